@@ -1,0 +1,62 @@
+"""The errors that our libraries raise on bad input or a missing part.
+
+    DiagnosticsError
+    ├── ConfigurationError        (also a ValueError) an argument or a variable of the environment is wrong
+    ├── CredentialsError          Google Cloud was asked for and no project or credentials were found
+    ├── MissingExtraError         (also an ImportError) an optional dependency is not installed
+    ├── CloudLoggingError         a request to Cloud Logging failed for good
+    └── StorageError              a file or an object could not be read or written
+        ├── ObjectNotFoundError       (also a FileNotFoundError)
+        └── PreconditionFailedError   somebody else wrote the object first
+
+Nothing here is ever raised by a recording call: see `guard`.
+"""
+
+from __future__ import annotations
+
+__all__ = [
+    "CloudLoggingError",
+    "ConfigurationError",
+    "CredentialsError",
+    "DiagnosticsError",
+    "MissingExtraError",
+    "ObjectNotFoundError",
+    "PreconditionFailedError",
+    "StorageError",
+]
+
+
+class DiagnosticsError(Exception):
+    """Base of every error that our libraries raise."""
+
+
+class ConfigurationError(DiagnosticsError, ValueError):
+    """An argument or a variable of the environment has a value that cannot work."""
+
+
+class CredentialsError(DiagnosticsError):
+    """Google Cloud was asked for, and no project or no usable credentials were found."""
+
+
+class MissingExtraError(DiagnosticsError, ImportError):
+    """A feature needs an optional dependency that is not installed."""
+
+    def __init__(self, feature: str, distribution: str, extra: str) -> None:
+        """Names the feature, and the command that installs what it needs."""
+        super().__init__(f"{feature} needs an optional dependency; install it with: pip install '{distribution}[{extra}]'")
+
+
+class CloudLoggingError(DiagnosticsError):
+    """A request to Cloud Logging failed in a way that trying again will not mend."""
+
+
+class StorageError(DiagnosticsError):
+    """A file or an object could not be read or written."""
+
+
+class ObjectNotFoundError(StorageError, FileNotFoundError):
+    """There is no such file or object."""
+
+
+class PreconditionFailedError(StorageError):
+    """The file or object is not in the state that the caller asked for: somebody else wrote it first."""
