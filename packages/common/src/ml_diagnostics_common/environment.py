@@ -1,0 +1,353 @@
+"""Where am I: backend, folder, identity, endpoints. All of it from the process's environment, at no cost.
+
+Nothing here touches the network or imports more than the standard library, so that a recorder may ask at
+construction. Finding a project and credentials can block: that is `credentials.find_cloud`, which is only
+re-exported here.
+"""
+
+from __future__ import annotations
+
+import enum
+import functools
+import logging
+import os
+import stat
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from ml_diagnostics_common.credentials import CloudEnvironment, find_cloud
+from ml_diagnostics_common.exceptions import ConfigurationError
+
+__all__ = [
+    "Backend",
+    "CloudEnvironment",
+    "Identity",
+    "Orchestrator",
+    "configured_backend",
+    "diagnostics_directory",
+    "endpoint",
+    "find_cloud",
+    "identity",
+    "logging_grpc_target",
+    "orchestrator",
+]
+
+_logger = logging.getLogger("ml_diagnostics")
+
+
+class Backend(str, enum.Enum):
+    """Where recorded entries go besides the journal, which is always written."""
+
+    AUTO = "auto"
+    """To Cloud Logging if a project and credentials are found, else nowhere."""
+    CLOUD = "cloud"
+    """To Cloud Logging; missing credentials are an error at construction."""
+    LOCAL = "local"
+    """Nowhere: nothing leaves the machine, and no cloud is looked for."""
+
+
+def configured_backend(environ: Mapping[str, str] = os.environ) -> Backend:
+    """Reads `ML_DIAGNOSTICS_BACKEND`.
+
+    Args:
+        environ: The environment variables.
+
+    Returns:
+        The backend; `Backend.AUTO` when the variable is not set or empty.
+
+    Raises:
+        ConfigurationError: The variable has another value than auto, cloud or local.
+    """
+    value = environ.get("ML_DIAGNOSTICS_BACKEND", "").strip().lower() or Backend.AUTO.value
+    try:
+        return Backend(value)
+    except ValueError:
+        raise ConfigurationError(
+            f"ML_DIAGNOSTICS_BACKEND is {value!r}; set it to 'auto', 'cloud' or 'local', or unset it for 'auto'"
+        ) from None
+
+
+# --- The folder ---------------------------------------------------------------------------------------
+
+
+def diagnostics_directory(environ: Mapping[str, str] = os.environ) -> Path:
+    """The folder of journals, runs, profiles and state: `ML_DIAGNOSTICS_DIR`, or `~/.ml-diagnostics`.
+
+    It is created (0700) if it is not there. Where it cannot be written, one WARNING says so and a private
+    folder under `TMPDIR` takes its place, because recording must go on. Asked again for the same value, the
+    answer is the same.
+
+    Args:
+        environ: The environment variables.
+
+    Returns:
+        An absolute path. Never raises.
+    """
+    return _usable_directory(
+        environ.get("ML_DIAGNOSTICS_DIR", ""), environ.get("HOME", ""), environ.get("TMPDIR", "")
+    )
+
+
+@functools.lru_cache(maxsize=None)
+def _usable_directory(configured: str, home: str, temporary: str) -> Path:
+    try:
+        wanted = _absolute(configured, home)
+        _make_private(wanted)
+        return wanted
+    except (OSError, ValueError, RuntimeError) as error:
+        fallback = _private_fallback(temporary)
+        _logger.warning(
+            "%s cannot be written (%s): journals go to %s instead, which may not outlive this machine; "
+            "set ML_DIAGNOSTICS_DIR to a folder that this user can write",
+            configured or "~/.ml-diagnostics",
+            error,
+            fallback,
+        )
+        return fallback
+
+
+def _absolute(configured: str, home: str) -> Path:
+    if not configured:
+        return (Path(home) if home else Path.home()).absolute() / ".ml-diagnostics"
+    return Path(configured).expanduser().absolute()
+
+
+def _make_private(folder: Path) -> None:
+    """Creates the folder for this user only, and proves that a file can be made in it.
+
+    Raises:
+        OSError: The folder cannot be made or written.
+        ValueError: The path cannot be one (it has a NUL byte).
+    """
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    probe = folder / f".probe-{os.getpid()}-{os.urandom(4).hex()}"
+    os.close(os.open(probe, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
+    probe.unlink()
+
+
+def _private_fallback(temporary: str) -> Path:
+    """A folder in the shared temporary one that belongs to this user and that no one else planted."""
+    import tempfile
+
+    shared = Path(temporary or tempfile.gettempdir()).absolute()
+    user = os.getuid() if hasattr(os, "getuid") else os.environ.get("USERNAME", "user")
+    folder = shared / f"ml-diagnostics-{user}"
+    try:
+        folder.mkdir(mode=0o700, exist_ok=True)
+        found = folder.lstat()
+        if stat.S_ISDIR(found.st_mode) and (not hasattr(os, "getuid") or found.st_uid == os.getuid()):
+            folder.chmod(0o700)
+            return folder
+    except OSError:
+        pass
+    try:
+        return Path(tempfile.mkdtemp(prefix=f"ml-diagnostics-{user}-"))
+    except OSError:
+        return folder  # Nothing can be written anywhere; the journal counts what it drops.
+
+
+# --- Who am I -----------------------------------------------------------------------------------------
+
+_PROCESS_INDEX_VARIABLES = (
+    "JAX_PROCESS_ID",
+    "JAX_PROCESS_INDEX",
+    "SLURM_PROCID",
+    "OMPI_COMM_WORLD_RANK",
+    "TPU_WORKER_ID",
+    "CLOUD_TPU_TASK_ID",
+    "RANK",
+    "JOB_COMPLETION_INDEX",
+)
+_ATTEMPT_VARIABLES = (
+    "ML_DIAGNOSTICS_ATTEMPT",
+    "JOBSET_RESTART_ATTEMPT",
+    "SLURM_RESTART_COUNT",
+    "TORCHELASTIC_RESTART_COUNT",
+)
+
+
+@dataclass(frozen=True)
+class Identity:
+    """Which process of which job this is.
+
+    Attributes:
+        host: The host's name; on Kubernetes the pod's.
+        process_index: The process's index among all of the job, 0 when unknown.
+        pid: The process id.
+        job: `ML_DIAGNOSTICS_JOB`, or empty.
+        run: `ML_DIAGNOSTICS_RUN`, or empty.
+        attempt: How often the scheduler has restarted the job, as text; empty when it does not say.
+    """
+
+    host: str
+    process_index: int
+    pid: int
+    job: str = ""
+    run: str = ""
+    attempt: str = ""
+
+    def labels(self, job: str = "") -> dict[str, str]:
+        """The labels that every entry of this process carries.
+
+        Args:
+            job: The job's name, where the caller knows it.
+
+        Returns:
+            job, run (the job's name when no run was named), attempt, host, process_index and pid, as text.
+        """
+        job = job or self.job
+        return {
+            "job": job,
+            "run": self.run or job,
+            "attempt": self.attempt,
+            "host": self.host,
+            "process_index": str(self.process_index),
+            "pid": str(self.pid),
+        }
+
+
+def identity(environ: Mapping[str, str] = os.environ) -> Identity:
+    """Reads who this process is, from the environment alone; JAX is asked only if it already knows.
+
+    Args:
+        environ: The environment variables.
+
+    Returns:
+        The identity. Never raises.
+    """
+    index = _initialised_jax_index()
+    return Identity(
+        host=_host_name(),
+        process_index=_environment_index(environ) if index is None else index,
+        pid=os.getpid(),
+        job=environ.get("ML_DIAGNOSTICS_JOB", ""),
+        run=environ.get("ML_DIAGNOSTICS_RUN", ""),
+        attempt=next((environ[name] for name in _ATTEMPT_VARIABLES if environ.get(name)), ""),
+    )
+
+
+def _host_name() -> str:
+    if hasattr(os, "uname"):
+        return os.uname().nodename
+    return os.environ.get("COMPUTERNAME", "unknown")
+
+
+def _initialised_jax_index() -> int | None:
+    """The index that `jax.distributed.initialize` was given; never imports or initialises anything."""
+    state = getattr(sys.modules.get("jax._src.distributed"), "global_state", None)
+    if getattr(state, "client", None) is None:
+        return None
+    index = getattr(state, "process_id", None)
+    return index if isinstance(index, int) and index >= 0 else None
+
+
+def _environment_index(environ: Mapping[str, str]) -> int:
+    for name in _PROCESS_INDEX_VARIABLES:
+        index = _natural_number(environ.get(name, ""))
+        if index is not None:
+            return _over_slices(index, environ) if name == "TPU_WORKER_ID" else index
+    return 0
+
+
+def _over_slices(worker: int, environ: Mapping[str, str]) -> int:
+    """Counts on over the slices of a multislice job, where TPU_WORKER_ID begins at 0 in each slice."""
+    hosts = [name for name in environ.get("TPU_WORKER_HOSTNAMES", "").split(",") if name]
+    return (_natural_number(environ.get("MEGASCALE_SLICE_ID", "")) or 0) * len(hosts) + worker
+
+
+def _natural_number(text: str) -> int | None:
+    return int(text) if text.isascii() and text.isdigit() and len(text) < 10 else None
+
+
+class Orchestrator(str, enum.Enum):
+    """Who started this process."""
+
+    GKE = "gke"
+    SLURM = "slurm"
+    GCE = "gce"
+    NONE = "none"
+
+
+def orchestrator(environ: Mapping[str, str] = os.environ) -> Orchestrator:
+    """Tells who started this process, from the environment and the firmware's product name.
+
+    Args:
+        environ: The environment variables.
+
+    Returns:
+        GKE for any Kubernetes pod, SLURM inside a Slurm job, GCE on a bare Google VM, else NONE.
+    """
+    from ml_diagnostics_common.instance_metadata import on_google_hardware
+
+    if environ.get("KUBERNETES_SERVICE_HOST"):
+        return Orchestrator.GKE
+    if environ.get("SLURM_JOB_ID"):
+        return Orchestrator.SLURM
+    return Orchestrator.GCE if on_google_hardware() else Orchestrator.NONE
+
+
+# --- Endpoints ----------------------------------------------------------------------------------------
+
+
+def endpoint(service: str, environ: Mapping[str, str] = os.environ) -> str | None:
+    """Where a Google Cloud service is, if not at its usual address: gcloud's settings redirect our clients too.
+
+    Args:
+        service: The service as gcloud names it: "logging", "storage", "monitoring", "compute", ...
+        environ: The environment variables. `CLOUDSDK_API_ENDPOINT_OVERRIDES_<SERVICE>` is read, and before it
+            `STORAGE_EMULATOR_HOST` for storage, which may leave out `http://`.
+
+    Returns:
+        The URL as it was given, without the slash at its end; None when nothing redirects the service.
+
+    Raises:
+        ConfigurationError: The value is not an http or https URL with a host.
+    """
+    variable = f"CLOUDSDK_API_ENDPOINT_OVERRIDES_{service.upper()}"
+    if service.lower() == "storage" and environ.get("STORAGE_EMULATOR_HOST"):
+        variable = "STORAGE_EMULATOR_HOST"
+    url = environ.get(variable, "").strip()
+    if not url:
+        return None
+    if variable == "STORAGE_EMULATOR_HOST" and "://" not in url:
+        url = f"http://{url}"
+    if not _is_web_address(url):
+        raise ConfigurationError(
+            f"{variable} is {url!r}; set it to a URL such as 'http://127.0.0.1:8080/', or unset it"
+        )
+    return url.rstrip("/")
+
+
+def logging_grpc_target(environ: Mapping[str, str] = os.environ) -> str | None:
+    """Reads `ML_DIAGNOSTICS_LOGGING_GRPC`: a Cloud Logging server that is spoken to by gRPC without TLS.
+
+    Args:
+        environ: The environment variables.
+
+    Returns:
+        'host:port', or None when the variable is not set.
+
+    Raises:
+        ConfigurationError: The value is not of the form host:port.
+    """
+    target = environ.get("ML_DIAGNOSTICS_LOGGING_GRPC", "").strip()
+    if not target:
+        return None
+    host, _, port = target.rpartition(":")
+    if not host or "/" in target or not 0 < (_natural_number(port) or 0) < 65536:
+        raise ConfigurationError(
+            f"ML_DIAGNOSTICS_LOGGING_GRPC is {target!r}; set it to 'host:port' without a scheme, or unset it"
+        )
+    return target
+
+
+def _is_web_address(url: str) -> bool:
+    from urllib.parse import urlsplit
+
+    try:
+        parts = urlsplit(url)
+        return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        return False
