@@ -1,0 +1,333 @@
+"""A small HTTP server on loopback: the base of every service in this package.
+
+A service subclasses `LoopbackServer` and says what to answer; connections, faults and the log are here.
+"""
+
+import json
+import logging
+import socket
+import struct
+import threading
+import time
+import urllib.parse
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from email.message import Message
+from email.utils import formatdate
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any, TypeVar
+
+from ml_diagnostics_testing.faults import Fault, Faults, Hang, Reset, Status, Truncate
+
+_log = logging.getLogger("ml_diagnostics_testing")
+_Server = TypeVar("_Server", bound="LoopbackServer")
+
+# How Google's APIs name an HTTP status: https://github.com/googleapis/googleapis/blob/master/google/rpc/code.proto
+STATUS_NAMES: Mapping[int, str] = {
+    400: "INVALID_ARGUMENT",
+    401: "UNAUTHENTICATED",
+    403: "PERMISSION_DENIED",
+    404: "NOT_FOUND",
+    409: "ABORTED",
+    412: "FAILED_PRECONDITION",
+    429: "RESOURCE_EXHAUSTED",
+    499: "CANCELLED",
+    500: "INTERNAL",
+    501: "UNIMPLEMENTED",
+    503: "UNAVAILABLE",
+    504: "DEADLINE_EXCEEDED",
+}
+
+
+class ApiError(Exception):
+    """The service refuses a request, as the real one would.
+
+    Args:
+        code: The HTTP status.
+        message: What the client is told.
+        details: `google.rpc` details as JSON objects, each with its "@type".
+    """
+
+    def __init__(self, code: int, message: str, *, details: Iterable[Mapping[str, Any]] = ()) -> None:
+        super().__init__(message)
+        self.code = code
+        self.message = message
+        self.details = tuple(details)
+
+
+@dataclass(frozen=True)
+class Request:
+    """One HTTP request.
+
+    Attributes:
+        method: GET, POST, ...
+        target: Path and query as they were sent.
+        headers: Its headers; names in any case.
+        body: Its body, whole.
+        time: When it came, in seconds since the epoch by the server's (maybe skewed) clock.
+        record: Its line in the server's `requests`; a service may add what it learns.
+    """
+
+    method: str
+    target: str
+    headers: Message
+    body: bytes
+    time: float
+    record: "RequestRecord"
+
+    @property
+    def path(self) -> str:
+        """The path, still percent-encoded, without the query."""
+        return self.target.partition("?")[0]
+
+    @property
+    def query(self) -> dict[str, str]:
+        """The query's parameters, decoded; the last wins where one is given twice."""
+        return dict(urllib.parse.parse_qsl(self.target.partition("?")[2], keep_blank_values=True))
+
+    def json(self) -> Any:
+        """The body as JSON; an empty body is an empty object."""
+        try:
+            return json.loads(self.body or b"{}")
+        except ValueError as error:
+            raise ApiError(400, f"the request's body is not JSON: {error}") from None
+
+
+@dataclass(frozen=True)
+class Response:
+    """One HTTP response; Content-Length and Date are added."""
+
+    status: int = 200
+    body: bytes = b""
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass
+class RequestRecord:
+    """What a server remembers of one request, for assertions.
+
+    Attributes:
+        operation: What the client asked for, in the service's words: "write", "list", ...
+        method: The HTTP method, or "gRPC".
+        path: The path with its query, or gRPC's full method name.
+        size_bytes: Size of the body.
+        time: When it came, in seconds since the epoch by the server's clock, without skew.
+        entries: How many entries or objects it carried or brought back; None where that means nothing.
+        status: The HTTP status of the answer (over gRPC the one that fits); None where there was none.
+        fault: How it was made to end, if it was.
+    """
+
+    operation: str
+    method: str
+    path: str
+    size_bytes: int
+    time: float
+    entries: int | None = None
+    status: int | None = None
+    fault: Fault | None = None
+
+
+def json_response(value: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
+    """Answer with JSON."""
+    body = json.dumps(value).encode()
+    return Response(status, body, {"Content-Type": "application/json; charset=UTF-8", **(headers or {})})
+
+
+def error_response(error: ApiError, headers: Mapping[str, str] | None = None) -> Response:
+    """Answer with an error in the form that Google's JSON APIs share."""
+    name = STATUS_NAMES.get(error.code, "UNKNOWN")
+    body: dict[str, Any] = {
+        "code": error.code,
+        "message": error.message,
+        "status": name,
+        "errors": [{"message": error.message, "domain": "global", "reason": name.lower()}],
+    }
+    if error.details:
+        body["details"] = list(error.details)
+    return json_response({"error": body}, error.code, headers)
+
+
+class LoopbackServer:
+    """Serves one API on a free port of 127.0.0.1, from construction until `close`; a context manager.
+
+    Subclasses implement `handle` and, so that faults and the log can tell requests apart, `operation`.
+
+    Args:
+        clock: Returns the time in seconds since the epoch.
+
+    Attributes:
+        faults: What shall go wrong.
+        requests: Every request that came, oldest first, also those that faults hit.
+    """
+
+    def __init__(self, *, clock: Callable[[], float] = time.time) -> None:
+        self.clock = clock
+        self.faults = Faults()
+        self.requests: list[RequestRecord] = []
+        self._http = _HttpServer(self)
+        self._thread = threading.Thread(
+            target=self._http.serve_forever,
+            kwargs={"poll_interval": 0.05},
+            name=type(self).__name__,
+            daemon=True,
+        )
+        self._thread.start()
+
+    @property
+    def port(self) -> int:
+        """The TCP port that HTTP is served on."""
+        return int(self._http.server_address[1])
+
+    @property
+    def url(self) -> str:
+        """Where the server is, without a slash at the end: `http://127.0.0.1:PORT`."""
+        return f"http://127.0.0.1:{self.port}"
+
+    def handle(self, request: Request) -> Response:
+        """Do what a request asks and answer it. An `ApiError` raised here becomes the answer."""
+        raise NotImplementedError
+
+    def operation(self, method: str, path: str) -> str:
+        """Name what a request asks for, as `faults` and `requests` shall call it."""
+        return method
+
+    def environment(self) -> dict[str, str]:
+        """The environment variables that redirect clients to this server."""
+        return {}
+
+    def requests_for(self, operation: str) -> list[RequestRecord]:
+        """The requests for one operation, oldest first."""
+        return [record for record in self.requests if record.operation == operation]
+
+    def close(self) -> None:
+        """Stop serving: break what connections are left, wake what hangs. Safe to call twice."""
+        self.faults.close()
+        self._http.shutdown()
+        self._http.server_close()
+        self._http.join()
+        self._thread.join()
+
+    def __enter__(self: _Server) -> _Server:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class _HttpServer(ThreadingHTTPServer):
+    """Keeps track of its connections, so that closing leaves neither a thread nor a socket behind."""
+
+    request_queue_size = 128
+
+    def __init__(self, service: LoopbackServer) -> None:
+        self.service = service
+        self._connections: dict[threading.Thread, socket.socket] = {}
+        super().__init__(("127.0.0.1", 0), _Handler)
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        thread = threading.Thread(
+            target=self.process_request_thread, args=(request, client_address), daemon=True
+        )
+        self._connections[thread] = request
+        thread.start()
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            del self._connections[threading.current_thread()]
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        _log.debug("the client %s left in mid-request", client_address, exc_info=True)
+
+    def join(self) -> None:
+        """Break what connections are left, and wait for their threads."""
+        for thread, connection in list(self._connections.items()):
+            try:
+                connection.shutdown(socket.SHUT_RDWR)
+            except OSError:  # the client, or the thread, was faster
+                pass
+            thread.join(5)
+
+
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    wbufsize = (
+        -1
+    )  # one write a response: headers and body apart wait 40 ms for each other (Nagle, delayed ACK)
+    disable_nagle_algorithm = True
+    server: _HttpServer
+
+    def handle_one_request(self) -> None:
+        self.raw_requestline = self.rfile.readline(65537)
+        if not self.raw_requestline or not self.parse_request():
+            self.close_connection = True
+            return
+        body = self._read_body()
+        service = self.server.service
+        now = service.clock()
+        operation = service.operation(self.command, self.path.partition("?")[0])
+        plan = service.faults.plan(operation)
+        record = RequestRecord(operation, self.command, self.path, len(body), now, fault=plan.ending)
+        service.requests.append(record)
+        if plan.delay_seconds:
+            service.faults.wait(plan.delay_seconds)
+        request = Request(self.command, self.path, self.headers, body, now + plan.skew_seconds, record)
+        response = self._handle(request) if plan.applies else Response()
+        self._end(request, response)
+
+    def _read_body(self) -> bytes:
+        if self.headers.get("Transfer-Encoding", "").lower() != "chunked":
+            return self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        chunks = []
+        while size := int(self.rfile.readline().partition(b";")[0], 16):
+            chunks.append(self.rfile.read(size))
+            self.rfile.readline()
+        while self.rfile.readline().strip():  # trailers
+            pass
+        return b"".join(chunks)
+
+    def _handle(self, request: Request) -> Response:
+        try:
+            return self.server.service.handle(request)
+        except ApiError as error:
+            return error_response(error)
+        except Exception as error:
+            _log.exception("the loopback server failed at %s %s", request.method, request.target)
+            return error_response(ApiError(500, f"the loopback server failed: {error!r}"))
+
+    def _end(self, request: Request, response: Response) -> None:
+        """Answer as the request's fault, if it has one, says."""
+        fault = request.record.fault
+        if isinstance(fault, Status):
+            wait = {} if fault.retry_after is None else {"Retry-After": f"{fault.retry_after:g}"}
+            response = error_response(ApiError(fault.code, "a scripted fault"), wait)
+        elif isinstance(fault, Hang):
+            self.server.service.faults.wait(fault.seconds)
+        if isinstance(fault, Reset | Hang):
+            self._reset()
+            return
+        request.record.status = response.status
+        self._send(request, response, keep_bytes=fault.keep_bytes if isinstance(fault, Truncate) else None)
+
+    def _send(self, request: Request, response: Response, keep_bytes: int | None) -> None:
+        body = b"" if request.method == "HEAD" else response.body
+        self.send_response_only(response.status)
+        self.send_header("Date", formatdate(request.time, usegmt=True))
+        for name, value in response.headers.items():
+            self.send_header(name, value)
+        if response.status >= 200 and response.status != 204 and "Content-Length" not in response.headers:
+            self.send_header("Content-Length", str(len(response.body)))
+        self.end_headers()
+        self.wfile.write(body[:keep_bytes])
+        self.wfile.flush()
+        self.close_connection |= keep_bytes is not None
+
+    def log_message(self, format: str, *args: Any) -> None:
+        _log.debug(format, *args)
+
+    def _reset(self) -> None:
+        # Closed with a linger time of zero, a socket sends RST instead of FIN.
+        self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        self.connection.close()
+        self.close_connection = True
