@@ -65,7 +65,7 @@ def configured_backend(environ: Mapping[str, str] = os.environ) -> Backend:
         return Backend(value)
     except ValueError:
         raise ConfigurationError(
-            f"ML_DIAGNOSTICS_BACKEND is {value!r}; set it to 'auto', 'cloud' or 'local', or unset it for 'auto'"
+            f"ML_DIAGNOSTICS_BACKEND is {value!r}; set it to 'auto' (the default), 'cloud' or 'local'"
         ) from None
 
 
@@ -90,7 +90,7 @@ def diagnostics_directory(environ: Mapping[str, str] = os.environ) -> Path:
     )
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def _usable_directory(configured: str, home: str, temporary: str) -> Path:
     try:
         wanted = _absolute(configured, home)
@@ -292,7 +292,7 @@ def orchestrator(environ: Mapping[str, str] = os.environ) -> Orchestrator:
 
 
 def endpoint(service: str, environ: Mapping[str, str] = os.environ) -> str | None:
-    """Where a Google Cloud service is, if not at its usual address: gcloud's settings redirect our clients too.
+    """Where a Google Cloud service is, if elsewhere than usual: gcloud's settings redirect our clients too.
 
     Args:
         service: The service as gcloud names it: "logging", "storage", "monitoring", "compute", ...

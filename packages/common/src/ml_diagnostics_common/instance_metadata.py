@@ -1,0 +1,143 @@
+"""What the metadata server of a Google VM or pod says: asked once a process, waited for one second in all."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+
+__all__ = ["InstanceMetadata", "instance_metadata", "metadata_host", "on_google_hardware"]
+
+_DEFAULT_HOST = (
+    "169.254.169.254"  # The address, not the name: a DNS server that never answers is no obstacle.
+)
+_PRODUCT_NAME_FILE = "/sys/class/dmi/id/product_name"
+_SOCKET_TIMEOUT_SECONDS = 3.0
+_RETRY_DELAYS_SECONDS = (1.0, 2.0, 4.0, 8.0, 15.0, 30.0)
+
+
+@dataclass(frozen=True)
+class InstanceMetadata:
+    """What the metadata server told about this machine.
+
+    Attributes:
+        project: The project's id.
+        zone: Such as 'us-central2-b', or empty.
+        principal: The e-mail address of the default service account, or empty where there is none.
+        cluster_name: The GKE cluster's name, or empty.
+    """
+
+    project: str
+    zone: str = ""
+    principal: str = ""
+    cluster_name: str = ""
+
+
+def metadata_host(environ: Mapping[str, str] = os.environ) -> str:
+    """The metadata server's 'host' or 'host:port', by the variables that google.auth reads too."""
+    return environ.get("GCE_METADATA_HOST") or environ.get("GCE_METADATA_ROOT") or _DEFAULT_HOST
+
+
+def on_google_hardware() -> bool:
+    """Whether the firmware says that this machine is Google's."""
+    try:
+        with open(_PRODUCT_NAME_FILE, encoding="utf-8", errors="replace") as file:  # noqa: PTH123
+            return file.read(64).startswith("Google")
+    except OSError:
+        return False
+
+
+def instance_metadata(
+    environ: Mapping[str, str] = os.environ, *, wait_seconds: float = 1.0
+) -> InstanceMetadata | None:
+    """Asks the metadata server who and where this machine is.
+
+    The first call starts the one probe of this process, and all calls together wait `wait_seconds` for it,
+    also where packets to the server vanish. An answer that comes later is what later calls return.
+
+    Args:
+        environ: The environment variables. `GCE_METADATA_HOST` names the server; `NO_GCE_CHECK=true` forbids
+            to ask.
+        wait_seconds: How long after its start to wait for the probe, in seconds.
+
+    Returns:
+        What is known by then, or None. Never raises.
+    """
+    if environ.get("NO_GCE_CHECK", "").lower() == "true":
+        return None
+    # The pid is in the key, and there is no lock, because a forked child has no thread of its parent.
+    key = (os.getpid(), metadata_host(environ))
+    probe = _probes_of_this_process.get(key)
+    if probe is None:
+        patient = bool(environ.get("KUBERNETES_SERVICE_HOST")) or on_google_hardware()
+        new = _Probe(key[1], patient)
+        probe = _probes_of_this_process.setdefault(key, new)
+        if probe is new:
+            probe.start()
+    return probe.wait(wait_seconds)
+
+
+class _Probe:
+    """One look at one metadata server, from a thread of its own that nobody has to wait for.
+
+    A patient one asks again for a minute, because the server of a new pod may need seconds to come up.
+    """
+
+    def __init__(self, host: str, patient: bool) -> None:
+        self._host = host
+        self._delays = iter(_RETRY_DELAYS_SECONDS if patient else ())
+        self._found: InstanceMetadata | None = None
+        self._first_verdict = threading.Event()
+        self._start = time.monotonic()
+
+    def start(self) -> None:
+        threading.Thread(target=self._run, name="ml-diagnostics-metadata", daemon=True).start()
+
+    def wait(self, seconds: float) -> InstanceMetadata | None:
+        self._first_verdict.wait(max(0.0, self._start + seconds - time.monotonic()))
+        return self._found
+
+    def _run(self) -> None:
+        while True:
+            for found in _ask(self._host):
+                self._found = found
+            self._first_verdict.set()
+            delay = next(self._delays, None)
+            if self._found or delay is None:
+                return
+            time.sleep(delay)
+
+
+_probes_of_this_process: dict[tuple[int, str], _Probe] = {}
+
+
+def _ask(host: str) -> Iterator[InstanceMetadata]:
+    """Yields what is known, ever more of it, and ends quietly where the server does not answer."""
+    import http.client
+
+    connection = http.client.HTTPConnection(host, timeout=_SOCKET_TIMEOUT_SECONDS)
+
+    def value_of(path: str) -> str:
+        connection.request("GET", f"/computeMetadata/v1/{path}", headers={"Metadata-Flavor": "Google"})
+        response = connection.getresponse()
+        text = response.read(4096).decode("utf-8", "replace").strip()
+        google = response.getheader("Metadata-Flavor") == "Google"  # Else a captive portal answered.
+        return text if google and response.status == 200 else ""
+
+    try:
+        project = value_of("project/project-id")
+        if not project:
+            return
+        found = InstanceMetadata(project)
+        yield found
+        found = replace(found, principal=value_of("instance/service-accounts/default/email"))
+        yield found
+        found = replace(found, zone=value_of("instance/zone").rpartition("/")[2])
+        yield found
+        yield replace(found, cluster_name=value_of("instance/attributes/cluster-name"))
+    except (OSError, ValueError, http.client.HTTPException):
+        return
+    finally:
+        connection.close()
