@@ -1,0 +1,183 @@
+"""LogEntry: what readers return and the shipper sends, and its forms as text.
+
+A journal's line is decoded straight into a LogEntry: nothing is converted twice on the way from the disk to a ledger.
+"""
+
+from __future__ import annotations
+
+import calendar
+import re
+import time
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import msgspec
+
+from ml_diagnostics_common.sequences import SeenSequences
+
+__all__ = [
+    "EntryContext",
+    "LogEntry",
+    "SeenSequences",
+    "decode_cloud",
+    "encode_cloud",
+    "format_timestamp",
+    "make_insert_id",
+    "parse_timestamp",
+    "split_insert_id",
+]
+
+WRITER_LABEL = "writer"
+SEQUENCE_LABEL = "seq"
+
+
+class EntryContext(NamedTuple):
+    """What is the same for many entries of one writer."""
+
+    log_id: str
+    """The logger's name, as the user gave it."""
+    log_name: str
+    """`projects/P/logs/L`, L percent-encoded; empty for what a journal holds."""
+    resource: Mapping[str, Any]
+    """Cloud Logging's monitored resource: type and labels."""
+    labels: Mapping[str, str]
+    """Without the writer and the sequence number: those are the entry's own."""
+    severity: str = "INFO"
+    writer: str | None = None
+    """Who wrote the entries through a journal; None for entries of anybody else."""
+
+
+_NO_CONTEXT = EntryContext("", "", {}, {})
+
+
+class LogEntry(msgspec.Struct, gc=False):
+    """One entry. `LogEntry.make` builds one from its insertId; the names `t`, `s`, `p` are those of a journal's line."""
+
+    timestamp_ns: int = msgspec.field(name="t")
+    """When the recording call was made, in ns since 1970, by the wall clock."""
+    sequence: int = msgspec.field(name="s")
+    """The number that the writer gave the entry; 0 for an entry that came from no journal."""
+    payload: dict[str, Any] = msgspec.field(name="p")
+    context: EntryContext = _NO_CONTEXT
+    own_severity: str | None = msgspec.field(name="severity", default=None)
+    """Set where the entry differs from its context."""
+    foreign_id: str = ""
+    """The insertId of an entry that came from no journal."""
+
+    @classmethod
+    def make(
+        cls,
+        timestamp_ns: int,
+        insert_id: str,
+        payload: dict[str, Any],
+        context: EntryContext,
+        severity: str | None = None,
+    ) -> LogEntry:
+        """An entry from its insertId: one of a journal if the id is of the context's writer, else a foreign one."""
+        parts = split_insert_id(insert_id)
+        if parts is not None and parts[0] == context.writer:
+            return cls(timestamp_ns, parts[1], payload, context, severity)
+        return cls(timestamp_ns, 0, payload, context._replace(writer=None), severity, insert_id)
+
+    @property
+    def insert_id(self) -> str:
+        """Unique in its log, the same wherever the entry is read from."""
+        writer = self.context.writer
+        return self.foreign_id if writer is None else f"{writer}.{self.sequence}"
+
+    @property
+    def severity(self) -> str:
+        """The entry's own, else its context's."""
+        return self.own_severity or self.context.severity
+
+
+def make_insert_id(writer: str, sequence: int) -> str:
+    """The insertId of a writer's entry; ids of one writer sort in the order of its sequence."""
+    return f"{writer}.{sequence}"
+
+
+def split_insert_id(insert_id: str) -> tuple[str, int] | None:
+    """(writer, sequence) of an id that `make_insert_id` made, else None."""
+    writer, dot, digits = insert_id.rpartition(".")
+    if not writer or not dot or len(digits) != 12 or not (digits.isascii() and digits.isdigit()):
+        return None
+    return writer, int(digits)
+
+
+def format_timestamp(timestamp_ns: int) -> str:
+    """RFC 3339 in UTC with nine digits: 2026-11-21T05:36:43.123456789Z."""
+    seconds, fraction = divmod(timestamp_ns, 1_000_000_000)
+    return f"{time.strftime('%Y-%m-%dT%H:%M:%S', time.gmtime(seconds))}.{fraction:09d}Z"
+
+
+_RFC3339 = re.compile(
+    r"(\d{4})-(\d\d)-(\d\d)[Tt ](\d\d):(\d\d):(\d\d)(?:\.(\d{1,9})\d*)?(?:[Zz]|([+-])(\d\d):?(\d\d))",
+    re.ASCII,
+)
+
+
+def parse_timestamp(text: str) -> int:
+    """RFC 3339 to ns since 1970, to the nanosecond; raises ValueError on anything else."""
+    match = _RFC3339.fullmatch(text)
+    if match is None:
+        raise ValueError(f"{text!r} is not an RFC 3339 timestamp such as 2026-11-21T05:36:43.123456789Z")
+    year, month, day, hour, minute, second, fraction, sign, zone_hours, zone_minutes = match.groups()
+    seconds = calendar.timegm((int(year), int(month), int(day), int(hour), int(minute), int(second)))
+    if sign is not None:
+        offset = int(zone_hours) * 3600 + int(zone_minutes) * 60
+        seconds -= offset if sign == "+" else -offset
+    return seconds * 1_000_000_000 + int((fraction or "").ljust(9, "0"))
+
+
+def encode_cloud(entry: LogEntry) -> dict[str, Any]:
+    """The entry as Cloud Logging's REST LogEntry."""
+    context = entry.context
+    labels = dict(context.labels)
+    if context.writer is not None:
+        labels[WRITER_LABEL] = context.writer
+        labels[SEQUENCE_LABEL] = str(entry.sequence)
+    encoded: dict[str, Any] = {
+        "timestamp": format_timestamp(entry.timestamp_ns),
+        "severity": entry.severity,
+        "insertId": entry.insert_id,
+        "labels": labels,
+        "jsonPayload": entry.payload,
+    }
+    if context.log_name:
+        encoded["logName"] = context.log_name
+    if context.resource:
+        encoded["resource"] = dict(context.resource)
+    return encoded
+
+
+def decode_cloud(encoded: Mapping[str, Any], log_id: str = "") -> LogEntry:
+    """A LogEntry from Cloud Logging's REST form, whoever wrote it.
+
+    Args:
+        encoded: the entry; only a timestamp is required.
+        log_id: the logger's name; without it, it is read from logName.
+    """
+    labels = dict(encoded.get("labels") or {})
+    writer = labels.pop(WRITER_LABEL, None)
+    labels.pop(SEQUENCE_LABEL, None)
+    log_name = encoded.get("logName", "")
+    context = EntryContext(
+        log_id=log_id or _log_id(log_name),
+        log_name=log_name,
+        resource=encoded.get("resource") or {},
+        labels=labels,
+        severity=encoded.get("severity", "DEFAULT"),
+        writer=writer,
+    )
+    return LogEntry.make(
+        parse_timestamp(encoded["timestamp"]),
+        encoded.get("insertId", ""),
+        encoded.get("jsonPayload") or {},
+        context,
+    )
+
+
+def _log_id(log_name: str) -> str:
+    from urllib.parse import unquote  # Only here: most callers know their log.
+
+    return unquote(log_name.partition("/logs/")[2])

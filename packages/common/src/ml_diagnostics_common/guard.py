@@ -1,0 +1,110 @@
+"""The one guard between a training job and us: a recording call never raises what is ours.
+
+What a guarded call fails to record is counted by reason in `LOSSES` and logged once; with ML_DIAGNOSTICS_RAISE=1
+(our own tests set it) the error is raised instead, so that no test passes over a broken recording call.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import os
+import threading
+from collections.abc import Callable
+from typing import Any, TypeVar, cast
+
+__all__ = ["LOSSES", "Counters", "guarded", "report_loss", "warn_once"]
+
+logger = logging.getLogger("ml_diagnostics")
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+
+
+class Counters:
+    """Counts by reason, exact under threads."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._counts: dict[str, int] = {}
+
+    def add(self, reason: str, count: int = 1) -> None:
+        """Adds `count` to the counter of `reason`."""
+        with self._lock:
+            self._counts[reason] = self._counts.get(reason, 0) + count
+
+    def as_dict(self) -> dict[str, int]:
+        """A copy of the counts that are not zero."""
+        with self._lock:
+            return dict(self._counts)
+
+    def total(self) -> int:
+        """The sum over all reasons."""
+        with self._lock:
+            return sum(self._counts.values())
+
+    def renew_lock(self) -> None:
+        """For a forked child: the thread that held the lock may not exist here."""
+        self._lock = threading.Lock()
+
+
+# State of the process: what guarded calls lost, and what warn_once has said.
+LOSSES = Counters()
+_said_in_this_process: set[object] = set()
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=LOSSES.renew_lock)
+
+
+def warn_once(key: object, message: str, *args: object) -> None:
+    """Logs one WARNING a process for each key; a logging handler that raises is none of the caller's business."""
+    log_once(logging.WARNING, key, message, *args)
+
+
+def log_once(level: int, key: object, message: str, *args: object) -> None:
+    """As `warn_once`, at any level."""
+    if key in _said_in_this_process:
+        return
+    _said_in_this_process.add(key)
+    try:
+        logger.log(level, message, *args)
+    except Exception:
+        LOSSES.add("log_handler_raised")
+
+
+def report_loss(what: str, error: Exception) -> None:
+    """Counts what a recording call could not record and says it once; raises it again under test."""
+    if os.environ.get("ML_DIAGNOSTICS_RAISE") == "1":
+        raise error
+    LOSSES.add(f"{what}: {type(error).__name__}")
+    warn_once(
+        (what, type(error)),
+        "%s could not record its event (%s: %s). The job goes on; further losses of this kind are counted, not logged.",
+        what,
+        type(error).__name__,
+        _describe(error),
+    )
+
+
+def guarded(function: _Function) -> _Function:
+    """Keeps every Exception of `function` from its caller: counted, logged once, and None returned.
+
+    KeyboardInterrupt, SystemExit and other BaseExceptions that are not Exceptions always pass.
+    """
+    what = function.__qualname__
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return function(*args, **kwargs)
+        except Exception as error:
+            report_loss(what, error)
+            return None
+
+    return cast(_Function, call)
+
+
+def _describe(error: Exception) -> str:
+    try:
+        return str(error)[:500]
+    except Exception:
+        return "its message cannot be shown"
