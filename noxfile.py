@@ -1,0 +1,203 @@
+"""Every command that a person runs here: `nox --list` names them."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import nox
+
+nox.needs_version = ">=2025.2"
+nox.options.default_venv_backend = "uv|virtualenv"
+nox.options.download_python = "never"
+nox.options.reuse_existing_virtualenvs = True
+nox.options.error_on_external_run = True
+nox.options.sessions = ["lint", "typing", "tests"]
+
+ROOT = Path(__file__).parent
+PACKAGES = {
+    "common": "ml_diagnostics_common",
+    "ml_goodput_measurement": "ml_goodput_measurement",
+    "testing": "ml_diagnostics_testing",
+}
+PYTHONS = ["3.10", "3.11", "3.12", "3.13"]
+PIN_SETS = ["nox", "build", "tests", "demo", "typing", "lint", "docs", "oldest", "reference"]
+
+
+def offer_all_pyenv_pythons() -> None:
+    """Let pyenv's shims answer for every Python that it has, not only for the one that is switched on."""
+    if shutil.which("pyenv") and "PYENV_VERSION" not in os.environ:
+        installed = subprocess.run(["pyenv", "versions", "--bare"], capture_output=True, text=True, check=False)
+        current = ".".join(map(str, sys.version_info[:3]))
+        others = [version for version in installed.stdout.split() if version[0] == "3" and version != current]
+        if current in installed.stdout.split():
+            os.environ["PYENV_VERSION"] = ":".join([current, *others])
+
+
+offer_all_pyenv_pythons()
+
+
+def install(session: nox.Session, pins: str, *packages: str) -> None:
+    """Install a set of pins, then our own packages from the working tree, which carry no hashes."""
+    session.env["PYTHONDONTWRITEBYTECODE"] = ""  # compiled once, not at each start of a child
+    session.install("--require-hashes", "-r", f"requirements/{pins}.txt")
+    if packages:
+        editable = [argument for name in packages for argument in ("-e", f"packages/{name}")]
+        session.install("--no-deps", "--no-build-isolation", *editable)
+
+
+def run_tests(session: nox.Session, pins: str, *arguments: str) -> None:
+    """Run pytest in an environment of its own."""
+    install(session, pins, *PACKAGES)
+    session.run("python", "-m", "pytest", *arguments, *session.posargs, env={"JAX_PLATFORMS": "cpu"})
+
+
+def reference_python(session: nox.Session) -> str | None:
+    """Make the environment of the public package; returns its Python, or None when it cannot be had."""
+    folder = ROOT / ".nox" / "reference"
+    python = folder / "bin" / "python"
+    pins = ROOT / "requirements" / "reference.txt"
+    stamp = folder / "pins.txt"
+    if stamp.exists() and stamp.read_bytes() == pins.read_bytes():
+        return str(python)
+    try:
+        for command in (
+            [sys.executable, "-m", "venv", "--clear", str(folder)],
+            [str(python), "-m", "pip", "install", "-q", "--require-hashes", "-r", str(pins)],
+        ):
+            subprocess.run(command, check=True)
+    except (OSError, subprocess.CalledProcessError) as error:
+        session.warn(f"no environment for the public package, so nothing is compared with it: {error}")
+        return None
+    shutil.copyfile(pins, stamp)
+    return str(python)
+
+
+@nox.session
+def demo(session: nox.Session) -> None:
+    """The main job: train, kill, resume, and say where the time went."""
+    install(session, "demo", "common", "ml_goodput_measurement")
+    session.run("python", "examples/demo.py", *session.posargs, env={"JAX_PLATFORMS": "cpu"})
+
+
+@nox.session
+def tests(session: nox.Session) -> None:
+    """The tests, on the Python that runs nox."""
+    run_tests(session, "tests")
+
+
+@nox.session(python=PYTHONS)
+def everywhere(session: nox.Session) -> None:
+    """The tests, on every supported Python that this machine has."""
+    run_tests(session, "tests")
+
+
+@nox.session
+def slow(session: nox.Session) -> None:
+    """The tests that take minutes: soaks and long fuzzing."""
+    run_tests(session, "tests", "-m", "slow")
+
+
+@nox.session
+def oldest(session: nox.Session) -> None:
+    """The tests, with the lowest version that we claim of every dependency."""
+    run_tests(session, "oldest")
+
+
+@nox.session
+def differential(session: nox.Session) -> None:
+    """Generated histories through ours and the public package, side by side."""
+    python = reference_python(session)
+    if python is None:
+        session.skip("the public package cannot be installed here")
+    session.env["ML_GOODPUT_REFERENCE_PYTHON"] = python
+    run_tests(session, "tests", "tests/ml_goodput_measurement", "-k", "differential")
+
+
+@nox.session
+def bench(session: nox.Session) -> None:
+    """Measure ours, and beside it the public package where it can be had."""
+    install(session, "tests", *PACKAGES)
+    python = reference_python(session)
+    if python is not None:
+        session.env["ML_GOODPUT_REFERENCE_PYTHON"] = python
+    session.run("python", "benchmarks/run.py", *session.posargs, env={"JAX_PLATFORMS": "cpu"})
+
+
+@nox.session
+def lint(session: nox.Session) -> None:
+    """Style, and the contracts between the layers."""
+    install(session, "lint", *PACKAGES)
+    session.run("ruff", "check", ".")
+    session.run("ruff", "format", "--check", ".")
+    session.run("lint-imports", "--no-cache")
+
+
+@nox.session
+def typing(session: nox.Session) -> None:
+    """Strict types, in every package and every example."""
+    install(session, "typing", *PACKAGES)
+    for module in PACKAGES.values():
+        session.run("mypy", "-p", module)
+    session.run("mypy", "examples")
+
+
+@nox.session
+def docs(session: nox.Session) -> None:
+    """Build the site into site/; any warning fails. `nox -s docs -- serve` shows it while it is written."""
+    install(session, "docs", *PACKAGES)
+    command = session.posargs or ["build", "--strict"]
+    session.run("mkdocs", *command, env={"NO_MKDOCS_2_WARNING": "1"})
+
+
+@nox.session
+def wheels(session: nox.Session) -> None:
+    """Build every package, and try each wheel alone (with common) in an empty environment."""
+    install(session, "build")
+    dist = ROOT / "dist"
+    shutil.rmtree(dist, ignore_errors=True)
+    for name in PACKAGES:
+        session.run("python", "-m", "build", "--no-isolation", "--outdir", str(dist), f"packages/{name}", silent=True)
+    constraints = Path(session.create_tmp()) / "constraints.txt"
+    pins = (ROOT / "requirements" / "tests.txt").read_text().splitlines()
+    constraints.write_text("".join(line.rstrip(" \\") + "\n" for line in pins if line[:1].isalnum()))
+    for name, module in PACKAGES.items():
+        empty = Path(session.create_tmp()) / name
+        session.run("python", "-m", "venv", "--clear", str(empty))
+        python = str(empty / "bin" / "python")
+        wheel = next(dist.glob(f"{module}-*.whl"))
+        common = next(dist.glob("ml_diagnostics_common-*.whl"))
+        chosen = dict.fromkeys([str(common), str(wheel)] if name != "testing" else [str(wheel)])
+        session.run(python, "-m", "pip", "install", "-q", "-c", str(constraints), *chosen, external=True)
+        session.run(python, "-I", str(ROOT / "tests" / "wheels" / f"{name}.py"), external=True)
+
+
+@nox.session
+def lock(session: nox.Session) -> None:
+    """Remake the pins: names, versions and hashes, without addresses."""
+    session.install("--require-hashes", "-r", "requirements/nox.txt")
+    manifests = [f"packages/{name}/pyproject.toml" for name in PACKAGES]
+    for name in session.posargs or PIN_SETS:
+        sources = [f"requirements/{name}.in"]
+        options = []
+        if name in ("demo", "tests", "typing", "oldest"):
+            sources += manifests
+            options += ["--all-extras", *(f"--no-emit-package={ours}" for ours in distributions())]
+        if name in ("demo", "typing"):
+            options += ["--constraint", "requirements/tests.txt"]
+        if name == "oldest":
+            sources[0] = "requirements/tests.in"
+            options += ["--resolution=lowest-direct"]
+        session.run(
+            "uv", "pip", "compile", "-q", "--universal", "--python-version=3.10", "--generate-hashes", "--upgrade",
+            "--no-emit-index-url", "--no-annotate", "--custom-compile-command=nox -s lock",
+            *options, *sources, "-o", f"requirements/{name}.txt",
+        )  # fmt: skip
+
+
+def distributions() -> list[str]:
+    """The names of our own distributions."""
+    return [module.replace("_", "-") for module in PACKAGES.values()]
