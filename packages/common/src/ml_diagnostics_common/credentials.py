@@ -47,8 +47,8 @@ def find_cloud(
 
     The project: the argument, GOOGLE_CLOUD_PROJECT, CLOUDSDK_CORE_PROJECT, the project that a key file
     names, the active configuration of gcloud, the metadata server. The credentials: the argument,
-    `CLOUDSDK_AUTH_DISABLE_CREDENTIALS` (anonymous), `CLOUDSDK_AUTH_ACCESS_TOKEN_FILE`, and then as google.auth
-    does: `GOOGLE_APPLICATION_CREDENTIALS`, application default credentials, the metadata server. gcloud's own
+    CLOUDSDK_AUTH_DISABLE_CREDENTIALS (anonymous), CLOUDSDK_AUTH_ACCESS_TOKEN_FILE, and then as google.auth
+    does: GOOGLE_APPLICATION_CREDENTIALS, application default credentials, the metadata server. gcloud's own
     login is never used.
 
     Args:

@@ -1,0 +1,264 @@
+"""What the redactor promises: no planted secret gets through, and nothing makes it fail."""
+
+import collections
+import dataclasses
+import json
+import time
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from ml_diagnostics_common.redaction import REDACTED, TRUNCATED, is_secret_key, redact, redact_text
+
+PEM = "-----BEGIN RSA PRIVATE KEY-----\nMIIEow\nIBAAKC\n-----END RSA PRIVATE KEY-----"
+PLANTED = {
+    "google api key": "AIzaSyD-1234567890abcdefghijklmnopqrst",
+    "google access token": "ya29.a0AfH6SMBx-1234567890",
+    "github": "ghp_abcdefghijklmnopqrstuvwxyz0123456789",
+    "hugging face": "hf_abcdefghijklmnopqrstuvwxyzABCD",
+    "openai": "sk-proj-abc123def456ghi789",
+    "slack": "xoxb-123456789012-abcdefghij",
+    "aws": "AKIAIOSFODNN7EXAMPLE",
+    "jwt": "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxMjM0In0.dozjgNryP4J3jVmNHl0w5N",
+    "pem": PEM,
+}
+SECRET_KEYS = [
+    "password",
+    "DB_PASSWORD",
+    "passwd",
+    "token",
+    "HF_TOKEN",
+    "access_token",
+    "accessToken",
+    "secret",
+    "clientSecret",
+    "api_key",
+    "apiKey",
+    "X-Api-Key",
+    "GOOGLE_API_KEY",
+    "authorization",
+    "Authorization",
+    "credential",
+    "credentials",
+    "private_key",
+    "--token",
+    "auth_token",
+    "cookie",
+]
+HARMLESS_KEYS = [
+    "max_tokens",
+    "tokenizer",
+    "pad_token",
+    "eos_token",
+    "tokens_per_batch",
+    "num_tokens",
+    "author",
+    "monkey",
+    "keyboard",
+    "key",
+    "learning_rate",
+    "password_file",
+    "secret_name",
+    "pass_through",
+    "passes",
+]
+
+
+@pytest.mark.parametrize("key", SECRET_KEYS)
+def test_a_secret_key_hides_its_value(key):
+    assert is_secret_key(key)
+    assert redact({key: "hunter2"}) == {key: REDACTED}
+    assert redact({key: {"deep": "hunter2"}}) == {key: REDACTED}
+    assert redact({key: 123456}) == {key: REDACTED}
+    assert redact({key: None}) == {key: None}
+
+
+@pytest.mark.parametrize("key", HARMLESS_KEYS)
+def test_a_harmless_key_keeps_its_value(key):
+    assert redact({key: "value", "n": {key: 4096}}) == {key: "value", "n": {key: 4096}}
+    assert redact_text(f"{key}=4096") == f"{key}=4096"
+
+
+@pytest.mark.parametrize("secret", PLANTED.values(), ids=PLANTED.keys())
+@pytest.mark.parametrize(
+    "around", ["{}", "before {} after", "x={}", '{{"a": "{}"}}', "https://host/?q={}&r=1"]
+)
+def test_a_secret_is_known_by_its_form(secret, around):
+    text = around.format(secret)
+    for cleaned in (redact_text(text), redact([{"a": text}])[0]["a"], redact({text: 1})):
+        assert secret not in str(cleaned)
+        assert REDACTED in str(cleaned)
+
+
+@pytest.mark.parametrize(
+    ("text", "cleaned"),
+    [
+        ("curl -H 'Authorization: Bearer abcdefgh1234'", f"curl -H 'Authorization: {REDACTED}'"),
+        ("Authorization: Basic dXNlcjpwYXNz", f"Authorization: {REDACTED}"),
+        ("got Bearer abcdefgh1234.xyz", f"got Bearer {REDACTED}"),
+        ("postgres://user:pa55@db/x", f"postgres://{REDACTED}@db/x"),
+        ("train --token=abc --steps=5", f"train --token={REDACTED} --steps=5"),
+        ("train --api-key abc --steps 5", f"train --api-key {REDACTED} --steps 5"),
+        ('{"password": "a b\\" c", "n": 1}', f'{{"password": "{REDACTED}", "n": 1}}'),
+        ("Config(password='a b', lr=0.1)", f"Config(password='{REDACTED}', lr=0.1)"),
+        ("os.environ['SECRET'] = 'x y'", f"os.environ['SECRET'] = '{REDACTED}'"),
+        ("url?access_token=abc&page=2", f"url?access_token={REDACTED}&page=2"),
+        ("X-Goog-Signature=deadbeef", f"X-Goog-Signature={REDACTED}"),
+    ],
+)
+def test_a_secret_in_the_middle_of_a_line_leaves_the_rest_readable(text, cleaned):
+    assert redact_text(text) == cleaned
+
+
+def test_an_argv_hides_the_value_after_a_secret_flag():
+    argv = ["train", "--token", "abc", "--steps", "5", "--password", "--verbose", "x"]
+    assert redact(argv) == ["train", "--token", REDACTED, "--steps", "5", "--password", "--verbose", "x"]
+
+
+def test_plain_text_is_untouched():
+    text = "step 12: loss=0.34, tokens: 4096, task-parallel-with-16-way-sharding, https://host:80/path basic training"
+    assert redact_text(text) == text
+
+
+def test_recursive_structures_end():
+    tree = {"a": [1]}
+    tree["self"] = tree
+    tree["a"].append(tree["a"])
+    assert redact(tree) == {"a": [1, "[CIRCULAR]"], "self": "[CIRCULAR]"}
+
+
+def test_the_same_object_twice_is_not_circular():
+    shared = [1]
+    assert redact([shared, shared]) == [[1], [1]]
+
+
+def test_depth_is_capped():
+    deep: list = []
+    for _ in range(100_000):
+        deep = [deep]
+    cleaned, depth = redact(deep, max_depth=5), 0
+    while isinstance(cleaned, list):
+        cleaned, depth = cleaned[0], depth + 1
+    assert (cleaned, depth) == (TRUNCATED, 5)
+    redact(deep, max_depth=10**9)
+
+
+def test_size_is_capped():
+    assert len(json.dumps(redact({str(n): "word " * 100 for n in range(1000)}, max_bytes=1000))) < 1500
+    assert len(json.dumps(redact(list(range(100_000)), max_bytes=1000))) < 1500
+    assert redact("some words here", max_bytes=7) == "some " + TRUNCATED
+
+
+@dataclasses.dataclass
+class Config:
+    password: str
+    rate: float
+
+
+class Hostile:
+    def __str__(self):
+        raise RuntimeError("no")
+
+    __repr__ = __str__
+
+
+class HostileMapping(collections.abc.Mapping):
+    def __getitem__(self, key):
+        raise RuntimeError("no")
+
+    def __iter__(self):
+        raise RuntimeError("no")
+
+    def __len__(self):
+        return 1
+
+
+def test_structured_objects_show_their_fields():
+    named = collections.namedtuple("named", "token rate")
+    assert redact(Config("x", 0.1)) == {"password": REDACTED, "rate": 0.1}
+    assert redact(named("x", 0.1)) == {"token": REDACTED, "rate": 0.1}
+
+
+def test_an_array_is_described_and_not_printed():
+    numpy = pytest.importorskip("numpy")
+    assert redact(numpy.zeros((2, 3), "float32")) == "<ndarray shape=(2, 3) dtype=float32>"
+
+
+def test_objects_that_fail_do_not_fail_the_redactor():
+    assert redact([Hostile(), HostileMapping(), {Hostile(): 1}]) == [
+        "<Hostile>",
+        "<HostileMapping>",
+        {"<Hostile>": 1},
+    ]
+
+
+leaves = (
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats(allow_nan=False)
+    | st.text(st.characters(codec=None))
+    | st.binary()
+    | st.sampled_from(
+        ["--token", "token", "api key file", *PLANTED.values(), f"a {TRUNCATED}", "password: x y"]
+    )
+)
+trees = st.recursive(
+    leaves,
+    lambda inner: st.lists(inner) | st.dictionaries(leaves, inner) | st.tuples(inner) | st.frozensets(leaves),
+    max_leaves=20,
+)
+pieces = st.sampled_from(
+    [
+        "token",
+        "password",
+        "=",
+        ":",
+        " ",
+        '"',
+        "'",
+        "\\",
+        "--",
+        "Bearer ",
+        "[",
+        "]",
+        "://",
+        "@",
+        REDACTED,
+        TRUNCATED,
+        "a",
+        "}",
+    ]
+)
+
+
+@given(trees, st.integers(0, 200), st.integers(0, 5))
+@settings(max_examples=300, deadline=None)
+def test_redacting_twice_is_redacting_once(value, max_bytes, max_depth):
+    once = redact(value, max_bytes=max_bytes, max_depth=max_depth)
+    assert redact(once, max_bytes=max_bytes, max_depth=max_depth) == once
+
+
+@given(st.lists(pieces | st.text(max_size=3), max_size=20).map("".join))
+@settings(max_examples=500, deadline=None)
+def test_redacting_text_twice_is_redacting_it_once(text):
+    once = redact_text(text)
+    assert redact_text(once) == once
+
+
+@given(trees, st.sampled_from(sorted(PLANTED)))
+@settings(deadline=None)
+def test_no_planted_secret_gets_through(tree, kind):
+    secret = PLANTED[kind]
+    cleaned = redact([tree, {"a": [secret, {secret: f"is {secret}."}]}, secret.encode()])
+    assert secret not in repr(cleaned)
+    assert repr(secret.encode())[2:-1] not in repr(cleaned)
+
+
+@pytest.mark.parametrize(
+    "nasty", ["a" * 10**6, "token" * 10**5, "-----BEGIN A-----" * 10**5, '"\\' * 10**5, "password=" * 10**5]
+)
+def test_a_long_text_takes_time_in_proportion(nasty):
+    start = time.process_time()
+    redact_text(nasty)
+    assert time.process_time() - start < 2
