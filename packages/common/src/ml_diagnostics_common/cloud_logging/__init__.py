@@ -1,0 +1,27 @@
+"""Cloud Logging: entries written and read, over REST or gRPC.
+
+`connect` finds a cloud and speaks to it; `CloudLoggingReader` reads a log as an `EntryReader`. The google
+client libraries are imported when a transport is made, not before.
+"""
+
+from ml_diagnostics_common.cloud_logging.filters import full_log_name
+from ml_diagnostics_common.cloud_logging.reader import CloudLoggingReader
+from ml_diagnostics_common.cloud_logging.transport import (
+    EntryError,
+    LoggingTransport,
+    Page,
+    TransportError,
+    connect,
+    make_transport,
+)
+
+__all__ = [
+    "CloudLoggingReader",
+    "EntryError",
+    "LoggingTransport",
+    "Page",
+    "TransportError",
+    "connect",
+    "full_log_name",
+    "make_transport",
+]

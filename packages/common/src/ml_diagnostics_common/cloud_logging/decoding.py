@@ -1,0 +1,129 @@
+"""Pages of Cloud Logging to LogEntry: the labels of a thousand entries of one writer are decoded once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Mapping
+from typing import Any
+from urllib.parse import unquote
+
+from ml_diagnostics_common.entry import (
+    SEQUENCE_LABEL,
+    WRITER_LABEL,
+    EntryContext,
+    LogEntry,
+    parse_timestamp,
+    split_insert_id,
+)
+
+__all__ = ["EntryDecoder", "Origin", "TimestampParser"]
+
+_MOST_CONTEXTS = 4096
+_MOST_SECONDS = 4096
+
+Origin = Callable[[], tuple[Mapping[str, str], Mapping[str, Any]]]
+"""Decodes the labels and the resource of an entry, which is seldom needed."""
+
+
+class EntryDecoder:
+    """Builds entries that share their contexts.
+
+    Entries of one writer agree in all but time, payload and sequence number, so a writer's labels and resource
+    are decoded with its first entry only. Entries that no journal wrote are told apart by their `key`.
+    """
+
+    def __init__(self) -> None:
+        self._of_writers: dict[tuple[str, str], EntryContext | None] = {}
+        self._of_others: dict[Hashable, EntryContext] = {}
+
+    def entry(
+        self,
+        timestamp_ns: int,
+        insert_id: str,
+        payload: dict[str, Any],
+        log_name: str,
+        severity: str,
+        key: Callable[[], Hashable],
+        origin: Origin,
+    ) -> LogEntry:
+        """One entry.
+
+        Args:
+            timestamp_ns: The entry's time in ns since 1970.
+            insert_id: The entry's id.
+            payload: The entry's jsonPayload.
+            log_name: The full name of the log.
+            severity: The severity by name.
+            key: What tells the labels and the resource from other ones.
+            origin: Decodes the labels and the resource.
+        """
+        writer, dot, digits = insert_id.rpartition(".")
+        if dot and len(digits) == 12:
+            try:
+                context = self._of_writers[writer, severity]
+            except KeyError:
+                context = self._writer_context(insert_id, log_name, severity, origin)
+            if context is not None:
+                return LogEntry(timestamp_ns, int(digits), payload, context)
+        others = (log_name, severity, key())
+        known = self._of_others.get(others)
+        if known is None:
+            labels, resource = origin()
+            known = _context(log_name, resource, labels, severity, None)
+            _make_room(self._of_others)
+            self._of_others[others] = known
+        return LogEntry(timestamp_ns, 0, payload, known, None, insert_id)
+
+    def _writer_context(
+        self, insert_id: str, log_name: str, severity: str, origin: Origin
+    ) -> EntryContext | None:
+        """The context of a writer of a journal; None if only the insertId looks like one."""
+        parts = split_insert_id(insert_id)
+        labels, resource = origin()
+        if parts is None or labels.get(WRITER_LABEL) != parts[0]:
+            return None
+        context = _context(log_name, resource, labels, severity, parts[0])
+        _make_room(self._of_writers)
+        self._of_writers[parts[0], severity] = context
+        return context
+
+
+class TimestampParser:
+    """RFC 3339 to ns since 1970; entries of one second share the work, which is most of it."""
+
+    def __init__(self) -> None:
+        self._seconds: dict[str, int] = {}
+
+    def __call__(self, text: str) -> int:
+        """Parses one timestamp; raises ValueError on anything else."""
+        second_ns = self._seconds.get(text[:19])
+        fraction = text[20:-1]
+        if second_ns is None or text[-1] != "Z" or not (text[19] == "." and fraction.isdigit()):
+            return self._parse(text)
+        return second_ns + int(fraction[:9]) * _SCALE[min(len(fraction), 9)]
+
+    def _parse(self, text: str) -> int:
+        timestamp_ns = parse_timestamp(text)
+        if text[-1] == "Z":
+            _make_room(self._seconds, _MOST_SECONDS)
+            self._seconds[text[:19]] = timestamp_ns - timestamp_ns % 1_000_000_000
+        return timestamp_ns
+
+
+_SCALE = (10**9, 10**8, 10**7, 10**6, 10**5, 10**4, 10**3, 10**2, 10, 1)
+
+
+def _context(
+    log_name: str,
+    resource: Mapping[str, Any],
+    labels: Mapping[str, str],
+    severity: str,
+    writer: str | None,
+) -> EntryContext:
+    rest = {name: value for name, value in labels.items() if name not in (WRITER_LABEL, SEQUENCE_LABEL)}
+    log_id = unquote(log_name.partition("/logs/")[2])
+    return EntryContext(log_id, log_name, resource, rest, severity, writer)
+
+
+def _make_room(cache: dict[Any, Any], most: int = _MOST_CONTEXTS) -> None:
+    if len(cache) >= most:
+        cache.clear()

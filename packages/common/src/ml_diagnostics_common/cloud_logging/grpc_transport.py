@@ -1,0 +1,191 @@
+"""Cloud Logging over gRPC: the google client's generated surface, without its retries and wrapper objects."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from ml_diagnostics_common.cloud_logging.decoding import EntryDecoder
+from ml_diagnostics_common.cloud_logging.transport import EntryError, Page, TransportError
+from ml_diagnostics_common.credentials import CloudEnvironment
+from ml_diagnostics_common.entry import LogEntry
+from ml_diagnostics_common.exceptions import MissingExtraError
+
+__all__ = ["GrpcTransport"]
+
+
+class GrpcTransport:
+    """A `LoggingTransport` over gRPC.
+
+    Args:
+        cloud: The project and credentials.
+        target: `host:port` of a server that is spoken to without TLS and credentials; None is Google's.
+    """
+
+    def __init__(self, cloud: CloudEnvironment, *, target: str | None = None) -> None:
+        try:
+            import grpc  # type: ignore[import-untyped]
+            from google.cloud.logging_v2.services.logging_service_v2 import LoggingServiceV2Client
+            from google.cloud.logging_v2.services.logging_service_v2.transports import (
+                LoggingServiceV2GrpcTransport,
+            )
+        except ImportError as error:
+            raise MissingExtraError("Cloud Logging", "ml-diagnostics-common", "logging") from error
+        self.project = cloud.project
+        self.principal = cloud.principal
+        # One global connection pool would outlive close(), and be shared with the user's own clients.
+        options = [("grpc.use_local_subchannel_pool", 1), ("grpc.max_receive_message_length", -1)]
+        if target:
+            transport = LoggingServiceV2GrpcTransport(channel=grpc.insecure_channel(target, options))
+        else:
+            transport = LoggingServiceV2GrpcTransport(credentials=cloud.credentials)
+        self._transport = transport
+        self._client = LoggingServiceV2Client(transport=transport)
+        self._decoder = EntryDecoder()
+
+    def write(self, entries: Sequence[Mapping[str, Any]], *, timeout_seconds: float) -> None:
+        """See `LoggingTransport.write`."""
+        from google.cloud.logging_v2.types import WriteLogEntriesRequest
+        from google.protobuf import json_format  # type: ignore[import-untyped]
+
+        request = WriteLogEntriesRequest()
+        json_format.ParseDict(
+            {"entries": entries, "partialSuccess": True}, WriteLogEntriesRequest.pb(request)
+        )
+        with _call_errors():
+            self._client.write_log_entries(request=request, retry=None, timeout=timeout_seconds)
+
+    def list_page(
+        self, filter_: str, *, order_by: str, page_size: int, page_token: str = "", timeout_seconds: float
+    ) -> Page:
+        """See `LoggingTransport.list_page`."""
+        from google.cloud.logging_v2.types import ListLogEntriesRequest, ListLogEntriesResponse
+
+        request = ListLogEntriesRequest(
+            resource_names=[f"projects/{self.project}"],
+            filter=filter_,
+            order_by=order_by,
+            page_size=page_size,
+            page_token=page_token,
+        )
+        with _call_errors():
+            pager = self._client.list_log_entries(request=request, retry=None, timeout=timeout_seconds)
+            page = ListLogEntriesResponse.pb(next(iter(pager.pages)))
+        return Page(
+            [self._entry(entry) for entry in page.entries],
+            page.next_page_token,
+            [_time_ns(entry.receive_timestamp) or _time_ns(entry.timestamp) for entry in page.entries],
+        )
+
+    def close(self) -> None:
+        """Closes the channel."""
+        self._transport.close()
+
+    def _entry(self, entry: Any) -> LogEntry:
+        def origin() -> tuple[Mapping[str, str], Mapping[str, Any]]:
+            resource = {"type": entry.resource.type, "labels": dict(entry.resource.labels)}
+            return dict(entry.labels), resource
+
+        return self._decoder.entry(
+            _time_ns(entry.timestamp),
+            entry.insert_id,
+            _dictionary(entry.json_payload),
+            entry.log_name,
+            _severity(entry.severity),
+            lambda: (
+                tuple(sorted(entry.labels.items())),
+                entry.resource.type,
+                tuple(sorted(entry.resource.labels.items())),
+            ),
+            origin,
+        )
+
+
+# --- From protobuf ------------------------------------------------------------------------------------
+
+_SEVERITIES = {
+    0: "DEFAULT",
+    100: "DEBUG",
+    200: "INFO",
+    300: "NOTICE",
+    400: "WARNING",
+    500: "ERROR",
+    600: "CRITICAL",
+    700: "ALERT",
+    800: "EMERGENCY",
+}
+
+
+def _severity(number: int) -> str:
+    return _SEVERITIES.get(number) or str(number)
+
+
+def _time_ns(timestamp: Any) -> int:
+    return int(timestamp.seconds) * 1_000_000_000 + int(timestamp.nanos)
+
+
+def _dictionary(struct: Any) -> dict[str, Any]:
+    """A google.protobuf.Struct; five times faster than MessageToDict, which also makes text of every name."""
+    return {name: _value(value) for name, value in struct.fields.items()}
+
+
+def _value(value: Any) -> Any:
+    kind = value.WhichOneof("kind")
+    if kind == "number_value":
+        return value.number_value
+    if kind == "string_value":
+        return value.string_value
+    if kind == "bool_value":
+        return value.bool_value
+    if kind == "struct_value":
+        return _dictionary(value.struct_value)
+    if kind == "list_value":
+        return [_value(item) for item in value.list_value.values]
+    return None
+
+
+# --- Errors -------------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def _call_errors() -> Iterator[None]:
+    """What a call raises, as TransportError."""
+    import google.auth.exceptions
+    from google.api_core.exceptions import GoogleAPICallError
+
+    try:
+        yield
+    except GoogleAPICallError as error:
+        raise _error(error) from error
+    except google.auth.exceptions.GoogleAuthError as error:
+        code = "UNAVAILABLE" if getattr(error, "retryable", False) else "UNAUTHENTICATED"
+        raise TransportError(code, str(error)) from error
+
+
+def _error(error: Any) -> TransportError:
+    from google.cloud.logging_v2.types import WriteLogEntriesPartialErrors
+    from google.rpc.code_pb2 import Code  # type: ignore[import-untyped]
+    from google.rpc.error_details_pb2 import RetryInfo  # type: ignore[import-untyped]
+
+    code = error.grpc_status_code.name if error.grpc_status_code else "UNKNOWN"
+    wait = _trailing_retry_after(error.response)
+    refused: dict[int, EntryError] = {}
+    for detail in error.details:
+        if isinstance(detail, RetryInfo):
+            wait = detail.retry_delay.seconds + detail.retry_delay.nanos / 1e9
+        elif getattr(detail, "type_url", "").endswith("google.logging.v2.WriteLogEntriesPartialErrors"):
+            errors = WriteLogEntriesPartialErrors.pb(WriteLogEntriesPartialErrors.deserialize(detail.value))
+            for index, status in errors.log_entry_errors.items():
+                name = Code.Name(status.code) if status.code in Code.values() else "UNKNOWN"
+                refused[index] = EntryError(name, status.message)
+    return TransportError(code, error.message or "", retry_after_seconds=wait, entry_errors=refused)
+
+
+def _trailing_retry_after(call: Any) -> float | None:
+    """Proxies put the header Retry-After into the trailing metadata."""
+    try:
+        metadata = dict(call.trailing_metadata() or ())
+        return float(metadata["retry-after"])
+    except (AttributeError, KeyError, TypeError, ValueError):
+        return None

@@ -1,0 +1,234 @@
+"""Cloud Logging over REST: google.auth's own session, and JSON decoded straight into what we keep of it.
+
+The google client's HTTP `logging_api` is not used: its writes wait a fixed minute, and no public means change
+that. Its `list_entries` builds a wrapper object an entry, which is where 19 of 20 parts of its time go.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import email.utils
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from ml_diagnostics_common._version import __version__
+from ml_diagnostics_common.cloud_logging.decoding import EntryDecoder, TimestampParser
+from ml_diagnostics_common.cloud_logging.transport import EntryError, Page, TransportError
+from ml_diagnostics_common.credentials import CloudEnvironment
+from ml_diagnostics_common.entry import LogEntry
+from ml_diagnostics_common.exceptions import MissingExtraError
+
+__all__ = ["RestTransport"]
+
+_BASE_URL = "https://logging.googleapis.com"
+_CONNECT_SECONDS = 5.0
+
+
+class _Entry(msgspec.Struct, gc=False):
+    """The part of a LogEntry resource that we read; labels and resource stay text until someone asks."""
+
+    timestamp: str = ""
+    receiveTimestamp: str = ""  # noqa: N815  # The API's names.
+    insertId: str = ""  # noqa: N815
+    logName: str = ""  # noqa: N815
+    severity: str = "DEFAULT"
+    jsonPayload: dict[str, Any] = msgspec.field(default_factory=dict)  # noqa: N815
+    labels: msgspec.Raw = msgspec.Raw(b"{}")
+    resource: msgspec.Raw = msgspec.Raw(b"{}")
+
+
+class _Listing(msgspec.Struct, gc=False):
+    entries: list[_Entry] = msgspec.field(default_factory=list)
+    nextPageToken: str = ""  # noqa: N815
+
+
+class RestTransport:
+    """A `LoggingTransport` over HTTP.
+
+    Args:
+        cloud: The project and credentials.
+        base_url: Where Cloud Logging is, without `/v2`; None is Google's.
+    """
+
+    def __init__(self, cloud: CloudEnvironment, *, base_url: str | None = None) -> None:
+        try:
+            from google.auth.transport.requests import AuthorizedSession
+        except ImportError as error:
+            raise MissingExtraError("Cloud Logging", "ml-diagnostics-common", "logging") from error
+        self.project = cloud.project
+        self.principal = cloud.principal
+        base = (base_url or _BASE_URL).rstrip("/")
+        self._api = base if base.endswith("/v2") else f"{base}/v2"
+        self._session = AuthorizedSession(cloud.credentials)
+        self._headers = {
+            "Content-Type": "application/json",
+            "User-Agent": f"ml-diagnostics/{__version__} (gzip)",
+        }
+        self._encode = msgspec.json.Encoder().encode
+        self._decode = msgspec.json.Decoder(_Listing).decode
+        self._timestamp_ns = TimestampParser()
+        self._decoder = EntryDecoder()
+
+    def write(self, entries: Sequence[Mapping[str, Any]], *, timeout_seconds: float) -> None:
+        """See `LoggingTransport.write`."""
+        body = self._encode({"entries": entries, "partialSuccess": True})
+        self._post("entries:write", body, timeout_seconds)
+
+    def list_page(
+        self, filter_: str, *, order_by: str, page_size: int, page_token: str = "", timeout_seconds: float
+    ) -> Page:
+        """See `LoggingTransport.list_page`."""
+        request = {
+            "resourceNames": [f"projects/{self.project}"],
+            "filter": filter_,
+            "orderBy": order_by,
+            "pageSize": page_size,
+        }
+        if page_token:
+            request["pageToken"] = page_token
+        answer = self._post("entries:list", self._encode(request), timeout_seconds)
+        try:
+            listing = self._decode(answer)
+            timestamp_ns = self._timestamp_ns
+            return Page(
+                [self._entry(entry) for entry in listing.entries],
+                listing.nextPageToken,
+                [timestamp_ns(entry.receiveTimestamp or entry.timestamp) for entry in listing.entries],
+            )
+        except (msgspec.DecodeError, ValueError) as error:
+            raise TransportError("UNAVAILABLE", f"a page that cannot be read ({error})") from error
+
+    def close(self) -> None:
+        """Closes the connections."""
+        self._session.close()
+
+    def _entry(self, entry: _Entry) -> LogEntry:
+        return self._decoder.entry(
+            self._timestamp_ns(entry.timestamp),
+            entry.insertId,
+            entry.jsonPayload,
+            entry.logName,
+            entry.severity,
+            lambda: (bytes(entry.labels), bytes(entry.resource)),
+            lambda: (msgspec.json.decode(entry.labels), msgspec.json.decode(entry.resource)),
+        )
+
+    def _post(self, method: str, body: bytes, timeout_seconds: float) -> bytes:
+        """One request, one answer; the answer's body if it is a good one.
+
+        The body is read in pieces, so that a server that drips cannot hold us beyond the deadline.
+        """
+        deadline = time.monotonic() + timeout_seconds
+        with _connection_errors(timeout_seconds):
+            response = self._session.request(
+                "POST",
+                f"{self._api}/{method}",
+                data=body,
+                headers=self._headers,
+                timeout=(min(_CONNECT_SECONDS, timeout_seconds), timeout_seconds),
+                max_allowed_time=timeout_seconds,
+                stream=True,
+            )
+            with contextlib.closing(response):
+                answer = bytearray()
+                for piece in response.iter_content(1 << 18):
+                    answer += piece
+                    if time.monotonic() > deadline:
+                        raise TransportError("DEADLINE_EXCEEDED", f"no whole answer in {timeout_seconds:g} s")
+        if response.status_code != 200:
+            raise _error(response.status_code, bytes(answer), response.headers.get("Retry-After"))
+        return bytes(answer)
+
+
+@contextlib.contextmanager
+def _connection_errors(timeout_seconds: float) -> Iterator[None]:
+    """What goes wrong before there is an answer, as TransportError."""
+    import google.auth.exceptions
+    import requests
+
+    try:
+        yield
+    except requests.exceptions.Timeout as error:
+        raise TransportError("DEADLINE_EXCEEDED", f"no answer in {timeout_seconds:g} s") from error
+    except requests.exceptions.RequestException as error:
+        raise TransportError("UNAVAILABLE", str(error)) from error
+    except google.auth.exceptions.GoogleAuthError as error:
+        code = "UNAVAILABLE" if getattr(error, "retryable", False) else "UNAUTHENTICATED"
+        raise TransportError(code, str(error)) from error
+
+
+# --- Errors in an answer ------------------------------------------------------------------------------
+
+_CODES = [
+    "OK",
+    "CANCELLED",
+    "UNKNOWN",
+    "INVALID_ARGUMENT",
+    "DEADLINE_EXCEEDED",
+    "NOT_FOUND",
+    "ALREADY_EXISTS",
+]
+_CODES += ["PERMISSION_DENIED", "RESOURCE_EXHAUSTED", "FAILED_PRECONDITION", "ABORTED", "OUT_OF_RANGE"]
+_CODES += ["UNIMPLEMENTED", "INTERNAL", "UNAVAILABLE", "DATA_LOSS", "UNAUTHENTICATED"]
+
+_CODE_OF_STATUS = {
+    400: "INVALID_ARGUMENT",
+    401: "UNAUTHENTICATED",
+    403: "PERMISSION_DENIED",
+    404: "NOT_FOUND",
+    408: "DEADLINE_EXCEEDED",
+    409: "ABORTED",
+    413: "INVALID_ARGUMENT",
+    429: "RESOURCE_EXHAUSTED",
+    500: "INTERNAL",
+    504: "DEADLINE_EXCEEDED",
+}
+
+
+def _error(status: int, body: bytes, retry_after: str | None) -> TransportError:
+    """An answer that is not 200; its body may be Google's error in JSON, or a proxy's page in anything."""
+    try:
+        described = msgspec.json.decode(body)["error"]
+        message, named, details = (
+            described["message"],
+            described.get("status"),
+            described.get("details") or [],
+        )
+    except (msgspec.DecodeError, UnicodeDecodeError, KeyError, TypeError, AttributeError):
+        message, named, details = body[:300].decode("utf-8", "replace"), None, []
+    code = named if named in _CODES else _CODE_OF_STATUS.get(status)
+    code = code or ("UNAVAILABLE" if status >= 500 else "FAILED_PRECONDITION")
+    wait = _retry_after_seconds(retry_after)
+    refused: dict[int, EntryError] = {}
+    for detail in details:
+        wait = _duration_seconds(detail.get("retryDelay")) if wait is None else wait
+        for index, entry_error in (detail.get("logEntryErrors") or {}).items():
+            number = int(entry_error.get("code", 2))
+            name = _CODES[number] if 0 <= number < len(_CODES) else "UNKNOWN"
+            refused[int(index)] = EntryError(name, entry_error.get("message", ""))
+    return TransportError(code, f"{message} (HTTP {status})", retry_after_seconds=wait, entry_errors=refused)
+
+
+def _retry_after_seconds(value: str | None) -> float | None:
+    """The header Retry-After: a number of seconds, or a date."""
+    if not value:
+        return None
+    try:
+        return max(0.0, float(value))
+    except ValueError:
+        pass
+    try:
+        return max(0.0, email.utils.parsedate_to_datetime(value).timestamp() - time.time())
+    except ValueError:
+        return None
+
+
+def _duration_seconds(value: Any) -> float | None:
+    """A google.protobuf.Duration as JSON has it: "3.5s"."""
+    try:
+        return float(str(value).removesuffix("s")) if value else None
+    except ValueError:
+        return None
