@@ -87,8 +87,9 @@ class Disruption:
     """Number of the attempt that was cut short."""
     last_event_ns: int
     resumed_ns: int
-    """Start of the attempt that made steps again."""
-    resumed_step: int
+    """Start of the attempt that made steps again, or of the latest one while none has."""
+    resumed_step: int | None
+    """Its first step; None while it has not made any."""
     failed_attempts: int
     """Attempts between the two that made no step; their whole time is recovery."""
     steps_lost: int

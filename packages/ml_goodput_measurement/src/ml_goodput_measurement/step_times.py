@@ -1,0 +1,137 @@
+"""Exact median, median absolute deviation and ideal step time of a growing set of step times."""
+
+from __future__ import annotations
+
+from array import array
+from bisect import bisect_left, bisect_right, insort
+from collections.abc import Iterable
+from itertools import accumulate
+
+__all__ = ["StepTimes"]
+
+_BLOCK = 1000
+
+
+class StepTimes:
+    """A sorted multiset of durations, in nanoseconds, kept in blocks so that a change costs little.
+
+    Integers, so that no sum drifts however long the job runs.
+    """
+
+    def __init__(self, values_ns: Iterable[int] = ()) -> None:
+        ordered = array("q", sorted(values_ns))
+        self._blocks = [ordered[begin : begin + _BLOCK] for begin in range(0, len(ordered), _BLOCK)]
+        self._maxima = [block[-1] for block in self._blocks]
+        self._sums = [sum(block) for block in self._blocks]
+        self._count = len(ordered)
+        self._offsets: list[int] | None = None  # index of each block's first value; None when out of date
+
+    def __len__(self) -> int:
+        return self._count
+
+    def add(self, value_ns: int) -> None:
+        """Adds a duration."""
+        if not self._blocks:
+            self.__init__((value_ns,))  # type: ignore[misc]
+            return
+        index = min(bisect_left(self._maxima, value_ns), len(self._blocks) - 1)
+        block = self._blocks[index]
+        insort(block, value_ns)
+        self._sums[index] += value_ns
+        self._maxima[index] = block[-1]
+        self._count += 1
+        self._offsets = None
+        if len(block) > 2 * _BLOCK:
+            self._replace(index, [block[:_BLOCK], block[_BLOCK:]])
+
+    def remove(self, value_ns: int) -> None:
+        """Removes a duration that was added."""
+        index = bisect_left(self._maxima, value_ns)
+        block = self._blocks[index]
+        del block[bisect_left(block, value_ns)]
+        self._count -= 1
+        self._offsets = None
+        self._replace(index, [block] if block else [])
+
+    def median_ns(self) -> float | None:
+        """Returns the median; None when there is no value."""
+        if not self._count:
+            return None
+        return (self._at((self._count - 1) // 2) + self._at(self._count // 2)) / 2
+
+    def median_absolute_deviation_ns(self) -> float | None:
+        """Returns the median distance from the median; None when there is no value."""
+        median = self.median_ns()
+        if median is None:
+            return None
+        lower, upper = (self._count - 1) // 2, self._count // 2
+        low = self._distance_at(lower, median)
+        return low if lower == upper else (low + self._distance_at(upper, median)) / 2
+
+    def ideal_ns(self) -> float | None:
+        """Returns the mean of the values that are at most three deviations above the median.
+
+        The definition is the public library's (`compute_ideal_step_time`), without its floor of one second.
+        """
+        median, deviation = self.median_ns(), self.median_absolute_deviation_ns()
+        if median is None or deviation is None:
+            return None
+        limit = median + 3 * deviation
+        index = bisect_right(self._maxima, limit)
+        count, total = self._offset(index), sum(self._sums[:index])
+        if index < len(self._blocks):
+            block = self._blocks[index]
+            inside = bisect_right(block, limit)
+            count, total = count + inside, total + sum(block[:inside])
+        return total / count
+
+    def to_array(self) -> array[int]:
+        """Returns all values, in order."""
+        values = array("q")
+        for block in self._blocks:
+            values.extend(block)
+        return values
+
+    def _replace(self, index: int, blocks: list[array[int]]) -> None:
+        self._blocks[index : index + 1] = blocks
+        self._maxima[index : index + 1] = [block[-1] for block in blocks]
+        self._sums[index : index + 1] = [sum(block) for block in blocks]
+        self._offsets = None
+
+    def _offset(self, index: int) -> int:
+        if self._offsets is None:
+            self._offsets = [0, *accumulate(map(len, self._blocks))]
+        return self._offsets[index]
+
+    def _at(self, rank: int) -> int:
+        self._offset(0)
+        assert self._offsets is not None
+        index = bisect_right(self._offsets, rank) - 1
+        return self._blocks[index][rank - self._offsets[index]]
+
+    def _distance_at(self, rank: int, median: float) -> float:
+        """Returns the distance from the median of the value with this rank among all distances.
+
+        The values below the median, read downwards, and those above it, read upwards, are two sorted sequences of
+        distances: a binary search over how many of the `rank + 1` nearest lie below finds the value.
+        """
+        split = self._rank_above(median)
+        below, above = split, self._count - split
+        taken = rank + 1
+        low, high = max(0, taken - above), min(below, taken)
+        while low < high:
+            middle = (low + high) // 2
+            # Taking `middle` from below is too few when the next one below is nearer than the last one above.
+            if median - self._at(split - 1 - middle) < self._at(split + taken - middle - 1) - median:
+                low = middle + 1
+            else:
+                high = middle
+        nearest_below = median - self._at(split - low) if low else 0.0
+        nearest_above = self._at(split + taken - low - 1) - median if taken > low else 0.0
+        return max(nearest_below, nearest_above)
+
+    def _rank_above(self, value: float) -> int:
+        index = bisect_right(self._maxima, value)
+        if index == len(self._blocks):
+            return self._count
+        return self._offset(index) + bisect_right(self._blocks[index], value)
