@@ -22,46 +22,15 @@ PLANTED = {
     "jwt": "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxMjM0In0.dozjgNryP4J3jVmNHl0w5N",
     "pem": PEM,
 }
-SECRET_KEYS = [
-    "password",
-    "DB_PASSWORD",
-    "passwd",
-    "token",
-    "HF_TOKEN",
-    "access_token",
-    "accessToken",
-    "secret",
-    "clientSecret",
-    "api_key",
-    "apiKey",
-    "X-Api-Key",
-    "GOOGLE_API_KEY",
-    "authorization",
-    "Authorization",
-    "credential",
-    "credentials",
-    "private_key",
-    "--token",
-    "auth_token",
-    "cookie",
-]
-HARMLESS_KEYS = [
-    "max_tokens",
-    "tokenizer",
-    "pad_token",
-    "eos_token",
-    "tokens_per_batch",
-    "num_tokens",
-    "author",
-    "monkey",
-    "keyboard",
-    "key",
-    "learning_rate",
-    "password_file",
-    "secret_name",
-    "pass_through",
-    "passes",
-]
+SECRET_KEYS = """
+    password DB_PASSWORD passwd token HF_TOKEN access_token accessToken secret clientSecret api_key apiKey
+    X-Api-Key GOOGLE_API_KEY authorization Authorization credential credentials private_key --token auth_token
+    cookie
+""".split()  # noqa: SIM905
+HARMLESS_KEYS = """
+    max_tokens tokenizer pad_token eos_token tokens_per_batch num_tokens author monkey keyboard key
+    learning_rate password_file secret_name pass_through passes
+""".split()  # noqa: SIM905
 
 
 @pytest.mark.parametrize("key", SECRET_KEYS)
@@ -80,9 +49,7 @@ def test_a_harmless_key_keeps_its_value(key):
 
 
 @pytest.mark.parametrize("secret", PLANTED.values(), ids=PLANTED.keys())
-@pytest.mark.parametrize(
-    "around", ["{}", "before {} after", "x={}", '{{"a": "{}"}}', "https://host/?q={}&r=1"]
-)
+@pytest.mark.parametrize("around", ["{}", "before {} after", "x={}", '{{"a": "{}"}}', "https://host/?q={}&r=1"])
 def test_a_secret_is_known_by_its_form(secret, around):
     text = around.format(secret)
     for cleaned in (redact_text(text), redact([{"a": text}])[0]["a"], redact({text: 1})):
@@ -116,7 +83,7 @@ def test_an_argv_hides_the_value_after_a_secret_flag():
 
 
 def test_plain_text_is_untouched():
-    text = "step 12: loss=0.34, tokens: 4096, task-parallel-with-16-way-sharding, https://host:80/path basic training"
+    text = "step 12: loss=0.34, tokens: 4096, task-parallel-with-16-way-sharding, https://h:80/p basic training"
     assert redact_text(text) == text
 
 
@@ -185,11 +152,8 @@ def test_an_array_is_described_and_not_printed():
 
 
 def test_objects_that_fail_do_not_fail_the_redactor():
-    assert redact([Hostile(), HostileMapping(), {Hostile(): 1}]) == [
-        "<Hostile>",
-        "<HostileMapping>",
-        {"<Hostile>": 1},
-    ]
+    cleaned = redact([Hostile(), HostileMapping(), {Hostile(): 1}])
+    assert cleaned == ["<Hostile>", "<HostileMapping>", {"<Hostile>": 1}]
 
 
 leaves = (
@@ -199,9 +163,7 @@ leaves = (
     | st.floats(allow_nan=False)
     | st.text(st.characters(codec=None))
     | st.binary()
-    | st.sampled_from(
-        ["--token", "token", "api key file", *PLANTED.values(), f"a {TRUNCATED}", "password: x y"]
-    )
+    | st.sampled_from(["--token", "token", "api key file", *PLANTED.values(), f"a {TRUNCATED}", "password: x y"])
 )
 trees = st.recursive(
     leaves,

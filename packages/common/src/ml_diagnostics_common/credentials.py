@@ -75,9 +75,7 @@ def _what_is_missing(looked_for_credentials: list[str], looked_for_project: list
     missing, todo = [], []
     if looked_for_credentials:
         missing.append(f"no Google Cloud credentials were found ({'; '.join(looked_for_credentials)})")
-        todo.append(
-            "run 'gcloud auth application-default login' or point GOOGLE_APPLICATION_CREDENTIALS at a key"
-        )
+        todo.append("run 'gcloud auth application-default login' or point GOOGLE_APPLICATION_CREDENTIALS at a key")
     if looked_for_project:
         missing.append(f"no Google Cloud project was found ({'; '.join(looked_for_project)})")
         todo.append("set GOOGLE_CLOUD_PROJECT")
@@ -193,7 +191,7 @@ def _find_credentials(argument: Any, environ: Mapping[str, str]) -> tuple[_Found
         return _from_key_file(default_file, "application default credentials are in"), []
     metadata = instance_metadata(environ)
     if metadata:
-        return _of_instance(metadata, environ), []
+        return _of_instance(metadata), []
     return None, [
         "GOOGLE_APPLICATION_CREDENTIALS is not set",
         f"{default_file} does not exist",
@@ -209,17 +207,14 @@ def _from_token_file(path: Path) -> _Found:
     try:
         return _Found(AccessTokenFileCredentials(path), f"the bearer of the token in {path}")
     except GoogleAuthError as error:
-        raise CredentialsError(
-            f"CLOUDSDK_AUTH_ACCESS_TOKEN_FILE: {error}; write a token there, or unset it"
-        ) from error
+        raise CredentialsError(f"CLOUDSDK_AUTH_ACCESS_TOKEN_FILE: {error}; write a token there, or unset it") from error
 
 
-def _of_instance(metadata: InstanceMetadata, environ: Mapping[str, str]) -> _Found:
+def _of_instance(metadata: InstanceMetadata) -> _Found:
     """The machine's service account. Only built after our probe was answered, so nothing here waits."""
     import google.auth.compute_engine
 
-    credentials = google.auth.compute_engine.Credentials(scopes=_SCOPES)
-    return _Found(credentials, metadata.principal or None, metadata.project, _metadata_source(environ))
+    return _Found(google.auth.compute_engine.Credentials(scopes=_SCOPES), metadata.principal or None)
 
 
 def _from_key_file(path: Path, who_says: str) -> _Found:
@@ -230,18 +225,14 @@ def _from_key_file(path: Path, who_says: str) -> _Found:
     """
     import json
 
-    todo = (
-        "point GOOGLE_APPLICATION_CREDENTIALS at a key, or unset it (see 'gcloud auth application-default')"
-    )
+    todo = "point GOOGLE_APPLICATION_CREDENTIALS at a key, or unset it (see 'gcloud auth application-default')"
     try:
         content = json.loads(path.read_bytes())
         kind = content.get("type") if isinstance(content, dict) else None
     except FileNotFoundError:
         raise CredentialsError(f"{who_says} {path}, which does not exist: {todo}") from None
     except OSError as error:
-        raise CredentialsError(
-            f"{who_says} {path}, which cannot be read ({error.strerror}): {todo}"
-        ) from error
+        raise CredentialsError(f"{who_says} {path}, which cannot be read ({error.strerror}): {todo}") from error
     except (ValueError, RecursionError):
         raise CredentialsError(f"{who_says} {path}, which is not JSON: {todo}") from None
     if not isinstance(kind, str):
@@ -249,9 +240,7 @@ def _from_key_file(path: Path, who_says: str) -> _Found:
     try:
         credentials, project = _load(path)
     except Exception as error:
-        raise CredentialsError(
-            f"{who_says} {path}, which google.auth does not accept ({error}): {todo}"
-        ) from error
+        raise CredentialsError(f"{who_says} {path}, which google.auth does not accept ({error}): {todo}") from error
     return _Found(credentials, _principal(credentials), project or content.get("project_id"), str(path))
 
 
@@ -263,13 +252,9 @@ def _load(path: Path) -> tuple[Any, str | None]:
     import google.auth.transport.requests
 
     # An external account may ask its token service for the project.
-    request = functools.partial(
-        google.auth.transport.requests.Request(), timeout=_TOKEN_SERVICE_TIMEOUT_SECONDS
-    )
+    request = functools.partial(google.auth.transport.requests.Request(), timeout=_TOKEN_SERVICE_TIMEOUT_SECONDS)
     with warnings.catch_warnings():
-        warnings.simplefilter(
-            "ignore"
-        )  # "This method is deprecated": it is how google.auth itself loads the file.
+        warnings.simplefilter("ignore")  # "This method is deprecated": it is how google.auth itself loads the file.
         credentials, project = google.auth.load_credentials_from_file(str(path), request=request)
     return google.auth.credentials.with_scopes_if_required(credentials, _SCOPES), project
 

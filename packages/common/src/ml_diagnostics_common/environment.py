@@ -85,9 +85,7 @@ def diagnostics_directory(environ: Mapping[str, str] = os.environ) -> Path:
     Returns:
         An absolute path. Never raises.
     """
-    return _usable_directory(
-        environ.get("ML_DIAGNOSTICS_DIR", ""), environ.get("HOME", ""), environ.get("TMPDIR", "")
-    )
+    return _usable_directory(environ.get("ML_DIAGNOSTICS_DIR", ""), environ.get("HOME", ""), environ.get("TMPDIR", ""))
 
 
 @functools.cache

@@ -10,9 +10,7 @@ from dataclasses import dataclass, replace
 
 __all__ = ["InstanceMetadata", "instance_metadata", "metadata_host", "on_google_hardware"]
 
-_DEFAULT_HOST = (
-    "169.254.169.254"  # The address, not the name: a DNS server that never answers is no obstacle.
-)
+_DEFAULT_HOST = "169.254.169.254"  # The address, not the name: a DNS server that never answers is no obstacle.
 _PRODUCT_NAME_FILE = "/sys/class/dmi/id/product_name"
 _SOCKET_TIMEOUT_SECONDS = 3.0
 _RETRY_DELAYS_SECONDS = (1.0, 2.0, 4.0, 8.0, 15.0, 30.0)
@@ -49,9 +47,7 @@ def on_google_hardware() -> bool:
         return False
 
 
-def instance_metadata(
-    environ: Mapping[str, str] = os.environ, *, wait_seconds: float = 1.0
-) -> InstanceMetadata | None:
+def instance_metadata(environ: Mapping[str, str] = os.environ, *, wait_seconds: float = 1.0) -> InstanceMetadata | None:
     """Asks the metadata server who and where this machine is.
 
     The first call starts the one probe of this process, and all calls together wait `wait_seconds` for it,

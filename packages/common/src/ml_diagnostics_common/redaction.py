@@ -140,8 +140,8 @@ def redact(value: Any, *, max_depth: int = 16, max_bytes: int = 65536) -> Any:
     """Copies a value into plain containers, without its secrets.
 
     Mappings, dataclasses and named tuples become dicts; lists, tuples and sets lists. Numbers, booleans and
+    None stay; text and bytes keep their type; an array becomes its type, shape and dtype; all else its `str`.
     The flag before a value in a list tells whether it is a secret, as in argv.
-    flag before a value in a list tells whether it is a secret, as in argv.
 
     Args:
         value: Anything; it may be recursive.

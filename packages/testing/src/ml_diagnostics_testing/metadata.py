@@ -73,7 +73,7 @@ class MetadataServer(LoopbackServer):
         return "ping" if path.strip("/") == "" else "metadata"
 
     def handle(self, request: Request) -> Response:
-        """Answers one question, as the real server does: a leaf is text, a folder its names or, recursive, JSON."""
+        """Answers one question: a leaf is text, a folder the names in it or, if recursive, JSON."""
         if request.path.strip("/") == "":
             return Response(200, b"computeMetadata/\n", _text())
         if request.headers.get("Metadata-Flavor") != "Google":
@@ -87,9 +87,7 @@ class MetadataServer(LoopbackServer):
             found = found[name]
         recursive = request.query.get("recursive", "").lower() == "true"
         if isinstance(found, _Token) or (recursive and isinstance(found, dict)):
-            return Response(
-                200, json.dumps(_plain(found)).encode(), {**_FLAVOR, "Content-Type": "application/json"}
-            )
+            return Response(200, json.dumps(_plain(found)).encode(), {**_FLAVOR, "Content-Type": "application/json"})
         if isinstance(found, dict):
             found = "".join(name + ("/\n" if _is_folder(value) else "\n") for name, value in found.items())
         return Response(200, str(found).encode(), _text())
@@ -110,9 +108,7 @@ class MetadataServer(LoopbackServer):
                 "aliases": "default",
                 "email": self.email,
                 "scopes": "\n".join(self.scopes) + "\n",
-                "token": _Token(
-                    access_token=self.token, expires_in=self.expires_in_seconds, token_type="Bearer"
-                ),
+                "token": _Token(access_token=self.token, expires_in=self.expires_in_seconds, token_type="Bearer"),
             }
             accounts = {"default": account, self.email: account}
         instance["service-accounts"] = accounts
@@ -132,7 +128,7 @@ def _is_folder(value: Any) -> bool:
 
 
 def _plain(value: Any, *, name: str = "") -> Any:
-    """The tree as recursive=true shows it: camelCase names, scopes as a list, and no token inside of a folder."""
+    """The tree as recursive=true shows it: camelCase names, scopes as a list, no token inside of a folder."""
     if isinstance(value, _Token):
         return dict(value)
     if isinstance(value, dict):

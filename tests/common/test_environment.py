@@ -1,0 +1,265 @@
+"""Where am I: backend, folder, identity and endpoints, each rule a test."""
+
+import logging
+import os
+import stat
+import subprocess
+import sys
+import types
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from ml_diagnostics_common.environment import (
+    Backend,
+    Orchestrator,
+    configured_backend,
+    diagnostics_directory,
+    endpoint,
+    identity,
+    logging_grpc_target,
+    orchestrator,
+)
+from ml_diagnostics_common.exceptions import ConfigurationError
+
+
+def mode_of(path):
+    return stat.S_IMODE(path.lstat().st_mode)
+
+
+# --- Backend ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("value", "backend"),
+    [
+        (None, Backend.AUTO),
+        ("", Backend.AUTO),
+        ("auto", Backend.AUTO),
+        ("cloud", Backend.CLOUD),
+        ("LOCAL", Backend.LOCAL),
+    ],
+)
+def test_the_backend_is_auto_unless_said_otherwise(value, backend):
+    assert configured_backend({} if value is None else {"ML_DIAGNOSTICS_BACKEND": value}) is backend
+
+
+def test_another_backend_is_an_error_that_names_the_choices():
+    with pytest.raises(ConfigurationError, match=r"ML_DIAGNOSTICS_BACKEND is 'gcp'.*'auto'.*'cloud'.*'local'"):
+        configured_backend({"ML_DIAGNOSTICS_BACKEND": "gcp"})
+
+
+# --- The folder ---------------------------------------------------------------------------------------
+
+
+def test_the_folder_is_made_for_its_owner_only(tmp_path):
+    folder = diagnostics_directory({"ML_DIAGNOSTICS_DIR": str(tmp_path / "a" / "b")})
+    assert folder == tmp_path / "a" / "b"
+    assert mode_of(folder) == 0o700
+    assert list(folder.iterdir()) == []
+
+
+def test_the_folder_is_in_the_home_by_default(tmp_path):
+    assert diagnostics_directory({"HOME": str(tmp_path)}) == tmp_path / ".ml-diagnostics"
+    assert mode_of(tmp_path / ".ml-diagnostics") == 0o700
+
+
+def test_a_relative_folder_stays_where_it_was_when_the_program_moves(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    first = diagnostics_directory({"ML_DIAGNOSTICS_DIR": "relative"})
+    monkeypatch.chdir("/")
+    assert diagnostics_directory({"ML_DIAGNOSTICS_DIR": "relative"}) == first == tmp_path / "relative"
+
+
+def unwritable(tmp_path, name):
+    (tmp_path / name).write_text("a file where a folder should be")
+    return {"ML_DIAGNOSTICS_DIR": str(tmp_path / name / "x"), "TMPDIR": str(tmp_path)}
+
+
+def test_an_unwritable_folder_gives_way_to_a_private_one_and_says_so_once(tmp_path, caplog):
+    environ = unwritable(tmp_path, "file")
+    folders = {diagnostics_directory(environ) for _ in range(3)}
+    assert folders == {tmp_path / f"ml-diagnostics-{os.getuid()}"}
+    assert mode_of(folders.pop()) == 0o700
+    [record] = caplog.records
+    assert record.levelno == logging.WARNING
+    assert environ["ML_DIAGNOSTICS_DIR"] in record.getMessage()
+    assert "set ML_DIAGNOSTICS_DIR to a folder" in record.getMessage()
+
+
+def test_a_folder_of_a_file_system_that_refuses_files_gives_way(tmp_path):
+    assert diagnostics_directory({"ML_DIAGNOSTICS_DIR": "/proc/self", "TMPDIR": str(tmp_path)}).parent == tmp_path
+
+
+def test_an_impossible_path_gives_way(tmp_path):
+    for impossible in ("nul\0byte", "x" * 5000, "~nobody-has-this-name/x"):
+        environ = {"ML_DIAGNOSTICS_DIR": impossible, "TMPDIR": str(tmp_path)}
+        assert diagnostics_directory(environ).parent == tmp_path
+
+
+def test_a_planted_symlink_in_the_shared_folder_is_not_followed(tmp_path):
+    victim = tmp_path / "victim"
+    victim.mkdir(mode=0o755)
+    planted = tmp_path / f"ml-diagnostics-{os.getuid()}"
+    planted.symlink_to(victim)
+    folder = diagnostics_directory(unwritable(tmp_path, "symlinked"))
+    assert folder.name.startswith(f"ml-diagnostics-{os.getuid()}-")
+    assert not folder.is_symlink()
+    assert mode_of(folder) == 0o700
+    assert mode_of(victim) == 0o755
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can give a folder away")
+def test_a_folder_that_somebody_else_planted_is_not_used(tmp_path):
+    planted = tmp_path / f"ml-diagnostics-{os.getuid()}"
+    planted.mkdir()
+    os.chown(planted, 12345, 12345)
+    assert diagnostics_directory(unwritable(tmp_path, "foreign")) != planted
+
+
+def test_our_own_fallback_folder_is_closed_to_others_when_found_open(tmp_path):
+    own = tmp_path / f"ml-diagnostics-{os.getuid()}"
+    own.mkdir()
+    own.chmod(0o777)
+    assert diagnostics_directory(unwritable(tmp_path, "open")) == own
+    assert mode_of(own) == 0o700
+
+
+def test_where_nothing_can_be_written_a_path_is_returned_all_the_same(tmp_path):
+    (tmp_path / "tmp").write_text("")
+    environ = {"ML_DIAGNOSTICS_DIR": str(tmp_path / "tmp" / "x"), "TMPDIR": str(tmp_path / "tmp")}
+    assert diagnostics_directory(environ).is_absolute()
+
+
+# --- Identity -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("environ", "index"),
+    [
+        ({}, 0),
+        ({"JAX_PROCESS_ID": "3", "RANK": "9"}, 3),
+        ({"JAX_PROCESS_INDEX": "4"}, 4),
+        ({"SLURM_PROCID": "5"}, 5),
+        ({"OMPI_COMM_WORLD_RANK": "6"}, 6),
+        ({"TPU_WORKER_ID": "2"}, 2),
+        ({"TPU_WORKER_ID": "1", "MEGASCALE_SLICE_ID": "2", "TPU_WORKER_HOSTNAMES": "a,b,c,d"}, 9),
+        ({"CLOUD_TPU_TASK_ID": "7"}, 7),
+        ({"RANK": "8"}, 8),
+        ({"JOB_COMPLETION_INDEX": "11"}, 11),
+        ({"JAX_PROCESS_ID": "", "RANK": "1"}, 1),
+        ({"JAX_PROCESS_ID": "-1", "SLURM_PROCID": "x", "RANK": "1"}, 1),
+    ],
+)
+def test_the_process_index_comes_from_whoever_started_the_process(environ, index):
+    assert identity(environ).process_index == index
+
+
+@pytest.mark.parametrize("variable", ["ML_DIAGNOSTICS_ATTEMPT", "JOBSET_RESTART_ATTEMPT", "SLURM_RESTART_COUNT"])
+def test_the_attempt_comes_from_the_scheduler(variable):
+    assert identity({variable: "2"}).attempt == "2"
+    assert identity({}).attempt == ""
+
+
+def test_an_initialised_jax_knows_the_index_best(monkeypatch):
+    state = types.SimpleNamespace(client=object(), process_id=7)
+    monkeypatch.setitem(sys.modules, "jax._src.distributed", types.SimpleNamespace(global_state=state))
+    assert identity({"RANK": "1"}).process_index == 7
+    state.client = None
+    assert identity({"RANK": "1"}).process_index == 1
+
+
+def test_the_labels_hold_every_field_as_text():
+    me = identity({"ML_DIAGNOSTICS_JOB": "j", "RANK": "3"})
+    assert me.labels() == {
+        "job": "j",
+        "run": "j",
+        "attempt": "",
+        "host": os.uname().nodename,
+        "process_index": "3",
+        "pid": str(os.getpid()),
+    }
+    assert me.labels("other")["job"] == "other"
+    assert identity({"ML_DIAGNOSTICS_RUN": "r"}).labels("other")["run"] == "r"
+
+
+@given(st.dictionaries(st.sampled_from(["JAX_PROCESS_ID", "TPU_WORKER_ID", "MEGASCALE_SLICE_ID", "RANK"]), st.text()))
+def test_no_environment_makes_identity_fail(environ):
+    assert identity(environ).process_index >= 0
+
+
+def test_asking_who_and_where_imports_next_to_nothing(tmp_path):
+    code = f"""
+import sys
+sys.path[:] = {sys.path!r}
+from ml_diagnostics_common import environment as e
+e.configured_backend(), e.diagnostics_directory(), e.identity(), e.orchestrator()
+heavy = "google jax numpy msgspec grpc requests http asyncio multiprocessing ssl urllib.request"
+print([name for name in heavy.split() if name in sys.modules])
+"""
+    environ = {**os.environ, "ML_DIAGNOSTICS_DIR": str(tmp_path)}
+    command = [sys.executable, "-S", "-c", code]
+    assert subprocess.run(command, env=environ, capture_output=True, text=True, check=True).stdout == "[]\n"
+
+
+@pytest.mark.parametrize(
+    ("environ", "expected"),
+    [
+        ({"KUBERNETES_SERVICE_HOST": "10.0.0.1", "SLURM_JOB_ID": "1"}, Orchestrator.GKE),
+        ({"SLURM_JOB_ID": "1"}, Orchestrator.SLURM),
+    ],
+)
+def test_the_orchestrator_is_known_by_its_variables(environ, expected):
+    assert orchestrator(environ) is expected
+
+
+@pytest.mark.parametrize(
+    ("product", "expected"), [("Google Compute Engine\n", Orchestrator.GCE), ("Laptop\n", Orchestrator.NONE)]
+)
+def test_a_bare_google_vm_is_known_by_its_firmware(product, expected, tmp_path, monkeypatch):
+    (tmp_path / "product_name").write_text(product)
+    monkeypatch.setattr("ml_diagnostics_common.instance_metadata._PRODUCT_NAME_FILE", str(tmp_path / "product_name"))
+    assert orchestrator({}) is expected
+
+
+# --- Endpoints ----------------------------------------------------------------------------------------
+
+
+def test_gclouds_settings_redirect_a_service():
+    environ = {"CLOUDSDK_API_ENDPOINT_OVERRIDES_LOGGING": "http://127.0.0.1:8080/logging/v2/"}
+    assert endpoint("logging", environ) == "http://127.0.0.1:8080/logging/v2"
+    assert endpoint("monitoring", environ) is None
+
+
+@pytest.mark.parametrize(
+    ("emulator", "url"),
+    [
+        ("http://127.0.0.1:9023", "http://127.0.0.1:9023"),
+        ("127.0.0.1:9023", "http://127.0.0.1:9023"),
+        ("", "http://other:1"),
+    ],
+)
+def test_the_storage_emulator_wins_over_gclouds_setting(emulator, url):
+    environ = {
+        "STORAGE_EMULATOR_HOST": emulator,
+        "CLOUDSDK_API_ENDPOINT_OVERRIDES_STORAGE": "http://other:1/",
+    }
+    assert endpoint("storage", environ) == url
+
+
+@pytest.mark.parametrize("value", ["localhost", "ftp://host/", "http://", "http://host:99999/", "http://[/"])
+def test_an_endpoint_that_is_no_url_is_an_error_that_names_the_variable(value):
+    with pytest.raises(ConfigurationError, match="CLOUDSDK_API_ENDPOINT_OVERRIDES_COMPUTE"):
+        endpoint("compute", {"CLOUDSDK_API_ENDPOINT_OVERRIDES_COMPUTE": value})
+
+
+def test_the_grpc_target_is_host_and_port():
+    assert logging_grpc_target({"ML_DIAGNOSTICS_LOGGING_GRPC": "127.0.0.1:4000"}) == "127.0.0.1:4000"
+    assert logging_grpc_target({"ML_DIAGNOSTICS_LOGGING_GRPC": "[::1]:4000"}) == "[::1]:4000"
+    assert logging_grpc_target({}) is None
+
+
+@pytest.mark.parametrize("value", ["localhost", "http://127.0.0.1:80", ":80", "host:0", "host:99999", "host:x"])
+def test_a_grpc_target_of_another_form_is_an_error_that_says_which_form(value):
+    with pytest.raises(ConfigurationError, match=r"ML_DIAGNOSTICS_LOGGING_GRPC.*host:port"):
+        logging_grpc_target({"ML_DIAGNOSTICS_LOGGING_GRPC": value})
