@@ -51,7 +51,7 @@ _NO_CONTEXT = EntryContext("", "", {}, {})
 
 
 class LogEntry(msgspec.Struct, gc=False):
-    """One entry. `LogEntry.make` builds one from its insertId; the names `t`, `s`, `p` are those of a journal's line."""
+    """One entry; `LogEntry.make` builds one from its insertId. `t`, `s`, `p` are the names in a journal's line."""
 
     timestamp_ns: int = msgspec.field(name="t")
     """When the recording call was made, in ns since 1970, by the wall clock."""

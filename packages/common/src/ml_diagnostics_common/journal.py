@@ -1,0 +1,402 @@
+"""The journal: every entry goes to an append-only file with one `os.write`, before anything else is done with it.
+
+What was appended outlives the process, however it ends. `journal_layout` has the format, `reader` reads it, `shipper`
+sends it on.
+"""
+
+from __future__ import annotations
+
+import atexit
+import errno
+import itertools
+import os
+import queue
+import re
+import time
+import weakref
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from threading import Lock
+from typing import Any, NamedTuple
+
+from ml_diagnostics_common import background
+from ml_diagnostics_common.guard import LOSSES, Counters, warn_once
+from ml_diagnostics_common.held_lines import HeldLines
+from ml_diagnostics_common.journal_cap import JournalCap
+from ml_diagnostics_common.journal_layout import FIRST_SEQUENCE, Header, log_directory
+from ml_diagnostics_common.mounts import is_network_filesystem
+from ml_diagnostics_common.payload import encode_payload, encode_text
+from ml_diagnostics_common.segment_file import SegmentFile
+
+__all__ = ["Journal", "JournalStatistics"]
+
+_HELD_BYTES = 8 * 2**20
+_WRITE_BYTES = 2**20
+_SECOND_NS = 1_000_000_000
+_NEVER = ""  # No stamp is smaller: every append takes the slow way.
+_DISK_IS_FULL = (errno.ENOSPC, errno.EDQUOT)
+_REASONS = {
+    errno.ENOSPC: "disk_full",
+    errno.EDQUOT: "disk_full",
+    errno.EFBIG: "file_too_large",
+    errno.EROFS: "read_only",
+    errno.EACCES: "no_permission",
+    errno.EPERM: "no_permission",
+    errno.ENOENT: "no_folder",
+    errno.ENOTDIR: "no_folder",
+}
+
+_write = os.write
+
+
+class _JournalIsFullError(OSError):
+    """The journal has reached its cap, and nothing in it may be dropped."""
+
+
+class JournalStatistics(NamedTuple):
+    """What became of the entries of one writer: accepted == written + held + sum of dropped."""
+
+    accepted: int
+    written: int
+    held: int
+    dropped: dict[str, int]
+    """By reason."""
+
+
+class Journal:
+    """Appends a process's entries to a log.
+
+    Appending never raises because of the disk and never waits for another thread's I/O. While the file cannot be
+    written to, entries are held in memory (8 MiB) and tried again at most once a second; those for which there is no
+    room are dropped, counted, and reported in the journal itself as soon as it can be written to. Safe to use from
+    threads, in signal handlers and in forked children, each of which is a writer of its own.
+    """
+
+    def __init__(
+        self,
+        log_id: str,
+        *,
+        root: Path,
+        labels: Mapping[str, str],
+        resource: Mapping[str, Any] | None = None,
+        shippable: bool = True,
+        segment_bytes: int = 64 * 2**20,
+        clock_ns: Callable[[], int] = time.time_ns,
+        queued: bool | None = None,
+        cap: JournalCap | None = None,
+    ) -> None:
+        """Opens nothing yet: the first entry does.
+
+        Args:
+            log_id: the log's name.
+            root: the diagnostics folder.
+            labels: of every entry.
+            resource: Cloud Logging's monitored resource.
+            shippable: False keeps the entries out of Cloud Logging.
+            segment_bytes: a segment that has grown beyond this is followed by the next.
+            clock_ns: stamps the entries, in ns since 1970.
+            queued: whether a thread stands between the caller and the disk; None: on a network filesystem only.
+            cap: the limit of the whole journal; None for the usual one.
+        """
+        self.log_id = log_id
+        self.folder = log_directory(root, log_id)
+        self._labels = dict(labels)
+        self._resource = dict(resource or {})
+        self._shippable = shippable
+        self._segment_bytes = segment_bytes
+        self._clock_ns = clock_ns
+        self._queued = queued
+        self._root = root
+        self._cap = cap or JournalCap(root)
+        self._start_writer()
+        _journals_of_this_process.add(self)
+
+    def _start_writer(self) -> None:
+        """Begins as a new writer: at construction, and in a forked child, which inherits nothing but the settings."""
+        if "pid" in self._labels:
+            self._labels["pid"] = str(os.getpid())
+        self.writer = f"{_host()}-{os.getpid()}-{time.time_ns()}-{next(_writers_of_this_process)}"
+        self._file = SegmentFile(
+            self.folder, Header(self.log_id, self.writer, self._labels, self._resource, ship=self._shippable)
+        )
+        self._descriptor = -1
+        # Bytes appended to the segment. Threads may undo each other's additions; then it grows a little larger.
+        self._segment_size = 0
+        # Appends with a smaller stamp take the fast way. It is one second ahead at most: then somebody looks whether
+        # the file is still there. Text like the stamps (19 digits until 2286), so that nothing is converted.
+        self._fast_until = _NEVER
+        self._sequence = itertools.count(FIRST_SEQUENCE)  # next() is atomic.
+        self._held = HeldLines(_HELD_BYTES)
+        self._writing = Lock()  # Held by who writes the slow way; others never wait for it.
+        self._failure: str | None = None
+        self._retry_at_ns = 0
+        self._dropped = Counters()
+        self._reported_drops: dict[str, int] = {}
+        self._written_at_last_look = 0
+        self._queue_task: background.Task | None = None
+        self._wake: queue.SimpleQueue[None] = queue.SimpleQueue()  # Its put may interrupt itself.
+        self._sync_task: background.Task | None = None
+
+    def append_text(self, now: str, payload_json: str) -> None:
+        """Appends an entry whose payload is JSON already: the hot path.
+
+        Args:
+            now: the time of the call in ns since 1970, as digits.
+            payload_json: a JSON object in one line.
+        """
+        line = f'\n{{"t":{now},"s":{next(self._sequence)},"p":{payload_json}}}'.encode()
+        if now < self._fast_until:
+            try:
+                if _write(self._descriptor, line) == len(line):
+                    self._segment_size += len(line)
+                    if self._segment_size > self._segment_bytes:
+                        self._rotate(now)
+                    return
+            except OSError:
+                pass  # The slow way tries again, and looks into it.
+            self._fast_until = _NEVER
+        self._append_slowly(now, line)
+
+    def append(self, payload: Mapping[str, Any], *, severity: str | None = None) -> None:
+        """Appends an entry, stamped with the time of this call.
+
+        Args:
+            payload: anything; what JSON does not have is written as text.
+            severity: of Cloud Logging; None for the log's own, INFO.
+        """
+        text = encode_payload(payload)
+        if severity is not None:
+            text = f'{text},"severity":{encode_text(severity)}'  # Stands behind the payload, in the line's object.
+        self.append_text(str(self._clock_ns()), text)
+
+    def statistics(self) -> JournalStatistics:
+        """What became of the entries so far; exact while no thread is in the middle of an append."""
+        # The only look at a counter that neither advances it nor is deprecated: its repr, "count(100000000042)".
+        accepted = int(repr(self._sequence)[len("count(") : -1]) - FIRST_SEQUENCE
+        dropped = self._dropped.as_dict()
+        held = len(self._held)
+        return JournalStatistics(accepted, accepted - held - sum(dropped.values()), held, dropped)
+
+    def sync(self, timeout_seconds: float = 1.0) -> bool:
+        """Has the operating system put what was appended on the disk itself, against a loss of power.
+
+        Args:
+            timeout_seconds: how long to wait for it; it goes on in any case.
+
+        Returns:
+            True if it is on the disk.
+        """
+        deadline = time.monotonic() + timeout_seconds
+        self.flush(timeout_seconds)
+        if self._sync_task is not None and not self._sync_task.wait(deadline - time.monotonic()):
+            return False  # The disk still owes us the last one: more threads would not help it.
+        self._sync_task = background.start(self._file.sync)
+        return self._sync_task is not None and self._sync_task.wait(deadline - time.monotonic())
+
+    def flush(self, timeout_seconds: float = 1.0) -> bool:
+        """Writes what is held, if it can be written; True if nothing is held any more."""
+        if not self._held:
+            return True
+        if self._is_queued():
+            deadline = time.monotonic() + timeout_seconds
+            self._wake_thread()
+            while self._held and time.monotonic() < deadline:
+                time.sleep(0.005)
+        else:
+            self._retry_at_ns = 0
+            self._write_slowly(self._clock_ns())
+        return not self._held
+
+    def close(self, timeout_seconds: float = 1.0) -> None:
+        """Writes what is held. Entries may still follow; the file is closed when the journal is forgotten.
+
+        Not here: another thread may be in the middle of a write to its descriptor.
+        """
+        self.flush(timeout_seconds)
+
+    def __del__(self) -> None:
+        try:
+            self._file.close()
+        except Exception:
+            pass  # A constructor that failed, or the end of the interpreter.
+
+    # The slow way: the first entry, one entry a second, and all while the file cannot be written to.
+
+    def _append_slowly(self, now: str, line: bytes) -> None:
+        self._hold(line)
+        if self._is_queued():
+            self._wake_thread()
+        else:
+            self._write_slowly(int(now))
+
+    def _hold(self, line: bytes) -> None:
+        if not self._held.add(line):
+            self._dropped.add(self._failure or "queue_full")
+
+    def _write_slowly(self, now_ns: int) -> None:
+        """Writes what is held, unless another thread is at it.
+
+        Lines are held before the lock is tried, and looked for again after it is released: who does not get it leaves
+        its line to who has it.
+        """
+        while self._held and self._writing.acquire(blocking=False):
+            try:
+                if not self._may_retry(now_ns) or not self._try_to_write(now_ns):
+                    return
+            finally:
+                self._writing.release()
+
+    def _may_retry(self, now_ns: int) -> bool:
+        # Also if the clock was put back: else it would not be tried for as long.
+        return self._failure is None or not self._retry_at_ns - _SECOND_NS <= now_ns < self._retry_at_ns
+
+    def _try_to_write(self, now_ns: int) -> bool:
+        try:
+            self._look_at_file()
+            try:
+                self._write_held()
+            except OSError as error:
+                # On a full disk another file is no better; for one that is too large or broken it may be.
+                if error.errno in _DISK_IS_FULL or self._segment_size == 0:
+                    raise
+                self._open_next_segment()
+                self._write_held()
+            self._report_drops()
+        except OSError as error:
+            self._note_failure(error, now_ns)
+            return False
+        self._failure = None
+        if not self._queued:
+            self._fast_until = str(now_ns + _SECOND_NS)
+        return True
+
+    def _look_at_file(self) -> None:
+        if self._cap.exceeded:
+            self._cap.check_soon()
+            raise _JournalIsFullError(errno.EDQUOT, "it has reached the limit of its size, and nothing may be dropped")
+        if self._file.is_on_disk():
+            self._written_at_last_look = self.statistics().written
+            return
+        if self._file.descriptor >= 0:
+            # Somebody deleted the file. What went to it since the last look is lost.
+            self._dropped.add("file_deleted", max(0, self.statistics().written - self._written_at_last_look))
+        self._open_next_segment()
+
+    def _open_next_segment(self) -> None:
+        self._file.open_next()
+        self._descriptor = self._file.descriptor
+        self._segment_size = 0
+        self._cap.check_soon()
+
+    def _rotate(self, now: str) -> None:
+        if self._writing.acquire(blocking=False):
+            try:
+                if self._segment_size > self._segment_bytes:  # Not if another thread has just done it.
+                    self._open_next_segment()
+            except OSError:
+                self._segment_size = 0  # It goes on in this one, and tries again after as many bytes.
+            finally:
+                self._writing.release()
+            self._write_slowly(int(now))
+
+    def _write_held(self) -> None:
+        while lines := self._held.first(_WRITE_BYTES):
+            written = _write(self._descriptor, lines)
+            if written == 0:
+                raise OSError(errno.EIO, "nothing was written")
+            self._segment_size += written
+            self._held.remove(written)  # A line that is there in part is written again, whole.
+
+    def _report_drops(self) -> None:
+        """Says in the log itself what is missing from it."""
+        dropped = self._dropped.as_dict()
+        lost = {
+            reason: count - self._reported_drops.get(reason, 0)
+            for reason, count in dropped.items()
+            if count > self._reported_drops.get(reason, 0)
+        }
+        if not lost:
+            return
+        job = {"job_name": self._labels["job"]} if "job" in self._labels else {}
+        report = encode_payload({**job, "lost_entries": lost})
+        self._hold(f'\n{{"t":{self._clock_ns()},"s":{next(self._sequence)},"p":{report}}}'.encode())
+        self._reported_drops = dropped
+        self._write_held()
+
+    def _note_failure(self, error: OSError, now_ns: int) -> None:
+        full = isinstance(error, _JournalIsFullError)
+        reason = "journal_full" if full else _REASONS.get(error.errno or 0, "io_error")
+        self._failure = reason
+        self._retry_at_ns = now_ns + _SECOND_NS
+        self._fast_until = _NEVER
+        warn_once(
+            ("journal", self.log_id, reason),
+            "The journal %s cannot be written to: %s. The job goes on. Entries are kept in memory (8 MiB) until it "
+            "can; more than that is dropped and counted. Free space, or set ML_DIAGNOSTICS_DIR to another folder.",
+            self.folder,
+            error,
+        )
+
+    # On a network filesystem a write may take seconds: a thread does all of them.
+
+    def _is_queued(self) -> bool:
+        if self._queued is None:
+            self._queued = is_network_filesystem(self._root)
+            if self._queued:
+                warn_once(
+                    ("network", str(self._root)),
+                    "The journal %s is on a network filesystem, so a thread writes it: recording does not wait for the "
+                    "network, and a process that is killed loses what was not written yet. Set ML_DIAGNOSTICS_DIR to "
+                    "a local folder to avoid that.",
+                    self.folder,
+                )
+        return self._queued
+
+    def _wake_thread(self) -> None:
+        if self._queue_task is None or self._queue_task.wait(0):
+            self._queue_task = background.start(self._write_queued)
+        if self._wake.empty():
+            self._wake.put(None)
+
+    def _write_queued(self) -> None:
+        while True:
+            try:
+                self._wake.get(timeout=1.0 if self._held else None)
+            except queue.Empty:
+                pass
+            self._write_slowly(self._clock_ns())
+
+    def _start_clean_in_child(self) -> None:
+        try:
+            self._file.close()
+        except OSError:
+            pass
+        self._start_writer()
+
+
+def _host() -> str:
+    name = os.uname().nodename if hasattr(os, "uname") else os.environ.get("COMPUTERNAME", "")
+    return re.sub(r"[^A-Za-z0-9_-]", "-", name.partition(".")[0])[:63] or "host"
+
+
+# State of the process: its journals (for a fork and the exit), and a number that tells its writers apart.
+_journals_of_this_process: weakref.WeakSet[Journal] = weakref.WeakSet()
+_writers_of_this_process = itertools.count()
+
+
+def _start_clean_in_child() -> None:
+    for journal in list(_journals_of_this_process):
+        journal._start_clean_in_child()
+
+
+def _close_at_exit() -> None:
+    for journal in list(_journals_of_this_process):
+        try:
+            journal.close()
+        except Exception as error:
+            LOSSES.add(f"close at exit: {type(error).__name__}")
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_start_clean_in_child)
+atexit.register(_close_at_exit)

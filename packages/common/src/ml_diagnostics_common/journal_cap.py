@@ -1,0 +1,158 @@
+"""The limit of the journal's size: what may be dropped when it is reached, and what may not."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from ml_diagnostics_common import background
+from ml_diagnostics_common.guard import LOSSES
+from ml_diagnostics_common.journal_layout import (
+    Segment,
+    decode_header,
+    list_segments,
+    read_reader_positions,
+    read_state,
+)
+
+__all__ = ["JournalCap"]
+
+_LIMIT_BYTES = 10 * 2**30
+_SHARE_OF_DISK = 0.2
+_IDLE_SECONDS = 24 * 3600.0
+_LONGEST_HEADER = 2**20
+
+
+class JournalCap:
+    """Keeps the folder `journal`, all logs together, under 10 GiB and a fifth of its disk.
+
+    It drops the oldest segments that were shipped; of a log that nothing ships, those that every reader with a saved
+    position has read. Where that is not enough it is `exceeded`, and new entries are refused rather than old ones
+    lost. The segment that a writer may still be writing is kept.
+    """
+
+    def __init__(self, root: Path, limit_bytes: int | None = None, clock: Callable[[], float] = time.time) -> None:
+        """Measures nothing yet.
+
+        Args:
+            root: the diagnostics folder.
+            limit_bytes: None for 10 GiB or a fifth of the disk, whichever is less.
+            clock: seconds since 1970.
+        """
+        self.exceeded = False
+        self.limit_bytes = limit_bytes
+        self._root = root
+        self._clock = clock
+        self._checking = threading.Lock()
+
+    def check_soon(self) -> None:
+        """Checks in a thread, unless one is at it."""
+        if not self._checking.locked():
+            background.start(self.check)
+
+    def check(self) -> None:
+        """Measures, and drops what may be dropped if there is too much."""
+        if not self._checking.acquire(blocking=False):
+            return
+        try:
+            limit = self.limit_bytes if self.limit_bytes is not None else _usual_limit(self._root)
+            logs = {folder: list_segments(folder) for folder in _subfolders(self._root / "journal")}
+            total = sum(segment.size for segments in logs.values() for segment in segments)
+            if total > limit:
+                total -= self._drop(logs, total - limit)
+            self.exceeded = total > limit
+        except OSError:
+            LOSSES.add("journal_cap_unreadable")
+        finally:
+            self._checking.release()
+
+    def _drop(self, logs: Mapping[Path, list[Segment]], bytes_to_free: int) -> int:
+        """Removes the oldest of the droppable segments until enough is free; returns the bytes freed."""
+        candidates = []
+        for folder, segments in logs.items():
+            for segment in self._droppable(folder, segments):
+                with contextlib.suppress(OSError):
+                    candidates.append((Path(segment.path).stat().st_mtime, segment))
+        freed = 0
+        for _, segment in sorted(candidates):
+            if freed >= bytes_to_free:
+                break
+            with contextlib.suppress(OSError):
+                Path(segment.path).unlink()
+                freed += segment.size
+        return freed
+
+    def _droppable(self, folder: Path, segments: list[Segment]) -> list[Segment]:
+        progress = _Progress.of(self._root, folder.name)
+        newest = {segment.writer: segment.number for segment in segments}  # The list is in order.
+        return [
+            segment
+            for segment in segments
+            if (segment.number < newest[segment.writer] or self._is_idle(segment)) and progress.is_past(segment)
+        ]
+
+    def _is_idle(self, segment: Segment) -> bool:
+        """Whether its writer has written nothing for a day; should it live, it notices and opens another."""
+        try:
+            return self._clock() - Path(segment.path).stat().st_mtime > _IDLE_SECONDS
+        except OSError:
+            return False
+
+
+class _Progress(NamedTuple):
+    """How far a log's shippers and readers have come."""
+
+    shipped: dict[str, dict[str, Any]]
+    """By writer: {"segment": n, "offset": bytes}; empty where nothing ships this log."""
+    readers: list[dict[str, Any]]
+
+    @classmethod
+    def of(cls, root: Path, log_folder_name: str) -> _Progress:
+        shipped = {}
+        for file in (root / "state" / "shipper" / log_folder_name).glob("*.json"):
+            state = read_state(file)
+            if state is not None:
+                shipped[file.name.removesuffix(".json")] = state
+        return cls(shipped, read_reader_positions(root / "state" / "readers" / log_folder_name))
+
+    def is_past(self, segment: Segment) -> bool:
+        if self.shipped and _is_shippable(segment):
+            state = self.shipped.get(segment.writer, {})
+            reached = (_integer(state.get("segment")), _integer(state.get("offset")))
+            return reached >= (segment.number, segment.size)
+        return bool(self.readers) and all(_has_read(position, segment) for position in self.readers)
+
+
+def _has_read(position: Mapping[str, Any], segment: Segment) -> bool:
+    writers = position.get("writers")
+    offsets = writers.get(segment.writer) if isinstance(writers, dict) else None
+    return isinstance(offsets, dict) and _integer(offsets.get(str(segment.number))) >= segment.size
+
+
+def _integer(value: object) -> int:
+    return value if isinstance(value, int) else -1
+
+
+def _is_shippable(segment: Segment) -> bool:
+    with Path(segment.path).open("rb") as file:
+        header = decode_header(file.readline(_LONGEST_HEADER))
+    return header is None or header.ship
+
+
+def _usual_limit(root: Path) -> int:
+    if not hasattr(os, "statvfs"):
+        return _LIMIT_BYTES
+    disk = os.statvfs(root)
+    return min(_LIMIT_BYTES, int(disk.f_blocks * disk.f_frsize * _SHARE_OF_DISK))
+
+
+def _subfolders(folder: Path) -> list[Path]:
+    try:
+        return [Path(file.path) for file in os.scandir(folder) if file.is_dir(follow_symlinks=False)]
+    except FileNotFoundError:
+        return []

@@ -1,0 +1,194 @@
+"""Where a journal lies on disk, and its format.
+
+    $ML_DIAGNOSTICS_DIR/journal/<log>/<writer>.<n>.jsonl        public, versioned by SCHEMA
+    $ML_DIAGNOSTICS_DIR/state/readers/<log>/<name>.json         private: what a reader has read and saved
+    $ML_DIAGNOSTICS_DIR/state/shipper/<log>/<writer>.json       private: {"segment": n, "offset": bytes} shipped
+
+The first line of a segment is its header, with all that its entries share:
+
+    {"schema":1,"log":"goodput_run7","writer":"host-812-1763710310123456789","labels":{"job":"run7",...},
+     "resource":{},"severity":"INFO","ship":true}
+
+Each further line is an entry: ns since 1970, sequence number, payload, and its severity if it is another:
+
+    {"t":1763710310123456789,"s":100000000000,"p":{"job_name":"run7","step_count":0,...}}
+
+A line begins with its newline (the header, first in its file, has none): what a writer that was killed left of its
+last line then ends where the next begins, and damages no other. So the last line has no newline behind it; it is
+whole exactly if it parses, since no beginning of a JSON object is JSON.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+from urllib.parse import quote
+
+from ml_diagnostics_common.payload import printable
+
+__all__ = [
+    "FIRST_SEQUENCE",
+    "SCHEMA",
+    "Header",
+    "Segment",
+    "decode_header",
+    "encode_header",
+    "list_segments",
+    "log_directory",
+    "read_reader_positions",
+    "read_state",
+    "reader_position_path",
+    "segment_name",
+    "shipped_offset_path",
+    "write_state",
+]
+
+SCHEMA = 1
+FIRST_SEQUENCE = 10**11  # All sequence numbers have twelve digits, so that insertIds sort as they do.
+_SUFFIX = ".jsonl"
+_LONGEST_FOLDER_NAME = 100
+
+
+class Header(NamedTuple):
+    """The first line of a segment: what its entries share."""
+
+    log_id: str
+    writer: str
+    labels: Mapping[str, str] = {}
+    resource: Mapping[str, Any] = {}
+    severity: str = "INFO"
+    ship: bool = True
+    """False: a shipper never sends these entries."""
+
+
+class Segment(NamedTuple):
+    """One file of a journal."""
+
+    writer: str
+    number: int
+    path: str
+    size: int
+    """In bytes, when it was listed."""
+
+
+def log_folder_name(log_id: str) -> str:
+    """The folder of a log, in `journal` and in `state`: percent-encoded, and hashed where that is too long."""
+    encoded = quote(printable(log_id), safe="")
+    if encoded.startswith("."):
+        encoded = "%2E" + encoded[1:]
+    if len(encoded) <= _LONGEST_FOLDER_NAME:
+        return encoded
+    import hashlib  # Only here: it loads OpenSSL.
+
+    # "%-" occurs in no percent-encoded name, so a hashed name is never another log's plain one.
+    return f"{encoded[:60]}%-{hashlib.sha256(encoded.encode()).hexdigest()[:32]}"
+
+
+def log_directory(root: Path, log_id: str) -> Path:
+    """The folder of the log's segments; it may not exist yet."""
+    return root / "journal" / log_folder_name(log_id)
+
+
+def segment_name(writer: str, number: int) -> str:
+    """The file name of a writer's segment."""
+    return f"{writer}.{number}{_SUFFIX}"
+
+
+def list_segments(folder: Path) -> list[Segment]:
+    """The segments in a log's folder by writer and number; other files are passed over, a missing folder is empty."""
+    segments = []
+    try:
+        with os.scandir(folder) as files:
+            for file in files:
+                writer, _, digits = file.name.removesuffix(_SUFFIX).rpartition(".")
+                if not file.name.endswith(_SUFFIX) or not writer or not digits.isdecimal():
+                    continue
+                with contextlib.suppress(FileNotFoundError):  # Dropped by the cap since it was listed.
+                    size = file.stat(follow_symlinks=False).st_size
+                    segments.append(Segment(writer, int(digits), file.path, size))
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    segments.sort()
+    return segments
+
+
+def encode_header(header: Header) -> bytes:
+    """A segment's first line, without a newline."""
+    return json.dumps(
+        {
+            "schema": SCHEMA,
+            "log": printable(header.log_id),
+            "writer": header.writer,
+            "labels": {key: printable(value) for key, value in header.labels.items()},
+            "resource": dict(header.resource),
+            "severity": header.severity,
+            "ship": header.ship,
+        },
+        separators=(",", ":"),
+    ).encode()
+
+
+def decode_header(line: bytes) -> Header | None:
+    """The header in a segment's first line; None where it is none of ours, or of a later schema."""
+    try:
+        decoded = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(decoded, dict) or decoded.get("schema") != SCHEMA:
+        return None
+    log_id, writer = decoded.get("log"), decoded.get("writer")
+    labels, resource = decoded.get("labels", {}), decoded.get("resource", {})
+    if not (isinstance(log_id, str) and isinstance(writer, str)):
+        return None
+    if not (isinstance(labels, dict) and isinstance(resource, dict)):
+        return None
+    return Header(
+        log_id=log_id,
+        writer=writer,
+        labels={key: str(value) for key, value in labels.items()},
+        resource=resource,
+        severity=str(decoded.get("severity", "INFO")),
+        ship=decoded.get("ship") is not False,
+    )
+
+
+def reader_position_path(root: Path, log_id: str, name: str) -> Path:
+    """Where a reader of that name saves how far it has read: `EntryReader.position()`."""
+    return root / "state" / "readers" / log_folder_name(log_id) / f"{log_folder_name(name)}.json"
+
+
+def shipped_offset_path(root: Path, log_id: str, writer: str) -> Path:
+    """Where a shipper saves how far it has shipped a writer's entries."""
+    return root / "state" / "shipper" / log_folder_name(log_id) / f"{writer}.json"
+
+
+def write_state(path: Path, state: Mapping[str, Any]) -> None:
+    """Writes a small JSON file whole: another process sees the old state or the new one, never a part."""
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    new = path.with_name(f".{path.name}.{os.getpid()}.new")
+    descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+        json.dump(state, file)
+    new.replace(path)
+
+
+def read_state(path: Path) -> dict[str, Any] | None:
+    """What `write_state` wrote; None where there is nothing that can be read."""
+    try:
+        state = json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return None
+    return state if isinstance(state, dict) else None
+
+
+def read_reader_positions(folder: Path) -> list[dict[str, Any]]:
+    """All saved positions in a log's folder of `state/readers`."""
+    try:
+        files = sorted(folder.glob("*.json"))
+    except OSError:
+        return []
+    return [state for state in map(read_state, files) if state is not None]

@@ -1,0 +1,270 @@
+"""Reading entries: all writers of a log, in the order of time, each entry once, at the cost of what is new."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from operator import attrgetter
+from pathlib import Path
+from typing import Any, Protocol
+
+from ml_diagnostics_common.entry import LogEntry, SeenSequences
+from ml_diagnostics_common.journal_layout import (
+    Segment,
+    list_segments,
+    log_directory,
+    read_state,
+    reader_position_path,
+    write_state,
+)
+from ml_diagnostics_common.segment_reader import SegmentReader
+
+__all__ = ["EntryReader", "JournalReader", "UnionReader"]
+
+_CHUNK_BYTES = 2**20
+_SMALLEST_CHUNK_BYTES = 2**14
+_ALL_CHUNKS_BYTES = 16 * 2**20  # Of all writers together; in memory an entry takes about five times its line.
+
+_timestamp_ns = attrgetter("timestamp_ns")
+
+
+class EntryReader(Protocol):
+    """Returns the entries of a log, each once."""
+
+    def read_new(self) -> Iterator[list[LogEntry]]:
+        """Batches of the entries that are there now and were not returned before, merged by (timestamp, insertId).
+
+        An entry that arrives late comes with the next call, whatever its timestamp.
+        """
+        ...
+
+    def position(self) -> dict[str, Any]:
+        """What was returned so far, as JSON: another reader of the same log goes on from it.
+
+        Exact when `read_new` was read to its end; in the middle of it a few entries may come again.
+        """
+        ...
+
+    @property
+    def skipped(self) -> Mapping[str, int]:
+        """What was there and is no entry, counted by reason."""
+        ...
+
+
+class JournalReader:
+    """Reads a log's journal: every writer's segments, from where it stopped.
+
+    Several readers and writers may be at it at once; a folder that is not there yet, segments that were dropped,
+    torn and foreign lines are passed over, and counted.
+    """
+
+    def __init__(self, log_id: str, *, root: Path, position: Mapping[str, Any] | None = None) -> None:
+        """Reads nothing yet.
+
+        Args:
+            log_id: the log's name.
+            root: the diagnostics folder.
+            position: of an earlier reader; None for the beginning.
+        """
+        self._log_id = log_id
+        self._root = root
+        self._folder = log_directory(root, log_id)
+        self._skipped: Counter[str] = Counter()
+        self._writers: dict[str, _WriterStream] = {}
+        for writer, offsets in _writers_of(position).items():
+            self._writers[writer] = _WriterStream(writer, self._skipped, offsets)
+
+    def read_new(self) -> Iterator[list[LogEntry]]:
+        """See `EntryReader`."""
+        by_writer: dict[str, list[Segment]] = {}
+        for segment in list_segments(self._folder):
+            by_writer.setdefault(segment.writer, []).append(segment)
+        for writer, segments in by_writer.items():
+            if writer not in self._writers:
+                self._writers[writer] = _WriterStream(writer, self._skipped, {})
+            self._writers[writer].update(segments)
+        for writer in self._writers.keys() - by_writer.keys():
+            self._writers[writer].update([])
+        streams = [stream for stream in self._writers.values() if stream.has_more()]
+        streams.sort(key=lambda stream: stream.writer + ".")  # As the insertIds sort, which begin so.
+        for stream in streams:
+            stream.chunk_bytes = min(_CHUNK_BYTES, max(_SMALLEST_CHUNK_BYTES, _ALL_CHUNKS_BYTES // len(streams)))
+        yield from _merge(streams)
+
+    def position(self) -> dict[str, Any]:
+        """See `EntryReader`."""
+        return {"writers": {name: stream.offsets() for name, stream in self._writers.items() if stream.segments}}
+
+    def save_position(self, name: str) -> None:
+        """Saves the position for `load_position`: also the promise that what was read is not needed again.
+
+        The journal's cap drops only what every saved position has passed, where no cloud has it.
+        """
+        write_state(reader_position_path(self._root, self._log_id, name), self.position())
+
+    @staticmethod
+    def load_position(name: str, log_id: str, *, root: Path) -> dict[str, Any] | None:
+        """What `save_position` saved under that name, or None."""
+        return read_state(reader_position_path(root, log_id, name))
+
+    @property
+    def skipped(self) -> Mapping[str, int]:
+        """See `EntryReader`; a part of a line at the end of a file counts as torn for as long as it stays so."""
+        torn_ends = sum(stream.torn_ends() for stream in self._writers.values())
+        return self._skipped + Counter(torn=torn_ends)
+
+
+class _Stream(Protocol):
+    """A source of entries in order; `head` holds those that were read and not returned."""
+
+    head: list[LogEntry]
+
+    def fill(self) -> bool:
+        """Reads on into an empty head; False when nothing more is there now."""
+        ...
+
+
+class _WriterStream:
+    """One writer's entries, over its segments."""
+
+    def __init__(self, writer: str, skipped: Counter[str], offsets: Mapping[int, int]) -> None:
+        self.writer = writer
+        self.head: list[LogEntry] = []
+        self.chunk_bytes = _CHUNK_BYTES
+        self.segments: dict[int, SegmentReader] = {
+            number: SegmentReader(Segment(writer, number, "", offset), skipped, offset)
+            for number, offset in offsets.items()
+        }
+        self._head_segment = 0
+        self._head_offset = 0
+        self._skipped = skipped
+
+    def update(self, segments: Sequence[Segment]) -> None:
+        """Takes over what is on disk now. A finished segment may still grow by a line: a thread was in the middle."""
+        present = {}
+        for segment in segments:
+            reader = self.segments.get(segment.number) or SegmentReader(segment, self._skipped)
+            reader.segment = segment
+            present[segment.number] = reader
+        self.segments = present
+
+    def has_more(self) -> bool:
+        return bool(self.head) or any(reader.has_more() for reader in self.segments.values())
+
+    def fill(self) -> bool:
+        for number, reader in self.segments.items():
+            while reader.has_more():
+                self._head_segment, self._head_offset = number, reader.offset
+                try:
+                    entries = reader.read(self.chunk_bytes)
+                except FileNotFoundError:
+                    break  # Dropped by the cap since it was listed.
+                except OSError:
+                    self._skipped["unreadable_segment"] += 1
+                    break
+                if entries:
+                    self.head = _in_order(entries)
+                    return True
+        return False
+
+    def offsets(self) -> dict[str, int]:
+        """Per segment, how far its entries were returned."""
+        offsets = {str(number): reader.offset for number, reader in self.segments.items()}
+        if self.head:
+            offsets[str(self._head_segment)] = self._head_offset
+        return offsets
+
+    def torn_ends(self) -> int:
+        return sum(reader.ends_torn for reader in self.segments.values())
+
+
+class UnionReader:
+    """The union of several readers of one log: what is in the journal and in the cloud comes once."""
+
+    def __init__(self, readers: Sequence[EntryReader], *, position: Mapping[str, Any] | None = None) -> None:
+        """Reads nothing yet.
+
+        Args:
+            readers: each already at its own position.
+            position: of an earlier union; its `readers` are what these were given.
+        """
+        self._readers = readers
+        self._seen = SeenSequences.from_json((position or {}).get("seen", {}))
+
+    def read_new(self) -> Iterator[list[LogEntry]]:
+        """See `EntryReader`."""
+        for batch in _merge([_ReaderStream(reader) for reader in self._readers]):
+            new = [entry for entry in batch if self._is_new(entry)]
+            if new:
+                yield new
+
+    def _is_new(self, entry: LogEntry) -> bool:
+        # Entries of other writers are in one place only.
+        writer = entry.context.writer
+        return writer is None or self._seen.add(writer, entry.sequence)
+
+    def position(self) -> dict[str, Any]:
+        """See `EntryReader`."""
+        return {"readers": [reader.position() for reader in self._readers], "seen": self._seen.to_json()}
+
+    @property
+    def skipped(self) -> Mapping[str, int]:
+        """See `EntryReader`."""
+        total: Counter[str] = Counter()
+        for reader in self._readers:
+            total.update(reader.skipped)
+        return total
+
+
+class _ReaderStream:
+    def __init__(self, reader: EntryReader) -> None:
+        self.head: list[LogEntry] = []
+        self._batches = reader.read_new()
+
+    def fill(self) -> bool:
+        self.head = next(self._batches, [])
+        return bool(self.head)
+
+
+def _merge(streams: Sequence[_Stream]) -> Iterator[list[LogEntry]]:
+    """Batches in the order of time from streams in order; between equal times the order of the streams."""
+    live = [stream for stream in streams if stream.head or stream.fill()]
+    while live:
+        if len(live) == 1:
+            batch, live[0].head = live[0].head, []
+        else:
+            # Up to here every stream has shown what it has.
+            horizon = min(stream.head[-1].timestamp_ns for stream in live)
+            batch = []
+            for stream in live:
+                cut = bisect_right(stream.head, horizon, key=_timestamp_ns)
+                batch += stream.head[:cut]
+                stream.head = stream.head[cut:]
+            batch.sort(key=_timestamp_ns)
+        yield batch
+        live = [stream for stream in live if stream.head or stream.fill()]
+
+
+def _in_order(entries: list[LogEntry]) -> list[LogEntry]:
+    """The entries by time; most often they are so already, and threads put a few lines out of order."""
+    times = [entry.timestamp_ns for entry in entries]
+    if times != sorted(times):
+        entries.sort(key=lambda entry: (entry.timestamp_ns, entry.sequence))
+    return entries
+
+
+def _writers_of(position: Mapping[str, Any] | None) -> dict[str, dict[int, int]]:
+    """The offsets in a saved position; whatever in it is not one is read from the beginning."""
+    writers = position.get("writers") if position is not None else None
+    if not isinstance(writers, dict):
+        return {}
+    return {
+        writer: {
+            int(number): offset
+            for number, offset in offsets.items()
+            if number.isdecimal() and isinstance(offset, int) and offset >= 0
+        }
+        for writer, offsets in writers.items()
+        if isinstance(offsets, dict)
+    }

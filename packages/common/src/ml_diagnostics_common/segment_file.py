@@ -1,0 +1,86 @@
+"""The file that a writer appends to: opened, followed by the next, and looked after."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+from ml_diagnostics_common.journal_layout import Header, encode_header, segment_name
+
+__all__ = ["SegmentFile"]
+
+
+class SegmentFile:
+    """The newest segment of a writer.
+
+    The descriptor keeps its number when the next segment is opened, so that a thread in the middle of a write does
+    it to the old file or to the new one, and never to a file that somebody else opened meanwhile.
+    """
+
+    def __init__(self, folder: Path, header: Header) -> None:
+        self.descriptor = -1
+        self._folder = folder
+        self._header = header
+        self._number = 0
+        self._identity = (0, 0)
+
+    def open_next(self) -> None:
+        """Goes on to the writer's next segment; raises OSError, and then nothing has changed."""
+        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        path = self._folder / segment_name(self._header.writer, self._number)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | getattr(os, "O_CLOEXEC", 0)
+        new = os.open(path, flags | getattr(os, "O_NOFOLLOW", 0), 0o600)
+        try:
+            line = encode_header(self._header)
+            if os.write(new, line) != len(line):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+            status = os.fstat(new)
+            if self.descriptor < 0:
+                self.descriptor = os.dup(new)
+            else:
+                os.dup2(new, self.descriptor, inheritable=False)
+        except OSError:
+            path.unlink(missing_ok=True)
+            raise
+        finally:
+            os.close(new)
+        self._identity = (status.st_dev, status.st_ino)
+        self._number += 1
+
+    def is_on_disk(self) -> bool:
+        """Whether an append now would reach a file that readers find.
+
+        Not so before the first segment is open, when somebody has deleted the file or its folder, and when somebody
+        has closed our descriptor: a daemon that closes all it finds. Then its number may be another file's by now.
+        """
+        if self.descriptor < 0:
+            return False
+        try:
+            status = os.fstat(self.descriptor)
+        except OSError:
+            self.descriptor = -1
+            return False
+        if (status.st_dev, status.st_ino) != self._identity:
+            self.descriptor = -1
+            return False
+        return status.st_nlink > 0
+
+    def sync(self) -> None:
+        """Puts the file, and its entry in its folder, on the disk itself; raises OSError."""
+        _sync_and_close(os.dup(self.descriptor), getattr(os, "fdatasync", os.fsync))
+        _sync_and_close(os.open(self._folder, os.O_RDONLY), os.fsync)
+
+    def close(self) -> None:
+        """Closes the descriptor, if it is still ours."""
+        if self.is_on_disk() or self.descriptor >= 0:
+            os.close(self.descriptor)
+        self.descriptor = -1
+
+
+def _sync_and_close(descriptor: int, sync: Callable[[int], None]) -> None:
+    try:
+        sync(descriptor)
+    finally:
+        os.close(descriptor)

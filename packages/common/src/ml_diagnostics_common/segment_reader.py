@@ -1,0 +1,170 @@
+"""Reading one segment of a journal, from a byte offset, while it may still be written."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections import Counter
+from typing import Any
+
+import msgspec
+
+from ml_diagnostics_common.entry import EntryContext, LogEntry
+from ml_diagnostics_common.guard import warn_once
+from ml_diagnostics_common.journal_layout import SCHEMA, Header, Segment, decode_header
+
+__all__ = ["SegmentReader"]
+
+_decoder = msgspec.json.Decoder(LogEntry)
+_UNREADABLE = (msgspec.DecodeError, RecursionError, ValueError)
+
+
+class SegmentReader:
+    """A cursor in one segment: `read` returns what follows `offset`, and moves it on.
+
+    Args:
+        segment: which.
+        skipped: counts the lines that are no entries: torn, foreign.
+        offset: in bytes, where an earlier reader stopped; 0 for the beginning.
+    """
+
+    def __init__(self, segment: Segment, skipped: Counter[str], offset: int = 0) -> None:
+        self.segment = segment
+        self.offset = offset
+        self.header: Header | None = None
+        self.ends_torn = False
+        """Whether behind `offset` stands a part of a line: of a write under way, or of a writer that was killed."""
+        self._context: EntryContext | None = None
+        self._skipped = skipped
+        self._size_at_end = -1  # The file's size when all that it held had been read.
+        self._is_foreign = False
+
+    def has_more(self) -> bool:
+        """Whether the segment, as it was listed, holds bytes that were never looked at."""
+        return self.segment.size > self.offset and self.segment.size != self._size_at_end
+
+    def read(self, limit_bytes: int) -> list[LogEntry]:
+        """The next entries, from about `limit_bytes` bytes; empty where no whole one is there.
+
+        Raises:
+            OSError: the file cannot be read; `offset` stands where it stood.
+        """
+        if self._is_foreign:
+            self._size_at_end = self.segment.size
+            return []
+        descriptor = os.open(self.segment.path, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0))
+        try:
+            if self._context is None and not self._read_header(descriptor):
+                return []
+            return self._read_lines(descriptor, limit_bytes)
+        finally:
+            os.close(descriptor)
+
+    def _read_header(self, descriptor: int) -> bool:
+        line, is_end = _read_line(descriptor, 0)
+        header = decode_header(line)
+        if header is not None:
+            self.header = header
+            self.offset = max(self.offset, len(line))
+            self._context = EntryContext(
+                log_id=header.log_id,
+                log_name="",
+                resource=header.resource,
+                labels=header.labels,
+                severity=header.severity,
+                writer=header.writer,
+            )
+            return True
+        self._size_at_end = self.segment.size
+        if not is_end:  # A whole line, and not a header of ours: else it may still come.
+            self._is_foreign = True
+            self._skipped["foreign_segment"] += 1
+            warn_once(
+                ("foreign segment", self.segment.path),
+                "%s is passed over: its first line is not a journal's header of schema %d or earlier.",
+                self.segment.path,
+                SCHEMA,
+            )
+        return False
+
+    def _read_lines(self, descriptor: int, limit_bytes: int) -> list[LogEntry]:
+        data, is_end = _read_whole_lines(descriptor, self.offset, limit_bytes)
+        self.ends_torn = False
+        try:
+            entries = _decoder.decode_lines(data)
+            consumed = len(data)
+        except _UNREADABLE:
+            entries, consumed = self._decode_one_by_one(data, is_end)
+        self.offset += consumed
+        if is_end:
+            self._size_at_end = self.offset + len(data) - consumed
+        context = self._context
+        assert context is not None
+        for entry in entries:
+            entry.context = context
+        return entries
+
+    def _decode_one_by_one(self, data: bytes, is_end: bool) -> tuple[list[LogEntry], int]:
+        """The entries among the lines, and the bytes that are done with: not a last line that may grow whole."""
+        entries = []
+        lines = data.split(b"\n")
+        for number, line in enumerate(lines, 1):
+            if not line:
+                continue
+            entry = _decode_line(line)
+            if isinstance(entry, LogEntry):
+                entries.append(entry)
+            elif is_end and number == len(lines) and entry == "torn":
+                self.ends_torn = True
+                return entries, len(data) - len(line) - 1
+            else:
+                self._skipped[entry] += 1
+        return entries, len(data)
+
+
+def _decode_line(line: bytes) -> LogEntry | str:
+    """The entry, or why there is none."""
+    try:
+        return _decoder.decode(line)
+    except _UNREADABLE:
+        pass
+    try:  # The standard library reads some JSON that msgspec does not: integers of a thousand digits.
+        decoded: Any = json.loads(line)
+    except (ValueError, RecursionError):
+        return "torn"
+    if isinstance(decoded, dict):
+        timestamp_ns, sequence, payload = decoded.get("t"), decoded.get("s"), decoded.get("p")
+        severity = decoded.get("severity")
+        if type(timestamp_ns) is int and type(sequence) is int and isinstance(payload, dict):
+            return LogEntry(timestamp_ns, sequence, payload, own_severity=str(severity) if severity else None)
+    return "foreign"
+
+
+def _read_line(descriptor: int, offset: int) -> tuple[bytes, bool]:
+    """The line at `offset`, and whether it is the file's last, which may be incomplete."""
+    size = 64 * 1024
+    while True:
+        data = os.pread(descriptor, size, offset)
+        end = data.find(b"\n")
+        if end >= 0:
+            return data[:end], False
+        if len(data) < size:
+            return data, True
+        size *= 2
+
+
+def _read_whole_lines(descriptor: int, offset: int, limit_bytes: int) -> tuple[bytes, bool]:
+    """Lines from `offset`, where one's newline stands: about `limit_bytes`, and one line at least.
+
+    Returns:
+        The bytes, and whether they reach the end of the file: then the last line may be incomplete.
+    """
+    size = limit_bytes
+    while True:
+        data = os.pread(descriptor, size, offset)
+        if len(data) < size:
+            return data, True
+        last = data.rfind(b"\n")
+        if last > 0:
+            return data[:last], False
+        size *= 2
