@@ -24,6 +24,16 @@ PACKAGES = {
     "testing": "ml_diagnostics_testing",
 }
 PYTHONS = ["3.10", "3.11", "3.12", "3.13"]
+COMPILE = [
+    "--quiet",
+    "--universal",
+    "--python-version=3.10",
+    "--upgrade",
+    "--generate-hashes",
+    "--no-emit-index-url",
+    "--no-annotate",
+    "--custom-compile-command=nox -s lock",
+]
 PIN_SETS = ["nox", "build", "tests", "demo", "typing", "lint", "docs", "oldest", "reference"]
 
 
@@ -191,11 +201,7 @@ def lock(session: nox.Session) -> None:
         if name == "oldest":
             sources[0] = "requirements/tests.in"
             options += ["--resolution=lowest-direct"]
-        session.run(
-            "uv", "pip", "compile", "-q", "--universal", "--python-version=3.10", "--generate-hashes", "--upgrade",
-            "--no-emit-index-url", "--no-annotate", "--custom-compile-command=nox -s lock",
-            *options, *sources, "-o", f"requirements/{name}.txt",
-        )  # fmt: skip
+        session.run("uv", "pip", "compile", *COMPILE, *options, *sources, "-o", f"requirements/{name}.txt")
 
 
 def distributions() -> list[str]:

@@ -1,0 +1,97 @@
+"""Importing our libraries is light: nothing heavy is loaded before it is used."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+RUNTIME = ["ml_diagnostics_common", "ml_goodput_measurement"]
+HEAVY = [
+    "google",
+    "grpc",
+    "jax",
+    "matplotlib",
+    "numpy",
+    "orbax",
+    "requests",
+    "scipy",
+    "tensorboard",
+    "tensorstore",
+]
+# These subclass what another package brings, so they are loaded only by those who use that package.
+LOADED_ON_USE = ["ml_diagnostics_common.access_token"]
+HEAVY_FOR_A_TRAINER = [
+    "asyncio",
+    "http.client",
+    "importlib.metadata",
+    "ml_goodput_measurement.calculator",
+    "ml_goodput_measurement.ledger",
+    "msgspec",
+    "multiprocessing",
+    "ssl",
+    "urllib.request",
+]
+
+
+def python(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run a fresh interpreter that keeps compiled files, as an installed package has them."""
+    environ = {**os.environ, "PYTHONDONTWRITEBYTECODE": ""}
+    return subprocess.run([sys.executable, *arguments], capture_output=True, text=True, check=True, env=environ)
+
+
+def loaded_after(statement: str) -> set[str]:
+    # A .pth file of some other distribution may have loaded things: only what the statement adds counts.
+    program = f"""
+import json, sys
+before = set(sys.modules)
+{statement}
+print(json.dumps(sorted(set(sys.modules) - before)))
+"""
+    return set(json.loads(python("-c", program).stdout))
+
+
+def heavy_ones(loaded: set[str], heavy: list[str]) -> list[str]:
+    return [name for name in heavy if name in loaded or any(module.startswith(name + ".") for module in loaded)]
+
+
+def modules_of(package: str) -> list[str]:
+    """Every module of an installed package, as dotted names, without importing it."""
+    (source,) = ROOT.glob(f"packages/*/src/{package}")
+    names = []
+    for path in sorted(source.rglob("*.py")):
+        parts = path.relative_to(source.parent).with_suffix("").parts
+        if parts[-1] != "__main__":
+            names.append(".".join(part for part in parts if part != "__init__"))
+    return names
+
+
+def test_no_module_loads_a_heavy_dependency_on_import() -> None:
+    for package in RUNTIME:
+        loaded = loaded_after("import " + ", ".join(sorted({*modules_of(package)} - {*LOADED_ON_USE})))
+        assert heavy_ones(loaded, HEAVY) == []
+
+
+def test_a_trainer_that_records_loads_neither_the_calculator_nor_a_network_stack() -> None:
+    statement = "from ml_goodput_measurement import goodput; goodput.GoodputRecorder"
+    assert heavy_ones(loaded_after(statement), HEAVY + HEAVY_FOR_A_TRAINER) == []
+
+
+def import_microseconds(statement: str) -> int:
+    """The time that imports took: the sum of what each module took itself, best of five interpreters."""
+    totals = []
+    for _ in range(5):
+        report = python("-X", "importtime", "-c", statement).stderr
+        totals.append(sum(int(own) for own in re.findall(r"^import time:\s+(\d+) \|", report, re.MULTILINE)))
+    return min(totals)
+
+
+def test_import_costs_a_few_times_what_starting_python_costs() -> None:
+    bare = import_microseconds("pass")
+    ours = import_microseconds("from ml_goodput_measurement import goodput; goodput.GoodputRecorder")
+    # A bare start takes about 15 ms, and 100 ms are allowed.
+    assert ours - bare < 6 * bare
