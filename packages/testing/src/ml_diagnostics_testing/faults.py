@@ -7,9 +7,11 @@
 Every server of this package has `faults`, and asks it once a request. They are the same over HTTP and gRPC.
 """
 
+import math
 import random
 import threading
-from collections.abc import Iterable, Iterator
+import time
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
 
@@ -120,8 +122,8 @@ class Faults:
     """The faults of one server. Safe to change while the server runs.
 
     Rules are asked in the order in which they were added. Delays and skews add up; the first other fault
-    decides how the request ends, and later rules are not asked. `on` limits a rule to one operation of the server
-    ("write", "list", ...; each server names its own); None is every operation.
+    decides how the request ends, and later rules are not asked. `on` limits a rule to one operation of the
+    server ("write", "list", ...; each server names its own); None is every operation.
 
     Attributes:
         injected: Every fault that was injected, oldest first, with the operation that it hit.
@@ -194,11 +196,21 @@ class Faults:
                     return Plan(delay_seconds, skew_seconds, fault)
         return Plan(delay_seconds, skew_seconds)
 
-    def wait(self, seconds: float | None) -> None:
-        """Hold the calling thread for a time, or until `release`. Servers call this."""
+    def wait(self, seconds: float | None, while_: Callable[[], bool] | None = None) -> None:
+        """Hold the calling thread for a time, or until `release`. Servers call this.
+
+        Args:
+            seconds: How long; None is for ever.
+            while_: Asked now and then: False ends the wait.
+        """
         with self._lock:
             released = self._released
-        released.wait(seconds)
+        if while_ is None:
+            released.wait(seconds)
+            return
+        end = math.inf if seconds is None else time.monotonic() + seconds
+        while while_() and (left := end - time.monotonic()) > 0 and not released.wait(min(left, 0.02)):
+            pass
 
     def _add(self, faults: Iterator[Fault | None], on: str | None) -> None:
         with self._lock:

@@ -17,7 +17,7 @@ from email.utils import formatdate
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, TypeVar
 
-from ml_diagnostics_testing.faults import Fault, Faults, Hang, Reset, Status, Truncate
+from ml_diagnostics_testing.faults import Fault, Faults, Hang, Plan, Reset, Status, Truncate
 
 _log = logging.getLogger("ml_diagnostics_testing")
 _Server = TypeVar("_Server", bound="LoopbackServer")
@@ -88,8 +88,8 @@ class Request:
     def json(self) -> Any:
         """The body as JSON; an empty body is an empty object."""
         try:
-            return json.loads(self.body or b"{}")
-        except ValueError as error:
+            return json.loads(self.body or b"{}", parse_constant=_refuse_constant)
+        except (ValueError, RecursionError) as error:
             raise ApiError(400, f"the request's body is not JSON: {error}") from None
 
 
@@ -125,6 +125,10 @@ class RequestRecord:
     entries: int | None = None
     status: int | None = None
     fault: Fault | None = None
+
+
+def _refuse_constant(name: str) -> Any:
+    raise ValueError(f"{name} is not a JSON value")  # Python's reader would take NaN and Infinity
 
 
 def json_response(value: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
@@ -199,6 +203,15 @@ class LoopbackServer:
         """The requests for one operation, oldest first."""
         return [record for record in self.requests if record.operation == operation]
 
+    def begin(self, operation: str, method: str, path: str, size_bytes: int) -> tuple[Plan, RequestRecord]:
+        """Decide what a request suffers, note it in `requests` and hold it for as long as it is delayed."""
+        plan = self.faults.plan(operation)
+        record = RequestRecord(operation, method, path, size_bytes, self.clock(), fault=plan.ending)
+        self.requests.append(record)
+        if plan.delay_seconds:
+            self.faults.wait(plan.delay_seconds)
+        return plan, record
+
     def close(self) -> None:
         """Stop serving: break what connections are left, wake what hangs. Safe to call twice."""
         self.faults.close()
@@ -225,9 +238,7 @@ class _HttpServer(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), _Handler)
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        thread = threading.Thread(
-            target=self.process_request_thread, args=(request, client_address), daemon=True
-        )
+        thread = threading.Thread(target=self.process_request_thread, args=(request, client_address), daemon=True)
         self._connections[thread] = request
         thread.start()
 
@@ -252,9 +263,7 @@ class _HttpServer(ThreadingHTTPServer):
 
 class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
-    wbufsize = (
-        -1
-    )  # one write a response: headers and body apart wait 40 ms for each other (Nagle, delayed ACK)
+    wbufsize = -1  # one write a response: headers and body apart wait 40 ms for each other (Nagle, delayed ACK)
     disable_nagle_algorithm = True
     server: _HttpServer
 
@@ -265,14 +274,10 @@ class _Handler(BaseHTTPRequestHandler):
             return
         body = self._read_body()
         service = self.server.service
-        now = service.clock()
         operation = service.operation(self.command, self.path.partition("?")[0])
-        plan = service.faults.plan(operation)
-        record = RequestRecord(operation, self.command, self.path, len(body), now, fault=plan.ending)
-        service.requests.append(record)
-        if plan.delay_seconds:
-            service.faults.wait(plan.delay_seconds)
-        request = Request(self.command, self.path, self.headers, body, now + plan.skew_seconds, record)
+        plan, record = service.begin(operation, self.command, self.path, len(body))
+        time = record.time + plan.skew_seconds
+        request = Request(self.command, self.path, self.headers, body, time, record)
         response = self._handle(request) if plan.applies else Response()
         self._end(request, response)
 

@@ -1,0 +1,176 @@
+"""The loopback Cloud Logging: its two fronts, and what tests ask of it."""
+
+import json
+import time
+import urllib.parse
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from ml_diagnostics_testing.cloud_logging.entries import make_entry
+from ml_diagnostics_testing.cloud_logging.grpc_front import GrpcFront, frame
+from ml_diagnostics_testing.cloud_logging.store import MAX_REQUEST_BYTES, EntryStore, Page
+from ml_diagnostics_testing.http_server import (
+    ApiError,
+    LoopbackServer,
+    Request,
+    RequestRecord,
+    Response,
+    json_response,
+)
+
+
+class CloudLoggingServer(LoopbackServer):
+    """A Cloud Logging of your own on 127.0.0.1: gRPC and REST over one store, with the real service's limits.
+
+    It runs from construction until `close`, and is a context manager. The operations of its `faults` and `requests`
+    are "write" and "list".
+
+    Args:
+        project: The project that `environment` names and `write` writes to. The server takes entries of any.
+        clock: Returns the time in seconds since the epoch.
+        max_page_size: The largest page that a listing may ask for; beyond it the real service refuses.
+        scan_limit: How many entries one listing looks at before it answers with what it has, maybe nothing, and a
+            token for the rest, as the real service does with long logs; None looks at all.
+        retention_seconds: Entries older than this, or more than a day in the future, are accepted and never listed,
+            as by the real service; None keeps all.
+    """
+
+    def __init__(
+        self,
+        project: str = "loopback-project",
+        *,
+        clock: Callable[[], float] = time.time,
+        max_page_size: int = 1000,
+        scan_limit: int | None = None,
+        retention_seconds: float | None = None,
+    ) -> None:
+        self.project = project
+        self._store = EntryStore(
+            clock=clock, max_page_size=max_page_size, scan_limit=scan_limit, retention_seconds=retention_seconds
+        )
+        super().__init__(clock=clock)
+        self._grpc = GrpcFront(self, write=self._write, list_=self._list)
+
+    @property
+    def rest_url(self) -> str:
+        """The API endpoint for REST: `http://127.0.0.1:PORT`."""
+        return self.url
+
+    @property
+    def grpc_target(self) -> str:
+        """The API endpoint for gRPC without TLS: `127.0.0.1:PORT`."""
+        return f"127.0.0.1:{self._grpc.port}"
+
+    @property
+    def duplicates(self) -> int:
+        """How many entries were dropped because their log had one with the same timestamp and insertId."""
+        return self._store.duplicates
+
+    @property
+    def ingestion_delay_seconds(self) -> float:
+        """How long it takes from an entry's arrival until listings have it. Settable; 0 at first."""
+        return self._store.delay_seconds
+
+    @ingestion_delay_seconds.setter
+    def ingestion_delay_seconds(self, seconds: float) -> None:
+        self._store.delay_seconds = seconds
+
+    def environment(self) -> dict[str, str]:
+        """Return the variables that redirect gcloud and the ML diagnostics libraries to this server."""
+        return {
+            "CLOUDSDK_API_ENDPOINT_OVERRIDES_LOGGING": f"{self.url}/",
+            "CLOUDSDK_AUTH_DISABLE_CREDENTIALS": "1",
+            "CLOUDSDK_CORE_PROJECT": self.project,
+            "GOOGLE_CLOUD_PROJECT": self.project,
+            "ML_DIAGNOSTICS_LOGGING_GRPC": self.grpc_target,
+        }
+
+    def log_name(self, log_id: str) -> str:
+        """Return a log's full name in this server's project: `projects/PROJECT/logs/LOG_ID`, encoded."""
+        return f"projects/{self.project}/logs/{urllib.parse.quote(log_id, safe='')}"
+
+    def write(self, entries: Iterable[Mapping[str, Any]], *, log_id: str | None = None) -> None:
+        """Store entries as a client would that writes them in one request, without its limit of 10 MB.
+
+        Args:
+            entries: In the form of REST's JSON. Without a resource they get "global".
+            log_id: The log of the entries that have no logName.
+        """
+        now_ns = int(self.clock() * 1e9)
+        self._store.write({**self._defaults(log_id), "entries": [dict(entry) for entry in entries]}, now_ns)
+
+    def preload(self, entries: Iterable[Mapping[str, Any]], *, log_id: str | None = None) -> None:
+        """Store entries as `write` does and serialise them for both fronts now, so that listings cost little."""
+        now_ns = int(self.clock() * 1e9)
+        defaults = self._defaults(log_id)
+        made = [
+            make_entry(dict(entry), defaults, now_ns, f"preloaded-{index:012}", offset_ns=index)
+            for index, entry in enumerate(entries)
+        ]
+        for entry in made:
+            frame(entry)
+        self._store.add(made, now_ns)
+
+    def entries(self, filter_: str = "") -> list[dict[str, Any]]:
+        """Return what a listing would, all of it, oldest first, in the form of REST's JSON."""
+        return [json.loads(entry.json) for entry in self._store.select(filter_)]
+
+    def hold(self, filter_: str = "") -> None:
+        """Keep what is written from now on, and passes the filter, out of listings until `release`."""
+        self._store.hold(filter_)
+
+    def release(self) -> int:
+        """Let what is held or delayed appear in listings, and hold no more; return how many entries appeared."""
+        return self._store.release()
+
+    def clear(self) -> None:
+        """Forget all entries."""
+        self._store.clear()
+
+    def close(self) -> None:
+        """Stop serving. Safe to call twice."""
+        self.faults.close()
+        self._grpc.close()
+        super().close()
+
+    def operation(self, method: str, path: str) -> str:
+        """Name the two operations "write" and "list"."""
+        verb = urllib.parse.unquote(path).rpartition("entries:")[2]
+        return verb if verb in ("write", "list") else "other"
+
+    def handle(self, request: Request) -> Response:
+        """Answer REST."""
+        body = request.json()
+        if not isinstance(body, dict):
+            raise ApiError(400, "the request's body is not a JSON object")
+        match request.method, urllib.parse.unquote(request.path):
+            case "POST", "/v2/entries:write":
+                if len(request.body) > MAX_REQUEST_BYTES:
+                    raise ApiError(400, f"Request payload size exceeds the limit: {MAX_REQUEST_BYTES} bytes.")
+                self._write(body, request.record, request.time)
+                return json_response({})
+            case "POST", "/v2/entries:list":
+                return _rest_page(self._list(body, request.record, request.time))
+        raise ApiError(404, f"the loopback Cloud Logging has no {request.method} {request.path}")
+
+    def _defaults(self, log_id: str | None) -> dict[str, Any]:
+        resource = {"type": "global", "labels": {"project_id": self.project}}
+        return {"resource": resource, "logName": self.log_name(log_id) if log_id else ""}
+
+    def _write(self, body: dict[str, Any], record: RequestRecord, now: float) -> None:
+        record.entries = len(body.get("entries") or ())
+        self._store.write(body, int(now * 1e9))
+
+    def _list(self, body: dict[str, Any], record: RequestRecord, now: float) -> Page:
+        page = self._store.list_page(body)
+        record.entries = len(page.entries)
+        return page
+
+
+def _rest_page(page: Page) -> Response:
+    parts = []
+    if page.entries:
+        parts.append(b'"entries":[%b]' % b",".join([entry.json for entry in page.entries]))
+    if page.next_page_token:
+        parts.append(b'"nextPageToken":"%b"' % page.next_page_token.encode())
+    return Response(200, b"{%b}" % b",".join(parts), {"Content-Type": "application/json; charset=UTF-8"})
