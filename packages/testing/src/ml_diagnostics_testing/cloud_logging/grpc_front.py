@@ -4,11 +4,11 @@ from collections.abc import Callable, Mapping
 from concurrent import futures
 from typing import Any, NoReturn
 
-import grpc
+import grpc  # type: ignore[import-untyped]
 from google.cloud.logging_v2.types import ListLogEntriesRequest, LogEntry, WriteLogEntriesRequest
-from google.protobuf import json_format
-from google.rpc import code_pb2, error_details_pb2, status_pb2
-from grpc_status import rpc_status
+from google.protobuf import json_format  # type: ignore[import-untyped]
+from google.rpc import code_pb2, error_details_pb2, status_pb2  # type: ignore[import-untyped]
+from grpc_status import rpc_status  # type: ignore[import-untyped]
 
 from ml_diagnostics_testing.cloud_logging.entries import Entry, parse_timestamp
 from ml_diagnostics_testing.cloud_logging.store import MAX_REQUEST_BYTES, Page
