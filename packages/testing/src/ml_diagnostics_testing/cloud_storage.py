@@ -1,0 +1,422 @@
+"""Cloud Storage on loopback: its JSON API, as the real clients use it.
+
+    with CloudStorageServer(buckets=["b"]) as server:
+        os.environ.update(server.environment())
+        google.cloud.storage.Client().bucket("b").blob("x").upload_from_string("hello")
+        assert server.read("b", "x") == b"hello"
+
+Uploads (media, multipart, resumable), metadata, downloads with ranges, lists with paging, delimiter, offsets and
+globs, compose, rewrite, copy, patch, delete and batches. Preconditions on generation and metageneration are enforced
+everywhere and answered with 412. Objects have one live generation; there is no versioning, no ACL and no IAM.
+
+API: https://cloud.google.com/storage/docs/json_api/v1
+"""
+
+import email
+import itertools
+import json
+import re
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from http import HTTPStatus
+from typing import Any
+from urllib.parse import unquote
+
+from ml_diagnostics_testing.http_server import (
+    ApiError,
+    LoopbackServer,
+    Request,
+    Response,
+    error_response,
+    json_response,
+)
+from ml_diagnostics_testing.storage_objects import (
+    ObjectStore,
+    StoredObject,
+    check,
+    list_page,
+    media_response,
+)
+
+__all__ = ["CloudStorageServer", "StoredObject"]
+
+_PATH = re.compile(r"/(?:(?P<kind>upload|resumable/upload|download)/)?storage/v1/(?P<rest>.*)")
+_OBJECT = re.compile(r"b/(?P<bucket>[^/]+)/o/(?P<name>[^/]+)(?:/(?P<verb>\w+)(?P<target>/b/.*)?)?")
+_TARGET = re.compile(r"/b/(?P<bucket>[^/]+)/o/(?P<name>[^/]+)")
+_CHUNK_BYTES = 256 * 1024
+
+
+@dataclass
+class _Session:
+    """A resumable upload under way."""
+
+    bucket: str
+    name: str
+    properties: dict[str, Any]
+    query: dict[str, str]
+    received: bytearray = field(default_factory=bytearray)
+    finished: StoredObject | None = None
+
+
+class CloudStorageServer(LoopbackServer):
+    """Serves buckets and objects over Cloud Storage's JSON API.
+
+    Faults know these operations: "upload" (each request of one), "read" (downloads), "get" (metadata), "list",
+    "delete", "patch", "compose", "rewrite", "copy", "batch" and "bucket".
+
+    Args:
+        buckets: The buckets that exist from the start; clients may create more.
+        clock: Returns the time in seconds since the epoch; generations come from it.
+    """
+
+    def __init__(self, buckets: Iterable[str] = ("test-bucket",), *, clock: Callable[[], float] = time.time) -> None:
+        self._store = ObjectStore(clock)
+        self._sessions: dict[str, _Session] = {}
+        self._session_numbers = itertools.count(1)
+        for bucket in buckets:
+            self.create_bucket(bucket)
+        super().__init__(clock=clock)
+
+    # --- For tests ---
+
+    def create_bucket(self, name: str) -> None:
+        """Makes an empty bucket, unless there is one of that name."""
+        self._store.buckets.setdefault(name, {})
+
+    def write(self, bucket: str, name: str, data: bytes, **properties: Any) -> StoredObject:
+        """Writes an object behind the clients' backs.
+
+        Args:
+            bucket: The bucket's name.
+            name: The object's name.
+            data: Its content.
+            **properties: Such as contentType or metadata.
+        """
+        return self._store.write(bucket, name, data, properties, {})
+
+    def read(self, bucket: str, name: str) -> bytes:
+        """The content of an object; KeyError if there is none."""
+        return self._store.buckets[bucket][name].data
+
+    def stored(self, bucket: str, name: str) -> StoredObject:
+        """All that is known of an object; KeyError if there is none."""
+        return self._store.buckets[bucket][name]
+
+    def names(self, bucket: str, prefix: str = "") -> list[str]:
+        """The names of a bucket's objects, sorted."""
+        return sorted(name for name in self._store.buckets[bucket] if name.startswith(prefix))
+
+    def environment(self) -> dict[str, str]:
+        """The variables that bring google-cloud-storage, gcloud and our libraries here, without credentials."""
+        return {
+            "STORAGE_EMULATOR_HOST": self.url,
+            "CLOUDSDK_API_ENDPOINT_OVERRIDES_STORAGE": f"{self.url}/storage/v1/",
+            "CLOUDSDK_AUTH_DISABLE_CREDENTIALS": "true",
+        }
+
+    # --- Serving ---
+
+    def operation(self, method: str, path: str) -> str:
+        """Names what is asked for, from the path alone."""
+        if path.startswith("/batch/"):
+            return "batch"
+        parsed = _PATH.fullmatch(path)
+        if not parsed or parsed["kind"] == "download":
+            return "read"
+        if parsed["kind"]:
+            return "upload"
+        found = _OBJECT.fullmatch(parsed["rest"])
+        if found is None:
+            return "list" if parsed["rest"].endswith("/o") else "bucket"
+        verb = {"rewriteTo": "rewrite", "copyTo": "copy", None: None}.get(found["verb"], found["verb"])
+        return verb or {"GET": "get", "DELETE": "delete"}.get(method, "patch")
+
+    def handle(self, request: Request) -> Response:
+        """Routes a request by its path."""
+        with self._store.lock:
+            if request.path.startswith("/batch/"):
+                return self._batch(request)
+            parsed = _PATH.fullmatch(request.path)
+            if parsed is None:
+                raise ApiError(404, f"There is no {request.path} in the JSON API")
+            if parsed["kind"] in ("upload", "resumable/upload"):
+                return self._upload(request, unquote(parsed["rest"].split("/")[1]))
+            found = _OBJECT.fullmatch(parsed["rest"])
+            if found is None:
+                return self._bucket(request, [unquote(part) for part in parsed["rest"].split("/")])
+            bucket, name = unquote(found["bucket"]), unquote(found["name"])
+            if found["verb"] == "compose":
+                return self._compose(request, bucket, name)
+            if found["verb"] in ("rewriteTo", "copyTo") and found["target"]:
+                return self._copy(request, bucket, name, found["verb"], found["target"])
+            if found["verb"]:
+                raise ApiError(501, f"{found['verb']} is not served")
+            return self._object(request, bucket, name)
+
+    def _show(self, found: StoredObject) -> Response:
+        return json_response(found.resource(self.url), headers={"ETag": found.etag})
+
+    def _bucket(self, request: Request, parts: list[str]) -> Response:
+        """Requests on buckets: b, b/NAME, b/NAME/o."""
+        buckets = self._store.buckets
+        if parts == ["b"]:
+            if request.method == "GET":
+                return json_response({"kind": "storage#buckets", "items": [_show_bucket(name) for name in buckets]})
+            name = str(request.json().get("name", ""))
+            if name in buckets:
+                raise ApiError(409, f"Your previous request to create the named bucket {name} succeeded.")
+            self.create_bucket(name)
+            return json_response(_show_bucket(name))
+        if len(parts) == 3 and parts[2] == "o" and request.method == "GET":
+            return self._list(request, parts[1])
+        if len(parts) != 2 or request.method not in ("GET", "DELETE"):
+            raise ApiError(501, f"{request.method} {request.path} is not served")
+        objects = self._store.bucket(parts[1])
+        if request.method == "GET":
+            return json_response(_show_bucket(parts[1]))
+        if objects:
+            raise ApiError(409, "The bucket you tried to delete is not empty.")
+        del buckets[parts[1]]
+        return Response(204)
+
+    def _list(self, request: Request, bucket: str) -> Response:
+        page = list_page(self._store.bucket(bucket), request.query)
+        request.record.entries = len(page.items)
+        answer: dict[str, Any] = {"kind": "storage#objects"}
+        if page.items:
+            answer["items"] = [found.resource(self.url) for found in page.items]
+        if page.prefixes:
+            answer["prefixes"] = page.prefixes
+        if page.next_token:
+            answer["nextPageToken"] = page.next_token
+        return json_response(answer)
+
+    def _object(self, request: Request, bucket: str, name: str) -> Response:
+        """Requests on one object: metadata, download, patch, update, delete."""
+        query = request.query
+        if request.method == "GET":
+            found = self._store.find(bucket, name, {"generation": query.get("generation", "")})
+            check(found, query, reading=True)
+            if query.get("alt") != "media":
+                return self._show(found)
+            return media_response(found, request.headers.get("Range"))
+        found = self._store.find(bucket, name, query)
+        if request.method == "DELETE":
+            del self._store.buckets[bucket][name]
+            return Response(204)
+        given = request.json()
+        if request.method == "PATCH":
+            metadata = {**found.properties.get("metadata", {}), **(given.get("metadata") or {})}
+            kept = {key: value for key, value in metadata.items() if value is not None}
+            replaced = "metadata" in given and given["metadata"] is None
+            given = {**found.properties, **given, "metadata": None if replaced else kept or None}
+        elif request.method != "PUT":
+            raise ApiError(501, f"{request.method} of an object is not served")
+        return self._show(self._store.change(found, given))
+
+    def _compose(self, request: Request, bucket: str, name: str) -> Response:
+        asked = request.json()
+        sources = asked.get("sourceObjects", [])
+        if not 0 < len(sources) <= 32:
+            raise ApiError(400, "The number of source components provided must be between 1 and 32.")
+        found = []
+        for source in sources:
+            conditions = {key: str(value) for key, value in source.get("objectPreconditions", {}).items()}
+            conditions["generation"] = str(source.get("generation", ""))
+            found.append(self._store.find(bucket, str(source["name"]), conditions))
+        composed = self._store.write(
+            bucket,
+            name,
+            b"".join(part.data for part in found),
+            {"contentType": found[0].properties.get("contentType"), **asked.get("destination", {})},
+            request.query,
+            component_count=sum(part.component_count or 1 for part in found),
+        )
+        return self._show(composed)
+
+    def _copy(self, request: Request, bucket: str, name: str, verb: str, target: str) -> Response:
+        to = _TARGET.fullmatch(target)
+        if to is None:
+            raise ApiError(400, f"There is no target in {target}")
+        source = self._store.find(bucket, name, request.query, source=True)
+        copied = self._store.write(
+            unquote(to["bucket"]),
+            unquote(to["name"]),
+            source.data,
+            request.json() or source.properties,
+            request.query,
+            component_count=source.component_count,
+        )
+        if verb == "copyTo":
+            return self._show(copied)
+        size = str(len(copied.data))
+        return json_response(
+            {
+                "kind": "storage#rewriteResponse",
+                "totalBytesRewritten": size,
+                "objectSize": size,
+                "done": True,
+                "resource": copied.resource(self.url),
+            }
+        )
+
+    # --- Uploads ---
+
+    def _upload(self, request: Request, bucket: str) -> Response:
+        query = request.query
+        if "upload_id" in query:
+            return self._continue_upload(request, query["upload_id"])
+        kind = query.get("uploadType")
+        if kind == "resumable":
+            return self._start_upload(request, bucket)
+        if kind == "multipart":
+            properties, data = _parse_multipart(request)
+        elif kind == "media":
+            properties, data = {"contentType": request.headers.get("Content-Type")}, request.body
+        else:
+            raise ApiError(400, f"uploadType is {kind!r}; it is media, multipart or resumable")
+        name = query.get("name") or str(properties.get("name", ""))
+        return self._finish_upload(request, bucket, name, data, properties, query)
+
+    def _finish_upload(
+        self,
+        request: Request,
+        bucket: str,
+        name: str,
+        data: bytes,
+        properties: Mapping[str, Any],
+        query: Mapping[str, str],
+    ) -> Response:
+        expected = {"crc32c": properties.get("crc32c"), "md5": properties.get("md5Hash")}
+        for part in request.headers.get("X-Goog-Hash", "").split(","):
+            kind, _, value = part.strip().partition("=")
+            expected[kind] = expected.get(kind) or value
+        draft = StoredObject(bucket, name, data, 0, 0, 0.0, 0.0, {})
+        for kind, value in draft.hashes.items():
+            if expected.get(kind) and expected[kind] != value:
+                raise ApiError(400, f"Provided {kind} {expected[kind]!r} does not match the calculated {value!r}.")
+        return self._show(self._store.write(bucket, name, data, properties, query))
+
+    def _start_upload(self, request: Request, bucket: str) -> Response:
+        properties = dict(request.json())
+        properties.setdefault("contentType", request.headers.get("X-Upload-Content-Type"))
+        name = request.query.get("name") or str(properties.get("name", ""))
+        check(self._store.bucket(bucket).get(name), request.query)
+        upload_id = f"upload-{next(self._session_numbers)}"
+        self._sessions[upload_id] = _Session(bucket, name, properties, request.query)
+        location = f"{self.url}/upload/storage/v1/b/{bucket}/o?uploadType=resumable&upload_id={upload_id}"
+        return Response(200, b"", {"Location": location, "X-GUploader-UploadID": upload_id})
+
+    def _continue_upload(self, request: Request, upload_id: str) -> Response:
+        """Takes a chunk of a resumable upload, or says how much of it has arrived."""
+        session = self._sessions.get(upload_id)
+        if session is None:
+            raise ApiError(404, f"No such upload: {upload_id}")
+        if request.method == "DELETE":
+            del self._sessions[upload_id]
+            return Response(499)
+        if session.finished:
+            return self._show(session.finished)
+        size = len(request.body)
+        given = request.headers.get("Content-Range", f"bytes 0-{size - 1}/{size}" if size else "bytes */0")
+        parsed = re.fullmatch(r"bytes (?:(\d+)-(\d+)|\*)/(\d+|\*)", given)
+        if parsed is None:
+            raise ApiError(400, f"Invalid Content-Range: {given}")
+        first, last, total = parsed.groups()
+        if first is not None:
+            is_last = total != "*" and int(last) + 1 == int(total)
+            self._take_chunk(session, int(first), request.body, is_last=is_last)
+        if total == "*" or len(session.received) < int(total):
+            arrived = len(session.received)
+            return Response(308, b"", {"Range": f"bytes=0-{arrived - 1}"} if arrived else {})
+        answer = self._finish_upload(
+            request, session.bucket, session.name, bytes(session.received), session.properties, session.query
+        )
+        session.finished = self._store.buckets[session.bucket][session.name]
+        return answer
+
+    def _take_chunk(self, session: _Session, first: int, data: bytes, *, is_last: bool) -> None:
+        missing = len(session.received) - first
+        if missing < 0:
+            raise ApiError(400, f"The chunk starts at {first}, but only {len(session.received)} bytes arrived before")
+        session.received += data[missing:]
+        if not is_last:  # The real server keeps whole multiples of 256 KiB only.
+            del session.received[len(session.received) // _CHUNK_BYTES * _CHUNK_BYTES :]
+
+    # --- Batches ---
+
+    def _batch(self, request: Request) -> Response:
+        """Does many requests that came as one, and answers each."""
+        content_type = request.headers.get("Content-Type", "")
+        message = email.message_from_bytes(b"Content-Type: " + content_type.encode() + b"\n\n" + request.body)
+        if not message.is_multipart():
+            raise ApiError(400, "a batch is multipart/mixed")
+        boundary = "batch_of_the_loopback_server"
+        parts = []
+        for index, part in enumerate(message.get_payload()):
+            answer = self._one_of_batch(request, str(part.get_payload()))
+            head = {**answer.headers, "Content-Length": str(len(answer.body))}
+            lines = [
+                f"--{boundary}",
+                "Content-Type: application/http",
+                f"Content-ID: <response-{part.get('Content-ID', index)}>",
+                "",
+                f"HTTP/1.1 {answer.status} {HTTPStatus(answer.status).phrase}",
+                *(f"{name}: {value}" for name, value in head.items()),
+                "",
+                answer.body.decode(),
+            ]
+            parts.append("\r\n".join(lines) + "\r\n")
+        body = "".join(parts) + f"--{boundary}--\r\n"
+        return Response(200, body.encode(), {"Content-Type": f"multipart/mixed; boundary={boundary}"})
+
+    def _one_of_batch(self, request: Request, text: str) -> Response:
+        line, _, rest = text.lstrip().partition("\n")
+        method, _, target = line.strip().removesuffix("HTTP/1.1").strip().partition(" ")
+        headers = email.message_from_string(rest)
+        inner = Request(
+            method=method,
+            target=re.sub(r"^https?://[^/]+", "", target.strip()),
+            headers=headers,
+            body=str(headers.get_payload()).strip().encode(),
+            time=request.time,
+            record=request.record,
+        )
+        try:
+            return self.handle(inner)
+        except ApiError as error:
+            return error_response(error)
+
+
+def _parse_multipart(request: Request) -> tuple[dict[str, Any], bytes]:
+    """The metadata and the content of a multipart/related upload, with CRLF or bare LF line ends."""
+    boundary = request.headers.get_param("boundary")
+    if not isinstance(boundary, str) or not boundary:
+        raise ApiError(400, "a multipart upload names its boundary")
+    mark = b"--" + boundary.strip("'\"").encode()
+    body = request.body[max(request.body.find(mark), 0) :].removeprefix(mark)
+    line_end = b"\r\n" if body.startswith(b"\r\n") else b"\n"
+    metadata, _, content = body.partition(line_end + mark + line_end)
+    content, end, _ = content.rpartition(line_end + mark + b"--")
+    head, blank, data = content.partition(line_end * 2)
+    if not end or not blank:
+        raise ApiError(400, "a multipart upload has two parts, each with headers and a blank line")
+    try:
+        properties = dict(json.loads(metadata.partition(line_end * 2)[2] or b"{}"))
+    except ValueError as error:
+        raise ApiError(400, f"the metadata is not JSON: {error}") from None
+    properties.setdefault("contentType", email.message_from_bytes(head).get("Content-Type"))
+    return properties, data
+
+
+def _show_bucket(name: str) -> dict[str, Any]:
+    return {
+        "kind": "storage#bucket",
+        "id": name,
+        "name": name,
+        "location": "US",
+        "storageClass": "STANDARD",
+        "metageneration": "1",
+        "etag": "CAE=",
+    }

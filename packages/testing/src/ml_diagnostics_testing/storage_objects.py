@@ -1,0 +1,314 @@
+"""Buckets and objects as Cloud Storage keeps them: generations, preconditions, checksums, listing order.
+
+Format: https://cloud.google.com/storage/docs/json_api/v1/objects
+"""
+
+import base64
+import hashlib
+import re
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+from urllib.parse import quote
+
+from ml_diagnostics_testing.http_server import ApiError, Response
+
+_WRITABLE = (
+    "cacheControl",
+    "contentDisposition",
+    "contentEncoding",
+    "contentLanguage",
+    "contentType",
+    "customTime",
+    "eventBasedHold",
+    "metadata",
+    "storageClass",
+    "temporaryHold",
+)
+
+
+@dataclass(frozen=True)
+class StoredObject:
+    """One object of a bucket, in one generation.
+
+    Attributes:
+        bucket: The bucket's name.
+        name: The object's name.
+        data: Its content.
+        generation: Grows with every write of the name.
+        metageneration: Grows with every change of the metadata; 1 after a write.
+        created: When this generation was written, in seconds since the epoch.
+        updated: When its metadata was last changed.
+        properties: What the writer may set: contentType, metadata, ...
+        component_count: Of how many objects it was composed; 0 for one that was uploaded.
+    """
+
+    bucket: str
+    name: str
+    data: bytes = field(repr=False)
+    generation: int
+    metageneration: int
+    created: float
+    updated: float
+    properties: Mapping[str, Any]
+    component_count: int = 0
+
+    @property
+    def etag(self) -> str:
+        """Changes with the generation and the metageneration."""
+        return base64.b64encode(f"{self.generation}/{self.metageneration}".encode()).decode()
+
+    @property
+    def hashes(self) -> dict[str, str]:
+        """The content's crc32c and md5 in base64; no md5 for a composed object."""
+        found = {"crc32c": base64.b64encode(crc32c(self.data).to_bytes(4, "big")).decode()}
+        if not self.component_count:
+            found["md5"] = base64.b64encode(hashlib.md5(self.data).digest()).decode()
+        return found
+
+    def resource(self, url: str) -> dict[str, Any]:
+        """The object as the JSON API shows it.
+
+        Args:
+            url: Where the server is.
+        """
+        path = f"b/{quote(self.bucket, safe='')}/o/{quote(self.name, safe='')}"
+        hashes = self.hashes
+        shown: dict[str, Any] = {
+            "kind": "storage#object",
+            "id": f"{self.bucket}/{self.name}/{self.generation}",
+            "selfLink": f"{url}/storage/v1/{path}",
+            "mediaLink": f"{url}/download/storage/v1/{path}?generation={self.generation}&alt=media",
+            "name": self.name,
+            "bucket": self.bucket,
+            "generation": str(self.generation),
+            "metageneration": str(self.metageneration),
+            "size": str(len(self.data)),
+            "crc32c": hashes["crc32c"],
+            "etag": self.etag,
+            "storageClass": "STANDARD",
+            "timeCreated": _rfc3339(self.created),
+            "timeFinalized": _rfc3339(self.created),
+            "timeStorageClassUpdated": _rfc3339(self.created),
+            "updated": _rfc3339(self.updated),
+        }
+        if "md5" in hashes:
+            shown["md5Hash"] = hashes["md5"]
+        if self.component_count:
+            shown["componentCount"] = self.component_count
+        return shown | dict(self.properties)
+
+    def headers(self) -> dict[str, str]:
+        """The headers of a download."""
+        headers = {
+            "Content-Type": str(self.properties.get("contentType", "application/octet-stream")),
+            "ETag": self.etag,
+            "X-Goog-Generation": str(self.generation),
+            "X-Goog-Metageneration": str(self.metageneration),
+            "X-Goog-Hash": ",".join(f"{name}={value}" for name, value in self.hashes.items()),
+            "X-Goog-Stored-Content-Length": str(len(self.data)),
+            "X-Goog-Stored-Content-Encoding": str(self.properties.get("contentEncoding", "identity")),
+            "X-Goog-Storage-Class": "STANDARD",
+        }
+        if "contentEncoding" in self.properties:
+            headers["Content-Encoding"] = str(self.properties["contentEncoding"])
+        return headers
+
+
+class ObjectStore:
+    """All buckets of one server. Every method is atomic.
+
+    Args:
+        clock: Returns the time in seconds since the epoch.
+    """
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self.buckets: dict[str, dict[str, StoredObject]] = {}
+        self.lock = threading.RLock()
+        self._clock = clock
+        self._last_generation = 0
+
+    def bucket(self, name: str) -> dict[str, StoredObject]:
+        """The objects of a bucket by their names."""
+        if name not in self.buckets:
+            raise ApiError(404, f"The specified bucket does not exist: {name}")
+        return self.buckets[name]
+
+    def find(self, bucket: str, name: str, conditions: Mapping[str, str], *, source: bool = False) -> StoredObject:
+        """The live object, if it exists and the request's preconditions hold.
+
+        Args:
+            bucket: The bucket's name.
+            name: The object's name.
+            conditions: The query: generation, ifGenerationMatch, ...
+            source: Read the conditions on the source of a copy instead: sourceGeneration, ifSourceGenerationMatch, ...
+        """
+        found = self.bucket(bucket).get(name)
+        wanted = conditions.get("sourceGeneration" if source else "generation")
+        if found is None or (wanted and int(wanted) != found.generation):
+            raise ApiError(404, f"No such object: {bucket}/{name}")
+        check(found, conditions, "Source" if source else "")
+        return found
+
+    def write(
+        self,
+        bucket: str,
+        name: str,
+        data: bytes,
+        properties: Mapping[str, Any],
+        conditions: Mapping[str, str],
+        *,
+        component_count: int = 0,
+    ) -> StoredObject:
+        """Writes a new generation, if the request's preconditions hold."""
+        if not name or len(name.encode()) > 1024 or re.search(r"[\r\n]", name) or name in (".", ".."):
+            raise ApiError(400, f"Invalid object name: {name!r}")
+        with self.lock:
+            objects = self.bucket(bucket)
+            check(objects.get(name), conditions)
+            now = self._clock()
+            self._last_generation = max(self._last_generation + 1, int(now * 1e6))
+            stored = StoredObject(
+                bucket, name, data, self._last_generation, 1, now, now, writable(properties), component_count
+            )
+            objects[name] = stored
+            return stored
+
+    def change(self, found: StoredObject, properties: Mapping[str, Any]) -> StoredObject:
+        """Gives an object other metadata."""
+        with self.lock:
+            changed = replace(
+                found,
+                metageneration=found.metageneration + 1,
+                updated=self._clock(),
+                properties=writable(properties),
+            )
+            self.bucket(found.bucket)[found.name] = changed
+            return changed
+
+
+def check(found: StoredObject | None, conditions: Mapping[str, str], of: str = "", *, reading: bool = False) -> None:
+    """Refuses a request whose preconditions do not hold: 412, or 304 for a read of what the reader already has."""
+    state = {
+        "Generation": found.generation if found else 0,
+        "Metageneration": found.metageneration if found else -1,
+    }
+    for what, value in state.items():
+        match, no_match = conditions.get(f"if{of}{what}Match"), conditions.get(f"if{of}{what}NotMatch")
+        if match is not None and _number(match) != value:
+            raise ApiError(412, "At least one of the pre-conditions you specified did not hold.")
+        if no_match is not None and _number(no_match) == value:
+            raise ApiError(304 if reading else 412, "At least one of the pre-conditions you specified did not hold.")
+
+
+def writable(properties: Mapping[str, Any]) -> dict[str, Any]:
+    """What of a resource its writer may set, without what is null."""
+    return {key: properties[key] for key in _WRITABLE if properties.get(key) is not None}
+
+
+@dataclass(frozen=True)
+class Page:
+    """One page of a listing."""
+
+    items: list[StoredObject]
+    prefixes: list[str]
+    next_token: str | None
+
+
+def list_page(objects: Mapping[str, StoredObject], query: Mapping[str, str]) -> Page:
+    """Lists objects in the order of their names' bytes, as `objects.list` does."""
+    limit = min(_number(query.get("maxResults") or "1000"), 1000) or 1000
+    after = base64.urlsafe_b64decode(query["pageToken"]).decode() if query.get("pageToken") else None
+    page = Page([], [], None)
+    last = ""
+    for name, is_prefix in _entries(sorted(objects, key=str.encode), query):
+        if after is not None and name.encode() <= after.encode():
+            continue
+        if len(page.items) + len(page.prefixes) == limit:
+            return replace(page, next_token=base64.urlsafe_b64encode(last.encode()).decode())
+        if is_prefix:
+            page.prefixes.append(name)
+        else:
+            page.items.append(objects[name])
+        last = name
+    return page
+
+
+def _entries(names: list[str], query: Mapping[str, str]) -> Iterator[tuple[str, bool]]:
+    """Yields names, and in the place of those that share a folder its prefix once."""
+    prefix, delimiter = query.get("prefix", ""), query.get("delimiter", "")
+    start, end = query.get("startOffset", "").encode(), query.get("endOffset", "").encode()
+    glob = re.compile(_glob_pattern(query["matchGlob"])) if query.get("matchGlob") else None
+    last_prefix = None
+    for name in names:
+        if not name.startswith(prefix) or name.encode() < start or (end and name.encode() >= end):
+            continue
+        if glob and not glob.fullmatch(name):
+            continue
+        cut = name.find(delimiter, len(prefix)) if delimiter else -1
+        if cut < 0:
+            yield name, False
+            continue
+        folder = name[: cut + len(delimiter)]
+        if folder != last_prefix:
+            yield folder, True
+            last_prefix = folder
+        if folder == name and query.get("includeTrailingDelimiter") == "true":
+            yield name, False
+
+
+def _glob_pattern(glob: str) -> str:
+    """A `matchGlob` as a regular expression: `**/` any folders, `*` and `?` within one, `[..]`, `{a,b}`."""
+    tokens = {"**/": "(?:.*/)?", "**": ".*", "*": "[^/]*", "?": "[^/]", "{": "(?:", "}": ")", ",": "|"}
+    found = re.findall(r"\*\*/|\*\*|\*|\?|\{|\}|,|\[[^\]]+\]|.", glob, re.DOTALL)
+    return "".join(tokens.get(part) or (part if part[0] == "[" else re.escape(part)) for part in found)
+
+
+def crc32c(data: bytes) -> int:
+    """The Castagnoli checksum of RFC 3720, by google-crc32c where it is installed."""
+    try:
+        import google_crc32c
+    except ImportError:
+        value = 0xFFFFFFFF
+        for byte in data:
+            value = (value >> 8) ^ _CRC_TABLE[(value ^ byte) & 0xFF]
+        return value ^ 0xFFFFFFFF
+    return int(google_crc32c.value(data))
+
+
+def _crc_of_byte(value: int) -> int:
+    for _ in range(8):
+        value = (value >> 1) ^ (0x82F63B78 if value & 1 else 0)
+    return value
+
+
+_CRC_TABLE = tuple(_crc_of_byte(value) for value in range(256))
+
+
+def _number(text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise ApiError(400, f"Invalid value: {text!r} is not a number") from None
+
+
+def _rfc3339(seconds: float) -> str:
+    whole = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(seconds))
+    return f"{whole}.{int(seconds * 1000) % 1000:03d}Z"
+
+
+def media_response(found: StoredObject, range_header: str | None) -> Response:
+    """A download of an object, or of the range of it that was asked for."""
+    size = len(found.data)
+    asked = re.fullmatch(r"bytes=(\d*)-(\d*)", (range_header or "").strip())
+    if not asked or not any(asked.groups()):
+        return Response(200, found.data, {**found.headers(), "Accept-Ranges": "bytes"})
+    first, last = asked.groups()
+    start = int(first) if first else max(0, size - int(last))
+    end = min(int(last), size - 1) if first and last else size - 1
+    if start >= size or end < start:
+        raise ApiError(416, f"The requested range cannot be satisfied: {range_header} of {size} bytes")
+    headers = {**found.headers(), "Content-Range": f"bytes {start}-{end}/{size}"}
+    return Response(206, found.data[start : end + 1], headers)
