@@ -1,0 +1,332 @@
+"""GoodputRecorder: what a training job calls to say what it is doing.
+
+Imported by every trainer, so it imports nothing heavy; called in every step, so a call is one line of text and one
+`os.write` (see `ml_diagnostics_common.journal`).
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+import logging
+import math
+from collections.abc import Mapping
+from time import time_ns
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+
+from ml_diagnostics_common.environment import Backend, configured_backend, diagnostics_directory, identity
+from ml_diagnostics_common.exceptions import ConfigurationError
+from ml_diagnostics_common.guard import guarded, log_once
+from ml_diagnostics_common.journal import Journal
+from ml_diagnostics_common.payload import encode_payload, encode_text, printable
+
+if TYPE_CHECKING:
+    from ml_diagnostics_common.cloud_logging import LoggingTransport
+    from ml_diagnostics_common.shipper import Shipper
+
+__all__ = ["CloudLogger", "GoodputRecorder", "Moment"]
+
+Moment: TypeAlias = datetime.datetime | float | None
+"""When something happened: a datetime (naive: local time), seconds since 1970, or None for now."""
+
+
+class CloudLogger(Protocol):
+    """A sink of the user's own, such as `cloud_logger=` takes."""
+
+    def write_cloud_logging_entry(self, entry: dict[str, Any]) -> None:
+        """Takes one payload: the job's name, and the keys of one event."""
+        ...
+
+
+class GoodputRecorder:
+    """Records what a training job spends its time on.
+
+    Events go to the journal on this machine, at once, and from there to Cloud Logging where there is a Google Cloud
+    project and `ML_DIAGNOSTICS_BACKEND` allows it. No call raises, and none waits for a network: see
+    `ml_diagnostics_common.guard`. All times default to now.
+    """
+
+    def __init__(
+        self,
+        job_name: str,
+        logger_name: str,
+        logging_enabled: bool = False,
+        cloud_logger: CloudLogger | None = None,
+        *,
+        background_grace_period_s: float = 5.0,
+        background_batch_size: int = 100,
+        background_max_latency_s: float = 2.0,
+    ) -> None:
+        """Opens nothing and waits for nothing; a disabled recorder does nothing ever.
+
+        Args:
+            job_name: The job, the same in all its attempts and on all its hosts.
+            logger_name: The log; `GoodputCalculator` is given the same.
+            logging_enabled: False on all hosts but one: one recorder is enough to know the job's goodput.
+            cloud_logger: Takes every payload in place of Cloud Logging; the journal is written all the same.
+            background_grace_period_s: How long the exit of the process, and `flush`, wait for Cloud Logging.
+            background_batch_size: Entries in one request to Cloud Logging, at most.
+            background_max_latency_s: How long an entry waits for others before it is sent.
+
+        Raises:
+            ConfigurationError: An argument, or ML_DIAGNOSTICS_BACKEND, cannot be used.
+            CredentialsError: ML_DIAGNOSTICS_BACKEND is `cloud` and no cloud is found.
+        """
+        self.job_name = _name("job_name", job_name)
+        self.logger_name = _name("logger_name", logger_name)
+        _at_least("background_grace_period_s", background_grace_period_s, 0)
+        _at_least("background_batch_size", background_batch_size, 1)
+        _at_least("background_max_latency_s", background_max_latency_s, 0)
+        if cloud_logger is not None and not callable(getattr(cloud_logger, "write_cloud_logging_entry", None)):
+            raise ConfigurationError(
+                f"cloud_logger is {_shown(cloud_logger)}; it needs a method write_cloud_logging_entry(entry)"
+            )
+        self._enabled = bool(logging_enabled)
+        self._cloud_logger = cloud_logger
+        self._grace_period_seconds = float(background_grace_period_s)
+        self._shipper: Shipper | None = None
+        if not self._enabled:
+            return
+        backend = configured_backend()
+        is_shipped = cloud_logger is None and backend is not Backend.LOCAL
+        self._journal = Journal(
+            self.logger_name,
+            root=diagnostics_directory(),
+            labels=identity().labels(job=self.job_name),
+            shippable=cloud_logger is None,
+        )
+        # The beginning of every payload, escaped once.
+        self._head = encode_payload({"job_name": self.job_name})[:-1] + ","
+        if is_shipped:
+            self._shipper = _start_shipper(
+                self.logger_name,
+                backend,
+                batch_entries=int(background_batch_size),
+                max_latency_seconds=float(background_max_latency_s),
+                grace_period_seconds=self._grace_period_seconds,
+            )
+
+    @guarded
+    def record_step_start_time(self, step: int, start_time: Moment = None) -> None:
+        """Records that a step begins.
+
+        Args:
+            step: Its number; anything that `int` takes.
+            start_time: When.
+        """
+        if self._enabled:
+            self._record("step_start_time", start_time, f'"step_count":{int(step)},')
+
+    @guarded
+    def record_step_end_time(self, step: int, end_time: Moment = None, *_: object) -> None:
+        """Records that a step has ended: optional, for trainers that do work between two steps.
+
+        Args:
+            step: Its number.
+            end_time: When.
+        """
+        # Keys without "time": the public library takes the first key with it for the time of an entry.
+        if self._enabled:
+            self._record("step_ended", end_time, f'"step_end_count":{int(step)},')
+
+    @guarded
+    def record_job_start_time(self, start_time: Moment = None) -> None:
+        """Records that the job, or another attempt of it, begins."""
+        if self._enabled:
+            self._record("job_start_time", start_time)
+            self._journal.sync(timeout_seconds=0)
+
+    @guarded
+    def record_job_end_time(self, end_time: Moment = None) -> None:
+        """Records that the job is done; waits up to a second until the disk has it."""
+        if self._enabled:
+            self._record("job_end_time", end_time)
+            self._journal.sync(timeout_seconds=1.0)
+
+    @guarded
+    def record_checkpoint_progress(self, step: int, checkpoint_start_time: Moment = None) -> None:
+        """Records that a checkpoint of a step begins.
+
+        Args:
+            step: The step whose result is saved.
+            checkpoint_start_time: When.
+        """
+        if self._enabled:
+            details = f'"checkpoint_progress_step":{int(step)},'
+            self._record("checkpoint_progress_started", checkpoint_start_time, details)
+            self._journal.sync(timeout_seconds=0)
+
+    @guarded
+    def record_tpu_init_start_time(self, start_time: Moment = None) -> None:
+        """Records that the devices begin to be initialised."""
+        if self._enabled:
+            self._record("tpu_init_start_time", start_time)
+
+    @guarded
+    def record_tpu_init_end_time(self, end_time: Moment = None) -> None:
+        """Records that the devices are initialised."""
+        if self._enabled:
+            self._record("tpu_init_end_time", end_time)
+
+    @guarded
+    def record_training_preparation_start_time(self, start_time: Moment = None) -> None:
+        """Records that training begins to be prepared: building the model, restoring a checkpoint."""
+        if self._enabled:
+            self._record("training_prep_start_time", start_time)
+
+    @guarded
+    def record_training_preparation_end_time(self, end_time: Moment = None) -> None:
+        """Records that training is prepared."""
+        if self._enabled:
+            self._record("training_prep_end_time", end_time)
+
+    @guarded
+    def record_data_loading_start_time(self, start_time: Moment = None) -> None:
+        """Records that a batch begins to be loaded."""
+        if self._enabled:
+            self._record("data_loading_start_time", start_time)
+
+    @guarded
+    def record_data_loading_end_time(self, end_time: Moment = None) -> None:
+        """Records that a batch is loaded."""
+        if self._enabled:
+            self._record("data_loading_end_time", end_time)
+
+    @guarded
+    def record_custom_badput_event_start_time(
+        self, start_time: Moment = None, custom_badput_event_type: str = "unknown"
+    ) -> None:
+        """Records that something of your own begins which stops training: an evaluation, a check of the devices.
+
+        Args:
+            start_time: When.
+            custom_badput_event_type: Its name in the breakdown; upper and lower case are one.
+        """
+        if self._enabled:
+            details = f'"custom_badput_event_type":{encode_text(str(custom_badput_event_type))},'
+            self._record("custom_badput_event_start_time", start_time, details)
+
+    @guarded
+    def record_custom_badput_event_end_time(
+        self, end_time: Moment = None, custom_badput_event_type: str = "unknown"
+    ) -> None:
+        """Records that something of your own has ended.
+
+        Args:
+            end_time: When.
+            custom_badput_event_type: The name with which its start was recorded.
+        """
+        if self._enabled:
+            details = f'"custom_badput_event_type":{encode_text(str(custom_badput_event_type))},'
+            self._record("custom_badput_event_end_time", end_time, details)
+
+    @guarded
+    def flush(self) -> None:
+        """Sends what was recorded so far, waiting at most `background_grace_period_s`.
+
+        What is not sent by then stays in the journal, and is sent later, by another process if need be.
+        """
+        if not self._enabled:
+            return
+        self._journal.flush(self._grace_period_seconds)
+        if self._shipper is not None:
+            self._shipper.flush(self._grace_period_seconds)
+        flush = getattr(self._cloud_logger, "flush", None)
+        if callable(flush):
+            flush()
+
+    @guarded
+    def record_payload(self, payload: Mapping[str, Any]) -> None:
+        """Records an entry that is none of the events above, such as one of Orbax's.
+
+        Args:
+            payload: Its keys and values; the job's name is added.
+        """
+        if self._enabled:
+            text = encode_payload({key: value for key, value in payload.items() if key != "job_name"})
+            self._append(str(time_ns()), f"{self._head}{text[1:]}" if text != "{}" else f"{self._head[:-1]}}}")
+
+    @guarded
+    def sync(self) -> None:
+        """Has the disk itself keep what was recorded, against a loss of power; does not wait for it."""
+        if self._enabled:
+            self._journal.sync(timeout_seconds=0)
+
+    def _record(self, key: str, moment: Moment, details: str = "") -> None:
+        """Appends an event: `details`, which is JSON that ends with a comma, then when it happened, under `key`."""
+        now = str(time_ns())
+        # The digits of the stamp with a point among them are the seconds: nothing is calculated or formatted.
+        seconds = f"{now[:-9]}.{now[-9:]}" if moment is None else repr(_posix_seconds(moment))
+        self._append(now, f'{self._head}{details}"{key}":{seconds}}}')
+
+    def _append(self, now: str, payload: str) -> None:
+        self._journal.append_text(now, payload)
+        if self._cloud_logger is not None:
+            self._cloud_logger.write_cloud_logging_entry(json.loads(payload))
+
+
+def _start_shipper(
+    log_id: str, backend: Backend, *, batch_entries: int, max_latency_seconds: float, grace_period_seconds: float
+) -> Shipper:
+    from ml_diagnostics_common.shipper import Shipper
+
+    if backend is Backend.CLOUD:
+        from ml_diagnostics_common.credentials import find_cloud
+
+        find_cloud()  # Raises what the user has to know now; the shipper's thread looks for itself.
+    shipper = Shipper(
+        log_id,
+        root=diagnostics_directory(),
+        connect=_connect,
+        batch_entries=batch_entries,
+        max_latency_seconds=max_latency_seconds,
+        grace_period_seconds=grace_period_seconds,
+    )
+    shipper.start()
+    return shipper
+
+
+def _connect() -> LoggingTransport:
+    from ml_diagnostics_common.cloud_logging import connect  # In the shipper's thread: it loads google's clients.
+
+    return connect()
+
+
+def _name(argument: str, value: object) -> str:
+    if not isinstance(value, str):
+        raise ConfigurationError(f"{argument} is {_shown(value)}, a {type(value).__name__}; give a string")
+    if not value.strip():
+        raise ConfigurationError(f"{argument} is empty; give a name, such as that of the run")
+    return printable(value)
+
+
+def _at_least(argument: str, value: object, minimum: int) -> None:
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if not is_number or not minimum <= value < math.inf:  # type: ignore[operator]
+        raise ConfigurationError(f"{argument} is {_shown(value)}; give a number of at least {minimum}")
+
+
+def _shown(value: object) -> str:
+    try:
+        return repr(value)[:100]
+    except Exception:
+        return f"an object of {type(value).__name__}"
+
+
+def _posix_seconds(moment: Any) -> float:
+    """Seconds since 1970 of a datetime (naive: local time) or of anything that is a number."""
+    if isinstance(moment, datetime.datetime):
+        if moment.tzinfo is None:
+            log_once(
+                logging.INFO,
+                "naive datetime",
+                "A datetime without a time zone was recorded, and taken as local time; "
+                "datetime.datetime.now(datetime.timezone.utc) leaves no doubt.",
+            )
+        return moment.timestamp()
+    if isinstance(moment, (str, bytes, bool)):
+        raise TypeError(f"{moment!r} is no time; give a datetime, or seconds since 1970")
+    seconds = float(moment)
+    if not math.isfinite(seconds):
+        raise ValueError(f"{seconds} is no time; give a datetime, or seconds since 1970")
+    return seconds
