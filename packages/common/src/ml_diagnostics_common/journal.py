@@ -28,7 +28,7 @@ from ml_diagnostics_common.mounts import is_network_filesystem
 from ml_diagnostics_common.payload import encode_payload, encode_text
 from ml_diagnostics_common.segment_file import SegmentFile
 
-__all__ = ["Journal", "JournalStatistics"]
+__all__ = ["Journal", "JournalStatistics", "host_name"]
 
 _HELD_BYTES = 8 * 2**20
 _WRITE_BYTES = 2**20
@@ -115,7 +115,7 @@ class Journal:
         """Begins as a new writer: at construction, and in a forked child, which inherits nothing but the settings."""
         if "pid" in self._labels:
             self._labels["pid"] = str(os.getpid())
-        self.writer = f"{_host()}-{os.getpid()}-{time.time_ns()}-{next(_writers_of_this_process)}"
+        self.writer = f"{host_name()}-{os.getpid()}-{time.time_ns()}-{next(_writers_of_this_process)}"
         self._file = SegmentFile(
             self.folder, Header(self.log_id, self.writer, self._labels, self._resource, ship=self._shippable)
         )
@@ -374,7 +374,8 @@ class Journal:
         self._start_writer()
 
 
-def _host() -> str:
+def host_name() -> str:
+    """This host as writers are named after it: its first label, in letters, digits, _ and -."""
     name = os.uname().nodename if hasattr(os, "uname") else os.environ.get("COMPUTERNAME", "")
     return re.sub(r"[^A-Za-z0-9_-]", "-", name.partition(".")[0])[:63] or "host"
 
