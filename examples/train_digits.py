@@ -1,0 +1,151 @@
+"""Train a small convolutional network on scikit-learn's handwritten digits, and record where the time goes.
+
+Run it, kill it whenever you like, and run the same command again: it goes on from its last checkpoint.
+
+    python examples/train_digits.py --run-name digits-1
+    goodput report digits-1
+
+Every line that has to do with goodput mentions `recorder`, and there is `CheckpointLogger` in the one that makes
+the checkpoint manager; the rest is an ordinary JAX training script.
+"""
+
+import argparse
+import datetime
+import itertools
+from collections.abc import Mapping
+from pathlib import Path
+
+import jax
+import numpy as np
+import optax
+import orbax.checkpoint as ocp
+from ml_goodput_measurement import goodput
+from sklearn.datasets import load_digits
+
+CHANNELS = (1, 32, 64, 64)
+TEST_IMAGES = 297  # of 1,797; the rest is for training
+optimizer = optax.adam(1e-3)
+
+Parameters = Mapping[str, jax.Array]
+State = Mapping[str, object]  # parameters and optimizer state: all that a checkpoint holds
+
+
+def initial_state(seed: int) -> State:
+    """Returns random parameters, and the optimizer's state for them."""
+    *conv_keys, dense_key = jax.random.split(jax.random.key(seed), len(CHANNELS))
+    he_normal = jax.nn.initializers.he_normal()
+    shapes = [(3, 3, *channels) for channels in itertools.pairwise(CHANNELS)]
+    parameters = {f"conv{i}": he_normal(*pair) for i, pair in enumerate(zip(conv_keys, shapes, strict=True))}
+    parameters["dense"] = he_normal(dense_key, (4 * 4 * CHANNELS[-1], 10))
+    return {"parameters": parameters, "optimizer": optimizer.init(parameters)}
+
+
+def logits(parameters: Parameters, images: jax.Array) -> jax.Array:
+    """Returns ten scores for each 8x8 image."""
+    x = images[..., None]
+    for i in range(len(CHANNELS) - 1):
+        stride = 2 if i == len(CHANNELS) - 2 else 1
+        x = jax.lax.conv_general_dilated(
+            x, parameters[f"conv{i}"], (stride, stride), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC")
+        )
+        x = jax.nn.relu(x)
+    return x.reshape(len(x), -1) @ parameters["dense"]
+
+
+@jax.jit
+def train_step(state: State, images: jax.Array, labels: jax.Array) -> tuple[State, jax.Array]:
+    """Returns the state after one step of gradient descent, and the batch's loss."""
+
+    def loss_of(parameters: Parameters) -> jax.Array:
+        scores = logits(parameters, images)
+        return optax.softmax_cross_entropy_with_integer_labels(scores, labels).mean()
+
+    loss, gradients = jax.value_and_grad(loss_of)(state["parameters"])
+    updates, optimizer_state = optimizer.update(gradients, state["optimizer"])
+    return {"parameters": optax.apply_updates(state["parameters"], updates), "optimizer": optimizer_state}, loss
+
+
+@jax.jit
+def accuracy(state: State, images: jax.Array, labels: jax.Array) -> jax.Array:
+    """Returns the share of images that are recognised."""
+    return (logits(state["parameters"], images).argmax(-1) == labels).mean()
+
+
+def load_data() -> tuple[tuple[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]]:
+    """Returns images (0 to 1) and labels for training, and for testing."""
+    digits = load_digits()
+    images, labels = (digits.images / 16).astype(np.float32), digits.target
+    return (images[:-TEST_IMAGES], labels[:-TEST_IMAGES]), (images[-TEST_IMAGES:], labels[-TEST_IMAGES:])
+
+
+def load_batch(images: np.ndarray, labels: np.ndarray, step: int, size: int) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the batch of this step: the same one after a restart; each image moved by up to a pixel."""
+    random = np.random.default_rng(step)
+    chosen = random.integers(0, len(images), size)
+    padded = np.pad(images[chosen], ((0, 0), (1, 1), (1, 1)))
+    down, right = random.integers(0, 3, (2, size, 1, 1))
+    rows, columns = np.arange(8)[:, None] + down, np.arange(8) + right
+    return padded[np.arange(size)[:, None, None], rows, columns], labels[chosen]
+
+
+def train(arguments: argparse.Namespace) -> None:
+    """Trains from the last checkpoint, or from nothing, to the last step."""
+    started = datetime.datetime.now(datetime.timezone.utc)
+    recorder = goodput.GoodputRecorder(
+        job_name=arguments.run_name,
+        logger_name=f"goodput_{arguments.run_name}",
+        logging_enabled=(jax.process_index() == 0),  # one process records; asking initialises the devices
+    )
+    recorder.record_job_start_time(started)
+    recorder.record_tpu_init_start_time(started)
+    recorder.record_tpu_init_end_time()
+
+    recorder.record_training_preparation_start_time()
+    state = initial_state(arguments.seed)
+    checkpoints = ocp.CheckpointManager(
+        arguments.checkpoint_dir.resolve() / arguments.run_name,
+        options=ocp.CheckpointManagerOptions(max_to_keep=2),
+        logger=goodput.CheckpointLogger(recorder),  # saves and restores are recorded too
+    )
+    first_step = checkpoints.latest_step() or 0
+    if first_step:
+        state = checkpoints.restore(first_step, args=ocp.args.StandardRestore(state))
+    recorder.record_training_preparation_end_time()
+
+    recorder.record_data_loading_start_time()
+    training_data, test_data = load_data()
+    recorder.record_data_loading_end_time()
+
+    print(f"training from step {first_step} to {arguments.steps}", flush=True)
+    for step in range(first_step, arguments.steps):
+        recorder.record_step_start_time(step)
+        state, loss = train_step(state, *load_batch(*training_data, step, arguments.batch_size))
+        jax.block_until_ready(state)  # JAX works ahead: without this, steps would be started before their time
+
+        done = step + 1
+        if done % arguments.checkpoint_every == 0 or done == arguments.steps:
+            checkpoints.save(done, args=ocp.args.StandardSave(state))
+        if done % arguments.print_every == 0 or done == arguments.steps:
+            recognised = float(accuracy(state, *test_data))
+            print(f"step {done:5d}   loss {float(loss):.4f}   accuracy {recognised:.1%}", flush=True)
+    checkpoints.close()  # waits for the last save
+    recorder.record_job_end_time()
+
+
+def main() -> None:
+    """Reads the command line."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument(
+        "--run-name", default="digits", help="the job's name in its goodput report (default: %(default)s)"
+    )
+    parser.add_argument("--steps", type=int, default=500, help="train up to this step (default: %(default)s)")
+    parser.add_argument("--batch-size", type=int, default=256, help="images a step (default: %(default)s)")
+    parser.add_argument("--checkpoint-dir", type=Path, default=Path("out/checkpoints"), help="default: %(default)s")
+    parser.add_argument("--checkpoint-every", type=int, default=100, metavar="STEPS", help="default: %(default)s")
+    parser.add_argument("--print-every", type=int, default=25, metavar="STEPS", help="default: %(default)s")
+    parser.add_argument("--seed", type=int, default=0, help="of the first parameters (default: %(default)s)")
+    train(parser.parse_args())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,83 @@
+"""How long checkpoints take: Orbax's own record of each save and restore, in the job's journal."""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from ml_diagnostics_common.exceptions import ConfigurationError
+from ml_diagnostics_common.guard import guarded
+
+if TYPE_CHECKING:
+    from ml_goodput_measurement.recorder import GoodputRecorder
+
+__all__ = ["CheckpointLogger"]
+
+_OPERATIONS = ("save", "restore", "emergency_restore")
+
+
+class CheckpointLogger:
+    """An Orbax logger that records each save and restore of a job, so that its report knows what they cost.
+
+    Give it to any of Orbax's checkpoint managers:
+
+        ocp.CheckpointManager(directory, logger=CheckpointLogger(recorder))
+
+    It never disturbs a checkpoint: what cannot be recorded is counted and logged once. What else Orbax logs is passed
+    over. To keep another Orbax logger too, put both into an `orbax.checkpoint.logging.CompositeLogger`.
+    """
+
+    def __init__(
+        self, recorder: GoodputRecorder | None = None, *, job_name: str | None = None, logger_name: str | None = None
+    ) -> None:
+        """Takes the job's recorder, or the names of the job and its log where there is no recorder at hand.
+
+        Args:
+            recorder: Of the same job. If its logging is not enabled, nothing is recorded here either.
+            job_name: Instead of a recorder: the full run name of the job.
+            logger_name: With `job_name`: the name of the log; `goodput_<job_name>` if it is not given.
+
+        Raises:
+            ConfigurationError: Neither a recorder nor a job's name is given, or more than one of them.
+        """
+        if recorder is None and job_name is not None:
+            from ml_goodput_measurement.recorder import GoodputRecorder
+
+            recorder = GoodputRecorder(job_name, logger_name or f"goodput_{job_name}", logging_enabled=True)
+        elif recorder is None or job_name is not None or logger_name is not None:
+            raise ConfigurationError(
+                "CheckpointLogger takes either the job's recorder, or a job_name and perhaps a logger_name"
+            )
+        self._recorder = recorder
+        _register_with_orbax()
+
+    @guarded
+    def log_entry(self, entry: Any, *_: Any, **__: Any) -> None:
+        """Records one of Orbax's structured entries; called by Orbax.
+
+        Args:
+            entry: A dictionary with an `event_type`; anything but a save or a restore is passed over.
+        """
+        if not isinstance(entry, Mapping) or entry.get("event_type") not in _OPERATIONS:
+            return
+        self._recorder.record_payload({key: _plain(value) for key, value in entry.items()})
+        if entry["event_type"] == "save":
+            self._recorder.sync()  # what a checkpoint holds should not be missing from the record
+
+
+def _plain(value: Any) -> Any:
+    """Returns a time as POSIX seconds, as all times in the log are; the journal writes other values as they are."""
+    return value.timestamp() if isinstance(value, datetime.datetime) else value
+
+
+def _register_with_orbax() -> None:
+    """Makes `CheckpointLogger` a subclass of Orbax's `AbstractLogger`, if there is an Orbax.
+
+    Not by inheritance, because then recording steps would import Orbax, and JAX with it.
+    """
+    try:
+        from orbax.checkpoint.logging import AbstractLogger
+    except ImportError:
+        return
+    AbstractLogger.register(CheckpointLogger)
