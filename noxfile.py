@@ -76,7 +76,7 @@ def reference_python(session: nox.Session) -> str | None:
     try:
         for command in (
             [sys.executable, "-m", "venv", "--clear", str(folder)],
-            [str(python), "-m", "pip", "install", "-q", "--require-hashes", "-r", str(pins)],
+            [str(python), "-m", "pip", "install", "-qq", "--require-hashes", "-r", str(pins)],
         ):
             subprocess.run(command, check=True)
     except (OSError, subprocess.CalledProcessError) as error:
@@ -181,7 +181,7 @@ def wheels(session: nox.Session) -> None:
         wheel = next(dist.glob(f"{module}-*.whl"))
         common = next(dist.glob("ml_diagnostics_common-*.whl"))
         chosen = dict.fromkeys([str(common), str(wheel)] if name != "testing" else [str(wheel)])
-        session.run(python, "-m", "pip", "install", "-q", "-c", str(constraints), *chosen, external=True)
+        session.run(python, "-m", "pip", "install", "-qq", "-c", str(constraints), *chosen, external=True)
         session.run(python, "-I", str(ROOT / "tests" / "wheels" / f"{name}.py"), external=True)
 
 
