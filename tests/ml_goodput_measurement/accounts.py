@@ -59,7 +59,7 @@ def calculator_of(log: MemoryLog, now: float, cache_dir: Path) -> goodput.Goodpu
 def told(history: History, now: float | None = None) -> Account:
     """The account of a history at `now` (by default its last event), once all answers are found to agree."""
     if now is None:
-        now = max(t for entry in history.payloads for key, t in entry.items() if key.endswith("_time")) - BASE
+        now = history.last_moment()
     with tempfile.TemporaryDirectory() as cache_dir:
         calculator = calculator_of(MemoryLog(history.payloads), now, Path(cache_dir))
         percent, breakdown, last_step = calculator.get_job_goodput(include_badput_breakdown=True)

@@ -8,6 +8,7 @@ Every time here is in seconds after `BASE`, so that a test reads like its drawin
 from __future__ import annotations
 
 import datetime
+import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -31,6 +32,11 @@ class History:
         """Adds one entry as it is."""
         self.payloads.append({"job_name": self.job, **keys})
         return self
+
+    def last_moment(self) -> float:
+        """Seconds after BASE of the latest thing that was recorded as such: a save counts by its start."""
+        times = [value for entry in self.payloads for key, value in entry.items() if key.endswith(("_time", "_ended"))]
+        return max(time for time in times if isinstance(time, float) and math.isfinite(time)) - BASE
 
     def start(self, at: float) -> History:
         return self.add(job_start_time=BASE + at)

@@ -141,7 +141,7 @@ _OVERLAPPING = [
 ]
 
 
-@pytest.mark.parametrize(("higher", "lower"), itertools.combinations(_OVERLAPPING, 2), ids=lambda kind: kind[0])
+@pytest.mark.parametrize(("higher", "lower"), list(itertools.combinations(_OVERLAPPING, 2)), ids=lambda kind: kind[0])
 @pytest.mark.parametrize("higher_first", [True, False])
 def test_where_two_claim_a_moment_the_higher_one_has_it(
     higher: tuple[str, Bucket], lower: tuple[str, Bucket], higher_first: bool

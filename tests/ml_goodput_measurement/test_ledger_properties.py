@@ -1,0 +1,202 @@
+"""The ledger is a function of what happened: generated lives of jobs, judged by an oracle of the rules.
+
+Whatever order, repetition and lateness the entries have, the answer is the same, every moment lies in exactly one
+bucket, and the oracle (slow and obvious, from the contract's section 3.10 alone) says the same to the nanosecond.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from typing import Any
+
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from ml_goodput_measurement.events import read_events
+from ml_goodput_measurement.ledger import Ledger, Summary
+from ml_goodput_measurement.partition import Bucket
+
+from .accounts import moment_ns
+from .histories import JOB, History, Payload
+from .oracle import Truth, judge
+
+thorough = settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+
+short = st.sampled_from([0, 0, 0.25, 1, 3])
+length = st.sampled_from([0.5, 1, 1, 1, 1.25, 2, 7])
+
+
+@st.composite
+def lives(draw: st.DrawFn) -> tuple[list[Payload], float]:
+    """The entries of a job's life, in order of recording, and the second at which somebody asks."""
+    job = History()
+    now, done = 0.0, 0
+    for _ in range(draw(st.integers(1, 4))):
+        now, done = _live_one_attempt(draw, job, now, done)
+    for _ in range(draw(st.integers(0, 4))):
+        _lay_over(draw, job, now)
+    kept = [entry for entry in job.payloads if draw(st.integers(0, 29))]
+    return kept, now + draw(st.sampled_from([0, 0.5, 20]))
+
+
+def _live_one_attempt(draw: st.DrawFn, job: History, now: float, done: int) -> tuple[float, int]:
+    """Records one attempt from `now` on, after `done` steps; returns when it fell silent and the steps done."""
+    if draw(st.integers(0, 5)):
+        job.start(now)
+    for record in (job.init, job.prepare):
+        if draw(st.booleans()):
+            job_length = draw(length)
+            record(now, now + job_length)
+            now += job_length
+    if done and draw(st.booleans()):
+        job.restore(done, now, now + 1)
+        now += 1
+    now += draw(short)
+    number = draw(st.sampled_from([done, done, max(0, done - 1), max(0, done - 3), 0]))
+    loads = draw(st.booleans())
+    ends = draw(st.integers(0, 3)) == 0
+    for _ in range(draw(st.integers(0, 7))):
+        if loads:
+            job.load(now, now + 0.25)
+            now += 0.25
+        job.step(number, now)
+        step_length = draw(length)
+        if draw(st.integers(0, 4)) == 0:
+            for host in range(draw(st.integers(1, 3))):
+                job.save(number, now + host * 0.25, now + draw(length), draw(st.sampled_from(["gs://b", "/local"])))
+        now += step_length
+        if ends or draw(st.integers(0, 9)) == 0:
+            job.step_end(number, now - draw(st.sampled_from([0, 0.25])))
+        number += draw(st.sampled_from([1, 1, 1, 1, 1, 2]))
+    if draw(st.integers(0, 3)) == 0:
+        job.end(now)
+    return now + draw(st.sampled_from([0.25, 3, 40])), number
+
+
+def _lay_over(draw: st.DrawFn, job: History, now: float) -> None:
+    """Records something that lies anywhere, over anything."""
+    first = draw(st.integers(0, int(now * 4))) / 4
+    last = first + draw(st.sampled_from([0, 0.25, 1, 5, 30]))
+    kind = draw(st.sampled_from(["eval", "Eval", "sdc", "slice_down", "scale_up", "reinit", "init", "load"]))
+    if kind in ("slice_down", "scale_up"):
+        job.wait(first, last, kind)
+    elif kind == "reinit":
+        job.reinitialize(first, last)
+    elif kind == "init":
+        job.init(first, last)
+    elif kind == "load":
+        job.load(first, last)
+    else:
+        job.custom(first, last, kind)
+
+
+def ledger_of(payloads: Iterable[Payload]) -> Ledger:
+    ledger = Ledger()
+    _deliver(ledger, payloads)
+    return ledger
+
+
+def _deliver(ledger: Ledger, payloads: Iterable[Payload]) -> None:
+    skipped: Counter[str] = Counter()
+    ledger.add(read_events(payloads, JOB, skipped))
+    assert not skipped
+
+
+@thorough
+@given(lives())
+def test_the_ledger_says_what_the_rules_say(life: tuple[list[Payload], float]) -> None:
+    payloads, now = life
+    summary = ledger_of(payloads).summary(moment_ns(now))
+    assert _comparable(summary) == _comparable(judge(payloads, moment_ns(now)))
+
+
+@thorough
+@given(lives(), st.data())
+def test_order_repetition_and_lateness_change_nothing(life: tuple[list[Payload], float], data: st.DataObject) -> None:
+    """Not after all entries came, and not on the way: a ledger that was asked in between is none the wiser."""
+    payloads, now = life
+    delivered = data.draw(st.permutations(payloads))
+    again = data.draw(st.lists(st.sampled_from(payloads), max_size=10)) if payloads else []
+    delivered = data.draw(st.permutations(delivered + again))
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(delivered)), max_size=5)))
+
+    ledger = Ledger()
+    for begin, end in zip([0, *cuts], [*cuts, len(delivered)], strict=True):
+        _deliver(ledger, delivered[begin:end])
+        expected = ledger_of(delivered[:end])
+        assert ledger.summary(moment_ns(now)) == expected.summary(moment_ns(now))
+    in_order = ledger_of(payloads)
+    assert ledger.summary(moment_ns(now)) == in_order.summary(moment_ns(now))
+    assert ledger.timeline(moment_ns(now)) == in_order.timeline(moment_ns(now))
+    assert ledger.attempts(moment_ns(now)) == in_order.attempts(moment_ns(now))
+    assert ledger.disruptions(moment_ns(now)) == in_order.disruptions(moment_ns(now))
+
+
+@thorough
+@given(lives())
+def test_every_moment_lies_in_exactly_one_bucket(life: tuple[list[Payload], float]) -> None:
+    payloads, now = life
+    ledger = ledger_of(payloads)
+    summary = ledger.summary(moment_ns(now))
+    if summary is None:
+        assert not payloads
+        return
+    assert sum(summary.buckets.values()) == summary.wall_ns
+    assert min(summary.buckets.values()) >= 0
+    assert sum(summary.custom.values()) == summary.buckets[Bucket.CUSTOM]
+
+    at, painted, estimated = summary.start_ns, dict.fromkeys(Bucket, 0), 0
+    for piece in ledger.timeline(moment_ns(now)):
+        assert piece.start_ns == at < piece.end_ns
+        at = piece.end_ns
+        painted[piece.bucket] += piece.end_ns - piece.start_ns
+        estimated += (piece.end_ns - piece.start_ns) * piece.estimated
+    assert at == summary.end_ns
+    assert painted == summary.buckets
+    assert estimated == summary.estimated_ns
+
+
+@thorough
+@given(lives())
+def test_the_attempts_sum_to_the_job(life: tuple[list[Payload], float]) -> None:
+    payloads, now = life
+    ledger = ledger_of(payloads)
+    summary = ledger.summary(moment_ns(now))
+    if summary is None:
+        return
+    attempts = ledger.attempts(moment_ns(now))
+    for bucket in Bucket:
+        assert sum(attempt.buckets.get(bucket, 0) for attempt in attempts) == summary.buckets[bucket]
+    assert sum(attempt.steps_kept for attempt in attempts) == summary.steps_kept
+    assert len(ledger.disruptions(moment_ns(now))) == summary.disruptions
+
+
+@thorough
+@given(lives(), st.lists(st.sampled_from([0.25, 1, 10, 1000]), min_size=1, max_size=4))
+def test_asking_changes_nothing(life: tuple[list[Payload], float], waits: list[float]) -> None:
+    """A ledger that was asked at other times answers like one that was not."""
+    payloads, now = life
+    ledger = ledger_of(payloads)
+    for wait in [*waits, 0]:
+        asked_at = moment_ns(now + wait)
+        assert ledger.summary(asked_at) == ledger_of(payloads).summary(asked_at)
+
+
+def _comparable(answer: Summary | Truth | None) -> dict[str, Any] | None:
+    """What both a summary and an oracle's truth say, by the same names."""
+    if answer is None:
+        return None
+    if isinstance(answer, Truth):
+        buckets, loading = answer.buckets, answer.data_loading_async
+        start, end = answer.start, answer.end
+    else:
+        buckets = {bucket.value: length for bucket, length in answer.buckets.items() if length}
+        loading, start, end = answer.data_loading_async_ns, answer.start_ns, answer.end_ns
+    return {
+        "wall": (start, end, answer.running),
+        "buckets": {name.replace("UNKNOWN", "OTHER"): buckets[name] for name in sorted(buckets)},
+        "custom": {label: length for label, length in sorted(answer.custom.items()) if length},
+        "data loading beside the training": loading,
+        "last step": answer.last_step,
+        "disruptions": answer.disruptions,
+    }
