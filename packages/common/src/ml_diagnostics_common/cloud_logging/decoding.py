@@ -27,8 +27,8 @@ Origin = Callable[[], tuple[Mapping[str, str], Mapping[str, Any]]]
 class EntryDecoder:
     """Builds entries that share their contexts.
 
-    Entries of one writer agree in all but time, payload and sequence number, so a writer's labels and resource
-    are decoded with its first entry only. Entries that no journal wrote are told apart by their `key`.
+    Entries of one writer agree in all but time, payload and sequence number, so a writer's labels and
+    resource are decoded with its first entry only. Entries that no journal wrote are told apart by their `key`.
     """
 
     def __init__(self) -> None:
@@ -73,9 +73,7 @@ class EntryDecoder:
             self._of_others[others] = known
         return LogEntry(timestamp_ns, 0, payload, known, None, insert_id)
 
-    def _writer_context(
-        self, insert_id: str, log_name: str, severity: str, origin: Origin
-    ) -> EntryContext | None:
+    def _writer_context(self, insert_id: str, log_name: str, severity: str, origin: Origin) -> EntryContext | None:
         """The context of a writer of a journal; None if only the insertId looks like one."""
         parts = split_insert_id(insert_id)
         labels, resource = origin()

@@ -17,6 +17,8 @@ __all__ = [
     "quoted",
 ]
 
+_LONGEST_JOB_NAME = 10_000
+
 ORDER = "timestamp asc"
 """The order in which entries are asked for: the reference's."""
 
@@ -36,13 +38,16 @@ def quoted(value: str) -> str:
 def log_filter(project: str, log_id: str, job_name: str | None) -> str:
     """Selects the entries of one log, and of one job in it; in the reference's words.
 
+    It may select too much, which the caller must sort out: the language compares without regard to case, and a
+    filter must not be longer than 20,000 characters, so that a very long name is left out of it.
+
     Args:
         project: The project's id.
         log_id: The log's id, not encoded.
         job_name: The job; None is every job.
     """
     clauses = [f"logName={quoted(full_log_name(project, log_id))}", "severity=INFO"]
-    if job_name is not None:
+    if job_name is not None and len(quoted(job_name)) <= _LONGEST_JOB_NAME:
         clauses.append(f"jsonPayload.job_name={quoted(job_name)}")
     return " AND ".join(clauses)
 
@@ -59,9 +64,7 @@ def late_entries_filter(selection: str, *, after_ns: int, until_ns: int, receive
     return f"{entries_filter(selection, after_ns=after_ns, until_ns=until_ns)} AND {received}"
 
 
-def gaps_filter(
-    project: str, log_id: str, gaps: Mapping[str, Iterable[tuple[str, str]]], *, after_ns: int
-) -> str:
+def gaps_filter(project: str, log_id: str, gaps: Mapping[str, Iterable[tuple[str, str]]], *, after_ns: int) -> str:
     """Selects entries by writer and insertId, at any severity: what is missing may be anything.
 
     Args:

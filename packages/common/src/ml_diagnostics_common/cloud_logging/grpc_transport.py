@@ -50,9 +50,11 @@ class GrpcTransport:
         from google.protobuf import json_format  # type: ignore[import-untyped]
 
         request = WriteLogEntriesRequest()
-        json_format.ParseDict(
-            {"entries": entries, "partialSuccess": True}, WriteLogEntriesRequest.pb(request)
-        )
+        body = {"entries": entries, "partialSuccess": True}
+        try:
+            json_format.ParseDict(body, WriteLogEntriesRequest.pb(request))
+        except (json_format.ParseError, TypeError, ValueError) as error:
+            raise TransportError("INVALID_ARGUMENT", f"an entry that protobuf does not take ({error})") from error
         with _call_errors():
             self._client.write_log_entries(request=request, retry=None, timeout=timeout_seconds)
 

@@ -9,8 +9,8 @@ found by
 * the sweep: every few minutes, whatever Cloud Logging has received since the last sweep, however old its
   timestamp. A job killed last week may have its rest shipped today.
 
-Duplicates are told by insertId: exactly and for ever for entries that came through a journal, by a window of ids
-for entries of other writers (the reference's, Orbax's), which are read as well.
+Duplicates are told by insertId: exactly and for ever for entries that came through a journal, by a window of
+ids for entries of other writers (the reference's, Orbax's), which are read as well.
 """
 
 from __future__ import annotations
@@ -156,7 +156,7 @@ class CloudLoggingReader:
         return max(self._earliest_ns(now_ns), min(self._reached_ns, now_ns) - self._overlap_ns)
 
     def _read_onward(self, after_ns: int, now_ns: int) -> Iterator[list[LogEntry]]:
-        """Everything since the horizon; in slices of time where that is too much for Cloud Logging to search."""
+        """Everything since the horizon; in slices of time where Cloud Logging cannot search that much."""
         if self._swept_ns is None:
             self._swept_ns = now_ns
         pending = [(after_ns, now_ns + _FAST_CLOCKS_NS)]
@@ -183,19 +183,14 @@ class CloudLoggingReader:
         if not due:
             return
         missing = {
-            writer: [
-                (make_insert_id(writer, first), make_insert_id(writer, last)) for first, last in stretches
-            ]
+            writer: [(make_insert_id(writer, first), make_insert_id(writer, last)) for first, last in stretches]
             for writer, stretches in due.items()
         }
         earliest_ns = self._earliest_ns(now_ns)
         for page in self._pages(gaps_filter(self._project, self._log_id, missing, after_ns=earliest_ns)):
-            found = self._fresh(page)
-            ours = [entry for entry in found if self._is_ours(entry)]
-            if len(ours) < len(found):
-                self.skipped.add("other_job", len(found) - len(ours))
-            if ours:
-                yield ours
+            fresh = self._fresh(page)
+            if fresh:
+                yield fresh
 
     def _read_late(self, now_ns: int, passed_ns: int) -> Iterator[list[LogEntry]]:
         """What was received since the last sweep with a timestamp that reads had already passed."""
@@ -214,23 +209,25 @@ class CloudLoggingReader:
                 yield fresh
         self._swept_ns = now_ns
 
-    def _is_ours(self, entry: LogEntry) -> bool:
-        return self._job_name is None or entry.payload.get("job_name") == self._job_name
-
     # --- What was seen --------------------------------------------------------------------------------
 
     def _fresh(self, page: Page) -> list[LogEntry]:
-        """The page's entries that were not seen before, which now are."""
-        add, others = self._seen.add, self._others
+        """The page's entries of our log and job that were not seen before; now all of them are."""
+        add, others, log_id, job_name = self._seen.add, self._others, self._log_id, self._job_name
         fresh = []
         for entry, received_ns in zip(page.entries, page.received_ns, strict=True):
-            writer = entry.context.writer
-            if writer is not None:
-                if add(writer, entry.sequence):
-                    fresh.append(entry)
-            elif entry.foreign_id not in others:
+            context = entry.context
+            if context.writer is None:
+                if entry.foreign_id in others:
+                    continue
                 others[entry.foreign_id] = (entry.timestamp_ns, received_ns)
+            elif not add(context.writer, entry.sequence):
+                continue
+            # Filters compare without regard to case, and a gap may be an entry of another job.
+            if context.log_id == log_id and (job_name is None or entry.payload.get("job_name") == job_name):
                 fresh.append(entry)
+            else:
+                self.skipped.add("other_job")
         if len(others) > self._prune_above:
             self._prune()
             self._prune_above = 2 * len(others) + _PRUNE_ABOVE
@@ -294,6 +291,4 @@ class _TooWideError(Exception):
 def _refused_as_too_wide(error: TransportError) -> bool:
     """The API's "400 timeout": seen on wide queries of busy projects, with nothing wrong in the filter."""
     text = error.message.lower()
-    return error.code == "INVALID_ARGUMENT" and (
-        "timeout" in text or "deadline" in text or "timed out" in text
-    )
+    return error.code == "INVALID_ARGUMENT" and ("timeout" in text or "deadline" in text or "timed out" in text)

@@ -74,7 +74,10 @@ class RestTransport:
 
     def write(self, entries: Sequence[Mapping[str, Any]], *, timeout_seconds: float) -> None:
         """See `LoggingTransport.write`."""
-        body = self._encode({"entries": entries, "partialSuccess": True})
+        try:
+            body = self._encode({"entries": entries, "partialSuccess": True})
+        except (TypeError, ValueError, OverflowError) as error:
+            raise TransportError("INVALID_ARGUMENT", f"an entry that JSON does not take ({error})") from error
         self._post("entries:write", body, timeout_seconds)
 
     def list_page(

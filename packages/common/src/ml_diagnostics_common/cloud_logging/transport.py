@@ -29,9 +29,7 @@ __all__ = [
 PAGE_SIZE = 1000
 """The largest page that Cloud Logging serves; the quota counts requests, so nothing smaller is asked for."""
 
-_RETRYABLE = frozenset(
-    {"UNAVAILABLE", "DEADLINE_EXCEEDED", "RESOURCE_EXHAUSTED", "INTERNAL", "ABORTED", "UNKNOWN"}
-)
+_RETRYABLE = frozenset({"UNAVAILABLE", "DEADLINE_EXCEEDED", "RESOURCE_EXHAUSTED", "INTERNAL", "ABORTED", "UNKNOWN"})
 _ACCESS = frozenset({"UNAUTHENTICATED", "PERMISSION_DENIED", "NOT_FOUND"})
 
 

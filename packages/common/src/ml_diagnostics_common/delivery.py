@@ -1,0 +1,302 @@
+"""Carries a log's entries from the journal to Cloud Logging: the work of the shipper's thread, without the thread.
+
+One process at a time ships a writer's entries. A process ships its own writers, and adopts those whose process is
+gone, or that nobody has claimed for a while: a job's rest is shipped by whoever comes next.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from ml_diagnostics_common.cloud_logging.filters import full_log_name
+from ml_diagnostics_common.cloud_logging.limits import CUT_KEY, NEVER_TOO_LARGE_BYTES, cut_to_fit
+from ml_diagnostics_common.cloud_logging.transport import LoggingTransport, TransportError
+from ml_diagnostics_common.entry import EntryContext, encode_cloud
+from ml_diagnostics_common.guard import Counters, warn_once
+from ml_diagnostics_common.journal_layout import (
+    Header,
+    Segment,
+    list_segments,
+    log_directory,
+    shipped_offset_path,
+)
+from ml_diagnostics_common.outbox import Batch, Outbox, OutboxLock, shipped_place
+from ml_diagnostics_common.writers import Owner, owner
+
+__all__ = ["Delivery", "Round"]
+
+_MOST_BYTES = 1 << 20
+_CATCHING_UP = 5
+_UNCLAIMED_SECONDS = 10.0
+_LOOK_AGAIN_SECONDS = 10.0
+_MOST_HELD = 64
+_REFUSED = frozenset({"INVALID_ARGUMENT", "FAILED_PRECONDITION", "OUT_OF_RANGE"})
+_MOST_HALVINGS = 24
+
+
+def _never() -> float:
+    return math.inf
+
+
+class Round(NamedTuple):
+    """What one round did.
+
+    Attributes:
+        sent: Batches that were acknowledged.
+        drained: Whether everything that this process had written when the round began has arrived.
+    """
+
+    sent: int
+    drained: bool
+
+
+class _Claim:
+    """A writer whose lock we hold."""
+
+    def __init__(self, lock: OutboxLock, outbox: Outbox) -> None:
+        self.lock = lock
+        self.outbox = outbox
+
+
+class Delivery:
+    """The unsent entries of one log, and the way to send them.
+
+    Args:
+        root: The diagnostics folder.
+        log_id: The log's id.
+        transport: How Cloud Logging is reached.
+        counters: Counts shipped entries, requests, and what was not shipped, by reason.
+        batch_entries: Entries a request, five times as many while there is a backlog.
+        request_seconds: The deadline of one request.
+        clock: Monotonic seconds.
+    """
+
+    def __init__(
+        self,
+        root: Path,
+        log_id: str,
+        transport: LoggingTransport,
+        counters: Counters,
+        *,
+        batch_entries: int = 100,
+        request_seconds: float = 30.0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._root, self._log_id = root, log_id
+        self._folder = log_directory(root, log_id)
+        self._transport = transport
+        self._counters = counters
+        self._batch_entries = batch_entries
+        self._request_seconds = request_seconds
+        self._clock = clock
+        self._claims: dict[str, _Claim] = {}
+        self._first_seen: dict[str, float] = {}
+        self._finished: dict[str, int] = {}
+        self._segments: dict[str, list[Segment]] = {}
+        self._owners: dict[str, Owner] = {}
+        self._unfinished: list[str] = []
+        self._looked_at = -1e9
+        self._folder_changed_ns = -1
+
+    def run_round(
+        self, *, deadline: Callable[[], float] = _never, pause: Callable[[float], None] | None = None
+    ) -> Round:
+        """Sends what there is, until all is sent, a request fails or the deadline comes.
+
+        Args:
+            deadline: When to stop, in monotonic seconds; asked again between requests.
+            pause: Called between the requests of a backlog with the CPU seconds that the last one took.
+
+        Raises:
+            TransportError: A request failed. Nothing is lost: the same batch comes again in the next round.
+        """
+        self._look()
+        sent, drained = 0, True
+        for writer in list(self._unfinished):
+            whose = self._owner(writer)
+            claim = self._claim(writer, whose)
+            if claim is None:
+                drained = drained and not (whose is Owner.US and self._is_behind(writer))
+                continue
+            sent += self._send_all(claim, whose, deadline, pause)
+            if self._clock() >= deadline():
+                return Round(sent, False)
+            if claim.outbox.settling:
+                drained = drained and whose is not Owner.US
+            elif whose in (Owner.GONE, Owner.UNKNOWN):
+                self._finish(writer)
+        return Round(sent, drained)
+
+    def close(self) -> None:
+        """Lets go of every writer."""
+        for claim in self._claims.values():
+            claim.lock.abandon()
+        self._claims.clear()
+
+    # --- Whose entries --------------------------------------------------------------------------------
+
+    def _look(self) -> None:
+        """Lists the folder if it has changed, or now and then; of what is known, looks at the sizes only."""
+        with contextlib.suppress(OSError):
+            changed_ns = self._folder.stat().st_mtime_ns
+            due = self._clock() - self._looked_at >= _LOOK_AGAIN_SECONDS
+            if changed_ns != self._folder_changed_ns or due:
+                self._folder_changed_ns, self._looked_at = changed_ns, self._clock()
+                self._segments = {}
+                for segment in list_segments(self._folder):
+                    self._segments.setdefault(segment.writer, []).append(segment)
+                unfinished = [writer for writer in self._segments if self._finished.get(writer) != self._size(writer)]
+                self._unfinished = sorted(unfinished, key=self._ours_first)
+                return
+        for writer in self._claims:
+            self._segments[writer] = [_as_it_is_now(segment) for segment in self._segments.get(writer, [])]
+
+    def _ours_first(self, writer: str) -> tuple[bool, str]:
+        return self._owner(writer) is not Owner.US, writer
+
+    def _owner(self, writer: str) -> Owner:
+        """Whose a writer is; only of the living it must be asked again."""
+        known = self._owners.get(writer)
+        if known is None or known is Owner.ALIVE:
+            known = self._owners[writer] = owner(writer)
+        return known
+
+    def _size(self, writer: str) -> int:
+        return sum(segment.size for segment in self._segments[writer])
+
+    def _is_behind(self, writer: str) -> bool:
+        """Whether the process that ships a writer in our stead has not come to its end."""
+        last = self._segments[writer][-1]
+        return shipped_place(self._root, self._log_id, writer) < (last.number, last.size)
+
+    def _claim(self, writer: str, whose: Owner) -> _Claim | None:
+        """The writer's claim, if we have it or may take it now."""
+        claim = self._claims.get(writer)
+        if claim is not None:
+            return claim
+        seen = self._first_seen.setdefault(writer, self._clock())
+        unclaimed = self._clock() - seen >= _UNCLAIMED_SECONDS
+        if whose not in (Owner.US, Owner.GONE) and not unclaimed:
+            return None
+        if len(self._claims) >= _MOST_HELD and whose is not Owner.US:
+            return None
+        path = shipped_offset_path(self._root, self._log_id, writer).with_suffix(".lock")
+        lock = OutboxLock.take(path)
+        if lock is None:
+            self._first_seen[writer] = self._clock()
+            return None
+        claim = _Claim(lock, Outbox(self._root, self._log_id, writer, self._counters, self._clock))
+        self._claims[writer] = claim
+        return claim
+
+    def _finish(self, writer: str) -> None:
+        """Lets go of a writer that will hardly write again; if its files grow, it is taken up again."""
+        self._finished[writer] = self._size(writer)
+        self._unfinished.remove(writer)
+        self._claims.pop(writer).lock.abandon()
+
+    # --- Sending --------------------------------------------------------------------------------------
+
+    def _send_all(
+        self, claim: _Claim, whose: Owner, deadline: Callable[[], float], pause: Callable[[float], None] | None
+    ) -> int:
+        """Sends what the writer has; the batches of a backlog are larger, with pauses between them."""
+        outbox, sent = claim.outbox, 0
+        while True:
+            batch = outbox.next_batch(
+                self._segments[outbox.writer],
+                most_entries=self._batch_entries * (_CATCHING_UP if sent else 1),
+                most_bytes=_MOST_BYTES,
+                ended=whose is Owner.GONE,
+            )
+            if batch is None or self._clock() >= deadline():
+                return sent
+            began = time.thread_time()
+            refused = self._send(batch, deadline) if batch.entries else []
+            outbox.acknowledge(batch)
+            self._count(batch, refused)
+            sent += bool(batch.entries)
+            if pause is not None and sent > 1:
+                pause(time.thread_time() - began)
+
+    def _send(self, batch: Batch, deadline: Callable[[], float]) -> list[str]:
+        """Sends a batch until each of its entries was accepted, or refused for good; why, for those that were."""
+        pending = [self._encode(batch)]
+        refused: list[str] = []
+        halvings = 0
+        while pending:
+            part = pending.pop()
+            try:
+                self._write(part, deadline)
+            except TransportError as error:
+                if error.entry_errors:
+                    refused += _refused_entries(error)
+                elif error.code not in _REFUSED:
+                    raise
+                elif len(part) == 1:
+                    refused.append(error.message)
+                elif halvings == _MOST_HALVINGS:
+                    raise  # It is not one entry: the log or the project is what the server does not like.
+                else:
+                    halvings += 1
+                    middle = len(part) // 2
+                    pending += [part[middle:], part[:middle]]
+        return refused
+
+    def _count(self, batch: Batch, refused: list[str]) -> None:
+        if batch.entries:
+            self._counters.add("shipped", len(batch.entries) - len(refused))
+        if refused:
+            self._counters.add("refused_by_server", len(refused))
+            warn_once(
+                ("shipper", self._log_id, "refused"),
+                "Cloud Logging does not accept an entry of log %s, and never will: %s. The journal in %s keeps it; "
+                "further ones are counted, not logged.",
+                self._log_id,
+                refused[0],
+                self._folder,
+            )
+
+    def _write(self, part: list[dict[str, Any]], deadline: Callable[[], float]) -> None:
+        seconds = min(self._request_seconds, max(0.1, deadline() - self._clock()))
+        self._counters.add("requests")
+        self._transport.write(part, timeout_seconds=seconds)
+
+    def _encode(self, batch: Batch) -> list[dict[str, Any]]:
+        context = _cloud_context(batch.header, self._transport.project, self._log_id)
+        encoded = []
+        for entry, line_bytes in zip(batch.entries, batch.line_bytes, strict=True):
+            entry.context = context
+            if line_bytes > NEVER_TOO_LARGE_BYTES and CUT_KEY not in entry.payload and cut_to_fit(entry):
+                self._counters.add("cut_to_fit")
+            encoded.append(encode_cloud(entry))
+        return encoded
+
+
+def _cloud_context(header: Header, project: str, log_id: str) -> EntryContext:
+    """The journal's header in the words of Cloud Logging, which wants a resource and a full name."""
+    resource: Mapping[str, Any] = header.resource or {"type": "global", "labels": {"project_id": project}}
+    log_name = full_log_name(project, log_id)
+    return EntryContext(log_id, log_name, resource, header.labels, header.severity, header.writer)
+
+
+def _refused_entries(error: TransportError) -> list[str]:
+    """The messages of entries that were refused for good; raises where some were not, so that all go again."""
+    for entry_error in error.entry_errors.values():
+        if entry_error.code not in _REFUSED:
+            raise TransportError(
+                entry_error.code, entry_error.message, retry_after_seconds=error.retry_after_seconds
+            ) from error
+    return [entry_error.message for entry_error in error.entry_errors.values()]
+
+
+def _as_it_is_now(segment: Segment) -> Segment:
+    try:
+        return segment._replace(size=Path(segment.path).stat().st_size)
+    except OSError:
+        return segment

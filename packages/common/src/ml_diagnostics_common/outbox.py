@@ -1,0 +1,275 @@
+"""What one writer's journal holds that Cloud Logging does not have yet: read in batches, ticked off when it does."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+
+from ml_diagnostics_common.entry import LogEntry
+from ml_diagnostics_common.guard import Counters
+from ml_diagnostics_common.journal_layout import (
+    Header,
+    Segment,
+    decode_header,
+    read_state,
+    shipped_offset_path,
+    write_state,
+)
+
+__all__ = ["Batch", "Outbox", "OutboxLock", "Place", "shipped_place"]
+
+_CHUNK_BYTES = 256 * 1024
+_LONGEST = 16 * 2**20
+_SETTLING_SECONDS = 1.0
+_decode_line = msgspec.json.Decoder(LogEntry).decode
+
+
+class Place(NamedTuple):
+    """A byte in a writer's journal; everything before it was dealt with."""
+
+    segment: int
+    offset: int
+
+
+class Batch(NamedTuple):
+    """Entries that follow each other in a journal.
+
+    Attributes:
+        entries: The entries; none where there is only something to pass over.
+        line_bytes: The length of each entry's line.
+        end: Where the journal goes on behind them.
+        header: The header of their segment.
+    """
+
+    entries: list[LogEntry]
+    line_bytes: list[int]
+    end: Place
+    header: Header
+
+
+def shipped_place(root: Path, log_id: str, writer: str) -> Place:
+    """How far a writer's entries are shipped, whoever ships them."""
+    state = read_state(shipped_offset_path(root, log_id, writer)) or {}
+    return Place(_natural(state.get("segment")), _natural(state.get("offset")))
+
+
+class OutboxLock:
+    """Keeps two processes from shipping one writer: flock, which the kernel lets go of however a process ends.
+
+    A forked child must `abandon` what it inherited: the lock belongs to both until both have closed it.
+    """
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+
+    @classmethod
+    def take(cls, path: Path) -> OutboxLock | None:
+        """The lock, or None while another process has it."""
+        try:
+            import fcntl
+        except ImportError:  # Windows: two processes may ship the same entries, which their insertIds show.
+            return cls(-1)
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(descriptor)
+            return None
+        except OSError:  # A file system without locks: as on Windows.
+            pass
+        return cls(descriptor)
+
+    def abandon(self) -> None:
+        """Closes the lock file; with the last process that has it open, the lock is free."""
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+
+class Outbox:
+    """The unsent entries of one writer, in the order of its files.
+
+    Args:
+        root: The diagnostics folder.
+        log_id: The log's id.
+        writer: The writer.
+        skipped: Counts lines that are no entries, by reason.
+        clock: Monotonic seconds.
+    """
+
+    def __init__(
+        self,
+        root: Path,
+        log_id: str,
+        writer: str,
+        skipped: Counters,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.writer = writer
+        self.settling = False
+        """Whether there is more, in a segment that is too new to be begun: see `next_batch`."""
+        self._skipped = skipped
+        self._clock = clock
+        self._state_path = shipped_offset_path(root, log_id, writer)
+        self._place = shipped_place(root, log_id, writer)
+        self._header: tuple[int, Header] | None = None
+        self._rotated_at: tuple[int, float] = (-1, 0.0)
+        self._pending: Batch | None = None
+
+    @property
+    def place(self) -> Place:
+        """Where the first unsent byte is."""
+        return self._place
+
+    def next_batch(
+        self, segments: Sequence[Segment], *, most_entries: int, most_bytes: int, ended: bool
+    ) -> Batch | None:
+        """Reads on, without moving on: the same batch comes again until `acknowledge`.
+
+        A segment is begun a second after it was first seen, because a thread may still be writing a line to the
+        one before it.
+
+        Args:
+            segments: The writer's segments as they are now, by number.
+            most_entries: Entries at most.
+            most_bytes: Bytes of their lines at most, but always one entry.
+            ended: Whether the writer can write no more.
+
+        Returns:
+            The batch; None when there is nothing to send now.
+        """
+        self.settling = False
+        if self._pending is None:
+            self._pending = self._find_batch(segments, most_entries, most_bytes, ended)
+        return self._pending
+
+    def _find_batch(self, segments: Sequence[Segment], most_entries: int, most_bytes: int, ended: bool) -> Batch | None:
+        for segment in segments:
+            if segment.number < self._place.segment:
+                continue
+            if segment.number > self._place.segment and not (ended or self._has_settled(segment)):
+                self.settling = True
+                return None
+            complete = ended or segment.number < segments[-1].number
+            try:
+                batch = self._read(segment, most_entries, most_bytes, complete)
+            except FileNotFoundError:  # Dropped by the journal's cap since it was listed.
+                continue
+            if batch is not None:
+                return batch
+        return None
+
+    def acknowledge(self, batch: Batch) -> None:
+        """Moves on, on disk first: whoever goes on after a crash begins here or earlier, never later."""
+        write_state(self._state_path, {"segment": batch.end.segment, "offset": batch.end.offset})
+        self._place = batch.end
+        self._pending = None
+
+    def _has_settled(self, segment: Segment) -> bool:
+        number, seen_at = self._rotated_at
+        if number != segment.number:
+            self._rotated_at = (segment.number, self._clock())
+            return False
+        return self._clock() - seen_at >= _SETTLING_SECONDS
+
+    def _read(self, segment: Segment, most_entries: int, most_bytes: int, complete: bool) -> Batch | None:
+        offset = self._place.offset if segment.number == self._place.segment else 0
+        if offset >= segment.size:
+            return None
+        with _opened(segment.path) as descriptor:
+            first_line = _first_line(descriptor)
+            header = self._header_of(segment, first_line)
+            if header is None:
+                if not complete:
+                    return None  # Made this instant; or of a version to come, whose shippers will ship it.
+                self._skipped.add("unreadable_segment")
+            if header is None or not header.ship:
+                end = Place(segment.number, os.fstat(descriptor).st_size)
+                return Batch([], [], end, header or _NO_HEADER)
+            start = Place(segment.number, offset or len(first_line))
+            return self._read_lines(descriptor, start, header, most_entries, most_bytes, complete)
+
+    def _header_of(self, segment: Segment, first_line: bytes) -> Header | None:
+        if self._header is None or self._header[0] != segment.number:
+            header = decode_header(first_line)
+            if header is None:
+                return None
+            self._header = (segment.number, header)
+        return self._header[1]
+
+    def _read_lines(
+        self, descriptor: int, start: Place, header: Header, most_entries: int, most_bytes: int, complete: bool
+    ) -> Batch | None:
+        """Whole lines. Each has its newline in front; the last is whole if it parses."""
+        data, at_end = _read_chunk(descriptor, start.offset)
+        entries: list[LogEntry] = []
+        lengths: list[int] = []
+        lines = data.split(b"\n")
+        position = end = start.offset
+        total = 0
+        for index, line in enumerate(lines):
+            entry = _entry(line)
+            if entry is None and index == len(lines) - 1 and not (complete and at_end) and len(data) < _LONGEST:
+                break  # The rest of it is to come, or is in the next chunk.
+            if entry is not None:
+                if entries and (len(entries) == most_entries or total + len(line) > most_bytes):
+                    break
+                entries.append(entry)
+                lengths.append(len(line))
+                total += len(line)
+            elif line:
+                self._skipped.add("damaged_line")
+            end = position + len(line)
+            position = end + 1
+        return Batch(entries, lengths, Place(start.segment, end), header) if end > start.offset else None
+
+
+_NO_HEADER = Header(log_id="", writer="", ship=False)
+
+
+def _entry(line: bytes) -> LogEntry | None:
+    try:
+        return _decode_line(line) if line else None
+    except (msgspec.DecodeError, RecursionError):
+        return None
+
+
+@contextlib.contextmanager
+def _opened(path: str) -> Iterator[int]:
+    descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NOFOLLOW", 0))
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def _first_line(descriptor: int) -> bytes:
+    size = 4096
+    while True:
+        start = os.pread(descriptor, size, 0)
+        if b"\n" in start or len(start) < size or size >= _LONGEST:
+            return start.partition(b"\n")[0]
+        size *= 4
+
+
+def _read_chunk(descriptor: int, offset: int) -> tuple[bytes, bool]:
+    """At least one whole line from `offset`, if there is one; and whether that is the end of the file."""
+    size = _CHUNK_BYTES
+    while True:
+        data = os.pread(descriptor, size, offset)
+        if len(data) < size:
+            return data, True
+        if b"\n" in data[1:] or size >= _LONGEST:
+            return data, False
+        size *= 4
+
+
+def _natural(value: object) -> int:
+    return value if isinstance(value, int) and value > 0 else 0

@@ -1,0 +1,74 @@
+"""Who wrote a segment: this process, one that lives, or one that is gone and left its rest to others."""
+
+from __future__ import annotations
+
+import enum
+import os
+from pathlib import Path
+from typing import NamedTuple
+
+from ml_diagnostics_common.journal import host_name
+
+__all__ = ["Owner", "WriterName", "owner"]
+
+_SLACK_NS = 2_000_000_000
+_PROC = Path("/proc")
+
+
+class Owner(enum.Enum):
+    """What became of the process that a writer belongs to."""
+
+    US = "this process"
+    ALIVE = "another process of this host, which lives"
+    GONE = "a process of this host that has ended"
+    UNKNOWN = "a process of another host"
+
+
+class WriterName(NamedTuple):
+    """The parts of a writer's name."""
+
+    host: str
+    pid: int
+    started_ns: int
+
+    @classmethod
+    def parse(cls, writer: str) -> WriterName | None:
+        """`host-pid-start-n`, or None for anything else."""
+        parts = writer.rsplit("-", 3)
+        if len(parts) != 4 or not all(part.isdecimal() for part in parts[1:]):
+            return None
+        return cls(parts[0], int(parts[1]), int(parts[2]))
+
+
+def owner(writer: str) -> Owner:
+    """Tells whose a writer is. A pid that was used before (in a container, always) is told by its start."""
+    name = WriterName.parse(writer)
+    if name is None or name.host != host_name():
+        return Owner.UNKNOWN
+    started_ns = _started_ns(name.pid)
+    if started_ns is None or name.started_ns < started_ns - _SLACK_NS:
+        return Owner.GONE
+    return Owner.US if name.pid == os.getpid() else Owner.ALIVE
+
+
+def _started_ns(pid: int) -> int | None:
+    """When a process started, by the wall clock; 0 where the system does not say; None if there is none."""
+    try:
+        ticks = int((_PROC / str(pid) / "stat").read_bytes().rpartition(b")")[2].split()[19])
+        lines = (_PROC / "stat").read_bytes().splitlines()
+        boot = next(int(line.split()[1]) for line in lines if line.startswith(b"btime"))
+        return (boot + ticks // os.sysconf("SC_CLK_TCK")) * 1_000_000_000
+    except (FileNotFoundError, ProcessLookupError):
+        return None if (_PROC / "self").exists() else _exists(pid)
+    except (OSError, ValueError, IndexError, StopIteration):
+        return _exists(pid)
+
+
+def _exists(pid: int) -> int | None:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return None
+    except OSError:
+        return 0
+    return 0
