@@ -1,0 +1,29 @@
+"""Every test runs on its own: its own folder, no cloud, and errors of recording calls are raised."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from ml_diagnostics_common import guard
+
+_PREFIXES = ("ML_DIAGNOSTICS_", "CLOUDSDK_", "GOOGLE_", "GCE_METADATA_", "STORAGE_EMULATOR_", "NO_GCE_")
+
+
+@pytest.fixture(autouse=True)
+def _isolated(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:
+    for name in list(os.environ):
+        if name.startswith(_PREFIXES):
+            monkeypatch.delenv(name)
+    monkeypatch.setenv("ML_DIAGNOSTICS_DIR", str(tmp_path_factory.mktemp("ml-diagnostics")))
+    monkeypatch.setenv("ML_DIAGNOSTICS_BACKEND", "local")
+    monkeypatch.setenv("ML_DIAGNOSTICS_RAISE", "1")
+    guard.LOSSES._counts.clear()
+    guard._said_in_this_process.clear()
+
+
+@pytest.fixture
+def in_production(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As at a user's: what a recording call cannot record is counted and logged, not raised."""
+    monkeypatch.setenv("ML_DIAGNOSTICS_RAISE", "0")
