@@ -111,9 +111,9 @@ def slow(session: nox.Session) -> None:
     run_tests(session, "tests", "-m", "slow")
 
 
-@nox.session
+@nox.session(python=PYTHONS[0])
 def oldest(session: nox.Session) -> None:
-    """The tests, with the lowest version that we claim of every dependency."""
+    """The tests, with the lowest version that we claim of Python and of every dependency."""
     run_tests(session, "oldest")
 
 
