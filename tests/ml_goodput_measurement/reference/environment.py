@@ -1,0 +1,61 @@
+"""The public library of the same name, as it is published, in an environment of its own.
+
+Ours and theirs have the same import name, so theirs never meets ours in one process: it is driven by a subprocess.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+VERSION = "0.2.3"
+REQUIREMENTS = (f"ml-goodput-measurement=={VERSION}", "freezegun")
+
+_REPOSITORY = Path(__file__).parents[3]
+_FINISHED = "finished"
+
+
+class ReferenceUnavailableError(Exception):
+    """The reference cannot be installed here: no network, or no package index."""
+
+
+def reference_python(timeout_seconds: float = 90.0) -> Path:
+    """The Python of the reference's environment, which is made at first use and kept beside nox's own.
+
+    Args:
+        timeout_seconds: For making it.
+
+    Raises:
+        ReferenceUnavailableError: It is not there and cannot be made.
+    """
+    folder = _REPOSITORY / ".nox" / f"reference-{VERSION}"
+    python = folder / ("Scripts" if os.name == "nt" else "bin") / "python"
+    if not (folder / _FINISHED).exists():
+        shutil.rmtree(folder, ignore_errors=True)
+        _make(folder, python, timeout_seconds)
+        (folder / _FINISHED).touch()
+    return python
+
+
+def _make(folder: Path, python: Path, timeout_seconds: float) -> None:
+    uv = shutil.which("uv")
+    if uv:
+        commands = [
+            [uv, "venv", "--quiet", "--python", sys.executable, str(folder)],
+            [uv, "pip", "install", "--quiet", "--python", str(python), *REQUIREMENTS],
+        ]
+    else:
+        commands = [
+            [sys.executable, "-m", "venv", str(folder)],
+            [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *REQUIREMENTS],
+        ]
+    for command in commands:
+        try:
+            subprocess.run(command, check=True, capture_output=True, text=True, timeout=timeout_seconds)
+        except subprocess.CalledProcessError as error:
+            raise ReferenceUnavailableError(f"{' '.join(command)}: {error.stderr.strip()[-500:]}") from error
+        except (OSError, subprocess.TimeoutExpired) as error:
+            raise ReferenceUnavailableError(f"{' '.join(command)}: {error}") from error
