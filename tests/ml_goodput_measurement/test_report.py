@@ -1,0 +1,177 @@
+"""A report says where all of the time went, what each disruption cost, and nothing that nobody asked for."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+
+import pytest
+from ml_goodput_measurement.partition import Bucket, JobReport
+from ml_goodput_measurement.report import BUCKET_NAMES, as_dict, format_duration, format_json, format_text, rows
+
+from .histories import History
+from .sample_reports import killed_and_resumed, report_of
+
+SECOND = 10**9
+
+
+@pytest.fixture
+def report() -> JobReport:
+    return report_of(killed_and_resumed())
+
+
+def table(text: str) -> dict[str, tuple[float, float]]:
+    """(seconds, percent) by row, as a reader of the page sees them."""
+    lines = re.findall(r"^  (\S.*?) +([\d,]+\.\d{3}) +([\d.]+)(?: |$)", text, re.MULTILINE)
+    return {name: (float(seconds.replace(",", "")), float(percent)) for name, seconds, percent in lines}
+
+
+def test_the_page_of_a_job_that_was_killed_and_resumed(report: JobReport) -> None:
+    assert (
+        format_text(report)
+        == """\
+job: 50.00 % goodput
+
+  wall time    3 min 20 s, from 2023-11-14 22:13:20Z to 2023-11-14 22:16:40Z (ended)
+  last step    9, 10 steps kept
+  ideal step   10.0 s
+
+                            seconds   percent
+  productive                100.000     50.00   1 min 40 s
+  wasted progress            40.000     20.00       40.0 s
+  infrastructure recovery    17.000      8.50       17.0 s
+  device initialization       6.000      3.00       6.00 s
+  training preparation        9.000      4.50       9.00 s
+  data loading                4.000      2.00       4.00 s
+  checkpoint restore          3.000      1.50       3.00 s
+  checkpoint save             1.000      0.50       1.00 s
+  custom: evaluation          5.000      2.50       5.00 s
+  unknown                    15.000      7.50       15.0 s
+  --------------------------------------------------------
+  total                     200.000    100.00   3 min 20 s
+
+  estimated: 20.0 s of steps whose end was not recorded
+
+Disruption 1 cost 1 min 8 s: 40.0 s wasted (4 steps), 17.0 s recovery, 11.0 s restart
+  attempt 1 was last heard of at 2023-11-14 22:15:03Z in step 9; resumed at 2023-11-14 22:15:30Z from step 6
+
+  attempt   began                      lasted    steps   kept   lost   how it ended
+        1   2023-11-14 22:13:20Z   1 min 43 s   0 to 9      6      4   ended without a word
+        2   2023-11-14 22:15:30Z   1 min 10 s   6 to 9      4      0   job end recorded
+"""
+    )
+
+
+def test_the_rows_sum_to_the_wall_time(report: JobReport) -> None:
+    assert sum(ns for _, _, ns in rows(report)) == report.wall_ns
+    shown = table(format_text(report))
+    total = shown.pop("total")
+    assert sum(seconds for seconds, _ in shown.values()) == pytest.approx(total[0])
+    assert sum(percent for _, percent in shown.values()) == pytest.approx(100.0, abs=0.05)
+
+
+def test_every_bucket_has_a_name_of_its_own() -> None:
+    assert set(BUCKET_NAMES) == set(Bucket)
+    assert len(set(BUCKET_NAMES.values())) == len(Bucket)
+
+
+def test_what_took_no_time_is_not_on_the_page() -> None:
+    text = format_text(report_of(History().start(0).steps(range(5), at=0).end(50)))
+    assert set(table(text)) == {"productive", "total"}
+    for noise in ("Disruption", "attempt", "Note", "beside", "elastic"):
+        assert noise not in text
+
+
+def test_each_type_of_custom_event_has_its_row() -> None:
+    history = History().start(0).steps(range(3), at=0).custom(2, 3, "Eval").custom(12, 14, "sync").end(30)
+    shown = table(format_text(report_of(history)))
+    assert (shown["custom: eval"][0], shown["custom: sync"][0]) == (1.0, 2.0)
+
+
+def test_a_running_job_says_so_and_what_its_step_is_worth_so_far() -> None:
+    text = format_text(report_of(History().start(0).steps(range(3), at=0), now=24))
+    assert "(still running)" in text
+    assert table(text)["step in flight"] == (4.0, 16.67)
+
+
+def test_a_disruption_without_a_step_since_does_not_name_one() -> None:
+    text = format_text(report_of(History().start(0).steps(range(3), at=0).start(100), now=120))
+    assert re.search(r"resumed at 2023-11-14 22:15:00Z, no step since$", text, re.MULTILINE)
+
+
+def test_failed_attempts_are_counted_with_their_disruption() -> None:
+    history = History().start(0).steps(range(3), at=0).start(100).start(150).start(200).steps(range(3, 5), at=200)
+    text = format_text(report_of(history.end(220)))
+    assert "from step 3, after 2 failed attempts" in text
+    assert len(re.findall(r"^Disruption", text, re.MULTILINE)) == 1
+
+
+def test_data_loading_beside_the_steps_is_told_apart_from_the_sum() -> None:
+    history = History().start(0).load(0, 1).load(12, 15).steps(range(3), at=1).end(31)
+    text = format_text(report_of(history))
+    assert "beside the steps, not in the sum: 3.00 s of data loading" in text
+    assert table(text)["data loading"][0] == 1.0
+
+
+def test_notes_are_told(report: JobReport) -> None:
+    text = format_text(dataclasses.replace(report, notes=("a second recorder was seen", "3 entries were lost")))
+    assert text.endswith("\n\nNote: a second recorder was seen\nNote: 3 entries were lost\n")
+
+
+def test_a_job_without_any_time_has_a_report() -> None:
+    report = report_of(History().start(5), now=5)
+    assert "0.00 % goodput" in format_text(report)
+    assert json.loads(format_json(report))["goodput_percent"] == 0.0
+
+
+def test_json_tells_the_same_with_every_bucket(report: JobReport) -> None:
+    told = json.loads(format_json(report))
+    assert set(told["buckets"]) == {bucket.value for bucket in Bucket}
+    assert told["buckets"]["PRODUCTIVE"] == {"seconds": 100.0, "percent": 50.0}
+    assert told["custom_events"] == {"EVALUATION": {"seconds": 5.0, "percent": 2.5}}
+    assert sum(share["seconds"] for share in told["buckets"].values()) == told["wall_seconds"] == 200.0
+    assert (told["start"], told["end"]) == ("2023-11-14T22:13:20.000000000Z", "2023-11-14T22:16:40.000000000Z")
+    assert told["disruptions"] == [
+        {
+            "number": 1,
+            "attempt": 1,
+            "last_event": "2023-11-14T22:15:03.000000000Z",
+            "resumed": "2023-11-14T22:15:30.000000000Z",
+            "resumed_step": 6,
+            "failed_attempts": 0,
+            "steps_lost": 4,
+            "cost_seconds": 68.0,
+            "wasted_seconds": 40.0,
+            "recovery_seconds": 17.0,
+            "restart_seconds": 11.0,
+        }
+    ]
+    assert [attempt["ended"] for attempt in told["attempts"]] == ["ended without a word", "job end recorded"]
+    assert told["attempts"][1]["bucket_seconds"]["PRODUCTIVE"] == 40.0
+
+
+def test_json_leaves_out_no_field_of_a_report_but_its_timeline(report: JobReport) -> None:
+    names = {field.name for field in dataclasses.fields(JobReport)} - {"timeline"}
+    stems = {re.sub("_ns$", "", name) for name in names} - {"custom"}
+    told = " ".join(as_dict(report))
+    assert all(stem in told for stem in stems)
+
+
+@pytest.mark.parametrize(
+    ("nanoseconds", "text"),
+    [
+        (0, "0 ms"),
+        (1_234_000, "1.2 ms"),
+        (37 * 10**6, "37 ms"),
+        (999_600_000, "1000 ms"),
+        (1_234_000_000, "1.23 s"),
+        (59 * SECOND, "59.0 s"),
+        (60 * SECOND, "1 min 0 s"),
+        (3_599_700_000_000, "60 min 0 s"),
+        (3_600 * SECOND, "1 h 0 min"),
+        (100 * 86_400 * SECOND + 5 * 3_600 * SECOND, "100 d 5 h"),
+    ],
+)
+def test_durations_are_told_in_the_units_that_matter(nanoseconds: int, text: str) -> None:
+    assert format_duration(nanoseconds) == text
