@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -161,6 +162,11 @@ def docs(session: nox.Session) -> None:
     install(session, "docs", *PACKAGES)
     command = session.posargs or ["build", "--strict"]
     session.run("mkdocs", *command, env={"NO_MKDOCS_2_WARNING": "1"})
+    for page in (ROOT / "site").rglob("*.html"):
+        if fetched := re.findall(
+            r"<(?:script|link rel=.stylesheet.|img)[^>]*(?:src|href)=.https?:[^>]*", page.read_text()
+        ):
+            session.error(f"{page} fetches from elsewhere: {fetched}")
 
 
 @nox.session
