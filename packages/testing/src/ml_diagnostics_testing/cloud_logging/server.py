@@ -37,7 +37,7 @@ class CloudLoggingServer(LoopbackServer):
 
     def __init__(
         self,
-        project: str = "loopback-project",
+        project: str = "test-project",
         *,
         clock: Callable[[], float] = time.time,
         max_page_size: int = 1000,
@@ -158,8 +158,7 @@ class CloudLoggingServer(LoopbackServer):
         return {"resource": resource, "logName": self.log_name(log_id) if log_id else ""}
 
     def _write(self, body: dict[str, Any], record: RequestRecord, now: float) -> None:
-        record.entries = len(body.get("entries") or ())
-        self._store.write(body, int(now * 1e9))
+        record.entries = self._store.write(body, int(now * 1e9))
 
     def _list(self, body: dict[str, Any], record: RequestRecord, now: float) -> Page:
         page = self._store.list_page(body)

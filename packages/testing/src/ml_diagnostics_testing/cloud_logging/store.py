@@ -103,12 +103,15 @@ class EntryStore:
         self._delayed: list[tuple[float, int, Entry]] = []  # a heap by the time of appearance
         self._numbers = itertools.count(1)
 
-    def write(self, request: Mapping[str, Any], now_ns: int) -> None:
+    def write(self, request: Mapping[str, Any], now_ns: int) -> int:
         """Do `entries:write`.
 
         Args:
             request: The request.
             now_ns: The server's (maybe skewed) time, for the times that it assigns.
+
+        Returns:
+            How many entries the request had.
 
         Raises:
             ApiError: An entry is refused. Without partialSuccess nothing was written; with it the rest was, and the
@@ -128,8 +131,11 @@ class EntryStore:
                 errors[index] = error
         if (not errors or request.get("partialSuccess")) and not request.get("dryRun"):
             self.add(entries, now_ns)
+        if errors and entries and request.get("partialSuccess"):
+            raise _partial_error(errors)
         if errors:
-            raise _partial_error(errors) if entries and request.get("partialSuccess") else next(iter(errors.values()))
+            raise next(iter(errors.values()))
+        return len(entries)
 
     def add(self, entries: Iterable[Entry], now_ns: int) -> None:
         """Store checked entries; those that the store has already are dropped and counted."""

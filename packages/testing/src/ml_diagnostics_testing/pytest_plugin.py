@@ -1,0 +1,43 @@
+"""Fixtures: each gives one test a server of its own, and ends it after the test.
+
+pytest finds them by the entry point `ml_diagnostics_testing`; nothing is imported until a test asks for a fixture.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from ml_diagnostics_testing.cloud_logging import CloudLoggingServer
+    from ml_diagnostics_testing.cloud_storage import CloudStorageServer
+    from ml_diagnostics_testing.metadata import MetadataServer
+
+
+@pytest.fixture
+def cloud_logging_server() -> Iterator[CloudLoggingServer]:
+    """A Cloud Logging on loopback; `.environment()` redirects clients to it."""
+    from ml_diagnostics_testing.cloud_logging import CloudLoggingServer
+
+    with CloudLoggingServer() as server:
+        yield server
+
+
+@pytest.fixture
+def cloud_storage_server() -> Iterator[CloudStorageServer]:
+    """A Cloud Storage on loopback; `.environment()` redirects clients to it."""
+    from ml_diagnostics_testing.cloud_storage import CloudStorageServer
+
+    with CloudStorageServer() as server:
+        yield server
+
+
+@pytest.fixture
+def metadata_server() -> Iterator[MetadataServer]:
+    """A metadata server on loopback; `.environment()` makes this machine look like one of Google's."""
+    from ml_diagnostics_testing.metadata import MetadataServer
+
+    with MetadataServer() as server:
+        yield server

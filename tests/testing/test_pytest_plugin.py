@@ -1,0 +1,36 @@
+"""The fixtures that users get by installing the package."""
+
+import subprocess
+import sys
+
+from ml_diagnostics_testing.cloud_logging import CloudLoggingServer
+from ml_diagnostics_testing.cloud_storage import CloudStorageServer
+from ml_diagnostics_testing.metadata import MetadataServer
+
+
+def test_each_service_is_a_fixture(
+    cloud_logging_server: CloudLoggingServer,
+    cloud_storage_server: CloudStorageServer,
+    metadata_server: MetadataServer,
+) -> None:
+    assert isinstance(cloud_logging_server, CloudLoggingServer)
+    assert isinstance(cloud_storage_server, CloudStorageServer)
+    assert isinstance(metadata_server, MetadataServer)
+    ports = {server.port for server in (cloud_logging_server, cloud_storage_server, metadata_server)}
+    assert len(ports) == 3
+
+
+def test_the_environment_points_at_the_server(cloud_logging_server: CloudLoggingServer) -> None:
+    assert cloud_logging_server.environment() == {
+        "CLOUDSDK_API_ENDPOINT_OVERRIDES_LOGGING": f"http://127.0.0.1:{cloud_logging_server.port}/",
+        "CLOUDSDK_AUTH_DISABLE_CREDENTIALS": "1",
+        "CLOUDSDK_CORE_PROJECT": "test-project",
+        "GOOGLE_CLOUD_PROJECT": "test-project",
+        "ML_DIAGNOSTICS_LOGGING_GRPC": cloud_logging_server.grpc_target,
+    }
+
+
+def test_the_plugin_costs_a_test_run_nothing_until_a_fixture_is_asked_for() -> None:
+    script = "import sys, ml_diagnostics_testing.pytest_plugin; print(*sys.modules)"
+    modules = subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True).stdout.split()
+    assert not {"grpc", "google.cloud.logging_v2", "http.server", "requests"} & set(modules)
