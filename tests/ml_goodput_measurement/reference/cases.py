@@ -15,7 +15,6 @@ import statistics
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from itertools import pairwise
 
 from ..histories import History, Payload
 
@@ -60,7 +59,10 @@ class Attempt:
 
     @property
     def median(self) -> float:
-        return statistics.median(after - before for before, after in pairwise(self.steps.values()))
+        """Of the steps that the next number follows; a generated attempt always ends with one."""
+        return statistics.median(
+            self.steps[number + 1] - at for number, at in self.steps.items() if number + 1 in self.steps
+        )
 
 
 class Life:
