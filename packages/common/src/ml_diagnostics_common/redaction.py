@@ -30,10 +30,7 @@ _SECRET_WORDS = frozenset(
 )
 _SECRET_PAIRS = frozenset(
     {
-        *(
-            (first, "key")
-            for first in ("api", "private", "access", "secret", "signing", "encryption", "account")
-        ),
+        *((first, "key") for first in ("api", "private", "access", "secret", "signing", "encryption", "account")),
         *((first, "token") for first in ("access", "auth", "refresh", "session", "bearer", "api", "id")),
         *((first, "signature") for first in ("goog", "amz")),
         ("auth", "header"),
@@ -107,9 +104,7 @@ def redact_text(text: str) -> str:
     """
     if not _HINT.search(text):
         return text
-    for _ in range(
-        8
-    ):  # A replacement may bring the rest of a secret to light; almost always the second is equal.
+    for _ in range(8):  # A replacement may bring the rest of a secret to light; almost always the second is equal.
         cleaned = _redact_once(text)
         if cleaned == text:
             return cleaned
@@ -198,7 +193,7 @@ class _Redaction:
             name = self._text(key if isinstance(key, str) else _text_of_key(key))
             secret = is_secret_key(name) or (isinstance(key, str) and is_secret_key(key))
             cleaned = key if key is None or isinstance(key, (bool, int, float)) else name
-            copied[cleaned] = self._secret(value) if secret else self.copy(value, depth + 1)
+            copied[cleaned] = self._secret(value, depth + 1) if secret else self.copy(value, depth + 1)
         return copied
 
     def _list(self, items: list[Any], depth: int) -> list[Any]:
@@ -210,15 +205,14 @@ class _Redaction:
                 break
             is_flag = isinstance(item, str) and item.startswith("-")
             copied.append(
-                self._secret(item) if secret_follows and not is_flag else self.copy(item, depth + 1)
+                self._secret(item, depth + 1) if secret_follows and not is_flag else self.copy(item, depth + 1)
             )
             secret_follows = is_flag and "=" not in item and is_secret_key(item)
         return copied
 
-    def _secret(self, value: Any) -> Any:
-        self._room -= len(REDACTED)
-        unset = value is None or isinstance(value, bool) or value in ("", TRUNCATED)
-        return value if unset else REDACTED
+    def _secret(self, value: Any, depth: int) -> Any:
+        unset = value is None or isinstance(value, bool) or value in ("", b"")
+        return self.copy(value, depth) if unset else self._text(REDACTED)
 
     def _text(self, text: str) -> str:
         """Redacts a text, and cuts it between two words where there is no room for all of it."""

@@ -103,6 +103,10 @@ class CloudStorageServer(LoopbackServer):
         """All that is known of an object; KeyError if there is none."""
         return self._store.buckets[bucket][name]
 
+    def delete(self, bucket: str, name: str) -> None:
+        """Removes an object behind the clients' backs; KeyError if there is none."""
+        del self._store.buckets[bucket][name]
+
     def names(self, bucket: str, prefix: str = "") -> list[str]:
         """The names of a bucket's objects, sorted."""
         return sorted(name for name in self._store.buckets[bucket] if name.startswith(prefix))

@@ -1,0 +1,210 @@
+"""Storage in local files (also on a network filesystem): see `storage.Storage`.
+
+A file's generation is its modification time in nanoseconds, which every write of ours moves forward. The lock on the
+folder that makes "compare, then replace" one step is held for microseconds; data is written before it is taken.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import re
+import stat
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from ml_diagnostics_common.exceptions import (
+    ConfigurationError,
+    ObjectNotFoundError,
+    PreconditionFailedError,
+    StorageError,
+)
+
+__all__ = ["LocalStorage"]
+
+_TEMPORARY = re.compile(r"\.ml-diagnostics-[0-9a-f]{16}\.tmp")
+_LOCK_TIMEOUT_SECONDS = 10.0
+_LOCK_POLL_SECONDS = 0.002
+# Filesystems keep times to the nanosecond, the microsecond, the second or, at worst, two seconds.
+_CLOCK_STEPS_NS = (1, 1_000, 1_000_000_000, 2_000_000_000)
+
+
+class LocalStorage:
+    """Files of this machine. Relative paths count from the working directory; `..` is resolved."""
+
+    def read(self, path: str) -> bytes:
+        """The whole content."""
+        return self.read_with_generation(path)[0]
+
+    def read_with_generation(self, path: str) -> tuple[bytes, int]:
+        """The whole content and its generation."""
+        with _explained("read", path):
+            # Without O_NONBLOCK, to open a named pipe would wait for its writer.
+            flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
+            with os.fdopen(os.open(_absolute(path), flags), "rb") as file:
+                found = os.fstat(file.fileno())
+                if not stat.S_ISREG(found.st_mode):
+                    raise IsADirectoryError(errno.EISDIR, "not a regular file")
+                return file.read(), found.st_mtime_ns
+
+    def write(self, path: str, data: bytes, *, if_generation: int | None = None) -> int:
+        """Puts the content in place, whole."""
+        target = _absolute(path)
+        with _explained("write", path):
+            target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            with _temporary_file(target.parent, data) as temporary:
+                with _lock(target.parent, required=if_generation is not None):
+                    generation = _generation(target)
+                    if if_generation is not None and if_generation != generation:
+                        raise PreconditionFailedError(
+                            f"{path} has generation {generation}, not {if_generation}: somebody else wrote it first; "
+                            "read it again and repeat the change"
+                        )
+                    written = _advance(temporary, target, generation)
+                    temporary.replace(target)
+                return written
+
+    def exists(self, path: str) -> bool:
+        """Whether there is such a file."""
+        with _explained("read", path):
+            return _generation(_absolute(path)) > 0
+
+    def delete(self, path: str) -> None:
+        """Removes the file."""
+        target = _absolute(path)
+        with _explained("delete", path), _lock(target.parent, required=False):
+            target.unlink()
+
+    def list_prefix(self, path: str) -> list[str]:
+        """The files, at any depth, whose absolute path begins with this text. Symbolic links are passed over."""
+        prefix = str(_absolute(path)) + (os.sep if path.endswith(("/", os.sep)) else "")
+        prefix = prefix.replace(os.sep * 2, os.sep)
+        with _explained("list", path):
+            return sorted(_files(os.path.dirname(prefix) or os.sep, prefix), key=os.fsencode)  # noqa: PTH120
+
+
+def _absolute(path: str) -> Path:
+    if not path or "\0" in path:
+        raise ConfigurationError(f"{path!r} is not a path: give the name of a file, without NUL bytes")
+    try:
+        return Path(os.path.abspath(os.path.expanduser(path)))  # noqa: PTH100, PTH111
+    except (OSError, ValueError) as error:
+        raise ConfigurationError(f"{path!r} is not a path: {error}") from error
+
+
+def _generation(target: Path) -> int:
+    """The generation of a file, 0 where there is none."""
+    try:
+        found = target.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        return 0
+    return max(found.st_mtime_ns, 1) if stat.S_ISREG(found.st_mode) else 0
+
+
+@contextlib.contextmanager
+def _temporary_file(folder: Path, data: bytes) -> Iterator[Path]:
+    """A file beside the target, with all of the data on the disk; gone at the end if it was not moved."""
+    temporary = folder / f".ml-diagnostics-{os.urandom(8).hex()}.tmp"
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
+    try:
+        with os.fdopen(os.open(temporary, flags, 0o600), "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())  # Else a power cut may leave the new name with no content.
+        yield temporary
+    finally:
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
+
+
+def _advance(temporary: Path, target: Path, generation: int) -> int:
+    """Gives the new file a time after the old one's, and the old one's permissions."""
+    if generation:
+        temporary.chmod(stat.S_IMODE(target.stat().st_mode))
+    for step in _CLOCK_STEPS_NS:
+        wanted = max(time.time_ns(), generation + step)
+        os.utime(temporary, ns=(wanted, wanted))
+        written = temporary.stat().st_mtime_ns
+        if written > generation:
+            return written
+    raise OSError(errno.EINVAL, "the filesystem does not keep the time of a file")
+
+
+@contextlib.contextmanager
+def _lock(folder: Path, *, required: bool) -> Iterator[None]:
+    """Lets one writer at a time into a folder, among all processes.
+
+    Raises:
+        OSError: The lock is required and the filesystem has none, or another process holds it for too long.
+    """
+    try:
+        import fcntl
+    except ImportError:
+        if required:
+            raise OSError(errno.ENOLCK, "this system has no file locks, so a conditional write is unsafe") from None
+        yield
+        return
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        deadline = time.monotonic() + _LOCK_TIMEOUT_SECONDS
+        while True:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() > deadline:
+                    raise OSError(errno.ETIMEDOUT, "another process holds the lock on the folder") from None
+                time.sleep(_LOCK_POLL_SECONDS)
+            except OSError as error:
+                if required:
+                    raise OSError(error.errno, "the filesystem has no locks for a conditional write") from error
+                break
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _files(folder: str, prefix: str) -> Iterator[str]:
+    try:
+        entries = list(os.scandir(folder))
+    except (FileNotFoundError, NotADirectoryError):
+        return
+    for entry in entries:
+        if entry.is_dir(follow_symlinks=False):
+            inside = entry.path + os.sep
+            if inside.startswith(prefix) or prefix.startswith(inside):
+                yield from _files(entry.path, prefix)
+            continue
+        is_ours = entry.path.startswith(prefix) and not _TEMPORARY.fullmatch(entry.name)
+        if is_ours and entry.is_file(follow_symlinks=False):
+            yield entry.path
+
+
+@contextlib.contextmanager
+def _explained(verb: str, path: str) -> Iterator[None]:
+    """Turns the system's errors into ours, with the path and what to do."""
+    try:
+        yield
+    except StorageError:
+        raise
+    except FileNotFoundError as error:
+        raise ObjectNotFoundError(f"cannot {verb} {path}: there is no such file") from error
+    except OSError as error:
+        todo = _TODO.get(error.errno or 0, "look at the path and its folder, or choose another one")
+        raise StorageError(f"cannot {verb} {path}: {error.strerror or error}; {todo}") from error
+
+
+_TODO = {
+    errno.EACCES: "give this user the permission, or choose another folder",
+    errno.EPERM: "give this user the permission, or choose another folder",
+    errno.EROFS: "choose a folder that can be written",
+    errno.ENOSPC: "free some space, or choose another folder",
+    errno.EDQUOT: "free some of the quota, or choose another folder",
+    errno.EISDIR: "give the path of a file",
+    errno.EEXIST: "a part of the path is a file where a folder should be",
+    errno.ENOTDIR: "a part of the path is a file where a folder should be",
+    errno.ENAMETOOLONG: "choose a shorter name",
+    errno.ETIMEDOUT: "try again, or end that process",
+}

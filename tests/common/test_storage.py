@@ -1,0 +1,464 @@
+"""One contract for local files and Cloud Storage, and what each promises beyond it."""
+
+import errno
+import os
+import stat
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from ml_diagnostics_common import local_storage, storage
+from ml_diagnostics_common.exceptions import (
+    ConfigurationError,
+    MissingExtraError,
+    ObjectNotFoundError,
+    PreconditionFailedError,
+    StorageError,
+)
+from ml_diagnostics_testing.cloud_storage import CloudStorageServer
+from ml_diagnostics_testing.faults import Hang, Reset, Status, Truncate
+
+
+@pytest.fixture(scope="module")
+def server():
+    with CloudStorageServer(buckets=["bucket"]) as server:
+        yield server
+
+
+@pytest.fixture
+def cloud(server):
+    server.faults.clear()
+    server.requests.clear()
+    for name in server.names("bucket"):
+        server.delete("bucket", name)
+    cloud = storage.GoogleCloudStorage(
+        environ={"STORAGE_EMULATOR_HOST": server.url}, deadline_seconds=5, sleep=lambda seconds: None
+    )
+    yield cloud
+    cloud.close()
+
+
+@pytest.fixture(params=["local", "cloud"])
+def store(request, tmp_path):
+    """A store, and the root that its paths begin with."""
+    if request.param == "local":
+        return storage.LocalStorage(), str(tmp_path / "root")
+    return request.getfixturevalue("cloud"), "gs://bucket/root"
+
+
+# --- The contract -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("data", [b"", b"hello", bytes(range(256)) * 4096])
+def test_what_is_written_is_read(store, data):
+    keep, root = store
+    generation = keep.write(f"{root}/deep/er/file name ü", data)
+    assert keep.read(f"{root}/deep/er/file name ü") == data
+    assert keep.read_with_generation(f"{root}/deep/er/file name ü") == (data, generation)
+
+
+def test_every_write_has_a_greater_generation(store):
+    keep, root = store
+    generations = [keep.write(f"{root}/x", b"%d" % number) for number in range(20)]
+    assert generations == sorted(set(generations))
+    assert generations[0] > 0
+    assert keep.read_with_generation(f"{root}/x") == (b"19", generations[-1])
+
+
+def test_an_object_is_there_from_its_write_to_its_deletion(store):
+    keep, root = store
+    assert not keep.exists(f"{root}/a/x")
+    keep.write(f"{root}/a/x", b"")
+    assert keep.exists(f"{root}/a/x")
+    assert not keep.exists(f"{root}/a")
+    keep.delete(f"{root}/a/x")
+    assert not keep.exists(f"{root}/a/x")
+
+
+@pytest.mark.parametrize("method", ["read", "read_with_generation", "delete"])
+def test_what_is_not_there_is_an_error_that_names_it(store, method):
+    keep, root = store
+    with pytest.raises(ObjectNotFoundError, match=f"{root}/none.*there is no such"):
+        getattr(keep, method)(f"{root}/none")
+    with pytest.raises(FileNotFoundError):
+        getattr(keep, method)(f"{root}/none")
+
+
+def test_generation_zero_means_must_not_exist(store):
+    keep, root = store
+    keep.write(f"{root}/x", b"1", if_generation=0)
+    with pytest.raises(PreconditionFailedError, match=f"{root}/x.*read it again and repeat the change"):
+        keep.write(f"{root}/x", b"2", if_generation=0)
+    assert keep.read(f"{root}/x") == b"1"
+
+
+def test_a_write_on_top_of_somebody_elses_is_refused(store):
+    keep, root = store
+    first = keep.write(f"{root}/x", b"1")
+    second = keep.write(f"{root}/x", b"2", if_generation=first)
+    with pytest.raises(PreconditionFailedError):
+        keep.write(f"{root}/x", b"3", if_generation=first)
+    with pytest.raises(PreconditionFailedError):
+        keep.write(f"{root}/none", b"3", if_generation=first)
+    keep.write(f"{root}/x", b"3", if_generation=second)
+    assert keep.read(f"{root}/x") == b"3"
+
+
+def test_no_increment_of_many_writers_is_lost(store):
+    keep, root = store
+    keep.write(f"{root}/count", b"0")
+
+    def increment():
+        for _ in range(5):
+            while True:
+                data, generation = keep.read_with_generation(f"{root}/count")
+                try:
+                    keep.write(f"{root}/count", b"%d" % (int(data) + 1), if_generation=generation)
+                    break
+                except PreconditionFailedError:
+                    pass
+
+    threads = [threading.Thread(target=increment) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert keep.read(f"{root}/count") == b"20"
+
+
+def test_a_list_holds_what_begins_with_the_text(store):
+    keep, root = store
+    for name in ("run-1/a", "run-1/b/c", "run-10", "other", "é"):
+        keep.write(f"{root}/{name}", b"")
+    assert keep.list_prefix(f"{root}/run-1/") == [f"{root}/run-1/a", f"{root}/run-1/b/c"]
+    assert keep.list_prefix(f"{root}/run-1") == [f"{root}/run-1/a", f"{root}/run-1/b/c", f"{root}/run-10"]
+    assert keep.list_prefix(root) == [f"{root}/{name}" for name in ("other", "run-1/a", "run-1/b/c", "run-10", "é")]
+    assert keep.list_prefix(f"{root}/none/") == []
+
+
+def test_a_reader_sees_the_old_content_or_the_new_and_nothing_between(store):
+    keep, root = store
+    contents = [bytes([digit]) * 200_000 for digit in b"01"]
+    keep.write(f"{root}/x", contents[0])
+    stop = threading.Event()
+
+    def write():
+        turn = 0
+        while not stop.is_set():
+            turn = 1 - turn
+            keep.write(f"{root}/x", contents[turn])
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    try:
+        seen = {keep.read(f"{root}/x") for _ in range(30)}
+    finally:
+        stop.set()
+        writer.join()
+    assert seen <= set(contents)
+
+
+@pytest.mark.parametrize("method", ["read", "exists", "delete", "list_prefix"])
+def test_a_path_with_a_nul_byte_is_refused(store, method):
+    keep, root = store
+    with pytest.raises(ConfigurationError):
+        getattr(keep, method)(f"{root}/a\0b")
+    with pytest.raises(ConfigurationError):
+        keep.write(f"{root}/a\0b", b"")
+
+
+@given(name=st.text(min_size=1, max_size=300).filter(lambda name: name.strip("/. ")))
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=40)
+def test_any_name_works_or_is_refused_with_our_error(store, name):
+    keep, root = store
+    try:
+        keep.write(f"{root}/n/{name}", b"data")
+    except (ConfigurationError, StorageError):
+        return
+    assert keep.read(f"{root}/n/{name}") == b"data"
+
+
+def test_the_functions_choose_the_store_by_the_path(server, cloud, tmp_path, monkeypatch):
+    for variable, value in server.environment().items():
+        monkeypatch.setenv(variable, value)
+    for path in ("gs://bucket/by-function", str(tmp_path / "by-function"), tmp_path / "by-path"):
+        generation = storage.write(path, b"1", if_generation=0)
+        assert storage.read(path) == b"1"
+        assert storage.read_with_generation(path) == (b"1", generation)
+        assert storage.list_prefix(path) == [os.fspath(path)]
+        assert storage.exists(path)
+        storage.delete(path)
+        assert not storage.exists(path)
+    assert storage.storage_for("gs://bucket/a") is storage.storage_for("gs://other/b")
+    storage.storage_for("gs://bucket/a").close()
+
+
+@pytest.mark.parametrize("path", ["s3://bucket/key", "http://host/x", "file:///x"])
+def test_another_scheme_is_an_error_that_says_which_there_are(path):
+    with pytest.raises(ConfigurationError, match=r"gs://bucket/key or a local path"):
+        storage.read(path)
+
+
+# --- Local files --------------------------------------------------------------------------------------
+
+
+def test_dots_in_a_local_path_are_resolved(tmp_path):
+    keep = storage.LocalStorage()
+    keep.write(f"{tmp_path}/a/../b/./x", b"1")
+    assert keep.list_prefix(f"{tmp_path}/c/..") == [f"{tmp_path}/b/x"]
+    assert not (tmp_path / "a").exists()
+
+
+def test_local_files_are_private_but_keep_the_permissions_they_were_given(tmp_path):
+    keep, path = storage.LocalStorage(), tmp_path / "folder" / "x"
+    keep.write(str(path), b"1")
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
+    path.chmod(0o644)
+    keep.write(str(path), b"2")
+    assert stat.S_IMODE(path.stat().st_mode) == 0o644
+
+
+def test_a_symlink_at_the_target_is_replaced_and_not_followed(tmp_path):
+    (tmp_path / "victim").write_bytes(b"precious")
+    (tmp_path / "x").symlink_to(tmp_path / "victim")
+    storage.LocalStorage().write(str(tmp_path / "x"), b"data")
+    assert (tmp_path / "victim").read_bytes() == b"precious"
+    assert (tmp_path / "x").read_bytes() == b"data"
+
+
+def test_a_list_follows_no_symlink(tmp_path):
+    (tmp_path / "outside").mkdir()
+    (tmp_path / "outside" / "secret").write_bytes(b"")
+    (tmp_path / "root").mkdir()
+    (tmp_path / "root" / "link").symlink_to(tmp_path / "outside")
+    (tmp_path / "root" / "loop").symlink_to(tmp_path / "root")
+    assert storage.LocalStorage().list_prefix(f"{tmp_path}/root/") == []
+
+
+def test_a_failed_write_leaves_the_old_content_and_no_litter(tmp_path, monkeypatch):
+    keep, path = storage.LocalStorage(), tmp_path / "x"
+    keep.write(str(path), b"old")
+
+    def full(descriptor):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(StorageError, match=r"cannot write .*x: No space left on device; free some space"):
+        keep.write(str(path), b"new")
+    assert path.read_bytes() == b"old"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_what_a_killed_writer_left_is_not_listed(tmp_path):
+    (tmp_path / ".ml-diagnostics-0123456789abcdef.tmp").write_bytes(b"half")
+    (tmp_path / ".hidden").write_bytes(b"")
+    assert storage.LocalStorage().list_prefix(f"{tmp_path}/") == [f"{tmp_path}/.hidden"]
+
+
+@pytest.mark.parametrize(
+    ("path", "what"),
+    [
+        ("file/x", "a file where a folder should be"),
+        ("folder", "give the path of a file"),
+        ("n" * 300, "a shorter name"),
+    ],
+)
+def test_a_local_error_names_the_path_and_what_to_do(tmp_path, path, what):
+    (tmp_path / "file").write_bytes(b"")
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(StorageError, match=what) as caught:
+        storage.LocalStorage().write(f"{tmp_path}/{path}", b"")
+    assert str(tmp_path / path) in str(caught.value)
+
+
+def test_reading_a_named_pipe_does_not_wait(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(StorageError, match="not a regular file"):
+        storage.LocalStorage().read(str(tmp_path / "pipe"))
+    assert not storage.LocalStorage().exists(str(tmp_path / "pipe"))
+
+
+def test_a_filesystem_with_coarse_times_still_tells_generations_apart(tmp_path, monkeypatch):
+    real = os.utime
+    monkeypatch.setattr(
+        os, "utime", lambda path, ns: real(path, ns=tuple(t // 2_000_000_000 * 2_000_000_000 for t in ns))
+    )
+    keep = storage.LocalStorage()
+    generations = [keep.write(str(tmp_path / "x"), b"") for _ in range(3)]
+    assert generations == sorted(set(generations))
+
+
+def test_a_clock_that_goes_back_does_not_take_a_generation_back(tmp_path, monkeypatch):
+    keep = storage.LocalStorage()
+    first = keep.write(str(tmp_path / "x"), b"1")
+    monkeypatch.setattr(time, "time_ns", lambda: 1_000_000_000)
+    assert keep.write(str(tmp_path / "x"), b"2", if_generation=first) > first
+
+
+def test_a_conditional_write_is_refused_where_there_are_no_locks(tmp_path, monkeypatch):
+    fcntl = pytest.importorskip("fcntl")
+
+    def no_locks(descriptor, operation):
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(fcntl, "flock", no_locks)
+    storage.LocalStorage().write(str(tmp_path / "x"), b"1")
+    with pytest.raises(StorageError, match="no locks for a conditional write"):
+        storage.LocalStorage().write(str(tmp_path / "x"), b"2", if_generation=1)
+
+
+def test_a_lock_that_is_never_released_is_not_waited_for_for_ever(tmp_path, monkeypatch):
+    fcntl = pytest.importorskip("fcntl")
+    monkeypatch.setattr(local_storage, "_LOCK_TIMEOUT_SECONDS", 0.02)
+    descriptor = os.open(tmp_path, os.O_RDONLY)
+    fcntl.flock(descriptor, fcntl.LOCK_EX)
+    try:
+        with pytest.raises(StorageError, match="another process holds the lock"):
+            storage.LocalStorage().write(str(tmp_path / "x"), b"1")
+    finally:
+        os.close(descriptor)
+
+
+INCREMENT_OFTEN = """
+import sys
+from ml_diagnostics_common.exceptions import PreconditionFailedError
+from ml_diagnostics_common.local_storage import LocalStorage
+keep, path = LocalStorage(), sys.argv[1]
+for _ in range(25):
+    while True:
+        data, generation = keep.read_with_generation(path)
+        try:
+            keep.write(path, b"%d" % (int(data) + 1), if_generation=generation)
+            break
+        except PreconditionFailedError:
+            pass
+"""
+
+
+def test_no_increment_of_many_processes_is_lost(tmp_path):
+    path = str(tmp_path / "count")
+    storage.LocalStorage().write(path, b"0")
+    processes = [subprocess.Popen([sys.executable, "-c", INCREMENT_OFTEN, path]) for _ in range(3)]
+    assert [process.wait() for process in processes] == [0, 0, 0]
+    assert storage.LocalStorage().read(path) == b"75"
+
+
+# --- Cloud Storage ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("fault", [Status(503), Status(429, retry_after=1), Status(408), Reset()])
+@pytest.mark.parametrize("after_apply", [False, True])
+def test_transient_faults_are_tried_again_and_done_once(server, cloud, fault, after_apply):
+    if after_apply:
+        fault = type(fault)(**{**vars(fault), "after_apply": True})
+    for operation in ("upload", "read", "list", "get", "delete"):
+        server.faults.script([fault, fault], on=operation)
+    generation = cloud.write("gs://bucket/x", b"1", if_generation=0)
+    assert generation == server.stored("bucket", "x").generation
+    assert cloud.read_with_generation("gs://bucket/x") == (b"1", generation)
+    assert cloud.list_prefix("gs://bucket/") == ["gs://bucket/x"]
+    assert cloud.exists("gs://bucket/x")
+    cloud.delete("gs://bucket/x")
+    assert server.names("bucket") == []
+    assert len(server.faults.injected) >= 8
+
+
+def test_a_retry_does_not_take_somebody_elses_write_for_its_own(server, cloud):
+    server.faults.script([Status(503)], on="upload")
+    server.write("bucket", "x", b"theirs")
+    with pytest.raises(PreconditionFailedError):
+        cloud.write("gs://bucket/x", b"ours", if_generation=0)
+    assert server.read("bucket", "x") == b"theirs"
+
+
+def test_a_download_that_was_cut_is_tried_again(server, cloud):
+    server.write("bucket", "x", b"0123456789" * 100)
+    server.faults.script([Truncate(5), Truncate(0)], on="read")
+    assert cloud.read("gs://bucket/x") == b"0123456789" * 100
+
+
+def test_a_large_object_is_written_whole(server, cloud):
+    data = os.urandom(9 * 1024 * 1024)  # Above the client's limit for an upload in one request.
+    server.faults.script([None, Status(503)], on="upload")
+    cloud.write("gs://bucket/big", data, if_generation=0)
+    assert server.read("bucket", "big") == data
+
+
+def test_a_long_list_comes_whole(server, cloud):
+    for number in range(1001):
+        server.write("bucket", f"many/{number:04}", b"")
+    assert len(cloud.list_prefix("gs://bucket/many/")) == 1001
+    assert len(server.requests_for("list")) == 2
+
+
+def test_a_server_that_stays_down_is_given_up_at_the_deadline(server):
+    now = [0.0]
+
+    def sleep(seconds):
+        now[0] += seconds
+
+    cloud = storage.GoogleCloudStorage(
+        environ={"STORAGE_EMULATOR_HOST": server.url}, deadline_seconds=30, clock=lambda: now[0], sleep=sleep
+    )
+    server.faults.always(Status(503))
+    with pytest.raises(StorageError, match=r"cannot read gs://bucket/x.*within 30 s, in \d+ attempts.*try again later"):
+        cloud.read("gs://bucket/x")
+    assert 10 < now[0] <= 30
+    assert 3 < len(server.requests) < 60
+    server.faults.clear()
+    cloud.close()
+
+
+@pytest.mark.parametrize("method", ["read", "exists", "delete", "list_prefix", "write"])
+def test_a_server_that_never_answers_is_given_up_at_the_deadline(server, method):
+    server.faults.always(Hang())
+    cloud = storage.GoogleCloudStorage(environ={"STORAGE_EMULATOR_HOST": server.url}, deadline_seconds=0.2)
+    start = time.monotonic()
+    with pytest.raises(StorageError, match=r"did not answer well within 0\.2 s"):
+        getattr(cloud, method)("gs://bucket/x", *([b""] if method == "write" else []))
+    assert time.monotonic() - start < 2
+    server.faults.clear()
+    cloud.close()
+
+
+def test_a_refusal_names_the_account_and_the_role(server, cloud):
+    server.faults.always(Status(403))
+    with pytest.raises(StorageError, match=r"gs://bucket/x.*anonymous may not.*roles/storage.objectUser"):
+        cloud.write("gs://bucket/x", b"")
+    assert len(server.requests) == 1
+
+
+def test_a_bucket_that_is_not_there_is_an_error_that_says_so(cloud):
+    for method in (cloud.read, cloud.delete, cloud.list_prefix):
+        with pytest.raises(ObjectNotFoundError, match="no such bucket"):
+            method("gs://nobody/x")
+
+
+@pytest.mark.parametrize("path", ["gs://", "gs:///x", "gs://bucket", "gs://bucket/", "gs://b u/x", "gs://../x"])
+def test_a_broken_gs_path_is_refused_before_the_network(server, cloud, path):
+    with pytest.raises(ConfigurationError, match="gs://"):
+        cloud.read(path)
+    assert server.requests == []
+
+
+def test_gclouds_setting_redirects_and_the_emulators_wins(server):
+    anonymous = {"CLOUDSDK_AUTH_DISABLE_CREDENTIALS": "true"}
+    there = {**anonymous, "CLOUDSDK_API_ENDPOINT_OVERRIDES_STORAGE": f"{server.url}/storage/v1/"}
+    wrong = {"CLOUDSDK_API_ENDPOINT_OVERRIDES_STORAGE": "http://127.0.0.1:1/", "STORAGE_EMULATOR_HOST": server.url}
+    for environ in (there, wrong):
+        cloud = storage.GoogleCloudStorage(environ=environ, deadline_seconds=2)
+        cloud.write("gs://bucket/redirected", b"1")
+        assert server.read("bucket", "redirected") == b"1"
+        cloud.close()
+
+
+def test_a_missing_extra_is_one_error_that_names_it(monkeypatch):
+    monkeypatch.setitem(sys.modules, "google.cloud.storage", None)
+    monkeypatch.delattr("google.cloud.storage", raising=False)
+    with pytest.raises(MissingExtraError, match=r"pip install 'ml-diagnostics-common\[gcs\]'"):
+        storage.GoogleCloudStorage(environ={"CLOUDSDK_AUTH_DISABLE_CREDENTIALS": "true"}).read("gs://bucket/x")
