@@ -14,9 +14,21 @@ _MOST_STRETCHES = 20
 
 @dataclass
 class _Asked:
+    """What was asked of one writer; the cursor goes round over its stretches, a round is one attempt."""
+
     stretches: Sequence[Stretch]
+    cursor: int = 0
     attempts: int = 0
     next_seconds: float = 0.0
+
+    def take(self, room: int) -> list[Stretch]:
+        """The next stretches, and a new round behind the last."""
+        taken = [stretch for stretch in self.stretches if stretch[0] >= self.cursor][:room]
+        self.cursor = taken[-1][1] + 1
+        if self.cursor > self.stretches[-1][0]:
+            self.cursor = 0
+            self.attempts += 1
+        return taken
 
 
 @dataclass
@@ -54,10 +66,9 @@ class GapSchedule:
                 continue
             if asked.stretches != stretches:
                 asked.stretches, asked.attempts = stretches, 0
-            first = asked.attempts * _MOST_STRETCHES % len(stretches)
-            due[writer] = list(stretches[first : first + room])
+                asked.cursor = min(asked.cursor, stretches[-1][0])
+            due[writer] = asked.take(room)
             room -= len(due[writer])
-            wait = min(self.longest_seconds, self.first_seconds * 2.0 ** min(asked.attempts, 30))
-            asked.attempts += 1
-            asked.next_seconds = now_seconds + wait
+            wait = self.first_seconds * 2.0 ** min(max(0, asked.attempts - 1), 30)
+            asked.next_seconds = now_seconds + min(self.longest_seconds, wait)
         return due

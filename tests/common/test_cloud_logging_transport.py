@@ -1,0 +1,203 @@
+"""Both transports: what they write and read, and what becomes of each way to fail."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from google.auth.credentials import AnonymousCredentials
+from ml_diagnostics_common.cloud_logging import LoggingTransport, TransportError, connect, make_transport
+from ml_diagnostics_common.cloud_logging.filters import full_log_name, log_filter, quoted
+from ml_diagnostics_common.cloud_logging.grpc_transport import GrpcTransport
+from ml_diagnostics_common.cloud_logging.rest_transport import RestTransport
+from ml_diagnostics_common.credentials import CloudEnvironment
+from ml_diagnostics_testing.cloud_logging import CloudLoggingServer
+from ml_diagnostics_testing.faults import Delay, Hang, Reset, Status, Truncate
+
+SECOND = 1_000_000_000
+
+
+@pytest.fixture(params=["rest", "grpc"])
+def protocol(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture
+def transport(protocol: str, cloud_logging_server: CloudLoggingServer) -> Iterator[LoggingTransport]:
+    environ = cloud_logging_server.environment()
+    if protocol == "rest":
+        del environ["ML_DIAGNOSTICS_LOGGING_GRPC"]
+    transport = connect(environ=environ)
+    assert isinstance(transport, RestTransport if protocol == "rest" else GrpcTransport)
+    yield transport
+    transport.close()
+
+
+def entry(number: int, payload: Any = None, **fields: Any) -> dict[str, Any]:
+    return {
+        "logName": "projects/test-project/logs/run",
+        "resource": {"type": "global", "labels": {}},
+        "severity": "INFO",
+        "timestamp": f"2026-11-21T05:36:{number:02d}.123456789Z",
+        "insertId": f"host-1-2-0.{100_000_000_000 + number}",
+        "labels": {"job": "run", "writer": "host-1-2-0", "seq": str(100_000_000_000 + number)},
+        "jsonPayload": {"job_name": "run", "step_count": number} if payload is None else payload,
+        **fields,
+    }
+
+
+def read(transport: LoggingTransport, filter_: str = "", **arguments: Any) -> Any:
+    arguments = {"order_by": "timestamp asc", "page_size": 1000, "timeout_seconds": 5, **arguments}
+    return transport.list_page(filter_, **arguments)
+
+
+def failure(transport: LoggingTransport, timeout_seconds: float = 5.0) -> TransportError:
+    with pytest.raises(TransportError) as caught:
+        transport.write([entry(1)], timeout_seconds=timeout_seconds)
+    return caught.value
+
+
+def test_what_is_written_is_read_back_to_the_nanosecond(transport: LoggingTransport) -> None:
+    payload = {"job_name": "run", "text": 'ü"\\', "list": [1, None, True, {"deep": 1.5}], "none": None}
+    transport.write([entry(1, payload)], timeout_seconds=5)
+    page = read(transport)
+    [found] = page.entries
+    assert found.timestamp_ns % (60 * SECOND) == 1_123_456_789
+    assert found.payload == payload
+    assert found.insert_id == "host-1-2-0.100000000001"
+    assert (found.context.writer, found.sequence) == ("host-1-2-0", 100_000_000_001)
+    assert found.context.labels == {"job": "run"}
+    assert (found.context.log_id, found.severity) == ("run", "INFO")
+    assert found.context.resource["type"] == "global"
+    assert page.next_page_token == ""
+    assert abs(page.received_ns[0] - time.time_ns()) < 60 * SECOND
+
+
+def test_entries_of_other_writers_are_read_whatever_their_labels(
+    transport: LoggingTransport, cloud_logging_server: CloudLoggingServer
+) -> None:
+    reference = {"jsonPayload": {"job_name": "run"}, "severity": "INFO", "labels": {"python_logger": "x"}}
+    looks_like_ours = entry(2, insertId="somebody.123456789012", labels={})
+    cloud_logging_server.write([reference, entry(1), looks_like_ours, entry(3, severity="WARNING")], log_id="run")
+    entries = {found.insert_id: found for found in read(transport).entries}
+    assert [found.context.writer for found in entries.values()].count("host-1-2-0") == 2
+    assert entries["somebody.123456789012"].context.writer is None
+    assert entries["host-1-2-0.100000000003"].severity == "WARNING"
+    [server_made] = [found for insert_id, found in entries.items() if insert_id.startswith("server-")]
+    assert server_made.context.labels == {"python_logger": "x"}
+
+
+def test_pages_follow_each_other(transport: LoggingTransport) -> None:
+    transport.write([entry(number) for number in range(5)], timeout_seconds=5)
+    first = read(transport, page_size=3)
+    second = read(transport, page_size=3, page_token=first.next_page_token)
+    assert [found.payload["step_count"] for found in first.entries + second.entries] == list(range(5))
+    assert second.next_page_token == ""
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "retryable", "access"),
+    [
+        (503, "UNAVAILABLE", True, False),
+        (429, "RESOURCE_EXHAUSTED", True, False),
+        (500, "INTERNAL", True, False),
+        (504, "DEADLINE_EXCEEDED", True, False),
+        (403, "PERMISSION_DENIED", False, True),
+        (401, "UNAUTHENTICATED", False, True),
+        (404, "NOT_FOUND", False, True),
+        (400, "INVALID_ARGUMENT", False, False),
+    ],
+)
+def test_every_answer_is_one_kind_of_error(
+    transport: LoggingTransport,
+    cloud_logging_server: CloudLoggingServer,
+    status: int,
+    code: str,
+    retryable: bool,
+    access: bool,
+) -> None:
+    cloud_logging_server.faults.always(Status(status))
+    error = failure(transport)
+    assert (error.code, error.retryable, error.access) == (code, retryable, access)
+    assert code in str(error)
+
+
+def test_the_wait_that_the_server_asks_for_is_told(
+    transport: LoggingTransport, cloud_logging_server: CloudLoggingServer
+) -> None:
+    cloud_logging_server.faults.script([Status(429, retry_after=7)])
+    assert failure(transport).retry_after_seconds == 7
+
+
+@pytest.mark.parametrize("fault", [Status(503), Status(429), Status(500), Reset(), Truncate(1)])
+def test_a_call_is_made_once(transport: LoggingTransport, cloud_logging_server: CloudLoggingServer, fault: Any) -> None:
+    """No library below us retries: what a retry costs is decided in one place, with a budget."""
+    cloud_logging_server.faults.always(fault)
+    assert failure(transport).retryable
+    with pytest.raises(TransportError):
+        read(transport)
+    assert [request.operation for request in cloud_logging_server.requests] == ["write", "list"]
+
+
+@pytest.mark.parametrize("fault", [Hang(), Delay(5)])
+def test_a_server_that_says_nothing_is_left_at_the_deadline(
+    transport: LoggingTransport, cloud_logging_server: CloudLoggingServer, fault: Any
+) -> None:
+    cloud_logging_server.faults.always(fault)
+    began = time.monotonic()
+    error = failure(transport, timeout_seconds=0.3)
+    assert time.monotonic() - began < 2
+    assert error.code == "DEADLINE_EXCEEDED"
+    cloud_logging_server.faults.clear()
+
+
+def test_a_server_that_is_not_there_is_unavailable(protocol: str) -> None:
+    cloud = CloudEnvironment("p", AnonymousCredentials(), None, "test")
+    address = "127.0.0.1:9"
+    variable = "ML_DIAGNOSTICS_LOGGING_GRPC" if protocol == "grpc" else "CLOUDSDK_API_ENDPOINT_OVERRIDES_LOGGING"
+    transport = make_transport(cloud, {variable: address if protocol == "grpc" else f"http://{address}/"})
+    assert failure(transport).code == "UNAVAILABLE"
+    transport.close()
+
+
+def test_a_poisoned_entry_is_named_and_the_rest_is_written(
+    transport: LoggingTransport, cloud_logging_server: CloudLoggingServer
+) -> None:
+    with pytest.raises(TransportError) as caught:
+        transport.write([entry(1), entry(2, {"text": "x" * 300_000}), entry(3)], timeout_seconds=5)
+    assert list(caught.value.entry_errors) == [1]
+    assert caught.value.entry_errors[1].code == "INVALID_ARGUMENT"
+    assert len(cloud_logging_server.entries()) == 2
+
+
+def test_a_proxys_page_is_an_error_like_any_other() -> None:
+    from ml_diagnostics_common.cloud_logging.rest_transport import _error
+
+    error = _error(502, b"<html>Bad Gateway \xff</html>", "not a date")
+    assert (error.code, error.retry_after_seconds) == ("UNAVAILABLE", None)
+    assert _error(429, b'{"error": ["odd"]}', "1.5").retry_after_seconds == 1.5
+    assert _error(429, b"", "Fri, 31 Dec 1999 23:59:59 GMT").retry_after_seconds == 0
+
+
+@pytest.mark.parametrize("name", ['j"b', "back\\slash", "new\nline", "日本", "a/b c", "x OR severity=ERROR"])
+def test_a_job_of_any_name_is_found_and_no_other(
+    transport: LoggingTransport, cloud_logging_server: CloudLoggingServer, name: str
+) -> None:
+    log_id = "run/é %"
+    payloads = [{"job_name": name}, {"job_name": "other"}]
+    cloud_logging_server.write([{"jsonPayload": payload, "severity": "INFO"} for payload in payloads], log_id=log_id)
+    found = read(transport, log_filter("test-project", log_id, name)).entries
+    assert [entry.payload["job_name"] for entry in found] == [name]
+    assert found[0].context.log_id == log_id
+
+
+def test_a_job_name_that_no_filter_can_hold_is_left_out_of_it() -> None:
+    assert log_filter("p", "l", '"' * 10_000) == log_filter("p", "l", None)
+
+
+def test_the_filter_is_the_references() -> None:
+    assert log_filter("p", "l", 'j"') == 'logName="projects/p/logs/l" AND severity=INFO AND jsonPayload.job_name="j\\""'
+    assert full_log_name("p", "a/b") == "projects/p/logs/a%2Fb"
+    assert quoted('a\\"') == '"a\\\\\\""'
