@@ -54,6 +54,7 @@ offer_all_pyenv_pythons()
 def install(session: nox.Session, pins: str, *packages: str) -> None:
     """Install a set of pins, then our own packages from the working tree, which carry no hashes."""
     session.env["PYTHONDONTWRITEBYTECODE"] = ""  # compiled once, not at each start of a child
+    session.env["PATH"] = os.pathsep.join([session.bin, str(Path(sys.executable).parent), os.environ["PATH"]])  # uv
     session.install("--require-hashes", "-r", f"requirements/{pins}.txt")
     if packages:
         editable = [argument for name in packages for argument in ("-e", f"packages/{name}")]
@@ -64,27 +65,6 @@ def run_tests(session: nox.Session, pins: str, *arguments: str) -> None:
     """Run pytest in an environment of its own."""
     install(session, pins, *PACKAGES)
     session.run("python", "-m", "pytest", *arguments, *session.posargs, env={"JAX_PLATFORMS": "cpu"})
-
-
-def reference_python(session: nox.Session) -> str | None:
-    """Make the environment of the public package; returns its Python, or None when it cannot be had."""
-    folder = ROOT / ".nox" / "reference"
-    python = folder / "bin" / "python"
-    pins = ROOT / "requirements" / "reference.txt"
-    stamp = folder / "pins.txt"
-    if stamp.exists() and stamp.read_bytes() == pins.read_bytes():
-        return str(python)
-    try:
-        for command in (
-            [sys.executable, "-m", "venv", "--clear", str(folder)],
-            [str(python), "-m", "pip", "install", "-qq", "--require-hashes", "-r", str(pins)],
-        ):
-            subprocess.run(command, check=True)
-    except (OSError, subprocess.CalledProcessError) as error:
-        session.warn(f"no environment for the public package, so nothing is compared with it: {error}")
-        return None
-    shutil.copyfile(pins, stamp)
-    return str(python)
 
 
 @nox.session
@@ -120,21 +100,14 @@ def oldest(session: nox.Session) -> None:
 
 @nox.session
 def differential(session: nox.Session) -> None:
-    """Generated histories through ours and the public package, side by side."""
-    python = reference_python(session)
-    if python is None:
-        session.skip("the public package cannot be installed here")
-    session.env["ML_GOODPUT_REFERENCE_PYTHON"] = python
-    run_tests(session, "tests", "tests/ml_goodput_measurement", "-k", "differential")
+    """Generated histories through ours and the public package, side by side; part of the tests too."""
+    run_tests(session, "tests", "tests/ml_goodput_measurement/test_differential.py")
 
 
 @nox.session
 def bench(session: nox.Session) -> None:
     """Measure ours, and beside it the public package where it can be had."""
     install(session, "tests", *PACKAGES)
-    python = reference_python(session)
-    if python is not None:
-        session.env["ML_GOODPUT_REFERENCE_PYTHON"] = python
     session.run("python", "benchmarks/run.py", *session.posargs, env={"JAX_PLATFORMS": "cpu"})
 
 

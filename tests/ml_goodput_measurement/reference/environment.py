@@ -12,9 +12,9 @@ import sys
 from pathlib import Path
 
 VERSION = "0.2.3"
-REQUIREMENTS = (f"ml-goodput-measurement=={VERSION}", "freezegun")
 
 _REPOSITORY = Path(__file__).parents[3]
+_PINS = _REPOSITORY / "requirements" / "reference.txt"
 _FINISHED = "finished"
 
 
@@ -33,24 +33,26 @@ def reference_python(timeout_seconds: float = 90.0) -> Path:
     """
     folder = _REPOSITORY / ".nox" / f"reference-{VERSION}"
     python = folder / ("Scripts" if os.name == "nt" else "bin") / "python"
-    if not (folder / _FINISHED).exists():
+    finished = folder / _FINISHED
+    if not finished.exists() or finished.read_text() != _PINS.read_text():
         shutil.rmtree(folder, ignore_errors=True)
         _make(folder, python, timeout_seconds)
-        (folder / _FINISHED).touch()
+        finished.write_text(_PINS.read_text())
     return python
 
 
 def _make(folder: Path, python: Path, timeout_seconds: float) -> None:
     uv = shutil.which("uv")
+    pins = ["--require-hashes", "-r", str(_PINS)]
     if uv:
         commands = [
             [uv, "venv", "--quiet", "--python", sys.executable, str(folder)],
-            [uv, "pip", "install", "--quiet", "--python", str(python), *REQUIREMENTS],
+            [uv, "pip", "install", "--quiet", "--python", str(python), *pins],
         ]
     else:
         commands = [
             [sys.executable, "-m", "venv", str(folder)],
-            [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *REQUIREMENTS],
+            [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *pins],
         ]
     for command in commands:
         try:
