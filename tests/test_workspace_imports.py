@@ -93,5 +93,5 @@ def import_microseconds(statement: str) -> int:
 def test_import_costs_a_few_times_what_starting_python_costs() -> None:
     bare = import_microseconds("pass")
     ours = import_microseconds("from ml_goodput_measurement import goodput; goodput.GoodputRecorder")
-    # A bare start takes about 15 ms, and 100 ms are allowed.
-    assert ours - bare < 6 * bare
+    # A bare start imports for about 5 ms; so this allows 75 ms here, and as much more as a machine is slower.
+    assert ours - bare < 15 * bare
