@@ -338,14 +338,14 @@ def listed(server, bucket):
 
 
 @pytest.mark.parametrize("page_size", [1, 2, 3, 100])
-def test_a_list_comes_in_pages(server, listed, page_size):
-    assert [blob.name for blob in listed.list_blobs(page_size=page_size)] == sorted(NAMES, key=str.encode)
+def test_a_list_comes_in_pages(server, client, listed, page_size):
+    assert [blob.name for blob in client.list_blobs(listed, page_size=page_size)] == sorted(NAMES, key=str.encode)
     assert len(server.requests_for("list")) == -(-len(NAMES) // page_size)
 
 
 @pytest.mark.parametrize("page_size", [1, 2, 100])
-def test_a_delimiter_folds_folders(listed, page_size):
-    found = listed.list_blobs(delimiter="/", page_size=page_size)
+def test_a_delimiter_folds_folders(client, listed, page_size):
+    found = client.list_blobs(listed, delimiter="/", page_size=page_size)
     assert [blob.name for blob in found] == ["a", "b", "b.txt", "z", "é"]
     assert found.prefixes == {"a/", "c/"}
     found = listed.list_blobs(prefix="a/", delimiter="/", include_trailing_delimiter=True)
