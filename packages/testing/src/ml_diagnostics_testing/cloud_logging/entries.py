@@ -3,6 +3,7 @@
 Source of names and rules: https://cloud.google.com/logging/docs/reference/v2/rest/v2/LogEntry
 """
 
+import functools
 import json
 import math
 import re
@@ -40,6 +41,7 @@ _LOG_NAME = re.compile(r"(projects|organizations|billingAccounts|folders)/[^/]+/
 _TIMESTAMP = re.compile(
     r"(\d{4})-(\d\d)-(\d\d)(?:[Tt ](\d\d):(\d\d)(?::(\d\d)(?:\.(\d{1,9})\d*)?)?)?([Zz]|[+-]\d\d:?\d\d)?"
 )
+_ENCODER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
 
 
 class Entry:
@@ -122,12 +124,11 @@ def parse_timestamp(text: Any) -> int:
     match = _TIMESTAMP.fullmatch(text) if isinstance(text, str) else None
     if match is None:
         raise ApiError(400, f"{text!r} is not a timestamp in RFC 3339 format")
-    year, month, day, hour, minute, second, fraction, zone = match.groups("0")
+    *moment, fraction, zone = match.groups("0")
     try:
-        moment = datetime(int(year), int(month), int(day), int(hour), int(minute), int(second))
+        seconds = _to_seconds(*moment)
     except ValueError as error:
         raise ApiError(400, f"{text!r} is not a timestamp: {error}") from None
-    seconds = timegm(moment.timetuple())
     if zone not in "0Zz":
         offset = int(zone[1:3]) * 3600 + int(zone[-2:]) * 60
         seconds -= offset if zone[0] == "+" else -offset
@@ -137,16 +138,26 @@ def parse_timestamp(text: Any) -> int:
 def format_timestamp(timestamp_ns: int) -> str:
     """Write nanoseconds since the epoch as Google's JSON does: UTC, with 0, 3, 6 or 9 digits."""
     seconds, fraction = divmod(timestamp_ns, 1_000_000_000)
-    days, rest = divmod(seconds, 86_400)
     try:
-        date = datetime.fromordinal(719_163 + days)
+        text = _from_seconds(seconds)
     except (ValueError, OverflowError):
         raise ApiError(400, f"{timestamp_ns} ns is not in the years 1 to 9999") from None
-    text = f"{date:%Y-%m-%d}T{rest // 3600:02}:{rest // 60 % 60:02}:{rest % 60:02}".rjust(19, "0")
     digits = f"{fraction:09}"
     while digits.endswith("000"):
         digits = digits[:-3]
     return f"{text}.{digits}Z" if digits else f"{text}Z"
+
+
+@functools.lru_cache(maxsize=4096)  # the entries of one second follow each other
+def _to_seconds(*moment: str) -> int:
+    return timegm(datetime(*map(int, moment)).timetuple())  # type: ignore[arg-type]
+
+
+@functools.lru_cache(maxsize=4096)
+def _from_seconds(seconds: int) -> str:
+    days, rest = divmod(seconds, 86_400)
+    date = datetime.fromordinal(datetime(1970, 1, 1).toordinal() + days)
+    return f"{date.year:04}-{date:%m-%d}T{rest // 3600:02}:{rest // 60 % 60:02}:{rest % 60:02}"
 
 
 def camel_case(fields: Mapping[str, Any]) -> dict[str, Any]:
@@ -219,7 +230,7 @@ def _as_struct(value: Any, depth: int = 0) -> Any:
 
 def _serialise(fields: dict[str, Any]) -> bytes:
     try:
-        serialised = json.dumps(fields, ensure_ascii=False, separators=(",", ":")).encode()
+        serialised = _ENCODER.encode(fields).encode()
     except UnicodeEncodeError as error:
         raise ApiError(400, f"a string of the entry is not valid UTF-8: {error.reason}") from None
     if len(serialised) > MAX_ENTRY_BYTES:

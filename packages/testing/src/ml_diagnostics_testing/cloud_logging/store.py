@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ml_diagnostics_testing.cloud_logging.entries import Entry, camel_case, make_entry, refuse_unknown
-from ml_diagnostics_testing.cloud_logging.filters import Filter, compile_filter, fold
+from ml_diagnostics_testing.cloud_logging.filters import Filter, compile_filter, conjunction, fold
 from ml_diagnostics_testing.http_server import ApiError
 
 MAX_REQUEST_BYTES = 10 * 1024 * 1024
@@ -178,7 +178,8 @@ class EntryStore:
         query = compile_filter(filter_)
         with self._lock:
             self._appear()
-            return list(filter(query.matches, self._candidates(query, None, None, descending=False)))
+            candidates = self._candidates(query, None, None, descending=False)
+            return list(filter(conjunction(query.tests_within), candidates))
 
     def hold(self, filter_: str) -> None:
         """Keep what is written from now on, and passes a filter, out of listings until `release`."""
@@ -229,7 +230,7 @@ class EntryStore:
     def _page(self, candidates: Iterator[Entry], query: Filter, size: int) -> tuple[list[Entry], _Key | None]:
         """Fill a page; return it and, if there is more, the key from behind which the next page goes on."""
         found: list[Entry] = []
-        room, matches = _MAX_PAGE_BYTES, query.matches
+        room, matches = _MAX_PAGE_BYTES, conjunction(query.tests_within)
         last: _Key | None = None
         for scanned, entry in enumerate(candidates):
             if scanned == self._scan_limit:
