@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pytest
 from ml_goodput_measurement import goodput
 from ml_goodput_measurement.partition import Bucket, JobReport
 
@@ -72,10 +73,9 @@ def told(history: History, now: float | None = None) -> Account:
     assert details["total_elapsed_time"] == report.wall_ns / SECOND_NS
     assert details["disruption_count"] == len(report.disruptions)
     assert flat(details["goodput_time"])["TOTAL"] == report.buckets[PRODUCTIVE] / SECOND_NS
-    assert flat(details["badput_time"]) == public_seconds(report)
-    for name, share in flat(breakdown).items():
-        expected = 100 * public_seconds(report)[name] * SECOND_NS / report.wall_ns
-        assert abs(share - expected) < 1e-9, name
+    assert flat(details["badput_time"]) == pytest.approx(public_seconds(report), abs=1e-9)
+    shares = {name: 100 * value * SECOND_NS / report.wall_ns for name, value in public_seconds(report).items()}
+    assert flat(breakdown) == pytest.approx(shares, abs=1e-9)
     seconds = {bucket: ns / SECOND_NS for bucket, ns in report.buckets.items() if ns}
     return Account(report, seconds, details)
 

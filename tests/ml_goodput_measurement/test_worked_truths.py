@@ -31,6 +31,7 @@ from .accounts import (
     UNKNOWN,
     WASTED,
     calculator_of,
+    moment_ns,
     told,
 )
 from .histories import BASE, Cursor, History, MemoryLog, Payload
@@ -149,7 +150,6 @@ def test_steps_shorter_than_a_second_have_an_ideal_time_and_deviations() -> None
     assert truth.report.ideal_step_seconds == pytest.approx(0.5, abs=1e-9)
     assert truth.details["ideal_step_time"] == pytest.approx(0.5, abs=1e-9)
     deviations = truth.details["step_time_deviation"]
-    assert isinstance(deviations, dict)
     assert deviations[7] == pytest.approx(0.3, abs=1e-9)
     assert deviations[6] == pytest.approx(0.0, abs=1e-9)
 
@@ -167,25 +167,28 @@ def test_a_job_without_a_recorded_start_gets_a_partial_answer() -> None:
 
 def test_a_second_calculator_sees_what_came_after_the_first_one_asked(tmp_path: Path) -> None:
     """They share their saved state, not their blindness: B1."""
-    log = MemoryLog(History().start(0).steps(range(10), at=10).payloads)
-    first = calculator_of(log, now=105, cache_dir=tmp_path)
+    _record(History().start(0).steps(range(10), at=10))
+    first = _of_journal(now=105, cache_dir=tmp_path)
     assert first.get_job_goodput().last_step == 8
+    first.save_state()
 
-    log.payloads += History().steps(range(10, 20), at=110).payloads
-    second = calculator_of(log, now=205, cache_dir=tmp_path)
+    _record(History().steps(range(10, 20), at=110))
+    second = _of_journal(now=205, cache_dir=tmp_path)
     assert second.get_job_goodput().last_step == 18
     assert second.get_job_goodput_details()["disruption_count"] == 0
 
 
 def test_calculators_that_start_cold_together_count_nothing_twice(tmp_path: Path) -> None:
     """B1: two that raced made twice the entries and 26 disruptions out of none."""
-    log = MemoryLog(History().start(0).steps(range(50), at=10).payloads)
-    calculators = [calculator_of(log, now=2010, cache_dir=tmp_path) for _ in range(3)]
+    _record(History().start(0).steps(range(50), at=10))
+    calculators = [_of_journal(now=2010, cache_dir=tmp_path) for _ in range(3)]
     for more in range(50, 200, 50):
         for calculator in calculators:
             assert calculator.get_job_goodput().last_step == more - 2
             assert calculator.get_job_goodput_details()["disruption_count"] == 0
-        log.payloads += History().steps(range(more, more + 50), at=10 + 10 * more).payloads
+            calculator.save_state()
+        _record(History().steps(range(more, more + 50), at=10 + 10 * more))
+    assert _of_journal(now=2010, cache_dir=tmp_path).get_job_goodput().last_step == 198
 
 
 def test_a_query_costs_what_came_since_the_last_one(tmp_path: Path) -> None:
@@ -369,7 +372,7 @@ def test_nothing_waits_for_a_cloud_that_is_not_there(tmp_path: Path) -> None:
             from ml_goodput_measurement import goodput
             goodput.GoodputRecorder, goodput.GoodputCalculator
             began = time.perf_counter()
-            recorder = goodput.GoodputRecorder("job", "goodput_job", logging_enabled=True)
+            recorder = goodput.GoodputRecorder("job", "goodput_job", True, background_grace_period_s=0.1)
             recorder.record_job_start_time()
             recorder.record_step_start_time(0)
             recorder.record_job_end_time()
@@ -396,51 +399,45 @@ def test_nothing_waits_for_a_cloud_that_is_not_there(tmp_path: Path) -> None:
 
 def test_switched_off_logging_does_not_mute_the_recording(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """B22: recording is data, not log lines."""
-    monkeypatch.setenv("ML_DIAGNOSTICS_DIR", str(tmp_path / "diagnostics"))
-    monkeypatch.setenv("ML_DIAGNOSTICS_BACKEND", "local")
     logging.disable(logging.CRITICAL)
     try:
-        recorder = goodput.GoodputRecorder("job", "goodput_job", logging_enabled=True)
-        recorder.record_job_start_time(_utc(0))
-        for number in range(10):
-            recorder.record_step_start_time(number, _utc(10 + 10 * number))
-        recorder.record_job_end_time(_utc(110))
-        recorder.flush()
-        result = goodput.GoodputCalculator("job", "goodput_job").get_job_goodput()
+        _record(History().start(0).steps(range(10), at=10))
+        result = _of_journal(now=110, cache_dir=tmp_path).get_job_goodput()
     finally:
         logging.disable(logging.NOTSET)
-    assert result.last_step == 9
-    assert result.goodput == pytest.approx(100 * 100 / 110)
+    assert result.last_step == 8
+    assert result.goodput == pytest.approx(100 * 90 / 110)
 
 
-def test_a_naive_datetime_is_local_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_naive_datetime_is_local_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """B23: whatever the machine's zone, for the recorder as for the calculator."""
-    monkeypatch.setenv("ML_DIAGNOSTICS_DIR", str(tmp_path / "diagnostics"))
-    monkeypatch.setenv("TZ", "Asia/Kolkata")
-    time.tzset()
-    try:
-        log = MemoryLog()
-        recorder = goodput.GoodputRecorder("job", "goodput_job", True, log)
+    log = MemoryLog()
+    recorder = goodput.GoodputRecorder("job", "goodput_job", True, log)
+    with monkeypatch.context() as patch:
+        patch.setenv("TZ", "Asia/Kolkata")
+        time.tzset()
         recorder.record_job_start_time(datetime.datetime.fromtimestamp(BASE))
         recorder.record_step_start_time(0, datetime.datetime.fromtimestamp(BASE + 10))
         recorder.record_step_start_time(1, _utc(20))
-    finally:
-        monkeypatch.undo()
-        time.tzset()
+    time.tzset()
     assert log.payloads == History().start(0).step(0, at=10).step(1, at=20).payloads
 
 
+@pytest.mark.parametrize("damage", [b"", b"{", b"\xff" * 100, b"half"])
 def test_saved_state_that_is_damaged_is_read_again_in_silence(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], damage: bytes
 ) -> None:
     """B26: the reference prints, and drops the rest of its file."""
-    log = MemoryLog(History().start(0).steps(range(10), at=10).payloads)
-    for damage in (b"", b"{", b"\xff" * 100):
-        calculator_of(log, now=110, cache_dir=tmp_path).get_job_goodput()
-        for saved in tmp_path.rglob("*"):
-            if saved.is_file():
-                saved.write_bytes(damage)
-        assert calculator_of(log, now=110, cache_dir=tmp_path).get_job_goodput().last_step == 8
+    _record(History().start(0).steps(range(10), at=10))
+    calculator = _of_journal(now=110, cache_dir=tmp_path)
+    calculator.get_job_goodput()
+    calculator.save_state()
+    saved = [file for file in tmp_path.rglob("*") if file.is_file()]
+    assert saved
+    for file in saved:
+        whole = file.read_bytes()
+        file.write_bytes(whole[: len(whole) // 2] if damage == b"half" else damage)
+    assert _of_journal(now=110, cache_dir=tmp_path).get_job_goodput().last_step == 8
     assert capfd.readouterr().out == ""
 
 
@@ -488,6 +485,21 @@ def _calls(function: Callable[[], object]) -> int:
     finally:
         sys.setprofile(None)
     return calls
+
+
+def _record(history: History) -> None:
+    """Writes a history of job starts and steps to the journal, as a trainer would."""
+    recorder = goodput.GoodputRecorder("job", "goodput_job", logging_enabled=True)
+    for entry in history.payloads:
+        if "step_count" in entry:
+            recorder.record_step_start_time(entry["step_count"], entry["step_start_time"])
+        else:
+            recorder.record_job_start_time(entry["job_start_time"])
+    recorder.flush()
+
+
+def _of_journal(now: float, cache_dir: Path) -> goodput.GoodputCalculator:
+    return goodput.GoodputCalculator("job", "goodput_job", cache_dir=str(cache_dir), _clock_ns=lambda: moment_ns(now))
 
 
 def _utc(at: float) -> datetime.datetime:
