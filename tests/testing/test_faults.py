@@ -71,6 +71,14 @@ def test_a_chunked_body_is_read_whole(server: Counter) -> None:
     connection.close()
 
 
+def test_a_client_that_waits_for_permission_to_send_gets_it(server: Counter) -> None:
+    with socket.create_connection(("127.0.0.1", server.port), timeout=5) as connection:
+        connection.sendall(b"POST /add HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\nExpect: 100-continue\r\n\r\n")
+        assert connection.recv(1024).startswith(b"HTTP/1.1 100 ")
+        connection.sendall(b"hi")
+        assert connection.recv(1024).startswith(b"HTTP/1.1 200 ")
+
+
 def test_an_api_error_becomes_googles_error_body(server: Counter) -> None:
     status, body = ask(server, "/refused")
     error = json.loads(body)["error"]

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from pathlib import Path
 
 from ml_diagnostics_testing.cloud_logging import CloudLoggingServer
 from ml_diagnostics_testing.cloud_storage import CloudStorageServer
@@ -34,3 +35,13 @@ def test_the_plugin_costs_a_test_run_nothing_until_a_fixture_is_asked_for() -> N
     script = "import sys, ml_diagnostics_testing.pytest_plugin; print(*sys.modules)"
     modules = subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True).stdout.split()
     assert not {"grpc", "google.cloud.logging_v2", "http.server", "requests"} & set(modules)
+
+
+def test_the_readmes_test_passes_for_a_user_who_copies_it(tmp_path: Path) -> None:
+    readme = (Path(__file__).parents[2] / "packages/testing/README.md").read_text(encoding="utf-8")
+    example = readme.partition("```python\n")[2].partition("```")[0]
+    assert "def test_" in example
+    (tmp_path / "test_readme.py").write_text(example, encoding="utf-8")
+    command = [sys.executable, "-m", "pytest", "-q", "-W", "error", "-p", "no:cacheprovider", str(tmp_path)]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert "1 passed" in done.stdout, done.stdout + done.stderr

@@ -281,6 +281,11 @@ class _Handler(BaseHTTPRequestHandler):
         response = self._handle(request) if plan.applies else Response()
         self._end(request, response)
 
+    def handle_expect_100(self) -> bool:
+        answered = super().handle_expect_100()
+        self.wfile.flush()  # the client sends the body only then
+        return answered
+
     def _read_body(self) -> bytes:
         if self.headers.get("Transfer-Encoding", "").lower() != "chunked":
             return self.rfile.read(int(self.headers.get("Content-Length") or 0))
