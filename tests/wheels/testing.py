@@ -15,5 +15,6 @@ with CloudLoggingServer() as server:
         client_options={"api_endpoint": server.rest_url},
     )
     client.logger("log").log_struct({"number": 1})
-    assert [entry.payload for entry in client.logger("log").list_entries()] == [{"number": 1}]
+    payloads = [entry.payload for entry in client.logger("log").list_entries()]
+assert {"number": 1} in payloads, payloads  # the client adds an entry about itself
 print("testing: serves Cloud Logging")
