@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
-from typing import NamedTuple
+from dataclasses import asdict, dataclass, field
+from typing import Any, NamedTuple
 
 from ml_goodput_measurement.facts import Facts
 from ml_goodput_measurement.overlays import PRECEDENCE, Overlay, resolve
@@ -99,6 +99,16 @@ class Account:
             self.first_step_ns,
             self.steps,
         )
+
+    def to_state(self) -> dict[str, Any]:
+        """Returns the sums as JSON."""
+        return {**asdict(self), "buckets": {bucket.value: length for bucket, length in self.buckets.items()}}
+
+    @classmethod
+    def from_state(cls, state: dict[str, Any]) -> Account:
+        """Returns the account that `to_state` was asked of."""
+        buckets = {Bucket(name): length for name, length in state["buckets"].items()}
+        return cls(**{**state, "buckets": buckets})
 
     def startup_ns(self) -> int:
         """Returns by how much the first step took longer than the others on average: compilation and warming up."""

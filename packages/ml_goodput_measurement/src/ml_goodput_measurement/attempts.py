@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from ml_goodput_measurement.facts import NEVER_NS, Facts
 from ml_goodput_measurement.marks import Interval
 
-__all__ = ["Attempt", "extend_attempts"]
+__all__ = ["Attempt", "extend_attempts", "wall_start_ns"]
 
 
 @dataclass(slots=True)
@@ -37,7 +37,7 @@ def extend_attempts(attempts: list[Attempt], facts: Facts) -> None:
     """
     times = facts.steps.times
     if not attempts:
-        start_ns = _wall_start(facts)
+        start_ns = wall_start_ns(facts)
         if start_ns == NEVER_NS:
             return
         attempts.append(Attempt(start_ns, 0, 0))
@@ -51,7 +51,11 @@ def extend_attempts(attempts: list[Attempt], facts: Facts) -> None:
     attempts[-1].stop = len(times)
 
 
-def _wall_start(facts: Facts) -> int:
+def wall_start_ns(facts: Facts) -> int:
+    """Returns the start of the job's wall time, or `NEVER_NS`.
+
+    It is the first job start, or the first thing that is known where there are steps before any job start, or none.
+    """
     first_step = facts.steps.times[0] if facts.steps.times else NEVER_NS
     if facts.job_starts and facts.job_starts[0] <= first_step:
         return facts.job_starts[0]

@@ -8,67 +8,55 @@ nanoseconds, rounded to the microsecond.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any
-
-import msgspec
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 from ml_goodput_measurement.partition import Bucket
 
 __all__ = [
     "Activity",
     "CheckpointOperation",
-    "EntriesLost",
     "Event",
+    "EventBatch",
     "JobEnd",
     "JobStart",
     "Mark",
     "Moment",
     "StepEnd",
-    "StepStart",
-    "parse",
     "read_events",
 ]
 
 Payload = Mapping[str, Any]
 
 Activity = tuple[Bucket, str]
-"""What a pair of marks measures: a bucket and, for custom events, their type in upper case."""
+"""What a pair of marks measures: a bucket and, where one bucket holds several, their type."""
 
-DATA_LOADING: Activity = (Bucket.DATA_LOADING_SYNC, "")
-
-_LATEST_MICROSECONDS = 4_000_000_000_000_000
+_LATEST_SECONDS = 4_000_000_000.0
 """The year 2096: beyond it nanoseconds no longer fit the ledger's columns; a time out there is a mistake."""
 _LARGEST_STEP = 2**62
 
 
-class StepStart(msgspec.Struct, gc=False, frozen=True):
-    """A training step began."""
-
-    step: int
-    time_ns: int
-
-
-class StepEnd(msgspec.Struct, gc=False, frozen=True):
+class StepEnd(NamedTuple):
     """A training step ended; few trainers say so, else it ends where the next begins."""
 
     step: int
     time_ns: int
 
 
-class JobStart(msgspec.Struct, gc=False, frozen=True):
+class JobStart(NamedTuple):
     """An attempt of the job began."""
 
     time_ns: int
 
 
-class JobEnd(msgspec.Struct, gc=False, frozen=True):
+class JobEnd(NamedTuple):
     """The job said that it was done."""
 
     time_ns: int
 
 
-class Mark(msgspec.Struct, gc=False, frozen=True):
+class Mark(NamedTuple):
     """Start or end of an activity that is recorded as a pair."""
 
     activity: Activity
@@ -76,7 +64,7 @@ class Mark(msgspec.Struct, gc=False, frozen=True):
     time_ns: int
 
 
-class CheckpointOperation(msgspec.Struct, gc=False, frozen=True):
+class CheckpointOperation(NamedTuple):
     """A save or a restore, as one host reports it: the time for which it blocked the trainer."""
 
     bucket: Bucket
@@ -87,62 +75,97 @@ class CheckpointOperation(msgspec.Struct, gc=False, frozen=True):
     duration_ns: int
 
 
-class Moment(msgspec.Struct, gc=False, frozen=True):
+class Moment(NamedTuple):
     """Something that only shows that the job was alive."""
 
     time_ns: int
 
 
-class EntriesLost(msgspec.Struct, gc=False):
-    """A recorder says what it could not write, by reason."""
-
-    counts: dict[str, int]
+Event = StepEnd | JobStart | JobEnd | Mark | Moment
 
 
-Event = StepStart | StepEnd | JobStart | JobEnd | Mark | CheckpointOperation | Moment | EntriesLost
+@dataclass(slots=True)
+class EventBatch:
+    """Events of one job, in the order of its log.
 
-
-def parse(payload: Payload) -> Event | None:
-    """Returns the event that a payload holds, or None when it holds none that the ledger knows.
-
-    Raises:
-        ValueError, TypeError, KeyError, OverflowError: The payload has a key of ours with a value that cannot be.
+    What comes with every step is in columns: an object for each would cost more than all the rest of a query.
     """
-    seconds = payload.get("step_start_time")
-    if seconds is not None:
-        return StepStart(_step(payload["step_count"]), _nanoseconds(seconds))
-    for key in payload:
-        parser = _PARSERS.get(key)
-        if parser is not None:
-            return parser(payload)
-    return None
+
+    step_times: list[int] = field(default_factory=list)
+    """When steps began, in nanoseconds."""
+    step_numbers: list[int] = field(default_factory=list)
+    """Their numbers."""
+    load_marks: list[int] = field(default_factory=list)
+    """When data loads began (2 * time + 1) and ended (2 * time), as `Marks` keeps them."""
+    others: list[Event] = field(default_factory=list)
+    checkpoints: list[CheckpointOperation] = field(default_factory=list)
+    """Apart, because any host may report them."""
+    lost: Counter[str] = field(default_factory=Counter)
+    """What recorders say that they could not write, by reason."""
+
+    def records_job(self) -> bool:
+        """Whether there is more than checkpoint operations."""
+        return bool(self.step_times or self.load_marks or self.others)
 
 
-def read_events(payloads: Iterable[Any], job_name: str, skipped: Counter[str]) -> Iterator[Event]:
-    """Yields the events of one job, in the order of its payloads.
+def read_events(payloads: Iterable[Any], job_name: str, skipped: Counter[str]) -> EventBatch:
+    """Returns the events of one job.
 
     Args:
         payloads: Of any job; those of another are passed over.
         job_name: The job.
         skipped: Counts, by reason, what is of this job and cannot be read.
     """
+    batch = EventBatch()
+    add_time, add_number, add_load = batch.step_times.append, batch.step_numbers.append, batch.load_marks.append
     for payload in payloads:
         try:
-            if payload.get("job_name") != job_name:
+            if payload["job_name"] != job_name:
                 continue
-            event = parse(payload)
+            if "step_start_time" in payload:
+                seconds, number = payload["step_start_time"], int(payload["step_count"])
+                if 0.0 <= seconds < _LATEST_SECONDS and -_LARGEST_STEP < number < _LARGEST_STEP:
+                    add_time(int(seconds * 1e6 + 0.5) * 1000)
+                    add_number(number)
+                    continue
+            elif "data_loading_start_time" in payload:
+                seconds = payload["data_loading_start_time"]
+                if 0.0 <= seconds < _LATEST_SECONDS:
+                    add_load(int(seconds * 1e6 + 0.5) * 2000 + 1)
+                    continue
+            elif "data_loading_end_time" in payload:
+                seconds = payload["data_loading_end_time"]
+                if 0.0 <= seconds < _LATEST_SECONDS:
+                    add_load(int(seconds * 1e6 + 0.5) * 2000)
+                    continue
+            else:
+                _read_other(payload, batch)
+                continue
         except (ValueError, TypeError, KeyError, OverflowError, AttributeError):
-            skipped["malformed entry"] += 1
-            continue
-        if event is not None:
-            yield event
+            if not isinstance(payload, Mapping) or "job_name" not in payload:
+                continue
+        skipped["malformed entry"] += 1
+    return batch
+
+
+def _read_other(payload: Payload, batch: EventBatch) -> None:
+    if "lost_entries" in payload:
+        batch.lost.update({str(reason): int(count) for reason, count in payload["lost_entries"].items()})
+        return
+    if "event_type" in payload:
+        _read_checkpoint_operation(payload, batch)
+        return
+    for key in payload:
+        parser = _PARSERS.get(key)
+        if parser is not None:
+            batch.others.append(parser(payload))
+            return
 
 
 def _nanoseconds(seconds: float) -> int:
-    microseconds = int(seconds * 1e6 + 0.5)
-    if not 0 <= microseconds < _LATEST_MICROSECONDS:
+    if not 0.0 <= seconds < _LATEST_SECONDS:
         raise ValueError(f"{seconds} s is no time of a job")
-    return microseconds * 1000
+    return int(seconds * 1e6 + 0.5) * 1000
 
 
 def _duration(seconds: float) -> int:
@@ -180,43 +203,39 @@ def _elastic_wait_mark(key: str, *, is_end: bool) -> Callable[[Payload], Event]:
     return parse_wait
 
 
-def _checkpoint_operation(payload: Payload) -> Event | None:
+def _read_checkpoint_operation(payload: Payload, batch: EventBatch) -> None:
     kind = payload["event_type"]
     if kind == "save":
         bucket, prefix = Bucket.CHECKPOINT_SAVE, "checkpoint_manager_blocking"
     elif kind in ("restore", "emergency_restore"):
         bucket, prefix = Bucket.CHECKPOINT_RESTORE, "checkpoint_manager"
     else:
-        return None
-    return CheckpointOperation(
+        return
+    operation = CheckpointOperation(
         bucket,
         _step(payload["step"]),
         "persistent" if str(payload.get("directory")).startswith("gs://") else "local",
         _nanoseconds(payload[f"{prefix}_start_time"]),
         _duration(payload[f"{prefix}_duration_secs"]),
     )
+    batch.checkpoints.append(operation)
 
 
-def _entries_lost(payload: Payload) -> Event:
-    return EntriesLost({str(reason): int(count) for reason, count in payload["lost_entries"].items()})
+def _moment(key: str) -> Callable[[Payload], Event]:
+    return lambda payload: Moment(_nanoseconds(payload[key]))
 
 
-def _parsers() -> dict[str, Callable[[Payload], Event | None]]:
-    parsers: dict[str, Callable[[Payload], Event | None]] = {
+def _parsers() -> dict[str, Callable[[Payload], Event]]:
+    parsers: dict[str, Callable[[Payload], Event]] = {
         "job_start_time": lambda payload: JobStart(_nanoseconds(payload["job_start_time"])),
         "job_end_time": lambda payload: JobEnd(_nanoseconds(payload["job_end_time"])),
         "step_ended": lambda payload: StepEnd(_step(payload["step_end_count"]), _nanoseconds(payload["step_ended"])),
-        "checkpoint_progress_started": lambda payload: Moment(_nanoseconds(payload["checkpoint_progress_started"])),
-        "elastic_slice_counts_timestamp": lambda payload: Moment(
-            _nanoseconds(payload["elastic_slice_counts_timestamp"])
-        ),
-        "event_type": _checkpoint_operation,
-        "lost_entries": _entries_lost,
+        "checkpoint_progress_started": _moment("checkpoint_progress_started"),
+        "elastic_slice_counts_timestamp": _moment("elastic_slice_counts_timestamp"),
     }
     pairs: dict[str, Activity] = {
-        "data_loading": DATA_LOADING,
         "tpu_init": (Bucket.TPU_INITIALIZATION, ""),
-        "training_preparation": (Bucket.TRAINING_PREP, ""),
+        "training_prep": (Bucket.TRAINING_PREP, ""),
         "elastic_reinit": (Bucket.ELASTIC_REINITIALIZATION, ""),
     }
     for suffix, is_end in (("start_time", False), ("end_time", True)):

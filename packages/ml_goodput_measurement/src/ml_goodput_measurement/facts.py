@@ -4,23 +4,22 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_left, bisect_right, insort
-from collections import Counter
-from collections.abc import Iterable
+from itertools import islice
+from operator import lt
+from typing import Any
 
 from ml_goodput_measurement.events import (
-    DATA_LOADING,
     Activity,
     CheckpointOperation,
-    EntriesLost,
     Event,
+    EventBatch,
     JobEnd,
     JobStart,
     Mark,
     Moment,
     StepEnd,
-    StepStart,
 )
-from ml_goodput_measurement.marks import Marks
+from ml_goodput_measurement.marks import Interval, Marks
 from ml_goodput_measurement.overlays import Overlay, Overlays
 from ml_goodput_measurement.partition import Bucket
 
@@ -61,61 +60,61 @@ class Facts:
         self.job_starts: list[int] = []
         self.job_ends: list[int] = []
         self.moments: list[int] = []
-        self.marks: dict[Activity, Marks] = {DATA_LOADING: Marks()}
+        self.loads = Marks()
+        """Data loads."""
+        self.marks: dict[Activity, Marks] = {}
         self.overlays = Overlays()
         """All overlays but the synchronous data loads, which depend on the attempts."""
         self.checkpoints: dict[tuple[Bucket, int, str], set[tuple[int, int]]] = {}
         """(start, duration) as each host reported it, by operation, step and tier."""
-        self.lost: Counter[str] = Counter()
         self.changed_from_ns = NEVER_NS
         """Nothing before this moment has changed since the owner last set it to `NEVER_NS`."""
-        self.reordered_from_ns = NEVER_NS
-        """The same for what makes the attempts (steps, job starts and ends) where it came late."""
+        self.attempts_changed_from_ns = NEVER_NS
+        """The same for what makes the attempts: steps, job starts and job ends."""
         self._checkpoint_overlays: dict[tuple[Bucket, int, str], list[Overlay]] = {}
         self._checkpoint_starts: list[int] = []
         self._checkpoint_ends: list[int] = []
 
-    def add(self, events: Iterable[Event]) -> None:
+    def add(self, batch: EventBatch) -> None:
         """Adds events, in any order; what is known already changes nothing."""
-        # The two kinds that come with every step are handled here, without a call, as long as they come in order.
-        steps, loads = self.steps, self.marks[DATA_LOADING]
-        append_time, append_number, append_load = steps.times.append, steps.numbers.append, loads.codes.append
-        last_step = steps.times[-1] if steps.times else -1
-        last_load = loads.codes[-1] if loads.codes else -1
-        changed = self.changed_from_ns
-        for event in events:
-            if event.__class__ is StepStart:
-                time_ns = event.time_ns
-                if time_ns > last_step:
-                    append_time(time_ns)
-                    append_number(event.step)
-                    last_step = time_ns
-                elif not self._insert_step(event):
-                    continue
-            elif event.__class__ is Mark and event.activity == DATA_LOADING:
-                time_ns = event.time_ns
-                code = 2 * time_ns + (not event.is_end)
-                if code > last_load:
-                    append_load(code)
-                    if event.is_end and last_load & 1 and last_load > 0:
-                        loads.total_ns += time_ns - (last_load >> 1)
-                        time_ns = last_load >> 1
-                    last_load = code
-                else:
-                    time_ns = self._add_mark(event)
-            else:
-                time_ns = self._add_other(event)
-            if time_ns < changed:
-                changed = time_ns
-        self.changed_from_ns = changed
+        changed_ns = min((self._add_other(event) for event in batch.others), default=NEVER_NS)
+        changed_ns = min([changed_ns, *map(self._add_checkpoint, batch.checkpoints)])
+        changed_ns = min(changed_ns, self._add_steps(batch), self._add_loads(batch.load_marks))
+        self.changed_from_ns = min(self.changed_from_ns, changed_ns)
+
+    def _add_steps(self, batch: EventBatch) -> int:
+        """Adds steps; returns the moment from which things changed."""
+        times = batch.step_times
+        if not times:
+            return NEVER_NS
+        if _rises(times) and (not self.steps.times or times[0] > self.steps.times[-1]):
+            self.steps.times.extend(times)
+            self.steps.numbers.extend(batch.step_numbers)
+            changed_ns = times[0]
+        else:
+            inserted = (
+                time_ns
+                for time_ns, number in zip(times, batch.step_numbers, strict=True)
+                if self.steps.insert(time_ns, number)
+            )
+            changed_ns = min(inserted, default=NEVER_NS)
+        self.attempts_changed_from_ns = min(self.attempts_changed_from_ns, changed_ns)
+        return changed_ns
+
+    def _add_loads(self, codes: list[int]) -> int:
+        if not codes:
+            return NEVER_NS
+        known = self.loads.codes
+        if _rises(codes) and (not known or codes[0] > known[-1]):
+            began_ns = (known[-1] if known else codes[0]) >> 1
+            self.loads.extend(codes)
+            return began_ns
+        return min(_earliest(code >> 1, *self.loads.add_code(code)) for code in codes)
 
     def _add_other(self, event: Event) -> int:
-        """Adds a fact of a rarer kind; returns the moment from which things changed."""
         match event:
             case Mark():
                 return self._add_mark(event)
-            case CheckpointOperation():
-                return self._add_checkpoint(event)
             case StepEnd(step, time_ns):
                 return time_ns if self.step_ends.insert(time_ns, step) else NEVER_NS
             case JobStart(time_ns):
@@ -124,33 +123,21 @@ class Facts:
                 return self._add_border(self.job_ends, time_ns)
             case Moment(time_ns):
                 return _insert(self.moments, time_ns)
-            case EntriesLost(counts):
-                self.lost.update(counts)
-        return NEVER_NS
-
-    def _insert_step(self, step: StepStart) -> bool:
-        inserted = self.steps.insert(step.time_ns, step.step)
-        if inserted:
-            self.reordered_from_ns = min(self.reordered_from_ns, step.time_ns)
-        return inserted
 
     def _add_border(self, column: list[int], time_ns: int) -> int:
         changed_ns = _insert(column, time_ns)
-        latest_ns = max(column[-1], self.steps.times[-1] if self.steps.times else 0)
-        if time_ns < latest_ns or (column is self.job_starts and self.steps.times and time_ns == latest_ns):
-            self.reordered_from_ns = min(self.reordered_from_ns, changed_ns)
+        self.attempts_changed_from_ns = min(self.attempts_changed_from_ns, changed_ns)
         return changed_ns
 
     def _add_mark(self, mark: Mark) -> int:
         marks = self.marks.setdefault(mark.activity, Marks())
         broken, made = marks.add(mark.time_ns, is_end=mark.is_end)
-        if mark.activity != DATA_LOADING:
-            bucket, label = mark.activity
-            if broken:
-                self.overlays.discard(Overlay.of(*broken, bucket, label))
-            for pair in made:
-                self.overlays.add(Overlay.of(*pair, bucket, label))
-        return min([mark.time_ns, *(start for start, _ in made), *(() if broken is None else broken[:1])])
+        bucket, label = mark.activity
+        if broken:
+            self.overlays.discard(Overlay.of(*broken, bucket, label))
+        for pair in made:
+            self.overlays.add(Overlay.of(*pair, bucket, label))
+        return _earliest(mark.time_ns, broken, made)
 
     def _add_checkpoint(self, operation: CheckpointOperation) -> int:
         key = (operation.bucket, operation.step, operation.tier)
@@ -189,6 +176,59 @@ class Facts:
             changed = min([changed, *(self._lay_checkpoint(key) for key in self.checkpoints)])
         return changed
 
+    def __len__(self) -> int:
+        """The number of facts."""
+        checkpoints = sum(map(len, self.checkpoints.values()))
+        marks = sum(len(marks.codes) for marks in self.marks.values())
+        rest = len(self.job_starts) + len(self.job_ends) + len(self.moments)
+        return sum(map(len, self.columns())) + checkpoints + marks + rest
+
+    def columns(self) -> list[array[int]]:
+        """Returns the columns that grow with the steps."""
+        steps, ends = self.steps, self.step_ends
+        return [steps.times, steps.numbers, ends.times, ends.numbers, self.loads.codes]
+
+    def to_state(self) -> dict[str, Any]:
+        """Returns everything but `columns()` as JSON."""
+        return {
+            "job_starts": self.job_starts,
+            "job_ends": self.job_ends,
+            "moments": self.moments,
+            "loaded_ns": self.loads.total_ns,
+            "marks": [[bucket.value, label, [*marks.codes]] for (bucket, label), marks in self.marks.items()],
+            "checkpoints": [[operation.bucket.value, *operation[1:]] for operation in self.checkpoint_operations()],
+        }
+
+    @classmethod
+    def from_state(cls, state: dict[str, Any], columns: list[array[int]]) -> Facts:
+        """Returns the facts that `to_state` and `columns` were asked of."""
+        facts = cls()
+        facts.steps.times, facts.steps.numbers, facts.step_ends.times, facts.step_ends.numbers = columns[:4]
+        facts.loads.codes, facts.loads.total_ns = columns[4], state["loaded_ns"]
+        facts.job_starts, facts.job_ends, facts.moments = state["job_starts"], state["job_ends"], state["moments"]
+        for name, label, codes in state["marks"]:
+            for code in codes:
+                facts._add_mark(Mark((Bucket(name), label), not code & 1, code >> 1))
+        for name, *operation in state["checkpoints"]:
+            facts._add_checkpoint(CheckpointOperation(Bucket(name), *operation))
+        return facts
+
+    def recorded_job(self) -> bool:
+        """Whether there is more than checkpoint operations, which any host may report."""
+        return bool(self.steps.times or self.job_starts or self.job_ends or self.marks or self.loads.codes)
+
+    def checkpoint_operations(self) -> list[CheckpointOperation]:
+        """Returns the saves and restores that were added."""
+        return [
+            CheckpointOperation(bucket, step, tier, start_ns, duration_ns)
+            for (bucket, step, tier), reports in self.checkpoints.items()
+            for start_ns, duration_ns in reports
+        ]
+
+    def latest_border_ns(self) -> int:
+        """Returns the time of the last step, job start or job end, or -1."""
+        return max(column[-1] if column else -1 for column in (self.steps.times, self.job_starts, self.job_ends))
+
     def earliest_ns(self) -> int:
         """Returns the time of the first fact, or `NEVER_NS` when there is none."""
         return self._first_from(-1)
@@ -203,7 +243,7 @@ class Facts:
             index = bisect_right(column, time_ns)
             if index < len(column):
                 first = min(first, column[index])
-        for marks in self.marks.values():
+        for marks in (self.loads, *self.marks.values()):
             following = marks.next_after(time_ns)
             if following is not None:
                 first = min(first, following)
@@ -216,7 +256,7 @@ class Facts:
             index = bisect_left(column, time_ns)
             if index:
                 last = max(last, column[index - 1])
-        for marks in self.marks.values():
+        for marks in (self.loads, *self.marks.values()):
             preceding = marks.last_before(time_ns)
             if preceding is not None:
                 last = max(last, preceding)
@@ -240,3 +280,12 @@ def _insert(column: list[int], time_ns: int) -> int:
         return NEVER_NS
     column.insert(index, time_ns)
     return time_ns
+
+
+def _earliest(time_ns: int, broken: Interval | None, made: list[Interval]) -> int:
+    starts = [start_ns for start_ns, _ in ([*made, broken] if broken else made)]
+    return min([time_ns, *starts])
+
+
+def _rises(values: list[int]) -> bool:
+    return all(map(lt, values, islice(values, 1, None)))

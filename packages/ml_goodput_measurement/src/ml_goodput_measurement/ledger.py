@@ -9,10 +9,13 @@ the part of the running attempt before the settled step.
 
 from __future__ import annotations
 
+from array import array
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from itertools import pairwise
+from itertools import chain, pairwise
+from operator import sub
+from typing import Any
 
 from ml_goodput_measurement.accounting import (
     FAILED_YIELDS_TO,
@@ -24,12 +27,12 @@ from ml_goodput_measurement.accounting import (
     recorded_end,
     step_runs,
 )
-from ml_goodput_measurement.attempts import Attempt, extend_attempts
-from ml_goodput_measurement.events import DATA_LOADING, Event
+from ml_goodput_measurement.attempts import Attempt, extend_attempts, wall_start_ns
+from ml_goodput_measurement.events import EventBatch
 from ml_goodput_measurement.facts import NEVER_NS, Facts
 from ml_goodput_measurement.overlays import Overlay
 from ml_goodput_measurement.partition import AttemptEnd, AttemptSummary, Bucket, Disruption, Piece
-from ml_goodput_measurement.step_times import StepTimes
+from ml_goodput_measurement.step_times import StepTimes, median_of
 
 __all__ = ["Ledger", "Summary"]
 
@@ -77,6 +80,33 @@ class _Entry:
     borrows_median: bool = False
     """True where the median of the whole job was used."""
 
+    def to_state(self) -> dict[str, Any]:
+        """Returns everything as JSON."""
+        attempt = self.attempt
+        return {
+            "attempt": [attempt.start_ns, attempt.first, attempt.stop, attempt.first_load],
+            "cut": self.cut,
+            "account": None if self.account is None else self.account.to_state(),
+            "settled": self.settled.to_state(),
+            "settled_step": self.settled_step,
+            "median_ns": self.median_ns,
+            "borrows_median": self.borrows_median,
+        }
+
+    @classmethod
+    def from_state(cls, state: dict[str, Any]) -> _Entry:
+        """Returns the entry that `to_state` was asked of."""
+        start_ns, first, stop, load = state["attempt"]
+        return cls(
+            Attempt(start_ns, first, stop, None if load is None else (load[0], load[1])),
+            state["cut"],
+            None if state["account"] is None else Account.from_state(state["account"]),
+            Account.from_state(state["settled"]),
+            state["settled_step"],
+            state["median_ns"],
+            state["borrows_median"],
+        )
+
 
 class Ledger:
     """Folds events into a partition of the job's wall time.
@@ -87,15 +117,17 @@ class Ledger:
     def __init__(self) -> None:
         self.facts = Facts()
         self._entries: list[_Entry] = []
+        self._divided_until_ns = -1
+        """Steps, job starts and job ends up to this moment are divided into the attempts of `_entries`."""
         self._step_times: StepTimes | None = None
         self._measured = 0
         """Steps before this index have their time in `_step_times`."""
         self._closed: tuple[Account, int, int] | None = None
         """Sums over all attempts but the last: account, kept steps, last step; None when out of date."""
 
-    def add(self, events: Iterable[Event]) -> None:
+    def add(self, batch: EventBatch) -> None:
         """Adds events, in any order and as often as they come."""
-        self.facts.add(events)
+        self.facts.add(batch)
 
     def summary(self, now_ns: int) -> Summary | None:
         """Returns where the time went up to the end of the job, or to `now_ns` while it runs; None without a fact.
@@ -160,10 +192,72 @@ class Ledger:
     def disruptions(self, now_ns: int) -> list[Disruption]:
         """Returns each time that the job came back after an attempt that had made steps, in order."""
         attempts = self.attempts(now_ns)
-        return [
-            self._disruption(number, attempts[before : after + 1])
-            for number, (before, after) in enumerate(self._disrupted(), 1)
-        ]
+        stops = [entry.attempt.stop for entry in self._entries]
+        disruptions = []
+        for number, (before, after) in enumerate(self._disrupted(), 1):
+            lost = self._newly_lost(before, after, stops)
+            disruptions.append(_disruption(number, attempts[before : after + 1], *lost))
+        return disruptions
+
+    def _newly_lost(self, before: int, after: int, stops: list[int]) -> tuple[int, int]:
+        """Returns how many steps a return went back behind that no earlier one had, and their time.
+
+        Args:
+            before: Index of the attempt that was cut short.
+            after: Index of the attempt that came back.
+            stops: For each attempt the index after its last step that is not lost yet; brought up to date.
+        """
+        resumed, numbers, times = self._entries[after].attempt, self.facts.steps.numbers, self.facts.steps.times
+        steps = lost_ns = 0
+        if not resumed.has_steps:
+            return steps, lost_ns
+        for index in range(before + 1):
+            attempt = self._entries[index].attempt
+            cut = bisect_left(numbers, numbers[resumed.first], attempt.first, stops[index])
+            if cut == stops[index]:
+                continue
+            end_ns = self._next_start(index)
+            if stops[index] < attempt.stop:
+                end_ns = times[stops[index]]
+            else:
+                end_ns = self._last_step_run(self._entries[index], index, end_ns, running=False).end_ns
+            steps, lost_ns, stops[index] = steps + stops[index] - cut, lost_ns + end_ns - times[cut], cut
+        return steps, lost_ns
+
+    def step_seconds(self) -> dict[int, float]:
+        """Returns the time from start to start of each kept step that the next number follows. Costs all steps."""
+        self._settle()
+        times, numbers = self.facts.steps.times, self.facts.steps.numbers
+        return {
+            numbers[index]: (times[index + 1] - times[index]) / 1e9
+            for entry in self._entries
+            for index in range(entry.attempt.first, entry.attempt.stop - 1)
+            if numbers[index] < entry.cut and numbers[index + 1] == numbers[index] + 1
+        }
+
+    def to_state(self) -> tuple[dict[str, Any], list[array[int]]]:
+        """Returns everything, facts and what is derived, as JSON and as columns: see `from_state`."""
+        self._settle()
+        step_times = self._measure()
+        columns = [*self.facts.columns(), step_times.to_array()]
+        state = {
+            "columns": [len(column) for column in columns],
+            "facts": self.facts.to_state(),
+            "entries": [entry.to_state() for entry in self._entries],
+            "measured": self._measured,
+        }
+        return state, columns
+
+    @classmethod
+    def from_state(cls, state: dict[str, Any], columns: list[array[int]]) -> Ledger:
+        """Returns the ledger that `to_state` was asked of."""
+        ledger = cls()
+        ledger.facts = Facts.from_state(state["facts"], columns[:-1])
+        ledger._entries = [_Entry.from_state(entry) for entry in state["entries"]]
+        ledger._divided_until_ns = ledger.facts.latest_border_ns()
+        ledger._step_times = StepTimes.of_sorted(columns[-1])
+        ledger._measured = state["measured"]
+        return ledger
 
     # --- bringing what is derived up to the facts -------------------------------------------------------------
 
@@ -172,23 +266,24 @@ class Ledger:
         if changed_ns == NEVER_NS:
             return
         known = len(self._entries)
-        self._undo(changed_ns)
+        self._undo()
         kept = len(self._entries)
         attempts = [entry.attempt for entry in self._entries]
         extend_attempts(attempts, self.facts)
         self._entries += [_Entry(attempt) for attempt in attempts[kept:]]
+        self._divided_until_ns = self.facts.latest_border_ns()
         if kept != known or len(self._entries) != known:
             self._cut_repeated()
         self._forget_accounts(changed_ns)
 
-    def _undo(self, changed_ns: int) -> None:
+    def _undo(self) -> None:
         """Forgets the attempts that late facts may have changed."""
-        reordered_ns, self.facts.reordered_from_ns = self.facts.reordered_from_ns, NEVER_NS
-        if self._entries and changed_ns < self._entries[0].attempt.start_ns:
-            reordered_ns = changed_ns
-        if reordered_ns == NEVER_NS:
+        late_ns, self.facts.attempts_changed_from_ns = self.facts.attempts_changed_from_ns, NEVER_NS
+        if self._entries and self._entries[0].attempt.start_ns != wall_start_ns(self.facts):
+            late_ns = -1
+        if late_ns > self._divided_until_ns:
             return
-        while self._entries and self._entries[-1].attempt.start_ns >= reordered_ns:
+        while self._entries and self._entries[-1].attempt.start_ns >= late_ns:
             self._entries.pop()
         if self._entries:
             last = self._entries[-1].attempt
@@ -208,7 +303,7 @@ class Ledger:
 
     def _forget_accounts(self, changed_ns: int) -> None:
         """Forgets the sums of the attempts in which something changed, and finds their first loads."""
-        loads = self.facts.marks[DATA_LOADING]
+        loads = self.facts.loads
         for index in range(len(self._entries) - 1, -1, -1):
             entry = self._entries[index]
             entry.account = None
@@ -226,8 +321,7 @@ class Ledger:
     def _wall_end(self, now_ns: int) -> tuple[int, bool]:
         """Returns the end of the wall time, and whether the job still runs."""
         facts = self.facts
-        begun = max(facts.steps.times[-1] if facts.steps.times else 0, facts.job_starts[-1] if facts.job_starts else 0)
-        if facts.job_ends and facts.job_ends[-1] >= begun:
+        if facts.job_ends and facts.job_ends[-1] == facts.latest_border_ns():
             return facts.job_ends[-1], False
         return max(now_ns, facts.last_before(NEVER_NS)), True
 
@@ -336,8 +430,15 @@ class Ledger:
         yield from self._tail(step_end_ns, end_ns)
 
     def _tail(self, start_ns: int, end_ns: int) -> Iterator[Run]:
-        """Yields what follows in an attempt that another one followed: up to its last word, then recovery."""
-        lost_ns = max(start_ns, self.facts.last_before(end_ns))
+        """Yields what follows in an attempt that another one followed: up to its last word, then recovery.
+
+        Only a job start tells recovery from work that nobody recorded.
+        """
+        position = bisect_left(self.facts.job_starts, end_ns)
+        if self.facts.job_starts[position : position + 1] != [end_ns]:
+            lost_ns = end_ns
+        else:
+            lost_ns = max(start_ns, self.facts.last_before(end_ns))
         if start_ns < lost_ns:
             yield Run(start_ns, lost_ns, Bucket.UNKNOWN)
         if lost_ns < end_ns:
@@ -385,12 +486,9 @@ class Ledger:
     # --- step times -------------------------------------------------------------------------------------------------
 
     def _median_ns(self, entry: _Entry) -> int | None:
-        times = sorted(self._step_times_of(entry.attempt, 0, NEVER_NS))
+        times = self._step_times_of(entry.attempt, 0, NEVER_NS)
         entry.borrows_median = not times
-        if times:
-            entry.median_ns = (times[(len(times) - 1) // 2] + times[len(times) // 2]) // 2
-        else:
-            entry.median_ns = self._job_median_ns()
+        entry.median_ns = median_of(times) if times else self._job_median_ns()
         return entry.median_ns
 
     def _job_median_ns(self) -> int | None:
@@ -413,7 +511,7 @@ class Ledger:
             return []
         here, following = times[begin:stop], times[begin + 1 : stop + 1]
         if numbers[stop] - numbers[begin] == stop - begin:
-            return [after - before for before, after in zip(here, following, strict=True)]
+            return list(map(sub, following, here))
         return [
             times[index + 1] - times[index] for index in range(begin, stop) if numbers[index + 1] == numbers[index] + 1
         ]
@@ -421,9 +519,8 @@ class Ledger:
     def _measure(self) -> StepTimes:
         """Returns the times of the job's kept steps."""
         if self._step_times is None:
-            self._step_times = StepTimes(
-                time for entry in self._entries for time in self._step_times_of(entry.attempt, 0, entry.cut)
-            )
+            kept = (self._step_times_of(entry.attempt, 0, entry.cut) for entry in self._entries)
+            self._step_times = StepTimes(chain.from_iterable(kept))
         else:
             for entry in reversed(self._entries):
                 if entry.attempt.stop <= self._measured:
@@ -450,7 +547,7 @@ class Ledger:
 
     def _data_loading_async_ns(self) -> int:
         loads = (entry.attempt.first_load for entry in self._entries)
-        return self.facts.marks[DATA_LOADING].total_ns - sum(load[1] - load[0] for load in loads if load)
+        return self.facts.loads.total_ns - sum(load[1] - load[0] for load in loads if load)
 
     def _painted(self, entry: _Entry, index: int, end_ns: int, *, running: bool) -> Iterator[Painted]:
         """Yields the pieces of an attempt, with its startup."""
@@ -493,27 +590,29 @@ class Ledger:
             custom=account.custom,
         )
 
-    def _disruption(self, number: int, attempts: list[AttemptSummary]) -> Disruption:
-        before, after = attempts[0], attempts[-1]
-        restart = (
-            Bucket.TPU_INITIALIZATION,
-            Bucket.TRAINING_PREP,
-            Bucket.CHECKPOINT_RESTORE,
-            Bucket.DATA_LOADING_SYNC,
-            Bucket.PROGRAM_STARTUP,
-        )
-        return Disruption(
-            number=number,
-            attempt=before.number,
-            last_event_ns=before.end_ns,
-            resumed_ns=after.start_ns,
-            resumed_step=after.first_step if after.first_step is not None else -1,
-            failed_attempts=len(attempts) - 2,
-            steps_lost=before.steps_lost,
-            wasted_ns=before.buckets.get(Bucket.WASTED_PROGRESS, 0),
-            recovery_ns=sum(attempt.buckets.get(Bucket.INFRASTRUCTURE_RECOVERY, 0) for attempt in attempts[:-1]),
-            restart_ns=sum(after.buckets.get(bucket, 0) for bucket in restart),
-        )
+
+def _disruption(number: int, attempts: list[AttemptSummary], steps_lost: int, wasted_ns: int) -> Disruption:
+    """Makes a disruption from the attempt before it, the failed ones, and the attempt after it."""
+    before, after = attempts[0], attempts[-1]
+    restart = (
+        Bucket.TPU_INITIALIZATION,
+        Bucket.TRAINING_PREP,
+        Bucket.CHECKPOINT_RESTORE,
+        Bucket.DATA_LOADING_SYNC,
+        Bucket.PROGRAM_STARTUP,
+    )
+    return Disruption(
+        number=number,
+        attempt=before.number,
+        last_event_ns=before.end_ns,
+        resumed_ns=after.start_ns,
+        resumed_step=after.first_step,
+        failed_attempts=len(attempts) - 2,
+        steps_lost=steps_lost,
+        wasted_ns=wasted_ns,
+        recovery_ns=sum(attempt.buckets.get(Bucket.INFRASTRUCTURE_RECOVERY, 0) for attempt in attempts[:-1]),
+        restart_ns=sum(after.buckets.get(bucket, 0) for bucket in restart),
+    )
 
 
 def _chain(first: Run, others: Iterable[Run]) -> Iterator[Run]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from array import array
 from bisect import bisect_left
 from collections.abc import Iterator
+from itertools import pairwise, repeat
+from operator import and_
 
 __all__ = ["Interval", "Marks"]
 
@@ -19,11 +21,10 @@ class Marks:
     end without a start is passed over. So a new mark, however late it comes, touches only the pairs beside it.
     """
 
-    # One sorted column of 2 * time + (0 for an end, 1 for a start): at the same time an end comes first, so
-    # that back-to-back activities pair as they should.
-
     def __init__(self) -> None:
         self.codes = array("q")
+        """Sorted; twice the time, and one more for a start: so at the same time an end comes before a start, and
+        back-to-back activities pair as they should."""
         self.total_ns = 0
         """Sum of the pairs' durations."""
 
@@ -33,7 +34,10 @@ class Marks:
         Returns:
             The pair that is no more, if there is one, and the new pairs.
         """
-        code = 2 * time_ns + (not is_end)
+        return self.add_code(2 * time_ns + (not is_end))
+
+    def add_code(self, code: int) -> tuple[Interval | None, list[Interval]]:
+        """Adds a mark that is coded as in `codes`; else as `add`."""
         codes = self.codes
         index = len(codes) if not codes or code > codes[-1] else bisect_left(codes, code)
         if index < len(codes) and codes[index] == code:
@@ -47,6 +51,20 @@ class Marks:
             self.total_ns -= broken[1] - broken[0]
         self.total_ns += sum(end - start for start, end in made)
         return broken, made
+
+    def extend(self, codes: list[int]) -> None:
+        """Adds marks that rise and come after all that are known."""
+        joined = codes if not self.codes else [self.codes[-1], *codes]
+        if not joined[0] & 1:
+            joined = joined[1:]
+        starts, ends = joined[0::2], joined[1::2]
+        if all(map(and_, starts, repeat(1))) and not any(map(and_, ends, repeat(1))):
+            # Starts and ends take turns, as they nearly always do: no need to look at each pair.
+            self.total_ns += (sum(ends) - sum(starts[: len(ends)]) + len(ends)) // 2
+        else:
+            pairs = (_pair(before, after) for before, after in pairwise(joined))
+            self.total_ns += sum(pair[1] - pair[0] for pair in pairs if pair)
+        self.codes.extend(codes)
 
     def first_pair(self, start_ns: int, end_ns: int) -> Interval | None:
         """Returns the first pair that begins at or after `start_ns` and ends before or at `end_ns`."""
@@ -71,7 +89,7 @@ class Marks:
 
     def pairs(self) -> Iterator[Interval]:
         """Yields every pair, in order of time."""
-        for before, after in zip(self.codes, self.codes[1:], strict=False):
+        for before, after in pairwise(self.codes):
             pair = _pair(before, after)
             if pair:
                 yield pair

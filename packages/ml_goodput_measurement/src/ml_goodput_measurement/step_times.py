@@ -7,7 +7,7 @@ from bisect import bisect_left, bisect_right, insort
 from collections.abc import Iterable
 from itertools import accumulate
 
-__all__ = ["StepTimes"]
+__all__ = ["StepTimes", "median_of"]
 
 _BLOCK = 1000
 
@@ -19,7 +19,16 @@ class StepTimes:
     """
 
     def __init__(self, values_ns: Iterable[int] = ()) -> None:
-        ordered = array("q", sorted(values_ns))
+        self._fill(array("q", sorted(values_ns)))
+
+    @classmethod
+    def of_sorted(cls, ordered: array[int]) -> StepTimes:
+        """Returns the set of values that are in order already."""
+        step_times = cls()
+        step_times._fill(ordered)
+        return step_times
+
+    def _fill(self, ordered: array[int]) -> None:
         self._blocks = [ordered[begin : begin + _BLOCK] for begin in range(0, len(ordered), _BLOCK)]
         self._maxima = [block[-1] for block in self._blocks]
         self._sums = [sum(block) for block in self._blocks]
@@ -32,7 +41,7 @@ class StepTimes:
     def add(self, value_ns: int) -> None:
         """Adds a duration."""
         if not self._blocks:
-            self.__init__((value_ns,))  # type: ignore[misc]
+            self._fill(array("q", (value_ns,)))
             return
         index = min(bisect_left(self._maxima, value_ns), len(self._blocks) - 1)
         block = self._blocks[index]
@@ -135,3 +144,22 @@ class StepTimes:
         if index == len(self._blocks):
             return self._count
         return self._offset(index) + bisect_right(self._blocks[index], value)
+
+
+def median_of(values: list[int]) -> int:
+    """Returns the median of some values, rounded down; looks only closely at those near it, so it need not sort all.
+
+    Args:
+        values: At least one.
+    """
+    lower, upper = (len(values) - 1) // 2, len(values) // 2
+    below, middle = 0, values
+    if len(values) > 10 * _BLOCK:
+        sample = sorted(values[:: len(values) // _BLOCK])
+        low, high = sample[len(sample) * 9 // 20], sample[len(sample) * 11 // 20]
+        near = [value for value in values if low <= value <= high]
+        smaller = sum(map(low.__gt__, values))
+        if smaller <= lower and upper < smaller + len(near):
+            below, middle = smaller, near
+    ordered = sorted(middle)
+    return (ordered[lower - below] + ordered[upper - below]) // 2
