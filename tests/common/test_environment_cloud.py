@@ -275,6 +275,14 @@ def test_an_answer_that_comes_late_is_what_later_calls_return(metadata_server):
     assert instance_metadata.instance_metadata(environ).project == "project-of-machine"
 
 
+def test_where_no_thread_can_start_nothing_is_found_and_nothing_raised(metadata_server, monkeypatch):
+    def no_more_threads(thread):
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", no_more_threads)
+    assert instance_metadata.instance_metadata(metadata_server.environment()) is None
+
+
 def test_no_gce_check_forbids_to_ask(metadata_server):
     environ = {**metadata_server.environment(), "NO_GCE_CHECK": "true"}
     assert instance_metadata.instance_metadata(environ) is None

@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from ml_diagnostics_testing import storage_objects
 from ml_diagnostics_testing.cloud_storage import CloudStorageServer
-from ml_diagnostics_testing.faults import Reset, Status, Truncate
+from ml_diagnostics_testing.faults import Reset, Skew, Status, Truncate
 
 KIB = 1024
 
@@ -401,6 +401,12 @@ def test_a_fault_hits_the_operation_that_it_was_meant_for(server, bucket):
     with pytest.raises(ServiceUnavailable):
         bucket.blob("x").delete(retry=None)
     assert server.names("b") == ["x"]
+
+
+def test_a_skewed_clock_shows_in_the_times_that_the_server_assigns(bucket, server):
+    server.faults.always(Skew(-86400), on="upload")
+    bucket.blob("x").upload_from_string(b"1")
+    assert -86500 < server.stored("b", "x").created - server.clock() < -86300
 
 
 def test_the_variables_bring_an_unchanged_client_here(server, monkeypatch):

@@ -21,6 +21,7 @@ __all__ = ["CloudEnvironment", "find_cloud", "gcloud_directory"]
 _SCOPES = ("https://www.googleapis.com/auth/cloud-platform",)
 _PROJECT_VARIABLES = ("GOOGLE_CLOUD_PROJECT", "CLOUDSDK_CORE_PROJECT")
 _TOKEN_SERVICE_TIMEOUT_SECONDS = 5.0
+_TRUE = ("true", "1", "yes", "on", "y")  # As gcloud reads a boolean.
 
 
 @dataclass(frozen=True)
@@ -173,13 +174,7 @@ def _find_credentials(argument: Any, environ: Mapping[str, str]) -> tuple[_Found
     except ImportError as error:
         raise MissingExtraError("Google Cloud", "ml-diagnostics-common", "logging") from error
 
-    if environ.get("CLOUDSDK_AUTH_DISABLE_CREDENTIALS", "").strip().lower() in (
-        "true",
-        "1",
-        "yes",
-        "on",
-        "y",
-    ):
+    if environ.get("CLOUDSDK_AUTH_DISABLE_CREDENTIALS", "").strip().lower() in _TRUE:
         return _Found(google.auth.credentials.AnonymousCredentials(), "anonymous"), []
     if environ.get("CLOUDSDK_AUTH_ACCESS_TOKEN_FILE"):
         return _from_token_file(Path(environ["CLOUDSDK_AUTH_ACCESS_TOKEN_FILE"])), []
@@ -187,7 +182,7 @@ def _find_credentials(argument: Any, environ: Mapping[str, str]) -> tuple[_Found
         path = Path(environ["GOOGLE_APPLICATION_CREDENTIALS"])
         return _from_key_file(path, "GOOGLE_APPLICATION_CREDENTIALS names"), []
     default_file = gcloud_directory(environ) / "application_default_credentials.json"
-    if default_file.is_file():
+    if os.path.isfile(default_file):  # noqa: PTH113  Path.is_file raises where the folder is not ours to see.
         return _from_key_file(default_file, "application default credentials are in"), []
     metadata = instance_metadata(environ)
     if metadata:

@@ -89,7 +89,10 @@ class _Probe:
         self._start = time.monotonic()
 
     def start(self) -> None:
-        threading.Thread(target=self._run, name="ml-diagnostics-metadata", daemon=True).start()
+        try:
+            threading.Thread(target=self._run, name="ml-diagnostics-metadata", daemon=True).start()
+        except RuntimeError:  # No more threads, or the interpreter is shutting down.
+            self._first_verdict.set()
 
     def wait(self, seconds: float) -> InstanceMetadata | None:
         self._first_verdict.wait(max(0.0, self._start + seconds - time.monotonic()))

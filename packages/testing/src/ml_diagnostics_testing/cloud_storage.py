@@ -71,7 +71,7 @@ class CloudStorageServer(LoopbackServer):
     """
 
     def __init__(self, buckets: Iterable[str] = ("test-bucket",), *, clock: Callable[[], float] = time.time) -> None:
-        self._store = ObjectStore(clock)
+        self._store = ObjectStore()
         self._sessions: dict[str, _Session] = {}
         self._session_numbers = itertools.count(1)
         for bucket in buckets:
@@ -93,7 +93,7 @@ class CloudStorageServer(LoopbackServer):
             data: Its content.
             **properties: Such as contentType or metadata.
         """
-        return self._store.write(bucket, name, data, properties, {})
+        return self._store.write(bucket, name, data, properties, {}, now=self.clock())
 
     def read(self, bucket: str, name: str) -> bytes:
         """The content of an object; KeyError if there is none."""
@@ -217,7 +217,7 @@ class CloudStorageServer(LoopbackServer):
             given = {**found.properties, **given, "metadata": None if replaced else kept or None}
         elif request.method != "PUT":
             raise ApiError(501, f"{request.method} of an object is not served")
-        return self._show(self._store.change(found, given))
+        return self._show(self._store.change(found, given, now=request.time))
 
     def _compose(self, request: Request, bucket: str, name: str) -> Response:
         asked = request.json()
@@ -235,6 +235,7 @@ class CloudStorageServer(LoopbackServer):
             b"".join(part.data for part in found),
             {"contentType": found[0].properties.get("contentType"), **asked.get("destination", {})},
             request.query,
+            now=request.time,
             component_count=sum(part.component_count or 1 for part in found),
         )
         return self._show(composed)
@@ -250,6 +251,7 @@ class CloudStorageServer(LoopbackServer):
             source.data,
             request.json() or source.properties,
             request.query,
+            now=request.time,
             component_count=source.component_count,
         )
         if verb == "copyTo":
@@ -300,7 +302,7 @@ class CloudStorageServer(LoopbackServer):
         for kind, value in draft.hashes.items():
             if expected.get(kind) and expected[kind] != value:
                 raise ApiError(400, f"Provided {kind} {expected[kind]!r} does not match the calculated {value!r}.")
-        return self._show(self._store.write(bucket, name, data, properties, query))
+        return self._show(self._store.write(bucket, name, data, properties, query, now=request.time))
 
     def _start_upload(self, request: Request, bucket: str) -> Response:
         properties = dict(request.json())

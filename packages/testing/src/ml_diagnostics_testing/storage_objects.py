@@ -8,7 +8,7 @@ import hashlib
 import re
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 from urllib.parse import quote
@@ -118,16 +118,11 @@ class StoredObject:
 
 
 class ObjectStore:
-    """All buckets of one server. Every method is atomic.
+    """All buckets of one server. Hold `lock` around what must be one step."""
 
-    Args:
-        clock: Returns the time in seconds since the epoch.
-    """
-
-    def __init__(self, clock: Callable[[], float]) -> None:
+    def __init__(self) -> None:
         self.buckets: dict[str, dict[str, StoredObject]] = {}
         self.lock = threading.RLock()
-        self._clock = clock
         self._last_generation = 0
 
     def bucket(self, name: str) -> dict[str, StoredObject]:
@@ -160,15 +155,25 @@ class ObjectStore:
         properties: Mapping[str, Any],
         conditions: Mapping[str, str],
         *,
+        now: float,
         component_count: int = 0,
     ) -> StoredObject:
-        """Writes a new generation, if the request's preconditions hold."""
+        """Writes a new generation, if the request's preconditions hold.
+
+        Args:
+            bucket: The bucket's name.
+            name: The object's name.
+            data: Its content.
+            properties: A resource; what its writer may set is taken from it.
+            conditions: The query: ifGenerationMatch, ...
+            now: The server's time, in seconds since the epoch.
+            component_count: Of how many objects it is composed.
+        """
         if not name or len(name.encode()) > 1024 or re.search(r"[\r\n]", name) or name in (".", ".."):
             raise ApiError(400, f"Invalid object name: {name!r}")
         with self.lock:
             objects = self.bucket(bucket)
             check(objects.get(name), conditions)
-            now = self._clock()
             self._last_generation = max(self._last_generation + 1, int(now * 1e6))
             stored = StoredObject(
                 bucket, name, data, self._last_generation, 1, now, now, writable(properties), component_count
@@ -176,13 +181,13 @@ class ObjectStore:
             objects[name] = stored
             return stored
 
-    def change(self, found: StoredObject, properties: Mapping[str, Any]) -> StoredObject:
+    def change(self, found: StoredObject, properties: Mapping[str, Any], *, now: float) -> StoredObject:
         """Gives an object other metadata."""
         with self.lock:
             changed = replace(
                 found,
                 metageneration=found.metageneration + 1,
-                updated=self._clock(),
+                updated=now,
                 properties=writable(properties),
             )
             self.bucket(found.bucket)[found.name] = changed
