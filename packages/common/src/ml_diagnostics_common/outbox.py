@@ -133,8 +133,8 @@ class Outbox:
     ) -> Batch | None:
         """Reads on, without moving on: the same batch comes again until `acknowledge`.
 
-        A segment is begun a second after it was first seen, because a thread may still be writing a line to the
-        one before it.
+        The newest segment is begun a second after it was first seen, because a thread may still be writing a
+        line to the one before it.
 
         Args:
             segments: The writer's segments as they are now, by number.
@@ -154,10 +154,11 @@ class Outbox:
         for segment in segments:
             if segment.number < self._place.segment:
                 continue
-            if segment.number > self._place.segment and not (ended or self._has_settled(segment)):
+            is_newest = segment.number == segments[-1].number
+            if segment.number > self._place.segment and is_newest and not (ended or self._has_settled(segment)):
                 self.settling = True
                 return None
-            complete = ended or segment.number < segments[-1].number
+            complete = ended or not is_newest
             try:
                 batch = self._read(segment, most_entries, most_bytes, complete)
             except FileNotFoundError:  # Dropped by the journal's cap since it was listed.

@@ -1,0 +1,508 @@
+"""The shipper: everything journalled arrives once, whatever the server does, and the job never waits."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ml_diagnostics_common import guard
+from ml_diagnostics_common.backoff import Backoff
+from ml_diagnostics_common.cloud_logging import CloudLoggingReader, LoggingTransport, connect
+from ml_diagnostics_common.cloud_logging.limits import CUT_KEY, cut_to_fit, payload_bytes
+from ml_diagnostics_common.entry import LogEntry
+from ml_diagnostics_common.exceptions import CredentialsError
+from ml_diagnostics_common.journal import Journal
+from ml_diagnostics_common.journal_layout import list_segments, log_directory, read_state, shipped_offset_path
+from ml_diagnostics_common.shipper import Shipper
+from ml_diagnostics_testing.cloud_logging import CloudLoggingServer
+from ml_diagnostics_testing.faults import Hang, Reset, Status, Truncate
+
+LOG = "goodput_run"
+
+
+@pytest.fixture(params=["rest", "grpc"])
+def connecting(
+    request: pytest.FixtureRequest, cloud_logging_server: CloudLoggingServer
+) -> Callable[[], LoggingTransport]:
+    environ = cloud_logging_server.environment()
+    if request.param == "rest":
+        del environ["ML_DIAGNOSTICS_LOGGING_GRPC"]
+    return lambda: connect(environ=environ)
+
+
+@pytest.fixture
+def shippers() -> Iterator[list[Shipper]]:
+    shippers: list[Shipper] = []
+    yield shippers
+    for shipper in shippers:
+        shipper.close(0.0)
+
+
+@pytest.fixture
+def start(
+    tmp_path: Path, connecting: Callable[[], LoggingTransport], shippers: list[Shipper]
+) -> Callable[..., Shipper]:
+    def start(**arguments: Any) -> Shipper:
+        settings: dict[str, Any] = {
+            "connect": connecting,
+            "max_latency_seconds": 0.02,
+            "backoff": Backoff(first_seconds=0.01, longest_seconds=2.0),
+            "access_backoff": Backoff(first_seconds=0.05, longest_seconds=0.2),
+            **arguments,
+        }
+        shipper = Shipper(LOG, root=tmp_path, **settings)
+        shippers.append(shipper)
+        shipper.start()
+        return shipper
+
+    return start
+
+
+@pytest.fixture(autouse=True)
+def said_nothing_yet(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(guard, "_said_in_this_process", set())
+
+
+def journal(root: Path, count: int = 0, **arguments: Any) -> Journal:
+    journal = Journal(LOG, root=root, labels={"job": "run", "host": "here"}, **arguments)
+    record(journal, range(count))
+    return journal
+
+
+def record(journal: Journal, numbers: range) -> None:
+    for number in numbers:
+        journal.append({"job_name": "run", "step_count": number})
+
+
+def arrived(server: CloudLoggingServer) -> list[int]:
+    return [entry["jsonPayload"]["step_count"] for entry in server.entries()]
+
+
+def writes(server: CloudLoggingServer) -> int:
+    return sum(request.operation == "write" for request in server.requests)
+
+
+def until(condition: Callable[[], bool], seconds: float = 10.0) -> bool:
+    deadline = time.monotonic() + seconds
+    while not condition() and time.monotonic() < deadline:
+        time.sleep(0.005)
+    return condition()
+
+
+def test_all_that_was_journalled_arrives_with_its_labels(
+    tmp_path: Path, start: Callable[..., Shipper], cloud_logging_server: CloudLoggingServer
+) -> None:
+    written = journal(tmp_path, 250)
+    shipper = start()
+    assert shipper.flush(10)
+    record(written, range(250, 300))
+    written.append({"job_name": "run", "step_count": 300}, severity="WARNING")
+    assert shipper.close(10)
+    assert arrived(cloud_logging_server) == list(range(301))
+    last = cloud_logging_server.entries()[-1]
+    assert last["insertId"] == f"{written.writer}.{10**11 + 300}"
+    assert last["labels"] == {"job": "run", "host": "here", "writer": written.writer, "seq": str(10**11 + 300)}
+    assert last["severity"] == "WARNING"
+    assert last["resource"]["type"] == "global"
+    assert last["logName"] == f"projects/test-project/logs/{LOG}"
+    assert shipper.statistics().counts["shipped"] == 301
+    assert writes(cloud_logging_server) <= 6
+
+
+def test_entries_are_shipped_without_being_asked(
+    tmp_path: Path, start: Callable[..., Shipper], cloud_logging_server: CloudLoggingServer
+) -> None:
+    start()
+    journal(tmp_path, 3)
+    assert until(lambda: len(arrived(cloud_logging_server)) == 3)
+
+
+def test_the_google_clients_own_reading_finds_what_we_wrote(
+    tmp_path: Path, start: Callable[..., Shipper], cloud_logging_server: CloudLoggingServer
+) -> None:
+    import google.cloud.logging
+    from google.auth.credentials import AnonymousCredentials
+
+    written = journal(tmp_path, 10)
+    assert start().flush(10)
+    client = google.cloud.logging.Client(
+        project="test-project",
+        credentials=AnonymousCredentials(),
+        _use_grpc=False,
+        client_options={"api_endpoint": cloud_logging_server.rest_url},
+    )
+    filter_ = 'severity=INFO AND jsonPayload.job_name="run"'
+    entries = list(client.logger(LOG).list_entries(filter_=filter_, order_by="timestamp asc"))
+    client.close()
+    assert [entry.payload["step_count"] for entry in entries] == list(range(10))
+    assert entries[3].insert_id == f"{written.writer}.{10**11 + 3}"
+    assert entries[3].labels["seq"] == str(10**11 + 3)
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [Status(503), Status(503, after_apply=True), Status(500), Reset(), Reset(after_apply=True), Truncate(1)],
+)
+def test_a_server_that_fails_half_of_the_time_loses_and_doubles_nothing(
+    tmp_path: Path, start: Callable[..., Shipper], cloud_logging_server: CloudLoggingServer, fault: Any
+) -> None:
+    cloud_logging_server.faults.sometimes(fault, probability=0.5, on="write", seed=1)
+    journal(tmp_path, 2000)
+    shipper = start()
+    assert until(lambda: shipper.flush(1), 20)
+    assert arrived(cloud_logging_server) == list(range(2000))
+    assert writes(cloud_logging_server) <= 40
+    counts = shipper.statistics().counts
+    assert counts["shipped"] == 2000
+    assert sum(count for name, count in counts.items() if name.startswith("failed_")) > 0
+
+
+def test_retry_after_is_honoured(
+    tmp_path: Path, start: Callable[..., Shipper], cloud_logging_server: CloudLoggingServer
+) -> None:
+    cloud_logging_server.faults.script([Status(429, retry_after=1)], on="write")
+    journal(tmp_path, 1)
+    shipper = start()
+    assert until(lambda: arrived(cloud_logging_server) == [0])
+    first, second = (request.time for request in cloud_logging_server.requests)
+    assert 1 <= second - first < 3
+    assert shipper.statistics().counts["failed_RESOURCE_EXHAUSTED"] == 1
+
+
+def test_no_retry_storm(
+    tmp_path: Path, start: Callable[..., Shipper], cloud_logging_server: CloudLoggingServer
+) -> None:
+    cloud_logging_server.faults.always(Status(503), on="write")
+    written = journal(tmp_path, 100)
+    shipper = start(backoff=Backoff(first_seconds=0.1, longest_seconds=1.0))
+    for number in range(100):
+        record(written, range(number, number + 1))
+        shipper.flush(0.01)
+    assert until(lambda: shipper.statistics().state == "waiting")
+    assert writes(cloud_logging_server) <= 12
+
+
+def test_a_hanging_server_costs_the_trainer_nothing_and_the_exit_its_grace(
+    tmp_path: Path, start: Callable[..., Shipper], cloud_logging_server: CloudLoggingServer
+) -> None:
+    cloud_logging_server.faults.always(Hang(), on="write")
+    written = journal(tmp_path, 1)
+    shipper = start(request_seconds=30, grace_period_seconds=0.3)
+    assert until(lambda: writes(cloud_logging_server) == 1)
+    slowest = 0.0
+    for number in range(300):
+        began = time.perf_counter()
+        record(written, range(number, number + 1))
+        slowest = max(slowest, time.perf_counter() - began)
+    assert slowest < 0.2
+    began = time.monotonic()
+    assert not shipper.close()
+    assert 0.2 < time.monotonic() - began < 1.0
+    cloud_logging_server.faults.clear()
+
+
+def test_a_hanging_request_is_left_at_its_deadline_and_tried_again(
+    tmp_path: Path, start: Callable[..., Shipper], cloud_logging_server: CloudLoggingServer
+) -> None:
+    cloud_logging_server.faults.script([Hang(after_apply=True)], on="write")
+    journal(tmp_path, 5)
+    shipper = start(request_seconds=0.2)
+    assert until(lambda: shipper.flush(1))
+    assert arrived(cloud_logging_server) == list(range(5))
+    assert cloud_logging_server.duplicates == 5
+    cloud_logging_server.faults.clear()
+
+
+def test_exit_does_not_wait_for_a_server_that_is_known_to_fail(
+    tmp_path: Path, start: Callable[..., Shipper], cloud_logging_server: CloudLoggingServer
+) -> None:
+    cloud_logging_server.faults.always(Status(429, retry_after=60), on="write")
+    journal(tmp_path, 1)
+    shipper = start(backoff=Backoff(longest_seconds=60))
+    assert until(lambda: shipper.statistics().state == "waiting")
+    began = time.monotonic()
+    assert not shipper.flush(5)
+    assert time.monotonic() - began < 1
+
+
+def test_the_end_tries_once_more(
+    tmp_path: Path, start: Callable[..., Shipper], cloud_logging_server: CloudLoggingServer
+) -> None:
+    """A wait of our own choosing is cut short by the end; what it was for may be over."""
+    cloud_logging_server.faults.script([Status(503)], on="write")
+    journal(tmp_path, 1)
+    shipper = start(backoff=Backoff(first_seconds=60))
+    assert until(lambda: shipper.statistics().state == "waiting")
+    assert shipper.close(5)
+    assert arrived(cloud_logging_server) == [0]
+
+
+def test_a_huge_entry_is_cut_and_says_so(
+    tmp_path: Path, start: Callable[..., Shipper], cloud_logging_server: CloudLoggingServer
+) -> None:
+    written = journal(tmp_path)
+    written.append({"job_name": "run", "step_count": 0, "text": "é" * 300_000, "small": "kept"})
+    written.append({"job_name": "run", "step_count": 1, "numbers": list(range(70_000)), "map": {"a": "x" * 90_000}})
+    written.append({"job_name": "run", "step_count": 2, **{f"key{n}": "y" * 20 for n in range(20_000)}})
+    record(written, range(3, 5))
+    shipper = start()
+    assert shipper.flush(10)
+    entries = [entry["jsonPayload"] for entry in cloud_logging_server.entries()]
+    assert [entry.get("step_count") for entry in entries] == [0, 1, None, 3, 4]
+    assert entries[0]["small"] == "kept"
+    assert entries[0]["text"].startswith("é" * 100)
+    assert entries[0][CUT_KEY]["keys"] == "text"
+    assert "numbers" in entries[1][CUT_KEY]["keys"]
+    assert entries[2]["job_name"] == "run"
+    counts = shipper.statistics().counts
+    assert (counts["cut_to_fit"], counts["shipped"], "refused_by_server" in counts) == (3, 5, False)
+
+
+@pytest.mark.parametrize(
+    "value", ["x" * 500_000, [1] * 100_000, {"k" * 2000: {"deep": ["z" * 300_000]}}, "\x00" * 99_999]
+)
+def test_whatever_is_cut_fits(value: Any) -> None:
+    entry = LogEntry(1, 1, {"job_name": "j" * 5000, "value": value, "k" * 300_000: 1})
+    assert cut_to_fit(entry)
+    assert payload_bytes(entry.payload) < 210_000
+    assert entry.payload["job_name"].startswith("jjj")
+    assert cut_to_fit(entry) == []
+
+
+def test_one_poisoned_entry_does_not_block_the_rest(
+    tmp_path: Path,
+    start: Callable[..., Shipper],
+    cloud_logging_server: CloudLoggingServer,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Refused for good by the server (nested too deep): counted, told once, and kept by the journal."""
+    written = journal(tmp_path, 50)
+    deep: Any = "core"
+    for _ in range(120):
+        deep = [deep]
+    written.append_text(str(time.time_ns()), f'{{"job_name":"run","deep":{deep!r}}}'.replace("'", '"'))
+    record(written, range(50, 100))
+    shipper = start()
+    assert until(lambda: shipper.flush(1))
+    assert arrived(cloud_logging_server) == list(range(100))
+    counts = shipper.statistics().counts
+    assert (counts["shipped"], counts["refused_by_server"]) == (100, 1)
+    assert writes(cloud_logging_server) <= 20
+    assert [record.levelname for record in caplog.records].count("WARNING") == 1
+
+
+def test_damaged_lines_are_passed_over_and_counted(
+    tmp_path: Path, start: Callable[..., Shipper], cloud_logging_server: CloudLoggingServer
+) -> None:
+    written = journal(tmp_path, 5)
+    [segment] = list_segments(written.folder)
+    with Path(segment.path).open("ab") as file:
+        file.write(b'\n{"t":1,"s":2,"p":{"job_na\nforeign line\n[1]\n{"t":"x"}\n\xff\xfe')
+    record(written, range(5, 10))
+    shipper = start()
+    assert shipper.flush(10)
+    assert arrived(cloud_logging_server) == list(range(10))
+    assert shipper.statistics().counts["damaged_line"] == 5
+
+
+def test_segments_follow_each_other(
+    tmp_path: Path, start: Callable[..., Shipper], cloud_logging_server: CloudLoggingServer
+) -> None:
+    written = journal(tmp_path, 300, segment_bytes=4000)
+    segments = list_segments(written.folder)
+    assert len(segments) > 3
+    assert start().flush(10)
+    assert arrived(cloud_logging_server) == list(range(300))
+    state = read_state(shipped_offset_path(tmp_path, LOG, written.writer))
+    assert state == {"segment": segments[-1].number, "offset": segments[-1].size}
+
+
+def test_what_must_not_be_shipped_is_not(
+    tmp_path: Path, start: Callable[..., Shipper], cloud_logging_server: CloudLoggingServer
+) -> None:
+    journal(tmp_path, 5, shippable=False)
+    shipper = start()
+    assert shipper.flush(5)
+    assert writes(cloud_logging_server) == 0
+
+
+def test_a_backlog_leaves_memory_flat(
+    tmp_path: Path, start: Callable[..., Shipper], cloud_logging_server: CloudLoggingServer
+) -> None:
+    """A sink that takes nothing: 100,000 entries wait on disk, not in memory."""
+    import tracemalloc
+
+    cloud_logging_server.faults.always(Status(503), on="write")
+    written = journal(tmp_path, 1000)
+    shipper = start(backoff=Backoff(first_seconds=0.001, longest_seconds=0.01))
+    assert until(lambda: writes(cloud_logging_server) > 5)
+    tracemalloc.start()
+    try:
+        before = tracemalloc.get_traced_memory()[0]
+        for number in range(100_000):
+            written.append_text("1795000000000000000", f'{{"job_name":"run","step_count":{number}}}')
+        grown = tracemalloc.get_traced_memory()[0] - before
+    finally:
+        tracemalloc.stop()
+    # The server's memory of its requests is in here too; the lines are 8 MB.
+    assert grown < 2_000_000
+    assert shipper.statistics().counts["failed_UNAVAILABLE"] > 5
+
+
+@pytest.mark.parametrize(("status", "code"), [(403, "PERMISSION_DENIED"), (401, "UNAUTHENTICATED"), (404, "NOT_FOUND")])
+def test_a_refusal_is_explained_once_and_nothing_is_lost(
+    tmp_path: Path,
+    start: Callable[..., Shipper],
+    cloud_logging_server: CloudLoggingServer,
+    caplog: pytest.LogCaptureFixture,
+    status: int,
+    code: str,
+) -> None:
+    cloud_logging_server.faults.always(Status(status), on="write")
+    journal(tmp_path, 10)
+    shipper = start()
+    assert until(lambda: shipper.statistics().counts.get(f"failed_{code}", 0) >= 3)
+    [warning] = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert "roles/logging.logWriter" in warning
+    assert "test-project" in warning
+    assert str(log_directory(tmp_path, LOG)) in warning
+    cloud_logging_server.faults.clear()
+    assert until(lambda: shipper.flush(1))
+    assert arrived(cloud_logging_server) == list(range(10))
+
+
+def test_refusals_are_tried_every_ten_minutes_in_the_end() -> None:
+    backoff = Backoff(first_seconds=60.0, longest_seconds=600.0)
+    waits = [backoff.failed() for _ in range(12)]
+    assert 30 <= waits[0] <= 60
+    assert all(300 <= wait <= 600 for wait in waits[5:])
+    assert Backoff(longest_seconds=600.0).failed(1e9) < 660
+
+
+def test_no_cloud_is_told_once_with_where_the_data_is(
+    tmp_path: Path, start: Callable[..., Shipper], caplog: pytest.LogCaptureFixture
+) -> None:
+    def no_cloud() -> LoggingTransport:
+        raise CredentialsError("no project was found (GOOGLE_CLOUD_PROJECT is not set)")
+
+    shipper = start(connect=no_cloud, look_every_seconds=0.02, look_for_seconds=0.1)
+    assert until(lambda: shipper.statistics().state == "no cloud")
+    [warning] = [record.getMessage() for record in caplog.records]
+    assert "GOOGLE_CLOUD_PROJECT is not set" in warning
+    assert str(log_directory(tmp_path, LOG)) in warning
+    began = time.monotonic()
+    assert not shipper.flush(5)
+    assert not shipper.close(5)
+    assert time.monotonic() - began < 1
+
+
+def test_a_cloud_that_is_found_late_gets_the_first_entry_too(
+    tmp_path: Path,
+    start: Callable[..., Shipper],
+    connecting: Callable[[], LoggingTransport],
+    cloud_logging_server: CloudLoggingServer,
+) -> None:
+    looked = []
+
+    def late() -> LoggingTransport:
+        looked.append(1)
+        if len(looked) < 3:
+            raise CredentialsError("not yet")
+        return connecting()
+
+    written = journal(tmp_path, 3)
+    shipper = start(connect=late, look_every_seconds=0.05)
+    record(written, range(3, 5))
+    assert until(lambda: shipper.flush(1))
+    assert arrived(cloud_logging_server) == list(range(5))
+
+
+def test_starting_never_waits_for_a_cloud(tmp_path: Path, shippers: list[Shipper]) -> None:
+    found = threading.Event()
+
+    def slow() -> LoggingTransport:
+        found.wait(10)
+        raise CredentialsError("none")
+
+    began = time.monotonic()
+    shipper = Shipper(LOG, root=tmp_path, connect=slow, look_for_seconds=0)
+    shipper.start()
+    assert time.monotonic() - began < 0.5
+    assert not shipper.flush(0.05)
+    found.set()
+    shipper.close(5)
+
+
+def test_a_log_handler_that_records_to_the_journal_is_no_loop(
+    tmp_path: Path, start: Callable[..., Shipper], cloud_logging_server: CloudLoggingServer
+) -> None:
+    """What shipping itself logs must not become ever more to ship."""
+    written = journal(tmp_path)
+
+    class Recording(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            written.append({"job_name": "run", "step_count": -1, "text": record.getMessage()})
+
+    handler = Recording()
+    logging.getLogger("ml_diagnostics").addHandler(handler)
+    try:
+        cloud_logging_server.faults.script([Status(403), Status(403), Status(503)], on="write")
+        record(written, range(1))
+        shipper = start()
+        assert until(lambda: shipper.flush(1))
+        settled = writes(cloud_logging_server)
+        time.sleep(0.2)
+        assert writes(cloud_logging_server) == settled
+        assert arrived(cloud_logging_server) == [0, -1]
+    finally:
+        logging.getLogger("ml_diagnostics").removeHandler(handler)
+
+
+def test_an_unwritable_state_folder_stops_nothing_but_shipping(
+    tmp_path: Path, start: Callable[..., Shipper], cloud_logging_server: CloudLoggingServer
+) -> None:
+    (tmp_path / "state").write_text("in the way")
+    written = journal(tmp_path, 5)
+    shipper = start()
+    assert until(lambda: shipper.statistics().state == "waiting")
+    (tmp_path / "state").unlink()
+    record(written, range(5, 6))
+    assert until(lambda: shipper.flush(1))
+    assert arrived(cloud_logging_server) == list(range(6))
+
+
+def test_an_idle_shipper_costs_next_to_nothing(
+    tmp_path: Path, start: Callable[..., Shipper], cloud_logging_server: CloudLoggingServer
+) -> None:
+    journal(tmp_path, 5)
+    shipper = start()
+    assert shipper.flush(10)
+    before, began = time.process_time(), writes(cloud_logging_server)
+    time.sleep(0.5)
+    # 25 looks, a hundred times as many as by default: 2 s between them.
+    assert time.process_time() - before < 0.1
+    assert writes(cloud_logging_server) == began
+
+
+def test_reading_back_gives_the_same_entries_as_the_journal(
+    tmp_path: Path, start: Callable[..., Shipper], connecting: Callable[[], LoggingTransport]
+) -> None:
+    from ml_diagnostics_common.reader import JournalReader
+
+    journal(tmp_path, 500)
+    journal(tmp_path, 500)
+    assert start().flush(10)
+    transport = connecting()
+    cloud = CloudLoggingReader(transport, "test-project", LOG)
+    by_cloud = {entry.insert_id: entry for batch in cloud.read_new() for entry in batch}
+    by_journal = {entry.insert_id: entry for batch in JournalReader(LOG, root=tmp_path).read_new() for entry in batch}
+    transport.close()
+    assert len(by_cloud) == 1000
+    assert {key: (entry.timestamp_ns, entry.payload) for key, entry in by_cloud.items()} == {
+        key: (entry.timestamp_ns, entry.payload) for key, entry in by_journal.items()
+    }
