@@ -368,6 +368,16 @@ def test_transient_faults_are_tried_again_and_done_once(server, cloud, fault, af
     assert len(server.faults.injected) >= 8
 
 
+def test_a_server_that_says_when_to_come_back_is_obeyed(server):
+    pauses: list[float] = []
+    cloud = storage.GoogleCloudStorage(environ={"STORAGE_EMULATOR_HOST": server.url}, sleep=pauses.append)
+    server.faults.script([Status(429, retry_after=7), Status(503)])
+    assert not cloud.exists("gs://bucket/none")
+    assert pauses[0] == 7
+    assert 0 < pauses[1] < 1
+    cloud.close()
+
+
 def test_a_retry_does_not_take_somebody_elses_write_for_its_own(server, cloud):
     server.faults.script([Status(503)], on="upload")
     server.write("bucket", "x", b"theirs")

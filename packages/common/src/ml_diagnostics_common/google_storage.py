@@ -191,7 +191,7 @@ class GoogleCloudStorage:
             try:
                 return attempt_once(min(_REQUEST_TIMEOUT_SECONDS, max(deadline - self._clock(), 0.1)), attempt)
             except Exception as error:
-                pause = min(_LONGEST_PAUSE_SECONDS, _FIRST_PAUSE_SECONDS * 2 ** min(attempt, 10)) * random.random()
+                pause = max(_backoff_seconds(attempt), _retry_after_seconds(error))
                 if not _is_transient(error) or self._clock() + pause >= deadline:
                     raise self._explained(error, verb, path, attempt) from error
             self._sleep(pause)
@@ -233,6 +233,17 @@ def _is_transient(error: Exception) -> bool:
         return error.code in (408, 429) or (error.code or 0) >= 500
     corrupt = type(error).__name__ == "DataCorruption"  # It moved from one package to another.
     return corrupt or isinstance(error, (requests.RequestException, TransportError, ConnectionError))
+
+
+def _backoff_seconds(attempt: int) -> float:
+    longest = min(_LONGEST_PAUSE_SECONDS, _FIRST_PAUSE_SECONDS * 2.0 ** min(attempt, 10))
+    return longest * random.uniform(0.5, 1)
+
+
+def _retry_after_seconds(error: Exception) -> float:
+    headers = getattr(getattr(error, "response", None), "headers", None) or {}
+    wanted = str(headers.get("Retry-After", ""))
+    return float(wanted) if wanted.isdigit() else 0.0
 
 
 def _parse(path: str, *, key_required: bool = True) -> tuple[str, str]:

@@ -14,7 +14,6 @@ API: https://cloud.google.com/storage/docs/json_api/v1
 
 import email
 import itertools
-import json
 import re
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -37,6 +36,8 @@ from ml_diagnostics_testing.storage_objects import (
     check,
     list_page,
     media_response,
+    parse_multipart,
+    show_bucket,
 )
 
 __all__ = ["CloudStorageServer", "StoredObject"]
@@ -166,19 +167,19 @@ class CloudStorageServer(LoopbackServer):
         buckets = self._store.buckets
         if parts == ["b"]:
             if request.method == "GET":
-                return json_response({"kind": "storage#buckets", "items": [_show_bucket(name) for name in buckets]})
+                return json_response({"kind": "storage#buckets", "items": [show_bucket(name) for name in buckets]})
             name = str(request.json().get("name", ""))
             if name in buckets:
                 raise ApiError(409, f"Your previous request to create the named bucket {name} succeeded.")
             self.create_bucket(name)
-            return json_response(_show_bucket(name))
+            return json_response(show_bucket(name))
         if len(parts) == 3 and parts[2] == "o" and request.method == "GET":
             return self._list(request, parts[1])
         if len(parts) != 2 or request.method not in ("GET", "DELETE"):
             raise ApiError(501, f"{request.method} {request.path} is not served")
         objects = self._store.bucket(parts[1])
         if request.method == "GET":
-            return json_response(_show_bucket(parts[1]))
+            return json_response(show_bucket(parts[1]))
         if objects:
             raise ApiError(409, "The bucket you tried to delete is not empty.")
         del buckets[parts[1]]
@@ -277,7 +278,7 @@ class CloudStorageServer(LoopbackServer):
         if kind == "resumable":
             return self._start_upload(request, bucket)
         if kind == "multipart":
-            properties, data = _parse_multipart(request)
+            properties, data = parse_multipart(request)
         elif kind == "media":
             properties, data = {"contentType": request.headers.get("Content-Type")}, request.body
         else:
@@ -393,36 +394,3 @@ class CloudStorageServer(LoopbackServer):
             return self.handle(inner)
         except ApiError as error:
             return error_response(error)
-
-
-def _parse_multipart(request: Request) -> tuple[dict[str, Any], bytes]:
-    """The metadata and the content of a multipart/related upload, with CRLF or bare LF line ends."""
-    boundary = request.headers.get_param("boundary")
-    if not isinstance(boundary, str) or not boundary:
-        raise ApiError(400, "a multipart upload names its boundary")
-    mark = b"--" + boundary.strip("'\"").encode()
-    body = request.body[max(request.body.find(mark), 0) :].removeprefix(mark)
-    line_end = b"\r\n" if body.startswith(b"\r\n") else b"\n"
-    metadata, _, content = body.partition(line_end + mark + line_end)
-    content, end, _ = content.rpartition(line_end + mark + b"--")
-    head, blank, data = content.partition(line_end * 2)
-    if not end or not blank:
-        raise ApiError(400, "a multipart upload has two parts, each with headers and a blank line")
-    try:
-        properties = dict(json.loads(metadata.partition(line_end * 2)[2] or b"{}"))
-    except ValueError as error:
-        raise ApiError(400, f"the metadata is not JSON: {error}") from None
-    properties.setdefault("contentType", email.message_from_bytes(head).get("Content-Type"))
-    return properties, data
-
-
-def _show_bucket(name: str) -> dict[str, Any]:
-    return {
-        "kind": "storage#bucket",
-        "id": name,
-        "name": name,
-        "location": "US",
-        "storageClass": "STANDARD",
-        "metageneration": "1",
-        "etag": "CAE=",
-    }

@@ -1,10 +1,12 @@
-"""Buckets and objects as Cloud Storage keeps them: generations, preconditions, checksums, listing order.
+"""Buckets and objects as Cloud Storage keeps them, lists them, and shows them on the wire.
 
 Format: https://cloud.google.com/storage/docs/json_api/v1/objects
 """
 
 import base64
+import email
 import hashlib
+import json
 import re
 import threading
 import time
@@ -13,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 from urllib.parse import quote
 
-from ml_diagnostics_testing.http_server import ApiError, Response
+from ml_diagnostics_testing.http_server import ApiError, Request, Response
 
 _WRITABLE = (
     "cacheControl",
@@ -317,3 +319,37 @@ def media_response(found: StoredObject, range_header: str | None) -> Response:
         raise ApiError(416, f"The requested range cannot be satisfied: {range_header} of {size} bytes")
     headers = {**found.headers(), "Content-Range": f"bytes {start}-{end}/{size}"}
     return Response(206, found.data[start : end + 1], headers)
+
+
+def parse_multipart(request: Request) -> tuple[dict[str, Any], bytes]:
+    """The metadata and the content of a multipart/related upload, with CRLF or bare LF line ends."""
+    boundary = request.headers.get_param("boundary")
+    if not isinstance(boundary, str) or not boundary:
+        raise ApiError(400, "a multipart upload names its boundary")
+    mark = b"--" + boundary.strip("'\"").encode()
+    body = request.body[max(request.body.find(mark), 0) :].removeprefix(mark)
+    line_end = b"\r\n" if body.startswith(b"\r\n") else b"\n"
+    metadata, _, content = body.partition(line_end + mark + line_end)
+    content, end, _ = content.rpartition(line_end + mark + b"--")
+    head, blank, data = content.partition(line_end * 2)
+    if not end or not blank:
+        raise ApiError(400, "a multipart upload has two parts, each with headers and a blank line")
+    try:
+        properties = dict(json.loads(metadata.partition(line_end * 2)[2] or b"{}"))
+    except ValueError as error:
+        raise ApiError(400, f"the metadata is not JSON: {error}") from None
+    properties.setdefault("contentType", email.message_from_bytes(head).get("Content-Type"))
+    return properties, data
+
+
+def show_bucket(name: str) -> dict[str, Any]:
+    """A bucket as the JSON API shows it."""
+    return {
+        "kind": "storage#bucket",
+        "id": name,
+        "name": name,
+        "location": "US",
+        "storageClass": "STANDARD",
+        "metageneration": "1",
+        "etag": "CAE=",
+    }
