@@ -74,7 +74,7 @@ REPORTS = {
     "nothing yet": lambda: report_of(History().start(0), now=0),
     "no step": lambda: report_of(History().start(0), now=100),
     "running": lambda: report_of(History().start(0).steps(range(4), at=0), now=37),
-    "$formula_$ name": lambda: report_of(killed_and_resumed("$x^2$ _{\n \N{SNOWMAN}")),
+    "$formula_$ name": lambda: report_of(killed_and_resumed("$x^2$ _{\n \x1b[31m \N{CJK UNIFIED IDEOGRAPH-4E2D}")),
     "months": months,
 }
 

@@ -114,6 +114,12 @@ def test_data_loading_beside_the_steps_is_told_apart_from_the_sum() -> None:
     assert table(text)["data loading"][0] == 1.0
 
 
+def test_a_name_cannot_break_the_page_or_the_terminal() -> None:
+    text = format_text(report_of(killed_and_resumed("run\n\x1b[31m" + "x" * 10_000)))
+    assert text.startswith("run  [31mxxx")
+    assert max(map(len, text.splitlines())) < 130
+
+
 def test_notes_are_told(report: JobReport) -> None:
     text = format_text(dataclasses.replace(report, notes=("a second recorder was seen", "3 entries were lost")))
     assert text.endswith("\n\nNote: a second recorder was seen\nNote: 3 entries were lost\n")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from ml_diagnostics_common.exceptions import MissingExtraError
 
 from ml_goodput_measurement.partition import AttemptSummary, Bucket, JobReport, Piece
-from ml_goodput_measurement.report import BUCKET_NAMES, format_clock, format_count, format_duration, rows
+from ml_goodput_measurement.report import BUCKET_NAMES, format_clock, format_count, format_duration, one_line, rows
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -94,7 +95,9 @@ def plot_timeline(report: JobReport, path: str | Path) -> None:
     _paint_pieces(timeline, report)
     _draw_attempts(timeline, report)
     _draw_clock(timeline, report)
-    figure.savefig(path)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Glyph .* missing from")  # a name in a script that the font lacks
+        figure.savefig(path)
 
 
 def column_shares(pieces: Sequence[Piece], start_ns: int, end_ns: int, columns: int) -> list[dict[Bucket, float]]:
@@ -186,7 +189,7 @@ def _write_headline(page: Axes, report: JobReport) -> None:
     if report.steps_kept:
         facts.append(f"last step {report.last_step}")
     facts.append(f"began {format_clock(report.start_ns)}")
-    page.text(_LEFT, 0.42, _shortened(report.job_name, 60), fontsize=16, weight="bold", color=_INK, parse_math=False)
+    page.text(_LEFT, 0.42, one_line(report.job_name, 60), fontsize=16, weight="bold", color=_INK, parse_math=False)
     page.text(
         _RIGHT, 0.42, f"{report.goodput_percent:.1f} % goodput", fontsize=16, weight="bold", color=_INK, ha="right"
     )
@@ -208,13 +211,9 @@ def _write_legend(page: Axes, report: JobReport, top: float) -> None:
         )
         share = f"{100 * duration_ns / report.wall_ns:.1f} %"
         style: dict[str, Any] = {"fontsize": 10, "va": "center_baseline", "parse_math": False}
-        page.text(left + 0.022, middle, _shortened(name, 32), color=_INK, **style)
+        page.text(left + 0.022, middle, one_line(name, 32), color=_INK, **style)
         page.text(left + 0.222, middle, share, color=_INK, ha="right", **style)
         page.text(left + 0.232, middle, format_duration(duration_ns), color=_FAINT, **style)
-
-
-def _shortened(text: str, length: int) -> str:
-    return text if len(text) <= length else text[: length - 1] + "\N{HORIZONTAL ELLIPSIS}"
 
 
 def _offset(report: JobReport, time_ns: int) -> float:

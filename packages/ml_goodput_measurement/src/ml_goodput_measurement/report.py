@@ -17,6 +17,7 @@ __all__ = [
     "format_duration",
     "format_json",
     "format_text",
+    "one_line",
     "rows",
 ]
 
@@ -49,7 +50,8 @@ def rows(report: JobReport) -> list[tuple[Bucket, str, int]]:
     table: list[tuple[Bucket, str, int]] = []
     for bucket, name in BUCKET_NAMES.items():
         if bucket is Bucket.CUSTOM:
-            table += [(bucket, f"custom: {label.lower()}", ns) for label, ns in sorted(report.custom.items()) if ns]
+            labels = sorted(label for label, ns in report.custom.items() if ns)
+            table += [(bucket, f"custom: {one_line(label.lower(), 40)}", report.custom[label]) for label in labels]
         elif report.buckets[bucket]:
             table.append((bucket, name, report.buckets[bucket]))
     return table
@@ -68,6 +70,12 @@ def format_duration(duration_ns: int) -> str:
         return f"{duration_ns / _SECOND:.2f} s"
     milliseconds = duration_ns / 1e6
     return f"{milliseconds:.0f} ms" if milliseconds >= 10 else f"{milliseconds:.2g} ms"
+
+
+def one_line(name: str, length: int) -> str:
+    """Returns a name as one line of printable characters, cut to a length: people may have called it anything."""
+    text = "".join(character if character.isprintable() else " " for character in name[: length + 1])
+    return text if len(text) <= length else text[: length - 3] + "..."
 
 
 def format_clock(time_ns: int) -> str:
@@ -89,7 +97,7 @@ def format_text(report: JobReport) -> str:
 def _headline(report: JobReport) -> list[str]:
     state = "still running" if report.running else "ended"
     lines = [
-        f"{report.job_name}: {report.goodput_percent:.2f} % goodput",
+        f"{one_line(report.job_name, 100)}: {report.goodput_percent:.2f} % goodput",
         "",
         f"  wall time    {format_duration(report.wall_ns)}, from {format_clock(report.start_ns)} "
         f"to {format_clock(report.end_ns)} ({state})",
@@ -128,7 +136,7 @@ def _disruption(report: JobReport, disruption: Disruption) -> list[str]:
     cut_short = report.attempts[disruption.attempt - 1]
     reached = "" if cut_short.last_step is None else f" in step {cut_short.last_step}"
     lost = f" ({format_count(disruption.steps_lost, 'step')})" if disruption.steps_lost else ""
-    resumed = f" from step {disruption.resumed_step}" if disruption.resumed_step >= 0 else ", no step since"
+    resumed = ", no step since" if disruption.resumed_step is None else f" from step {disruption.resumed_step}"
     failed = disruption.failed_attempts and f", after {format_count(disruption.failed_attempts, 'failed attempt')}"
     return [
         f"Disruption {disruption.number} cost {format_duration(disruption.cost_ns)}: "

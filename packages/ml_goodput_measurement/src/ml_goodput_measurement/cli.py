@@ -1,0 +1,128 @@
+"""The command `goodput`: where did the training job's time go.
+
+    goodput report JOB [--logger NAME] [--format table|json] [--plot FILE.png]
+
+Standard output is data, standard error the rest. Exit codes: 0 the report is there; 1 there is no such job, nothing
+was recorded for it, or something could not be read or written; 2 the command was not understood.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import io
+import os
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+from ml_diagnostics_common.environment import diagnostics_directory
+from ml_diagnostics_common.exceptions import ConfigurationError, DiagnosticsError
+from ml_diagnostics_common.journal_layout import decode_header, list_segments
+
+from ml_goodput_measurement._version import __version__
+from ml_goodput_measurement.report import format_json, format_text, one_line
+
+__all__ = ["main"]
+
+_EPILOG = "exit codes: 0 ok, 1 no such job or nothing recorded, 2 the command was not understood"
+_PICTURES = (".png", ".svg", ".pdf")
+_NAMES_SHOWN = 20
+_LONGEST_HEADER = 2**20
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the command; returns its exit code."""
+    options = _parser().parse_args(arguments)
+    try:
+        return _report(options.job, options.logger, options.format, options.plot)
+    except BrokenPipeError:  # whoever reads our output, `head` perhaps, has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except (DiagnosticsError, OSError) as error:
+        print(f"goodput: {error}", file=sys.stderr)
+        return 1
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="goodput", description="Where did the training job's time go.", epilog=_EPILOG
+    )
+    parser.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
+    commands = parser.add_subparsers(metavar="COMMAND", required=True)
+    report = commands.add_parser("report", help="tell where a job's time went", epilog=_EPILOG)
+    report.add_argument("job", metavar="JOB", help="the job's full run name, as its recorder was given it")
+    report.add_argument(
+        "--logger",
+        metavar="NAME",
+        help="the log that it was recorded in (default: goodput_JOB, else the only log of this job in the journal)",
+    )
+    report.add_argument("--format", choices=("table", "json"), default="table", help="default: %(default)s")
+    report.add_argument("--plot", metavar="FILE.png", type=_picture, help="draw the job's timeline, too")
+    return parser
+
+
+def _picture(name: str) -> Path:
+    path = Path(name)
+    if path.suffix.lower() not in _PICTURES:
+        raise argparse.ArgumentTypeError(f"{name!r} is no picture that can be drawn; end it in {', '.join(_PICTURES)}")
+    return path
+
+
+def _report(job: str, logger: str | None, form: str, picture: Path | None) -> int:
+    from ml_goodput_measurement.calculator import GoodputCalculator
+    from ml_goodput_measurement.exceptions import NoGoodputError
+
+    logs = _jobs_by_log()
+    try:
+        report = GoodputCalculator(job, logger or _log_of(job, logs)).report()
+    except NoGoodputError as error:
+        raise NoGoodputError(f"{error} {_known_jobs(logs)}") from None
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # a name may have letters that the terminal has not
+    print(format_json(report) if form == "json" else format_text(report), end="", flush=True)
+    if picture is not None:
+        from ml_goodput_measurement.plot import plot_timeline
+
+        plot_timeline(report, picture)
+    return 0
+
+
+def _log_of(job: str, logs: Mapping[str, set[str]]) -> str:
+    """Returns the log to read: the conventional one, unless the journal has the job in one other log only.
+
+    Raises:
+        ConfigurationError: The job is in several logs.
+    """
+    usual = f"goodput_{job}"
+    found = sorted(log for log, jobs in logs.items() if job in jobs)
+    if usual in found or not found:
+        return usual
+    if len(found) > 1:
+        raise ConfigurationError(f"the job {job!r} is in several logs; choose one with --logger: {_listed(found)}")
+    return found[0]
+
+
+def _jobs_by_log() -> dict[str, set[str]]:
+    """Returns the names of the jobs in each log of the journal on this machine, from its segments' headers."""
+    logs: dict[str, set[str]] = {}
+    for folder in sorted((diagnostics_directory() / "journal").glob("*/")):
+        for segment in list_segments(folder):
+            header = None
+            with contextlib.suppress(OSError), Path(segment.path).open("rb") as file:
+                header = decode_header(file.readline(_LONGEST_HEADER))
+            if header is not None and "job" in header.labels:
+                logs.setdefault(header.log_id, set()).add(header.labels["job"])
+    return logs
+
+
+def _known_jobs(logs: Mapping[str, set[str]]) -> str:
+    jobs = set().union(*logs.values())
+    journal = diagnostics_directory() / "journal"
+    return f"The journal {journal} has these jobs: {_listed(jobs)}." if jobs else f"The journal {journal} is empty."
+
+
+def _listed(names: Iterable[str]) -> str:
+    shown = sorted(names)
+    more = f" and {len(shown) - _NAMES_SHOWN} more" if len(shown) > _NAMES_SHOWN else ""
+    return ", ".join(one_line(name, 80) for name in shown[:_NAMES_SHOWN]) + more

@@ -1,0 +1,204 @@
+"""`goodput report`: data on standard output, the rest on standard error, and exit codes that can be relied on."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from ml_goodput_measurement import cli
+from ml_goodput_measurement.calculator import GoodputCalculator
+from ml_goodput_measurement.recorder import GoodputRecorder
+from ml_goodput_measurement.report import format_text
+
+from .histories import BASE
+
+
+@pytest.fixture(autouse=True)
+def journal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("ML_DIAGNOSTICS_DIR", str(tmp_path / "diagnostics"))
+    monkeypatch.setenv("ML_DIAGNOSTICS_BACKEND", "local")
+    return tmp_path / "diagnostics" / "journal"
+
+
+def record(job: str, logger: str | None = None) -> None:
+    """Records a job of 40 s: 30 s of steps, then 10 s until its end."""
+    recorder = GoodputRecorder(job, logger or f"goodput_{job}", logging_enabled=True)
+    recorder.record_job_start_time(BASE)
+    for step in range(4):
+        recorder.record_step_start_time(step, BASE + 10 * step)
+    recorder.record_job_end_time(BASE + 40)
+
+
+def test_a_report_is_on_standard_output_and_nothing_else_is(capsys: pytest.CaptureFixture[str]) -> None:
+    record("job")
+    assert cli.main(["report", "job"]) == 0
+    told = capsys.readouterr()
+    assert told.out == format_text(GoodputCalculator("job", "goodput_job").report())
+    assert "100.00 % goodput" in told.out
+    assert told.err == ""
+
+
+def test_json_is_json(capsys: pytest.CaptureFixture[str]) -> None:
+    record("job")
+    assert cli.main(["report", "job", "--format", "json"]) == 0
+    assert json.loads(capsys.readouterr().out)["wall_seconds"] == 40.0
+
+
+def test_the_timeline_is_drawn_beside_the_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("matplotlib")
+    record("job")
+    assert cli.main(["report", "job", "--plot", str(tmp_path / "job.PNG")]) == 0
+    assert (tmp_path / "job.PNG").read_bytes().startswith(b"\x89PNG")
+    assert "goodput" in capsys.readouterr().out
+
+
+def test_without_matplotlib_the_report_is_there_and_the_extra_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    record("job")
+    for module in [name for name in sys.modules if name.partition(".")[0] == "matplotlib"]:
+        monkeypatch.delitem(sys.modules, module)
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    assert cli.main(["report", "job", "--plot", str(tmp_path / "job.png")]) == 1
+    told = capsys.readouterr()
+    assert "100.00 % goodput" in told.out
+    assert "ml-goodput-measurement[plot]" in told.err
+
+
+def test_a_job_that_is_not_there_is_told_with_those_that_are(capsys: pytest.CaptureFixture[str]) -> None:
+    record("first")
+    record("second", "another_log")
+    assert cli.main(["report", "third"]) == 1
+    told = capsys.readouterr()
+    assert told.out == ""
+    assert "'third'" in told.err
+    assert "has these jobs: first, second." in told.err
+
+
+def test_a_long_list_of_jobs_is_cut(capsys: pytest.CaptureFixture[str]) -> None:
+    for number in range(25):
+        record(f"job-{number:02}")
+    assert cli.main(["report", "job"]) == 1
+    assert "job-00, job-01, " in (told := capsys.readouterr().err)
+    assert told.endswith("job-19 and 5 more.\n")
+
+
+def test_an_empty_journal_is_told(capsys: pytest.CaptureFixture[str], journal: Path) -> None:
+    assert cli.main(["report", "job"]) == 1
+    assert f"The journal {journal} is empty." in capsys.readouterr().err
+
+
+def test_a_job_is_found_in_the_only_log_that_has_it(capsys: pytest.CaptureFixture[str]) -> None:
+    record("job", "log/of our own")
+    record("other", "goodput_other")
+    assert cli.main(["report", "job"]) == 0
+    assert capsys.readouterr().out.startswith("job: ")
+
+
+def test_the_usual_log_goes_before_others(capsys: pytest.CaptureFixture[str]) -> None:
+    record("job", "another_log")
+    record("job")
+    assert cli.main(["report", "job"]) == 0
+    assert capsys.readouterr().out.startswith("job: ")
+
+
+def test_a_job_in_several_logs_is_asked_for_one(capsys: pytest.CaptureFixture[str]) -> None:
+    record("job", "log_a")
+    record("job", "log_b")
+    assert cli.main(["report", "job"]) == 1
+    assert "choose one with --logger: log_a, log_b" in capsys.readouterr().err
+    assert cli.main(["report", "job", "--logger", "log_b"]) == 0
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        [],
+        ["report"],
+        ["report", "job", "--format", "xml"],
+        ["report", "job", "--plot", "job.docx"],
+        ["forecast", "job"],
+    ],
+)
+def test_a_command_that_is_not_understood_is_exit_code_2(
+    arguments: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as exit_:
+        cli.main(arguments)
+    assert exit_.value.code == 2
+    told = capsys.readouterr()
+    assert told.out == ""
+    assert "usage: goodput" in told.err
+
+
+def test_foreign_files_in_the_journal_do_no_harm(journal: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    record("job", "another_log")
+    (journal / "notes.txt").write_text("not a log")
+    (journal / "folder").mkdir()
+    (journal / "folder" / "writer.0.jsonl").write_bytes(b"\xff\xfe not a header\n")
+    (journal / "folder" / "writer.1.jsonl").mkdir()
+    assert cli.main(["report", "job"]) == 0
+    assert capsys.readouterr().out.startswith("job: ")
+
+
+@pytest.mark.parametrize(
+    "job", ['a "quoted" job', "runs/2026/7", "-dashed", "ジョブ", "x" * 10_000, "line\nbreak", "%00"]
+)
+def test_a_job_may_have_any_name(job: str, capsys: pytest.CaptureFixture[str]) -> None:
+    record(job)
+    assert cli.main(["report", "--format", "json", "--", job]) == 0
+    assert json.loads(capsys.readouterr().out)["job_name"] == job
+
+
+GOODPUT = (sys.executable, "-c", "import sys; from ml_goodput_measurement.cli import main; sys.exit(main())")
+
+
+def run(*arguments: str, stdout: int = subprocess.PIPE, **environment: str) -> subprocess.CompletedProcess[bytes]:
+    """Runs the command in a process of its own."""
+    environment = {**os.environ, **environment}
+    return subprocess.run(
+        [*GOODPUT, *arguments], env=environment, stdout=stdout, stderr=subprocess.PIPE, timeout=60, check=False
+    )
+
+
+def test_a_terminal_without_the_letters_of_a_name_still_gets_its_report() -> None:
+    record("ジョブ")
+    result = run("report", "ジョブ", PYTHONIOENCODING="ascii")
+    assert (result.returncode, result.stderr) == (0, b"")
+    assert result.stdout.startswith(rb"\u30b8\u30e7\u30d6: 100.00 % goodput")
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no disk that is always full")
+def test_a_full_disk_behind_standard_output_is_told_in_a_sentence() -> None:
+    record("job")
+    full = os.open("/dev/full", os.O_WRONLY)
+    result = run("report", "job", stdout=full)
+    os.close(full)
+    assert (result.returncode, result.stderr) == (1, b"goodput: [Errno 28] No space left on device\n")
+
+
+def test_a_reader_that_has_seen_enough_is_nothing_to_talk_about() -> None:
+    record("job")
+    reading, writing = os.pipe()
+    os.close(reading)
+    result = run("report", "job", stdout=writing)
+    os.close(writing)
+    assert (result.returncode, result.stderr) == (1, b"")
+
+
+def test_help_loads_nothing_heavy() -> None:
+    program = """
+import sys
+from ml_goodput_measurement.cli import main
+try:
+    main(["report", "--help"])
+except SystemExit:
+    pass
+heavy = {"msgspec", "numpy", "matplotlib", "google", "grpc", "requests", "jax", "orbax"}
+assert not heavy & {name.partition(".")[0] for name in sys.modules}, sorted(sys.modules)
+"""
+    subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, timeout=60)
