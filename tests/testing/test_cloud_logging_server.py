@@ -248,6 +248,18 @@ class TestListing:
             assert list(rest.pages(filter="severity=INFO", pageSize=10)) == [[], [], ["4"]]
             rest.session.close()
 
+    @pytest.mark.parametrize("order", ["timestamp asc", "timestamp desc"])
+    def test_a_page_looks_at_its_own_entries_and_one_more(self, order: str) -> None:
+        """Else listing a long log takes the square of its length."""
+        with CloudLoggingServer(scan_limit=11) as server:
+            server.write([entry(f"{second:03}", second) for second in range(100)], log_id="x")
+            rest = Rest(server)
+            assert [len(page) for page in rest.pages(pageSize=10, orderBy=order)] == [10] * 10
+            late = server.entries('insertId="070"')[0]["timestamp"]
+            asked = {"filter": f'timestamp>="{late}" AND log_id("x")', "orderBy": order, "pageSize": 10}
+            assert [len(page) for page in rest.pages(**asked)] == [10] * 3
+            rest.session.close()
+
     @settings(max_examples=25, deadline=None)
     @given(
         seconds=st.lists(st.integers(0, 5), max_size=30),

@@ -113,7 +113,7 @@ class RequestRecord:
         size_bytes: Size of the body.
         time: When it came, in seconds since the epoch by the server's clock, without skew.
         entries: How many entries or objects it carried or brought back; None where that means nothing.
-        status: The HTTP status of the answer (over gRPC the one that fits); None where there was none.
+        status: The HTTP status of the answer (over gRPC the one that fits); None where none came whole.
         fault: How it was made to end, if it was.
     """
 
@@ -317,7 +317,8 @@ class _Handler(BaseHTTPRequestHandler):
         if isinstance(fault, Reset | Hang):
             self._reset()
             return
-        request.record.status = response.status
+        if not isinstance(fault, Truncate):
+            request.record.status = response.status
         self._send(request, response, keep_bytes=fault.keep_bytes if isinstance(fault, Truncate) else None)
 
     def _send(self, request: Request, response: Response, keep_bytes: int | None) -> None:

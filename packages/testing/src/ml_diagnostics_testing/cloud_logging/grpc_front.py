@@ -61,30 +61,32 @@ class GrpcFront:
     def _handler(self, operation: str, method: str, do: Do) -> Any:
         def handle(raw: bytes, context: grpc.ServicerContext) -> bytes:
             plan, record = self._service.begin(operation, "gRPC", f"/{_SERVICE}/{method}", len(raw))
-            try:
-                page = None
-                if plan.applies:
+            page, error = None, None
+            if plan.applies:
+                try:
                     page = do(_parse(operation, raw), record, record.time + plan.skew_seconds)
-                if plan.ending is not None:
-                    self._break(plan.ending, context)
-            except ApiError as error:
-                record.status = None if isinstance(plan.ending, Reset | Hang | Truncate) else error.code
+                except ApiError as refusal:
+                    error = refusal
+            if plan.ending is not None:
+                error = self._break(plan.ending, context)
+            if not isinstance(plan.ending, Reset | Hang | Truncate):
+                record.status = error.code if error else 200
+            if error is not None:
                 _abort(context, error)
-            record.status = 200
             return encode_page(page) if page else b""
 
         return grpc.unary_unary_rpc_method_handler(handle)
 
-    def _break(self, fault: Ending, context: grpc.ServicerContext) -> NoReturn:
-        """End a call as a fault says, or as near as gRPC allows."""
+    def _break(self, fault: Ending, context: grpc.ServicerContext) -> ApiError:
+        """Return the error that ends a call as a fault says, or as near as gRPC allows; a hang hangs here."""
         if isinstance(fault, Status):
             wait = [] if fault.retry_after is None else [_retry_info(fault.retry_after)]
-            raise ApiError(fault.code, "a scripted fault", details=wait)
+            return ApiError(fault.code, "a scripted fault", details=wait)
         if isinstance(fault, Truncate):
-            raise ApiError(500, "the answer ended in mid-message (a scripted fault)")
+            return ApiError(500, "the answer ended in mid-message (a scripted fault)")
         if isinstance(fault, Hang):
             self._service.faults.wait(fault.seconds, while_=context.is_active)
-        raise ApiError(503, "recvmsg: Connection reset by peer (a scripted fault)")
+        return ApiError(503, "recvmsg: Connection reset by peer (a scripted fault)")
 
 
 def frame(entry: Entry) -> bytes:
