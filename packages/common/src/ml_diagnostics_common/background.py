@@ -14,6 +14,8 @@ class Task:
     """A function that runs in a thread of its own."""
 
     def __init__(self) -> None:
+        self.error: Exception | None = None
+        """Why it failed, once it has ended."""
         self._running = _thread.allocate_lock()
         self._running.acquire()
 
@@ -28,6 +30,7 @@ class Task:
         try:
             function()
         except Exception as error:
+            self.error = error
             LOSSES.add(f"background: {type(error).__name__}")
         finally:
             self._running.release()

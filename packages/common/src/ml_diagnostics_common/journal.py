@@ -190,8 +190,10 @@ class Journal:
         self.flush(timeout_seconds)
         if self._sync_task is not None and not self._sync_task.wait(deadline - time.monotonic()):
             return False  # The disk still owes us the last one: more threads would not help it.
-        self._sync_task = background.start(self._file.sync)
-        return self._sync_task is not None and self._sync_task.wait(deadline - time.monotonic())
+        if self._descriptor < 0:
+            return False
+        task = self._sync_task = background.start(self._file.sync)
+        return task is not None and task.wait(deadline - time.monotonic()) and task.error is None
 
     def flush(self, timeout_seconds: float = 1.0) -> bool:
         """Writes what is held, if it can be written; True if nothing is held any more."""

@@ -39,6 +39,7 @@ __all__ = [
     "encode_header",
     "list_segments",
     "log_directory",
+    "make_private_folder",
     "read_reader_positions",
     "read_state",
     "reader_position_path",
@@ -166,9 +167,16 @@ def shipped_offset_path(root: Path, log_id: str, writer: str) -> Path:
     return root / "state" / "shipper" / log_folder_name(log_id) / f"{writer}.json"
 
 
+def make_private_folder(folder: Path) -> None:
+    """Creates the folder, and what is missing above it, for this user only; it may be there already."""
+    if not folder.parent.is_dir():
+        make_private_folder(folder.parent)
+    folder.mkdir(mode=0o700, exist_ok=True)
+
+
 def write_state(path: Path, state: Mapping[str, Any]) -> None:
     """Writes a small JSON file whole: another process sees the old state or the new one, never a part."""
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    make_private_folder(path.parent)
     new = path.with_name(f".{path.name}.{os.getpid()}.new")
     descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
     with os.fdopen(descriptor, "w", encoding="utf-8") as file:

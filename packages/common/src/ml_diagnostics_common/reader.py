@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from operator import attrgetter
@@ -234,11 +234,13 @@ def _merge(streams: Sequence[_Stream]) -> Iterator[list[LogEntry]]:
         if len(live) == 1:
             batch, live[0].head = live[0].head, []
         else:
-            # Up to here every stream has shown what it has.
-            horizon = min(stream.head[-1].timestamp_ns for stream in live)
+            # Up to the end of this head every stream has shown what it has; of equal times, the streams before it.
+            earliest = min(range(len(live)), key=lambda index: live[index].head[-1].timestamp_ns)
+            horizon = live[earliest].head[-1].timestamp_ns
             batch = []
-            for stream in live:
-                cut = bisect_right(stream.head, horizon, key=_timestamp_ns)
+            for index, stream in enumerate(live):
+                bisect = bisect_right if index <= earliest else bisect_left
+                cut = bisect(stream.head, horizon, key=_timestamp_ns)
                 batch += stream.head[:cut]
                 stream.head = stream.head[cut:]
             batch.sort(key=_timestamp_ns)

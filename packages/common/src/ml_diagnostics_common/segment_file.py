@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-from ml_diagnostics_common.journal_layout import Header, encode_header, segment_name
+from ml_diagnostics_common.journal_layout import Header, encode_header, make_private_folder, segment_name
 
 __all__ = ["SegmentFile"]
 
@@ -28,7 +28,7 @@ class SegmentFile:
 
     def open_next(self) -> None:
         """Goes on to the writer's next segment; raises OSError, and then nothing has changed."""
-        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        make_private_folder(self._folder)
         path = self._folder / segment_name(self._header.writer, self._number)
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | getattr(os, "O_CLOEXEC", 0)
         new = os.open(path, flags | getattr(os, "O_NOFOLLOW", 0), 0o600)

@@ -1,0 +1,115 @@
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+from ml_diagnostics_common.journal_cap import JournalCap
+from ml_diagnostics_common.journal_layout import Segment, list_segments, log_directory, shipped_offset_path, write_state
+from ml_diagnostics_common.reader import JournalReader
+
+from .journals import LOG, Clock, new_journal, numbers, read_all, reported_losses
+
+
+@pytest.fixture
+def segments(tmp_path: Path) -> list[Segment]:
+    """Five of one writer, about 1 kB each."""
+    journal = new_journal(tmp_path, segment_bytes=1_000)
+    for n in range(60):
+        journal.append({"n": n})
+    return list_segments(journal.folder)
+
+
+def left(root: Path) -> list[int]:
+    return [segment.number for segment in list_segments(log_directory(root, LOG))]
+
+
+def mark_shipped(root: Path, segment: Segment, offset: int | None = None) -> None:
+    state = {"segment": segment.number, "offset": segment.size if offset is None else offset}
+    write_state(shipped_offset_path(root, LOG, segment.writer), state)
+
+
+def test_under_its_limit_nothing_is_dropped(tmp_path: Path, segments: list[Segment]) -> None:
+    mark_shipped(tmp_path, segments[-1])
+    cap = JournalCap(tmp_path)
+    cap.check()
+    assert not cap.exceeded
+    assert len(left(tmp_path)) == len(segments)
+
+
+def test_the_oldest_shipped_segments_are_dropped_and_no_more_than_needed(
+    tmp_path: Path, segments: list[Segment]
+) -> None:
+    mark_shipped(tmp_path, segments[3])
+    total = sum(segment.size for segment in segments)
+    cap = JournalCap(tmp_path, limit_bytes=total - segments[0].size - 1)
+    cap.check()
+    assert left(tmp_path) == [segment.number for segment in segments[2:]]
+    assert not cap.exceeded
+
+
+def test_what_was_not_shipped_is_never_dropped(tmp_path: Path, segments: list[Segment]) -> None:
+    mark_shipped(tmp_path, segments[2], offset=segments[2].size - 1)
+    cap = JournalCap(tmp_path, limit_bytes=0)
+    cap.check()
+    assert left(tmp_path) == [segment.number for segment in segments[2:]]
+    assert cap.exceeded
+
+
+def test_where_nothing_ships_only_what_every_reader_has_read_is_dropped(
+    tmp_path: Path, segments: list[Segment]
+) -> None:
+    cap = JournalCap(tmp_path, limit_bytes=0)
+    cap.check()
+    assert len(left(tmp_path)) == len(segments)  # Nobody has read anything.
+    far = JournalReader(LOG, root=tmp_path)
+    list(far.read_new())
+    far.save_position("far")
+    near = far.position()
+    offsets = near["writers"][segments[0].writer]
+    offsets[str(segments[1].number)] -= 1
+    write_state(tmp_path / "state" / "readers" / LOG / "near.json", near)
+    cap.check()
+    assert left(tmp_path) == [1, len(segments) - 1]  # The newest may still be written to.
+
+
+def test_the_last_segment_of_a_writer_that_is_long_gone_is_dropped_too(tmp_path: Path, segments: list[Segment]) -> None:
+    mark_shipped(tmp_path, segments[-1])
+    JournalCap(tmp_path, limit_bytes=0, clock=lambda: time.time() + 2 * 86400).check()
+    assert left(tmp_path) == []
+
+
+def test_a_journal_at_its_limit_refuses_new_entries_rather_than_lose_old_ones(
+    tmp_path: Path, segments: list[Segment], caplog: pytest.LogCaptureFixture
+) -> None:
+    clock = Clock(time.time_ns())
+    cap = JournalCap(tmp_path, limit_bytes=1)
+    cap.check()
+    journal = new_journal(tmp_path, clock_ns=clock, cap=cap)
+    before = len(read_all(tmp_path))
+    for n in range(12):
+        journal.append({"n": 1_000 + n, "big": "x" * 2**20})
+        clock.advance(1)
+    assert len(read_all(tmp_path)) == before
+    assert journal.statistics().dropped == {"journal_full": 5}
+    assert [message for message in caplog.messages if "limit of its size" in message] == caplog.messages[:1]
+    mark_shipped(tmp_path, segments[-1])  # Room is made, by a shipper that came late.
+    cap.limit_bytes = 2**30
+    while cap.exceeded:  # The journal has asked for a check too, in a thread.
+        cap.check()
+    clock.advance(1)
+    journal.append({"n": 2_000})
+    entries = read_all(tmp_path)
+    assert numbers(entries)[before:] == [*range(1_000, 1_007), 2_000]
+    assert reported_losses(entries)["journal_full"] >= 5
+    assert journal.statistics().written == len(entries) - before
+
+
+def test_other_folders_and_files_are_left_alone(tmp_path: Path, segments: list[Segment]) -> None:
+    mark_shipped(tmp_path, segments[-1])
+    mine = tmp_path / "journal" / LOG / "notes.txt"
+    mine.write_text("mine")
+    (tmp_path / "journal" / "notes.txt").write_text("mine")
+    JournalCap(tmp_path, limit_bytes=0).check()
+    assert mine.read_text() == "mine"
+    JournalCap(tmp_path / "missing", limit_bytes=0).check()

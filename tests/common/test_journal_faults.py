@@ -1,0 +1,296 @@
+"""What happens to entries while the disk cannot be written to. Each test asserts the counters too."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import subprocess
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from ml_diagnostics_common import journal as journal_module
+from ml_diagnostics_common.journal_cap import JournalCap
+from ml_diagnostics_common.journal_layout import list_segments
+from ml_diagnostics_common.reader import JournalReader
+
+from .journals import LOG, Clock, assert_adds_up, new_journal, numbers, read_all, reported_losses, run_python
+
+NEEDS_ROOT_TO_MOUNT = "a small file system cannot be mounted here"
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A disk of 256 KiB."""
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", str(tmp_path)], capture_output=True, check=False
+    )
+    if mounted.returncode != 0:
+        pytest.skip(NEEDS_ROOT_TO_MOUNT)
+    yield tmp_path
+    subprocess.run(["umount", "-l", str(tmp_path)], check=True)
+
+
+class Disk:
+    """Stands between the journal and `os.write`, and fails as it is told."""
+
+    def __init__(self) -> None:
+        self.error: int | None = None
+        self.writes_at_most: int | None = None
+        self.calls = 0
+
+    def write(self, descriptor: int, data: bytes) -> int:
+        self.calls += 1
+        if self.error is not None:
+            raise OSError(self.error, os.strerror(self.error))
+        if self.writes_at_most is not None:
+            data, self.writes_at_most = data[: self.writes_at_most], None
+        return os.write(descriptor, data)
+
+
+@pytest.fixture
+def disk(monkeypatch: pytest.MonkeyPatch) -> Disk:
+    disk = Disk()
+    monkeypatch.setattr(journal_module, "_write", disk.write)
+    return disk
+
+
+def test_recording_survives_a_full_disk(small_disk: Path, caplog: pytest.LogCaptureFixture) -> None:
+    clock = Clock()
+    journal = new_journal(small_disk, clock_ns=clock, cap=JournalCap(small_disk, limit_bytes=2**20))
+    ballast = small_disk / "ballast"
+    ballast.write_bytes(b"x" * 200_000)
+    for n in range(2_000):
+        journal.append({"n": n})
+    statistics = journal.statistics()
+    assert 0 < statistics.written < 2_000
+    assert statistics.held == 2_000 - statistics.written
+    ballast.unlink()
+    clock.advance(1)
+    journal.append({"n": 2_000})
+    assert numbers(read_all(small_disk)) == list(range(2_001))  # Held, then written: nothing is lost.
+    assert_adds_up(journal, small_disk)
+    [message] = caplog.messages
+    assert "No space left" in message
+    assert "ML_DIAGNOSTICS_DIR" in message
+
+
+def test_what_finds_no_room_is_dropped_counted_and_reported_in_the_log(tmp_path: Path, disk: Disk) -> None:
+    clock = Clock()
+    journal = new_journal(tmp_path, clock_ns=clock)
+    journal.append({"n": 0})
+    disk.error = errno.ENOSPC
+    big = "x" * 2**20
+    for n in range(1, 21):
+        journal.append({"n": n, "big": big})
+    statistics = journal.statistics()
+    assert statistics.written == 1
+    assert statistics.held == 7  # 8 MiB
+    assert statistics.dropped == {"disk_full": 13}
+    disk.error = None
+    clock.advance(1)
+    journal.append({"n": 21, "big": big})  # It finds no room either, but makes the journal try again.
+    entries = read_all(tmp_path)
+    assert numbers(entries) == list(range(8))
+    assert reported_losses(entries) == {"disk_full": 14}
+    assert [entry.payload["job_name"] for entry in entries if "lost_entries" in entry.payload] == ["run7"]
+    journal.append({"n": 22})
+    clock.advance(5)
+    journal.append({"n": 23})
+    assert reported_losses(read_all(tmp_path)) == {"disk_full": 14}  # Once.
+    assert_adds_up(journal, tmp_path)
+
+
+def test_a_disk_that_fails_is_tried_once_a_second_at_most(tmp_path: Path, disk: Disk) -> None:
+    clock = Clock()
+    journal = new_journal(tmp_path, clock_ns=clock)
+    journal.append({"n": 0})
+    disk.error = errno.ENOSPC
+    journal.append({"n": 1})
+    before = disk.calls
+    for n in range(1_000):
+        journal.append({"n": n})
+        clock.advance(0.0009)
+    assert disk.calls == before
+    clock.advance(0.2)
+    journal.append({"n": 0})
+    assert disk.calls == before + 1
+    clock.advance(-3600)  # A clock that is put back does not put off the next attempt by an hour.
+    disk.error = None
+    journal.append({"n": 1})
+    assert journal.statistics().held == 0
+
+
+def test_a_line_that_was_written_in_part_is_written_again_whole(tmp_path: Path, disk: Disk) -> None:
+    journal = new_journal(tmp_path)
+    journal.append({"n": 0})
+    disk.writes_at_most = 20
+    journal.append({"n": 1})
+    journal.append({"n": 2})
+    reader = JournalReader(LOG, root=tmp_path)
+    assert numbers([entry for batch in reader.read_new() for entry in batch]) == [0, 1, 2]
+    assert reader.skipped == {"torn": 1}
+    assert_adds_up(journal, tmp_path)
+
+
+@pytest.mark.parametrize("cut", range(0, 400, 7))
+def test_held_lines_that_were_written_in_part_come_once_each(tmp_path: Path, disk: Disk, cut: int) -> None:
+    clock = Clock()
+    journal = new_journal(tmp_path, clock_ns=clock)
+    journal.append({"n": 0})
+    disk.error = errno.EIO
+    for n in range(1, 6):
+        journal.append({"n": n})
+    disk.error, disk.writes_at_most = None, cut
+    clock.advance(1)
+    journal.append({"n": 6})
+    journal.flush()
+    assert numbers(read_all(tmp_path)) == list(range(7))
+    assert_adds_up(journal, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [(errno.EIO, "io_error"), (errno.EROFS, "read_only"), (errno.EACCES, "no_permission"), (errno.EDQUOT, "disk_full")],
+)
+def test_recording_survives_a_disk_with_errors(tmp_path: Path, disk: Disk, error: int, reason: str) -> None:
+    clock = Clock()
+    journal = new_journal(tmp_path, clock_ns=clock)
+    journal.append({"n": 0})
+    disk.error = error
+    for n in range(1, 11):
+        journal.append({"n": n, "big": "x" * 2**20})
+    assert journal.statistics().dropped == {reason: 3}
+    disk.error = None
+    clock.advance(2)
+    journal.append({"last": True})
+    assert numbers(read_all(tmp_path)) == list(range(8))
+    assert_adds_up(journal, tmp_path)
+
+
+def test_a_file_that_may_not_grow_is_followed_by_the_next(tmp_path: Path) -> None:
+    script = """
+import resource, sys
+from pathlib import Path
+from ml_diagnostics_common.journal import Journal
+resource.setrlimit(resource.RLIMIT_FSIZE, (5_000, 5_000))
+journal = Journal("goodput_run7", root=Path(sys.argv[1]), labels={})
+for n in range(500):
+    journal.append({"n": n})
+print(*journal.statistics()[:3])
+"""
+    assert run_python(script, tmp_path).stdout.split() == ["500", "500", "0"]
+    assert numbers(read_all(tmp_path)) == list(range(500))
+
+
+def test_recording_survives_a_limit_under_which_no_file_can_be_written(tmp_path: Path) -> None:
+    script = """
+import resource, sys
+from pathlib import Path
+from ml_diagnostics_common.journal import Journal
+resource.setrlimit(resource.RLIMIT_FSIZE, (10, resource.RLIM_INFINITY))
+now = 1_763_710_310_000_000_000
+journal = Journal("goodput_run7", root=Path(sys.argv[1]), labels={"job": "j"}, clock_ns=lambda: now)
+for n in range(500):
+    journal.append({"n": n})
+print(*journal.statistics()[:3])
+resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+"""
+    # At exit what was held is written.
+    assert run_python(script, tmp_path).stdout.split() == ["500", "0", "500"]
+    assert numbers(read_all(tmp_path)) == list(range(500))
+    assert len(list_segments(tmp_path / "journal" / LOG)) == 1
+
+
+def test_recording_survives_a_read_only_disk(small_disk: Path) -> None:
+    clock = Clock()
+    subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], check=True)
+    journal = new_journal(small_disk, clock_ns=clock)
+    for n in range(10):
+        journal.append({"n": n})
+    assert journal.statistics() == (10, 0, 10, {})
+    subprocess.run(["mount", "-o", "remount,rw", str(small_disk)], check=True)
+    clock.advance(1)
+    journal.append({"n": 10})
+    assert numbers(read_all(small_disk)) == list(range(11))
+
+
+def test_recording_survives_a_folder_that_is_a_file(tmp_path: Path) -> None:
+    clock = Clock()
+    (tmp_path / "journal").write_text("in the way")
+    journal = new_journal(tmp_path, clock_ns=clock)
+    journal.append({"n": 0})
+    assert journal.statistics().held == 1
+    (tmp_path / "journal").unlink()
+    clock.advance(1)
+    journal.append({"n": 1})
+    assert numbers(read_all(tmp_path)) == [0, 1]
+
+
+def test_recording_goes_on_in_a_new_file_when_the_folder_is_deleted(tmp_path: Path) -> None:
+    clock = Clock()
+    journal = new_journal(tmp_path, clock_ns=clock)
+    journal.append({"n": 0})
+    shutil.rmtree(tmp_path / "journal")
+    clock.advance(1)
+    journal.append({"n": 1})  # A second later it is noticed, before anything goes to nowhere.
+    journal.append({"n": 2})
+    assert numbers(read_all(tmp_path)) == [1, 2]
+    shutil.rmtree(tmp_path / "journal")
+    for n in range(3, 10):  # Within the second: these are lost, and counted.
+        journal.append({"n": n})
+    clock.advance(1)
+    journal.append({"n": 10})
+    entries = read_all(tmp_path)
+    assert numbers(entries) == [10]
+    # 0 in the first folder, 1 and 2, which had been read, and 3 to 9 in the second.
+    assert reported_losses(entries)["file_deleted"] >= 7
+    assert journal.statistics().held == 0
+
+
+def test_a_daemon_that_closes_all_descriptors_does_not_have_its_files_written_to(tmp_path: Path) -> None:
+    clock = Clock()
+    journal = new_journal(tmp_path / "root", clock_ns=clock)
+    journal.append({"n": 0})
+    others = os.open(tmp_path / "others", os.O_CREAT | os.O_WRONLY)
+    os.dup2(others, journal._descriptor)  # As if it had been closed, and its number given to the next file opened.
+    clock.advance(1)
+    journal.append({"n": 1})
+    assert numbers(read_all(tmp_path / "root")) == [0, 1]
+    assert os.fstat(others).st_size == 0
+    os.close(others)
+
+
+def test_a_network_filesystem_is_written_by_a_thread(tmp_path: Path) -> None:
+    journal = new_journal(tmp_path, queued=True)
+    for n in range(1_000):
+        journal.append({"n": n})
+    assert journal.flush(10.0)
+    assert numbers(read_all(tmp_path)) == list(range(1_000))
+    assert_adds_up(journal, tmp_path)
+
+
+def test_a_network_filesystem_that_hangs_holds_nobody_up_and_takes_bounded_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answers = threading.Event()
+
+    def write(descriptor: int, data: bytes) -> int:
+        answers.wait(30)
+        return os.write(descriptor, data)
+
+    monkeypatch.setattr(journal_module, "_write", write)
+    journal = new_journal(tmp_path, queued=True)
+    for n in range(20):
+        journal.append({"n": n, "big": "x" * 2**20})
+    statistics = journal.statistics()
+    assert statistics.held <= 8
+    assert statistics.dropped == {"queue_full": 20 - statistics.held}
+    assert journal.flush(0.01) is False
+    answers.set()
+    assert journal.flush(20.0)
+    entries = read_all(tmp_path)
+    assert numbers(entries) == list(range(statistics.held))
+    assert reported_losses(entries) == {"queue_full": 20 - statistics.held}

@@ -1,0 +1,89 @@
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from ml_diagnostics_common.payload import encode_payload, encode_text, printable
+
+
+class Hostile:
+    def __str__(self) -> str:
+        raise RuntimeError("no text")
+
+
+_scalars = (
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats()
+    | st.text(st.characters(blacklist_categories=()))
+    | st.binary()
+    | st.datetimes()
+    | st.sampled_from([np.float32("nan"), np.int64(7), np.array([1, 2]), 10**1000, Hostile(), object])
+)
+_anything = st.recursive(
+    _scalars,
+    lambda inner: st.lists(inner) | st.dictionaries(_scalars.filter(lambda value: _hashable(value)), inner),
+    max_leaves=10,
+)
+
+
+def _hashable(value: Any) -> bool:
+    try:
+        hash(value)
+    except TypeError:
+        return False
+    return True
+
+
+@given(st.dictionaries(st.text(st.characters(blacklist_categories=())), _anything, max_size=4))
+def test_any_payload_becomes_one_line_that_a_strict_reader_accepts(payload: dict[str, Any]) -> None:
+    line = encode_payload(payload)
+    assert "\n" not in line
+    assert isinstance(msgspec.json.decode(line), dict)
+
+
+def test_ordinary_payloads_are_written_as_they_are() -> None:
+    payload = {"job_name": "j", "n": 3, "x": 0.1, "list": [1, None, True], "inner": {"ü": "€😀"}}
+    assert json.loads(encode_payload(payload)) == payload
+
+
+@pytest.mark.parametrize(
+    ("value", "written"),
+    [
+        (float("nan"), "NaN"),
+        (float("inf"), "Infinity"),
+        (float("-inf"), "-Infinity"),
+        (np.float64(1.5), 1.5),
+        (np.int64(5), 5),
+        (np.array(5), 5),
+        ({1}, [1]),
+        (("a", b"b"), ["a", "b'b'"]),
+        ("\udc80", "\\udc80"),
+        (Hostile(), "<Hostile>"),
+    ],
+)
+def test_what_json_does_not_have_is_written_as_what_says_most(value: Any, written: Any) -> None:
+    assert json.loads(encode_payload({"value": value, "other": 1})) == {"value": written, "other": 1}
+
+
+def test_a_payload_that_contains_itself_ends() -> None:
+    payload: dict[str, Any] = {"name": "j"}
+    payload["self"] = payload
+    text = encode_payload(payload)
+    assert '"..."' in text
+    assert len(text) < 2_000
+
+
+def test_names_that_differ_in_a_surrogate_stay_different() -> None:
+    assert printable("a\udc80") != printable("a\udc81")
+    assert json.loads(encode_text('"\n\udc80')) == '"\n\\udc80'
+
+
+def test_an_integer_too_long_to_be_printed_is_written_in_part() -> None:
+    assert json.loads(encode_payload({"n": 10**5000}))["n"] == hex(10**5000)[:64]

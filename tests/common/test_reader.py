@@ -1,0 +1,272 @@
+from __future__ import annotations
+
+import json
+import random
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from ml_diagnostics_common import reader as reader_module
+from ml_diagnostics_common.entry import EntryContext, LogEntry
+from ml_diagnostics_common.journal import Journal
+from ml_diagnostics_common.journal_layout import (
+    Header,
+    encode_header,
+    list_segments,
+    log_directory,
+    segment_name,
+)
+from ml_diagnostics_common.reader import JournalReader, UnionReader
+
+from .journals import LOG, Clock, new_journal, numbers, read_all
+
+
+def flat(batches: Iterator[list[LogEntry]]) -> list[LogEntry]:
+    return [entry for batch in batches for entry in batch]
+
+
+def write_segment(root: Path, writer: str, lines: str, number: int = 0) -> Path:
+    """A segment as another process could have left it; `lines` begins with a newline."""
+    folder = log_directory(root, LOG)
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / segment_name(writer, number)
+    path.write_bytes(encode_header(Header(LOG, writer)) + lines.encode())
+    return path
+
+
+def line(timestamp_ns: int, sequence: int, n: object) -> str:
+    return f'\n{{"t":{timestamp_ns},"s":{sequence},"p":{{"n":{json.dumps(n)}}}}}'
+
+
+def test_a_log_that_nobody_has_written_is_empty(tmp_path: Path) -> None:
+    reader = JournalReader(LOG, root=tmp_path / "missing")
+    assert flat(reader.read_new()) == []
+    assert reader.position() == {"writers": {}}
+    new_journal(tmp_path / "missing").append({"n": 0})
+    assert numbers(flat(reader.read_new())) == [0]
+
+
+def test_each_entry_comes_once_and_new_ones_cost_only_themselves(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    journal = new_journal(tmp_path)
+    for n in range(5_000):
+        journal.append({"n": n})
+    reader = JournalReader(LOG, root=tmp_path)
+    assert len(flat(reader.read_new())) == 5_000
+    asked = []
+    pread = reader_module.SegmentReader.read.__globals__["os"].pread
+    monkeypatch.setattr("os.pread", lambda fd, size, offset: asked.append(data := pread(fd, size, offset)) or data)
+    assert flat(reader.read_new()) == []
+    assert asked == []
+    journal.append({"n": 5_000})
+    assert numbers(flat(reader.read_new())) == [5_000]
+    assert sum(map(len, asked)) < 200  # Bytes.
+
+
+def test_another_reader_goes_on_from_a_saved_position(tmp_path: Path) -> None:
+    journal = new_journal(tmp_path, segment_bytes=500)
+    for n in range(50):
+        journal.append({"n": n})
+    first = JournalReader(LOG, root=tmp_path)
+    assert len(flat(first.read_new())) == 50
+    first.save_position("ledger of job/7")
+    for n in range(50, 100):
+        journal.append({"n": n})
+    new_journal(tmp_path).append({"n": 100})
+    position = JournalReader.load_position("ledger of job/7", LOG, root=tmp_path)
+    assert position == json.loads(json.dumps(first.position()))
+    second = JournalReader(LOG, root=tmp_path, position=position)
+    assert numbers(flat(second.read_new())) == list(range(50, 101))
+    assert JournalReader.load_position("other", LOG, root=tmp_path) is None
+
+
+@pytest.mark.parametrize(
+    "position", [{}, {"writers": 5}, {"writers": {"w": [1]}}, {"writers": {"w": {"x": 1, "0": "a"}}}]
+)
+def test_a_damaged_position_is_the_beginning(tmp_path: Path, position: dict[str, Any]) -> None:
+    write_segment(tmp_path, "w", line(1, 1, 0))
+    assert numbers(flat(JournalReader(LOG, root=tmp_path, position=position).read_new())) == [0]
+
+
+def test_all_writers_are_merged_by_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reader_module, "_CHUNK_BYTES", 2_000)
+    monkeypatch.setattr(reader_module, "_ALL_CHUNKS_BYTES", 0)
+    monkeypatch.setattr(reader_module, "_SMALLEST_CHUNK_BYTES", 2_000)
+    clock = Clock()
+    journals = [new_journal(tmp_path, clock_ns=clock, segment_bytes=5_000) for _ in range(3)]
+    choose = random.Random(1)
+    for n in range(1_000):
+        choose.choice(journals).append({"n": n})
+        clock.now_ns += choose.randrange(2)
+    entries = read_all(tmp_path)
+    assert [(entry.timestamp_ns, entry.insert_id) for entry in entries] == sorted(
+        (entry.timestamp_ns, entry.insert_id) for entry in entries
+    )
+    assert sorted(numbers(entries)) == list(range(1_000))
+
+
+def test_entries_that_arrive_late_and_out_of_order_are_folded_in(tmp_path: Path) -> None:
+    write_segment(tmp_path, "a", line(50, 1, "a1") + line(40, 2, "a2") + line(60, 3, "a3"))
+    reader = JournalReader(LOG, root=tmp_path)
+    assert numbers(flat(reader.read_new())) == ["a2", "a1", "a3"]
+    write_segment(tmp_path, "b", line(10, 1, "b1"))
+    assert numbers(flat(reader.read_new())) == ["b1"]
+    write_segment(tmp_path, "a", line(1, 9, "a9"), number=1)
+    assert numbers(flat(reader.read_new())) == ["a9"]
+
+
+def test_a_line_comes_when_it_is_whole_and_not_before(tmp_path: Path) -> None:
+    path = write_segment(tmp_path, "w", line(1, 1, 0))
+    whole = line(2, 2, 1)
+    reader = JournalReader(LOG, root=tmp_path)
+    assert numbers(flat(reader.read_new())) == [0]
+    written = path.read_bytes()
+    for cut in range(1, len(whole)):
+        path.write_bytes(written + whole[:cut].encode())
+        assert flat(reader.read_new()) == []
+        assert reader.skipped.get("torn", 0) == (cut > 1)
+    path.write_bytes(written + whole.encode())
+    assert numbers(flat(reader.read_new())) == [1]
+    assert reader.skipped == {}
+
+
+def test_the_header_too_may_come_in_parts(tmp_path: Path) -> None:
+    path = write_segment(tmp_path, "w", line(1, 1, 0))
+    whole = path.read_bytes()
+    reader = JournalReader(LOG, root=tmp_path)
+    for cut in range(0, len(whole) - len(line(1, 1, 0)), 10):
+        path.write_bytes(whole[:cut])
+        assert flat(reader.read_new()) == []
+    path.write_bytes(whole)
+    assert numbers(flat(reader.read_new())) == [0]
+    assert reader.skipped == {}
+
+
+def test_torn_and_foreign_lines_are_passed_over_and_counted(tmp_path: Path) -> None:
+    lines = [
+        line(1, 1, 0),
+        '\n{"t":1,"s":',
+        "\n\n",
+        "\nhello",
+        '\n{"t":"x","s":1,"p":{}}',
+        "\n[]",
+        line(2, 2, 1),
+        "\n\x00\x00",
+    ]
+    lines += ['\n{"t":3,"s":3,"p":{"n":2,"long":' + "9" * 4_000 + "}}", "\n" + "[" * 100_000, line(4, 4, 3)]
+    write_segment(tmp_path, "w", "".join(lines))
+    reader = JournalReader(LOG, root=tmp_path)
+    assert numbers(flat(reader.read_new())) == [0, 1, 2, 3]
+    assert reader.skipped == {"torn": 4, "foreign": 2}
+    assert flat(reader.read_new()) == []
+
+
+def test_a_foreign_segment_is_passed_over_and_counted_once(tmp_path: Path) -> None:
+    folder = log_directory(tmp_path, LOG)
+    folder.mkdir(parents=True)
+    (folder / "w.0.jsonl").write_text('{"schema":99,"log":"l","writer":"w"}' + line(1, 1, 0))
+    (folder / "w.x.jsonl").write_text("not a segment")
+    (folder / "notes.txt").write_text("not a segment")
+    new_journal(tmp_path).append({"n": 1})
+    reader = JournalReader(LOG, root=tmp_path)
+    for _ in range(2):
+        flat(reader.read_new())
+    assert reader.skipped == {"foreign_segment": 1}
+
+
+def test_segments_and_folders_may_vanish_while_they_are_read(tmp_path: Path) -> None:
+    journal = new_journal(tmp_path, segment_bytes=500)
+    for n in range(50):
+        journal.append({"n": n})
+    reader = JournalReader(LOG, root=tmp_path)
+    batches = reader.read_new()
+    next(batches)
+    shutil.rmtree(tmp_path / "journal")
+    list(batches)
+    assert flat(reader.read_new()) == []
+    write_segment(tmp_path, "w", line(1, 1, "again"))
+    assert numbers(flat(reader.read_new())) == ["again"]
+
+
+def test_a_reading_that_is_broken_off_loses_nothing(tmp_path: Path) -> None:
+    for writer in ("a", "b"):
+        write_segment(
+            tmp_path, writer, "".join(line(n * (1 + (writer == "b")), n, f"{writer}{n}") for n in range(1, 50))
+        )
+    reader = JournalReader(LOG, root=tmp_path)
+    batches = reader.read_new()
+    read = numbers(next(batches))
+    batches.close()
+    again = JournalReader(LOG, root=tmp_path, position=json.loads(json.dumps(reader.position())))
+    assert set(read + numbers(flat(again.read_new()))) >= {f"{w}{n}" for w in "ab" for n in range(1, 50)}
+    read += numbers(flat(reader.read_new()))
+    assert sorted(read) == sorted(f"{w}{n}" for w in "ab" for n in range(1, 50))
+
+
+def test_a_line_may_be_longer_than_a_chunk(tmp_path: Path) -> None:
+    journal = new_journal(tmp_path)
+    journal.append({"n": "x" * 3_000_000})
+    journal.append({"n": 1})
+    assert [len(str(n)) for n in numbers(read_all(tmp_path))] == [3_000_000, 1]
+
+
+def test_a_log_that_hundreds_of_processes_wrote_takes_little_memory(tmp_path: Path) -> None:
+    for writer in range(300):
+        write_segment(tmp_path, f"w{writer}", "".join(line(n, n, n) for n in range(20)))
+    reader = JournalReader(LOG, root=tmp_path)
+    assert len(flat(reader.read_new())) == 6_000
+    assert all(stream.chunk_bytes <= 2**16 for stream in reader._writers.values())
+
+
+@settings(max_examples=50, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.binary(max_size=200))
+def test_whatever_is_in_a_segment_reading_ends_and_the_rest_is_read(tmp_path: Path, junk: bytes) -> None:
+    path = write_segment(tmp_path, "w", line(1, 1, 0))
+    path.write_bytes(path.read_bytes() + b"\n" + junk + line(2, 2, 1).encode())
+    reader = JournalReader(LOG, root=tmp_path)
+    assert {0, 1} <= {entry.payload.get("n") for entry in flat(reader.read_new())}
+
+
+class Entries:
+    """A reader of what it is given."""
+
+    def __init__(self, *batches: list[LogEntry]) -> None:
+        self.batches = list(batches)
+        self.skipped = {"torn": 1}
+
+    def read_new(self) -> Iterator[list[LogEntry]]:
+        while self.batches:
+            yield self.batches.pop(0)
+
+    def position(self) -> dict[str, Any]:
+        return {"left": len(self.batches)}
+
+
+def entry(timestamp_ns: int, insert_id: str, writer: str | None = "w") -> LogEntry:
+    return LogEntry.make(timestamp_ns, insert_id, {"n": timestamp_ns}, EntryContext(LOG, "", {}, {}, writer=writer))
+
+
+def test_what_is_in_the_journal_and_in_the_cloud_comes_once_and_in_order() -> None:
+    a, b, c = (entry(n, f"w.{10**11 + n}") for n in range(3))
+    foreign = entry(1, "of the server", None)
+    journal, cloud = Entries([a, b]), Entries([a, foreign], [c])
+    union = UnionReader([journal, cloud])
+    assert flat(union.read_new()) == [a, b, foreign, c]
+    assert union.skipped == {"torn": 2}
+    position = json.loads(json.dumps(union.position()))
+    assert position["readers"] == [{"left": 0}, {"left": 0}]
+    d = entry(3, f"w.{10**11 + 3}")
+    assert flat(UnionReader([Entries([c, d])], position=position).read_new()) == [d]
+
+
+def test_the_labels_of_a_segment_are_its_entries(tmp_path: Path) -> None:
+    Journal(LOG, root=tmp_path, labels={"job": "j" * 10_000}, resource={"type": "global"}).append({"n": 0})
+    [only] = read_all(tmp_path)
+    assert only.context.labels == {"job": "j" * 10_000}
+    assert only.context.resource == {"type": "global"}
+    assert only.insert_id == f"{list_segments(log_directory(tmp_path, LOG))[0].writer}.100000000000"
