@@ -2,7 +2,10 @@
 
 import concurrent.futures
 import json
+import subprocess
+import sys
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -366,3 +369,21 @@ class TestFaultsAndTheLog:
 @given(st.integers(-62_135_596_800_000_000_000, 253_402_300_799_999_999_999))
 def test_a_timestamp_survives_its_text(timestamp_ns: int) -> None:
     assert parse_timestamp(format_timestamp(timestamp_ns)) == timestamp_ns
+
+
+def test_a_server_of_its_own_process_says_how_to_reach_it_and_ends_when_told(tmp_path: Path) -> None:
+    entries = tmp_path / "entries.jsonl"
+    entries.write_text("".join(json.dumps(entry(str(index))) + "\n" for index in range(3)), encoding="utf-8")
+    command = [sys.executable, "-m", "ml_diagnostics_testing.cloud_logging"]
+    command += ["--project", "p", "--preload", str(entries), "--log-id", "train"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        lines = [process.stdout.readline().strip().removeprefix("export ") for _ in range(5)]
+        environment = dict(line.split("=", 1) for line in lines)
+        url = environment["CLOUDSDK_API_ENDPOINT_OVERRIDES_LOGGING"]
+        body = {"resourceNames": ["projects/p"], "filter": 'log_id("train")'}
+        answer = requests.post(f"{url}v2/entries:list", json=body, timeout=10).json()
+        assert len(answer["entries"]) == 3
+        process.terminate()
+        assert process.wait(10) == 0
+    assert environment["GOOGLE_CLOUD_PROJECT"] == "p"
