@@ -2,29 +2,28 @@
 
 from __future__ import annotations
 
-import random
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
 
 __all__ = ["Backoff", "RequestBudget"]
 
 
-@dataclass
 class Backoff:
     """Exponential backoff with jitter that never undercuts what the server asked for.
 
-    Attributes:
+    Args:
         first_seconds: The longest wait after the first failure.
         longest_seconds: The longest wait of all; what a server asks for is cut to it too.
+
+    Attributes:
         failures: Failures since the last success.
     """
 
-    first_seconds: float = 1.0
-    longest_seconds: float = 60.0
-    failures: int = 0
-    dice: random.Random = field(default_factory=random.Random, repr=False)
+    def __init__(self, first_seconds: float = 1.0, longest_seconds: float = 60.0) -> None:
+        self.failures = 0
+        self._first_seconds = first_seconds
+        self._longest_seconds = longest_seconds
 
     def failed(self, retry_after_seconds: float | None = None) -> float:
         """Counts one more failure and says how long to wait.
@@ -38,12 +37,14 @@ class Backoff:
         Returns:
             Seconds to wait before the next attempt.
         """
-        ceiling = min(self.longest_seconds, self.first_seconds * 2.0 ** min(self.failures, 30))
+        import random  # Only here: it loads hashlib, and most jobs never need it.
+
+        ceiling = min(self._longest_seconds, self._first_seconds * 2.0 ** min(self.failures, 30))
         self.failures += 1
-        wait = ceiling * (0.5 + 0.5 * self.dice.random())
+        wait = ceiling * (0.5 + 0.5 * random.random())
         if retry_after_seconds is not None:
-            asked = min(retry_after_seconds, self.longest_seconds)
-            wait = max(wait, asked + 0.1 * ceiling * self.dice.random())
+            asked = min(retry_after_seconds, self._longest_seconds)
+            wait = max(wait, asked + 0.1 * ceiling * random.random())
         return wait
 
     def succeeded(self) -> None:

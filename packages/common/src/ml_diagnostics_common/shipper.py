@@ -304,7 +304,7 @@ class Shipper:
         """Waits for the next round, or until somebody wants one sooner."""
         deadline = time.monotonic() + seconds
         with self._changed:
-            while not self._is_wanted():
+            while not (self._is_over() or self._is_wanted()):
                 left = min(deadline, self._stop_at or math.inf) - time.monotonic()
                 if left <= 0:
                     return

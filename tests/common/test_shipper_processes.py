@@ -1,0 +1,316 @@
+"""Shipping across processes: kills, forks, exits, and two at once."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ml_diagnostics_common.cloud_logging import connect
+from ml_diagnostics_common.delivery import Delivery
+from ml_diagnostics_common.guard import Counters
+from ml_diagnostics_common.journal import Journal, host_name
+from ml_diagnostics_common.journal_layout import list_segments, log_directory, shipped_offset_path
+from ml_diagnostics_common.outbox import Outbox, OutboxLock
+from ml_diagnostics_common.shipper import Shipper
+from ml_diagnostics_common.writers import Owner, owner
+from ml_diagnostics_testing.cloud_logging import CloudLoggingServer
+from ml_diagnostics_testing.faults import Hang, Status
+
+LOG = "goodput_run"
+
+PROGRAM = """
+import os, sys, time, threading, signal
+from pathlib import Path
+from ml_diagnostics_common.cloud_logging import connect
+from ml_diagnostics_common.journal import Journal
+from ml_diagnostics_common.shipper import Shipper
+
+root, first, count = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
+journal = Journal("goodput_run", root=root, labels={"job": "run", "pid": "0"})
+shipper = Shipper("goodput_run", root=root, connect=connect, max_latency_seconds=0.02, grace_period_seconds=3)
+
+def record(first, count):
+    for number in range(first, first + count):
+        journal.append({"job_name": "run", "step_count": number})
+"""
+
+
+def run(
+    body: str, root: Path, server: CloudLoggingServer, first: int = 0, count: int = 100, **arguments: Any
+) -> subprocess.Popen[bytes]:
+    environ = {**os.environ, **server.environment(), "ML_DIAGNOSTICS_LOGGING_GRPC": ""}
+    command = [sys.executable, "-c", PROGRAM + body, str(root), str(first), str(count)]
+    return subprocess.Popen(command, env=environ, stdout=subprocess.PIPE, stderr=subprocess.PIPE, **arguments)
+
+
+def finish(process: subprocess.Popen[bytes], code: int = 0) -> bytes:
+    output, errors = process.communicate(timeout=60)
+    assert process.returncode == code, errors.decode()
+    assert not errors, errors.decode()
+    return output
+
+
+def arrived(server: CloudLoggingServer) -> list[int]:
+    return sorted(entry["jsonPayload"]["step_count"] for entry in server.entries())
+
+
+def ship_here(root: Path, server: CloudLoggingServer, **arguments: Any) -> dict[str, int]:
+    """What a later process ships, without a thread."""
+    counters = Counters()
+    transport = connect(environ={**server.environment(), "ML_DIAGNOSTICS_LOGGING_GRPC": ""})
+    delivery = Delivery(root, LOG, transport, counters, **arguments)
+    try:
+        delivery.run_round()
+    finally:
+        delivery.close()
+        transport.close()
+    return counters.as_dict()
+
+
+def test_a_process_that_records_and_returns_has_shipped(
+    tmp_path: Path, cloud_logging_server: CloudLoggingServer
+) -> None:
+    finish(run("shipper.start(); record(first, count)", tmp_path, cloud_logging_server))
+    assert arrived(cloud_logging_server) == list(range(100))
+
+
+@pytest.mark.parametrize(
+    ("end", "code"),
+    [
+        ("sys.exit(3)", 3),
+        ("os._exit(4)", 4),
+        ("os.kill(os.getpid(), signal.SIGKILL)", -signal.SIGKILL),
+        ("os.kill(os.getpid(), signal.SIGTERM)", -signal.SIGTERM),
+    ],
+)
+def test_however_a_process_ends_all_of_it_is_shipped_in_the_end(
+    tmp_path: Path, cloud_logging_server: CloudLoggingServer, end: str, code: int
+) -> None:
+    finish(run(f"shipper.start(); record(first, count); {end}", tmp_path, cloud_logging_server), code)
+    ship_here(tmp_path, cloud_logging_server)
+    assert arrived(cloud_logging_server) == list(range(100))
+
+
+def test_killed_before_anything_was_shipped_a_later_process_ships_it_all(
+    tmp_path: Path, cloud_logging_server: CloudLoggingServer
+) -> None:
+    cloud_logging_server.faults.always(Status(503), on="write")
+    body = "shipper.start(); record(first, count); print('done', flush=True); time.sleep(60)"
+    process = run(body, tmp_path, cloud_logging_server, count=1000)
+    assert process.stdout is not None
+    process.stdout.readline()
+    process.kill()
+    process.communicate()
+    assert arrived(cloud_logging_server) == []
+    cloud_logging_server.faults.clear()
+    finish(run("shipper.start(); record(first, count); shipper.flush(30)", tmp_path, cloud_logging_server, 1000, 10))
+    assert arrived(cloud_logging_server) == list(range(1010))
+    assert cloud_logging_server.duplicates == 0
+
+
+def test_killed_at_any_moment_nothing_is_lost_and_nothing_is_there_twice(
+    tmp_path: Path, cloud_logging_server: CloudLoggingServer
+) -> None:
+    """Kills land before, between and after sending and noting; insertIds make what is sent twice one."""
+    for attempt in range(4):
+        body = "shipper.start()\nfor n in range(first, first + count): record(n, 1); time.sleep(0.0002)\ntime.sleep(60)"
+        process = run(body, tmp_path, cloud_logging_server, attempt * 10_000, 10_000)
+        before = len(cloud_logging_server.requests)
+        while len(cloud_logging_server.requests) < before + 3:
+            time.sleep(0.002)
+        time.sleep(0.013 * attempt)
+        process.send_signal(signal.SIGKILL)
+        process.communicate()
+    ship_here(tmp_path, cloud_logging_server)
+    recorded = sum(
+        Path(segment.path).read_bytes().count(b'"step_count"')
+        for segment in list_segments(log_directory(tmp_path, LOG))
+    )
+    numbers = arrived(cloud_logging_server)
+    assert len(numbers) == len(set(numbers))
+    assert recorded - 4 <= len(numbers) <= recorded  # The last line of each may be torn.
+
+
+def test_killed_between_sending_and_noting_is_sent_again_under_the_same_ids(
+    tmp_path: Path, cloud_logging_server: CloudLoggingServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    journal = Journal(LOG, root=tmp_path, labels={})
+    for number in range(10):
+        journal.append({"step_count": number})
+
+    class Killed(BaseException):
+        pass
+
+    def killed(*_: object) -> None:
+        raise Killed
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Outbox, "acknowledge", killed)
+        with pytest.raises(Killed):
+            ship_here(tmp_path, cloud_logging_server)
+    ship_here(tmp_path, cloud_logging_server)
+    assert arrived(cloud_logging_server) == list(range(10))
+    assert cloud_logging_server.duplicates == 10
+
+
+def test_two_processes_of_one_log_ship_each_entry_once(
+    tmp_path: Path, cloud_logging_server: CloudLoggingServer
+) -> None:
+    body = "shipper.start()\nfor n in range(first, first + count): record(n, 1); time.sleep(0.0005)"
+    processes = [run(body, tmp_path, cloud_logging_server, n * 1000, 500) for n in range(2)]
+    for process in processes:
+        finish(process)
+    assert arrived(cloud_logging_server) == [*range(500), *range(1000, 1500)]
+    assert cloud_logging_server.duplicates == 0
+
+
+def test_a_writer_is_shipped_by_one_process_at_a_time(tmp_path: Path, cloud_logging_server: CloudLoggingServer) -> None:
+    journal = Journal(LOG, root=tmp_path, labels={})
+    journal.append({"step_count": 0})
+    lock = OutboxLock.take(shipped_offset_path(tmp_path, LOG, journal.writer).with_suffix(".lock"))
+    assert lock is not None
+    assert ship_here(tmp_path, cloud_logging_server) == {}
+    lock.abandon()
+    assert ship_here(tmp_path, cloud_logging_server)["shipped"] == 1
+
+
+def test_exit_is_held_up_no_longer_than_the_grace_period(
+    tmp_path: Path, cloud_logging_server: CloudLoggingServer
+) -> None:
+    cloud_logging_server.faults.always(Hang(), on="write")
+    body = "shipper.start(); record(first, count); shipper.flush(0.3); print(time.time())"
+    body = body.replace("shipper.", "shipper._grace_period_seconds = 0.5; shipper.", 1)
+    ended = float(finish(run(body, tmp_path, cloud_logging_server)))
+    assert time.time() - ended < 1.5
+    cloud_logging_server.faults.clear()
+    ship_here(tmp_path, cloud_logging_server)
+    assert arrived(cloud_logging_server) == list(range(100))
+
+
+@pytest.mark.parametrize("protocol", ["rest", "grpc"])
+def test_a_forked_child_starts_clean(tmp_path: Path, cloud_logging_server: CloudLoggingServer, protocol: str) -> None:
+    """No thread, no lock, nothing of the parent's again; its entries are shipped once its process is gone."""
+    body = """
+import warnings; warnings.simplefilter("ignore")
+shipper.start(); record(first, count); assert shipper.flush(20)
+child = os.fork()
+if child == 0:
+    assert shipper.statistics().counts == {} and shipper.statistics().state == "idle"
+    assert not shipper.flush(0.1)
+    record(first + count, count)
+    os._exit(0)
+assert os.waitpid(child, 0)[1] == 0
+record(first + 2 * count, count)
+deadline = time.monotonic() + 20
+while shipper.statistics().counts["shipped"] < 3 * count and time.monotonic() < deadline:
+    time.sleep(0.01)
+"""
+    environ = cloud_logging_server.environment()
+    if protocol == "grpc":
+        body = f"os.environ['ML_DIAGNOSTICS_LOGGING_GRPC'] = {environ['ML_DIAGNOSTICS_LOGGING_GRPC']!r}\n{body}"
+    process = run(body, tmp_path, cloud_logging_server)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 0, errors.decode()
+    assert arrived(cloud_logging_server) == list(range(300))
+    assert cloud_logging_server.duplicates == 0
+
+
+def test_a_forked_child_may_start_a_shipper_of_its_own(
+    tmp_path: Path, cloud_logging_server: CloudLoggingServer
+) -> None:
+    body = """
+shipper.start(); record(first, count); assert shipper.flush(20)
+child = os.fork()
+if child == 0:
+    record(first + count, count)
+    shipper.start()
+    os._exit(0 if shipper.flush(20) else 1)
+assert os.waitpid(child, 0)[1] == 0
+"""
+    process = run(body, tmp_path, cloud_logging_server)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 0, errors.decode()
+    assert arrived(cloud_logging_server) == list(range(200))
+
+
+def test_a_lock_dies_with_its_process_not_with_its_children(
+    tmp_path: Path, cloud_logging_server: CloudLoggingServer
+) -> None:
+    """A child inherits the descriptor of a lock: it must let go, or the writer is locked as long as it lives."""
+    body = """
+shipper.start(); record(first, count); assert shipper.flush(20)
+if os.fork() == 0:
+    os.close(1); os.close(2)
+    time.sleep(60)
+    os._exit(0)
+record(first + count, count)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+    process = run(body, tmp_path, cloud_logging_server, start_new_session=True)
+    process.communicate(timeout=60)
+    try:
+        ship_here(tmp_path, cloud_logging_server)
+        assert arrived(cloud_logging_server) == list(range(200))
+    finally:
+        os.killpg(process.pid, signal.SIGKILL)
+
+
+def test_importing_the_shipper_imports_nothing_heavy() -> None:
+    program = "import sys, ml_diagnostics_common.shipper; print(*sys.modules)"
+    modules = subprocess.run([sys.executable, "-c", program], capture_output=True, check=True, text=True).stdout.split()
+    assert not {"msgspec", "google.auth", "grpc", "requests", "asyncio", "ssl", "http", "inspect"} & set(modules)
+
+
+def test_a_writer_that_nobody_claims_is_adopted_after_a_while(
+    tmp_path: Path, cloud_logging_server: CloudLoggingServer
+) -> None:
+    """As of a host that shares the folder: whether its process lives cannot be seen from here."""
+    journal = Journal(LOG, root=tmp_path, labels={})
+    journal.append({"step_count": 0})
+    [segment] = list_segments(journal.folder)
+    Path(segment.path).rename(journal.folder / "elsewhere-1-1-0.0.jsonl")
+    now = [0.0]
+    counters = Counters()
+    transport = connect(environ=cloud_logging_server.environment())
+    delivery = Delivery(tmp_path, LOG, transport, counters, clock=lambda: now[0])
+    delivery.run_round()
+    assert counters.as_dict() == {}
+    now[0] = 11.0
+    delivery.run_round()
+    delivery.run_round()
+    assert counters.as_dict() == {"requests": 1, "shipped": 1}
+    with Path(journal.folder / "elsewhere-1-1-0.0.jsonl").open("a") as file:
+        file.write(f'\n{{"t":2,"s":{10**11 + 1},"p":{{"step_count":1}}}}')
+    now[0] = 22.0
+    delivery.run_round()
+    assert counters.as_dict()["shipped"] == 2
+    delivery.close()
+    transport.close()
+
+
+def test_whose_a_writer_is() -> None:
+    host, now_ns = host_name(), time.time_ns()
+    assert owner(f"{host}-{os.getpid()}-{now_ns}-0") is Owner.US
+    assert owner(f"{host}-{os.getpid()}-1000-0") is Owner.GONE  # The same pid, before this process began.
+    assert owner(f"{host}-{os.getppid()}-{now_ns}-0") is Owner.ALIVE
+    assert owner(f"{host}-4194999-{now_ns}-0") is Owner.GONE
+    assert owner(f"elsewhere-{os.getpid()}-{now_ns}-0") is Owner.UNKNOWN
+    assert owner("anything") is Owner.UNKNOWN
+
+
+def test_closing_twice_and_starting_twice_is_once(tmp_path: Path, cloud_logging_server: CloudLoggingServer) -> None:
+    shipper = Shipper(LOG, root=tmp_path, connect=lambda: connect(environ=cloud_logging_server.environment()))
+    assert not shipper.flush(0.1)
+    shipper.start()
+    shipper.start()
+    began = time.monotonic()
+    assert shipper.close(5)
+    assert time.monotonic() - began < 1.5  # Nothing to ship: not even the latency is waited for.
+    shipper.close(5)
+    assert shipper.statistics().state == "stopped"
