@@ -220,7 +220,7 @@ class TestFaultsOverGrpc:
         write(gapic, {"text_payload": "before"})
         cloud_logging_server.faults.script([fault])
         with pytest.raises(error):
-            write(gapic, {"text_payload": "a"}, timeout=0.3)
+            write(gapic, {"text_payload": "a"}, timeout=0.3 if error is exceptions.DeadlineExceeded else 10)
         assert len(cloud_logging_server.entries('textPayload="a"')) == stored
         write(gapic, {"text_payload": "after"})
 
