@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
 import threading
 import timeit
 
@@ -92,12 +93,25 @@ def test_counters_are_exact_under_threads() -> None:
 
 @pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
 def test_a_forked_child_can_count_while_a_thread_of_its_parent_held_the_lock() -> None:
-    with LOSSES._lock:
-        child = os.fork()
-        if child == 0:
-            LOSSES.add("in the child")
-            os._exit(0)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    held, release = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with LOSSES._lock:
+            held.set()
+            release.wait(30)
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    held.wait(30)
+    child = os.fork()
+    if child == 0:
+        signal.alarm(20)  # Ends a child that hangs.
+        LOSSES.add("in the child")
+        os._exit(0)
+    status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    release.set()
+    thread.join()
+    assert status == 0
 
 
 def test_the_guard_costs_less_than_a_microsecond() -> None:

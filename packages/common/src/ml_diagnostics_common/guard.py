@@ -10,7 +10,7 @@ import functools
 import logging
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeVar, cast
 
 __all__ = ["LOSSES", "Counters", "guarded", "report_loss", "warn_once"]
@@ -20,11 +20,11 @@ logger = logging.getLogger("ml_diagnostics")
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
-class Counters:
-    """Counts by reason, exact under threads."""
+class Counters(Mapping[str, int]):
+    """Counts by reason, exact under threads; reads as a mapping of those that are not zero."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # A signal handler may interrupt its own thread in here.
         self._counts: dict[str, int] = {}
 
     def add(self, reason: str, count: int = 1) -> None:
@@ -32,8 +32,17 @@ class Counters:
         with self._lock:
             self._counts[reason] = self._counts.get(reason, 0) + count
 
+    def __getitem__(self, reason: str) -> int:
+        return self._counts[reason]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.as_dict())
+
+    def __len__(self) -> int:
+        return len(self._counts)
+
     def as_dict(self) -> dict[str, int]:
-        """A copy of the counts that are not zero."""
+        """A copy of the counts as they are now."""
         with self._lock:
             return dict(self._counts)
 
@@ -44,7 +53,7 @@ class Counters:
 
     def renew_lock(self) -> None:
         """For a forked child: the thread that held the lock may not exist here."""
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
 
 
 # State of the process: what guarded calls lost, and what warn_once has said.

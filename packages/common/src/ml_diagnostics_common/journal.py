@@ -216,12 +216,6 @@ class Journal:
         """
         self.flush(timeout_seconds)
 
-    def __del__(self) -> None:
-        try:
-            self._file.close()
-        except Exception:
-            pass  # A constructor that failed, or the end of the interpreter.
-
     # The slow way: the first entry, one entry a second, and all while the file cannot be written to.
 
     def _append_slowly(self, now: str, line: bytes) -> None:

@@ -78,6 +78,13 @@ class SegmentFile:
             os.close(self.descriptor)
         self.descriptor = -1
 
+    def __del__(self) -> None:
+        # Not before everybody has forgotten the file: a thread may be in the middle of a write, or of a sync.
+        try:
+            self.close()
+        except Exception:
+            pass  # A constructor that failed, or the end of the interpreter.
+
 
 def _sync_and_close(descriptor: int, sync: Callable[[int], None]) -> None:
     try:
