@@ -37,6 +37,7 @@ REGISTRIES = [
 ]
 FILE_ADDRESS = re.compile("file:" + r"///\w+/")
 MACHINE_PATH = re.compile(r"(?<![\w.$}{<>)*~-])/(?:root|home|work|Users|opt)" + r"/\w")
+A_SAMPLE = re.compile(r"/home/(?:user|local)\b")  # anybody's home in an example, not somebody's
 
 
 @cache
@@ -79,7 +80,7 @@ def test_no_tracked_file_holds_a_path_of_one_machine() -> None:
         f"{name}:{number}: {line.strip()}"
         for name, text in tracked_text().items()
         for number, line in enumerate(text.splitlines(), 1)
-        if FILE_ADDRESS.search(line) or MACHINE_PATH.search(line)
+        if FILE_ADDRESS.search(line) or MACHINE_PATH.search(A_SAMPLE.sub("", line))
     ]
     assert found == []
 

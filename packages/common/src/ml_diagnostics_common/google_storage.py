@@ -167,7 +167,7 @@ class GoogleCloudStorage:
 
         try:
             import google.auth.credentials
-            from google.cloud import storage  # type: ignore[import-untyped]
+            import google.cloud.storage as storage
         except ImportError as error:
             raise MissingExtraError("a gs:// path", "ml-diagnostics-common", "gcs") from error
 
