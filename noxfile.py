@@ -108,7 +108,7 @@ def differential(session: nox.Session) -> None:
 def bench(session: nox.Session) -> None:
     """Measure ours, and beside it the public package where it can be had."""
     install(session, "tests", *PACKAGES)
-    session.run("python", "benchmarks/run.py", *session.posargs, env={"JAX_PLATFORMS": "cpu"})
+    session.run("python", "-m", "benchmarks", *session.posargs, env={"JAX_PLATFORMS": "cpu"})
 
 
 @nox.session

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 
 import pytest
-
 from ml_diagnostics_common import guard
 
 _PREFIXES = ("ML_DIAGNOSTICS_", "CLOUDSDK_", "GOOGLE_", "GCE_METADATA_", "STORAGE_EMULATOR_", "NO_GCE_")

@@ -19,7 +19,7 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = sorted(
     str(page.relative_to(ROOT))
-    for pattern in ("README.md", "packages/*/README.md", "docs/**/*.md")
+    for pattern in ("README.md", "examples/*.md", "packages/*/README.md", "docs/**/*.md")
     for page in ROOT.glob(pattern)
 )
 FENCE = re.compile(r"(?P<indent> *)```(?P<language>\w*)")

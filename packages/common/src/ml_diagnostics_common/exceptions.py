@@ -43,7 +43,8 @@ class MissingExtraError(DiagnosticsError, ImportError):
 
     def __init__(self, feature: str, distribution: str, extra: str) -> None:
         """Names the feature, and the command that installs what it needs."""
-        super().__init__(f"{feature} needs an optional dependency; install it with: pip install '{distribution}[{extra}]'")
+        command = f"pip install '{distribution}[{extra}]'"
+        super().__init__(f"{feature} needs an optional dependency; install it with: {command}")
 
 
 class CloudLoggingError(DiagnosticsError):
