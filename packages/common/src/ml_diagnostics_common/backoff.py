@@ -8,13 +8,15 @@ from collections.abc import Callable
 
 __all__ = ["Backoff", "RequestBudget"]
 
+_LONGEST_ASKED_SECONDS = 600.0
+
 
 class Backoff:
     """Exponential backoff with jitter that never undercuts what the server asked for.
 
     Args:
         first_seconds: The longest wait after the first failure.
-        longest_seconds: The longest wait of all; what a server asks for is cut to it too.
+        longest_seconds: The longest wait of our own choosing; a server may ask for ten minutes.
 
     Attributes:
         failures: Failures since the last success.
@@ -43,7 +45,7 @@ class Backoff:
         self.failures += 1
         wait = ceiling * (0.5 + 0.5 * random.random())
         if retry_after_seconds is not None:
-            asked = min(retry_after_seconds, self._longest_seconds)
+            asked = min(retry_after_seconds, max(self._longest_seconds, _LONGEST_ASKED_SECONDS))
             wait = max(wait, asked + 0.1 * ceiling * random.random())
         return wait
 

@@ -35,6 +35,7 @@ _CATCHING_UP = 5
 _UNCLAIMED_SECONDS = 10.0
 _LOOK_AGAIN_SECONDS = 10.0
 _MOST_HELD = 64
+_MOST_ADOPTED_BATCHES = 10
 _REFUSED = frozenset({"INVALID_ARGUMENT", "FAILED_PRECONDITION", "OUT_OF_RANGE"})
 _MOST_HALVINGS = 24
 
@@ -47,12 +48,12 @@ class Round(NamedTuple):
     """What one round did.
 
     Attributes:
-        sent: Batches that were acknowledged.
         drained: Whether everything that this process had written when the round began has arrived.
+        more: Whether others left more than one round sends.
     """
 
-    sent: int
     drained: bool
+    more: bool = False
 
 
 class _Claim:
@@ -106,7 +107,7 @@ class Delivery:
     def run_round(
         self, *, deadline: Callable[[], float] = _never, pause: Callable[[float], None] | None = None
     ) -> Round:
-        """Sends what there is, until all is sent, a request fails or the deadline comes.
+        """Sends what there is: all of our own, and some of what each of the others left.
 
         Args:
             deadline: When to stop, in monotonic seconds; asked again between requests.
@@ -116,21 +117,23 @@ class Delivery:
             TransportError: A request failed. Nothing is lost: the same batch comes again in the next round.
         """
         self._look()
-        sent, drained = 0, True
+        drained, more = True, False
         for writer in list(self._unfinished):
             whose = self._owner(writer)
             claim = self._claim(writer, whose)
             if claim is None:
                 drained = drained and not (whose is Owner.US and self._is_behind(writer))
                 continue
-            sent += self._send_all(claim, whose, deadline, pause)
+            done = self._send_all(claim, whose, deadline, pause)
             if self._clock() >= deadline():
-                return Round(sent, False)
-            if claim.outbox.settling:
-                drained = drained and whose is not Owner.US
-            elif whose in (Owner.GONE, Owner.UNKNOWN):
+                return Round(drained=False)
+            if whose is Owner.US:
+                drained = drained and done
+            elif not done:
+                more = True
+            elif whose is not Owner.ALIVE:
                 self._finish(writer)
-        return Round(sent, drained)
+        return Round(drained, more)
 
     def close(self) -> None:
         """Lets go of every writer."""
@@ -152,6 +155,8 @@ class Delivery:
                     self._segments.setdefault(segment.writer, []).append(segment)
                 unfinished = [writer for writer in self._segments if self._finished.get(writer) != self._size(writer)]
                 self._unfinished = sorted(unfinished, key=self._ours_first)
+                for writer in self._claims.keys() - self._segments.keys():
+                    self._claims.pop(writer).lock.abandon()
                 return
         for writer in self._claims:
             self._segments[writer] = [_as_it_is_now(segment) for segment in self._segments.get(writer, [])]
@@ -204,18 +209,24 @@ class Delivery:
 
     def _send_all(
         self, claim: _Claim, whose: Owner, deadline: Callable[[], float], pause: Callable[[float], None] | None
-    ) -> int:
-        """Sends what the writer has; the batches of a backlog are larger, with pauses between them."""
+    ) -> bool:
+        """Sends what the writer has; the batches of a backlog are larger, with pauses between them.
+
+        Returns:
+            Whether that was all.
+        """
         outbox, sent = claim.outbox, 0
-        while True:
+        while whose is Owner.US or sent < _MOST_ADOPTED_BATCHES:
             batch = outbox.next_batch(
                 self._segments[outbox.writer],
                 most_entries=self._batch_entries * (_CATCHING_UP if sent else 1),
                 most_bytes=_MOST_BYTES,
                 ended=whose is Owner.GONE,
             )
-            if batch is None or self._clock() >= deadline():
-                return sent
+            if batch is None:
+                return not outbox.settling
+            if self._clock() >= deadline():
+                return False
             began = time.thread_time()
             refused = self._send(batch, deadline) if batch.entries else []
             outbox.acknowledge(batch)
@@ -223,6 +234,7 @@ class Delivery:
             sent += bool(batch.entries)
             if pause is not None and sent > 1:
                 pause(time.thread_time() - began)
+        return False
 
     def _send(self, batch: Batch, deadline: Callable[[], float]) -> list[str]:
         """Sends a batch until each of its entries was accepted, or refused for good; why, for those that were."""

@@ -243,7 +243,8 @@ class Shipper:
         self._backoff.succeeded()
         self._access_backoff.succeeded()
         self._tell(state="shipping")
-        return self._max_latency_seconds if done.drained or self._flushes_done == wanted else _ASK_AGAIN_SECONDS
+        impatient = done.more or self._flushes_done < wanted
+        return _ASK_AGAIN_SECONDS if impatient else self._max_latency_seconds
 
     def _failed(self, error: Exception) -> float:
         """Notes a failure; the seconds until the next attempt."""

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from typing import Any
 
-from ml_diagnostics_common.cloud_logging.decoding import EntryDecoder
+from ml_diagnostics_common.cloud_logging.decoding import EntryDecoder, Origin
 from ml_diagnostics_common.cloud_logging.transport import EntryError, Page, TransportError
 from ml_diagnostics_common.credentials import CloudEnvironment
-from ml_diagnostics_common.entry import LogEntry, parse_timestamp
+from ml_diagnostics_common.entry import parse_timestamp
 from ml_diagnostics_common.exceptions import MissingExtraError
 
 __all__ = ["GrpcTransport"]
@@ -42,7 +42,7 @@ class GrpcTransport:
             transport = LoggingServiceV2GrpcTransport(credentials=cloud.credentials)
         self._transport = transport
         self._client = LoggingServiceV2Client(transport=transport)
-        self._decoder = EntryDecoder()
+        self._decoder = EntryDecoder(_key, _origin)
 
     def write(self, entries: Sequence[Mapping[str, Any]], *, timeout_seconds: float) -> None:
         """See `LoggingTransport.write`."""
@@ -74,34 +74,26 @@ class GrpcTransport:
         with _call_errors():
             pager = self._client.list_log_entries(request=request, retry=None, timeout=timeout_seconds)
             page = ListLogEntriesResponse.pb(next(iter(pager.pages)))
+        entries = page.entries
         return Page(
-            [self._entry(entry) for entry in page.entries],
+            [
+                self._decoder.entry(
+                    _time_ns(entry.timestamp),
+                    entry.insert_id,
+                    _dictionary(entry.json_payload),
+                    entry.log_name,
+                    _severity(entry.severity),
+                    entry,
+                )
+                for entry in entries
+            ],
             page.next_page_token,
-            [_time_ns(entry.receive_timestamp) or _time_ns(entry.timestamp) for entry in page.entries],
+            lambda index: _time_ns(entries[index].receive_timestamp) or _time_ns(entries[index].timestamp),
         )
 
     def close(self) -> None:
         """Closes the channel."""
         self._transport.close()
-
-    def _entry(self, entry: Any) -> LogEntry:
-        def origin() -> tuple[Mapping[str, str], Mapping[str, Any]]:
-            resource = {"type": entry.resource.type, "labels": dict(entry.resource.labels)}
-            return dict(entry.labels), resource
-
-        return self._decoder.entry(
-            _time_ns(entry.timestamp),
-            entry.insert_id,
-            _dictionary(entry.json_payload),
-            entry.log_name,
-            _severity(entry.severity),
-            lambda: (
-                tuple(sorted(entry.labels.items())),
-                entry.resource.type,
-                tuple(sorted(entry.resource.labels.items())),
-            ),
-            origin,
-        )
 
 
 # --- To protobuf: seven times faster than json_format, whose time would be the trainer's -----------------
@@ -179,19 +171,25 @@ def _time_ns(timestamp: Any) -> int:
     return int(timestamp.seconds) * _SECOND + int(timestamp.nanos)
 
 
+def _key(entry: Any) -> Hashable:
+    resource = entry.resource
+    return tuple(sorted(entry.labels.items())), resource.type, tuple(sorted(resource.labels.items()))
+
+
+def _origin(entry: Any) -> Origin:
+    return dict(entry.labels), {"type": entry.resource.type, "labels": dict(entry.resource.labels)}
+
+
 def _dictionary(struct: Any) -> dict[str, Any]:
     """A google.protobuf.Struct; five times faster than MessageToDict, which also makes text of every name."""
-    return {name: _value(value) for name, value in struct.fields.items()}
+    fields = struct.fields
+    return {name: _value(fields[name]) for name in fields}
 
 
 def _value(value: Any) -> Any:
     kind = value.WhichOneof("kind")
-    if kind == "number_value":
-        return value.number_value
-    if kind == "string_value":
-        return value.string_value
-    if kind == "bool_value":
-        return value.bool_value
+    if kind == "number_value" or kind == "string_value" or kind == "bool_value":
+        return getattr(value, kind)
     if kind == "struct_value":
         return _dictionary(value.struct_value)
     if kind == "list_value":

@@ -215,12 +215,12 @@ class CloudLoggingReader:
         """The page's entries of our log and job that were not seen before; now all of them are."""
         add, others, log_id, job_name = self._seen.add, self._others, self._log_id, self._job_name
         fresh = []
-        for entry, received_ns in zip(page.entries, page.received_ns, strict=True):
+        for index, entry in enumerate(page.entries):
             context = entry.context
             if context.writer is None:
                 if entry.foreign_id in others:
                     continue
-                others[entry.foreign_id] = (entry.timestamp_ns, received_ns)
+                others[entry.foreign_id] = (entry.timestamp_ns, page.received_ns(index))
             elif not add(context.writer, entry.sequence):
                 continue
             # Filters compare without regard to case, and a gap may be an entry of another job.

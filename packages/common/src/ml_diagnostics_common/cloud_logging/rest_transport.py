@@ -9,13 +9,13 @@ from __future__ import annotations
 import contextlib
 import email.utils
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
 
 from ml_diagnostics_common._version import __version__
-from ml_diagnostics_common.cloud_logging.decoding import EntryDecoder, TimestampParser
+from ml_diagnostics_common.cloud_logging.decoding import EntryDecoder, Origin, TimestampParser
 from ml_diagnostics_common.cloud_logging.transport import EntryError, Page, TransportError
 from ml_diagnostics_common.credentials import CloudEnvironment
 from ml_diagnostics_common.entry import LogEntry
@@ -70,7 +70,7 @@ class RestTransport:
         self._encode = msgspec.json.Encoder().encode
         self._decode = msgspec.json.Decoder(_Listing).decode
         self._timestamp_ns = TimestampParser()
-        self._decoder = EntryDecoder()
+        self._decoder = EntryDecoder(_key, _origin)
 
     def write(self, entries: Sequence[Mapping[str, Any]], *, timeout_seconds: float) -> None:
         """See `LoggingTransport.write`."""
@@ -95,12 +95,7 @@ class RestTransport:
         answer = self._post("entries:list", self._encode(request), timeout_seconds)
         try:
             listing = self._decode(answer)
-            timestamp_ns = self._timestamp_ns
-            return Page(
-                [self._entry(entry) for entry in listing.entries],
-                listing.nextPageToken,
-                [timestamp_ns(entry.receiveTimestamp or entry.timestamp) for entry in listing.entries],
-            )
+            return Page(self._entries(listing.entries), listing.nextPageToken, self._received_ns(listing.entries))
         except (msgspec.DecodeError, ValueError) as error:
             raise TransportError("UNAVAILABLE", f"a page that cannot be read ({error})") from error
 
@@ -108,16 +103,17 @@ class RestTransport:
         """Closes the connections."""
         self._session.close()
 
-    def _entry(self, entry: _Entry) -> LogEntry:
-        return self._decoder.entry(
-            self._timestamp_ns(entry.timestamp),
-            entry.insertId,
-            entry.jsonPayload,
-            entry.logName,
-            entry.severity,
-            lambda: (bytes(entry.labels), bytes(entry.resource)),
-            lambda: (msgspec.json.decode(entry.labels), msgspec.json.decode(entry.resource)),
-        )
+    def _entries(self, entries: list[_Entry]) -> list[LogEntry]:
+        timestamp_ns, decode = self._timestamp_ns, self._decoder.entry
+        return [
+            decode(
+                timestamp_ns(entry.timestamp), entry.insertId, entry.jsonPayload, entry.logName, entry.severity, entry
+            )
+            for entry in entries
+        ]
+
+    def _received_ns(self, entries: list[_Entry]) -> Callable[[int], int]:
+        return lambda index: self._timestamp_ns(entries[index].receiveTimestamp or entries[index].timestamp)
 
     def _post(self, method: str, body: bytes, timeout_seconds: float) -> bytes:
         """One request, one answer; the answer's body if it is a good one.
@@ -144,6 +140,14 @@ class RestTransport:
         if response.status_code != 200:
             raise _error(response.status_code, bytes(answer), response.headers.get("Retry-After"))
         return bytes(answer)
+
+
+def _key(entry: _Entry) -> Hashable:
+    return bytes(entry.labels), bytes(entry.resource)
+
+
+def _origin(entry: _Entry) -> Origin:
+    return msgspec.json.decode(entry.labels), msgspec.json.decode(entry.resource)
 
 
 @contextlib.contextmanager

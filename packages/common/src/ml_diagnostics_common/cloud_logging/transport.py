@@ -7,7 +7,7 @@ and the reader know what may wait, a transport does not.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
@@ -87,12 +87,13 @@ class Page(NamedTuple):
     Attributes:
         entries: The entries in the order of the server.
         next_page_token: Asks for the page after this one; empty on the last.
-        received_ns: When Cloud Logging received each entry, the entry's own time where it does not say.
+        received_ns: When Cloud Logging received the entry of an index, the entry's own time where it does not
+            say. A function, because few entries are asked.
     """
 
     entries: list[LogEntry]
     next_page_token: str
-    received_ns: Sequence[int]
+    received_ns: Callable[[int], int]
 
 
 class LoggingTransport(Protocol):
