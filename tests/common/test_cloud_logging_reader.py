@@ -51,10 +51,13 @@ def server(clock: Clock) -> Iterator[CloudLoggingServer]:
         yield server
 
 
-@pytest.fixture(params=["rest", "grpc"])
+both_protocols = pytest.mark.parametrize("transport", ["rest", "grpc"], indirect=True)
+
+
+@pytest.fixture
 def transport(request: pytest.FixtureRequest, server: CloudLoggingServer) -> Iterator[LoggingTransport]:
     environ = server.environment()
-    if request.param == "rest":
+    if getattr(request, "param", "rest") == "rest":
         del environ["ML_DIAGNOSTICS_LOGGING_GRPC"]
     transport = connect(environ=environ)
     yield transport
@@ -94,6 +97,7 @@ def lists(server: CloudLoggingServer) -> int:
     return sum(request.operation == "list" for request in server.requests)
 
 
+@both_protocols
 def test_a_long_history_is_read_once_and_in_order(
     server: CloudLoggingServer, transport: LoggingTransport, clock: Clock
 ) -> None:
@@ -115,6 +119,7 @@ def test_only_what_is_new_is_read_again(server: CloudLoggingServer, transport: L
     assert max(request.entries or 0 for request in server.requests if request.operation == "list") <= 161
 
 
+@both_protocols
 def test_what_the_reference_wrote_is_read_once(
     server: CloudLoggingServer, transport: LoggingTransport, clock: Clock
 ) -> None:
@@ -138,6 +143,7 @@ def test_an_entry_that_comes_late_is_found_in_the_overlap(
     assert steps(subject) == [1]
 
 
+@both_protocols
 def test_a_gap_in_a_writers_sequence_is_asked_for_by_name(
     server: CloudLoggingServer, transport: LoggingTransport, clock: Clock
 ) -> None:
@@ -213,6 +219,7 @@ def test_entries_held_back_at_random_are_all_found_once(
     assert sorted(found) == list(range(300))
 
 
+@both_protocols
 def test_another_process_resumes_from_a_position(
     server: CloudLoggingServer, transport: LoggingTransport, clock: Clock
 ) -> None:
@@ -228,6 +235,7 @@ def test_another_process_resumes_from_a_position(
     assert sorted(steps(third)) == [1500, 2001]
 
 
+@both_protocols
 def test_jobs_of_one_log_are_told_apart_also_by_case(
     server: CloudLoggingServer, transport: LoggingTransport, clock: Clock
 ) -> None:
@@ -240,6 +248,7 @@ def test_jobs_of_one_log_are_told_apart_also_by_case(
     assert sorted(steps(reader(transport, clock, job_name=None))) == [0, 1, 2, 3]
 
 
+@both_protocols
 def test_a_job_name_that_no_filter_can_hold_is_sorted_out_here(
     server: CloudLoggingServer, transport: LoggingTransport, clock: Clock
 ) -> None:
@@ -264,6 +273,7 @@ def test_a_writer_whose_clock_is_fast_hides_no_other(
     assert sorted(steps(subject)) == [0, 5]
 
 
+@both_protocols
 @pytest.mark.parametrize("fault", [Status(503), Status(429), Reset(), Truncate()])
 def test_a_read_survives_a_server_that_fails_half_of_the_time(
     server: CloudLoggingServer, transport: LoggingTransport, clock: Clock, fault: Any
@@ -274,6 +284,7 @@ def test_a_read_survives_a_server_that_fails_half_of_the_time(
     assert lists(server) <= 40
 
 
+@both_protocols
 def test_retry_after_is_honoured(server: CloudLoggingServer, transport: LoggingTransport, clock: Clock) -> None:
     server.write([ours(1, NOW)], log_id="log")
     server.faults.script([Status(429, retry_after=17)], on="list")

@@ -25,12 +25,15 @@ from ml_diagnostics_testing.faults import Hang, Reset, Status, Truncate
 LOG = "goodput_run"
 
 
-@pytest.fixture(params=["rest", "grpc"])
+both_protocols = pytest.mark.parametrize("connecting", ["rest", "grpc"], indirect=True)
+
+
+@pytest.fixture
 def connecting(
     request: pytest.FixtureRequest, cloud_logging_server: CloudLoggingServer
 ) -> Callable[[], LoggingTransport]:
     environ = cloud_logging_server.environment()
-    if request.param == "rest":
+    if getattr(request, "param", "rest") == "rest":
         del environ["ML_DIAGNOSTICS_LOGGING_GRPC"]
     return lambda: connect(environ=environ)
 
@@ -94,6 +97,7 @@ def until(condition: Callable[[], bool], seconds: float = 10.0) -> bool:
     return condition()
 
 
+@both_protocols
 def test_all_that_was_journalled_arrives_with_its_labels(
     tmp_path: Path, start: Callable[..., Shipper], cloud_logging_server: CloudLoggingServer
 ) -> None:
@@ -144,6 +148,7 @@ def test_the_google_clients_own_reading_finds_what_we_wrote(
     assert entries[3].labels["seq"] == str(10**11 + 3)
 
 
+@both_protocols
 @pytest.mark.parametrize(
     "fault",
     [Status(503), Status(503, after_apply=True), Status(500), Reset(), Reset(after_apply=True), Truncate(1)],
@@ -162,6 +167,7 @@ def test_a_server_that_fails_half_of_the_time_loses_and_doubles_nothing(
     assert sum(count for name, count in counts.items() if name.startswith("failed_")) > 0
 
 
+@both_protocols
 def test_retry_after_is_honoured(
     tmp_path: Path, start: Callable[..., Shipper], cloud_logging_server: CloudLoggingServer
 ) -> None:
@@ -206,6 +212,7 @@ def test_a_hanging_server_costs_the_trainer_nothing_and_the_exit_its_grace(
     cloud_logging_server.faults.clear()
 
 
+@both_protocols
 def test_a_hanging_request_is_left_at_its_deadline_and_tried_again(
     tmp_path: Path, start: Callable[..., Shipper], cloud_logging_server: CloudLoggingServer
 ) -> None:
@@ -242,6 +249,7 @@ def test_the_end_tries_once_more(
     assert arrived(cloud_logging_server) == [0]
 
 
+@both_protocols
 def test_a_huge_entry_is_cut_and_says_so(
     tmp_path: Path, start: Callable[..., Shipper], cloud_logging_server: CloudLoggingServer
 ) -> None:
@@ -274,6 +282,7 @@ def test_whatever_is_cut_fits(value: Any) -> None:
     assert cut_to_fit(entry) == []
 
 
+@both_protocols
 def test_one_poisoned_entry_does_not_block_the_rest(
     tmp_path: Path,
     start: Callable[..., Shipper],
@@ -354,6 +363,7 @@ def test_a_backlog_leaves_memory_flat(
     assert shipper.statistics().counts["failed_UNAVAILABLE"] > 5
 
 
+@both_protocols
 @pytest.mark.parametrize(("status", "code"), [(403, "PERMISSION_DENIED"), (401, "UNAUTHENTICATED"), (404, "NOT_FOUND")])
 def test_a_refusal_is_explained_once_and_nothing_is_lost(
     tmp_path: Path,
@@ -489,6 +499,7 @@ def test_an_idle_shipper_costs_next_to_nothing(
     assert writes(cloud_logging_server) == began
 
 
+@both_protocols
 def test_reading_back_gives_the_same_entries_as_the_journal(
     tmp_path: Path, start: Callable[..., Shipper], connecting: Callable[[], LoggingTransport]
 ) -> None:
