@@ -47,7 +47,7 @@ def _make(folder: Path, python: Path, timeout_seconds: float) -> None:
     if uv:
         commands = [
             [uv, "venv", "--quiet", "--python", sys.executable, str(folder)],
-            [uv, "pip", "install", "--quiet", "--python", str(python), *pins],
+            [uv, "pip", "install", "--quiet", "--compile-bytecode", "--python", str(python), *pins],
         ]
     else:
         commands = [

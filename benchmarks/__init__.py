@@ -1,0 +1,7 @@
+"""The figures that this project promises, measured beside the public package of the same name.
+
+    python -m benchmarks [FIGURE ...] [--quick]
+
+A file a figure; each measurement runs in a process of its own, ours in this environment and the reference in one that
+is made for it. Machines are noisy, so what counts are ratios within one run.
+"""

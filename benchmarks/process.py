@@ -1,0 +1,93 @@
+"""Runs a function of this package in a process of its own, in our environment or in the reference's.
+
+Only the standard library is imported here and at the top of every figure's file, so that both can run them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import importlib
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+REPOSITORY = Path(__file__).parents[1]
+_NOT_INHERITED = (
+    "PYTHONDONTWRITEBYTECODE",  # What is measured is an import, not a compilation.
+    "ML_DIAGNOSTICS_",
+    "CLOUDSDK_",
+    "GOOGLE_",
+    "GCE_METADATA_",
+    "STORAGE_EMULATOR_",
+)
+
+
+def ours(function: Callable[..., Any], *, environment: dict[str, str] | None = None, **parameters: Any) -> Any:
+    """What a function returns (as JSON) in a fresh process of this environment, with no cloud and a new folder."""
+    with tempfile.TemporaryDirectory() as folder:
+        settings = {"ML_DIAGNOSTICS_DIR": folder, "ML_DIAGNOSTICS_BACKEND": "local", **(environment or {})}
+        return _call(sys.executable, function, settings, parameters)
+
+
+def reference(function: Callable[..., Any], **parameters: Any) -> Any:
+    """What a function returns in a fresh process of the reference's environment."""
+    with tempfile.TemporaryDirectory() as folder:
+        return _call(str(_reference_python()), function, {"TMPDIR": folder}, parameters)
+
+
+@cache
+def _reference_python() -> Path:
+    from tests.ml_goodput_measurement.reference.environment import reference_python
+
+    return reference_python(timeout_seconds=600)
+
+
+def _call(python: str, function: Callable[..., Any], settings: dict[str, str], parameters: dict[str, Any]) -> Any:
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(_NOT_INHERITED)}
+    done = subprocess.run(
+        [python, "-m", "benchmarks.process", function.__module__, function.__name__, json.dumps(parameters)],
+        cwd=REPOSITORY,
+        env={**kept, **settings},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if done.returncode:
+        raise RuntimeError(f"{function.__module__}.{function.__name__}({parameters}) failed:\n{done.stderr[-3000:]}")
+    return json.loads(done.stdout)
+
+
+def resident_mib(*, peak: bool = False) -> float:
+    """Resident memory of this process, or its peak since `forget_peak`."""
+    name = "VmHWM:" if peak else "VmRSS:"
+    for line in Path("/proc/self/status").read_text(encoding="ascii").splitlines():
+        if line.startswith(name):
+            return int(line.split()[1]) / 1024
+    raise OSError("/proc/self/status does not tell the resident memory")
+
+
+def forget_peak() -> None:
+    """Lets the peak of resident memory begin anew."""
+    gc.collect()
+    with contextlib.suppress(OSError):  # Without it the peak may be an earlier one: too high, never too low.
+        Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
+
+
+def percentile(values: list[float], share: float) -> float:
+    """The value below which that share of the values lies."""
+    ordered = sorted(values)
+    return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
+
+
+if __name__ == "__main__":
+    # The reference prints; what is printed is no result.
+    results, sys.stdout = sys.stdout, sys.stderr
+    module, name, arguments = sys.argv[1:]
+    json.dump(getattr(importlib.import_module(module), name)(**json.loads(arguments)), results)

@@ -1,0 +1,117 @@
+"""The first query of a job, and each further one: time and memory, by the length of the job."""
+
+from __future__ import annotations
+
+import statistics
+import tempfile
+import time
+from typing import Any
+
+from benchmarks import process
+from benchmarks.job import JOB, LOG, MemoryLog, Training
+from benchmarks.results import Row, Table, seconds
+
+
+def query(steps: int, custom_events: int, ticks: int) -> dict[str, Any]:
+    """Asks once about a whole job in memory, then after every ten new steps; the same code for both libraries."""
+    from ml_goodput_measurement import goodput
+
+    training = Training(steps, custom_events)
+    log = MemoryLog()
+    log.payloads += training.payloads(steps)
+    entries = len(log.payloads)
+    with tempfile.TemporaryDirectory() as cache_dir:
+        calculator = goodput.GoodputCalculator(JOB, LOG, cloud_logger=log, cache_dir=cache_dir)
+        process.forget_peak()
+        before = process.resident_mib()
+        first = _ask(calculator)
+        added = process.resident_mib(peak=True) - before
+        later = []
+        for tick in range(1, ticks + 1):
+            log.payloads += training.payloads(steps + 10 * tick)
+            later.append(_ask(calculator))
+        last_step = calculator.get_job_goodput()[2]
+    return {"entries": entries, "first": first, "added_mib": added, "later": later, "last_step": last_step}
+
+
+def _ask(calculator: Any) -> float:
+    """A monitor's tick: the goodput with its breakdown, and the details with the ideal step time."""
+    began = time.perf_counter()
+    calculator.get_job_goodput(include_badput_breakdown=True)
+    calculator.get_job_goodput_details()["ideal_step_time"]
+    return time.perf_counter() - began
+
+
+def measure(*, quick: bool) -> list[Table]:
+    cases = [(10_000, 0), (100_000, 0)] if quick else [(10_000, 0), (100_000, 0), (1_000_000, 0), (1_000_000, 1000)]
+    first_rows, later_rows = [], []
+    firsts, laters = {}, {}
+    for steps, custom_events in cases:
+        repetitions = 1 if quick else 3
+        mine = [process.ours(query, steps=steps, custom_events=custom_events, ticks=100) for _ in range(repetitions)]
+        theirs = process.reference(query, steps=steps, custom_events=custom_events, ticks=1 if quick else 2)
+        assert {run["last_step"] for run in mine} == {steps + 998}
+        assert {run["entries"] for run in mine} == {theirs["entries"]}
+        what = f"{steps:,} steps" + (f", {custom_events:,} custom events" if custom_events else "")
+        first, added = (statistics.median(run[key] for run in mine) for key in ("first", "added_mib"))
+        firsts[steps, custom_events] = first
+        is_largest = steps == 1_000_000
+        speed, memory = theirs["first"] / first, theirs["added_mib"] / max(added, 0.1)
+        first_rows += [
+            Row(
+                f"{what} ({mine[0]['entries']:,} entries)",
+                seconds(first),
+                seconds(theirs["first"]),
+                f"{speed:.1f} times faster",
+                "12 times faster" if is_largest else "",
+                speed >= 12 if is_largest else None,
+            ),
+            Row(
+                "memory added by it",
+                f"{added:.0f} MiB",
+                f"{theirs['added_mib']:.0f} MiB",
+                f"1/{memory:.0f}",
+                "1/20" if is_largest else "",
+                memory >= 20 if is_largest else None,
+            ),
+        ]
+        ticks = [tick for run in mine for tick in run["later"]]
+        p50 = laters[steps, custom_events] = statistics.median(ticks)
+        their_tick = statistics.median(theirs["later"])
+        later_rows.append(
+            Row(
+                what,
+                f"{seconds(p50)} p50, {seconds(process.percentile(ticks, 0.99))} p99, {seconds(max(ticks))} max",
+                seconds(their_tick),
+                f"{their_tick / p50:,.0f} times faster",
+                "p50 < 0.5 ms",
+                p50 < 0.5e-3,
+            )
+        )
+    if not quick:
+        custom = firsts[1_000_000, 1000] / firsts[1_000_000, 0]
+        first_rows.append(
+            Row(
+                "1,000 custom events against none",
+                f"{custom:.2f} times the time",
+                "",
+                "",
+                "<= 1.1 times",
+                custom <= 1.1,
+            )
+        )
+        growth = laters[1_000_000, 0] / laters[10_000, 0]
+        later_rows.append(
+            Row(
+                "1,000,000 steps against 10,000",
+                f"{growth:.2f} times the time",
+                "",
+                "",
+                "flat: <= 2 times",
+                growth <= 2,
+            )
+        )
+    return [
+        Table("First query", "`get_job_goodput(True)` and the details, from a log in memory; peak memory.", first_rows),
+        Table("Query after 10 new steps", "What a monitor pays at each tick; the same two calls.", later_rows),
+    ]

@@ -1,0 +1,82 @@
+"""What was measured, and how it is written down."""
+
+from __future__ import annotations
+
+import datetime
+import os
+import platform
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+
+REFERENCE = "ml-goodput-measurement 0.2.3"
+
+
+@dataclass(frozen=True)
+class Row:
+    """One figure: ours, what it is compared with, and what it has to reach."""
+
+    work: str
+    ours: str
+    compared_with: str = ""
+    ratio: str = ""
+    target: str = ""
+    met: bool | None = None
+    """None where there is no target."""
+
+
+@dataclass(frozen=True)
+class Table:
+    """The rows of one figure."""
+
+    title: str
+    note: str
+    rows: Sequence[Row]
+
+    def markdown(self) -> str:
+        lines = [f"## {self.title}", "", self.note, ""]
+        lines += ["| | ours | compared with | ratio | target | |", "|---|---|---|---|---|---|"]
+        for row in self.rows:
+            verdict = {None: "", True: "met", False: "**missed**"}[row.met]
+            cells = (row.work, row.ours, row.compared_with, row.ratio, row.target, verdict)
+            lines.append(f"| {' | '.join(cells)} |")
+        return "\n".join(lines) + "\n"
+
+
+def page(tables: Sequence[Table], *, quick: bool) -> str:
+    """All tables, under a heading that says where and when they were measured."""
+    size = "a quick run: small sizes, few repetitions" if quick else "a full run"
+    head = [
+        "# Results",
+        "",
+        f"Written by `python -m benchmarks` ({size}) on {datetime.date.today().isoformat()}. Ratios within one run are",
+        "what counts; absolute times are this machine's.",
+        "",
+        f"- machine: {_cpu()}, {os.cpu_count()} cores, {_memory_gib():.0f} GiB, Linux {platform.release()}",
+        f"- Python {platform.python_version()}; google-cloud-logging {version('google-cloud-logging')},"
+        f" msgspec {version('msgspec')}",
+        f"- ours: ml-goodput-measurement {version('ml-goodput-measurement')} from this tree; reference: {REFERENCE}"
+        " from the package index, in an environment of its own",
+        "",
+    ]
+    return "\n".join(head) + "\n" + "\n".join(table.markdown() for table in tables)
+
+
+def seconds(value: float) -> str:
+    """A duration with three digits and a unit that suits it."""
+    for unit, scale in (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6)):
+        if value >= scale:
+            return f"{value / scale:.3g} {unit}"
+    return f"{value * 1e9:.3g} ns"
+
+
+def _cpu() -> str:
+    for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+        if line.startswith("model name"):
+            return line.partition(":")[2].strip()
+    return platform.machine()
+
+
+def _memory_gib() -> float:
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
