@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from itertools import islice
 
 __all__ = ["HeldLines"]
 
@@ -36,14 +35,15 @@ class HeldLines:
     def first(self, limit_bytes: int) -> bytes:
         """The oldest lines, joined: at least one of them, if there is any, and no more than about `limit_bytes`."""
         with self._lock:
-            lines: list[bytes] = []
-            size = 0
-            for line in islice(self._lines, 65_536):
-                lines.append(line)
-                size += len(line)
-                if size >= limit_bytes:
-                    break
-            return b"".join(lines)
+            lines = self._lines.copy()  # One call: a signal handler that adds a line cannot come in between.
+        first: list[bytes] = []
+        size = 0
+        for line in lines:
+            first.append(line)
+            size += len(line)
+            if size >= limit_bytes:
+                break
+        return b"".join(first)
 
     def remove(self, written: int) -> None:
         """Forgets the oldest lines that lie whole within the first `written` bytes."""
