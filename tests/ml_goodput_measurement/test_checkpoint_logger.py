@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import datetime
+import os
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from ml_diagnostics_common.environment import diagnostics_directory
 from ml_diagnostics_common.exceptions import ConfigurationError
 from ml_diagnostics_common.guard import LOSSES
 from ml_diagnostics_common.reader import JournalReader
@@ -19,12 +22,9 @@ from ml_goodput_measurement.recorder import GoodputRecorder
 from .histories import BASE, MemoryLog, orbax_save
 
 
-@pytest.fixture(autouse=True)
-def diagnostics_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("ML_DIAGNOSTICS_DIR", str(tmp_path / "diagnostics"))
-    monkeypatch.setenv("ML_DIAGNOSTICS_BACKEND", "local")
-    monkeypatch.delenv("ML_DIAGNOSTICS_RAISE", raising=False)
-    return tmp_path / "diagnostics"
+@pytest.fixture
+def diagnostics_folder() -> Path:
+    return diagnostics_directory()
 
 
 def recorder(**options: Any) -> GoodputRecorder:
@@ -77,6 +77,13 @@ def test_a_job_is_recorded_from_its_name_alone(diagnostics_folder: Path) -> None
     assert [payload["step"] for payload in payloads(diagnostics_folder, "my_log")] == [4]
 
 
+def test_the_disk_itself_is_asked_to_keep_a_save(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = threading.Event()
+    monkeypatch.setattr(os, "fdatasync", lambda _: asked.set())
+    CheckpointLogger(recorder()).log_entry(orbax_save(3, 10, 12, "/checkpoints"))
+    assert asked.wait(timeout=10)
+
+
 def test_every_key_of_an_entry_is_kept_and_the_entry_left_alone(diagnostics_folder: Path) -> None:
     entry = orbax_save(3, 10, 12, "/checkpoints")
     CheckpointLogger(recorder()).log_entry(entry)
@@ -118,6 +125,7 @@ def test_a_disabled_recorder_records_no_checkpoints(diagnostics_folder: Path) ->
     assert payloads(diagnostics_folder) == []
 
 
+@pytest.mark.usefixtures("in_production")
 def test_a_save_goes_on_and_the_loss_is_counted_when_it_cannot_be_recorded() -> None:
     class BrokenLog(MemoryLog):
         def write_cloud_logging_entry(self, entry: dict[str, Any]) -> None:

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from ml_diagnostics_common.environment import diagnostics_directory
 from ml_goodput_measurement import cli
 from ml_goodput_measurement.calculator import GoodputCalculator
 from ml_goodput_measurement.recorder import GoodputRecorder
@@ -17,11 +18,11 @@ from ml_goodput_measurement.report import format_text
 from .histories import BASE
 
 
-@pytest.fixture(autouse=True)
-def journal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("ML_DIAGNOSTICS_DIR", str(tmp_path / "diagnostics"))
-    monkeypatch.setenv("ML_DIAGNOSTICS_BACKEND", "local")
-    return tmp_path / "diagnostics" / "journal"
+@pytest.fixture
+def journal() -> Path:
+    folder = diagnostics_directory() / "journal"
+    folder.mkdir()
+    return folder
 
 
 def record(job: str, logger: str | None = None) -> None:
