@@ -41,7 +41,7 @@ def read_ours() -> dict[str, Any]:
 def read_google(target: str) -> dict[str, Any]:
     """`google.cloud.logging.Client.logger(...).list_entries(...)`, over gRPC, as the reference calls it."""
     import google.cloud.logging
-    import grpc
+    import grpc  # type: ignore[import-untyped]
     from google.auth.credentials import AnonymousCredentials
     from google.cloud.logging_v2._gapic import _LoggingAPI
     from google.cloud.logging_v2.services.logging_service_v2 import LoggingServiceV2Client

@@ -44,7 +44,7 @@ def record_reference(tight: int, paced: int) -> dict[str, Any]:
 
     client = google.cloud.logging.Client(project="project", credentials=AnonymousCredentials(), _use_grpc=False)
     client._logging_api = _NoTransport()
-    google.cloud.logging.Client = lambda *_, **__: client
+    google.cloud.logging.Client = lambda *_, **__: client  # type: ignore[assignment, misc]
     os.environ["GCE_METADATA_HOST"] = "127.0.0.1:1"
     from ml_goodput_measurement import goodput
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import datetime
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any
 
 BASE = 1_700_000_000.0
@@ -135,7 +135,7 @@ class MemoryLog:
         start_time: datetime.datetime | None = None,
         end_time: datetime.datetime | None = None,
         last_entry_info: Cursor | None = None,
-    ) -> tuple[Sequence[Payload], Cursor]:
+    ) -> tuple[list[Payload], Cursor]:
         seen = last_entry_info[1] if last_entry_info and last_entry_info[1] is not None else 0
         new = self.payloads[seen:]
         self.entries_read += len(new)

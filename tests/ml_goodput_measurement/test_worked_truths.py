@@ -13,7 +13,7 @@ import subprocess
 import sys
 import textwrap
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -275,7 +275,9 @@ def test_a_malformed_save_spoils_no_query(broken: dict[str, object]) -> None:
 
 
 @pytest.mark.parametrize("retention", [7 * 24 * 60 * 60, 7 * 24 * 60 * 60.0, datetime.timedelta(days=7), None])
-def test_the_retention_period_may_be_seconds_or_a_timedelta(tmp_path: Path, retention: object) -> None:
+def test_the_retention_period_may_be_seconds_or_a_timedelta(
+    tmp_path: Path, retention: datetime.timedelta | float | None
+) -> None:
     """B9: the reference's own README passes seconds, and its query dies of them."""
     log = MemoryLog(History().start(0).steps(range(10), at=10).end(110).payloads)
     calculator = goodput.GoodputCalculator(
@@ -459,7 +461,7 @@ class _DatedLog(MemoryLog):
         start_time: datetime.datetime | None = None,
         end_time: datetime.datetime | None = None,
         last_entry_info: Cursor | None = None,
-    ) -> tuple[Sequence[Payload], Cursor]:
+    ) -> tuple[list[Payload], Cursor]:
         new, cursor = super().read_cloud_logging_entries(start_time, end_time, last_entry_info)
         if start_time is None:
             return new, cursor

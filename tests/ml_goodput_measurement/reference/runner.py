@@ -11,7 +11,7 @@ import sys
 import tempfile
 from typing import Any
 
-import freezegun
+import freezegun  # type: ignore[import-not-found]  # It is in the reference's environment only.
 from ml_goodput_measurement import goodput
 
 Payload = dict[str, Any]
@@ -59,11 +59,7 @@ def answer(life: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def main() -> None:
-    answers = [answer(life) for life in json.load(sys.stdin)]
-    json.dump(answers, sys.__stdout__, default=float)
-
-
 if __name__ == "__main__":
-    sys.stdout = sys.stderr  # the reference prints
-    main()
+    # The reference prints; what is printed is no answer.
+    answers, sys.stdout = sys.stdout, sys.stderr
+    json.dump([answer(life) for life in json.load(sys.stdin)], answers, default=float)
