@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from dataclasses import dataclass
+from itertools import pairwise
 
-from ml_goodput_measurement.facts import NEVER_NS, Facts
+from ml_goodput_measurement.facts import NEVER_NS, Facts, rises
 from ml_goodput_measurement.marks import Interval
 
 __all__ = ["Attempt", "extend_attempts", "wall_start_ns"]
@@ -73,8 +74,13 @@ def _returns(facts: Facts, attempt: Attempt) -> list[int]:
     times, numbers = facts.steps.times, facts.steps.numbers
     unread = attempt.stop if attempt.has_steps else attempt.first
     begin = max(unread, attempt.first + 1)
-    following = zip(numbers[begin - 1 :], numbers[begin:], strict=False)
-    went_back = [index for index, (before, after) in enumerate(following, begin) if after <= before]
+    # Between two job starts numbers nearly always rise, which is soon seen.
+    borders = (bisect_left(times, start_ns) for start_ns in facts.job_starts)
+    went_back = []
+    for first, stop in pairwise([begin - 1, *(index for index in borders if begin <= index < len(times)), len(times)]):
+        run = numbers[first:stop]
+        if not rises(run):
+            went_back += [index for index, (before, after) in enumerate(pairwise(run), first + 1) if after <= before]
     ends = facts.job_ends[bisect_right(facts.job_ends, attempt.start_ns) :]
     after_end = (bisect_right(times, end_ns) for end_ns in ends)
     return went_back + [index for index in after_end if attempt.first < index < len(times)]

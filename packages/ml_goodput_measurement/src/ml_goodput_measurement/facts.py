@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_left, bisect_right, insort
+from collections.abc import Sequence
 from itertools import islice
 from operator import lt
 from typing import Any
@@ -23,7 +24,7 @@ from ml_goodput_measurement.marks import Interval, Marks
 from ml_goodput_measurement.overlays import Overlay, Overlays
 from ml_goodput_measurement.partition import Bucket
 
-__all__ = ["NEVER_NS", "Facts", "Steps"]
+__all__ = ["NEVER_NS", "Facts", "Steps", "rises"]
 
 NEVER_NS = 2**62
 """Later than any time."""
@@ -87,7 +88,7 @@ class Facts:
         times = batch.step_times
         if not times:
             return NEVER_NS
-        if _rises(times) and (not self.steps.times or times[0] > self.steps.times[-1]):
+        if rises(times) and (not self.steps.times or times[0] > self.steps.times[-1]):
             self.steps.times.extend(times)
             self.steps.numbers.extend(batch.step_numbers)
             changed_ns = times[0]
@@ -105,7 +106,7 @@ class Facts:
         if not codes:
             return NEVER_NS
         known = self.loads.codes
-        if _rises(codes) and (not known or codes[0] > known[-1]):
+        if rises(codes) and (not known or codes[0] > known[-1]):
             began_ns = (known[-1] if known else codes[0]) >> 1
             self.loads.extend(codes)
             return began_ns
@@ -287,5 +288,6 @@ def _earliest(time_ns: int, broken: Interval | None, made: list[Interval]) -> in
     return min([time_ns, *starts])
 
 
-def _rises(values: list[int]) -> bool:
+def rises(values: Sequence[int]) -> bool:
+    """Returns whether each value is greater than the one before."""
     return all(map(lt, values, islice(values, 1, None)))

@@ -9,7 +9,6 @@ the part of the running attempt before the settled step.
 
 from __future__ import annotations
 
-from array import array
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
@@ -34,7 +33,10 @@ from ml_goodput_measurement.overlays import Overlay
 from ml_goodput_measurement.partition import AttemptEnd, AttemptSummary, Bucket, Disruption, Piece
 from ml_goodput_measurement.step_times import StepTimes, median_of
 
-__all__ = ["Ledger", "Summary"]
+__all__ = ["Column", "Ledger", "Summary"]
+
+Column = Any
+"""An array of 64-bit integers or floats."""
 
 _UNSETTLED_STEPS = 128
 """So many of the latest steps are accounted for anew by each query: an overlay may still reach back over them."""
@@ -235,13 +237,14 @@ class Ledger:
             if numbers[index] < entry.cut and numbers[index + 1] == numbers[index] + 1
         }
 
-    def to_state(self) -> tuple[dict[str, Any], list[array[int]]]:
+    def to_state(self) -> tuple[dict[str, Any], list[Column]]:
         """Returns everything, facts and what is derived, as JSON and as columns: see `from_state`."""
         self._settle()
-        step_times = self._measure()
-        columns = [*self.facts.columns(), step_times.to_array()]
+        blocks, sums = self._measure().to_blocks()
+        columns: list[Column] = [*self.facts.columns(), *blocks]
         state = {
-            "columns": [len(column) for column in columns],
+            "columns": [(column.typecode, len(column)) for column in columns],
+            "step_time_sums": sums,
             "facts": self.facts.to_state(),
             "entries": [entry.to_state() for entry in self._entries],
             "measured": self._measured,
@@ -249,13 +252,14 @@ class Ledger:
         return state, columns
 
     @classmethod
-    def from_state(cls, state: dict[str, Any], columns: list[array[int]]) -> Ledger:
+    def from_state(cls, state: dict[str, Any], columns: list[Column]) -> Ledger:
         """Returns the ledger that `to_state` was asked of."""
         ledger = cls()
-        ledger.facts = Facts.from_state(state["facts"], columns[:-1])
+        blocks = columns[-len(state["step_time_sums"]) :] if state["step_time_sums"] else []
+        ledger.facts = Facts.from_state(state["facts"], columns[: len(columns) - len(blocks)])
         ledger._entries = [_Entry.from_state(entry) for entry in state["entries"]]
         ledger._divided_until_ns = ledger.facts.latest_border_ns()
-        ledger._step_times = StepTimes.of_sorted(columns[-1])
+        ledger._step_times = StepTimes.of_blocks(blocks, state["step_time_sums"])
         ledger._measured = state["measured"]
         return ledger
 
@@ -265,15 +269,13 @@ class Ledger:
         changed_ns, self.facts.changed_from_ns = self.facts.changed_from_ns, NEVER_NS
         if changed_ns == NEVER_NS:
             return
-        known = len(self._entries)
         self._undo()
         kept = len(self._entries)
         attempts = [entry.attempt for entry in self._entries]
         extend_attempts(attempts, self.facts)
         self._entries += [_Entry(attempt) for attempt in attempts[kept:]]
         self._divided_until_ns = self.facts.latest_border_ns()
-        if kept != known or len(self._entries) != known:
-            self._cut_repeated()
+        self._cut_repeated()
         self._forget_accounts(changed_ns)
 
     def _undo(self) -> None:
@@ -288,7 +290,7 @@ class Ledger:
         if self._entries:
             last = self._entries[-1].attempt
             last.stop = last.first
-        self._step_times = None
+        self._step_times = self._closed = None
 
     def _cut_repeated(self) -> None:
         """Tells each attempt from which step on later ones repeat it."""

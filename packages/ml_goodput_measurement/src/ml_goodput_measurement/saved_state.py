@@ -1,6 +1,6 @@
 """The calculator's saved state: so that another process need not read a job's history again.
 
-A file holds a JSON head and, behind it, the columns as raw 64-bit integers. It is private, versioned, and written
+A file holds a JSON head and, behind it, the columns as raw 64-bit numbers. It is private, versioned, and written
 whole; a state that knows less never replaces one that knows more.
 """
 
@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ml_goodput_measurement.ledger import Ledger
+from ml_goodput_measurement.ledger import Column, Ledger
 from ml_goodput_measurement.recorders import Recorders
 
 __all__ = ["SavedState", "load_state", "save_state"]
@@ -93,7 +93,7 @@ def _locked(path: Path) -> Iterator[None]:
         os.close(descriptor)
 
 
-def _write(path: Path, head: bytes, columns: list[array[int]]) -> None:
+def _write(path: Path, head: bytes, columns: list[Column]) -> None:
     new = path.with_name(f".{path.name}.{os.getpid()}.new")
     try:
         descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
@@ -121,10 +121,11 @@ def _parse_head(magic: bytes, length: bytes, file: Any) -> dict[str, Any] | None
     return head if isinstance(head, dict) else None
 
 
-def _columns(file: Any, lengths: list[int]) -> list[array[int]]:
+def _columns(file: Any, kinds: list[tuple[str, int]]) -> list[Column]:
     columns = []
-    for length in lengths:
-        column = array("q")
-        column.fromfile(file, length)
+    for kind, length in kinds:
+        column = array(kind, (0,)) * length
+        if file.readinto(column) != 8 * length:
+            raise EOFError(f"it ends in a column of {length} values")
         columns.append(column)
     return columns
