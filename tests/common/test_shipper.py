@@ -234,7 +234,9 @@ def test_exit_does_not_wait_for_a_server_that_is_known_to_fail(
     assert until(lambda: shipper.statistics().state == "waiting")
     began = time.monotonic()
     assert not shipper.flush(5)
+    assert not shipper.close(5)
     assert time.monotonic() - began < 1
+    assert writes(cloud_logging_server) == 1
 
 
 def test_the_end_tries_once_more(
@@ -329,6 +331,29 @@ def test_segments_follow_each_other(
     assert arrived(cloud_logging_server) == list(range(300))
     state = read_state(shipped_offset_path(tmp_path, LOG, written.writer))
     assert state == {"segment": segments[-1].number, "offset": segments[-1].size}
+
+
+@pytest.mark.parametrize("log_id", ['run/é "x"; $(id)', "日本" * 10, "a" * 200, ".hidden"])
+def test_a_log_of_any_name_is_shipped_and_read(
+    tmp_path: Path,
+    connecting: Callable[[], LoggingTransport],
+    cloud_logging_server: CloudLoggingServer,
+    shippers: list[Shipper],
+    log_id: str,
+) -> None:
+    journal = Journal(log_id, root=tmp_path, labels={"job": log_id})
+    journal.append({"job_name": log_id})
+    shippers.append(Shipper(log_id, root=tmp_path, connect=connecting))
+    shippers[0].start()
+    assert shippers[0].flush(10)
+    transport = connecting()
+    [[entry]] = CloudLoggingReader(transport, "test-project", log_id, job_name=log_id).read_new()
+    transport.close()
+    assert (entry.payload, entry.context.log_id, entry.context.labels) == (
+        {"job_name": log_id},
+        log_id,
+        {"job": log_id},
+    )
 
 
 def test_what_must_not_be_shipped_is_not(

@@ -255,7 +255,7 @@ class Shipper:
             self._explain_failure(error, str(code))
         asked = getattr(error, "retry_after_seconds", None)
         wait = (self._backoff if retryable else self._access_backoff).failed(asked)
-        self._last_try_due = asked is None
+        self._last_try_due = asked is None and self._stop_at is None
         self._wait_until = time.monotonic() + wait
         self._tell(state="waiting", error=str(error) or type(error).__name__)
         return wait
@@ -295,11 +295,12 @@ class Shipper:
     # --- Waiting --------------------------------------------------------------------------------------
 
     def _is_over(self) -> bool:
-        """Whether to end: after `close`, when all has arrived or there is no time left."""
+        """Whether to end: after `close`, when all has arrived or no more can in the time that is left."""
         with self._changed:
             if self._stop_at is None:
                 return False
-            return self._flushes_done >= self._flushes_wanted or time.monotonic() >= self._stop_at
+            hopeless = self._state == "waiting" and not self._last_try_due and self._wait_until >= self._stop_at
+            return hopeless or self._flushes_done >= self._flushes_wanted or time.monotonic() >= self._stop_at
 
     def _wait(self, seconds: float) -> None:
         """Waits for the next round, or until somebody wants one sooner."""
@@ -317,8 +318,7 @@ class Shipper:
             return self._flushes_wanted > self._flushes_tried
         if self._stop_at is None:
             return False
-        last_try, self._last_try_due = self._last_try_due, False
-        return last_try or self._state == "looking"
+        return self._last_try_due or self._state == "looking"
 
     def _rest(self, cpu_seconds: float) -> None:
         """Between the batches of a backlog: the trainer has the interpreter for three quarters of the time."""
