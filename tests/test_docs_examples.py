@@ -59,8 +59,10 @@ def run_page(page: str, folder: Path) -> subprocess.CompletedProcess[str]:
         "ML_DIAGNOSTICS_RAISE": "1",
         "PATH": str(Path(sys.executable).parent) + os.pathsep + os.environ["PATH"],
     }
+    # What is shown as a test is run as one.
+    runner = ["-m", "pytest", "-q", "-p", "no:cacheprovider"] if "\ndef test_" in program_of(page) else []
     return subprocess.run(
-        [sys.executable, str(script)], cwd=folder, env=environ, capture_output=True, text=True, timeout=100
+        [sys.executable, *runner, str(script)], cwd=folder, env=environ, capture_output=True, text=True, timeout=100
     )
 
 
