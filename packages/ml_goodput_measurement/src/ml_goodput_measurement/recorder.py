@@ -93,7 +93,7 @@ class GoodputRecorder:
             self.logger_name,
             root=diagnostics_directory(),
             labels=identity().labels(job=self.job_name),
-            shippable=cloud_logger is None,
+            shippable=is_shipped,
         )
         # The beginning of every payload, escaped once.
         self._head = encode_payload({"job_name": self.job_name})[:-1] + ","
