@@ -195,7 +195,8 @@ class Outbox:
                 end = Place(segment.number, os.fstat(descriptor).st_size)
                 return Batch([], [], end, header or _NO_HEADER)
             start = Place(segment.number, offset or len(first_line))
-            return self._read_lines(descriptor, start, header, most_entries, most_bytes, complete)
+            batch = self._read_lines(descriptor, start, header, most_entries, most_bytes, complete)
+            return batch if batch.end.offset > offset else None
 
     def _header_of(self, segment: Segment, first_line: bytes) -> Header | None:
         if self._header is None or self._header[0] != segment.number:
@@ -207,8 +208,8 @@ class Outbox:
 
     def _read_lines(
         self, descriptor: int, start: Place, header: Header, most_entries: int, most_bytes: int, complete: bool
-    ) -> Batch | None:
-        """Whole lines. Each has its newline in front; the last is whole if it parses."""
+    ) -> Batch:
+        """Whole lines, if there are any. Each has its newline in front; the last is whole if it parses."""
         data, at_end = _read_chunk(descriptor, start.offset)
         entries: list[LogEntry] = []
         lengths: list[int] = []
@@ -229,7 +230,7 @@ class Outbox:
                 self._skipped.add("damaged_line")
             end = position + len(line)
             position = end + 1
-        return Batch(entries, lengths, Place(start.segment, end), header) if end > start.offset else None
+        return Batch(entries, lengths, Place(start.segment, end), header)
 
 
 _NO_HEADER = Header(log_id="", writer="", ship=False)

@@ -1,0 +1,145 @@
+"""What is still to be shipped is told exactly, whatever the journal's files have been through."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from ml_diagnostics_common import outbox as module
+from ml_diagnostics_common.guard import Counters
+from ml_diagnostics_common.journal_layout import Header, encode_header, list_segments, log_directory, segment_name
+from ml_diagnostics_common.outbox import Outbox
+
+LOG, WRITER = "run", "host-1-2-0"
+
+
+def line(number: int) -> bytes:
+    return b'\n{"t":%d,"s":%d,"p":{"step_count":%d}}' % (number, 10**11 + number, number)
+
+
+def write(root: Path, number: int, content: bytes, header: bytes | None = None) -> Path:
+    folder = log_directory(root, LOG)
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / segment_name(WRITER, number)
+    path.write_bytes((encode_header(Header(LOG, WRITER)) if header is None else header) + content)
+    return path
+
+
+def drain(
+    outbox: Outbox, root: Path, *, ended: bool, most_entries: int = 100, most_bytes: int = 1 << 20
+) -> Iterator[int]:
+    segments = list_segments(log_directory(root, LOG))
+    while True:
+        batch = outbox.next_batch(segments, most_entries=most_entries, most_bytes=most_bytes, ended=ended)
+        if batch is None:
+            return
+        assert len(batch.entries) <= most_entries
+        assert batch is outbox.next_batch(segments, most_entries=1, most_bytes=1, ended=ended)
+        outbox.acknowledge(batch)
+        yield from (entry.payload["step_count"] for entry in batch.entries)
+
+
+def numbers(root: Path, **arguments: bool | int) -> list[int]:
+    """As one process after another would send them."""
+    return list(drain(Outbox(root, LOG, WRITER, Counters()), root, **{"ended": True, **arguments}))  # type: ignore[arg-type]
+
+
+damage = st.binary(max_size=40).filter(lambda junk: b'"t"' not in junk).map(lambda junk: b"\n" + junk)
+torn = st.integers(1, 30).map(lambda length: line(7)[:length])
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    st.lists(st.lists(st.one_of(damage, torn, st.just(None)), max_size=12), min_size=1, max_size=4),
+    st.integers(1, 5),
+    st.integers(1, 200),
+    st.integers(20, 400),
+)
+def test_every_whole_line_is_told_once_between_any_damage(
+    segments: list[list[bytes | None]], most_entries: int, most_bytes: int, chunk_bytes: int
+) -> None:
+    count = 0
+    with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "_CHUNK_BYTES", chunk_bytes)
+        root = Path(folder)
+        for number, pieces in enumerate(segments):
+            content = b""
+            for piece in pieces:
+                content += line(count) if piece is None else piece
+                count += piece is None
+            path = write(root, number, content)
+        assert numbers(root, most_entries=most_entries, most_bytes=most_bytes) == list(range(count))
+        assert numbers(root) == []
+        assert Outbox(root, LOG, WRITER, Counters()).place == (number, path.stat().st_size)
+
+
+def test_a_line_in_the_making_is_waited_for(tmp_path: Path) -> None:
+    path = write(tmp_path, 0, line(0) + line(1)[:20])
+    outbox = Outbox(tmp_path, LOG, WRITER, Counters())
+    assert list(drain(outbox, tmp_path, ended=False)) == [0]
+    path.write_bytes(path.read_bytes() + line(1)[20:])
+    assert list(drain(outbox, tmp_path, ended=False)) == [1]
+
+
+def test_what_a_killed_writer_left_of_a_line_is_passed_over(tmp_path: Path) -> None:
+    write(tmp_path, 0, line(0) + line(1)[:20])
+    counters = Counters()
+    assert list(drain(Outbox(tmp_path, LOG, WRITER, counters), tmp_path, ended=True)) == [0]
+    assert counters.as_dict() == {"damaged_line": 1}
+
+
+def test_a_segment_is_not_left_while_a_thread_may_still_write_to_it(tmp_path: Path) -> None:
+    """A thread in the middle of its write when another opens the next segment."""
+    now = [0.0]
+    first = write(tmp_path, 0, line(0))
+    outbox = Outbox(tmp_path, LOG, WRITER, Counters(), clock=lambda: now[0])
+    assert list(drain(outbox, tmp_path, ended=False)) == [0]
+    write(tmp_path, 1, line(2))
+    assert list(drain(outbox, tmp_path, ended=False)) == []
+    assert outbox.settling
+    first.write_bytes(first.read_bytes() + line(1))
+    now[0] = 1.5
+    assert list(drain(outbox, tmp_path, ended=False)) == [1, 2]
+    assert not outbox.settling
+
+
+def test_a_segment_that_the_cap_dropped_is_passed_over(tmp_path: Path) -> None:
+    dropped = write(tmp_path, 0, line(0))
+    write(tmp_path, 1, line(1))
+    segments = list_segments(log_directory(tmp_path, LOG))
+    dropped.unlink()
+    outbox = Outbox(tmp_path, LOG, WRITER, Counters())
+    batch = outbox.next_batch(segments, most_entries=9, most_bytes=999, ended=True)
+    assert batch is not None
+    assert [entry.payload["step_count"] for entry in batch.entries] == [1]
+
+
+@pytest.mark.parametrize("header", [b"", b"not a header", b'{"schema":99}', b'{"schema":1,"log":1}', b"\xff" * 5000])
+def test_a_segment_without_a_header_is_counted_and_stops_nothing(tmp_path: Path, header: bytes) -> None:
+    write(tmp_path, 0, line(0), header)
+    write(tmp_path, 1, line(1))
+    counters = Counters()
+    assert list(drain(Outbox(tmp_path, LOG, WRITER, counters), tmp_path, ended=True)) == [1]
+    assert counters.as_dict() == {"unreadable_segment": 1}
+
+
+def test_a_line_longer_than_any_is_passed_over_within_bounded_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_CHUNK_BYTES", 64)
+    monkeypatch.setattr(module, "_LONGEST", 4096)
+    write(tmp_path, 0, line(0) + b'\n{"t":1,"s":1,"p":{"text":"' + b"x" * 20_000 + b'"}}' + line(1))
+    assert numbers(tmp_path) == [0, 1]
+
+
+@pytest.mark.parametrize("state", ["", "[]", '{"segment":"x","offset":-5}', '{"segment":0,"offset":99999999}', "\x00"])
+def test_a_broken_state_sends_again_rather_than_never(tmp_path: Path, state: str) -> None:
+    write(tmp_path, 0, line(0))
+    assert numbers(tmp_path) == [0]
+    [path] = (tmp_path / "state" / "shipper").rglob("*.json")
+    path.write_text(state)
+    assert numbers(tmp_path) in ([0], [])
