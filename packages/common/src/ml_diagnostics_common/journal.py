@@ -120,7 +120,7 @@ class Journal:
             self.folder, Header(self.log_id, self.writer, self._labels, self._resource, ship=self._shippable)
         )
         self._descriptor = -1
-        # Bytes appended to the segment. Threads may undo each other's additions; then it grows a little larger.
+        # Bytes appended to the segment; a little less where threads met.
         self._segment_size = 0
         # Appends with a smaller stamp take the fast way. It is one second ahead at most: then somebody looks whether
         # the file is still there. Text like the stamps (19 digits until 2286), so that nothing is converted.
@@ -146,9 +146,10 @@ class Journal:
         """
         line = f'\n{{"t":{now},"s":{next(self._sequence)},"p":{payload_json}}}'.encode()
         if now < self._fast_until:
+            size = len(line)
             try:
-                if _write(self._descriptor, line) == len(line):
-                    self._segment_size += len(line)
+                if _write(self._descriptor, line) == size:
+                    self._segment_size += size  # No call in it, so that threads seldom undo each other's additions.
                     if self._segment_size > self._segment_bytes:
                         self._rotate(now)
                     return
