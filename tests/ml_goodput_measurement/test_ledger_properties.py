@@ -6,12 +6,17 @@ bucket, and the oracle (slow and obvious, from the contract's section 3.10 alone
 
 from __future__ import annotations
 
+import json
+from array import array
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from ml_goodput_measurement import ledger as ledger_module
+from ml_goodput_measurement import step_times
 from ml_goodput_measurement.events import read_events
 from ml_goodput_measurement.ledger import Ledger, Summary
 from ml_goodput_measurement.partition import Bucket
@@ -24,6 +29,16 @@ thorough = settings(max_examples=100, deadline=None, suppress_health_check=[Heal
 
 short = st.sampled_from([0, 0, 0.25, 1, 3])
 length = st.sampled_from([0.5, 1, 1, 1, 1.25, 2, 7])
+
+
+@pytest.fixture(autouse=True, scope="module", params=["as they are", "as small as can be"])
+def _sizes(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Generated lives are short; with these sizes made small they go through what only long ones would."""
+    with pytest.MonkeyPatch.context() as patch:
+        if request.param == "as small as can be":
+            patch.setattr(ledger_module, "_UNSETTLED_STEPS", 1)
+            patch.setattr(step_times, "_BLOCK", 2)
+        yield
 
 
 @st.composite
@@ -96,6 +111,12 @@ def ledger_of(payloads: Iterable[Payload]) -> Ledger:
     return ledger
 
 
+def _saved_and_restored(ledger: Ledger) -> Ledger:
+    """The ledger as another process gets it: by way of JSON and of raw columns."""
+    state, columns = ledger.to_state()
+    return Ledger.from_state(json.loads(json.dumps(state)), [array(one.typecode, one) for one in columns])
+
+
 def _deliver(ledger: Ledger, payloads: Iterable[Payload]) -> None:
     skipped: Counter[str] = Counter()
     ledger.add(read_events(payloads, JOB, skipped))
@@ -113,7 +134,7 @@ def test_the_ledger_says_what_the_rules_say(life: tuple[list[Payload], float]) -
 @thorough
 @given(lives(), st.data())
 def test_order_repetition_and_lateness_change_nothing(life: tuple[list[Payload], float], data: st.DataObject) -> None:
-    """Not after all entries came, and not on the way: a ledger that was asked in between is none the wiser."""
+    """Nor does it change anything that the ledger was asked on the way, or saved and restored."""
     payloads, now = life
     delivered = data.draw(st.permutations(payloads))
     again = data.draw(st.lists(st.sampled_from(payloads), max_size=10)) if payloads else []
@@ -123,6 +144,8 @@ def test_order_repetition_and_lateness_change_nothing(life: tuple[list[Payload],
     ledger = Ledger()
     for begin, end in zip([0, *cuts], [*cuts, len(delivered)], strict=True):
         _deliver(ledger, delivered[begin:end])
+        if data.draw(st.booleans()):
+            ledger = _saved_and_restored(ledger)
         expected = ledger_of(delivered[:end])
         assert ledger.summary(moment_ns(now)) == expected.summary(moment_ns(now))
     in_order = ledger_of(payloads)
