@@ -54,6 +54,14 @@ def test_the_coloured_areas_are_the_shares_of_the_buckets(tmp_path: Path) -> Non
         )
 
 
+def test_the_border_between_two_long_pieces_is_straight(tmp_path: Path) -> None:
+    plot_timeline(report_of(killed_and_resumed()), tmp_path / "job.png")
+    image = picture(tmp_path / "job.png")
+    begin = next(row for row in range(len(image)) if share_of_color(image[row : row + 1], Bucket.PRODUCTIVE) > 0.4)
+    top, bottom = image[begin + 2], image[begin + 120]  # of the timeline, 127 dots high
+    assert (top == bottom).all()
+
+
 def months(days: int = 90) -> JobReport:
     """A job of months with a save every half an hour, killed every three days."""
     history = History("a job with a name that is much too long to be written out above the timeline" * 3).start(0)
