@@ -542,3 +542,39 @@ def test_reading_back_gives_the_same_entries_as_the_journal(
     assert {key: (entry.timestamp_ns, entry.payload) for key, entry in by_cloud.items()} == {
         key: (entry.timestamp_ns, entry.payload) for key, entry in by_journal.items()
     }
+
+
+def test_a_new_writer_is_seen_at_once_however_coarse_the_file_systems_clock(
+    tmp_path: Path, start: Callable[..., Shipper], cloud_logging_server: CloudLoggingServer
+) -> None:
+    shipper = start()
+    for count in range(1, 30):
+        journal(tmp_path, 1)
+        assert shipper.flush(10)
+        assert len(arrived(cloud_logging_server)) == count
+
+
+def test_closing_while_there_is_no_cloud_asks_no_more(tmp_path: Path, start: Callable[..., Shipper]) -> None:
+    asked = []
+
+    def no_cloud() -> LoggingTransport:
+        asked.append(1)
+        raise CredentialsError("none")
+
+    shipper = start(connect=no_cloud)
+    assert until(lambda: shipper.statistics().last_error == "none")
+    began = time.monotonic()
+    assert not shipper.close(5)
+    assert time.monotonic() - began < 1
+    assert len(asked) == 1
+
+
+def test_heavy_labels_keep_a_request_below_its_limit(
+    tmp_path: Path, start: Callable[..., Shipper], cloud_logging_server: CloudLoggingServer
+) -> None:
+    written = Journal(LOG, root=tmp_path, labels={"job": "x" * 60_000})
+    record(written, range(400))
+    shipper = start(batch_entries=1000)
+    assert shipper.flush(20)
+    assert arrived(cloud_logging_server) == list(range(400))
+    assert max(request.size_bytes for request in cloud_logging_server.requests) < 10_000_000

@@ -30,10 +30,11 @@ from ml_diagnostics_common.writers import Owner, owner
 
 __all__ = ["Delivery", "Round"]
 
-_MOST_BYTES = 1 << 20
+_MOST_BYTES = 4 << 20
 _CATCHING_UP = 5
 _UNCLAIMED_SECONDS = 10.0
 _LOOK_AGAIN_SECONDS = 10.0
+_COARSEST_CLOCK_NS = 2_000_000_000
 _MOST_HELD = 64
 _MOST_ADOPTED_BATCHES = 10
 _REFUSED = frozenset({"INVALID_ARGUMENT", "FAILED_PRECONDITION", "OUT_OF_RANGE"})
@@ -149,7 +150,9 @@ class Delivery:
             changed_ns = self._folder.stat().st_mtime_ns
             due = self._clock() - self._looked_at >= _LOOK_AGAIN_SECONDS
             if changed_ns != self._folder_changed_ns or due:
-                self._folder_changed_ns, self._looked_at = changed_ns, self._clock()
+                # A file made in the same tick of the file system's clock would leave no other time behind.
+                is_sure = time.time_ns() - changed_ns > _COARSEST_CLOCK_NS
+                self._folder_changed_ns, self._looked_at = changed_ns if is_sure else -1, self._clock()
                 self._segments = {}
                 for segment in list_segments(self._folder):
                     self._segments.setdefault(segment.writer, []).append(segment)

@@ -120,6 +120,7 @@ class Outbox:
         self._state_path = shipped_offset_path(root, log_id, writer)
         self._place = shipped_place(root, log_id, writer)
         self._header: tuple[int, Header] | None = None
+        self._header_bytes = 0
         self._rotated_at: tuple[int, float] = (-1, 0.0)
         self._pending: Batch | None = None
 
@@ -139,7 +140,7 @@ class Outbox:
         Args:
             segments: The writer's segments as they are now, by number.
             most_entries: Entries at most.
-            most_bytes: Bytes of their lines at most, but always one entry.
+            most_bytes: Bytes to send at most, about; but always one entry.
             ended: Whether the writer can write no more.
 
         Returns:
@@ -203,7 +204,7 @@ class Outbox:
             header = decode_header(first_line)
             if header is None:
                 return None
-            self._header = (segment.number, header)
+            self._header, self._header_bytes = (segment.number, header), len(first_line)
         return self._header[1]
 
     def _read_lines(
@@ -221,11 +222,13 @@ class Outbox:
             if entry is None and index == len(lines) - 1 and not (complete and at_end) and len(data) < _LONGEST:
                 break  # The rest of it is to come, or is in the next chunk.
             if entry is not None:
-                if entries and (len(entries) == most_entries or total + len(line) > most_bytes):
+                # Each entry is sent with what the header says of all.
+                weight = len(line) + self._header_bytes
+                if entries and (len(entries) == most_entries or total + weight > most_bytes):
                     break
                 entries.append(entry)
                 lengths.append(len(line))
-                total += len(line)
+                total += weight
             elif line:
                 self._skipped.add("damaged_line")
             end = position + len(line)

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Shipper", "ShipperStatistics"]
 
+_SHORTEST_LATENCY_SECONDS = 0.02  # A look costs 20 us.
 _ASK_AGAIN_SECONDS = 0.05
 _SHARE_OF_CPU = 0.25
 
@@ -53,8 +54,8 @@ class Shipper:
         log_id: The log's id.
         root: The diagnostics folder.
         connect: Finds a cloud and returns a transport; called in the thread. It raises where there is none.
-        batch_entries: Entries a request.
-        max_latency_seconds: The longest that an entry lies before it is looked at.
+        batch_entries: Entries a request; of a backlog, five times as many.
+        max_latency_seconds: How often the journal is looked at.
         grace_period_seconds: The longest that the end of the process is held up to ship what is left.
         request_seconds: The deadline of one request.
         backoff: How long to wait after a failure that passes by itself.
@@ -80,7 +81,7 @@ class Shipper:
     ) -> None:
         self._log_id, self._root, self._connect = log_id, root, connect
         self._batch_entries = batch_entries
-        self._max_latency_seconds = max_latency_seconds
+        self._max_latency_seconds = max(max_latency_seconds, _SHORTEST_LATENCY_SECONDS)
         self._grace_period_seconds = grace_period_seconds
         self._request_seconds = request_seconds
         self._backoff = backoff or Backoff(first_seconds=1.0, longest_seconds=60.0)
@@ -183,8 +184,7 @@ class Shipper:
             delivery = self._find_cloud()
             while delivery is not None and not self._is_over():
                 self._wait(self._ship(delivery))
-            if delivery is not None:
-                delivery.close()
+            self._let_go()
         except Exception as error:
             # A bug of ours must cost shipping, never the job; the journal has everything.
             LOSSES.add(f"shipper: {type(error).__name__}")
@@ -212,6 +212,8 @@ class Shipper:
                     return None
                 self._tell(state="looking", error=str(error))
                 self._wait(self._look_every_seconds)
+                if self._stop_at is not None:
+                    return None
                 continue
             self._transport = transport
             self._delivery = self._make_delivery(transport)
@@ -230,6 +232,12 @@ class Shipper:
             batch_entries=self._batch_entries,
             request_seconds=self._request_seconds,
         )
+
+    def _let_go(self) -> None:
+        if self._delivery is not None:
+            self._delivery.close()
+        if self._transport is not None:
+            self._transport.close()
 
     def _ship(self, delivery: Delivery) -> float:
         """One round; the seconds until the next."""
