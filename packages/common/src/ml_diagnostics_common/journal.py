@@ -32,7 +32,8 @@ __all__ = ["Journal", "JournalStatistics", "host_name"]
 
 _HELD_BYTES = 8 * 2**20
 _WRITE_BYTES = 2**20
-_SECOND_NS = 1_000_000_000
+_RETRY_EVERY_NS = 1_000_000_000
+_LOOK_EVERY_NS = 5_000_000_000
 _NEVER = ""  # No stamp is smaller: every append takes the slow way.
 _DISK_IS_FULL = (errno.ENOSPC, errno.EDQUOT)
 _REASONS = {
@@ -122,7 +123,7 @@ class Journal:
         self._descriptor = -1
         # Bytes appended to the segment; a little less where threads met.
         self._segment_size = 0
-        # Appends with a smaller stamp take the fast way. It is one second ahead at most: then somebody looks whether
+        # Appends with a smaller stamp take the fast way. It is five seconds ahead at most: then somebody looks whether
         # the file is still there. Text like the stamps (19 digits until 2286), so that nothing is converted.
         self._fast_until = _NEVER
         self._sequence = itertools.count(FIRST_SEQUENCE)  # next() is atomic.
@@ -217,7 +218,7 @@ class Journal:
         """
         self.flush(timeout_seconds)
 
-    # The slow way: the first entry, one entry a second, and all while the file cannot be written to.
+    # The slow way: the first entry, one every five seconds, and all while the file cannot be written to.
 
     def _append_slowly(self, now: str, line: bytes) -> None:
         self._hold(line)
@@ -245,7 +246,7 @@ class Journal:
 
     def _may_retry(self, now_ns: int) -> bool:
         # Also if the clock was put back: else it would not be tried for as long.
-        return self._failure is None or not self._retry_at_ns - _SECOND_NS <= now_ns < self._retry_at_ns
+        return self._failure is None or not self._retry_at_ns - _RETRY_EVERY_NS <= now_ns < self._retry_at_ns
 
     def _try_to_write(self, now_ns: int) -> bool:
         try:
@@ -264,7 +265,7 @@ class Journal:
             return False
         self._failure = None
         if not self._queued:
-            self._fast_until = str(now_ns + _SECOND_NS)
+            self._fast_until = str(now_ns + _LOOK_EVERY_NS)
         return True
 
     def _look_at_file(self) -> None:
@@ -324,7 +325,7 @@ class Journal:
         full = isinstance(error, _JournalIsFullError)
         reason = "journal_full" if full else _REASONS.get(error.errno or 0, "io_error")
         self._failure = reason
-        self._retry_at_ns = now_ns + _SECOND_NS
+        self._retry_at_ns = now_ns + _RETRY_EVERY_NS
         self._fast_until = _NEVER
         warn_once(
             ("journal", self.log_id, reason),
