@@ -58,7 +58,7 @@ def test_the_border_between_two_long_pieces_is_straight(tmp_path: Path) -> None:
     plot_timeline(report_of(killed_and_resumed()), tmp_path / "job.png")
     image = picture(tmp_path / "job.png")
     begin = next(row for row in range(len(image)) if share_of_color(image[row : row + 1], Bucket.PRODUCTIVE) > 0.4)
-    top, bottom = image[begin + 2], image[begin + 120]  # of the timeline, 127 dots high
+    top, bottom = image[begin + 2], image[begin + 115]  # of the timeline, 120 dots high
     assert (top == bottom).all()
 
 

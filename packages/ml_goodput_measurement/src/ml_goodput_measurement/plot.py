@@ -42,12 +42,12 @@ COLORS = {
 _WIDTH = 12.0  # inches; the picture is as high as its legend needs
 _DOTS_PER_INCH = 150
 _LEFT, _RIGHT = 0.035, 0.965  # of the width
-_TIMELINE_HEIGHT = 0.85  # inches, as all heights below
+_TIMELINE_HEIGHT = 0.8  # inches, as all heights below
 _ABOVE_TIMELINE = 1.35
 _BELOW_TIMELINE = 0.75
 _LEGEND_LINE = 0.29
 _LEGEND_COLUMNS = 3
-_COLUMNS, _ROWS = 1674, 128  # of coloured cells: a column for each dot across
+_COLUMNS, _ROWS = 1674, 120  # of coloured cells: a column for each dot across
 _CHARACTER = 0.0062  # of the timeline's width, at the size of the attempts' labels
 
 _INK, _FAINT, _ALARM = "#222222", "#777777", "#b3001b"
@@ -94,6 +94,8 @@ def plot_timeline(report: JobReport, path: str | Path) -> None:
 
     bottom = 1 - (_ABOVE_TIMELINE + _TIMELINE_HEIGHT) / height
     timeline = figure.add_axes((_LEFT, bottom, _RIGHT - _LEFT, _TIMELINE_HEIGHT / height))
+    timeline.autoscale(False)
+    timeline.set(xlim=(0, _wall_seconds(report)), ylim=(0, 1), yticks=[])
     _paint_pieces(timeline, report)
     _draw_attempts(timeline, report)
     _draw_clock(timeline, report)
@@ -148,7 +150,6 @@ def _paint_pieces(axes: Axes, report: JobReport) -> None:
         aspect="auto",
         interpolation="none",
     )
-    axes.set_yticks([])
 
 
 def _with_straight_edges(pieces: Sequence[Piece], start_ns: int, column_ns: float) -> list[Piece]:
