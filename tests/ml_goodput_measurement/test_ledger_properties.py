@@ -15,8 +15,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from ml_goodput_measurement import ledger as ledger_module
-from ml_goodput_measurement import step_times
+from ml_goodput_measurement import books, step_times
 from ml_goodput_measurement.events import read_events
 from ml_goodput_measurement.ledger import Ledger, Summary
 from ml_goodput_measurement.partition import Bucket
@@ -36,7 +35,7 @@ def _sizes(request: pytest.FixtureRequest) -> Iterator[None]:
     """Generated lives are short; with these sizes made small they go through what only long ones would."""
     with pytest.MonkeyPatch.context() as patch:
         if request.param == "as small as can be":
-            patch.setattr(ledger_module, "_UNSETTLED_STEPS", 1)
+            patch.setattr(books, "_UNSETTLED_STEPS", 1)
             patch.setattr(step_times, "_BLOCK", 2)
         yield
 

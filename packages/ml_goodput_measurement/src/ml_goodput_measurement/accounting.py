@@ -1,46 +1,16 @@
-"""From an attempt's steps and overlays to disjoint pieces of time, and from pieces to sums."""
+"""From runs and overlays to disjoint pieces of time, and from pieces to sums."""
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, field
 from typing import Any, NamedTuple
 
-from ml_goodput_measurement.facts import Facts
-from ml_goodput_measurement.overlays import PRECEDENCE, Overlay, resolve
+from ml_goodput_measurement.overlays import Overlay, resolve
 from ml_goodput_measurement.partition import Bucket
+from ml_goodput_measurement.runs import Run
 
-__all__ = [
-    "FAILED_YIELDS_TO",
-    "WASTED_YIELDS_TO",
-    "Account",
-    "Painted",
-    "Run",
-    "paint",
-    "recorded_end",
-    "step_runs",
-]
-
-_YIELDS_TO_ALL = PRECEDENCE[Bucket.PROGRAM_STARTUP]
-WASTED_YIELDS_TO = PRECEDENCE[Bucket.WASTED_PROGRESS]
-"""Wasted steps are wasted in full, with all that lies over them."""
-FAILED_YIELDS_TO = PRECEDENCE[Bucket.CUSTOM] + 1
-"""A failed attempt is recovery whatever it initialised or restored; custom events still count."""
-
-
-class Run(NamedTuple):
-    """A stretch of an attempt before anything is laid over it."""
-
-    start_ns: int
-    end_ns: int
-    bucket: Bucket
-    steps: int = 0
-    """How many measured steps it holds."""
-    estimated: bool = False
-    first_step: bool = False
-    yields_to: int = _YIELDS_TO_ALL
-    """Overlays of a lower rank than this take its time."""
+__all__ = ["Account", "Painted", "paint"]
 
 
 class Painted(NamedTuple):
@@ -89,6 +59,14 @@ class Account:
                 if piece.run.first_step:
                     self.first_step_ns = (self.first_step_ns or 0) + length
 
+    def add(self, other: Account) -> None:
+        """Adds the sums of another attempt; what is of one attempt only, its first step, stays as it is."""
+        for bucket, length in other.buckets.items():
+            self.buckets[bucket] = self.buckets.get(bucket, 0) + length
+        for label, length in other.custom.items():
+            self.custom[label] = self.custom.get(label, 0) + length
+        self.estimated_ns += other.estimated_ns
+
     def copy(self) -> Account:
         """Returns an account of its own with the same sums."""
         return Account(
@@ -124,63 +102,6 @@ class Account:
         if startup:
             self.buckets[Bucket.PRODUCTIVE] -= startup
             self.buckets[Bucket.PROGRAM_STARTUP] = startup
-
-
-def step_runs(facts: Facts, first: int, stop: int, attempt_first: int) -> Iterator[Run]:
-    """Yields runs from the start of step `first` to the start of step `stop`, both of one attempt.
-
-    A step lasts to its recorded end, else to the start of the next step if that is the next number. Where a number
-    is missing nobody knows when the step ended.
-
-    Args:
-        facts: Holds the steps.
-        first: Index of the first of these steps.
-        stop: Index after the last; there must be a step there, whose start ends the last run.
-        attempt_first: Index of the attempt's first step, which gets a run of its own.
-    """
-    times, numbers = facts.steps.times, facts.steps.numbers
-    if first == attempt_first and first < stop:
-        yield from _single_step(facts, first, is_first=True)
-        first += 1
-    if first >= stop:
-        return
-    # Numbers rise within an attempt, so as many numbers as steps means that none is missing.
-    if numbers[stop] - numbers[first] == stop - first and not _has_step_ends(facts, times[first], times[stop]):
-        yield Run(times[first], times[stop], Bucket.PRODUCTIVE, stop - first)
-        return
-    for index in range(first, stop):
-        yield from _single_step(facts, index, is_first=False)
-
-
-def _has_step_ends(facts: Facts, start_ns: int, end_ns: int) -> bool:
-    ends = facts.step_ends.times
-    return bisect_right(ends, start_ns) < bisect_left(ends, end_ns)
-
-
-def _single_step(facts: Facts, index: int, *, is_first: bool) -> Iterator[Run]:
-    times, numbers = facts.steps.times, facts.steps.numbers
-    start_ns, next_ns = times[index], times[index + 1]
-    end_ns = recorded_end(facts, index, next_ns)
-    if end_ns is None and numbers[index + 1] == numbers[index] + 1:
-        end_ns = next_ns
-    if end_ns is None:
-        yield Run(start_ns, next_ns, Bucket.UNKNOWN)
-        return
-    yield Run(start_ns, end_ns, Bucket.PRODUCTIVE, 1, first_step=is_first)
-    if end_ns < next_ns:
-        yield Run(end_ns, next_ns, Bucket.UNKNOWN)
-
-
-def recorded_end(facts: Facts, index: int, before_ns: int) -> int | None:
-    """Returns when a step ended, if that was recorded after its start and before a moment."""
-    ends = facts.step_ends
-    number = facts.steps.numbers[index]
-    position = bisect_right(ends.times, facts.steps.times[index])
-    while position < len(ends) and ends.times[position] <= before_ns:
-        if ends.numbers[position] == number:
-            return ends.times[position]
-        position += 1
-    return None
 
 
 def paint(runs: Iterable[Run], overlays: list[Overlay], start_ns: int, end_ns: int) -> Iterator[Painted]:

@@ -1,26 +1,31 @@
-"""A job's attempts: where one ends and the next begins."""
+"""A job's attempts: where one ends and the next begins, and which of its steps count."""
 
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 from itertools import pairwise
+from typing import Any
 
 from ml_goodput_measurement.facts import NEVER_NS, Facts, rises
 from ml_goodput_measurement.marks import Interval
+from ml_goodput_measurement.runs import recorded_end
 
-__all__ = ["Attempt", "extend_attempts", "wall_start_ns"]
+__all__ = ["Attempt", "Attempts", "Changes"]
 
 
 @dataclass(slots=True)
 class Attempt:
-    """One life of the job; its steps are a range of the step columns."""
+    """One life of the job; its steps are a range of the step columns, and their numbers rise."""
 
     start_ns: int
     first: int
     """Index of its first step."""
     stop: int
     """Index after its last step."""
+    cut: int = NEVER_NS
+    """Number of the first step that a later attempt repeats: from there on its steps are wasted."""
     first_load: Interval | None = None
     """Its first complete data load, the one that training had to wait for."""
 
@@ -30,29 +35,171 @@ class Attempt:
         return self.stop > self.first
 
 
-def extend_attempts(attempts: list[Attempt], facts: Facts) -> None:
-    """Brings a list of attempts up to date, after facts that are all later than the last one's start.
+@dataclass(slots=True)
+class Changes:
+    """What `Attempts.update` changed."""
 
-    An attempt begins at a job start; at a step whose number does not go on from the last one (the job went back);
-    and at a step after a job end. Before the first job start there is one only if there are steps there.
+    kept: int
+    """So many of the attempts before are still there."""
+    redivided: bool
+    """True where late facts changed where attempts begin and end, or what steps they have."""
+    cuts: list[tuple[int, int]] = field(default_factory=list)
+    """Index, and cut before, of each attempt whose cut moved."""
+
+
+class Attempts:
+    """The attempts of a job, in order, and what they mean to each other.
+
+    An attempt begins at a job start; at a step whose number does not go on from the last one, for the job went
+    back; and at a step after a job end. Before the first job start there is one only if there are steps there.
     """
-    times = facts.steps.times
-    if not attempts:
-        start_ns = wall_start_ns(facts)
-        if start_ns == NEVER_NS:
-            return
-        attempts.append(Attempt(start_ns, 0, 0))
-    last = attempts[-1]
-    starts = _job_starts_after(facts, last.start_ns)
-    taken = {index for _, index in starts}
-    borders = starts + [(times[index], index) for index in _returns(facts, last) if index not in taken]
-    for start_ns, index in sorted(set(borders)):
-        attempts[-1].stop = index
-        attempts.append(Attempt(start_ns, index, index))
-    attempts[-1].stop = len(times)
+
+    def __init__(self, facts: Facts) -> None:
+        self.facts = facts
+        self._attempts: list[Attempt] = []
+        self._divided_until_ns = -1
+
+    def __len__(self) -> int:
+        return len(self._attempts)
+
+    def __getitem__(self, index: int) -> Attempt:
+        return self._attempts[index]
+
+    def __iter__(self) -> Iterator[Attempt]:
+        return iter(self._attempts)
+
+    def update(self) -> Changes:
+        """Brings the attempts up to the facts. Costs what is new, unless something came late."""
+        known = len(self._attempts)
+        changes = Changes(known, self._undo())
+        changes.kept = len(self._attempts)
+        self._divide()
+        self._divided_until_ns = self.facts.latest_border_ns()
+        cut, numbers = NEVER_NS, self.facts.steps.numbers
+        for index in range(len(self._attempts) - 1, -1, -1):
+            attempt = self._attempts[index]
+            if attempt.cut != cut:
+                changes.cuts.append((index, attempt.cut))
+                attempt.cut = cut
+            if attempt.has_steps:
+                cut = min(cut, numbers[attempt.first])
+        return changes
+
+    def find_first_load(self, index: int) -> None:
+        """Finds an attempt's first data load anew."""
+        attempt = self._attempts[index]
+        attempt.first_load = self.facts.loads.first_pair(attempt.start_ns, self.next_start_ns(index))
+
+    def next_start_ns(self, index: int) -> int:
+        """Returns the start of the attempt after this one, or `NEVER_NS`."""
+        return self._attempts[index + 1].start_ns if index + 1 < len(self._attempts) else NEVER_NS
+
+    def cut_index(self, index: int) -> int:
+        """Returns the index of an attempt's first wasted step, or after its last step."""
+        attempt = self._attempts[index]
+        return bisect_left(self.facts.steps.numbers, attempt.cut, attempt.first, attempt.stop)
+
+    def is_undecided(self, index: int) -> bool:
+        """Whether nobody knows yet if an attempt's last step counts: no later attempt made steps, no job end."""
+        attempt = self._attempts[index]
+        return attempt.cut == NEVER_NS and not self.ended(index, self.facts.steps.times[attempt.stop - 1])
+
+    def ended(self, index: int, since_ns: int) -> bool:
+        """Whether a job end was recorded in an attempt, at a moment or later."""
+        job_ends = self.facts.job_ends
+        position = bisect_left(job_ends, since_ns)
+        return position < len(job_ends) and job_ends[position] <= self.next_start_ns(index)
+
+    def kept_steps(self, index: int) -> tuple[int, int]:
+        """Returns how many steps of an attempt count, and the number of the last; one in flight does not count."""
+        attempt, numbers = self._attempts[index], self.facts.steps.numbers
+        stop = self.cut_index(index)
+        if stop == attempt.stop > attempt.first and self.is_undecided(index):
+            stop -= recorded_end(self.facts, stop - 1, self.next_start_ns(index)) is None
+        return stop - attempt.first, numbers[stop - 1] if stop > attempt.first else 0
+
+    def has_failed(self, index: int) -> bool:
+        """Whether an attempt between others made no step, after one that did: it is recovery of that disruption."""
+        if self._attempts[index].has_steps or index == len(self._attempts) - 1:
+            return False
+        return any(attempt.has_steps for attempt in self._attempts[:index])
+
+    def disrupted(self) -> list[tuple[int, int]]:
+        """Returns the indices of each attempt with steps and of the next one with steps, or of the last."""
+        stepping = [index for index, attempt in enumerate(self._attempts) if attempt.has_steps]
+        last = len(self._attempts) - 1
+        if stepping and stepping[-1] != last:
+            stepping.append(last)
+        return list(pairwise(stepping))
+
+    def wall_end(self, now_ns: int) -> tuple[int, bool]:
+        """Returns the end of the wall time, and whether the job still runs."""
+        job_ends = self.facts.job_ends
+        if job_ends and job_ends[-1] == self.facts.latest_border_ns():
+            return job_ends[-1], False
+        return max(now_ns, self.facts.last_before(NEVER_NS)), True
+
+    def to_state(self) -> list[Any]:
+        """Returns everything as JSON."""
+        return [[attempt.start_ns, attempt.first, attempt.stop, attempt.cut, attempt.first_load] for attempt in self]
+
+    @classmethod
+    def from_state(cls, state: list[Any], facts: Facts) -> Attempts:
+        """Returns the attempts that `to_state` was asked of."""
+        attempts = cls(facts)
+        for start_ns, first, stop, cut, load in state:
+            attempts._attempts.append(Attempt(start_ns, first, stop, cut, None if load is None else (load[0], load[1])))
+        attempts._divided_until_ns = facts.latest_border_ns()
+        return attempts
+
+    def _undo(self) -> bool:
+        """Forgets the attempts that late facts may have changed; returns whether there were any."""
+        late_ns, self.facts.attempts_changed_from_ns = self.facts.attempts_changed_from_ns, NEVER_NS
+        if self._attempts and self._attempts[0].start_ns != _wall_start_ns(self.facts):
+            late_ns = -1
+        if late_ns > self._divided_until_ns:
+            return False
+        while self._attempts and self._attempts[-1].start_ns >= late_ns:
+            self._attempts.pop()
+        if self._attempts:
+            self._attempts[-1].stop = self._attempts[-1].first
+        return True
+
+    def _divide(self) -> None:
+        """Divides the facts after the start of the last attempt into attempts."""
+        if not self._attempts:
+            start_ns = _wall_start_ns(self.facts)
+            if start_ns == NEVER_NS:
+                return
+            self._attempts.append(Attempt(start_ns, 0, 0))
+        times, last = self.facts.steps.times, self._attempts[-1]
+        later = self.facts.job_starts[bisect_right(self.facts.job_starts, last.start_ns) :]
+        borders = {(start_ns, bisect_left(times, start_ns)) for start_ns in later}
+        taken = {index for _, index in borders}
+        borders |= {(times[index], index) for index in self._returns(last) if index not in taken}
+        for start_ns, index in sorted(borders):
+            self._attempts[-1].stop = index
+            self._attempts.append(Attempt(start_ns, index, index))
+        self._attempts[-1].stop = len(times)
+
+    def _returns(self, last: Attempt) -> list[int]:
+        """Returns the indices of the steps, new to the last attempt, that begin an attempt without a job start."""
+        times, numbers = self.facts.steps.times, self.facts.steps.numbers
+        begin = max(last.stop, last.first + 1)
+        # Between two job starts numbers nearly always rise, which is soon seen.
+        borders = (bisect_left(times, start_ns) for start_ns in self.facts.job_starts)
+        inner = [index for index in borders if begin <= index < len(times)]
+        returns = []
+        for first, stop in pairwise([begin - 1, *inner, len(times)]):
+            run = numbers[first:stop]
+            if not rises(run):
+                returns += [index for index, (before, after) in enumerate(pairwise(run), first + 1) if after <= before]
+        ends = self.facts.job_ends[bisect_right(self.facts.job_ends, last.start_ns) :]
+        after_end = (bisect_right(times, end_ns) for end_ns in ends)
+        return returns + [index for index in after_end if last.first < index < len(times)]
 
 
-def wall_start_ns(facts: Facts) -> int:
+def _wall_start_ns(facts: Facts) -> int:
     """Returns the start of the job's wall time, or `NEVER_NS`.
 
     It is the first job start, or the first thing that is known where there are steps before any job start, or none.
@@ -61,26 +208,3 @@ def wall_start_ns(facts: Facts) -> int:
     if facts.job_starts and facts.job_starts[0] <= first_step:
         return facts.job_starts[0]
     return facts.earliest_ns()
-
-
-def _job_starts_after(facts: Facts, time_ns: int) -> list[tuple[int, int]]:
-    """Returns (time, index of the first step from then on) of each job start after a moment."""
-    later = facts.job_starts[bisect_right(facts.job_starts, time_ns) :]
-    return [(start_ns, bisect_left(facts.steps.times, start_ns)) for start_ns in later]
-
-
-def _returns(facts: Facts, attempt: Attempt) -> list[int]:
-    """Returns the indices of the steps that begin an attempt without a job start."""
-    times, numbers = facts.steps.times, facts.steps.numbers
-    unread = attempt.stop if attempt.has_steps else attempt.first
-    begin = max(unread, attempt.first + 1)
-    # Between two job starts numbers nearly always rise, which is soon seen.
-    borders = (bisect_left(times, start_ns) for start_ns in facts.job_starts)
-    went_back = []
-    for first, stop in pairwise([begin - 1, *(index for index in borders if begin <= index < len(times)), len(times)]):
-        run = numbers[first:stop]
-        if not rises(run):
-            went_back += [index for index, (before, after) in enumerate(pairwise(run), first + 1) if after <= before]
-    ends = facts.job_ends[bisect_right(facts.job_ends, attempt.start_ns) :]
-    after_end = (bisect_right(times, end_ns) for end_ns in ends)
-    return went_back + [index for index in after_end if attempt.first < index < len(times)]

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ml_goodput_measurement.ledger import Column, Ledger
+from ml_goodput_measurement.ledger import Ledger
 from ml_goodput_measurement.recorders import Recorders
 
 __all__ = ["SavedState", "load_state", "save_state"]
@@ -93,7 +93,7 @@ def _locked(path: Path) -> Iterator[None]:
         os.close(descriptor)
 
 
-def _write(path: Path, head: bytes, columns: list[Column]) -> None:
+def _write(path: Path, head: bytes, columns: list[array[Any]]) -> None:
     new = path.with_name(f".{path.name}.{os.getpid()}.new")
     try:
         descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
@@ -121,7 +121,7 @@ def _parse_head(magic: bytes, length: bytes, file: Any) -> dict[str, Any] | None
     return head if isinstance(head, dict) else None
 
 
-def _columns(file: Any, kinds: list[tuple[str, int]]) -> list[Column]:
+def _columns(file: Any, kinds: list[tuple[str, int]]) -> list[array[Any]]:
     columns = []
     for kind, length in kinds:
         column = array(kind, (0,)) * length

@@ -19,8 +19,8 @@ class StepTimes:
     """
 
     def __init__(self, values_ns: Iterable[int] = ()) -> None:
-        ordered = array("d", sorted(map(float, values_ns)))
-        self._blocks = [ordered[begin : begin + _BLOCK] for begin in range(0, len(ordered), _BLOCK)]
+        ordered = sorted(map(float, values_ns))
+        self._blocks = [array("d", ordered[begin : begin + _BLOCK]) for begin in range(0, len(ordered), _BLOCK)]
         self._maxima = [block[-1] for block in self._blocks]
         self._sums = [sum(block) for block in self._blocks]
         self._count = len(ordered)

@@ -1,0 +1,230 @@
+"""The books: the sums of each attempt, kept for as long as nothing changes in it."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from itertools import chain
+from typing import Any
+
+from ml_goodput_measurement.accounting import Account, Painted, paint
+from ml_goodput_measurement.attempts import Attempt, Attempts, Changes
+from ml_goodput_measurement.facts import Facts
+from ml_goodput_measurement.job_step_times import JobStepTimes
+from ml_goodput_measurement.overlays import Overlay
+from ml_goodput_measurement.partition import Bucket
+from ml_goodput_measurement.runs import FAILED_YIELDS_TO, WASTED_YIELDS_TO, Run, recorded_end, step_runs
+
+__all__ = ["Books"]
+
+_UNSETTLED_STEPS = 128
+"""So many of the latest steps are accounted for anew by each query: an overlay may still reach back over them."""
+
+
+@dataclass(slots=True)
+class _Book:
+    """The sums of one attempt."""
+
+    account: Account | None = None
+    """Up to the next attempt; None when it has to be made anew, or while it is the last."""
+    settled: Account = field(default_factory=Account)
+    """While it is the last attempt: up to the start of step `settled_step`."""
+    settled_step: int = -1
+    borrowed_median_ns: int | None = None
+    """Median step time of the job, where the attempt has none of its own and needed one."""
+
+
+class Books:
+    """Accounts for a job's attempts: closed ones once, the last one from where it was settled."""
+
+    def __init__(self, attempts: Attempts, step_times: JobStepTimes) -> None:
+        self._attempts = attempts
+        self._step_times = step_times
+        self._books: list[_Book] = []
+        self._closed: Account | None = None
+        """Sums over all attempts but the last; None when out of date."""
+
+    @property
+    def _facts(self) -> Facts:
+        return self._attempts.facts
+
+    def update(self, changes: Changes, changed_ns: int) -> None:
+        """Forgets the sums in which something changed.
+
+        Args:
+            changes: What changed among the attempts.
+            changed_ns: Nothing before this moment changed otherwise.
+        """
+        del self._books[changes.kept :]
+        self._books += [_Book() for _ in range(len(self._attempts) - changes.kept)]
+        if changes.redivided:
+            self._closed = None
+        for index, _ in changes.cuts:
+            self._books[index].account = None
+        for index in range(len(self._books) - 1, -1, -1):
+            book = self._books[index]
+            book.account = None
+            self._attempts.find_first_load(index)
+            if book.settled_step >= 0 and changed_ns <= self._facts.steps.times[book.settled_step]:
+                book.settled, book.settled_step = Account(), -1
+            if self._attempts[index].start_ns < changed_ns:
+                break
+
+    def closed(self) -> Account:
+        """Returns the sums over all attempts but the last, startup told apart."""
+        for index, book in enumerate(self._books[:-1]):
+            if book.borrowed_median_ns is not None and book.borrowed_median_ns != self._step_times.median_ns():
+                book.account = None
+            if book.account is None:
+                self._closed = None
+                book.account = self.account_of(index, self._attempts.next_start_ns(index), running=False)
+                book.account.split_startup()
+        if self._closed is None:
+            self._closed = Account()
+            for book in self._books[:-1]:
+                if book.account is not None:
+                    self._closed.add(book.account)
+        return self._closed
+
+    def last(self, end_ns: int, *, running: bool) -> Account:
+        """Returns the sums of the last attempt, of which only the latest steps are counted anew."""
+        index, book, times = len(self._books) - 1, self._books[-1], self._facts.steps.times
+        attempt = self._attempts[index]
+        settle = attempt.stop - 1 - _UNSETTLED_STEPS
+        if settle > attempt.first and settle - book.settled_step > _UNSETTLED_STEPS:
+            self._settle(index, settle)
+        account = book.settled.copy()
+        start_ns = times[book.settled_step] if book.settled_step >= 0 else attempt.start_ns
+        runs = account.counting(self.runs(index, end_ns, running=running, settled=book.settled_step))
+        account.add_pieces(self._paint(attempt, runs, start_ns, end_ns))
+        account.split_startup()
+        return account
+
+    def account_of(self, index: int, end_ns: int, *, running: bool) -> Account:
+        """Returns the sums of an attempt, made anew, with the startup still in the productive time."""
+        account, attempt = Account(), self._attempts[index]
+        runs = account.counting(self.runs(index, end_ns, running=running))
+        account.add_pieces(self._paint(attempt, runs, attempt.start_ns, end_ns))
+        return account
+
+    def pieces(self, index: int, end_ns: int, *, running: bool) -> Iterator[Painted]:
+        """Yields the pieces of an attempt up to the next one or the end, with the startup told apart."""
+        attempt = self._attempts[index]
+        end_ns = min(end_ns, self._attempts.next_start_ns(index))
+        startup = self.account_of(index, end_ns, running=running).startup_ns()
+        runs = self.runs(index, end_ns, running=running)
+        for piece in self._paint(attempt, runs, attempt.start_ns, end_ns):
+            if startup and piece.run.first_step and piece.bucket is Bucket.PRODUCTIVE:
+                middle = min(piece.end_ns, piece.start_ns + startup)
+                startup -= middle - piece.start_ns
+                yield piece._replace(end_ns=middle, bucket=Bucket.PROGRAM_STARTUP)
+                if middle < piece.end_ns:
+                    yield piece._replace(start_ns=middle)
+            else:
+                yield piece
+
+    def runs(self, index: int, end_ns: int, *, running: bool, settled: int = -1) -> Iterator[Run]:
+        """Yields the runs of an attempt up to the next one or the end, from its start or from step `settled`."""
+        attempt, times = self._attempts[index], self._facts.steps.times
+        if not attempt.has_steps:
+            yield from self._runs_without_steps(index, end_ns)
+            return
+        if settled < 0 and attempt.start_ns < times[attempt.first]:
+            yield Run(attempt.start_ns, times[attempt.first], Bucket.UNKNOWN)
+        final, cut = attempt.stop - 1, self._attempts.cut_index(index)
+        yield from step_runs(self._facts, max(settled, attempt.first), min(cut, final), attempt.first)
+        if cut < final:
+            yield Run(times[cut], times[final], Bucket.WASTED_PROGRESS, yields_to=WASTED_YIELDS_TO)
+        last_step = self.last_step_run(index, end_ns, running=running)
+        if last_step.start_ns < last_step.end_ns:
+            yield last_step
+        yield from self._tail(index, last_step.end_ns, end_ns)
+
+    def last_step_run(self, index: int, end_ns: int, *, running: bool) -> Run:
+        """Returns the run of an attempt's last step, which no other step follows."""
+        facts, attempt = self._facts, self._attempts[index]
+        final = attempt.stop - 1
+        start_ns = facts.steps.times[final]
+        is_wasted, is_undecided = facts.steps.numbers[final] >= attempt.cut, self._attempts.is_undecided(index)
+        recorded_ns = recorded_end(facts, final, end_ns)
+        if is_wasted:
+            wasted_end_ns = self._estimated_end(index, start_ns, end_ns) if recorded_ns is None else recorded_ns
+            estimated = recorded_ns is None
+            return Run(start_ns, wasted_end_ns, Bucket.WASTED_PROGRESS, estimated=estimated, yields_to=WASTED_YIELDS_TO)
+        if recorded_ns is not None:
+            return Run(start_ns, recorded_ns, Bucket.PRODUCTIVE, 1, first_step=final == attempt.first)
+        if is_undecided and running and index == len(self._attempts) - 1:
+            return Run(start_ns, end_ns, Bucket.IN_FLIGHT)
+        bucket = Bucket.IN_FLIGHT if is_undecided else Bucket.PRODUCTIVE
+        return Run(start_ns, self._estimated_end(index, start_ns, end_ns), bucket, estimated=True)
+
+    def to_state(self) -> list[Any]:
+        """Returns everything as JSON."""
+        return [
+            [
+                None if book.account is None else book.account.to_state(),
+                book.settled.to_state(),
+                book.settled_step,
+                book.borrowed_median_ns,
+            ]
+            for book in self._books
+        ]
+
+    @classmethod
+    def from_state(cls, state: list[Any], attempts: Attempts, step_times: JobStepTimes) -> Books:
+        """Returns the books that `to_state` was asked of."""
+        books = cls(attempts, step_times)
+        for account, settled, settled_step, median_ns in state:
+            kept = None if account is None else Account.from_state(account)
+            books._books.append(_Book(kept, Account.from_state(settled), settled_step, median_ns))
+        return books
+
+    def _settle(self, index: int, settle: int) -> None:
+        """Moves what lies before the start of step `settle` into the settled sums of the last attempt."""
+        book, attempt, times = self._books[index], self._attempts[index], self._facts.steps.times
+        begin = book.settled_step if book.settled_step >= 0 else attempt.first
+        runs: Iterable[Run] = step_runs(self._facts, begin, settle, attempt.first)
+        start_ns = times[begin]
+        if book.settled_step < 0 and attempt.start_ns < start_ns:
+            runs = chain((Run(attempt.start_ns, start_ns, Bucket.UNKNOWN),), runs)
+            start_ns = attempt.start_ns
+        book.settled.add_pieces(self._paint(attempt, book.settled.counting(runs), start_ns, times[settle]))
+        book.settled_step = settle
+
+    def _paint(self, attempt: Attempt, runs: Iterable[Run], start_ns: int, end_ns: int) -> Iterator[Painted]:
+        overlays, load = self._facts.overlays.between(start_ns, end_ns), attempt.first_load
+        if load and load[0] < end_ns and load[1] > start_ns and load[0] < load[1]:
+            overlays = sorted([*overlays, Overlay.of(*load, Bucket.DATA_LOADING_SYNC)])
+        return paint(runs, overlays, start_ns, end_ns)
+
+    def _runs_without_steps(self, index: int, end_ns: int) -> Iterator[Run]:
+        start_ns = self._attempts[index].start_ns
+        if self._attempts.has_failed(index):
+            yield Run(start_ns, end_ns, Bucket.INFRASTRUCTURE_RECOVERY, yields_to=FAILED_YIELDS_TO)
+        else:
+            yield from self._tail(index, start_ns, end_ns)
+
+    def _tail(self, index: int, start_ns: int, end_ns: int) -> Iterator[Run]:
+        """Yields what follows the last step of an attempt: unknown up to its last word, then recovery.
+
+        Only a job start tells recovery from work that nobody recorded.
+        """
+        job_starts = self._facts.job_starts
+        lost_ns = end_ns
+        if end_ns == self._attempts.next_start_ns(index):
+            position = bisect_left(job_starts, end_ns)
+            if job_starts[position : position + 1] == [end_ns]:
+                lost_ns = max(start_ns, self._facts.last_before(end_ns))
+        if start_ns < lost_ns:
+            yield Run(start_ns, lost_ns, Bucket.UNKNOWN)
+        if lost_ns < end_ns:
+            yield Run(lost_ns, end_ns, Bucket.INFRASTRUCTURE_RECOVERY)
+
+    def _estimated_end(self, index: int, start_ns: int, end_ns: int) -> int:
+        """Returns the end of a step that nobody recorded: after the median step time, or at the next event."""
+        following_ns = min(end_ns, self._facts.next_after(start_ns))
+        median_ns = self._step_times.attempt_median_ns(index)
+        if median_ns is None:
+            median_ns = self._books[index].borrowed_median_ns = self._step_times.median_ns()
+        return following_ns if median_ns is None else min(start_ns + median_ns, following_ns)

@@ -1,0 +1,110 @@
+"""The step times of a job: of all its kept steps, and of one attempt."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from itertools import chain
+from operator import sub
+from typing import Any
+
+from ml_goodput_measurement.attempts import Attempts
+from ml_goodput_measurement.facts import NEVER_NS
+from ml_goodput_measurement.step_times import StepTimes, median_of
+
+__all__ = ["JobStepTimes"]
+
+
+class JobStepTimes:
+    """Times from the start of a step to the start of the next number, kept in step with the attempts."""
+
+    def __init__(self, attempts: Attempts) -> None:
+        self._attempts = attempts
+        self._kept: StepTimes | None = None
+        self._measured = 0
+        """Steps before this index have their time in `_kept`."""
+
+    def kept(self) -> StepTimes:
+        """Returns the times of the steps that count. Costs what is new."""
+        if self._kept is None:
+            of_attempts = (self._between(index, 0, attempt.cut) for index, attempt in enumerate(self._attempts))
+            self._kept = StepTimes(chain.from_iterable(of_attempts))
+        else:
+            for index in range(len(self._attempts) - 1, -1, -1):
+                if self._attempts[index].stop <= self._measured:
+                    break
+                for time_ns in self._between(index, self._measured, self._attempts[index].cut):
+                    self._kept.add(time_ns)
+        self._measured = max(0, len(self._attempts.facts.steps) - 1)
+        return self._kept
+
+    def median_ns(self) -> int | None:
+        """Returns the median of the steps that count."""
+        median_ns = self.kept().median_ns()
+        return None if median_ns is None else int(median_ns)
+
+    def attempt_median_ns(self, index: int) -> int | None:
+        """Returns the median of an attempt's steps, whether they count or not; None when it completed none."""
+        times = self._between(index, 0, NEVER_NS)
+        return median_of(times) if times else None
+
+    def seconds(self) -> dict[int, float]:
+        """Returns the time of each step that counts, in seconds. Costs all steps."""
+        times, numbers = self._attempts.facts.steps.times, self._attempts.facts.steps.numbers
+        return {
+            numbers[index]: (times[index + 1] - times[index]) / 1e9
+            for attempt in self._attempts
+            for index in range(attempt.first, attempt.stop - 1)
+            if numbers[index] < attempt.cut and numbers[index + 1] == numbers[index] + 1
+        }
+
+    def forget(self) -> None:
+        """Forgets everything, to measure anew."""
+        self._kept = None
+
+    def forget_repeated(self, index: int, cut_before: int) -> None:
+        """Takes out the steps of an attempt that are now repeated and were not when the cut was `cut_before`."""
+        if self._kept is None:
+            return
+        begin = self._attempts.cut_index(index)
+        repeated = self._between(index, begin, cut_before, self._measured)
+        if len(repeated) > len(self._kept) // 8:
+            self._kept = None
+            return
+        for time_ns in repeated:
+            self._kept.remove(time_ns)
+
+    def to_state(self) -> tuple[dict[str, Any], list[Any]]:
+        """Returns everything as JSON and columns."""
+        blocks, sums = self.kept().to_blocks()
+        return {"measured": self._measured, "sums": sums}, blocks
+
+    @classmethod
+    def from_state(cls, state: dict[str, Any], blocks: list[Any], attempts: Attempts) -> JobStepTimes:
+        """Returns the step times that `to_state` was asked of."""
+        step_times = cls(attempts)
+        step_times._kept = StepTimes.of_blocks(blocks, state["sums"])
+        step_times._measured = state["measured"]
+        return step_times
+
+    def _between(self, index: int, begin: int, cut: int, stop: int = NEVER_NS) -> list[int]:
+        """Returns the times of an attempt's steps, in nanoseconds.
+
+        Args:
+            index: Index of the attempt.
+            begin: Index of the first step.
+            cut: Number of the first step that is left out.
+            stop: Index after the last step.
+        """
+        attempt = self._attempts[index]
+        times, numbers = self._attempts.facts.steps.times, self._attempts.facts.steps.numbers
+        begin = max(begin, attempt.first)
+        stop = min(stop, attempt.stop - 1, bisect_left(numbers, cut, attempt.first, attempt.stop))
+        if begin >= stop:
+            return []
+        if numbers[stop] - numbers[begin] == stop - begin:
+            return list(map(sub, times[begin + 1 : stop + 1], times[begin:stop]))
+        return [
+            times[position + 1] - times[position]
+            for position in range(begin, stop)
+            if numbers[position + 1] == numbers[position] + 1
+        ]

@@ -1,0 +1,90 @@
+"""Runs: what the steps alone say of a stretch of time, before anything is laid over it."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from ml_goodput_measurement.facts import Facts
+from ml_goodput_measurement.overlays import PRECEDENCE
+from ml_goodput_measurement.partition import Bucket
+
+__all__ = ["FAILED_YIELDS_TO", "WASTED_YIELDS_TO", "Run", "recorded_end", "step_runs"]
+
+WASTED_YIELDS_TO = PRECEDENCE[Bucket.WASTED_PROGRESS]
+"""Wasted steps are wasted in full, with all that lies over them."""
+FAILED_YIELDS_TO = PRECEDENCE[Bucket.CUSTOM] + 1
+"""A failed attempt is recovery whatever it initialised or restored; custom events still count."""
+_YIELDS_TO_ALL = PRECEDENCE[Bucket.PROGRAM_STARTUP]
+
+
+class Run(NamedTuple):
+    """A stretch of an attempt."""
+
+    start_ns: int
+    end_ns: int
+    bucket: Bucket
+    steps: int = 0
+    """How many measured steps it holds."""
+    estimated: bool = False
+    first_step: bool = False
+    yields_to: int = _YIELDS_TO_ALL
+    """Overlays of a lower rank than this take its time."""
+
+
+def step_runs(facts: Facts, first: int, stop: int, attempt_first: int) -> Iterator[Run]:
+    """Yields runs from the start of step `first` to the start of step `stop`, both of one attempt.
+
+    A step lasts to its recorded end, else to the start of the next step if that is the next number. Where a number
+    is missing nobody knows when the step ended.
+
+    Args:
+        facts: Holds the steps.
+        first: Index of the first of these steps.
+        stop: Index after the last; there must be a step there, whose start ends the last run.
+        attempt_first: Index of the attempt's first step, which gets a run of its own.
+    """
+    times, numbers = facts.steps.times, facts.steps.numbers
+    if first == attempt_first and first < stop:
+        yield from _single_step(facts, first, is_first=True)
+        first += 1
+    if first >= stop:
+        return
+    # Numbers rise within an attempt, so as many numbers as steps means that none is missing.
+    if numbers[stop] - numbers[first] == stop - first and not _has_step_ends(facts, times[first], times[stop]):
+        yield Run(times[first], times[stop], Bucket.PRODUCTIVE, stop - first)
+        return
+    for index in range(first, stop):
+        yield from _single_step(facts, index, is_first=False)
+
+
+def recorded_end(facts: Facts, index: int, until_ns: int) -> int | None:
+    """Returns when a step ended, if that was recorded after its start and no later than a moment."""
+    ends = facts.step_ends
+    number = facts.steps.numbers[index]
+    position = bisect_right(ends.times, facts.steps.times[index])
+    while position < len(ends) and ends.times[position] <= until_ns:
+        if ends.numbers[position] == number:
+            return ends.times[position]
+        position += 1
+    return None
+
+
+def _has_step_ends(facts: Facts, start_ns: int, end_ns: int) -> bool:
+    ends = facts.step_ends.times
+    return bisect_right(ends, start_ns) < bisect_left(ends, end_ns)
+
+
+def _single_step(facts: Facts, index: int, *, is_first: bool) -> Iterator[Run]:
+    times, numbers = facts.steps.times, facts.steps.numbers
+    start_ns, next_ns = times[index], times[index + 1]
+    end_ns = recorded_end(facts, index, next_ns)
+    if end_ns is None and numbers[index + 1] == numbers[index] + 1:
+        end_ns = next_ns
+    if end_ns is None:
+        yield Run(start_ns, next_ns, Bucket.UNKNOWN)
+        return
+    yield Run(start_ns, end_ns, Bucket.PRODUCTIVE, 1, first_step=is_first)
+    if end_ns < next_ns:
+        yield Run(end_ns, next_ns, Bucket.UNKNOWN)
