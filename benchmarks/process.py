@@ -9,6 +9,7 @@ import contextlib
 import gc
 import importlib
 import json
+import math
 import os
 import subprocess
 import sys
@@ -81,9 +82,9 @@ def forget_peak() -> None:
 
 
 def percentile(values: list[float], share: float) -> float:
-    """The value below which that share of the values lies."""
+    """The smallest value that is at least as large as that share of the values."""
     ordered = sorted(values)
-    return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
+    return ordered[max(0, math.ceil(share * len(ordered)) - 1)]
 
 
 if __name__ == "__main__":
