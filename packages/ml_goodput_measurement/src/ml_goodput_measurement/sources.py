@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import datetime
 import logging
+import time
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from itertools import groupby
 from pathlib import Path
 from typing import Any, Protocol
 
+from ml_diagnostics_common.entry import LogEntry
 from ml_diagnostics_common.environment import Backend, configured_backend
 from ml_diagnostics_common.exceptions import CloudLoggingError, CredentialsError, MissingExtraError
 from ml_diagnostics_common.reader import EntryReader, JournalReader, UnionReader
@@ -18,6 +21,10 @@ __all__ = ["LogSource", "PayloadSource", "UserLogger", "UserLoggerSource"]
 _log = logging.getLogger("ml_diagnostics.goodput")
 
 Payloads = list[dict[str, Any]]
+
+_PATIENCE_SECONDS = 30.0
+"""A query does not wait longer for a cloud that fails; what it has by then counts."""
+_REST_SECONDS = 60.0
 
 
 class UserLogger(Protocol):
@@ -94,41 +101,33 @@ class LogSource:
             ConfigurationError: ML_DIAGNOSTICS_BACKEND has a value that is none.
             CredentialsError: It is `cloud`, and there is no project or no credentials.
         """
-        self._log_id, self._job_name, self._start_ns = log_id, job_name, start_ns
-        self._position = dict(position or {})
-        self._journal = JournalReader(log_id, root=root, position=self._position.get("journal"))
-        self._reader: EntryReader | None = None
-        self._cloud: EntryReader | None = None
-        self._trouble: str | None = None
-        self._backend = configured_backend()
-        if self._backend is Backend.LOCAL:
-            self._reader = self._journal
-        elif self._backend is Backend.CLOUD:
-            self._connect()
+        saved = position or {}
+        self._job_name = job_name
+        self._journal = JournalReader(log_id, root=root, position=saved.get("journal"))
+        self._cloud: _Cloud | None = None
+        self._union: UnionReader | None = None
+        backend = configured_backend()
+        if backend is not Backend.LOCAL:
+            self._cloud = _Cloud(log_id, job_name, start_ns, saved.get("cloud"))
+            self._union = UnionReader([self._journal, self._cloud], position=saved.get("union"))
+            if backend is Backend.CLOUD:
+                self._cloud.connect()
 
     def read_new(self) -> Iterator[tuple[int, Payloads]]:
         """See `PayloadSource`. Where Cloud Logging fails, what the journal has is still there."""
-        if self._reader is None:
-            self._try_to_connect()
-        reader = self._reader or self._journal
-        self._trouble = None if self._cloud is not None or self._reader is self._journal else self._trouble
-        try:
-            for entries in reader.read_new():
-                for context, group in groupby(entries, key=_context):
-                    yield _process_index(context.labels), [entry.payload for entry in group]
-        except CloudLoggingError as error:
-            self._trouble = f"Cloud Logging could not be read to the end: {error}"
-            _log.warning("goodput of %s: %s", self._job_name, self._trouble)
+        reader: EntryReader = self._journal
+        if self._cloud is not None and self._union is not None and self._cloud.is_there():
+            reader = self._union
+        for entries in reader.read_new():
+            for context, group in groupby(entries, key=_context):
+                yield _process_index(context.labels), [entry.payload for entry in group]
 
     def position(self) -> dict[str, Any]:
         """See `PayloadSource`."""
-        if isinstance(self._reader, UnionReader) and self._cloud is not None:
-            return {
-                "journal": self._journal.position(),
-                "cloud": self._cloud.position(),
-                "union": self._reader.position(),
-            }
-        return {**self._position, "journal": self._journal.position()}
+        position = {"journal": self._journal.position()}
+        if self._cloud is not None and self._union is not None:
+            position |= {"cloud": self._cloud.position(), "union": self._union.position()}
+        return position
 
     def save_position(self) -> None:
         """Tells the journal what is not needed again."""
@@ -136,33 +135,74 @@ class LogSource:
 
     def notes(self) -> list[str]:
         """See `PayloadSource`."""
-        reader = self._reader or self._journal
-        passed_over = [f"{count} lines were passed over: {reason}" for reason, count in sorted(reader.skipped.items())]
-        return [self._trouble, *passed_over] if self._trouble else passed_over
+        skipped = Counter(self._journal.skipped)
+        notes = []
+        if self._cloud is not None:
+            skipped.update(self._cloud.skipped)
+            notes += [self._cloud.trouble] if self._cloud.trouble else []
+        return notes + [f"{count} lines were passed over: {reason}" for reason, count in sorted(skipped.items())]
 
-    def _try_to_connect(self) -> None:
-        try:
-            self._connect()
-        except (CredentialsError, MissingExtraError) as error:
-            # Asked for again by the next read only in a new calculator: a laptop without a cloud is no trouble.
-            self._reader = self._journal
-            _log.info("goodput of %s is read from the journal alone: %s", self._job_name, error)
 
-    def _connect(self) -> None:
+class _Cloud:
+    """The part of a log that is in Cloud Logging; it may not be there, and it may fail."""
+
+    def __init__(self, log_id: str, job_name: str, start_ns: int | None, position: dict[str, Any] | None) -> None:
+        self.trouble: str | None = None
+        """What went wrong with the last read."""
+        self._log_id, self._job_name, self._start_ns = log_id, job_name, start_ns
+        self._position = position
+        self._reader: EntryReader | None = None
+        self._rests_until = 0.0
+
+    def is_there(self) -> bool:
+        """Whether a cloud is found; asked for anew at most once a minute."""
+        if self._reader is None and time.monotonic() >= self._rests_until:
+            try:
+                self.connect()
+            except (CredentialsError, MissingExtraError) as error:
+                self._rest()
+                _log.info("goodput of %s is read from the journal alone: %s", self._job_name, error)
+        return self._reader is not None
+
+    def connect(self) -> None:
+        """Finds a cloud, or raises."""
         from ml_diagnostics_common.cloud_logging import CloudLoggingReader, make_transport
         from ml_diagnostics_common.credentials import find_cloud
 
         cloud = find_cloud()
-        reader = CloudLoggingReader(
+        self._reader = CloudLoggingReader(
             make_transport(cloud),
             cloud.project,
             self._log_id,
             job_name=self._job_name,
             start_time_ns=self._start_ns,
-            position=self._position.get("cloud"),
+            position=self._position,
+            patience_seconds=_PATIENCE_SECONDS,
         )
-        self._cloud = reader
-        self._reader = UnionReader([self._journal, reader], position=self._position.get("union"))
+
+    def read_new(self) -> Iterator[list[LogEntry]]:
+        """See `EntryReader`; after a failure it is left in peace for a minute."""
+        if self._reader is None or time.monotonic() < self._rests_until:
+            return
+        try:
+            yield from self._reader.read_new()
+            self.trouble = None
+        except CloudLoggingError as error:
+            self._rest()
+            self.trouble = f"Cloud Logging could not be read to the end: {error}"
+            _log.warning("goodput of %s: %s", self._job_name, self.trouble)
+
+    def position(self) -> dict[str, Any]:
+        """See `EntryReader`."""
+        return self._reader.position() if self._reader is not None else self._position or {}
+
+    @property
+    def skipped(self) -> Mapping[str, int]:
+        """See `EntryReader`."""
+        return self._reader.skipped if self._reader is not None else {}
+
+    def _rest(self) -> None:
+        self._rests_until = time.monotonic() + _REST_SECONDS
 
 
 def _context(entry: Any) -> Any:
