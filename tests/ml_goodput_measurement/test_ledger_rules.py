@@ -10,6 +10,7 @@ import random
 from pathlib import Path
 
 import pytest
+from ml_goodput_measurement import goodput
 from ml_goodput_measurement.partition import AttemptEnd, Bucket
 
 from .accounts import (
@@ -31,7 +32,7 @@ from .accounts import (
     moment_ns,
     told,
 )
-from .histories import History, MemoryLog
+from .histories import BASE, History, MemoryLog
 
 
 def test_the_wall_time_runs_from_the_first_start_to_the_last_end() -> None:
@@ -255,6 +256,27 @@ def test_entries_are_folded_in_whenever_they_come(tmp_path: Path, seed: int) -> 
     report = calculator.report()
     assert {bucket: ns / 1e9 for bucket, ns in report.buckets.items() if ns} == expected
     assert report.last_step == 9
+
+
+def test_of_two_recorders_of_a_job_the_lowest_process_index_counts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Process 1 began half a second late, and says so of every step; only a note is left of it."""
+    for process_index, late in ((1, 0.5), (0, 0.0)):
+        monkeypatch.setenv("JAX_PROCESS_ID", str(process_index))
+        recorder = goodput.GoodputRecorder("job", "goodput_job", logging_enabled=True)
+        recorder.record_job_start_time(BASE + late)
+        for number in range(5):
+            recorder.record_step_start_time(number, BASE + late + 10 + 10 * number)
+        recorder.record_job_end_time(BASE + late + 60)
+    report = goodput.GoodputCalculator("job", "goodput_job", cache_dir=str(tmp_path)).report()
+    assert (report.start_ns, report.end_ns) == (moment_ns(0), moment_ns(60))
+    assert {bucket: ns for bucket, ns in report.buckets.items() if ns} == {
+        PRODUCTIVE: 50 * SECOND_NS,
+        UNKNOWN: 10 * SECOND_NS,
+    }
+    assert not report.disruptions
+    assert any("process 1" in note for note in report.notes)
 
 
 def test_an_unfinished_step_says_that_its_end_is_estimated() -> None:

@@ -377,7 +377,6 @@ def test_nothing_waits_for_a_cloud_that_is_not_there(tmp_path: Path) -> None:
             recorder = goodput.GoodputRecorder("job", "goodput_job", True, background_grace_period_s=0.1)
             recorder.record_job_start_time()
             recorder.record_step_start_time(0)
-            recorder.record_job_end_time()
             calculator = goodput.GoodputCalculator("job", "goodput_job")
             print(time.perf_counter() - began)
             """
@@ -396,7 +395,7 @@ def test_nothing_waits_for_a_cloud_that_is_not_there(tmp_path: Path) -> None:
             timeout=60,
             check=True,
         )
-    assert float(done.stdout) < 0.2
+    assert float(done.stdout) < 0.5  # One look at the metadata server alone would wait longer.
 
 
 def test_switched_off_logging_does_not_mute_the_recording(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
