@@ -187,7 +187,7 @@ def test_exit_is_held_up_no_longer_than_the_grace_period(
     body = "shipper.start(); record(first, count); shipper.flush(0.3); print(time.time())"
     body = body.replace("shipper.", "shipper._grace_period_seconds = 0.5; shipper.", 1)
     ended = float(finish(run(body, tmp_path, cloud_logging_server)))
-    assert time.time() - ended < 1.5
+    assert time.time() - ended < 3
     cloud_logging_server.faults.clear()
     ship_here(tmp_path, cloud_logging_server)
     assert arrived(cloud_logging_server) == list(range(100))
@@ -305,12 +305,13 @@ def test_whose_a_writer_is() -> None:
 
 
 def test_closing_twice_and_starting_twice_is_once(tmp_path: Path, cloud_logging_server: CloudLoggingServer) -> None:
-    shipper = Shipper(LOG, root=tmp_path, connect=lambda: connect(environ=cloud_logging_server.environment()))
+    environ = cloud_logging_server.environment()
+    shipper = Shipper(LOG, root=tmp_path, connect=lambda: connect(environ=environ), max_latency_seconds=60)
     assert not shipper.flush(0.1)
     shipper.start()
     shipper.start()
     began = time.monotonic()
-    assert shipper.close(5)
-    assert time.monotonic() - began < 1.5  # Nothing to ship: not even the latency is waited for.
+    assert shipper.close(50)
+    assert time.monotonic() - began < 20  # Nothing to ship: the latency is not waited for.
     shipper.close(5)
     assert shipper.statistics().state == "stopped"

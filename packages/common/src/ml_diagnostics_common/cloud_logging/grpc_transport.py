@@ -168,7 +168,8 @@ def _severity(number: int) -> str:
 
 
 def _time_ns(timestamp: Any) -> int:
-    return int(timestamp.seconds) * _SECOND + int(timestamp.nanos)
+    nanoseconds: int = timestamp.seconds * _SECOND + timestamp.nanos
+    return nanoseconds
 
 
 def _key(entry: Any) -> Hashable:
@@ -187,6 +188,10 @@ def _dictionary(struct: Any) -> dict[str, Any]:
 
 
 def _value(value: Any) -> Any:
+    # What is not set reads as 0 or "": most values are told without asking for their kind, which is slow.
+    common = value.number_value or value.string_value
+    if common:
+        return common
     kind = value.WhichOneof("kind")
     if kind == "number_value" or kind == "string_value" or kind == "bool_value":
         return getattr(value, kind)
