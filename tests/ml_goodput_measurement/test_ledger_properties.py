@@ -104,6 +104,16 @@ def _lay_over(draw: st.DrawFn, job: History, now: float) -> None:
         job.custom(first, last, kind)
 
 
+junk = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.text(max_size=3), inner, max_size=2),
+    max_leaves=4,
+)
+_one_of_each = History().start(0).step(0, 1).step_end(0, 2).end(3).load(4, 5).custom(6, 7).wait(8, 9)
+_one_of_each.save(1, 2, 3).restore(1, 2, 3)
+keys = st.sampled_from(sorted({key for entry in _one_of_each.payloads for key in entry}))
+
+
 def ledger_of(payloads: Iterable[Payload]) -> Ledger:
     ledger = Ledger()
     _deliver(ledger, payloads)
@@ -202,6 +212,22 @@ def test_asking_changes_nothing(life: tuple[list[Payload], float], waits: list[f
     for wait in [*waits, 0]:
         asked_at = moment_ns(now + wait)
         assert ledger.summary(asked_at) == ledger_of(payloads).summary(asked_at)
+
+
+@thorough
+@given(lives(), st.lists(st.dictionaries(keys, junk | st.floats(0, 2e9)) | junk, max_size=8))
+def test_junk_in_the_log_spoils_nothing(life: tuple[list[Payload], float], rubbish: list[Any]) -> None:
+    """What cannot be read is counted; what can, if senseless, still lies in exactly one bucket."""
+    payloads, now = life
+    skipped: Counter[str] = Counter()
+    ledger = Ledger()
+    named = [{**one, "job_name": JOB} if isinstance(one, dict) else one for one in rubbish]
+    ledger.add(read_events([*named, *payloads], JOB, skipped))
+    summary = ledger.summary(moment_ns(now))
+    if summary is not None:
+        assert sum(summary.buckets.values()) == summary.wall_ns
+        assert sum(piece.end_ns - piece.start_ns for piece in ledger.timeline(moment_ns(now))) == summary.wall_ns
+        assert min(summary.buckets.values()) >= 0
 
 
 def _comparable(answer: Summary | Truth | None) -> dict[str, Any] | None:
