@@ -102,7 +102,7 @@ class MemoryLog:
         self, start_time: Any = None, end_time: Any = None, last_entry_info: Any = None
     ) -> tuple[list[Payload], tuple[Any, Any]]:
         seen = int(last_entry_info[1]) if last_entry_info and last_entry_info[1] is not None else 0
-        new = self.payloads[seen:]
+        new = self.payloads[seen:] if seen else self.payloads  # A copy of millions would count as a query's memory.
         if not new:
             return [], (None, None)
         arrived = datetime.datetime.fromtimestamp(BASE, datetime.timezone.utc)
