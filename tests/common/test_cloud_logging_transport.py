@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from google.auth.credentials import AnonymousCredentials
+from google.auth.credentials import AnonymousCredentials, Credentials
 from ml_diagnostics_common.cloud_logging import LoggingTransport, TransportError, connect, make_transport
 from ml_diagnostics_common.cloud_logging.filters import full_log_name, log_filter, quoted
 from ml_diagnostics_common.cloud_logging.grpc_transport import GrpcTransport
@@ -160,6 +160,23 @@ def test_a_server_that_is_not_there_is_unavailable(protocol: str) -> None:
     transport = make_transport(cloud, {variable: address if protocol == "grpc" else f"http://{address}/"})
     assert failure(transport).code == "UNAVAILABLE"
     transport.close()
+
+
+def test_a_token_that_is_refused_is_renewed_within_the_call(cloud_logging_server: CloudLoggingServer) -> None:
+    class Renewing(Credentials):
+        renewals = 0
+
+        def refresh(self, request: Any) -> None:
+            self.renewals += 1
+            self.token = f"token-{self.renewals}"
+
+    credentials = Renewing()  # type: ignore[no-untyped-call]
+    cloud = CloudEnvironment("test-project", credentials, None, "test")
+    transport = RestTransport(cloud, base_url=cloud_logging_server.rest_url)
+    cloud_logging_server.faults.script([Status(401)])
+    transport.write([entry(1)], timeout_seconds=5)
+    transport.close()
+    assert (credentials.renewals, len(cloud_logging_server.entries())) == (2, 1)
 
 
 def test_a_poisoned_entry_is_named_and_the_rest_is_written(

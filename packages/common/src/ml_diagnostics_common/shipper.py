@@ -279,7 +279,7 @@ class Shipper:
             ("shipper", "no cloud", str(self._root)),
             "Nothing is sent to Cloud Logging: %s. Recording goes on, to %s. A cloud is looked for every minute for "
             "ten minutes; what was recorded before it is found is sent too.",
-            error,
+            str(error).rstrip("."),
             log_directory(self._root, self._log_id),
         )
 
@@ -295,7 +295,7 @@ class Shipper:
             "Entries of log %s cannot be sent to Cloud Logging: %s.%s The job goes on. They are kept in %s and tried "
             "again, every ten minutes in the end.",
             self._log_id,
-            error,
+            str(error).rstrip("."),
             todo,
             log_directory(self._root, self._log_id),
         )

@@ -130,6 +130,7 @@ class RestTransport:
                 timeout=(min(_CONNECT_SECONDS, timeout_seconds), timeout_seconds),
                 max_allowed_time=timeout_seconds,
                 stream=True,
+                hooks={"response": _finish_before_refresh},
             )
             with contextlib.closing(response):
                 answer = bytearray()
@@ -140,6 +141,12 @@ class RestTransport:
         if response.status_code != 200:
             raise _error(response.status_code, bytes(answer), response.headers.get("Retry-After"))
         return bytes(answer)
+
+
+def _finish_before_refresh(response: Any, *_: object, **__: object) -> None:
+    """Reads a 401 to its end: google.auth drops it when it asks again with a new token, connection and all."""
+    if response.status_code == 401:
+        _ = response.content
 
 
 def _key(entry: _Entry) -> Hashable:
