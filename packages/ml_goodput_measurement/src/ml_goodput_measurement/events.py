@@ -141,7 +141,7 @@ def read_events(payloads: Iterable[Any], job_name: str, skipped: Counter[str]) -
             else:
                 _read_other(payload, batch)
                 continue
-        except (ValueError, TypeError, KeyError, OverflowError, AttributeError):
+        except (ValueError, TypeError, KeyError, OverflowError, AttributeError, RecursionError):
             if not isinstance(payload, Mapping) or "job_name" not in payload:
                 continue
         skipped["malformed entry"] += 1

@@ -211,4 +211,4 @@ def _context(entry: Any) -> Any:
 
 def _process_index(labels: Mapping[str, str]) -> int:
     text = labels.get("process_index", "")
-    return int(text) if text.isdecimal() else 0
+    return int(text) if text.isdecimal() and len(text) < 10 else 0
