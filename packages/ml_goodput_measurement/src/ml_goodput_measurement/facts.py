@@ -210,8 +210,14 @@ class Facts:
         for name, label, codes in state["marks"]:
             for code in codes:
                 facts._add_mark(Mark((Bucket(name), label), not code & 1, code >> 1))
-        for name, *operation in state["checkpoints"]:
-            facts._add_checkpoint(CheckpointOperation(Bucket(name), *operation))
+        for name, step, tier, start_ns, duration_ns in state["checkpoints"]:
+            facts.checkpoints.setdefault((Bucket(name), step, tier), set()).add((start_ns, duration_ns))
+            facts._checkpoint_starts.append(start_ns)
+            facts._checkpoint_ends.append(start_ns + duration_ns)
+        facts._checkpoint_starts.sort()
+        facts._checkpoint_ends.sort()
+        for key in facts.checkpoints:
+            facts._lay_checkpoint(key)
         return facts
 
     def recorded_job(self) -> bool:
