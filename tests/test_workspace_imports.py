@@ -24,13 +24,13 @@ HEAVY = [
     "tensorstore",
 ]
 # These subclass what another package brings, so they are loaded only by those who use that package.
-LOADED_ON_USE = ["ml_diagnostics_common.access_token"]
+LOADED_ON_USE = ["ml_diagnostics_common.credentials.access_token"]
 HEAVY_FOR_A_TRAINER = [
     "asyncio",
     "http.client",
     "importlib.metadata",
     "ml_goodput_measurement.calculator",
-    "ml_goodput_measurement.ledger",
+    "ml_goodput_measurement.ledger.ledger",
     "msgspec",
     "multiprocessing",
     "ssl",

@@ -218,7 +218,9 @@ def test_the_orchestrator_is_known_by_its_variables(environ, expected):
 )
 def test_a_bare_google_vm_is_known_by_its_firmware(product, expected, tmp_path, monkeypatch):
     (tmp_path / "product_name").write_text(product)
-    monkeypatch.setattr("ml_diagnostics_common.instance_metadata._PRODUCT_NAME_FILE", str(tmp_path / "product_name"))
+    monkeypatch.setattr(
+        "ml_diagnostics_common.credentials.instance_metadata._PRODUCT_NAME_FILE", str(tmp_path / "product_name")
+    )
     assert orchestrator({}) is expected
 
 

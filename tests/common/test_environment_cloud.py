@@ -12,7 +12,7 @@ import pytest
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import rsa
 from google.auth.credentials import AnonymousCredentials
-from ml_diagnostics_common import instance_metadata
+from ml_diagnostics_common.credentials import instance_metadata
 from ml_diagnostics_common.environment import find_cloud
 from ml_diagnostics_common.exceptions import CredentialsError
 from ml_diagnostics_testing.faults import Status

@@ -4,8 +4,8 @@ import time
 from pathlib import Path
 
 import pytest
-from ml_diagnostics_common.journal_cap import JournalCap
-from ml_diagnostics_common.journal_layout import Segment, list_segments, log_directory, shipped_offset_path, write_state
+from ml_diagnostics_common.journal.cap import JournalCap
+from ml_diagnostics_common.journal.layout import Segment, list_segments, log_directory, shipped_offset_path, write_state
 from ml_diagnostics_common.reader import JournalReader
 
 from .journals import LOG, Clock, new_journal, numbers, read_all, reported_losses

@@ -11,9 +11,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from ml_diagnostics_common import journal as journal_module
-from ml_diagnostics_common.journal_cap import JournalCap
-from ml_diagnostics_common.journal_layout import list_segments
+from ml_diagnostics_common.journal import journal as journal_module
+from ml_diagnostics_common.journal.cap import JournalCap
+from ml_diagnostics_common.journal.layout import list_segments
 from ml_diagnostics_common.reader import JournalReader
 
 from .journals import LOG, Clock, assert_adds_up, new_journal, numbers, read_all, reported_losses, run_python

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from ml_diagnostics_common import reader as reader_module
 from ml_diagnostics_common.entry import EntryContext, LogEntry
 from ml_diagnostics_common.journal import Journal
-from ml_diagnostics_common.journal_layout import (
+from ml_diagnostics_common.journal.layout import (
     Header,
     encode_header,
     list_segments,

@@ -17,7 +17,7 @@ from ml_diagnostics_common.cloud_logging.limits import CUT_KEY, cut_to_fit, payl
 from ml_diagnostics_common.entry import LogEntry
 from ml_diagnostics_common.exceptions import CredentialsError
 from ml_diagnostics_common.journal import Journal
-from ml_diagnostics_common.journal_layout import list_segments, log_directory, read_state, shipped_offset_path
+from ml_diagnostics_common.journal.layout import list_segments, log_directory, read_state, shipped_offset_path
 from ml_diagnostics_common.shipper import Shipper
 from ml_diagnostics_testing.cloud_logging import CloudLoggingServer
 from ml_diagnostics_testing.faults import Hang, Reset, Status, Truncate

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from ml_diagnostics_common import outbox as module
 from ml_diagnostics_common.guard import Counters
-from ml_diagnostics_common.journal_layout import Header, encode_header, list_segments, log_directory, segment_name
-from ml_diagnostics_common.outbox import Outbox
+from ml_diagnostics_common.journal.layout import Header, encode_header, list_segments, log_directory, segment_name
+from ml_diagnostics_common.shipper import outbox as module
+from ml_diagnostics_common.shipper.outbox import Outbox
 
 LOG, WRITER = "run", "host-1-2-0"
 

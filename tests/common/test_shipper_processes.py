@@ -12,13 +12,13 @@ from typing import Any
 
 import pytest
 from ml_diagnostics_common.cloud_logging import connect
-from ml_diagnostics_common.delivery import Delivery
 from ml_diagnostics_common.guard import Counters
 from ml_diagnostics_common.journal import Journal, host_name
-from ml_diagnostics_common.journal_layout import list_segments, log_directory, shipped_offset_path
-from ml_diagnostics_common.outbox import Outbox, OutboxLock
+from ml_diagnostics_common.journal.layout import list_segments, log_directory, shipped_offset_path
 from ml_diagnostics_common.shipper import Shipper
-from ml_diagnostics_common.writers import Owner, owner
+from ml_diagnostics_common.shipper.delivery import Delivery
+from ml_diagnostics_common.shipper.outbox import Outbox, OutboxLock
+from ml_diagnostics_common.shipper.writers import Owner, owner
 from ml_diagnostics_testing.cloud_logging import CloudLoggingServer
 from ml_diagnostics_testing.faults import Hang, Status
 
@@ -262,7 +262,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 
 
 def test_importing_the_shipper_imports_nothing_heavy() -> None:
-    program = "import sys, ml_diagnostics_common.shipper; print(*sys.modules)"
+    program = "import sys, ml_diagnostics_common.shipper.shipper; print(*sys.modules)"
     modules = subprocess.run([sys.executable, "-c", program], capture_output=True, check=True, text=True).stdout.split()
     assert not {"msgspec", "google.auth", "grpc", "requests", "asyncio", "ssl", "http", "inspect"} & set(modules)
 

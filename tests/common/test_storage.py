@@ -11,7 +11,6 @@ import time
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from ml_diagnostics_common import local_storage, storage
 from ml_diagnostics_common.exceptions import (
     ConfigurationError,
     MissingExtraError,
@@ -19,6 +18,7 @@ from ml_diagnostics_common.exceptions import (
     PreconditionFailedError,
     StorageError,
 )
+from ml_diagnostics_common.storage import local_storage, storage
 from ml_diagnostics_testing.cloud_storage import CloudStorageServer
 from ml_diagnostics_testing.faults import Hang, Reset, Status, Truncate
 
@@ -327,7 +327,7 @@ def test_a_lock_that_is_never_released_is_not_waited_for_for_ever(tmp_path, monk
 INCREMENT_OFTEN = """
 import sys
 from ml_diagnostics_common.exceptions import PreconditionFailedError
-from ml_diagnostics_common.local_storage import LocalStorage
+from ml_diagnostics_common.storage.local_storage import LocalStorage
 keep, path = LocalStorage(), sys.argv[1]
 for _ in range(25):
     while True:

@@ -15,9 +15,8 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from ml_goodput_measurement import books, step_times
 from ml_goodput_measurement.events import read_events
-from ml_goodput_measurement.ledger import Ledger, Summary
+from ml_goodput_measurement.ledger import Ledger, Summary, books, step_times
 from ml_goodput_measurement.partition import Bucket
 
 from .accounts import moment_ns

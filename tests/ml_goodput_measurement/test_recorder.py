@@ -341,7 +341,7 @@ def test_the_signatures_are_those_of_the_contract() -> None:
 
 
 def test_cloud_without_credentials_is_said_at_construction(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    pytest.importorskip("ml_diagnostics_common.shipper")
+    pytest.importorskip("ml_diagnostics_common.shipper.shipper")
     monkeypatch.setenv("ML_DIAGNOSTICS_BACKEND", "cloud")
     monkeypatch.setenv("GCE_METADATA_HOST", "127.0.0.1:9")
     monkeypatch.setenv("HOME", str(tmp_path))
@@ -371,7 +371,7 @@ from ml_goodput_measurement.recorder import GoodputRecorder
 recorder = GoodputRecorder("j", "l", True)
 recorder.record_job_start_time(); recorder.record_step_start_time(1); recorder.record_job_end_time(); recorder.flush()
 heavy = {"google", "grpc", "requests", "msgspec", "numpy", "jax", "asyncio", "ssl", "http", "multiprocessing",
-         "importlib.metadata", "urllib.request", "ml_diagnostics_common.shipper"}
+         "importlib.metadata", "urllib.request", "ml_diagnostics_common.shipper.shipper"}
 print(sorted(heavy & set(sys.modules)))
 """
     finished = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)

@@ -277,7 +277,7 @@ def orchestrator(environ: Mapping[str, str] = os.environ) -> Orchestrator:
     Returns:
         GKE for any Kubernetes pod, SLURM inside a Slurm job, GCE on a bare Google VM, else NONE.
     """
-    from ml_diagnostics_common.instance_metadata import on_google_hardware
+    from ml_diagnostics_common.credentials.instance_metadata import on_google_hardware
 
     if environ.get("KUBERNETES_SERVICE_HOST"):
         return Orchestrator.GKE

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from ml_diagnostics_common.entry import LogEntry, SeenSequences
-from ml_diagnostics_common.journal_layout import (
+from ml_diagnostics_common.journal.layout import (
     Segment,
     list_segments,
     log_directory,
@@ -18,7 +18,7 @@ from ml_diagnostics_common.journal_layout import (
     reader_position_path,
     write_state,
 )
-from ml_diagnostics_common.segment_reader import SegmentReader
+from ml_diagnostics_common.journal.segment_reader import SegmentReader
 
 __all__ = ["EntryReader", "JournalReader", "UnionReader"]
 

@@ -12,6 +12,7 @@ from typing import Any
 
 from ml_diagnostics_common.environment import diagnostics_directory
 from ml_diagnostics_common.exceptions import ConfigurationError
+from ml_diagnostics_common.payload import printable
 
 from ml_goodput_measurement.deviation import StepDeviations
 from ml_goodput_measurement.exceptions import NoGoodputError
@@ -74,7 +75,7 @@ class GoodputCalculator:
         self.logger_name = _name("logger_name", logger_name)
         self.using_pathways = using_pathways
         self.gcs_path = gcs_path
-        retention_ns = _retention_ns(max_logs_retention_period)
+        self._retention_ns = _retention_ns(max_logs_retention_period)
         if cloud_logger is not None and not callable(getattr(cloud_logger, "read_cloud_logging_entries", None)):
             raise ConfigurationError(
                 f"cloud_logger is a {type(cloud_logger).__name__} without read_cloud_logging_entries(); "
@@ -83,23 +84,31 @@ class GoodputCalculator:
         self._clock_ns = _clock_ns
         self._lock = threading.RLock()
         self._summary: Summary | None = None
+        self._configured_ideal_seconds: float | None = None
+        self._cloud_logger = cloud_logger
+        self._cache_dir = cache_dir
+        self._begin()
+
+    def _begin(self) -> None:
+        """Goes on from the saved state, or begins with nothing."""
+        self._was_interrupted, self._unsaved_events = False, 0
+        job_name = printable(self.job_name)  # As recorders write it.
         self._recorders = Recorders(job_name)
         self._state_path: Path | None = None
-        self._unsaved_events = 0
         self._source: PayloadSource
-        if cloud_logger is not None:
-            self._source = UserLoggerSource(cloud_logger)
+        if self._cloud_logger is not None:
+            self._source = UserLoggerSource(self._cloud_logger)
             return
         root = diagnostics_directory()
-        self._state_path = _state_path(root, cache_dir, job_name, logger_name)
+        self._state_path = _state_path(root, self._cache_dir, job_name, self.logger_name)
         state = load_state(self._state_path, job_name)
         if state is not None:
             self._recorders = state.recorders
         self._source = LogSource(
-            logger_name,
+            self.logger_name,
             job_name,
             root=root,
-            start_ns=None if retention_ns is None else _clock_ns() - retention_ns,
+            start_ns=None if self._retention_ns is None else self._clock_ns() - self._retention_ns,
             position=None if state is None else state.position,
         )
 
@@ -118,11 +127,13 @@ class GoodputCalculator:
             also behaves as the percentage.
 
         Raises:
+            ConfigurationError: `configured_ideal_step_time` is no number of seconds.
             NoGoodputError: Nothing was recorded for the job, or all of it at one moment; also a ValueError.
         """
+        configured_seconds = _ideal_seconds(configured_ideal_step_time)
         with self._lock:
             summary = self._query()
-            self._ideal_step_seconds = configured_ideal_step_time or summary.ideal_step_seconds
+            self._configured_ideal_seconds = configured_seconds
         breakdown: UnproductiveTimeDict = {}
         if include_badput_breakdown:
             breakdown = _badput(summary, summary.wall_ns / 100)
@@ -137,9 +148,10 @@ class GoodputCalculator:
         with self._lock:
             if self._summary is None:
                 self.get_job_goodput()
-            summary, ideal = self._summary, self._ideal_step_seconds
+            summary = self._summary
             assert summary is not None
-            deviations = StepDeviations(self._recorders.ledger.step_seconds, ideal)
+            ideal = self._configured_ideal_seconds or summary.ideal_step_seconds
+            deviations = StepDeviations(self._step_seconds, ideal)
         return WorkloadMetricDetails(
             goodput_time={GoodputType.TOTAL: summary.buckets[Bucket.PRODUCTIVE] / 1e9},
             badput_time=_badput(summary, 1e9),
@@ -188,20 +200,24 @@ class GoodputCalculator:
                 self._source.save_position()
             self._unsaved_events = 0
 
+    def _step_seconds(self) -> dict[int, float]:
+        with self._lock:
+            return self._recorders.ledger.step_seconds()
+
     def _query(self) -> Summary:
-        for process_index, payloads in self._source.read_new():
-            for begin in range(0, len(payloads), _CHUNK):
-                self._recorders.add(process_index, payloads[begin : begin + _CHUNK])
-            self._unsaved_events += len(payloads)
-        if self._unsaved_events >= _SAVE_AFTER_EVENTS:
-            self._summary = self._recorders.ledger.summary(self._clock_ns())
-            self.save_state()
-        summary = self._recorders.ledger.summary(self._clock_ns())
+        if self._was_interrupted:
+            self._begin()
+        try:
+            summary = self._read()
+        except (KeyboardInterrupt, SystemExit):
+            # It may have struck anywhere, so nothing that was half done is gone on from.
+            self._was_interrupted = True
+            raise
         if summary is None:
             raise NoGoodputError(
-                f"Nothing was recorded for job {self.job_name[:200]!r} in log {self.logger_name[:200]!r}"
-                f"{''.join('; ' + note for note in self._source.notes())}. Was its GoodputRecorder given the same two "
-                "names and logging_enabled=True?"
+                f"Nothing was recorded for job {self.job_name[:200]!r} in log {self.logger_name[:200]!r}, looking in "
+                f"{self._source.searched()}{''.join('; ' + note for note in self._source.notes())}. Was its "
+                "GoodputRecorder given the same two names and logging_enabled=True?"
             )
         if not summary.wall_ns:
             raise NoGoodputError(
@@ -209,6 +225,17 @@ class GoodputCalculator:
                 f"{self.job_name[:200]!r} is of one moment. Ask again when it has run for a while."
             )
         self._summary = summary
+        return summary
+
+    def _read(self) -> Summary | None:
+        """Reads what is new, and saves the state after much of it."""
+        for process_index, payloads in self._source.read_new():
+            for begin in range(0, len(payloads), _CHUNK):
+                self._recorders.add(process_index, payloads[begin : begin + _CHUNK])
+            self._unsaved_events += len(payloads)
+        summary = self._recorders.ledger.summary(self._clock_ns())
+        if self._unsaved_events >= _SAVE_AFTER_EVENTS:
+            self.save_state()
         return summary
 
 
@@ -234,6 +261,14 @@ def _name(argument: str, value: Any) -> str:
     if not isinstance(value, str) or not value:
         raise ConfigurationError(f"{argument} must be a text that is not empty, not {value!r:.200}")
     return value
+
+
+def _ideal_seconds(value: Any) -> float | None:
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < 1e10:
+        raise ConfigurationError(f"configured_ideal_step_time must be a number of seconds, not {value!r:.200}")
+    return float(value)
 
 
 def _retention_ns(period: datetime.timedelta | float | None) -> int | None:

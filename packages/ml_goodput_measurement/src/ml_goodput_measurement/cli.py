@@ -18,7 +18,7 @@ from pathlib import Path
 
 from ml_diagnostics_common.environment import diagnostics_directory
 from ml_diagnostics_common.exceptions import ConfigurationError, DiagnosticsError
-from ml_diagnostics_common.journal_layout import decode_header, list_segments
+from ml_diagnostics_common.journal.layout import decode_header, list_segments
 
 from ml_goodput_measurement._version import __version__
 from ml_goodput_measurement.report import format_json, format_text, one_line

@@ -1,7 +1,7 @@
 """GoodputRecorder: what a training job calls to say what it is doing.
 
 Imported by every trainer, so it imports nothing heavy; called in every step, so a call is one line of text and one
-`os.write` (see `ml_diagnostics_common.journal`).
+`os.write` (see `ml_diagnostics_common.journal.journal`).
 """
 
 from __future__ import annotations

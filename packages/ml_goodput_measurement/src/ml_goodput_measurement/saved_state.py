@@ -53,7 +53,7 @@ def save_state(path: Path, recorders: Recorders, position: dict[str, Any]) -> bo
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         with _locked(path):
             known = _read_head(path)
-            if known is not None and known["job"] == recorders.job_name and known["facts"] > head["facts"]:
+            if known is not None and known.get("job") == recorders.job_name and _knows_more(known, head):
                 return False
             _write(path, json.dumps(head).encode(), [column for _, columns in ledgers.values() for column in columns])
     except OSError as error:
@@ -66,7 +66,7 @@ def load_state(path: Path, job_name: str) -> SavedState | None:
     """Returns what a file holds; None when there is none, or one that another version or a crash left behind."""
     try:
         with path.open("rb") as file:
-            head = _parse_head(file.readline(), file.read(8), file)
+            head = _parse_head(file.readline(len(_MAGIC)), file.read(8), file)
             if head is None or head["job"] != job_name:
                 return None
             recorders = Recorders(job_name)
@@ -78,14 +78,16 @@ def load_state(path: Path, job_name: str) -> SavedState | None:
             return SavedState(recorders, head["position"])
     except FileNotFoundError:
         return None
-    except (OSError, EOFError, ValueError, KeyError, TypeError, IndexError, AttributeError) as error:
+    except Exception as error:  # A file may hold anything.
         _log.warning("The saved state %s cannot be used and is made anew: %s", path, error)
         return None
 
 
 @contextlib.contextmanager
 def _locked(path: Path) -> Iterator[None]:
-    descriptor = os.open(path.with_name(f".{path.name}.lock"), os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+    descriptor = os.open(
+        path.with_name(f".{path.name}.lock"), os.O_CREAT | os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600
+    )
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
         yield
@@ -94,9 +96,10 @@ def _locked(path: Path) -> Iterator[None]:
 
 
 def _write(path: Path, head: bytes, columns: list[array[Any]]) -> None:
-    new = path.with_name(f".{path.name}.{os.getpid()}.new")
+    new = path.with_name(f".{path.name}.new")  # One name, under the lock: what a killed process left is used again.
     try:
-        descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        new.unlink(missing_ok=True)
+        descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         with os.fdopen(descriptor, "wb") as file:
             file.write(_MAGIC + len(head).to_bytes(8, "little") + head)
             for column in columns:
@@ -109,22 +112,33 @@ def _write(path: Path, head: bytes, columns: list[array[Any]]) -> None:
 def _read_head(path: Path) -> dict[str, Any] | None:
     try:
         with path.open("rb") as file:
-            return _parse_head(file.readline(), file.read(8), file)
-    except (OSError, ValueError):
+            return _parse_head(file.readline(len(_MAGIC)), file.read(8), file)
+    except (OSError, EOFError, ValueError, RecursionError):
         return None
 
 
 def _parse_head(magic: bytes, length: bytes, file: Any) -> dict[str, Any] | None:
     if magic != _MAGIC:
         return None
-    head = json.loads(file.read(int.from_bytes(length, "little")))
+    head = json.loads(file.read(_within(file, int.from_bytes(length, "little"))))
     return head if isinstance(head, dict) else None
+
+
+def _knows_more(known: dict[str, Any], head: dict[str, Any]) -> bool:
+    return isinstance(known.get("facts"), int) and known["facts"] > head["facts"]
+
+
+def _within(file: Any, length: int) -> int:
+    """Returns a number of bytes that a file may hold, so that a damaged one takes no memory."""
+    if not 0 <= length <= os.fstat(file.fileno()).st_size:
+        raise EOFError(f"it has no {length} bytes")
+    return length
 
 
 def _columns(file: Any, kinds: list[tuple[str, int]]) -> list[array[Any]]:
     columns = []
     for kind, length in kinds:
-        column = array(kind, (0,)) * length
+        column = array(kind, (0,)) * (_within(file, 8 * length) // 8)
         if file.readinto(column) != 8 * length:
             raise EOFError(f"it ends in a column of {length} values")
         columns.append(column)

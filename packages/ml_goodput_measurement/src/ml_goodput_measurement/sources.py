@@ -52,6 +52,10 @@ class PayloadSource(Protocol):
         """Says what could not be read."""
         ...
 
+    def searched(self) -> str:
+        """Says where payloads are looked for, to somebody who found none."""
+        ...
+
 
 class UserLoggerSource:
     """Reads an object of the user's."""
@@ -74,6 +78,10 @@ class UserLoggerSource:
     def notes(self) -> list[str]:
         """See `PayloadSource`."""
         return []
+
+    def searched(self) -> str:
+        """See `PayloadSource`."""
+        return f"the cloud_logger that was given, a {type(self._logger).__name__}"
 
 
 class LogSource:
@@ -102,7 +110,7 @@ class LogSource:
             CredentialsError: It is `cloud`, and there is no project or no credentials.
         """
         saved = position or {}
-        self._job_name = job_name
+        self._job_name, self._root = job_name, root
         self._journal = JournalReader(log_id, root=root, position=saved.get("journal"))
         self._cloud: _Cloud | None = None
         self._union: UnionReader | None = None
@@ -142,6 +150,13 @@ class LogSource:
             notes += [self._cloud.trouble] if self._cloud.trouble else []
         return notes + [f"{count} lines were passed over: {reason}" for reason, count in sorted(skipped.items())]
 
+    def searched(self) -> str:
+        """See `PayloadSource`."""
+        journal = f"the journal in {self._root}"
+        if self._cloud is None:
+            return f"{journal} alone, as ML_DIAGNOSTICS_BACKEND says"
+        return f"{journal} alone: {self._cloud.absence}" if self._cloud.absence else f"{journal} and Cloud Logging"
+
 
 class _Cloud:
     """The part of a log that is in Cloud Logging; it may not be there, and it may fail."""
@@ -149,6 +164,8 @@ class _Cloud:
     def __init__(self, log_id: str, job_name: str, start_ns: int | None, position: dict[str, Any] | None) -> None:
         self.trouble: str | None = None
         """What went wrong with the last read."""
+        self.absence: str | None = None
+        """Why there is no cloud to read, if there is none."""
         self._log_id, self._job_name, self._start_ns = log_id, job_name, start_ns
         self._position = position
         self._reader: EntryReader | None = None
@@ -161,6 +178,7 @@ class _Cloud:
                 self.connect()
             except (CredentialsError, MissingExtraError) as error:
                 self._rest()
+                self.absence = str(error)
                 _log.info("goodput of %s is read from the journal alone: %s", self._job_name, error)
         return self._reader is not None
 
@@ -179,6 +197,7 @@ class _Cloud:
             position=self._position,
             patience_seconds=_PATIENCE_SECONDS,
         )
+        self.absence = None
 
     def read_new(self) -> Iterator[list[LogEntry]]:
         """See `EntryReader`; after a failure it is left in peace for a minute."""

@@ -4,6 +4,7 @@
 client libraries are imported when a transport is made, not before.
 """
 
+from ml_diagnostics_common.cloud_logging.connecting import connect, make_transport
 from ml_diagnostics_common.cloud_logging.filters import full_log_name
 from ml_diagnostics_common.cloud_logging.reader import CloudLoggingReader
 from ml_diagnostics_common.cloud_logging.transport import (
@@ -11,8 +12,6 @@ from ml_diagnostics_common.cloud_logging.transport import (
     LoggingTransport,
     Page,
     TransportError,
-    connect,
-    make_transport,
 )
 
 __all__ = [

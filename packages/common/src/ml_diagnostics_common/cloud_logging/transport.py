@@ -6,14 +6,11 @@ and the reader know what may wait, a transport does not.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
-from ml_diagnostics_common.credentials import CloudEnvironment, find_cloud
 from ml_diagnostics_common.entry import LogEntry
-from ml_diagnostics_common.environment import endpoint, logging_grpc_target
 from ml_diagnostics_common.exceptions import CloudLoggingError
 
 __all__ = [
@@ -22,8 +19,6 @@ __all__ = [
     "LoggingTransport",
     "Page",
     "TransportError",
-    "connect",
-    "make_transport",
 ]
 
 PAGE_SIZE = 1000
@@ -136,47 +131,3 @@ class LoggingTransport(Protocol):
 
     def close(self) -> None:
         """Gives up the connections."""
-
-
-def make_transport(cloud: CloudEnvironment, environ: Mapping[str, str] = os.environ) -> LoggingTransport:
-    """Chooses the protocol: REST, unless `ML_DIAGNOSTICS_LOGGING_GRPC` names a gRPC server.
-
-    REST reads faster (typed JSON needs no wrapper objects), and holds no threads, so that a process may fork.
-
-    Args:
-        cloud: The project and credentials.
-        environ: The environment variables; `CLOUDSDK_API_ENDPOINT_OVERRIDES_LOGGING` redirects REST.
-
-    Returns:
-        A transport; no request was made yet.
-
-    Raises:
-        ConfigurationError: One of the variables cannot be an address.
-        MissingExtraError: google-cloud-logging is not installed.
-    """
-    target = logging_grpc_target(environ)
-    if target:
-        from ml_diagnostics_common.cloud_logging.grpc_transport import GrpcTransport
-
-        return GrpcTransport(cloud, target=target)
-    from ml_diagnostics_common.cloud_logging.rest_transport import RestTransport
-
-    return RestTransport(cloud, base_url=endpoint("logging", environ))
-
-
-def connect(
-    project: str | None = None, credentials: Any = None, *, environ: Mapping[str, str] = os.environ
-) -> LoggingTransport:
-    """Finds a cloud and speaks to it: what a `Shipper` is given to do in its own thread. May block a second.
-
-    Args:
-        project: The project's id, if the caller knows it.
-        credentials: A `google.auth.credentials.Credentials`, if the caller has one.
-        environ: The environment variables.
-
-    Raises:
-        CredentialsError: No project or no credentials were found.
-        MissingExtraError: google-cloud-logging is not installed.
-        ConfigurationError: A variable of the environment cannot be an address.
-    """
-    return make_transport(find_cloud(project, credentials, environ=environ), environ)

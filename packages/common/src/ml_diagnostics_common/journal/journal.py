@@ -21,12 +21,12 @@ from typing import Any, NamedTuple
 
 from ml_diagnostics_common import background
 from ml_diagnostics_common.guard import LOSSES, Counters, warn_once
-from ml_diagnostics_common.held_lines import HeldLines
-from ml_diagnostics_common.journal_cap import JournalCap
-from ml_diagnostics_common.journal_layout import FIRST_SEQUENCE, Header, log_directory
-from ml_diagnostics_common.mounts import is_network_filesystem
+from ml_diagnostics_common.journal.cap import JournalCap
+from ml_diagnostics_common.journal.held_lines import HeldLines
+from ml_diagnostics_common.journal.layout import FIRST_SEQUENCE, Header, log_directory
+from ml_diagnostics_common.journal.mounts import is_network_filesystem
+from ml_diagnostics_common.journal.segment_file import SegmentFile
 from ml_diagnostics_common.payload import encode_payload, encode_text
-from ml_diagnostics_common.segment_file import SegmentFile
 
 __all__ = ["Journal", "JournalStatistics", "host_name"]
 

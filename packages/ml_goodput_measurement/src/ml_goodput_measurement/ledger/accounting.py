@@ -6,9 +6,9 @@ from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, field
 from typing import Any, NamedTuple
 
-from ml_goodput_measurement.overlays import Overlay, resolve
+from ml_goodput_measurement.ledger.overlays import Overlay, resolve
+from ml_goodput_measurement.ledger.runs import Run
 from ml_goodput_measurement.partition import Bucket
-from ml_goodput_measurement.runs import Run
 
 __all__ = ["Account", "Painted", "paint"]
 

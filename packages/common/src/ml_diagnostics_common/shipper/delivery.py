@@ -18,15 +18,15 @@ from ml_diagnostics_common.cloud_logging.limits import CUT_KEY, NEVER_TOO_LARGE_
 from ml_diagnostics_common.cloud_logging.transport import LoggingTransport, TransportError
 from ml_diagnostics_common.entry import EntryContext, encode_cloud
 from ml_diagnostics_common.guard import Counters, warn_once
-from ml_diagnostics_common.journal_layout import (
+from ml_diagnostics_common.journal.layout import (
     Header,
     Segment,
     list_segments,
     log_directory,
     shipped_offset_path,
 )
-from ml_diagnostics_common.outbox import Batch, Outbox, OutboxLock, shipped_place
-from ml_diagnostics_common.writers import Owner, owner
+from ml_diagnostics_common.shipper.outbox import Batch, Outbox, OutboxLock, shipped_place
+from ml_diagnostics_common.shipper.writers import Owner, owner
 
 __all__ = ["Delivery", "Round"]
 

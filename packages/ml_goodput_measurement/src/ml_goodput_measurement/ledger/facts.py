@@ -20,8 +20,8 @@ from ml_goodput_measurement.events import (
     Moment,
     StepEnd,
 )
-from ml_goodput_measurement.marks import Interval, Marks
-from ml_goodput_measurement.overlays import Overlay, Overlays
+from ml_goodput_measurement.ledger.marks import Interval, Marks
+from ml_goodput_measurement.ledger.overlays import Overlay, Overlays
 from ml_goodput_measurement.partition import Bucket
 
 __all__ = ["NEVER_NS", "Facts", "Steps", "rises"]

@@ -13,8 +13,8 @@ import os
 from typing import Protocol
 
 from ml_diagnostics_common.exceptions import ConfigurationError
-from ml_diagnostics_common.google_storage import GoogleCloudStorage
-from ml_diagnostics_common.local_storage import LocalStorage
+from ml_diagnostics_common.storage.google_storage import GoogleCloudStorage
+from ml_diagnostics_common.storage.local_storage import LocalStorage
 
 __all__ = [
     "GoogleCloudStorage",

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ml_diagnostics_common.credentials.instance_metadata import InstanceMetadata, instance_metadata, metadata_host
 from ml_diagnostics_common.exceptions import CredentialsError, MissingExtraError
-from ml_diagnostics_common.instance_metadata import InstanceMetadata, instance_metadata, metadata_host
 
 __all__ = ["CloudEnvironment", "find_cloud", "gcloud_directory"]
 
@@ -197,7 +197,7 @@ def _find_credentials(argument: Any, environ: Mapping[str, str]) -> tuple[_Found
 def _from_token_file(path: Path) -> _Found:
     from google.auth.exceptions import GoogleAuthError
 
-    from ml_diagnostics_common.access_token import AccessTokenFileCredentials
+    from ml_diagnostics_common.credentials.access_token import AccessTokenFileCredentials
 
     try:
         return _Found(AccessTokenFileCredentials(path), f"the bearer of the token in {path}")

@@ -11,7 +11,7 @@ import msgspec
 
 from ml_diagnostics_common.entry import EntryContext, LogEntry
 from ml_diagnostics_common.guard import warn_once
-from ml_diagnostics_common.journal_layout import SCHEMA, Header, Segment, decode_header
+from ml_diagnostics_common.journal.layout import SCHEMA, Header, Segment, decode_header
 
 __all__ = ["SegmentReader"]
 

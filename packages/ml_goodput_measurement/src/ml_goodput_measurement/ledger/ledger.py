@@ -16,12 +16,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from ml_goodput_measurement.attempts import Attempts
-from ml_goodput_measurement.books import Books
-from ml_goodput_measurement.disruptions import summarize_attempts, summarize_disruptions
 from ml_goodput_measurement.events import EventBatch
-from ml_goodput_measurement.facts import NEVER_NS, Facts
-from ml_goodput_measurement.job_step_times import JobStepTimes
+from ml_goodput_measurement.ledger.attempts import Attempts
+from ml_goodput_measurement.ledger.books import Books
+from ml_goodput_measurement.ledger.disruptions import summarize_attempts, summarize_disruptions
+from ml_goodput_measurement.ledger.facts import NEVER_NS, Facts
+from ml_goodput_measurement.ledger.job_step_times import JobStepTimes
 from ml_goodput_measurement.partition import AttemptSummary, Bucket, Disruption, Piece
 
 __all__ = ["Ledger", "Summary"]

@@ -8,13 +8,13 @@ from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any
 
-from ml_goodput_measurement.accounting import Account, Painted, paint
-from ml_goodput_measurement.attempts import Attempt, Attempts, Changes
-from ml_goodput_measurement.facts import Facts
-from ml_goodput_measurement.job_step_times import JobStepTimes
-from ml_goodput_measurement.overlays import Overlay
+from ml_goodput_measurement.ledger.accounting import Account, Painted, paint
+from ml_goodput_measurement.ledger.attempts import Attempt, Attempts, Changes
+from ml_goodput_measurement.ledger.facts import Facts
+from ml_goodput_measurement.ledger.job_step_times import JobStepTimes
+from ml_goodput_measurement.ledger.overlays import Overlay
+from ml_goodput_measurement.ledger.runs import FAILED_YIELDS_TO, WASTED_YIELDS_TO, Run, recorded_end, step_runs
 from ml_goodput_measurement.partition import Bucket
-from ml_goodput_measurement.runs import FAILED_YIELDS_TO, WASTED_YIELDS_TO, Run, recorded_end, step_runs
 
 __all__ = ["Books"]
 

@@ -6,8 +6,8 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from ml_goodput_measurement.facts import Facts
-from ml_goodput_measurement.overlays import PRECEDENCE
+from ml_goodput_measurement.ledger.facts import Facts
+from ml_goodput_measurement.ledger.overlays import PRECEDENCE
 from ml_goodput_measurement.partition import Bucket
 
 __all__ = ["FAILED_YIELDS_TO", "WASTED_YIELDS_TO", "Run", "recorded_end", "step_runs"]

@@ -7,9 +7,9 @@ from itertools import chain
 from operator import sub
 from typing import Any
 
-from ml_goodput_measurement.attempts import Attempts
-from ml_goodput_measurement.facts import NEVER_NS
-from ml_goodput_measurement.step_times import StepTimes, median_of
+from ml_goodput_measurement.ledger.attempts import Attempts
+from ml_goodput_measurement.ledger.facts import NEVER_NS
+from ml_goodput_measurement.ledger.step_times import StepTimes, median_of
 
 __all__ = ["JobStepTimes"]
 

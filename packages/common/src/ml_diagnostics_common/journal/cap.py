@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from ml_diagnostics_common import background
 from ml_diagnostics_common.guard import LOSSES
-from ml_diagnostics_common.journal_layout import (
+from ml_diagnostics_common.journal.layout import (
     Segment,
     decode_header,
     list_segments,

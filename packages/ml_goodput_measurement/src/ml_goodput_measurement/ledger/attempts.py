@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
-from ml_goodput_measurement.facts import NEVER_NS, Facts, rises
-from ml_goodput_measurement.marks import Interval
-from ml_goodput_measurement.runs import recorded_end
+from ml_goodput_measurement.ledger.facts import NEVER_NS, Facts, rises
+from ml_goodput_measurement.ledger.marks import Interval
+from ml_goodput_measurement.ledger.runs import recorded_end
 
 __all__ = ["Attempt", "Attempts", "Changes"]
 

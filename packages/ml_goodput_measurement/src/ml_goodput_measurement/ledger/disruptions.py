@@ -5,8 +5,8 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Sequence
 
-from ml_goodput_measurement.attempts import Attempts
-from ml_goodput_measurement.books import Books
+from ml_goodput_measurement.ledger.attempts import Attempts
+from ml_goodput_measurement.ledger.books import Books
 from ml_goodput_measurement.partition import AttemptEnd, AttemptSummary, Bucket, Disruption
 
 __all__ = ["summarize_attempts", "summarize_disruptions"]

@@ -13,7 +13,7 @@ import msgspec
 
 from ml_diagnostics_common.entry import LogEntry
 from ml_diagnostics_common.guard import Counters
-from ml_diagnostics_common.journal_layout import (
+from ml_diagnostics_common.journal.layout import (
     Header,
     Segment,
     decode_header,

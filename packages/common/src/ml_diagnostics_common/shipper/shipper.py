@@ -18,11 +18,11 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from ml_diagnostics_common.backoff import Backoff
 from ml_diagnostics_common.guard import LOSSES, Counters, warn_once
-from ml_diagnostics_common.journal_layout import log_directory
+from ml_diagnostics_common.journal.layout import log_directory
 
 if TYPE_CHECKING:
     from ml_diagnostics_common.cloud_logging import LoggingTransport
-    from ml_diagnostics_common.delivery import Delivery
+    from ml_diagnostics_common.shipper.delivery import Delivery
 
 __all__ = ["Shipper", "ShipperStatistics"]
 
@@ -222,7 +222,7 @@ class Shipper:
         return None
 
     def _make_delivery(self, transport: LoggingTransport) -> Delivery:
-        from ml_diagnostics_common.delivery import Delivery
+        from ml_diagnostics_common.shipper.delivery import Delivery
 
         return Delivery(
             self._root,

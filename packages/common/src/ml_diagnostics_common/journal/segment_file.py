@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-from ml_diagnostics_common.journal_layout import Header, encode_header, make_private_folder, segment_name
+from ml_diagnostics_common.journal.layout import Header, encode_header, make_private_folder, segment_name
 
 __all__ = ["SegmentFile"]
 

@@ -1,0 +1,7 @@
+"""Which cloud this is: project and credentials, found in bounded time."""
+
+from __future__ import annotations
+
+from ml_diagnostics_common.credentials.credentials import CloudEnvironment, find_cloud, gcloud_directory
+
+__all__ = ["CloudEnvironment", "find_cloud", "gcloud_directory"]
