@@ -1,0 +1,92 @@
+"""The public names: where the documentation says they are, and at no cost to a trainer that only records."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import ml_goodput_measurement
+import pytest
+from ml_goodput_measurement import goodput
+
+RECORDS_ONLY = """
+import sys
+import ml_goodput_measurement
+from ml_goodput_measurement import goodput
+recorder = ml_goodput_measurement.goodput.GoodputRecorder("run7", "goodput_run7", True)
+recorder.record_job_start_time()
+recorder.record_step_start_time(0)
+recorder.record_custom_badput_event_start_time(custom_badput_event_type="eval")
+recorder.flush()
+import json
+print(json.dumps(sorted(sys.modules)))
+"""
+
+
+def test_recording_loads_neither_the_calculator_nor_what_it_stands_on() -> None:
+    done = subprocess.run([sys.executable, "-c", RECORDS_ONLY], capture_output=True, text=True, check=True, timeout=60)
+    loaded = set(json.loads(done.stdout))
+    ours = {name.rpartition(".")[2] for name in loaded if name.startswith("ml_goodput_measurement.")}
+    assert ours <= {"_version", "goodput", "recorder"}
+    heavy = {"msgspec", "google", "grpc", "requests", "jax", "numpy", "orbax", "scipy", "matplotlib", "tensorboard"}
+    assert not heavy & {name.partition(".")[0] for name in loaded}
+
+
+def test_every_public_name_is_there() -> None:
+    assert goodput.__all__ == sorted(goodput.__all__)
+    for name in goodput.__all__:
+        assert getattr(goodput, name).__name__ == name
+    assert dir(goodput) == goodput.__all__
+    assert ml_goodput_measurement.goodput is goodput
+    for name in ml_goodput_measurement.__all__:
+        assert getattr(ml_goodput_measurement, name) is not None
+
+
+def test_star_imports_bring_every_public_name() -> None:
+    names: dict[str, object] = {}
+    exec("from ml_goodput_measurement.goodput import *", names)
+    assert set(goodput.__all__) <= set(names)
+
+
+def test_the_names_that_the_contract_documents_are_public() -> None:
+    documented = {"GoodputRecorder", "GoodputCalculator", "BadputType", "GoodputType", "MetricType"}
+    assert documented | {"WorkloadMetricDetails"} <= set(goodput.__all__)
+
+
+def test_the_kinds_have_the_values_that_others_have_stored() -> None:
+    assert {kind.name: kind.value for kind in goodput.BadputType} == {
+        "TPU_INITIALIZATION": 1,
+        "TRAINING_PREP": 2,
+        "PROGRAM_STARTUP": 3,
+        "DATA_LOADING_SYNC": 4,
+        "DATA_LOADING_ASYNC": 5,
+        "UNPRODUCTIVE_CHECKPOINT_SAVE_TIME": 6,
+        "UNPRODUCTIVE_CHECKPOINT_RESTORE_TIME": 7,
+        "WASTED_PROGRESS_FROM_DISRUPTION": 8,
+        "INFRASTRUCTURE_RECOVERY_FROM_DISRUPTION": 9,
+        "CUSTOM_BADPUT_EVENTS": 10,
+        "OTHER": 11,
+        "ELASTIC_SLICE_DOWN": 12,
+        "ELASTIC_SCALE_UP": 13,
+        "ELASTIC_REINITIALIZATION": 14,
+    }
+    assert goodput.GoodputType.TOTAL.value == 1
+    assert [kind.value for kind in goodput.MetricType] == [
+        "goodput_time",
+        "badput_time",
+        "max_productive_step",
+        "total_elapsed_time",
+        "disruption_count",
+        "step_time_deviation",
+        "ideal_step_time",
+        "total_excluded_time",
+    ]
+
+
+@pytest.mark.parametrize("module", [goodput, ml_goodput_measurement])
+def test_a_name_that_is_none_is_named_in_the_error(module: object) -> None:
+    with pytest.raises(AttributeError, match=r"module 'ml_goodput_measurement.*' has no attribute 'GoodputRecordr'"):
+        module.GoodputRecordr  # type: ignore[attr-defined]  # noqa: B018
+    with pytest.raises(ImportError, match="GoodputRecordr"):
+        exec(f"from {module.__name__} import GoodputRecordr")  # type: ignore[attr-defined]
