@@ -139,7 +139,10 @@ class LogSource:
 
     def save_position(self) -> None:
         """Tells the journal what is not needed again."""
-        self._journal.save_position(f"goodput {self._job_name}")
+        try:
+            self._journal.save_position(f"goodput {self._job_name}")
+        except OSError as error:
+            _log.warning("How far goodput of %s was read could not be saved: %s", self._job_name, error)
 
     def notes(self) -> list[str]:
         """See `PayloadSource`."""

@@ -25,6 +25,7 @@ import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
+from threading import get_ident
 from typing import Any, NamedTuple
 from urllib.parse import quote
 
@@ -175,9 +176,9 @@ def make_private_folder(folder: Path) -> None:
 
 
 def write_state(path: Path, state: Mapping[str, Any]) -> None:
-    """Writes a small JSON file whole: another process sees the old state or the new one, never a part."""
+    """Writes a small JSON file whole: another process or thread sees the old state or the new one, never a part."""
     make_private_folder(path.parent)
-    new = path.with_name(f".{path.name}.{os.getpid()}.new")
+    new = path.with_name(f".{path.name}.{os.getpid()}-{get_ident()}.new")
     descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
     with os.fdopen(descriptor, "w", encoding="utf-8") as file:
         json.dump(state, file)
