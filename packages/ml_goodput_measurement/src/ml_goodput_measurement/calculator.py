@@ -92,21 +92,20 @@ class GoodputCalculator:
     def _begin(self) -> None:
         """Goes on from the saved state, or begins with nothing."""
         self._was_interrupted, self._unsaved_events = False, 0
-        job_name = printable(self.job_name)  # As recorders write it.
-        self._recorders = Recorders(job_name)
+        self._recorders = Recorders(self.job_name)
         self._state_path: Path | None = None
         self._source: PayloadSource
         if self._cloud_logger is not None:
             self._source = UserLoggerSource(self._cloud_logger)
             return
         root = diagnostics_directory()
-        self._state_path = _state_path(root, self._cache_dir, job_name, self.logger_name)
-        state = load_state(self._state_path, job_name)
+        self._state_path = _state_path(root, self._cache_dir, self.job_name, self.logger_name)
+        state = load_state(self._state_path, self.job_name)
         if state is not None:
             self._recorders = state.recorders
         self._source = LogSource(
             self.logger_name,
-            job_name,
+            self.job_name,
             root=root,
             start_ns=None if self._retention_ns is None else self._clock_ns() - self._retention_ns,
             position=None if state is None else state.position,
@@ -258,9 +257,9 @@ def _badput(summary: Summary, unit_ns: float) -> UnproductiveTimeDict:
 
 
 def _name(argument: str, value: Any) -> str:
-    if not isinstance(value, str) or not value:
+    if not isinstance(value, str) or not value.strip():
         raise ConfigurationError(f"{argument} must be a text that is not empty, not {value!r:.200}")
-    return value
+    return printable(value)  # As recorders write it.
 
 
 def _ideal_seconds(value: Any) -> float | None:

@@ -32,6 +32,9 @@ class StepDeviations(Mapping[int, float]):
     def __repr__(self) -> str:
         return repr(self._worked_out())
 
+    def __reduce__(self) -> tuple[type[dict[int, float]], tuple[dict[int, float]]]:
+        return dict, (self._worked_out(),)  # A copy, in this process or another, needs no ledger.
+
     def _worked_out(self) -> dict[int, float]:
         if self._deviations is None:
             ideal = self._ideal_seconds
