@@ -1,4 +1,4 @@
-from __future__ import annotations
+from __future__ import contextlib
 
 import json
 import os
@@ -151,8 +151,12 @@ def test_entries_may_follow_a_close(tmp_path: Path) -> None:
 
 
 def open_segments(root: Path) -> list[Path]:
-    links = [link for link in Path("/proc/self/fd").iterdir() if os.path.lexists(link)]
-    return [file for file in map(Path.readlink, links) if root in file.parents and ".jsonl" in file.name]
+    segments = []
+    for link in list(Path("/proc/self/fd").iterdir()):
+        with contextlib.suppress(FileNotFoundError):  # Another thread has closed it since.
+            file = link.readlink()
+            segments += [file] if root in file.parents and ".jsonl" in file.name else []
+    return segments
 
 
 def test_a_forgotten_journal_gives_its_descriptor_back(tmp_path: Path) -> None:
