@@ -1,5 +1,6 @@
-from __future__ import contextlib
+from __future__ import annotations
 
+import contextlib
 import json
 import os
 import stat
