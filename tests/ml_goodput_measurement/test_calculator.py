@@ -8,6 +8,7 @@ import json
 import math
 import os
 import pickle
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -490,6 +491,16 @@ def test_with_an_object_of_the_users_nothing_is_kept_on_disk(tmp_path: Path, mon
 # --- Threads and clocks -------------------------------------------------------------------------------------------
 
 
+@pytest.fixture
+def _quick_switches() -> Iterator[None]:
+    """Threads take turns after a microsecond, so that they meet where they may."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    yield
+    sys.setswitchinterval(before)
+
+
+@pytest.mark.usefixtures("_quick_switches")
 def test_threads_may_ask_one_calculator_at_once() -> None:
     log = MemoryLog(History().start(0).steps(range(50), at=0).payloads)
     subject = calculator_of(log, now=100_000)

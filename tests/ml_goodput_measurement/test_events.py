@@ -115,7 +115,13 @@ def test_a_save_of_orbax_is_read_with_what_it_leaves_none() -> None:
 
 
 @pytest.mark.parametrize(
-    ("payload", "tier"), [(RESTORED, "persistent"), (EMERGENCY, "local"), ({**RESTORED, "directory": None}, "local")]
+    ("payload", "tier"),
+    [
+        (RESTORED, "persistent"),
+        (EMERGENCY, "local"),
+        ({**RESTORED, "directory": None}, "local"),
+        ({**RESTORED, "directory": "gs/run"}, "local"),
+    ],
 )
 def test_a_restore_of_orbax_is_read(payload: dict[str, Any], tier: str) -> None:
     batch, skipped = read(ours(**payload))

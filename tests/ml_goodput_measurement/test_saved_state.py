@@ -480,6 +480,9 @@ def test_a_planted_link_is_not_written_through(tmp_path: Path, planted: str) -> 
     (path.parent / planted.format(path.name)).symlink_to(victim)
     save_state(path, recorders_of(LIFE.payloads), {})
     assert victim.read_text() == "precious"
+    victim.unlink()
+    save_state(path, recorders_of(LIFE.payloads), {})
+    assert not victim.exists()
 
 
 @pytest.mark.parametrize("name", ["../../escape", "/etc/passwd", "a" * 10_000, "nul\0", "", "火\udc80", "."])

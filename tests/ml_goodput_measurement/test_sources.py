@@ -279,11 +279,11 @@ def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sources, "_REST_SECONDS", 0.0)
 
 
-def as_the_reference_wrote(payloads: Iterable[Payload]) -> list[dict[str, Any]]:
+def as_the_reference_wrote(payloads: Iterable[Payload], each: float = 0.01) -> list[dict[str, Any]]:
     """Stamped when it was sent, seconds after the event; no insertId, no label of ours."""
     return [
         {
-            "timestamp": format_timestamp(int((BASE + 600 + index / 100) * 1e9)),
+            "timestamp": format_timestamp(int((BASE + 600 + index * each) * 1e9)),
             "severity": "INFO",
             "labels": {"python_logger": f"_ml_goodput_async.{LOG}.140123"},
             "jsonPayload": payload,
@@ -328,16 +328,17 @@ def test_a_part_from_another_machine_is_joined_with_the_journal(
 def test_the_cloud_is_read_on_from_where_a_saved_state_left_off(
     cloud: CloudLoggingServer, truth: tuple[Any, ...]
 ) -> None:
-    record(LIFE.payloads[:20]).close()
-    cloud.write(as_the_reference_wrote(LIFE.payloads[20:25]), log_id=LOG)
+    """What is asked for again is the reader's overlap of a minute; an entry comes every ten minutes here."""
+    entries = as_the_reference_wrote(LIFE.payloads, each=-600)
+    cloud.write(entries[-20:], log_id=LOG)
     first = calculator()
     first.report()
     first.save_state()
     asked = len(cloud.requests)
-    cloud.write(as_the_reference_wrote(LIFE.payloads)[25:], log_id=LOG)
+    cloud.write(entries[:-20], log_id=LOG)
     assert told(calculator().report()) == truth
-    entries = [request.entries or 0 for request in cloud.requests[asked:] if request.operation == "list"]
-    assert sum(entries) <= len(LIFE.payloads) - 20  # what is new, and the overlap
+    read = [request.entries or 0 for request in cloud.requests[asked:] if request.operation == "list"]
+    assert sum(read) <= len(entries) - 20 + 1
 
 
 def test_a_state_saved_without_a_cloud_goes_on_with_one_and_back(
