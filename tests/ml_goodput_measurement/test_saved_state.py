@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import random
@@ -400,6 +401,20 @@ def test_an_older_state_never_replaces_one_that_knows_more(tmp_path: Path) -> No
     assert loaded.position == {"is": "newer"}
     # As much is replaced: its position may be further on, behind entries of other jobs.
     assert save_state(path, recorders_of(LIFE.payloads), {"is": "newest"})
+
+
+def test_a_process_that_hangs_while_it_saves_makes_nobody_wait(
+    truth: JobReport, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = save()
+    with path.with_name(f".{path.name}.lock").open() as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        subject = calculator()
+        subject.save_state()
+        assert subject.report() == truth
+        assert caplog.messages == []
+        assert not save_state(path, recorders_of(LIFE.payloads), {})
+    assert save_state(path, recorders_of(LIFE.payloads), {})
 
 
 def test_two_that_query_and_save_at_once_are_both_right(truth: JobReport) -> None:

@@ -51,7 +51,9 @@ def save_state(path: Path, recorders: Recorders, position: dict[str, Any]) -> bo
     }
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with _locked(path):
+        with _locked(path) as is_free:
+            if not is_free:
+                return False
             known = _read_head(path)
             if known is not None and known.get("job") == recorders.job_name and _knows_more(known, head):
                 return False
@@ -84,13 +86,18 @@ def load_state(path: Path, job_name: str) -> SavedState | None:
 
 
 @contextlib.contextmanager
-def _locked(path: Path) -> Iterator[None]:
+def _locked(path: Path) -> Iterator[bool]:
+    """Yields whether the lock was free: a process that saves now, or hangs there, is not waited for."""
     descriptor = os.open(
         path.with_name(f".{path.name}.lock"), os.O_CREAT | os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600
     )
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
-        yield
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            yield False
+        else:
+            yield True
     finally:
         os.close(descriptor)
 
