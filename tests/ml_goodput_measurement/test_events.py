@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from ml_goodput_measurement.events import (
     CheckpointOperation,
+    CheckpointProgress,
     Event,
     EventBatch,
     JobEnd,
@@ -82,7 +83,7 @@ OTHERS: list[tuple[dict[str, Any], Event]] = [
         Moment(AT_NS),
     ),
     ({"step_end_count": 7.0, "step_ended": AT}, StepEnd(7, AT_NS)),
-    ({"checkpoint_progress_count": 40, "checkpoint_progress_started": AT}, Moment(AT_NS)),
+    ({"checkpoint_progress_step": 40, "checkpoint_progress_started": AT}, CheckpointProgress(40, AT_NS)),
 ]
 
 

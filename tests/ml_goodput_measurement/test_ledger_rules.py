@@ -292,3 +292,15 @@ def _interval(job: History, kind: str, first: float, last: float) -> None:
         getattr(job, kind)(1, first, last)
     else:
         getattr(job, kind)(first, last)
+
+
+def test_the_last_checkpoint_says_from_which_step_a_restart_may_resume() -> None:
+    """Contract section 0: checkpoint progress is used; a save that Orbax reported counts when it has ended."""
+    job = History().start(0).steps(range(4), at=10)
+    assert told(job, now=45).report.attempts[0].last_checkpoint_step is None
+    job.add(checkpoint_progress_step=3, checkpoint_progress_started=BASE + 41).steps(range(4, 6), at=50)
+    assert told(job, now=65).report.attempts[0].last_checkpoint_step == 3
+    job.save(5, 65, 68).steps(range(6, 8), at=70)
+    job.start(100).steps(range(5, 7), at=110).save(6, 125, 127)
+    attempts = told(job, now=130).report.attempts
+    assert [attempt.last_checkpoint_step for attempt in attempts] == [5, 6]

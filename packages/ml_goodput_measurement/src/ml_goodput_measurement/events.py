@@ -17,6 +17,7 @@ from ml_goodput_measurement.partition import Bucket
 __all__ = [
     "Activity",
     "CheckpointOperation",
+    "CheckpointProgress",
     "Event",
     "EventBatch",
     "JobEnd",
@@ -75,13 +76,20 @@ class CheckpointOperation(NamedTuple):
     duration_ns: int
 
 
+class CheckpointProgress(NamedTuple):
+    """A checkpoint of a step began: a restart may resume from there."""
+
+    step: int
+    time_ns: int
+
+
 class Moment(NamedTuple):
     """Something that only shows that the job was alive."""
 
     time_ns: int
 
 
-Event = StepEnd | JobStart | JobEnd | Mark | Moment
+Event = StepEnd | JobStart | JobEnd | Mark | CheckpointProgress | Moment
 
 
 @dataclass(slots=True)
@@ -221,17 +229,17 @@ def _read_checkpoint_operation(payload: Payload, batch: EventBatch) -> None:
     batch.checkpoints.append(operation)
 
 
-def _moment(key: str) -> Callable[[Payload], Event]:
-    return lambda payload: Moment(_nanoseconds(payload[key]))
-
-
 def _parsers() -> dict[str, Callable[[Payload], Event]]:
     parsers: dict[str, Callable[[Payload], Event]] = {
         "job_start_time": lambda payload: JobStart(_nanoseconds(payload["job_start_time"])),
         "job_end_time": lambda payload: JobEnd(_nanoseconds(payload["job_end_time"])),
         "step_ended": lambda payload: StepEnd(_step(payload["step_end_count"]), _nanoseconds(payload["step_ended"])),
-        "checkpoint_progress_started": _moment("checkpoint_progress_started"),
-        "elastic_slice_counts_timestamp": _moment("elastic_slice_counts_timestamp"),
+        "checkpoint_progress_started": lambda payload: CheckpointProgress(
+            _step(payload["checkpoint_progress_step"]), _nanoseconds(payload["checkpoint_progress_started"])
+        ),
+        "elastic_slice_counts_timestamp": lambda payload: Moment(
+            _nanoseconds(payload["elastic_slice_counts_timestamp"])
+        ),
     }
     pairs: dict[str, Activity] = {
         "tpu_init": (Bucket.TPU_INITIALIZATION, ""),

@@ -74,6 +74,8 @@ class AttemptSummary:
     steps_kept: int
     steps_lost: int
     """Steps that a later attempt went back behind."""
+    last_checkpoint_step: int | None
+    """Step of the last checkpoint by its end, from which a restart may resume; None where none is known."""
     buckets: Mapping[Bucket, int]
     """Nanoseconds a bucket, up to the next attempt's start; they sum to that span."""
     custom: Mapping[str, int] = field(default_factory=dict)

@@ -104,6 +104,9 @@ def _headline(report: JobReport) -> list[str]:
     ]
     if report.steps_kept:
         lines.append(f"  last step    {report.last_step}, {report.steps_kept} steps kept")
+    checkpoint_step = report.attempts[-1].last_checkpoint_step if report.running else None
+    if checkpoint_step is not None:
+        lines.append(f"  checkpoint   of step {checkpoint_step}: a restart may resume from there")
     if report.ideal_step_seconds is not None:
         lines.append(f"  ideal step   {format_duration(round(report.ideal_step_seconds * _SECOND))}")
     return lines
@@ -247,6 +250,7 @@ def _attempt_dict(attempt: AttemptSummary) -> dict[str, Any]:
         "last_step": attempt.last_step,
         "steps_kept": attempt.steps_kept,
         "steps_lost": attempt.steps_lost,
+        "last_checkpoint_step": attempt.last_checkpoint_step,
         "bucket_seconds": {bucket.value: ns / _SECOND for bucket, ns in attempt.buckets.items() if ns},
     }
 

@@ -67,6 +67,7 @@ def _summarize(attempts: Attempts, books: Books, index: int, end_ns: int, *, run
         last_step=numbers[attempt.stop - 1] if attempt.has_steps else None,
         steps_kept=attempts.kept_steps(index)[0],
         steps_lost=attempt.stop - attempts.cut_index(index),
+        last_checkpoint_step=attempts.facts.last_checkpoint_step(attempts.next_start_ns(index)),
         buckets=account.buckets,
         custom=account.custom,
     )

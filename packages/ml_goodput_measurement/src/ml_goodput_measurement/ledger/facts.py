@@ -12,6 +12,7 @@ from typing import Any
 from ml_goodput_measurement.events import (
     Activity,
     CheckpointOperation,
+    CheckpointProgress,
     Event,
     EventBatch,
     JobEnd,
@@ -61,6 +62,8 @@ class Facts:
         self.job_starts: list[int] = []
         self.job_ends: list[int] = []
         self.moments: list[int] = []
+        self.checkpoint_steps = Steps()
+        """When checkpoints of steps began or, where that is known, were saved."""
         self.loads = Marks()
         """Data loads."""
         self.marks: dict[Activity, Marks] = {}
@@ -122,6 +125,8 @@ class Facts:
                 return self._add_job_start(time_ns)
             case JobEnd(time_ns):
                 return self._add_border(self.job_ends, time_ns)
+            case CheckpointProgress(step, time_ns):
+                return time_ns if self.checkpoint_steps.insert(time_ns, step) else NEVER_NS
             case Moment(time_ns):
                 return _insert(self.moments, time_ns)
 
@@ -149,6 +154,8 @@ class Facts:
         reports.add(report)
         insort(self._checkpoint_starts, operation.start_ns)
         insort(self._checkpoint_ends, operation.start_ns + operation.duration_ns)
+        if operation.bucket is Bucket.CHECKPOINT_SAVE:
+            self.checkpoint_steps.insert(operation.start_ns + operation.duration_ns, operation.step)
         return min(operation.start_ns, self._lay_checkpoint(key))
 
     def _lay_checkpoint(self, key: tuple[Bucket, int, str]) -> int:
@@ -187,7 +194,8 @@ class Facts:
     def columns(self) -> list[array[int]]:
         """Returns the columns that grow with the steps."""
         steps, ends = self.steps, self.step_ends
-        return [steps.times, steps.numbers, ends.times, ends.numbers, self.loads.codes]
+        saved = self.checkpoint_steps
+        return [steps.times, steps.numbers, ends.times, ends.numbers, self.loads.codes, saved.times, saved.numbers]
 
     def to_state(self) -> dict[str, Any]:
         """Returns everything but `columns()` as JSON."""
@@ -206,6 +214,7 @@ class Facts:
         facts = cls()
         facts.steps.times, facts.steps.numbers, facts.step_ends.times, facts.step_ends.numbers = columns[:4]
         facts.loads.codes, facts.loads.total_ns = columns[4], state["loaded_ns"]
+        facts.checkpoint_steps.times, facts.checkpoint_steps.numbers = columns[5:7]
         facts.job_starts, facts.job_ends, facts.moments = state["job_starts"], state["job_ends"], state["moments"]
         for name, label, codes in state["marks"]:
             for code in codes:
@@ -231,6 +240,11 @@ class Facts:
             for (bucket, step, tier), reports in self.checkpoints.items()
             for start_ns, duration_ns in reports
         ]
+
+    def last_checkpoint_step(self, before_ns: int) -> int | None:
+        """Returns the step of the last checkpoint before a moment, or None."""
+        index = bisect_left(self.checkpoint_steps.times, before_ns)
+        return self.checkpoint_steps.numbers[index - 1] if index else None
 
     def latest_border_ns(self) -> int:
         """Returns the time of the last step, job start or job end, or -1."""
@@ -276,6 +290,7 @@ class Facts:
             self.job_starts,
             self.job_ends,
             self.moments,
+            self.checkpoint_steps.times,
             self._checkpoint_starts,
             self._checkpoint_ends,
         )
