@@ -44,7 +44,7 @@ LIFE = (
     .restore(5, 301, 305)
     .steps(range(6, 20), at=310)
     .step_end(19, 449)
-    .add(checkpoint_progress_started=BASE + 400)
+    .add(checkpoint_progress_step=15, checkpoint_progress_started=BASE + 400)
     .end(450)
 )
 
@@ -182,6 +182,25 @@ def test_saving_and_loading_at_any_point_changes_nothing(
         assert loaded.position == {"journal": end}
         saved = loaded.recorders
         assert told(saved, moment_ns(now)) == told(never_saved, moment_ns(now))
+
+
+def test_nothing_of_any_kind_is_forgotten(tmp_path: Path) -> None:
+    """Checkpoint progress, waits, step ends and all, and what of it the reports say."""
+    life = (
+        History()
+        .start(0)
+        .steps(range(10), at=10)
+        .add(checkpoint_progress_step=7, checkpoint_progress_started=BASE + 95)
+    )
+    life = life.wait(20, 25).wait(30, 31, "scale_up").start(200).steps(range(8, 12), at=210)
+    recorders = recorders_of(life.payloads + LIFE.payloads[:12])
+    assert save_state(tmp_path / "s", recorders, {})
+    loaded = load_state(tmp_path / "s", JOB)
+    assert loaded is not None
+    assert told(loaded.recorders) == told(recorders)
+    for both in (loaded.recorders, recorders):
+        both.add(0, LIFE.payloads[12:])
+    assert told(loaded.recorders) == told(recorders) == told(recorders_of(life.payloads + LIFE.payloads))
 
 
 def test_what_was_lost_and_passed_over_is_not_forgotten(tmp_path: Path) -> None:
