@@ -116,5 +116,9 @@ def test_what_was_lost_and_what_was_malformed_is_said() -> None:
 def test_the_journals_own_report_of_losses_reaches_the_notes() -> None:
     """What a journal writes once it can write again: one entry of the job, with its losses."""
     recorders = Recorders(JOB)
-    recorders.add(0, [*FIRST.payloads, {"job_name": JOB, "lost_entries": {"no_folder": 3}}])
+    report = {"job_name": JOB, "lost_entries": {"no_folder": 3}, "lost_by": "host-1-2-0.100000000007"}
+    recorders.add(0, [*FIRST.payloads, report])
+    recorders.add(0, [report])  # From the journal, and from the cloud.
     assert recorders.notes() == ["3 entries were lost while recording: no_folder"]
+    recorders.add(0, [{**report, "lost_by": "host-1-2-0.100000000009"}])
+    assert recorders.notes() == ["6 entries were lost while recording: no_folder"]

@@ -108,8 +108,8 @@ class EventBatch:
     others: list[Event] = field(default_factory=list)
     checkpoints: list[CheckpointOperation] = field(default_factory=list)
     """Apart, because any host may report them."""
-    lost: Counter[str] = field(default_factory=Counter)
-    """What recorders say that they could not write, by reason."""
+    lost: dict[str, dict[str, int]] = field(default_factory=dict)
+    """What recorders say that they could not write, by reason, under the name of each such report."""
 
     def records_job(self) -> bool:
         """Whether there is more than checkpoint operations."""
@@ -158,7 +158,8 @@ def read_events(payloads: Iterable[Any], job_name: str, skipped: Counter[str]) -
 
 def _read_other(payload: Payload, batch: EventBatch) -> None:
     if "lost_entries" in payload:
-        batch.lost.update({str(reason): int(count) for reason, count in payload["lost_entries"].items()})
+        lost = {str(reason): int(count) for reason, count in payload["lost_entries"].items()}
+        batch.lost[str(payload.get("lost_by", sorted(lost.items())))] = lost
         return
     if "event_type" in payload:
         _read_checkpoint_operation(payload, batch)

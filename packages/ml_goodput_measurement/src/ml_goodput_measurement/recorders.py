@@ -22,8 +22,8 @@ class Recorders:
         self.job_name = job_name
         self.skipped: Counter[str] = Counter()
         """Entries of this job that could not be read, by reason."""
-        self.lost: Counter[str] = Counter()
-        """Entries that a recorder could not write, by reason."""
+        self.lost: dict[str, dict[str, int]] = {}
+        """Entries that a recorder could not write, by reason, under the name of each report, which may come twice."""
         self.ledgers: dict[int, Ledger] = {0: Ledger()}
 
     def add(self, process_index: int, payloads: Iterable[Any]) -> None:
@@ -58,7 +58,10 @@ class Recorders:
             for index, other in sorted(self.ledgers.items())
             if other is not ledger and other.facts.recorded_job()
         ]
-        notes += [f"{count} entries were lost while recording: {reason}" for reason, count in sorted(self.lost.items())]
+        lost: Counter[str] = Counter()
+        for counts in self.lost.values():
+            lost.update(counts)
+        notes += [f"{count} entries were lost while recording: {reason}" for reason, count in sorted(lost.items())]
         return notes + [f"{count} entries were passed over: {reason}" for reason, count in sorted(self.skipped.items())]
 
     def _counts(self) -> int:

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ml_goodput_measurement._version import __version__
 from ml_goodput_measurement.ledger import Ledger
 from ml_goodput_measurement.recorders import Recorders
 
@@ -26,7 +27,8 @@ __all__ = ["SavedState", "load_state", "save_state"]
 
 _log = logging.getLogger("ml_diagnostics.goodput")
 
-_MAGIC = f"goodput state 1 {sys.byteorder}\n".encode()
+# Of this version alone: the sums that it holds were made by its rules.
+_MAGIC = f"goodput state of {__version__} {sys.byteorder}\n".encode()
 
 
 @dataclass
@@ -72,7 +74,7 @@ def load_state(path: Path, job_name: str) -> SavedState | None:
             if head is None or head["job"] != job_name:
                 return None
             recorders = Recorders(job_name)
-            recorders.skipped, recorders.lost = Counter(head["skipped"]), Counter(head["lost"])
+            recorders.skipped, recorders.lost = Counter(head["skipped"]), dict(head["lost"])
             recorders.ledgers = {
                 int(index): Ledger.from_state(state, _columns(file, state["columns"]))
                 for index, state in head["ledgers"].items()

@@ -316,8 +316,10 @@ class Journal:
         if not lost:
             return
         job = {"job_name": self._labels["job"]} if "job" in self._labels else {}
-        report = encode_payload({**job, "lost_entries": lost})
-        self._hold(f'\n{{"t":{self._clock_ns()},"s":{next(self._sequence)},"p":{report}}}'.encode())
+        sequence = next(self._sequence)
+        # The name tells a report that is read twice from two that are alike.
+        report = encode_payload({**job, "lost_entries": lost, "lost_by": f"{self.writer}.{sequence}"})
+        self._hold(f'\n{{"t":{self._clock_ns()},"s":{sequence},"p":{report}}}'.encode())
         self._reported_drops = dropped
         self._write_held()
 
