@@ -17,7 +17,6 @@ from ml_goodput_measurement.events import (
     JobStart,
     Mark,
     Moment,
-    StepEnd,
     read_events,
 )
 from ml_goodput_measurement.ledger import Ledger
@@ -82,7 +81,6 @@ OTHERS: list[tuple[dict[str, Any], Event]] = [
         {"active_slices": 3, "total_slices": 4, "available_slices": 4, "elastic_slice_counts_timestamp": AT},
         Moment(AT_NS),
     ),
-    ({"step_end_count": 7.0, "step_ended": AT}, StepEnd(7, AT_NS)),
     ({"checkpoint_progress_step": 40, "checkpoint_progress_started": AT}, CheckpointProgress(40, AT_NS)),
 ]
 
@@ -156,6 +154,11 @@ def test_an_event_type_that_nobody_knows_is_passed_over() -> None:
     assert read(ours(event_type="delete", step=3), ours(event_type=None)) == (EventBatch(), Counter())
 
 
+def test_the_end_of_a_step_is_read() -> None:
+    expected = EventBatch(step_end_times=[AT_NS], step_end_numbers=[7])
+    assert read(ours(step_end_count=7.0, step_ended=AT)) == (expected, Counter())
+
+
 def test_what_recorders_lost_is_read() -> None:
     batch, skipped = read(ours(lost_entries={"disk_full": 3}), ours(lost_entries={"disk_full": 1, "io_error": 2}))
     assert list(batch.lost.values()) == [{"disk_full": 3}, {"disk_full": 1, "io_error": 2}]
@@ -189,7 +192,12 @@ def test_times_are_rounded_to_the_microsecond_that_was_recorded(microseconds: in
         ours(job_start_time=seconds),
     )
     time_ns = microseconds * 1000
-    assert batch == EventBatch([time_ns], [0], [2 * time_ns + 1, 2 * time_ns], [JobStart(time_ns)])
+    assert batch == EventBatch(
+        step_times=[time_ns],
+        step_numbers=[0],
+        load_marks=[2 * time_ns + 1, 2 * time_ns],
+        others=[JobStart(time_ns)],
+    )
 
 
 TIMES = [key for payload, _ in OTHERS for key in payload if key.endswith(("_time", "_ended", "_started", "_timestamp"))]

@@ -16,7 +16,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from ml_goodput_measurement.events import read_events
-from ml_goodput_measurement.ledger import Ledger, Summary, books, step_times
+from ml_goodput_measurement.ledger import Ledger, Summary, books, runs, step_times
 from ml_goodput_measurement.partition import Bucket
 
 from .accounts import moment_ns
@@ -35,6 +35,7 @@ def _sizes(request: pytest.FixtureRequest) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         if request.param == "as small as can be":
             patch.setattr(books, "_UNSETTLED_STEPS", 1)
+            patch.setattr(runs, "_FEW_STEPS", 2)
             patch.setattr(step_times, "_BLOCK", 2)
         yield
 

@@ -162,8 +162,12 @@ class GoodputCalculator:
             total_excluded_time=summary.buckets[Bucket.EXCLUDED] / 1e9,
         )
 
-    def report(self) -> JobReport:
+    def report(self, *, include_timeline: bool = True) -> JobReport:
         """Reads what is new and returns all that is known of the job: attempts, disruptions, the timeline.
+
+        Args:
+            include_timeline: Whether the timeline is filled; where trainers record the end of every step it has two
+                pieces a step.
 
         Raises:
             NoGoodputError: As `get_job_goodput`.
@@ -185,7 +189,7 @@ class GoodputCalculator:
                 ideal_step_seconds=summary.ideal_step_seconds,
                 attempts=ledger.attempts(now_ns),
                 disruptions=ledger.disruptions(now_ns),
-                timeline=ledger.timeline(now_ns),
+                timeline=ledger.timeline(now_ns) if include_timeline else (),
                 notes=[*self._source.notes(), *self._recorders.notes()],
             )
 

@@ -75,7 +75,8 @@ def _report(job: str, logger: str | None, form: str, picture: Path | None) -> in
 
     logs = _jobs_by_log()
     try:
-        report = GoodputCalculator(job, logger or _log_of(job, logs)).report()
+        calculator = GoodputCalculator(job, logger or _log_of(job, logs))
+        report = calculator.report(include_timeline=picture is not None)
     except NoGoodputError as error:
         raise NoGoodputError(f"{error} {_known_jobs(logs)}") from None
     if isinstance(sys.stdout, io.TextIOWrapper):

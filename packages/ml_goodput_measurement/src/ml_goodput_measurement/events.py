@@ -24,7 +24,6 @@ __all__ = [
     "JobStart",
     "Mark",
     "Moment",
-    "StepEnd",
     "read_events",
 ]
 
@@ -36,13 +35,6 @@ Activity = tuple[Bucket, str]
 _LATEST_SECONDS = 4_000_000_000.0
 """The year 2096: beyond it nanoseconds no longer fit the ledger's columns; a time out there is a mistake."""
 _LARGEST_STEP = 2**62
-
-
-class StepEnd(NamedTuple):
-    """A training step ended; few trainers say so, else it ends where the next begins."""
-
-    step: int
-    time_ns: int
 
 
 class JobStart(NamedTuple):
@@ -89,7 +81,7 @@ class Moment(NamedTuple):
     time_ns: int
 
 
-Event = StepEnd | JobStart | JobEnd | Mark | CheckpointProgress | Moment
+Event = JobStart | JobEnd | Mark | CheckpointProgress | Moment
 
 
 @dataclass(slots=True)
@@ -103,6 +95,10 @@ class EventBatch:
     """When steps began, in nanoseconds."""
     step_numbers: list[int] = field(default_factory=list)
     """Their numbers."""
+    step_end_times: list[int] = field(default_factory=list)
+    """When steps ended; a trainer that does not say so ends a step where the next begins."""
+    step_end_numbers: list[int] = field(default_factory=list)
+    """Their numbers."""
     load_marks: list[int] = field(default_factory=list)
     """When data loads began (2 * time + 1) and ended (2 * time), as `Marks` keeps them."""
     others: list[Event] = field(default_factory=list)
@@ -113,7 +109,7 @@ class EventBatch:
 
     def records_job(self) -> bool:
         """Whether there is more than checkpoint operations."""
-        return bool(self.step_times or self.load_marks or self.others)
+        return bool(self.step_times or self.step_end_times or self.load_marks or self.others)
 
 
 def read_events(payloads: Iterable[Any], job_name: str, skipped: Counter[str]) -> EventBatch:
@@ -160,6 +156,11 @@ def _read_other(payload: Payload, batch: EventBatch) -> None:
     if "lost_entries" in payload:
         lost = {str(reason): int(count) for reason, count in payload["lost_entries"].items()}
         batch.lost[str(payload.get("lost_by", sorted(lost.items())))] = lost
+        return
+    if "step_ended" in payload:
+        number, time_ns = _step(payload["step_end_count"]), _nanoseconds(payload["step_ended"])
+        batch.step_end_times.append(time_ns)
+        batch.step_end_numbers.append(number)
         return
     if "event_type" in payload:
         _read_checkpoint_operation(payload, batch)
@@ -234,7 +235,6 @@ def _parsers() -> dict[str, Callable[[Payload], Event]]:
     parsers: dict[str, Callable[[Payload], Event]] = {
         "job_start_time": lambda payload: JobStart(_nanoseconds(payload["job_start_time"])),
         "job_end_time": lambda payload: JobEnd(_nanoseconds(payload["job_end_time"])),
-        "step_ended": lambda payload: StepEnd(_step(payload["step_end_count"]), _nanoseconds(payload["step_ended"])),
         "checkpoint_progress_started": lambda payload: CheckpointProgress(
             _step(payload["checkpoint_progress_step"]), _nanoseconds(payload["checkpoint_progress_started"])
         ),

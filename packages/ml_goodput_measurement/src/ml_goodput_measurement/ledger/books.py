@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any
@@ -96,16 +96,18 @@ class Books:
             self._settle(index, settle)
         account = book.settled.copy()
         start_ns = times[book.settled_step] if book.settled_step >= 0 else attempt.start_ns
-        runs = account.counting(self.runs(index, end_ns, running=running, settled=book.settled_step))
-        account.add_pieces(self._paint(attempt, runs, start_ns, end_ns))
+        overlays = self._overlays(attempt, start_ns, end_ns)
+        runs = self._runs(index, end_ns, running=running, settled=book.settled_step, overlays=overlays)
+        account.add_pieces(paint(account.counting(runs), overlays, start_ns, end_ns))
         account.split_startup()
         return account
 
     def account_of(self, index: int, end_ns: int, *, running: bool) -> Account:
         """Returns the sums of an attempt, made anew, with the startup still in the productive time."""
         account, attempt = Account(), self._attempts[index]
-        runs = account.counting(self.runs(index, end_ns, running=running))
-        account.add_pieces(self._paint(attempt, runs, attempt.start_ns, end_ns))
+        overlays = self._overlays(attempt, attempt.start_ns, end_ns)
+        runs = self._runs(index, end_ns, running=running, overlays=overlays)
+        account.add_pieces(paint(account.counting(runs), overlays, attempt.start_ns, end_ns))
         return account
 
     def pieces(self, index: int, end_ns: int, *, running: bool) -> Iterator[Painted]:
@@ -113,8 +115,9 @@ class Books:
         attempt = self._attempts[index]
         end_ns = min(end_ns, self._attempts.next_start_ns(index))
         startup = self.account_of(index, end_ns, running=running).startup_ns()
-        runs = self.runs(index, end_ns, running=running)
-        for piece in self._paint(attempt, runs, attempt.start_ns, end_ns):
+        runs = self._runs(index, end_ns, running=running)
+        overlays = self._overlays(attempt, attempt.start_ns, end_ns)
+        for piece in paint(runs, overlays, attempt.start_ns, end_ns):
             if startup and piece.run.first_step and piece.bucket is Bucket.PRODUCTIVE:
                 middle = min(piece.end_ns, piece.start_ns + startup)
                 startup -= middle - piece.start_ns
@@ -124,7 +127,15 @@ class Books:
             else:
                 yield piece
 
-    def runs(self, index: int, end_ns: int, *, running: bool, settled: int = -1) -> Iterator[Run]:
+    def _runs(
+        self,
+        index: int,
+        end_ns: int,
+        *,
+        running: bool,
+        settled: int = -1,
+        overlays: Sequence[Overlay] | None = None,
+    ) -> Iterator[Run]:
         """Yields the runs of an attempt up to the next one or the end, from its start or from step `settled`."""
         attempt, times = self._attempts[index], self._facts.steps.times
         if not attempt.has_steps:
@@ -133,7 +144,7 @@ class Books:
         if settled < 0 and attempt.start_ns < times[attempt.first]:
             yield Run(attempt.start_ns, times[attempt.first], Bucket.UNKNOWN)
         final, cut = attempt.stop - 1, self._attempts.cut_index(index)
-        yield from step_runs(self._facts, max(settled, attempt.first), min(cut, final), attempt.first)
+        yield from step_runs(self._facts, max(settled, attempt.first), min(cut, final), attempt.first, overlays)
         if cut < final:
             yield Run(times[cut], times[final], Bucket.WASTED_PROGRESS, yields_to=WASTED_YIELDS_TO)
         last_step = self.last_step_run(index, end_ns, running=running)
@@ -184,19 +195,20 @@ class Books:
         """Moves what lies before the start of step `settle` into the settled sums of the last attempt."""
         book, attempt, times = self._books[index], self._attempts[index], self._facts.steps.times
         begin = book.settled_step if book.settled_step >= 0 else attempt.first
-        runs: Iterable[Run] = step_runs(self._facts, begin, settle, attempt.first)
-        start_ns = times[begin]
-        if book.settled_step < 0 and attempt.start_ns < start_ns:
-            runs = chain((Run(attempt.start_ns, start_ns, Bucket.UNKNOWN),), runs)
-            start_ns = attempt.start_ns
-        book.settled.add_pieces(self._paint(attempt, book.settled.counting(runs), start_ns, times[settle]))
+        start_ns = times[begin] if book.settled_step >= 0 else attempt.start_ns
+        overlays = self._overlays(attempt, start_ns, times[settle])
+        runs: Iterable[Run] = step_runs(self._facts, begin, settle, attempt.first, overlays)
+        if start_ns < times[begin]:
+            runs = chain((Run(start_ns, times[begin], Bucket.UNKNOWN),), runs)
+        book.settled.add_pieces(paint(book.settled.counting(runs), overlays, start_ns, times[settle]))
         book.settled_step = settle
 
-    def _paint(self, attempt: Attempt, runs: Iterable[Run], start_ns: int, end_ns: int) -> Iterator[Painted]:
+    def _overlays(self, attempt: Attempt, start_ns: int, end_ns: int) -> list[Overlay]:
+        """Returns what lies over a stretch of an attempt: in order, and with its synchronous data load."""
         overlays, load = self._facts.overlays.between(start_ns, end_ns), attempt.first_load
         if load and load[0] < end_ns and load[1] > start_ns and load[0] < load[1]:
             overlays = sorted([*overlays, Overlay.of(*load, Bucket.DATA_LOADING_SYNC)])
-        return paint(runs, overlays, start_ns, end_ns)
+        return overlays
 
     def _runs_without_steps(self, index: int, end_ns: int) -> Iterator[Run]:
         start_ns = self._attempts[index].start_ns

@@ -19,7 +19,6 @@ from ml_goodput_measurement.events import (
     JobStart,
     Mark,
     Moment,
-    StepEnd,
 )
 from ml_goodput_measurement.ledger.marks import Interval, Marks
 from ml_goodput_measurement.ledger.overlays import Overlay, Overlays
@@ -40,6 +39,17 @@ class Steps:
 
     def __len__(self) -> int:
         return len(self.times)
+
+    def extend(self, times: list[int], numbers: list[int]) -> int:
+        """Adds records; returns the time of the earliest that was not there, or `NEVER_NS`."""
+        if not times:
+            return NEVER_NS
+        if rises(times) and (not self.times or times[0] > self.times[-1]):
+            self.times.extend(times)
+            self.numbers.extend(numbers)
+            return times[0]
+        inserted = (time_ns for time_ns, number in zip(times, numbers, strict=True) if self.insert(time_ns, number))
+        return min(inserted, default=NEVER_NS)
 
     def insert(self, time_ns: int, number: int) -> bool:
         """Adds a record wherever it belongs; returns False when it is there already."""
@@ -83,27 +93,11 @@ class Facts:
         """Adds events, in any order; what is known already changes nothing."""
         changed_ns = min((self._add_other(event) for event in batch.others), default=NEVER_NS)
         changed_ns = min([changed_ns, *map(self._add_checkpoint, batch.checkpoints)])
-        changed_ns = min(changed_ns, self._add_steps(batch), self._add_loads(batch.load_marks))
+        stepped_ns = self.steps.extend(batch.step_times, batch.step_numbers)
+        self.attempts_changed_from_ns = min(self.attempts_changed_from_ns, stepped_ns)
+        ended_ns = self.step_ends.extend(batch.step_end_times, batch.step_end_numbers)
+        changed_ns = min(changed_ns, stepped_ns, ended_ns, self._add_loads(batch.load_marks))
         self.changed_from_ns = min(self.changed_from_ns, changed_ns)
-
-    def _add_steps(self, batch: EventBatch) -> int:
-        """Adds steps; returns the moment from which things changed."""
-        times = batch.step_times
-        if not times:
-            return NEVER_NS
-        if rises(times) and (not self.steps.times or times[0] > self.steps.times[-1]):
-            self.steps.times.extend(times)
-            self.steps.numbers.extend(batch.step_numbers)
-            changed_ns = times[0]
-        else:
-            inserted = (
-                time_ns
-                for time_ns, number in zip(times, batch.step_numbers, strict=True)
-                if self.steps.insert(time_ns, number)
-            )
-            changed_ns = min(inserted, default=NEVER_NS)
-        self.attempts_changed_from_ns = min(self.attempts_changed_from_ns, changed_ns)
-        return changed_ns
 
     def _add_loads(self, codes: list[int]) -> int:
         if not codes:
@@ -119,8 +113,6 @@ class Facts:
         match event:
             case Mark():
                 return self._add_mark(event)
-            case StepEnd(step, time_ns):
-                return time_ns if self.step_ends.insert(time_ns, step) else NEVER_NS
             case JobStart(time_ns):
                 return self._add_job_start(time_ns)
             case JobEnd(time_ns):
