@@ -14,7 +14,7 @@ import sys
 from pathlib import Path
 
 from ml_diagnostics_common.environment import diagnostics_directory
-from ml_diagnostics_common.journal.layout import log_directory
+from ml_diagnostics_common.journal import log_directory
 from ml_goodput_measurement import cli
 
 TRAINING_SCRIPT = Path(__file__).with_name("train_digits.py")

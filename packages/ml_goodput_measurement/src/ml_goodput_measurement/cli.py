@@ -9,7 +9,6 @@ was recorded for it, or something could not be read or written; 2 the command wa
 from __future__ import annotations
 
 import argparse
-import contextlib
 import io
 import os
 import sys
@@ -18,7 +17,7 @@ from pathlib import Path
 
 from ml_diagnostics_common.environment import diagnostics_directory
 from ml_diagnostics_common.exceptions import ConfigurationError, DiagnosticsError
-from ml_diagnostics_common.journal.layout import decode_header, list_segments
+from ml_diagnostics_common.journal import jobs_by_log
 
 from ml_goodput_measurement._version import __version__
 from ml_goodput_measurement.report import format_json, format_text, one_line
@@ -28,7 +27,6 @@ __all__ = ["main"]
 _EPILOG = "exit codes: 0 ok, 1 no such job or nothing recorded, 2 the command was not understood"
 _PICTURES = (".png", ".svg", ".pdf")
 _NAMES_SHOWN = 20
-_LONGEST_HEADER = 2**20
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -73,7 +71,7 @@ def _report(job: str, logger: str | None, form: str, picture: Path | None) -> in
     from ml_goodput_measurement.calculator import GoodputCalculator
     from ml_goodput_measurement.exceptions import NoGoodputError
 
-    logs = _jobs_by_log()
+    logs = jobs_by_log(diagnostics_directory())
     try:
         calculator = GoodputCalculator(job, logger or _log_of(job, logs))
         report = calculator.report(include_timeline=picture is not None)
@@ -102,19 +100,6 @@ def _log_of(job: str, logs: Mapping[str, set[str]]) -> str:
     if len(found) > 1:
         raise ConfigurationError(f"the job {job!r} is in several logs; choose one with --logger: {_listed(found)}")
     return found[0]
-
-
-def _jobs_by_log() -> dict[str, set[str]]:
-    """Returns the names of the jobs in each log of the journal on this machine, from its segments' headers."""
-    logs: dict[str, set[str]] = {}
-    for folder in sorted((diagnostics_directory() / "journal").glob("*/")):
-        for segment in list_segments(folder):
-            header = None
-            with contextlib.suppress(OSError), Path(segment.path).open("rb") as file:
-                header = decode_header(file.readline(_LONGEST_HEADER))
-            if header is not None and "job" in header.labels:
-                logs.setdefault(header.log_id, set()).add(header.labels["job"])
-    return logs
 
 
 def _known_jobs(logs: Mapping[str, set[str]]) -> str:

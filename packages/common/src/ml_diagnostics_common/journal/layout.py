@@ -33,6 +33,7 @@ from ml_diagnostics_common.payload import printable
 
 __all__ = [
     "FIRST_SEQUENCE",
+    "LONGEST_HEADER_BYTES",
     "SCHEMA",
     "Header",
     "Segment",
@@ -51,6 +52,7 @@ __all__ = [
 
 SCHEMA = 1
 FIRST_SEQUENCE = 10**11  # All sequence numbers have twelve digits, so that insertIds sort as they do.
+LONGEST_HEADER_BYTES = 2**20  # No more is read where a header is looked for: the file may be anybody's.
 _SUFFIX = ".jsonl"
 _LONGEST_FOLDER_NAME = 100
 

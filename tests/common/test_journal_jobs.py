@@ -1,0 +1,68 @@
+"""Which jobs a journal holds can be told from a few lines of it, whatever else lies in its folder."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from ml_diagnostics_common.journal import Journal, jobs_by_log, log_directory
+from ml_diagnostics_common.journal.layout import Header, decode_header
+
+
+def record(root: Path, log_id: str, job: str, entries: int = 1) -> Journal:
+    """Writes a job's entries, each to a segment of its own."""
+    journal = Journal(log_id, root=root, labels={"job": job} if job else {}, segment_bytes=1)
+    for number in range(entries):
+        journal.append({"n": number})
+    journal.close()
+    return journal
+
+
+def test_the_jobs_of_each_log_are_told_by_their_full_names(tmp_path: Path) -> None:
+    long = "log/of our own " * 20
+    record(tmp_path, "goodput_a", "a")
+    record(tmp_path, long, "b")
+    record(tmp_path, long, "ジョブ\n")
+    record(tmp_path, long, "b")
+    assert jobs_by_log(tmp_path) == {"goodput_a": {"a"}, long: {"b", "ジョブ\n"}}
+
+
+def test_a_folder_without_a_journal_holds_no_job(tmp_path: Path) -> None:
+    assert jobs_by_log(tmp_path) == {}
+    assert jobs_by_log(tmp_path / "gone") == {}
+
+
+def test_one_header_a_writer_is_read_however_many_segments_it_has(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for _ in range(2):
+        record(tmp_path, "log", "job", entries=5)
+    assert len(list(log_directory(tmp_path, "log").glob("*.jsonl"))) >= 10
+    decoded = []
+
+    def decode_and_count(line: bytes) -> Header | None:
+        decoded.append(line)
+        return decode_header(line)
+
+    monkeypatch.setattr("ml_diagnostics_common.journal.jobs.decode_header", decode_and_count)
+    assert jobs_by_log(tmp_path) == {"log": {"job"}}
+    assert len(decoded) == 2
+
+
+def test_a_segment_without_a_header_is_made_up_for_by_the_next(tmp_path: Path) -> None:
+    journal = record(tmp_path, "log", "job", entries=2)
+    (log_directory(tmp_path, "log") / f"{journal.writer}.0.jsonl").write_bytes(b'{"schema":1,"lo')
+    assert jobs_by_log(tmp_path) == {"log": {"job"}}
+
+
+def test_what_is_none_of_ours_is_passed_over(tmp_path: Path) -> None:
+    record(tmp_path, "log", "job")
+    record(tmp_path, "without", "")
+    folder = tmp_path / "journal" / "folder"
+    folder.mkdir()
+    (tmp_path / "journal" / "notes.txt").write_text("not a log")
+    (folder / "writer.0.jsonl").write_bytes(b"\xff\xfe not a header\n")
+    (folder / "writer.1.jsonl").mkdir()
+    (folder / "endless.0.jsonl").write_bytes(b"[" * 3_000_000)
+    (folder / "gone.0.jsonl").symlink_to(tmp_path / "nowhere")
+    assert jobs_by_log(tmp_path) == {"log": {"job"}}
