@@ -96,12 +96,16 @@ class JournalReader:
         """See `EntryReader`."""
         return {"writers": {name: stream.offsets() for name, stream in self._writers.items() if stream.segments}}
 
-    def save_position(self, name: str) -> None:
+    def save_position(self, name: str, *, job: str | None = None) -> None:
         """Saves the position for `load_position`: also the promise that what was read is not needed again.
 
-        The journal's cap drops only what every saved position has passed, where no cloud has it.
+        Where no cloud has it, the journal's cap drops only what all saved positions that speak for it have passed.
+
+        Args:
+            name: Of the reader.
+            job: The promise is for entries of this job alone; None is for all of the log.
         """
-        write_state(reader_position_path(self._root, self._log_id, name), self.position())
+        write_state(reader_position_path(self._root, self._log_id, name), {**self.position(), "job": job})
 
     @staticmethod
     def load_position(name: str, log_id: str, *, root: Path) -> dict[str, Any] | None:

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 from ml_diagnostics_common import background
 from ml_diagnostics_common.guard import LOSSES
 from ml_diagnostics_common.journal.layout import (
+    Header,
     Segment,
     decode_header,
     list_segments,
@@ -121,11 +122,14 @@ class _Progress(NamedTuple):
         return cls(shipped, read_reader_positions(root / "state" / "readers" / log_folder_name))
 
     def is_past(self, segment: Segment) -> bool:
-        if self.shipped and _is_shippable(segment):
+        header = _header(segment)
+        if self.shipped and (header is None or header.ship):
             state = self.shipped.get(segment.writer, {})
             reached = (_integer(state.get("segment")), _integer(state.get("offset")))
             return reached >= (segment.number, segment.size)
-        return bool(self.readers) and all(_has_read(position, segment) for position in self.readers)
+        job = None if header is None else header.labels.get("job")
+        readers = [position for position in self.readers if position.get("job") in (None, job)]
+        return bool(readers) and all(_has_read(position, segment) for position in readers)
 
 
 def _has_read(position: Mapping[str, Any], segment: Segment) -> bool:
@@ -138,10 +142,9 @@ def _integer(value: object) -> int:
     return value if isinstance(value, int) else -1
 
 
-def _is_shippable(segment: Segment) -> bool:
+def _header(segment: Segment) -> Header | None:
     with Path(segment.path).open("rb") as file:
-        header = decode_header(file.readline(_LONGEST_HEADER))
-    return header is None or header.ship
+        return decode_header(file.readline(_LONGEST_HEADER))
 
 
 def _usual_limit(root: Path) -> int:
