@@ -294,7 +294,7 @@ def _interval(job: History, kind: str, first: float, last: float) -> None:
         getattr(job, kind)(first, last)
 
 
-def test_the_last_checkpoint_says_from_which_step_a_restart_may_resume() -> None:
+def test_the_last_checkpoint_that_was_begun_or_saved_is_known() -> None:
     """Contract section 0: checkpoint progress is used; a save that Orbax reported counts when it has ended."""
     job = History().start(0).steps(range(4), at=10)
     assert told(job, now=45).report.attempts[0].last_checkpoint_step is None

@@ -100,6 +100,19 @@ def test_a_disruption_without_a_step_since_does_not_name_one() -> None:
     assert re.search(r"resumed at 2023-11-14 22:15:00Z, no step since$", text, re.MULTILINE)
 
 
+def test_an_attempt_whose_end_was_recorded_is_not_called_lost() -> None:
+    history = History().start(0).steps(range(3), at=0).end(30).start(100).steps(range(3, 5), at=100)
+    text = format_text(report_of(history.end(120)))
+    assert "attempt 1 ended at 2023-11-14 22:13:50Z after step 2; resumed at 2023-11-14 22:15:00Z from step 3" in text
+    assert "last heard of" not in text
+
+
+def test_the_last_checkpoint_of_a_running_job_is_told_and_nothing_is_promised_of_it() -> None:
+    history = History().start(0).steps(range(3), at=0).save(1, 21, 22)
+    assert "  checkpoint   of step 1, the last begun or saved\n" in format_text(report_of(history, now=25))
+    assert "checkpoint   " not in format_text(report_of(history.end(30)))
+
+
 def test_failed_attempts_are_counted_with_their_disruption() -> None:
     history = History().start(0).steps(range(3), at=0).start(100).start(150).start(200).steps(range(3, 5), at=200)
     text = format_text(report_of(history.end(220)))
@@ -155,6 +168,7 @@ def test_json_tells_the_same_with_every_bucket(report: JobReport) -> None:
     ]
     assert [attempt["ended"] for attempt in told["attempts"]] == ["ended without a word", "job end recorded"]
     assert told["attempts"][1]["bucket_seconds"]["PRODUCTIVE"] == 40.0
+    assert [attempt["custom_seconds"] for attempt in told["attempts"]] == [{}, {"EVALUATION": 5.0}]
 
 
 def test_json_leaves_out_no_field_of_a_report_but_its_timeline(report: JobReport) -> None:

@@ -69,7 +69,7 @@ class CheckpointOperation(NamedTuple):
 
 
 class CheckpointProgress(NamedTuple):
-    """A checkpoint of a step began: a restart may resume from there."""
+    """A checkpoint of a step began."""
 
     step: int
     time_ns: int

@@ -75,7 +75,8 @@ class AttemptSummary:
     steps_lost: int
     """Steps that a later attempt went back behind."""
     last_checkpoint_step: int | None
-    """Step of the last checkpoint by its end, from which a restart may resume; None where none is known."""
+    """Step of the last checkpoint begun (`record_checkpoint_progress`) or saved (`CheckpointLogger`); None where none
+    is known, and no promise that it was complete: a checkpoint that has only begun may not be."""
     buckets: Mapping[Bucket, int]
     """Nanoseconds a bucket, up to the next attempt's start; they sum to that span."""
     custom: Mapping[str, int] = field(default_factory=dict)

@@ -7,7 +7,7 @@ import json
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from ml_goodput_measurement.partition import AttemptSummary, Bucket, Disruption, JobReport
+from ml_goodput_measurement.partition import AttemptEnd, AttemptSummary, Bucket, Disruption, JobReport
 
 __all__ = [
     "BUCKET_NAMES",
@@ -106,7 +106,7 @@ def _headline(report: JobReport) -> list[str]:
         lines.append(f"  last step    {report.last_step}, {report.steps_kept} steps kept")
     checkpoint_step = report.attempts[-1].last_checkpoint_step if report.running else None
     if checkpoint_step is not None:
-        lines.append(f"  checkpoint   of step {checkpoint_step}: a restart may resume from there")
+        lines.append(f"  checkpoint   of step {checkpoint_step}, the last begun or saved")
     if report.ideal_step_seconds is not None:
         lines.append(f"  ideal step   {format_duration(round(report.ideal_step_seconds * _SECOND))}")
     return lines
@@ -137,7 +137,8 @@ def _disruptions(report: JobReport) -> list[str]:
 
 def _disruption(report: JobReport, disruption: Disruption) -> list[str]:
     cut_short = report.attempts[disruption.attempt - 1]
-    reached = "" if cut_short.last_step is None else f" in step {cut_short.last_step}"
+    ended, last = ("ended", "after") if cut_short.ended is AttemptEnd.JOB_END else ("was last heard of", "in")
+    reached = "" if cut_short.last_step is None else f" {last} step {cut_short.last_step}"
     lost = f" ({format_count(disruption.steps_lost, 'step')})" if disruption.steps_lost else ""
     resumed = ", no step since" if disruption.resumed_step is None else f" from step {disruption.resumed_step}"
     failed = disruption.failed_attempts and f", after {format_count(disruption.failed_attempts, 'failed attempt')}"
@@ -145,7 +146,7 @@ def _disruption(report: JobReport, disruption: Disruption) -> list[str]:
         f"Disruption {disruption.number} cost {format_duration(disruption.cost_ns)}: "
         f"{format_duration(disruption.wasted_ns)} wasted{lost}, "
         f"{format_duration(disruption.recovery_ns)} recovery, {format_duration(disruption.restart_ns)} restart",
-        f"  attempt {disruption.attempt} was last heard of at {format_clock(disruption.last_event_ns)}{reached}; "
+        f"  attempt {disruption.attempt} {ended} at {format_clock(disruption.last_event_ns)}{reached}; "
         f"resumed at {format_clock(disruption.resumed_ns)}{resumed}{failed or ''}",
     ]
 
@@ -195,8 +196,9 @@ def format_json(report: JobReport) -> str:
 def as_dict(report: JobReport) -> dict[str, Any]:
     """Returns all of the report but its timeline, in the types of JSON.
 
-    Times are RFC 3339 in UTC, durations float seconds. Every bucket is there, by the name that the library's
-    `BadputType` gives it, whether it took time or not, so that a program need not ask.
+    Times are RFC 3339 in UTC, durations float seconds. Every bucket is there, whether it took time or not, so that a
+    program need not ask: by the name that `BadputType` has for it, or PRODUCTIVE, IN_FLIGHT_STEP, EXCLUDED or UNKNOWN.
+    An attempt has only those that took time; its `custom_seconds`, by type, are those of CUSTOM_BADPUT_EVENTS.
     """
     return {
         "job_name": report.job_name,
@@ -252,6 +254,7 @@ def _attempt_dict(attempt: AttemptSummary) -> dict[str, Any]:
         "steps_lost": attempt.steps_lost,
         "last_checkpoint_step": attempt.last_checkpoint_step,
         "bucket_seconds": {bucket.value: ns / _SECOND for bucket, ns in attempt.buckets.items() if ns},
+        "custom_seconds": {label: ns / _SECOND for label, ns in attempt.custom.items() if ns},
     }
 
 
