@@ -228,10 +228,10 @@ def test_any_name_works(name: str) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"job_name": ""}, "job_name is empty"),
+        ({"job_name": ""}, "job_name is ''; give a text that is not empty"),
         ({"job_name": None}, "job_name is None"),
-        ({"logger_name": 5}, "logger_name is 5, a int; give a string"),
-        ({"logger_name": "  "}, "logger_name is empty"),
+        ({"logger_name": 5}, "logger_name is 5; give a text that is not empty, such as the run's name"),
+        ({"logger_name": "  "}, "logger_name is '  '"),
         ({"cloud_logger": object()}, r"needs a method write_cloud_logging_entry\(entry\)"),
         ({"background_grace_period_s": -1}, "background_grace_period_s is -1"),
         ({"background_batch_size": 0}, "background_batch_size is 0; give a number of at least 1"),

@@ -12,13 +12,13 @@ from typing import Any
 
 from ml_diagnostics_common.environment import diagnostics_directory
 from ml_diagnostics_common.exceptions import ConfigurationError
-from ml_diagnostics_common.payload import printable
 
 from ml_goodput_measurement.deviation import StepDeviations
 from ml_goodput_measurement.exceptions import NoGoodputError
 from ml_goodput_measurement.goodput_utils import BadputType, GoodputType, UnproductiveTimeDict, WorkloadMetricDetails
 from ml_goodput_measurement.job_goodput import JobGoodput
 from ml_goodput_measurement.ledger import Summary
+from ml_goodput_measurement.names import checked_name
 from ml_goodput_measurement.partition import Bucket, JobReport
 from ml_goodput_measurement.recorders import Recorders
 from ml_goodput_measurement.saved_state import load_state, save_state
@@ -71,8 +71,8 @@ class GoodputCalculator:
             ConfigurationError: An argument, or ML_DIAGNOSTICS_BACKEND, cannot be used.
             CredentialsError: ML_DIAGNOSTICS_BACKEND is `cloud` and no cloud is found.
         """
-        self.job_name = _name("job_name", job_name)
-        self.logger_name = _name("logger_name", logger_name)
+        self.job_name = checked_name("job_name", job_name)
+        self.logger_name = checked_name("logger_name", logger_name)
         self.using_pathways = using_pathways
         self.gcs_path = gcs_path
         self._retention_ns = _retention_ns(max_logs_retention_period)
@@ -258,12 +258,6 @@ def _badput(summary: Summary, unit_ns: float) -> UnproductiveTimeDict:
         if length or kind not in _ELASTIC:
             badput[kind] = length / unit_ns
     return badput
-
-
-def _name(argument: str, value: Any) -> str:
-    if not isinstance(value, str) or not value.strip():
-        raise ConfigurationError(f"{argument} must be a text that is not empty, not {value!r:.200}")
-    return printable(value)  # As recorders write it.
 
 
 def _ideal_seconds(value: Any) -> float | None:

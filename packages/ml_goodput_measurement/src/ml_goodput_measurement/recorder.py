@@ -18,7 +18,9 @@ from ml_diagnostics_common.environment import Backend, configured_backend, diagn
 from ml_diagnostics_common.exceptions import ConfigurationError
 from ml_diagnostics_common.guard import guarded, log_once, report_loss
 from ml_diagnostics_common.journal import Journal
-from ml_diagnostics_common.payload import encode_payload, encode_text, printable
+from ml_diagnostics_common.payload import encode_payload, encode_text
+
+from ml_goodput_measurement.names import checked_name, shown
 
 if TYPE_CHECKING:
     from ml_diagnostics_common.cloud_logging import LoggingTransport
@@ -72,14 +74,14 @@ class GoodputRecorder:
             ConfigurationError: An argument, or ML_DIAGNOSTICS_BACKEND, cannot be used.
             CredentialsError: ML_DIAGNOSTICS_BACKEND is `cloud` and no cloud is found.
         """
-        self.job_name = _name("job_name", job_name)
-        self.logger_name = _name("logger_name", logger_name)
+        self.job_name = checked_name("job_name", job_name)
+        self.logger_name = checked_name("logger_name", logger_name)
         _at_least("background_grace_period_s", background_grace_period_s, 0)
         _at_least("background_batch_size", background_batch_size, 1)
         _at_least("background_max_latency_s", background_max_latency_s, 0)
         if cloud_logger is not None and not callable(getattr(cloud_logger, "write_cloud_logging_entry", None)):
             raise ConfigurationError(
-                f"cloud_logger is {_shown(cloud_logger)}; it needs a method write_cloud_logging_entry(entry)"
+                f"cloud_logger is {shown(cloud_logger)}; it needs a method write_cloud_logging_entry(entry)"
             )
         self._enabled = bool(logging_enabled)
         self._cloud_logger = cloud_logger
@@ -299,25 +301,10 @@ def _connect() -> LoggingTransport:
     return connect()
 
 
-def _name(argument: str, value: object) -> str:
-    if not isinstance(value, str):
-        raise ConfigurationError(f"{argument} is {_shown(value)}, a {type(value).__name__}; give a string")
-    if not value.strip():
-        raise ConfigurationError(f"{argument} is empty; give a name, such as that of the run")
-    return printable(value)
-
-
 def _at_least(argument: str, value: object, minimum: int) -> None:
     is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
     if not is_number or not minimum <= value < math.inf:  # type: ignore[operator]
-        raise ConfigurationError(f"{argument} is {_shown(value)}; give a number of at least {minimum}")
-
-
-def _shown(value: object) -> str:
-    try:
-        return repr(value)[:100]
-    except Exception:
-        return f"an object of {type(value).__name__}"
+        raise ConfigurationError(f"{argument} is {shown(value)}; give a number of at least {minimum}")
 
 
 def _posix_seconds(moment: Any) -> float:
