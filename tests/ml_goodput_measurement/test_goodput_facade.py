@@ -8,7 +8,7 @@ import sys
 
 import ml_goodput_measurement
 import pytest
-from ml_goodput_measurement import goodput
+from ml_goodput_measurement import goodput, goodput_utils
 
 RECORDS_ONLY = """
 import sys
@@ -36,7 +36,8 @@ def test_recording_loads_neither_the_calculator_nor_what_it_stands_on() -> None:
 def test_every_public_name_is_there() -> None:
     assert goodput.__all__ == sorted(goodput.__all__)
     for name in goodput.__all__:
-        assert getattr(goodput, name).__name__ == name
+        assert name == "UnproductiveTimeDict" or getattr(goodput, name).__name__ == name
+    assert goodput.UnproductiveTimeDict is goodput_utils.UnproductiveTimeDict
     assert dir(goodput) == goodput.__all__
     assert ml_goodput_measurement.goodput is goodput
     for name in ml_goodput_measurement.__all__:
@@ -56,10 +57,42 @@ def test_the_names_that_the_contract_documents_are_public() -> None:
         "BadputType",
         "GoodputType",
         "MetricType",
+        "UnproductiveTimeDict",
         "WorkloadMetricDetails",
     }
     ours = {"CheckpointLogger", "GoodputError", "JobGoodput", "NoGoodputError"}
     assert theirs | ours <= set(goodput.__all__)
+
+
+SECOND_NAMES = """
+import sys
+before = set(sys.modules)
+{statement}
+import ml_goodput_measurement
+from ml_goodput_measurement import goodput, goodput_utils
+assert sys.modules["ml_goodput_measurement.src.goodput"] is goodput is ml_goodput_measurement.src.goodput
+assert sys.modules["ml_goodput_measurement.src.goodput_utils"] is goodput_utils
+assert bad is goodput.BadputType is goodput_utils.BadputType
+assert goodput_utils.__name__ == goodput_utils.__spec__.name == "ml_goodput_measurement.goodput_utils"
+ours = {{name for name in set(sys.modules) - before if name.startswith("ml_goodput_measurement.")}}
+assert {{name.rpartition(".")[2] for name in ours}} == {{"_version", "goodput", "goodput_utils", "src"}}, ours
+"""
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "from ml_goodput_measurement.src import goodput; bad = goodput.BadputType",
+        "import ml_goodput_measurement.src.goodput_utils as utils; bad = utils.BadputType",
+        "from ml_goodput_measurement.src.goodput_utils import BadputType as bad",
+        "import ml_goodput_measurement as ours; bad = ours.src.goodput_utils.BadputType",
+        "import pickle; bad = pickle.loads(b'cml_goodput_measurement.src.goodput_utils\\nBadputType\\n.')",
+    ],
+)
+def test_imports_of_old_programs_find_the_very_same_modules_and_load_nothing_heavy(statement: str) -> None:
+    program = SECOND_NAMES.format(statement=statement)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
 
 
 def test_the_kinds_have_the_values_that_others_have_stored() -> None:

@@ -12,7 +12,13 @@ if TYPE_CHECKING:
     from ml_goodput_measurement.calculator import GoodputCalculator
     from ml_goodput_measurement.checkpoints import CheckpointLogger
     from ml_goodput_measurement.exceptions import GoodputError, NoGoodputError
-    from ml_goodput_measurement.goodput_utils import BadputType, GoodputType, MetricType, WorkloadMetricDetails
+    from ml_goodput_measurement.goodput_utils import (
+        BadputType,
+        GoodputType,
+        MetricType,
+        UnproductiveTimeDict,
+        WorkloadMetricDetails,
+    )
     from ml_goodput_measurement.job_goodput import JobGoodput
     from ml_goodput_measurement.recorder import GoodputRecorder
 
@@ -26,6 +32,7 @@ __all__ = [
     "JobGoodput",
     "MetricType",
     "NoGoodputError",
+    "UnproductiveTimeDict",
     "WorkloadMetricDetails",
 ]
 
@@ -39,6 +46,7 @@ _MODULES = {
     "JobGoodput": "job_goodput",
     "MetricType": "goodput_utils",
     "NoGoodputError": "exceptions",
+    "UnproductiveTimeDict": "goodput_utils",
     "WorkloadMetricDetails": "goodput_utils",
 }
 
