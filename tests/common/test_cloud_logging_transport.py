@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import socket
+import threading
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -15,6 +18,7 @@ from ml_diagnostics_common.cloud_logging.rest_transport import RestTransport
 from ml_diagnostics_common.credentials import CloudEnvironment
 from ml_diagnostics_testing.cloud_logging import CloudLoggingServer
 from ml_diagnostics_testing.faults import Delay, Hang, Reset, Status, Truncate
+from ml_diagnostics_testing.http_server import LoopbackServer, Request, Response
 
 SECOND = 1_000_000_000
 
@@ -196,6 +200,65 @@ def test_a_proxys_page_is_an_error_like_any_other() -> None:
     assert (error.code, error.retry_after_seconds) == ("UNAVAILABLE", None)
     assert _error(429, b'{"error": ["odd"]}', "1.5").retry_after_seconds == 1.5
     assert _error(429, b"", "Fri, 31 Dec 1999 23:59:59 GMT").retry_after_seconds == 0
+
+
+class Proxy(LoopbackServer):
+    """Something in between that answers in Cloud Logging's stead, always the same."""
+
+    def __init__(self, response: Response) -> None:
+        super().__init__()
+        self.response = response
+
+    def handle(self, request: Request) -> Response:
+        return self.response if request.method == "POST" else Response(200, b"<html>Log in</html>")
+
+
+def through(proxy_url: str) -> LoggingTransport:
+    return RestTransport(CloudEnvironment("p", AnonymousCredentials(), None, "test"), base_url=proxy_url)
+
+
+@pytest.mark.parametrize(
+    ("response", "code"),
+    [
+        (Response(302, b"", headers={"Location": "/login"}), "UNIMPLEMENTED"),
+        (Response(307, b"", headers={"Location": "/login"}), "UNIMPLEMENTED"),
+        (Response(405, b"no"), "UNIMPLEMENTED"),
+        (Response(451, b"no"), "UNIMPLEMENTED"),
+        (Response(200, b"<html>Log in</html>"), "UNAVAILABLE"),
+        (Response(200, b"[]"), "UNAVAILABLE"),
+        (Response(200, b""), "UNAVAILABLE"),
+    ],
+)
+def test_what_stands_between_neither_takes_entries_nor_refuses_them(response: Response, code: str) -> None:
+    with Proxy(response) as proxy:
+        transport = through(proxy.url)
+        assert failure(transport).code == code
+        assert [request.method for request in proxy.requests] == ["POST"]
+        transport.close()
+
+
+def test_a_server_that_drips_is_left_at_the_deadline() -> None:
+    """Each byte comes in time, the whole never does."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+
+        def drip() -> None:
+            connection, _ = listening.accept()
+            with connection, contextlib.suppress(OSError):
+                connection.recv(1 << 16)
+                connection.sendall(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n")
+                for _ in range(100):
+                    connection.sendall(b"1\r\n \r\n")
+                    time.sleep(0.05)
+
+        thread = threading.Thread(target=drip)
+        thread.start()
+        transport = through(f"http://127.0.0.1:{listening.getsockname()[1]}")
+        began = time.monotonic()
+        error = failure(transport, timeout_seconds=0.3)
+        assert time.monotonic() - began < 1.5
+        assert error.code == "DEADLINE_EXCEEDED"
+        transport.close()
+        thread.join()
 
 
 @pytest.mark.parametrize("name", ['j"b', "back\\slash", "new\nline", "日本", "a/b c", "x OR severity=ERROR"])

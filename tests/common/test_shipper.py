@@ -307,6 +307,39 @@ def test_one_poisoned_entry_does_not_block_the_rest(
     assert [record.levelname for record in caplog.records].count("WARNING") == 1
 
 
+@both_protocols
+def test_a_server_that_accepts_nothing_at_all_refuses_no_entry(
+    tmp_path: Path,
+    start: Callable[..., Shipper],
+    cloud_logging_server: CloudLoggingServer,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """As of a project id with a slip in it: INVALID_ARGUMENT to everything."""
+    cloud_logging_server.faults.always(Status(400), on="write")
+    journal(tmp_path, 3)
+    shipper = start()
+    assert until(lambda: shipper.statistics().counts.get("failed_INVALID_ARGUMENT", 0) >= 2)
+    assert "refused_by_server" not in shipper.statistics().counts
+    [warning] = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert "INVALID_ARGUMENT" in warning
+    cloud_logging_server.faults.clear()
+    assert until(lambda: shipper.flush(1))
+    assert arrived(cloud_logging_server) == [0, 1, 2]
+
+
+def test_a_log_that_begins_with_a_poisoned_entry_is_shipped_once_another_follows(
+    tmp_path: Path, start: Callable[..., Shipper], cloud_logging_server: CloudLoggingServer
+) -> None:
+    written = journal(tmp_path)
+    written.append_text(str(time.time_ns()), '{"job_name":"run","deep":' + "[" * 120 + "]" * 120 + "}")
+    shipper = start()
+    assert until(lambda: shipper.statistics().state == "waiting")
+    record(written, range(2))
+    assert until(lambda: shipper.flush(1))
+    assert arrived(cloud_logging_server) == [0, 1]
+    assert shipper.statistics().counts["refused_by_server"] == 1
+
+
 def test_damaged_lines_are_passed_over_and_counted(
     tmp_path: Path, start: Callable[..., Shipper], cloud_logging_server: CloudLoggingServer
 ) -> None:

@@ -78,7 +78,10 @@ class RestTransport:
             body = self._encode({"entries": entries, "partialSuccess": True})
         except (TypeError, ValueError, OverflowError) as error:
             raise TransportError("INVALID_ARGUMENT", f"an entry that JSON does not take ({error})") from error
-        self._post("entries:write", body, timeout_seconds)
+        answer = self._post("entries:write", body, timeout_seconds)
+        if not _is_object(answer):
+            # A proxy's page, which says 200 too: nobody told us that the entries were written.
+            raise TransportError("UNAVAILABLE", f"no answer of Cloud Logging: {_shown(answer)}")
 
     def list_page(
         self, filter_: str, *, order_by: str, page_size: int, page_token: str = "", timeout_seconds: float
@@ -130,6 +133,7 @@ class RestTransport:
                 timeout=(min(_CONNECT_SECONDS, timeout_seconds), timeout_seconds),
                 max_allowed_time=timeout_seconds,
                 stream=True,
+                allow_redirects=False,  # Cloud Logging sends nobody elsewhere; who does is a login page.
                 hooks={"response": _finish_before_refresh},
             )
             with contextlib.closing(response):
@@ -212,9 +216,10 @@ def _error(status: int, body: bytes, retry_after: str | None) -> TransportError:
             described.get("details") or [],
         )
     except (msgspec.DecodeError, UnicodeDecodeError, KeyError, TypeError, AttributeError):
-        message, named, details = body[:300].decode("utf-8", "replace"), None, []
+        message, named, details = _shown(body), None, []
     code = named if named in _CODES else _CODE_OF_STATUS.get(status)
-    code = code or ("UNAVAILABLE" if status >= 500 else "FAILED_PRECONDITION")
+    # What Cloud Logging never says comes from something in between: not a word about the entries.
+    code = code or ("UNAVAILABLE" if status >= 500 else "UNIMPLEMENTED")
     wait = _retry_after_seconds(retry_after)
     refused: dict[int, EntryError] = {}
     for detail in details:
@@ -224,6 +229,17 @@ def _error(status: int, body: bytes, retry_after: str | None) -> TransportError:
             name = _CODES[number] if 0 <= number < len(_CODES) else "UNKNOWN"
             refused[int(index)] = EntryError(name, entry_error.get("message", ""))
     return TransportError(code, f"{message} (HTTP {status})", retry_after_seconds=wait, entry_errors=refused)
+
+
+def _is_object(body: bytes) -> bool:
+    try:
+        return isinstance(msgspec.json.decode(body), dict)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return False
+
+
+def _shown(body: bytes) -> str:
+    return body[:300].decode("utf-8", "replace")
 
 
 def _retry_after_seconds(value: str | None) -> float | None:

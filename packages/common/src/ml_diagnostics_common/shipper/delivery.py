@@ -104,6 +104,7 @@ class Delivery:
         self._unfinished: list[str] = []
         self._looked_at = -1e9
         self._folder_changed_ns = -1
+        self._accepted_any = False
 
     def run_round(
         self, *, deadline: Callable[[], float] = _never, pause: Callable[[float], None] | None = None
@@ -231,7 +232,12 @@ class Delivery:
             if self._clock() >= deadline():
                 return False
             began = time.thread_time()
-            refused = self._send(batch, deadline) if batch.entries else []
+            try:
+                refused = self._send(batch, deadline) if batch.entries else []
+            except TransportError as error:
+                if error.code in _REFUSED:
+                    outbox.read_again()  # If it is the entries and not the log, later ones may show it.
+                raise
             outbox.acknowledge(batch)
             self._count(batch, refused)
             sent += bool(batch.entries)
@@ -240,27 +246,39 @@ class Delivery:
         return False
 
     def _send(self, batch: Batch, deadline: Callable[[], float]) -> list[str]:
-        """Sends a batch until each of its entries was accepted, or refused for good; why, for those that were."""
+        """Sends a batch until each of its entries was accepted, or refused for good; why, for those that were.
+
+        Raises:
+            TransportError: A request failed; or all was refused by a server that has not accepted an entry of this
+                log yet. Then it is not the entries: the log or the project is what the server does not like.
+        """
         pending = [self._encode(batch)]
+        last_refusal: TransportError | None = None
         refused: list[str] = []
         halvings = 0
         while pending:
             part = pending.pop()
             try:
                 self._write(part, deadline)
+                self._accepted_any = True
             except TransportError as error:
                 if error.entry_errors:
-                    refused += _refused_entries(error)
+                    last_refusal = _of_one_entry(error)
+                    refused += [entry_error.message for entry_error in error.entry_errors.values()]
+                    self._accepted_any |= len(error.entry_errors) < len(part)
                 elif error.code not in _REFUSED:
                     raise
                 elif len(part) == 1:
+                    last_refusal = error
                     refused.append(error.message)
                 elif halvings == _MOST_HALVINGS:
-                    raise  # It is not one entry: the log or the project is what the server does not like.
+                    raise  # Too many for it to be the entries.
                 else:
                     halvings += 1
                     middle = len(part) // 2
                     pending += [part[middle:], part[:middle]]
+        if last_refusal is not None and not self._accepted_any:
+            raise last_refusal
         return refused
 
     def _count(self, batch: Batch, refused: list[str]) -> None:
@@ -300,14 +318,14 @@ def _cloud_context(header: Header, project: str, log_id: str) -> EntryContext:
     return EntryContext(log_id, log_name, resource, header.labels, header.severity, header.writer)
 
 
-def _refused_entries(error: TransportError) -> list[str]:
-    """The messages of entries that were refused for good; raises where some were not, so that all go again."""
+def _of_one_entry(error: TransportError) -> TransportError:
+    """The refusal of a part of a batch as that of one entry; raises where one was not for good: all go again."""
+    one = error
     for entry_error in error.entry_errors.values():
+        one = TransportError(entry_error.code, entry_error.message, retry_after_seconds=error.retry_after_seconds)
         if entry_error.code not in _REFUSED:
-            raise TransportError(
-                entry_error.code, entry_error.message, retry_after_seconds=error.retry_after_seconds
-            ) from error
-    return [entry_error.message for entry_error in error.entry_errors.values()]
+            raise one from error
+    return one
 
 
 def _as_it_is_now(segment: Segment) -> Segment:

@@ -174,6 +174,10 @@ class Outbox:
         self._place = batch.end
         self._pending = None
 
+    def read_again(self) -> None:
+        """Lets go of the batch that `next_batch` gave: the next may hold what was journalled since."""
+        self._pending = None
+
     def _has_settled(self, segment: Segment) -> bool:
         number, seen_at = self._rotated_at
         if number != segment.number:
