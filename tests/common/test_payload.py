@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import json
+import time
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import msgspec
@@ -87,3 +89,98 @@ def test_names_that_differ_in_a_surrogate_stay_different() -> None:
 
 def test_an_integer_too_long_to_be_printed_is_written_in_part() -> None:
     assert json.loads(encode_payload({"n": 10**5000}))["n"] == hex(10**5000)[:64]
+
+
+def test_a_payload_that_contains_itself_twice_ends_too() -> None:
+    twice: list[Any] = []
+    twice += [twice, twice]
+    assert json.loads(encode_payload({"x": twice, "n": 1})) == {"x": ["...", "..."], "n": 1}
+
+
+def test_a_payload_too_big_to_be_tamed_is_cut_and_says_so() -> None:
+    value: Any = float("nan")
+    for _ in range(25):  # 33 million values, of 25 lists.
+        value = [value, value]
+    begun = time.monotonic()
+    text = encode_payload({"x": value, "n": 1})
+    assert time.monotonic() - begun < 5
+    assert '"..."' in text
+    assert len(text) < 2_000_000
+
+
+class BrokenText(str):
+    def encode(self, *_: Any) -> bytes:
+        raise RuntimeError("no bytes")
+
+
+class BrokenInteger(int):
+    def __int__(self) -> int:
+        raise RuntimeError("no integer")
+
+
+class BrokenFloat(float):
+    def __float__(self) -> float:
+        raise RuntimeError("no float")
+
+
+class BrokenMapping(Mapping[str, Any]):
+    def __getitem__(self, key: str) -> Any:
+        raise RuntimeError("no item")
+
+    def __iter__(self) -> Iterator[str]:
+        raise RuntimeError("no keys")
+
+    def __len__(self) -> int:
+        return 1
+
+
+class BrokenDict(dict[str, Any]):
+    def items(self) -> Any:
+        raise RuntimeError("no items")
+
+
+class BrokenList(list[Any]):
+    def __iter__(self) -> Iterator[Any]:
+        raise RuntimeError("no iteration")
+
+
+class BrokenClass:
+    @property
+    def __class__(self) -> Any:  # type: ignore[override]
+        raise RuntimeError("no class")
+
+
+@pytest.mark.parametrize(
+    ("value", "written"),
+    [
+        (BrokenText("a"), "a"),
+        (BrokenInteger(5), 5),
+        (BrokenFloat(1.5), 1.5),
+        (BrokenFloat("nan"), "NaN"),
+        (BrokenMapping(), "<BrokenMapping>"),
+        (BrokenDict(a=1), "<BrokenDict>"),
+        (BrokenClass(), "<BrokenClass>"),
+    ],
+    ids=range(7),  # Their own ids would be made by the broken code.
+)
+def test_a_value_whose_own_code_fails_costs_no_more_than_itself(value: Any, written: Any) -> None:
+    tamed = {"nan": float("nan"), "value": value, "other": 1}
+    assert json.loads(encode_payload(tamed)) == {"nan": "NaN", "value": written, "other": 1}
+
+
+@pytest.mark.parametrize("payload", [BrokenMapping(), BrokenDict(a=1), BrokenList([1]), [1], "text"], ids=range(5))
+def test_what_is_no_mapping_is_written_as_an_object_all_the_same(payload: Any) -> None:
+    assert isinstance(json.loads(encode_payload(payload)), dict)
+
+
+def test_nobody_waits_for_a_device() -> None:
+    class OnDevice:
+        shape = ()
+        dtype = "float32"
+
+        def wait(self) -> Any:
+            raise AssertionError("it was waited for")
+
+        item = __str__ = __repr__ = __float__ = wait
+
+    assert json.loads(encode_payload({"loss": OnDevice()})) == {"loss": "<OnDevice shape=() dtype=float32>"}

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 __all__ = ["encode_payload", "encode_text", "printable"]
 
 _MAX_DEPTH = 32
+_MAX_VALUES = 100_000
 _MAX_INTEGER_BITS = 64
+_CUT = "..."
 
 
 def printable(text: str) -> str:
     r"""`text` with each lone surrogate written as `\udc80`: it has no UTF-8, and Cloud Logging takes none."""
-    return text.encode("utf-8", "backslashreplace").decode("utf-8")
+    return str.encode(text, "utf-8", "backslashreplace").decode("utf-8")
 
 
 def encode_text(text: str) -> str:
@@ -31,33 +33,83 @@ def encode_payload(payload: Mapping[str, Any]) -> str:
     """
     try:
         text = _plain.encode(payload)
-    except (TypeError, ValueError, RecursionError, OverflowError):
-        return _plain.encode(_tame(payload, _MAX_DEPTH))
+    except Exception:  # Not JSON, or a value whose own code failed.
+        return _encode_tamed(payload)
     # An escaped surrogate: half of a pair (an emoji), or lone, which no strict reader accepts.
-    return _plain.encode(_tame(payload, _MAX_DEPTH)) if "\\ud" in text else text
+    return _encode_tamed(payload) if "\\ud" in text or text[0] != "{" else text
 
 
 _plain = json.JSONEncoder(separators=(",", ":"), allow_nan=False)
 
 
-def _tame(value: Any, depth: int) -> Any:
-    """`value` in the types of JSON, cut at `depth` levels (which also ends a payload that contains itself)."""
-    if value is None or isinstance(value, bool):
-        return value
-    if isinstance(value, str):
-        return printable(value)
-    if isinstance(value, int):
-        whole = int(value)
-        return whole if whole.bit_length() <= _MAX_INTEGER_BITS else hex(whole)[:_MAX_INTEGER_BITS]
-    if isinstance(value, float):
-        return _tame_float(float(value))
-    if depth == 0:
-        return "..."
-    if isinstance(value, Mapping):
-        return {printable(_text(key)): _tame(item, depth - 1) for key, item in value.items()}
-    if isinstance(value, (list, tuple, set, frozenset)):
-        return [_tame(item, depth - 1) for item in value]
-    return _tame_object(value, depth)
+def _encode_tamed(payload: Any) -> str:
+    tamed = _Taming().tame(payload, _MAX_DEPTH)
+    return _plain.encode(tamed if isinstance(tamed, dict) else {"payload": tamed})
+
+
+class _Taming:
+    """One walk through one payload: how many values it may still hold, and what we are inside of."""
+
+    def __init__(self) -> None:
+        self._room = _MAX_VALUES
+        self._inside: set[int] = set()
+
+    def tame(self, value: Any, depth: int) -> Any:
+        """`value` in the types of JSON, cut at `depth` levels, where it contains itself, and where it is too long."""
+        self._room -= 1
+        try:
+            return self._tame(value, depth)
+        except Exception:  # The value's own code failed: iteration, str, attributes.
+            return f"<{type(value).__name__}>"
+
+    def _tame(self, value: Any, depth: int) -> Any:
+        # The methods of the built-in types, since a subclass's may fail.
+        if value is None or isinstance(value, bool):
+            return value
+        if isinstance(value, str):
+            return printable(value)
+        if isinstance(value, int):
+            whole = int.__int__(value)
+            return whole if whole.bit_length() <= _MAX_INTEGER_BITS else hex(whole)[:_MAX_INTEGER_BITS]
+        if isinstance(value, float):
+            return _tame_float(float.__float__(value))
+        if depth == 0 or id(value) in self._inside:
+            return _CUT
+        self._inside.add(id(value))
+        try:
+            return self._tame_inside(value, depth - 1)
+        finally:
+            self._inside.discard(id(value))
+
+    def _tame_inside(self, value: Any, depth: int) -> Any:
+        if isinstance(value, Mapping):
+            return self._tame_mapping(value, depth)
+        if isinstance(value, (list, tuple, set, frozenset)):
+            return self._tame_list(value, depth)
+        if _is_of_numpy(value) and value.size == 1 and value.ndim == 0:
+            return self.tame(value.item(), depth)
+        if hasattr(value, "shape") and hasattr(value, "dtype") and not _is_of_numpy(value):
+            # Its text, as its number, would wait for the device that computes it.
+            return f"<{type(value).__name__} shape={value.shape} dtype={value.dtype}>"
+        return printable(_text(value))
+
+    def _tame_mapping(self, value: Mapping[Any, Any], depth: int) -> dict[str, Any]:
+        tamed = {}
+        for key, item in value.items():
+            if self._room <= 0:
+                tamed[_CUT] = _CUT
+                break
+            tamed[printable(_text(key))] = self.tame(item, depth)
+        return tamed
+
+    def _tame_list(self, value: Iterable[Any], depth: int) -> list[Any]:
+        tamed = []
+        for item in value:
+            if self._room <= 0:
+                tamed.append(_CUT)
+                break
+            tamed.append(self.tame(item, depth))
+        return tamed
 
 
 def _tame_float(value: float) -> float | str:
@@ -66,17 +118,13 @@ def _tame_float(value: float) -> float | str:
     return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
 
 
-def _tame_object(value: Any, depth: int) -> Any:
-    """A number if the object is one (a scalar of numpy or JAX has `item`), else its text."""
-    try:
-        scalar = value.item()
-    except Exception:
-        return printable(_text(value))
-    return _tame(scalar, depth - 1)
+def _is_of_numpy(value: Any) -> bool:
+    """Also the scalars that ml_dtypes adds to numpy: bfloat16."""
+    return any(kind.__module__ == "numpy" for kind in type(value).__mro__)
 
 
 def _text(value: Any) -> str:
     try:
-        return str(value)[:4096]
+        return str.__str__(str(value))[:4096]
     except Exception:
         return f"<{type(value).__name__}>"
