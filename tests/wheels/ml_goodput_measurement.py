@@ -9,7 +9,9 @@ from pathlib import Path
 
 import ml_goodput_measurement
 from ml_goodput_measurement import goodput
+from ml_goodput_measurement.src import goodput as goodput_by_its_second_name
 
+assert goodput_by_its_second_name is goodput
 assert "site-packages" in ml_goodput_measurement.__file__
 
 with tempfile.TemporaryDirectory() as folder:

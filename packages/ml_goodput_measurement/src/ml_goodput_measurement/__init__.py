@@ -1,4 +1,4 @@
-"""Where did the training job's time go: record, calculate and monitor goodput."""
+"""Where did the training job's time go: record and calculate goodput."""
 
 from __future__ import annotations
 

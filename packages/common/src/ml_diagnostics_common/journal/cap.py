@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 from ml_diagnostics_common import background
 from ml_diagnostics_common.guard import LOSSES
 from ml_diagnostics_common.journal.layout import (
+    LONGEST_HEADER_BYTES,
     Header,
     Segment,
     decode_header,
@@ -26,7 +27,6 @@ __all__ = ["JournalCap"]
 _LIMIT_BYTES = 10 * 2**30
 _SHARE_OF_DISK = 0.2
 _IDLE_SECONDS = 24 * 3600.0
-_LONGEST_HEADER = 2**20
 
 
 class JournalCap:
@@ -144,7 +144,7 @@ def _integer(value: object) -> int:
 
 def _header(segment: Segment) -> Header | None:
     with Path(segment.path).open("rb") as file:
-        return decode_header(file.readline(_LONGEST_HEADER))
+        return decode_header(file.readline(LONGEST_HEADER_BYTES))
 
 
 def _usual_limit(root: Path) -> int:
