@@ -237,7 +237,10 @@ def test_what_stands_between_neither_takes_entries_nor_refuses_them(response: Re
         transport.close()
 
 
-def test_a_server_that_drips_is_left_at_the_deadline() -> None:
+@pytest.mark.parametrize(
+    ("length", "piece"), [(b"Transfer-Encoding: chunked", b"1\r\n \r\n"), (b"Content-Length: 1000", b" ")]
+)
+def test_a_server_that_drips_is_left_at_the_deadline(length: bytes, piece: bytes) -> None:
     """Each byte comes in time, the whole never does."""
     with socket.create_server(("127.0.0.1", 0)) as listening:
 
@@ -245,9 +248,9 @@ def test_a_server_that_drips_is_left_at_the_deadline() -> None:
             connection, _ = listening.accept()
             with connection, contextlib.suppress(OSError):
                 connection.recv(1 << 16)
-                connection.sendall(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n")
+                connection.sendall(b"HTTP/1.1 200 OK\r\n" + length + b"\r\n\r\n")
                 for _ in range(100):
-                    connection.sendall(b"1\r\n \r\n")
+                    connection.sendall(piece)
                     time.sleep(0.05)
 
         thread = threading.Thread(target=drip)

@@ -138,7 +138,7 @@ class RestTransport:
             )
             with contextlib.closing(response):
                 answer = bytearray()
-                for piece in response.iter_content(1 << 18):
+                for piece in _pieces(response):
                     answer += piece
                     if time.monotonic() > deadline:
                         raise TransportError("DEADLINE_EXCEEDED", f"no whole answer in {timeout_seconds:g} s")
@@ -151,6 +151,16 @@ def _finish_before_refresh(response: Any, *_: object, **__: object) -> None:
     """Reads a 401 to its end: google.auth drops it when it asks again with a new token, connection and all."""
     if response.status_code == 401:
         _ = response.content
+
+
+def _pieces(response: Any) -> Iterator[bytes]:
+    """The body as it comes in: each piece is there after one read from the socket, which has a timeout."""
+    read1 = getattr(response.raw, "read1", None)  # Since urllib3 2; before, a piece may take as long as it drips.
+    if read1 is None or response.status_code == 401:
+        yield from response.iter_content(1 << 18)
+        return
+    while piece := read1(1 << 18, decode_content=True):
+        yield piece
 
 
 def _key(entry: _Entry) -> Hashable:
@@ -166,12 +176,13 @@ def _connection_errors(timeout_seconds: float) -> Iterator[None]:
     """What goes wrong before there is an answer, as TransportError."""
     import google.auth.exceptions
     import requests
+    import urllib3.exceptions
 
     try:
         yield
-    except requests.exceptions.Timeout as error:
+    except (requests.exceptions.Timeout, urllib3.exceptions.TimeoutError) as error:
         raise TransportError("DEADLINE_EXCEEDED", f"no answer in {timeout_seconds:g} s") from error
-    except requests.exceptions.RequestException as error:
+    except (requests.exceptions.RequestException, urllib3.exceptions.HTTPError) as error:
         raise TransportError("UNAVAILABLE", str(error)) from error
     except google.auth.exceptions.GoogleAuthError as error:
         code = "UNAVAILABLE" if getattr(error, "retryable", False) else "UNAUTHENTICATED"
