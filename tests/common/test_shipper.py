@@ -16,7 +16,7 @@ from ml_diagnostics_common.cloud_logging import CloudLoggingReader, LoggingTrans
 from ml_diagnostics_common.cloud_logging.limits import CUT_KEY, cut_to_fit, payload_bytes
 from ml_diagnostics_common.entry import LogEntry
 from ml_diagnostics_common.exceptions import CredentialsError
-from ml_diagnostics_common.journal import Journal
+from ml_diagnostics_common.journal import Journal, host_name
 from ml_diagnostics_common.journal.layout import list_segments, log_directory, read_state, shipped_offset_path
 from ml_diagnostics_common.shipper import Shipper
 from ml_diagnostics_testing.cloud_logging import CloudLoggingServer
@@ -542,6 +542,28 @@ def test_an_unwritable_state_folder_stops_nothing_but_shipping(
     record(written, range(5, 6))
     assert until(lambda: shipper.flush(1))
     assert arrived(cloud_logging_server) == list(range(6))
+
+
+def test_what_another_left_unreadable_stops_nobody_else(
+    tmp_path: Path, start: Callable[..., Shipper], cloud_logging_server: CloudLoggingServer
+) -> None:
+    """A link that somebody planted among the segments, and one where a lock should be."""
+    written = journal(tmp_path, 3)
+    (written.folder / "host-9-9-0.0.jsonl").symlink_to(tmp_path / "elsewhere")
+    (tmp_path / "elsewhere").write_bytes(b"x" * 100)
+    for writer in (f"{host_name()}-4194999-1-0", f"{host_name()}-4194999-2-0", f"{host_name()}-4194999-3-0"):
+        path = written.folder / f"{writer}.0.jsonl"
+        path.write_text(f'{{"schema":1,"log":"{LOG}","writer":"{writer}"}}\n{{"t":1,"s":1,"p":{{"step_count":7}}}}')
+    lock = shipped_offset_path(tmp_path, LOG, f"{host_name()}-4194999-1-0").with_suffix(".lock")
+    lock.parent.mkdir(parents=True)
+    lock.symlink_to(tmp_path / "elsewhere")
+    segment = written.folder / f"{host_name()}-4194999-2-0.0.jsonl"
+    segment.unlink()
+    segment.symlink_to(tmp_path / "elsewhere")
+    shipper = start()
+    assert shipper.flush(5)
+    assert until(lambda: arrived(cloud_logging_server) == [7, 0, 1, 2])
+    assert shipper.statistics().counts["unreadable_writer"] == 2
 
 
 def test_an_idle_shipper_costs_next_to_nothing(

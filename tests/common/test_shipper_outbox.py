@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,10 +10,18 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from ml_diagnostics_common import guard
 from ml_diagnostics_common.guard import Counters
-from ml_diagnostics_common.journal.layout import Header, encode_header, list_segments, log_directory, segment_name
+from ml_diagnostics_common.journal.layout import (
+    Header,
+    Segment,
+    encode_header,
+    list_segments,
+    log_directory,
+    segment_name,
+)
 from ml_diagnostics_common.shipper import outbox as module
-from ml_diagnostics_common.shipper.outbox import Outbox
+from ml_diagnostics_common.shipper.outbox import Outbox, OutboxLock
 
 LOG, WRITER = "run", "host-1-2-0"
 
@@ -134,6 +143,51 @@ def test_a_line_longer_than_any_is_passed_over_within_bounded_memory(
     monkeypatch.setattr(module, "_LONGEST", 4096)
     write(tmp_path, 0, line(0) + b'\n{"t":1,"s":1,"p":{"text":"' + b"x" * 20_000 + b'"}}' + line(1))
     assert numbers(tmp_path) == [0, 1]
+
+
+def test_a_disk_that_takes_no_note_stops_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    write(tmp_path, 0, b"".join(line(number) for number in range(10)))
+    counters = Counters()
+    with monkeypatch.context() as patch:
+        patch.setattr(guard, "_said_in_this_process", set())
+        patch.setattr(module, "write_state", full)
+        outbox = Outbox(tmp_path, LOG, WRITER, counters)
+        assert list(drain(outbox, tmp_path, ended=True, most_entries=2)) == list(range(10))
+    assert counters.as_dict() == {"offset_not_saved": 5}
+    [warning] = [record.getMessage() for record in caplog.records]
+    assert "No space left on device" in warning
+    assert numbers(tmp_path) == list(range(10))  # The next process knows nothing of it: again rather than never.
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EROFS])
+def test_a_disk_on_which_no_lock_can_be_made_stops_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    def refuse(*_: object) -> int:
+        raise OSError(number, "no file can be made")
+
+    monkeypatch.setattr(module.os, "open", refuse)
+    lock = OutboxLock.take(tmp_path / "a.lock")
+    assert lock is not None
+    lock.abandon()
+
+
+@pytest.mark.parametrize("name", ["run.lock", "run.jsonl"])
+def test_a_planted_link_is_not_followed(tmp_path: Path, name: str) -> None:
+    target = tmp_path / "target"
+    target.write_bytes(encode_header(Header(LOG, WRITER)) + line(0))
+    (tmp_path / name).symlink_to(target)
+    with pytest.raises(OSError, match="symbolic link"):
+        if name == "run.lock":
+            OutboxLock.take(tmp_path / name)
+        else:
+            segments = [Segment(WRITER, 0, str(tmp_path / name), target.stat().st_size)]
+            Outbox(tmp_path, LOG, WRITER, Counters()).next_batch(segments, most_entries=1, most_bytes=1, ended=True)
 
 
 @pytest.mark.parametrize("state", ["", "[]", '{"segment":"x","offset":-5}', '{"segment":0,"offset":99999999}', "\x00"])

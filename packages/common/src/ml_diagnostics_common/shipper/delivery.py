@@ -34,6 +34,7 @@ _MOST_BYTES = 4 << 20
 _CATCHING_UP = 5
 _UNCLAIMED_SECONDS = 10.0
 _LOOK_AGAIN_SECONDS = 10.0
+_SET_ASIDE_SECONDS = 60.0
 _COARSEST_CLOCK_NS = 2_000_000_000
 _MOST_HELD = 64
 _MOST_ADOPTED_BATCHES = 10
@@ -105,6 +106,7 @@ class Delivery:
         self._looked_at = -1e9
         self._folder_changed_ns = -1
         self._accepted_any = False
+        self._set_aside_until: dict[str, float] = {}
 
     def run_round(
         self, *, deadline: Callable[[], float] = _never, pause: Callable[[float], None] | None = None
@@ -117,16 +119,26 @@ class Delivery:
 
         Raises:
             TransportError: A request failed. Nothing is lost: the same batch comes again in the next round.
+            OSError: What we have written ourselves cannot be read; that of all others was tried.
         """
         self._look()
         drained, more = True, False
+        ours_failed: OSError | None = None
         for writer in list(self._unfinished):
             whose = self._owner(writer)
-            claim = self._claim(writer, whose)
-            if claim is None:
-                drained = drained and not (whose is Owner.US and self._is_behind(writer))
+            if self._clock() < self._set_aside_until.get(writer, -math.inf):
                 continue
-            done = self._send_all(claim, whose, deadline, pause)
+            try:
+                claim = self._claim(writer, whose)
+                if claim is None:
+                    drained = drained and not (whose is Owner.US and self._is_behind(writer))
+                    continue
+                done = self._send_all(claim, whose, deadline, pause)
+            except OSError as error:
+                self._set_aside(writer, whose)
+                if whose is Owner.US:
+                    ours_failed = error
+                continue
             if self._clock() >= deadline():
                 return Round(drained=False)
             if whose is Owner.US:
@@ -135,6 +147,8 @@ class Delivery:
                 more = True
             elif whose is not Owner.ALIVE:
                 self._finish(writer)
+        if ours_failed is not None:
+            raise ours_failed
         return Round(drained, more)
 
     def close(self) -> None:
@@ -202,6 +216,14 @@ class Delivery:
         claim = _Claim(lock, Outbox(self._root, self._log_id, writer, self._counters, self._clock))
         self._claims[writer] = claim
         return claim
+
+    def _set_aside(self, writer: str, whose: Owner) -> None:
+        """Lets go of a writer whose files cannot be opened; of another's, for a minute. It must not stop the rest."""
+        self._counters.add("unreadable_writer")
+        if claim := self._claims.pop(writer, None):
+            claim.lock.abandon()
+        if whose is not Owner.US:
+            self._set_aside_until[writer] = self._clock() + _SET_ASIDE_SECONDS
 
     def _finish(self, writer: str) -> None:
         """Lets go of a writer that will hardly write again; if its files grow, it is taken up again."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -12,7 +13,7 @@ from typing import NamedTuple
 import msgspec
 
 from ml_diagnostics_common.entry import LogEntry
-from ml_diagnostics_common.guard import Counters
+from ml_diagnostics_common.guard import Counters, warn_once
 from ml_diagnostics_common.journal.layout import (
     Header,
     Segment,
@@ -27,6 +28,7 @@ __all__ = ["Batch", "Outbox", "OutboxLock", "Place", "shipped_place"]
 _CHUNK_BYTES = 256 * 1024
 _LONGEST = 16 * 2**20
 _SETTLING_SECONDS = 1.0
+_NOTHING_CAN_BE_MADE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 _decode_line = msgspec.json.Decoder(LogEntry).decode
 
 
@@ -70,13 +72,25 @@ class OutboxLock:
 
     @classmethod
     def take(cls, path: Path) -> OutboxLock | None:
-        """The lock, or None while another process has it."""
+        """The lock, or None while another process has it.
+
+        Where there can be no lock file, as on Windows, or on a disk that is full or read-only, it is given without
+        one: two processes may then send the same entries, which their insertIds show.
+
+        Raises:
+            OSError: The lock file cannot be opened.
+        """
         try:
             import fcntl
-        except ImportError:  # Windows: two processes may ship the same entries, which their insertIds show.
+        except ImportError:
             return cls(-1)
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        try:
+            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        except OSError as error:
+            if error.errno not in _NOTHING_CAN_BE_MADE:
+                raise
+            return cls(-1)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -169,8 +183,22 @@ class Outbox:
         return None
 
     def acknowledge(self, batch: Batch) -> None:
-        """Moves on, on disk first: whoever goes on after a crash begins here or earlier, never later."""
-        write_state(self._state_path, {"segment": batch.end.segment, "offset": batch.end.offset})
+        """Moves on, on disk first: whoever goes on after a crash begins here or earlier, never later.
+
+        Where the disk takes nothing this process moves on all the same; else it would send one batch for ever.
+        """
+        try:
+            write_state(self._state_path, {"segment": batch.end.segment, "offset": batch.end.offset})
+        except OSError as error:
+            self._skipped.add("offset_not_saved")
+            warn_once(
+                ("shipper", "offset_not_saved"),
+                "How far entries are sent to Cloud Logging cannot be noted in %s: %s. The job goes on, and so does "
+                "sending; a later process may send them again, and Cloud Logging drops what it has. Free space, or "
+                "set ML_DIAGNOSTICS_DIR to another folder.",
+                self._state_path,
+                error,
+            )
         self._place = batch.end
         self._pending = None
 

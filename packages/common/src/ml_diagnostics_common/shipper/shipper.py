@@ -38,7 +38,8 @@ class ShipperStatistics(NamedTuple):
         state: "idle" before the start, "looking" for a cloud, "shipping", "waiting" after a failure, "no cloud",
             or "stopped".
         counts: shipped: entries; requests; refused_by_server, cut_to_fit: entries; damaged_line, unreadable_segment:
-            what was no entry; failed_CODE: requests that failed, by code.
+            what was no entry; unreadable_writer: files that cannot be opened; offset_not_saved: batches after which
+            the disk took no note; failed_CODE: requests that failed, by code.
         last_error: What failed last; empty after a success.
     """
 
