@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import stat
@@ -172,12 +173,13 @@ def test_a_forgotten_journal_gives_its_descriptor_back(tmp_path: Path) -> None:
 
 def test_sync_puts_the_file_on_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     synced = []
-    monkeypatch.setattr(os, "fdatasync", lambda descriptor: synced.append(os.fstat(descriptor).st_ino))
+    for name in ("fdatasync", "fsync"):
+        monkeypatch.setattr(os, name, lambda descriptor: synced.append(os.fstat(descriptor).st_ino))
     journal = new_journal(tmp_path)
     journal.append({"n": 0})
     assert journal.sync(10.0) is True
     [segment] = list_segments(journal.folder)
-    assert synced == [Path(segment.path).stat().st_ino]
+    assert synced == [Path(segment.path).stat().st_ino, journal.folder.stat().st_ino]  # The file, and its name.
 
 
 def test_sync_waits_no_longer_than_it_may_for_a_disk_that_hangs(
@@ -208,3 +210,35 @@ def test_state_is_replaced_whole(tmp_path: Path) -> None:
     assert [file.name for file in path.parent.iterdir()] == ["x.json"]
     path.write_text('{"a":')
     assert read_state(path) is None
+
+
+def test_state_is_never_seen_in_part_also_after_a_power_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "x.json"
+    write_state(path, {"a": 1})
+    synced = []
+
+    def fsync(descriptor: int) -> None:
+        assert read_state(path) == {"a": 1}  # Not in place yet.
+        synced.append(os.fstat(descriptor).st_ino)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    with path.open() as old:
+        write_state(path, {"a": 2})
+        assert json.load(old) == {"a": 1}
+    assert synced == [path.stat().st_ino]
+
+
+def test_state_that_cannot_be_written_leaves_the_old_and_no_litter(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "x.json"
+    write_state(path, {"a": 1})
+
+    def fsync(_: int) -> None:
+        raise OSError(errno.ENOSPC, "full")
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    with pytest.raises(OSError, match="full"):
+        write_state(path, {"a": 2})
+    assert read_state(path) == {"a": 1}
+    assert [file.name for file in tmp_path.iterdir()] == ["x.json"]

@@ -11,9 +11,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from ml_diagnostics_common.journal import Journal, segment_file
 from ml_diagnostics_common.journal import journal as journal_module
 from ml_diagnostics_common.journal.cap import JournalCap
-from ml_diagnostics_common.journal.layout import list_segments
+from ml_diagnostics_common.journal.layout import list_segments, segment_name
 from ml_diagnostics_common.reader import JournalReader
 
 from .journals import LOG, Clock, assert_adds_up, new_journal, numbers, read_all, reported_losses, run_python
@@ -250,17 +251,125 @@ def test_recording_goes_on_in_a_new_file_when_the_folder_is_deleted(tmp_path: Pa
     assert journal.statistics().held == 0
 
 
-def test_a_daemon_that_closes_all_descriptors_does_not_have_its_files_written_to(tmp_path: Path) -> None:
+def give_descriptor_away(journal: Journal, path: Path) -> int:
+    """As if a daemon had closed it, and its number had been given to the next file that was opened."""
+    others = os.open(path, os.O_CREAT | os.O_WRONLY)
+    os.dup2(others, journal._descriptor)
+    return others
+
+
+def test_a_descriptor_given_to_another_file_is_left_alone_from_the_next_look_on(tmp_path: Path) -> None:
     clock = Clock()
     journal = new_journal(tmp_path / "root", clock_ns=clock)
     journal.append({"n": 0})
-    others = os.open(tmp_path / "others", os.O_CREAT | os.O_WRONLY)
-    os.dup2(others, journal._descriptor)  # As if it had been closed, and its number given to the next file opened.
+    others = give_descriptor_away(journal, tmp_path / "others")
     clock.advance(5)
     journal.append({"n": 1})
     assert numbers(read_all(tmp_path / "root")) == [0, 1]
     assert os.fstat(others).st_size == 0
     os.close(others)
+
+
+def test_what_went_to_another_file_before_the_next_look_is_counted(tmp_path: Path) -> None:
+    clock = Clock()
+    journal = new_journal(tmp_path / "root", clock_ns=clock)
+    journal.append({"n": 0})
+    clock.advance(5)
+    journal.append({"n": 1})  # A look: what was written before it is known to be in the journal.
+    others = give_descriptor_away(journal, tmp_path / "others")
+    journal.append({"n": 2})
+    journal.append({"n": 3})
+    clock.advance(5)
+    journal.append({"n": 4})
+    entries = read_all(tmp_path / "root")
+    assert numbers(entries) == [0, 1, 4]
+    assert reported_losses(entries)["descriptor_taken"] in (2, 3)  # 1 was written right after the look.
+    os.close(others)
+
+
+def test_a_segment_that_is_full_does_not_take_another_files_descriptor(tmp_path: Path) -> None:
+    clock = Clock()
+    journal = new_journal(tmp_path / "root", clock_ns=clock, segment_bytes=1_000)
+    journal.append({"n": 0})
+    taken = journal._descriptor
+    others = give_descriptor_away(journal, tmp_path / "others")
+    for n in range(1, 39):
+        journal.append({"n": n})
+    clock.advance(5)
+    journal.append({"n": 39})
+    assert os.path.samestat(os.fstat(taken), os.fstat(others))
+    entries = read_all(tmp_path / "root")
+    lost = 40 - len(numbers(entries))
+    assert 0 < lost <= reported_losses(entries)["descriptor_taken"] <= lost + 1
+    os.close(taken)
+    os.close(others)
+
+
+def test_a_clock_that_is_put_back_does_not_put_off_the_look_at_the_file(tmp_path: Path) -> None:
+    clock = Clock()
+    journal = new_journal(tmp_path, clock_ns=clock)
+    journal.append({"n": 0})
+    shutil.rmtree(tmp_path / "journal")
+    clock.advance(-3600)
+    journal.append({"n": 1})
+    journal.append({"n": 2})
+    assert numbers(read_all(tmp_path)) == [1, 2]
+
+
+def test_a_next_segment_opens_though_a_signal_handler_raised_in_the_middle_of_the_last(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    journal = new_journal(tmp_path)
+
+    def interrupt(_: object) -> bytes:  # It runs right after the file was made.
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(segment_file, "encode_header", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            journal.append({"n": 0})
+    journal.append({"n": 1})
+    assert numbers(read_all(tmp_path)) == [0, 1]
+    assert_adds_up(journal, tmp_path)
+
+
+def test_a_planted_link_is_not_followed(tmp_path: Path) -> None:
+    journal = new_journal(tmp_path / "root")
+    journal.folder.mkdir(parents=True)
+    (journal.folder / segment_name(journal.writer, 0)).symlink_to(tmp_path / "planted")
+    journal.append({"n": 0})
+    journal.flush()
+    assert numbers(read_all(tmp_path / "root")) == [0]
+    assert not (tmp_path / "planted").exists()
+
+
+def test_a_full_disk_is_not_filled_with_next_segments(tmp_path: Path, disk: Disk) -> None:
+    clock = Clock()
+    journal = new_journal(tmp_path, clock_ns=clock)
+    journal.append({"n": 0})
+    disk.error = errno.ENOSPC
+    for n in range(1, 4):
+        journal.append({"n": n})
+        clock.advance(1)
+    assert len(list_segments(journal.folder)) == 1
+    assert journal.statistics().held == 3
+
+
+def test_on_a_network_filesystem_the_caller_never_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    writers = []
+
+    def write(descriptor: int, data: bytes) -> int:
+        writers.append(threading.get_ident())
+        return os.write(descriptor, data)
+
+    monkeypatch.setattr(journal_module, "_write", write)
+    journal = new_journal(tmp_path, queued=True)
+    for n in range(20):
+        journal.append({"n": n})
+        assert journal.flush(10.0)  # So that the file is open, and written to without trouble.
+    assert numbers(read_all(tmp_path)) == list(range(20))
+    assert writers
+    assert threading.get_ident() not in writers
 
 
 def test_a_network_filesystem_is_written_by_a_thread(tmp_path: Path) -> None:

@@ -44,7 +44,7 @@ def test_one_header_a_writer_is_read_however_many_segments_it_has(
         decoded.append(line)
         return decode_header(line)
 
-    monkeypatch.setattr("ml_diagnostics_common.journal.jobs.decode_header", decode_and_count)
+    monkeypatch.setattr("ml_diagnostics_common.journal.layout.decode_header", decode_and_count)
     assert jobs_by_log(tmp_path) == {"log": {"job"}}
     assert len(decoded) == 2
 

@@ -13,11 +13,9 @@ from typing import Any, NamedTuple
 from ml_diagnostics_common import background
 from ml_diagnostics_common.guard import LOSSES
 from ml_diagnostics_common.journal.layout import (
-    LONGEST_HEADER_BYTES,
-    Header,
     Segment,
-    decode_header,
     list_segments,
+    read_header,
     read_reader_positions,
     read_state,
 )
@@ -49,6 +47,11 @@ class JournalCap:
         self.limit_bytes = limit_bytes
         self._root = root
         self._clock = clock
+        self._checking = threading.Lock()
+
+    def start_clean_in_child(self) -> None:
+        """For a forked child: the thread that is at a check does not exist here, and what it found may be old."""
+        self.exceeded = False
         self._checking = threading.Lock()
 
     def check_soon(self) -> None:
@@ -91,11 +94,13 @@ class JournalCap:
     def _droppable(self, folder: Path, segments: list[Segment]) -> list[Segment]:
         progress = _Progress.of(self._root, folder.name)
         newest = {segment.writer: segment.number for segment in segments}  # The list is in order.
-        return [
-            segment
-            for segment in segments
-            if (segment.number < newest[segment.writer] or self._is_idle(segment)) and progress.is_past(segment)
-        ]
+        droppable = []
+        for segment in segments:
+            with contextlib.suppress(OSError):  # Gone since it was listed, or unreadable: no reason to keep the others.
+                ended = segment.number < newest[segment.writer] or self._is_idle(segment)
+                if ended and progress.is_past(segment):
+                    droppable.append(segment)
+        return droppable
 
     def _is_idle(self, segment: Segment) -> bool:
         """Whether its writer has written nothing for a day; should it live, it notices and opens another."""
@@ -122,7 +127,7 @@ class _Progress(NamedTuple):
         return cls(shipped, read_reader_positions(root / "state" / "readers" / log_folder_name))
 
     def is_past(self, segment: Segment) -> bool:
-        header = _header(segment)
+        header = read_header(segment)
         if self.shipped and (header is None or header.ship):
             state = self.shipped.get(segment.writer, {})
             reached = (_integer(state.get("segment")), _integer(state.get("offset")))
@@ -140,11 +145,6 @@ def _has_read(position: Mapping[str, Any], segment: Segment) -> bool:
 
 def _integer(value: object) -> int:
     return value if isinstance(value, int) else -1
-
-
-def _header(segment: Segment) -> Header | None:
-    with Path(segment.path).open("rb") as file:
-        return decode_header(file.readline(LONGEST_HEADER_BYTES))
 
 
 def _usual_limit(root: Path) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from pathlib import Path
 
-from ml_diagnostics_common.journal.layout import LONGEST_HEADER_BYTES, Header, Segment, decode_header, list_segments
+from ml_diagnostics_common.journal.layout import Header, Segment, list_segments, read_header
 
 __all__ = ["jobs_by_log"]
 
@@ -29,6 +29,6 @@ def jobs_by_log(root: Path) -> dict[str, set[str]]:
 
 
 def _header(segment: Segment) -> Header | None:
-    with contextlib.suppress(OSError), Path(segment.path).open("rb") as file:
-        return decode_header(file.readline(LONGEST_HEADER_BYTES))
+    with contextlib.suppress(OSError):
+        return read_header(segment)
     return None

@@ -1,6 +1,6 @@
 """The journal: every entry goes to an append-only file with one `os.write`, before anything else is done with it.
 
-What was appended outlives the process, however it ends. `journal_layout` has the format, `reader` reads it, `shipper`
+What was appended outlives the process, however it ends. `layout` has the format, `reader` reads it, `shipper`
 sends it on.
 """
 
@@ -34,6 +34,7 @@ _HELD_BYTES = 8 * 2**20
 _WRITE_BYTES = 2**20
 _RETRY_EVERY_NS = 1_000_000_000
 _LOOK_EVERY_NS = 5_000_000_000
+_SETTING_BACK_NS = 1_000_000_000
 _NEVER = ""  # No stamp is smaller: every append takes the slow way.
 _DISK_IS_FULL = (errno.ENOSPC, errno.EDQUOT)
 _REASONS = {
@@ -123,9 +124,10 @@ class Journal:
         self._descriptor = -1
         # Bytes appended to the segment; a little less where threads met.
         self._segment_size = 0
-        # Appends with a smaller stamp take the fast way. It is five seconds ahead at most: then somebody looks whether
-        # the file is still there. Text like the stamps (19 digits until 2286), so that nothing is converted.
-        self._fast_until = _NEVER
+        # Appends with a stamp from here to there take the fast way. It ends five seconds ahead: then somebody looks
+        # whether the file is still there. It begins a second ago, for threads that overtake each other, and for a clock
+        # that is put back. Text like the stamps (19 digits until 2286), so that nothing is converted.
+        self._fast_from = self._fast_until = _NEVER
         self._sequence = itertools.count(FIRST_SEQUENCE)  # next() is atomic.
         self._held = HeldLines(_HELD_BYTES)
         self._writing = Lock()  # Held by who writes the slow way; others never wait for it.
@@ -146,7 +148,7 @@ class Journal:
             payload_json: a JSON object in one line.
         """
         line = f'\n{{"t":{now},"s":{next(self._sequence)},"p":{payload_json}}}'.encode()
-        if now < self._fast_until:
+        if self._fast_from <= now < self._fast_until:
             size = len(line)
             try:
                 if _write(self._descriptor, line) == size:
@@ -265,6 +267,7 @@ class Journal:
             return False
         self._failure = None
         if not self._queued:
+            self._fast_from = str(now_ns - _SETTING_BACK_NS)
             self._fast_until = str(now_ns + _LOOK_EVERY_NS)
         return True
 
@@ -272,13 +275,17 @@ class Journal:
         if self._cap.exceeded:
             self._cap.check_soon()
             raise _JournalIsFullError(errno.EDQUOT, "it has reached the limit of its size, and nothing may be dropped")
-        if self._file.is_on_disk():
-            self._written_at_last_look = self.statistics().written
-            return
-        if self._file.descriptor >= 0:
-            # Somebody deleted the file. What went to it since the last look is lost.
-            self._dropped.add("file_deleted", max(0, self.statistics().written - self._written_at_last_look))
-        self._open_next_segment()
+        if not self._is_file_in_place():
+            self._open_next_segment()
+
+    def _is_file_in_place(self) -> bool:
+        """Looks at the file; what may have gone to nowhere, or to somebody else's file, since the last look is lost."""
+        state = self._file.look()
+        written = self.statistics().written
+        if state in ("file_deleted", "descriptor_taken") and written > self._written_at_last_look:
+            self._dropped.add(state, written - self._written_at_last_look)
+        self._written_at_last_look = self.statistics().written
+        return state == "open"
 
     def _open_next_segment(self) -> None:
         self._file.open_next()
@@ -290,6 +297,7 @@ class Journal:
         if self._writing.acquire(blocking=False):
             try:
                 if self._segment_size > self._segment_bytes:  # Not if another thread has just done it.
+                    self._is_file_in_place()
                     self._open_next_segment()
             except OSError:
                 self._segment_size = 0  # It goes on in this one, and tries again after as many bytes.
@@ -371,6 +379,7 @@ class Journal:
             self._file.close()
         except OSError:
             pass
+        self._cap.start_clean_in_child()
         self._start_writer()
 
 

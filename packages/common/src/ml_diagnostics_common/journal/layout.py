@@ -42,6 +42,8 @@ __all__ = [
     "list_segments",
     "log_directory",
     "make_private_folder",
+    "open_segment",
+    "read_header",
     "read_reader_positions",
     "read_state",
     "reader_position_path",
@@ -120,6 +122,19 @@ def list_segments(folder: Path) -> list[Segment]:
     return segments
 
 
+def open_segment(path: str) -> int:
+    """A descriptor to read a segment from; raises OSError, also for a link: somebody else's file is not the journal."""
+    # Without O_NONBLOCK, to open a named pipe would wait for its writer.
+    names = ("O_CLOEXEC", "O_NOFOLLOW", "O_NONBLOCK", "O_BINARY")
+    return os.open(path, os.O_RDONLY | sum(getattr(os, name, 0) for name in names))
+
+
+def read_header(segment: Segment) -> Header | None:
+    """The header of a segment; None where it has none of ours. Raises OSError."""
+    with os.fdopen(open_segment(segment.path), "rb") as file:
+        return decode_header(file.readline(LONGEST_HEADER_BYTES))
+
+
 def encode_header(header: Header) -> bytes:
     """A segment's first line, without a newline."""
     return json.dumps(
@@ -182,9 +197,15 @@ def write_state(path: Path, state: Mapping[str, Any]) -> None:
     make_private_folder(path.parent)
     new = path.with_name(f".{path.name}.{os.getpid()}-{get_ident()}.new")
     descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-        json.dump(state, file)
-    new.replace(path)
+    try:
+        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+            json.dump(state, file)
+            file.flush()
+            os.fsync(file.fileno())  # Else a power cut may leave the new name with no content.
+        new.replace(path)
+    except BaseException:
+        new.unlink(missing_ok=True)
+        raise
 
 
 def read_state(path: Path) -> dict[str, Any] | None:
@@ -197,9 +218,9 @@ def read_state(path: Path) -> dict[str, Any] | None:
 
 
 def read_reader_positions(folder: Path) -> list[dict[str, Any]]:
-    """All saved positions in a log's folder of `state/readers`."""
+    """All saved positions in a log's folder of `state/readers`; one that is damaged says that nothing was read."""
     try:
         files = sorted(folder.glob("*.json"))
     except OSError:
         return []
-    return [state for state in map(read_state, files) if state is not None]
+    return [read_state(file) or {} for file in files]

@@ -6,6 +6,7 @@ import errno
 import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import Literal
 
 from ml_diagnostics_common.journal.layout import Header, encode_header, make_private_folder, segment_name
 
@@ -27,17 +28,18 @@ class SegmentFile:
         self._identity = (0, 0)
 
     def open_next(self) -> None:
-        """Goes on to the writer's next segment; raises OSError, and then nothing has changed."""
+        """Goes on to the writer's next segment; raises OSError, and then appends go where they went."""
         make_private_folder(self._folder)
         path = self._folder / segment_name(self._header.writer, self._number)
-        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | getattr(os, "O_CLOEXEC", 0)
-        new = os.open(path, flags | getattr(os, "O_NOFOLLOW", 0), 0o600)
+        self._number += 1  # Before there is a file: a signal handler may raise anywhere, and no name comes twice.
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND  # O_EXCL follows no link that somebody planted.
+        new = os.open(path, flags | getattr(os, "O_CLOEXEC", 0), 0o600)
         try:
             line = encode_header(self._header)
             if os.write(new, line) != len(line):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
             status = os.fstat(new)
-            if self.descriptor < 0:
+            if self.look() in ("not_open", "descriptor_taken"):
                 self.descriptor = os.dup(new)
             else:
                 os.dup2(new, self.descriptor, inheritable=False)
@@ -47,25 +49,24 @@ class SegmentFile:
         finally:
             os.close(new)
         self._identity = (status.st_dev, status.st_ino)
-        self._number += 1
 
-    def is_on_disk(self) -> bool:
-        """Whether an append now would reach a file that readers find.
+    def look(self) -> Literal["open", "not_open", "file_deleted", "descriptor_taken"]:
+        """Where an append would go now: only if "open" to a file that readers find.
 
-        Not so before the first segment is open, when somebody has deleted the file or its folder, and when somebody
-        has closed our descriptor: a daemon that closes all it finds. Then its number may be another file's by now.
+        A daemon may have closed all descriptors that it found: the file is "not_open", as before the first segment,
+        until the number is given to somebody else's file: "descriptor_taken". We keep our hands off it then.
         """
         if self.descriptor < 0:
-            return False
+            return "not_open"
         try:
             status = os.fstat(self.descriptor)
         except OSError:
             self.descriptor = -1
-            return False
+            return "not_open"
         if (status.st_dev, status.st_ino) != self._identity:
             self.descriptor = -1
-            return False
-        return status.st_nlink > 0
+            return "descriptor_taken"
+        return "open" if status.st_nlink > 0 else "file_deleted"
 
     def sync(self) -> None:
         """Puts the file, and its entry in its folder, on the disk itself; raises OSError."""
@@ -74,7 +75,7 @@ class SegmentFile:
 
     def close(self) -> None:
         """Closes the descriptor, if it is still ours."""
-        if self.is_on_disk() or self.descriptor >= 0:
+        if self.look() in ("open", "file_deleted"):
             os.close(self.descriptor)
         self.descriptor = -1
 
