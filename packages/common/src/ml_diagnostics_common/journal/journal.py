@@ -28,10 +28,11 @@ from ml_diagnostics_common.journal.mounts import is_network_filesystem
 from ml_diagnostics_common.journal.segment_file import SegmentFile
 from ml_diagnostics_common.payload import encode_payload, encode_text
 
-__all__ = ["Journal", "JournalStatistics", "host_name"]
+__all__ = ["Journal", "JournalStatistics", "flush_journals", "host_name", "is_writer_of_this_process"]
 
 _HELD_BYTES = 8 * 2**20
 _WRITE_BYTES = 2**20
+_EXIT_SECONDS = 1.0  # For all journals together.
 _RETRY_EVERY_NS = 1_000_000_000
 _LOOK_EVERY_NS = 5_000_000_000
 _SETTING_BACK_NS = 1_000_000_000
@@ -118,6 +119,7 @@ class Journal:
         if "pid" in self._labels:
             self._labels["pid"] = str(os.getpid())
         self.writer = f"{host_name()}-{os.getpid()}-{time.time_ns()}-{next(_writers_of_this_process)}"
+        _writer_names_of_this_process.add(self.writer)
         self._file = SegmentFile(
             self.folder, Header(self.log_id, self.writer, self._labels, self._resource, ship=self._shippable)
         )
@@ -389,20 +391,38 @@ def host_name() -> str:
     return re.sub(r"[^A-Za-z0-9_-]", "-", name.partition(".")[0])[:63] or "host"
 
 
-# State of the process: its journals (for a fork and the exit), and a number that tells its writers apart.
+# State of the process: its journals (for a fork and the exit), its writers, and a number that tells them apart.
 _journals_of_this_process: weakref.WeakSet[Journal] = weakref.WeakSet()
 _writers_of_this_process = itertools.count()
+_writer_names_of_this_process: set[str] = set()
+
+
+def is_writer_of_this_process(writer: str) -> bool:
+    """Whether a journal of this very process writes, or wrote, under this name."""
+    return writer in _writer_names_of_this_process
+
+
+def flush_journals(folder: Path, timeout_seconds: float) -> bool:
+    """Writes what this process's journals in a log's folder hold, within one deadline; True if nothing is held."""
+    deadline = time.monotonic() + timeout_seconds
+    flushed = True
+    for journal in list(_journals_of_this_process):
+        if journal.folder == folder:
+            flushed = journal.flush(max(0.0, deadline - time.monotonic())) and flushed
+    return flushed
 
 
 def _start_clean_in_child() -> None:
+    _writer_names_of_this_process.clear()
     for journal in list(_journals_of_this_process):
         journal._start_clean_in_child()
 
 
 def _close_at_exit() -> None:
+    deadline = time.monotonic() + _EXIT_SECONDS
     for journal in list(_journals_of_this_process):
         try:
-            journal.close()
+            journal.close(max(0.0, deadline - time.monotonic()))
         except Exception as error:
             LOSSES.add(f"close at exit: {type(error).__name__}")
 
