@@ -182,12 +182,14 @@ def test_a_planted_link_is_not_followed(tmp_path: Path, name: str) -> None:
     target = tmp_path / "target"
     target.write_bytes(encode_header(Header(LOG, WRITER)) + line(0))
     (tmp_path / name).symlink_to(target)
+    segments = [Segment(WRITER, 0, str(tmp_path / "run.jsonl"), target.stat().st_size)]
+    outbox = Outbox(tmp_path, LOG, WRITER, Counters())
+    calls = {
+        "run.lock": lambda: OutboxLock.take(tmp_path / "run.lock"),
+        "run.jsonl": lambda: outbox.next_batch(segments, most_entries=1, most_bytes=1, ended=True),
+    }
     with pytest.raises(OSError, match="symbolic link"):
-        if name == "run.lock":
-            OutboxLock.take(tmp_path / name)
-        else:
-            segments = [Segment(WRITER, 0, str(tmp_path / name), target.stat().st_size)]
-            Outbox(tmp_path, LOG, WRITER, Counters()).next_batch(segments, most_entries=1, most_bytes=1, ended=True)
+        calls[name]()
 
 
 @pytest.mark.parametrize("state", ["", "[]", '{"segment":"x","offset":-5}', '{"segment":0,"offset":99999999}', "\x00"])

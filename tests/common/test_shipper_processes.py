@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
 import sys
+import threading
 import time
+import weakref
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +18,9 @@ import pytest
 from ml_diagnostics_common.cloud_logging import connect
 from ml_diagnostics_common.guard import Counters
 from ml_diagnostics_common.journal import Journal, host_name
-from ml_diagnostics_common.journal.layout import list_segments, log_directory, shipped_offset_path
-from ml_diagnostics_common.shipper import Shipper
+from ml_diagnostics_common.journal import journal as journal_module
+from ml_diagnostics_common.journal.layout import list_segments, log_directory, shipped_offset_path, write_state
+from ml_diagnostics_common.shipper import Shipper, writers
 from ml_diagnostics_common.shipper.delivery import Delivery
 from ml_diagnostics_common.shipper.outbox import Outbox, OutboxLock
 from ml_diagnostics_common.shipper.writers import Owner, owner
@@ -71,6 +76,15 @@ def ship_here(root: Path, server: CloudLoggingServer, **arguments: Any) -> dict[
         delivery.close()
         transport.close()
     return counters.as_dict()
+
+
+@contextlib.contextmanager
+def delivering(root: Path, server: CloudLoggingServer, **arguments: Any) -> Iterator[Delivery]:
+    transport = connect(environ={**server.environment(), "ML_DIAGNOSTICS_LOGGING_GRPC": ""})
+    delivery = Delivery(root, LOG, transport, Counters(), **arguments)
+    yield delivery
+    delivery.close()
+    transport.close()
 
 
 def test_a_process_that_records_and_returns_has_shipped(
@@ -296,12 +310,129 @@ def test_a_writer_that_nobody_claims_is_adopted_after_a_while(
 
 def test_whose_a_writer_is() -> None:
     host, now_ns = host_name(), time.time_ns()
-    assert owner(f"{host}-{os.getpid()}-{now_ns}-0") is Owner.US
+    assert owner(f"{host}-{os.getpid()}-{now_ns}-0") is Owner.UNKNOWN  # Our pid in another container.
     assert owner(f"{host}-{os.getpid()}-1000-0") is Owner.GONE  # The same pid, before this process began.
     assert owner(f"{host}-{os.getppid()}-{now_ns}-0") is Owner.ALIVE
     assert owner(f"{host}-4194999-{now_ns}-0") is Owner.GONE
     assert owner(f"elsewhere-{os.getpid()}-{now_ns}-0") is Owner.UNKNOWN
     assert owner("anything") is Owner.UNKNOWN
+
+
+def test_our_own_writers_stay_ours_when_the_clock_is_set(
+    tmp_path: Path, cloud_logging_server: CloudLoggingServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kernel tells a process's start by today's clock; a writer is named by the clock of its time."""
+    journal = Journal(LOG, root=tmp_path, labels={})
+    journal.append({"step_count": 0})
+    monkeypatch.setattr(writers, "_started_ns", lambda _: time.time_ns() + 3600 * 10**9)
+    assert owner(journal.writer) is Owner.US
+    lock = OutboxLock.take(shipped_offset_path(tmp_path, LOG, journal.writer).with_suffix(".lock"))
+    assert lock is not None
+    with delivering(tmp_path, cloud_logging_server) as delivery:
+        assert not delivery.run_round().drained
+    lock.abandon()
+
+
+def test_a_parents_writer_is_not_the_childs(tmp_path: Path, cloud_logging_server: CloudLoggingServer) -> None:
+    body = """
+from ml_diagnostics_common.shipper.writers import Owner, owner
+parents = journal.writer
+record(first, 1)
+assert owner(parents) is Owner.US
+child = os.fork()
+if child == 0:
+    record(first, 1)
+    os._exit(0 if owner(parents) is Owner.ALIVE and owner(journal.writer) is Owner.US else 1)
+assert os.waitpid(child, 0)[1] == 0
+"""
+    finish(run(body, tmp_path, cloud_logging_server))
+
+
+def test_what_another_process_ships_for_us_has_arrived_when_it_has_come_to_the_end_of_today(
+    tmp_path: Path, cloud_logging_server: CloudLoggingServer
+) -> None:
+    journal = Journal(LOG, root=tmp_path, labels={})
+    journal.append({"step_count": 0})
+    os.utime(journal.folder, (1e9, 1e9))  # So that the folder, which has not changed for long, is not listed anew.
+    state = shipped_offset_path(tmp_path, LOG, journal.writer)
+    lock = OutboxLock.take(state.with_suffix(".lock"))
+    assert lock is not None
+
+    def shipped_by_the_other() -> None:
+        [segment] = list_segments(journal.folder)
+        write_state(state, {"segment": segment.number, "offset": segment.size})
+
+    with delivering(tmp_path, cloud_logging_server) as delivery:
+        assert not delivery.run_round().drained
+        shipped_by_the_other()
+        assert delivery.run_round().drained
+        journal.append({"step_count": 1})
+        assert not delivery.run_round().drained
+        shipped_by_the_other()
+        assert delivery.run_round().drained
+    lock.abandon()
+
+
+def test_what_a_journal_holds_at_the_end_is_written_in_time_to_be_shipped(
+    tmp_path: Path, cloud_logging_server: CloudLoggingServer
+) -> None:
+    """The disk was full until just now."""
+    body = """
+import logging; logging.disable()
+from ml_diagnostics_common.journal import journal as module
+record(first, 1); shipper.start(); assert shipper.flush(20)
+write = module._write
+def full(*_): raise OSError(28, "No space left on device")
+module._write = full
+record(first + 1, count - 1)
+assert journal.statistics().held == count - 1
+assert not shipper.flush(5)
+module._write = write
+"""
+    finish(run(body, tmp_path, cloud_logging_server))
+    assert arrived(cloud_logging_server) == list(range(100))
+
+
+def test_the_last_request_ends_with_the_grace_period(tmp_path: Path, cloud_logging_server: CloudLoggingServer) -> None:
+    """It is asked for no longer than there is time, whatever a request may take at other times."""
+    cloud_logging_server.faults.script([Status(503)], on="write")
+    cloud_logging_server.faults.always(Hang(), on="write")
+    Journal(LOG, root=tmp_path, labels={}).append({"step_count": 0})
+    environ = {**cloud_logging_server.environment(), "ML_DIAGNOSTICS_LOGGING_GRPC": ""}
+    shipper = Shipper(LOG, root=tmp_path, connect=lambda: connect(environ=environ), request_seconds=30)
+    shipper.start()
+    deadline = time.monotonic() + 10
+    while shipper.statistics().state != "waiting" and time.monotonic() < deadline:
+        time.sleep(0.005)
+    began = time.monotonic()
+    assert not shipper.close(0.5)
+    assert shipper._thread is not None
+    shipper._thread.join(5)
+    assert time.monotonic() - began < 3
+    assert len(cloud_logging_server.requests) == 2
+    assert shipper.statistics().counts["failed_DEADLINE_EXCEEDED"] == 1
+    cloud_logging_server.faults.clear()
+
+
+def test_all_journals_together_hold_up_the_exit_for_a_second(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    answers = threading.Event()
+    write = journal_module._write
+
+    def hang(descriptor: int, line: bytes) -> int:
+        answers.wait(20)
+        return write(descriptor, line)
+
+    monkeypatch.setattr(journal_module, "_write", hang)
+    journals = [Journal(f"{LOG}_{n}", root=tmp_path, labels={}, queued=True) for n in range(5)]
+    monkeypatch.setattr(journal_module, "_journals_of_this_process", weakref.WeakSet(journals))
+    for journal in journals:
+        journal.append({"step_count": 0})
+    began = time.monotonic()
+    journal_module._close_at_exit()
+    took = time.monotonic() - began
+    answers.set()
+    assert 0.9 < took < 2
+    assert all(journal.flush(5) for journal in journals)
 
 
 def test_closing_twice_and_starting_twice_is_once(tmp_path: Path, cloud_logging_server: CloudLoggingServer) -> None:

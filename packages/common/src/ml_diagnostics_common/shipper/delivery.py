@@ -194,7 +194,7 @@ class Delivery:
 
     def _is_behind(self, writer: str) -> bool:
         """Whether the process that ships a writer in our stead has not come to its end."""
-        last = self._segments[writer][-1]
+        last = _as_it_is_now(self._segments[writer][-1])
         return shipped_place(self._root, self._log_id, writer) < (last.number, last.size)
 
     def _claim(self, writer: str, whose: Owner) -> _Claim | None:

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from ml_diagnostics_common.backoff import Backoff
 from ml_diagnostics_common.guard import LOSSES, Counters, warn_once
+from ml_diagnostics_common.journal.journal import flush_journals
 from ml_diagnostics_common.journal.layout import log_directory
 
 if TYPE_CHECKING:
@@ -29,6 +30,7 @@ __all__ = ["Shipper", "ShipperStatistics"]
 _SHORTEST_LATENCY_SECONDS = 0.02  # A look costs 20 us.
 _ASK_AGAIN_SECONDS = 0.05
 _SHARE_OF_CPU = 0.25
+_JOURNAL_SECONDS = 1.0
 
 
 class ShipperStatistics(NamedTuple):
@@ -132,6 +134,7 @@ class Shipper:
             later.
         """
         deadline = time.monotonic() + timeout_seconds
+        written = self._write_what_is_held(timeout_seconds)
         with self._changed:
             self._flushes_wanted += 1
             wanted = self._flushes_wanted
@@ -141,7 +144,7 @@ class Shipper:
                 if left <= 0 or not self._can_deliver(deadline):
                     return False
                 self._changed.wait(left)
-        return True
+        return written
 
     def close(self, timeout_seconds: float | None = None) -> bool:
         """Ships what is left, within a time, and ends the thread.
@@ -154,8 +157,14 @@ class Shipper:
         """
         seconds = self._grace_period_seconds if timeout_seconds is None else timeout_seconds
         deadline = time.monotonic() + seconds
+        written = self._write_what_is_held(seconds)
         self._ask_to_stop(deadline)
-        return self._await_stop(deadline)
+        return self._await_stop(deadline) and written
+
+    def _write_what_is_held(self, timeout_seconds: float) -> bool:
+        """Has the journals write what they hold in memory: it is shipped from their files."""
+        folder = log_directory(self._root, self._log_id)
+        return flush_journals(folder, min(timeout_seconds, _JOURNAL_SECONDS))
 
     def _ask_to_stop(self, deadline: float) -> None:
         with self._changed:
@@ -364,6 +373,9 @@ def _begin_anew_in_child() -> None:
 def _close_at_exit() -> None:
     now = time.monotonic()
     deadlines = {shipper: now + shipper._grace_period_seconds for shipper in _shippers_of_this_process}
+    # The journals' own end comes after ours: too late for what they hold.
+    for shipper, deadline in deadlines.items():
+        shipper._write_what_is_held(min(deadline, now + _JOURNAL_SECONDS) - time.monotonic())
     for shipper, deadline in deadlines.items():
         shipper._ask_to_stop(deadline)
     for shipper, deadline in deadlines.items():

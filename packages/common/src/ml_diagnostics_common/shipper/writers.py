@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 from typing import NamedTuple
 
-from ml_diagnostics_common.journal import host_name
+from ml_diagnostics_common.journal.journal import host_name, is_writer_of_this_process
 
 __all__ = ["Owner", "WriterName", "owner"]
 
@@ -41,14 +41,20 @@ class WriterName(NamedTuple):
 
 
 def owner(writer: str) -> Owner:
-    """Tells whose a writer is. A pid that was used before (in a container, always) is told by its start."""
+    """Tells whose a writer is. A pid that was used before (in a container, always) is told by its start.
+
+    Our own are known by name: what clocks say of them changes when somebody sets the clock.
+    """
+    if is_writer_of_this_process(writer):
+        return Owner.US
     name = WriterName.parse(writer)
     if name is None or name.host != host_name():
         return Owner.UNKNOWN
     started_ns = _started_ns(name.pid)
     if started_ns is None or name.started_ns < started_ns - _SLACK_NS:
         return Owner.GONE
-    return Owner.US if name.pid == os.getpid() else Owner.ALIVE
+    # With our pid and not ours: of another container, or the clock was put back since.
+    return Owner.UNKNOWN if name.pid == os.getpid() else Owner.ALIVE
 
 
 def _started_ns(pid: int) -> int | None:
