@@ -1,8 +1,10 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 import shutil
+import tracemalloc
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,6 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from ml_diagnostics_common import reader as reader_module
 from ml_diagnostics_common.entry import EntryContext, LogEntry
+from ml_diagnostics_common.exceptions import StorageError
 from ml_diagnostics_common.journal import Journal
 from ml_diagnostics_common.journal.layout import (
     Header,
@@ -79,7 +82,7 @@ def test_another_reader_goes_on_from_a_saved_position(tmp_path: Path) -> None:
         journal.append({"n": n})
     new_journal(tmp_path).append({"n": 100})
     position = JournalReader.load_position("ledger of job/7", LOG, root=tmp_path)
-    assert position == json.loads(json.dumps(first.position()))
+    assert position == {**json.loads(json.dumps(first.position())), "job": None}
     second = JournalReader(LOG, root=tmp_path, position=position)
     assert numbers(flat(second.read_new())) == list(range(50, 101))
     assert JournalReader.load_position("other", LOG, root=tmp_path) is None
@@ -270,3 +273,94 @@ def test_the_labels_of_a_segment_are_its_entries(tmp_path: Path) -> None:
     assert only.context.labels == {"job": "j" * 10_000}
     assert only.context.resource == {"type": "global"}
     assert only.insert_id == f"{list_segments(log_directory(tmp_path, LOG))[0].writer}.100000000000"
+
+
+class Failing(Entries):
+    """A reader that raises in the place of a batch that is empty."""
+
+    def read_new(self) -> Iterator[list[LogEntry]]:
+        for batch in super().read_new():
+            if not batch:
+                raise StorageError("the cloud is away")
+            yield batch
+
+
+def test_what_one_reader_gave_is_not_lost_when_another_raises() -> None:
+    a, b, c = (entry(n, f"w.{10**11 + n}") for n in range(3))
+    journal, cloud = Entries([a, c]), Failing([], [b])
+    union = UnionReader([journal, cloud])
+    with pytest.raises(StorageError):
+        flat(union.read_new())
+    assert union.position()["readers"] == [{"left": 1}, {"left": 1}]  # Before the batch that nobody was given.
+    assert flat(union.read_new()) == [a, b, c]
+    assert union.position()["readers"] == [{"left": 0}, {"left": 0}]
+
+
+def test_a_position_in_the_middle_of_a_union_loses_nothing(tmp_path: Path) -> None:
+    for n in range(6):
+        write_segment(tmp_path, f"w{n % 2}", line(n, n, n), number=n)
+
+    def union(position: Any = None) -> UnionReader:
+        readers = position["readers"] if position else [None, None]
+        return UnionReader([JournalReader(LOG, root=tmp_path, position=one) for one in readers], position=position)
+
+    everything = numbers(flat(union().read_new()))
+    assert sorted(everything) == list(range(6))
+    for stop in range(1, 6):
+        first = union()
+        batches = first.read_new()
+        read = [entry for _ in range(stop) for entry in next(batches, [])]
+        position = json.loads(json.dumps(first.position()))
+        assert sorted(numbers(read + flat(union(position).read_new()))) == list(range(6))
+        assert sorted(numbers(read + flat(first.read_new()))) == list(range(6))  # Nor does the same reader.
+
+
+@pytest.mark.parametrize("ended", [True, False])
+def test_a_line_without_end_takes_little_memory_and_no_other_entry(tmp_path: Path, ended: bool) -> None:
+    path = write_segment(tmp_path, "w", line(1, 1, 0) + line(2, 2, 1))
+    with path.open("ab") as file:
+        file.truncate(file.tell() + 2**28)  # NULs, that take no room on the disk.
+        file.seek(0, 2)
+        file.write(line(3, 3, 2).encode() if ended else b"")
+    reader = JournalReader(LOG, root=tmp_path)
+    tracemalloc.start()
+    try:
+        found = numbers(flat(reader.read_new()))
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert found == ([0, 1, 2] if ended else [0, 1])
+    assert peak < 100 * 2**20
+    assert reader.skipped["endless_line"] == 1
+    with path.open("ab") as file:
+        file.write(line(4, 4, 3).encode())
+    assert numbers(flat(reader.read_new())) == [3]
+
+
+def test_nulls_that_a_power_cut_left_behind_an_entry_do_not_cost_it(tmp_path: Path) -> None:
+    path = write_segment(tmp_path, "w", line(1, 1, 0) + "\0" * 5_000 + line(2, 2, 1) + "\0" * 9)
+    reader = JournalReader(LOG, root=tmp_path)
+    assert numbers(flat(reader.read_new())) == [0, 1]
+    with path.open("ab") as file:
+        file.write(line(3, 3, 2).encode())
+    assert numbers(flat(reader.read_new())) == [2]
+    assert reader.skipped == {"torn": 1}  # The end of the file, which might have come yet.
+
+
+def test_a_first_line_without_end_is_no_header(tmp_path: Path) -> None:
+    path = write_segment(tmp_path, "w", "")
+    path.write_bytes(b"{" * 2**22)
+    write_segment(tmp_path, "x", line(1, 1, 0))
+    reader = JournalReader(LOG, root=tmp_path)
+    assert numbers(flat(reader.read_new())) == [0]
+    assert reader.skipped == {"foreign_segment": 1}
+
+
+def test_planted_links_and_pipes_are_not_read(tmp_path: Path) -> None:
+    elsewhere = write_segment(tmp_path / "elsewhere", "w", line(1, 1, 0))
+    mine = write_segment(tmp_path, "x", line(2, 2, 1))
+    mine.with_name("w.0.jsonl").symlink_to(elsewhere)
+    os.mkfifo(mine.with_name("p.0.jsonl"))
+    reader = JournalReader(LOG, root=tmp_path)
+    assert numbers(flat(reader.read_new())) == [1]
+    assert reader.skipped == {"unreadable_segment": 1}

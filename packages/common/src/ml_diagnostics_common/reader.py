@@ -193,12 +193,14 @@ class UnionReader:
             readers: each already at its own position.
             position: of an earlier union; its `readers` are what these were given.
         """
-        self._readers = readers
+        self._streams = [_ReaderStream(reader) for reader in readers]
         self._seen = SeenSequences.from_json((position or {}).get("seen", {}))
 
     def read_new(self) -> Iterator[list[LogEntry]]:
         """See `EntryReader`."""
-        for batch in _merge([_ReaderStream(reader) for reader in self._readers]):
+        for stream in self._streams:
+            stream.begin()
+        for batch in _merge(self._streams):
             new = [entry for entry in batch if self._is_new(entry)]
             if new:
                 yield new
@@ -210,25 +212,36 @@ class UnionReader:
 
     def position(self) -> dict[str, Any]:
         """See `EntryReader`."""
-        return {"readers": [reader.position() for reader in self._readers], "seen": self._seen.to_json()}
+        return {"readers": [stream.position() for stream in self._streams], "seen": self._seen.to_json()}
 
     @property
     def skipped(self) -> Mapping[str, int]:
         """See `EntryReader`."""
         total: Counter[str] = Counter()
-        for reader in self._readers:
-            total.update(reader.skipped)
+        for stream in self._streams:
+            total.update(stream.reader.skipped)
         return total
 
 
 class _ReaderStream:
+    """One reader's entries. Its head outlives a call that ended early: the reader will not give them again."""
+
     def __init__(self, reader: EntryReader) -> None:
+        self.reader = reader
         self.head: list[LogEntry] = []
-        self._batches = reader.read_new()
+        self._position_before_head: dict[str, Any] = {}
+        self._batches: Iterator[list[LogEntry]] = iter(())
+
+    def begin(self) -> None:
+        self._batches = self.reader.read_new()
 
     def fill(self) -> bool:
+        self._position_before_head = self.reader.position()
         self.head = next(self._batches, [])
         return bool(self.head)
+
+    def position(self) -> dict[str, Any]:
+        return self._position_before_head if self.head else self.reader.position()
 
 
 def _merge(streams: Sequence[_Stream]) -> Iterator[list[LogEntry]]:

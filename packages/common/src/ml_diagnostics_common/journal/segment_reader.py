@@ -11,10 +11,19 @@ import msgspec
 
 from ml_diagnostics_common.entry import EntryContext, LogEntry
 from ml_diagnostics_common.guard import warn_once
-from ml_diagnostics_common.journal.layout import SCHEMA, Header, Segment, decode_header
+from ml_diagnostics_common.journal.layout import (
+    LONGEST_HEADER_BYTES,
+    SCHEMA,
+    Header,
+    Segment,
+    decode_header,
+    open_segment,
+)
 
 __all__ = ["SegmentReader"]
 
+_LONGEST_LINE_BYTES = 16 * 2**20
+_SKIP_BYTES = 2**20
 _decoder = msgspec.json.Decoder(LogEntry)
 _UNREADABLE = (msgspec.DecodeError, RecursionError, ValueError)
 
@@ -52,7 +61,7 @@ class SegmentReader:
         if self._is_foreign:
             self._size_at_end = self.segment.size
             return []
-        descriptor = os.open(self.segment.path, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0))
+        descriptor = open_segment(self.segment.path)
         try:
             if self._context is None and not self._read_header(descriptor):
                 return []
@@ -90,6 +99,8 @@ class SegmentReader:
     def _read_lines(self, descriptor: int, limit_bytes: int) -> list[LogEntry]:
         data, is_end = _read_whole_lines(descriptor, self.offset, limit_bytes)
         self.ends_torn = False
+        if data is None:
+            return self._skip_endless_line(descriptor)
         try:
             entries = _decoder.decode_lines(data)
             consumed = len(data)
@@ -98,11 +109,26 @@ class SegmentReader:
         self.offset += consumed
         if is_end:
             self._size_at_end = self.offset + len(data) - consumed
+        return self._in_context(entries)
+
+    def _in_context(self, entries: list[LogEntry]) -> list[LogEntry]:
         context = self._context
         assert context is not None
         for entry in entries:
             entry.context = context
         return entries
+
+    def _skip_endless_line(self, descriptor: int) -> list[LogEntry]:
+        """Moves on to the next line, or to the end, in bounded memory; returns the entry that NULs were put behind."""
+        entry = _decode_line(os.pread(descriptor, _LONGEST_LINE_BYTES, self.offset).strip(b"\n\0"))
+        self._skipped["endless_line"] += 1
+        self.offset += 1
+        while data := os.pread(descriptor, _SKIP_BYTES, self.offset):
+            end = data.find(b"\n")
+            self.offset += len(data) if end < 0 else end
+            if end >= 0:
+                break
+        return self._in_context([entry]) if isinstance(entry, LogEntry) else []
 
     def _decode_one_by_one(self, data: bytes, is_end: bool) -> tuple[list[LogEntry], int]:
         """The entries among the lines, and the bytes that are done with: not a last line that may grow whole."""
@@ -111,15 +137,16 @@ class SegmentReader:
         for number, line in enumerate(lines, 1):
             if not line:
                 continue
-            entry = _decode_line(line)
+            # NULs stand where the system did not get to write before the power was cut, or has not yet.
+            entry = _decode_line(line.rstrip(b"\0"))
             if isinstance(entry, LogEntry):
                 entries.append(entry)
             elif is_end and number == len(lines) and entry == "torn":
                 self.ends_torn = True
-                return entries, len(data) - len(line) - 1
+                return entries, max(0, len(data) - len(line) - 1)
             else:
                 self._skipped[entry] += 1
-        return entries, len(data)
+        return entries, len(data.rstrip(b"\0") if is_end else data)
 
 
 def _decode_line(line: bytes) -> LogEntry | str:
@@ -141,7 +168,7 @@ def _decode_line(line: bytes) -> LogEntry | str:
 
 
 def _read_line(descriptor: int, offset: int) -> tuple[bytes, bool]:
-    """The line at `offset`, and whether it is the file's last, which may be incomplete."""
+    """The line at `offset`, and whether it is the file's last, which may be incomplete; no more than a header's."""
     size = 64 * 1024
     while True:
         data = os.pread(descriptor, size, offset)
@@ -150,14 +177,17 @@ def _read_line(descriptor: int, offset: int) -> tuple[bytes, bool]:
             return data[:end], False
         if len(data) < size:
             return data, True
+        if size >= LONGEST_HEADER_BYTES:
+            return data, False
         size *= 2
 
 
-def _read_whole_lines(descriptor: int, offset: int, limit_bytes: int) -> tuple[bytes, bool]:
+def _read_whole_lines(descriptor: int, offset: int, limit_bytes: int) -> tuple[bytes | None, bool]:
     """Lines from `offset`, where one's newline stands: about `limit_bytes`, and one line at least.
 
     Returns:
-        The bytes, and whether they reach the end of the file: then the last line may be incomplete.
+        The bytes, None for a line without end; and whether they reach the end of the file: then the last line may be
+        incomplete.
     """
     size = limit_bytes
     while True:
@@ -167,4 +197,6 @@ def _read_whole_lines(descriptor: int, offset: int, limit_bytes: int) -> tuple[b
         last = data.rfind(b"\n")
         if last > 0:
             return data[:last], False
+        if size >= _LONGEST_LINE_BYTES:
+            return None, False
         size *= 2
