@@ -107,8 +107,9 @@ class Facts:
         )
         self.moments = [at for at, _ in self.steps + self.step_ends] + self.job_starts + self.job_ends
         self.overlays: dict[str, list[Interval]] = defaultdict(list)
+        self.checkpoints: dict[tuple[str, int, bool], set[tuple[int, int]]] = defaultdict(set)
         self._pair_marks(once)
-        self._merge_hosts([p for p in once if "event_type" in p])
+        self._read_checkpoints([p for p in once if "event_type" in p])
         self.moments.sort()
 
     def _pair_marks(self, payloads: Iterable[Payload]) -> None:
@@ -130,20 +131,31 @@ class Facts:
                     )
                     self.overlays[bucket].append(Interval(first, last, label))
 
-    def _merge_hosts(self, payloads: Iterable[Payload]) -> None:
-        """Several hosts report one save: it begins with the first of them and lasts as long as they did on average."""
-        reports: dict[tuple[str, int, bool, int], set[tuple[int, int]]] = defaultdict(set)
+    def _read_checkpoints(self, payloads: Iterable[Payload]) -> None:
         for p in payloads:
             is_save = p["event_type"] == "save"
             stem = "checkpoint_manager_blocking" if is_save else "checkpoint_manager"
             bucket = f"UNPRODUCTIVE_CHECKPOINT_{'SAVE' if is_save else 'RESTORE'}_TIME"
             at, length = nanoseconds(p[f"{stem}_start_time"]), nanoseconds(p[f"{stem}_duration_secs"])
-            attempt = sum(start <= at for start in self.job_starts)
-            reports[bucket, p["step"], p["directory"].startswith("gs://"), attempt].add((at, length))
+            self.checkpoints[bucket, p["step"], p["directory"].startswith("gs://")].add((at, length))
             self.moments += [at, at + length]
-        for (bucket, *_), hosts in reports.items():
-            first = min(at for at, _ in hosts)
-            self.overlays[bucket].append(Interval(first, first + sum(length for _, length in hosts) // len(hosts)))
+
+    def merge_hosts(self, attempts: list[Attempt]) -> None:
+        """Several hosts report one save of an attempt: it begins with the first and lasts as long as on average.
+
+        Hosts are at it at about the same time: what is more than a minute later is another save.
+        """
+        for (bucket, *_), reports in self.checkpoints.items():
+            groups: list[list[tuple[int, int]]] = []
+            for at, length in sorted(reports):
+                before = groups[-1][-1][0] if groups else 0
+                begun = [attempt for attempt in attempts if before < attempt.start <= at]
+                if not groups or begun or at - before > 60 * 10**9:
+                    groups.append([])
+                groups[-1].append((at, length))
+            for hosts in groups:
+                mean = sum(length for _, length in hosts) // len(hosts)
+                self.overlays[bucket].append(Interval(hosts[0][0], hosts[0][0] + mean))
 
 
 def judge(payloads: Iterable[Payload], now: int) -> Truth | None:
@@ -152,6 +164,7 @@ def judge(payloads: Iterable[Payload], now: int) -> Truth | None:
     if not facts.moments:
         return None
     attempts = find_attempts(facts)
+    facts.merge_hosts(attempts)
     last_life_sign = max([step.at for step in facts.steps] + facts.job_starts, default=0)
     running = not facts.job_ends or facts.job_ends[-1] < last_life_sign
     end = max(now, facts.moments[-1]) if running else facts.job_ends[-1]

@@ -32,7 +32,7 @@ def report_of(history: History, now: float = 10**9, notes: Sequence[str] = ()) -
         steps_kept=summary.steps_kept,
         ideal_step_seconds=summary.ideal_step_seconds,
         attempts=ledger.attempts(now_ns),
-        disruptions=ledger.disruptions(now_ns),
+        disruptions=ledger.disruptions(ledger.attempts(now_ns)),
         timeline=ledger.timeline(now_ns),
         notes=notes,
     )

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from ml_goodput_measurement import goodput
+from ml_goodput_measurement.ledger import job_step_times
 from ml_goodput_measurement.partition import AttemptEnd, Bucket
 
 from .accounts import (
@@ -304,3 +305,29 @@ def test_the_last_checkpoint_that_was_begun_or_saved_is_known() -> None:
     job.start(100).steps(range(5, 7), at=110).save(6, 125, 127)
     attempts = told(job, now=130).report.attempts
     assert [attempt.last_checkpoint_step for attempt in attempts] == [5, 6]
+
+
+def test_a_save_that_is_done_again_counts_again_also_without_a_job_start() -> None:
+    job = History().start(0).steps(range(5), at=10).save(4, 52, 57).steps([4], at=200).save(4, 202, 207).end(210)
+    truth = told(job)
+    # Step 4 began at 50 and was repeated at 200: it lasted to the save, the next event; the save after it was kept.
+    assert truth.seconds[SAVE] == 10
+    assert truth.seconds[WASTED] == 2
+
+
+def test_hosts_that_report_one_save_within_a_minute_count_once() -> None:
+    job = History().start(0).steps(range(10), at=10)
+    for host in range(4):
+        job.save(3, 45 + host * 0.25, 47 + host * 0.25)
+    job.save(3, 106, 108).end(110)  # more than a minute later: another one
+    assert told(job).seconds[SAVE] == 4
+
+
+def test_a_query_of_a_finished_job_costs_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    job = History().start(0).steps(range(300), at=10).start(4000).steps(range(300, 600), at=4010).end(9000)
+    calculator = calculator_of(MemoryLog(job.payloads), now=9000, cache_dir=tmp_path)
+    first = calculator.get_job_goodput()
+    looked_at: list[object] = []
+    monkeypatch.setattr(job_step_times, "median_of", looked_at.append)
+    assert calculator.get_job_goodput() == first
+    assert looked_at == []

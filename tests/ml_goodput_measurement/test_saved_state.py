@@ -21,7 +21,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from ml_diagnostics_common.journal import Journal
-from ml_goodput_measurement.calculator import GoodputCalculator
+from ml_goodput_measurement.calculator import GoodputCalculator, _state_path
 from ml_goodput_measurement.partition import JobReport
 from ml_goodput_measurement.recorders import Recorders
 from ml_goodput_measurement.saved_state import load_state, save_state
@@ -90,7 +90,7 @@ def told(recorders: Recorders, now_ns: int = NOW_NS) -> tuple[Any, ...]:
         ledger.summary(now_ns),
         ledger.timeline(now_ns),
         ledger.attempts(now_ns),
-        ledger.disruptions(now_ns),
+        ledger.disruptions(ledger.attempts(now_ns)),
         ledger.step_seconds(),
         len(ledger.facts),
         recorders.notes(),
@@ -521,8 +521,6 @@ def test_a_planted_link_is_not_written_through(tmp_path: Path, planted: str) -> 
 
 @pytest.mark.parametrize("name", ["../../escape", "/etc/passwd", "a" * 10_000, "nul\0", "", "火\udc80", "."])
 def test_no_name_of_a_job_or_log_leaves_the_folder(name: str) -> None:
-    from ml_goodput_measurement.calculator import _state_path
-
     path = _state_path(Path("/r"), "/tmp", name, "log")
     assert path.parent == Path("/r/state/goodput")
     assert len(path.name) < 64
@@ -549,3 +547,12 @@ def test_columns_are_raw_numbers(tmp_path: Path) -> None:
     small, large = saved(1000), saved(11_000)
     assert 16 <= (len(large) - len(small)) / 10_000 <= 25
     assert array("q", [int(BASE) * 10**9]).tobytes() in large
+
+
+def test_the_state_of_another_project_or_reach_is_not_gone_on_from() -> None:
+    paths = {
+        _state_path(Path("/r"), "/tmp", JOB, "log", project, retention_ns)
+        for project in ("", "here", "there")
+        for retention_ns in (None, 10**9, 2 * 10**9)
+    }
+    assert len(paths) == 9

@@ -172,7 +172,8 @@ def test_the_position_goes_through_json_and_on() -> None:
     read = [payload for _, payloads in first.read_new() for payload in payloads]
     position = json.loads(json.dumps(first.position()))
     record(LIFE.payloads[20:])
-    second = LogSource(LOG, JOB, root=root(), position=position)
+    second = LogSource(LOG, JOB, root=root())
+    second.resume(position)
     assert read == LIFE.payloads[:20]
     assert [payload for _, payloads in second.read_new() for payload in payloads] == LIFE.payloads[20:]
 
@@ -346,13 +347,13 @@ def test_a_state_saved_without_a_cloud_goes_on_with_one_and_back(
 ) -> None:
     record(LIFE.payloads[:20])
     ship(cloud)
+    cloud.write(as_the_reference_wrote(LIFE.payloads[30:]), log_id=LOG)
     for backend, payloads in [("local", LIFE.payloads[20:25]), ("auto", LIFE.payloads[25:30]), ("local", [])]:
         monkeypatch.setenv("ML_DIAGNOSTICS_BACKEND", backend)
         subject = calculator()
         subject.report()
         subject.save_state()
         record(payloads)
-    cloud.write(as_the_reference_wrote(LIFE.payloads[30:]), log_id=LOG)
     monkeypatch.setenv("ML_DIAGNOSTICS_BACKEND", "cloud")
     assert told(calculator().report()) == truth
 

@@ -91,25 +91,29 @@ class GoodputCalculator:
 
     def _begin(self) -> None:
         """Goes on from the saved state, or begins with nothing."""
-        self._was_interrupted, self._unsaved_events = False, 0
+        self._was_interrupted, self._is_resumed, self._unsaved_events = False, False, 0
         self._recorders = Recorders(self.job_name)
         self._state_path: Path | None = None
         self._source: PayloadSource
         if self._cloud_logger is not None:
             self._source = UserLoggerSource(self._cloud_logger)
             return
-        root = diagnostics_directory()
-        self._state_path = _state_path(root, self._cache_dir, self.job_name, self.logger_name)
+        start_ns = None if self._retention_ns is None else self._clock_ns() - self._retention_ns
+        self._source = LogSource(self.logger_name, self.job_name, root=diagnostics_directory(), start_ns=start_ns)
+
+    def _resume(self) -> None:
+        """Goes on from the saved state of the same log, project and reach, if there is one."""
+        self._is_resumed = True
+        if not isinstance(self._source, LogSource):
+            return
+        project, root = self._source.project(), diagnostics_directory()
+        self._state_path = _state_path(
+            root, self._cache_dir, self.job_name, self.logger_name, project, self._retention_ns
+        )
         state = load_state(self._state_path, self.job_name)
         if state is not None:
             self._recorders = state.recorders
-        self._source = LogSource(
-            self.logger_name,
-            self.job_name,
-            root=root,
-            start_ns=None if self._retention_ns is None else self._clock_ns() - self._retention_ns,
-            position=None if state is None else state.position,
-        )
+            self._source.resume(state.position)
 
     def get_job_goodput(
         self, include_badput_breakdown: bool = False, configured_ideal_step_time: float | None = None
@@ -175,6 +179,7 @@ class GoodputCalculator:
         with self._lock:
             summary = self._query()
             ledger, now_ns = self._recorders.ledger, summary.end_ns
+            attempts = ledger.attempts(now_ns)
             return JobReport(
                 job_name=self.job_name,
                 start_ns=summary.start_ns,
@@ -187,8 +192,8 @@ class GoodputCalculator:
                 last_step=summary.last_step,
                 steps_kept=summary.steps_kept,
                 ideal_step_seconds=summary.ideal_step_seconds,
-                attempts=ledger.attempts(now_ns),
-                disruptions=ledger.disruptions(now_ns),
+                attempts=attempts,
+                disruptions=ledger.disruptions(attempts),
                 timeline=ledger.timeline(now_ns) if include_timeline else (),
                 notes=[*self._source.notes(), *self._recorders.notes()],
             )
@@ -199,7 +204,9 @@ class GoodputCalculator:
             position = self._source.position()
             if self._state_path is None or position is None:
                 return
-            if save_state(self._state_path, self._recorders, position) and isinstance(self._source, LogSource):
+            is_saved = save_state(self._state_path, self._recorders, position)
+            # The journal drops nothing on the word of a state in a folder that may be anybody's to wipe.
+            if is_saved and isinstance(self._source, LogSource) and self._cache_dir == _DEFAULT_CACHE_DIR:
                 self._source.save_position()
             self._unsaved_events = 0
 
@@ -232,6 +239,8 @@ class GoodputCalculator:
 
     def _read(self) -> Summary | None:
         """Reads what is new, and saves the state after much of it."""
+        if not self._is_resumed:
+            self._resume()
         for process_index, payloads in self._source.read_new():
             for begin in range(0, len(payloads), _CHUNK):
                 self._recorders.add(process_index, payloads[begin : begin + _CHUNK])
@@ -279,8 +288,11 @@ def _retention_ns(period: datetime.timedelta | float | None) -> int | None:
     return int(seconds * 1e9)
 
 
-def _state_path(root: Path, cache_dir: str, job_name: str, logger_name: str) -> Path:
+def _state_path(
+    root: Path, cache_dir: str, job_name: str, logger_name: str, project: str = "", retention_ns: int | None = None
+) -> Path:
+    """Returns where the state of a job is saved: a file for each log, project and reach that it was read with."""
     folder = root / "state" / "goodput" if cache_dir == _DEFAULT_CACHE_DIR else Path(cache_dir)
     # The names may be of any length and hold anything.
-    digest = hashlib.sha256(repr((logger_name, job_name)).encode()).hexdigest()[:32]
-    return folder / f"{digest}.goodput"
+    whose = repr((logger_name, job_name, project, retention_ns))
+    return folder / f"{hashlib.sha256(whose.encode()).hexdigest()[:32]}.goodput"

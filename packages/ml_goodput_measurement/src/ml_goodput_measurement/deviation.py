@@ -10,8 +10,8 @@ __all__ = ["StepDeviations"]
 class StepDeviations(Mapping[int, float]):
     """Absolute deviation from the ideal step time, in seconds, by step.
 
-    It is worked out when it is first looked at: it costs time and memory in proportion to the steps, and most who
-    ask for a job's details never look.
+    It is worked out when it is first looked at, from what the calculator knows by then: it costs time and memory in
+    proportion to the steps, and most who ask for a job's details never look.
     """
 
     def __init__(self, step_seconds: Callable[[], Mapping[int, float]], ideal_seconds: float | None) -> None:

@@ -30,22 +30,30 @@ class JobGoodput(NamedTuple):
         return round(self.goodput, digits)
 
     def __eq__(self, other: object) -> bool:
-        return self.goodput == other if isinstance(other, (int, float)) else tuple.__eq__(self, other)
+        return self.goodput == other if _is_number(other) else tuple.__eq__(self, other)
 
     def __ne__(self, other: object) -> bool:
         return not self == other
 
     def __lt__(self, other: object) -> bool:
-        return self.goodput < other if isinstance(other, (int, float)) else tuple.__lt__(self, other)  # type: ignore[operator]
+        return self.goodput < other if _is_number(other) else tuple.__lt__(self, other)  # type: ignore[operator]
 
     def __le__(self, other: object) -> bool:
-        return self.goodput <= other if isinstance(other, (int, float)) else tuple.__le__(self, other)  # type: ignore[operator]
+        return self.goodput <= other if _is_number(other) else tuple.__le__(self, other)  # type: ignore[operator]
 
     def __gt__(self, other: object) -> bool:
-        return self.goodput > other if isinstance(other, (int, float)) else tuple.__gt__(self, other)  # type: ignore[operator]
+        return self.goodput > other if _is_number(other) else tuple.__gt__(self, other)  # type: ignore[operator]
 
     def __ge__(self, other: object) -> bool:
-        return self.goodput >= other if isinstance(other, (int, float)) else tuple.__ge__(self, other)  # type: ignore[operator]
+        return self.goodput >= other if _is_number(other) else tuple.__ge__(self, other)  # type: ignore[operator]
 
     def __hash__(self) -> int:
         return hash(self.goodput)
+
+
+# With this numpy's numbers leave comparisons to the class; the body of a named tuple has no place for it.
+JobGoodput.__array_ufunc__ = None  # type: ignore[attr-defined]
+
+
+def _is_number(value: object) -> bool:
+    return hasattr(value, "__float__") and not isinstance(value, tuple)

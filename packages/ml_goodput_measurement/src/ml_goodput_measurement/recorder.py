@@ -11,7 +11,7 @@ import json
 import logging
 import math
 from collections.abc import Mapping
-from time import time_ns
+from time import monotonic, time_ns
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from ml_diagnostics_common.environment import Backend, configured_backend, diagnostics_directory, identity
@@ -236,9 +236,10 @@ class GoodputRecorder:
         """
         if not self._enabled:
             return
+        deadline = monotonic() + self._grace_period_seconds
         self._journal.flush(self._grace_period_seconds)
         if self._shipper is not None:
-            self._shipper.flush(self._grace_period_seconds)
+            self._shipper.flush(max(0.0, deadline - monotonic()))
         flush = getattr(self._cloud_logger, "flush", None)
         if callable(flush):
             flush()

@@ -7,7 +7,6 @@ whole; a state that knows less never replaces one that knows more.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import logging
 import os
@@ -90,6 +89,11 @@ def load_state(path: Path, job_name: str) -> SavedState | None:
 @contextlib.contextmanager
 def _locked(path: Path) -> Iterator[bool]:
     """Yields whether the lock was free: a process that saves now, or hangs there, is not waited for."""
+    try:
+        import fcntl
+    except ImportError:  # Not on Windows: there the last save wins.
+        yield True
+        return
     descriptor = os.open(
         path.with_name(f".{path.name}.lock"), os.O_CREAT | os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600
     )
@@ -108,7 +112,7 @@ def _write(path: Path, head: bytes, columns: list[array[Any]]) -> None:
     new = path.with_name(f".{path.name}.new")  # One name, under the lock: what a killed process left is used again.
     try:
         new.unlink(missing_ok=True)
-        descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_CLOEXEC", 0), 0o600)
         with os.fdopen(descriptor, "wb") as file:
             file.write(_MAGIC + len(head).to_bytes(8, "little") + head)
             for column in columns:

@@ -9,12 +9,15 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from itertools import groupby
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from ml_diagnostics_common.entry import LogEntry
 from ml_diagnostics_common.environment import Backend, configured_backend
 from ml_diagnostics_common.exceptions import CloudLoggingError, CredentialsError, MissingExtraError
 from ml_diagnostics_common.reader import EntryReader, JournalReader, UnionReader
+
+if TYPE_CHECKING:
+    from ml_diagnostics_common.cloud_logging import LoggingTransport
 
 __all__ = ["LogSource", "PayloadSource", "UserLogger", "UserLoggerSource"]
 
@@ -70,7 +73,7 @@ class UserLoggerSource:
         payloads, last_entry = self._logger.read_cloud_logging_entries(None, None, self._last_entry)
         if last_entry and tuple(last_entry) != (None, None):
             self._last_entry = tuple(last_entry)
-        yield 0, payloads
+        yield 0, list(payloads)
 
     def position(self) -> None:
         """See `PayloadSource`; the ids may be anything, so nothing is kept."""
@@ -94,32 +97,37 @@ class LogSource:
         *,
         root: Path,
         start_ns: int | None = None,
-        position: Mapping[str, Any] | None = None,
     ) -> None:
-        """Looks for no cloud yet: that is left to the first read.
+        """Looks for no cloud yet: that is left to the first query.
 
         Args:
             log_id: The log's name.
             job_name: The job; only its entries are asked of Cloud Logging.
             root: The diagnostics folder.
             start_ns: Nothing older is asked of Cloud Logging; None is all that it keeps.
-            position: Of an earlier source.
 
         Raises:
             ConfigurationError: ML_DIAGNOSTICS_BACKEND has a value that is none.
             CredentialsError: It is `cloud`, and there is no project or no credentials.
         """
-        saved = position or {}
-        self._job_name, self._root = job_name, root
-        self._journal = JournalReader(log_id, root=root, position=saved.get("journal"))
-        self._cloud: _Cloud | None = None
-        self._union: UnionReader | None = None
+        self._log_id, self._job_name, self._root = log_id, job_name, root
         backend = configured_backend()
-        if backend is not Backend.LOCAL:
-            self._cloud = _Cloud(log_id, job_name, start_ns, saved.get("cloud"))
-            self._union = UnionReader([self._journal, self._cloud], position=saved.get("union"))
-            if backend is Backend.CLOUD:
-                self._cloud.connect()
+        self._cloud = None if backend is Backend.LOCAL else _Cloud(log_id, job_name, start_ns)
+        if self._cloud is not None and backend is Backend.CLOUD:
+            self._cloud.connect()
+        self.resume({})
+
+    def project(self) -> str:
+        """Returns the project whose Cloud Logging is read, or an empty text. May wait a second for an answer."""
+        return self._cloud.project if self._cloud is not None and self._cloud.is_there() else ""
+
+    def resume(self, position: Mapping[str, Any]) -> None:
+        """Goes on from the position of an earlier source of the same log and project."""
+        self._journal = JournalReader(self._log_id, root=self._root, position=position.get("journal"))
+        self._union: UnionReader | None = None
+        if self._cloud is not None:
+            self._cloud.resume(position.get("cloud"))
+            self._union = UnionReader([self._journal, self._cloud], position=position.get("union"))
 
     def read_new(self) -> Iterator[tuple[int, Payloads]]:
         """See `PayloadSource`. Where Cloud Logging fails, what the journal has is still there."""
@@ -140,7 +148,7 @@ class LogSource:
     def save_position(self) -> None:
         """Tells the journal what is not needed again."""
         try:
-            self._journal.save_position(f"goodput {self._job_name}")
+            self._journal.save_position(f"goodput {self._job_name}", job=self._job_name)
         except OSError as error:
             _log.warning("How far goodput of %s was read could not be saved: %s", self._job_name, error)
 
@@ -164,48 +172,57 @@ class LogSource:
 class _Cloud:
     """The part of a log that is in Cloud Logging; it may not be there, and it may fail."""
 
-    def __init__(self, log_id: str, job_name: str, start_ns: int | None, position: dict[str, Any] | None) -> None:
+    def __init__(self, log_id: str, job_name: str, start_ns: int | None) -> None:
+        self.project = ""
         self.trouble: str | None = None
         """What went wrong with the last read."""
         self.absence: str | None = None
         """Why there is no cloud to read, if there is none."""
         self._log_id, self._job_name, self._start_ns = log_id, job_name, start_ns
-        self._position = position
+        self._position: Mapping[str, Any] | None = None
+        self._transport: LoggingTransport | None = None
         self._reader: EntryReader | None = None
         self._rests_until = 0.0
 
     def is_there(self) -> bool:
         """Whether a cloud is found; asked for anew at most once a minute."""
-        if self._reader is None and time.monotonic() >= self._rests_until:
+        if self._transport is None and time.monotonic() >= self._rests_until:
             try:
                 self.connect()
             except (CredentialsError, MissingExtraError) as error:
                 self._rest()
                 self.absence = str(error)
                 _log.info("goodput of %s is read from the journal alone: %s", self._job_name, error)
-        return self._reader is not None
+        return self._transport is not None
 
     def connect(self) -> None:
         """Finds a cloud, or raises."""
-        from ml_diagnostics_common.cloud_logging import CloudLoggingReader, make_transport
+        from ml_diagnostics_common.cloud_logging import make_transport
         from ml_diagnostics_common.credentials import find_cloud
 
         cloud = find_cloud()
-        self._reader = CloudLoggingReader(
-            make_transport(cloud),
-            cloud.project,
-            self._log_id,
-            job_name=self._job_name,
-            start_time_ns=self._start_ns,
-            position=self._position,
-            patience_seconds=_PATIENCE_SECONDS,
-        )
-        self.absence = None
+        self._transport, self.project, self.absence = make_transport(cloud), cloud.project, None
+
+    def resume(self, position: Mapping[str, Any] | None) -> None:
+        """Goes on from the position of an earlier reader of the same project."""
+        self._position, self._reader = position, None
 
     def read_new(self) -> Iterator[list[LogEntry]]:
         """See `EntryReader`; after a failure it is left in peace for a minute."""
-        if self._reader is None or time.monotonic() < self._rests_until:
+        if self._transport is None or time.monotonic() < self._rests_until:
             return
+        if self._reader is None:
+            from ml_diagnostics_common.cloud_logging import CloudLoggingReader
+
+            self._reader = CloudLoggingReader(
+                self._transport,
+                self.project,
+                self._log_id,
+                job_name=self._job_name,
+                start_time_ns=self._start_ns,
+                position=self._position,
+                patience_seconds=_PATIENCE_SECONDS,
+            )
         try:
             yield from self._reader.read_new()
             self.trouble = None
@@ -216,7 +233,7 @@ class _Cloud:
 
     def position(self) -> dict[str, Any]:
         """See `EntryReader`."""
-        return self._reader.position() if self._reader is not None else self._position or {}
+        return self._reader.position() if self._reader is not None else dict(self._position or {})
 
     @property
     def skipped(self) -> Mapping[str, int]:

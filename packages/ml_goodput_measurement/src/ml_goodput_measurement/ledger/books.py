@@ -31,8 +31,10 @@ class _Book:
     settled: Account = field(default_factory=Account)
     """While it is the last attempt: up to the start of step `settled_step`."""
     settled_step: int = -1
+    median: tuple[int, int | None] | None = None
+    """Number of steps, and their median time, when it was last needed."""
     borrowed_median_ns: int | None = None
-    """Median step time of the job, where the attempt has none of its own and needed one."""
+    """Median step time of the job, with which `account` was made because the attempt has none of its own."""
 
 
 class Books:
@@ -65,6 +67,8 @@ class Books:
         for index in range(len(self._books) - 1, -1, -1):
             book = self._books[index]
             book.account = None
+            if changes.redivided:
+                book.median = None
             self._attempts.find_first_load(index)
             if book.settled_step >= 0 and changed_ns <= self._facts.steps.times[book.settled_step]:
                 book.settled, book.settled_step = Account(), -1
@@ -80,6 +84,7 @@ class Books:
                 self._closed = None
                 book.account = self.account_of(index, self._attempts.next_start_ns(index), running=False)
                 book.account.split_startup()
+                book.borrowed_median_ns = None if self._own_median_ns(index) else self._step_times.median_ns()
         if self._closed is None:
             self._closed = Account()
             for book in self._books[:-1]:
@@ -188,7 +193,8 @@ class Books:
         books = cls(attempts, step_times)
         for account, settled, settled_step, median_ns in state:
             kept = None if account is None else Account.from_state(account)
-            books._books.append(_Book(kept, Account.from_state(settled), settled_step, median_ns))
+            book = _Book(kept, Account.from_state(settled), settled_step, borrowed_median_ns=median_ns)
+            books._books.append(book)
         return books
 
     def _settle(self, index: int, settle: int) -> None:
@@ -236,7 +242,12 @@ class Books:
     def _estimated_end(self, index: int, start_ns: int, end_ns: int) -> int:
         """Returns the end of a step that nobody recorded: after the median step time, or at the next event."""
         following_ns = min(end_ns, self._facts.next_after(start_ns))
-        median_ns = self._step_times.attempt_median_ns(index)
-        if median_ns is None:
-            median_ns = self._books[index].borrowed_median_ns = self._step_times.median_ns()
+        median_ns = self._own_median_ns(index) or self._step_times.median_ns()
         return following_ns if median_ns is None else min(start_ns + median_ns, following_ns)
+
+    def _own_median_ns(self, index: int) -> int | None:
+        book, attempt = self._books[index], self._attempts[index]
+        steps = attempt.stop - attempt.first
+        if book.median is None or book.median[0] != steps:
+            book.median = steps, self._step_times.attempt_median_ns(index)
+        return book.median[1]

@@ -24,10 +24,13 @@ from ml_goodput_measurement.ledger.marks import Interval, Marks
 from ml_goodput_measurement.ledger.overlays import Overlay, Overlays
 from ml_goodput_measurement.partition import Bucket
 
-__all__ = ["NEVER_NS", "Facts", "Steps", "rises"]
+__all__ = ["NEVER_NS", "CheckpointKey", "Facts", "Steps", "rises"]
 
 NEVER_NS = 2**62
 """Later than any time."""
+
+CheckpointKey = tuple[Bucket, int, str]
+"""Kind of operation, step and tier."""
 
 
 class Steps:
@@ -78,14 +81,15 @@ class Facts:
         """Data loads."""
         self.marks: dict[Activity, Marks] = {}
         self.overlays = Overlays()
-        """All overlays but the synchronous data loads, which depend on the attempts."""
-        self.checkpoints: dict[tuple[Bucket, int, str], set[tuple[int, int]]] = {}
+        """All overlays but the synchronous data loads; those of checkpoints are laid by `CheckpointOverlays`."""
+        self.checkpoints: dict[CheckpointKey, set[tuple[int, int]]] = {}
         """(start, duration) as each host reported it, by operation, step and tier."""
         self.changed_from_ns = NEVER_NS
         """Nothing before this moment has changed since the owner last set it to `NEVER_NS`."""
         self.attempts_changed_from_ns = NEVER_NS
         """The same for what makes the attempts: steps, job starts and job ends."""
-        self._checkpoint_overlays: dict[tuple[Bucket, int, str], list[Overlay]] = {}
+        self.changed_checkpoints: set[CheckpointKey] = set()
+        """Of which reports came since the owner last emptied it."""
         self._checkpoint_starts: list[int] = []
         self._checkpoint_ends: list[int] = []
 
@@ -114,7 +118,7 @@ class Facts:
             case Mark():
                 return self._add_mark(event)
             case JobStart(time_ns):
-                return self._add_job_start(time_ns)
+                return self._add_border(self.job_starts, time_ns)
             case JobEnd(time_ns):
                 return self._add_border(self.job_ends, time_ns)
             case CheckpointProgress(step, time_ns):
@@ -148,33 +152,8 @@ class Facts:
         insort(self._checkpoint_ends, operation.start_ns + operation.duration_ns)
         if operation.bucket is Bucket.CHECKPOINT_SAVE:
             self.checkpoint_steps.insert(operation.start_ns + operation.duration_ns, operation.step)
-        return min(operation.start_ns, self._lay_checkpoint(key))
-
-    def _lay_checkpoint(self, key: tuple[Bucket, int, str]) -> int:
-        """Lays one overlay for each attempt that did this operation: many hosts may report it, it counts once.
-
-        It begins with the first host and lasts as long as the hosts did on average.
-        """
-        by_attempt: dict[int, list[tuple[int, int]]] = {}
-        for report in sorted(self.checkpoints[key]):
-            by_attempt.setdefault(bisect_right(self.job_starts, report[0]), []).append(report)
-        old = self._checkpoint_overlays.get(key, [])
-        new = [
-            Overlay.of(reports[0][0], reports[0][0] + sum(length for _, length in reports) // len(reports), key[0])
-            for reports in by_attempt.values()
-        ]
-        for overlay in old:
-            self.overlays.discard(overlay)
-        for overlay in new:
-            self.overlays.add(overlay)
-        self._checkpoint_overlays[key] = new
-        return min((overlay.start_ns for overlay in {*old} ^ {*new}), default=NEVER_NS)
-
-    def _add_job_start(self, time_ns: int) -> int:
-        changed = self._add_border(self.job_starts, time_ns)
-        if changed != NEVER_NS and self._checkpoint_starts and self._checkpoint_starts[-1] >= time_ns:
-            changed = min([changed, *(self._lay_checkpoint(key) for key in self.checkpoints)])
-        return changed
+        self.changed_checkpoints.add(key)
+        return operation.start_ns
 
     def __len__(self) -> int:
         """The number of facts."""
@@ -205,20 +184,22 @@ class Facts:
         """Returns the facts that `to_state` and `columns` were asked of."""
         facts = cls()
         facts.steps.times, facts.steps.numbers, facts.step_ends.times, facts.step_ends.numbers = columns[:4]
-        facts.loads.codes, facts.loads.total_ns = columns[4], state["loaded_ns"]
+        facts.loads = Marks.of_codes(columns[4], state["loaded_ns"])
         facts.checkpoint_steps.times, facts.checkpoint_steps.numbers = columns[5:7]
         facts.job_starts, facts.job_ends, facts.moments = state["job_starts"], state["job_ends"], state["moments"]
+        overlays = []
         for name, label, codes in state["marks"]:
-            for code in codes:
-                facts._add_mark(Mark((Bucket(name), label), not code & 1, code >> 1))
+            bucket = Bucket(name)
+            marks = facts.marks[bucket, label] = Marks()
+            marks.extend(codes)
+            overlays += [Overlay.of(*pair, bucket, label) for pair in marks.pairs()]
+        facts.overlays.extend(overlays)
         for name, step, tier, start_ns, duration_ns in state["checkpoints"]:
             facts.checkpoints.setdefault((Bucket(name), step, tier), set()).add((start_ns, duration_ns))
             facts._checkpoint_starts.append(start_ns)
             facts._checkpoint_ends.append(start_ns + duration_ns)
         facts._checkpoint_starts.sort()
         facts._checkpoint_ends.sort()
-        for key in facts.checkpoints:
-            facts._lay_checkpoint(key)
         return facts
 
     def recorded_job(self) -> bool:

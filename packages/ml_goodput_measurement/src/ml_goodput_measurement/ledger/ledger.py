@@ -13,12 +13,14 @@ part of the last attempt that is settled.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from ml_goodput_measurement.events import EventBatch
 from ml_goodput_measurement.ledger.attempts import Attempts
 from ml_goodput_measurement.ledger.books import Books
+from ml_goodput_measurement.ledger.checkpoints import CheckpointOverlays
 from ml_goodput_measurement.ledger.disruptions import summarize_attempts, summarize_disruptions
 from ml_goodput_measurement.ledger.facts import NEVER_NS, Facts
 from ml_goodput_measurement.ledger.job_step_times import JobStepTimes
@@ -59,6 +61,7 @@ class Ledger:
     def __init__(self) -> None:
         self.facts = Facts()
         self._attempts = Attempts(self.facts)
+        self._checkpoints = CheckpointOverlays(self.facts)
         self._step_times = JobStepTimes(self._attempts)
         self._books = Books(self._attempts, self._step_times)
 
@@ -110,9 +113,13 @@ class Ledger:
         self._update()
         return summarize_attempts(self._attempts, self._books, now_ns)
 
-    def disruptions(self, now_ns: int) -> list[Disruption]:
-        """Returns each time that the job came back after an attempt that had made steps, in order."""
-        return summarize_disruptions(self._attempts, self._books, self.attempts(now_ns))
+    def disruptions(self, attempts: Sequence[AttemptSummary]) -> list[Disruption]:
+        """Returns each time that the job came back after an attempt that had made steps, in order.
+
+        Args:
+            attempts: What `attempts` returned, with nothing added since.
+        """
+        return summarize_disruptions(self._attempts, self._books, attempts)
 
     def step_seconds(self) -> dict[int, float]:
         """Returns the time from start to start of each kept step that the next number follows. Costs all steps."""
@@ -140,6 +147,8 @@ class Ledger:
         own = len(ledger.facts.columns())
         ledger.facts = Facts.from_state(state["facts"], columns[:own])
         ledger._attempts = Attempts.from_state(state["attempts"], ledger.facts)
+        ledger._checkpoints = CheckpointOverlays(ledger.facts)
+        ledger._checkpoints.restore(ledger._attempts)
         ledger._step_times = JobStepTimes.from_state(state["step_times"], columns[own:], ledger._attempts)
         ledger._books = Books.from_state(state["books"], ledger._attempts, ledger._step_times)
         return ledger
@@ -154,7 +163,7 @@ class Ledger:
             self._step_times.forget()
         for index, cut_before in changes.cuts:
             self._step_times.forget_repeated(index, cut_before)
-        self._books.update(changes, changed_ns)
+        self._books.update(changes, min(changed_ns, self._checkpoints.update(self._attempts, changes)))
 
 
 def _join(pieces: list[Piece], piece: Piece) -> None:

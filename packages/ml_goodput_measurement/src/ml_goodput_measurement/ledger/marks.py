@@ -27,6 +27,14 @@ class Marks:
         back-to-back activities pair as they should."""
         self.total_ns = 0
         """Sum of the pairs' durations."""
+        self._has_pairs = False
+
+    @classmethod
+    def of_codes(cls, codes: array[int], total_ns: int) -> Marks:
+        """Returns the marks with these codes, whose pairs sum up to `total_ns`."""
+        marks = cls()
+        marks.codes, marks.total_ns, marks._has_pairs = codes, total_ns, len(codes) > 0
+        return marks
 
     def add(self, time_ns: int, *, is_end: bool) -> tuple[Interval | None, list[Interval]]:
         """Adds a mark; one that is there already changes nothing.
@@ -50,6 +58,7 @@ class Marks:
         if broken:
             self.total_ns -= broken[1] - broken[0]
         self.total_ns += sum(end - start for start, end in made)
+        self._has_pairs = self._has_pairs or bool(made)
         return broken, made
 
     def extend(self, codes: list[int]) -> None:
@@ -58,6 +67,7 @@ class Marks:
         if not joined[0] & 1:
             joined = joined[1:]
         starts, ends = joined[0::2], joined[1::2]
+        self._has_pairs = self._has_pairs or not all(map(and_, joined, repeat(1)))
         if all(map(and_, starts, repeat(1))) and not any(map(and_, ends, repeat(1))):
             # Starts and ends take turns, as they nearly always do: no need to look at each pair.
             self.total_ns += (sum(ends) - sum(starts[: len(ends)]) + len(ends)) // 2
@@ -69,7 +79,7 @@ class Marks:
     def first_pair(self, start_ns: int, end_ns: int) -> Interval | None:
         """Returns the first pair that begins at or after `start_ns` and ends before or at `end_ns`."""
         codes = self.codes
-        for index in range(bisect_left(codes, 2 * start_ns), len(codes) - 1):
+        for index in range(bisect_left(codes, 2 * start_ns), len(codes) - 1 if self._has_pairs else 0):
             if codes[index] >= 2 * end_ns:
                 return None
             pair = _pair(codes[index], codes[index + 1])

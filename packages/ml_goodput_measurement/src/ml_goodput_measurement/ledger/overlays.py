@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import heapq
 from bisect import bisect_left, insort
+from collections.abc import Iterable
 from itertools import accumulate, chain
 from operator import itemgetter
 from typing import NamedTuple
@@ -48,6 +49,11 @@ class Overlays:
         else:
             insort(self._overlays, overlay)
             self._mend(bisect_left(self._overlays, overlay))
+
+    def extend(self, overlays: Iterable[Overlay]) -> None:
+        """Adds many overlays at once."""
+        self._overlays = sorted([*self._overlays, *(overlay for overlay in overlays if overlay.end_ns > overlay[0])])
+        self._mend(0)
 
     def discard(self, overlay: Overlay) -> None:
         """Removes an overlay, once, if it is there."""
