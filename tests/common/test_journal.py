@@ -8,8 +8,10 @@ import stat
 import threading
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
+from ml_diagnostics_common.journal import Journal
 from ml_diagnostics_common.journal.layout import (
     Header,
     decode_header,
@@ -242,3 +244,11 @@ def test_state_that_cannot_be_written_leaves_the_old_and_no_litter(
         write_state(path, {"a": 2})
     assert read_state(path) == {"a": 1}
     assert [file.name for file in tmp_path.iterdir()] == ["x.json"]
+
+
+def test_labels_and_resource_may_be_anything(tmp_path: Path) -> None:
+    labels: dict[Any, Any] = {"attempt": 1, 2: None}
+    Journal(LOG, root=tmp_path, labels=labels, resource={"labels": {"a": {1}, "b": float("nan")}}).append({"n": 0})
+    [entry] = read_all(tmp_path)
+    assert entry.context.labels == {"attempt": "1", "2": "None"}
+    assert entry.context.resource == {"labels": {"a": [1], "b": "NaN"}}

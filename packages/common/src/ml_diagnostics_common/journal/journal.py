@@ -9,6 +9,7 @@ from __future__ import annotations
 import atexit
 import errno
 import itertools
+import json
 import os
 import queue
 import re
@@ -36,6 +37,7 @@ _EXIT_SECONDS = 1.0  # For all journals together.
 _RETRY_EVERY_NS = 1_000_000_000
 _LOOK_EVERY_NS = 5_000_000_000
 _SETTING_BACK_NS = 1_000_000_000
+_QUEUE_WAITS_SECONDS = 1.0
 _NEVER = ""  # No stamp is smaller: every append takes the slow way.
 _DISK_IS_FULL = (errno.ENOSPC, errno.EDQUOT)
 _REASONS = {
@@ -103,8 +105,9 @@ class Journal:
         """
         self.log_id = log_id
         self.folder = log_directory(root, log_id)
-        self._labels = dict(labels)
-        self._resource = dict(resource or {})
+        # As JSON will have them: what it does not have must not fail at each entry.
+        self._labels = {str(key): str(value) for key, value in labels.items()}
+        self._resource = json.loads(encode_payload(resource or {}))
         self._shippable = shippable
         self._segment_bytes = segment_bytes
         self._clock_ns = clock_ns
@@ -205,9 +208,8 @@ class Journal:
         """Writes what is held, if it can be written; True if nothing is held any more."""
         if not self._held:
             return True
-        if self._is_queued():
+        if self._is_queued() and self._wake_thread():
             deadline = time.monotonic() + timeout_seconds
-            self._wake_thread()
             while self._held and time.monotonic() < deadline:
                 time.sleep(0.005)
         else:
@@ -226,9 +228,7 @@ class Journal:
 
     def _append_slowly(self, now: str, line: bytes) -> None:
         self._hold(line)
-        if self._is_queued():
-            self._wake_thread()
-        else:
+        if not (self._is_queued() and self._wake_thread()):
             self._write_slowly(int(now))
 
     def _hold(self, line: bytes) -> None:
@@ -362,18 +362,25 @@ class Journal:
                 )
         return self._queued
 
-    def _wake_thread(self) -> None:
-        if self._queue_task is None or self._queue_task.wait(0):
-            self._queue_task = background.start(self._write_queued)
+    def _wake_thread(self) -> bool:
+        """Has the thread write what is held; False when there can be none any more: the interpreter ends."""
+        task = self._queue_task
+        if task is None or task.wait(0):
+            task = self._queue_task = background.start(self._write_queued)
         if self._wake.empty():
             self._wake.put(None)
+        return task is not None
 
     def _write_queued(self) -> None:
+        """Ends after an idle second, so that nobody keeps a forgotten journal."""
         while True:
             try:
-                self._wake.get(timeout=1.0 if self._held else None)
+                self._wake.get(timeout=_QUEUE_WAITS_SECONDS)
             except queue.Empty:
-                pass
+                if not self._held:
+                    self._queue_task = None  # An entry that comes from here on starts another thread,
+                    if not self._held:  # and one that came before is seen here.
+                        return
             self._write_slowly(self._clock_ns())
 
     def _start_clean_in_child(self) -> None:
