@@ -25,11 +25,12 @@ PLANTED = {
 SECRET_KEYS = """
     password DB_PASSWORD passwd token HF_TOKEN access_token accessToken secret clientSecret api_key apiKey
     X-Api-Key GOOGLE_API_KEY authorization Authorization credential credentials private_key --token auth_token
-    cookie
+    cookie PGPASSWORD dbpassword DB_PASS SMTP_PASS SSHPASS GITHUB_PAT REDISCLI_AUTH
 """.split()  # noqa: SIM905
 HARMLESS_KEYS = """
     max_tokens tokenizer pad_token eos_token tokens_per_batch num_tokens author monkey keyboard key
     learning_rate password_file secret_name pass_through passes
+    forward_pass num_passes path pat user_path auth_method
 """.split()  # noqa: SIM905
 
 
@@ -224,3 +225,31 @@ def test_a_long_text_takes_time_in_proportion(nasty):
     start = time.process_time()
     redact_text(nasty)
     assert time.process_time() - start < 2
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["-sk-" * 8000, "eyJ-" * 8000, "://" + ":" * 8000, "-u " * 8000, "a" * 60_000, "--user=" * 5000, "sk-" * 9000],
+)
+def test_no_text_takes_long(text):
+    begun = time.monotonic()
+    redact_text(text)
+    redact({"text": text + " password"}, max_bytes=40_000)
+    redact({"text": text + " password"}, max_bytes=30_000)
+    assert time.monotonic() - begun < 2
+
+
+def test_no_more_of_a_text_is_looked_at_than_there_is_room_for():
+    begun = time.monotonic()
+    redacted = redact({"text": "password=hunter2 eyJ-- " * 2_000_000}, max_bytes=1000)["text"]
+    assert time.monotonic() - begun < 1
+    assert "hunter2" not in redacted
+    assert redacted.endswith(TRUNCATED)
+    assert len(redacted) <= 1000 + len(TRUNCATED)
+
+
+@pytest.mark.parametrize(
+    "command", ["curl -u bob:hunter2 https://x", "curl --user bob:hunter2", "wget --proxy-user=bob:hunter2"]
+)
+def test_the_password_of_a_users_flag_is_hidden(command):
+    assert redact_text(command) == command.replace("hunter2", REDACTED)

@@ -17,6 +17,7 @@ REDACTED = "[REDACTED]"
 TRUNCATED = "[TRUNCATED]"
 CIRCULAR = "[CIRCULAR]"
 
+_LOOKED_AT_BEYOND = 4096  # Characters behind those that there is room for, since what is redacted gets shorter.
 _DEEPEST = 100  # Far below Python's recursion limit.
 
 # --- Keys ---------------------------------------------------------------------------------------------
@@ -25,17 +26,25 @@ _WORDS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|[0-9]+")
 _SECRET_WORDS = frozenset(
     """
     password passwords passwd pwd passphrase secret secrets credential credentials authorization
-    apikey privatekey accesskey cookie cookies
+    apikey privatekey accesskey cookie cookies sshpass
     """.split()  # noqa: SIM905
 )
+_ACCOUNTS = """
+    db database sql mysql pg postgres mongo redis smtp imap pop mail email ftp sftp ssh ldap http proxy user admin root
+    """.split()  # noqa: SIM905
 _SECRET_PAIRS = frozenset(
     {
         *((first, "key") for first in ("api", "private", "access", "secret", "signing", "encryption", "account")),
         *((first, "token") for first in ("access", "auth", "refresh", "session", "bearer", "api", "id")),
         *((first, "signature") for first in ("goog", "amz")),
         ("auth", "header"),
+        # "pass" alone is also a pass over the data, and "auth" a method.
+        *((first, "pass") for first in _ACCOUNTS),
+        *((first, "auth") for first in ("rediscli", "redis", "basic", "http", "proxy", "npm")),
+        *((first, "pat") for first in ("github", "gitlab", "gh", "azure", "devops", "ado", "hub")),
     }
 )
+_GLUED_TO_SECRET = ("password", "passwd", "passphrase")  # PGPASSWORD
 # A key that ends in "token" is a secret, except where the token is one of a vocabulary.
 _VOCABULARY_WORDS = frozenset(
     """
@@ -56,7 +65,8 @@ def is_secret_key(key: str) -> bool:
     words = [word.lower() for word in _WORDS.findall(key[:256])]
     if not words:
         return False
-    if _SECRET_WORDS.intersection(words) or _SECRET_PAIRS.intersection(pairwise(words)):
+    is_secret = _SECRET_WORDS.intersection(words) or _SECRET_PAIRS.intersection(pairwise(words))
+    if is_secret or any(word.endswith(_GLUED_TO_SECRET) for word in words):
         return words[-1] not in ("id", "name", "file", "path")
     return words[-1] == "token" and (len(words) == 1 or words[-2] not in _VOCABULARY_WORDS)
 
@@ -65,9 +75,10 @@ def is_secret_key(key: str) -> bool:
 
 _HINT = re.compile(
     r"pass|pwd|secret|token|credential|auth|key|cookie|bearer|signature|://|-----BEGIN|AIza|gh[pousr]_|github_pat_"
-    r"|glpat-|hf_|sk-|xox|AKIA|ASIA|ya29|eyJ|GOCSPX",
+    r"|glpat-|hf_|sk-|xox|AKIA|ASIA|ya29|eyJ|GOCSPX|[_-]pat\b|(?<!\S)-u\s|--(?:proxy-)?user",
     re.IGNORECASE,
 )
+# No pattern may scan to the end of the text from each of many places: what looks ahead is bounded.
 _SECRET_FORMS = re.compile(
     r"-----BEGIN [A-Z0-9 ]{1,40}-----.*?(?:-----END [A-Z0-9 ]{1,40}-----|\Z)"
     r"|(?<![A-Za-z0-9])(?:"
@@ -76,15 +87,16 @@ _SECRET_FORMS = re.compile(
     r"|GOCSPX-[\w-]{10,}"  # Google client secret
     r"|gh[pousr]_[A-Za-z0-9]{20,}|github_pat_\w{20,}|glpat-[\w-]{16,}"  # GitHub, GitLab
     r"|hf_[A-Za-z0-9]{20,}"  # Hugging Face
-    r"|sk-(?=[\w-]*[0-9])[\w-]{16,}"  # OpenAI, Anthropic
+    r"|sk-(?=[\w-]{0,256}[0-9])[\w-]{16,}"  # OpenAI, Anthropic
     r"|xox[abeoprs]-[\w-]{10,}"  # Slack
     r"|(?:AKIA|ASIA)[0-9A-Z]{16}"  # AWS
-    r"|eyJ[\w-]{5,}\.[\w-]{5,}(?:\.[\w-]*)*"  # JWT
+    r"|eyJ[\w-]{5,1024}\.[\w-]{5,}(?:\.[\w-]*)*"  # JWT
     r")",
     re.DOTALL,
 )
 _BEARER = re.compile(r"\b(bearer\s+)[\w.~+/=-]{8,}", re.IGNORECASE)
-_URL_USER = re.compile(r"(?<=://)[^\s/@\"'<>]*:[^\s/@\"'<>]*@")
+_URL_USER = re.compile(r"(?<=://)[^\s/@:\"'<>]*:[^\s/@\"'<>]*@")
+_USER_FLAG = re.compile(r"""(?<!\S)(-u|--user|--proxy-user)(\s+|=)([^\s:"']+:)[^\s"']+""")  # curl -u bob:hunter2
 _VALUE = (
     r"(?:(?:bearer|basic|token|digest|negotiate)\s+)?"
     r"""(?:"(?:[^"\\]|\\.)*"?|'(?:[^'\\]|\\.)*'?|[^\s,;&"'(){}\]]+\]?)"""
@@ -115,6 +127,7 @@ def redact_text(text: str) -> str:
 def _redact_once(text: str) -> str:
     text = _SECRET_FORMS.sub(REDACTED, text)
     text = _URL_USER.sub(f"{REDACTED}@", text)
+    text = _USER_FLAG.sub(rf"\1\2\3{REDACTED}", text)
     text = _BEARER.sub(rf"\1{REDACTED}", text)
     text = _ASSIGNMENT.sub(_redact_value, text)
     return _FLAG.sub(_redact_value, text)
@@ -216,6 +229,9 @@ class _Redaction:
 
     def _text(self, text: str) -> str:
         """Redacts a text, and cuts it between two words where there is no room for all of it."""
+        most = max(self._room, 0) + _LOOKED_AT_BEYOND
+        if len(text) > most:
+            text = _whole_words(text[:most]) + TRUNCATED
         text = redact_text(text)
         data = text.removesuffix(TRUNCATED).encode("utf-8", "surrogatepass")
         if len(data) <= self._room:
@@ -223,7 +239,13 @@ class _Redaction:
             return text
         kept = data[: max(self._room, 0)].decode("utf-8", "ignore")
         self._room = 0
-        return "".join(re.findall(r"\S*\s", kept)) + TRUNCATED
+        return _whole_words(kept) + TRUNCATED
+
+
+def _whole_words(text: str) -> str:
+    """Without what stands behind the last space: it may be a part of a secret, which has another form."""
+    found = re.match(r".*\s", text, re.DOTALL)
+    return found.group() if found else ""
 
 
 def _text_of_key(key: Any) -> str:
