@@ -452,6 +452,15 @@ def test_refusals_are_tried_every_ten_minutes_in_the_end() -> None:
     assert Backoff(longest_seconds=600.0).failed(1e9) < 660
 
 
+def test_processes_that_failed_together_do_not_come_back_together() -> None:
+    waits = {Backoff(first_seconds=1.0).failed() for _ in range(50)}
+    assert len(waits) > 40
+    assert max(waits) - min(waits) > 0.2
+    asked = {Backoff().failed(7.0) for _ in range(50)}
+    assert len(asked) > 40
+    assert min(asked) >= 7
+
+
 def test_no_cloud_is_told_once_with_where_the_data_is(
     tmp_path: Path, start: Callable[..., Shipper], caplog: pytest.LogCaptureFixture
 ) -> None:

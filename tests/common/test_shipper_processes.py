@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 from ml_diagnostics_common.cloud_logging import connect
+from ml_diagnostics_common.cloud_logging.rest_transport import RestTransport
 from ml_diagnostics_common.guard import Counters
 from ml_diagnostics_common.journal import Journal, host_name
 from ml_diagnostics_common.journal import journal as journal_module
@@ -251,6 +252,47 @@ assert os.waitpid(child, 0)[1] == 0
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 0, errors.decode()
     assert arrived(cloud_logging_server) == list(range(200))
+
+
+def test_our_own_entries_go_before_what_others_left(
+    tmp_path: Path, cloud_logging_server: CloudLoggingServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sent: list[int] = []
+    write = RestTransport.write
+
+    def noted(self: RestTransport, entries: Any, **arguments: Any) -> None:
+        sent.extend(entry["jsonPayload"]["step_count"] for entry in entries)
+        write(self, entries, **arguments)
+
+    journal = Journal(LOG, root=tmp_path, labels={})
+    journal.append({"step_count": 1})
+    lines = next(journal.folder.glob("*.jsonl")).read_text().replace('"step_count":1', '"step_count":2')
+    for pid in ("0", "4194999"):  # Of processes that are gone, one on either side of ours by name.
+        writer = f"{host_name()}-{pid}-1-0"
+        (journal.folder / f"{writer}.0.jsonl").write_text(lines.replace(journal.writer, writer))
+    monkeypatch.setattr(RestTransport, "write", noted)
+    ship_here(tmp_path, cloud_logging_server)
+    assert sent == [1, 2, 2]
+
+
+def test_the_trainer_has_the_interpreter_between_the_requests_of_a_backlog(
+    tmp_path: Path, cloud_logging_server: CloudLoggingServer
+) -> None:
+    journal = Journal(LOG, root=tmp_path, labels={})
+    for number in range(100):
+        journal.append({"step_count": number})
+    pauses: list[float] = []
+    with delivering(tmp_path, cloud_logging_server, batch_entries=4) as delivery:
+        delivery.run_round(pause=pauses.append)
+    assert len(cloud_logging_server.requests) == 6
+    assert len(pauses) == 5
+    shipper = Shipper(LOG, root=tmp_path, connect=lambda: connect(environ={}))
+    began = time.monotonic()
+    shipper._rest(0.1)
+    assert 0.29 < time.monotonic() - began < 1
+    shipper._ask_to_stop(time.monotonic() + 5)
+    shipper._rest(0.1)
+    assert time.monotonic() - began < 1.2
 
 
 def test_a_lock_dies_with_its_process_not_with_its_children(

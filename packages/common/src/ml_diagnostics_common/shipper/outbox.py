@@ -18,6 +18,7 @@ from ml_diagnostics_common.journal.layout import (
     Header,
     Segment,
     decode_header,
+    open_segment,
     read_state,
     shipped_offset_path,
     write_state,
@@ -280,7 +281,7 @@ def _entry(line: bytes) -> LogEntry | None:
 
 @contextlib.contextmanager
 def _opened(path: str) -> Iterator[int]:
-    descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NOFOLLOW", 0))
+    descriptor = open_segment(path)
     try:
         yield descriptor
     finally:
