@@ -15,12 +15,13 @@ import ml_diagnostics_common.cloud_logging
 import pytest
 from ml_diagnostics_common.entry import encode_cloud, format_timestamp
 from ml_diagnostics_common.exceptions import ConfigurationError, CredentialsError
-from ml_diagnostics_common.journal import Journal
+from ml_diagnostics_common.journal import Journal, JournalCap
 from ml_diagnostics_common.reader import JournalReader
 from ml_diagnostics_testing.cloud_logging import CloudLoggingServer
 from ml_diagnostics_testing.faults import Fault, Hang, Reset, Status
 from ml_goodput_measurement import recorders, sources
 from ml_goodput_measurement.calculator import GoodputCalculator
+from ml_goodput_measurement.exceptions import NoGoodputError
 from ml_goodput_measurement.partition import Bucket, JobReport
 from ml_goodput_measurement.recorder import GoodputRecorder
 from ml_goodput_measurement.sources import LogSource
@@ -450,3 +451,39 @@ def test_a_recorder_and_a_calculator_meet_in_the_cloud(
     there = calculator().report()
     assert told(here) == told(there)
     assert there.steps_kept == 5
+
+
+def test_a_query_of_one_job_is_no_promise_for_another_of_the_same_log(truth: tuple[Any, ...]) -> None:
+    """Where no cloud has the journal, its cap drops what was read: by the job that it belongs to."""
+    record(LIFE.payloads)
+    record([{**payload, "job_name": "other"} for payload in LIFE.payloads], job="other")
+    subject = calculator()
+    assert told(subject.report()) == truth
+    subject.save_state()
+    JournalCap(root(), limit_bytes=0, clock=lambda: time.time() + 2 * 86400).check()
+    assert len(list(journal_folder().glob("*.jsonl"))) == 1
+    assert told(GoodputCalculator("other", LOG, _clock_ns=lambda: NOW_NS).report()) == truth
+
+
+def test_no_journal_is_dropped_on_the_word_of_a_state_that_lies_elsewhere(tmp_path: Path) -> None:
+    record(LIFE.payloads)
+    subject = calculator(cache_dir=str(tmp_path / "cache"))
+    subject.report()
+    subject.save_state()
+    JournalCap(root(), limit_bytes=0, clock=lambda: time.time() + 2 * 86400).check()
+    assert len(list(journal_folder().glob("*.jsonl"))) == 1
+
+
+def test_what_was_read_of_one_project_or_one_day_is_not_taken_for_all(
+    cloud: CloudLoggingServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    long = History().start(0).steps(range(300), at=1000, each=1000).end(301_000)
+    cloud.write(as_the_reference_wrote(long.payloads, each=1000), log_id=LOG)
+    asked_at: dict[str, Any] = {"_clock_ns": lambda: int((BASE + 302_000) * 1e9)}
+    day = GoodputCalculator(JOB, LOG, max_logs_retention_period=86_400, **asked_at)
+    assert day.report().steps_kept < 100
+    day.save_state()
+    assert GoodputCalculator(JOB, LOG, **asked_at).report().steps_kept == 300
+    monkeypatch.setenv("GOOGLE_CLOUD_PROJECT", "another-project")
+    with pytest.raises(NoGoodputError):
+        GoodputCalculator(JOB, LOG, **asked_at).report()
