@@ -50,6 +50,7 @@ def test_everything_recorded_before_death_is_there_after_it(tmp_path: Path, endi
 import faulthandler, os, signal, sys, threading, time
 from pathlib import Path
 from ml_diagnostics_common.journal import Journal
+signal.signal(signal.SIGINT, signal.default_int_handler)  # A shell has its background jobs ignore it.
 journal = Journal("goodput_run7", root=Path(sys.argv[1]), labels={{}})
 for n in range(1_000):
     journal.append({{"n": n}})
