@@ -265,3 +265,16 @@ def test_the_grpc_target_is_host_and_port():
 def test_a_grpc_target_of_another_form_is_an_error_that_says_which_form(value):
     with pytest.raises(ConfigurationError, match=r"ML_DIAGNOSTICS_LOGGING_GRPC.*host:port"):
         logging_grpc_target({"ML_DIAGNOSTICS_LOGGING_GRPC": value})
+
+
+def test_a_log_handler_that_raises_does_not_cost_the_folder(tmp_path):
+    class Raising(logging.Handler):
+        def emit(self, _):
+            raise RuntimeError("the handler is broken")
+
+    handler = Raising()
+    logging.getLogger("ml_diagnostics").addHandler(handler)
+    try:
+        assert diagnostics_directory(unwritable(tmp_path, "file")).parent == tmp_path
+    finally:
+        logging.getLogger("ml_diagnostics").removeHandler(handler)

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -472,3 +473,20 @@ def test_a_missing_extra_is_one_error_that_names_it(monkeypatch):
     monkeypatch.delattr("google.cloud.storage", raising=False)
     with pytest.raises(MissingExtraError, match=r"pip install 'ml-diagnostics-common\[gcs\]'"):
         storage.GoogleCloudStorage(environ={"CLOUDSDK_AUTH_DISABLE_CREDENTIALS": "true"}).read("gs://bucket/x")
+
+
+def test_a_file_of_1970_is_there_whoever_asks(tmp_path):
+    path = tmp_path / "old"
+    path.write_bytes(b"old")
+    os.utime(path, ns=(0, 0))
+    local = local_storage.LocalStorage()
+    data, generation = local.read_with_generation(str(path))
+    assert data == b"old"
+    assert local.write(str(path), b"new", if_generation=generation) > generation > 0
+
+
+def test_an_address_that_lost_a_slash_is_no_local_file(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigurationError, match="one slash"):
+        storage.write(Path("gs://bucket/x"), b"data")
+    assert list(tmp_path.iterdir()) == []

@@ -425,3 +425,23 @@ def test_what_is_not_served_says_so(server):
     assert http(server, "GET", "/elsewhere")[0] == 404
     assert http(server, "PUT", "/upload/storage/v1/b/b/o?upload_id=none", b"x")[0] == 404
     assert http(server, "POST", "/upload/storage/v1/b/b/o?uploadType=odd", b"x")[0] == 400
+
+
+def test_a_test_that_looks_behind_the_clients_backs_sees_no_request_half_done(server):
+    server.write("b", "x", b"data")
+    looks = [
+        lambda: server.names("b"),
+        lambda: server.read("b", "x"),
+        lambda: server.stored("b", "x"),
+        lambda: server.write("b", "y", b""),
+        lambda: server.create_bucket("c"),
+        lambda: server.delete("b", "x"),
+    ]
+    for look in looks:
+        thread = threading.Thread(target=look)
+        with server._store.lock:  # As a request that is being served.
+            thread.start()
+            thread.join(0.05)
+            assert thread.is_alive()
+        thread.join(10)
+        assert not thread.is_alive()

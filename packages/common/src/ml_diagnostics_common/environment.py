@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import enum
 import functools
-import logging
 import os
 import stat
 import sys
@@ -19,6 +18,7 @@ from pathlib import Path
 
 from ml_diagnostics_common.credentials import CloudEnvironment, find_cloud
 from ml_diagnostics_common.exceptions import ConfigurationError
+from ml_diagnostics_common.guard import warn_once
 
 __all__ = [
     "Backend",
@@ -33,8 +33,6 @@ __all__ = [
     "logging_grpc_target",
     "orchestrator",
 ]
-
-_logger = logging.getLogger("ml_diagnostics")
 
 
 class Backend(str, enum.Enum):
@@ -96,7 +94,8 @@ def _usable_directory(configured: str, home: str, temporary: str) -> Path:
         return wanted
     except (OSError, ValueError, RuntimeError) as error:
         fallback = _private_fallback(temporary)
-        _logger.warning(
+        warn_once(
+            ("no folder", configured, home, temporary),
             "%s cannot be written (%s): journals go to %s instead, which may not outlive this machine; "
             "set ML_DIAGNOSTICS_DIR to a folder that this user can write",
             configured or "~/.ml-diagnostics",

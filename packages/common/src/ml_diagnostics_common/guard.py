@@ -13,7 +13,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeVar, cast
 
-__all__ = ["LOSSES", "Counters", "guarded", "report_loss", "warn_once"]
+__all__ = ["LOSSES", "Counters", "guarded", "log_once", "report_loss", "warn_once"]
 
 logger = logging.getLogger("ml_diagnostics")
 

@@ -83,7 +83,8 @@ class CloudStorageServer(LoopbackServer):
 
     def create_bucket(self, name: str) -> None:
         """Makes an empty bucket, unless there is one of that name."""
-        self._store.buckets.setdefault(name, {})
+        with self._store.lock:
+            self._store.buckets.setdefault(name, {})
 
     def write(self, bucket: str, name: str, data: bytes, **properties: Any) -> StoredObject:
         """Writes an object behind the clients' backs.
@@ -94,23 +95,28 @@ class CloudStorageServer(LoopbackServer):
             data: Its content.
             **properties: Such as contentType or metadata.
         """
-        return self._store.write(bucket, name, data, properties, {}, now=self.clock())
+        with self._store.lock:
+            return self._store.write(bucket, name, data, properties, {}, now=self.clock())
 
     def read(self, bucket: str, name: str) -> bytes:
         """The content of an object; KeyError if there is none."""
-        return self._store.buckets[bucket][name].data
+        with self._store.lock:
+            return self._store.buckets[bucket][name].data
 
     def stored(self, bucket: str, name: str) -> StoredObject:
         """All that is known of an object; KeyError if there is none."""
-        return self._store.buckets[bucket][name]
+        with self._store.lock:
+            return self._store.buckets[bucket][name]
 
     def delete(self, bucket: str, name: str) -> None:
         """Removes an object behind the clients' backs; KeyError if there is none."""
-        del self._store.buckets[bucket][name]
+        with self._store.lock:
+            del self._store.buckets[bucket][name]
 
     def names(self, bucket: str, prefix: str = "") -> list[str]:
         """The names of a bucket's objects, sorted."""
-        return sorted(name for name in self._store.buckets[bucket] if name.startswith(prefix))
+        with self._store.lock:
+            return sorted(name for name in self._store.buckets[bucket] if name.startswith(prefix))
 
     def environment(self) -> dict[str, str]:
         """The variables that bring google-cloud-storage, gcloud and our libraries here, without credentials."""

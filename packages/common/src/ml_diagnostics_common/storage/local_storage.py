@@ -47,7 +47,7 @@ class LocalStorage:
                 found = os.fstat(file.fileno())
                 if not stat.S_ISREG(found.st_mode):
                     raise IsADirectoryError(errno.EISDIR, "not a regular file")
-                return file.read(), found.st_mtime_ns
+                return file.read(), _generation_of(found)
 
     def write(self, path: str, data: bytes, *, if_generation: int | None = None) -> int:
         """Puts the content in place, whole."""
@@ -100,7 +100,11 @@ def _generation(target: Path) -> int:
         found = target.stat()
     except (FileNotFoundError, NotADirectoryError):
         return 0
-    return max(found.st_mtime_ns, 1) if stat.S_ISREG(found.st_mode) else 0
+    return _generation_of(found) if stat.S_ISREG(found.st_mode) else 0
+
+
+def _generation_of(found: os.stat_result) -> int:
+    return max(found.st_mtime_ns, 1)  # 0 says that there is none, and some archives are unpacked with that time.
 
 
 @contextlib.contextmanager

@@ -93,10 +93,12 @@ def storage_for(path: str | os.PathLike[str]) -> Storage:
         The store. For Cloud Storage the same one for as long as the environment's settings are the same.
 
     Raises:
-        ConfigurationError: The path has another scheme than gs://.
+        ConfigurationError: The path has another scheme than gs://, or lost a slash in a `pathlib.Path`.
     """
     text = os.fspath(path)
     scheme, separator, _ = text.partition("://")
+    if text.startswith("gs:/") and not separator:
+        raise ConfigurationError(f"{text!r} has one slash: give gs://bucket/key as text, since a Path joins slashes")
     if not separator or not scheme.isalnum():
         return LocalStorage()
     if scheme != "gs":
