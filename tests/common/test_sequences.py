@@ -36,4 +36,3 @@ def test_memory_does_not_grow_with_the_number_of_entries() -> None:
         seen.add("w", number ^ 1)  # Neighbours swapped, as threads do.
     assert seen.to_json() == {"w": [[0, 9_999]]}
     assert seen.gaps() == {}
-    assert list(seen.writers()) == ["w"]

@@ -51,10 +51,6 @@ class SeenSequences:
         position = bisect_right(firsts, sequence) - 1
         return position >= 0 and sequence <= lasts[position]
 
-    def writers(self) -> Iterable[str]:
-        """The writers of which anything was seen."""
-        return self._ranges.keys()
-
     def gaps(self) -> dict[str, list[tuple[int, int]]]:
         """For each writer with any, the (first, last) sequence numbers between those seen."""
         gaps = {}
