@@ -6,7 +6,7 @@ import json
 import time
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from ml_diagnostics_common.redaction import REDACTED, TRUNCATED, is_secret_key, redact, redact_text
 
@@ -196,6 +196,7 @@ pieces = st.sampled_from(
 
 
 @given(trees, st.integers(0, 200), st.integers(0, 5))
+@example(value=[{None: None, 'Password: "': []}], max_bytes=32, max_depth=2)  # A secret for which there was no room.
 @settings(max_examples=300, deadline=None)
 def test_redacting_twice_is_redacting_once(value, max_bytes, max_depth):
     once = redact(value, max_bytes=max_bytes, max_depth=max_depth)

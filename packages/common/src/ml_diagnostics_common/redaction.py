@@ -224,7 +224,7 @@ class _Redaction:
         return copied
 
     def _secret(self, value: Any, depth: int) -> Any:
-        unset = value is None or isinstance(value, bool) or value in ("", b"")
+        unset = value is None or isinstance(value, bool) or value in ("", b"", TRUNCATED)
         return self.copy(value, depth) if unset else self._text(REDACTED)
 
     def _text(self, text: str) -> str:
