@@ -73,7 +73,7 @@ class UserLoggerSource:
         payloads, last_entry = self._logger.read_cloud_logging_entries(None, None, self._last_entry)
         if last_entry and tuple(last_entry) != (None, None):
             self._last_entry = tuple(last_entry)
-        yield 0, list(payloads)
+        yield 0, payloads if isinstance(payloads, list) else list(payloads)
 
     def position(self) -> None:
         """See `PayloadSource`; the ids may be anything, so nothing is kept."""

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from array import array
 from bisect import bisect_left
-from itertools import chain
+from collections.abc import Iterator
 from operator import sub
 from typing import Any
 
@@ -12,6 +13,8 @@ from ml_goodput_measurement.ledger.facts import NEVER_NS
 from ml_goodput_measurement.ledger.step_times import StepTimes, median_of
 
 __all__ = ["JobStepTimes"]
+
+_PART = 2**16
 
 
 class JobStepTimes:
@@ -26,8 +29,9 @@ class JobStepTimes:
     def kept(self) -> StepTimes:
         """Returns the times of the steps that count. Costs what is new."""
         if self._kept is None:
-            of_attempts = (self._between(index, 0, attempt.cut) for index, attempt in enumerate(self._attempts))
-            self._kept = StepTimes(chain.from_iterable(of_attempts))
+            self._kept = StepTimes(
+                times for index, attempt in enumerate(self._attempts) for times in self._parts(index, attempt.cut)
+            )
         else:
             for index in range(len(self._attempts) - 1, -1, -1):
                 if self._attempts[index].stop <= self._measured:
@@ -44,7 +48,9 @@ class JobStepTimes:
 
     def attempt_median_ns(self, index: int) -> int | None:
         """Returns the median of an attempt's steps, whether they count or not; None when it completed none."""
-        times = self._between(index, 0, NEVER_NS)
+        times = array("q")
+        for part in self._parts(index, NEVER_NS):
+            times.extend(part)
         return median_of(times) if times else None
 
     def seconds(self) -> dict[int, float]:
@@ -85,6 +91,12 @@ class JobStepTimes:
         step_times._kept = StepTimes.of_blocks(blocks, state["sums"])
         step_times._measured = state["measured"]
         return step_times
+
+    def _parts(self, index: int, cut: int) -> Iterator[list[int]]:
+        """Yields the times of an attempt's steps, not too many at a time: as a list they take five times the memory."""
+        attempt = self._attempts[index]
+        for begin in range(attempt.first, attempt.stop, _PART):
+            yield self._between(index, begin, cut, begin + _PART)
 
     def _between(self, index: int, begin: int, cut: int, stop: int = NEVER_NS) -> list[int]:
         """Returns the times of an attempt's steps, in nanoseconds.
