@@ -11,11 +11,15 @@ from typing import Any
 
 import pytest
 from google.auth.credentials import AnonymousCredentials, Credentials
+from hypothesis import given
+from hypothesis import strategies as st
 from ml_diagnostics_common.cloud_logging import LoggingTransport, TransportError, connect, make_transport
+from ml_diagnostics_common.cloud_logging.decoding import TimestampParser
 from ml_diagnostics_common.cloud_logging.filters import full_log_name, log_filter, quoted
 from ml_diagnostics_common.cloud_logging.grpc_transport import GrpcTransport
 from ml_diagnostics_common.cloud_logging.rest_transport import RestTransport
 from ml_diagnostics_common.credentials import CloudEnvironment
+from ml_diagnostics_common.entry import format_timestamp, parse_timestamp
 from ml_diagnostics_testing.cloud_logging import CloudLoggingServer
 from ml_diagnostics_testing.faults import Delay, Hang, Reset, Status, Truncate
 from ml_diagnostics_testing.http_server import LoopbackServer, Request, Response
@@ -284,3 +288,21 @@ def test_the_filter_is_the_references() -> None:
     assert log_filter("p", "l", 'j"') == 'logName="projects/p/logs/l" AND severity=INFO AND jsonPayload.job_name="j\\""'
     assert full_log_name("p", "a/b") == "projects/p/logs/a%2Fb"
     assert quoted('a\\"') == '"a\\\\\\""'
+
+
+@given(st.integers(0, 4_000_000_000 * 10**9), st.integers(0, 9))
+def test_a_timestamp_is_read_alike_the_first_time_and_later(timestamp_ns: int, digits: int) -> None:
+    parse = TimestampParser()
+    text = format_timestamp(timestamp_ns)
+    text = (text[: 20 + digits] if digits else text[:19]) + "Z"
+    assert parse(text) == parse(text) == parse_timestamp(text)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "2023-11-14T22:", "2023-11-14T22:13:2Z", "2023-11-14T22:13:20.Z", "2023-11-14T22:1x:20Z"]
+)
+def test_what_is_no_timestamp_is_refused_also_in_an_hour_that_is_known(text: str) -> None:
+    parse = TimestampParser()
+    parse("2023-11-14T22:13:20Z")
+    with pytest.raises(ValueError, match=""):
+        parse(text)

@@ -18,7 +18,7 @@ from ml_diagnostics_common.entry import (
 __all__ = ["EntryDecoder", "Origin", "TimestampParser"]
 
 _MOST_CONTEXTS = 4096
-_MOST_SECONDS = 4096
+_MOST_HOURS = 4096
 
 Origin = tuple[Mapping[str, str], Mapping[str, Any]]
 """An entry's labels and resource."""
@@ -90,24 +90,26 @@ class EntryDecoder:
 
 
 class TimestampParser:
-    """RFC 3339 to ns since 1970; entries of one second share the work, which is most of it."""
+    """RFC 3339 to ns since 1970; entries of one hour share the work, which is most of it."""
 
     def __init__(self) -> None:
-        self._seconds: dict[str, int] = {}
+        self._hours: dict[str, int] = {}
 
     def __call__(self, text: str) -> int:
         """Parses one timestamp; raises ValueError on anything else."""
-        if len(text) == 30 and text[29] == "Z":  # With nine digits, as ours are: the fast way.
-            second_ns = self._seconds.get(text[:19])
-            if second_ns is not None:
-                return second_ns + int(text[20:29])
+        hour_ns = self._hours.get(text[:14])
+        if hour_ns is not None and 20 <= len(text) <= 30 and text[-1] == "Z" and text[16] == ":":
+            fraction = text[20:-1]
+            if len(text) == 20 or (text[19] == "." and fraction.isdecimal()):
+                seconds = 60 * int(text[14:16]) + int(text[17:19])
+                return hour_ns + seconds * 1_000_000_000 + int(fraction.ljust(9, "0"))
         return self._parse(text)
 
     def _parse(self, text: str) -> int:
         timestamp_ns = parse_timestamp(text)
         if text[-1] == "Z":
-            _make_room(self._seconds, _MOST_SECONDS)
-            self._seconds[text[:19]] = timestamp_ns - timestamp_ns % 1_000_000_000
+            _make_room(self._hours, _MOST_HOURS)
+            self._hours[text[:14]] = timestamp_ns - timestamp_ns % 3_600_000_000_000
         return timestamp_ns
 
 
