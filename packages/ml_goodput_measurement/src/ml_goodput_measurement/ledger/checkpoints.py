@@ -37,7 +37,7 @@ class CheckpointOverlays:
             begun_ns = attempts[changes.kept].start_ns
             stale |= {key for key, reports in facts.checkpoints.items() if max(reports)[0] >= begun_ns}
         starts = [attempt.start_ns for attempt in attempts]
-        return min((self._lay(key, starts) for key in stale), default=NEVER_NS)
+        return self._lay(stale, starts)
 
     def restore(self, attempts: Attempts) -> None:
         """Lays everything, where nothing was laid before."""
@@ -46,14 +46,20 @@ class CheckpointOverlays:
         self._facts.changed_checkpoints = set()
         self._facts.overlays.extend(overlay for overlays in self._laid.values() for overlay in overlays)
 
-    def _lay(self, key: CheckpointKey, starts: list[int]) -> int:
-        old, new = self._laid.get(key, []), self._overlays(key, starts)
-        for overlay in old:
-            self._facts.overlays.discard(overlay)
-        for overlay in new:
-            self._facts.overlays.add(overlay)
-        self._laid[key] = new
-        return min((overlay.start_ns for overlay in {*old} ^ {*new}), default=NEVER_NS)
+    def _lay(self, keys: Iterable[CheckpointKey], starts: list[int]) -> int:
+        added: list[Overlay] = []
+        changed_ns = NEVER_NS
+        for key in keys:
+            old, new = self._laid.get(key, []), self._overlays(key, starts)
+            if old == new:
+                continue
+            for overlay in old:
+                self._facts.overlays.discard(overlay)
+            added += new
+            self._laid[key] = new
+            changed_ns = min([changed_ns, *(overlay.start_ns for overlay in {*old} ^ {*new})])
+        self._facts.overlays.extend(added)
+        return changed_ns
 
     def _overlays(self, key: CheckpointKey, starts: list[int]) -> list[Overlay]:
         """Returns an overlay an operation: it begins with the first host and lasts as long as hosts did on average."""

@@ -13,6 +13,8 @@ from ml_goodput_measurement.partition import Bucket
 
 __all__ = ["Overlay", "Overlays", "resolve"]
 
+_FEW = 16
+
 PRECEDENCE = {bucket: rank for rank, bucket in enumerate(Bucket)}
 
 
@@ -51,7 +53,12 @@ class Overlays:
             self._mend(bisect_left(self._overlays, overlay))
 
     def extend(self, overlays: Iterable[Overlay]) -> None:
-        """Adds many overlays at once."""
+        """Adds overlays, many at once or few."""
+        overlays = list(overlays)
+        if len(overlays) < _FEW:
+            for overlay in overlays:
+                self.add(overlay)
+            return
         self._overlays = sorted([*self._overlays, *(overlay for overlay in overlays if overlay.end_ns > overlay[0])])
         self._mend(0)
 
