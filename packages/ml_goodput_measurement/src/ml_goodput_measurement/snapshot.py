@@ -1,0 +1,83 @@
+"""What is known of a job at one moment: all that an exporter is given.
+
+An exporter is anything that is called with a snapshot. Parts that nobody asked for, or that are not known, are None or
+empty; times are in seconds, shares in percent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from ml_goodput_measurement.goodput_utils import UnproductiveTimeDict
+
+__all__ = ["Cumulative", "DeviatingStep", "Deviation", "RollingWindow", "SliceEfficiency", "Snapshot"]
+
+
+class DeviatingStep(NamedTuple):
+    """A kept step, and by how much its time differs from the ideal step time."""
+
+    step: int
+    start_ns: int
+    """When it began: later steps begin later, also where the job went back and repeats their numbers."""
+    deviation_seconds: float
+    """Absolute."""
+
+
+class SliceEfficiency(NamedTuple):
+    """Means over time of the slices of an elastic job, 0 to 1, from its first report of them on."""
+
+    stepping: float
+    """Slices that trained, of all."""
+    available: float
+    """Slices that were there, of all."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cumulative:
+    """The whole life of the job."""
+
+    goodput_seconds: float
+    goodput_percent: float
+    badput_seconds: UnproductiveTimeDict
+    badput_percent: UnproductiveTimeDict
+    max_productive_step: int
+    total_elapsed_seconds: float
+    disruptions: int
+    ideal_step_seconds: float | None
+    """What was configured, else the mean of the steps that are not anomalous; None while no step is complete."""
+    slice_efficiency: SliceEfficiency | None
+
+
+@dataclass(frozen=True, slots=True)
+class Deviation:
+    """By how much steps differ from the ideal one."""
+
+    from_baseline_seconds: float | None
+    """`compute_step_deviation_from_baseline`; None while no step is complete."""
+    steps_since: Callable[[int], Iterator[DeviatingStep]]
+    """Yields, oldest first, the complete kept steps that began after a moment (nanoseconds; -1 for all of them). Ask
+    while you have the snapshot, before the next one is taken."""
+
+
+@dataclass(frozen=True, slots=True)
+class RollingWindow:
+    """The last so many seconds of the job's life, or all of it while it is younger."""
+
+    window_seconds: int
+    goodput_percent: float
+    badput_percent: UnproductiveTimeDict
+    slice_efficiency: SliceEfficiency | None
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """What is known of a job at one moment."""
+
+    job_name: str
+    time_ns: int
+    """Wall clock of the query."""
+    cumulative: Cumulative | None = None
+    deviation: Deviation | None = None
+    windows: tuple[RollingWindow, ...] = ()
