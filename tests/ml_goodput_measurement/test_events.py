@@ -16,7 +16,7 @@ from ml_goodput_measurement.events import (
     JobEnd,
     JobStart,
     Mark,
-    Moment,
+    SliceCount,
     read_events,
 )
 from ml_goodput_measurement.ledger import Ledger
@@ -79,7 +79,7 @@ OTHERS: list[tuple[dict[str, Any], Event]] = [
     *pair("elastic_reinit", Bucket.ELASTIC_REINITIALIZATION),
     (
         {"active_slices": 3, "total_slices": 4, "available_slices": 4, "elastic_slice_counts_timestamp": AT},
-        Moment(AT_NS),
+        SliceCount(AT_NS, 3, 4, 4),
     ),
     ({"checkpoint_progress_step": 40, "checkpoint_progress_started": AT}, CheckpointProgress(40, AT_NS)),
 ]

@@ -23,7 +23,7 @@ __all__ = [
     "JobEnd",
     "JobStart",
     "Mark",
-    "Moment",
+    "SliceCount",
     "read_events",
 ]
 
@@ -75,13 +75,19 @@ class CheckpointProgress(NamedTuple):
     time_ns: int
 
 
-class Moment(NamedTuple):
-    """Something that only shows that the job was alive."""
+class SliceCount(NamedTuple):
+    """The slices of an elastic job, until the next report of them."""
 
     time_ns: int
+    active: int
+    """Slices that train."""
+    total: int
+    """Slices that the job wants; at least 1."""
+    available: int
+    """Slices that are there."""
 
 
-Event = JobStart | JobEnd | Mark | CheckpointProgress | Moment
+Event = JobStart | JobEnd | Mark | CheckpointProgress | SliceCount
 
 
 @dataclass(slots=True)
@@ -213,6 +219,13 @@ def _elastic_wait_mark(key: str, *, is_end: bool) -> Callable[[Payload], Event]:
     return parse_wait
 
 
+def _read_slice_count(payload: Payload) -> Event:
+    active, total, available = (int(payload[f"{which}_slices"]) for which in ("active", "total", "available"))
+    if not 0 < total < _LARGEST_STEP or not 0 <= active <= total or not 0 <= available < _LARGEST_STEP:
+        raise ValueError(f"{active} active and {available} available of {total} slices cannot be")
+    return SliceCount(_nanoseconds(payload["elastic_slice_counts_timestamp"]), active, total, available)
+
+
 def _read_checkpoint_operation(payload: Payload, batch: EventBatch) -> None:
     kind = payload["event_type"]
     if kind == "save":
@@ -238,9 +251,7 @@ def _parsers() -> dict[str, Callable[[Payload], Event]]:
         "checkpoint_progress_started": lambda payload: CheckpointProgress(
             _step(payload["checkpoint_progress_step"]), _nanoseconds(payload["checkpoint_progress_started"])
         ),
-        "elastic_slice_counts_timestamp": lambda payload: Moment(
-            _nanoseconds(payload["elastic_slice_counts_timestamp"])
-        ),
+        "elastic_slice_counts_timestamp": _read_slice_count,
     }
     pairs: dict[str, Activity] = {
         "tpu_init": (Bucket.TPU_INITIALIZATION, ""),

@@ -67,6 +67,14 @@ class Account:
             self.custom[label] = self.custom.get(label, 0) + length
         self.estimated_ns += other.estimated_ns
 
+    def subtract(self, other: Account) -> None:
+        """Takes out the sums of a part; what is of one attempt only, its first step, stays as it is."""
+        for bucket, length in other.buckets.items():
+            self.buckets[bucket] = self.buckets.get(bucket, 0) - length
+        for label, length in other.custom.items():
+            self.custom[label] = self.custom.get(label, 0) - length
+        self.estimated_ns -= other.estimated_ns
+
     def copy(self) -> Account:
         """Returns an account of its own with the same sums."""
         return Account(
@@ -96,9 +104,13 @@ class Account:
         productive = self.buckets.get(Bucket.PRODUCTIVE, 0) - self.estimated_productive_ns
         return max(0, self.first_step_ns - (productive - self.first_step_ns) // others)
 
-    def split_startup(self) -> None:
-        """Moves the startup out of the productive time; done once, when everything is in."""
-        startup = self.startup_ns()
+    def split_startup(self, startup_ns: int | None = None) -> None:
+        """Moves the startup out of the productive time; done once, when everything is in.
+
+        Args:
+            startup_ns: The startup of the attempt, where this is the account of its beginning only.
+        """
+        startup = self.startup_ns() if startup_ns is None else min(startup_ns, self.first_step_ns or 0)
         if startup:
             self.buckets[Bucket.PRODUCTIVE] -= startup
             self.buckets[Bucket.PROGRAM_STARTUP] = startup

@@ -94,6 +94,10 @@ class Attempts:
         """Returns the start of the attempt after this one, or `NEVER_NS`."""
         return self._attempts[index + 1].start_ns if index + 1 < len(self._attempts) else NEVER_NS
 
+    def index_at(self, time_ns: int) -> int:
+        """Returns the index of the attempt in whose span a moment lies; the first one has what is before it, too."""
+        return max(0, bisect_right(self._attempts, time_ns, key=_start_ns) - 1)
+
     def cut_index(self, index: int) -> int:
         """Returns the index of an attempt's first wasted step, or after its last step."""
         attempt = self._attempts[index]
@@ -197,6 +201,10 @@ class Attempts:
         ends = self.facts.job_ends[bisect_right(self.facts.job_ends, last.start_ns) :]
         after_end = (bisect_right(times, end_ns) for end_ns in ends)
         return returns + [index for index in after_end if last.first < index < len(times)]
+
+
+def _start_ns(attempt: Attempt) -> int:
+    return attempt.start_ns
 
 
 def _wall_start_ns(facts: Facts) -> int:

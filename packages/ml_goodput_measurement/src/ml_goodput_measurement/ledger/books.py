@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
+from operator import itemgetter
 from typing import Any
 
 from ml_goodput_measurement.ledger.accounting import Account, Painted, paint
@@ -13,7 +14,14 @@ from ml_goodput_measurement.ledger.attempts import Attempt, Attempts, Changes
 from ml_goodput_measurement.ledger.facts import Facts
 from ml_goodput_measurement.ledger.job_step_times import JobStepTimes
 from ml_goodput_measurement.ledger.overlays import Overlay
-from ml_goodput_measurement.ledger.runs import FAILED_YIELDS_TO, WASTED_YIELDS_TO, Run, recorded_end, step_runs
+from ml_goodput_measurement.ledger.runs import (
+    FAILED_YIELDS_TO,
+    WASTED_YIELDS_TO,
+    Run,
+    recorded_end,
+    runs_before,
+    step_runs,
+)
 from ml_goodput_measurement.partition import Bucket
 
 __all__ = ["Books"]
@@ -35,6 +43,12 @@ class _Book:
     """Number of steps, and their median time, when it was last needed."""
     borrowed_median_ns: int | None = None
     """Median step time of the job, with which `account` was made because the attempt has none of its own."""
+    milestones: list[tuple[int, Account]] = field(default_factory=list)
+    """Sums up to the start of some of its steps, by index: where a question for the sums up to a moment begins."""
+
+    def forget_milestones(self, step: int) -> None:
+        """Forgets those after a step."""
+        del self.milestones[bisect_right(self.milestones, step, key=itemgetter(0)) :]
 
 
 class Books:
@@ -44,8 +58,12 @@ class Books:
         self._attempts = attempts
         self._step_times = step_times
         self._books: list[_Book] = []
-        self._closed: Account | None = None
-        """Sums over all attempts but the last; None when out of date."""
+        self._totals: list[Account] = [Account()]
+        """Sums over all attempts before each, as far as they are up to date."""
+        self._is_fresh = False
+        """Whether every closed attempt has its account."""
+        self._last_startup_ns: int | None = None
+        """Startup of the last attempt; None when out of date."""
 
     @property
     def _facts(self) -> Facts:
@@ -60,13 +78,17 @@ class Books:
         """
         del self._books[changes.kept :]
         self._books += [_Book() for _ in range(len(self._attempts) - changes.kept)]
-        if changes.redivided:
-            self._closed = None
-        for index, _ in changes.cuts:
-            self._books[index].account = None
+        del self._totals[changes.kept + 1 :]
+        self._is_fresh, self._last_startup_ns = False, None
+        for index, cut_before in changes.cuts:
+            attempt, book = self._attempts[index], self._books[index]
+            cut = min(attempt.cut, cut_before)
+            book.forget_milestones(bisect_left(self._facts.steps.numbers, cut, attempt.first, attempt.stop))
+            self._forget_account(index)
         for index in range(len(self._books) - 1, -1, -1):
             book = self._books[index]
-            book.account = None
+            self._forget_account(index)
+            book.forget_milestones(bisect_left(self._facts.steps.times, changed_ns) - 1)
             if changes.redivided:
                 book.median = None
             self._attempts.find_first_load(index)
@@ -77,20 +99,22 @@ class Books:
 
     def closed(self) -> Account:
         """Returns the sums over all attempts but the last, startup told apart."""
-        for index, book in enumerate(self._books[:-1]):
-            if book.borrowed_median_ns is not None and book.borrowed_median_ns != self._step_times.median_ns():
-                book.account = None
-            if book.account is None:
-                self._closed = None
-                book.account = self.account_of(index, self._attempts.next_start_ns(index), running=False)
-                book.account.split_startup()
-                book.borrowed_median_ns = None if self._own_median_ns(index) else self._step_times.median_ns()
-        if self._closed is None:
-            self._closed = Account()
-            for book in self._books[:-1]:
-                if book.account is not None:
-                    self._closed.add(book.account)
-        return self._closed
+        return self._before(len(self._books) - 1)
+
+    def until(self, time_ns: int, end_ns: int, *, running: bool) -> Account:
+        """Returns the sums up to a moment, startup told apart as the whole history says.
+
+        Costs what is new since the last call, and the overlays since the latest milestone before the moment.
+
+        Args:
+            time_ns: Not before the first attempt, nor after the end.
+            end_ns: End of the wall time.
+            running: Whether the job still runs.
+        """
+        index = self._attempts.index_at(time_ns)
+        total = self._before(index).copy()
+        total.add(self._beginning(index, time_ns, end_ns, running=running))
+        return total
 
     def last(self, end_ns: int, *, running: bool) -> Account:
         """Returns the sums of the last attempt, of which only the latest steps are counted anew."""
@@ -105,7 +129,74 @@ class Books:
         runs = self._runs(index, end_ns, running=running, settled=book.settled_step, overlays=overlays)
         account.add_pieces(paint(account.counting(runs), overlays, start_ns, end_ns))
         account.split_startup()
+        self._last_startup_ns = account.buckets.get(Bucket.PROGRAM_STARTUP, 0)
         return account
+
+    def _before(self, index: int) -> Account:
+        """Returns the sums over all attempts before one."""
+        if not self._is_fresh:
+            self._is_fresh = True
+            self._refresh()
+        while len(self._totals) <= index:
+            total, account = self._totals[-1].copy(), self._books[len(self._totals) - 1].account
+            assert account is not None
+            total.add(account)
+            self._totals.append(total)
+        return self._totals[index]
+
+    def _refresh(self) -> None:
+        """Makes anew the accounts of closed attempts that are out of date."""
+        for index, book in enumerate(self._books[:-1]):
+            if book.borrowed_median_ns is not None and book.borrowed_median_ns != self._step_times.median_ns():
+                self._forget_account(index)
+            if book.account is None:
+                book.account = self.account_of(index, self._attempts.next_start_ns(index), running=False)
+                book.account.split_startup()
+                book.borrowed_median_ns = None if self._own_median_ns(index) else self._step_times.median_ns()
+
+    def _forget_account(self, index: int) -> None:
+        self._books[index].account = None
+        del self._totals[index + 1 :]
+
+    def _beginning(self, index: int, time_ns: int, end_ns: int, *, running: bool) -> Account:
+        """Returns the sums of an attempt up to a moment, which lies in it."""
+        attempt, times = self._attempts[index], self._facts.steps.times
+        step = min(bisect_right(times, time_ns, attempt.first, attempt.stop) - 1, self._attempts.cut_index(index))
+        settled, account = self._milestone(index, step)
+        start_ns = times[settled] if settled >= 0 else attempt.start_ns
+        overlays = self._overlays(attempt, start_ns, time_ns)
+        end_ns = min(end_ns, self._attempts.next_start_ns(index))
+        runs = self._runs(index, end_ns, running=running, settled=settled, overlays=overlays, exact_from=step)
+        account.add_pieces(paint(account.counting(runs_before(runs, time_ns)), overlays, start_ns, time_ns))
+        account.split_startup(self._startup_ns(index, end_ns, running=running))
+        return account
+
+    def _milestone(self, index: int, step: int) -> tuple[int, Account]:
+        """Returns a copy of the sums up to the latest milestone before a step, after making one there if it is far.
+
+        A step of -1 stands for the start of the attempt.
+        """
+        book, attempt = self._books[index], self._attempts[index]
+        position = bisect_right(book.milestones, step, key=itemgetter(0))
+        settled, account = book.milestones[position - 1] if position else (-1, Account())
+        if settled < book.settled_step <= step:
+            settled, account = book.settled_step, book.settled
+        account = account.copy()
+        if step - max(settled, attempt.first) > _UNSETTLED_STEPS:
+            self._add_steps(index, account, settled, step)
+            settled = step
+            book.milestones.insert(position, (settled, account.copy()))
+        return settled, account
+
+    def _startup_ns(self, index: int, end_ns: int, *, running: bool) -> int:
+        """Returns the startup of an attempt, of which the rest of its life may tell."""
+        account = self._books[index].account
+        if account is not None:
+            return account.buckets.get(Bucket.PROGRAM_STARTUP, 0)
+        if self._last_startup_ns is None:
+            self.last(end_ns, running=running)
+        assert self._last_startup_ns is not None
+        return self._last_startup_ns
 
     def account_of(self, index: int, end_ns: int, *, running: bool) -> Account:
         """Returns the sums of an attempt, made anew, with the startup still in the productive time."""
@@ -140,8 +231,12 @@ class Books:
         running: bool,
         settled: int = -1,
         overlays: Sequence[Overlay] | None = None,
+        exact_from: int | None = None,
     ) -> Iterator[Run]:
-        """Yields the runs of an attempt up to the next one or the end, from its start or from step `settled`."""
+        """Yields the runs of an attempt up to the next one or the end, from its start or from step `settled`.
+
+        Given `overlays`, they may be true to sums only (see `step_runs`), but for those from step `exact_from` on.
+        """
         attempt, times = self._attempts[index], self._facts.steps.times
         if not attempt.has_steps:
             yield from self._runs_without_steps(index, end_ns)
@@ -149,7 +244,10 @@ class Books:
         if settled < 0 and attempt.start_ns < times[attempt.first]:
             yield Run(attempt.start_ns, times[attempt.first], Bucket.UNKNOWN)
         final, cut = attempt.stop - 1, self._attempts.cut_index(index)
-        yield from step_runs(self._facts, max(settled, attempt.first), min(cut, final), attempt.first, overlays)
+        first, stop = max(settled, attempt.first), min(cut, final)
+        middle = stop if exact_from is None else max(first, min(exact_from, stop))
+        yield from step_runs(self._facts, first, middle, attempt.first, overlays)
+        yield from step_runs(self._facts, middle, stop, attempt.first)
         if cut < final:
             yield Run(times[cut], times[final], Bucket.WASTED_PROGRESS, yields_to=WASTED_YIELDS_TO)
         last_step = self.last_step_run(index, end_ns, running=running)
@@ -199,15 +297,20 @@ class Books:
 
     def _settle(self, index: int, settle: int) -> None:
         """Moves what lies before the start of step `settle` into the settled sums of the last attempt."""
-        book, attempt, times = self._books[index], self._attempts[index], self._facts.steps.times
-        begin = book.settled_step if book.settled_step >= 0 else attempt.first
-        start_ns = times[begin] if book.settled_step >= 0 else attempt.start_ns
-        overlays = self._overlays(attempt, start_ns, times[settle])
-        runs: Iterable[Run] = step_runs(self._facts, begin, settle, attempt.first, overlays)
-        if start_ns < times[begin]:
-            runs = chain((Run(start_ns, times[begin], Bucket.UNKNOWN),), runs)
-        book.settled.add_pieces(paint(book.settled.counting(runs), overlays, start_ns, times[settle]))
+        book = self._books[index]
+        self._add_steps(index, book.settled, book.settled_step, settle)
         book.settled_step = settle
+
+    def _add_steps(self, index: int, account: Account, begin: int, stop: int) -> None:
+        """Adds what lies between the starts of two of an attempt's steps, or from its own start if `begin` is -1."""
+        attempt, times = self._attempts[index], self._facts.steps.times
+        first = begin if begin >= 0 else attempt.first
+        start_ns = times[begin] if begin >= 0 else attempt.start_ns
+        overlays = self._overlays(attempt, start_ns, times[stop])
+        runs: Iterable[Run] = step_runs(self._facts, first, stop, attempt.first, overlays)
+        if start_ns < times[first]:
+            runs = chain((Run(start_ns, times[first], Bucket.UNKNOWN),), runs)
+        account.add_pieces(paint(account.counting(runs), overlays, start_ns, times[stop]))
 
     def _overlays(self, attempt: Attempt, start_ns: int, end_ns: int) -> list[Overlay]:
         """Returns what lies over a stretch of an attempt: in order, and with its synchronous data load."""

@@ -18,10 +18,11 @@ from ml_goodput_measurement.events import (
     JobEnd,
     JobStart,
     Mark,
-    Moment,
+    SliceCount,
 )
 from ml_goodput_measurement.ledger.marks import Interval, Marks
 from ml_goodput_measurement.ledger.overlays import Overlay, Overlays
+from ml_goodput_measurement.ledger.slice_counts import SliceCounts
 from ml_goodput_measurement.partition import Bucket
 
 __all__ = ["NEVER_NS", "CheckpointKey", "Facts", "Steps", "rises"]
@@ -74,7 +75,7 @@ class Facts:
         self.step_ends = Steps()
         self.job_starts: list[int] = []
         self.job_ends: list[int] = []
-        self.moments: list[int] = []
+        self.slices = SliceCounts()
         self.checkpoint_steps = Steps()
         """When checkpoints of steps began or, where that is known, were saved."""
         self.loads = Marks()
@@ -123,8 +124,8 @@ class Facts:
                 return self._add_border(self.job_ends, time_ns)
             case CheckpointProgress(step, time_ns):
                 return time_ns if self.checkpoint_steps.insert(time_ns, step) else NEVER_NS
-            case Moment(time_ns):
-                return _insert(self.moments, time_ns)
+            case SliceCount(time_ns):
+                return time_ns if self.slices.add(event) else NEVER_NS
 
     def _add_border(self, column: list[int], time_ns: int) -> int:
         changed_ns = _insert(column, time_ns)
@@ -159,7 +160,7 @@ class Facts:
         """The number of facts."""
         checkpoints = sum(map(len, self.checkpoints.values()))
         marks = sum(len(marks.codes) for marks in self.marks.values())
-        rest = len(self.job_starts) + len(self.job_ends) + len(self.moments)
+        rest = len(self.job_starts) + len(self.job_ends) + len(self.slices.counts)
         return sum(map(len, self.columns())) + checkpoints + marks + rest
 
     def columns(self) -> list[array[int]]:
@@ -173,7 +174,7 @@ class Facts:
         return {
             "job_starts": self.job_starts,
             "job_ends": self.job_ends,
-            "moments": self.moments,
+            "slices": self.slices.counts,
             "loaded_ns": self.loads.total_ns,
             "marks": [[bucket.value, label, [*marks.codes]] for (bucket, label), marks in self.marks.items()],
             "checkpoints": [[operation.bucket.value, *operation[1:]] for operation in self.checkpoint_operations()],
@@ -186,7 +187,8 @@ class Facts:
         facts.steps.times, facts.steps.numbers, facts.step_ends.times, facts.step_ends.numbers = columns[:4]
         facts.loads = Marks.of_codes(columns[4], state["loaded_ns"])
         facts.checkpoint_steps.times, facts.checkpoint_steps.numbers = columns[5:7]
-        facts.job_starts, facts.job_ends, facts.moments = state["job_starts"], state["job_ends"], state["moments"]
+        facts.job_starts, facts.job_ends = state["job_starts"], state["job_ends"]
+        facts.slices = SliceCounts([SliceCount(*count) for count in state["slices"]])
         overlays = []
         for name, label, codes in state["marks"]:
             bucket = Bucket(name)
@@ -262,7 +264,7 @@ class Facts:
             self.step_ends.times,
             self.job_starts,
             self.job_ends,
-            self.moments,
+            self.slices.times,
             self.checkpoint_steps.times,
             self._checkpoint_starts,
             self._checkpoint_ends,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
 from operator import sub
 from typing import Any
@@ -62,6 +62,27 @@ class JobStepTimes:
             for index in range(attempt.first, attempt.stop - 1)
             if numbers[index] < attempt.cut and numbers[index + 1] == numbers[index] + 1
         }
+
+    def since(self, time_ns: int) -> Iterator[tuple[int, int, float]]:
+        """Yields number, start in nanoseconds, and seconds of the steps that count and began after a moment."""
+        times, numbers = self._attempts.facts.steps.times, self._attempts.facts.steps.numbers
+        begin = bisect_right(times, time_ns)
+        for attempt in self._attempts:
+            for index in range(max(begin, attempt.first), attempt.stop - 1):
+                if numbers[index] < attempt.cut and numbers[index + 1] == numbers[index] + 1:
+                    yield numbers[index], times[index], (times[index + 1] - times[index]) / 1e9
+
+    def latest_seconds(self, count: int) -> list[float]:
+        """Returns the times of the latest steps that count, in seconds, oldest first."""
+        latest: list[int] = []
+        for index in range(len(self._attempts) - 1, -1, -1):
+            attempt = self._attempts[index]
+            stop = attempt.stop - 1
+            while stop > attempt.first and len(latest) < count:
+                begin = max(attempt.first, stop - count)
+                latest = self._between(index, begin, attempt.cut, stop) + latest
+                stop = begin
+        return [time_ns / 1e9 for time_ns in latest[-count:]]
 
     def forget(self) -> None:
         """Forgets everything, to measure anew."""

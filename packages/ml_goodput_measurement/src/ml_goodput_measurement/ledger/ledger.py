@@ -4,7 +4,7 @@
                -> Attempts   where one life of the job ends and the next begins, which steps count
                -> runs       what the steps say of each moment
                -> pieces     what lies over them, by precedence
-               -> Account    sums
+               -> Account    sums, of all or of any stretch of time
 
 The answer is a function of the set of facts alone, so duplicates, disorder and lateness change nothing. It is
 incremental because a new fact changes only what lies after it: attempts before it keep their sums, and so does the
@@ -13,8 +13,8 @@ part of the last attempt that is settled.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ml_goodput_measurement.events import EventBatch
@@ -24,9 +24,11 @@ from ml_goodput_measurement.ledger.checkpoints import CheckpointOverlays
 from ml_goodput_measurement.ledger.disruptions import summarize_attempts, summarize_disruptions
 from ml_goodput_measurement.ledger.facts import NEVER_NS, Facts
 from ml_goodput_measurement.ledger.job_step_times import JobStepTimes
+from ml_goodput_measurement.ledger.marks import Interval
+from ml_goodput_measurement.ledger.windows import Life, Window, exclude
 from ml_goodput_measurement.partition import AttemptSummary, Bucket, Disruption, Piece
 
-__all__ = ["Ledger", "Summary"]
+__all__ = ["Ledger", "Summary", "Window"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,33 +66,38 @@ class Ledger:
         self._checkpoints = CheckpointOverlays(self.facts)
         self._step_times = JobStepTimes(self._attempts)
         self._books = Books(self._attempts, self._step_times)
+        self._known_life: tuple[int, Life] | None = None
+        """The moment of the last query, and the life up to then; None when something is new."""
 
     def add(self, batch: EventBatch) -> None:
         """Adds events, in any order and as often as they come."""
         self.facts.add(batch)
 
-    def summary(self, now_ns: int) -> Summary | None:
+    def summary(self, now_ns: int, exclusions: Sequence[Interval] = ()) -> Summary | None:
         """Returns where the time went up to the end of the job, or to `now_ns` while it runs; None without a fact.
 
-        Costs what was added since the last call.
+        Costs what was added since the last call, and a little for each exclusion.
+
+        Args:
+            now_ns: The moment of the query.
+            exclusions: Whose time is in the bucket of excluded time, and in no other; disjoint.
         """
-        self._update()
-        attempts = self._attempts
-        if not len(attempts):
+        life = self._life(now_ns)
+        if life is None:
             return None
-        end_ns, running = attempts.wall_end(now_ns)
-        total = self._books.last(end_ns, running=running)
-        total.add(self._books.closed())
+        attempts = self._attempts
+        total = life.without(exclusions) if exclusions else life.total
         kept = [attempts.kept_steps(index) for index in range(len(attempts))]
         loads = (attempt.first_load for attempt in attempts)
+        beside_ns = self.facts.loads.total_ns - sum(load[1] - load[0] for load in loads if load)
         ideal_ns = self._step_times.kept().ideal_ns()
         return Summary(
-            start_ns=attempts[0].start_ns,
-            end_ns=end_ns,
-            running=running,
+            start_ns=life.start_ns,
+            end_ns=life.end_ns,
+            running=life.running,
             buckets={bucket: total.buckets.get(bucket, 0) for bucket in Bucket},
             custom=total.custom,
-            data_loading_async_ns=self.facts.loads.total_ns - sum(load[1] - load[0] for load in loads if load),
+            data_loading_async_ns=beside_ns - sum(life.loads_beside_training_ns(*part) for part in exclusions),
             estimated_ns=total.estimated_ns,
             last_step=max(last for _, last in kept),
             steps_kept=sum(count for count, _ in kept),
@@ -98,20 +105,29 @@ class Ledger:
             ideal_step_seconds=None if ideal_ns is None else ideal_ns / 1e9,
         )
 
-    def timeline(self, now_ns: int) -> list[Piece]:
+    def windows(self, spans: Iterable[Interval], now_ns: int) -> list[Window]:
+        """Returns where the time of some windows went, as the whole history says; none without a fact.
+
+        Costs what was added since the last call, and a little for each window, however long.
+        """
+        life = self._life(now_ns)
+        return [] if life is None else [life.window(*span) for span in spans]
+
+    def timeline(self, now_ns: int, exclusions: Sequence[Interval] = ()) -> list[Piece]:
         """Returns the job's life as disjoint pieces in order of time, which cover its wall time."""
         self._update()
         pieces: list[Piece] = []
-        end_ns, running = self._attempts.wall_end(now_ns)
-        for index in range(len(self._attempts)):
-            for start_ns, stop_ns, bucket, label, run in self._books.pieces(index, end_ns, running=running):
-                _join(pieces, Piece(start_ns, stop_ns, bucket, index + 1, label, run.estimated))
+        for piece in exclude(self._pieces(now_ns), exclusions):
+            _join(pieces, piece)
         return pieces
 
-    def attempts(self, now_ns: int) -> list[AttemptSummary]:
+    def attempts(self, now_ns: int, exclusions: Sequence[Interval] = ()) -> list[AttemptSummary]:
         """Returns the attempts, in order."""
-        self._update()
-        return summarize_attempts(self._attempts, self._books, now_ns)
+        life = self._life(now_ns)
+        if life is None:
+            return []
+        summaries = summarize_attempts(self._attempts, self._books, now_ns)
+        return [self._without(exclusions, summary, life) for summary in summaries] if exclusions else summaries
 
     def disruptions(self, attempts: Sequence[AttemptSummary]) -> list[Disruption]:
         """Returns each time that the job came back after an attempt that had made steps, in order.
@@ -120,6 +136,20 @@ class Ledger:
             attempts: What `attempts` returned, with nothing added since.
         """
         return summarize_disruptions(self._attempts, self._books, attempts)
+
+    def slice_efficiency(self, start_ns: int, end_ns: int) -> tuple[float, float] | None:
+        """Returns the shares of active and of available slices in a stretch; None where nobody reported any."""
+        return self.facts.slices.efficiency(start_ns, end_ns)
+
+    def steps_since(self, time_ns: int) -> Iterator[tuple[int, int, float]]:
+        """Yields number, start and seconds of the kept steps that began after a moment and that the next follows."""
+        self._update()
+        return self._step_times.since(time_ns)
+
+    def latest_step_seconds(self, count: int) -> list[float]:
+        """Returns the times of the latest kept steps that the next number follows, oldest first."""
+        self._update()
+        return self._step_times.latest_seconds(count)
 
     def step_seconds(self) -> dict[int, float]:
         """Returns the time from start to start of each kept step that the next number follows. Costs all steps."""
@@ -153,11 +183,44 @@ class Ledger:
         ledger._books = Books.from_state(state["books"], ledger._attempts, ledger._step_times)
         return ledger
 
+    def _life(self, now_ns: int) -> Life | None:
+        self._update()
+        if not len(self._attempts):
+            return None
+        if self._known_life is None or self._known_life[0] != now_ns:
+            self._known_life = now_ns, Life(self._attempts, self._books, now_ns)
+        return self._known_life[1]
+
+    def _pieces(self, now_ns: int) -> Iterator[Piece]:
+        end_ns, running = self._attempts.wall_end(now_ns)
+        for index in range(len(self._attempts)):
+            for start_ns, stop_ns, bucket, label, run in self._books.pieces(index, end_ns, running=running):
+                yield Piece(start_ns, stop_ns, bucket, index + 1, label, run.estimated)
+
+    def _without(self, exclusions: Sequence[Interval], summary: AttemptSummary, life: Life) -> AttemptSummary:
+        """Returns an attempt with what is excluded of its time in that bucket alone."""
+        buckets, custom, excluded_ns = dict(summary.buckets), dict(summary.custom), 0
+        border_ns = self._attempts.next_start_ns(summary.number - 1)
+        for start_ns, end_ns in life.parts(exclusions):
+            begin_ns, stop_ns = max(start_ns, summary.start_ns), min(end_ns, border_ns)
+            if begin_ns >= stop_ns:
+                continue
+            part = life.between(begin_ns, stop_ns)
+            for bucket, length in part.buckets.items():
+                buckets[bucket] = buckets.get(bucket, 0) - length
+            for label, length in part.custom.items():
+                custom[label] = custom.get(label, 0) - length
+            excluded_ns += stop_ns - begin_ns
+        if excluded_ns:
+            buckets[Bucket.EXCLUDED] = excluded_ns
+        return replace(summary, buckets=buckets, custom=custom)
+
     def _update(self) -> None:
         """Brings everything that is derived up to the facts."""
         changed_ns, self.facts.changed_from_ns = self.facts.changed_from_ns, NEVER_NS
         if changed_ns == NEVER_NS:
             return
+        self._known_life = None
         changes = self._attempts.update()
         if changes.redivided:
             self._step_times.forget()

@@ -13,6 +13,8 @@ __all__ = ["Interval", "Marks"]
 Interval = tuple[int, int]
 """Start and end, in nanoseconds."""
 
+_BLOCK = 256
+
 
 class Marks:
     """Starts and ends of one activity.
@@ -28,6 +30,8 @@ class Marks:
         self.total_ns = 0
         """Sum of the pairs' durations."""
         self._has_pairs = False
+        self._totals = array("q", (0,))
+        """Sum of the pairs that begin before each whole block of codes, as far as it was asked for."""
 
     @classmethod
     def of_codes(cls, codes: array[int], total_ns: int) -> Marks:
@@ -53,6 +57,7 @@ class Marks:
         before = codes[index - 1] if index else None
         after = codes[index] if index < len(codes) else None
         codes.insert(index, code)
+        self._forget_totals(index)
         broken = _pair(before, after)
         made = [pair for pair in (_pair(before, code), _pair(code, after)) if pair]
         if broken:
@@ -63,6 +68,7 @@ class Marks:
 
     def extend(self, codes: list[int]) -> None:
         """Adds marks that rise and come after all that are known."""
+        self._forget_totals(len(self.codes))
         joined = codes if not self.codes else [self.codes[-1], *codes]
         if not joined[0] & 1:
             joined = joined[1:]
@@ -86,6 +92,27 @@ class Marks:
             if pair:
                 return pair if pair[1] <= end_ns else None
         return None
+
+    def total_before(self, time_ns: int) -> int:
+        """Returns the sum of what lies before a moment of each pair. Costs what is new since the last call."""
+        stop = bisect_left(self.codes, 2 * time_ns)
+        while len(self._totals) <= stop // _BLOCK:
+            begin = (len(self._totals) - 1) * _BLOCK
+            self._totals.append(self._totals[-1] + self._sum_of_pairs(begin, begin + _BLOCK))
+        block = stop // _BLOCK
+        total = self._totals[block] + self._sum_of_pairs(block * _BLOCK, stop)
+        if stop and stop < len(self.codes) and _pair(self.codes[stop - 1], self.codes[stop]):
+            total -= (self.codes[stop] >> 1) - time_ns
+        return total
+
+    def _forget_totals(self, index: int) -> None:
+        """Forgets the totals that a code, new at an index, makes wrong: the pair before it may be among them."""
+        del self._totals[max(0, index - 1) // _BLOCK + 1 :]
+
+    def _sum_of_pairs(self, begin: int, stop: int) -> int:
+        """Returns the sum of the pairs whose starts lie between two indices."""
+        pairs = (_pair(before, after) for before, after in pairwise(self.codes[begin : stop + 1]))
+        return sum(pair[1] - pair[0] for pair in pairs if pair)
 
     def next_after(self, time_ns: int) -> int | None:
         """Returns the time of the first mark after `time_ns`."""

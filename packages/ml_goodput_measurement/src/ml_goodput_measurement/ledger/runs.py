@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from operator import le, lt
 from typing import NamedTuple
 
@@ -11,7 +11,7 @@ from ml_goodput_measurement.ledger.facts import Facts
 from ml_goodput_measurement.ledger.overlays import PRECEDENCE, Overlay
 from ml_goodput_measurement.partition import Bucket
 
-__all__ = ["FAILED_YIELDS_TO", "WASTED_YIELDS_TO", "Run", "recorded_end", "step_runs"]
+__all__ = ["FAILED_YIELDS_TO", "WASTED_YIELDS_TO", "Run", "recorded_end", "runs_before", "step_runs"]
 
 WASTED_YIELDS_TO = PRECEDENCE[Bucket.WASTED_PROGRESS]
 """Wasted steps are wasted in full, with all that lies over them."""
@@ -65,6 +65,16 @@ def step_runs(
         yield from _stretch(facts, begin, end, exact=True)
         first = end
     yield from _stretch(facts, first, stop, exact=False)
+
+
+def runs_before(runs: Iterable[Run], time_ns: int) -> Iterator[Run]:
+    """Yields of some runs, in order, what lies before a moment; looks no further."""
+    for run in runs:
+        if run.end_ns >= time_ns:
+            if run.start_ns < time_ns:
+                yield run._replace(end_ns=time_ns)
+            return
+        yield run
 
 
 def _stretch(facts: Facts, first: int, stop: int, *, exact: bool) -> Iterator[Run]:

@@ -1,0 +1,150 @@
+"""Stretches of a job's life: what lies in a window of time, and what is left when some are excluded."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+
+from ml_goodput_measurement.ledger.accounting import Account
+from ml_goodput_measurement.ledger.attempts import Attempts
+from ml_goodput_measurement.ledger.books import Books
+from ml_goodput_measurement.ledger.marks import Interval
+from ml_goodput_measurement.ledger.runs import recorded_end
+from ml_goodput_measurement.partition import Bucket, Piece
+
+__all__ = ["Life", "Window", "exclude"]
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """Where a stretch of a job's life went, as the whole history says; in nanoseconds unless said otherwise."""
+
+    start_ns: int
+    end_ns: int
+    buckets: dict[Bucket, int]
+    """Every bucket is there; with `outside_ns` they sum to `end_ns - start_ns`."""
+    outside_ns: int
+    """Before the job began or after it ended: in no bucket."""
+    custom: dict[str, int]
+    data_loading_async_ns: int
+    estimated_ns: int
+    last_step: int
+    """The highest kept step that was done by the end of the window; 0 where there is none."""
+    disruptions: int
+    """How often the job came back in the window after an attempt that had made steps."""
+
+
+class Life:
+    """A job's life up to one moment, with nothing added since: sums over any part of it."""
+
+    def __init__(self, attempts: Attempts, books: Books, now_ns: int) -> None:
+        self._attempts, self._books = attempts, books
+        self.start_ns = attempts[0].start_ns
+        self.end_ns, self.running = attempts.wall_end(now_ns)
+        self.total = books.closed().copy()
+        """Sums over all of it."""
+        self.total.add(books.last(self.end_ns, running=self.running))
+
+    def between(self, start_ns: int, end_ns: int) -> Account:
+        """Returns the sums over what of the life lies between two moments."""
+        account = self._until(end_ns).copy()
+        account.subtract(self._until(start_ns))
+        return account
+
+    def without(self, exclusions: Iterable[Interval]) -> Account:
+        """Returns the sums over all but some intervals, whose time is in the bucket of excluded time.
+
+        Args:
+            exclusions: Disjoint.
+        """
+        account, excluded_ns = self.total.copy(), 0
+        for start_ns, end_ns in self.parts(exclusions):
+            account.subtract(self.between(start_ns, end_ns))
+            excluded_ns += end_ns - start_ns
+        account.buckets[Bucket.EXCLUDED] = excluded_ns
+        return account
+
+    def parts(self, intervals: Iterable[Interval]) -> list[Interval]:
+        """Returns what of some intervals lies in the life."""
+        clipped = ((max(start_ns, self.start_ns), min(end_ns, self.end_ns)) for start_ns, end_ns in intervals)
+        return [interval for interval in clipped if interval[0] < interval[1]]
+
+    def window(self, start_ns: int, end_ns: int) -> Window:
+        """Returns what lies in a window."""
+        account = self.between(start_ns, end_ns)
+        inside_ns = sum(end - start for start, end in self.parts([(start_ns, end_ns)]))
+        returns = (self._attempts[after].start_ns for _, after in self._attempts.disrupted())
+        return Window(
+            start_ns=start_ns,
+            end_ns=end_ns,
+            buckets={bucket: account.buckets.get(bucket, 0) for bucket in Bucket},
+            outside_ns=end_ns - start_ns - inside_ns,
+            custom={label: length for label, length in account.custom.items() if length},
+            data_loading_async_ns=self.loads_beside_training_ns(start_ns, end_ns),
+            estimated_ns=account.estimated_ns,
+            last_step=self._last_step(min(end_ns, self.end_ns)),
+            disruptions=sum(start_ns <= time_ns < end_ns for time_ns in returns),
+        )
+
+    def loads_beside_training_ns(self, start_ns: int, end_ns: int) -> int:
+        """Returns the time of data loads between two moments, without those that training had to wait for."""
+        loads = self._attempts.facts.loads
+        total_ns = loads.total_before(end_ns) - loads.total_before(start_ns)
+        for index in range(self._attempts.index_at(start_ns), self._attempts.index_at(end_ns) + 1):
+            load = self._attempts[index].first_load
+            if load is not None:
+                total_ns -= max(0, min(load[1], end_ns) - max(load[0], start_ns))
+        return total_ns
+
+    def _until(self, time_ns: int) -> Account:
+        if time_ns <= self.start_ns:
+            return Account()
+        if time_ns >= self.end_ns:
+            return self.total
+        return self._books.until(time_ns, self.end_ns, running=self.running)
+
+    def _last_step(self, time_ns: int) -> int:
+        """Returns the highest kept step that was done by a moment."""
+        attempts = self._attempts
+        if time_ns < self.start_ns:
+            return 0
+        index = attempts.index_at(time_ns)
+        last = max((attempts.kept_steps(before)[1] for before in range(index)), default=0)
+        attempt, steps = attempts[index], attempts.facts.steps
+        current = bisect_right(steps.times, time_ns, attempt.first, attempt.stop) - 1
+        if current < attempt.first:
+            return last
+        stop = min(current + self._is_done(index, current, time_ns), attempts.cut_index(index))
+        return max(last, steps.numbers[stop - 1]) if stop > attempt.first else last
+
+    def _is_done(self, index: int, step: int, time_ns: int) -> bool:
+        """Whether a step that began by a moment was done by then, as far as that is known."""
+        if recorded_end(self._attempts.facts, step, time_ns) is not None:
+            return True
+        if step < self._attempts[index].stop - 1:
+            return False
+        run = self._books.last_step_run(
+            index, min(self.end_ns, self._attempts.next_start_ns(index)), running=self.running
+        )
+        return run.bucket is Bucket.PRODUCTIVE and run.end_ns <= time_ns
+
+
+def exclude(pieces: Iterable[Piece], exclusions: Sequence[Interval]) -> Iterator[Piece]:
+    """Cuts excluded time out of pieces, and puts pieces of excluded time in its place.
+
+    Args:
+        pieces: In order.
+        exclusions: In order, disjoint.
+    """
+    starts, ends = [start_ns for start_ns, _ in exclusions], [end_ns for _, end_ns in exclusions]
+    for piece in pieces:
+        first, stop = bisect_right(ends, piece.start_ns), bisect_left(starts, piece.end_ns)
+        borders = [border for interval in exclusions[first:stop] for border in interval]
+        inner = [border for border in borders if piece.start_ns < border < piece.end_ns]
+        is_excluded = first < stop and starts[first] <= piece.start_ns
+        for start_ns, end_ns in pairwise([piece.start_ns, *inner, piece.end_ns]):
+            part = replace(piece, start_ns=start_ns, end_ns=end_ns)
+            yield replace(part, bucket=Bucket.EXCLUDED, label="", estimated=False) if is_excluded else part
+            is_excluded = not is_excluded
