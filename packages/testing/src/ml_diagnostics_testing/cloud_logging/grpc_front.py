@@ -1,23 +1,17 @@
 """The gRPC front of the loopback Cloud Logging: generic handlers over the google client's own messages."""
 
 from collections.abc import Callable, Mapping
-from concurrent import futures
-from typing import Any, NoReturn
+from typing import Any
 
-import grpc  # type: ignore[import-untyped]
 from google.cloud.logging_v2.types import ListLogEntriesRequest, LogEntry, WriteLogEntriesRequest
 from google.protobuf import json_format  # type: ignore[import-untyped]
-from google.rpc import code_pb2, error_details_pb2, status_pb2  # type: ignore[import-untyped]
-from grpc_status import rpc_status  # type: ignore[import-untyped]
 
 from ml_diagnostics_testing.cloud_logging.entries import Entry, parse_timestamp
 from ml_diagnostics_testing.cloud_logging.store import MAX_REQUEST_BYTES, Page
-from ml_diagnostics_testing.faults import Ending, Hang, Reset, Status, Truncate
-from ml_diagnostics_testing.http_server import STATUS_NAMES, ApiError, LoopbackServer, RequestRecord
+from ml_diagnostics_testing.grpc_server import GrpcServer, Method
+from ml_diagnostics_testing.http_server import ApiError, LoopbackServer, RequestRecord
 
 _SERVICE = "google.logging.v2.LoggingServiceV2"
-_WORKERS = 32  # each hanging call keeps one
-_RETRY_INFO = f"type.googleapis.com/{error_details_pb2.RetryInfo.DESCRIPTOR.full_name}"
 _NS = 1_000_000_000
 _PLAIN_FIELDS = {
     *("logName", "resource", "timestamp", "receiveTimestamp", "severity", "insertId", "labels"),
@@ -40,53 +34,21 @@ class GrpcFront:
     """
 
     def __init__(self, service: LoopbackServer, write: Do, list_: Do) -> None:
-        self._service = service
-        self._executor = futures.ThreadPoolExecutor(_WORKERS, thread_name_prefix="loopback-grpc")
-        self._server = grpc.server(
-            self._executor, options=[("grpc.max_receive_message_length", -1), ("grpc.so_reuseport", 0)]
-        )
-        handlers = {
-            "WriteLogEntries": self._handler("write", "WriteLogEntries", write),
-            "ListLogEntries": self._handler("list", "ListLogEntries", list_),
-        }
-        self._server.add_generic_rpc_handlers([grpc.method_handlers_generic_handler(_SERVICE, handlers)])
-        self.port: int = self._server.add_insecure_port("127.0.0.1:0")
-        self._server.start()
+        methods = {"WriteLogEntries": _method("write", write), "ListLogEntries": _method("list", list_)}
+        self._server = GrpcServer(service, _SERVICE, methods)
+        self.port = self._server.port
 
     def close(self) -> None:
         """End every call and stop serving."""
-        self._server.stop(None).wait()
-        self._executor.shutdown()
+        self._server.close()
 
-    def _handler(self, operation: str, method: str, do: Do) -> Any:
-        def handle(raw: bytes, context: grpc.ServicerContext) -> bytes:
-            plan, record = self._service.begin(operation, "gRPC", f"/{_SERVICE}/{method}", len(raw))
-            page, error = None, None
-            if plan.applies:
-                try:
-                    page = do(_parse(operation, raw), record, record.time + plan.skew_seconds)
-                except ApiError as refusal:
-                    error = refusal
-            if plan.ending is not None:
-                error = self._break(plan.ending, context)
-            if not isinstance(plan.ending, Reset | Hang | Truncate):
-                record.status = error.code if error else 200
-            if error is not None:
-                _abort(context, error)
-            return encode_page(page) if page else b""
 
-        return grpc.unary_unary_rpc_method_handler(handle)
+def _method(operation: str, do: Do) -> Method:
+    def answer(raw: bytes, record: RequestRecord, now: float) -> bytes:
+        page = do(_parse(operation, raw), record, now)
+        return encode_page(page) if page else b""
 
-    def _break(self, fault: Ending, context: grpc.ServicerContext) -> ApiError:
-        """Return the error that ends a call as a fault says, or as near as gRPC allows; a hang hangs here."""
-        if isinstance(fault, Status):
-            wait = [] if fault.retry_after is None else [_retry_info(fault.retry_after)]
-            return ApiError(fault.code, "a scripted fault", details=wait)
-        if isinstance(fault, Truncate):
-            return ApiError(500, "the answer ended in mid-message (a scripted fault)")
-        if isinstance(fault, Hang):
-            self._service.faults.wait(fault.seconds, while_=context.is_active)
-        return ApiError(503, "recvmsg: Connection reset by peer (a scripted fault)")
+    return Method(operation, answer)
 
 
 def frame(entry: Entry) -> bytes:
@@ -163,15 +125,3 @@ def _delimited(field: int, value: bytes) -> bytes:
         length >>= 7
     head.append(length)
     return bytes(head) + value
-
-
-def _retry_info(seconds: float) -> dict[str, Any]:
-    return {"@type": _RETRY_INFO, "retryDelay": f"{seconds:.3f}s"}
-
-
-def _abort(context: grpc.ServicerContext, error: ApiError) -> NoReturn:
-    """End a call with an error and its details, as Google's services do."""
-    name = STATUS_NAMES.get(error.code, "UNKNOWN")
-    status = {"code": code_pb2.Code.Value(name), "message": error.message, "details": list(error.details)}
-    context.abort_with_status(rpc_status.to_status(json_format.ParseDict(status, status_pb2.Status())))
-    raise AssertionError("abort_with_status returned")

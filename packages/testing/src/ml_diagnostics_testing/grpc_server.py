@@ -1,0 +1,102 @@
+"""A gRPC server on loopback, beside a service's HTTP one: generic handlers, with the service's faults and log."""
+
+from collections.abc import Callable, Mapping
+from concurrent import futures
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+import grpc  # type: ignore[import-untyped]
+from google.protobuf import json_format  # type: ignore[import-untyped]
+from google.rpc import code_pb2, error_details_pb2, status_pb2  # type: ignore[import-untyped]
+from grpc_status import rpc_status  # type: ignore[import-untyped]
+
+from ml_diagnostics_testing.faults import Ending, Hang, Reset, Status, Truncate
+from ml_diagnostics_testing.http_server import STATUS_NAMES, ApiError, LoopbackServer, RequestRecord
+
+_WORKERS = 32  # each hanging call keeps one
+_RETRY_INFO = f"type.googleapis.com/{error_details_pb2.RetryInfo.DESCRIPTOR.full_name}"
+
+
+@dataclass(frozen=True)
+class Method:
+    """One unary method.
+
+    Attributes:
+        operation: What `faults` and `requests` call it.
+        do: Takes the request as it came, its line in the log, and the time by the server's (maybe skewed) clock;
+            returns the serialised answer. An `ApiError` that it raises ends the call with that error.
+    """
+
+    operation: str
+    do: Callable[[bytes, RequestRecord, float], bytes]
+
+
+class GrpcServer:
+    """Serves one gRPC service, without TLS, on a free port of 127.0.0.1, from construction until `close`.
+
+    Args:
+        service: Whose faults, log of requests and clock count.
+        name: The service's full name.
+        methods: Its methods, by name.
+    """
+
+    def __init__(self, service: LoopbackServer, name: str, methods: Mapping[str, Method]) -> None:
+        self._service = service
+        self._executor = futures.ThreadPoolExecutor(_WORKERS, thread_name_prefix="loopback-grpc")
+        self._server = grpc.server(
+            self._executor, options=[("grpc.max_receive_message_length", -1), ("grpc.so_reuseport", 0)]
+        )
+        handlers = {
+            short: grpc.unary_unary_rpc_method_handler(self._handler(f"/{name}/{short}", method))
+            for short, method in methods.items()
+        }
+        self._server.add_generic_rpc_handlers([grpc.method_handlers_generic_handler(name, handlers)])
+        self.port: int = self._server.add_insecure_port("127.0.0.1:0")
+        self._server.start()
+
+    def close(self) -> None:
+        """End every call and stop serving."""
+        self._server.stop(None).wait()
+        self._executor.shutdown()
+
+    def _handler(self, path: str, method: Method) -> Callable[[bytes, Any], bytes]:
+        def handle(raw: bytes, context: Any) -> bytes:
+            plan, record = self._service.begin(method.operation, "gRPC", path, len(raw))
+            answer, error = b"", None
+            if plan.applies:
+                try:
+                    answer = method.do(raw, record, record.time + plan.skew_seconds)
+                except ApiError as refusal:
+                    error = refusal
+            if plan.ending is not None:
+                error = self._break(plan.ending, context)
+            if not isinstance(plan.ending, Reset | Hang | Truncate):
+                record.status = error.code if error else 200
+            if error is not None:
+                _abort(context, error)
+            return answer
+
+        return handle
+
+    def _break(self, fault: Ending, context: Any) -> ApiError:
+        """Return the error that ends a call as a fault says, or as near as gRPC allows; a hang hangs here."""
+        if isinstance(fault, Status):
+            wait = [] if fault.retry_after is None else [_retry_info(fault.retry_after)]
+            return ApiError(fault.code, "a scripted fault", details=wait)
+        if isinstance(fault, Truncate):
+            return ApiError(500, "the answer ended in mid-message (a scripted fault)")
+        if isinstance(fault, Hang):
+            self._service.faults.wait(fault.seconds, while_=context.is_active)
+        return ApiError(503, "recvmsg: Connection reset by peer (a scripted fault)")
+
+
+def _retry_info(seconds: float) -> dict[str, Any]:
+    return {"@type": _RETRY_INFO, "retryDelay": f"{seconds:.3f}s"}
+
+
+def _abort(context: Any, error: ApiError) -> NoReturn:
+    """End a call with an error and its details, as Google's services do."""
+    name = STATUS_NAMES.get(error.code, "UNKNOWN")
+    status = {"code": code_pb2.Code.Value(name), "message": error.message, "details": list(error.details)}
+    context.abort_with_status(rpc_status.to_status(json_format.ParseDict(status, status_pb2.Status())))
+    raise AssertionError("abort_with_status returned")
