@@ -7,7 +7,6 @@ whose first answer got lost.
 from __future__ import annotations
 
 import os
-import random
 import re
 import threading
 import time
@@ -15,6 +14,7 @@ import uuid
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
+from ml_diagnostics_common.backoff import Backoff
 from ml_diagnostics_common.exceptions import (
     ConfigurationError,
     CredentialsError,
@@ -28,7 +28,7 @@ __all__ = ["GoogleCloudStorage"]
 
 _T = TypeVar("_T")
 _REQUEST_TIMEOUT_SECONDS = 20.0
-_FIRST_PAUSE_SECONDS = 0.2
+_FIRST_PAUSE_SECONDS = 0.4
 _LONGEST_PAUSE_SECONDS = 10.0
 _WRITE_ID = "ml-diagnostics-write-id"
 
@@ -69,12 +69,20 @@ class GoogleCloudStorage:
         """The whole content."""
         return self.read_with_generation(path)[0]
 
-    def read_with_generation(self, path: str) -> tuple[bytes, int]:
-        """The whole content and its generation."""
+    def read_with_generation(self, path: str, *, first_bytes: int | None = None) -> tuple[bytes, int]:
+        """The content, or its first bytes, and its generation."""
+        from google.api_core.exceptions import RequestRangeNotSatisfiable
+
         blob = self._blob(path)
+        # The checksum that comes along is that of the whole.
+        part = {} if first_bytes is None else {"end": first_bytes - 1, "checksum": None}
 
         def download(timeout: float, attempt: int) -> tuple[bytes, int]:
-            data = blob.download_as_bytes(timeout=timeout, retry=None)
+            try:
+                data = blob.download_as_bytes(timeout=timeout, retry=None, **part)
+            except RequestRangeNotSatisfiable:  # There is not even a first byte.
+                data = b""
+                blob.reload(timeout=timeout, retry=None)
             return data, int(blob.generation)
 
         return self._call("read", path, download)
@@ -185,13 +193,14 @@ class GoogleCloudStorage:
     def _call(self, verb: str, path: str, attempt_once: Callable[[float, int], _T]) -> _T:
         """Tries until it works, the error is final or the deadline is over."""
         deadline = self._clock() + self._deadline_seconds
+        backoff = Backoff(_FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS)
         attempt = 0
         while True:
             attempt += 1
             try:
                 return attempt_once(min(_REQUEST_TIMEOUT_SECONDS, max(deadline - self._clock(), 0.1)), attempt)
             except Exception as error:
-                pause = max(_backoff_seconds(attempt), _retry_after_seconds(error))
+                pause = backoff.failed(_retry_after_seconds(error))
                 if not _is_transient(error) or self._clock() + pause >= deadline:
                     raise self._explained(error, verb, path, attempt) from error
             self._sleep(pause)
@@ -235,15 +244,10 @@ def _is_transient(error: Exception) -> bool:
     return corrupt or isinstance(error, (requests.RequestException, TransportError, ConnectionError))
 
 
-def _backoff_seconds(attempt: int) -> float:
-    longest = min(_LONGEST_PAUSE_SECONDS, _FIRST_PAUSE_SECONDS * 2.0 ** min(attempt, 10))
-    return longest * random.uniform(0.5, 1)
-
-
-def _retry_after_seconds(error: Exception) -> float:
+def _retry_after_seconds(error: Exception) -> float | None:
     headers = getattr(getattr(error, "response", None), "headers", None) or {}
     wanted = str(headers.get("Retry-After", ""))
-    return float(wanted) if wanted.isdigit() else 0.0
+    return float(wanted) if wanted.isdecimal() else None
 
 
 def _parse(path: str, *, key_required: bool = True) -> tuple[str, str]:

@@ -38,8 +38,8 @@ class LocalStorage:
         """The whole content."""
         return self.read_with_generation(path)[0]
 
-    def read_with_generation(self, path: str) -> tuple[bytes, int]:
-        """The whole content and its generation."""
+    def read_with_generation(self, path: str, *, first_bytes: int | None = None) -> tuple[bytes, int]:
+        """The content, or its first bytes, and its generation."""
         with _explained("read", path):
             # Without O_NONBLOCK, to open a named pipe would wait for its writer.
             flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
@@ -47,7 +47,7 @@ class LocalStorage:
                 found = os.fstat(file.fileno())
                 if not stat.S_ISREG(found.st_mode):
                     raise IsADirectoryError(errno.EISDIR, "not a regular file")
-                return file.read(), _generation_of(found)
+                return file.read(first_bytes), _generation_of(found)
 
     def write(self, path: str, data: bytes, *, if_generation: int | None = None) -> int:
         """Puts the content in place, whole."""

@@ -50,8 +50,13 @@ class Storage(Protocol):
         """The whole content; `ObjectNotFoundError` if there is none."""
         ...
 
-    def read_with_generation(self, path: str) -> tuple[bytes, int]:
-        """The whole content and its generation; `ObjectNotFoundError` if there is none."""
+    def read_with_generation(self, path: str, *, first_bytes: int | None = None) -> tuple[bytes, int]:
+        """The content and its generation; `ObjectNotFoundError` if there is none.
+
+        Args:
+            path: Where.
+            first_bytes: No more than so many, from the beginning; None is all of it.
+        """
         ...
 
     def write(self, path: str, data: bytes, *, if_generation: int | None = None) -> int:
@@ -83,11 +88,12 @@ class Storage(Protocol):
         ...
 
 
-def storage_for(path: str | os.PathLike[str]) -> Storage:
+def storage_for(path: str | os.PathLike[str], *, deadline_seconds: float = 60.0) -> Storage:
     """The store that a path lies in.
 
     Args:
         path: `gs://bucket/key`, or a local path.
+        deadline_seconds: When a call to Cloud Storage that gets no good answer is given up: see `GoogleCloudStorage`.
 
     Returns:
         The store. For Cloud Storage the same one for as long as the environment's settings are the same.
@@ -103,12 +109,13 @@ def storage_for(path: str | os.PathLike[str]) -> Storage:
         return LocalStorage()
     if scheme != "gs":
         raise ConfigurationError(f"{text!r}: {scheme}:// is not supported; give a gs://bucket/key or a local path")
-    return _cloud_storage(os.getpid(), tuple(os.environ.get(name) for name in _SETTINGS))
+    return _cloud_storage(os.getpid(), tuple(os.environ.get(name) for name in _SETTINGS), deadline_seconds)
 
 
-@functools.lru_cache(maxsize=4)
-def _cloud_storage(pid: int, settings: tuple[str | None, ...]) -> GoogleCloudStorage:
-    return GoogleCloudStorage()  # A forked child gets its own: connections are not shared.
+@functools.lru_cache(maxsize=8)
+def _cloud_storage(pid: int, settings: tuple[str | None, ...], deadline_seconds: float) -> GoogleCloudStorage:
+    # A forked child gets its own: connections are not shared.
+    return GoogleCloudStorage(deadline_seconds=deadline_seconds)
 
 
 def read(path: str | os.PathLike[str]) -> bytes:
@@ -116,9 +123,9 @@ def read(path: str | os.PathLike[str]) -> bytes:
     return storage_for(path).read(os.fspath(path))
 
 
-def read_with_generation(path: str | os.PathLike[str]) -> tuple[bytes, int]:
+def read_with_generation(path: str | os.PathLike[str], *, first_bytes: int | None = None) -> tuple[bytes, int]:
     """See `Storage.read_with_generation`."""
-    return storage_for(path).read_with_generation(os.fspath(path))
+    return storage_for(path).read_with_generation(os.fspath(path), first_bytes=first_bytes)
 
 
 def write(path: str | os.PathLike[str], data: bytes, *, if_generation: int | None = None) -> int:
