@@ -5,20 +5,23 @@ import sys
 from pathlib import Path
 
 from ml_diagnostics_testing.cloud_logging import CloudLoggingServer
+from ml_diagnostics_testing.cloud_monitoring import CloudMonitoringServer
 from ml_diagnostics_testing.cloud_storage import CloudStorageServer
 from ml_diagnostics_testing.metadata import MetadataServer
 
 
 def test_each_service_is_a_fixture(
     cloud_logging_server: CloudLoggingServer,
+    cloud_monitoring_server: CloudMonitoringServer,
     cloud_storage_server: CloudStorageServer,
     metadata_server: MetadataServer,
 ) -> None:
     assert isinstance(cloud_logging_server, CloudLoggingServer)
+    assert isinstance(cloud_monitoring_server, CloudMonitoringServer)
     assert isinstance(cloud_storage_server, CloudStorageServer)
     assert isinstance(metadata_server, MetadataServer)
-    ports = {server.port for server in (cloud_logging_server, cloud_storage_server, metadata_server)}
-    assert len(ports) == 3
+    servers = (cloud_logging_server, cloud_monitoring_server, cloud_storage_server, metadata_server)
+    assert len({server.port for server in servers}) == 4
 
 
 def test_the_environment_points_at_the_server(cloud_logging_server: CloudLoggingServer) -> None:
@@ -34,7 +37,9 @@ def test_the_environment_points_at_the_server(cloud_logging_server: CloudLogging
 def test_the_plugin_costs_a_test_run_nothing_until_a_fixture_is_asked_for() -> None:
     script = "import sys, ml_diagnostics_testing.pytest_plugin; print(*sys.modules)"
     modules = subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True).stdout.split()
-    assert not {"grpc", "google.cloud.logging_v2", "http.server", "requests"} & set(modules)
+    assert not {"grpc", "google.cloud.logging_v2", "google.cloud.monitoring_v3", "http.server", "requests"} & set(
+        modules
+    )
 
 
 def test_the_readmes_test_passes_for_a_user_who_copies_it(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ import pytest
 
 if TYPE_CHECKING:
     from ml_diagnostics_testing.cloud_logging import CloudLoggingServer
+    from ml_diagnostics_testing.cloud_monitoring import CloudMonitoringServer
     from ml_diagnostics_testing.cloud_storage import CloudStorageServer
     from ml_diagnostics_testing.metadata import MetadataServer
 
@@ -22,6 +23,15 @@ def cloud_logging_server() -> Iterator[CloudLoggingServer]:
     from ml_diagnostics_testing.cloud_logging import CloudLoggingServer
 
     with CloudLoggingServer() as server:
+        yield server
+
+
+@pytest.fixture
+def cloud_monitoring_server() -> Iterator[CloudMonitoringServer]:
+    """A Cloud Monitoring on loopback; `.environment()` redirects clients to it."""
+    from ml_diagnostics_testing.cloud_monitoring import CloudMonitoringServer
+
+    with CloudMonitoringServer() as server:
         yield server
 
 

@@ -1,0 +1,171 @@
+"""The loopback Cloud Monitoring: its two fronts, and what tests ask of it."""
+
+import time
+import urllib.parse
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from google.cloud.monitoring_v3.types import (
+    CreateMetricDescriptorRequest,
+    CreateTimeSeriesRequest,
+    ListMetricDescriptorsRequest,
+    ListMetricDescriptorsResponse,
+    ListTimeSeriesRequest,
+)
+from google.protobuf import empty_pb2, json_format  # type: ignore[import-untyped]
+
+from ml_diagnostics_testing.cloud_monitoring.store import TimeSeriesStore
+from ml_diagnostics_testing.grpc_server import GrpcServer, Method
+from ml_diagnostics_testing.http_server import (
+    ApiError,
+    LoopbackServer,
+    Request,
+    RequestRecord,
+    Response,
+    json_response,
+)
+
+_SERVICE = "google.monitoring.v3.MetricService"
+# By the method's name: the operation, the request's message, and REST's verb, collection and field of the body.
+_METHODS: Mapping[str, tuple[str, Any, str, str, str]] = {
+    "CreateTimeSeries": ("write", CreateTimeSeriesRequest.pb(), "POST", "timeSeries", ""),
+    "ListTimeSeries": ("list", ListTimeSeriesRequest.pb(), "GET", "timeSeries", ""),
+    "CreateMetricDescriptor": (
+        "descriptor",
+        CreateMetricDescriptorRequest.pb(),
+        "POST",
+        "metricDescriptors",
+        "metricDescriptor",
+    ),
+    "ListMetricDescriptors": ("descriptor", ListMetricDescriptorsRequest.pb(), "GET", "metricDescriptors", ""),
+}
+
+
+class CloudMonitoringServer(LoopbackServer):
+    """A Cloud Monitoring of your own on 127.0.0.1: gRPC and REST over one store, with the real service's limits.
+
+    It takes gauges: at most 200 time series a request, each once; points of a series at least five seconds apart, each
+    newer than the one before, none more than five minutes ahead or 25 hours old; one type of value a metric. What
+    is wrong with some series of a request does not keep the others from being written.
+
+    It runs from construction until `close`, and is a context manager. The operations of its `faults` and `requests`
+    are "write", "list" and "descriptor".
+
+    Args:
+        project: The project that `environment` names. The server takes time series of any.
+        clock: Returns the time in seconds since the epoch.
+    """
+
+    def __init__(self, project: str = "test-project", *, clock: Callable[[], float] = time.time) -> None:
+        self.project = project
+        self._store = TimeSeriesStore()
+        super().__init__(clock=clock)
+        methods = {name: self._method(name, operation) for name, (operation, *_) in _METHODS.items()}
+        self._grpc = GrpcServer(self, _SERVICE, methods)
+
+    @property
+    def rest_url(self) -> str:
+        """The API endpoint for REST: `http://127.0.0.1:PORT`."""
+        return self.url
+
+    @property
+    def grpc_target(self) -> str:
+        """The API endpoint for gRPC without TLS, which is all that the real Python client speaks: `127.0.0.1:PORT`."""
+        return f"127.0.0.1:{self._grpc.port}"
+
+    def environment(self) -> dict[str, str]:
+        """Return the variables that redirect gcloud and the ML diagnostics libraries to this server."""
+        return {
+            "CLOUDSDK_API_ENDPOINT_OVERRIDES_MONITORING": f"{self.url}/",
+            "CLOUDSDK_AUTH_DISABLE_CREDENTIALS": "1",
+            "CLOUDSDK_CORE_PROJECT": self.project,
+            "GOOGLE_CLOUD_PROJECT": self.project,
+            "ML_DIAGNOSTICS_MONITORING_GRPC": self.grpc_target,
+        }
+
+    def series(self, filter_: str = "") -> list[dict[str, Any]]:
+        """Return the time series that pass a filter, of any project, in the form of REST's JSON; points newest first.
+
+        Args:
+            filter_: Such as `metric.type = ends_with("/goodput_time") AND metric.labels.goodput_source = "TOTAL"`.
+        """
+        return [json_format.MessageToDict(series) for series in self._store.select(filter_)]
+
+    def clear(self) -> None:
+        """Forget all time series and metric descriptors."""
+        self._store.clear()
+
+    def close(self) -> None:
+        """Stop serving. Safe to call twice."""
+        self.faults.close()
+        self._grpc.close()
+        super().close()
+
+    def operation(self, method: str, path: str) -> str:
+        """Name the operations "write", "list" and "descriptor"."""
+        found = _rest_method(method, path)
+        return _METHODS[found][0] if found else "other"
+
+    def handle(self, request: Request) -> Response:
+        """Answer REST."""
+        name = _rest_method(request.method, request.path)
+        if name is None:
+            raise ApiError(404, f"the loopback Cloud Monitoring has no {request.method} {request.path}")
+        project = urllib.parse.unquote(request.path).split("/")[3]
+        _, message, verb, _, field = _METHODS[name]
+        body = _query(request.query) if verb == "GET" else request.json()
+        if field:
+            body = {field: body}
+        try:
+            parsed = json_format.ParseDict({**body, "name": f"projects/{project}"}, message())
+        except (json_format.ParseError, TypeError) as error:
+            raise ApiError(400, f"the request cannot be read: {error}") from None
+        return json_response(json_format.MessageToDict(self._do(name, parsed, request.record, request.time)))
+
+    def _method(self, name: str, operation: str) -> Method:
+        def do(raw: bytes, record: RequestRecord, now: float) -> bytes:
+            try:
+                request = _METHODS[name][1].FromString(raw)
+            except Exception as error:
+                raise ApiError(400, f"the request cannot be read: {error}") from None
+            return bytes(self._do(name, request, record, now).SerializeToString())
+
+        return Method(operation, do)
+
+    def _do(self, name: str, request: Any, record: RequestRecord, now: float) -> Any:
+        parts = request.name.split("/")
+        if len(parts) != 2 or parts[0] != "projects" or not parts[1]:
+            raise ApiError(400, f"Field name had an invalid value of {request.name!r}: name must be projects/PROJECT")
+        project = parts[1]
+        if name == "CreateTimeSeries":
+            record.entries = len(request.time_series)
+            self._store.write(project, list(request.time_series), now)
+            return empty_pb2.Empty()
+        if name == "ListTimeSeries":
+            page = self._store.list_page(project, request)
+            record.entries = len(page.time_series)
+            return page
+        if name == "CreateMetricDescriptor":
+            return self._store.define(project, request.metric_descriptor)
+        found = self._store.descriptors(project, request.filter)
+        record.entries = len(found)
+        return ListMetricDescriptorsResponse.pb()(metric_descriptors=found)
+
+
+def _rest_method(verb: str, path: str) -> str | None:
+    parts = urllib.parse.unquote(path).strip("/").split("/")
+    if len(parts) != 4 or parts[:2] != ["v3", "projects"]:
+        return None
+    return next((name for name, known in _METHODS.items() if known[2:4] == (verb, parts[3])), None)
+
+
+def _query(parameters: Mapping[str, str]) -> dict[str, Any]:
+    """The fields of a request that REST has in its query: `interval.endTime=...` is inside of `interval`."""
+    body: dict[str, Any] = {}
+    for name, value in parameters.items():
+        *folders, leaf = name.split(".")
+        inner = body
+        for folder in folders:
+            inner = inner.setdefault(folder, {})
+        inner[leaf] = value
+    return body
