@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from array import array
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -21,12 +21,10 @@ from ml_goodput_measurement.partition import Bucket
 
 from .accounts import moment_ns
 from .histories import JOB, History, Payload
+from .lives import deliver, ledger_of, lives
 from .oracle import Truth, judge
 
 thorough = settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-
-short = st.sampled_from([0, 0, 0.25, 1, 3])
-length = st.sampled_from([0.5, 1, 1, 1, 1.25, 2, 7])
 
 
 @pytest.fixture(autouse=True, scope="module", params=["as they are", "as small as can be"])
@@ -40,70 +38,6 @@ def _sizes(request: pytest.FixtureRequest) -> Iterator[None]:
         yield
 
 
-@st.composite
-def lives(draw: st.DrawFn) -> tuple[list[Payload], float]:
-    """The entries of a job's life, in order of recording, and the second at which somebody asks."""
-    job = History()
-    now, done = 0.0, 0
-    for _ in range(draw(st.integers(1, 4))):
-        now, done = _live_one_attempt(draw, job, now, done)
-    for _ in range(draw(st.integers(0, 4))):
-        _lay_over(draw, job, now)
-    kept = [entry for entry in job.payloads if draw(st.integers(0, 29))]
-    return kept, now + draw(st.sampled_from([0, 0.5, 20]))
-
-
-def _live_one_attempt(draw: st.DrawFn, job: History, now: float, done: int) -> tuple[float, int]:
-    """Records one attempt from `now` on, after `done` steps; returns when it fell silent and the steps done."""
-    if draw(st.integers(0, 5)):
-        job.start(now)
-    for record in (job.init, job.prepare):
-        if draw(st.booleans()):
-            job_length = draw(length)
-            record(now, now + job_length)
-            now += job_length
-    if done and draw(st.booleans()):
-        job.restore(done, now, now + 1)
-        now += 1
-    now += draw(short)
-    number = draw(st.sampled_from([done, done, max(0, done - 1), max(0, done - 3), 0]))
-    loads = draw(st.booleans())
-    ends = draw(st.integers(0, 3)) == 0
-    for _ in range(draw(st.integers(0, 7))):
-        if loads:
-            job.load(now, now + 0.25)
-            now += 0.25
-        job.step(number, now)
-        step_length = draw(length)
-        if draw(st.integers(0, 4)) == 0:
-            for host in range(draw(st.integers(1, 3))):
-                job.save(number, now + host * 0.25, now + draw(length), draw(st.sampled_from(["gs://b", "/local"])))
-        now += step_length
-        if ends or draw(st.integers(0, 9)) == 0:
-            job.step_end(number, now - draw(st.sampled_from([0, 0.25])))
-        number += draw(st.sampled_from([1, 1, 1, 1, 1, 2]))
-    if draw(st.integers(0, 3)) == 0:
-        job.end(now)
-    return now + draw(st.sampled_from([0.25, 3, 40])), number
-
-
-def _lay_over(draw: st.DrawFn, job: History, now: float) -> None:
-    """Records something that lies anywhere, over anything."""
-    first = draw(st.integers(0, int(now * 4))) / 4
-    last = first + draw(st.sampled_from([0, 0.25, 1, 5, 30]))
-    kind = draw(st.sampled_from(["eval", "Eval", "sdc", "slice_down", "scale_up", "reinit", "init", "load"]))
-    if kind in ("slice_down", "scale_up"):
-        job.wait(first, last, kind)
-    elif kind == "reinit":
-        job.reinitialize(first, last)
-    elif kind == "init":
-        job.init(first, last)
-    elif kind == "load":
-        job.load(first, last)
-    else:
-        job.custom(first, last, kind)
-
-
 junk = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
     lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.text(max_size=3), inner, max_size=2),
@@ -114,22 +48,10 @@ _one_of_each.save(1, 2, 3).restore(1, 2, 3)
 keys = st.sampled_from(sorted({key for entry in _one_of_each.payloads for key in entry}))
 
 
-def ledger_of(payloads: Iterable[Payload]) -> Ledger:
-    ledger = Ledger()
-    _deliver(ledger, payloads)
-    return ledger
-
-
 def _saved_and_restored(ledger: Ledger) -> Ledger:
     """The ledger as another process gets it: by way of JSON and of raw columns."""
     state, columns = ledger.to_state()
     return Ledger.from_state(json.loads(json.dumps(state)), [array(one.typecode, one) for one in columns])
-
-
-def _deliver(ledger: Ledger, payloads: Iterable[Payload]) -> None:
-    skipped: Counter[str] = Counter()
-    ledger.add(read_events(payloads, JOB, skipped))
-    assert not skipped
 
 
 @thorough
@@ -152,7 +74,7 @@ def test_order_repetition_and_lateness_change_nothing(life: tuple[list[Payload],
 
     ledger = Ledger()
     for begin, end in zip([0, *cuts], [*cuts, len(delivered)], strict=True):
-        _deliver(ledger, delivered[begin:end])
+        deliver(ledger, delivered[begin:end])
         if data.draw(st.booleans()):
             ledger = _saved_and_restored(ledger)
         expected = ledger_of(delivered[:end])

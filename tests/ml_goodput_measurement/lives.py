@@ -1,0 +1,91 @@
+"""Generated lives of jobs, for tests of what is true of any."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+
+from hypothesis import strategies as st
+from ml_goodput_measurement.events import read_events
+from ml_goodput_measurement.ledger import Ledger
+
+from .histories import JOB, History, Payload
+
+short = st.sampled_from([0, 0, 0.25, 1, 3])
+length = st.sampled_from([0.5, 1, 1, 1, 1.25, 2, 7])
+
+
+@st.composite
+def lives(draw: st.DrawFn) -> tuple[list[Payload], float]:
+    """The entries of a job's life, in order of recording, and the second at which somebody asks."""
+    job = History()
+    now, done = 0.0, 0
+    for _ in range(draw(st.integers(1, 4))):
+        now, done = _live_one_attempt(draw, job, now, done)
+    for _ in range(draw(st.integers(0, 4))):
+        _lay_over(draw, job, now)
+    kept = [entry for entry in job.payloads if draw(st.integers(0, 29))]
+    return kept, now + draw(st.sampled_from([0, 0.5, 20]))
+
+
+def _live_one_attempt(draw: st.DrawFn, job: History, now: float, done: int) -> tuple[float, int]:
+    """Records one attempt from `now` on, after `done` steps; returns when it fell silent and the steps done."""
+    if draw(st.integers(0, 5)):
+        job.start(now)
+    for record in (job.init, job.prepare):
+        if draw(st.booleans()):
+            job_length = draw(length)
+            record(now, now + job_length)
+            now += job_length
+    if done and draw(st.booleans()):
+        job.restore(done, now, now + 1)
+        now += 1
+    now += draw(short)
+    number = draw(st.sampled_from([done, done, max(0, done - 1), max(0, done - 3), 0]))
+    loads = draw(st.booleans())
+    ends = draw(st.integers(0, 3)) == 0
+    for _ in range(draw(st.integers(0, 7))):
+        if loads:
+            job.load(now, now + 0.25)
+            now += 0.25
+        job.step(number, now)
+        step_length = draw(length)
+        if draw(st.integers(0, 4)) == 0:
+            for host in range(draw(st.integers(1, 3))):
+                job.save(number, now + host * 0.25, now + draw(length), draw(st.sampled_from(["gs://b", "/local"])))
+        now += step_length
+        if ends or draw(st.integers(0, 9)) == 0:
+            job.step_end(number, now - draw(st.sampled_from([0, 0.25])))
+        number += draw(st.sampled_from([1, 1, 1, 1, 1, 2]))
+    if draw(st.integers(0, 3)) == 0:
+        job.end(now)
+    return now + draw(st.sampled_from([0.25, 3, 40])), number
+
+
+def _lay_over(draw: st.DrawFn, job: History, now: float) -> None:
+    """Records something that lies anywhere, over anything."""
+    first = draw(st.integers(0, int(now * 4))) / 4
+    last = first + draw(st.sampled_from([0, 0.25, 1, 5, 30]))
+    kind = draw(st.sampled_from(["eval", "Eval", "sdc", "slice_down", "scale_up", "reinit", "init", "load"]))
+    if kind in ("slice_down", "scale_up"):
+        job.wait(first, last, kind)
+    elif kind == "reinit":
+        job.reinitialize(first, last)
+    elif kind == "init":
+        job.init(first, last)
+    elif kind == "load":
+        job.load(first, last)
+    else:
+        job.custom(first, last, kind)
+
+
+def ledger_of(payloads: Iterable[Payload]) -> Ledger:
+    ledger = Ledger()
+    deliver(ledger, payloads)
+    return ledger
+
+
+def deliver(ledger: Ledger, payloads: Iterable[Payload]) -> None:
+    skipped: Counter[str] = Counter()
+    ledger.add(read_events(payloads, JOB, skipped))
+    assert not skipped

@@ -1,0 +1,198 @@
+"""Any stretch of a job's life is what the whole history says of it, whatever lies at its edges."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from itertools import pairwise
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from ml_goodput_measurement.ledger import Ledger, books, marks, runs
+from ml_goodput_measurement.partition import Bucket, Piece
+
+from .accounts import CUSTOM, PRODUCTIVE, RECOVERY, STARTUP, UNKNOWN, WASTED, moment_ns
+from .histories import History, Payload
+from .lives import deliver, ledger_of, lives
+
+thorough = settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+Life = tuple[list[Payload], float]
+moments = st.integers(-8, 400).map(lambda quarters: quarters / 4)
+spans = st.lists(st.tuples(moments, moments).map(sorted), min_size=1, max_size=4)
+
+SECOND_NS = 10**9
+
+
+@pytest.fixture(autouse=True, scope="module", params=["as they are", "as small as can be"])
+def _sizes(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Generated lives are short; with these sizes made small they go through what only long ones would."""
+    with pytest.MonkeyPatch.context() as patch:
+        if request.param == "as small as can be":
+            patch.setattr(books, "_UNSETTLED_STEPS", 1)
+            patch.setattr(runs, "_FEW_STEPS", 2)
+            patch.setattr(marks, "_BLOCK", 2)
+        yield
+
+
+@thorough
+@given(lives(), spans)
+def test_a_window_is_that_part_of_the_timeline(life: Life, asked: list[list[float]]) -> None:
+    payloads, now = life
+    ledger = ledger_of(payloads)
+    pieces = ledger.timeline(moment_ns(now))
+    windows = ledger.windows([(moment_ns(first), moment_ns(last)) for first, last in asked], moment_ns(now))
+    assert len(windows) == (len(asked) if payloads else 0)
+    for window in windows:
+        inside = list(clipped(pieces, window.start_ns, window.end_ns))
+        assert window.buckets == {
+            bucket: sum(piece.end_ns - piece.start_ns for piece in inside if piece.bucket is bucket)
+            for bucket in Bucket
+        }
+        assert window.estimated_ns == sum(piece.end_ns - piece.start_ns for piece in inside if piece.estimated)
+        assert sum(window.custom.values()) == window.buckets[CUSTOM]
+        assert sum(window.buckets.values()) + window.outside_ns == window.end_ns - window.start_ns
+
+
+@thorough
+@given(lives(), spans, st.lists(moments, max_size=3), st.data())
+def test_windows_are_the_same_however_the_log_came(
+    life: Life, asked: list[list[float]], queries: list[float], data: st.DataObject
+) -> None:
+    """Nor does it change anything that other windows were asked for on the way."""
+    payloads, now = life
+    intervals = [(moment_ns(first), moment_ns(last)) for first, last in asked]
+    delivered = data.draw(st.permutations(payloads))
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(delivered)), max_size=4)))
+    ledger = Ledger()
+    for begin, end in zip([0, *cuts], [*cuts, len(delivered)], strict=True):
+        deliver(ledger, delivered[begin:end])
+        for asked_at in queries:
+            ledger.windows([(0, moment_ns(asked_at)), *intervals], moment_ns(now))
+    assert ledger.windows(intervals, moment_ns(now)) == ledger_of(payloads).windows(intervals, moment_ns(now))
+
+
+@thorough
+@given(lives(), st.lists(moments, min_size=2, max_size=6, unique=True))
+def test_adjacent_windows_sum_to_the_whole(life: Life, borders: list[float]) -> None:
+    payloads, now = life
+    ledger = ledger_of(payloads)
+    summary = ledger.summary(moment_ns(now))
+    if summary is None:
+        return
+    edges = [summary.start_ns, *sorted(moment_ns(border) for border in borders), summary.end_ns]
+    edges = sorted({min(max(edge, summary.start_ns), summary.end_ns) for edge in edges})
+    windows = ledger.windows(list(pairwise(edges)), moment_ns(now))
+    if not windows:
+        return
+    for bucket in Bucket:
+        assert sum(window.buckets[bucket] for window in windows) == summary.buckets[bucket]
+    assert sum(window.data_loading_async_ns for window in windows) <= max(0, summary.data_loading_async_ns)
+    assert windows[-1].last_step == summary.last_step
+    came_back_at_the_end = ledger.attempts(moment_ns(now))[-1].start_ns == summary.end_ns
+    assert sum(window.disruptions for window in windows) == summary.disruptions - (
+        came_back_at_the_end and summary.disruptions > 0
+    )
+
+
+@thorough
+@given(lives(), spans)
+def test_an_exclusion_takes_its_time_and_no_other(life: Life, asked: list[list[float]]) -> None:
+    payloads, now = life
+    ledger = ledger_of(payloads)
+    exclusions = merged(asked)
+    summary = ledger.summary(moment_ns(now), exclusions)
+    if summary is None:
+        return
+    kept = [piece for piece in ledger.timeline(moment_ns(now)) for piece in without(piece, exclusions)]
+    assert {**summary.buckets, Bucket.EXCLUDED: 0} == sums(kept)
+    assert sum(summary.buckets.values()) == summary.wall_ns
+    timeline = ledger.timeline(moment_ns(now), exclusions)
+    assert sum(piece.end_ns - piece.start_ns for piece in timeline) == summary.wall_ns
+    assert sums(timeline) == summary.buckets
+    attempts = ledger.attempts(moment_ns(now), exclusions)
+    for bucket in Bucket:
+        assert sum(attempt.buckets.get(bucket, 0) for attempt in attempts) == summary.buckets[bucket]
+
+
+def test_a_step_over_the_edge_counts_with_the_part_inside() -> None:
+    """Steady steps of 10 s in a window of 200 s are 200 s, not 190."""
+    ledger = ledger_of(History().start(0).steps(range(100), at=0).payloads)
+    (window,) = ledger.windows([(moment_ns(303), moment_ns(503))], moment_ns(1000))
+    assert window.buckets[PRODUCTIVE] == 200 * SECOND_NS
+    assert window.last_step == 49
+
+
+def test_an_idle_tail_stays_in_the_window() -> None:
+    ledger = ledger_of(History().start(0).steps(range(11), at=0).end(110).payloads)
+    (window,) = ledger.windows([(moment_ns(50), moment_ns(200))], moment_ns(500))
+    assert (window.buckets[PRODUCTIVE], window.outside_ns) == (60 * SECOND_NS, 90 * SECOND_NS)
+
+
+def test_an_outage_whose_steps_lie_before_the_window_is_a_disruption_of_it() -> None:
+    history = History().start(0).steps(range(10), at=0).start(1100).steps(range(10, 20), at=1100).end(1200)
+    ledger = ledger_of(history.payloads)
+    during, (before,) = (
+        ledger.windows([(moment_ns(500), moment_ns(1150))], moment_ns(1200)),
+        ledger.windows([(moment_ns(0), moment_ns(1100))], moment_ns(1200)),
+    )
+    assert during[0].disruptions == 1
+    assert during[0].buckets[RECOVERY] == 600 * SECOND_NS
+    assert before.disruptions == 0
+
+
+def test_steps_that_are_repeated_after_the_window_are_wasted_in_it() -> None:
+    history = History().start(0).steps(range(10), at=0).start(200).steps(range(5, 20), at=200).end(350)
+    (window,) = ledger_of(history.payloads).windows([(moment_ns(0), moment_ns(100))], moment_ns(350))
+    assert (window.buckets[PRODUCTIVE], window.buckets[WASTED]) == (50 * SECOND_NS, 50 * SECOND_NS)
+    assert window.last_step == 4
+
+
+def test_the_startup_of_an_attempt_lies_where_its_first_step_begins() -> None:
+    history = History().start(0).step(0, 10).steps(range(1, 11), at=70).end(170)
+    ledger = ledger_of(history.payloads)
+    early, late = ledger.windows([(moment_ns(10), moment_ns(40)), (moment_ns(40), moment_ns(80))], moment_ns(170))
+    assert early.buckets[STARTUP] == 30 * SECOND_NS
+    assert (late.buckets[STARTUP], late.buckets[PRODUCTIVE]) == (20 * SECOND_NS, 20 * SECOND_NS)
+
+
+def test_a_window_beside_the_job_holds_nothing() -> None:
+    ledger = ledger_of(History().start(0).steps(range(3), at=0).end(30).payloads)
+    before, after = ledger.windows([(moment_ns(-50), moment_ns(-10)), (moment_ns(40), moment_ns(50))], moment_ns(60))
+    assert before.outside_ns == 40 * SECOND_NS
+    assert not any(before.buckets.values())
+    assert (before.last_step, after.last_step) == (0, 2)
+    assert after.outside_ns == 10 * SECOND_NS
+    assert UNKNOWN in after.buckets
+
+
+def clipped(pieces: list[Piece], start_ns: int, end_ns: int) -> Iterator[Piece]:
+    for piece in pieces:
+        first, last = max(piece.start_ns, start_ns), min(piece.end_ns, end_ns)
+        if first < last:
+            yield Piece(first, last, piece.bucket, piece.attempt, piece.label, piece.estimated)
+
+
+def sums(pieces: Iterable[Piece]) -> dict[Bucket, int]:
+    total = dict.fromkeys(Bucket, 0)
+    for piece in pieces:
+        total[piece.bucket] += piece.end_ns - piece.start_ns
+    return total
+
+
+def merged(asked: list[list[float]]) -> list[tuple[int, int]]:
+    disjoint: list[tuple[int, int]] = []
+    for first, last in sorted(asked):
+        if disjoint and moment_ns(first) <= disjoint[-1][1]:
+            disjoint[-1] = (disjoint[-1][0], max(disjoint[-1][1], moment_ns(last)))
+        elif first < last:
+            disjoint.append((moment_ns(first), moment_ns(last)))
+    return disjoint
+
+
+def without(piece: Piece, exclusions: list[tuple[int, int]]) -> Iterator[Piece]:
+    at = piece.start_ns
+    for first, last in exclusions:
+        if at < first and at < piece.end_ns:
+            yield from clipped([piece], at, min(first, piece.end_ns))
+        at = max(at, min(last, piece.end_ns))
+    yield from clipped([piece], at, piece.end_ns)
