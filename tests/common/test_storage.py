@@ -481,6 +481,12 @@ def test_a_broken_gs_path_is_refused_before_the_network(server, cloud, path):
     assert server.requests == []
 
 
+@pytest.mark.parametrize("path", ["gs://", "gs:///x", "gs://b u/x"])
+def test_no_store_is_given_for_a_path_without_a_bucket(path):
+    with pytest.raises(ConfigurationError, match="gs://"):
+        storage.storage_for(path)
+
+
 def test_gclouds_setting_redirects_and_the_emulators_wins(server):
     anonymous = {"CLOUDSDK_AUTH_DISABLE_CREDENTIALS": "true"}
     there = {**anonymous, "CLOUDSDK_API_ENDPOINT_OVERRIDES_STORAGE": f"{server.url}/storage/v1/"}

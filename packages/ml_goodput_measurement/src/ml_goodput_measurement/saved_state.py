@@ -1,33 +1,60 @@
 """The calculator's saved state: so that another process need not read a job's history again.
 
-A file holds a JSON head and, behind it, the columns as raw 64-bit numbers. It is private, versioned, and written
-whole; a state that knows less never replaces one that knows more.
+    goodput state of 1.0.0 little                   of this version alone: it holds sums that its rules made
+    {"job": ..., "facts": 123, "head_bytes": 456}   enough to tell which of two knows more
+    a head in JSON, the columns as raw 64-bit numbers, and a CRC-32 of all before it
+
+A file is private and written whole; a state that knows less never replaces one that knows more. `state_store` keeps a
+copy where other machines find it.
 """
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import logging
 import os
+import stat
 import sys
+import zlib
 from array import array
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO, NamedTuple
 
 from ml_goodput_measurement._version import __version__
 from ml_goodput_measurement.ledger import Ledger
 from ml_goodput_measurement.recorders import Recorders
 
-__all__ = ["SavedState", "load_state", "save_state"]
+__all__ = [
+    "FRONT_BYTES",
+    "SavedState",
+    "UnusableStateError",
+    "decode_state",
+    "encode_state",
+    "facts_of",
+    "facts_told",
+    "load_state",
+    "save_state",
+    "saved_facts",
+]
 
 _log = logging.getLogger("ml_diagnostics.goodput")
 
-# Of this version alone: the sums that it holds were made by its rules.
-_MAGIC = f"goodput state of {__version__} {sys.byteorder}\n".encode()
+_KIND = b"goodput state of "
+_MAGIC = _KIND + f"{__version__} {sys.byteorder}\n".encode()
+
+FRONT_BYTES = 512
+"""As much of a state as `facts_told` needs."""
+
+_CHECKSUM_BYTES = 4
+
+
+class UnusableStateError(Exception):
+    """What was read is no state of this job that this version can use; the message says why."""
 
 
 @dataclass
@@ -39,26 +66,76 @@ class SavedState:
     """How far the log was read."""
 
 
+def facts_of(recorders: Recorders) -> int:
+    """Returns how much is known of a job: of two states of one job, the one with more facts is newer."""
+    return sum(len(ledger.facts) for ledger in recorders.ledgers.values())
+
+
+def encode_state(recorders: Recorders, position: dict[str, Any]) -> list[bytes | array[Any]]:
+    """Returns a state in parts that follow each other; the columns are not copied, so write it before they change."""
+    ledgers = {str(index): ledger.to_state() for index, ledger in recorders.ledgers.items()}
+    head = json.dumps(
+        {
+            "position": position,
+            "skipped": recorders.skipped,
+            "lost": recorders.lost,
+            "ledgers": {index: state for index, (state, _) in ledgers.items()},
+        }
+    ).encode()
+    front = {"job": _digest(recorders.job_name), "facts": facts_of(recorders), "head_bytes": len(head)}
+    parts = [_MAGIC + json.dumps(front).encode() + b"\n", head]
+    parts += [column for _, columns in ledgers.values() for column in columns]
+    checksum = 0
+    for part in parts:
+        checksum = zlib.crc32(part, checksum)
+    return [*parts, checksum.to_bytes(_CHECKSUM_BYTES, "little")]
+
+
+def decode_state(file: BinaryIO, size: int, job_name: str) -> SavedState:
+    """Returns the state that a file of so many bytes holds.
+
+    Raises:
+        OSError: The file cannot be read.
+        UnusableStateError: It holds none, a damaged one, or one of another version or job.
+    """
+    front = _parse_front(file.read(FRONT_BYTES), job_name)
+    file.seek(0)
+    reader = _CheckedReader(file, size - _CHECKSUM_BYTES)
+    reader.read(front.length)
+    try:
+        head = json.loads(reader.read(front.head_bytes))
+        columns = {
+            int(index): [reader.read_column(*column) for column in state["columns"]]
+            for index, state in head["ledgers"].items()
+        }
+        reader.check(file.read(_CHECKSUM_BYTES + 1))
+        recorders = Recorders(job_name)
+        recorders.skipped, recorders.lost = Counter(head["skipped"]), dict(head["lost"])
+        recorders.ledgers = {index: Ledger.from_state(head["ledgers"][str(index)], columns[index]) for index in columns}
+        return SavedState(recorders, dict(head["position"]))
+    except (OSError, UnusableStateError):
+        raise
+    except Exception as error:  # It may hold anything.
+        raise UnusableStateError(f"it is damaged ({type(error).__name__}: {error})") from error
+
+
+def facts_told(front: bytes, job_name: str) -> int:
+    """Returns how many facts a state of a job knows, by its first `FRONT_BYTES`.
+
+    Raises:
+        UnusableStateError: It is something else, or of another version or job.
+    """
+    return _parse_front(front, job_name).facts
+
+
 def save_state(path: Path, recorders: Recorders, position: dict[str, Any]) -> bool:
     """Writes the state to a file; returns False, and says so once a try, when that cannot be done or is not needed."""
-    ledgers = {str(index): ledger.to_state() for index, ledger in recorders.ledgers.items()}
-    head = {
-        "job": recorders.job_name,
-        "facts": sum(len(ledger.facts) for ledger in recorders.ledgers.values()),
-        "position": position,
-        "skipped": recorders.skipped,
-        "lost": recorders.lost,
-        "ledgers": {index: state for index, (state, _) in ledgers.items()},
-    }
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         with _locked(path) as is_free:
-            if not is_free:
+            if not is_free or saved_facts(path, recorders.job_name) > facts_of(recorders):
                 return False
-            known = _read_head(path)
-            if known is not None and known.get("job") == recorders.job_name and _knows_more(known, head):
-                return False
-            _write(path, json.dumps(head).encode(), [column for _, columns in ledgers.values() for column in columns])
+            _write(path, encode_state(recorders, position))
     except OSError as error:
         _log.warning("The state of goodput queries could not be saved in %s: %s", path, error)
         return False
@@ -68,22 +145,22 @@ def save_state(path: Path, recorders: Recorders, position: dict[str, Any]) -> bo
 def load_state(path: Path, job_name: str) -> SavedState | None:
     """Returns what a file holds; None when there is none, or one that another version or a crash left behind."""
     try:
-        with path.open("rb") as file:
-            head = _parse_head(file.readline(len(_MAGIC)), file.read(8), file)
-            if head is None or head["job"] != job_name:
-                return None
-            recorders = Recorders(job_name)
-            recorders.skipped, recorders.lost = Counter(head["skipped"]), dict(head["lost"])
-            recorders.ledgers = {
-                int(index): Ledger.from_state(state, _columns(file, state["columns"]))
-                for index, state in head["ledgers"].items()
-            }
-            return SavedState(recorders, head["position"])
+        with _opened(path) as file:
+            return decode_state(file, os.fstat(file.fileno()).st_size, job_name)
     except FileNotFoundError:
         return None
-    except Exception as error:  # A file may hold anything.
+    except (OSError, UnusableStateError) as error:
         _log.warning("The saved state %s cannot be used and is made anew: %s", path, error)
         return None
+
+
+def saved_facts(path: Path, job_name: str) -> int:
+    """Returns how many facts a file knows of a job, -1 where there is none that can be used; reads its front alone."""
+    try:
+        with _opened(path) as file:
+            return facts_told(file.read(FRONT_BYTES), job_name)
+    except (OSError, UnusableStateError):
+        return -1
 
 
 @contextlib.contextmanager
@@ -108,51 +185,86 @@ def _locked(path: Path) -> Iterator[bool]:
         os.close(descriptor)
 
 
-def _write(path: Path, head: bytes, columns: list[array[Any]]) -> None:
+def _write(path: Path, parts: list[bytes | array[Any]]) -> None:
     new = path.with_name(f".{path.name}.new")  # One name, under the lock: what a killed process left is used again.
     try:
         new.unlink(missing_ok=True)
-        descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_CLOEXEC", 0), 0o600)
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(_MAGIC + len(head).to_bytes(8, "little") + head)
-            for column in columns:
-                column.tofile(file)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
+        with os.fdopen(os.open(new, flags, 0o600), "wb") as file:
+            for part in parts:
+                file.write(part)
         new.replace(path)
     finally:
         new.unlink(missing_ok=True)
 
 
-def _read_head(path: Path) -> dict[str, Any] | None:
+@contextlib.contextmanager
+def _opened(path: Path) -> Iterator[BinaryIO]:
+    # Without O_NONBLOCK, to open a named pipe would wait for its writer.
+    flags = os.O_RDONLY | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0) | getattr(os, "O_NONBLOCK", 0)
+    with os.fdopen(os.open(path, flags), "rb") as file:
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            raise UnusableStateError("it is no regular file")
+        yield file
+
+
+class _Front(NamedTuple):
+    length: int
+    facts: int
+    head_bytes: int
+
+
+def _parse_front(data: bytes, job_name: str) -> _Front:
+    if not data.startswith(_MAGIC):
+        whose = "another version of this library" if data.startswith(_KIND) else "something else"
+        raise UnusableStateError(f"{whose} wrote it")
+    end = data.find(b"\n", len(_MAGIC)) + 1
     try:
-        with path.open("rb") as file:
-            return _parse_head(file.readline(len(_MAGIC)), file.read(8), file)
-    except (OSError, EOFError, ValueError, RecursionError):
-        return None
+        front = json.loads(data[len(_MAGIC) : end])
+        job, facts, head_bytes = front["job"], front["facts"], front["head_bytes"]
+    except (ValueError, RecursionError, LookupError, TypeError) as error:
+        raise UnusableStateError("its second line is damaged") from error
+    if type(facts) is not int or type(head_bytes) is not int:
+        raise UnusableStateError("its second line is damaged")
+    if job != _digest(job_name):
+        raise UnusableStateError("it is of another job")
+    return _Front(end, facts, head_bytes)
 
 
-def _parse_head(magic: bytes, length: bytes, file: Any) -> dict[str, Any] | None:
-    if magic != _MAGIC:
-        return None
-    head = json.loads(file.read(_within(file, int.from_bytes(length, "little"))))
-    return head if isinstance(head, dict) else None
+def _digest(job_name: str) -> str:
+    """A name in few letters, however long it is."""
+    return hashlib.sha256(job_name.encode(errors="surrogatepass")).hexdigest()[:16]
 
 
-def _knows_more(known: dict[str, Any], head: dict[str, Any]) -> bool:
-    return isinstance(known.get("facts"), int) and known["facts"] > head["facts"]
+class _CheckedReader:
+    """Reads no more than there is, so that a damaged state takes no memory, and sums up what it read."""
 
+    def __init__(self, file: BinaryIO, size: int) -> None:
+        self._file, self._left, self._checksum = file, size, 0
 
-def _within(file: Any, length: int) -> int:
-    """Returns a number of bytes that a file may hold, so that a damaged one takes no memory."""
-    if not 0 <= length <= os.fstat(file.fileno()).st_size:
-        raise EOFError(f"it has no {length} bytes")
-    return length
+    def read(self, length: int) -> bytes:
+        self._take(length)
+        data = self._file.read(length)
+        self._sum_up(data, is_whole=len(data) == length)
+        return data
 
+    def read_column(self, kind: str, count: int) -> array[Any]:
+        self._take(8 * count)
+        column = array(kind, (0,)) * count
+        found = self._file.readinto(column)  # type: ignore[attr-defined]  # All real ones have it.
+        self._sum_up(column, is_whole=found == 8 * count)
+        return column
 
-def _columns(file: Any, kinds: list[tuple[str, int]]) -> list[array[Any]]:
-    columns = []
-    for kind, length in kinds:
-        column = array(kind, (0,)) * (_within(file, 8 * length) // 8)
-        if file.readinto(column) != 8 * length:
-            raise EOFError(f"it ends in a column of {length} values")
-        columns.append(column)
-    return columns
+    def check(self, ending: bytes) -> None:
+        if ending != self._checksum.to_bytes(_CHECKSUM_BYTES, "little"):
+            raise UnusableStateError("it is damaged: its checksum is another")
+
+    def _take(self, length: int) -> None:
+        if not 0 <= length <= self._left:
+            raise UnusableStateError("it is damaged: it ends too early")
+        self._left -= length
+
+    def _sum_up(self, data: bytes | array[Any], *, is_whole: bool) -> None:
+        if not is_whole:
+            raise UnusableStateError("it is damaged: it ends too early")
+        self._checksum = zlib.crc32(data, self._checksum)

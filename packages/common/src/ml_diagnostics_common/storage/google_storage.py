@@ -24,7 +24,7 @@ from ml_diagnostics_common.exceptions import (
     StorageError,
 )
 
-__all__ = ["GoogleCloudStorage"]
+__all__ = ["GoogleCloudStorage", "split_path"]
 
 _T = TypeVar("_T")
 _REQUEST_TIMEOUT_SECONDS = 20.0
@@ -134,7 +134,7 @@ class GoogleCloudStorage:
 
     def list_prefix(self, path: str) -> list[str]:
         """The objects whose path begins with this text."""
-        bucket, prefix = _parse(path, key_required=False)
+        bucket, prefix = split_path(path, key_required=False)
         client = self._connect()
 
         def list_all(timeout: float, attempt: int) -> list[str]:
@@ -161,7 +161,7 @@ class GoogleCloudStorage:
         return bool((blob.metadata or {}).get(_WRITE_ID) == write_id)
 
     def _blob(self, path: str) -> Any:
-        bucket, key = _parse(path)
+        bucket, key = split_path(path)
         return self._connect().bucket(bucket).blob(key)
 
     def _connect(self) -> Any:
@@ -250,8 +250,8 @@ def _retry_after_seconds(error: Exception) -> float | None:
     return float(wanted) if wanted.isdecimal() else None
 
 
-def _parse(path: str, *, key_required: bool = True) -> tuple[str, str]:
-    """Splits gs://bucket/key.
+def split_path(path: str, *, key_required: bool = True) -> tuple[str, str]:
+    """Splits gs://bucket/key into the two.
 
     Raises:
         ConfigurationError: The path is not of that form.

@@ -13,7 +13,7 @@ import os
 from typing import Protocol
 
 from ml_diagnostics_common.exceptions import ConfigurationError
-from ml_diagnostics_common.storage.google_storage import GoogleCloudStorage
+from ml_diagnostics_common.storage.google_storage import GoogleCloudStorage, split_path
 from ml_diagnostics_common.storage.local_storage import LocalStorage
 
 __all__ = [
@@ -99,7 +99,8 @@ def storage_for(path: str | os.PathLike[str], *, deadline_seconds: float = 60.0)
         The store. For Cloud Storage the same one for as long as the environment's settings are the same.
 
     Raises:
-        ConfigurationError: The path has another scheme than gs://, or lost a slash in a `pathlib.Path`.
+        ConfigurationError: The path has another scheme than gs://, lost a slash in a `pathlib.Path`, or names no
+            bucket.
     """
     text = os.fspath(path)
     scheme, separator, _ = text.partition("://")
@@ -109,6 +110,7 @@ def storage_for(path: str | os.PathLike[str], *, deadline_seconds: float = 60.0)
         return LocalStorage()
     if scheme != "gs":
         raise ConfigurationError(f"{text!r}: {scheme}:// is not supported; give a gs://bucket/key or a local path")
+    split_path(text, key_required=False)
     return _cloud_storage(os.getpid(), tuple(os.environ.get(name) for name in _SETTINGS), deadline_seconds)
 
 

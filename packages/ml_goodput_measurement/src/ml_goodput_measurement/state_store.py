@@ -1,0 +1,241 @@
+"""Where a job's state is saved: a file of this machine, and a copy that other machines can go on from.
+
+The copy lies in `<gcs_path>/goodput_state/`, under the name of the local file, which stands for the job, its log, the
+project and the reach. `gcs_path` is `gs://bucket/folder`, `gs://bucket` as well, or a folder, such as one on a
+disk that machines share.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+from ml_diagnostics_common.backoff import Backoff
+from ml_diagnostics_common.exceptions import (
+    ConfigurationError,
+    DiagnosticsError,
+    ObjectNotFoundError,
+    PreconditionFailedError,
+    StorageError,
+)
+from ml_diagnostics_common.guard import warn_once
+from ml_diagnostics_common.storage import Storage, storage_for
+
+from ml_goodput_measurement.recorders import Recorders
+from ml_goodput_measurement.saved_state import (
+    FRONT_BYTES,
+    SavedState,
+    UnusableStateError,
+    decode_state,
+    encode_state,
+    facts_of,
+    facts_told,
+    load_state,
+    save_state,
+    saved_facts,
+)
+
+__all__ = ["StateStore", "checked_gcs_path"]
+
+_T = TypeVar("_T")
+_FOLDER = "goodput_state"
+
+_READ_DEADLINE_SECONDS = 1.0
+"""A request of a query that is not answered for so long is given up: all of them cost no more than 2 s."""
+_LOOK_PATIENCE_SECONDS = 1.5
+_DOWNLOAD_PATIENCE_SECONDS = 30.0
+"""While data comes, however slowly, it is worth more of a wait: the log itself takes minutes to read."""
+
+_SYNC_DEADLINE_SECONDS = 20.0
+_MOST_WRITES = 6
+
+
+def checked_gcs_path(gcs_path: str | os.PathLike[str] | None) -> str | None:
+    """Returns a folder for copies of saved state as text, None where there shall be none.
+
+    Raises:
+        ConfigurationError: It is no `gs://bucket`, `gs://bucket/folder` or local folder.
+    """
+    if gcs_path is None or gcs_path == "":
+        return None
+    try:
+        folder = os.fspath(gcs_path)
+    except TypeError:
+        folder = None
+    if not isinstance(folder, str):
+        raise ConfigurationError(f"gcs_path is {gcs_path!r:.200}; give gs://bucket/folder, a local folder, or None")
+    storage_for(folder)
+    return folder
+
+
+class StateStore:
+    """The saved state of one job, as one log has it.
+
+    Args:
+        local_path: The file of this machine.
+        gcs_path: The folder of the copy: see the module; None for no copy.
+
+    Raises:
+        ConfigurationError: The folder cannot be one.
+    """
+
+    def __init__(self, local_path: Path, gcs_path: str | os.PathLike[str] | None = None) -> None:
+        self._local_path = local_path
+        folder = checked_gcs_path(gcs_path)
+        self._copy = None if folder is None else _Copy(f"{folder.rstrip('/')}/{_FOLDER}/{local_path.name}")
+
+    def load(self, job_name: str) -> SavedState | None:
+        """Returns the state that knows more: the local one or the copy; None where neither can be used.
+
+        Costs about two seconds at most where the copy's store does not answer.
+        """
+        copied = self._copy.facts(job_name) if self._copy is not None else -1
+        if self._copy is not None and copied > saved_facts(self._local_path, job_name):
+            return self._copy.load(job_name) or load_state(self._local_path, job_name)
+        state = load_state(self._local_path, job_name)
+        if state is None and self._copy is not None and copied >= 0:
+            return self._copy.load(job_name)
+        return state
+
+    def save(self, recorders: Recorders, position: dict[str, Any]) -> bool:
+        """Saves the state on this machine; see `save_state`."""
+        return save_state(self._local_path, recorders, position)
+
+    def sync(self, recorders: Recorders, position: dict[str, Any]) -> bool:
+        """Makes the copy know what is known here; a copy that knows as much or more stays as it is.
+
+        Blocks while the copy is written, some 20 s where its store does not answer. A failure is logged once.
+
+        Returns:
+            Whether the copy knows as much now; False where there is none, or nothing to copy.
+        """
+        return self._copy is not None and facts_of(recorders) > 0 and self._copy.write(recorders, position)
+
+
+class _Seen(NamedTuple):
+    """What the beginning of a copy says."""
+
+    facts: int
+    """-1 where it cannot be used."""
+    generation: int
+    """0 where there is none."""
+
+
+class _Copy:
+    """The copy: an object of Cloud Storage, or a file."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._damaged_generation = 0  # Such a one is replaced, though it says that it knows as much.
+
+    def facts(self, job_name: str) -> int:
+        """Returns how many facts it knows, -1 where it cannot be used; reads its beginning alone."""
+        try:
+            return _within(_LOOK_PATIENCE_SECONDS, lambda: self._look(self._store(), job_name)).facts
+        except (DiagnosticsError, OSError) as error:
+            self._warn_unreadable(error)
+            return -1
+
+    def load(self, job_name: str) -> SavedState | None:
+        """Returns what it holds, None where it cannot be used."""
+        try:
+            data, generation = _within(
+                _DOWNLOAD_PATIENCE_SECONDS, lambda: self._store().read_with_generation(self._path)
+            )
+        except (DiagnosticsError, OSError) as error:
+            self._warn_unreadable(error)
+            return None
+        try:
+            return decode_state(io.BytesIO(data), len(data), job_name)
+        except UnusableStateError as error:
+            self._damaged_generation = generation
+            self._warn_unusable(error)
+            return None
+
+    def write(self, recorders: Recorders, position: dict[str, Any]) -> bool:
+        """Replaces it, unless it knows as much."""
+        facts, data, backoff = facts_of(recorders), b"", Backoff(0.05, 0.5)
+        try:
+            store = self._store(_SYNC_DEADLINE_SECONDS)
+            for _ in range(_MOST_WRITES):
+                seen = self._look(store, recorders.job_name)
+                if seen.facts >= facts:
+                    return True
+                data = data or b"".join(encode_state(recorders, position))
+                try:
+                    store.write(self._path, data, if_generation=seen.generation)
+                    return True
+                except PreconditionFailedError:
+                    time.sleep(backoff.failed())
+            raise StorageError(f"others wrote it each time that it was about to be, {_MOST_WRITES} times")
+        except (DiagnosticsError, OSError) as error:
+            warn_once(
+                ("goodput state", self._path, "write"),
+                "The state of goodput queries could not be copied to %s: %s. Other machines read the log from the "
+                "beginning, or from an older copy, until a later try succeeds.",
+                self._path,
+                error,
+            )
+            return False
+
+    def _store(self, deadline_seconds: float = _READ_DEADLINE_SECONDS) -> Storage:
+        return storage_for(self._path, deadline_seconds=deadline_seconds)
+
+    def _look(self, store: Storage, job_name: str) -> _Seen:
+        try:
+            front, generation = store.read_with_generation(self._path, first_bytes=FRONT_BYTES)
+        except ObjectNotFoundError:
+            return _Seen(-1, 0)
+        if generation == self._damaged_generation:
+            return _Seen(-1, generation)
+        try:
+            return _Seen(facts_told(front, job_name), generation)
+        except UnusableStateError as error:
+            self._warn_unusable(error)
+            return _Seen(-1, generation)
+
+    def _warn_unreadable(self, error: Exception) -> None:
+        warn_once(
+            ("goodput state", self._path, "read"),
+            "The copy of goodput's state in %s cannot be read, and what this machine knows is gone on from: %s",
+            self._path,
+            error,
+        )
+
+    def _warn_unusable(self, error: Exception) -> None:
+        warn_once(
+            ("goodput state", self._path, "use"),
+            "The copy of goodput's state in %s cannot be used and is made anew: %s",
+            self._path,
+            error,
+        )
+
+
+def _within(patience_seconds: float, ask: Callable[[], _T]) -> _T:
+    """Returns what a call returns; does not wait longer, also not where no timeout of sockets is asked: for a name.
+
+    Raises:
+        StorageError: It takes longer.
+    """
+    answers: list[_T] = []
+    errors: list[Exception] = []
+
+    def answer() -> None:
+        try:
+            answers.append(ask())
+        except Exception as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=answer, name="goodput-state", daemon=True)
+    thread.start()
+    thread.join(patience_seconds)
+    for error in list(errors):
+        raise error
+    if not answers:
+        raise StorageError(f"no answer within {patience_seconds:g} s; look at the network")
+    return answers[0]
