@@ -1,12 +1,76 @@
-"""Public names of goodput: the kinds of good and bad time, and the shapes of what the calculator returns."""
+"""Public names of goodput: the kinds of good and bad time, the shapes of what the calculator returns, and helpers.
+
+Importing this module loads nothing else; a function is loaded from its own module when it is first used.
+"""
 
 from __future__ import annotations
 
+import datetime
 import enum
 from collections.abc import Mapping
-from typing import TypedDict
+from dataclasses import dataclass, field
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, TypedDict
 
-__all__ = ["BadputType", "GoodputType", "MetricType", "UnproductiveTimeDict", "WorkloadMetricDetails"]
+if TYPE_CHECKING:
+    from ml_goodput_measurement.entry_time import get_timestamp_from_log_entry
+    from ml_goodput_measurement.gcp_metadata import (
+        get_accelerator_type,
+        get_cluster_name,
+        get_gcp_metadata,
+        get_gcp_project_id,
+        get_node_zone,
+    )
+    from ml_goodput_measurement.step_statistics import (
+        compute_ideal_step_time,
+        compute_percentile,
+        compute_step_deviation_from_baseline,
+        get_anomalous_and_normal_step_times,
+        get_extra_time_from_anomalous_steps,
+    )
+
+__all__ = [
+    "ACTIVITY_EXCLUSION_LIST",
+    "MACHINE_TYPE_TO_ACCELERATOR_TYPE_MAPPING",
+    "BadputType",
+    "ElasticIntervalWorkloadMetricDetails",
+    "ElasticWorkloadMetricDetails",
+    "GCPOptions",
+    "GoodputInfo",
+    "GoodputType",
+    "IntervalMetricType",
+    "IntervalWorkloadMetricDetails",
+    "MetricType",
+    "MonitoringWindowType",
+    "StepInfo",
+    "UnproductiveTimeDict",
+    "WorkloadMetricDetails",
+    "compute_ideal_step_time",
+    "compute_percentile",
+    "compute_step_deviation_from_baseline",
+    "get_accelerator_type",
+    "get_anomalous_and_normal_step_times",
+    "get_cluster_name",
+    "get_extra_time_from_anomalous_steps",
+    "get_gcp_metadata",
+    "get_gcp_project_id",
+    "get_node_zone",
+    "get_timestamp_from_log_entry",
+]
+
+_MODULES = {
+    "compute_ideal_step_time": "step_statistics",
+    "compute_percentile": "step_statistics",
+    "compute_step_deviation_from_baseline": "step_statistics",
+    "get_accelerator_type": "gcp_metadata",
+    "get_anomalous_and_normal_step_times": "step_statistics",
+    "get_cluster_name": "gcp_metadata",
+    "get_extra_time_from_anomalous_steps": "step_statistics",
+    "get_gcp_metadata": "gcp_metadata",
+    "get_gcp_project_id": "gcp_metadata",
+    "get_node_zone": "gcp_metadata",
+    "get_timestamp_from_log_entry": "entry_time",
+}
 
 
 class GoodputType(enum.Enum):
@@ -47,8 +111,69 @@ class MetricType(enum.Enum):
     TOTAL_EXCLUDED_TIME = "total_excluded_time"
 
 
+class IntervalMetricType(enum.Enum):
+    """Keys of `IntervalWorkloadMetricDetails`."""
+
+    INTERVAL_GOODPUT = "interval_goodput"
+    INTERVAL_BADPUT = "interval_badput"
+    INTERVAL_SIZE = "interval_size"
+
+
+class MonitoringWindowType(enum.Enum):
+    """What a metric speaks of: the job's whole life, or a part of it."""
+
+    CUMULATIVE = "cumulative"
+    INTERVAL = "interval"
+
+
+ACTIVITY_EXCLUSION_LIST = [BadputType.DATA_LOADING_ASYNC.name]
+"""Kinds of badput that are not exported as time lost: they overlap training."""
+
+MACHINE_TYPE_TO_ACCELERATOR_TYPE_MAPPING: Mapping[str, str] = {
+    "tpu7x-": "tpu7x",
+    "ct6e-": "tpu-v6e-slice",
+    "ct5p-": "tpu-v5p-slice",
+    "ct5lp-": "tpu-v5-lite-podslice",
+    "ct5l-": "tpu-v5-lite-device",
+    "ct4p-": "tpu-v4-podslice",
+    "ct4l-": "tpu-v4-lite-device",
+    "ct3p-": "tpu-v3-slice",
+    "ct3-": "tpu-v3-device",
+    "a4x-": "nvidia-gb200",
+    "a4-": "nvidia-b200",
+    "a3-ultragpu-": "nvidia-h200-141gb",
+    "a3-mega": "nvidia-h100-mega-80gb",
+    "a3-": "nvidia-h100-80gb",
+    "a2-ultragpu-": "nvidia-a100-80gb",
+    "a2-": "nvidia-tesla-a100",
+    "g4-": "nvidia-rtx-pro-6000",
+    "g2-": "nvidia-l4",
+}
+"""The accelerator of a machine type: the first key that the machine type contains decides.
+
+The values are those of GKE's node labels cloud.google.com/gke-tpu-accelerator and cloud.google.com/gke-accelerator:
+https://cloud.google.com/kubernetes-engine/docs/concepts/plan-tpus and https://cloud.google.com/compute/docs/gpus
+"""
+
 UnproductiveTimeDict = dict[BadputType, float | dict[str, float]]
 """Seconds, or percent, a kind of badput; custom events by their type, upper case."""
+
+
+@dataclass
+class GCPOptions:
+    """What Cloud Monitoring is told of a job, and whether."""
+
+    project_id: str | None = None
+    """None: the project that this machine belongs to."""
+    location: str | None = None
+    """Zone or region; None: this machine's zone."""
+    replica_id: str = "0"
+    acc_type: str | None = None
+    """The accelerator's type; None: what this machine's type tells."""
+    cluster_name: str | None = None
+    """None: the GKE cluster of this machine, if it is in one."""
+    enable_gcp_goodput_metrics: bool = True
+    enable_gcp_step_deviation_metrics: bool = True
 
 
 class WorkloadMetricDetails(TypedDict):
@@ -62,3 +187,62 @@ class WorkloadMetricDetails(TypedDict):
     step_time_deviation: Mapping[int, float]
     ideal_step_time: float
     total_excluded_time: float
+
+
+class IntervalWorkloadMetricDetails(TypedDict):
+    """What is known of a stretch of a job's time: shares in percent of the stretch, and its size in seconds."""
+
+    interval_goodput: dict[GoodputType, float]
+    interval_badput: UnproductiveTimeDict
+    interval_size: float
+
+
+class ElasticWorkloadMetricDetails(WorkloadMetricDetails):
+    """What is known of an elastic job: also the means of its slices, 0 to 1."""
+
+    stepping_slice_efficiency: float
+    available_slice_efficiency: float
+
+
+class ElasticIntervalWorkloadMetricDetails(IntervalWorkloadMetricDetails):
+    """What is known of a stretch of an elastic job's time: also the means of its slices, 0 to 1."""
+
+    stepping_slice_efficiency: float
+    available_slice_efficiency: float
+
+
+@dataclass
+class GoodputInfo:
+    """A job's goodput at one moment, as `GoodputCache` keeps it; times in seconds."""
+
+    total_productive_time: float = 0.0
+    total_elapsed_time: float = 0.0
+    total_unproductive_time: UnproductiveTimeDict | None = None
+    max_productive_step: int = 0
+    last_recorded_step: int = 0
+    last_updated_timestamp: datetime.datetime = field(
+        default_factory=lambda: datetime.datetime.now(datetime.timezone.utc)
+    )
+    """When this was made, unless it is given."""
+    number_of_disruptions: int = 0
+    total_excluded_time: float = 0.0
+
+
+@dataclass
+class StepInfo:
+    """A job's step times at one moment, as `GoodputCache` keeps them; times in seconds."""
+
+    ideal_step_time: float
+    step_deviations: Mapping[int, float]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(import_module(f"ml_goodput_measurement.{_MODULES[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return __all__

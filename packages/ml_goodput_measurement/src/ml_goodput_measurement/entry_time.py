@@ -1,0 +1,62 @@
+"""When the thing that a payload tells of happened."""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Mapping
+from typing import Any
+
+__all__ = ["get_timestamp_from_log_entry"]
+
+# By key and not by the word "time" in it: Orbax's time_between_consecutive_saves_sec is no time of day.
+# Of the keys of one Orbax entry the first that stands here counts: when the whole operation began.
+_TIME_KEYS = (
+    "step_start_time",
+    "step_ended",
+    "data_loading_start_time",
+    "data_loading_end_time",
+    "job_start_time",
+    "job_end_time",
+    "tpu_init_start_time",
+    "tpu_init_end_time",
+    "training_prep_start_time",
+    "training_prep_end_time",
+    "custom_badput_event_start_time",
+    "custom_badput_event_end_time",
+    "checkpoint_progress_started",
+    "elastic_slice_counts_timestamp",
+    "elastic_wait_start_time",
+    "elastic_wait_end_time",
+    "elastic_reinit_start_time",
+    "elastic_reinit_end_time",
+    "checkpoint_manager_blocking_start_time",
+    "checkpoint_manager_start_time",
+    "wait_for_prev_start_time",
+    "checkpointer_blocking_start_time",
+    "checkpointer_start_time",
+    "broadcast_start_time",
+    "get_old_steps_start_time",
+)
+
+
+def get_timestamp_from_log_entry(entry: Mapping[str, Any] | None) -> datetime.datetime | None:
+    """Returns when the thing that a log entry's payload tells of happened.
+
+    Args:
+        entry: A payload as recorders and Orbax write it.
+
+    Returns:
+        The time in UTC; None for an entry that tells of nothing we know, or whose time is missing or none.
+    """
+    if not isinstance(entry, Mapping):
+        return None
+    for key in _TIME_KEYS:
+        value = entry.get(key)
+        if isinstance(value, datetime.datetime):
+            return value.astimezone(datetime.timezone.utc)
+        if isinstance(value, (int, float)) and not isinstance(value, bool):
+            try:
+                return datetime.datetime.fromtimestamp(value, datetime.timezone.utc)
+            except (ValueError, OverflowError, OSError):  # NaN, or a year that no calendar has.
+                continue
+    return None

@@ -1,0 +1,111 @@
+"""What the metadata server of a Google VM or pod says, where there is one.
+
+Off Google Cloud the answer to everything is None. The first question waits a second for a server that may not be
+there, all further ones not at all: `ml_diagnostics_common` looks for the server once a process.
+
+Paths and values: https://cloud.google.com/compute/docs/metadata/predefined-metadata-keys
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+
+from ml_diagnostics_common.credentials.instance_metadata import instance_metadata, metadata_host
+
+from ml_goodput_measurement.goodput_utils import MACHINE_TYPE_TO_ACCELERATOR_TYPE_MAPPING
+
+__all__ = [
+    "get_accelerator_type",
+    "get_cluster_name",
+    "get_gcp_metadata",
+    "get_gcp_project_id",
+    "get_node_zone",
+]
+
+_LONGEST_VALUE_BYTES = 262_144  # Compute Engine allows a value of custom metadata no more.
+_PAUSE_SECONDS = 0.1
+
+
+def get_gcp_metadata(
+    category: str,
+    attribute: str,
+    timeout: float = 5,
+    retries: int = 3,
+    *,
+    _sleep: Callable[[float], None] = time.sleep,
+) -> str | None:
+    """Asks the metadata server for one value.
+
+    Args:
+        category: `instance` or `project`.
+        attribute: Path of the value in there, such as `zone` or `attributes/cluster-name`.
+        timeout: Seconds for one try.
+        retries: Tries at most. Only a server that is there and does not answer well is asked again.
+
+    Returns:
+        The value; None where there is no server, no such value, or no answer. Never raises.
+    """
+    if instance_metadata() is None:
+        return None
+    for attempt in range(max(1, retries)):
+        if attempt:
+            _sleep(_PAUSE_SECONDS * 2**attempt)
+        status, text = _get(f"/computeMetadata/v1/{category.strip('/')}/{attribute.strip('/')}", timeout)
+        if status == 200:
+            return text
+        if 400 <= status < 500 and status != 429:
+            return None  # There is no such value.
+    return None
+
+
+def get_gcp_project_id() -> str | None:
+    """Returns the id of the project that this machine belongs to, or None."""
+    return get_gcp_metadata("project", "project-id") or None
+
+
+def get_node_zone() -> str | None:
+    """Returns this machine's zone, such as `us-central2-b`, or None."""
+    return _last_part(get_gcp_metadata("instance", "zone"))
+
+
+def get_cluster_name() -> str | None:
+    """Returns the name of the GKE cluster that this machine is a node of, or None."""
+    return get_gcp_metadata("instance", "attributes/cluster-name") or None
+
+
+def get_accelerator_type() -> str | None:
+    """Returns what accelerator this machine has, by its machine type, or None.
+
+    `MACHINE_TYPE_TO_ACCELERATOR_TYPE_MAPPING` knows them. A machine type that it does not know, such as one without an
+    accelerator or one that is newer than this release, is returned as it is.
+    """
+    machine_type = _last_part(get_gcp_metadata("instance", "machine-type"))
+    for part, accelerator_type in MACHINE_TYPE_TO_ACCELERATOR_TYPE_MAPPING.items():
+        if machine_type and part in machine_type:
+            return accelerator_type
+    return machine_type
+
+
+def _last_part(path: str | None) -> str | None:
+    """Returns the name at the end of projects/NUMBER/zones/NAME."""
+    return (path or "").rpartition("/")[2] or None
+
+
+def _get(path: str, timeout_seconds: float) -> tuple[int, str]:
+    """Returns the status and the text of an answer; status 0 where there is none, or none of Google's."""
+    import http.client
+
+    try:
+        connection = http.client.HTTPConnection(metadata_host(os.environ), timeout=timeout_seconds)
+        try:
+            connection.request("GET", path, headers={"Metadata-Flavor": "Google"})
+            response = connection.getresponse()
+            text = response.read(_LONGEST_VALUE_BYTES).decode("utf-8", "replace").strip()
+            is_google = response.getheader("Metadata-Flavor") == "Google"  # Else a captive portal answered.
+            return (response.status if is_google else 0), text
+        finally:
+            connection.close()
+    except (OSError, ValueError, http.client.HTTPException):
+        return 0, ""

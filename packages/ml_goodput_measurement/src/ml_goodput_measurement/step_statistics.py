@@ -1,0 +1,158 @@
+"""What step times tell: the ideal one, those that stand out, and how far the latest are from the usual.
+
+All times are in seconds. A function that takes step times takes a sequence of them, or a mapping by step.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterable, Mapping, Reversible, Sequence
+from itertools import islice
+from statistics import fmean, median
+
+from ml_diagnostics_common.exceptions import ConfigurationError
+
+from ml_goodput_measurement.goodput_utils import MonitoringWindowType
+from ml_goodput_measurement.names import shown
+
+__all__ = [
+    "compute_ideal_step_time",
+    "compute_percentile",
+    "compute_step_deviation_from_baseline",
+    "get_anomalous_and_normal_step_times",
+    "get_extra_time_from_anomalous_steps",
+]
+
+StepTimes = Iterable[float] | Mapping[int, float]
+
+_ANOMALOUS_DEVIATIONS = 3
+"""A step is anomalous if it is longer than the median by more than so many median absolute deviations."""
+
+
+def compute_percentile(values: Iterable[float], percentile: float) -> float:
+    """Returns a percentile, interpolated linearly between the two values that it lies between, as numpy does.
+
+    Args:
+        values: In any order.
+        percentile: 0 to 100.
+
+    Returns:
+        The percentile; 0.0 where there are no values.
+
+    Raises:
+        ConfigurationError: The percentile is not between 0 and 100.
+    """
+    if not 0 <= percentile <= 100:
+        raise ConfigurationError(f"percentile is {shown(percentile)}; give a number from 0 to 100")
+    ordered = sorted(values)
+    if not ordered:
+        return 0.0
+    place = (len(ordered) - 1) * percentile / 100
+    below = math.floor(place)
+    above = min(below + 1, len(ordered) - 1)
+    return float(ordered[below] + (ordered[above] - ordered[below]) * (place - below))
+
+
+def compute_ideal_step_time(step_times: StepTimes) -> float | None:
+    """Returns the mean of the step times that are not anomalous: of any length, below a second too.
+
+    Args:
+        step_times: In seconds; those that are no positive numbers are passed over.
+
+    Returns:
+        Seconds; None where there are no step times.
+    """
+    times = [time for time in _values(step_times) if 0 < time < math.inf]
+    return fmean(get_anomalous_and_normal_step_times(times)[1]) if times else None
+
+
+def get_anomalous_and_normal_step_times(step_times: StepTimes) -> tuple[list[float], list[float]]:
+    """Parts the step times that are far above the median from the others, and keeps their order.
+
+    Far is more than three times the median absolute deviation (MAD, not scaled to a standard deviation), so that at
+    most half of the steps can be anomalous. Where over half of the times are equal the MAD is 0, and every longer
+    time is anomalous.
+
+    Args:
+        step_times: In seconds.
+
+    Returns:
+        The anomalous times, and the normal ones; both empty where there are no step times.
+    """
+    times = list(_values(step_times))
+    if not times:
+        return [], []
+    middle = median(times)
+    limit = middle + _ANOMALOUS_DEVIATIONS * median(abs(time - middle) for time in times)
+    return [time for time in times if time > limit], [time for time in times if time <= limit]
+
+
+def get_extra_time_from_anomalous_steps(step_times: StepTimes) -> float:
+    """Returns by how much all anomalous steps together were longer than normal ones would have been.
+
+    Args:
+        step_times: In seconds.
+
+    Returns:
+        Seconds; 0.0 where no step is anomalous.
+    """
+    anomalous, normal = get_anomalous_and_normal_step_times(step_times)
+    return math.fsum(anomalous) - len(anomalous) * fmean(normal) if anomalous else 0.0
+
+
+def compute_step_deviation_from_baseline(
+    step_time_deviation: Mapping[int, float] | Sequence[float],
+    mode: MonitoringWindowType | str = MonitoringWindowType.CUMULATIVE,
+    recent_window_size: int = 100,
+    baseline_window_size: int = 1000,
+    spike_percentile: float = 90,
+) -> float:
+    """Returns how far the latest steps are from what they should be: one number to watch, or to alert on.
+
+    It is a high percentile of the deviations of the recent steps. For the whole life of a job it is compared with what
+    was usual before, the median of the steps before them, as soon as there are as many as the baseline wants: then it
+    rises where the job has become slower, and is about zero, or below, where it has always been so.
+
+    Args:
+        step_time_deviation: Seconds by step, or in a sequence, oldest first. Of a mapping, or a sequence, that can be
+            reversed no more is looked at than the two windows.
+        mode: `INTERVAL` does not compare with a baseline.
+        recent_window_size: Steps. With fewer the answer is the mean of their absolute deviations.
+        baseline_window_size: Steps before the recent ones.
+        spike_percentile: 0 to 100, of the recent steps.
+
+    Returns:
+        Seconds; 0.0 where there are no steps.
+
+    Raises:
+        ConfigurationError: The mode is none, a window has no size, or the percentile is not between 0 and 100.
+    """
+    try:
+        mode = MonitoringWindowType(mode)
+    except ValueError:
+        raise ConfigurationError(f"Unsupported MonitoringWindowType mode: {mode}") from None
+    for name, size in (("recent_window_size", recent_window_size), ("baseline_window_size", baseline_window_size)):
+        if size < 1:
+            raise ConfigurationError(f"{name} is {shown(size)}; give a number of steps, at least 1")
+    latest = _latest(step_time_deviation, recent_window_size + baseline_window_size)
+    recent, before = latest[:recent_window_size], latest[recent_window_size:]
+    if not recent:
+        return 0.0
+    if len(recent) < recent_window_size:
+        return fmean(map(abs, recent))
+    spike = compute_percentile(recent, spike_percentile)
+    if mode is MonitoringWindowType.CUMULATIVE and len(before) >= baseline_window_size:
+        return spike - median(before)
+    return spike
+
+
+def _values(numbers: StepTimes) -> Iterable[float]:
+    return numbers.values() if isinstance(numbers, Mapping) else numbers
+
+
+def _latest(deviations: Mapping[int, float] | Collection[float], count: int) -> list[float]:
+    """Returns the last of the deviations, the latest first."""
+    if isinstance(deviations, Mapping):
+        steps = deviations if isinstance(deviations, Reversible) else list(deviations)
+        return [deviations[step] for step in islice(reversed(steps), count)]
+    return list(islice(reversed(deviations if isinstance(deviations, Reversible) else list(deviations)), count))
