@@ -2,40 +2,34 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Sequence
+import dataclasses
 
-from ml_goodput_measurement.events import read_events
-from ml_goodput_measurement.ledger import Ledger
-from ml_goodput_measurement.partition import JobReport
+from ml_goodput_measurement.calculator import GoodputCalculator
+from ml_goodput_measurement.partition import Bucket, JobReport
 
-from .histories import BASE, JOB, History
+from .accounts import SECOND_NS, moment_ns
+from .histories import JOB, History, MemoryLog
 
 
-def report_of(history: History, now: float = 10**9, notes: Sequence[str] = ()) -> JobReport:
+def report_of(history: History, now: float = 10**9) -> JobReport:
     """The report of a history at `now`, in seconds after its zero."""
-    ledger = Ledger()
-    ledger.add(read_events(history.payloads, history.job, Counter()))
-    now_ns = round((BASE + now) * 1_000_000) * 1000
-    summary = ledger.summary(now_ns)
-    assert summary is not None
-    return JobReport(
-        job_name=history.job,
-        start_ns=summary.start_ns,
-        end_ns=summary.end_ns,
-        running=summary.running,
-        buckets=summary.buckets,
-        custom=summary.custom,
-        data_loading_async_ns=summary.data_loading_async_ns,
-        estimated_ns=summary.estimated_ns,
-        last_step=summary.last_step,
-        steps_kept=summary.steps_kept,
-        ideal_step_seconds=summary.ideal_step_seconds,
-        attempts=ledger.attempts(now_ns),
-        disruptions=ledger.disruptions(ledger.attempts(now_ns)),
-        timeline=ledger.timeline(now_ns),
-        notes=notes,
-    )
+    log = MemoryLog(history.payloads)
+    return GoodputCalculator(history.job, "log", log, _clock_ns=lambda: moment_ns(now)).report()
+
+
+def without_time() -> JobReport:
+    """What nobody can be told while a job has only begun, for those who make reports of their own."""
+    begun = report_of(History().start(0), now=1)
+    attempts = [dataclasses.replace(begun.attempts[0], end_ns=begun.start_ns, buckets={})]
+    nothing = dict.fromkeys(Bucket, 0)
+    return dataclasses.replace(begun, end_ns=begun.start_ns, buckets=nothing, attempts=attempts, timeline=())
+
+
+def with_excluded(report: JobReport, seconds: float, bucket: Bucket = Bucket.PRODUCTIVE) -> JobReport:
+    """A report in which so much of a bucket is excluded."""
+    ns = round(seconds * SECOND_NS)
+    buckets = {**report.buckets, bucket: report.buckets[bucket] - ns, Bucket.EXCLUDED: ns}
+    return dataclasses.replace(report, buckets=buckets)
 
 
 def killed_and_resumed(job: str = JOB) -> History:

@@ -16,7 +16,7 @@ from ml_goodput_measurement.partition import Bucket, JobReport, Piece
 from ml_goodput_measurement.plot import COLORS, column_shares, plot_timeline, ticks
 
 from .histories import History
-from .sample_reports import killed_and_resumed, report_of
+from .sample_reports import killed_and_resumed, report_of, without_time
 
 pytest.importorskip("matplotlib")
 
@@ -79,7 +79,7 @@ def months(days: int = 90) -> JobReport:
 REPORTS = {
     "resumed": lambda: report_of(killed_and_resumed()),
     "milliseconds": lambda: report_of(History().start(0).steps(range(3), at=0, each=0.005).end(0.02)),
-    "nothing yet": lambda: report_of(History().start(0), now=0),
+    "nothing yet": without_time,
     "no step": lambda: report_of(History().start(0), now=100),
     "running": lambda: report_of(History().start(0).steps(range(4), at=0), now=37),
     "$formula_$ name": lambda: report_of(killed_and_resumed("$x^2$ _{\n \x1b[31m \N{CJK UNIFIED IDEOGRAPH-4E2D}")),

@@ -11,7 +11,7 @@ from ml_goodput_measurement.partition import Bucket, JobReport
 from ml_goodput_measurement.report import BUCKET_NAMES, as_dict, format_duration, format_json, format_text, rows
 
 from .histories import History
-from .sample_reports import killed_and_resumed, report_of
+from .sample_reports import killed_and_resumed, report_of, with_excluded, without_time
 
 SECOND = 10**9
 
@@ -53,12 +53,31 @@ job: 50.00 % goodput
 
   estimated: 20.0 s of steps whose end was not recorded
 
-Disruption 1 cost 1 min 8 s: 40.0 s wasted (4 steps), 17.0 s recovery, 11.0 s restart
-  attempt 1 was last heard of at 2023-11-14 22:15:03Z in step 9; resumed at 2023-11-14 22:15:30Z from step 6
+1 disruption cost 1 min 8 s
+
+  disruption        cost   infrastructure     init   restore   data loading   recompute   steps lost
+           1   1 min 8 s           17.0 s   6.00 s    3.00 s         2.00 s      40.0 s            4
+
+  1: attempt 1 was last heard of at 2023-11-14 22:15:03Z with step 9 in flight; \
+resumed at 2023-11-14 22:15:30Z from step 6
 
   attempt   began                      lasted    steps   kept   lost   how it ended
         1   2023-11-14 22:13:20Z   1 min 43 s   0 to 9      6      4   ended without a word
         2   2023-11-14 22:15:30Z   1 min 10 s   6 to 9      4      0   job end recorded
+
+  attempt                            1            2
+  productive                 1 min 0 s       40.0 s
+  wasted progress               40.0 s            -
+  infrastructure recovery       17.0 s            -
+  device initialization         3.00 s       3.00 s
+  training preparation          6.00 s       3.00 s
+  data loading                  2.00 s       2.00 s
+  checkpoint restore                 -       3.00 s
+  checkpoint save               1.00 s            -
+  custom: evaluation                 -       5.00 s
+  unknown                       1.00 s       14.0 s
+  -------------------------------------------------
+  in all                    2 min 10 s   1 min 10 s
 """
     )
 
@@ -79,7 +98,7 @@ def test_every_bucket_has_a_name_of_its_own() -> None:
 def test_what_took_no_time_is_not_on_the_page() -> None:
     text = format_text(report_of(History().start(0).steps(range(5), at=0).end(50)))
     assert set(table(text)) == {"productive", "total"}
-    for noise in ("Disruption", "attempt", "Note", "beside", "elastic"):
+    for noise in ("disruption", "excluded", "attempt", "Note", "beside", "elastic"):
         assert noise not in text
 
 
@@ -100,6 +119,11 @@ def test_a_disruption_without_a_step_since_does_not_name_one() -> None:
     assert re.search(r"resumed at 2023-11-14 22:15:00Z, no step since$", text, re.MULTILINE)
 
 
+def test_a_step_whose_end_was_recorded_was_not_in_flight() -> None:
+    history = History().start(0).steps(range(3), at=0).step_end(2, 29).start(100).steps(range(3, 5), at=100)
+    assert "attempt 1 was last heard of at 2023-11-14 22:13:49Z after step 2; " in format_text(report_of(history))
+
+
 def test_an_attempt_whose_end_was_recorded_is_not_called_lost() -> None:
     history = History().start(0).steps(range(3), at=0).end(30).start(100).steps(range(3, 5), at=100)
     text = format_text(report_of(history.end(120)))
@@ -117,7 +141,74 @@ def test_failed_attempts_are_counted_with_their_disruption() -> None:
     history = History().start(0).steps(range(3), at=0).start(100).start(150).start(200).steps(range(3, 5), at=200)
     text = format_text(report_of(history.end(220)))
     assert "from step 3, after 2 failed attempts" in text
-    assert len(re.findall(r"^Disruption", text, re.MULTILINE)) == 1
+    assert re.findall(r"^\d+ disruptions?\b", text, re.MULTILINE) == ["1 disruption"]
+
+
+def crash_loop(attempts: int) -> JobReport:
+    """Two steps an attempt, of which the next one repeats the second; an evaluation with a long name in each."""
+    history = History("a job")
+    for number in range(attempts):
+        begin = 5_000 * number
+        history.start(begin).init(begin, begin + 3_599).steps([number, number + 1], at=begin + 3_600, each=700)
+        history.custom(begin + 3_700, begin + 3_800, "an evaluation of the whole of the data, twice")
+    return report_of(history.end(5_000 * attempts))
+
+
+def test_many_attempts_and_disruptions_are_told_by_the_first_and_the_last() -> None:
+    text = format_text(crash_loop(40))
+    lines = text.splitlines()
+    assert "39 disruptions cost " in text
+    assert "  ... 27 more disruptions; --format json has all" in lines
+    assert "  ... 28 more attempts; --format json has all" in lines
+    began = [line.split()[0] for line in lines if re.match(r" +\d+ +2023-", line)]
+    assert began == [*map(str, range(1, 7)), *map(str, range(35, 41))]
+    blocks = [line.split()[1:] for line in lines if re.match(r"  attempt +\d", line)]
+    assert blocks == [began[:6], began[6:]]
+    assert len(lines) < 100
+    assert max(map(len, lines)) < 130
+
+
+def test_a_dozen_attempts_are_told_in_full() -> None:
+    text = format_text(crash_loop(12))
+    assert " more " not in text
+    blocks = re.findall(r"^  attempt +(\d.*)$", text, re.MULTILINE)
+    assert [block.split() for block in blocks] == [[*map(str, range(1, 7))], [*map(str, range(7, 13))]]
+
+
+def test_the_table_of_attempts_has_every_bucket_of_each(report: JobReport) -> None:
+    block = format_text(report).partition("  attempt                ")[2]
+    for bucket, name, _ in rows(report):
+        if bucket is not Bucket.CUSTOM:
+            cells = re.search(rf"^  {name}  +(.*)$", block, re.MULTILINE)
+            assert cells is not None
+            spent = [attempt.buckets.get(bucket, 0) for attempt in report.attempts]
+            assert re.split(" {2,}", cells[1]) == [format_duration(ns) if ns else "-" for ns in spent]
+
+
+def test_what_is_excluded_is_told_and_has_no_part_in_the_percentages(report: JobReport) -> None:
+    report = with_excluded(report, 50)
+    text = format_text(report)
+    assert text.startswith("job: 33.33 % goodput\n")  # 50 of 150 s
+    assert "  excluded     50.0 s of it; the percentages are of the rest\n" in text
+    shown = table(text)
+    assert shown["productive"] == (50.0, 33.33)
+    assert shown.pop("total") == (150.0, 100.0)
+    assert sum(percent for _, percent in shown.values()) == pytest.approx(100.0, abs=0.05)
+    assert re.search(r"^  total .*\n  excluded +50\.000 +- +50\.0 s$", text, re.MULTILINE)
+
+
+def test_json_has_no_percentage_of_what_is_excluded(report: JobReport) -> None:
+    told = json.loads(format_json(with_excluded(report, 50)))
+    assert told["excluded_seconds"] == 50.0
+    assert told["buckets"]["EXCLUDED"] == {"seconds": 50.0, "percent": None}
+    assert told["buckets"]["PRODUCTIVE"] == {"seconds": 50.0, "percent": pytest.approx(told["goodput_percent"])}
+    assert sum(share["percent"] or 0 for share in told["buckets"].values()) == pytest.approx(100.0)
+
+
+def test_a_job_that_is_excluded_as_a_whole_has_a_report() -> None:
+    report = with_excluded(report_of(History().start(0).steps(range(3), at=0).end(30)), 30)
+    assert format_text(report).startswith("job: 0.00 % goodput\n")
+    assert json.loads(format_json(report))["buckets"]["PRODUCTIVE"] == {"seconds": 0.0, "percent": None}
 
 
 def test_data_loading_beside_the_steps_is_told_apart_from_the_sum() -> None:
@@ -139,7 +230,7 @@ def test_notes_are_told(report: JobReport) -> None:
 
 
 def test_a_job_without_any_time_has_a_report() -> None:
-    report = report_of(History().start(5), now=5)
+    report = without_time()
     assert "0.00 % goodput" in format_text(report)
     assert json.loads(format_json(report))["goodput_percent"] == 0.0
 
@@ -156,14 +247,18 @@ def test_json_tells_the_same_with_every_bucket(report: JobReport) -> None:
             "number": 1,
             "attempt": 1,
             "last_event": "2023-11-14T22:15:03.000000000Z",
+            "step_in_flight": 9,
             "resumed": "2023-11-14T22:15:30.000000000Z",
             "resumed_step": 6,
             "failed_attempts": 0,
             "steps_lost": 4,
             "cost_seconds": 68.0,
-            "wasted_seconds": 40.0,
-            "recovery_seconds": 17.0,
-            "restart_seconds": 11.0,
+            "infrastructure_seconds": 17.0,
+            "init_seconds": 6.0,
+            "restore_seconds": 3.0,
+            "data_loading_seconds": 2.0,
+            "startup_seconds": 0.0,
+            "recompute_seconds": 40.0,
         }
     ]
     assert [attempt["ended"] for attempt in told["attempts"]] == ["ended without a word", "job end recorded"]

@@ -85,31 +85,47 @@ class AttemptSummary:
 
 @dataclass(frozen=True, slots=True)
 class Disruption:
-    """The job came back after an attempt that had made steps; what that cost."""
+    """The job came back after an attempt that had made steps; what that cost, in parts.
+
+    Each part is time of a bucket: over all disruptions it sums to what that bucket has after the job's first step.
+    Excluded time costs nothing.
+    """
 
     number: int
     """From 1."""
     attempt: int
     """Number of the attempt that was cut short."""
     last_event_ns: int
+    step_in_flight: int | None
+    """Number of the step that had begun and was not known to be done when the attempt was cut short; None where the
+    end of that step, or of the job, was recorded. Where the job went on behind it, it had been done."""
     resumed_ns: int
     """Start of the attempt that made steps again, or of the latest one while none has."""
     resumed_step: int | None
     """Its first step; None while it has not made any."""
     failed_attempts: int
-    """Attempts between the two that made no step; their whole time is recovery."""
+    """Attempts between the two that made no step; their whole time is infrastructure."""
     steps_lost: int
-    wasted_ns: int
-    """Time of the lost steps."""
-    recovery_ns: int
+    """Steps that the job went back behind, and that no earlier disruption had lost."""
+    infrastructure_ns: int
     """From the last event to the start of the attempt that made steps again."""
-    restart_ns: int
-    """Initialisation, preparation, restore, synchronous data load and startup of that attempt."""
+    init_ns: int
+    """Device initialization and training preparation of that attempt."""
+    restore_ns: int
+    """Checkpoint restores of that attempt."""
+    data_loading_ns: int
+    """The data load that its first step waited for."""
+    startup_ns: int
+    """What its first step took more than the others."""
+    recompute_ns: int
+    """What it costs to make the lost steps again: the time that they took, with what lay between them. It is the wasted
+    progress of this disruption; that they are made again is productive time, like any step whose result lasts."""
 
     @property
     def cost_ns(self) -> int:
-        """Everything that the disruption cost."""
-        return self.wasted_ns + self.recovery_ns + self.restart_ns
+        """Everything that the disruption cost: the sum of the parts."""
+        parts = (self.infrastructure_ns, self.init_ns, self.restore_ns, self.data_loading_ns, self.startup_ns)
+        return sum(parts) + self.recompute_ns
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,6 +162,11 @@ class JobReport:
         return self.end_ns - self.start_ns
 
     @property
+    def counted_ns(self) -> int:
+        """The wall time without what is excluded: the whole of all percentages."""
+        return self.wall_ns - self.buckets[Bucket.EXCLUDED]
+
+    @property
     def goodput_percent(self) -> float:
-        """Productive share of the wall time, in percent; 0.0 for a job without any."""
-        return 100.0 * self.buckets[Bucket.PRODUCTIVE] / self.wall_ns if self.wall_ns else 0.0
+        """Productive share of the time that counts, in percent; 0.0 for a job without any."""
+        return 100.0 * self.buckets[Bucket.PRODUCTIVE] / self.counted_ns if self.counted_ns else 0.0

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import datetime
 import json
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, TypeVar
 
 from ml_goodput_measurement.partition import AttemptEnd, AttemptSummary, Bucket, Disruption, JobReport
 
@@ -18,8 +18,11 @@ __all__ = [
     "format_json",
     "format_text",
     "one_line",
+    "percent",
     "rows",
 ]
+
+_Item = TypeVar("_Item")
 
 BUCKET_NAMES = {
     Bucket.PRODUCTIVE: "productive",
@@ -35,26 +38,37 @@ BUCKET_NAMES = {
     Bucket.ELASTIC_SCALE_UP: "elastic: scale up",
     Bucket.ELASTIC_REINITIALIZATION: "elastic: reinitialization",
     Bucket.CUSTOM: "custom events",
-    Bucket.EXCLUDED: "excluded",
     Bucket.IN_FLIGHT: "step in flight",
     Bucket.UNKNOWN: "unknown",
+    Bucket.EXCLUDED: "excluded",
 }
-"""What people call the buckets, in the order of their rows: first what was good, last what is not known."""
+"""What people call the buckets, in the order of their rows: first what was good, last what does not count."""
 
 _SECOND = 1_000_000_000
+_SHOWN, _BLOCK = 12, 6
+"""A page has so many attempts and disruptions at most, and so many attempts side by side."""
+_PARTS: dict[str, Callable[[Disruption], int]] = {
+    "cost": lambda disruption: disruption.cost_ns,
+    "infrastructure": lambda disruption: disruption.infrastructure_ns,
+    "init": lambda disruption: disruption.init_ns,
+    "restore": lambda disruption: disruption.restore_ns,
+    "data loading": lambda disruption: disruption.data_loading_ns,
+    "startup": lambda disruption: disruption.startup_ns,
+    "recompute": lambda disruption: disruption.recompute_ns,
+}
 _UNITS = (("d", 86_400 * _SECOND), ("h", 3_600 * _SECOND), ("min", 60 * _SECOND))
 
 
 def rows(report: JobReport) -> list[tuple[Bucket, str, int]]:
     """Returns (bucket, name, nanoseconds) of what took time; a row for each type of custom event."""
-    table: list[tuple[Bucket, str, int]] = []
-    for bucket, name in BUCKET_NAMES.items():
-        if bucket is Bucket.CUSTOM:
-            labels = sorted(label for label, ns in report.custom.items() if ns)
-            table += [(bucket, f"custom: {one_line(label.lower(), 40)}", report.custom[label]) for label in labels]
-        elif report.buckets[bucket]:
-            table.append((bucket, name, report.buckets[bucket]))
-    return table
+    return [(bucket, name, _spent(report, bucket, label)) for bucket, label, name in _kinds(report)]
+
+
+def percent(report: JobReport, bucket: Bucket, duration_ns: int) -> float | None:
+    """Returns the share of a duration in a job's time that counts; None for excluded time, and where none counts."""
+    if bucket is Bucket.EXCLUDED or not report.counted_ns:
+        return None
+    return 100 * duration_ns / report.counted_ns
 
 
 def format_duration(duration_ns: int) -> str:
@@ -90,7 +104,15 @@ def format_count(number: int, noun: str) -> str:
 
 def format_text(report: JobReport) -> str:
     """Returns the report as a page of text, without a line that has nothing to say."""
-    sections = [_headline(report), _bucket_table(report), _disruptions(report), _attempts(report), _notes(report)]
+    sections = [
+        _headline(report),
+        _bucket_table(report),
+        _disruption_table(report),
+        _disruption_stories(report),
+        _attempt_table(report),
+        *_attempt_buckets(report),
+        _notes(report),
+    ]
     return "\n\n".join("\n".join(lines) for lines in sections if lines) + "\n"
 
 
@@ -102,6 +124,9 @@ def _headline(report: JobReport) -> list[str]:
         f"  wall time    {format_duration(report.wall_ns)}, from {format_clock(report.start_ns)} "
         f"to {format_clock(report.end_ns)} ({state})",
     ]
+    excluded_ns = report.buckets[Bucket.EXCLUDED]
+    if excluded_ns:
+        lines.append(f"  excluded     {format_duration(excluded_ns)} of it; the percentages are of the rest")
     if report.steps_kept:
         lines.append(f"  last step    {report.last_step}, {report.steps_kept} steps kept")
     checkpoint_step = report.attempts[-1].last_checkpoint_step if report.running else None
@@ -115,12 +140,16 @@ def _headline(report: JobReport) -> list[str]:
 def _bucket_table(report: JobReport) -> list[str]:
     # A second column in larger units helps only where the seconds are too many to read.
     long = report.wall_ns >= 120 * _SECOND
+    counted = [row for row in rows(report) if row[0] is not Bucket.EXCLUDED]
+    below = [(Bucket.UNKNOWN, "total", report.counted_ns)]
+    if report.buckets[Bucket.EXCLUDED]:
+        below.append((Bucket.EXCLUDED, "excluded", report.buckets[Bucket.EXCLUDED]))
     cells = [("", "seconds", "percent", "")]
-    for _, name, ns in [*rows(report), (None, "total", report.wall_ns)]:
-        share = f"{100 * ns / report.wall_ns:.2f}" if report.wall_ns else "-"
-        cells.append((name, f"{ns / _SECOND:,.3f}", share, format_duration(ns) if long else ""))
-    lines = list(_columns(cells, align="<>>>"))
-    lines.insert(-1, "  " + "-" * (max(map(len, lines)) - 2))
+    for bucket, name, ns in [*counted, *below]:
+        share = percent(report, bucket, ns)
+        share_text = "-" if share is None else f"{share:.2f}"
+        cells.append((name, f"{ns / _SECOND:,.3f}", share_text, format_duration(ns) if long else ""))
+    lines = _ruled(cells, align="<>>>", below=len(below))
     if report.estimated_ns:
         lines += ["", f"  estimated: {format_duration(report.estimated_ns)} of steps whose end was not recorded"]
     if report.data_loading_async_ns:
@@ -131,32 +160,49 @@ def _bucket_table(report: JobReport) -> list[str]:
     return lines
 
 
-def _disruptions(report: JobReport) -> list[str]:
-    return [line for disruption in report.disruptions for line in _disruption(report, disruption)]
+def _disruption_table(report: JobReport) -> list[str]:
+    """Tells what each disruption cost, and in which parts; a column for each part that any of them has."""
+    if not report.disruptions:
+        return []
+    cost_ns = sum(disruption.cost_ns for disruption in report.disruptions)
+    in_all = " in all" if len(report.disruptions) > 1 else ""
+    parts = {name: part for name, part in _PARTS.items() if name == "cost" or any(map(part, report.disruptions))}
+    cells = [("disruption", *parts, "steps lost")]
+    for disruption in _first_and_last(report.disruptions):
+        costs = [_duration_cell(part(disruption)) for part in parts.values()]
+        cells.append((str(disruption.number), *costs, str(disruption.steps_lost)))
+    lines = _with_gap(_columns(cells, align=">" * len(cells[0])), len(report.disruptions), "disruption")
+    headline = f"{format_count(len(report.disruptions), 'disruption')} cost {format_duration(cost_ns)}{in_all}"
+    return [headline, "", *lines]
 
 
-def _disruption(report: JobReport, disruption: Disruption) -> list[str]:
-    cut_short = report.attempts[disruption.attempt - 1]
-    ended, last = ("ended", "after") if cut_short.ended is AttemptEnd.JOB_END else ("was last heard of", "in")
-    reached = "" if cut_short.last_step is None else f" {last} step {cut_short.last_step}"
-    lost = f" ({format_count(disruption.steps_lost, 'step')})" if disruption.steps_lost else ""
-    resumed = ", no step since" if disruption.resumed_step is None else f" from step {disruption.resumed_step}"
-    failed = disruption.failed_attempts and f", after {format_count(disruption.failed_attempts, 'failed attempt')}"
+def _disruption_stories(report: JobReport) -> list[str]:
+    width = len(str(len(report.disruptions)))
     return [
-        f"Disruption {disruption.number} cost {format_duration(disruption.cost_ns)}: "
-        f"{format_duration(disruption.wasted_ns)} wasted{lost}, "
-        f"{format_duration(disruption.recovery_ns)} recovery, {format_duration(disruption.restart_ns)} restart",
-        f"  attempt {disruption.attempt} {ended} at {format_clock(disruption.last_event_ns)}{reached}; "
-        f"resumed at {format_clock(disruption.resumed_ns)}{resumed}{failed or ''}",
+        f"  {disruption.number:{width}}: {_disruption_story(report, disruption)}"
+        for disruption in _first_and_last(report.disruptions)
     ]
 
 
-def _attempts(report: JobReport) -> list[str]:
+def _disruption_story(report: JobReport, disruption: Disruption) -> str:
+    cut_short = report.attempts[disruption.attempt - 1]
+    ended = "ended" if cut_short.ended is AttemptEnd.JOB_END else "was last heard of"
+    in_flight = disruption.step_in_flight
+    reached = f"after step {cut_short.last_step}" if in_flight is None else f"with step {in_flight} in flight"
+    resumed = ", no step since" if disruption.resumed_step is None else f" from step {disruption.resumed_step}"
+    failed = disruption.failed_attempts and f", after {format_count(disruption.failed_attempts, 'failed attempt')}"
+    return (
+        f"attempt {disruption.attempt} {ended} at {format_clock(disruption.last_event_ns)} "
+        f"{reached}; resumed at {format_clock(disruption.resumed_ns)}{resumed}{failed or ''}"
+    )
+
+
+def _attempt_table(report: JobReport) -> list[str]:
     if len(report.attempts) < 2:
         return []
     cells: list[tuple[str, ...]] = [("attempt", "began", "lasted", "steps", "kept", "lost", "how it ended")]
-    cells += [_attempt(attempt) for attempt in report.attempts]
-    return list(_columns(cells, align="><>>>><"))
+    cells += [_attempt(attempt) for attempt in _first_and_last(report.attempts)]
+    return _with_gap(_columns(cells, align="><>>>><"), len(report.attempts), "attempt")
 
 
 def _attempt(attempt: AttemptSummary) -> tuple[str, ...]:
@@ -172,16 +218,70 @@ def _attempt(attempt: AttemptSummary) -> tuple[str, ...]:
     )
 
 
+def _attempt_buckets(report: JobReport) -> Iterator[list[str]]:
+    """Yields tables of attempts against buckets, a few attempts side by side in each."""
+    shown = _first_and_last(report.attempts) if len(report.attempts) > 1 else []
+    for begin in range(0, len(shown), _BLOCK):
+        block = shown[begin : begin + _BLOCK]
+        cells = [("attempt", *(str(attempt.number) for attempt in block))]
+        for bucket, label, name in _kinds(report):
+            spent = [_spent(attempt, bucket, label) for attempt in block]
+            if any(spent):
+                cells.append((one_line(name, 32), *map(_duration_cell, spent)))
+        cells.append(("in all", *(format_duration(sum(attempt.buckets.values())) for attempt in block)))
+        yield _ruled(cells, align="<" + ">" * len(block), below=1)
+
+
+def _kinds(report: JobReport) -> Iterator[tuple[Bucket, str, str]]:
+    """Yields (bucket, label, name) of what took time, in the order of the rows; only custom events have a label."""
+    for bucket, name in BUCKET_NAMES.items():
+        if bucket is Bucket.CUSTOM:
+            for label in sorted(label for label, ns in report.custom.items() if ns):
+                yield bucket, label, f"custom: {one_line(label.lower(), 40)}"
+        elif report.buckets[bucket]:
+            yield bucket, "", name
+
+
+def _spent(life: JobReport | AttemptSummary, bucket: Bucket, label: str) -> int:
+    return life.custom.get(label, 0) if bucket is Bucket.CUSTOM else life.buckets.get(bucket, 0)
+
+
+def _duration_cell(duration_ns: int) -> str:
+    return format_duration(duration_ns) if duration_ns else "-"
+
+
 def _notes(report: JobReport) -> list[str]:
     return [f"Note: {note}" for note in report.notes]
 
 
-def _columns(cells: Sequence[Sequence[str]], align: str) -> Iterator[str]:
-    """Yields the lines of a table whose columns are as wide as they must be."""
+def _columns(cells: Sequence[Sequence[str]], align: str) -> list[str]:
+    """Returns the lines of a table whose columns are as wide as they must be."""
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    lines = []
     for line in cells:
         parts = (f"{cell:{side}{width}}" for cell, side, width in zip(line, align, widths, strict=True))
-        yield ("  " + "   ".join(parts)).rstrip()
+        lines.append(("  " + "   ".join(parts)).rstrip())
+    return lines
+
+
+def _ruled(cells: Sequence[Sequence[str]], align: str, below: int) -> list[str]:
+    """Returns the lines of a table with a rule above its last rows."""
+    lines = _columns(cells, align)
+    lines.insert(-below, "  " + "-" * (max(map(len, lines)) - 2))
+    return lines
+
+
+def _first_and_last(items: Sequence[_Item]) -> Sequence[_Item]:
+    """Returns the items, or the first and the last few where they are too many for a page."""
+    return items if len(items) <= _SHOWN else [*items[: _SHOWN // 2], *items[-_SHOWN // 2 :]]
+
+
+def _with_gap(lines: list[str], count: int, noun: str) -> list[str]:
+    """Says in a table, of which the first line is the heading, how many rows `_first_and_last` left out."""
+    if count > _SHOWN:
+        more = format_count(count - _SHOWN, f"more {noun}")
+        lines.insert(1 + _SHOWN // 2, f"  ... {more}; --format json has all")
+    return lines
 
 
 def _moment(time_ns: int) -> datetime.datetime:
@@ -199,6 +299,7 @@ def as_dict(report: JobReport) -> dict[str, Any]:
     Times are RFC 3339 in UTC, durations float seconds. Every bucket is there, whether it took time or not, so that a
     program need not ask: by the name that `BadputType` has for it, or PRODUCTIVE, IN_FLIGHT_STEP, EXCLUDED or UNKNOWN.
     An attempt has only those that took time; its `custom_seconds`, by type, are those of CUSTOM_BADPUT_EVENTS.
+    Percentages are of the time that counts, without what is excluded; where there is no such share they are None.
     """
     return {
         "job_name": report.job_name,
@@ -206,24 +307,23 @@ def as_dict(report: JobReport) -> dict[str, Any]:
         "end": _rfc3339(report.end_ns),
         "running": report.running,
         "wall_seconds": report.wall_ns / _SECOND,
+        "excluded_seconds": report.buckets[Bucket.EXCLUDED] / _SECOND,
         "goodput_percent": report.goodput_percent,
         "last_step": report.last_step,
         "steps_kept": report.steps_kept,
         "ideal_step_seconds": report.ideal_step_seconds,
         "estimated_seconds": report.estimated_ns / _SECOND,
         "data_loading_async_seconds": report.data_loading_async_ns / _SECOND,
-        "buckets": _shares(((bucket.value, report.buckets[bucket]) for bucket in BUCKET_NAMES), report.wall_ns),
-        "custom_events": _shares(report.custom.items(), report.wall_ns),
+        "buckets": {bucket.value: _share(report, bucket, report.buckets[bucket]) for bucket in BUCKET_NAMES},
+        "custom_events": {label: _share(report, Bucket.CUSTOM, ns) for label, ns in report.custom.items()},
         "disruptions": [_disruption_dict(disruption) for disruption in report.disruptions],
         "attempts": [_attempt_dict(attempt) for attempt in report.attempts],
         "notes": list(report.notes),
     }
 
 
-def _shares(durations: Iterable[tuple[str, int]], wall_ns: int) -> dict[str, dict[str, float]]:
-    return {
-        name: {"seconds": ns / _SECOND, "percent": 100 * ns / wall_ns if wall_ns else 0.0} for name, ns in durations
-    }
+def _share(report: JobReport, bucket: Bucket, duration_ns: int) -> dict[str, float | None]:
+    return {"seconds": duration_ns / _SECOND, "percent": percent(report, bucket, duration_ns)}
 
 
 def _disruption_dict(disruption: Disruption) -> dict[str, Any]:
@@ -231,14 +331,12 @@ def _disruption_dict(disruption: Disruption) -> dict[str, Any]:
         "number": disruption.number,
         "attempt": disruption.attempt,
         "last_event": _rfc3339(disruption.last_event_ns),
+        "step_in_flight": disruption.step_in_flight,
         "resumed": _rfc3339(disruption.resumed_ns),
         "resumed_step": disruption.resumed_step,
         "failed_attempts": disruption.failed_attempts,
         "steps_lost": disruption.steps_lost,
-        "cost_seconds": disruption.cost_ns / _SECOND,
-        "wasted_seconds": disruption.wasted_ns / _SECOND,
-        "recovery_seconds": disruption.recovery_ns / _SECOND,
-        "restart_seconds": disruption.restart_ns / _SECOND,
+        **{f"{name.replace(' ', '_')}_seconds": part(disruption) / _SECOND for name, part in _PARTS.items()},
     }
 
 

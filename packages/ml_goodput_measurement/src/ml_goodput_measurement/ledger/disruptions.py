@@ -7,17 +7,11 @@ from collections.abc import Sequence
 
 from ml_goodput_measurement.ledger.attempts import Attempts
 from ml_goodput_measurement.ledger.books import Books
+from ml_goodput_measurement.ledger.marks import Interval
+from ml_goodput_measurement.ledger.runs import recorded_end
 from ml_goodput_measurement.partition import AttemptEnd, AttemptSummary, Bucket, Disruption
 
 __all__ = ["summarize_attempts", "summarize_disruptions"]
-
-_RESTART = (
-    Bucket.TPU_INITIALIZATION,
-    Bucket.TRAINING_PREP,
-    Bucket.CHECKPOINT_RESTORE,
-    Bucket.DATA_LOADING_SYNC,
-    Bucket.PROGRAM_STARTUP,
-)
 
 
 def summarize_attempts(attempts: Attempts, books: Books, now_ns: int) -> list[AttemptSummary]:
@@ -26,26 +20,38 @@ def summarize_attempts(attempts: Attempts, books: Books, now_ns: int) -> list[At
     return [_summarize(attempts, books, index, end_ns, running=running) for index in range(len(attempts))]
 
 
-def summarize_disruptions(attempts: Attempts, books: Books, summaries: Sequence[AttemptSummary]) -> list[Disruption]:
-    """Returns each time that the job came back after an attempt that had made steps, in order."""
+def summarize_disruptions(
+    attempts: Attempts, books: Books, summaries: Sequence[AttemptSummary], exclusions: Sequence[Interval] = ()
+) -> list[Disruption]:
+    """Returns each time that the job came back after an attempt that had made steps, in order.
+
+    Args:
+        attempts: The attempts.
+        books: Their books.
+        summaries: Their summaries, the excluded time in a bucket of its own.
+        exclusions: Whose time no disruption costs; disjoint.
+    """
     unlost_stops = [attempt.stop for attempt in attempts]
     disruptions = []
     for number, (before, after) in enumerate(attempts.disrupted(), 1):
-        steps_lost, wasted_ns = _newly_lost(attempts, books, before, after, unlost_stops)
-        cut_short, resumed = summaries[before], summaries[after]
+        steps_lost, lost = _newly_lost(attempts, books, before, after, unlost_stops)
+        cut_short, spent = summaries[before], summaries[after].buckets
+        between = [summary.buckets for summary in summaries[before:after]]
         disruption = Disruption(
             number=number,
             attempt=cut_short.number,
             last_event_ns=cut_short.end_ns,
-            resumed_ns=resumed.start_ns,
-            resumed_step=resumed.first_step,
+            step_in_flight=_step_in_flight(attempts, before),
+            resumed_ns=summaries[after].start_ns,
+            resumed_step=summaries[after].first_step,
             failed_attempts=after - before - 1,
             steps_lost=steps_lost,
-            wasted_ns=wasted_ns,
-            recovery_ns=sum(
-                summary.buckets.get(Bucket.INFRASTRUCTURE_RECOVERY, 0) for summary in summaries[before:after]
-            ),
-            restart_ns=sum(resumed.buckets.get(bucket, 0) for bucket in _RESTART),
+            infrastructure_ns=sum(buckets.get(Bucket.INFRASTRUCTURE_RECOVERY, 0) for buckets in between),
+            init_ns=spent.get(Bucket.TPU_INITIALIZATION, 0) + spent.get(Bucket.TRAINING_PREP, 0),
+            restore_ns=spent.get(Bucket.CHECKPOINT_RESTORE, 0),
+            data_loading_ns=spent.get(Bucket.DATA_LOADING_SYNC, 0),
+            startup_ns=spent.get(Bucket.PROGRAM_STARTUP, 0),
+            recompute_ns=sum(_length_without(exclusions, *span) for span in lost),
         )
         disruptions.append(disruption)
     return disruptions
@@ -73,8 +79,20 @@ def _summarize(attempts: Attempts, books: Books, index: int, end_ns: int, *, run
     )
 
 
-def _newly_lost(attempts: Attempts, books: Books, before: int, after: int, unlost_stops: list[int]) -> tuple[int, int]:
-    """Returns how many steps a return went back behind that no earlier one had, and their time in nanoseconds.
+def _step_in_flight(attempts: Attempts, index: int) -> int | None:
+    """Returns the number of an attempt's last step, unless the end of that step, or of the job, was recorded."""
+    facts, final = attempts.facts, attempts[index].stop - 1
+    if attempts.ended(index, facts.steps.times[final]):
+        return None
+    if recorded_end(facts, final, attempts.next_start_ns(index)) is not None:
+        return None
+    return facts.steps.numbers[final]
+
+
+def _newly_lost(
+    attempts: Attempts, books: Books, before: int, after: int, unlost_stops: list[int]
+) -> tuple[int, list[Interval]]:
+    """Returns how many steps a return went back behind that no earlier one had, and when they were made.
 
     Args:
         attempts: The attempts.
@@ -84,9 +102,9 @@ def _newly_lost(attempts: Attempts, books: Books, before: int, after: int, unlos
         unlost_stops: For each attempt the index after its last step that is not lost yet; brought up to date.
     """
     times, numbers = attempts.facts.steps.times, attempts.facts.steps.numbers
-    steps = lost_ns = 0
+    steps, spans = 0, list[Interval]()
     if not attempts[after].has_steps:
-        return steps, lost_ns
+        return steps, spans
     resumed_step = numbers[attempts[after].first]
     for index in range(before + 1):
         attempt, stop = attempts[index], unlost_stops[index]
@@ -97,5 +115,10 @@ def _newly_lost(attempts: Attempts, books: Books, before: int, after: int, unlos
             end_ns = times[stop]
         else:
             end_ns = books.last_step_run(index, attempts.next_start_ns(index), running=False).end_ns
-        steps, lost_ns, unlost_stops[index] = steps + stop - cut, lost_ns + end_ns - times[cut], cut
-    return steps, lost_ns
+        spans.append((times[cut], end_ns))
+        steps, unlost_stops[index] = steps + stop - cut, cut
+    return steps, spans
+
+
+def _length_without(exclusions: Sequence[Interval], start_ns: int, end_ns: int) -> int:
+    return end_ns - start_ns - sum(max(0, min(end_ns, stop) - max(start_ns, begin)) for begin, stop in exclusions)

@@ -129,13 +129,14 @@ class Ledger:
         summaries = summarize_attempts(self._attempts, self._books, now_ns)
         return [self._without(exclusions, summary, life) for summary in summaries] if exclusions else summaries
 
-    def disruptions(self, attempts: Sequence[AttemptSummary]) -> list[Disruption]:
+    def disruptions(self, attempts: Sequence[AttemptSummary], exclusions: Sequence[Interval] = ()) -> list[Disruption]:
         """Returns each time that the job came back after an attempt that had made steps, in order.
 
         Args:
             attempts: What `attempts` returned, with nothing added since.
+            exclusions: Those that `attempts` was given.
         """
-        return summarize_disruptions(self._attempts, self._books, attempts)
+        return summarize_disruptions(self._attempts, self._books, attempts, exclusions)
 
     def slice_efficiency(self, start_ns: int, end_ns: int) -> tuple[float, float] | None:
         """Returns the shares of active and of available slices in a stretch; None where nobody reported any."""
