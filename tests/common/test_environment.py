@@ -16,6 +16,7 @@ from ml_diagnostics_common.environment import (
     configured_backend,
     diagnostics_directory,
     endpoint,
+    grpc_target,
     identity,
     logging_grpc_target,
     orchestrator,
@@ -259,6 +260,8 @@ def test_the_grpc_target_is_host_and_port():
     assert logging_grpc_target({"ML_DIAGNOSTICS_LOGGING_GRPC": "127.0.0.1:4000"}) == "127.0.0.1:4000"
     assert logging_grpc_target({"ML_DIAGNOSTICS_LOGGING_GRPC": "[::1]:4000"}) == "[::1]:4000"
     assert logging_grpc_target({}) is None
+    assert grpc_target("monitoring", {"ML_DIAGNOSTICS_MONITORING_GRPC": "127.0.0.1:4000"}) == "127.0.0.1:4000"
+    assert grpc_target("monitoring", {"ML_DIAGNOSTICS_LOGGING_GRPC": "127.0.0.1:4000"}) is None
 
 
 @pytest.mark.parametrize("value", ["localhost", "http://127.0.0.1:80", ":80", "host:0", "host:99999", "host:x"])

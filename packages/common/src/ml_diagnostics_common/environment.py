@@ -29,6 +29,7 @@ __all__ = [
     "diagnostics_directory",
     "endpoint",
     "find_cloud",
+    "grpc_target",
     "identity",
     "logging_grpc_target",
     "orchestrator",
@@ -318,9 +319,15 @@ def endpoint(service: str, environ: Mapping[str, str] = os.environ) -> str | Non
 
 
 def logging_grpc_target(environ: Mapping[str, str] = os.environ) -> str | None:
-    """Reads `ML_DIAGNOSTICS_LOGGING_GRPC`: a Cloud Logging server that is spoken to by gRPC without TLS.
+    """Reads `ML_DIAGNOSTICS_LOGGING_GRPC`: see `grpc_target`."""
+    return grpc_target("logging", environ)
+
+
+def grpc_target(service: str, environ: Mapping[str, str] = os.environ) -> str | None:
+    """Reads `ML_DIAGNOSTICS_<SERVICE>_GRPC`: a server of a service that is spoken to by gRPC without TLS.
 
     Args:
+        service: "logging" or "monitoring".
         environ: The environment variables.
 
     Returns:
@@ -329,14 +336,13 @@ def logging_grpc_target(environ: Mapping[str, str] = os.environ) -> str | None:
     Raises:
         ConfigurationError: The value is not of the form host:port.
     """
-    target = environ.get("ML_DIAGNOSTICS_LOGGING_GRPC", "").strip()
+    variable = f"ML_DIAGNOSTICS_{service.upper()}_GRPC"
+    target = environ.get(variable, "").strip()
     if not target:
         return None
     host, _, port = target.rpartition(":")
     if not host or "/" in target or not 0 < (_natural_number(port) or 0) < 65536:
-        raise ConfigurationError(
-            f"ML_DIAGNOSTICS_LOGGING_GRPC is {target!r}; set it to 'host:port' without a scheme, or unset it"
-        )
+        raise ConfigurationError(f"{variable} is {target!r}; set it to 'host:port' without a scheme, or unset it")
     return target
 
 

@@ -2,7 +2,8 @@
 
     ml_diagnostics_common.DiagnosticsError
     └── GoodputError
-        └── NoGoodputError            (also a ValueError) what was recorded does not say how the job's time went
+        ├── NoGoodputError            (also a ValueError) what was recorded does not say how the job's time went
+        └── CloudMonitoringError      a request to Cloud Monitoring failed as a whole
 
 A wrong argument of a constructor is `ml_diagnostics_common`'s ConfigurationError, also a ValueError; a missing cloud
 its CredentialsError. Recording calls raise nothing at all.
@@ -12,7 +13,7 @@ from __future__ import annotations
 
 from ml_diagnostics_common.exceptions import ConfigurationError, CredentialsError, DiagnosticsError
 
-__all__ = ["ConfigurationError", "CredentialsError", "GoodputError", "NoGoodputError"]
+__all__ = ["CloudMonitoringError", "ConfigurationError", "CredentialsError", "GoodputError", "NoGoodputError"]
 
 
 class GoodputError(DiagnosticsError):
@@ -21,3 +22,22 @@ class GoodputError(DiagnosticsError):
 
 class NoGoodputError(GoodputError, ValueError):
     """Nothing was recorded for the job, or nothing that goodput can be computed from."""
+
+
+class CloudMonitoringError(GoodputError):
+    """A request to Cloud Monitoring failed as a whole.
+
+    Attributes:
+        code: The code of google.rpc.Code by name, such as UNAVAILABLE.
+        retry_after_seconds: How long the server asks us to wait; None when it does not say.
+    """
+
+    def __init__(self, code: str, message: str, *, retry_after_seconds: float | None = None) -> None:
+        super().__init__(f"Cloud Monitoring answered {code}: {message}")
+        self.code = code
+        self.retry_after_seconds = retry_after_seconds
+
+    @property
+    def access(self) -> bool:
+        """Whether a person must mend it: no credentials, no permission, or no such project."""
+        return self.code in ("UNAUTHENTICATED", "PERMISSION_DENIED", "NOT_FOUND")

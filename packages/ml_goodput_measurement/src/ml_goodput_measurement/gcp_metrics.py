@@ -1,0 +1,277 @@
+"""Cloud Monitoring: points of gauges, written by the google client over gRPC.
+
+API: https://cloud.google.com/monitoring/api/ref_v3/rpc/google.monitoring.v3#metricservice
+"""
+
+from __future__ import annotations
+
+import contextlib
+import enum
+import logging
+import os
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from ml_diagnostics_common.credentials import find_cloud
+from ml_diagnostics_common.environment import endpoint, grpc_target
+from ml_diagnostics_common.exceptions import DiagnosticsError
+from ml_diagnostics_common.guard import Counters, log_once
+
+from ml_goodput_measurement.exceptions import CloudMonitoringError
+
+if TYPE_CHECKING:
+    from google.cloud.monitoring_v3 import MetricServiceClient, TimeSeries
+
+__all__ = ["GCPMetrics", "ValueType", "Written"]
+
+SERIES_PER_REQUEST = 200
+"""The most that CreateTimeSeries takes."""
+
+REQUEST_SECONDS = 10.0
+"""The deadline of a request."""
+
+_HOST = "monitoring.googleapis.com"
+_SECOND = 1_000_000_000
+
+
+class ValueType(enum.Enum):
+    """Types of a point's value, by the name of their field in `TypedValue`."""
+
+    BOOL = "bool_value"
+    INT = "int64_value"
+    DOUBLE = "double_value"
+    STRING = "string_value"
+    DISTRIBUTION = "distribution_value"
+
+
+class Written(NamedTuple):
+    """What became of the points of a request that was answered.
+
+    Attributes:
+        accepted: How many were written.
+        refused: How many were not, while the request as such was well.
+        code: Why not: the code of google.rpc.Code by name, or empty.
+        reason: Why not, in the server's words.
+    """
+
+    accepted: int
+    refused: int = 0
+    code: str = ""
+    reason: str = ""
+
+
+class GCPMetrics:
+    """Writes points to the Cloud Monitoring of one project. Connects at the first write.
+
+    `ML_DIAGNOSTICS_MONITORING_GRPC`, or else `CLOUDSDK_API_ENDPOINT_OVERRIDES_MONITORING`, redirects it.
+
+    Args:
+        project_id: The project's id.
+        credentials: A `google.auth.credentials.Credentials`; None finds them as `find_cloud` does.
+        environ: The environment variables.
+
+    Attributes:
+        failures: Points that `send_metrics` could not write, by reason.
+    """
+
+    def __init__(self, project_id: str, *, credentials: Any = None, environ: Mapping[str, str] = os.environ) -> None:
+        self.failures = Counters()
+        self._project_id = project_id
+        self._credentials = credentials
+        self._environ = environ
+        self._client: MetricServiceClient | None = None
+
+    def create_time_series(
+        self,
+        metric_type: str,
+        value: Any,
+        value_type: ValueType,
+        metric_labels: Mapping[str, str],
+        resource_type: str,
+        resource_labels: Mapping[str, str],
+        seconds: int,
+        nanos: int,
+    ) -> TimeSeries:
+        """Returns a time series of one point, as CreateTimeSeries takes it.
+
+        Args:
+            metric_type: Such as `compute.googleapis.com/workload/goodput_time`.
+            value: The point's value.
+            value_type: Its type.
+            metric_labels: The metric's labels.
+            resource_type: Such as `compute.googleapis.com/Workload`.
+            resource_labels: The resource's labels.
+            seconds: When the value was right, in seconds since the POSIX epoch.
+            nanos: Nanoseconds to add to it.
+
+        Raises:
+            TypeError: The value is not of that type, or a label is no text.
+        """
+        from google.cloud import monitoring_v3
+
+        return monitoring_v3.TimeSeries(
+            metric={"type": metric_type, "labels": dict(metric_labels)},
+            resource={"type": resource_type, "labels": dict(resource_labels)},
+            points=[
+                {
+                    "interval": {"end_time": {"seconds": seconds, "nanos": nanos}},
+                    "value": {value_type.value: value},
+                }
+            ],
+        )
+
+    def send_metrics(self, metrics: Sequence[Any], context: object = None) -> None:
+        """Writes points. What cannot be written is counted in `failures` and logged, a kind of failure once.
+
+        Args:
+            metrics: What `create_time_series` returns, or mappings of its arguments, whose point is of now unless
+                they say when; `metric_labels` may be left out.
+            context: What the points are about, for messages.
+        """
+        series = list(self._made(metrics, context))
+        for first in range(0, len(series), SERIES_PER_REQUEST):
+            batch = series[first : first + SERIES_PER_REQUEST]
+            try:
+                written = self.write(batch)
+            except DiagnosticsError as error:
+                reason = getattr(error, "code", type(error).__name__)
+                self._failed(reason, len(series) - first, error, context)
+                return
+            if written.refused:
+                self._failed(written.code, written.refused, written.reason, context)
+
+    def write(self, series: Sequence[TimeSeries], *, timeout_seconds: float = REQUEST_SECONDS) -> Written:
+        """Writes points by one request, made once.
+
+        Args:
+            series: What `create_time_series` returns: at most 200, none twice.
+            timeout_seconds: The deadline.
+
+        Returns:
+            What became of them: a point that the server refuses does not keep the others from being written.
+
+        Raises:
+            CloudMonitoringError: The request failed as a whole.
+            CredentialsError: No credentials were found.
+            ConfigurationError: A variable of the environment cannot be an address.
+        """
+        client = self._connected()
+        try:
+            with _call_errors():
+                client.create_time_series(
+                    name=f"projects/{self._project_id}", time_series=list(series), retry=None, timeout=timeout_seconds
+                )
+        except _PartError as error:
+            return Written(len(series) - error.refused, error.refused, error.code, error.reason)
+        return Written(len(series))
+
+    def close(self) -> None:
+        """Closes the connection; a later write opens another."""
+        if self._client is not None:
+            self._client.transport.close()
+            self._client = None
+
+    def _made(self, metrics: Sequence[Any], context: object) -> Iterator[TimeSeries]:
+        now = time.time_ns()
+        for metric in metrics:
+            if not isinstance(metric, Mapping):
+                yield metric
+                continue
+            when = {"seconds": now // _SECOND, "nanos": now % _SECOND, "metric_labels": {}}
+            try:
+                yield self.create_time_series(**{**when, **metric})
+            except (TypeError, ValueError, AttributeError) as error:
+                self._failed("malformed", 1, f"{metric.get('metric_type')!r} cannot be made: {error}", context)
+
+    def _failed(self, reason: str, count: int, why: object, context: object) -> None:
+        self.failures.add(reason, count)
+        log_once(
+            logging.WARNING,
+            ("gcp_metrics", self._project_id, reason),
+            "%d points were not written to Cloud Monitoring, project %s%s (%s). Further ones are counted, not logged.",
+            count,
+            self._project_id,
+            f", {context}" if context else "",
+            why,
+        )
+
+    def _connected(self) -> MetricServiceClient:
+        if self._client is None:
+            from google.cloud.monitoring_v3 import MetricServiceClient
+
+            self._client = MetricServiceClient(transport=self._transport())
+        return self._client
+
+    def _transport(self) -> Any:
+        import grpc  # type: ignore[import-untyped]
+        from google.cloud.monitoring_v3.services.metric_service.transports import MetricServiceGrpcTransport
+
+        target, secure = _target(self._environ)
+        if target and not secure:
+            # One global connection pool would outlive close(), and be shared with the user's own clients.
+            options = [("grpc.use_local_subchannel_pool", 1)]
+            return MetricServiceGrpcTransport(channel=grpc.insecure_channel(target, options))
+        credentials = self._credentials or find_cloud(self._project_id, environ=self._environ).credentials
+        return MetricServiceGrpcTransport(host=target or _HOST, credentials=credentials)
+
+
+def _target(environ: Mapping[str, str]) -> tuple[str | None, bool]:
+    """Where the server is, if elsewhere than usual, and whether it is spoken to with TLS."""
+    target = grpc_target("monitoring", environ)
+    if target:
+        return target, False
+    url = endpoint("monitoring", environ)
+    if not url:
+        return None, True
+    from urllib.parse import urlsplit
+
+    parts = urlsplit(url)
+    secure = parts.scheme == "https"
+    host = f"[{parts.hostname}]" if ":" in (parts.hostname or "") else parts.hostname
+    return f"{host}:{parts.port or (443 if secure else 80)}", secure
+
+
+# --- Errors -------------------------------------------------------------------------------------------
+
+
+class _PartError(Exception):
+    """Some points of a request were refused, the others written."""
+
+    def __init__(self, code: str, refused: int, reason: str) -> None:
+        super().__init__(reason)
+        self.code = code
+        self.refused = refused
+        self.reason = reason
+
+
+@contextlib.contextmanager
+def _call_errors() -> Iterator[None]:
+    """What a call raises, as one of two kinds."""
+    from google.api_core.exceptions import GoogleAPICallError, GoogleAPIError
+    from google.auth.exceptions import GoogleAuthError
+
+    try:
+        yield
+    except GoogleAPICallError as error:
+        raise _explained(error) from error
+    except GoogleAPIError as error:
+        raise CloudMonitoringError("UNKNOWN", str(error)) from error
+    except GoogleAuthError as error:
+        code = "UNAVAILABLE" if getattr(error, "retryable", False) else "UNAUTHENTICATED"
+        raise CloudMonitoringError(code, str(error)) from error
+
+
+def _explained(error: Any) -> Exception:
+    from google.cloud.monitoring_v3 import CreateTimeSeriesSummary
+    from google.rpc.error_details_pb2 import RetryInfo  # type: ignore[import-untyped]
+
+    code = error.grpc_status_code.name if error.grpc_status_code else "UNKNOWN"
+    wait = None
+    for detail in error.details:
+        if isinstance(detail, RetryInfo):
+            wait = detail.retry_delay.seconds + detail.retry_delay.nanos / 1e9
+        elif getattr(detail, "type_url", "").endswith("google.monitoring.v3.CreateTimeSeriesSummary"):
+            summary = CreateTimeSeriesSummary.deserialize(detail.value)
+            return _PartError(code, summary.total_point_count - summary.success_point_count, error.message)
+    return CloudMonitoringError(code, error.message or "", retry_after_seconds=wait)
