@@ -1,0 +1,110 @@
+"""What old programs import from `ml_goodput_measurement.src` is what new ones import, loaded once and when needed."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import textwrap
+
+import ml_goodput_measurement.src
+import pytest
+
+MODULES = [
+    "checkpoint_badput_calculator",
+    "exclusion_utils",
+    "gcp_metrics",
+    "goodput",
+    "goodput_cache",
+    "goodput_elastic",
+    "goodput_exclusion",
+    "goodput_utils",
+    "monitoring",
+    "monitoring_elastic",
+]
+
+WAYS = {
+    "import a.b.c": "import ml_goodput_measurement.src.{name}\nfound = ml_goodput_measurement.src.{name}",
+    "import a.b.c as d": "import ml_goodput_measurement.src.{name} as found",
+    "from a.b import c": "from ml_goodput_measurement.src import {name} as found",
+    "attribute": "import ml_goodput_measurement as ours\nfound = ours.src.{name}",
+    "import_module": "import importlib\nfound = importlib.import_module('ml_goodput_measurement.src.{name}')",
+}
+
+
+def run(program: str, *arguments: str) -> str:
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(program), *arguments],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_every_kind_of_import_finds_the_very_same_module(way: str) -> None:
+    checks = """
+import sys, importlib
+for name in sys.argv[1:]:
+    names = {}
+    exec(WAY.format(name=name), names)
+    real = importlib.import_module(f"ml_goodput_measurement.{name}")
+    assert names["found"] is real, name
+    assert sys.modules[f"ml_goodput_measurement.src.{name}"] is real, name
+    assert real.__name__ == real.__spec__.name == f"ml_goodput_measurement.{name}", real.__spec__
+"""
+    run(f"WAY = {WAYS[way]!r}\n{checks}", *MODULES)
+
+
+def test_the_second_name_may_come_after_the_first_or_before() -> None:
+    run("""
+        from ml_goodput_measurement import goodput_utils as first
+        from ml_goodput_measurement.src.goodput_utils import BadputType
+        from ml_goodput_measurement.src.exclusion_utils import normalize_intervals
+        from ml_goodput_measurement import exclusion_utils as last
+        assert BadputType is first.BadputType and normalize_intervals is last.normalize_intervals
+    """)
+
+
+def test_only_what_is_used_is_loaded() -> None:
+    loaded = run("""
+        import sys
+        from ml_goodput_measurement.src import goodput_utils
+        print(*sys.modules)
+    """).split()
+    ours = {name.removeprefix("ml_goodput_measurement.") for name in loaded if name.startswith("ml_goodput_")}
+    assert ours == {"ml_goodput_measurement", "_version", "src", "src.goodput_utils", "goodput_utils"}
+    assert not {"importlib.abc", "google", "numpy", "multiprocessing"} & set(loaded)
+
+
+def test_a_pickle_of_an_old_program_is_read() -> None:
+    run(r"""
+        import pickle
+        kind = pickle.loads(b"cml_goodput_measurement.src.goodput_utils\nBadputType\n.")
+        from ml_goodput_measurement import goodput_utils
+        assert kind is goodput_utils.BadputType
+    """)
+
+
+def test_a_module_is_run_under_its_second_name() -> None:
+    command = [sys.executable, "-m", "ml_goodput_measurement.src.checkpoint_badput_calculator", "--help"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "usage" in done.stdout
+
+
+def test_a_module_that_is_none_is_not_found() -> None:
+    with pytest.raises(ImportError, match="goodputs"):
+        exec("from ml_goodput_measurement.src import goodputs")
+    with pytest.raises(ModuleNotFoundError, match=r"ml_goodput_measurement\.src\.goodputs"):
+        exec("import ml_goodput_measurement.src.goodputs")
+    with pytest.raises(AttributeError, match="goodputs"):
+        ml_goodput_measurement.src.goodputs  # noqa: B018
+    with pytest.raises(ModuleNotFoundError):  # Private modules have one name only.
+        exec("import ml_goodput_measurement.src.ledger")
+
+
+def test_all_names_are_listed() -> None:
+    assert ml_goodput_measurement.src.__all__ == dir(ml_goodput_measurement.src) == MODULES
