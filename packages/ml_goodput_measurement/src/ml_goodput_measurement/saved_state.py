@@ -1,7 +1,7 @@
 """The calculator's saved state: so that another process need not read a job's history again.
 
-    goodput state of 1.0.0 little                   of this version alone: it holds sums that its rules made
-    {"job": ..., "facts": 123, "head_bytes": 456}   enough to tell which of two knows more
+    goodput state of 1.0.0 little                            of this version alone: it holds sums that its rules made
+    {"job": ..., "facts": 123, "head_bytes": 456} 1a2b3c4d   enough to tell which of two knows more; its CRC-32
     a head in JSON, the columns as raw 64-bit numbers, and a CRC-32 of all before it
 
 A file is private and written whole; a state that knows less never replaces one that knows more. `state_store` keeps a
@@ -82,8 +82,7 @@ def encode_state(recorders: Recorders, position: dict[str, Any]) -> list[bytes |
             "ledgers": {index: state for index, (state, _) in ledgers.items()},
         }
     ).encode()
-    front = {"job": _digest(recorders.job_name), "facts": facts_of(recorders), "head_bytes": len(head)}
-    parts = [_MAGIC + json.dumps(front).encode() + b"\n", head]
+    parts = [_front(recorders.job_name, facts_of(recorders), len(head)), head]
     parts += [column for _, columns in ledgers.values() for column in columns]
     checksum = 0
     for part in parts:
@@ -214,21 +213,23 @@ class _Front(NamedTuple):
     head_bytes: int
 
 
+def _front(job_name: str, facts: int, head_bytes: int) -> bytes:
+    line = json.dumps({"job": _digest(job_name), "facts": facts, "head_bytes": head_bytes}).encode()
+    return _MAGIC + line + b" %08x\n" % zlib.crc32(line)
+
+
 def _parse_front(data: bytes, job_name: str) -> _Front:
     if not data.startswith(_MAGIC):
         whose = "another version of this library" if data.startswith(_KIND) else "something else"
         raise UnusableStateError(f"{whose} wrote it")
     end = data.find(b"\n", len(_MAGIC)) + 1
-    try:
-        front = json.loads(data[len(_MAGIC) : end])
-        job, facts, head_bytes = front["job"], front["facts"], front["head_bytes"]
-    except (ValueError, RecursionError, LookupError, TypeError) as error:
-        raise UnusableStateError("its second line is damaged") from error
-    if type(facts) is not int or type(head_bytes) is not int:
-        raise UnusableStateError("its second line is damaged")
-    if job != _digest(job_name):
+    line, _, checksum = data[len(_MAGIC) : end].rpartition(b" ")
+    if checksum != b"%08x\n" % zlib.crc32(line):
+        raise UnusableStateError("it is damaged: its second line")
+    front = json.loads(line)
+    if front["job"] != _digest(job_name):
         raise UnusableStateError("it is of another job")
-    return _Front(end, facts, head_bytes)
+    return _Front(end, front["facts"], front["head_bytes"])
 
 
 def _digest(job_name: str) -> str:
