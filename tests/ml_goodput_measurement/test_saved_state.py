@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from ml_goodput_measurement.calculator import _state_path
+from ml_goodput_measurement.job_reader import state_path
 from ml_goodput_measurement.recorders import Recorders
 from ml_goodput_measurement.saved_state import load_state, save_state
 
@@ -68,7 +68,7 @@ def test_another_process_reads_only_what_is_new() -> None:
 
 
 def test_much_that_is_new_is_saved_without_being_asked(monkeypatch: pytest.MonkeyPatch) -> None:
-    from ml_goodput_measurement import calculator as module
+    from ml_goodput_measurement import job_reader as module
 
     monkeypatch.setattr(module, "_SAVE_AFTER_EVENTS", 30)
     record(LIFE.payloads[:29])
@@ -166,10 +166,10 @@ def test_a_planted_link_is_not_written_through(tmp_path: Path, planted: str) -> 
 
 @pytest.mark.parametrize("name", ["../../escape", "/etc/passwd", "a" * 10_000, "nul\0", "", "火\udc80", "."])
 def test_no_name_of_a_job_or_log_leaves_the_folder(name: str) -> None:
-    path = _state_path(Path("/r"), "/tmp", name, "log")
+    path = state_path(Path("/r"), "/tmp", name, "log")
     assert path.parent == Path("/r/state/goodput")
     assert len(path.name) < 64
-    assert path not in {_state_path(Path("/r"), "/tmp", "log", name), _state_path(Path("/r"), "/tmp", "other", "log")}
+    assert path not in {state_path(Path("/r"), "/tmp", "log", name), state_path(Path("/r"), "/tmp", "other", "log")}
 
 
 def test_a_folder_of_the_users_own_is_honoured(tmp_path: Path) -> None:
@@ -197,7 +197,7 @@ def test_columns_are_raw_numbers(tmp_path: Path) -> None:
 
 def test_the_state_of_another_project_or_reach_is_not_gone_on_from() -> None:
     paths = {
-        _state_path(Path("/r"), "/tmp", JOB, "log", project, retention_ns)
+        state_path(Path("/r"), "/tmp", JOB, "log", project, retention_ns)
         for project in ("", "here", "there")
         for retention_ns in (None, 10**9, 2 * 10**9)
     }

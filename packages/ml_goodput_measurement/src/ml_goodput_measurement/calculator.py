@@ -1,48 +1,60 @@
-"""GoodputCalculator: reads a job's log and says where its time went."""
+"""GoodputCalculator: asks a job's ledger where its time went."""
 
 from __future__ import annotations
 
 import datetime
-import hashlib
 import threading
 import time
-from collections.abc import Callable
-from pathlib import Path
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
-from ml_diagnostics_common.environment import diagnostics_directory
 from ml_diagnostics_common.exceptions import ConfigurationError
 
 from ml_goodput_measurement.deviation import StepDeviations
 from ml_goodput_measurement.exceptions import NoGoodputError
-from ml_goodput_measurement.goodput_utils import BadputType, GoodputType, UnproductiveTimeDict, WorkloadMetricDetails
+from ml_goodput_measurement.figures import badput, counted_ns, goodput_percent
+from ml_goodput_measurement.goodput_exclusion import ExclusionInterval, GoodputExclusion, excluded_intervals
+from ml_goodput_measurement.goodput_utils import (
+    GoodputType,
+    IntervalWorkloadMetricDetails,
+    UnproductiveTimeDict,
+    WorkloadMetricDetails,
+)
 from ml_goodput_measurement.job_goodput import JobGoodput
-from ml_goodput_measurement.ledger import Summary
-from ml_goodput_measurement.names import checked_name
+from ml_goodput_measurement.job_reader import DEFAULT_CACHE_DIR, JobReader
+from ml_goodput_measurement.ledger import Ledger, Summary, Window
+from ml_goodput_measurement.moments import Moment, nanoseconds
 from ml_goodput_measurement.partition import Bucket, JobReport
-from ml_goodput_measurement.recorders import Recorders
-from ml_goodput_measurement.saved_state import load_state, save_state
-from ml_goodput_measurement.sources import LogSource, PayloadSource, UserLogger, UserLoggerSource
+from ml_goodput_measurement.snapshot import (
+    Cumulative,
+    DeviatingStep,
+    Deviation,
+    RollingWindow,
+    SliceEfficiency,
+    Snapshot,
+)
+from ml_goodput_measurement.sources import UserLogger
+from ml_goodput_measurement.step_statistics import compute_step_deviation_from_baseline
 
 __all__ = ["GoodputCalculator"]
 
-_CHUNK = 10_000
-"""Payloads that are turned into events at a time: enough to be fast, few enough to need no memory."""
+_LATEST_STEPS = 1100
+"""So many does `compute_step_deviation_from_baseline` look at."""
 
-_SAVE_AFTER_EVENTS = 20_000
-
-_DEFAULT_CACHE_DIR = "/tmp"
-
-_OTHER = (Bucket.UNKNOWN, Bucket.IN_FLIGHT)
-_ELASTIC = {BadputType.ELASTIC_SLICE_DOWN, BadputType.ELASTIC_SCALE_UP, BadputType.ELASTIC_REINITIALIZATION}
+_NO_STEP_TIMES = (
+    "No step times available and no previous step deviations found. A step has a time once the next one has begun."
+)
 
 
-class GoodputCalculator:
+class GoodputCalculator(GoodputExclusion):
     """Computes the goodput of a job from what was recorded.
 
     The first query reads the job's whole log, each further one what came since. Several processes may query one job
     at once, and a new process goes on from the state that an earlier one saved.
     """
+
+    _is_elastic = False
+    """Whether the kinds of badput that only elastic jobs have are told where they took no time, too."""
 
     def __init__(
         self,
@@ -52,7 +64,7 @@ class GoodputCalculator:
         using_pathways: bool = False,
         max_logs_retention_period: datetime.timedelta | float | None = None,
         gcs_path: str | None = None,
-        cache_dir: str = _DEFAULT_CACHE_DIR,
+        cache_dir: str = DEFAULT_CACHE_DIR,
         *,
         _clock_ns: Callable[[], int] = time.time_ns,
     ) -> None:
@@ -64,56 +76,25 @@ class GoodputCalculator:
             cloud_logger: Holds the payloads, in place of the journal and Cloud Logging.
             using_pathways: Kept for callers that pass it; it changes nothing.
             max_logs_retention_period: How far back Cloud Logging is read: a timedelta, or seconds; None is all of it.
-            gcs_path: Kept for callers that pass it.
+            gcs_path: Folder, `gs://bucket/folder` or a local one, in which `sync_to_gcs` keeps a copy of the saved
+                state for other machines to go on from.
             cache_dir: Folder of the saved state; the default means the one in ML_DIAGNOSTICS_DIR.
 
         Raises:
             ConfigurationError: An argument, or ML_DIAGNOSTICS_BACKEND, cannot be used.
             CredentialsError: ML_DIAGNOSTICS_BACKEND is `cloud` and no cloud is found.
         """
-        self.job_name = checked_name("job_name", job_name)
-        self.logger_name = checked_name("logger_name", logger_name)
+        self._reader = JobReader(
+            job_name, logger_name, cloud_logger, max_logs_retention_period, gcs_path, cache_dir, _clock_ns
+        )
+        self.job_name, self.logger_name = self._reader.job_name, self._reader.logger_name
         self.using_pathways = using_pathways
         self.gcs_path = gcs_path
-        self._retention_ns = _retention_ns(max_logs_retention_period)
-        if cloud_logger is not None and not callable(getattr(cloud_logger, "read_cloud_logging_entries", None)):
-            raise ConfigurationError(
-                f"cloud_logger is a {type(cloud_logger).__name__} without read_cloud_logging_entries(); "
-                "pass an object that has it, or nothing to read the journal and Cloud Logging"
-            )
         self._clock_ns = _clock_ns
         self._lock = threading.RLock()
+        self._ledger = Ledger()
         self._summary: Summary | None = None
         self._configured_ideal_seconds: float | None = None
-        self._cloud_logger = cloud_logger
-        self._cache_dir = cache_dir
-        self._begin()
-
-    def _begin(self) -> None:
-        """Goes on from the saved state, or begins with nothing."""
-        self._was_interrupted, self._is_resumed, self._unsaved_events = False, False, 0
-        self._recorders = Recorders(self.job_name)
-        self._state_path: Path | None = None
-        self._source: PayloadSource
-        if self._cloud_logger is not None:
-            self._source = UserLoggerSource(self._cloud_logger)
-            return
-        start_ns = None if self._retention_ns is None else self._clock_ns() - self._retention_ns
-        self._source = LogSource(self.logger_name, self.job_name, root=diagnostics_directory(), start_ns=start_ns)
-
-    def _resume(self) -> None:
-        """Goes on from the saved state of the same log, project and reach, if there is one."""
-        self._is_resumed = True
-        if not isinstance(self._source, LogSource):
-            return
-        project, root = self._source.project(), diagnostics_directory()
-        self._state_path = _state_path(
-            root, self._cache_dir, self.job_name, self.logger_name, project, self._retention_ns
-        )
-        state = load_state(self._state_path, self.job_name)
-        if state is not None:
-            self._recorders = state.recorders
-            self._source.resume(state.position)
 
     def get_job_goodput(
         self, include_badput_breakdown: bool = False, configured_ideal_step_time: float | None = None
@@ -133,14 +114,9 @@ class GoodputCalculator:
             ConfigurationError: `configured_ideal_step_time` is no number of seconds.
             NoGoodputError: Nothing was recorded for the job, or all of it at one moment; also a ValueError.
         """
-        configured_seconds = _ideal_seconds(configured_ideal_step_time)
-        with self._lock:
-            summary = self._query()
-            self._configured_ideal_seconds = configured_seconds
-        breakdown: UnproductiveTimeDict = {}
-        if include_badput_breakdown:
-            breakdown = _badput(summary, summary.wall_ns / 100)
-        return JobGoodput(100 * summary.buckets[Bucket.PRODUCTIVE] / summary.wall_ns, breakdown, summary.last_step)
+        summary = self._query(configured_ideal_step_time)
+        breakdown = self._badput(summary, counted_ns(summary) / 100) if include_badput_breakdown else {}
+        return JobGoodput(goodput_percent(summary), breakdown, summary.last_step)
 
     def get_job_goodput_details(self) -> WorkloadMetricDetails:
         """Returns what the last query found, in seconds; asks nothing anew (the first call does query).
@@ -157,29 +133,90 @@ class GoodputCalculator:
             deviations = StepDeviations(self._step_seconds, ideal)
         return WorkloadMetricDetails(
             goodput_time={GoodputType.TOTAL: summary.buckets[Bucket.PRODUCTIVE] / 1e9},
-            badput_time=_badput(summary, 1e9),
+            badput_time=self._badput(summary, 1e9),
             max_productive_step=summary.last_step,
-            total_elapsed_time=summary.wall_ns / 1e9,
+            total_elapsed_time=counted_ns(summary) / 1e9,
             disruption_count=summary.disruptions,
             step_time_deviation=deviations,
             ideal_step_time=ideal or 0.0,
             total_excluded_time=summary.buckets[Bucket.EXCLUDED] / 1e9,
         )
 
-    def report(self, *, include_timeline: bool = True) -> JobReport:
+    def get_job_goodput_interval(
+        self, interval_start: Moment, interval_end: Moment
+    ) -> tuple[float, UnproductiveTimeDict, int, float, int]:
+        """Reads what is new and returns the goodput of a stretch of the job's time.
+
+        The window that is asked for is the whole of which shares are taken, up to now; what of it lies before the
+        job or after its end is OTHER. What happened is told as the whole history says, not as the window cuts it.
+
+        Args:
+            interval_start: A datetime (naive: local time), or seconds since 1970.
+            interval_end: Likewise, later.
+
+        Returns:
+            A tuple: goodput in percent; badput in percent by kind; the last kept step that was done by its end; its
+            length in seconds; how often the job came back in it after a disruption.
+
+        Raises:
+            ConfigurationError: The window has no length.
+            NoGoodputError: Nothing was recorded, or the job did not live then; also a ValueError.
+        """
+        window = self._window(interval_start, interval_end)
+        seconds = counted_ns(window) / 1e9
+        breakdown = self._badput(window, counted_ns(window) / 100)
+        return goodput_percent(window), breakdown, window.last_step, seconds, window.disruptions
+
+    def get_interval_metric_details(
+        self, interval_start: Moment, interval_end: Moment
+    ) -> IntervalWorkloadMetricDetails:
+        """Returns what `get_job_goodput_interval` does by name; empty where it raises a ValueError."""
+        try:
+            window = self._window(interval_start, interval_end)
+        except ValueError:
+            return IntervalWorkloadMetricDetails(interval_goodput={}, interval_badput={}, interval_size=0)
+        return IntervalWorkloadMetricDetails(
+            interval_goodput={GoodputType.TOTAL: goodput_percent(window)},
+            interval_badput=self._badput(window, counted_ns(window) / 100),
+            interval_size=counted_ns(window) / 1e9,
+        )
+
+    def get_step_deviation(self, configured_ideal_step_time: float | None = None) -> dict[int, float]:
+        """Reads what is new and returns by how much the time of each kept step differs from the ideal one.
+
+        Args:
+            configured_ideal_step_time: Seconds; in place of the mean of the steps that are not anomalous.
+
+        Returns:
+            Absolute seconds by step; costs time in proportion to the steps.
+
+        Raises:
+            NoGoodputError: As `get_job_goodput`, or no step is complete.
+        """
+        with self._lock:
+            summary = self._query(configured_ideal_step_time)
+            ideal = self._configured_ideal_seconds or summary.ideal_step_seconds
+            deviations = dict(StepDeviations(self._step_seconds, ideal))
+        if not deviations:
+            raise NoGoodputError(_NO_STEP_TIMES)
+        return deviations
+
+    def report(self, *, include_timeline: bool = True, exclusions: Iterable[ExclusionInterval] = ()) -> JobReport:
         """Reads what is new and returns all that is known of the job: attempts, disruptions, the timeline.
 
         Args:
             include_timeline: Whether the timeline is filled; where trainers record the end of every step it has two
                 pieces a step.
+            exclusions: Stretches to leave out, as `get_job_goodput_with_exclusions` takes them.
 
         Raises:
             NoGoodputError: As `get_job_goodput`.
         """
+        excluded = excluded_intervals(exclusions)
         with self._lock:
-            summary = self._query()
-            ledger, now_ns = self._recorders.ledger, summary.end_ns
-            attempts = ledger.attempts(now_ns)
+            summary = self._query(excluded=excluded)
+            ledger, now_ns = self._ledger, summary.end_ns
+            attempts = ledger.attempts(now_ns, excluded)
             return JobReport(
                 job_name=self.job_name,
                 start_ns=summary.start_ns,
@@ -194,79 +231,148 @@ class GoodputCalculator:
                 ideal_step_seconds=summary.ideal_step_seconds,
                 attempts=attempts,
                 disruptions=ledger.disruptions(attempts),
-                timeline=ledger.timeline(now_ns) if include_timeline else (),
-                notes=[*self._source.notes(), *self._recorders.notes()],
+                timeline=ledger.timeline(now_ns, excluded) if include_timeline else (),
+                notes=self._reader.notes(),
+            )
+
+    def snapshot(
+        self,
+        *,
+        cumulative: bool = True,
+        deviation: bool = False,
+        window_seconds: Sequence[int] = (),
+        configured_ideal_step_time: float | None = None,
+    ) -> Snapshot:
+        """Reads what is new and returns what exporters are given: costs what is new, and a little for each part.
+
+        Args:
+            cumulative: Whether to tell of the job's whole life.
+            deviation: Whether to tell of step times.
+            window_seconds: Lengths of rolling windows to tell of; each ends with the job's life so far.
+            configured_ideal_step_time: As in `get_job_goodput`.
+
+        Raises:
+            NoGoodputError: As `get_job_goodput`.
+        """
+        with self._lock:
+            summary = self._query(configured_ideal_step_time)
+            spans = [
+                (max(summary.start_ns, summary.end_ns - length * 10**9), summary.end_ns) for length in window_seconds
+            ]
+            windows = zip(window_seconds, self._ledger.windows(spans, summary.end_ns), strict=True)
+            return Snapshot(
+                job_name=self.job_name,
+                time_ns=self._clock_ns(),
+                cumulative=self._cumulative(summary) if cumulative else None,
+                deviation=self._deviation(summary) if deviation else None,
+                windows=tuple(self._rolling(length, window) for length, window in windows),
             )
 
     def save_state(self) -> None:
         """Saves what was read, so that another process goes on from here; nothing to do with a `cloud_logger`."""
         with self._lock:
-            position = self._source.position()
-            if self._state_path is None or position is None:
-                return
-            is_saved = save_state(self._state_path, self._recorders, position)
-            # The journal drops nothing on the word of a state in a folder that may be anybody's to wipe.
-            if is_saved and isinstance(self._source, LogSource) and self._cache_dir == _DEFAULT_CACHE_DIR:
-                self._source.save_position()
-            self._unsaved_events = 0
+            self._reader.save_state()
+
+    def sync_to_gcs(self) -> None:
+        """Copies what was read to `gcs_path`, for other machines to go on from; nothing to do without one.
+
+        What another machine put there is never replaced by less. A failure is logged, not raised.
+        """
+        with self._lock:
+            self._reader.sync_to_gcs()
+
+    def _badput(self, part: Summary | Window, unit_ns: float) -> UnproductiveTimeDict:
+        return badput(part, unit_ns, elastic=self._is_elastic)
+
+    def _cumulative(self, summary: Summary) -> Cumulative:
+        return Cumulative(
+            goodput_seconds=summary.buckets[Bucket.PRODUCTIVE] / 1e9,
+            goodput_percent=goodput_percent(summary),
+            badput_seconds=self._badput(summary, 1e9),
+            badput_percent=self._badput(summary, counted_ns(summary) / 100),
+            max_productive_step=summary.last_step,
+            total_elapsed_seconds=summary.wall_ns / 1e9,
+            disruptions=summary.disruptions,
+            ideal_step_seconds=self._configured_ideal_seconds or summary.ideal_step_seconds,
+            slice_efficiency=self._slice_efficiency(summary),
+        )
+
+    def _deviation(self, summary: Summary) -> Deviation:
+        ledger = self._ledger
+        ideal = self._configured_ideal_seconds or summary.ideal_step_seconds
+        if ideal is None:
+            return Deviation(None, lambda _: iter(()))
+        latest = [abs(seconds - ideal) for seconds in ledger.latest_step_seconds(_LATEST_STEPS)]
+
+        def steps_since(start_ns: int) -> Iterator[DeviatingStep]:
+            for step, began_ns, seconds in ledger.steps_since(start_ns):
+                yield DeviatingStep(step, began_ns, abs(seconds - ideal))
+
+        return Deviation(compute_step_deviation_from_baseline(latest) if latest else None, steps_since)
+
+    def _rolling(self, window_seconds: int, window: Window) -> RollingWindow:
+        return RollingWindow(
+            window_seconds=window_seconds,
+            goodput_percent=goodput_percent(window),
+            badput_percent=self._badput(window, counted_ns(window) / 100),
+            slice_efficiency=self._slice_efficiency(window),
+        )
+
+    def _slice_efficiency(self, part: Summary | Window) -> SliceEfficiency | None:
+        shares = self._ledger.slice_efficiency(part.start_ns, part.end_ns)
+        return None if shares is None else SliceEfficiency(*shares)
 
     def _step_seconds(self) -> dict[int, float]:
         with self._lock:
-            return self._recorders.ledger.step_seconds()
+            return self._ledger.step_seconds()
 
-    def _query(self) -> Summary:
-        if self._was_interrupted:
-            self._begin()
-        try:
-            summary = self._read()
-        except (KeyboardInterrupt, SystemExit):
-            # It may have struck anywhere, so nothing that was half done is gone on from.
-            self._was_interrupted = True
-            raise
-        if summary is None:
-            raise NoGoodputError(
-                f"Nothing was recorded for job {self.job_name[:200]!r} in log {self.logger_name[:200]!r}, looking in "
-                f"{self._source.searched()}{''.join('; ' + note for note in self._source.notes())}. Was its "
-                "GoodputRecorder given the same two names and logging_enabled=True?"
+    def _query(
+        self, configured_ideal_step_time: float | None = None, excluded: Sequence[tuple[int, int]] = ()
+    ) -> Summary:
+        """Reads what is new and returns the sums of the job's life, which the details tell, too."""
+        configured_seconds = _ideal_seconds(configured_ideal_step_time)
+        with self._lock:
+            self._ledger = self._reader.read()
+            summary = self._ledger.summary(self._clock_ns(), excluded)
+            if summary is None:
+                raise self._reader.nothing_recorded()
+            if not summary.wall_ns:
+                raise NoGoodputError(
+                    f"Total job time is zero, Goodput cannot be calculated: all that was recorded for job "
+                    f"{self.job_name[:200]!r} is of one moment. Ask again when it has run for a while."
+                )
+            self._summary, self._configured_ideal_seconds = summary, configured_seconds
+            return summary
+
+    def _window(self, interval_start: Moment, interval_end: Moment) -> Window:
+        start_ns, end_ns = nanoseconds(interval_start), nanoseconds(interval_end)
+        if start_ns >= end_ns:
+            raise ConfigurationError(
+                f"Start time is on or after end time, cannot compute total job time: {interval_start}, {interval_end}"
             )
-        if not summary.wall_ns:
-            raise NoGoodputError(
-                f"Total job time is zero, Goodput cannot be calculated: all that was recorded for job "
-                f"{self.job_name[:200]!r} is of one moment. Ask again when it has run for a while."
-            )
-        self._summary = summary
-        return summary
-
-    def _read(self) -> Summary | None:
-        """Reads what is new, and saves the state after much of it."""
-        if not self._is_resumed:
-            self._resume()
-        for process_index, payloads in self._source.read_new():
-            for begin in range(0, len(payloads), _CHUNK):
-                self._recorders.add(process_index, payloads[begin : begin + _CHUNK])
-            self._unsaved_events += len(payloads)
-        summary = self._recorders.ledger.summary(self._clock_ns())
-        if self._unsaved_events >= _SAVE_AFTER_EVENTS:
-            self.save_state()
-        return summary
+        with self._lock:
+            ledger, now_ns = self._reader.read(), self._clock_ns()
+            whole = ledger.summary(now_ns)
+            if whole is None:
+                raise self._reader.nothing_recorded()
+            # What is still to come is in no window.
+            end_ns = min(end_ns, max(now_ns, whole.end_ns))
+            if end_ns <= whole.start_ns or start_ns >= whole.end_ns:
+                raise NoGoodputError(
+                    f"No log entries found within the interval window between {interval_start} and {interval_end}: "
+                    f"what was recorded of job {self.job_name[:200]!r} is {_told(whole)}"
+                )
+            self._ledger = ledger
+            (window,) = ledger.windows([(start_ns, end_ns)], now_ns)
+            return window
 
 
-def _badput(summary: Summary, unit_ns: float) -> UnproductiveTimeDict:
-    """Returns every kind of badput, in units of so many nanoseconds."""
-    badput: UnproductiveTimeDict = {}
-    for kind in BadputType:
-        if kind is BadputType.CUSTOM_BADPUT_EVENTS:
-            badput[kind] = {label: length / unit_ns for label, length in summary.custom.items()}
-            continue
-        if kind is BadputType.DATA_LOADING_ASYNC:
-            length = summary.data_loading_async_ns
-        elif kind is BadputType.OTHER:
-            length = sum(summary.buckets[bucket] for bucket in _OTHER)
-        else:
-            length = summary.buckets[Bucket(kind.name)]
-        if length or kind not in _ELASTIC:
-            badput[kind] = length / unit_ns
-    return badput
+def _told(summary: Summary) -> str:
+    first, last = (
+        datetime.datetime.fromtimestamp(moment_ns // 10**9, datetime.timezone.utc).isoformat()
+        for moment_ns in (summary.start_ns, summary.end_ns)
+    )
+    return f"from {first} to {last}"
 
 
 def _ideal_seconds(value: Any) -> float | None:
@@ -275,24 +381,3 @@ def _ideal_seconds(value: Any) -> float | None:
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < 1e10:
         raise ConfigurationError(f"configured_ideal_step_time must be a number of seconds, not {value!r:.200}")
     return float(value)
-
-
-def _retention_ns(period: datetime.timedelta | float | None) -> int | None:
-    if period is None:
-        return None
-    seconds = period.total_seconds() if isinstance(period, datetime.timedelta) else period
-    if isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or not 0 < seconds < 1e10:
-        raise ConfigurationError(
-            f"max_logs_retention_period must be a positive timedelta or number of seconds, not {period!r:.200}"
-        )
-    return int(seconds * 1e9)
-
-
-def _state_path(
-    root: Path, cache_dir: str, job_name: str, logger_name: str, project: str = "", retention_ns: int | None = None
-) -> Path:
-    """Returns where the state of a job is saved: a file for each log, project and reach that it was read with."""
-    folder = root / "state" / "goodput" if cache_dir == _DEFAULT_CACHE_DIR else Path(cache_dir)
-    # The names may be of any length and hold anything.
-    whose = repr((logger_name, job_name, project, retention_ns))
-    return folder / f"{hashlib.sha256(whose.encode()).hexdigest()[:32]}.goodput"

@@ -26,6 +26,9 @@ class StepDeviations(Mapping[int, float]):
     def __iter__(self) -> Iterator[int]:
         return iter(self._worked_out())
 
+    def __reversed__(self) -> Iterator[int]:
+        return reversed(self._worked_out())
+
     def __len__(self) -> int:
         return len(self._worked_out())
 

@@ -10,44 +10,82 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from ml_goodput_measurement.calculator import GoodputCalculator
+    from ml_goodput_measurement.checkpoint_badput_calculator import (
+        CheckpointBadputCalculator,
+        CheckpointLoggerOptions,
+    )
     from ml_goodput_measurement.checkpoints import CheckpointLogger
-    from ml_goodput_measurement.exceptions import GoodputError, NoGoodputError
+    from ml_goodput_measurement.exceptions import (
+        GoodputError,
+        NoGoodputError,
+    )
+    from ml_goodput_measurement.goodput_cache import GoodputCache
     from ml_goodput_measurement.goodput_utils import (
         BadputType,
+        GoodputInfo,
         GoodputType,
+        IntervalMetricType,
+        IntervalWorkloadMetricDetails,
         MetricType,
+        StepInfo,
         UnproductiveTimeDict,
         WorkloadMetricDetails,
+        compute_ideal_step_time,
+        get_extra_time_from_anomalous_steps,
+        get_timestamp_from_log_entry,
     )
     from ml_goodput_measurement.job_goodput import JobGoodput
+    from ml_goodput_measurement.monitor import GoodputMonitor
     from ml_goodput_measurement.recorder import GoodputRecorder
 
 __all__ = [
     "BadputType",
+    "CheckpointBadputCalculator",
     "CheckpointLogger",
+    "CheckpointLoggerOptions",
+    "GoodputCache",
     "GoodputCalculator",
     "GoodputError",
+    "GoodputInfo",
+    "GoodputMonitor",
     "GoodputRecorder",
     "GoodputType",
+    "IntervalMetricType",
+    "IntervalWorkloadMetricDetails",
     "JobGoodput",
     "MetricType",
     "NoGoodputError",
+    "StepInfo",
     "UnproductiveTimeDict",
     "WorkloadMetricDetails",
+    "compute_ideal_step_time",
+    "get_extra_time_from_anomalous_steps",
+    "get_timestamp_from_log_entry",
 ]
 
 _MODULES = {
     "BadputType": "goodput_utils",
+    "CheckpointBadputCalculator": "checkpoint_badput_calculator",
     "CheckpointLogger": "checkpoints",
+    "CheckpointLoggerOptions": "checkpoint_badput_calculator",
+    "GoodputCache": "goodput_cache",
     "GoodputCalculator": "calculator",
     "GoodputError": "exceptions",
+    "GoodputInfo": "goodput_utils",
+    "GoodputMonitor": "monitor",
     "GoodputRecorder": "recorder",
     "GoodputType": "goodput_utils",
+    "IntervalMetricType": "goodput_utils",
+    "IntervalWorkloadMetricDetails": "goodput_utils",
     "JobGoodput": "job_goodput",
     "MetricType": "goodput_utils",
     "NoGoodputError": "exceptions",
+    "StepInfo": "goodput_utils",
     "UnproductiveTimeDict": "goodput_utils",
     "WorkloadMetricDetails": "goodput_utils",
+    "compute_ideal_step_time": "goodput_utils",
+    "get_extra_time_from_anomalous_steps": "goodput_utils",
+    "get_timestamp_from_log_entry": "goodput_utils",
 }
 
 

@@ -6,9 +6,7 @@ Imported by every trainer, so it imports nothing heavy; called in every step, so
 
 from __future__ import annotations
 
-import datetime
 import json
-import logging
 import math
 from collections.abc import Mapping
 from time import monotonic, time_ns
@@ -16,10 +14,12 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from ml_diagnostics_common.environment import Backend, configured_backend, diagnostics_directory, identity
 from ml_diagnostics_common.exceptions import ConfigurationError
-from ml_diagnostics_common.guard import guarded, log_once, report_loss
+from ml_diagnostics_common.guard import guarded, report_loss
 from ml_diagnostics_common.journal import Journal
 from ml_diagnostics_common.payload import encode_payload, encode_text
 
+from ml_goodput_measurement.moments import Moment as GivenMoment
+from ml_goodput_measurement.moments import posix_seconds
 from ml_goodput_measurement.names import checked_name, shown
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 __all__ = ["CloudLogger", "GoodputRecorder", "Moment"]
 
-Moment: TypeAlias = datetime.datetime | float | None
+Moment: TypeAlias = GivenMoment | None
 """When something happened: a datetime (naive: local time), seconds since 1970, or None for now."""
 
 
@@ -268,7 +268,7 @@ class GoodputRecorder:
         """Appends an event: `details`, which is JSON that ends with a comma, then when it happened, under `key`."""
         now = str(time_ns())
         # The digits of the stamp with a point among them are the seconds: nothing is calculated or formatted.
-        seconds = f"{now[:-9]}.{now[-9:]}" if moment is None else repr(_posix_seconds(moment))
+        seconds = f"{now[:-9]}.{now[-9:]}" if moment is None else repr(posix_seconds(moment))
         payload = f'{self._head}{details}"{key}":{seconds}}}'
         self._journal.append_text(now, payload)
         if self._cloud_logger is not None:
@@ -306,22 +306,3 @@ def _at_least(argument: str, value: object, minimum: int) -> None:
     is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
     if not is_number or not minimum <= value < math.inf:  # type: ignore[operator]
         raise ConfigurationError(f"{argument} is {shown(value)}; give a number of at least {minimum}")
-
-
-def _posix_seconds(moment: Any) -> float:
-    """Seconds since 1970 of a datetime (naive: local time) or of anything that is a number."""
-    if isinstance(moment, datetime.datetime):
-        if moment.tzinfo is None:
-            log_once(
-                logging.INFO,
-                "naive datetime",
-                "A datetime without a time zone was recorded, and taken as local time; "
-                "datetime.datetime.now(datetime.timezone.utc) leaves no doubt.",
-            )
-        return moment.timestamp()
-    if isinstance(moment, (str, bytes, bool)):
-        raise TypeError(f"{moment!r} is no time; give a datetime, or seconds since 1970")
-    seconds = float(moment)
-    if not math.isfinite(seconds):
-        raise ValueError(f"{seconds} is no time; give a datetime, or seconds since 1970")
-    return seconds

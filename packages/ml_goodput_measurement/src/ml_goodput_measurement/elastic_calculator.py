@@ -1,0 +1,52 @@
+"""ElasticGoodputCalculator: the figures of a job whose slices come and go."""
+
+from __future__ import annotations
+
+from typing import cast
+
+from ml_goodput_measurement.calculator import GoodputCalculator
+from ml_goodput_measurement.goodput_utils import ElasticIntervalWorkloadMetricDetails, ElasticWorkloadMetricDetails
+from ml_goodput_measurement.ledger import Summary, Window
+from ml_goodput_measurement.moments import Moment
+
+__all__ = ["ElasticGoodputCalculator"]
+
+
+class ElasticGoodputCalculator(GoodputCalculator):
+    """Computes the goodput of an elastic job.
+
+    Waiting for slices and initialising anew are three kinds of badput, which are always there. The details also tell
+    the slice efficiencies: means over time, from the first report of slices on, of the slices that trained
+    (`stepping_slice_efficiency`) and that were there (`available_slice_efficiency`), as shares of all; 0.0 where
+    nobody reported any.
+    """
+
+    _is_elastic = True
+
+    def get_job_goodput_details(self) -> ElasticWorkloadMetricDetails:
+        """Returns what `GoodputCalculator.get_job_goodput_details` does, and the slice efficiencies."""
+        with self._lock:
+            details = super().get_job_goodput_details()
+            assert self._summary is not None
+            stepping, available = self._slice_shares(self._summary)
+        return cast(
+            ElasticWorkloadMetricDetails,
+            {**details, "stepping_slice_efficiency": stepping, "available_slice_efficiency": available},
+        )
+
+    def get_interval_metric_details(
+        self, interval_start: Moment, interval_end: Moment
+    ) -> ElasticIntervalWorkloadMetricDetails:
+        """Returns what `GoodputCalculator.get_interval_metric_details` does, and the slice efficiencies."""
+        with self._lock:
+            details = super().get_interval_metric_details(interval_start, interval_end)
+            stepping = available = 0.0
+            if details["interval_goodput"]:
+                stepping, available = self._slice_shares(self._window(interval_start, interval_end))
+        return cast(
+            ElasticIntervalWorkloadMetricDetails,
+            {**details, "stepping_slice_efficiency": stepping, "available_slice_efficiency": available},
+        )
+
+    def _slice_shares(self, part: Summary | Window) -> tuple[float, float]:
+        return self._slice_efficiency(part) or (0.0, 0.0)

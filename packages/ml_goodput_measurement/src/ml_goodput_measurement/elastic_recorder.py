@@ -1,0 +1,67 @@
+"""ElasticGoodputRecorder: what an elastic job says besides, of its slices that come and go."""
+
+from __future__ import annotations
+
+from ml_diagnostics_common.guard import guarded
+from ml_diagnostics_common.payload import encode_text
+
+from ml_goodput_measurement.recorder import GoodputRecorder, Moment
+
+__all__ = ["ElasticGoodputRecorder"]
+
+
+class ElasticGoodputRecorder(GoodputRecorder):
+    """Records what an elastic job spends its time on: a `GoodputRecorder` that also knows slices."""
+
+    @guarded
+    def record_elastic_slice_counts(
+        self, active_slices: int, total_slices: int, available_slices: int, timestamp: Moment = None
+    ) -> None:
+        """Records how many slices there are, until the next such record.
+
+        Args:
+            active_slices: Slices that train.
+            total_slices: Slices that the job wants.
+            available_slices: Slices that are there.
+            timestamp: Since when.
+        """
+        if self._enabled:
+            counts = f'"active_slices":{int(active_slices)},"total_slices":{int(total_slices)},'
+            details = f'{counts}"available_slices":{int(available_slices)},'
+            self._record("elastic_slice_counts_timestamp", timestamp, details)
+
+    @guarded
+    def record_elastic_wait_start_time(self, event_type: str, start_time: Moment = None) -> None:
+        """Records that the job begins to wait for slices.
+
+        Args:
+            event_type: What for; with `scale_up` in it the wait is for more slices, else for one that went down.
+            start_time: When.
+        """
+        if self._enabled:
+            details = f'"elastic_wait_event_type":{encode_text(str(event_type))},'
+            self._record("elastic_wait_start_time", start_time, details)
+
+    @guarded
+    def record_elastic_wait_end_time(self, event_type: str, end_time: Moment = None) -> None:
+        """Records that the job no longer waits for slices.
+
+        Args:
+            event_type: With which the start was recorded.
+            end_time: When.
+        """
+        if self._enabled:
+            details = f'"elastic_wait_event_type":{encode_text(str(event_type))},'
+            self._record("elastic_wait_end_time", end_time, details)
+
+    @guarded
+    def record_elastic_reinit_start_time(self, start_time: Moment = None) -> None:
+        """Records that the job begins to initialise itself anew, for other slices than before."""
+        if self._enabled:
+            self._record("elastic_reinit_start_time", start_time)
+
+    @guarded
+    def record_elastic_reinit_end_time(self, end_time: Moment = None) -> None:
+        """Records that the job is initialised anew."""
+        if self._enabled:
+            self._record("elastic_reinit_end_time", end_time)

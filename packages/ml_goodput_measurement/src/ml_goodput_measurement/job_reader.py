@@ -1,0 +1,165 @@
+"""Reads a job's log into its ledger, and goes on from where this process, or an earlier one, was."""
+
+from __future__ import annotations
+
+import datetime
+import hashlib
+from collections.abc import Callable
+from pathlib import Path
+
+from ml_diagnostics_common.environment import diagnostics_directory
+from ml_diagnostics_common.exceptions import ConfigurationError
+
+from ml_goodput_measurement.exceptions import NoGoodputError
+from ml_goodput_measurement.ledger import Ledger
+from ml_goodput_measurement.names import checked_name
+from ml_goodput_measurement.recorders import Recorders
+from ml_goodput_measurement.sources import LogSource, PayloadSource, UserLogger, UserLoggerSource
+from ml_goodput_measurement.state_store import StateStore, checked_gcs_path
+
+__all__ = ["DEFAULT_CACHE_DIR", "JobReader", "state_path"]
+
+DEFAULT_CACHE_DIR = "/tmp"
+"""Means the state folder of ML_DIAGNOSTICS_DIR."""
+
+_CHUNK = 10_000
+"""Payloads that are turned into events at a time: enough to be fast, few enough to need no memory."""
+
+_SAVE_AFTER_EVENTS = 20_000
+
+
+class JobReader:
+    """The log of one job, as a ledger that each `read` brings up to date."""
+
+    def __init__(
+        self,
+        job_name: str,
+        logger_name: str,
+        cloud_logger: UserLogger | None,
+        retention: datetime.timedelta | float | None,
+        gcs_path: str | None,
+        cache_dir: str,
+        clock_ns: Callable[[], int],
+    ) -> None:
+        """Reads nothing yet; the arguments are `GoodputCalculator`'s.
+
+        Raises:
+            ConfigurationError: An argument, or ML_DIAGNOSTICS_BACKEND, cannot be used.
+            CredentialsError: ML_DIAGNOSTICS_BACKEND is `cloud` and no cloud is found.
+        """
+        self.job_name = checked_name("job_name", job_name)
+        self.logger_name = checked_name("logger_name", logger_name)
+        if cloud_logger is not None and not callable(getattr(cloud_logger, "read_cloud_logging_entries", None)):
+            raise ConfigurationError(
+                f"cloud_logger is a {type(cloud_logger).__name__} without read_cloud_logging_entries(); "
+                "pass an object that has it, or nothing to read the journal and Cloud Logging"
+            )
+        self._retention_ns = _retention_ns(retention)
+        self._cloud_logger, self._cache_dir = cloud_logger, cache_dir
+        self._gcs_path = checked_gcs_path(gcs_path)
+        self._clock_ns = clock_ns
+        self._begin()
+
+    def _begin(self) -> None:
+        """Forgets everything, to go on from the saved state or begin with nothing."""
+        self._was_interrupted, self._is_resumed, self._unsaved_events = False, False, 0
+        self._recorders = Recorders(self.job_name)
+        self._store: StateStore | None = None
+        self._source: PayloadSource
+        if self._cloud_logger is not None:
+            self._source = UserLoggerSource(self._cloud_logger)
+            return
+        start_ns = None if self._retention_ns is None else self._clock_ns() - self._retention_ns
+        self._source = LogSource(self.logger_name, self.job_name, root=diagnostics_directory(), start_ns=start_ns)
+
+    def read(self) -> Ledger:
+        """Reads what is new, saves the state after much of it, and returns the ledger."""
+        if self._was_interrupted:
+            self._begin()
+        try:
+            if not self._is_resumed:
+                self._resume()
+            for process_index, payloads in self._source.read_new():
+                for begin in range(0, len(payloads), _CHUNK):
+                    self._recorders.add(process_index, payloads[begin : begin + _CHUNK])
+                self._unsaved_events += len(payloads)
+            if self._unsaved_events >= _SAVE_AFTER_EVENTS:
+                self.save_state()
+        except (KeyboardInterrupt, SystemExit):
+            # It may have struck anywhere, so nothing that was half done is gone on from.
+            self._was_interrupted = True
+            raise
+        return self._recorders.ledger
+
+    def save_state(self) -> None:
+        """Saves what was read, so that another process goes on from here; nothing to do with a `cloud_logger`."""
+        position = self._source.position()
+        if self._store is None or position is None:
+            return
+        is_saved = self._store.save(self._recorders, position)
+        # The journal drops nothing on the word of a state in a folder that may be anybody's to wipe.
+        if is_saved and isinstance(self._source, LogSource) and self._cache_dir == DEFAULT_CACHE_DIR:
+            self._source.save_position()
+        self._unsaved_events = 0
+
+    def sync_to_gcs(self) -> None:
+        """Copies what was read to `gcs_path`, so that other machines go on from here."""
+        if self._gcs_path is None:
+            return
+        if not self._is_resumed:
+            self.read()
+        position = self._source.position()
+        if self._store is not None and position is not None:
+            self._store.sync(self._recorders, position)
+
+    def notes(self) -> list[str]:
+        """Says what a reader of the figures should know."""
+        return [*self._source.notes(), *self._recorders.notes()]
+
+    def nothing_recorded(self) -> NoGoodputError:
+        """Returns the error for a job of which nothing is known."""
+        return NoGoodputError(
+            f"Nothing was recorded for job {self.job_name[:200]!r} in log {self.logger_name[:200]!r}, looking in "
+            f"{self._source.searched()}{''.join('; ' + note for note in self._source.notes())}. Was its "
+            "GoodputRecorder given the same two names and logging_enabled=True?"
+        )
+
+    def _resume(self) -> None:
+        """Goes on from the saved state of the same log, project and reach, if there is one."""
+        self._is_resumed = True
+        if not isinstance(self._source, LogSource):
+            return
+        path = state_path(
+            diagnostics_directory(),
+            self._cache_dir,
+            self.job_name,
+            self.logger_name,
+            self._source.project(),
+            self._retention_ns,
+        )
+        self._store = StateStore(path, self._gcs_path)
+        state = self._store.load(self.job_name)
+        if state is not None:
+            self._recorders = state.recorders
+            self._source.resume(state.position)
+
+
+def _retention_ns(period: datetime.timedelta | float | None) -> int | None:
+    if period is None:
+        return None
+    seconds = period.total_seconds() if isinstance(period, datetime.timedelta) else period
+    if isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or not 0 < seconds < 1e10:
+        raise ConfigurationError(
+            f"max_logs_retention_period must be a positive timedelta or number of seconds, not {period!r:.200}"
+        )
+    return int(seconds * 1e9)
+
+
+def state_path(
+    root: Path, cache_dir: str, job_name: str, logger_name: str, project: str = "", retention_ns: int | None = None
+) -> Path:
+    """Returns where the state of a job is saved: a file for each log, project and reach that it was read with."""
+    folder = root / "state" / "goodput" if cache_dir == DEFAULT_CACHE_DIR else Path(cache_dir)
+    # The names may be of any length and hold anything.
+    whose = repr((logger_name, job_name, project, retention_ns))
+    return folder / f"{hashlib.sha256(whose.encode()).hexdigest()[:32]}.goodput"

@@ -1,0 +1,44 @@
+"""When something happened, as callers may say it."""
+
+from __future__ import annotations
+
+import datetime
+import logging
+import math
+from typing import Any, TypeAlias
+
+from ml_diagnostics_common.guard import log_once
+
+__all__ = ["Moment", "nanoseconds", "posix_seconds"]
+
+Moment: TypeAlias = datetime.datetime | float
+"""A datetime (naive: local time), or seconds since 1970."""
+
+
+def posix_seconds(moment: Any) -> float:
+    """Returns the seconds since 1970 of a datetime (naive: local time) or of anything that is a number.
+
+    Raises:
+        TypeError: It is neither.
+        ValueError: It is not a finite number.
+    """
+    if isinstance(moment, datetime.datetime):
+        if moment.tzinfo is None:
+            log_once(
+                logging.INFO,
+                "naive datetime",
+                "A datetime without a time zone was given, and taken as local time; "
+                "datetime.datetime.now(datetime.timezone.utc) leaves no doubt.",
+            )
+        return moment.timestamp()
+    if isinstance(moment, (str, bytes, bool)):
+        raise TypeError(f"{moment!r} is no time; give a datetime, or seconds since 1970")
+    seconds = float(moment)
+    if not math.isfinite(seconds):
+        raise ValueError(f"{seconds} is no time; give a datetime, or seconds since 1970")
+    return seconds
+
+
+def nanoseconds(moment: Any) -> int:
+    """Returns the nanoseconds since 1970, rounded to the microsecond as the ledger's are; raises as `posix_seconds`."""
+    return round(posix_seconds(moment) * 1e6) * 1000
