@@ -1,0 +1,178 @@
+"""One life of the helper process, as the trainer sees it."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import select
+import sys
+import threading
+from collections import deque
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ml_diagnostics_common.environment import diagnostics_directory
+
+from ml_goodput_measurement.monitor.settings import MonitorSettings
+
+__all__ = ["HelperProcess", "process_descriptor"]
+
+_log = logging.getLogger("ml_diagnostics.goodput")
+
+# The folder that a trainer runs in may hold a logging.py or a json.py of its own. So its path comes after the helper's.
+_PROGRAM = """\
+import sys
+sys.path[:] = [folder for folder in sys.path if folder]
+sys.path += [folder for folder in sys.argv[1:] if folder not in sys.path]
+from ml_goodput_measurement.monitor.helper import main
+main()
+"""
+
+_LINES_KEPT = 20
+_READ_BYTES = 1 << 16
+
+
+class HelperProcess:
+    """Starts a helper process and speaks with it: commands as JSON lines to its stdin, answers from its stdout."""
+
+    def __init__(self, settings: MonitorSettings) -> None:
+        """Starts it; returns when it runs, before it has done anything.
+
+        Args:
+            settings: Of the monitor.
+
+        Raises:
+            OSError: No process can be started.
+        """
+        import subprocess  # Not by every trainer that imports the monitor.
+
+        if not sys.executable:
+            raise FileNotFoundError("this Python does not know its own executable (sys.executable is empty)")
+        self._process = subprocess.Popen(
+            # Warnings are for those who develop what the helper imports, and must not be errors there.
+            [sys.executable, "-W", "ignore", "-c", _PROGRAM, *_python_path()],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            bufsize=0,
+            # Whatever its working directory, it reads this process's journal.
+            env={**os.environ, "ML_DIAGNOSTICS_DIR": str(diagnostics_directory())},
+            # Out of reach of Ctrl-C, and of who kills the trainer's group: it has the last point to write.
+            start_new_session=True,
+        )
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self.pid = self._process.pid
+        self._to_helper, self._from_helper = self._process.stdin.fileno(), self._process.stdout.fileno()
+        os.set_blocking(self._to_helper, False)
+        self._ended = threading.Event()
+        self._awaited: dict[int, threading.Event] = {}
+        self._last_lines: deque[str] = deque(maxlen=_LINES_KEPT)
+        self._commands = 0
+        self._write({"settings": settings.to_json(), "parent": os.getpid()})
+
+    def send(self, uploads: Mapping[str, list[int]], *, flush: bool, flush_seconds: float) -> int:
+        """Tells it which uploads shall be on; none: flush and end. Never waits.
+
+        Returns:
+            The number of the command, for `wait_done`.
+        """
+        self._commands += 1
+        number = self._commands
+        self._awaited[number] = threading.Event()
+        self._write({"number": number, "uploads": dict(uploads), "flush": flush, "flush_seconds": flush_seconds})
+        return number
+
+    def wait_done(self, number: int, timeout_seconds: float) -> bool:
+        """True if it has done what it was told, or has ended, within that time."""
+        return self._awaited[number].wait(timeout_seconds)
+
+    def wait_ended(self, timeout_seconds: float) -> bool:
+        """True if it has ended, within that time."""
+        return self._ended.wait(timeout_seconds)
+
+    def kill(self) -> None:
+        """Ends it at once."""
+        self._process.kill()
+
+    def follow(self) -> str:
+        """Listens to it until it ends; for a thread of its own.
+
+        Returns:
+            How it ended, and what it said last that was no answer.
+        """
+        try:
+            self._listen()
+        finally:
+            code = self._process.wait()
+            self._ended.set()
+            for event in list(self._awaited.values()):
+                event.set()
+            for pipe in (self._process.stdin, self._process.stdout):
+                assert pipe is not None
+                pipe.close()
+        how = f"killed by signal {-code}" if code < 0 else f"exit code {code}"
+        return how + "".join(f"\n    {line}" for line in self._last_lines)
+
+    def _listen(self) -> None:
+        """Reads until the process is dead; a fork of the trainer may hold its end of the pipe for longer."""
+        poller = select.poll()
+        poller.register(self._from_helper, select.POLLIN)
+        death = process_descriptor(self.pid)
+        if death is not None:
+            poller.register(death, select.POLLIN)
+        try:
+            rest, is_dead = b"", False
+            while True:
+                ready = {descriptor for descriptor, _ in poller.poll(0 if is_dead else None)}
+                if self._from_helper not in ready:
+                    if is_dead:
+                        return
+                    is_dead = True  # What it said last may still be in the pipe.
+                    continue
+                data = os.read(self._from_helper, _READ_BYTES)
+                if not data:
+                    return
+                *lines, rest = (rest + data).split(b"\n")
+                rest = rest[-_READ_BYTES:]
+                for line in lines:
+                    self._hear(line)
+        finally:
+            if death is not None:
+                os.close(death)
+
+    def _hear(self, line: bytes) -> None:
+        try:
+            answer = json.loads(line)
+            if "done" in answer:
+                self._awaited[answer["done"]].set()
+            else:
+                _log.log(answer["level"], "%s", answer["message"])
+        except Exception:  # Not ours: what some library printed. It is shown only if the process dies.
+            if line.strip():
+                self._last_lines.append(line[:500].decode("utf-8", "replace"))
+
+    def _write(self, message: Mapping[str, Any]) -> None:
+        """Writes one line; if the process is dead or does not read, whoever follows it will see."""
+        line = memoryview(json.dumps(message).encode() + b"\n")
+        try:
+            while line:
+                line = line[os.write(self._to_helper, line) :]
+        except (OSError, ValueError):
+            pass
+
+
+def process_descriptor(pid: int) -> int | None:
+    """Returns a descriptor that polls as readable once the process is dead; None where the system has none."""
+    try:
+        return os.pidfd_open(pid)  # type: ignore[attr-defined,unused-ignore]
+    except (AttributeError, OSError):
+        return None
+
+
+def _python_path() -> list[str]:
+    """Returns where this process finds its modules; the empty entry is the folder that it runs in."""
+    here = str(Path.cwd()) if "" in sys.path else ""
+    return [folder or here for folder in sys.path if isinstance(folder, str)]

@@ -1,0 +1,197 @@
+"""GoodputMonitor: what a trainer calls to see its goodput while it runs."""
+
+from __future__ import annotations
+
+import datetime
+import logging
+import os
+from typing import Any
+
+from ml_diagnostics_common.guard import guarded, log_once
+
+from ml_goodput_measurement.goodput_utils import GCPOptions
+from ml_goodput_measurement.monitor.settings import MonitorSettings, Upload, checked_windows
+from ml_goodput_measurement.monitor.uploaders import Uploaders
+
+__all__ = ["ElasticGoodputMonitor", "GoodputMonitor"]
+
+_PathLike = str | os.PathLike[str]
+
+
+class GoodputMonitor:
+    """Uploads a job's goodput, badput and step deviation to TensorBoard and Cloud Monitoring while the job runs.
+
+    All of it is done by one helper process, which is started with the first upload and ends with the last, or with
+    the trainer. Nothing that goes wrong there, or on the way there, raises in the trainer or holds it up. A monitor
+    that is not enabled does nothing at all.
+    """
+
+    def __init__(
+        self,
+        job_name: str,
+        logger_name: str,
+        tensorboard_dir: _PathLike,
+        upload_interval: float,
+        monitoring_enabled: bool = False,
+        pathway_enabled: bool = False,
+        include_badput_breakdown: bool = False,
+        include_step_deviation: bool = False,
+        configured_ideal_step_time: float | None = None,
+        step_deviation_interval_seconds: float = 10,
+        gcp_options: GCPOptions = GCPOptions(),  # noqa: B008 - never changed, copied where it is kept
+        skip_final_flush: bool = False,
+        final_flush_timeout_seconds: float | None = 10,
+        gcs_sync_interval_seconds: float = 3600,
+        cache_dir: _PathLike = "/tmp",
+        max_logs_retention_period: datetime.timedelta | float | None = None,
+    ) -> None:
+        """Starts nothing, and looks for no cloud.
+
+        Args:
+            job_name: The job, as its recorder was given it.
+            logger_name: The log, as the recorder was given it.
+            tensorboard_dir: Folder of the job's TensorBoard logs, local or `gs://bucket/folder`. In a bucket, it also
+                holds the calculator's saved state.
+            upload_interval: Seconds between two uploads of goodput, and of rolling windows.
+            monitoring_enabled: False on all hosts but one.
+            pathway_enabled: Kept for callers that pass it; it changes nothing.
+            include_badput_breakdown: Whether badput is uploaded by its causes.
+            include_step_deviation: Whether step deviation may be uploaded too.
+            configured_ideal_step_time: Seconds; in place of the mean of the steps that are not anomalous.
+            step_deviation_interval_seconds: Seconds between two uploads of step deviation.
+            gcp_options: What goes to Cloud Monitoring, and how it is labelled there.
+            skip_final_flush: Whether stopping an upload leaves out its last point.
+            final_flush_timeout_seconds: How long stopping an upload waits for its last point; None is as long as it
+                takes, but an hour at most.
+            gcs_sync_interval_seconds: Seconds between two copies of the saved state to the bucket;
+                `ML_GOODPUT_GCS_SYNC_INTERVAL_SECONDS` wins over it.
+            cache_dir: Folder of the saved state, see `GoodputCalculator`; `ML_GOODPUT_CACHE_DIR` wins over it.
+            max_logs_retention_period: How far back Cloud Logging is read: a timedelta, or seconds; None is all of it.
+
+        Raises:
+            ConfigurationError: An argument, or one of the variables, cannot be used. Not if monitoring is disabled.
+        """
+        arguments = dict(locals())
+        self._prepare(arguments, is_elastic=False)
+
+    def _prepare(self, arguments: dict[str, Any], *, is_elastic: bool) -> None:
+        self._uploaders: Uploaders | None = None
+        if not arguments["monitoring_enabled"]:
+            return
+        self._settings = MonitorSettings.checked(arguments, is_elastic=is_elastic)
+        self._uploaders = Uploaders(self._settings)
+
+    @guarded
+    def start_goodput_uploader(self) -> None:
+        """Starts to upload goodput, every `upload_interval`. Returns at once."""
+        self._start(Upload.CUMULATIVE)
+
+    @guarded
+    def stop_goodput_uploader(self, skip_final_flush: bool | None = None) -> None:
+        """Uploads goodput once more, and stops.
+
+        Args:
+            skip_final_flush: True: just stops; None: as the constructor was told.
+        """
+        self._stop(Upload.CUMULATIVE, skip_final_flush)
+
+    @guarded
+    def start_step_deviation_uploader(self) -> None:
+        """Starts to upload step deviation, every `step_deviation_interval_seconds`, if it is included."""
+        if self._uploaders is None or not self._settings.include_step_deviation:
+            log_once(
+                logging.INFO,
+                "step deviation is off",
+                "Step deviation is not uploaded: monitoring_enabled or include_step_deviation of the monitor is False",
+            )
+            return
+        self._start(Upload.DEVIATION)
+
+    @guarded
+    def stop_step_deviation_uploader(self, skip_final_flush: bool | None = None) -> None:
+        """Uploads step deviation once more, and stops.
+
+        Args:
+            skip_final_flush: True: just stops; None: as the constructor was told.
+        """
+        self._stop(Upload.DEVIATION, skip_final_flush)
+
+    def start_rolling_window_goodput_uploader(self, rolling_windows_seconds: list[int]) -> None:
+        """Starts to upload the goodput of the latest hours or days to Cloud Monitoring, every `upload_interval`.
+
+        Args:
+            rolling_windows_seconds: The lengths of the windows, in seconds.
+
+        Raises:
+            ConfigurationError: That is not a list of whole seconds above zero. Not if monitoring is disabled.
+        """
+        if self._uploaders is not None:
+            windows = checked_windows(rolling_windows_seconds)
+            guarded(self._uploaders.start)(Upload.WINDOWS, windows)
+
+    @guarded
+    def stop_rolling_window_goodput_uploader(self, skip_final_flush: bool | None = None) -> None:
+        """Uploads the rolling windows once more, and stops.
+
+        Args:
+            skip_final_flush: True: just stops; None: as the constructor was told.
+        """
+        self._stop(Upload.WINDOWS, skip_final_flush)
+
+    def _start(self, upload: Upload) -> None:
+        if self._uploaders is not None:
+            self._uploaders.start(upload)
+
+    def _stop(self, upload: Upload, skip_final_flush: bool | None) -> None:
+        if self._uploaders is not None:
+            is_skipped = self._settings.skip_final_flush if skip_final_flush is None else skip_final_flush
+            self._uploaders.stop(upload, flush=not is_skipped)
+
+
+class ElasticGoodputMonitor(GoodputMonitor):
+    """A `GoodputMonitor` for jobs that go on with fewer slices when some are lost."""
+
+    def __init__(
+        self,
+        job_name: str,
+        logger_name: str,
+        tensorboard_dir: _PathLike,
+        upload_interval: float,
+        monitoring_enabled: bool = False,
+        include_badput_breakdown: bool = False,
+        include_step_deviation: bool = False,
+        include_slice_efficiency: bool = False,
+        configured_ideal_step_time: float | None = None,
+        step_deviation_interval_seconds: float = 10,
+        gcp_options: GCPOptions = GCPOptions(),  # noqa: B008 - never changed, copied where it is kept
+        skip_final_flush: bool = False,
+        final_flush_timeout_seconds: float | None = 10,
+        gcs_sync_interval_seconds: float = 3600,
+        cache_dir: _PathLike = "/tmp",
+        max_logs_retention_period: datetime.timedelta | float | None = None,
+    ) -> None:
+        """As `GoodputMonitor`, without `pathway_enabled`.
+
+        Args:
+            job_name: See `GoodputMonitor`, also for what is not told here.
+            logger_name: The log.
+            tensorboard_dir: Folder of the job's TensorBoard logs.
+            upload_interval: Seconds between two uploads.
+            monitoring_enabled: False on all hosts but one.
+            include_badput_breakdown: Whether badput is uploaded by its causes.
+            include_step_deviation: Whether step deviation may be uploaded too.
+            include_slice_efficiency: Whether it is uploaded how many of the slices trained, and how many were there.
+            configured_ideal_step_time: Seconds.
+            step_deviation_interval_seconds: Seconds between two uploads of step deviation.
+            gcp_options: What goes to Cloud Monitoring.
+            skip_final_flush: Whether stopping an upload leaves out its last point.
+            final_flush_timeout_seconds: How long stopping an upload waits for its last point.
+            gcs_sync_interval_seconds: Seconds between two copies of the saved state to the bucket.
+            cache_dir: Folder of the saved state.
+            max_logs_retention_period: How far back Cloud Logging is read.
+
+        Raises:
+            ConfigurationError: An argument cannot be used. Not if monitoring is disabled.
+        """
+        arguments = dict(locals())
+        self._prepare(arguments, is_elastic=True)

@@ -1,0 +1,211 @@
+"""What a monitor was told to do: checked once in the trainer, handed to its helper process as JSON."""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import enum
+import json
+import math
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ml_diagnostics_common.exceptions import ConfigurationError
+
+from ml_goodput_measurement.goodput_utils import GCPOptions
+from ml_goodput_measurement.names import checked_name, shown
+
+__all__ = ["LONGEST_FLUSH_SECONDS", "MonitorSettings", "Upload", "checked_windows"]
+
+LONGEST_FLUSH_SECONDS = 3600.0
+"""How long a final flush without a deadline may last, so that no process of a job that is gone stays for ever."""
+
+_GCS_SYNC_INTERVAL = "ML_GOODPUT_GCS_SYNC_INTERVAL_SECONDS"
+_CACHE_DIR = "ML_GOODPUT_CACHE_DIR"
+
+
+class Upload(str, enum.Enum):
+    """What a monitor can upload."""
+
+    CUMULATIVE = "cumulative"
+    DEVIATION = "deviation"
+    WINDOWS = "windows"
+
+
+@dataclass(frozen=True)
+class MonitorSettings:
+    """The arguments of a monitor, as its helper process needs them; times in seconds."""
+
+    job_name: str
+    logger_name: str
+    tensorboard_dir: str
+    upload_interval_seconds: float
+    step_deviation_interval_seconds: float
+    gcs_sync_interval_seconds: float
+    final_flush_timeout_seconds: float | None
+    skip_final_flush: bool
+    include_badput_breakdown: bool
+    include_step_deviation: bool
+    include_slice_efficiency: bool
+    is_elastic: bool
+    using_pathways: bool
+    configured_ideal_step_seconds: float | None
+    gcp_options: GCPOptions
+    cache_dir: str
+    retention_seconds: float | None
+
+    @classmethod
+    def checked(
+        cls,
+        arguments: Mapping[str, Any],
+        *,
+        is_elastic: bool,
+        environ: Mapping[str, str] = os.environ,
+    ) -> MonitorSettings:
+        """Checks a monitor's arguments.
+
+        Args:
+            arguments: By the names that the constructor has for them.
+            is_elastic: Whether the job is one of `ElasticGoodputMonitor`.
+            environ: The environment variables; `ML_GOODPUT_GCS_SYNC_INTERVAL_SECONDS` and `ML_GOODPUT_CACHE_DIR` win
+                over the arguments.
+
+        Raises:
+            ConfigurationError: An argument, or one of the variables, cannot be used.
+        """
+        sync_name, sync_seconds = "gcs_sync_interval_seconds", arguments["gcs_sync_interval_seconds"]
+        if environ.get(_GCS_SYNC_INTERVAL):
+            sync_name, sync_seconds = _GCS_SYNC_INTERVAL, environ[_GCS_SYNC_INTERVAL]
+        return cls(
+            job_name=checked_name("job_name", arguments["job_name"]),
+            logger_name=checked_name("logger_name", arguments["logger_name"]),
+            tensorboard_dir=_path("tensorboard_dir", arguments["tensorboard_dir"]),
+            upload_interval_seconds=_interval("upload_interval", arguments["upload_interval"]),
+            step_deviation_interval_seconds=_interval(
+                "step_deviation_interval_seconds", arguments["step_deviation_interval_seconds"]
+            ),
+            gcs_sync_interval_seconds=_interval(sync_name, sync_seconds),
+            final_flush_timeout_seconds=_optional_seconds(
+                "final_flush_timeout_seconds", arguments["final_flush_timeout_seconds"]
+            ),
+            skip_final_flush=bool(arguments["skip_final_flush"]),
+            include_badput_breakdown=bool(arguments["include_badput_breakdown"]),
+            include_step_deviation=bool(arguments["include_step_deviation"]),
+            include_slice_efficiency=bool(arguments.get("include_slice_efficiency", False)),
+            is_elastic=is_elastic,
+            using_pathways=is_elastic or bool(arguments.get("pathway_enabled", False)),
+            configured_ideal_step_seconds=_optional_seconds(
+                "configured_ideal_step_time", arguments["configured_ideal_step_time"]
+            ),
+            gcp_options=_gcp_options(arguments["gcp_options"]),
+            cache_dir=_path("cache_dir", environ.get(_CACHE_DIR) or arguments["cache_dir"]),
+            retention_seconds=_retention(arguments["max_logs_retention_period"]),
+        )
+
+    @property
+    def gcs_path(self) -> str | None:
+        """Where the saved state goes besides the disk: the folder of the event files, if that is in a bucket."""
+        return self.tensorboard_dir if self.tensorboard_dir.startswith("gs://") else None
+
+    @property
+    def flush_seconds(self) -> float:
+        """How long a final flush may last."""
+        timeout = self.final_flush_timeout_seconds
+        return LONGEST_FLUSH_SECONDS if timeout is None else min(timeout, LONGEST_FLUSH_SECONDS)
+
+    def interval_seconds(self, upload: Upload) -> float:
+        """How often something is uploaded."""
+        if upload is Upload.DEVIATION:
+            return self.step_deviation_interval_seconds
+        return self.upload_interval_seconds
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns what `from_json` takes."""
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_json(cls, fields: Mapping[str, Any]) -> MonitorSettings:
+        """Returns the settings that `to_json` was called on."""
+        return cls(**{**fields, "gcp_options": GCPOptions(**fields["gcp_options"])})
+
+
+def checked_windows(rolling_windows_seconds: Any) -> list[int]:
+    """Returns the lengths of rolling windows in seconds, each once, in the order given.
+
+    Raises:
+        ConfigurationError: It is not a list of whole seconds above zero, at least one.
+    """
+    try:
+        if isinstance(rolling_windows_seconds, (str, bytes, Mapping)):
+            raise TypeError
+        # A numpy integer has __index__, as an int has; a bool has it too, and is none.
+        windows = [window.__index__() for window in rolling_windows_seconds if not isinstance(window, bool)]
+        is_usable = len(windows) == len(rolling_windows_seconds) > 0 and min(windows) > 0
+    except (AttributeError, TypeError):
+        is_usable = False
+    if not is_usable:
+        raise ConfigurationError(
+            f"rolling_windows_seconds is {shown(rolling_windows_seconds)}; give a list of at least one whole number of "
+            "seconds above zero, such as [3600, 86400]"
+        )
+    return list(dict.fromkeys(windows))
+
+
+def _seconds(name: str, value: Any) -> float:
+    try:
+        if not isinstance(value, bool) and math.isfinite(seconds := float(value)):
+            return seconds
+    except (TypeError, ValueError, OverflowError):
+        pass
+    raise ConfigurationError(f"{name} is {shown(value)}; give a number of seconds")
+
+
+def _interval(name: str, value: Any) -> float:
+    seconds = _seconds(name, value)
+    if seconds <= 0:
+        raise ConfigurationError(f"{name} is {shown(value)}; give a number of seconds above zero")
+    return seconds
+
+
+def _optional_seconds(name: str, value: Any) -> float | None:
+    if value is None:
+        return None
+    seconds = _seconds(name, value)
+    if seconds < 0:
+        raise ConfigurationError(f"{name} is {shown(value)}; give a number of seconds that is not negative, or None")
+    return seconds
+
+
+def _retention(value: Any) -> float | None:
+    if value is None:
+        return None
+    return _interval(
+        "max_logs_retention_period", value.total_seconds() if isinstance(value, datetime.timedelta) else value
+    )
+
+
+def _path(name: str, value: Any) -> str:
+    """Returns a path that means the same wherever the trainer goes; `gs://` ones as they are."""
+    try:
+        path = os.fspath(value)
+    except TypeError:
+        path = None
+    if not isinstance(path, str) or not path.strip() or "\0" in path:
+        raise ConfigurationError(f"{name} is {shown(value)}; give the path of a local folder, or gs://bucket/folder")
+    return path if "://" in path else os.path.abspath(os.path.expanduser(path))  # noqa: PTH100, PTH111
+
+
+def _gcp_options(options: Any) -> GCPOptions:
+    if options is None:
+        return GCPOptions()
+    if not isinstance(options, GCPOptions):
+        raise ConfigurationError(f"gcp_options is {shown(options)}; give a monitoring.GCPOptions(...)")
+    try:
+        json.dumps(dataclasses.asdict(options))
+    except (TypeError, ValueError):
+        raise ConfigurationError(
+            f"gcp_options is {shown(options)}; its fields are texts, None, True or False"
+        ) from None
+    return dataclasses.replace(options)

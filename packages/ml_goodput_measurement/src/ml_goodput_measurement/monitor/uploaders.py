@@ -1,0 +1,138 @@
+"""Which uploads of a monitor are on, and the helper process that does them: started again if it dies."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable, Sequence
+
+from ml_diagnostics_common.backoff import Backoff
+
+from ml_goodput_measurement.monitor.helper_process import HelperProcess
+from ml_goodput_measurement.monitor.settings import MonitorSettings, Upload
+
+__all__ = ["Uploaders"]
+
+_log = logging.getLogger("ml_diagnostics.goodput")
+
+_MARGIN_SECONDS = 1.0
+"""How much longer than its deadline the process is waited for."""
+_GOOD_LIFE_SECONDS = 60.0
+"""A process that lived for so long did not fail at its start."""
+
+
+class Uploaders:
+    """Starts and stops uploads; one helper process does all that are on.
+
+    What shall be on is kept here, and the process is always told all of it. So it does not matter how calls
+    interleave (they may come from threads, and from signal handlers amid one another), or how often the process dies.
+
+    Args:
+        settings: Of the monitor.
+        backoff: How long to wait until a process that died is started again.
+        sleep: Waits a number of seconds.
+    """
+
+    def __init__(
+        self,
+        settings: MonitorSettings,
+        *,
+        backoff: Backoff | None = None,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self._settings = settings
+        self._backoff = backoff or Backoff(first_seconds=1.0, longest_seconds=600.0)
+        self._sleep = sleep
+        self._owner = os.getpid()
+        self._lock = threading.RLock()  # A signal handler may interrupt its own thread in here.
+        self._wanted: dict[Upload, list[int]] = {}
+        self._process: HelperProcess | None = None
+
+    @property
+    def pid(self) -> int | None:
+        """Of the helper process, while there is one."""
+        process = self._process
+        return process.pid if process else None
+
+    def start(self, upload: Upload, windows: Sequence[int] = ()) -> None:
+        """Turns an upload on; nothing changes if it is on already, but for other windows."""
+        if self._is_forked():
+            return
+        with self._lock:
+            self._wanted[upload] = list(windows)
+            if self._process is None:
+                process = self._start_process()
+                threading.Thread(
+                    target=self._supervise, args=(process,), name="goodput-monitor-helper", daemon=True
+                ).start()
+            else:
+                self._send(self._process, flush=False)
+
+    def stop(self, upload: Upload, *, flush: bool) -> None:
+        """Turns an upload off, after it has been done once more; waits for that until its deadline at the latest."""
+        if self._is_forked():
+            return
+        flush_seconds = self._settings.flush_seconds if flush else 0.0
+        with self._lock:
+            if self._wanted.pop(upload, None) is None or self._process is None:
+                return
+            process, is_last = self._process, not self._wanted
+            if is_last:
+                self._process = None  # It ends now; a start from here on starts another.
+            number = self._send(process, flush=flush)
+        if not is_last:
+            if flush:
+                process.wait_done(number, flush_seconds + _MARGIN_SECONDS)
+        elif not process.wait_ended(flush_seconds + _MARGIN_SECONDS):
+            _log.warning("The last upload of goodput did not end within %.0f s and was given up", flush_seconds)
+            process.kill()
+
+    def _is_forked(self) -> bool:
+        """Whether this is a child that the trainer forked: the uploads are its parent's."""
+        return os.getpid() != self._owner
+
+    def _send(self, process: HelperProcess, *, flush: bool) -> int:
+        wanted = {upload.value: windows for upload, windows in self._wanted.items()}
+        return process.send(wanted, flush=flush, flush_seconds=self._settings.flush_seconds if flush else 0.0)
+
+    def _start_process(self) -> HelperProcess | None:
+        """Starts a process that does what is wanted; None, and a WARNING, where none can be started."""
+        try:
+            self._process = HelperProcess(self._settings)
+        except OSError as error:
+            _log.warning("The goodput monitor could not start its helper process (%s); it is tried again later", error)
+            return None
+        self._send(self._process, flush=False)
+        return self._process
+
+    # --- Its thread -----------------------------------------------------------------------------------
+
+    def _supervise(self, process: HelperProcess | None) -> None:
+        """Follows a process to its end, and starts the next one while there are uploads that are on."""
+        while True:
+            if process is not None:
+                started = time.monotonic()
+                how = process.follow()
+                if time.monotonic() - started > _GOOD_LIFE_SECONDS:
+                    self._backoff.succeeded()
+            with self._lock:
+                if self._process is not process:
+                    return  # It was told to end.
+                self._process = None
+            if not threading.main_thread().is_alive():
+                return  # The interpreter ends.
+            wait_seconds = self._backoff.failed()
+            if process is not None:
+                _log.warning(
+                    "The goodput monitor's helper process ended by itself (%s); it is started again in %.0f s. The job "
+                    "goes on, and nothing that was recorded is lost",
+                    how,
+                    wait_seconds,
+                )
+            self._sleep(wait_seconds)
+            with self._lock:
+                if not self._wanted or self._process is not None or not threading.main_thread().is_alive():
+                    return
+                process = self._start_process()

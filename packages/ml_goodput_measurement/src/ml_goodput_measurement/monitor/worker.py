@@ -1,0 +1,231 @@
+"""When a snapshot is taken, and of what: the loop of the helper process, without the process around it."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from ml_diagnostics_common.backoff import Backoff
+
+from ml_goodput_measurement.exceptions import NoGoodputError
+from ml_goodput_measurement.monitor.settings import Upload
+from ml_goodput_measurement.monitor.sinks import Sink
+from ml_goodput_measurement.snapshot import DeviatingStep, Deviation, Snapshot
+
+__all__ = ["SnapshotSource", "Worker"]
+
+_log = logging.getLogger("ml_diagnostics.goodput")
+
+_LONGEST_BACKOFF_SECONDS = 600.0
+_LOOK_AGAIN_SECONDS = 0.2
+_TOGETHER = 0.05
+"""Uploads that are due within this share of their interval (and a second) go now, with those that are due."""
+_SHARE_FOR_UNFINISHED = 0.25
+"""Of the time of a final flush: how much of it what is still under way may take."""
+
+
+class SnapshotSource(Protocol):
+    """What the worker needs of a calculator."""
+
+    def snapshot(
+        self,
+        *,
+        cumulative: bool = True,
+        deviation: bool = False,
+        window_seconds: Sequence[int] = (),
+        configured_ideal_step_time: float | None = None,
+    ) -> Snapshot:
+        """Reads what is new and returns the parts that are asked for."""
+        ...
+
+    def save_state(self) -> None:
+        """Saves what was read on this machine."""
+        ...
+
+    def sync_to_gcs(self) -> None:
+        """Saves what was read in the job's bucket."""
+        ...
+
+
+@dataclass
+class _Timer:
+    """Something that is done every so many seconds, first after as many."""
+
+    interval_seconds: float
+    due: float
+
+    def is_due(self, now: float) -> bool:
+        return now >= self.due - min(1.0, _TOGETHER * self.interval_seconds)
+
+    def advance(self, now: float) -> None:
+        """To the next time that is not over: what was missed is not made up for."""
+        missed = max(0.0, (now - self.due) // self.interval_seconds)
+        self.due += (missed + 1) * self.interval_seconds
+
+
+class Worker:
+    """Takes snapshots of a job when they are due, and gives them to the sinks.
+
+    Args:
+        calculator: Where snapshots come from.
+        sinks: Where they go.
+        interval_seconds: How often each kind of upload is done.
+        configured_ideal_step_seconds: In place of the mean of the steps that are not anomalous.
+        sync_interval_seconds: How often the saved state goes to the bucket; None if there is no bucket.
+        clock: Monotonic seconds.
+    """
+
+    def __init__(
+        self,
+        calculator: SnapshotSource,
+        sinks: Sequence[Sink],
+        *,
+        interval_seconds: Callable[[Upload], float],
+        configured_ideal_step_seconds: float | None = None,
+        sync_interval_seconds: float | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._calculator, self._sinks = calculator, sinks
+        self._interval_seconds, self._clock = interval_seconds, clock
+        self._configured_ideal_step_seconds = configured_ideal_step_seconds
+        self._timers: dict[Upload, _Timer] = {}
+        self._windows: Sequence[int] = ()
+        self._sync: _Timer | None = None
+        if sync_interval_seconds is not None:
+            self._sync = _Timer(sync_interval_seconds, clock() + sync_interval_seconds)
+        self._query_backoff = Backoff(first_seconds=5.0, longest_seconds=_LONGEST_BACKOFF_SECONDS)
+        self._no_query_before = -float("inf")
+        self._told: set[tuple[str, str]] = set()
+        self._queries = 0
+
+    # --- What is on -----------------------------------------------------------------------------------
+
+    def set_uploads(self, uploads: Mapping[Upload, Sequence[int]], *, flush: bool, flush_seconds: float) -> None:
+        """Starts the uploads that were not on, and ends those that are not on any more.
+
+        Args:
+            uploads: Those that shall be on; with the rolling windows, their lengths in seconds.
+            flush: Whether those that end are done once more.
+            flush_seconds: How long that may last. It is left to the process to enforce it on a query.
+        """
+        ended = [upload for upload in self._timers if upload not in uploads]
+        ended_windows = self._windows
+        now = self._clock()
+        for upload in uploads:
+            interval_seconds = self._interval_seconds(upload)
+            self._timers.setdefault(upload, _Timer(interval_seconds, now + interval_seconds))
+        for upload in ended:
+            del self._timers[upload]
+        self._windows = tuple(uploads.get(Upload.WINDOWS, ()))
+        if flush and ended:
+            self._finish(ended, ended_windows, is_all=not uploads, flush_seconds=flush_seconds)
+
+    # --- What is due ----------------------------------------------------------------------------------
+
+    def seconds_to_next(self) -> float | None:
+        """How long there is nothing to do; None while nothing is on."""
+        timers = [*self._timers.values(), *([self._sync] if self._sync and self._timers else [])]
+        if not timers:
+            return None
+        now = self._clock()
+        wait_seconds = max(0.0, min(timer.due for timer in timers) - now)
+        return max(wait_seconds, _LOOK_AGAIN_SECONDS) if self._is_exporting() else wait_seconds
+
+    def tick(self) -> None:
+        """Does what is due: all of it from one snapshot. Does not wait for the sinks."""
+        if self._is_exporting():
+            return  # The snapshot that they have is good until the next one.
+        now = self._clock()
+        due = [upload for upload, timer in self._timers.items() if timer.is_due(now)]
+        for upload in due:
+            self._timers[upload].advance(now)
+        if due and now >= self._no_query_before:
+            self._offer(self._query(due, self._windows))
+        if self._sync and self._timers and self._sync.is_due(now):
+            self._sync.advance(now)
+            self._try("the saved state could not be written to the bucket", self._calculator.sync_to_gcs)
+
+    def wait_for_sinks(self, timeout_seconds: float) -> bool:
+        """True if no export is under way any more, within that time."""
+        deadline = time.monotonic() + timeout_seconds
+        return all(sink.wait(max(0.0, deadline - time.monotonic())) for sink in self._sinks)
+
+    def _is_exporting(self) -> bool:
+        """Whether a sink is at work that may yet be waited for."""
+        return any(sink.is_busy() and not sink.is_stuck() for sink in self._sinks)
+
+    def _finish(self, ended: Iterable[Upload], windows: Sequence[int], *, is_all: bool, flush_seconds: float) -> None:
+        """Does what ends once more and, if nothing else is on, leaves all in order."""
+        deadline = time.monotonic() + flush_seconds
+        self.wait_for_sinks(_SHARE_FOR_UNFINISHED * flush_seconds)
+        self._offer(self._query(ended, windows), is_last=True)
+        self.wait_for_sinks(deadline - time.monotonic())
+        if not is_all:
+            return
+        self._try("the state could not be saved", self._calculator.save_state)
+        if self._sync:
+            self._try("the saved state could not be written to the bucket", self._calculator.sync_to_gcs)
+        for sink in self._sinks:
+            sink.finish(max(0.0, deadline - time.monotonic()))
+        self.wait_for_sinks(deadline - time.monotonic())
+
+    # --- Snapshots ------------------------------------------------------------------------------------
+
+    def _offer(self, snapshot: Snapshot | None, *, is_last: bool = False) -> None:
+        if snapshot is not None:
+            for sink in self._sinks:
+                sink.offer(snapshot, is_last=is_last)
+
+    def _query(self, uploads: Iterable[Upload], windows: Sequence[int]) -> Snapshot | None:
+        """Takes a snapshot; None if there is none to be had now."""
+        self._queries += 1
+        uploads = set(uploads)
+        try:
+            snapshot = self._calculator.snapshot(
+                cumulative=Upload.CUMULATIVE in uploads,
+                deviation=Upload.DEVIATION in uploads,
+                window_seconds=windows if Upload.WINDOWS in uploads else (),
+                configured_ideal_step_time=self._configured_ideal_step_seconds,
+            )
+        except NoGoodputError as error:
+            self._tell(logging.INFO, "there is nothing to upload yet", error)
+            return None
+        except BaseException as error:
+            wait_seconds = self._query_backoff.failed()
+            self._no_query_before = self._clock() + wait_seconds
+            self._tell(logging.WARNING, f"the job could not be queried; next try in {wait_seconds:.0f} s", error)
+            return None
+        self._query_backoff.succeeded()
+        self._no_query_before = -float("inf")
+        if snapshot.deviation is None:
+            return snapshot
+        return dataclasses.replace(snapshot, deviation=self._while_current(snapshot.deviation))
+
+    def _while_current(self, deviation: Deviation) -> Deviation:
+        """The same, but asked after the next query it fails, and does not tell a mixture."""
+        query = self._queries
+
+        def steps_since(moment_ns: int) -> Iterator[DeviatingStep]:
+            for step in deviation.steps_since(moment_ns):
+                if self._queries != query:
+                    raise RuntimeError("it took so long that there is a newer snapshot")
+                yield step
+
+        return dataclasses.replace(deviation, steps_since=steps_since)
+
+    def _try(self, trouble: str, action: Callable[[], object]) -> None:
+        try:
+            action()
+        except BaseException as error:
+            self._tell(logging.WARNING, trouble, error)
+
+    def _tell(self, level: int, what: str, error: BaseException) -> None:
+        """Logs a kind of trouble once."""
+        kind = (what.partition(";")[0], type(error).__name__)
+        if kind not in self._told:
+            self._told.add(kind)
+            _log.log(level, "Goodput monitor: %s (%s: %.500s)", what, type(error).__name__, error)
