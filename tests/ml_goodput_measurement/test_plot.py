@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import sys
 import time
@@ -12,11 +13,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from ml_diagnostics_common.exceptions import MissingExtraError
+from ml_goodput_measurement.ledger.windows import exclude
 from ml_goodput_measurement.partition import Bucket, JobReport, Piece
 from ml_goodput_measurement.plot import COLORS, column_shares, plot_timeline, ticks
 
+from .accounts import SECOND_NS
 from .histories import History
-from .sample_reports import killed_and_resumed, report_of, without_time
+from .sample_reports import killed_and_resumed, report_of, with_excluded, without_time
 
 pytest.importorskip("matplotlib")
 
@@ -50,8 +53,26 @@ def test_the_coloured_areas_are_the_shares_of_the_buckets(tmp_path: Path) -> Non
     image = picture(tmp_path / "job.png")
     for bucket, ns in report.buckets.items():
         assert share_of_color(image, bucket) == pytest.approx(ns / report.wall_ns, abs=0.012) or (
-            bucket is Bucket.EXCLUDED  # as white as the page
+            bucket is Bucket.EXCLUDED  # as white as the page, and not there
         )
+
+
+def test_excluded_time_is_hatched_and_none_else_is(tmp_path: Path) -> None:
+    whole = report_of(killed_and_resumed())
+    excluded = (whole.start_ns + 20 * SECOND_NS, whole.start_ns + 60 * SECOND_NS)  # in the steps of the first attempt
+    report = dataclasses.replace(with_excluded(whole, 40), timeline=list(exclude(whole.timeline, [excluded])))
+    plot_timeline(report, tmp_path / "job.png")
+    image = picture(tmp_path / "job.png")
+    begin = next(row for row in range(len(image)) if share_of_color(image[row : row + 1], Bucket.PRODUCTIVE) > 0.2)
+    timeline = image[begin + 5 : begin + 115]
+    left, width = round(0.035 * image.shape[1]), 0.93 * image.shape[1] / 200
+    inside = timeline[:, left + round(21 * width) : left + round(59 * width)]
+    grey = abs(inside - 0x77).max(axis=2) < 0x40
+    white = (inside == 255).all(axis=2)
+    assert 0.1 < grey.mean() < 0.5
+    assert white.mean() > 0.15
+    beside = timeline[:, left + round(61 * width) : left + round(70 * width)]
+    assert (beside == beside[0, 0]).all()
 
 
 def test_the_border_between_two_long_pieces_is_straight(tmp_path: Path) -> None:

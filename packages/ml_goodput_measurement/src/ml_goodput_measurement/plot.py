@@ -12,7 +12,15 @@ from typing import TYPE_CHECKING, Any
 from ml_diagnostics_common.exceptions import MissingExtraError
 
 from ml_goodput_measurement.partition import AttemptSummary, Bucket, JobReport, Piece
-from ml_goodput_measurement.report import BUCKET_NAMES, format_clock, format_count, format_duration, one_line, rows
+from ml_goodput_measurement.report import (
+    BUCKET_NAMES,
+    format_clock,
+    format_count,
+    format_duration,
+    one_line,
+    percent,
+    rows,
+)
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -33,7 +41,7 @@ COLORS = {
     Bucket.ELASTIC_SCALE_UP: "#9f3514",
     Bucket.ELASTIC_REINITIALIZATION: "#c9a27f",
     Bucket.CUSTOM: "#f9a81f",
-    Bucket.EXCLUDED: "#ffffff",
+    Bucket.EXCLUDED: "#ffffff",  # hatched
     Bucket.IN_FLIGHT: "#b5f0c8",
     Bucket.UNKNOWN: "#dddddd",
 }
@@ -51,6 +59,7 @@ _COLUMNS, _ROWS = 1674, 120  # of coloured cells: a column for each dot across
 _CHARACTER = 0.0062  # of the timeline's width, at the size of the attempts' labels
 
 _INK, _FAINT, _ALARM = "#222222", "#777777", "#b3001b"
+_HATCH = "///////"
 _SECOND_NS = 1_000_000_000
 _TICK_SECONDS = tuple(
     count * unit
@@ -97,6 +106,7 @@ def plot_timeline(report: JobReport, path: str | Path) -> None:
     timeline.autoscale(False)
     timeline.set(xlim=(0, _wall_seconds(report)), ylim=(0, 1), yticks=[])
     _paint_pieces(timeline, report)
+    _hatch_excluded(timeline, report)
     _draw_attempts(timeline, report)
     _draw_clock(timeline, report)
     with warnings.catch_warnings():
@@ -162,6 +172,21 @@ def _with_straight_edges(pieces: Sequence[Piece], start_ns: int, column_ns: floa
     return [replace(piece, start_ns=cut, end_ns=end) for piece, cut, end in zip(pieces, cuts, ends, strict=True)]
 
 
+def _hatch_excluded(axes: Axes, report: JobReport) -> None:
+    """Hatches each stretch of excluded time that is wide enough to be seen."""
+    from matplotlib.patches import Rectangle
+
+    stretches: list[tuple[int, int]] = []
+    for piece in report.timeline:
+        if piece.bucket is Bucket.EXCLUDED:
+            is_next = stretches and stretches[-1][1] == piece.start_ns
+            stretches.append((stretches.pop()[0] if is_next else piece.start_ns, piece.end_ns))
+    for start_ns, end_ns in stretches:
+        left, right = _offset(report, start_ns), _offset(report, end_ns)
+        if (right - left) * _COLUMNS >= _wall_seconds(report):
+            axes.add_patch(Rectangle((left, 0.0), right - left, 1.0, linewidth=0.4, **_style(Bucket.EXCLUDED)))
+
+
 def _draw_attempts(axes: Axes, report: JobReport) -> None:
     """Draws a line above the timeline for each attempt, and a mark where one was cut short."""
     wall = _wall_seconds(report)
@@ -193,8 +218,10 @@ def _draw_clock(axes: Axes, report: JobReport) -> None:
 
 
 def _write_headline(page: Axes, report: JobReport) -> None:
+    excluded_ns = report.buckets[Bucket.EXCLUDED]
     facts = [
         format_duration(report.wall_ns) + (" so far" if report.running else ""),
+        *([f"{format_duration(excluded_ns)} of it excluded"] if excluded_ns else []),
         format_count(len(report.attempts), "attempt"),
     ]
     if report.disruptions:
@@ -220,14 +247,18 @@ def _write_legend(page: Axes, report: JobReport, top: float) -> None:
     for index, (bucket, name, duration_ns) in enumerate(entries):
         left = _LEFT + column_width * (index // lines)
         middle = top + _LEGEND_LINE * (index % lines)
-        page.add_patch(
-            Rectangle((left, middle - 0.08), 0.015, 0.16, facecolor=COLORS[bucket], edgecolor=_FAINT, linewidth=0.4)
-        )
-        share = f"{100 * duration_ns / report.wall_ns:.1f} %"
+        page.add_patch(Rectangle((left, middle - 0.08), 0.015, 0.16, linewidth=0.4, **_style(bucket)))
+        share = percent(report, bucket, duration_ns)
         style: dict[str, Any] = {"fontsize": 10, "va": "center_baseline", "parse_math": False}
         page.text(left + 0.022, middle, one_line(name, 32), color=_INK, **style)
-        page.text(left + 0.222, middle, share, color=_INK, ha="right", **style)
+        page.text(left + 0.222, middle, "-" if share is None else f"{share:.1f} %", color=_INK, ha="right", **style)
         page.text(left + 0.232, middle, format_duration(duration_ns), color=_FAINT, **style)
+
+
+def _style(bucket: Bucket) -> dict[str, Any]:
+    """Returns how a rectangle of a bucket looks."""
+    hatch = _HATCH if bucket is Bucket.EXCLUDED else None
+    return {"facecolor": COLORS[bucket], "edgecolor": _FAINT, "hatch": hatch}
 
 
 def _offset(report: JobReport, time_ns: int) -> float:
