@@ -100,8 +100,9 @@ def sinks_of(settings: MonitorSettings) -> list[Sink]:
     def cloud_monitoring() -> Exporter:
         from ml_goodput_measurement.exporters.cloud_monitoring import cloud_monitoring_exporter
 
+        # Badput goes there by cause whatever TensorBoard shows: dashboards add goodput and badput up.
         return cloud_monitoring_exporter(
-            settings.job_name, settings.gcp_options, include_badput_breakdown=settings.include_badput_breakdown
+            settings.job_name, settings.gcp_options, include_slice_efficiency=settings.include_slice_efficiency
         )
 
     options, deviation = settings.gcp_options, {Upload.DEVIATION} if settings.include_step_deviation else set()
@@ -110,14 +111,7 @@ def sinks_of(settings: MonitorSettings) -> list[Sink]:
     if options.enable_gcp_step_deviation_metrics:
         wants |= deviation
     if wants:
-        sinks.append(
-            Sink(
-                "Cloud Monitoring",
-                cloud_monitoring,
-                wants,
-                with_slice_efficiency=settings.include_slice_efficiency,
-            )
-        )
+        sinks.append(Sink("Cloud Monitoring", cloud_monitoring, wants))
     return sinks
 
 

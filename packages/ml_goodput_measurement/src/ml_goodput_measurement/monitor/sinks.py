@@ -33,7 +33,6 @@ class Sink:
         name: What logs call it.
         make: Makes the exporter, when it is first needed; where it fails, it is tried again like an export.
         wants: The parts of a snapshot that are exported.
-        with_slice_efficiency: Whether the slices of an elastic job are exported with them.
         clock: Monotonic seconds.
     """
 
@@ -43,11 +42,9 @@ class Sink:
         make: Callable[[], Exporter],
         wants: Collection[Upload],
         *,
-        with_slice_efficiency: bool = True,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._name, self._make, self._wants, self._clock = name, make, wants, clock
-        self._with_slice_efficiency = with_slice_efficiency
         self._exporter: Any = None
         self._backoff = Backoff(_FIRST_WAIT_SECONDS, _LONGEST_WAIT_SECONDS)
         self._not_before = -float("inf")
@@ -101,9 +98,6 @@ class Sink:
         deviation = snapshot.deviation if Upload.DEVIATION in self._wants else None
         if not (cumulative or windows or deviation):
             return None
-        if not self._with_slice_efficiency:
-            cumulative = cumulative and dataclasses.replace(cumulative, slice_efficiency=None)
-            windows = tuple(dataclasses.replace(window, slice_efficiency=None) for window in windows)
         return dataclasses.replace(snapshot, cumulative=cumulative, windows=windows, deviation=deviation)
 
     def _begin(self, action: Callable[[Exporter], None]) -> None:
