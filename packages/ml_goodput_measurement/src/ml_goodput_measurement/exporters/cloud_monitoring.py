@@ -1,0 +1,346 @@
+"""Goodput to Cloud Monitoring: what `time_series` makes of a snapshot, sent at the pace that the service allows.
+
+A gauge that could not be sent is not sent later: by then the next snapshot knows better.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, NamedTuple
+
+from ml_diagnostics_common.backoff import Backoff
+from ml_diagnostics_common.credentials import CloudEnvironment, find_cloud
+from ml_diagnostics_common.environment import Backend, configured_backend
+from ml_diagnostics_common.exceptions import DiagnosticsError
+from ml_diagnostics_common.guard import Counters, warn_once
+
+from ml_goodput_measurement.exceptions import CloudMonitoringError
+from ml_goodput_measurement.exporters.time_series import Gauge, event_seconds, gauges_of
+from ml_goodput_measurement.gcp_metrics import REQUEST_SECONDS, SERIES_PER_REQUEST, GCPMetrics
+from ml_goodput_measurement.goodput_utils import GCPOptions
+from ml_goodput_measurement.snapshot import Snapshot
+
+if TYPE_CHECKING:
+    from google.cloud.monitoring_v3 import TimeSeries
+
+__all__ = ["CloudMonitoringExporter", "cloud_monitoring_exporter"]
+
+MOST_EVENT_TYPES = 100
+"""Types of custom events with series of their own, of one exporter; each costs one more for every rolling window."""
+
+_RESOURCE_TYPE = "compute.googleapis.com/Workload"
+_NOWHERE = "global"  # Cloud Monitoring takes no resource without a location.
+_UNKNOWN = "unknown"
+_PERIOD_SECONDS = 5
+_LOOK_EVERY_SECONDS = 60.0
+_LOOK_FOR_SECONDS = 600.0
+_SECOND = 1_000_000_000
+
+_Key = tuple[str, tuple[tuple[str, str], ...]]
+
+
+def cloud_monitoring_exporter(
+    job_name: str,
+    options: GCPOptions,
+    *,
+    include_badput_breakdown: bool = True,
+    include_slice_efficiency: bool = False,
+    environ: Mapping[str, str] = os.environ,
+    clock_ns: Callable[[], int] = time.time_ns,
+    monotonic: Callable[[], float] = time.monotonic,
+    wait: Callable[[float], None] = time.sleep,
+) -> CloudMonitoringExporter:
+    """Returns an exporter to Cloud Monitoring. It looks for a cloud at its first call.
+
+    Args:
+        job_name: The label `workload_id`.
+        options: Project, location, replica, accelerator and cluster where the caller knows them, and whether to send.
+            It is only read.
+        include_badput_breakdown: Whether badput is told by its cause. The public package does so whatever TensorBoard
+            shows, and dashboards compute goodput from it.
+        include_slice_efficiency: Whether the efficiencies of slices are told, where they are known.
+        environ: The environment variables.
+        clock_ns: The wall clock, in nanoseconds since the POSIX epoch.
+        monotonic: A clock in seconds that does not jump.
+        wait: Waits a number of seconds.
+
+    Raises:
+        ConfigurationError: `ML_DIAGNOSTICS_BACKEND` has a value that it cannot have.
+    """
+    return CloudMonitoringExporter(
+        job_name,
+        options,
+        include_badput_breakdown=include_badput_breakdown,
+        include_slice_efficiency=include_slice_efficiency,
+        environ=environ,
+        clock_ns=clock_ns,
+        monotonic=monotonic,
+        wait=wait,
+    )
+
+
+class CloudMonitoringExporter:
+    """Sends snapshots of one job; arguments as of `cloud_monitoring_exporter`.
+
+    Attributes:
+        counts: Points by what became of them: `written`, `held` (too soon after the last of their series),
+            `refused_CODE`, `failed_CODE`, `skipped` (in the wait after a failure).
+    """
+
+    def __init__(
+        self,
+        job_name: str,
+        options: GCPOptions,
+        *,
+        include_badput_breakdown: bool,
+        include_slice_efficiency: bool,
+        environ: Mapping[str, str],
+        clock_ns: Callable[[], int],
+        monotonic: Callable[[], float],
+        wait: Callable[[float], None],
+    ) -> None:
+        self.counts = Counters()
+        self._job_name, self._options = job_name, options
+        self._include_badput_breakdown = include_badput_breakdown
+        self._include_slice_efficiency = include_slice_efficiency
+        self._environ, self._clock_ns, self._monotonic, self._wait = environ, clock_ns, monotonic, wait
+        self._look_at = 0.0 if configured_backend(environ) is not Backend.LOCAL else math.inf
+        self._look_until: float | None = None
+        self._place: _Place | None = None
+        self._own_events: set[str] = set()
+        self._pace = _Pace()
+        self._held: dict[_Key, tuple[float, Gauge]] = {}
+        self._backoff = Backoff(first_seconds=5.0, longest_seconds=60.0)
+        self._access_backoff = Backoff(first_seconds=60.0, longest_seconds=600.0)
+        self._try_at = 0.0
+
+    def __call__(self, snapshot: Snapshot) -> None:
+        """Sends a snapshot, unless nothing can be sent now. Never raises for what the cloud answers."""
+        wanted = self._wanted(snapshot)
+        place = self._found_place() if wanted else None
+        if wanted is None or place is None:
+            return
+        self._admit(event_seconds(wanted))
+        gauges = gauges_of(
+            wanted,
+            accelerator_type=place.accelerator_type,
+            cluster_name=place.cluster_name,
+            own_events=self._own_events,
+            include_badput_breakdown=self._include_badput_breakdown,
+            include_slice_efficiency=self._include_slice_efficiency,
+        )
+        self._send(place, self._due(gauges), REQUEST_SECONDS)
+
+    def flush(self, timeout_seconds: float) -> None:
+        """Sends what came too soon after the last points of its series, when its time has come.
+
+        Args:
+            timeout_seconds: The longest to wait for that and for the server.
+        """
+        start = self._monotonic()
+        held = [gauge for since, gauge in self._held.values() if start - since < 2 * _PERIOD_SECONDS]
+        due = max((self._pace.due(gauge.key) for gauge in held), default=start)
+        self._held.clear()
+        left = timeout_seconds - max(0.0, due - start)
+        if self._place is None or not held or left <= 0:
+            return
+        if due > start:
+            self._wait(due - start)
+        self._send(self._place, self._due(held), min(left, REQUEST_SECONDS))
+
+    def close(self) -> None:
+        """Closes the connection."""
+        if self._place is not None:
+            self._place.metrics.close()
+
+    # --- What to send -----------------------------------------------------------------------------------
+
+    def _wanted(self, snapshot: Snapshot) -> Snapshot | None:
+        """The snapshot without what the options leave out; None where nothing is left."""
+        if not self._options.enable_gcp_goodput_metrics:
+            snapshot = replace(snapshot, cumulative=None, windows=())
+        if not self._options.enable_gcp_step_deviation_metrics:
+            snapshot = replace(snapshot, deviation=None)
+        return snapshot if snapshot.cumulative or snapshot.deviation or snapshot.windows else None
+
+    def _admit(self, events: Mapping[str, float]) -> None:
+        """Gives series of their own to new types of events, the heaviest first, while there is room."""
+        new = sorted(set(events) - self._own_events, key=lambda event: (-events[event], event))
+        room = MOST_EVENT_TYPES - len(self._own_events)
+        self._own_events.update(new[:room])
+        if len(new) > room:
+            warn_once(
+                ("cloud monitoring", "event types", self._job_name),
+                "Job %s has more than %d types of custom events: in Cloud Monitoring those beyond are summed in one "
+                "time series. Reports and TensorBoard tell them apart. Keep numbers and names of files out of types.",
+                self._job_name,
+                MOST_EVENT_TYPES,
+            )
+
+    def _due(self, gauges: Sequence[Gauge]) -> list[Gauge]:
+        """Those whose time has come; the others are held."""
+        now, due = self._monotonic(), []
+        for gauge in gauges:
+            if self._pace.due(gauge.key) <= now:
+                self._held.pop(gauge.key, None)
+                due.append(gauge)
+            else:
+                self._held[gauge.key] = now, gauge
+                self.counts.add("held")
+        return due
+
+    # --- Sending ----------------------------------------------------------------------------------------
+
+    def _send(self, place: _Place, gauges: Sequence[Gauge], timeout_seconds: float) -> None:
+        if self._monotonic() < self._try_at:
+            self.counts.add("skipped", len(gauges))
+            return
+        for first in range(0, len(gauges), SERIES_PER_REQUEST):
+            batch = gauges[first : first + SERIES_PER_REQUEST]
+            ends = {gauge.key: self._pace.end_ns(gauge.key, self._clock_ns()) for gauge in batch}
+            self._pace.asked(ends, self._monotonic())
+            try:
+                series = [place.series(gauge, ends[gauge.key]) for gauge in batch]
+                written = place.metrics.write(series, timeout_seconds=timeout_seconds)
+            except DiagnosticsError as error:
+                self._failed(place, error, len(gauges) - first)
+                return
+            if written.accepted:
+                # Which of them were refused is not told; for those, to come later than need be does no harm.
+                self._pace.accepted(ends)
+                self.counts.add("written", written.accepted)
+            if written.refused:
+                self._refused(written.refused, written.code, written.reason)
+        if gauges:
+            self._backoff.succeeded()
+            self._access_backoff.succeeded()
+
+    def _refused(self, count: int, code: str, reason: str) -> None:
+        self.counts.add(f"refused_{code}", count)
+        warn_once(
+            ("cloud monitoring", "refused", self._job_name, code),
+            "Cloud Monitoring refused %d time series of job %s (%s). The others were written. If points are said to "
+            "be too frequent or out of order, another monitor reports the same job: give each its own replica_id, or "
+            "let one report. Further refusals are counted, not logged.",
+            count,
+            self._job_name,
+            reason[:500],
+        )
+
+    def _failed(self, place: _Place, error: DiagnosticsError, count: int) -> None:
+        """Notes that a request failed, and when to try again."""
+        code, asked, access, todo = type(error).__name__, None, True, ""
+        if isinstance(error, CloudMonitoringError):
+            code, asked, access = error.code, error.retry_after_seconds, error.access
+        self.counts.add(f"failed_{code}", count)
+        self._try_at = self._monotonic() + (self._access_backoff if access else self._backoff).failed(asked)
+        if isinstance(error, CloudMonitoringError) and access:
+            todo = (
+                f" {place.principal or 'The account of this process'} needs the role roles/monitoring.metricWriter "
+                f"in project {place.project}, where the Cloud Monitoring API must be enabled."
+            )
+        warn_once(
+            ("cloud monitoring", "failed", self._job_name, code),
+            "Goodput of job %s cannot be sent to Cloud Monitoring: %s.%s The job goes on, and what it records is kept. "
+            "It is tried again, every %s in the end.",
+            self._job_name,
+            str(error).rstrip("."),
+            todo,
+            "ten minutes" if access else "minute",
+        )
+
+    # --- Where to ---------------------------------------------------------------------------------------
+
+    def _found_place(self) -> _Place | None:
+        """The cloud, looked for at the first call and then every minute for ten; None while there is none."""
+        now = self._monotonic()
+        if self._place is not None or now < self._look_at:
+            return self._place
+        if self._look_until is None:
+            self._look_until = now + _LOOK_FOR_SECONDS
+        try:
+            self._place = self._make_place(find_cloud(self._options.project_id, environ=self._environ))
+        except DiagnosticsError as error:
+            again = now + _LOOK_EVERY_SECONDS
+            self._look_at = again if again <= self._look_until else math.inf
+            warn_once(
+                ("cloud monitoring", "no cloud"),
+                "Goodput is not sent to Cloud Monitoring: %s. The job goes on, and what it records is kept: 'goodput "
+                "report' shows it. A cloud is looked for every minute for ten minutes.",
+                str(error).rstrip("."),
+            )
+        return self._place
+
+    def _make_place(self, cloud: CloudEnvironment) -> _Place:
+        from ml_goodput_measurement.gcp_metadata import get_accelerator_type, get_cluster_name, get_node_zone
+
+        options = self._options
+        return _Place(
+            metrics=GCPMetrics(cloud.project, credentials=cloud.credentials, environ=self._environ),
+            project=cloud.project,
+            principal=cloud.principal,
+            resource_labels={
+                "location": str(options.location or get_node_zone() or _NOWHERE),
+                "workload_id": self._job_name,
+                "replica_id": str(options.replica_id),
+            },
+            accelerator_type=str(options.acc_type or get_accelerator_type() or _UNKNOWN),
+            cluster_name=str(options.cluster_name or get_cluster_name() or ""),
+        )
+
+
+class _Place(NamedTuple):
+    """Where the points go, and as what."""
+
+    metrics: GCPMetrics
+    project: str
+    principal: str | None
+    resource_labels: Mapping[str, str]
+    accelerator_type: str
+    cluster_name: str
+
+    def series(self, gauge: Gauge, end_ns: int) -> TimeSeries:
+        return self.metrics.create_time_series(
+            gauge.metric_type,
+            gauge.value,
+            gauge.value_type,
+            dict(gauge.labels),
+            _RESOURCE_TYPE,
+            self.resource_labels,
+            end_ns // _SECOND,
+            end_ns % _SECOND,
+        )
+
+
+class _Pace:
+    """When each series may have its next point, and when that ends.
+
+    Cloud Monitoring wants the points of a series in order and five seconds apart. How long ago the last one was is
+    told by a clock that does not jump; a wall clock that was put back is followed from behind, five seconds a point,
+    until it has caught up. Only points that were accepted count: those that a wrong clock put into the future were not.
+    """
+
+    def __init__(self) -> None:
+        self._asked: dict[_Key, float] = {}
+        self._end_ns: dict[_Key, int] = {}
+
+    def due(self, key: _Key) -> float:
+        """When the next point may be sent, by the clock that does not jump."""
+        return self._asked.get(key, -math.inf) + _PERIOD_SECONDS
+
+    def end_ns(self, key: _Key, wall_ns: int) -> int:
+        """The end of a point that is sent now."""
+        last = self._end_ns.get(key)
+        return wall_ns if last is None else max(wall_ns, last + _PERIOD_SECONDS * _SECOND)
+
+    def asked(self, keys: Mapping[_Key, int], now: float) -> None:
+        """Notes that points are being sent."""
+        self._asked.update(dict.fromkeys(keys, now))
+
+    def accepted(self, ends: Mapping[_Key, int]) -> None:
+        """Notes the ends of points that the server took."""
+        self._end_ns.update(ends)
