@@ -1,0 +1,190 @@
+"""TensorBoard's event files, written in whole batches.
+
+Events and checksums are tensorboardX's. Its SummaryWriter is not used: its flush does not wait for the thread that
+writes, a full disk ends that thread and blocks whoever adds the next value for ever, and two writers that begin in the
+same second write over each other. Its RecordWriter cannot take back half a record.
+
+Format: https://www.tensorflow.org/tutorials/load_data/tfrecord, a record an `Event`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import struct
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from ml_diagnostics_common.exceptions import MissingExtraError, StorageError
+
+from ml_goodput_measurement.exporters.scalars import STEP_DEVIATION, Scalar, single_precision
+from ml_goodput_measurement.snapshot import DeviatingStep
+
+__all__ = ["EventFile", "deviation_records", "event_file_names", "require_tensorboardx", "scalar_records"]
+
+_NAME = re.compile(r"events\.out\.tfevents\.(\d+)\..*")
+_STEPS = range(-(2**63), 2**63)
+_SECOND_NS = 1_000_000_000
+
+
+def require_tensorboardx() -> None:
+    """Looks for tensorboardX without importing it.
+
+    Raises:
+        MissingExtraError: It is not installed.
+    """
+    from importlib.util import find_spec
+
+    if find_spec("tensorboardX") is None:
+        raise MissingExtraError("TensorBoard export", "ml-goodput-measurement", "tensorboard")
+
+
+def scalar_records(scalars: Iterable[Scalar], *, step: int, time_ns: int) -> bytes:
+    """One event with all of the scalars at one step; nothing if there are none, or no file can hold such a step."""
+    from tensorboardX.proto.event_pb2 import Event
+    from tensorboardX.proto.summary_pb2 import Summary, SummaryMetadata
+
+    values = [
+        Summary.Value(
+            tag=scalar.tag,
+            simple_value=scalar.value,
+            metadata=SummaryMetadata(
+                display_name=scalar.display_name, plugin_data=SummaryMetadata.PluginData(plugin_name="scalars")
+            ),
+        )
+        for scalar in scalars
+    ]
+    if not values or step not in _STEPS:
+        return b""
+    return _record(Event(wall_time=time_ns / _SECOND_NS, step=step, summary=Summary(value=values)))
+
+
+def deviation_records(steps: Sequence[DeviatingStep]) -> bytes:
+    """One event a step, at the time when the step began; a deviation that is no finite number is left out."""
+    from tensorboardX.proto.event_pb2 import Event
+    from tensorboardX.proto.summary_pb2 import Summary
+
+    points = [(step.step, step.start_ns, single_precision(step.deviation_seconds)) for step in steps]
+    return b"".join(
+        _record(
+            Event(
+                wall_time=start_ns / _SECOND_NS,
+                step=step,
+                summary=Summary(value=[Summary.Value(tag=STEP_DEVIATION, simple_value=deviation)]),
+            )
+        )
+        for step, start_ns, deviation in points
+        if deviation is not None and step in _STEPS
+    )
+
+
+def event_file_names(folder: Path) -> list[str]:
+    """The event files in a folder, whoever wrote them, in the order in which TensorBoard reads them."""
+    try:
+        names = [path.name for path in folder.iterdir()]
+    except FileNotFoundError:
+        return []
+    return sorted(name for name in names if _NAME.fullmatch(name))
+
+
+class EventFile:
+    """A new event file, which only grows by whole batches.
+
+    TensorBoard reads the files of a folder one after the other in the order of their names, and goes back to none. So
+    the name is greater than those of the files that are there, also when the clock went back.
+
+    Args:
+        folder: Where; it is made if need be.
+        after: Names of other files that must come before this one.
+        time_ns: Now.
+        mode: The permissions, less the umask.
+
+    Attributes:
+        path: The file.
+        length: Bytes that are in it for good.
+    """
+
+    def __init__(self, folder: Path, *, after: Iterable[str] = (), time_ns: int, mode: int = 0o666) -> None:
+        """Creates the file.
+
+        Raises:
+            OSError: It cannot be created.
+        """
+        import socket
+
+        from tensorboardX.proto.event_pb2 import Event
+
+        folder.mkdir(parents=True, exist_ok=True)
+        earlier = [_second(name) for name in (*event_file_names(folder), *after)]
+        second = max([time_ns // _SECOND_NS, *(known + 1 for known in earlier)])
+        host = re.sub(r"[^\w.-]", "_", socket.gethostname())[:64]
+        self.path = folder / f"events.out.tfevents.{second:010d}.{host}.{os.getpid()}"
+        self.length = 0
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | getattr(os, "O_CLOEXEC", 0)
+        self._descriptor = os.open(self.path, flags | getattr(os, "O_NOFOLLOW", 0), mode)
+        self._is_sound = True
+        try:
+            self.append(_record(Event(wall_time=time_ns / _SECOND_NS, file_version="brain.Event:2")))
+        except OSError:
+            self.close()
+            self.path.unlink(missing_ok=True)
+            raise
+
+    def append(self, records: bytes) -> None:
+        """Adds records, all of them or none.
+
+        Raises:
+            OSError: They could not be written.
+            StorageError: The file has been removed; what it had in it is gone.
+        """
+        try:
+            left = memoryview(records)
+            while left:
+                left = left[os.write(self._descriptor, left) :]
+            os.fsync(self._descriptor)
+        except OSError:
+            self._take_back()
+            raise
+        if not self.is_usable():
+            raise StorageError(
+                f"{self.path} was removed while it was being written; a new one is begun at the next try"
+            )
+        self.length += len(records)
+
+    def is_usable(self) -> bool:
+        """Whether more can be added: nobody has removed the file, and it ends with a whole record."""
+        if not self._is_sound:
+            self._take_back()
+        return self._is_sound and self.path.exists()
+
+    def close(self) -> None:
+        """Ends writing."""
+        if self._descriptor >= 0:
+            descriptor, self._descriptor, self._is_sound = self._descriptor, -1, False
+            with contextlib.suppress(OSError):  # What matters was synchronised before.
+                os.close(descriptor)
+
+    def _take_back(self) -> None:
+        """Cuts off what was written of a batch; until that is done, nothing may follow it."""
+        try:
+            os.ftruncate(self._descriptor, self.length)
+        except OSError:
+            self._is_sound = False
+        else:
+            self._is_sound = True
+
+
+def _second(name: str) -> int:
+    found = _NAME.fullmatch(name)
+    return int(found[1]) if found else 0
+
+
+def _record(event: Any) -> bytes:
+    from tensorboardX.record_writer import masked_crc32c
+
+    data: bytes = event.SerializeToString()
+    length = struct.pack("<Q", len(data))
+    checksums = struct.pack("<I", masked_crc32c(length)), struct.pack("<I", masked_crc32c(data))
+    return length + checksums[0] + data + checksums[1]

@@ -1,0 +1,212 @@
+"""Goodput for TensorBoard: each point once, also over restarts.
+
+<tensorboard_dir>/goodput/events.out.tfevents...
+    goodput/goodput                             percent, at the last productive step
+    badput/<kind>                               percent, likewise
+    badput/custom_badput_events/<event>         percent, likewise
+    step_deviation                              seconds, at each step
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import os
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+from ml_diagnostics_common.exceptions import ConfigurationError
+from ml_diagnostics_common.guard import log_once
+from ml_diagnostics_common.journal.layout import make_private_folder
+from ml_diagnostics_common.storage import storage_for
+
+from ml_goodput_measurement.exporters.event_files import (
+    EventFile,
+    deviation_records,
+    event_file_names,
+    require_tensorboardx,
+    scalar_records,
+)
+from ml_goodput_measurement.exporters.export_state import ExportLock, ExportState, Progress, state_path
+from ml_goodput_measurement.exporters.scalars import cumulative_scalars
+from ml_goodput_measurement.exporters.uploading import Uploader, UploadLimits
+from ml_goodput_measurement.snapshot import Cumulative, Deviation, Snapshot
+
+__all__ = ["TensorBoardExporter", "tensorboard_exporter"]
+
+_STEPS_A_CALL = 10_000
+_STEPS_A_BATCH = 2_500
+
+
+def tensorboard_exporter(
+    tensorboard_dir: str | os.PathLike[str],
+    job_name: str,
+    *,
+    include_badput_breakdown: bool,
+    upload_limits: UploadLimits | None = None,
+) -> TensorBoardExporter:
+    """Makes the exporter of a job to a TensorBoard directory.
+
+    Args:
+        tensorboard_dir: `gs://bucket/path` or a local path; the points go to its folder `goodput`.
+        job_name: The job.
+        include_badput_breakdown: Whether the kinds of badput are shown too.
+        upload_limits: What uploading to Cloud Storage may cost; None is a usual measure.
+
+    Returns:
+        The exporter. It opens nothing before its first call.
+
+    Raises:
+        ConfigurationError: The directory is neither on this machine nor in Cloud Storage.
+        MissingExtraError: tensorboardX is not installed.
+    """
+    require_tensorboardx()
+    return TensorBoardExporter(
+        os.fspath(tensorboard_dir),
+        job_name,
+        include_badput_breakdown=include_badput_breakdown,
+        upload_limits=upload_limits or UploadLimits(),
+    )
+
+
+class TensorBoardExporter:
+    """Writes what is new in a snapshot to TensorBoard. See `tensorboard_exporter`.
+
+    Of those that export one job to one directory on this host one works, and the others stand by.
+    """
+
+    def __init__(
+        self, tensorboard_dir: str, job_name: str, *, include_badput_breakdown: bool, upload_limits: UploadLimits
+    ) -> None:
+        """See `tensorboard_exporter`."""
+        self._place = _place(tensorboard_dir)
+        self._job_name = job_name
+        self._include_badput_breakdown = include_badput_breakdown
+        self._state_path = state_path("tensorboard", job_name, self._place)
+        self._lock = ExportLock(self._state_path.with_suffix(".lock"))
+        self._state: ExportState | None = None
+        self._file: EventFile | None = None
+        self._uploader: Uploader | None = None
+        self._folder = Path(self._place)
+        if self._place.startswith("gs://"):
+            self._folder = self._state_path.with_suffix("")
+            self._uploader = Uploader(self._folder, self._place, upload_limits)
+
+    def __call__(self, snapshot: Snapshot) -> None:
+        """Writes the points of a snapshot that were not written before.
+
+        Raises:
+            OSError: They could not be written; the next call does it.
+            StorageError: They could not be written or uploaded; the next call does it.
+        """
+        if not self._is_mine():
+            return
+        self._look_at_folder()
+        for records, progress in self._batches(snapshot):
+            self._write(records, progress, snapshot.time_ns)
+        if self._uploader is not None:
+            self._uploader.upload(self._file)
+
+    def flush(self, timeout_seconds: float) -> None:
+        """Uploads what waits for it, within about this time. What is local was written by the call.
+
+        Raises:
+            StorageError: It could not be uploaded; a later process on this host does it.
+        """
+        if self._uploader is not None and self._is_mine():
+            self._uploader.upload(self._file, timeout_seconds)
+
+    def close(self) -> None:
+        """Ends the event file, and lets another process take over; a later call begins anew."""
+        if self._file is not None:
+            self._file.close()
+        if self._uploader is not None:
+            self._uploader.close()
+        self._file = self._state = None
+        self._lock.release()
+
+    def _is_mine(self) -> bool:
+        """Whether this process is the one that exports; from then on it knows what was exported before."""
+        if not self._lock.take():
+            log_once(
+                logging.INFO,
+                ("tensorboard stands by", self._place, self._job_name),
+                "Another process on this host writes the goodput of %s to %s; this one stands by, and takes over when "
+                "that one ends.",
+                self._job_name,
+                self._place,
+            )
+            return False
+        if self._state is None:
+            state = ExportState.load(self._state_path).settled(self._folder)
+            state.save(self._state_path)
+            self._state = state
+        return True
+
+    def _look_at_folder(self) -> None:
+        """Where somebody removed all that was written, nothing was."""
+        if self._uploader is None and self._known.file and not event_file_names(self._folder):
+            self._state = ExportState()
+
+    def _batches(self, snapshot: Snapshot) -> Iterator[tuple[bytes, Progress]]:
+        """Yields records to write, and how far the export is with them."""
+        if snapshot.cumulative is not None:
+            yield self._cumulative_batch(snapshot.cumulative, snapshot.time_ns)
+        if snapshot.deviation is not None:
+            yield from self._deviation_batches(snapshot.deviation)
+
+    def _cumulative_batch(self, cumulative: Cumulative, time_ns: int) -> tuple[bytes, Progress]:
+        step, progress = cumulative.max_productive_step, self._known.progress
+        scalars = cumulative_scalars(cumulative, include_badput_breakdown=self._include_badput_breakdown)
+        known = progress.values if progress.step == step else {}
+        new = [scalar for scalar in scalars if known.get(scalar.tag) != scalar.value]
+        values = {**known, **{scalar.tag: scalar.value for scalar in new}}
+        return scalar_records(new, step=step, time_ns=time_ns), replace(progress, step=step, values=values)
+
+    def _deviation_batches(self, deviation: Deviation) -> Iterator[tuple[bytes, Progress]]:
+        steps = itertools.islice(deviation.steps_since(self._known.progress.deviations_until_ns), _STEPS_A_CALL)
+        while batch := list(itertools.islice(steps, _STEPS_A_BATCH)):
+            yield deviation_records(batch), replace(self._known.progress, deviations_until_ns=batch[-1].start_ns)
+
+    def _write(self, records: bytes, progress: Progress, time_ns: int) -> None:
+        """Adds records to the event file; from then on the export is as far as `progress` says."""
+        if not records:
+            self._state = replace(self._known, progress=progress)
+            return
+        file = self._growing_file(time_ns)
+        name, length, next_length = file.path.name, file.length, file.length + len(records)
+        ExportState(self._known.progress, name, length, progress, next_length).save(self._state_path)
+        file.append(records)
+        self._state = ExportState(progress, name, next_length)
+
+    def _growing_file(self, time_ns: int) -> EventFile:
+        """The file to write to: a new one if there is none, or it is full or gone."""
+        if self._file is not None:
+            is_full = self._uploader is not None and self._uploader.is_full(self._file)
+            if is_full or not self._file.is_usable():
+                self._file.close()
+                self._file = None
+        if self._file is None:
+            if self._uploader is not None:
+                make_private_folder(self._folder)
+            mode = 0o666 if self._uploader is None else 0o600
+            self._file = EventFile(self._folder, after=[self._known.file], time_ns=time_ns, mode=mode)
+        return self._file
+
+    @property
+    def _known(self) -> ExportState:
+        assert self._state is not None, "only asked after _is_mine"
+        return self._state
+
+
+def _place(tensorboard_dir: str) -> str:
+    """The folder of the points, in one spelling."""
+    if "\0" in tensorboard_dir:
+        raise ConfigurationError(f"tensorboard_dir is {tensorboard_dir!r}: a path has no NUL bytes")
+    storage_for(tensorboard_dir)  # Raises for what is neither.
+    if not tensorboard_dir.startswith("gs://"):
+        return str(Path(tensorboard_dir).resolve() / "goodput")
+    if not tensorboard_dir.removeprefix("gs://").split("/")[0]:
+        raise ConfigurationError(f"tensorboard_dir is {tensorboard_dir!r}: give gs://bucket/path")
+    return tensorboard_dir.rstrip("/") + "/goodput"
