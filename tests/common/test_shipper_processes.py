@@ -18,7 +18,7 @@ import pytest
 from ml_diagnostics_common.cloud_logging import connect
 from ml_diagnostics_common.cloud_logging.rest_transport import RestTransport
 from ml_diagnostics_common.guard import Counters
-from ml_diagnostics_common.journal import Journal, host_name
+from ml_diagnostics_common.journal import Journal, host_name, own_journals
 from ml_diagnostics_common.journal import journal as journal_module
 from ml_diagnostics_common.journal.layout import list_segments, log_directory, shipped_offset_path, write_state
 from ml_diagnostics_common.shipper import Shipper, writers
@@ -466,11 +466,11 @@ def test_all_journals_together_hold_up_the_exit_for_a_second(tmp_path: Path, mon
 
     monkeypatch.setattr(journal_module, "_write", hang)
     journals = [Journal(f"{LOG}_{n}", root=tmp_path, labels={}, queued=True) for n in range(5)]
-    monkeypatch.setattr(journal_module, "_journals_of_this_process", weakref.WeakSet(journals))
+    monkeypatch.setattr(own_journals, "_journals_of_this_process", weakref.WeakSet(journals))
     for journal in journals:
         journal.append({"step_count": 0})
     began = time.monotonic()
-    journal_module._close_at_exit()
+    own_journals._close_at_exit()
     took = time.monotonic() - began
     answers.set()
     assert 0.9 < took < 2

@@ -6,34 +6,31 @@ sends it on.
 
 from __future__ import annotations
 
-import atexit
 import errno
 import itertools
 import json
 import os
 import queue
-import re
 import time
-import weakref
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from threading import Lock
 from typing import Any, NamedTuple
 
 from ml_diagnostics_common import background
-from ml_diagnostics_common.guard import LOSSES, Counters, warn_once
+from ml_diagnostics_common.guard import Counters, warn_once
 from ml_diagnostics_common.journal.cap import JournalCap
 from ml_diagnostics_common.journal.held_lines import HeldLines
 from ml_diagnostics_common.journal.layout import FIRST_SEQUENCE, Header, log_directory
 from ml_diagnostics_common.journal.mounts import is_network_filesystem
+from ml_diagnostics_common.journal.own_journals import add_journal, new_writer
 from ml_diagnostics_common.journal.segment_file import SegmentFile
 from ml_diagnostics_common.payload import encode_payload, encode_text
 
-__all__ = ["Journal", "JournalStatistics", "flush_journals", "host_name", "is_writer_of_this_process"]
+__all__ = ["Journal", "JournalStatistics"]
 
 _HELD_BYTES = 8 * 2**20
 _WRITE_BYTES = 2**20
-_EXIT_SECONDS = 1.0  # For all journals together.
 _RETRY_EVERY_NS = 1_000_000_000
 _LOOK_EVERY_NS = 5_000_000_000
 _SETTING_BACK_NS = 1_000_000_000
@@ -115,14 +112,13 @@ class Journal:
         self._root = root
         self._cap = cap or JournalCap(root)
         self._start_writer()
-        _journals_of_this_process.add(self)
+        add_journal(self)
 
     def _start_writer(self) -> None:
         """Begins as a new writer: at construction, and in a forked child, which inherits nothing but the settings."""
         if "pid" in self._labels:
             self._labels["pid"] = str(os.getpid())
-        self.writer = f"{host_name()}-{os.getpid()}-{time.time_ns()}-{next(_writers_of_this_process)}"
-        _writer_names_of_this_process.add(self.writer)
+        self.writer = new_writer()
         self._file = SegmentFile(
             self.folder, Header(self.log_id, self.writer, self._labels, self._resource, ship=self._shippable)
         )
@@ -383,57 +379,11 @@ class Journal:
                         return
             self._write_slowly(self._clock_ns())
 
-    def _start_clean_in_child(self) -> None:
+    def start_clean_in_child(self) -> None:
+        """For a forked child: goes on as a new writer, with nothing of what the parent holds."""
         try:
             self._file.close()
         except OSError:
             pass
         self._cap.start_clean_in_child()
         self._start_writer()
-
-
-def host_name() -> str:
-    """This host as writers are named after it: its first label, in letters, digits, _ and -."""
-    name = os.uname().nodename if hasattr(os, "uname") else os.environ.get("COMPUTERNAME", "")
-    return re.sub(r"[^A-Za-z0-9_-]", "-", name.partition(".")[0])[:63] or "host"
-
-
-# State of the process: its journals (for a fork and the exit), its writers, and a number that tells them apart.
-_journals_of_this_process: weakref.WeakSet[Journal] = weakref.WeakSet()
-_writers_of_this_process = itertools.count()
-_writer_names_of_this_process: set[str] = set()
-
-
-def is_writer_of_this_process(writer: str) -> bool:
-    """Whether a journal of this very process writes, or wrote, under this name."""
-    return writer in _writer_names_of_this_process
-
-
-def flush_journals(folder: Path, timeout_seconds: float) -> bool:
-    """Writes what this process's journals in a log's folder hold, within one deadline; True if nothing is held."""
-    deadline = time.monotonic() + timeout_seconds
-    flushed = True
-    for journal in list(_journals_of_this_process):
-        if journal.folder == folder:
-            flushed = journal.flush(max(0.0, deadline - time.monotonic())) and flushed
-    return flushed
-
-
-def _start_clean_in_child() -> None:
-    _writer_names_of_this_process.clear()
-    for journal in list(_journals_of_this_process):
-        journal._start_clean_in_child()
-
-
-def _close_at_exit() -> None:
-    deadline = time.monotonic() + _EXIT_SECONDS
-    for journal in list(_journals_of_this_process):
-        try:
-            journal.close(max(0.0, deadline - time.monotonic()))
-        except Exception as error:
-            LOSSES.add(f"close at exit: {type(error).__name__}")
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_start_clean_in_child)
-atexit.register(_close_at_exit)

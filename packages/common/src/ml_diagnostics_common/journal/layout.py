@@ -23,7 +23,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from threading import get_ident
 from typing import Any, NamedTuple
@@ -33,16 +33,16 @@ from ml_diagnostics_common.payload import printable
 
 __all__ = [
     "FIRST_SEQUENCE",
-    "LONGEST_HEADER_BYTES",
     "SCHEMA",
     "Header",
     "Segment",
     "decode_header",
     "encode_header",
+    "first_line",
     "list_segments",
     "log_directory",
     "make_private_folder",
-    "open_segment",
+    "opened_segment",
     "read_header",
     "read_reader_positions",
     "read_state",
@@ -54,7 +54,7 @@ __all__ = [
 
 SCHEMA = 1
 FIRST_SEQUENCE = 10**11  # All sequence numbers have twelve digits, so that insertIds sort as they do.
-LONGEST_HEADER_BYTES = 2**20  # No more is read where a header is looked for: the file may be anybody's.
+_LONGEST_HEADER_BYTES = 2**20  # No more is read where a header is looked for: the file may be anybody's.
 _SUFFIX = ".jsonl"
 _LONGEST_FOLDER_NAME = 100
 
@@ -122,17 +122,37 @@ def list_segments(folder: Path) -> list[Segment]:
     return segments
 
 
-def open_segment(path: str) -> int:
+@contextlib.contextmanager
+def opened_segment(path: str) -> Iterator[int]:
     """A descriptor to read a segment from; raises OSError, also for a link: somebody else's file is not the journal."""
     # Without O_NONBLOCK, to open a named pipe would wait for its writer.
     names = ("O_CLOEXEC", "O_NOFOLLOW", "O_NONBLOCK", "O_BINARY")
-    return os.open(path, os.O_RDONLY | sum(getattr(os, name, 0) for name in names))
+    descriptor = os.open(path, os.O_RDONLY | sum(getattr(os, name, 0) for name in names))
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def first_line(descriptor: int) -> tuple[bytes, bool]:
+    """A segment's first line, no more of it than a header has; and whether the file ends with it: it may still grow."""
+    size = 4096
+    while True:
+        data = os.pread(descriptor, size, 0)
+        end = data.find(b"\n")
+        if end >= 0:
+            return data[:end], False
+        if len(data) < size:
+            return data, True
+        if size >= _LONGEST_HEADER_BYTES:
+            return data, False
+        size *= 4
 
 
 def read_header(segment: Segment) -> Header | None:
     """The header of a segment; None where it has none of ours. Raises OSError."""
-    with os.fdopen(open_segment(segment.path), "rb") as file:
-        return decode_header(file.readline(LONGEST_HEADER_BYTES))
+    with opened_segment(segment.path) as descriptor:
+        return decode_header(first_line(descriptor)[0])
 
 
 def encode_header(header: Header) -> bytes:

@@ -12,12 +12,12 @@ import msgspec
 from ml_diagnostics_common.entry import EntryContext, LogEntry
 from ml_diagnostics_common.guard import warn_once
 from ml_diagnostics_common.journal.layout import (
-    LONGEST_HEADER_BYTES,
     SCHEMA,
     Header,
     Segment,
     decode_header,
-    open_segment,
+    first_line,
+    opened_segment,
 )
 
 __all__ = ["SegmentReader"]
@@ -61,16 +61,13 @@ class SegmentReader:
         if self._is_foreign:
             self._size_at_end = self.segment.size
             return []
-        descriptor = open_segment(self.segment.path)
-        try:
+        with opened_segment(self.segment.path) as descriptor:
             if self._context is None and not self._read_header(descriptor):
                 return []
             return self._read_lines(descriptor, limit_bytes)
-        finally:
-            os.close(descriptor)
 
     def _read_header(self, descriptor: int) -> bool:
-        line, is_end = _read_line(descriptor, 0)
+        line, is_end = first_line(descriptor)
         header = decode_header(line)
         if header is not None:
             self.header = header
@@ -165,21 +162,6 @@ def _decode_line(line: bytes) -> LogEntry | str:
         if type(timestamp_ns) is int and type(sequence) is int and isinstance(payload, dict):
             return LogEntry(timestamp_ns, sequence, payload, own_severity=str(severity) if severity else None)
     return "foreign"
-
-
-def _read_line(descriptor: int, offset: int) -> tuple[bytes, bool]:
-    """The line at `offset`, and whether it is the file's last, which may be incomplete; no more than a header's."""
-    size = 64 * 1024
-    while True:
-        data = os.pread(descriptor, size, offset)
-        end = data.find(b"\n")
-        if end >= 0:
-            return data[:end], False
-        if len(data) < size:
-            return data, True
-        if size >= LONGEST_HEADER_BYTES:
-            return data, False
-        size *= 2
 
 
 def _read_whole_lines(descriptor: int, offset: int, limit_bytes: int) -> tuple[bytes | None, bool]:

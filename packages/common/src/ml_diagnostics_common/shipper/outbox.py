@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -18,7 +17,8 @@ from ml_diagnostics_common.journal.layout import (
     Header,
     Segment,
     decode_header,
-    open_segment,
+    first_line,
+    opened_segment,
     read_state,
     shipped_offset_path,
     write_state,
@@ -218,9 +218,9 @@ class Outbox:
         offset = self._place.offset if segment.number == self._place.segment else 0
         if offset >= segment.size:
             return None
-        with _opened(segment.path) as descriptor:
-            first_line = _first_line(descriptor)
-            header = self._header_of(segment, first_line)
+        with opened_segment(segment.path) as descriptor:
+            line, _ = first_line(descriptor)
+            header = self._header_of(segment, line)
             if header is None:
                 if not complete:
                     return None  # Made this instant; or of a version to come, whose shippers will ship it.
@@ -228,16 +228,16 @@ class Outbox:
             if header is None or not header.ship:
                 end = Place(segment.number, os.fstat(descriptor).st_size)
                 return Batch([], [], end, header or _NO_HEADER)
-            start = Place(segment.number, offset or len(first_line))
+            start = Place(segment.number, offset or len(line))
             batch = self._read_lines(descriptor, start, header, most_entries, most_bytes, complete)
             return batch if batch.end.offset > offset else None
 
-    def _header_of(self, segment: Segment, first_line: bytes) -> Header | None:
+    def _header_of(self, segment: Segment, line: bytes) -> Header | None:
         if self._header is None or self._header[0] != segment.number:
-            header = decode_header(first_line)
+            header = decode_header(line)
             if header is None:
                 return None
-            self._header, self._header_bytes = (segment.number, header), len(first_line)
+            self._header, self._header_bytes = (segment.number, header), len(line)
         return self._header[1]
 
     def _read_lines(
@@ -277,24 +277,6 @@ def _entry(line: bytes) -> LogEntry | None:
         return _decode_line(line) if line else None
     except (msgspec.DecodeError, RecursionError):
         return None
-
-
-@contextlib.contextmanager
-def _opened(path: str) -> Iterator[int]:
-    descriptor = open_segment(path)
-    try:
-        yield descriptor
-    finally:
-        os.close(descriptor)
-
-
-def _first_line(descriptor: int) -> bytes:
-    size = 4096
-    while True:
-        start = os.pread(descriptor, size, 0)
-        if b"\n" in start or len(start) < size or size >= _LONGEST:
-            return start.partition(b"\n")[0]
-        size *= 4
 
 
 def _read_chunk(descriptor: int, offset: int) -> tuple[bytes, bool]:

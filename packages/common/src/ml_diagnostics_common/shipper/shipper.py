@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from ml_diagnostics_common.backoff import Backoff
 from ml_diagnostics_common.guard import LOSSES, Counters, warn_once
-from ml_diagnostics_common.journal.journal import flush_journals
 from ml_diagnostics_common.journal.layout import log_directory
+from ml_diagnostics_common.journal.own_journals import flush_journals
 
 if TYPE_CHECKING:
     from ml_diagnostics_common.cloud_logging import LoggingTransport

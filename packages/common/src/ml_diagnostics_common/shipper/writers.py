@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 from typing import NamedTuple
 
-from ml_diagnostics_common.journal.journal import host_name, is_writer_of_this_process
+from ml_diagnostics_common.journal.own_journals import host_name, is_writer_of_this_process
 
 __all__ = ["Owner", "WriterName", "owner"]
 
