@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
+import datetime
+from collections.abc import Sequence
 
 from ml_goodput_measurement.calculator import GoodputCalculator
 from ml_goodput_measurement.partition import Bucket, JobReport
 
-from .accounts import SECOND_NS, moment_ns
-from .histories import JOB, History, MemoryLog
+from .accounts import moment_ns
+from .histories import BASE, JOB, History, MemoryLog
 
 
-def report_of(history: History, now: float = 10**9) -> JobReport:
-    """The report of a history at `now`, in seconds after its zero."""
-    log = MemoryLog(history.payloads)
-    return GoodputCalculator(history.job, "log", log, _clock_ns=lambda: moment_ns(now)).report()
+def report_of(history: History, now: float = 10**9, excluded: Sequence[tuple[float, float]] = ()) -> JobReport:
+    """The report of a history at `now`, without what is excluded, all in seconds after its zero."""
+    calculator = GoodputCalculator(history.job, "log", MemoryLog(history.payloads), _clock_ns=lambda: moment_ns(now))
+    return calculator.report(exclusions=[(_utc(first), _utc(last)) for first, last in excluded])
 
 
 def without_time() -> JobReport:
@@ -25,16 +27,13 @@ def without_time() -> JobReport:
     return dataclasses.replace(begun, end_ns=begun.start_ns, buckets=nothing, attempts=attempts, timeline=())
 
 
-def with_excluded(report: JobReport, seconds: float, bucket: Bucket = Bucket.PRODUCTIVE) -> JobReport:
-    """A report in which so much of a bucket is excluded."""
-    ns = round(seconds * SECOND_NS)
-    buckets = {**report.buckets, bucket: report.buckets[bucket] - ns, Bucket.EXCLUDED: ns}
-    return dataclasses.replace(report, buckets=buckets)
-
-
 def killed_and_resumed(job: str = JOB) -> History:
     """200 s: killed in step 9, back from the checkpoint of step 5, and done."""
     history = History(job).start(0).init(1, 4).prepare(4, 10).load(10, 12)
     history.steps(range(6), at=12).save(6, 72, 73).steps(range(6, 10), at=73)
     history.start(130).init(131, 134).prepare(134, 140).restore(6, 136, 139).load(140, 142)
     return history.steps(range(6, 10), at=142).custom(184, 189, "evaluation").end(200)
+
+
+def _utc(at: float) -> datetime.datetime:
+    return datetime.datetime.fromtimestamp(BASE + at, datetime.timezone.utc)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import datetime
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -47,6 +49,68 @@ def test_json_is_json(capsys: pytest.CaptureFixture[str]) -> None:
     record("job")
     assert cli.main(["report", "job", "--format", "json"]) == 0
     assert json.loads(capsys.readouterr().out)["wall_seconds"] == 40.0
+
+
+@pytest.fixture
+def holidays(tmp_path: Path) -> Path:
+    """A file that excludes the 5th to the 15th second, in two parts that overlap."""
+    file = tmp_path / "holidays.json"
+    moments = [datetime.datetime.fromtimestamp(BASE + at, datetime.timezone.utc) for at in (5, 11, 10, 15)]
+    zulu, naive, eastern, offset = moments
+    parts = [
+        {"start_time_utc": f"{zulu:%Y-%m-%dT%H:%M:%SZ}", "end_time_utc": f"{naive:%Y-%m-%dT%H:%M:%S}"},
+        {
+            "start_time_utc": eastern.astimezone(datetime.timezone(datetime.timedelta(hours=9))).isoformat(),
+            "end_time_utc": offset.isoformat(),
+        },
+    ]
+    file.write_text(json.dumps(parts))
+    return file
+
+
+def test_excluded_time_does_not_count(holidays: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    record("job")
+    assert cli.main(["report", "job", "--format", "json", "--exclude", str(holidays)]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert (told["wall_seconds"], told["excluded_seconds"]) == (40.0, 10.0)
+    assert told["buckets"]["PRODUCTIVE"] == {"seconds": 30.0, "percent": 100.0}
+    assert cli.main(["report", "job", "--exclude", str(holidays)]) == 0
+    assert "\n  excluded     10.0 s of it; the percentages are of the rest\n" in capsys.readouterr().out
+
+
+def test_what_the_file_says_outside_of_the_job_changes_nothing(
+    holidays: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    record("job")
+    holidays.write_text('[{"start_time_utc": "2001-01-01T00:00:00Z", "end_time_utc": "2001-01-02T00:00:00Z"}]')
+    assert cli.main(["report", "job"]) == 0
+    whole = capsys.readouterr().out
+    assert cli.main(["report", "job", "--exclude", str(holidays)]) == 0
+    assert capsys.readouterr().out == whole
+
+
+def test_a_file_of_exclusions_that_is_wrong_is_exit_code_2_with_the_place(
+    holidays: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    record("job")
+    holidays.write_text('[{"start_time_utc": "2026-11-21T05:00:00Z"}]')
+    with pytest.raises(SystemExit) as exit_:
+        cli.main(["report", "job", "--exclude", str(holidays)])
+    assert exit_.value.code == 2
+    told = capsys.readouterr()
+    assert told.out == ""
+    assert f"argument --exclude: {holidays}, interval 1: end_time_utc is missing" in told.err
+    assert "Traceback" not in told.err
+
+
+def test_a_file_of_exclusions_that_is_not_there_is_exit_code_1(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    record("job")
+    assert cli.main(["report", "job", "--exclude", str(tmp_path / "none.json")]) == 1
+    told = capsys.readouterr()
+    assert told.out == ""
+    assert re.fullmatch(r"goodput: .*No such file.*none\.json'\n", told.err)
 
 
 def test_the_timeline_is_drawn_beside_the_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -13,8 +13,9 @@ from ml_goodput_measurement.partition import Bucket, Disruption
 from . import oracle
 from .accounts import SECOND_NS, moment_ns
 from .histories import History, Payload
+from .lives import ledger_of, lives
 from .sample_reports import killed_and_resumed, report_of
-from .test_ledger_properties import ledger_of, lives, thorough
+from .test_ledger_properties import thorough
 
 PARTS = {
     "infrastructure_ns": (Bucket.INFRASTRUCTURE_RECOVERY,),
@@ -143,8 +144,7 @@ def test_a_job_that_has_made_no_step_since_has_lost_none_yet() -> None:
 )
 def test_excluded_time_costs_no_disruption_anything(excluded: tuple[int, int], part: str, seconds: int) -> None:
     """Killed in step 9 after 103 s, steps 6 to 9 lost from 73 to 113; back after 130 s."""
-    ledger, span = ledger_of(killed_and_resumed().payloads), (moment_ns(excluded[0]), moment_ns(excluded[1]))
-    [disruption] = ledger.disruptions(ledger.attempts(moment_ns(200), [span]), [span])
+    [disruption] = report_of(killed_and_resumed(), excluded=[excluded]).disruptions
     assert told(disruption).get(part, 0) == seconds
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import sys
 import time
@@ -13,13 +12,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from ml_diagnostics_common.exceptions import MissingExtraError
-from ml_goodput_measurement.ledger.windows import exclude
 from ml_goodput_measurement.partition import Bucket, JobReport, Piece
 from ml_goodput_measurement.plot import COLORS, column_shares, plot_timeline, ticks
 
-from .accounts import SECOND_NS
 from .histories import History
-from .sample_reports import killed_and_resumed, report_of, with_excluded, without_time
+from .sample_reports import killed_and_resumed, report_of, without_time
 
 pytest.importorskip("matplotlib")
 
@@ -58,9 +55,7 @@ def test_the_coloured_areas_are_the_shares_of_the_buckets(tmp_path: Path) -> Non
 
 
 def test_excluded_time_is_hatched_and_none_else_is(tmp_path: Path) -> None:
-    whole = report_of(killed_and_resumed())
-    excluded = (whole.start_ns + 20 * SECOND_NS, whole.start_ns + 60 * SECOND_NS)  # in the steps of the first attempt
-    report = dataclasses.replace(with_excluded(whole, 40), timeline=list(exclude(whole.timeline, [excluded])))
+    report = report_of(killed_and_resumed(), excluded=[(20, 60)])  # in the steps of the first attempt
     plot_timeline(report, tmp_path / "job.png")
     image = picture(tmp_path / "job.png")
     begin = next(row for row in range(len(image)) if share_of_color(image[row : row + 1], Bucket.PRODUCTIVE) > 0.2)

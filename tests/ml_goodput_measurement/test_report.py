@@ -5,13 +5,14 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
+from pathlib import Path
 
 import pytest
 from ml_goodput_measurement.partition import Bucket, JobReport
 from ml_goodput_measurement.report import BUCKET_NAMES, as_dict, format_duration, format_json, format_text, rows
 
 from .histories import History
-from .sample_reports import killed_and_resumed, report_of, with_excluded, without_time
+from .sample_reports import killed_and_resumed, report_of, without_time
 
 SECOND = 10**9
 
@@ -185,9 +186,8 @@ def test_the_table_of_attempts_has_every_bucket_of_each(report: JobReport) -> No
             assert re.split(" {2,}", cells[1]) == [format_duration(ns) if ns else "-" for ns in spent]
 
 
-def test_what_is_excluded_is_told_and_has_no_part_in_the_percentages(report: JobReport) -> None:
-    report = with_excluded(report, 50)
-    text = format_text(report)
+def test_what_is_excluded_is_told_and_has_no_part_in_the_percentages() -> None:
+    text = format_text(report_of(killed_and_resumed(), excluded=[(20, 70)]))  # in steps that were kept
     assert text.startswith("job: 33.33 % goodput\n")  # 50 of 150 s
     assert "  excluded     50.0 s of it; the percentages are of the rest\n" in text
     shown = table(text)
@@ -197,16 +197,21 @@ def test_what_is_excluded_is_told_and_has_no_part_in_the_percentages(report: Job
     assert re.search(r"^  total .*\n  excluded +50\.000 +- +50\.0 s$", text, re.MULTILINE)
 
 
-def test_json_has_no_percentage_of_what_is_excluded(report: JobReport) -> None:
-    told = json.loads(format_json(with_excluded(report, 50)))
+def test_json_has_no_percentage_of_what_is_excluded() -> None:
+    told = json.loads(format_json(report_of(killed_and_resumed(), excluded=[(20, 70)])))
     assert told["excluded_seconds"] == 50.0
     assert told["buckets"]["EXCLUDED"] == {"seconds": 50.0, "percent": None}
     assert told["buckets"]["PRODUCTIVE"] == {"seconds": 50.0, "percent": pytest.approx(told["goodput_percent"])}
     assert sum(share["percent"] or 0 for share in told["buckets"].values()) == pytest.approx(100.0)
 
 
+def test_the_table_of_attempts_says_what_was_excluded_of_each() -> None:
+    text = format_text(report_of(killed_and_resumed(), excluded=[(20, 70), (190, 195)]))
+    assert re.findall(r"^  excluded .*$", text, re.MULTILINE)[-1].split() == ["excluded", "50.0", "s", "5.00", "s"]
+
+
 def test_a_job_that_is_excluded_as_a_whole_has_a_report() -> None:
-    report = with_excluded(report_of(History().start(0).steps(range(3), at=0).end(30)), 30)
+    report = report_of(History().start(0).steps(range(3), at=0).end(30), excluded=[(-5, 40)])
     assert format_text(report).startswith("job: 0.00 % goodput\n")
     assert json.loads(format_json(report))["buckets"]["PRODUCTIVE"] == {"seconds": 0.0, "percent": None}
 
@@ -271,6 +276,13 @@ def test_json_leaves_out_no_field_of_a_report_but_its_timeline(report: JobReport
     stems = {re.sub("_ns$", "", name) for name in names} - {"custom"}
     told = " ".join(as_dict(report))
     assert all(stem in told for stem in stems)
+
+
+def test_every_key_of_the_json_is_documented(report: JobReport) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "reference" / "command.md").read_text()
+    told = as_dict(report)
+    keys = {*told, *told["disruptions"][0], *told["attempts"][0], *told["buckets"]["PRODUCTIVE"]}
+    assert [key for key in sorted(keys) if f"`{key}`" not in page] == []
 
 
 @pytest.mark.parametrize(

@@ -230,7 +230,7 @@ class GoodputCalculator(GoodputExclusion):
                 steps_kept=summary.steps_kept,
                 ideal_step_seconds=summary.ideal_step_seconds,
                 attempts=attempts,
-                disruptions=ledger.disruptions(attempts),
+                disruptions=ledger.disruptions(attempts, excluded),
                 timeline=ledger.timeline(now_ns, excluded) if include_timeline else (),
                 notes=self._reader.notes(),
             )

@@ -1,9 +1,10 @@
 """The command `goodput`: where did the training job's time go.
 
-    goodput report JOB [--logger NAME] [--format table|json] [--plot FILE.png]
+    goodput report JOB [--logger NAME] [--format table|json] [--plot FILE.png] [--exclude FILE.json]
 
 Standard output is data, standard error the rest. Exit codes: 0 the report is there; 1 there is no such job, nothing
-was recorded for it, or something could not be read or written; 2 the command was not understood.
+was recorded for it, or something could not be read or written; 2 the command, or what is in the file of exclusions,
+was not understood.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from ml_diagnostics_common.exceptions import ConfigurationError, DiagnosticsErro
 from ml_diagnostics_common.journal import jobs_by_log
 
 from ml_goodput_measurement._version import __version__
+from ml_goodput_measurement.exclusion_file import Exclusion, read_exclusions
 from ml_goodput_measurement.report import format_json, format_text, one_line
 
 __all__ = ["main"]
@@ -31,9 +33,9 @@ _NAMES_SHOWN = 20
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command; returns its exit code."""
-    options = _parser().parse_args(arguments)
     try:
-        return _report(options.job, options.logger, options.format, options.plot)
+        options = _parser().parse_args(arguments)
+        return _report(options.job, options.logger, options.format, options.plot, options.exclude)
     except BrokenPipeError:  # whoever reads our output, `head` perhaps, has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
@@ -57,6 +59,13 @@ def _parser() -> argparse.ArgumentParser:
     )
     report.add_argument("--format", choices=("table", "json"), default="table", help="default: %(default)s")
     report.add_argument("--plot", metavar="FILE.png", type=_picture, help="draw the job's timeline, too")
+    report.add_argument(
+        "--exclude",
+        metavar="FILE.json",
+        type=_exclusions,
+        default=[],
+        help='leave out time: [{"start_time_utc": "2026-11-21T05:00:00Z", "end_time_utc": "..."}, ...]',
+    )
     return parser
 
 
@@ -67,14 +76,21 @@ def _picture(name: str) -> Path:
     return path
 
 
-def _report(job: str, logger: str | None, form: str, picture: Path | None) -> int:
+def _exclusions(name: str) -> list[Exclusion]:
+    try:
+        return read_exclusions(name)
+    except ConfigurationError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def _report(job: str, logger: str | None, form: str, picture: Path | None, exclusions: Sequence[Exclusion]) -> int:
     from ml_goodput_measurement.calculator import GoodputCalculator
     from ml_goodput_measurement.exceptions import NoGoodputError
 
     logs = jobs_by_log(diagnostics_directory())
     try:
         calculator = GoodputCalculator(job, logger or _log_of(job, logs))
-        report = calculator.report(include_timeline=picture is not None)
+        report = calculator.report(include_timeline=picture is not None, exclusions=exclusions)
     except NoGoodputError as error:
         raise NoGoodputError(f"{error} {_known_jobs(logs)}") from None
     if isinstance(sys.stdout, io.TextIOWrapper):
