@@ -1,94 +1,30 @@
-"""What a query reads: what is new, of all writers, from the journal and the cloud, once, whatever fails."""
+"""What a query reads: what is new, of all writers, from the journal, with a cloud or without one."""
 
 from __future__ import annotations
 
-import functools
 import json
 import logging
 import os
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import ml_diagnostics_common.cloud_logging
 import pytest
-from ml_diagnostics_common.entry import encode_cloud, format_timestamp
 from ml_diagnostics_common.exceptions import ConfigurationError, CredentialsError
-from ml_diagnostics_common.journal import Journal, JournalCap
-from ml_diagnostics_common.reader import JournalReader
-from ml_diagnostics_testing.cloud_logging import CloudLoggingServer
-from ml_diagnostics_testing.faults import Fault, Hang, Reset, Status
-from ml_goodput_measurement import recorders, sources
+from ml_diagnostics_common.journal import JournalCap
+from ml_goodput_measurement import recorders
 from ml_goodput_measurement.calculator import GoodputCalculator
-from ml_goodput_measurement.exceptions import NoGoodputError
-from ml_goodput_measurement.partition import Bucket, JobReport
-from ml_goodput_measurement.recorder import GoodputRecorder
 from ml_goodput_measurement.sources import LogSource
 
-from .histories import BASE, JOB, History, MemoryLog, Payload
-
-LOG = "goodput_job"
-NOW_NS = int((BASE + 2000) * 1e9)
-
-LIFE = (
-    History()
-    .start(0)
-    .init(0, 5)
-    .prepare(5, 8)
-    .load(8, 9)
-    .steps(range(10), at=10)
-    .save(5, 60, 63)
-    .custom(70, 74)
-    .start(300)
-    .restore(5, 301, 305)
-    .steps(range(6, 20), at=310)
-    .end(450)
-)
-"""One crash, with something of every kind."""
-
-
-def root() -> Path:
-    return Path(os.environ["ML_DIAGNOSTICS_DIR"])
-
-
-def journal_folder() -> Path:
-    return root() / "journal" / LOG
-
-
-def record(payloads: Iterable[Payload], **labels: str) -> Journal:
-    """Writes payloads as one process does, with a clock that says what the payloads say."""
-    journal = Journal(LOG, root=root(), labels={"job": JOB, "process_index": "0", **labels})
-    for payload in payloads:
-        journal.append(payload)
-    return journal
-
-
-def calculator(**arguments: Any) -> GoodputCalculator:
-    return GoodputCalculator(JOB, LOG, _clock_ns=lambda: NOW_NS, **arguments)
-
-
-def told(report: JobReport) -> tuple[Any, ...]:
-    """All of a report but its notes."""
-    return (
-        report.start_ns,
-        report.end_ns,
-        dict(report.buckets),
-        dict(report.custom),
-        report.last_step,
-        report.attempts,
-        report.disruptions,
-        report.timeline,
-    )
+from .histories import BASE, JOB, History, MemoryLog
+from .written_life import LIFE, LOG, NOW_NS, calculator, journal_folder, record, root, told
 
 
 @pytest.fixture
 def truth() -> tuple[Any, ...]:
     """What there is to say of LIFE, from an object in memory."""
     return told(calculator(cloud_logger=MemoryLog(LIFE.payloads)).report())
-
-
-# --- The journal --------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -197,6 +133,27 @@ def test_a_query_that_is_interrupted_loses_nothing(truth: tuple[Any, ...], monke
     assert told(subject.report()) == truth
 
 
+def test_a_query_of_one_job_is_no_promise_for_another_of_the_same_log(truth: tuple[Any, ...]) -> None:
+    """Where no cloud has the journal, its cap drops what was read: by the job that it belongs to."""
+    record(LIFE.payloads)
+    record([{**payload, "job_name": "other"} for payload in LIFE.payloads], job="other")
+    subject = calculator()
+    assert told(subject.report()) == truth
+    subject.save_state()
+    JournalCap(root(), limit_bytes=0, clock=lambda: time.time() + 2 * 86400).check()
+    assert len(list(journal_folder().glob("*.jsonl"))) == 1
+    assert told(GoodputCalculator("other", LOG, _clock_ns=lambda: NOW_NS).report()) == truth
+
+
+def test_no_journal_is_dropped_on_the_word_of_a_state_that_lies_elsewhere(tmp_path: Path) -> None:
+    record(LIFE.payloads)
+    subject = calculator(cache_dir=str(tmp_path / "cache"))
+    subject.report()
+    subject.save_state()
+    JournalCap(root(), limit_bytes=0, clock=lambda: time.time() + 2 * 86400).check()
+    assert len(list(journal_folder().glob("*.jsonl"))) == 1
+
+
 # --- Backends -----------------------------------------------------------------------------------------------------
 
 
@@ -253,237 +210,3 @@ def test_a_backend_that_is_none_is_refused(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setenv("ML_DIAGNOSTICS_BACKEND", "clod")
     with pytest.raises(ConfigurationError, match="ML_DIAGNOSTICS_BACKEND"):
         calculator()
-
-
-# --- The cloud ----------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture(params=["rest", "grpc"])
-def cloud(
-    request: pytest.FixtureRequest, cloud_logging_server: CloudLoggingServer, monkeypatch: pytest.MonkeyPatch
-) -> CloudLoggingServer:
-    environ = cloud_logging_server.environment()
-    if request.param == "rest":
-        del environ["ML_DIAGNOSTICS_LOGGING_GRPC"]
-    for name, value in environ.items():
-        monkeypatch.setenv(name, value)
-    monkeypatch.setenv("ML_DIAGNOSTICS_BACKEND", "auto")
-    return cloud_logging_server
-
-
-@pytest.fixture
-def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Readers that give up soon: how long they try is their own matter."""
-    reader = ml_diagnostics_common.cloud_logging.CloudLoggingReader
-    impatient = functools.partial(reader, timeout_seconds=0.2)
-    monkeypatch.setattr(ml_diagnostics_common.cloud_logging, "CloudLoggingReader", impatient)
-    monkeypatch.setattr(sources, "_PATIENCE_SECONDS", 0.2)
-    monkeypatch.setattr(sources, "_REST_SECONDS", 0.0)
-
-
-def as_the_reference_wrote(payloads: Iterable[Payload], each: float = 0.01) -> list[dict[str, Any]]:
-    """Stamped when it was sent, seconds after the event; no insertId, no label of ours."""
-    return [
-        {
-            "timestamp": format_timestamp(int((BASE + 600 + index * each) * 1e9)),
-            "severity": "INFO",
-            "labels": {"python_logger": f"_ml_goodput_async.{LOG}.140123"},
-            "jsonPayload": payload,
-        }
-        for index, payload in enumerate(payloads)
-    ]
-
-
-def ship(server: CloudLoggingServer, part: slice = slice(None)) -> None:
-    """Puts what lies in the journal into the cloud."""
-    entries = [entry for batch in JournalReader(LOG, root=root()).read_new() for entry in batch]
-    server.write([encode_cloud(entry) for entry in entries[part]], log_id=LOG)
-
-
-def test_what_the_public_library_wrote_is_read_from_the_cloud(
-    cloud: CloudLoggingServer, truth: tuple[Any, ...]
-) -> None:
-    cloud.write(as_the_reference_wrote(LIFE.payloads), log_id=LOG)
-    assert told(calculator().report()) == truth
-
-
-@pytest.mark.parametrize("part", [slice(None), slice(0), slice(12), slice(12, None), slice(None, None, 3)], ids=str)
-def test_the_union_of_journal_and_cloud_is_the_job_whatever_was_shipped(
-    cloud: CloudLoggingServer, truth: tuple[Any, ...], part: slice
-) -> None:
-    record(LIFE.payloads)
-    ship(cloud, part)
-    report = calculator().report()
-    assert (told(report), report.notes) == (truth, [])
-
-
-def test_a_part_from_another_machine_is_joined_with_the_journal(
-    cloud: CloudLoggingServer, truth: tuple[Any, ...]
-) -> None:
-    """The first attempt ran with the public library elsewhere, the second runs here."""
-    second = next(i for i, payload in enumerate(LIFE.payloads) if payload.get("job_start_time") == BASE + 300)
-    cloud.write(as_the_reference_wrote(LIFE.payloads[:second]), log_id=LOG)
-    record(LIFE.payloads[second:])
-    assert told(calculator().report()) == truth
-
-
-def test_the_cloud_is_read_on_from_where_a_saved_state_left_off(
-    cloud: CloudLoggingServer, truth: tuple[Any, ...]
-) -> None:
-    """What is asked for again is the reader's overlap of a minute; an entry comes every ten minutes here."""
-    entries = as_the_reference_wrote(LIFE.payloads, each=-600)
-    cloud.write(entries[-20:], log_id=LOG)
-    first = calculator()
-    first.report()
-    first.save_state()
-    asked = len(cloud.requests)
-    cloud.write(entries[:-20], log_id=LOG)
-    assert told(calculator().report()) == truth
-    read = [request.entries or 0 for request in cloud.requests[asked:] if request.operation == "list"]
-    assert sum(read) <= len(entries) - 20 + 1
-
-
-def test_a_state_saved_without_a_cloud_goes_on_with_one_and_back(
-    cloud: CloudLoggingServer, truth: tuple[Any, ...], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    record(LIFE.payloads[:20])
-    ship(cloud)
-    cloud.write(as_the_reference_wrote(LIFE.payloads[30:]), log_id=LOG)
-    for backend, payloads in [("local", LIFE.payloads[20:25]), ("auto", LIFE.payloads[25:30]), ("local", [])]:
-        monkeypatch.setenv("ML_DIAGNOSTICS_BACKEND", backend)
-        subject = calculator()
-        subject.report()
-        subject.save_state()
-        record(payloads)
-    monkeypatch.setenv("ML_DIAGNOSTICS_BACKEND", "cloud")
-    assert told(calculator().report()) == truth
-
-
-@pytest.mark.usefixtures("_impatient")
-@pytest.mark.parametrize("fault", [Status(503), Status(403), Status(429), Hang(), Reset()], ids=repr)
-def test_a_cloud_that_fails_leaves_the_journals_answer_and_a_note(
-    cloud: CloudLoggingServer, truth: tuple[Any, ...], fault: Fault
-) -> None:
-    record(LIFE.payloads)
-    cloud.faults.always(fault, on="list")
-    subject = calculator()
-    report = subject.report()
-    assert told(report) == truth
-    [note] = report.notes
-    assert note.startswith("Cloud Logging could not be read to the end: ")
-    assert told(subject.report()) == truth  # nothing is lost by asking again
-    cloud.faults.clear()
-    assert subject.report().notes == []
-
-
-@pytest.mark.usefixtures("_impatient")
-def test_a_cloud_that_fails_between_two_pages_loses_nothing(cloud: CloudLoggingServer) -> None:
-    long = History().start(0).steps(range(3000), at=10).end(30_010)
-    record(long.payloads[2000:])
-    cloud.write(as_the_reference_wrote(long.payloads[:2500]), log_id=LOG)
-    cloud.faults.script([None, None, *[Status(503)] * 50], on="list")
-    subject = calculator()
-    partial = subject.report()
-    assert partial.notes
-    assert partial.last_step == 2999
-    subject.save_state()
-    cloud.faults.clear()
-    for whole in (subject.report(), calculator().report()):
-        assert (whole.notes, whole.steps_kept, len(whole.attempts)) == ([], 3000, 1)
-        assert whole.buckets[Bucket.PRODUCTIVE] == 30_000 * 10**9
-
-
-@pytest.mark.parametrize(
-    ("variable", "value"),
-    [("CLOUDSDK_API_ENDPOINT_OVERRIDES_LOGGING", "not an address"), ("ML_DIAGNOSTICS_LOGGING_GRPC", "http://a")],
-)
-def test_an_endpoint_that_is_none_is_refused_by_its_name(
-    cloud: CloudLoggingServer, monkeypatch: pytest.MonkeyPatch, variable: str, value: str
-) -> None:
-    monkeypatch.delenv("ML_DIAGNOSTICS_LOGGING_GRPC", raising=False)
-    monkeypatch.setenv(variable, value)
-    record(LIFE.payloads)
-    with pytest.raises(ConfigurationError, match=variable):
-        calculator().report()
-
-
-def test_a_cloud_that_failed_is_left_in_peace_for_a_while(
-    cloud: CloudLoggingServer, truth: tuple[Any, ...], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A monitor that asks twice a minute does not wait each time, and knows that what it says is not all."""
-    monkeypatch.setattr(sources, "_PATIENCE_SECONDS", 0.2)
-    record(LIFE.payloads)
-    cloud.faults.always(Status(503), on="list")
-    subject = calculator()
-    first = subject.report()
-    asked = len(cloud.requests)
-    second = subject.report()
-    assert len(cloud.requests) == asked
-    assert (told(second), second.notes) == (truth, first.notes)
-    assert second.notes
-
-
-@pytest.mark.parametrize("job", ['a "quoted" job', "a/b", "back\\slash", "unicode 火", "new\nline", "a" * 10_000])
-def test_a_job_of_any_name_is_found_in_the_cloud(cloud: CloudLoggingServer, job: str) -> None:
-    entries = as_the_reference_wrote(History(job).start(0).steps(range(5), at=10).end(60).payloads)
-    cloud.write(entries + as_the_reference_wrote(History("b").start(-100).payloads), log_id=LOG)
-    assert GoodputCalculator(job, LOG, _clock_ns=lambda: NOW_NS).report().steps_kept == 5
-
-
-def test_a_retention_is_what_is_asked_of_the_cloud(cloud: CloudLoggingServer) -> None:
-    cloud.write(as_the_reference_wrote(LIFE.payloads), log_id=LOG)
-    with pytest.raises(ValueError, match="Nothing was recorded"):
-        calculator(max_logs_retention_period=60).get_job_goodput()
-    assert calculator(max_logs_retention_period=1e6).get_job_goodput().last_step == 19
-
-
-def test_a_recorder_and_a_calculator_meet_in_the_cloud(
-    cloud: CloudLoggingServer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    recorder = GoodputRecorder(JOB, LOG, True)
-    recorder.record_job_start_time(BASE)
-    for step in range(5):
-        recorder.record_step_start_time(step, BASE + 10 * step)
-    recorder.record_job_end_time(BASE + 50)
-    recorder.flush()
-    here = calculator().report()
-    monkeypatch.setenv("ML_DIAGNOSTICS_DIR", str(tmp_path / "elsewhere"))
-    there = calculator().report()
-    assert told(here) == told(there)
-    assert there.steps_kept == 5
-
-
-def test_a_query_of_one_job_is_no_promise_for_another_of_the_same_log(truth: tuple[Any, ...]) -> None:
-    """Where no cloud has the journal, its cap drops what was read: by the job that it belongs to."""
-    record(LIFE.payloads)
-    record([{**payload, "job_name": "other"} for payload in LIFE.payloads], job="other")
-    subject = calculator()
-    assert told(subject.report()) == truth
-    subject.save_state()
-    JournalCap(root(), limit_bytes=0, clock=lambda: time.time() + 2 * 86400).check()
-    assert len(list(journal_folder().glob("*.jsonl"))) == 1
-    assert told(GoodputCalculator("other", LOG, _clock_ns=lambda: NOW_NS).report()) == truth
-
-
-def test_no_journal_is_dropped_on_the_word_of_a_state_that_lies_elsewhere(tmp_path: Path) -> None:
-    record(LIFE.payloads)
-    subject = calculator(cache_dir=str(tmp_path / "cache"))
-    subject.report()
-    subject.save_state()
-    JournalCap(root(), limit_bytes=0, clock=lambda: time.time() + 2 * 86400).check()
-    assert len(list(journal_folder().glob("*.jsonl"))) == 1
-
-
-def test_what_was_read_of_one_project_or_one_day_is_not_taken_for_all(
-    cloud: CloudLoggingServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    long = History().start(0).steps(range(300), at=1000, each=1000).end(301_000)
-    cloud.write(as_the_reference_wrote(long.payloads, each=1000), log_id=LOG)
-    asked_at: dict[str, Any] = {"_clock_ns": lambda: int((BASE + 302_000) * 1e9)}
-    day = GoodputCalculator(JOB, LOG, max_logs_retention_period=86_400, **asked_at)
-    assert day.report().steps_kept < 100
-    day.save_state()
-    assert GoodputCalculator(JOB, LOG, **asked_at).report().steps_kept == 300
-    monkeypatch.setenv("GOOGLE_CLOUD_PROJECT", "another-project")
-    with pytest.raises(NoGoodputError):
-        GoodputCalculator(JOB, LOG, **asked_at).report()
