@@ -8,7 +8,7 @@ from itertools import pairwise
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from ml_goodput_measurement.ledger import Ledger, books, marks, runs
+from ml_goodput_measurement.ledger import Ledger, books, pairs, runs
 from ml_goodput_measurement.partition import Bucket, Piece
 
 from .accounts import CUSTOM, PRODUCTIVE, RECOVERY, STARTUP, UNKNOWN, WASTED, moment_ns
@@ -30,7 +30,7 @@ def _sizes(request: pytest.FixtureRequest) -> Iterator[None]:
         if request.param == "as small as can be":
             patch.setattr(books, "_UNSETTLED_STEPS", 1)
             patch.setattr(runs, "_FEW_STEPS", 2)
-            patch.setattr(marks, "_BLOCK", 2)
+            patch.setattr(pairs, "_PART", 2)
         yield
 
 

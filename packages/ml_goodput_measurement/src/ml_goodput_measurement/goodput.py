@@ -35,7 +35,7 @@ if TYPE_CHECKING:
         get_timestamp_from_log_entry,
     )
     from ml_goodput_measurement.job_goodput import JobGoodput
-    from ml_goodput_measurement.monitor import GoodputMonitor
+    from ml_goodput_measurement.monitoring import GoodputMonitor
     from ml_goodput_measurement.recorder import GoodputRecorder
 
 __all__ = [
@@ -72,7 +72,7 @@ _MODULES = {
     "GoodputCalculator": "calculator",
     "GoodputError": "exceptions",
     "GoodputInfo": "goodput_utils",
-    "GoodputMonitor": "monitor",
+    "GoodputMonitor": "monitoring",
     "GoodputRecorder": "recorder",
     "GoodputType": "goodput_utils",
     "IntervalMetricType": "goodput_utils",
