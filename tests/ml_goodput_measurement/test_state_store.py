@@ -357,7 +357,7 @@ def test_a_copy_that_cannot_be_written_is_said_once_and_survived(
     tmp_path: Path, server: CloudStorageServer, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / "taken").write_text("")
-    for gcs_path in ("gs://nobodys-bucket/runs", str(tmp_path / "taken")):
+    for gcs_path in ("gs://nobodys-bucket/runs", str(tmp_path / "taken"), "/proc/read-only/for/everybody"):
         store = store_of(tmp_path, gcs_path)
         caplog.clear()
         for _ in range(2):
