@@ -1,0 +1,95 @@
+"""A real TensorBoard in a real browser shows what was written."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from ml_goodput_measurement.exporters.tensorboard import tensorboard_exporter
+from ml_goodput_measurement.goodput_utils import BadputType
+
+from .tensorboard_points import cumulative, deviating, steps_of
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+_START_SECONDS = 30
+_TAG = r'class="tag"[^>]* title="([^"]*)"'
+
+
+@pytest.fixture
+def address(tmp_path: Path) -> Iterator[str]:
+    """Where TensorBoard shows the folder, on loopback."""
+    log = tmp_path / "tensorboard.log"
+    command = [sys.executable, "-m", "tensorboard.main", "--logdir", str(tmp_path / "run")]
+    with log.open("wb") as output:
+        server = subprocess.Popen(
+            [*command, "--host", "127.0.0.1", "--port", "0", "--reload_interval", "1"],
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            env={**os.environ, "PYTHONWARNINGS": "ignore", "HOME": str(tmp_path)},
+        )
+    try:
+        yield _address(log, server)
+    finally:
+        server.terminate()
+        server.wait(20)
+
+
+def _address(log: Path, server: subprocess.Popen[bytes]) -> str:
+    end = time.monotonic() + _START_SECONDS
+    while not (found := re.search(r"http://127\.0\.0\.1:\d+/", log.read_text())):
+        assert server.poll() is None, log.read_text()
+        assert time.monotonic() < end, log.read_text()
+        time.sleep(0.05)
+    return found[0]
+
+
+def _wait_until_loaded(address: str) -> None:
+    end = time.monotonic() + _START_SECONDS
+    while True:
+        try:
+            with urllib.request.urlopen(f"{address}data/plugin/scalars/tags") as answer:
+                if b"step_deviation" in answer.read():
+                    return
+        except urllib.error.URLError:
+            pass
+        assert time.monotonic() < end, "TensorBoard does not find the points"
+        time.sleep(0.05)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium here")
+def test_a_browser_shows_a_card_for_each_tag(tmp_path, address):
+    badput = {BadputType.OTHER: 5.0, BadputType.CUSTOM_BADPUT_EVENTS: {"EVAL STEP": 2.0}}
+    life = cumulative(29, 93.0, badput)
+    exporter = tensorboard_exporter(tmp_path / "run", "job", include_badput_breakdown=True)
+    exporter(deviating(steps_of(range(30)), with_cumulative=life))
+    _wait_until_loaded(address)
+    page = _page(f"{address}?tagFilter=.#timeseries", tmp_path, until="step_deviation")
+    assert re.findall(_TAG, page) == [
+        "badput/custom_badput_events/eval_step",
+        "badput/other",
+        "goodput/goodput",
+        "step_deviation",
+    ]
+    assert {"93", "0.4531"} <= set(re.sub(r"<[^>]*>|\s", " ", page).split())
+
+
+def _page(address: str, profile: Path, *, until: str) -> str:
+    """What the browser shows; on a busy machine it may need more than one look until it has drawn all."""
+    assert CHROMIUM is not None
+    browser = [CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", "--window-size=1500,3000"]
+    browser += ["--virtual-time-budget=10000", f"--user-data-dir={profile}", "--dump-dom"]
+    end = time.monotonic() + _START_SECONDS
+    while True:
+        page = subprocess.run([*browser, address], capture_output=True, text=True, timeout=60, check=True).stdout
+        if until in re.findall(_TAG, page) or time.monotonic() > end:
+            return page
