@@ -289,10 +289,20 @@ def test_rest_speaks_of_the_same_series(server, client):
         ("POST", "/v3/projects/p/timeSeries", {"junk": 1}, 400),
         ("POST", "/v3/projects/p/elsewhere", {}, 404),
         ("GET", "/v3/projects/p/timeSeries?filter=metric.type", None, 400),
+        ("DELETE", "/v1/projects/p/dashboards", None, 400),
     ],
 )
 def test_rest_refuses_junk(server, verb, path, body, status):
     assert rest(server, verb, path, body)[0] == status
+
+
+def test_dashboards_are_kept_as_they_come(server):
+    path = "/v1/projects/test-project/dashboards"
+    assert rest(server, "POST", f"{path}?validateOnly=true", {"displayName": "x"})[0] == 200
+    assert server.dashboards == []
+    _, made = rest(server, "POST", path, {"displayName": "x"})
+    assert made == {"displayName": "x", "name": "projects/test-project/dashboards/1", "etag": "1"}
+    assert rest(server, "GET", path) == (200, {"dashboards": [made]})
 
 
 def test_the_environment_points_at_the_server(server):

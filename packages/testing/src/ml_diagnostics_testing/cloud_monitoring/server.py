@@ -1,5 +1,6 @@
 """The loopback Cloud Monitoring: its two fronts, and what tests ask of it."""
 
+import re
 import time
 import urllib.parse
 from collections.abc import Callable, Mapping
@@ -26,6 +27,7 @@ from ml_diagnostics_testing.http_server import (
 )
 
 _SERVICE = "google.monitoring.v3.MetricService"
+_DASHBOARDS = re.compile("/v1/projects/[^/]+/dashboards")
 # By the method's name: the operation, the request's message, and REST's verb, collection and field of the body.
 _METHODS: Mapping[str, tuple[str, Any, str, str, str]] = {
     "CreateTimeSeries": ("write", CreateTimeSeriesRequest.pb(), "POST", "timeSeries", ""),
@@ -49,15 +51,19 @@ class CloudMonitoringServer(LoopbackServer):
     is wrong with some series of a request does not keep the others from being written.
 
     It runs from construction until `close`, and is a context manager. The operations of its `faults` and `requests`
-    are "write", "list" and "descriptor".
+    are "write", "list" and "descriptor", and "dashboard": over REST it keeps what gcloud creates, unread.
 
     Args:
         project: The project that `environment` names. The server takes time series of any.
         clock: Returns the time in seconds since the epoch.
+
+    Attributes:
+        dashboards: Every dashboard that was created, oldest first, in the form of REST's JSON.
     """
 
     def __init__(self, project: str = "test-project", *, clock: Callable[[], float] = time.time) -> None:
         self.project = project
+        self.dashboards: list[dict[str, Any]] = []
         self._store = TimeSeriesStore()
         super().__init__(clock=clock)
         methods = {name: self._method(name, operation) for name, (operation, *_) in _METHODS.items()}
@@ -92,7 +98,8 @@ class CloudMonitoringServer(LoopbackServer):
         return [json_format.MessageToDict(series) for series in self._store.select(filter_)]
 
     def clear(self) -> None:
-        """Forget all time series and metric descriptors."""
+        """Forget all time series, metric descriptors and dashboards."""
+        self.dashboards.clear()
         self._store.clear()
 
     def close(self) -> None:
@@ -102,12 +109,16 @@ class CloudMonitoringServer(LoopbackServer):
         super().close()
 
     def operation(self, method: str, path: str) -> str:
-        """Name the operations "write", "list" and "descriptor"."""
+        """Name what is asked for."""
+        if _DASHBOARDS.fullmatch(urllib.parse.unquote(path)):
+            return "dashboard"
         found = _rest_method(method, path)
         return _METHODS[found][0] if found else "other"
 
     def handle(self, request: Request) -> Response:
         """Answer REST."""
+        if _DASHBOARDS.fullmatch(urllib.parse.unquote(request.path)):
+            return self._handle_dashboards(request)
         name = _rest_method(request.method, request.path)
         if name is None:
             raise ApiError(404, f"the loopback Cloud Monitoring has no {request.method} {request.path}")
@@ -121,6 +132,17 @@ class CloudMonitoringServer(LoopbackServer):
         except (json_format.ParseError, TypeError) as error:
             raise ApiError(400, f"the request cannot be read: {error}") from None
         return json_response(json_format.MessageToDict(self._do(name, parsed, request.record, request.time)))
+
+    def _handle_dashboards(self, request: Request) -> Response:
+        if request.method == "GET":
+            return json_response({"dashboards": self.dashboards})
+        if request.method != "POST" or not isinstance(request.json(), dict):
+            raise ApiError(400, "the loopback Cloud Monitoring creates and lists dashboards, and no more")
+        parent = urllib.parse.unquote(request.path).removeprefix("/v1/")
+        dashboard = {**request.json(), "name": f"{parent}/{len(self.dashboards) + 1}", "etag": "1"}
+        if request.query.get("validateOnly", "").lower() != "true":
+            self.dashboards.append(dashboard)
+        return json_response(dashboard)
 
     def _method(self, name: str, operation: str) -> Method:
         def do(raw: bytes, record: RequestRecord, now: float) -> bytes:
