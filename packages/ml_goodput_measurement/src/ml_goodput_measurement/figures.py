@@ -9,6 +9,11 @@ from ml_goodput_measurement.partition import Bucket
 __all__ = ["badput", "counted_ns", "goodput_percent"]
 
 _OTHER = (Bucket.UNKNOWN, Bucket.IN_FLIGHT)
+_KINDS = [
+    (kind, Bucket(kind.name) if kind.name in Bucket._value2member_map_ else None)
+    for kind in BadputType
+    if kind is not BadputType.CUSTOM_BADPUT_EVENTS
+]
 _ELASTIC = {BadputType.ELASTIC_SLICE_DOWN, BadputType.ELASTIC_SCALE_UP, BadputType.ELASTIC_REINITIALIZATION}
 
 
@@ -32,17 +37,19 @@ def badput(part: Summary | Window, unit_ns: float, *, elastic: bool = False) -> 
         elastic: Whether the kinds that only elastic jobs have are there where they took no time, too.
     """
     figures: UnproductiveTimeDict = {}
-    for kind in BadputType:
-        if kind is BadputType.CUSTOM_BADPUT_EVENTS:
-            figures[kind] = {label: length / unit_ns for label, length in part.custom.items() if length}
-            continue
-        if kind is BadputType.DATA_LOADING_ASYNC:
-            length = part.data_loading_async_ns
-        elif kind is BadputType.OTHER:
-            length = sum(part.buckets[bucket] for bucket in _OTHER)
-            length += part.outside_ns if isinstance(part, Window) else 0
-        else:
-            length = part.buckets[Bucket(kind.name)]
+    for kind, bucket in _KINDS:
+        length = part.buckets[bucket] if bucket is not None else _other_ns(part, kind)
         if length or elastic or kind not in _ELASTIC:
             figures[kind] = length / unit_ns
+    figures[BadputType.CUSTOM_BADPUT_EVENTS] = {
+        label: length / unit_ns for label, length in part.custom.items() if length
+    }
     return figures
+
+
+def _other_ns(part: Summary | Window, kind: BadputType) -> int:
+    """Returns the time of a kind that is no bucket."""
+    if kind is BadputType.DATA_LOADING_ASYNC:
+        return part.data_loading_async_ns
+    outside_ns = part.outside_ns if isinstance(part, Window) else 0
+    return outside_ns + sum(part.buckets[bucket] for bucket in _OTHER)

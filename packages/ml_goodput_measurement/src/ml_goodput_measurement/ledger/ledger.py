@@ -85,10 +85,8 @@ class Ledger:
         life = self._life(now_ns)
         if life is None:
             return None
-        attempts = self._attempts
         total = life.without(exclusions) if exclusions else life.total
-        kept = [attempts.kept_steps(index) for index in range(len(attempts))]
-        loads = (attempt.first_load for attempt in attempts)
+        loads = (attempt.first_load for attempt in self._attempts)
         beside_ns = self.facts.loads.total_ns - sum(load[1] - load[0] for load in loads if load)
         ideal_ns = self._step_times.kept().ideal_ns()
         return Summary(
@@ -99,9 +97,9 @@ class Ledger:
             custom=total.custom,
             data_loading_async_ns=beside_ns - sum(life.loads_beside_training_ns(*part) for part in exclusions),
             estimated_ns=total.estimated_ns,
-            last_step=max(last for _, last in kept),
-            steps_kept=sum(count for count, _ in kept),
-            disruptions=len(attempts.disrupted()),
+            last_step=life.last_step,
+            steps_kept=life.steps_kept,
+            disruptions=life.disruptions,
             ideal_step_seconds=None if ideal_ns is None else ideal_ns / 1e9,
         )
 

@@ -18,6 +18,7 @@ Interval = tuple[int, int]
 """Start and end, in nanoseconds."""
 
 _PART = 2048
+_NEAR = 128
 
 
 def pair_of(before: int | None, after: int | None) -> Interval | None:
@@ -76,7 +77,13 @@ class PairSums:
         place, total_ns = self._places[part], self._totals[part]
         if place == index:
             return total_ns
-        return total_ns + sum_of_pairs(self._codes[max(0, place - 1) : index], self._in_turns[part])
+        total_ns += sum_of_pairs(self._codes[max(0, place - 1) : index], self._in_turns[part])
+        if index - place > _NEAR and index < self._places[part + 1]:
+            # Who asks for this place asks for one near it next.
+            self._places.insert(part + 1, index)
+            self._totals.insert(part + 1, total_ns)
+            self._in_turns.insert(part, self._in_turns[part])
+        return total_ns
 
     def _add(self, place: int, total_ns: int, *, in_turns: bool) -> None:
         if len(self._places) > 1 and place - self._places[-2] <= _PART and in_turns and self._in_turns[-1]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
+from itertools import accumulate, pairwise
 
 from ml_goodput_measurement.ledger.accounting import Account
 from ml_goodput_measurement.ledger.attempts import Attempts
@@ -15,6 +15,8 @@ from ml_goodput_measurement.ledger.runs import recorded_end
 from ml_goodput_measurement.partition import Bucket, Piece
 
 __all__ = ["Life", "Window", "exclude"]
+
+_BUCKETS = tuple(Bucket)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +48,22 @@ class Life:
         self.total = books.closed().copy()
         """Sums over all of it."""
         self.total.add(books.last(self.end_ns, running=self.running))
+        kept = [attempts.kept_steps(index) for index in range(len(attempts))]
+        self.steps_kept = sum(count for count, _ in kept)
+        self._last_steps = list(accumulate((last for _, last in kept), max))
+        """The highest kept step of each attempt and those before it."""
+        self._returns = [attempts[after].start_ns for _, after in attempts.disrupted()]
+        """When the job came back after an attempt that had made steps."""
+
+    @property
+    def last_step(self) -> int:
+        """The highest kept step."""
+        return self._last_steps[-1]
+
+    @property
+    def disruptions(self) -> int:
+        """How often the job came back."""
+        return len(self._returns)
 
     def between(self, start_ns: int, end_ns: int) -> Account:
         """Returns the sums over what of the life lies between two moments."""
@@ -75,17 +93,16 @@ class Life:
         """Returns what lies in a window."""
         account = self.between(start_ns, end_ns)
         inside_ns = sum(end - start for start, end in self.parts([(start_ns, end_ns)]))
-        returns = (self._attempts[after].start_ns for _, after in self._attempts.disrupted())
         return Window(
             start_ns=start_ns,
             end_ns=end_ns,
-            buckets={bucket: account.buckets.get(bucket, 0) for bucket in Bucket},
+            buckets={bucket: account.buckets.get(bucket, 0) for bucket in _BUCKETS},
             outside_ns=end_ns - start_ns - inside_ns,
             custom={label: length for label, length in account.custom.items() if length},
             data_loading_async_ns=self.loads_beside_training_ns(start_ns, end_ns),
             estimated_ns=account.estimated_ns,
-            last_step=self._last_step(min(end_ns, self.end_ns)),
-            disruptions=sum(start_ns <= time_ns < end_ns for time_ns in returns),
+            last_step=self._last_step_at(end_ns),
+            disruptions=bisect_left(self._returns, end_ns) - bisect_left(self._returns, start_ns),
         )
 
     def loads_beside_training_ns(self, start_ns: int, end_ns: int) -> int:
@@ -105,13 +122,15 @@ class Life:
             return self.total
         return self._books.until(time_ns, self.end_ns, running=self.running)
 
-    def _last_step(self, time_ns: int) -> int:
+    def _last_step_at(self, time_ns: int) -> int:
         """Returns the highest kept step that was done by a moment."""
-        attempts = self._attempts
+        if time_ns >= self.end_ns:
+            return self.last_step
         if time_ns < self.start_ns:
             return 0
+        attempts = self._attempts
         index = attempts.index_at(time_ns)
-        last = max((attempts.kept_steps(before)[1] for before in range(index)), default=0)
+        last = self._last_steps[index - 1] if index else 0
         attempt, steps = attempts[index], attempts.facts.steps
         current = bisect_right(steps.times, time_ns, attempt.first, attempt.stop) - 1
         if current < attempt.first:
