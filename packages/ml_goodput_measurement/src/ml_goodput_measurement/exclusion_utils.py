@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import datetime
-import logging
 from collections.abc import Iterable
 from typing import Any
 
-from ml_diagnostics_common.guard import log_once, warn_once
+from ml_diagnostics_common.guard import warn_once
 
+from ml_goodput_measurement.moments import Moment, posix_seconds
 from ml_goodput_measurement.names import shown
 
 __all__ = ["get_exclusion_overlap", "normalize_intervals"]
 
-Moment = datetime.datetime | float
 Interval = tuple[datetime.datetime, datetime.datetime]
 
 
@@ -78,16 +77,9 @@ def _as_datetimes(interval: Any) -> Any:
 
 
 def _utc(moment: Moment) -> datetime.datetime:
-    if not isinstance(moment, datetime.datetime):
-        return datetime.datetime.fromtimestamp(moment, datetime.timezone.utc)
-    if moment.tzinfo is None:
-        log_once(
-            logging.INFO,
-            "naive datetime",
-            "A datetime without a time zone was given, and taken as local time; "
-            "datetime.datetime.now(datetime.timezone.utc) leaves no doubt.",
-        )
-    return moment.astimezone(datetime.timezone.utc)
+    if isinstance(moment, datetime.datetime) and moment.tzinfo is not None:
+        return moment.astimezone(datetime.timezone.utc)
+    return datetime.datetime.fromtimestamp(posix_seconds(moment), datetime.timezone.utc)
 
 
 def _warn(what: str) -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
+from urllib.parse import quote
 
 from ml_diagnostics_common.credentials.instance_metadata import instance_metadata, metadata_host
 
@@ -49,10 +50,11 @@ def get_gcp_metadata(
     """
     if instance_metadata() is None:
         return None
+    path = quote(f"/computeMetadata/v1/{category.strip('/')}/{attribute.strip('/')}", safe="/?=&")
     for attempt in range(max(1, retries)):
         if attempt:
             _sleep(_PAUSE_SECONDS * 2**attempt)
-        status, text = _get(f"/computeMetadata/v1/{category.strip('/')}/{attribute.strip('/')}", timeout)
+        status, text = _get(path, timeout)
         if status == 200:
             return text
         if 400 <= status < 500 and status != 429:

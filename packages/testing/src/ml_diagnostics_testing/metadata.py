@@ -33,6 +33,7 @@ class MetadataServer(LoopbackServer):
         expires_in_seconds: How long a token is good for.
         scopes: What the service account may be used for.
         attributes: Custom metadata of the instance, such as {"cluster-name": "c"}.
+        machine_type: The machine's type, such as "ct5lp-hightpu-4t".
         clock: Returns the time in seconds since the epoch.
     """
 
@@ -46,6 +47,7 @@ class MetadataServer(LoopbackServer):
         expires_in_seconds: int = 3600,
         scopes: tuple[str, ...] = ("https://www.googleapis.com/auth/cloud-platform",),
         attributes: Mapping[str, str] | None = None,
+        machine_type: str = "n2-standard-2",
         clock: Callable[[], float] = time.time,
     ) -> None:
         self.project = project
@@ -55,6 +57,7 @@ class MetadataServer(LoopbackServer):
         self.expires_in_seconds = expires_in_seconds
         self.scopes = scopes
         self.attributes = dict(attributes or {})
+        self.machine_type = machine_type
         super().__init__(clock=clock)
 
     @property
@@ -98,7 +101,7 @@ class MetadataServer(LoopbackServer):
             "attributes": dict(self.attributes),
             "hostname": f"test-vm.{self.zone}.c.{self.project}.internal",
             "id": "1234567890123456789",
-            "machine-type": "projects/123456789012/machineTypes/n2-standard-2",
+            "machine-type": f"projects/123456789012/machineTypes/{self.machine_type}",
             "name": "test-vm",
             "zone": zone,
         }

@@ -1,0 +1,135 @@
+"""What the machine says of itself: right on Google Cloud, and None at once everywhere else."""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Iterator
+
+import pytest
+from ml_diagnostics_testing.faults import Hang, Reset, Status
+from ml_diagnostics_testing.metadata import MetadataServer
+from ml_goodput_measurement import gcp_metadata, goodput_utils
+from ml_goodput_measurement.gcp_metadata import (
+    get_accelerator_type,
+    get_cluster_name,
+    get_gcp_metadata,
+    get_gcp_project_id,
+    get_node_zone,
+)
+
+
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[MetadataServer]:
+    with MetadataServer(
+        project="my-project",
+        zone="us-east5-a",
+        attributes={"cluster-name": "my-cluster", "empty": ""},
+        machine_type="ct6e-standard-4t",
+    ) as server:
+        monkeypatch.setenv("GCE_METADATA_HOST", server.host)
+        assert get_gcp_project_id() == "my-project"  # The one look for a server is over.
+        server.requests.clear()
+        yield server
+        server.faults.clear()
+        server.faults.release()
+
+
+@pytest.mark.usefixtures("server")
+def test_a_machine_of_google_says_what_and_where_it_is() -> None:
+    assert get_gcp_project_id() == "my-project"
+    assert get_node_zone() == "us-east5-a"
+    assert get_cluster_name() == "my-cluster"
+    assert get_accelerator_type() == "tpu-v6e-slice"
+    assert get_gcp_metadata("instance", "hostname") == "test-vm.us-east5-a.c.my-project.internal"
+    assert get_gcp_metadata("/instance/", "/zone") == "projects/123456789012/zones/us-east5-a"
+
+
+def test_a_value_that_is_not_there_is_none_and_asked_for_once(server: MetadataServer) -> None:
+    assert get_gcp_metadata("instance", "attributes/none") is None
+    assert len(server.requests) == 1
+    server.attributes.clear()
+    assert get_cluster_name() is None
+    assert get_gcp_metadata("no such", "category\n") is None
+
+
+@pytest.mark.parametrize(
+    ("machine_type", "accelerator_type"),
+    [
+        ("tpu7x-standard-4t", "tpu7x"),
+        ("ct6e-standard-4t", "tpu-v6e-slice"),
+        ("ct5p-hightpu-4t", "tpu-v5p-slice"),
+        ("ct5lp-hightpu-8t", "tpu-v5-lite-podslice"),
+        ("ct4p-hightpu-4t", "tpu-v4-podslice"),
+        ("a3-ultragpu-8g", "nvidia-h200-141gb"),
+        ("a3-megagpu-8g", "nvidia-h100-mega-80gb"),
+        ("a3-highgpu-8g", "nvidia-h100-80gb"),
+        ("a2-ultragpu-1g", "nvidia-a100-80gb"),
+        ("a2-highgpu-1g", "nvidia-tesla-a100"),
+        ("n2-standard-2", "n2-standard-2"),
+        ("", None),
+    ],
+)
+def test_the_accelerator_is_known_by_the_machine_type(
+    server: MetadataServer, machine_type: str, accelerator_type: str | None
+) -> None:
+    server.machine_type = machine_type
+    assert get_accelerator_type() == accelerator_type
+
+
+def test_no_entry_of_the_mapping_hides_a_later_one() -> None:
+    parts = list(goodput_utils.MACHINE_TYPE_TO_ACCELERATOR_TYPE_MAPPING)
+    for index, part in enumerate(parts):
+        assert not any(earlier in part for earlier in parts[:index]), part
+
+
+@pytest.mark.parametrize("fault", [Status(503), Status(429), Reset()])
+def test_a_server_in_trouble_is_asked_again(server: MetadataServer, fault: Status | Reset) -> None:
+    pauses: list[float] = []
+    server.faults.script([fault, fault, None])
+    assert get_gcp_metadata("instance", "hostname", retries=3, _sleep=pauses.append) is not None
+    server.faults.script([fault, fault, None])
+    assert get_gcp_metadata("instance", "hostname", retries=2, _sleep=pauses.append) is None
+    assert pauses == [0.2, 0.4, 0.2]
+
+
+def test_a_server_that_falls_silent_is_not_waited_for_longer_than_asked(server: MetadataServer) -> None:
+    server.faults.always(Hang())
+    began = time.monotonic()
+    assert get_gcp_metadata("instance", "hostname", timeout=0.1, retries=2, _sleep=lambda _: None) is None
+    assert time.monotonic() - began < 2
+
+
+def test_off_google_cloud_everything_is_none_and_the_wait_is_one_second_in_all(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with socket.socket() as silent:  # Takes connections, and never says a word.
+        silent.bind(("127.0.0.1", 0))
+        silent.listen()
+        monkeypatch.setenv("GCE_METADATA_HOST", f"127.0.0.1:{silent.getsockname()[1]}")
+        began = time.monotonic()
+        assert get_gcp_project_id() is None
+        first = time.monotonic() - began
+        for ask in (get_gcp_project_id, get_node_zone, get_accelerator_type, get_cluster_name):
+            assert ask() is None
+        assert time.monotonic() - began - first < 0.5
+        assert first < 3
+
+
+def test_nobody_is_asked_where_that_is_forbidden(server: MetadataServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NO_GCE_CHECK", "true")
+    assert get_gcp_project_id() is None
+    assert not server.requests
+
+
+def test_a_portal_that_answers_everything_is_not_believed(
+    server: MetadataServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ml_diagnostics_testing.metadata._FLAVOR", {})
+    monkeypatch.setattr("ml_diagnostics_testing.metadata._text", dict)
+    assert get_gcp_metadata("instance", "hostname", retries=1) is None
+
+
+def test_goodput_utils_has_the_same_functions() -> None:
+    for name in gcp_metadata.__all__:
+        assert getattr(goodput_utils, name) is getattr(gcp_metadata, name)
