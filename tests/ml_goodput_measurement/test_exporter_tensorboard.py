@@ -177,6 +177,16 @@ def test_a_restarted_process_writes_nothing_again(tmp_path, ends_well):
     ]
 
 
+def test_after_it_was_closed_an_exporter_can_be_called_again(tmp_path):
+    exporter = exporter_to(tmp_path, breakdown=False)
+    for step in (1, 2, 2, 3):
+        exporter(whole_life(step))
+        exporter.flush(1.0)
+        exporter.close()
+        exporter.close()
+    assert points(tmp_path / "goodput") == [Point("goodput/goodput", step, 80.0) for step in (1, 2, 3)]
+
+
 def test_jobs_and_directories_do_not_share_what_was_written(tmp_path):
     for job, folder in (("a", "x"), ("b", "y"), ("a", "z")):
         exporter_to(tmp_path / folder, job)(whole_life(3))
