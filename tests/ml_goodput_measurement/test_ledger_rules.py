@@ -103,6 +103,15 @@ def test_an_attempt_of_one_step_takes_the_median_of_the_job() -> None:
     assert truth.disruptions == 2
 
 
+def test_an_attempt_of_one_step_takes_the_median_of_the_job_as_soon_as_there_is_one(tmp_path: Path) -> None:
+    """Asked before any step was complete, its last step seems to last until the next event: 40 s."""
+    log = MemoryLog(History().start(0).step(1, 10).init(50, 60).start(70).step(1, 80).payloads)
+    calculator = calculator_of(log, now=85, cache_dir=tmp_path)
+    assert calculator.report().buckets[WASTED] == 40 * SECOND_NS
+    log.payloads += History().steps(range(2, 5), at=90).payloads
+    assert calculator.report().buckets[WASTED] == 10 * SECOND_NS
+
+
 def test_the_last_step_before_a_rollback_is_wasted() -> None:
     job = History().start(0).steps(range(5), at=10).start(100).steps(range(4, 8), at=100).end(140)
     assert told(job).seconds == {PRODUCTIVE: 80, WASTED: 10, RECOVERY: 40, UNKNOWN: 10}

@@ -42,7 +42,8 @@ class _Book:
     median: tuple[int, int | None] | None = None
     """Number of steps, and their median time, when it was last needed."""
     borrowed_median_ns: int | None = None
-    """Median step time of the job, with which `account` was made because the attempt has none of its own."""
+    """Median step time of the job, with which `account` was made because the attempt has none of its own; 0 where the
+    job had none either."""
     milestones: list[tuple[int, Account]] = field(default_factory=list)
     """Sums up to the start of some of its steps, by index: where a question for the sums up to a moment begins."""
 
@@ -146,13 +147,14 @@ class Books:
 
     def _refresh(self) -> None:
         """Makes anew the accounts of closed attempts that are out of date."""
+        median_ns = self._step_times.median_ns() or 0
         for index, book in enumerate(self._books[:-1]):
-            if book.borrowed_median_ns is not None and book.borrowed_median_ns != self._step_times.median_ns():
+            if book.borrowed_median_ns is not None and book.borrowed_median_ns != median_ns:
                 self._forget_account(index)
             if book.account is None:
                 book.account = self.account_of(index, self._attempts.next_start_ns(index), running=False)
                 book.account.split_startup()
-                book.borrowed_median_ns = None if self._own_median_ns(index) else self._step_times.median_ns()
+                book.borrowed_median_ns = None if self._own_median_ns(index) else median_ns
 
     def _forget_account(self, index: int) -> None:
         self._books[index].account = None
