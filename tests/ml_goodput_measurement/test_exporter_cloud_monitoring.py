@@ -4,12 +4,14 @@ import dataclasses
 import logging
 import subprocess
 import sys
+import time
 
 import pytest
 from ml_diagnostics_common.exceptions import ConfigurationError
 from ml_diagnostics_testing.cloud_monitoring import CloudMonitoringServer
 from ml_diagnostics_testing.faults import Hang, Reset, Skew, Status
 from ml_goodput_measurement.exporters.cloud_monitoring import MOST_EVENT_TYPES, cloud_monitoring_exporter
+from ml_goodput_measurement.gcp_metrics import REQUEST_SECONDS
 from ml_goodput_measurement.goodput_utils import GCPOptions
 
 from .snapshots import cumulative, deviation, snapshot, window, with_events
@@ -262,6 +264,17 @@ def test_a_flush_does_not_send_what_is_old(server, make, clock):
     assert ends(server, "interval_goodput") == [0]
 
 
+def test_a_flush_does_not_send_what_a_later_point_has_overtaken(server, make, clock):
+    exporter = make()
+    for value in (1.0, 2.0, 3.0):
+        exporter(only_goodput(value))
+        clock.elapsed += 4 if value == 1.0 else 1
+    exporter.flush(10.0)
+    (series,) = of_type(server, "goodput_time")
+    assert [point["value"]["doubleValue"] for point in series["points"]] == [3.0, 1.0]
+    assert clock.waited == []
+
+
 @pytest.mark.parametrize("jump", [-HOUR, -240, -1, 1, 240])
 def test_a_wall_clock_that_jumps_costs_no_point(server, make, clock, jump):
     exporter = make()
@@ -314,6 +327,21 @@ def test_an_hour_of_errors_is_survived_gently(server, make, clock, caplog, fault
     assert exporter.counts["skipped"] > 0
 
 
+def test_what_went_well_ends_the_long_waits(server, make, clock):
+    exporter = make()
+    for fault in ([Status(503)] * 4, [None], [Status(503)], [None]):
+        server.faults.script(fault, on="write")
+        for _ in fault:
+            clock.elapsed += 60
+            exporter(only_goodput())
+    assert len(server.requests) == 7
+    server.faults.script([Status(503)], on="write")
+    for _ in range(2):
+        clock.elapsed += 6  # As after the first failure ever.
+        exporter(only_goodput())
+    assert len(server.requests) == 9
+
+
 @pytest.mark.parametrize(("status", "code"), [(401, "UNAUTHENTICATED"), (403, "PERMISSION_DENIED"), (404, "NOT_FOUND")])
 def test_who_may_not_write_is_told_the_role_once_and_asked_again_every_ten_minutes(
     server, make, clock, caplog, status, code
@@ -350,7 +378,9 @@ def test_a_server_that_hangs_holds_up_a_flush_no_longer_than_it_may(server, make
     clock.elapsed += 1
     exporter(only_goodput())
     server.faults.always(Hang(), on="write")
+    before = time.monotonic()
     exporter.flush(4.2)  # Four seconds of waiting, by our clock, and 0.2 for the server.
+    assert time.monotonic() - before < REQUEST_SECONDS / 2
     assert exporter.counts["failed_DEADLINE_EXCEEDED"] == len(of_type(server, "badput_time")) + 5
     clock.elapsed += 1
     exporter(only_goodput())
