@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Iterator, Sequence
 
 import pytest
@@ -154,6 +155,21 @@ def test_what_was_missed_is_not_made_up_for() -> None:
     assert bench.worker.wait_for_sinks(WAIT)
     assert len(exporter.snapshots) == 1
     assert bench.worker.seconds_to_next() == 29
+
+
+@pytest.mark.parametrize("jump_seconds", [-HOUR, HOUR])
+def test_a_jump_of_the_wall_clock_changes_nothing(jump_seconds: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    exporter = Recording()
+    bench = Bench((exporter, EVERYTHING), sync=600)
+    bench.set(Upload.CUMULATIVE)
+    now = time.time()
+    for elapsed in range(0, int(HOUR), 60):
+        moment = now + elapsed + (jump_seconds if elapsed > HOUR / 2 else 0)
+        monkeypatch.setattr(time, "time", lambda moment=moment: moment)
+        monkeypatch.setattr(time, "time_ns", lambda moment=moment: int(moment * 1e9))
+        bench.run(60)
+    assert len(exporter.snapshots) == 120
+    assert len(bench.calculator.done) == 6
 
 
 def test_each_sink_is_given_what_it_wants_and_nothing_else() -> None:

@@ -51,8 +51,7 @@ class HelperProcess:
         if not sys.executable:
             raise FileNotFoundError("this Python does not know its own executable (sys.executable is empty)")
         self._process = subprocess.Popen(
-            # Warnings are for those who develop what the helper imports, and must not be errors there.
-            [sys.executable, "-W", "ignore", "-c", _PROGRAM, *_python_path()],
+            [*_python(), "-c", _PROGRAM, *_python_path()],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -65,7 +64,9 @@ class HelperProcess:
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self.pid = self._process.pid
-        self._to_helper, self._from_helper = self._process.stdin.fileno(), self._process.stdout.fileno()
+        self._to_helper: int | None = self._process.stdin.fileno()
+        self._from_helper = self._process.stdout.fileno()
+        self._writing = threading.RLock()  # A closed descriptor's number may soon be a file of the trainer's.
         os.set_blocking(self._to_helper, False)
         self._ended = threading.Event()
         self._awaited: dict[int, threading.Event] = {}
@@ -82,6 +83,8 @@ class HelperProcess:
         self._commands += 1
         number = self._commands
         self._awaited[number] = threading.Event()
+        if self._ended.is_set():
+            self._awaited[number].set()
         self._write({"number": number, "uploads": dict(uploads), "flush": flush, "flush_seconds": flush_seconds})
         return number
 
@@ -110,9 +113,11 @@ class HelperProcess:
             self._ended.set()
             for event in list(self._awaited.values()):
                 event.set()
-            for pipe in (self._process.stdin, self._process.stdout):
-                assert pipe is not None
-                pipe.close()
+            with self._writing:
+                self._to_helper = None
+                for pipe in (self._process.stdin, self._process.stdout):
+                    assert pipe is not None
+                    pipe.close()
         how = f"killed by signal {-code}" if code < 0 else f"exit code {code}"
         return how + "".join(f"\n    {line}" for line in self._last_lines)
 
@@ -157,11 +162,12 @@ class HelperProcess:
     def _write(self, message: Mapping[str, Any]) -> None:
         """Writes one line; if the process is dead or does not read, whoever follows it will see."""
         line = memoryview(json.dumps(message).encode() + b"\n")
-        try:
-            while line:
-                line = line[os.write(self._to_helper, line) :]
-        except (OSError, ValueError):
-            pass
+        with self._writing:
+            try:
+                while line and self._to_helper is not None:
+                    line = line[os.write(self._to_helper, line) :]
+            except OSError:
+                pass
 
 
 def process_descriptor(pid: int) -> int | None:
@@ -172,7 +178,18 @@ def process_descriptor(pid: int) -> int | None:
         return None
 
 
+def _python() -> list[str]:
+    """Returns the command of a Python that looks for modules as this one was told to."""
+    flags = {"-E": sys.flags.ignore_environment, "-s": sys.flags.no_user_site, "-S": sys.flags.no_site}
+    # Warnings are for those who develop what the helper imports, and must not be errors there.
+    return [sys.executable, "-W", "ignore", *(flag for flag, is_set in flags.items() if is_set)]
+
+
 def _python_path() -> list[str]:
     """Returns where this process finds its modules; the empty entry is the folder that it runs in."""
-    here = str(Path.cwd()) if "" in sys.path else ""
-    return [folder or here for folder in sys.path if isinstance(folder, str)]
+    try:
+        here = str(Path.cwd())
+    except OSError:  # It was deleted.
+        here = ""
+    folders = [folder or here for folder in sys.path if isinstance(folder, str)]
+    return [folder for folder in folders if folder]

@@ -63,10 +63,7 @@ class Uploaders:
         with self._lock:
             self._wanted[upload] = list(windows)
             if self._process is None:
-                process = self._start_process()
-                threading.Thread(
-                    target=self._supervise, args=(process,), name="goodput-monitor-helper", daemon=True
-                ).start()
+                self._launch()
             else:
                 self._send(self._process, flush=False)
 
@@ -86,7 +83,8 @@ class Uploaders:
             if flush:
                 process.wait_done(number, flush_seconds + _MARGIN_SECONDS)
         elif not process.wait_ended(flush_seconds + _MARGIN_SECONDS):
-            _log.warning("The last upload of goodput did not end within %.0f s and was given up", flush_seconds)
+            if flush:
+                _log.warning("The last upload of goodput did not end within %.0f s and was given up", flush_seconds)
             process.kill()
 
     def _is_forked(self) -> bool:
@@ -97,42 +95,52 @@ class Uploaders:
         wanted = {upload.value: windows for upload, windows in self._wanted.items()}
         return process.send(wanted, flush=flush, flush_seconds=self._settings.flush_seconds if flush else 0.0)
 
-    def _start_process(self) -> HelperProcess | None:
-        """Starts a process that does what is wanted; None, and a WARNING, where none can be started."""
+    def _launch(self) -> None:
+        """Starts a process that does what is wanted, and the thread that follows it."""
+        process = None
         try:
-            self._process = HelperProcess(self._settings)
+            process = HelperProcess(self._settings)
         except OSError as error:
             _log.warning("The goodput monitor could not start its helper process (%s); it is tried again later", error)
-            return None
-        self._send(self._process, flush=False)
-        return self._process
+        # It is followed before anybody, such as a signal handler, can wait for its end.
+        follower = threading.Thread(target=self._follow, args=(process,), name="goodput-monitor", daemon=True)
+        try:
+            follower.start()
+        except RuntimeError as error:  # No more threads, or the interpreter ends.
+            _log.warning("The goodput monitor could not start its thread (%s): nothing is uploaded", error)
+            if process is not None:
+                process.kill()
+            return
+        self._process = process
+        if process is not None:
+            self._send(process, flush=False)
+            if not self._wanted:
+                self._process = None  # It was stopped amid its start, and has just been told so.
 
     # --- Its thread -----------------------------------------------------------------------------------
 
-    def _supervise(self, process: HelperProcess | None) -> None:
-        """Follows a process to its end, and starts the next one while there are uploads that are on."""
-        while True:
-            if process is not None:
-                started = time.monotonic()
-                how = process.follow()
-                if time.monotonic() - started > _GOOD_LIFE_SECONDS:
-                    self._backoff.succeeded()
-            with self._lock:
-                if self._process is not process:
-                    return  # It was told to end.
-                self._process = None
-            if not threading.main_thread().is_alive():
-                return  # The interpreter ends.
-            wait_seconds = self._backoff.failed()
-            if process is not None:
-                _log.warning(
-                    "The goodput monitor's helper process ended by itself (%s); it is started again in %.0f s. The job "
-                    "goes on, and nothing that was recorded is lost",
-                    how,
-                    wait_seconds,
-                )
-            self._sleep(wait_seconds)
-            with self._lock:
-                if not self._wanted or self._process is not None or not threading.main_thread().is_alive():
-                    return
-                process = self._start_process()
+    def _follow(self, process: HelperProcess | None) -> None:
+        """Follows a process to its end, and starts the next one if there are uploads that are on."""
+        started, how = time.monotonic(), ""
+        if process is not None:
+            how = process.follow()
+        with self._lock:
+            if self._process is not process or not self._wanted:
+                return  # It was told to end.
+            self._process = None
+        if not threading.main_thread().is_alive():
+            return  # The interpreter ends.
+        if time.monotonic() - started > _GOOD_LIFE_SECONDS:
+            self._backoff.succeeded()
+        wait_seconds = self._backoff.failed()
+        if process is not None:
+            _log.warning(
+                "The goodput monitor's helper process ended by itself (%s); it is started again in %.0f s. The job "
+                "goes on, and nothing that was recorded is lost",
+                how,
+                wait_seconds,
+            )
+        self._sleep(wait_seconds)
+        with self._lock:
+            if self._wanted and self._process is None and threading.main_thread().is_alive():
+                self._launch()

@@ -1,0 +1,278 @@
+"""Whatever dies, hangs, forks or ends around a monitor: the trainer does not notice, and the figures are right."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from ml_diagnostics_common.backoff import Backoff
+from ml_goodput_measurement.goodput import GoodputCalculator, GoodputRecorder
+from ml_goodput_measurement.monitor.settings import Upload
+from ml_goodput_measurement.monitor.uploaders import Uploaders
+from ml_goodput_measurement.monitoring import GoodputMonitor
+
+from .monitored_trainers import LONG_SECONDS, Trainer, goodput_points, is_alive, last_step, wait_for_end, wait_until
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return tmp_path / "runs"
+
+
+@pytest.fixture
+def uploaders(folder: Path) -> Iterator[Uploaders]:
+    """Of a job with ten steps; its helper process is started again at once."""
+    recorder = GoodputRecorder("job", "log", True)
+    recorder.record_job_start_time()
+    for step in range(10):
+        recorder.record_step_start_time(step)
+        time.sleep(0.002)
+    monitor = GoodputMonitor("job", "log", folder, 1000, True, final_flush_timeout_seconds=20)
+    uploaders = Uploaders(monitor._settings, backoff=Backoff(0.01, 0.01))
+    yield uploaders
+    for upload in Upload:
+        uploaders.stop(upload, flush=False)
+
+
+def kill_helper(uploaders: Uploaders) -> int:
+    """Kills it with its uploads on; returns the one that follows it."""
+    killed = uploaders.pid
+    assert killed is not None
+    os.kill(killed, signal.SIGKILL)
+    wait_until(lambda: uploaders.pid not in (None, killed))
+    assert uploaders.pid is not None
+    return uploaders.pid
+
+
+def test_a_helper_that_is_killed_comes_back_with_its_uploads_and_the_figures_are_right(
+    folder: Path, uploaders: Uploaders, caplog: pytest.LogCaptureFixture
+) -> None:
+    uploaders.start(Upload.CUMULATIVE)
+    uploaders.start(Upload.WINDOWS, [60])
+    for _ in range(2):
+        kill_helper(uploaders)
+    GoodputRecorder("job", "log", True).record_step_start_time(10)
+    uploaders.stop(Upload.CUMULATIVE, flush=True)
+    assert caplog.text.count("killed by signal 9") == 2
+    goodput = GoodputCalculator("job", "log").get_job_goodput()
+    assert [point.step for point in goodput_points(folder)] == [goodput.last_step]
+
+
+def test_a_helper_that_is_killed_while_nothing_is_on_stays_dead(uploaders: Uploaders) -> None:
+    uploaders.start(Upload.CUMULATIVE)
+    process = uploaders._process
+    assert process is not None
+    uploaders.stop(Upload.CUMULATIVE, flush=False)
+    assert process.wait_ended(LONG_SECONDS)
+    assert uploaders.pid is None
+
+
+def test_a_stop_while_the_helper_is_dead_returns_and_it_does_not_come_back(folder: Path) -> None:
+    waiting: list[float] = []
+
+    def sleep(_: float) -> None:
+        waiting.append(1)
+        wait_until(lambda: len(waiting) > 1)
+
+    monitor = GoodputMonitor("job", "log", folder, 1000, True)
+    uploaders = Uploaders(monitor._settings, sleep=sleep)
+    uploaders.start(Upload.CUMULATIVE)
+    pid = uploaders.pid
+    assert pid is not None
+    os.kill(pid, signal.SIGKILL)
+    wait_until(lambda: bool(waiting))
+    uploaders.stop(Upload.CUMULATIVE, flush=True)
+    waiting.append(1)
+    uploaders.start(Upload.CUMULATIVE)
+    assert uploaders.pid not in (None, pid)
+    uploaders.stop(Upload.CUMULATIVE, flush=False)
+
+
+def test_signals_that_a_trainer_is_sent_do_not_end_its_helper(folder: Path, uploaders: Uploaders) -> None:
+    uploaders.start(Upload.CUMULATIVE)
+    uploaders.start(Upload.WINDOWS, [60])
+    uploaders.stop(Upload.WINDOWS, flush=True)  # It is past its start now.
+    pid = uploaders.pid
+    assert pid is not None
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        os.kill(pid, number)
+    uploaders.stop(Upload.CUMULATIVE, flush=True)
+    assert len(goodput_points(folder)) == 1
+
+
+def test_a_killed_trainer_leaves_a_last_point_and_no_process(folder: Path) -> None:
+    trainer = Trainer(
+        "monitor.start_goodput_uploader(); train((0, 20)); print(helper(), flush=True); time.sleep(60)", folder
+    )
+    helper = int(trainer.line())
+    trainer.kill()
+    wait_for_end(helper)
+    assert len(goodput_points(folder)) == 1
+
+
+def test_a_killed_trainer_whose_last_point_is_skipped_leaves_nothing(folder: Path) -> None:
+    trainer = Trainer(
+        """
+monitor = monitoring.GoodputMonitor("job", "log", folder, 1000, True, skip_final_flush=True)
+monitor.start_goodput_uploader()
+train((0, 20))
+print(helper(), flush=True)
+time.sleep(60)
+""",
+        folder,
+    )
+    helper = int(trainer.line())
+    trainer.kill()
+    wait_for_end(helper)
+    assert goodput_points(folder) == []
+
+
+def test_a_data_loader_that_outlives_a_killed_trainer_does_not_keep_the_helper(folder: Path) -> None:
+    trainer = Trainer(
+        """
+monitor.start_goodput_uploader()
+train((0, 20))
+child = os.fork()  # It holds the other ends of the helper's pipes.
+if child:
+    print(helper(), child, flush=True)
+else:
+    sys.stdout.close(); os.close(1); os.close(2)
+time.sleep(60)
+""",
+        folder,
+    )
+    helper, child = map(int, trainer.line().split())
+    trainer.kill()
+    try:
+        wait_for_end(helper)
+        assert is_alive(child)
+    finally:
+        os.kill(child, signal.SIGKILL)
+    assert len(goodput_points(folder)) == 1
+
+
+def test_a_forked_child_neither_stops_nor_starts_anything(folder: Path) -> None:
+    trainer = Trainer(
+        """
+monitor.start_goodput_uploader()
+train((0, 20))
+before = helper()
+child = os.fork()
+if not child:
+    monitor.start_rolling_window_goodput_uploader([60])
+    monitor.stop_goodput_uploader()
+    monitor.stop_rolling_window_goodput_uploader()
+    assert helper() == before
+    sys.exit(7)
+assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+time.sleep(0.1)
+os.kill(before, 0)
+assert helper() == before
+monitor.stop_goodput_uploader()
+""",
+        folder,
+    )
+    assert trainer.finish() == ("", "")
+    assert len(goodput_points(folder)) == 1
+
+
+def test_a_trainer_that_becomes_another_program_takes_its_helper_with_it(folder: Path) -> None:
+    trainer = Trainer(
+        """
+monitor.start_goodput_uploader()
+train((0, 20))
+print(helper(), flush=True)
+os.execv(sys.executable, [sys.executable, "-c", "import time; time.sleep(60)"])
+""",
+        folder,
+    )
+    helper = int(trainer.line())
+    wait_for_end(helper)
+    assert trainer.process.poll() is None
+    trainer.kill()
+    assert len(goodput_points(folder)) == 1
+
+
+@pytest.mark.parametrize(
+    "ending",
+    [
+        "atexit.register(monitor.stop_goodput_uploader)",
+        "signal.signal(signal.SIGTERM, lambda *_: (monitor.stop_goodput_uploader(), sys.exit(0)))\n"
+        "os.kill(os.getpid(), signal.SIGTERM)",
+        "try:\n    sys.exit(0)\nfinally:\n    monitor.stop_goodput_uploader()",
+    ],
+    ids=["atexit", "signal", "finally"],
+)
+def test_a_stop_at_the_end_of_the_trainer_writes_the_last_point(folder: Path, ending: str) -> None:
+    trainer = Trainer(
+        f"monitor.start_goodput_uploader(); train((0, 20)); print(helper(), flush=True)\n{ending}", folder
+    )
+    output, errors = trainer.finish()
+    assert errors == ""
+    assert not is_alive(int(output))
+    assert len(goodput_points(folder)) == 1
+
+
+def test_a_signal_handler_may_stop_what_is_just_being_started(folder: Path) -> None:
+    trainer = Trainer(
+        """
+train((0, 5))
+signal.signal(signal.SIGALRM, lambda *_: monitor.stop_goodput_uploader(skip_final_flush=True))
+for delay in range(1, 40):
+    signal.setitimer(signal.ITIMER_REAL, delay / 10000)
+    monitor.start_goodput_uploader()
+    time.sleep(delay / 10000)
+    monitor.stop_goodput_uploader(skip_final_flush=True)
+    assert helper() is None
+""",
+        folder,
+    )
+    assert trainer.finish() == ("", "")
+
+
+def test_a_sink_that_hangs_holds_a_stop_up_for_its_deadline_only(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    recorder = GoodputRecorder("job", "log", True)
+    recorder.record_job_start_time()
+    recorder.record_step_start_time(0)
+    recorder.record_step_start_time(1)
+    with socket.create_server(("127.0.0.1", 0)) as silent:  # It takes connections, and says nothing ever.
+        monkeypatch.setenv("STORAGE_EMULATOR_HOST", f"http://127.0.0.1:{silent.getsockname()[1]}")
+        monitor = GoodputMonitor("job", "log", "gs://bucket/runs", 0.05, True, final_flush_timeout_seconds=1)
+        monitor.start_goodput_uploader()
+        assert monitor._uploaders is not None
+        pid = monitor._uploaders.pid
+        assert pid is not None
+        silent.settimeout(LONG_SECONDS)
+        connection, _ = silent.accept()
+        begin = time.monotonic()
+        monitor.stop_goodput_uploader()
+        seconds = time.monotonic() - begin
+        connection.close()
+    assert 0.9 < seconds < 10
+    assert not is_alive(pid)
+
+
+def test_a_helper_that_stands_still_is_given_up(folder: Path, uploaders: Uploaders) -> None:
+    uploaders.start(Upload.CUMULATIVE)
+    pid = uploaders.pid
+    assert pid is not None
+    os.kill(pid, signal.SIGSTOP)
+    uploaders.stop(Upload.CUMULATIVE, flush=False)
+    wait_for_end(pid)
+
+
+def test_a_trainer_that_is_started_again_goes_on_where_its_last_life_ended(folder: Path) -> None:
+    program = "monitor.start_goodput_uploader(); train((%d, %d)); print(helper(), flush=True); time.sleep(60)"
+    for begin in (0, 20):
+        trainer = Trainer(program % (begin, begin + 20), folder)
+        helper = int(trainer.line())
+        trainer.kill()
+        wait_for_end(helper)
+    assert last_step(folder) >= 38
