@@ -254,6 +254,23 @@ def test_a_flush_waits_no_longer_than_it_may(server, make, clock):
     assert ends(server) == [0]
 
 
+def test_a_flush_tries_once_more_what_failed(server, make, clock):
+    exporter = make()
+    server.faults.script([Status(503), Status(503)], on="write")
+    exporter(only_goodput())
+    exporter.flush(10.0)
+    exporter.flush(10.0)
+    assert len(server.requests) == 2  # And no third time: what failed twice is given up.
+    clock.elapsed += 60
+    server.faults.script([Status(503)], on="write")
+    exporter(only_goodput(1.0))
+    clock.elapsed += 1
+    exporter(only_goodput(2.0))  # Not sent: it is too soon.
+    exporter.flush(30.0)
+    (series,) = of_type(server, "goodput_time")
+    assert [point["value"]["doubleValue"] for point in series["points"]] == [2.0]
+
+
 def test_a_flush_does_not_send_what_is_old(server, make, clock):
     exporter = make()
     exporter(snapshot(windows=(window(60),)))

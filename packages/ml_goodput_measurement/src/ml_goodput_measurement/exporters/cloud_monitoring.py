@@ -1,6 +1,7 @@
 """Goodput to Cloud Monitoring: what `time_series` makes of a snapshot, sent at the pace that the service allows.
 
-A gauge that could not be sent is not sent later: by then the next snapshot knows better.
+A gauge that could not be sent is not sent later, for by then the next snapshot knows better; only `flush`, after the
+last one, tries once more.
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ _RESOURCE_TYPE = "compute.googleapis.com/Workload"
 _NOWHERE = "global"  # Cloud Monitoring takes no resource without a location.
 _UNKNOWN = "unknown"
 _PERIOD_SECONDS = 5
+_FRESH_SECONDS = 15.0  # The deadline of a request that failed, and a period.
 _LOOK_EVERY_SECONDS = 60.0
 _LOOK_FOR_SECONDS = 600.0
 _SECOND = 1_000_000_000
@@ -113,7 +115,7 @@ class CloudMonitoringExporter:
         self._place: _Place | None = None
         self._own_events: set[str] = set()
         self._pace = _Pace()
-        self._held: dict[_Key, tuple[float, Gauge]] = {}
+        self._unsent: dict[_Key, tuple[float, Gauge]] = {}
         self._backoff = Backoff(first_seconds=5.0, longest_seconds=60.0)
         self._access_backoff = Backoff(first_seconds=60.0, longest_seconds=600.0)
         self._try_at = 0.0
@@ -133,24 +135,26 @@ class CloudMonitoringExporter:
             include_badput_breakdown=self._include_badput_breakdown,
             include_slice_efficiency=self._include_slice_efficiency,
         )
-        self._send(place, self._due(gauges), REQUEST_SECONDS)
+        now = self._monotonic()
+        self._unsent.update((gauge.key, (now, gauge)) for gauge in gauges)
+        self._send(place, gauges, REQUEST_SECONDS)
 
     def flush(self, timeout_seconds: float) -> None:
-        """Sends what came too soon after the last points of its series, when its time has come.
+        """Sends what the last calls could not: it came too soon after the last points of its series, or failed.
 
         Args:
-            timeout_seconds: The longest to wait for that and for the server.
+            timeout_seconds: The longest to wait for its time to come and for the server.
         """
         start = self._monotonic()
-        held = [gauge for since, gauge in self._held.values() if start - since < 2 * _PERIOD_SECONDS]
-        due = max((self._pace.due(gauge.key) for gauge in held), default=start)
-        self._held.clear()
-        left = timeout_seconds - max(0.0, due - start)
-        if self._place is None or not held or left <= 0:
+        fresh = [gauge for since, gauge in self._unsent.values() if start - since < _FRESH_SECONDS]
+        self._unsent.clear()
+        due = max([start, self._try_at, *(self._pace.due(gauge.key) for gauge in fresh)])
+        left = start + timeout_seconds - due
+        if self._place is None or not fresh or left <= 0:
             return
         if due > start:
             self._wait(due - start)
-        self._send(self._place, self._due(held), min(left, REQUEST_SECONDS))
+        self._send(self._place, fresh, min(left, REQUEST_SECONDS))
 
     def close(self) -> None:
         """Closes the connection."""
@@ -181,52 +185,48 @@ class CloudMonitoringExporter:
                 MOST_EVENT_TYPES,
             )
 
-    def _due(self, gauges: Sequence[Gauge]) -> list[Gauge]:
-        """Those whose time has come; the others are held."""
-        now, due = self._monotonic(), []
-        for gauge in gauges:
-            if self._pace.due(gauge.key) <= now:
-                self._held.pop(gauge.key, None)
-                due.append(gauge)
-            else:
-                self._held[gauge.key] = now, gauge
-                self.counts.add("held")
-        return due
-
     # --- Sending ----------------------------------------------------------------------------------------
 
     def _send(self, place: _Place, gauges: Sequence[Gauge], timeout_seconds: float) -> None:
-        if self._monotonic() < self._try_at:
+        """Sends the gauges whose time has come."""
+        now = self._monotonic()
+        if now < self._try_at:
             self.counts.add("skipped", len(gauges))
             return
-        for first in range(0, len(gauges), SERIES_PER_REQUEST):
-            batch = gauges[first : first + SERIES_PER_REQUEST]
+        due = [gauge for gauge in gauges if self._pace.due(gauge.key) <= now]
+        if len(due) < len(gauges):
+            self.counts.add("held", len(gauges) - len(due))
+        for first in range(0, len(due), SERIES_PER_REQUEST):
+            batch = due[first : first + SERIES_PER_REQUEST]
             ends = {gauge.key: self._pace.end_ns(gauge.key, self._clock_ns()) for gauge in batch}
             self._pace.asked(ends, self._monotonic())
             try:
                 series = [place.series(gauge, ends[gauge.key]) for gauge in batch]
                 written = place.metrics.write(series, timeout_seconds=timeout_seconds)
             except DiagnosticsError as error:
-                self._failed(place, error, len(gauges) - first)
+                self._failed(place, error, len(due) - first)
                 return
+            for key in ends:
+                self._unsent.pop(key, None)
             if written.accepted:
                 # Which of them were refused is not told; for those, to come later than need be does no harm.
                 self._pace.accepted(ends)
                 self.counts.add("written", written.accepted)
             if written.refused:
-                self._refused(written.refused, written.code, written.reason)
-        if gauges:
+                self._refused(written.refused, len(batch), written.code, written.reason)
+        if due:
             self._backoff.succeeded()
             self._access_backoff.succeeded()
 
-    def _refused(self, count: int, code: str, reason: str) -> None:
+    def _refused(self, count: int, of: int, code: str, reason: str) -> None:
         self.counts.add(f"refused_{code}", count)
         warn_once(
             ("cloud monitoring", "refused", self._job_name, code),
-            "Cloud Monitoring refused %d time series of job %s (%s). The others were written. If points are said to "
-            "be too frequent or out of order, another monitor reports the same job: give each its own replica_id, or "
-            "let one report. Further refusals are counted, not logged.",
+            "Cloud Monitoring refused points of %d of %d time series of job %s (%s). If they are said to be too frequent "
+            "or out of order, another monitor reports the same job: give each its own replica_id, or let one report. "
+            "Further refusals are counted, not logged.",
             count,
+            of,
             self._job_name,
             reason[:500],
         )
