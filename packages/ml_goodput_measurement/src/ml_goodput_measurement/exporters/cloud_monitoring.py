@@ -222,7 +222,7 @@ class CloudMonitoringExporter:
         self.counts.add(f"refused_{code}", count)
         warn_once(
             ("cloud monitoring", "refused", self._job_name, code),
-            "Cloud Monitoring refused points of %d of %d time series of job %s (%s). If they are said to be too frequent "
+            "Cloud Monitoring refused points of %d of %d time series of job %s (%s). If they are called too frequent "
             "or out of order, another monitor reports the same job: give each its own replica_id, or let one report. "
             "Further refusals are counted, not logged.",
             count,
