@@ -158,5 +158,5 @@ class TestPackage:
         pins = (ROOT / "requirements" / "tests.txt").read_text()
         pinned = set(re.findall(r"^([\w.-]+)==", pins, re.MULTILINE))
         ours = {manifest(other)["project"]["name"] for other in PACKAGES}
-        names = {re.split(r"[\[<>=!~; ]", requirement)[0] for requirement in needed}
+        names = {re.split(r"[\[<>=!~; ]", requirement)[0].lower() for requirement in needed}
         assert names - ours <= pinned

@@ -1,6 +1,6 @@
 """The calculator's saved state: so that another process need not read a job's history again.
 
-    goodput state of 1.0.0 little                            of this version alone: it holds sums that its rules made
+    goodput state of 1.1.0 little                            of this version alone: it holds sums that its rules made
     {"job": ..., "facts": 123, "head_bytes": 456} 1a2b3c4d   enough to tell which of two knows more; its CRC-32
     a head in JSON, the columns as raw 64-bit numbers, and a CRC-32 of all before it
 
