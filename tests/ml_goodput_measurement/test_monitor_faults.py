@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import socket
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -70,6 +71,32 @@ def test_a_helper_that_is_killed_while_nothing_is_on_stays_dead(uploaders: Uploa
     uploaders.stop(Upload.CUMULATIVE, flush=False)
     assert process.wait_ended(LONG_SECONDS)
     assert uploaders.pid is None
+
+
+def test_a_helper_that_cannot_live_is_started_ever_more_seldom(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    waits: list[float] = []
+    monitor = GoodputMonitor("job", "log", folder, 1000, True)
+    uploaders = Uploaders(monitor._settings, sleep=waits.append)
+    monkeypatch.setattr(sys, "executable", "/bin/false")
+    uploaders.start(Upload.CUMULATIVE)
+    wait_until(lambda: len(waits) >= 12)
+    uploaders.stop(Upload.CUMULATIVE, flush=True)
+    assert waits[0] <= 1
+    assert 300 <= waits[11] <= 600
+    assert "exit code 1" in caplog.text
+
+
+def test_a_helper_that_could_not_be_started_is_started_later(
+    uploaders: Uploaders, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(sys, "executable", "/nonexistent/python")
+        uploaders.start(Upload.CUMULATIVE)
+    wait_until(lambda: uploaders.pid is not None)
+    uploaders.stop(Upload.CUMULATIVE, flush=True)
+    assert len(goodput_points(folder)) == 1
 
 
 def test_a_stop_while_the_helper_is_dead_returns_and_it_does_not_come_back(folder: Path) -> None:
@@ -174,6 +201,23 @@ time.sleep(0.1)
 os.kill(before, 0)
 assert helper() == before
 monitor.stop_goodput_uploader()
+""",
+        folder,
+    )
+    assert trainer.finish() == ("", "")
+    assert len(goodput_points(folder)) == 1
+
+
+def test_a_child_may_start_a_monitor_that_its_parent_only_made(folder: Path) -> None:
+    trainer = Trainer(
+        """
+child = os.fork()
+if not child:
+    monitor.start_goodput_uploader()
+    train((0, 20))
+    monitor.stop_goodput_uploader()
+    os._exit(0)
+assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 """,
         folder,
     )

@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
-from ml_goodput_measurement.monitor.helper_process import process_descriptor
+from ml_goodput_measurement.monitor.death import process_descriptor
 from ml_goodput_measurement.monitor.settings import MonitorSettings, Upload
 from ml_goodput_measurement.monitor.sinks import Exporter, Sink
 from ml_goodput_measurement.monitor.worker import Worker

@@ -15,9 +15,10 @@ from typing import Any
 
 from ml_diagnostics_common.environment import diagnostics_directory
 
+from ml_goodput_measurement.monitor.death import process_descriptor
 from ml_goodput_measurement.monitor.settings import MonitorSettings
 
-__all__ = ["HelperProcess", "process_descriptor"]
+__all__ = ["HelperProcess"]
 
 _log = logging.getLogger("ml_diagnostics.goodput")
 
@@ -168,14 +169,6 @@ class HelperProcess:
                     line = line[os.write(self._to_helper, line) :]
             except OSError:
                 pass
-
-
-def process_descriptor(pid: int) -> int | None:
-    """Returns a descriptor that polls as readable once the process is dead; None where the system has none."""
-    try:
-        return os.pidfd_open(pid)  # type: ignore[attr-defined,unused-ignore]
-    except (AttributeError, OSError):
-        return None
 
 
 def _python() -> list[str]:

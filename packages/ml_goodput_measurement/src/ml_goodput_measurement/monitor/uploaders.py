@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from ml_diagnostics_common.backoff import Backoff
+from ml_diagnostics_common.guard import log_once
 
 from ml_goodput_measurement.monitor.helper_process import HelperProcess
 from ml_goodput_measurement.monitor.settings import MonitorSettings, Upload
@@ -45,7 +46,7 @@ class Uploaders:
         self._settings = settings
         self._backoff = backoff or Backoff(first_seconds=1.0, longest_seconds=600.0)
         self._sleep = sleep
-        self._owner = os.getpid()
+        self._owner: int | None = None
         self._lock = threading.RLock()  # A signal handler may interrupt its own thread in here.
         self._wanted: dict[Upload, list[int]] = {}
         self._process: HelperProcess | None = None
@@ -59,7 +60,14 @@ class Uploaders:
     def start(self, upload: Upload, windows: Sequence[int] = ()) -> None:
         """Turns an upload on; nothing changes if it is on already, but for other windows."""
         if self._is_forked():
+            log_once(
+                logging.INFO,
+                "a forked monitor",
+                "This process was forked from one whose monitor uploads goodput; that goes on, and nothing is started here",
+            )
             return
+        if self._owner is None:
+            self._owner = os.getpid()
         with self._lock:
             self._wanted[upload] = list(windows)
             if self._process is None:
@@ -77,7 +85,7 @@ class Uploaders:
                 return
             process, is_last = self._process, not self._wanted
             if is_last:
-                self._process = None  # It ends now; a start from here on starts another.
+                self._process = self._owner = None  # It ends now; a start from here on starts another.
             number = self._send(process, flush=flush)
         if not is_last:
             if flush:
@@ -88,8 +96,8 @@ class Uploaders:
             process.kill()
 
     def _is_forked(self) -> bool:
-        """Whether this is a child that the trainer forked: the uploads are its parent's."""
-        return os.getpid() != self._owner
+        """Whether this is a child of the process whose uploads are on."""
+        return self._owner not in (None, os.getpid())
 
     def _send(self, process: HelperProcess, *, flush: bool) -> int:
         wanted = {upload.value: windows for upload, windows in self._wanted.items()}
