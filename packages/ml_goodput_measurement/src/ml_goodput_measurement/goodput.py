@@ -86,6 +86,21 @@ _MODULES = {
     "compute_ideal_step_time": "goodput_utils",
     "get_extra_time_from_anomalous_steps": "goodput_utils",
     "get_timestamp_from_log_entry": "goodput_utils",
+    "_CloudLogger": "cloud_logger",  # These are not public, and there are programs that use them.
+    "_CUSTOM_BADPUT_EVENT_END_TIME": "cloud_logger",
+    "_CUSTOM_BADPUT_EVENT_START_TIME": "cloud_logger",
+    "_CUSTOM_BADPUT_EVENT_TYPE": "cloud_logger",
+    "_DATA_LOADING_END_TIME": "cloud_logger",
+    "_DATA_LOADING_START_TIME": "cloud_logger",
+    "_JOB_END_TIME": "cloud_logger",
+    "_JOB_NAME": "cloud_logger",
+    "_JOB_START_TIME": "cloud_logger",
+    "_STEP_COUNT": "cloud_logger",
+    "_STEP_START_TIME": "cloud_logger",
+    "_TPU_INIT_END_TIME": "cloud_logger",
+    "_TPU_INIT_START_TIME": "cloud_logger",
+    "_TRAINING_PREPARATION_END_TIME": "cloud_logger",
+    "_TRAINING_PREPARATION_START_TIME": "cloud_logger",
 }
 
 

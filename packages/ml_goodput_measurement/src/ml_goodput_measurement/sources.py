@@ -129,12 +129,16 @@ class LogSource:
             self._cloud.resume(position.get("cloud"))
             self._union = UnionReader([self._journal, self._cloud], position=position.get("union"))
 
-    def read_new(self) -> Iterator[tuple[int, Payloads]]:
-        """See `PayloadSource`. Where Cloud Logging fails, what the journal has is still there."""
+    def read_entries(self) -> Iterator[list[LogEntry]]:
+        """Yields entries that were not yielded before. Where Cloud Logging fails, what the journal has is there."""
         reader: EntryReader = self._journal
         if self._cloud is not None and self._union is not None and self._cloud.is_there():
             reader = self._union
-        for entries in reader.read_new():
+        return reader.read_new()
+
+    def read_new(self) -> Iterator[tuple[int, Payloads]]:
+        """See `PayloadSource`."""
+        for entries in self.read_entries():
             for context, group in groupby(entries, key=_context):
                 yield _process_index(context.labels), [entry.payload for entry in group]
 

@@ -1,0 +1,143 @@
+"""For programs that use the public library's `goodput._CloudLogger` and key constants: a job's log, to write and read.
+
+Nothing of ours needs it: recorders and calculators go to the journal and to Cloud Logging by themselves.
+"""
+
+from __future__ import annotations
+
+import datetime
+import threading
+from bisect import bisect_right
+from collections.abc import Mapping
+from typing import Any
+
+from ml_diagnostics_common.entry import LogEntry
+from ml_diagnostics_common.environment import diagnostics_directory
+from ml_diagnostics_common.guard import guarded
+
+from ml_goodput_measurement.moments import nanoseconds
+from ml_goodput_measurement.recorder import GoodputRecorder
+from ml_goodput_measurement.sources import LogSource
+
+__all__ = ["_CloudLogger"]
+
+_JOB_NAME = "job_name"
+_JOB_START_TIME = "job_start_time"
+_JOB_END_TIME = "job_end_time"
+_STEP_COUNT = "step_count"
+_STEP_START_TIME = "step_start_time"
+_TPU_INIT_START_TIME = "tpu_init_start_time"
+_TPU_INIT_END_TIME = "tpu_init_end_time"
+_TRAINING_PREPARATION_START_TIME = "training_prep_start_time"
+_TRAINING_PREPARATION_END_TIME = "training_prep_end_time"
+_DATA_LOADING_START_TIME = "data_loading_start_time"
+_DATA_LOADING_END_TIME = "data_loading_end_time"
+_CUSTOM_BADPUT_EVENT_TYPE = "custom_badput_event_type"
+_CUSTOM_BADPUT_EVENT_START_TIME = "custom_badput_event_start_time"
+_CUSTOM_BADPUT_EVENT_END_TIME = "custom_badput_event_end_time"
+
+_LAST = "\U0010ffff"
+"""Sorts behind all ids of one moment."""
+
+
+class _CloudLogger:
+    """Writes and reads the payloads of one job: in the journal, and in Cloud Logging where there is one."""
+
+    def __init__(
+        self,
+        job_name: str,
+        log_name: str,
+        max_logs_retention_period: datetime.timedelta | float | None = None,
+        *,
+        background_grace_period_s: float = 5.0,
+        background_batch_size: int = 100,
+        background_max_latency_s: float = 2.0,
+    ) -> None:
+        """Opens nothing and waits for nothing.
+
+        Args:
+            job_name: The job.
+            log_name: Its log.
+            max_logs_retention_period: How far back a read without a start goes: a timedelta, or seconds; None is all.
+            background_grace_period_s: See `GoodputRecorder`, as for the next two.
+            background_batch_size: Entries.
+            background_max_latency_s: Seconds.
+
+        Raises:
+            ConfigurationError: An argument, or ML_DIAGNOSTICS_BACKEND, cannot be used.
+            CredentialsError: ML_DIAGNOSTICS_BACKEND is `cloud` and no cloud is found.
+        """
+        self._recorder = GoodputRecorder(
+            job_name,
+            log_name,
+            True,
+            background_grace_period_s=background_grace_period_s,
+            background_batch_size=background_batch_size,
+            background_max_latency_s=background_max_latency_s,
+        )
+        self.job_name = self._recorder.job_name
+        self.log_name = self._recorder.logger_name
+        self._retention = max_logs_retention_period
+        self._source = LogSource(self.log_name, self.job_name, root=diagnostics_directory())
+        self._entries: list[LogEntry] = []
+        self._lock = threading.Lock()
+
+    @guarded
+    def write_cloud_logging_entry(self, entry: Mapping[str, Any] | None) -> None:
+        """Writes a payload; one of another job is passed over, and so is None."""
+        if entry is not None and entry.get(_JOB_NAME) == self.job_name:
+            self._recorder.record_payload(entry)
+
+    def read_cloud_logging_entries(
+        self,
+        start_time: datetime.datetime | None = None,
+        end_time: datetime.datetime | None = None,
+        last_entry_info: tuple[datetime.datetime, str] | None = None,
+    ) -> tuple[list[dict[str, Any]], tuple[datetime.datetime | None, str | None]]:
+        """Returns the job's payloads in the order of the times at which they were written.
+
+        Args:
+            start_time: Those written after it; naive is local time. None: see `max_logs_retention_period`.
+            end_time: Those written until then; None is now.
+            last_entry_info: What an earlier call returned: those after that one, whatever the start is.
+
+        Returns:
+            The payloads, and (timestamp, id) of the last of them; (None, None) where there are none.
+        """
+        with self._lock:
+            for entries in self._source.read_entries():
+                self._entries += [entry for entry in entries if entry.payload.get(_JOB_NAME) == self.job_name]
+            self._entries.sort(key=_order)
+            found = self._entries[bisect_right(self._entries, self._after(start_time, last_entry_info), key=_order) :]
+        if end_time is not None:
+            found = found[: bisect_right(found, (nanoseconds(end_time), _LAST), key=_order)]
+        if not found:
+            return [], (None, None)
+        return [entry.payload for entry in found], (_datetime(found[-1]), found[-1].insert_id)
+
+    def flush(self) -> None:
+        """Sends what was written so far; see `GoodputRecorder.flush`."""
+        self._recorder.flush()
+
+    def _after(
+        self, start_time: datetime.datetime | None, last_entry_info: tuple[datetime.datetime | None, str | None] | None
+    ) -> tuple[int, str]:
+        if last_entry_info is not None and last_entry_info[0] is not None:
+            return nanoseconds(last_entry_info[0]), last_entry_info[1] or ""
+        if start_time is not None:
+            return nanoseconds(start_time), _LAST
+        if self._retention is None:
+            return -1, ""
+        period = self._retention
+        seconds = period.total_seconds() if isinstance(period, datetime.timedelta) else period
+        return nanoseconds(datetime.datetime.now(datetime.timezone.utc)) - int(seconds * 1e9), ""
+
+
+def _order(entry: LogEntry) -> tuple[int, str]:
+    """Returns when an entry was written, to the microsecond of a datetime, and its id."""
+    return entry.timestamp_ns // 1000 * 1000, entry.insert_id
+
+
+def _datetime(entry: LogEntry) -> datetime.datetime:
+    epoch = datetime.datetime(1970, 1, 1, tzinfo=datetime.timezone.utc)
+    return epoch + datetime.timedelta(microseconds=entry.timestamp_ns // 1000)
