@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from ml_diagnostics_common.backoff import Backoff
 from ml_goodput_measurement.goodput import GoodputCalculator, GoodputRecorder
+from ml_goodput_measurement.monitor import helper
 from ml_goodput_measurement.monitor.settings import Upload
 from ml_goodput_measurement.monitor.uploaders import Uploaders
 from ml_goodput_measurement.monitoring import GoodputMonitor
@@ -136,9 +137,9 @@ def test_a_killed_trainer_leaves_a_last_point_and_no_process(folder: Path) -> No
     trainer = Trainer(
         "monitor.start_goodput_uploader(); train((0, 20)); print(helper(), flush=True); time.sleep(60)", folder
     )
-    helper = int(trainer.line())
+    pid = int(trainer.line())
     trainer.kill()
-    wait_for_end(helper)
+    wait_for_end(pid)
     assert len(goodput_points(folder)) == 1
 
 
@@ -153,9 +154,9 @@ time.sleep(60)
 """,
         folder,
     )
-    helper = int(trainer.line())
+    pid = int(trainer.line())
     trainer.kill()
-    wait_for_end(helper)
+    wait_for_end(pid)
     assert goodput_points(folder) == []
 
 
@@ -173,14 +174,34 @@ time.sleep(60)
 """,
         folder,
     )
-    helper, child = map(int, trainer.line().split())
+    pid, child = map(int, trainer.line().split())
     trainer.kill()
     try:
-        wait_for_end(helper)
+        wait_for_end(pid)
         assert is_alive(child)
     finally:
         os.kill(child, signal.SIGKILL)
     assert len(goodput_points(folder)) == 1
+
+
+def test_where_there_are_no_process_descriptors_an_orphan_notices_by_its_parent(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    parents = iter([os.getpid(), os.getpid()])
+    monkeypatch.setattr(helper, "process_descriptor", lambda _: None)
+    monkeypatch.setattr(helper, "_LOOK_FOR_PARENT_SECONDS", 0.01)
+    monkeypatch.setattr(os, "getppid", lambda: next(parents, 1))
+    reading, writing = os.pipe()
+    try:
+        commands = helper._Commands(reading)
+        commands.watch_parent(os.getpid())
+        os.write(writing, b'{"number": 1}\n{"num')
+        assert commands.next_message(None) == {"number": 1}
+        assert commands.next_message(None) is None  # The other end is open still.
+        assert next(parents, None) is None
+    finally:
+        os.close(reading)
+        os.close(writing)
 
 
 def test_a_forked_child_neither_stops_nor_starts_anything(folder: Path) -> None:
@@ -235,8 +256,8 @@ os.execv(sys.executable, [sys.executable, "-c", "import time; time.sleep(60)"])
 """,
         folder,
     )
-    helper = int(trainer.line())
-    wait_for_end(helper)
+    pid = int(trainer.line())
+    wait_for_end(pid)
     assert trainer.process.poll() is None
     trainer.kill()
     assert len(goodput_points(folder)) == 1
@@ -316,7 +337,7 @@ def test_a_trainer_that_is_started_again_goes_on_where_its_last_life_ended(folde
     program = "monitor.start_goodput_uploader(); train((%d, %d)); print(helper(), flush=True); time.sleep(60)"
     for begin in (0, 20):
         trainer = Trainer(program % (begin, begin + 20), folder)
-        helper = int(trainer.line())
+        pid = int(trainer.line())
         trainer.kill()
-        wait_for_end(helper)
+        wait_for_end(pid)
     assert last_step(folder) >= 38

@@ -223,9 +223,10 @@ class _ToTrainer(logging.Handler):
 class _Commands:
     """What comes from the trainer: lines on stdin, and its death."""
 
-    def __init__(self) -> None:
+    def __init__(self, stdin: int = 0) -> None:
+        self._stdin = stdin
         self._poller = select.poll()
-        self._poller.register(0, select.POLLIN)
+        self._poller.register(stdin, select.POLLIN)
         self._buffer = b""
         self._parent: int | None = None
         self._death: int | None = None
@@ -271,8 +272,8 @@ class _Commands:
         if is_orphan:
             waits.append(0.0)  # What it said last may still be in the pipe.
         ready = {descriptor for descriptor, _ in self._poller.poll(1e3 * max(0.0, min(waits)) if waits else None)}
-        if 0 in ready:
-            data = os.read(0, _READ_BYTES)
+        if self._stdin in ready:
+            data = os.read(self._stdin, _READ_BYTES)
             self._buffer += data
             return not data
         return is_orphan or self._death in ready

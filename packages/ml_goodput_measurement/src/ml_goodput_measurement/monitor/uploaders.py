@@ -63,7 +63,7 @@ class Uploaders:
             log_once(
                 logging.INFO,
                 "a forked monitor",
-                "This process was forked from one whose monitor uploads goodput; that goes on, and nothing is started here",
+                "This process was forked from one whose monitor uploads goodput: that goes on, here nothing is started",
             )
             return
         if self._owner is None:
