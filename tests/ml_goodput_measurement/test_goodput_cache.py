@@ -139,6 +139,12 @@ def test_a_cursor_never_goes_back(cache: GoodputCache) -> None:
     assert cache.get_last_entry_info() == (LATE[0], "c")
 
 
+def test_a_cursor_without_a_zone_is_local_time(cache: GoodputCache) -> None:
+    naive = datetime.datetime(2026, 1, 1, 12, 0, 0, 123456)
+    cache.update_cached_entries(HISTORY, (naive, 7))
+    assert cache.get_last_entry_info() == (naive.astimezone(UTC), "7")
+
+
 def test_a_cursor_without_its_entries_is_not_trusted(cache: GoodputCache, tmp_path: Path) -> None:
     cache.update_cached_entries(HISTORY, LATE)
     timeline(tmp_path).unlink()

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import datetime
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
+
+from ml_goodput_measurement.moments import in_utc
 
 __all__ = ["get_timestamp_from_log_entry"]
 
@@ -51,12 +54,7 @@ def get_timestamp_from_log_entry(entry: Mapping[str, Any] | None) -> datetime.da
     if not isinstance(entry, Mapping):
         return None
     for key in _TIME_KEYS:
-        value = entry.get(key)
-        if isinstance(value, datetime.datetime):
-            return value.astimezone(datetime.timezone.utc)
-        if isinstance(value, (int, float)) and not isinstance(value, bool):
-            try:
-                return datetime.datetime.fromtimestamp(value, datetime.timezone.utc)
-            except (ValueError, OverflowError, OSError):  # NaN, or a year that no calendar has.
-                continue
+        if key in entry:
+            with suppress(TypeError, ValueError, OverflowError, OSError):  # None, text, NaN, a year of no calendar.
+                return in_utc(entry[key])
     return None

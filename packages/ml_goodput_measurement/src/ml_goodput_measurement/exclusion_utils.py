@@ -8,7 +8,7 @@ from typing import Any
 
 from ml_diagnostics_common.guard import warn_once
 
-from ml_goodput_measurement.moments import Moment, posix_seconds
+from ml_goodput_measurement.moments import Moment, in_utc
 from ml_goodput_measurement.names import shown
 
 __all__ = ["get_exclusion_overlap", "normalize_intervals"]
@@ -46,7 +46,7 @@ def get_exclusion_overlap(start: Moment, end: Moment, exclusions: Iterable[tuple
     Returns:
         Seconds; what lies in two exclusions counts once. 0.0 where the end is not after the start.
     """
-    start, end = _utc(start), _utc(end)
+    start, end = in_utc(start), in_utc(end)
     total = datetime.timedelta()
     for begin, finish in normalize_intervals(map(_as_datetimes, exclusions)):
         total += max(datetime.timedelta(), min(end, finish) - max(start, begin))
@@ -58,7 +58,7 @@ def _in_utc(interval: Any) -> Interval | None:
         start, end = interval
         if not isinstance(start, datetime.datetime) or not isinstance(end, datetime.datetime):
             raise TypeError("no datetimes")
-        start, end = _utc(start), _utc(end)
+        start, end = in_utc(start), in_utc(end)
     except (TypeError, ValueError, OverflowError, OSError):
         _warn(f"{shown(interval)} is passed over: it is no pair of datetimes; give (start, end)")
         return None
@@ -71,15 +71,9 @@ def _in_utc(interval: Any) -> Interval | None:
 def _as_datetimes(interval: Any) -> Any:
     """Returns a pair of seconds since 1970 as datetimes, and anything else as it is."""
     try:
-        return tuple(map(_utc, interval))
+        return tuple(map(in_utc, interval))
     except (TypeError, ValueError, OverflowError, OSError):
         return interval
-
-
-def _utc(moment: Moment) -> datetime.datetime:
-    if isinstance(moment, datetime.datetime) and moment.tzinfo is not None:
-        return moment.astimezone(datetime.timezone.utc)
-    return datetime.datetime.fromtimestamp(posix_seconds(moment), datetime.timezone.utc)
 
 
 def _warn(what: str) -> None:

@@ -35,6 +35,7 @@ from ml_diagnostics_common.payload import printable
 from ml_diagnostics_common.storage import Storage, storage_for
 
 from ml_goodput_measurement.goodput_utils import GoodputInfo, StepInfo
+from ml_goodput_measurement.moments import in_utc
 from ml_goodput_measurement.names import checked_name, shown
 from ml_goodput_measurement.timeline_file import TimelineFile, decode_line, locked, open_no_link, payload_digest
 
@@ -144,13 +145,13 @@ class GoodputCache:
     def get_job_start_time(self) -> datetime.datetime | None:
         """Returns when the job began first, in UTC; None where no entry says so."""
         self._catch_up()
-        return None if self._first_start is None else _in_utc(self._first_start)
+        return None if self._first_start is None else in_utc(self._first_start)
 
     def get_job_end_time(self) -> datetime.datetime | None:
         """Returns when the job ended last, in UTC; None where no entry says so, or where it began again since."""
         self._catch_up()
         end, start = self._last_end, self._last_start
-        return None if end is None or (start is not None and start > end) else _in_utc(end)
+        return None if end is None or (start is not None and start > end) else in_utc(end)
 
     # --- Results, in this process's memory ----------------------------------------------------------------
 
@@ -326,7 +327,7 @@ def _cursor(last_entry_info: Any) -> Cursor | None:
         return None
     if not isinstance(timestamp, datetime.datetime):
         raise ConfigurationError(f"last_entry_info is {shown(last_entry_info)}; give (datetime, id)")
-    return timestamp.astimezone(datetime.timezone.utc), "" if identity is None else str(identity)
+    return in_utc(timestamp), "" if identity is None else str(identity)
 
 
 def _encode_cursor(cursor: Cursor) -> str:
@@ -344,14 +345,8 @@ def _decode_cursor(data: bytes) -> Cursor | None:
 
 def _seconds(value: Any) -> float | None:
     """Returns what is a moment that a datetime can be, None for anything else."""
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        return None
     try:
-        _in_utc(value)
-    except (ValueError, OverflowError, OSError):
+        in_utc(value)
+    except (TypeError, ValueError, OverflowError, OSError):
         return None
-    return value
-
-
-def _in_utc(seconds: float) -> datetime.datetime:
-    return datetime.datetime.fromtimestamp(seconds, datetime.timezone.utc)
+    return float(value)

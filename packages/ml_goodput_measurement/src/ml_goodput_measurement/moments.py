@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 
 from ml_diagnostics_common.guard import log_once
 
-__all__ = ["Moment", "nanoseconds", "posix_seconds"]
+__all__ = ["Moment", "in_utc", "nanoseconds", "posix_seconds"]
 
 Moment: TypeAlias = datetime.datetime | float
 """A datetime (naive: local time), or seconds since 1970."""
@@ -42,3 +42,10 @@ def posix_seconds(moment: Any) -> float:
 def nanoseconds(moment: Any) -> int:
     """Returns the nanoseconds since 1970, rounded to the microsecond as the ledger's are; raises as `posix_seconds`."""
     return round(posix_seconds(moment) * 1e6) * 1000
+
+
+def in_utc(moment: Any) -> datetime.datetime:
+    """Returns the moment as a datetime in UTC; raises as `posix_seconds`, and where no calendar has it."""
+    if isinstance(moment, datetime.datetime) and moment.tzinfo is not None:
+        return moment.astimezone(datetime.timezone.utc)
+    return datetime.datetime.fromtimestamp(posix_seconds(moment), datetime.timezone.utc)
