@@ -322,6 +322,7 @@ def test_a_sink_that_hangs_holds_a_stop_up_for_its_deadline_only(
         connection.close()
     assert 0.9 < seconds < 10
     assert not is_alive(pid)
+    assert "given up at its deadline" in caplog.text
 
 
 def test_a_helper_that_stands_still_is_given_up(folder: Path, uploaders: Uploaders) -> None:

@@ -34,6 +34,8 @@ _NICENESS = 10
 _OUT_OF_MEMORY_SCORE = "500"
 _LOOK_FOR_PARENT_SECONDS = 1.0
 _LONGEST_START_SECONDS = 60.0
+_GRACE_SECONDS = 0.5
+"""For an export that is under way, where there is no time for a last one."""
 _READ_BYTES = 1 << 16
 _LONGEST_SLEEP_SECONDS = 3600.0
 _KINDS_OF_MESSAGES = 200
@@ -58,6 +60,9 @@ def main() -> None:
     while True:
         message = commands.next_message(end_by)
         if end_by is not None and time.monotonic() >= end_by:
+            channel.say(
+                {"level": logging.WARNING, "message": "The last upload of goodput was given up at its deadline"}
+            )
             os._exit(1)
         if message is None:  # The trainer is gone, or has become another program.
             order = _Order(None, {}, not settings.skip_final_flush, settings.flush_seconds)
@@ -65,7 +70,8 @@ def main() -> None:
             order = _Order.from_message(message)
         orders.put(order)
         if not order.uploads:
-            end_by = min(time.monotonic() + order.flush_seconds, end_by or float("inf"))
+            seconds = max(order.flush_seconds, _GRACE_SECONDS)
+            end_by = min(time.monotonic() + seconds, end_by or float("inf"))
 
 
 def calculator_of(settings: MonitorSettings) -> GoodputCalculator:
@@ -151,6 +157,7 @@ def _work(settings: MonitorSettings, orders: queue.SimpleQueue[_Order], channel:
             worker.set_uploads(order.uploads, flush=order.flush, flush_seconds=order.flush_seconds)
             channel.say({"done": order.number})
             if not order.uploads:
+                worker.wait_for_sinks(_GRACE_SECONDS)
                 os._exit(0)
     except BaseException:
         # The trainer starts another one.

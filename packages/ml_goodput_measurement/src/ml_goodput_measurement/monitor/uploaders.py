@@ -92,7 +92,7 @@ class Uploaders:
                 process.wait_done(number, flush_seconds + _MARGIN_SECONDS)
         elif not process.wait_ended(flush_seconds + _MARGIN_SECONDS):
             if flush:
-                _log.warning("The last upload of goodput did not end within %.0f s and was given up", flush_seconds)
+                _log.warning("The goodput monitor's helper process did not end within %.0f s: killed", flush_seconds)
             process.kill()
 
     def _is_forked(self) -> bool:
