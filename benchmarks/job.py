@@ -29,7 +29,7 @@ class Training:
         self._rng = random.Random(steps)
         self._rollbacks = [steps * (number + 1) // (_ROLLBACKS + 1) for number in range(_ROLLBACKS)]
         self._custom_every = steps // custom_events if custom_events else 0
-        self._step = 0
+        self.step = 0
         self.at = BASE
         self._begun = False
 
@@ -38,10 +38,10 @@ class Training:
         if not self._begun:
             self._begun = True
             yield from self._start()
-        while self._step < until:
-            if self._rollbacks and self._step == self._rollbacks[0]:
+        while self.step < until:
+            if self._rollbacks and self.step == self._rollbacks[0]:
                 self._rollbacks.pop(0)
-                self._step -= self._step % _SAVE_EVERY
+                self.step -= self.step % _SAVE_EVERY
                 self.at += 120.0
                 yield from self._start()
             yield from self._one_step()
@@ -58,17 +58,17 @@ class Training:
         yield {"job_name": JOB, "data_loading_start_time": self.at}
         yield {"job_name": JOB, "data_loading_end_time": self.at + 0.01}
         self.at += 0.01
-        yield {"job_name": JOB, "step_count": self._step, "step_start_time": self.at}
+        yield {"job_name": JOB, "step_count": self.step, "step_start_time": self.at}
         self.at += self._rng.uniform(0.95, 1.05)
-        if self._step and self._step % _SAVE_EVERY == 0:
-            yield save(self._step, self.at)
+        if self.step and self.step % _SAVE_EVERY == 0:
+            yield save(self.step, self.at)
             self.at += 2.0
-        if self._custom_every and self._step % self._custom_every == 1:
+        if self._custom_every and self.step % self._custom_every == 1:
             kind = "eval"
             yield {"job_name": JOB, "custom_badput_event_type": kind, "custom_badput_event_start_time": self.at}
             self.at += 1.0
             yield {"job_name": JOB, "custom_badput_event_type": kind, "custom_badput_event_end_time": self.at}
-        self._step += 1
+        self.step += 1
 
 
 def save(step: int, at: float) -> Payload:
