@@ -3,31 +3,53 @@
 from __future__ import annotations
 
 import datetime
+import math
 from collections.abc import Iterable
 from typing import Any
 
 from ml_diagnostics_common.guard import warn_once
 
-from ml_goodput_measurement.moments import Moment, in_utc
+from ml_goodput_measurement.moments import Moment, posix_seconds
 from ml_goodput_measurement.names import shown
 
 __all__ = ["get_exclusion_overlap", "normalize_intervals"]
 
-Interval = tuple[datetime.datetime, datetime.datetime]
+Interval = tuple[float, float]
+"""Start and end, in seconds since 1970."""
 
 
 def normalize_intervals(intervals: Iterable[Any]) -> list[Interval]:
-    """Returns the intervals sorted and merged, in UTC; those that touch become one.
+    """Returns the intervals in seconds since 1970, sorted and merged; those that touch become one.
 
     Args:
         intervals: Pairs of a start and an end, both datetimes; naive ones are local time. A pair whose start is not
             before its end, or that is no pair of datetimes, is passed over with one WARNING that names it.
 
     Returns:
-        Pairs of aware datetimes that neither overlap nor touch.
+        Pairs of seconds that neither overlap nor touch.
     """
+    return _merged(filter(None, map(_in_seconds, intervals)))
+
+
+def get_exclusion_overlap(start: Moment, end: Moment, exclusions: Iterable[tuple[Moment, Moment]]) -> float:
+    """Returns how much of a stretch of time is excluded.
+
+    Args:
+        start: Begin of the stretch: seconds since 1970, or a datetime (naive: local time).
+        end: End of the stretch.
+        exclusions: What is excluded, as `normalize_intervals` returns it, or any other pairs of moments.
+
+    Returns:
+        Seconds; what lies in two exclusions counts once. 0.0 where the end is not after the start.
+    """
+    first, last = posix_seconds(start), posix_seconds(end)
+    excluded = _merged((posix_seconds(begin), posix_seconds(finish)) for begin, finish in exclusions)
+    return math.fsum(max(0.0, min(last, finish) - max(first, begin)) for begin, finish in excluded)
+
+
+def _merged(intervals: Iterable[Interval]) -> list[Interval]:
     merged: list[Interval] = []
-    for start, end in sorted(pair for pair in map(_in_utc, intervals) if pair is not None):
+    for start, end in sorted(intervals):
         if merged and start <= merged[-1][1]:
             merged[-1] = merged[-1][0], max(end, merged[-1][1])
         else:
@@ -35,45 +57,19 @@ def normalize_intervals(intervals: Iterable[Any]) -> list[Interval]:
     return merged
 
 
-def get_exclusion_overlap(start: Moment, end: Moment, exclusions: Iterable[tuple[Moment, Moment]]) -> float:
-    """Returns how much of a stretch of time is excluded.
-
-    Args:
-        start: Begin of the stretch: a datetime (naive: local time) or seconds since 1970.
-        end: End of the stretch.
-        exclusions: What is excluded; they need not be sorted or disjoint.
-
-    Returns:
-        Seconds; what lies in two exclusions counts once. 0.0 where the end is not after the start.
-    """
-    start, end = in_utc(start), in_utc(end)
-    total = datetime.timedelta()
-    for begin, finish in normalize_intervals(map(_as_datetimes, exclusions)):
-        total += max(datetime.timedelta(), min(end, finish) - max(start, begin))
-    return total.total_seconds()
-
-
-def _in_utc(interval: Any) -> Interval | None:
+def _in_seconds(interval: Any) -> Interval | None:
     try:
         start, end = interval
         if not isinstance(start, datetime.datetime) or not isinstance(end, datetime.datetime):
             raise TypeError("no datetimes")
-        start, end = in_utc(start), in_utc(end)
+        seconds = posix_seconds(start), posix_seconds(end)
     except (TypeError, ValueError, OverflowError, OSError):
         _warn(f"{shown(interval)} is passed over: it is no pair of datetimes; give (start, end)")
         return None
-    if start >= end:
+    if seconds[0] >= seconds[1]:
         _warn(f"from {start} to {end} is passed over: its start is not before its end")
         return None
-    return start, end
-
-
-def _as_datetimes(interval: Any) -> Any:
-    """Returns a pair of seconds since 1970 as datetimes, and anything else as it is."""
-    try:
-        return tuple(map(in_utc, interval))
-    except (TypeError, ValueError, OverflowError, OSError):
-        return interval
+    return seconds
 
 
 def _warn(what: str) -> None:

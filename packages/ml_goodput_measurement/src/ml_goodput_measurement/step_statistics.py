@@ -114,10 +114,10 @@ def compute_step_deviation_from_baseline(
     rises where the job has become slower, and is about zero, or below, where it has always been so.
 
     Args:
-        step_time_deviation: Seconds by step, or in a sequence, oldest first. Of a mapping, or a sequence, that can be
-            reversed no more is looked at than the two windows.
+        step_time_deviation: Seconds by step, or in a sequence, oldest first; their sign does not count. Of a mapping,
+            or a sequence, that can be reversed no more is looked at than the two windows.
         mode: `INTERVAL` does not compare with a baseline.
-        recent_window_size: Steps. With fewer the answer is the mean of their absolute deviations.
+        recent_window_size: Steps. With fewer the answer is the mean of their deviations.
         baseline_window_size: Steps before the recent ones.
         spike_percentile: 0 to 100, of the recent steps.
 
@@ -139,7 +139,7 @@ def compute_step_deviation_from_baseline(
     if not recent:
         return 0.0
     if len(recent) < recent_window_size:
-        return fmean(map(abs, recent))
+        return fmean(recent)
     spike = compute_percentile(recent, spike_percentile)
     if mode is MonitoringWindowType.CUMULATIVE and len(before) >= baseline_window_size:
         return spike - median(before)
@@ -151,8 +151,9 @@ def _values(numbers: StepTimes) -> Iterable[float]:
 
 
 def _latest(deviations: Mapping[int, float] | Collection[float], count: int) -> list[float]:
-    """Returns the last of the deviations, the latest first."""
+    """Returns how large the last of the deviations are, the latest first."""
     if isinstance(deviations, Mapping):
         steps = deviations if isinstance(deviations, Reversible) else list(deviations)
-        return [deviations[step] for step in islice(reversed(steps), count)]
-    return list(islice(reversed(deviations if isinstance(deviations, Reversible) else list(deviations)), count))
+        return [abs(deviations[step]) for step in islice(reversed(steps), count)]
+    values = deviations if isinstance(deviations, Reversible) else list(deviations)
+    return list(map(abs, islice(reversed(values), count)))

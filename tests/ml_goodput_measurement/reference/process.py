@@ -1,0 +1,51 @@
+"""The reference as a process that answers questions: started once, for its imports cost seconds."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+
+class ReferenceRaisedError(Exception):
+    """The reference raised; the text begins with the name of what it raised."""
+
+
+class Reference:
+    """Asks the public library; see the functions of `runner.py` for what it can be asked."""
+
+    def __init__(self, python: Path) -> None:
+        self._process = subprocess.Popen(
+            [str(python), str(Path(__file__).with_name("runner.py"))],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+            env={**os.environ, "TZ": "UTC"},
+        )
+
+    def ask(self, question: str, **arguments: Any) -> Any:
+        """Returns the answer as JSON has it: tuples are lists, and mappings by number are lists of pairs.
+
+        Raises:
+            ReferenceRaisedError: The reference raised.
+        """
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.write(json.dumps({"ask": question, "with": arguments}) + "\n")
+        self._process.stdin.flush()
+        said = json.loads(self._process.stdout.readline())
+        if "error" in said:
+            raise ReferenceRaisedError(said["error"])
+        return said["answer"]
+
+    def __enter__(self) -> Reference:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._process.communicate()
