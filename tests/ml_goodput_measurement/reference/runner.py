@@ -75,7 +75,7 @@ def life(payloads: list[Payload], now: float) -> dict[str, Any]:
 
 
 def elastic(payloads: list[Payload], now: float) -> dict[str, Any]:
-    """Where the time of an elastic job went, and its slice efficiencies."""
+    """Where the time of an elastic job went, and its slice efficiencies; None where they are left out."""
     with _calculator(payloads, now, goodput_elastic.ElasticGoodputCalculator) as calculator:
         calculator.get_job_goodput(include_badput_breakdown=True)
         details = calculator.get_job_goodput_details()
@@ -83,8 +83,8 @@ def elastic(payloads: list[Payload], now: float) -> dict[str, Any]:
         "productive": next(iter(details["goodput_time"].values())),
         "badput": _flat(details["badput_time"]),
         "elapsed": details["total_elapsed_time"],
-        "stepping": details["stepping_slice_efficiency"],
-        "available": details["available_slice_efficiency"],
+        "stepping": details.get("stepping_slice_efficiency"),
+        "available": details.get("available_slice_efficiency"),
     }
 
 

@@ -12,11 +12,11 @@ import hashlib
 import json
 import logging
 import os
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from ml_diagnostics_common.file_lock import open_lock_file, wait_for_lock
 from ml_diagnostics_common.guard import warn_once
 from ml_diagnostics_common.payload import encode_payload
 
@@ -29,7 +29,6 @@ Payload = dict[str, Any]
 _CHUNK_BYTES = 1 << 20
 _WITNESS_BYTES = 256
 _LOCK_PATIENCE_SECONDS = 10.0
-_LOCK_POLL_SECONDS = 0.005
 
 
 class TimelineFile:
@@ -92,10 +91,10 @@ class TimelineFile:
                 raise OSError(errno.EAGAIN, "a program that does not know of the lock writes into the file")
             new: dict[bytes, str] = {}
             for payload in payloads:
-                text = encode_payload(payload)
-                digest = payload_digest(json.loads(text))
+                plain = json.loads(encode_payload(payload))
+                digest = payload_digest(plain)
                 if digest not in self._known:
-                    new.setdefault(digest, text)
+                    new.setdefault(digest, json.dumps(plain))
             if not new:
                 return
             try:
@@ -173,22 +172,13 @@ def locked(path: Path) -> Iterator[None]:
     Raises:
         OSError: Another process holds the lock for ten seconds and more.
     """
+    descriptor = open_lock_file(path)
     try:
-        import fcntl
-    except ImportError:  # Not on Windows.
-        yield
-        return
-    descriptor = open_no_link(path, os.O_RDWR | os.O_CREAT)
-    try:
-        deadline = time.monotonic() + _LOCK_PATIENCE_SECONDS
-        while True:
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                if time.monotonic() > deadline:
-                    raise OSError(errno.ETIMEDOUT, "another process holds the lock", str(path)) from None
-                time.sleep(_LOCK_POLL_SECONDS)
+        try:
+            wait_for_lock(descriptor, _LOCK_PATIENCE_SECONDS)
+        except OSError as error:
+            if error.errno != errno.ENOLCK:  # No locks here, as on Windows: then it goes without.
+                raise OSError(error.errno, error.strerror, str(path)) from None
         yield
     finally:
         os.close(descriptor)
