@@ -333,7 +333,7 @@ def test_a_conditional_write_is_refused_where_there_are_no_locks(tmp_path, monke
 
     monkeypatch.setattr(fcntl, "flock", no_locks)
     storage.LocalStorage().write(str(tmp_path / "x"), b"1")
-    with pytest.raises(StorageError, match="no locks for a conditional write"):
+    with pytest.raises(StorageError, match="no file locks here, so a conditional write is unsafe"):
         storage.LocalStorage().write(str(tmp_path / "x"), b"2", if_generation=1)
 
 

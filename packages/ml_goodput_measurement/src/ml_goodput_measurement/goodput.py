@@ -5,8 +5,9 @@ A name is imported when it is first used: a trainer that only records never load
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from ml_goodput_measurement.lazy_names import imported_on_use
 
 if TYPE_CHECKING:
     from ml_goodput_measurement.calculator import GoodputCalculator
@@ -103,13 +104,7 @@ _MODULES = {
     "_TRAINING_PREPARATION_START_TIME": "cloud_logger",
 }
 
-
-def __getattr__(name: str) -> Any:
-    if name not in _MODULES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(import_module(f"ml_goodput_measurement.{_MODULES[name]}"), name)
-    globals()[name] = value
-    return value
+__getattr__ = imported_on_use(__name__, _MODULES)
 
 
 def __dir__() -> list[str]:

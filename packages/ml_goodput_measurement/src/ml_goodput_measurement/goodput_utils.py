@@ -9,8 +9,9 @@ import datetime
 import enum
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from importlib import import_module
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import TYPE_CHECKING, TypedDict
+
+from ml_goodput_measurement.lazy_names import imported_on_use
 
 if TYPE_CHECKING:
     from ml_goodput_measurement.entry_time import get_timestamp_from_log_entry
@@ -239,12 +240,7 @@ class StepInfo:
     step_deviations: Mapping[int, float]
 
 
-def __getattr__(name: str) -> Any:
-    if name not in _MODULES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(import_module(f"ml_goodput_measurement.{_MODULES[name]}"), name)
-    globals()[name] = value
-    return value
+__getattr__ = imported_on_use(__name__, _MODULES)
 
 
 def __dir__() -> list[str]:

@@ -5,8 +5,9 @@ A name is imported when it is first used: a trainer that only monitors never loa
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from ml_goodput_measurement.lazy_names import imported_on_use
 
 if TYPE_CHECKING:
     from ml_goodput_measurement.calculator import GoodputCalculator
@@ -47,13 +48,7 @@ _MODULES = {
     "ValueType": "gcp_metrics",
 }
 
-
-def __getattr__(name: str) -> Any:
-    if name not in __all__:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(import_module(f"ml_goodput_measurement.{_MODULES.get(name, 'goodput_utils')}"), name)
-    globals()[name] = value
-    return value
+__getattr__ = imported_on_use(__name__, {name: _MODULES.get(name, "goodput_utils") for name in __all__})
 
 
 def __dir__() -> list[str]:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from ml_goodput_measurement.lazy_names import imported_on_use
 
 if TYPE_CHECKING:
     from ml_goodput_measurement.elastic_calculator import ElasticGoodputCalculator
@@ -19,13 +20,7 @@ _MODULES = {
     "GoodputMonitor": "monitor.monitor",
 }
 
-
-def __getattr__(name: str) -> Any:
-    if name not in _MODULES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(import_module(f"ml_goodput_measurement.{_MODULES[name]}"), name)
-    globals()[name] = value
-    return value
+__getattr__ = imported_on_use(__name__, _MODULES)
 
 
 def __dir__() -> list[str]:

@@ -25,6 +25,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
+from ml_diagnostics_common.file_lock import open_lock_file, try_lock
+
 from ml_goodput_measurement._version import __version__
 from ml_goodput_measurement.ledger import Ledger
 from ml_goodput_measurement.recorders import Recorders
@@ -165,21 +167,13 @@ def saved_facts(path: Path, job_name: str) -> int:
 @contextlib.contextmanager
 def _locked(path: Path) -> Iterator[bool]:
     """Yields whether the lock was free: a process that saves now, or hangs there, is not waited for."""
-    try:
-        import fcntl
-    except ImportError:  # Not on Windows: there the last save wins.
-        yield True
-        return
-    descriptor = os.open(
-        path.with_name(f".{path.name}.lock"), os.O_CREAT | os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600
-    )
+    descriptor = open_lock_file(path.with_name(f".{path.name}.lock"))
     try:
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            yield False
-        else:
-            yield True
+            is_free = try_lock(descriptor)
+        except OSError:  # No locks here, as on Windows: then the last save wins.
+            is_free = True
+        yield is_free
     finally:
         os.close(descriptor)
 

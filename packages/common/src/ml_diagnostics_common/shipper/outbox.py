@@ -12,6 +12,7 @@ from typing import NamedTuple
 import msgspec
 
 from ml_diagnostics_common.entry import LogEntry
+from ml_diagnostics_common.file_lock import open_lock_file, try_lock
 from ml_diagnostics_common.guard import Counters, warn_once
 from ml_diagnostics_common.journal.layout import (
     Header,
@@ -82,24 +83,20 @@ class OutboxLock:
             OSError: The lock file cannot be opened.
         """
         try:
-            import fcntl
-        except ImportError:
-            return cls(-1)
-        try:
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+            descriptor = open_lock_file(path)
         except OSError as error:
             if error.errno not in _NOTHING_CAN_BE_MADE:
                 raise
             return cls(-1)
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            os.close(descriptor)
-            return None
-        except OSError:  # A file system without locks: as on Windows.
-            pass
-        return cls(descriptor)
+            is_ours = try_lock(descriptor)
+        except OSError:  # No locks here: as on Windows.
+            is_ours = True
+        if is_ours:
+            return cls(descriptor)
+        os.close(descriptor)
+        return None
 
     def abandon(self) -> None:
         """Closes the lock file; with the last process that has it open, the lock is free."""

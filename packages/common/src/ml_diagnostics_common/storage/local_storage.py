@@ -21,12 +21,12 @@ from ml_diagnostics_common.exceptions import (
     PreconditionFailedError,
     StorageError,
 )
+from ml_diagnostics_common.file_lock import wait_for_lock
 
 __all__ = ["LocalStorage"]
 
 _TEMPORARY = re.compile(r"\.ml-diagnostics-[0-9a-f]{16}\.tmp")
 _LOCK_TIMEOUT_SECONDS = 10.0
-_LOCK_POLL_SECONDS = 0.002
 # Filesystems keep times to the nanosecond, the microsecond, the second or, at worst, two seconds.
 _CLOCK_STEPS_NS = (1, 1_000, 1_000_000_000, 2_000_000_000)
 
@@ -144,27 +144,20 @@ def _lock(folder: Path, *, required: bool) -> Iterator[None]:
         OSError: The lock is required and the filesystem has none, or another process holds it for too long.
     """
     try:
-        import fcntl
-    except ImportError:
-        if required:
-            raise OSError(errno.ENOLCK, "this system has no file locks, so a conditional write is unsafe") from None
+        descriptor = os.open(folder, os.O_RDONLY)
+    except PermissionError:
+        if required or os.name != "nt":  # Windows opens no folder.
+            raise
         yield
         return
-    descriptor = os.open(folder, os.O_RDONLY)
     try:
-        deadline = time.monotonic() + _LOCK_TIMEOUT_SECONDS
-        while True:
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                if time.monotonic() > deadline:
-                    raise OSError(errno.ETIMEDOUT, "another process holds the lock on the folder") from None
-                time.sleep(_LOCK_POLL_SECONDS)
-            except OSError as error:
-                if required:
-                    raise OSError(error.errno, "the filesystem has no locks for a conditional write") from error
-                break
+        try:
+            wait_for_lock(descriptor, _LOCK_TIMEOUT_SECONDS)
+        except OSError as error:
+            if error.errno == errno.ETIMEDOUT:
+                raise
+            if required:
+                raise OSError(error.errno, "there are no file locks here, so a conditional write is unsafe") from error
         yield
     finally:
         os.close(descriptor)

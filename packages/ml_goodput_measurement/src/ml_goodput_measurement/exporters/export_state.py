@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from ml_diagnostics_common.environment import diagnostics_directory
+from ml_diagnostics_common.file_lock import open_lock_file, try_lock
 from ml_diagnostics_common.journal.layout import make_private_folder, read_state, write_state
 
 __all__ = ["ExportLock", "ExportState", "Progress", "state_path"]
@@ -103,17 +104,14 @@ class ExportLock:
         if self._descriptor is not None:
             return True
         make_private_folder(self._path.parent)
-        flags = os.O_RDWR | os.O_CREAT | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NOFOLLOW", 0)
-        descriptor = os.open(self._path, flags, 0o600)
+        descriptor = open_lock_file(self._path)
         try:
-            import fcntl
-
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+            is_ours = try_lock(descriptor)
+        except OSError:
+            is_ours = True
+        if not is_ours:
             os.close(descriptor)
             return False
-        except (ImportError, OSError):
-            pass
         self._descriptor = descriptor
         return True
 

@@ -1,0 +1,28 @@
+"""Public names that are imported when they are first used (PEP 562), so that a trainer loads only what it needs."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping
+from importlib import import_module
+from typing import Any
+
+__all__ = ["imported_on_use"]
+
+
+def imported_on_use(facade: str, modules: Mapping[str, str]) -> Callable[[str], Any]:
+    """Returns the `__getattr__` of a module that offers names of others.
+
+    Args:
+        facade: The module's own name.
+        modules: By public name, the module of this package that has it.
+    """
+
+    def find(name: str) -> Any:
+        if name not in modules:
+            raise AttributeError(f"module {facade!r} has no attribute {name!r}")
+        value = getattr(import_module(f"ml_goodput_measurement.{modules[name]}"), name)
+        setattr(sys.modules[facade], name, value)
+        return value
+
+    return find
