@@ -75,7 +75,7 @@ def test_only_what_is_used_is_loaded() -> None:
         print(*sys.modules)
     """).split()
     ours = {name.removeprefix("ml_goodput_measurement.") for name in loaded if name.startswith("ml_goodput_")}
-    assert ours == {"ml_goodput_measurement", "_version", "src", "src.goodput_utils", "goodput_utils"}
+    assert ours == {"ml_goodput_measurement", "_version", "src", "src.goodput_utils", "goodput_utils", "lazy_names"}
     assert not {"importlib.abc", "google", "numpy", "multiprocessing"} & set(loaded)
 
 
