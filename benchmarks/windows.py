@@ -59,6 +59,7 @@ def ask_after_cold_read(until: float, repetitions: int) -> dict[str, Any]:
             job.run(step)
             times.append(_ask(calculator, job.training.at - _length(name, job.training.at), job.training.at))
     last_step = calculator.get_job_goodput_interval(_moment(BASE), _moment(job.training.at))[2]
+    job.close()
     return {"first": first, "later": later, "new_steps": step, "last_step": last_step}
 
 
@@ -121,6 +122,7 @@ def roll(cycles: int) -> dict[str, Any]:
         start = max(BASE, end - window.window_seconds)
         expected = calculators["none"].get_job_goodput_interval(_moment(start), _moment(end))[0]
         assert abs(window.goodput_percent - expected) < 0.01, (window, expected)
+    job.close()
     return {"wall": wall, "cpu": cpu, "added_mib": added}
 
 
