@@ -1,4 +1,4 @@
-"""Run in an empty environment with the wheel and common: record, calculate, report."""
+"""Run in an empty environment with the wheel and common: record, calculate, report, monitor."""
 
 import json
 import os
@@ -31,4 +31,12 @@ with tempfile.TemporaryDirectory() as folder:
     plot = subprocess.run([*command, "--plot", f"{folder}/plot.png"], capture_output=True, text=True, check=False)
     assert plot.returncode != 0
     assert "[plot]" in plot.stderr, plot.stderr
-print("ml_goodput_measurement: records, calculates and reports")
+
+    monitor = goodput.GoodputMonitor("wheel", "goodput_wheel", f"{folder}/logs", 30, monitoring_enabled=True)
+    monitor.start_goodput_uploader()
+    monitor.stop_goodput_uploader()
+    assert list(Path(folder, "logs", "goodput").glob("events.out.tfevents.*"))
+    json.loads(
+        Path(ml_goodput_measurement.__file__).with_name("dashboards").joinpath("goodput_dashboard.json").read_text()
+    )
+print("ml_goodput_measurement: records, calculates, reports and monitors")
