@@ -142,7 +142,7 @@ def test_a_save_that_is_made_again_counts_again(reference: Reference) -> None:
 def test_a_malformed_save_costs_no_query(wrong: dict[str, None], reference: Reference) -> None:
     history = History().start(0).step(0, 0).steps(range(1, 8), at=5).save(3, 26, 28).save(5, 46, 50).end(75)
     history.payloads[-2] |= wrong
-    with pytest.raises(ReferenceRaisedError, match="AttributeError|TypeError"):
+    with pytest.raises(ReferenceRaisedError, match=r"AttributeError|TypeError"):
         said(history, reference)
     expected = 6 if "directory" in wrong else 2  # What has no place still has a length.
     assert flat(told(history).details["badput_time"])[SAVE] == expected
