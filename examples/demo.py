@@ -58,6 +58,7 @@ def main() -> int:
     command = [sys.executable, str(TRAINING_SCRIPT), "--run-name", run_name]
     command += ["--steps", str(arguments.steps), "--checkpoint-every", str(arguments.checkpoint_every)]
     command += ["--print-every", "20", "--checkpoint-dir", str(arguments.out / "checkpoints")]
+    command += ["--tensorboard-dir", str(arguments.out / "tensorboard")]
 
     say(f"Training {run_name}, to be killed after step {arguments.kill_after}:")
     if train(command, kill_after_step=arguments.kill_after) != -signal.SIGKILL:
@@ -71,7 +72,10 @@ def main() -> int:
     picture = arguments.out / f"{run_name}.png"
     exit_code = cli.main(["report", run_name, "--plot", str(picture)])
     journal = log_directory(diagnostics_directory(), f"goodput_{run_name}")
-    say(f"Timeline  {os.path.relpath(picture)}\nJournal   {os.path.relpath(journal)}")
+    say(
+        f"Timeline  {os.path.relpath(picture)}\nJournal   {os.path.relpath(journal)}\n"
+        f"Curves    tensorboard --logdir {os.path.relpath(arguments.out / 'tensorboard')}"
+    )
     return exit_code
 
 

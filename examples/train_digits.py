@@ -5,7 +5,8 @@ Run it, kill it whenever you like, and run the same command again: it goes on fr
     python examples/train_digits.py --run-name digits-1
     goodput report digits-1
 
-What has to do with goodput is in the lines of `train` that mention `recorder`; the rest is an ordinary JAX script.
+What has to do with goodput is in the lines of `train` that mention `recorder` or `monitor`; the rest is an ordinary
+JAX script.
 """
 
 import argparse
@@ -98,6 +99,16 @@ def train(arguments: argparse.Namespace) -> None:
     recorder.record_tpu_init_start_time(started)
     recorder.record_tpu_init_end_time()
 
+    monitor = goodput.GoodputMonitor(
+        job_name=arguments.run_name,
+        logger_name=f"goodput_{arguments.run_name}",
+        tensorboard_dir=str(arguments.tensorboard_dir / arguments.run_name),
+        upload_interval=5,
+        monitoring_enabled=(jax.process_index() == 0),
+        include_badput_breakdown=True,
+    )
+    monitor.start_goodput_uploader()
+
     recorder.record_training_preparation_start_time()
     state = initial_state(arguments.seed)
     checkpoints = ocp.CheckpointManager(
@@ -128,6 +139,7 @@ def train(arguments: argparse.Namespace) -> None:
             print(f"step {done:5d}   loss {float(loss):.4f}   accuracy {recognised:.1%}", flush=True)
     checkpoints.close()  # waits for the last save
     recorder.record_job_end_time()
+    monitor.stop_goodput_uploader()
 
 
 def main() -> None:
@@ -139,6 +151,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=500, help="train up to this step (default: %(default)s)")
     parser.add_argument("--batch-size", type=int, default=256, help="images a step (default: %(default)s)")
     parser.add_argument("--checkpoint-dir", type=Path, default=Path("out/checkpoints"), help="default: %(default)s")
+    parser.add_argument("--tensorboard-dir", type=Path, default=Path("out/tensorboard"), help="default: %(default)s")
     parser.add_argument("--checkpoint-every", type=int, default=100, metavar="STEPS", help="default: %(default)s")
     parser.add_argument("--print-every", type=int, default=25, metavar="STEPS", help="default: %(default)s")
     parser.add_argument("--seed", type=int, default=0, help="of the first parameters (default: %(default)s)")

@@ -49,6 +49,7 @@ def train(run_name: str, checkpoints: Path, environ: Mapping[str, str], *, kill:
     command = [sys.executable, str(EXAMPLES / "train_digits.py"), "--run-name", run_name]
     command += ["--steps", str(STEPS), "--checkpoint-every", str(CHECKPOINT_EVERY), "--batch-size", "64"]
     command += ["--print-every", str(PRINT_EVERY), "--checkpoint-dir", str(checkpoints)]
+    command += ["--tensorboard-dir", str(checkpoints.parent / "tensorboard")]
     with subprocess.Popen(command, env=dict(environ), stdout=subprocess.PIPE, text=True) as job:
         assert job.stdout is not None
         for line in job.stdout:
@@ -121,6 +122,7 @@ def test_the_demo_trains_kills_resumes_and_reports(tmp_path: Path, monkeypatch: 
     journal = re.search(r"^Journal +(.+)$", demo.stdout, re.MULTILINE)
     assert journal is not None
     assert list(Path(journal[1]).glob("*.jsonl"))
+    assert list((tmp_path / "out" / "tensorboard" / run_name / "goodput").glob("events.out.tfevents.*"))
 
     environ = environment(tmp_path / "out" / "ml-diagnostics", ML_DIAGNOSTICS_BACKEND="local")
     check_the_life_of_a_killed_job(report_in(environ, run_name, monkeypatch))
