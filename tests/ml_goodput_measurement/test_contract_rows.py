@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from ml_goodput_measurement.goodput import BadputType, GoodputCache
+from ml_goodput_measurement.partition import Bucket
 
 from .accounts import (
     CUSTOM,
@@ -22,7 +23,6 @@ from .accounts import (
     SLICE_DOWN,
     STARTUP,
     UNKNOWN,
-    Bucket,
     calculator_of,
     flat,
     told,

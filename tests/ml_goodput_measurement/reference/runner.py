@@ -25,6 +25,7 @@ from ml_goodput_measurement import (
     goodput_utils,
 )
 from ml_goodput_measurement.src import exclusion_utils
+from surface import surface  # type: ignore[import-not-found]  # It lies beside this script.
 
 Payload = dict[str, Any]
 Pairs = Iterable[tuple[Any, Any]]
@@ -160,6 +161,17 @@ def checkpoints(entries: list[Payload], operation_type: str) -> dict[str, Any]:
     return {"save": dataclasses.asdict(saves), "restore": dataclasses.asdict(restores)}
 
 
+def recorded(calls: list[tuple[str, list[Any]]]) -> list[Payload]:
+    """What an elastic recorder writes; arguments above 1e9 are moments."""
+    written: list[Payload] = []
+    log = type("Log", (), {"write_cloud_logging_entry": lambda self, entry: written.append(entry)})()
+    recorder = goodput_elastic.ElasticGoodputRecorder("job", "log", True, log)
+    for method, arguments in calls:
+        moments = [_moment(value) if isinstance(value, float) and value > 1e9 else value for value in arguments]
+        getattr(recorder, method)(*moments)
+    return written
+
+
 def write_cache(folder: str, job: str, entries: list[Payload], moment: float, identity: str) -> None:
     cache = goodput_cache.GoodputCache(job, folder)
     cache.update_cached_entries(entries, (_moment(moment), identity))
@@ -188,6 +200,8 @@ QUESTIONS = {
         from_baseline,
         entry_moment,
         checkpoints,
+        recorded,
+        surface,
         write_cache,
         read_cache,
     )

@@ -1,0 +1,87 @@
+"""A program that uses the public library finds all that it uses here, and what it records is the same."""
+
+from __future__ import annotations
+
+import datetime
+from typing import Any
+
+import pytest
+from ml_goodput_measurement import goodput_elastic
+
+from .histories import BASE, MemoryLog, Payload
+from .reference.process import Reference
+from .reference.surface import surface
+
+NOT_OFFERED = (
+    "goodput_elastic.GoodputRecorder",  # It is in `goodput`.
+    "goodput_exclusion.BadputType",  # It is in `goodput` and `goodput_utils`.
+)
+OTHER_DEFAULTS = (
+    "options",  # None means the options that the reference has as its default.
+    "last_updated_timestamp",  # Now, where the reference takes the time at which it was imported.
+)
+
+
+def test_every_public_name_is_there_and_takes_what_it_took(reference: Reference) -> None:
+    theirs, ours = reference.ask("surface"), surface()
+    assert len(theirs) > 150
+    missing = {path for path in theirs.keys() - ours.keys() if not path.startswith(NOT_OFFERED)}
+    assert not missing
+    for path in theirs.keys() & ours.keys():
+        if isinstance(theirs[path], list) and theirs[path] and isinstance(theirs[path][0], list):
+            assert_takes(path, ours[path], theirs[path])
+        else:
+            assert ours[path] == theirs[path], path
+
+
+def assert_takes(path: str, ours: list[Any], theirs: list[Any]) -> None:
+    """The same arguments, at the same places; more only if they may be left out."""
+    for (name, kind, default), (their_name, their_kind, their_default) in zip(ours, theirs, strict=False):
+        assert (name, kind) == (their_name, their_kind), path
+        if their_default is not None and name not in OTHER_DEFAULTS:
+            assert default == their_default, (path, name)
+    assert len(ours) >= len(theirs), path
+    assert all(default is not None or "VAR_" in kind for _, kind, default in ours[len(theirs) :]), path
+
+
+CALLS: list[tuple[str, list[Any]]] = [
+    ("record_job_start_time", [BASE]),
+    ("record_tpu_init_start_time", [BASE + 1]),
+    ("record_tpu_init_end_time", [BASE + 2.5]),
+    ("record_training_preparation_start_time", [BASE + 3]),
+    ("record_training_preparation_end_time", [BASE + 4]),
+    ("record_data_loading_start_time", [BASE + 5]),
+    ("record_data_loading_end_time", [BASE + 6.125]),
+    ("record_step_start_time", [0, BASE + 7]),
+    ("record_step_start_time", [10**6, BASE + 8.000001]),
+    ("record_custom_badput_event_start_time", [BASE + 9]),
+    ("record_custom_badput_event_end_time", [BASE + 10]),
+    ("record_custom_badput_event_start_time", [BASE + 9, "Eval, é"]),
+    ("record_custom_badput_event_end_time", [BASE + 10, "Eval, é"]),
+    ("record_elastic_slice_counts", [1, 4, 2, BASE + 11]),
+    ("record_elastic_wait_start_time", ["slice_down", BASE + 12]),
+    ("record_elastic_wait_end_time", ["slice_down", BASE + 13]),
+    ("record_elastic_reinit_start_time", [BASE + 14]),
+    ("record_elastic_reinit_end_time", [BASE + 15]),
+    ("record_job_end_time", [BASE + 16]),
+]
+
+
+@pytest.mark.parametrize(("method", "arguments"), CALLS)
+def test_what_a_recorder_writes(method: str, arguments: list[Any], reference: Reference) -> None:
+    (theirs,) = reference.ask("recorded", calls=[(method, arguments)])
+    (ours,) = written(method, arguments)
+    assert ours == theirs
+    assert list(ours) == list(theirs)
+    assert {key: type(value) for key, value in ours.items()} == {key: type(value) for key, value in theirs.items()}
+
+
+def written(method: str, arguments: list[Any]) -> list[Payload]:
+    log = MemoryLog()
+    recorder = goodput_elastic.ElasticGoodputRecorder("job", "log", True, log)
+    getattr(recorder, method)(*(_moment(value) if isinstance(value, float) else value for value in arguments))
+    return log.payloads
+
+
+def _moment(seconds: float) -> datetime.datetime:
+    return datetime.datetime.fromtimestamp(seconds, datetime.timezone.utc)
