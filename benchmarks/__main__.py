@@ -10,7 +10,7 @@ from pathlib import Path
 
 from benchmarks import results
 
-FIGURES = ["recording", "queries", "from_disk", "windows", "monitoring", "importing", "cloud_reading"]
+FIGURES = ["recording", "queries", "from_disk", "windows", "monitoring", "trainer", "importing", "cloud_reading"]
 RESULTS = Path(__file__).parent / "RESULTS.md"
 
 

@@ -179,7 +179,8 @@ def deviate_ours(cycles: int) -> dict[str, Any]:
     def export() -> None:
         exporter(calculator.snapshot(cumulative=False, deviation=True))
 
-    first, later = [], []
+    first: list[dict[str, float]] = []
+    later: list[dict[str, float]] = []
     while not first or first[-1]["bytes"]:
         first.append(_cycle(export, folder))
     for _ in range(cycles):
@@ -251,19 +252,30 @@ def _points(folder: str) -> dict[str, list[int]]:
 
 
 def serve() -> None:
-    """A Cloud Monitoring until stdin ends; says on stdout where it is, and then what it was sent."""
+    """A cloud until stdin ends; says on stdout how to reach it, and then what Cloud Monitoring was sent."""
+    from ml_diagnostics_testing.cloud_logging import CloudLoggingServer
     from ml_diagnostics_testing.cloud_monitoring import CloudMonitoringServer
 
-    with CloudMonitoringServer(_PROJECT) as server:
-        print(json.dumps(server.environment()), flush=True)
+    os.nice(19)  # A cloud runs elsewhere, and takes nothing from whom is measured.
+    with CloudLoggingServer(_PROJECT) as log, CloudMonitoringServer(_PROJECT) as server:
+        environment = {**log.environment(), **server.environment(), "GCE_METADATA_HOST": "127.0.0.1:1"}
+        del environment["ML_DIAGNOSTICS_LOGGING_GRPC"]  # REST is what is used unless one asks for gRPC.
+        print(json.dumps(environment), flush=True)
         sys.stdin.read()
         steps = server.series('metric.type = ends_with("/max_productive_steps")')
         print(json.dumps([[int(point["value"]["int64Value"]) for point in series["points"]] for series in steps]))
 
 
 @contextmanager
-def cloud_monitoring(sent: list[list[int]]) -> Iterator[dict[str, str]]:
-    """A server in a process of its own; at its end `sent` has the last steps that it was told, newest first."""
+def loopback_cloud(sent: list[list[int]]) -> Iterator[dict[str, str]]:
+    """Cloud Logging and Cloud Monitoring in a process of their own.
+
+    Args:
+        sent: At the end has the last steps that Cloud Monitoring was told, by series, newest first.
+
+    Yields:
+        The environment variables that lead there.
+    """
     command = [sys.executable, "-m", "benchmarks.monitoring"]
     with subprocess.Popen(
         command, cwd=process.REPOSITORY, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
@@ -317,7 +329,7 @@ def _constructed(*, quick: bool) -> Table:
 def _ticks(*, quick: bool) -> Table:
     steps, ticks = (100_000, 50) if quick else (1_000_000, 200)
     sent: list[list[int]] = []
-    with tempfile.TemporaryDirectory() as folder, cloud_monitoring(sent) as server:
+    with tempfile.TemporaryDirectory() as folder, loopback_cloud(sent) as server:
         environment = {"ML_DIAGNOSTICS_DIR": folder}
         process.ours(journalled.write, environment=environment, steps=steps)
         process.ours(_save_state, environment=environment)

@@ -188,7 +188,7 @@ def measure(*, quick: bool) -> list[Table]:
 
 
 def _exclusions(*, quick: bool) -> Table:
-    case = {"steps": 100_000, "custom_events": 1000, "count": 10}
+    case: dict[str, Any] = {"steps": 100_000, "custom_events": 1000, "count": 10}
     runs = [process.ours(exclude, **case, repetitions=10) for _ in range(1 if quick else 3)]
     assert {run["last_step"] for run in runs} == {case["steps"] - 2}
     assert {run["excluded"] for run in runs} == {case["count"] * _EXCLUDED_SECONDS}
