@@ -37,7 +37,9 @@ class Reference:
         assert self._process.stdout is not None
         self._process.stdin.write(json.dumps({"ask": question, "with": arguments}) + "\n")
         self._process.stdin.flush()
-        said = json.loads(self._process.stdout.readline())
+        line = self._process.stdout.readline()
+        assert line, f"the reference's process ended with {self._process.wait()} when it was asked for {question}"
+        said = json.loads(line)
         if "error" in said:
             raise ReferenceRaisedError(said["error"])
         return said["answer"]
