@@ -20,8 +20,9 @@ from ml_goodput_measurement.exporters.tensorboard import TensorBoardExporter, te
 
 from .tensorboard_points import (
     NOW_NS,
-    SECOND_NS,
     Point,
+    SECOND_NS,
+    cumulative,
     deviating,
     deviation_points,
     files,
@@ -43,6 +44,10 @@ def exporter(tmp_path: Path) -> TensorBoardExporter:
 
 def new_exporter(tmp_path: Path) -> TensorBoardExporter:
     return tensorboard_exporter(tmp_path, "job", include_badput_breakdown=False)
+
+
+def note_files(directory):
+    return list((directory / "goodput_state").glob("tensorboard-*.json"))
 
 
 def state_file() -> Path:
@@ -241,8 +246,47 @@ def test_a_lost_or_damaged_state_costs_duplicates_only(tmp_path, exporter, folde
     exporter(deviating(steps_of(range(10))))
     exporter.close()
     state_file().unlink() if content is None else state_file().write_bytes(content)
+    for note in note_files(tmp_path):
+        note.unlink()
     new_exporter(tmp_path)(deviating(steps_of(range(20))))
     assert points(folder) == deviation_points([*range(10), *range(20)])
+
+
+def test_another_host_goes_on_where_this_one_ended(tmp_path, exporter, folder):
+    exporter(deviating(steps_of(range(10)), with_cumulative=cumulative(9)))
+    exporter.close()
+    state_file().unlink()
+    new_exporter(tmp_path)(deviating(steps_of(range(20)), with_cumulative=cumulative(9)))
+    assert points(folder) == [Point("goodput/goodput", 9, 80.0), *deviation_points(range(20))]
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[]", b"{}", b'{"step": "x"}'])
+def test_a_note_of_another_host_that_cannot_be_read_costs_duplicates_only(tmp_path, exporter, folder, content):
+    exporter(deviating(steps_of(range(10))))
+    exporter.close()
+    state_file().unlink()
+    (note,) = note_files(tmp_path)
+    note.write_bytes(content)
+    new_exporter(tmp_path)(deviating(steps_of(range(20))))
+    assert points(folder) == deviation_points([*range(10), *range(20)])
+
+
+def test_a_note_that_cannot_be_written_fails_no_export(tmp_path, exporter, folder, caplog):
+    (tmp_path / "goodput_state").write_text("in the way")
+    for count in (10, 20):
+        exporter(deviating(steps_of(range(count))))
+    assert points(folder) == deviation_points(range(20))
+    assert len([record for record in caplog.records if "could not be noted" in record.message]) == 1
+
+
+def test_where_the_points_of_another_host_were_removed_all_is_written_again(tmp_path, exporter, folder):
+    exporter(deviating(steps_of(range(10))))
+    exporter.close()
+    state_file().unlink()
+    for file in files(folder):
+        file.unlink()
+    new_exporter(tmp_path)(deviating(steps_of(range(20))))
+    assert points(folder) == deviation_points(range(20))
 
 
 def test_a_state_that_names_a_file_elsewhere_touches_it_not(tmp_path, exporter, folder):

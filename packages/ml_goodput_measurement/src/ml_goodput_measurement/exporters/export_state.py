@@ -16,10 +16,13 @@ from pathlib import Path
 from typing import Any
 
 from ml_diagnostics_common.environment import diagnostics_directory
+from ml_diagnostics_common.exceptions import DiagnosticsError
 from ml_diagnostics_common.file_lock import open_lock_file, try_lock
+from ml_diagnostics_common.guard import LOSSES, warn_once
 from ml_diagnostics_common.journal.layout import make_private_folder, read_state, write_state
+from ml_diagnostics_common.storage import storage_for
 
-__all__ = ["ExportLock", "ExportState", "Progress", "state_path"]
+__all__ = ["ExportLock", "ExportNote", "ExportState", "Progress", "note_path", "state_path"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +70,7 @@ class ExportState:
         return ExportState(self.progress, self.file, self.length)
 
     def save(self, path: Path) -> None:
-        """Writes it to a file, whole.
+        """Writes it to a file of this host, whole.
 
         Raises:
             OSError: That cannot be done.
@@ -82,6 +85,45 @@ class ExportState:
             return cls() if saved is None else _decoded(saved)
         except (KeyError, TypeError, ValueError, AttributeError):
             return cls()
+
+
+class ExportNote:
+    """How far an export is, told beside the place itself: for a host that comes to it and knows nothing of it.
+
+    Args:
+        path: The note, `gs://` or local.
+    """
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._told: Progress | None = None
+
+    def read(self, deadline_seconds: float) -> Progress:
+        """How far another host got; the beginning where none was, or none can be told: rather twice than never."""
+        try:
+            data = storage_for(self._path, deadline_seconds=deadline_seconds).read(self._path)
+            self._told = _decoded_progress(json.loads(data))
+        except (DiagnosticsError, OSError, KeyError, TypeError, ValueError, AttributeError, RecursionError):
+            return Progress()
+        return self._told
+
+    def write(self, progress: Progress, deadline_seconds: float) -> None:
+        """Tells how far this host got, if that is new; where it cannot be told, that is counted and said once."""
+        if progress == self._told:
+            return
+        try:
+            data = json.dumps(asdict(progress)).encode()
+            storage_for(self._path, deadline_seconds=deadline_seconds).write(self._path, data)
+            self._told = progress
+        except (DiagnosticsError, OSError) as error:
+            LOSSES.add("tensorboard_note")
+            warn_once(
+                ("tensorboard note", self._path),
+                "How far the TensorBoard points are could not be noted in %s (%s): a later run on another machine may "
+                "write some of them again.",
+                self._path,
+                error,
+            )
 
 
 class ExportLock:
@@ -125,8 +167,16 @@ class ExportLock:
 
 def state_path(exporter: str, job_name: str, place: str) -> Path:
     """Where an exporter keeps its state of one job and one place; `.lock` and a folder may lie beside it."""
-    key = hashlib.sha256(json.dumps([job_name, place]).encode()).hexdigest()[:24]
-    return diagnostics_directory() / "state" / "monitor" / f"{exporter}-{key}.json"
+    return diagnostics_directory() / "state" / "monitor" / f"{exporter}-{_key(job_name, place)}.json"
+
+
+def note_path(exporter: str, job_name: str, folder: str) -> str:
+    """Where an exporter tells other hosts how far it is with one job in a folder."""
+    return f"{folder.rstrip('/')}/goodput_state/{exporter}-{_key(job_name)}.json"
+
+
+def _key(*names: str) -> str:
+    return hashlib.sha256(json.dumps(names).encode()).hexdigest()[:24]
 
 
 def _decoded(saved: Mapping[str, Any]) -> ExportState:

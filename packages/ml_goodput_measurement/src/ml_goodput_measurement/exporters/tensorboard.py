@@ -12,7 +12,7 @@ from __future__ import annotations
 import itertools
 import logging
 import os
-from collections.abc import Iterator
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -28,15 +28,24 @@ from ml_goodput_measurement.exporters.event_files import (
     require_tensorboardx,
     scalar_records,
 )
-from ml_goodput_measurement.exporters.export_state import ExportLock, ExportState, Progress, state_path
+from ml_goodput_measurement.exporters.export_state import (
+    ExportLock,
+    ExportNote,
+    ExportState,
+    Progress,
+    note_path,
+    state_path,
+)
 from ml_goodput_measurement.exporters.scalars import cumulative_scalars
 from ml_goodput_measurement.exporters.uploading import Uploader, UploadLimits
 from ml_goodput_measurement.snapshot import Cumulative, Deviation, Snapshot
 
 __all__ = ["TensorBoardExporter", "tensorboard_exporter"]
 
-_STEPS_A_CALL = 10_000
+_STEPS_A_CALL = 20_000
 _STEPS_A_BATCH = 2_500
+_NOTE_SECONDS = 5.0
+"""How long the place is waited for where it is told, or asked, how far the export is."""
 
 
 def tensorboard_exporter(
@@ -84,9 +93,13 @@ class TensorBoardExporter:
         self._job_name = job_name
         self._include_badput_breakdown = include_badput_breakdown
         self._state_path = state_path("tensorboard", job_name, self._place)
+        self._note = ExportNote(note_path("tensorboard", job_name, self._place.removesuffix("/goodput")))
         self._lock = ExportLock(self._state_path.with_suffix(".lock"))
         self._state: ExportState | None = None
         self._file: EventFile | None = None
+        self._time_ns = 0
+        self._deviation: Deviation | None = None
+        """Of the last snapshot."""
         self._uploader: Uploader | None = None
         self._folder = Path(self._place)
         if self._place.startswith("gs://"):
@@ -103,19 +116,27 @@ class TensorBoardExporter:
         if not self._is_mine():
             return
         self._look_at_folder()
-        for records, progress in self._batches(snapshot):
-            self._write(records, progress, snapshot.time_ns)
-        if self._uploader is not None:
-            self._uploader.upload(self._file)
+        self._time_ns, self._deviation = snapshot.time_ns, snapshot.deviation
+        if snapshot.cumulative is not None:
+            self._write(*self._cumulative_batch(snapshot.cumulative))
+        self._write_deviations(_STEPS_A_CALL)
+        self._upload()
 
     def flush(self, timeout_seconds: float) -> None:
-        """Uploads what waits for it, within about this time. What is local was written by the call.
+        """Writes the deviations that a call left for the next one, and uploads what waits for it.
+
+        Args:
+            timeout_seconds: About how long it may take.
 
         Raises:
             StorageError: It could not be uploaded; a later process on this host does it.
         """
-        if self._uploader is not None and self._is_mine():
-            self._uploader.upload(self._file, timeout_seconds)
+        if not self._is_mine():
+            return
+        end = time.monotonic() + timeout_seconds / 2
+        while self._write_deviations(_STEPS_A_BATCH) and time.monotonic() < end:
+            pass
+        self._upload(timeout_seconds / 2)
 
     def close(self) -> None:
         """Ends the event file, and lets another process take over; a later call begins anew."""
@@ -123,7 +144,7 @@ class TensorBoardExporter:
             self._file.close()
         if self._uploader is not None:
             self._uploader.close()
-        self._file = self._state = None
+        self._file = self._state = self._deviation = None
         self._lock.release()
 
     def _is_mine(self) -> bool:
@@ -139,48 +160,60 @@ class TensorBoardExporter:
             )
             return False
         if self._state is None:
-            state = ExportState.load(self._state_path).settled(self._folder)
+            state = self._last_state().settled(self._folder)
             state.save(self._state_path)
             self._state = state
         return True
 
+    def _last_state(self) -> ExportState:
+        """What was exported last: as this host knows, else as another host has told in the place."""
+        if self._state_path.exists():
+            return ExportState.load(self._state_path)
+        return ExportState(self._note.read(_NOTE_SECONDS))
+
     def _look_at_folder(self) -> None:
         """Where somebody removed all that was written, nothing was."""
-        if self._uploader is None and self._known.file and not event_file_names(self._folder):
+        if self._uploader is None and self._known.progress != Progress() and not event_file_names(self._folder):
             self._state = ExportState()
 
-    def _batches(self, snapshot: Snapshot) -> Iterator[tuple[bytes, Progress]]:
-        """Yields records to write, and how far the export is with them."""
-        if snapshot.cumulative is not None:
-            yield self._cumulative_batch(snapshot.cumulative, snapshot.time_ns)
-        if snapshot.deviation is not None:
-            yield from self._deviation_batches(snapshot.deviation)
+    def _upload(self, timeout_seconds: float | None = None) -> None:
+        """Uploads what waits for it; once all is in its place, it is told there how far the export is."""
+        if self._uploader is None or self._uploader.upload(self._file, timeout_seconds):
+            self._note.write(self._known.progress, _NOTE_SECONDS)
 
-    def _cumulative_batch(self, cumulative: Cumulative, time_ns: int) -> tuple[bytes, Progress]:
+    def _cumulative_batch(self, cumulative: Cumulative) -> tuple[bytes, Progress]:
+        """Returns records to write, and how far the export is with them."""
         step, progress = cumulative.max_productive_step, self._known.progress
         scalars = cumulative_scalars(cumulative, include_badput_breakdown=self._include_badput_breakdown)
         known = progress.values if progress.step == step else {}
         new = [scalar for scalar in scalars if known.get(scalar.tag) != scalar.value]
         values = {**known, **{scalar.tag: scalar.value for scalar in new}}
-        return scalar_records(new, step=step, time_ns=time_ns), replace(progress, step=step, values=values)
+        return scalar_records(new, step=step, time_ns=self._time_ns), replace(progress, step=step, values=values)
 
-    def _deviation_batches(self, deviation: Deviation) -> Iterator[tuple[bytes, Progress]]:
-        steps = itertools.islice(deviation.steps_since(self._known.progress.deviations_until_ns), _STEPS_A_CALL)
+    def _write_deviations(self, most: int) -> bool:
+        """Writes so many of the steps that the last snapshot has and the file has not; whether there may be more."""
+        if self._deviation is None:
+            return False
+        steps = itertools.islice(self._deviation.steps_since(self._known.progress.deviations_until_ns), most)
+        written = 0
         while batch := list(itertools.islice(steps, _STEPS_A_BATCH)):
-            yield deviation_records(batch), replace(self._known.progress, deviations_until_ns=batch[-1].start_ns)
+            progress = replace(self._known.progress, deviations_until_ns=batch[-1].start_ns)
+            self._write(deviation_records(batch), progress)
+            written += len(batch)
+        return written == most
 
-    def _write(self, records: bytes, progress: Progress, time_ns: int) -> None:
+    def _write(self, records: bytes, progress: Progress) -> None:
         """Adds records to the event file; from then on the export is as far as `progress` says."""
         if not records:
             self._state = replace(self._known, progress=progress)
             return
-        file = self._growing_file(time_ns)
+        file = self._growing_file()
         name, length, next_length = file.path.name, file.length, file.length + len(records)
         ExportState(self._known.progress, name, length, progress, next_length).save(self._state_path)
         file.append(records)
         self._state = ExportState(progress, name, next_length)
 
-    def _growing_file(self, time_ns: int) -> EventFile:
+    def _growing_file(self) -> EventFile:
         """The file to write to: a new one if there is none, or it is full or gone."""
         if self._file is not None:
             is_full = self._uploader is not None and self._uploader.is_full(self._file)
@@ -191,7 +224,7 @@ class TensorBoardExporter:
             if self._uploader is not None:
                 make_private_folder(self._folder)
             mode = 0o666 if self._uploader is None else 0o600
-            self._file = EventFile(self._folder, after=[self._known.file], time_ns=time_ns, mode=mode)
+            self._file = EventFile(self._folder, after=[self._known.file], time_ns=self._time_ns, mode=mode)
         return self._file
 
     @property

@@ -56,12 +56,15 @@ class Uploader:
         """Whether a file gets no more."""
         return file.length >= self._limits.part_bytes
 
-    def upload(self, growing: EventFile | None, timeout_seconds: float | None = None) -> None:
+    def upload(self, growing: EventFile | None, timeout_seconds: float | None = None) -> bool:
         """Uploads what is new, oldest first; a file that does not grow any more is then removed.
 
         Args:
             growing: The file that is being written.
             timeout_seconds: After about this long the rest is left for another time; None is as the limits say.
+
+        Returns:
+            Whether everything is up.
 
         Raises:
             StorageError: Something could not be uploaded; it waits for the next call.
@@ -80,7 +83,8 @@ class Uploader:
                     storage.write(f"{self._target}/{name}", growing.path.read_bytes()[:length])
                     self._uploaded = (name, length)
                 if self._clock() >= end:
-                    break
+                    return self._is_up(growing)
+            return True
         except OSError as error:
             if isinstance(error, StorageError):
                 raise
@@ -89,6 +93,13 @@ class Uploader:
             ) from error
         finally:
             self._drop_oldest(growing)
+
+    def _is_up(self, growing: EventFile | None) -> bool:
+        """Whether nothing but the growing file is in the folder, and that is up."""
+        waiting = event_file_names(self._folder)
+        if growing is None or not waiting:
+            return not waiting
+        return waiting == [growing.path.name] and self._uploaded == (growing.path.name, growing.length)
 
     def close(self) -> None:
         """Ends the connections."""
