@@ -121,7 +121,7 @@ def _size(folder: Path) -> int:
 
 
 def measure(*, quick: bool) -> list[Table]:
-    rounds, steps = (3, 400) if quick else (12, 500)
+    rounds, steps = (3, 300) if quick else (10, 500)
     sent: list[list[int]] = []
     with loopback_cloud(sent) as cloud:
         environment = {**cloud, "ML_DIAGNOSTICS_BACKEND": "auto"}
