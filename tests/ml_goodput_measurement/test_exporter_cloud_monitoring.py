@@ -271,6 +271,35 @@ def test_a_flush_tries_once_more_what_failed(server, make, clock):
     assert [point["value"]["doubleValue"] for point in series["points"]] == [2.0]
 
 
+def after_failures(server, make, clock, *faults):
+    """An exporter that waits after failures, and what it was told last."""
+    exporter = make()
+    for fault in faults:
+        clock.elapsed += 1000
+        server.faults.script([fault], on="write")
+        exporter(only_goodput(1.0))
+    clock.elapsed += 6
+    exporter(only_goodput(2.0))
+    assert of_type(server, "goodput_time") == []
+    return exporter
+
+
+@pytest.mark.parametrize("status", [503, 403])
+def test_a_flush_does_not_wait_as_after_other_failures(server, make, clock, status):
+    after_failures(server, make, clock, *[Status(status)] * 6).flush(10.0)
+    (series,) = of_type(server, "goodput_time")
+    assert [point["value"]["doubleValue"] for point in series["points"]] == [2.0]
+    assert clock.waited == []
+
+
+def test_a_flush_waits_as_the_server_asked(server, make, clock):
+    after_failures(server, make, clock, Status(429, retry_after=20)).flush(10.0)
+    assert len(server.requests) == 1
+    after_failures(server, make, clock, Status(429, retry_after=20)).flush(30.0)
+    assert clock.waited == [14.0]
+    assert len(of_type(server, "goodput_time")) == 1
+
+
 def test_a_flush_does_not_send_what_is_old(server, make, clock):
     exporter = make()
     exporter(snapshot(windows=(window(60),)))

@@ -118,7 +118,7 @@ class CloudMonitoringExporter:
         self._unsent: dict[_Key, tuple[float, Gauge]] = {}
         self._backoff = Backoff(first_seconds=5.0, longest_seconds=60.0)
         self._access_backoff = Backoff(first_seconds=60.0, longest_seconds=600.0)
-        self._try_at = 0.0
+        self._try_at = self._server_at = 0.0  # By our own backoff, and by what a server asked for.
 
     def __call__(self, snapshot: Snapshot) -> None:
         """Sends a snapshot, unless nothing can be sent now. Never raises for what the cloud answers."""
@@ -137,10 +137,15 @@ class CloudMonitoringExporter:
         )
         now = self._monotonic()
         self._unsent.update((gauge.key, (now, gauge)) for gauge in gauges)
+        if now < self._try_at:
+            self.counts.add("skipped", len(gauges))
+            return
         self._send(place, gauges, REQUEST_SECONDS)
 
     def flush(self, timeout_seconds: float) -> None:
         """Sends what the last calls could not: it came too soon after the last points of its series, or failed.
+
+        This is the last try, so it does not wait as after other failures, but only as long as the server asked for.
 
         Args:
             timeout_seconds: The longest to wait for its time to come and for the server.
@@ -148,7 +153,7 @@ class CloudMonitoringExporter:
         start = self._monotonic()
         fresh = [gauge for since, gauge in self._unsent.values() if start - since < _FRESH_SECONDS]
         self._unsent.clear()
-        due = max([start, self._try_at, *(self._pace.due(gauge.key) for gauge in fresh)])
+        due = max([start, self._server_at, *(self._pace.due(gauge.key) for gauge in fresh)])
         left = start + timeout_seconds - due
         if self._place is None or not fresh or left <= 0:
             return
@@ -190,9 +195,6 @@ class CloudMonitoringExporter:
     def _send(self, place: _Place, gauges: Sequence[Gauge], timeout_seconds: float) -> None:
         """Sends the gauges whose time has come."""
         now = self._monotonic()
-        if now < self._try_at:
-            self.counts.add("skipped", len(gauges))
-            return
         due = [gauge for gauge in gauges if self._pace.due(gauge.key) <= now]
         if len(due) < len(gauges):
             self.counts.add("held", len(gauges) - len(due))
@@ -237,7 +239,9 @@ class CloudMonitoringExporter:
         if isinstance(error, CloudMonitoringError):
             code, asked, access = error.code, error.retry_after_seconds, error.access
         self.counts.add(f"failed_{code}", count)
-        self._try_at = self._monotonic() + (self._access_backoff if access else self._backoff).failed(asked)
+        now = self._monotonic()
+        self._try_at = now + (self._access_backoff if access else self._backoff).failed(asked)
+        self._server_at = now + (asked or 0.0)
         if isinstance(error, CloudMonitoringError) and access:
             todo = (
                 f" {place.principal or 'The account of this process'} needs the role roles/monitoring.metricWriter "
