@@ -12,7 +12,7 @@ from ml_diagnostics_testing.cloud_monitoring import CloudMonitoringServer
 from ml_diagnostics_testing.faults import Hang, Reset, Skew, Status
 from ml_goodput_measurement.exporters.cloud_monitoring import MOST_EVENT_TYPES, cloud_monitoring_exporter
 from ml_goodput_measurement.gcp_metrics import REQUEST_SECONDS
-from ml_goodput_measurement.goodput_utils import GCPOptions
+from ml_goodput_measurement.goodput_utils import BadputType, GCPOptions
 
 from .snapshots import cumulative, deviation, snapshot, window, with_events
 
@@ -442,6 +442,39 @@ def test_one_refused_series_does_not_lose_the_others(server, make, clock, caplog
     assert exporter.counts["refused_INVALID_ARGUMENT"] == 1
     assert exporter.counts["written"] == len(server.series()) - 1
     assert "another monitor" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("fault", "requests", "written"),
+    [(Status(400), 3, 250), (Status(500), 3, 250), (Status(503), 1, 0), (Status(429), 1, 0)],
+)
+def test_a_refused_request_does_not_keep_the_next_ones_from_being_made(
+    server, make, clock, caplog, fault, requests, written
+):
+    kinds = {BadputType.OTHER: 1.0}
+    windows = tuple(window(size, badput_percent=kinds, slice_efficiency=None) for size in range(60, 285))
+    exporter = make()
+    for rounds in (1, 2):
+        server.faults.script([fault], on="write")
+        exporter(snapshot(windows=windows))
+        assert len(server.requests) == requests * rounds
+        assert len(server.series()) == written
+        clock.elapsed += 60
+    (failed,) = (count for reason, count in exporter.counts.items() if reason.startswith("failed"))
+    assert failed == 2 * (450 - written)
+    assert len(caplog.records) == 1
+
+
+def test_many_refused_requests_are_one_failure_to_the_wait(server, make, clock):
+    server.faults.always(Status(400), on="write")
+    exporter = make()
+    windows = tuple(window(size) for size in range(60, 360))
+    exporter(snapshot(windows=windows))
+    made = len(server.requests)
+    assert made > 3
+    clock.elapsed += 6  # As after one failure.
+    exporter(snapshot(windows=windows))
+    assert len(server.requests) == 2 * made
 
 
 def test_two_exporters_of_one_job_survive_each_other(server, make, clock, caplog):

@@ -198,6 +198,7 @@ class CloudMonitoringExporter:
         due = [gauge for gauge in gauges if self._pace.due(gauge.key) <= now]
         if len(due) < len(gauges):
             self.counts.add("held", len(gauges) - len(due))
+        failed: DiagnosticsError | None = None
         for first in range(0, len(due), SERIES_PER_REQUEST):
             batch = due[first : first + SERIES_PER_REQUEST]
             ends = {gauge.key: self._pace.end_ns(gauge.key, self._clock_ns()) for gauge in batch}
@@ -206,8 +207,11 @@ class CloudMonitoringExporter:
                 series = [place.series(gauge, ends[gauge.key]) for gauge in batch]
                 written = place.metrics.write(series, timeout_seconds=timeout_seconds)
             except DiagnosticsError as error:
-                self._failed(place, error, len(due) - first)
-                return
+                failed, ends_all = error, _ends_all(error)
+                self._failed(place, error, len(due) - first if ends_all else len(batch))
+                if ends_all:
+                    break
+                continue
             for key in ends:
                 self._unsent.pop(key, None)
             if written.accepted:
@@ -216,7 +220,9 @@ class CloudMonitoringExporter:
                 self.counts.add("written", written.accepted)
             if written.refused:
                 self._refused(written.refused, len(batch), written.code, written.reason)
-        if due:
+        if failed is not None:
+            self._back_off(failed)
+        elif due:
             self._backoff.succeeded()
             self._access_backoff.succeeded()
 
@@ -234,15 +240,11 @@ class CloudMonitoringExporter:
         )
 
     def _failed(self, place: _Place, error: DiagnosticsError, count: int) -> None:
-        """Notes that a request failed, and when to try again."""
-        code, asked, access, todo = type(error).__name__, None, True, ""
-        if isinstance(error, CloudMonitoringError):
-            code, asked, access = error.code, error.retry_after_seconds, error.access
+        """Counts and tells that a request failed."""
+        code = error.code if isinstance(error, CloudMonitoringError) else type(error).__name__
         self.counts.add(f"failed_{code}", count)
-        now = self._monotonic()
-        self._try_at = now + (self._access_backoff if access else self._backoff).failed(asked)
-        self._server_at = now + (asked or 0.0)
-        if isinstance(error, CloudMonitoringError) and access:
+        todo = ""
+        if isinstance(error, CloudMonitoringError) and error.access:
             todo = (
                 f" {place.principal or 'The account of this process'} needs the role roles/monitoring.metricWriter "
                 f"in project {place.project}, where the Cloud Monitoring API must be enabled."
@@ -254,8 +256,16 @@ class CloudMonitoringExporter:
             self._job_name,
             str(error).rstrip("."),
             todo,
-            "ten minutes" if access else "minute",
+            "ten minutes" if _needs_a_person(error) else "minute",
         )
+
+    def _back_off(self, error: DiagnosticsError) -> None:
+        """Sets when to try again after a failure."""
+        asked = error.retry_after_seconds if isinstance(error, CloudMonitoringError) else None
+        now = self._monotonic()
+        backoff = self._access_backoff if _needs_a_person(error) else self._backoff
+        self._try_at = now + backoff.failed(asked)
+        self._server_at = now + (asked or 0.0)
 
     # --- Where to ---------------------------------------------------------------------------------------
 
@@ -295,6 +305,19 @@ class CloudMonitoringExporter:
             accelerator_type=str(options.acc_type or get_accelerator_type() or _UNKNOWN),
             cluster_name=str(options.cluster_name or get_cluster_name() or ""),
         )
+
+
+def _needs_a_person(error: DiagnosticsError) -> bool:
+    """Whether access, or what it is found by, must be mended first."""
+    return error.access if isinstance(error, CloudMonitoringError) else True
+
+
+def _ends_all(error: DiagnosticsError) -> bool:
+    """Whether a request failed for a reason that has nothing to do with what it said, so that the next would too."""
+    return _needs_a_person(error) or (
+        isinstance(error, CloudMonitoringError)
+        and error.code in ("UNAVAILABLE", "DEADLINE_EXCEEDED", "RESOURCE_EXHAUSTED")
+    )
 
 
 class _Place(NamedTuple):
