@@ -477,6 +477,35 @@ def test_many_refused_requests_are_one_failure_to_the_wait(server, make, clock):
     assert len(server.requests) == 2 * made
 
 
+@pytest.mark.parametrize(
+    ("changes", "missing"),
+    [
+        ({"badput_seconds": {BadputType.CUSTOM_BADPUT_EVENTS: {"A\ud800B": 3.0, "EVAL": 2.0}}}, "badput_time"),
+        ({"max_productive_step": 2**63}, "max_productive_steps"),
+    ],
+)
+def test_a_series_that_cannot_be_encoded_does_not_keep_the_others(server, make, clock, caplog, changes, missing):
+    exporter = make()
+    for _ in range(2):
+        exporter(snapshot(cumulative=cumulative(**changes)))
+        clock.elapsed += 30
+    exporter.flush(1.0)
+    assert exporter.counts == {"malformed": 2, "written": 2 * len(server.series())}
+    assert len(ends(server)) == 2
+    assert len(of_type(server, missing)) == (1 if missing == "badput_time" else 0)
+    (record,) = caplog.records
+    assert missing in record.getMessage()
+    record.getMessage().encode()
+
+
+def test_nothing_is_asked_where_no_series_can_be_encoded(server, make):
+    options = dataclasses.replace(OPTIONS, replica_id="\ud800")
+    exporter = make(options)
+    exporter(only_goodput())
+    assert server.requests == []
+    assert set(exporter.counts) == {"malformed"}
+
+
 def test_two_exporters_of_one_job_survive_each_other(server, make, clock, caplog):
     both = make(), make()
     for _ in range(100):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -90,7 +90,7 @@ class CloudMonitoringExporter:
 
     Attributes:
         counts: Points by what became of them: `written`, `held` (too soon after the last of their series),
-            `refused_CODE`, `failed_CODE`, `skipped` (in the wait after a failure).
+            `malformed` (cannot be encoded), `refused_CODE`, `failed_CODE`, `skipped` (in the wait after a failure).
     """
 
     def __init__(
@@ -203,12 +203,15 @@ class CloudMonitoringExporter:
             batch = due[first : first + SERIES_PER_REQUEST]
             ends = {gauge.key: self._pace.end_ns(gauge.key, self._clock_ns()) for gauge in batch}
             self._pace.asked(ends, self._monotonic())
+            series = list(self._made(place, batch, ends))
+            if not series:
+                continue
             try:
-                series = [place.series(gauge, ends[gauge.key]) for gauge in batch]
                 written = place.metrics.write(series, timeout_seconds=timeout_seconds)
             except DiagnosticsError as error:
                 failed, ends_all = error, _ends_all(error)
-                self._failed(place, error, len(due) - first if ends_all else len(batch))
+                unasked = len(due) - first - len(batch) if ends_all else 0
+                self._failed(place, error, len(series) + unasked)
                 if ends_all:
                     break
                 continue
@@ -219,12 +222,32 @@ class CloudMonitoringExporter:
                 self._pace.accepted(ends)
                 self.counts.add("written", written.accepted)
             if written.refused:
-                self._refused(written.refused, len(batch), written.code, written.reason)
+                self._refused(written.refused, len(series), written.code, written.reason)
         if failed is not None:
             self._back_off(failed)
         elif due:
             self._backoff.succeeded()
             self._access_backoff.succeeded()
+
+    def _made(self, place: _Place, gauges: Sequence[Gauge], ends: dict[_Key, int]) -> Iterator[TimeSeries]:
+        """Yields the series of the gauges. Of those that cannot be encoded, the keys are taken out of `ends`."""
+        for gauge in gauges:
+            try:
+                yield place.series(gauge, ends[gauge.key])
+            except (TypeError, ValueError, OverflowError) as error:  # Half a character, or a number beyond 64 bits.
+                del ends[gauge.key]
+                self._unsent.pop(gauge.key, None)
+                self.counts.add("malformed")
+                warn_once(
+                    ("cloud monitoring", "malformed", self._job_name, gauge.metric_type),
+                    "A time series of job %s cannot be sent to Cloud Monitoring: %s, %s, value %r (%s). The others are "
+                    "sent. Further ones of its type are counted, not logged.",
+                    self._job_name,
+                    gauge.metric_type,
+                    ascii(dict(gauge.labels))[:500],
+                    gauge.value,
+                    ascii(str(error)),
+                )
 
     def _refused(self, count: int, of: int, code: str, reason: str) -> None:
         self.counts.add(f"refused_{code}", count)
