@@ -89,6 +89,27 @@ def test_a_helper_that_cannot_live_is_started_ever_more_seldom(
     assert "exit code 1" in caplog.text
 
 
+def test_a_helper_that_is_dead_at_once_does_not_take_a_trainer_along_for_which_sigpipe_is_deadly(folder: Path) -> None:
+    trainer = Trainer(
+        """
+import logging
+from ml_goodput_measurement.monitor.uploaders import Upload, Uploaders
+logging.disable()
+signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+sys.executable = "/bin/false"
+for _ in range(100):
+    uploaders = Uploaders(monitor._settings, sleep=lambda _: time.sleep(1000))
+    uploaders.start(Upload.CUMULATIVE)
+    process = uploaders._process
+    process._process.wait()  # Its follower may still be about to learn of it.
+    process.send({}, flush=False, flush_seconds=0)
+print("alive")
+""",
+        folder,
+    )
+    assert trainer.finish() == ("alive\n", "")
+
+
 def test_a_helper_that_could_not_be_started_is_started_later(
     uploaders: Uploaders, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

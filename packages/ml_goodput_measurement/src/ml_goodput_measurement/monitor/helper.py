@@ -280,7 +280,10 @@ class _Commands:
             waits.append(0.0)  # What it said last may still be in the pipe.
         ready = {descriptor for descriptor, _ in self._poller.poll(1e3 * max(0.0, min(waits)) if waits else None)}
         if self._stdin in ready:
-            data = os.read(self._stdin, _READ_BYTES)
+            try:
+                data = os.read(self._stdin, _READ_BYTES)
+            except ConnectionError:  # The other end is gone.
+                data = b""
             self._buffer += data
             return not data
         return is_orphan or self._death in ready

@@ -11,12 +11,15 @@ import threading
 from collections import deque
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ml_diagnostics_common.environment import diagnostics_directory
 
 from ml_goodput_measurement.monitor.death import process_descriptor
 from ml_goodput_measurement.monitor.settings import MonitorSettings
+
+if TYPE_CHECKING:
+    import socket
 
 __all__ = ["HelperProcess"]
 
@@ -33,6 +36,8 @@ main()
 
 _LINES_KEPT = 20
 _READ_BYTES = 1 << 16
+_DARWIN_NO_SIGPIPE = 0x1022
+"""SO_NOSIGPIPE in sys/socket.h; Python has no name for it."""
 
 
 class HelperProcess:
@@ -51,24 +56,28 @@ class HelperProcess:
 
         if not sys.executable:
             raise FileNotFoundError("this Python does not know its own executable (sys.executable is empty)")
-        self._process = subprocess.Popen(
-            [*_python(), "-c", _PROGRAM, *_python_path()],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            bufsize=0,
-            # Whatever its working directory, it reads this process's journal.
-            env={**os.environ, "ML_DIAGNOSTICS_DIR": str(diagnostics_directory())},
-            # Out of reach of Ctrl-C, and of who kills the trainer's group: it has the last point to write.
-            start_new_session=True,
-        )
-        assert self._process.stdin is not None
+        self._to_helper, its_stdin = _socket_pair()
+        try:
+            self._process = subprocess.Popen(
+                [*_python(), "-c", _PROGRAM, *_python_path()],
+                stdin=its_stdin.fileno(),
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                bufsize=0,
+                # Whatever its working directory, it reads this process's journal.
+                env={**os.environ, "ML_DIAGNOSTICS_DIR": str(diagnostics_directory())},
+                # Out of reach of Ctrl-C, and of who kills the trainer's group: it has the last point to write.
+                start_new_session=True,
+            )
+        except BaseException:
+            self._to_helper.close()
+            raise
+        finally:
+            its_stdin.close()
         assert self._process.stdout is not None
         self.pid = self._process.pid
-        self._to_helper: int | None = self._process.stdin.fileno()
         self._from_helper = self._process.stdout.fileno()
         self._writing = threading.RLock()  # A closed descriptor's number may soon be a file of the trainer's.
-        os.set_blocking(self._to_helper, False)
         self._ended = threading.Event()
         self._awaited: dict[int, threading.Event] = {}
         self._last_lines: deque[str] = deque(maxlen=_LINES_KEPT)
@@ -115,10 +124,9 @@ class HelperProcess:
             for event in list(self._awaited.values()):
                 event.set()
             with self._writing:
-                self._to_helper = None
-                for pipe in (self._process.stdin, self._process.stdout):
-                    assert pipe is not None
-                    pipe.close()
+                self._to_helper.close()
+            assert self._process.stdout is not None
+            self._process.stdout.close()
         how = f"killed by signal {-code}" if code < 0 else f"exit code {code}"
         return how + "".join(f"\n    {line}" for line in self._last_lines)
 
@@ -165,10 +173,31 @@ class HelperProcess:
         line = memoryview(json.dumps(message).encode() + b"\n")
         with self._writing:
             try:
-                while line and self._to_helper is not None:
-                    line = line[os.write(self._to_helper, line) :]
+                while line:
+                    line = line[self._to_helper.send(line, _send_flags()) :]
             except OSError:
                 pass
+
+
+def _socket_pair() -> tuple[socket.socket, socket.socket]:
+    """Returns two ends of a channel.
+
+    A pipe would not do: writing to one whose reader has just died raises SIGPIPE, which kills a trainer that has set
+    it back to its default.
+    """
+    import socket
+
+    ours, its = socket.socketpair()
+    ours.setblocking(False)
+    if sys.platform == "darwin":
+        ours.setsockopt(socket.SOL_SOCKET, _DARWIN_NO_SIGPIPE, 1)
+    return ours, its
+
+
+def _send_flags() -> int:
+    import socket
+
+    return getattr(socket, "MSG_NOSIGNAL", 0)
 
 
 def _python() -> list[str]:
