@@ -5,15 +5,18 @@ from __future__ import annotations
 import os
 import signal
 import socket
+import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from ml_diagnostics_common import guard
 from ml_diagnostics_common.backoff import Backoff
 from ml_goodput_measurement.goodput import GoodputCalculator, GoodputRecorder
-from ml_goodput_measurement.monitor import helper
+from ml_goodput_measurement.monitor import helper, helper_process
 from ml_goodput_measurement.monitor.settings import Upload
 from ml_goodput_measurement.monitor.uploaders import Uploaders
 from ml_goodput_measurement.monitoring import GoodputMonitor
@@ -119,6 +122,75 @@ def test_a_helper_that_could_not_be_started_is_started_later(
     wait_until(lambda: uploaders.pid is not None)
     uploaders.stop(Upload.CUMULATIVE, flush=True)
     assert len(goodput_points(folder)) == 1
+
+
+@pytest.mark.parametrize("error", [RuntimeError("at shutdown"), MemoryError(), KeyError("NAME"), ValueError("null")])
+def test_whatever_keeps_a_helper_from_being_started_it_is_started_later(
+    error: Exception, uploaders: Uploaders, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise error
+
+    with monkeypatch.context() as patch:
+        patch.setattr(subprocess, "Popen", fail)
+        uploaders.start(Upload.CUMULATIVE)
+    wait_until(lambda: uploaders.pid is not None)
+    assert f"({type(error).__name__}: {error}); it is tried again later" in caplog.text
+
+
+def test_an_environment_that_threads_change_does_not_keep_a_helper_from_being_started() -> None:
+    is_over = threading.Event()
+
+    def change() -> None:
+        while not is_over.is_set():
+            for number in range(100):
+                os.environ[f"CHANGED_{number}"] = ""
+            for number in range(100):
+                del os.environ[f"CHANGED_{number}"]
+
+    thread = threading.Thread(target=change)
+    thread.start()
+    try:
+        for _ in range(300):
+            assert "PATH" in helper_process._environment()
+    finally:
+        is_over.set()
+        thread.join()
+
+
+def test_a_frozen_trainer_does_not_start_itself_again(
+    uploaders: Uploaders, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(sys, "frozen", True, raising=False)
+    monkeypatch.setattr(guard, "_said_in_this_process", set())
+    uploaders.start(Upload.CUMULATIVE)
+    uploaders.start(Upload.WINDOWS, [60])
+    assert uploaders.pid is None
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+    assert "is frozen" in caplog.text
+    uploaders.stop(Upload.CUMULATIVE, flush=True)
+
+
+def test_a_monitor_that_each_python_starts_is_not_started_in_its_own_helper(folder: Path) -> None:
+    trainer = Trainer(
+        '''
+program, count = folder + ".sh", folder + ".started"
+with open(program, "w") as file:
+    file.write(f"""#!/bin/sh
+echo once more >> {count}
+[ $(wc -l < {count}) -lt 4 ] && exec {sys.executable} {__file__} {folder}
+""")
+os.chmod(program, 0o700)
+sys.executable = program  # As where Python is embedded in a program, and that is what starts.
+monitor.start_goodput_uploader()
+if helper():
+    monitor._uploaders._process.wait_ended(30)
+monitor.stop_goodput_uploader(True)
+''',
+        folder,
+    )
+    trainer.finish()
+    assert Path(f"{folder}.started").read_text() == "once more\n"
 
 
 def test_a_stop_while_the_helper_is_dead_returns_and_it_does_not_come_back(folder: Path) -> None:

@@ -21,7 +21,7 @@ from ml_goodput_measurement.monitor.settings import MonitorSettings
 if TYPE_CHECKING:
     import socket
 
-__all__ = ["HelperProcess"]
+__all__ = ["IN_HELPER", "HelperProcess"]
 
 _log = logging.getLogger("ml_diagnostics.goodput")
 
@@ -33,6 +33,9 @@ sys.path += [folder for folder in sys.argv[1:] if folder not in sys.path]
 from ml_goodput_measurement.monitor.helper import main
 main()
 """
+
+IN_HELPER = "ML_DIAGNOSTICS_GOODPUT_HELPER"
+"""Environment variable that tells a helper process that it is one."""
 
 _LINES_KEPT = 20
 _READ_BYTES = 1 << 16
@@ -50,7 +53,7 @@ class HelperProcess:
             settings: Of the monitor.
 
         Raises:
-            OSError: No process can be started.
+            Exception: No process can be started. Mostly an OSError, but an interpreter that ends raises others.
         """
         import subprocess  # Not by every trainer that imports the monitor.
 
@@ -64,8 +67,7 @@ class HelperProcess:
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
                 bufsize=0,
-                # Whatever its working directory, it reads this process's journal.
-                env={**os.environ, "ML_DIAGNOSTICS_DIR": str(diagnostics_directory())},
+                env=_environment(),
                 # Out of reach of Ctrl-C, and of who kills the trainer's group: it has the last point to write.
                 start_new_session=True,
             )
@@ -205,6 +207,17 @@ def _python() -> list[str]:
     flags = {"-E": sys.flags.ignore_environment, "-s": sys.flags.no_user_site, "-S": sys.flags.no_site}
     # Warnings are for those who develop what the helper imports, and must not be errors there.
     return [sys.executable, "-W", "ignore", *(flag for flag, is_set in flags.items() if is_set)]
+
+
+def _environment() -> dict[str, str]:
+    names = list(os.environ)  # At once: threads may change it meanwhile.
+    values = ((name, os.environ.get(name)) for name in names)
+    return {
+        **{name: value for name, value in values if value is not None},
+        # Whatever its working directory, it reads this process's journal.
+        "ML_DIAGNOSTICS_DIR": str(diagnostics_directory()),
+        IN_HELPER: "1",
+    }
 
 
 def _python_path() -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -11,7 +12,7 @@ from collections.abc import Callable, Sequence
 from ml_diagnostics_common.backoff import Backoff
 from ml_diagnostics_common.guard import log_once
 
-from ml_goodput_measurement.monitor.helper_process import HelperProcess
+from ml_goodput_measurement.monitor.helper_process import IN_HELPER, HelperProcess
 from ml_goodput_measurement.monitor.settings import MonitorSettings, Upload
 
 __all__ = ["Uploaders"]
@@ -59,6 +60,8 @@ class Uploaders:
 
     def start(self, upload: Upload, windows: Sequence[int] = ()) -> None:
         """Turns an upload on; nothing changes if it is on already, but for other windows."""
+        if not _may_start():
+            return
         if self._is_forked():
             log_once(
                 logging.INFO,
@@ -108,8 +111,12 @@ class Uploaders:
         process = None
         try:
             process = HelperProcess(self._settings)
-        except OSError as error:
-            _log.warning("The goodput monitor could not start its helper process (%s); it is tried again later", error)
+        except Exception as error:
+            _log.warning(
+                "The goodput monitor could not start its helper process (%s: %s); it is tried again later",
+                type(error).__name__,
+                error,
+            )
         # It is followed before anybody, such as a signal handler, can wait for its end.
         follower = threading.Thread(target=self._follow, args=(process,), name="goodput-monitor", daemon=True)
         try:
@@ -152,3 +159,18 @@ class Uploaders:
         with self._lock:
             if self._wanted and self._process is None and threading.main_thread().is_alive():
                 self._launch()
+
+
+def _may_start() -> bool:
+    """Whether a helper process that is started from here would be one, and not the trainer once more."""
+    if os.environ.get(IN_HELPER):
+        return False  # A sitecustomize.py or a .pth file starts uploads in each Python, and so in the helper.
+    if getattr(sys, "frozen", False):
+        log_once(
+            logging.WARNING,
+            "a frozen monitor",
+            "Goodput is not uploaded: this program is frozen (sys.frozen), so there is no Python to do it in a process "
+            "of its own. Run the trainer with a Python interpreter; `goodput report` tells the figures in any case",
+        )
+        return False
+    return True
