@@ -336,6 +336,79 @@ def test_a_hanging_sink_does_not_keep_the_last_point_from_the_others() -> None:
     assert len(other.snapshots) == 2
 
 
+class Held:
+    """An exporter whose first call does not return until it is released."""
+
+    def __init__(self) -> None:
+        self.entered, self.released = threading.Event(), threading.Event()
+        self.kept = Recording()
+
+    def __call__(self, snapshot: Snapshot) -> None:
+        self.entered.set()
+        assert self.released.wait(WAIT)
+        self.kept(snapshot)
+
+    def flush(self, timeout_seconds: float) -> None:
+        self.kept.flush(timeout_seconds)
+
+    def close(self) -> None:
+        self.kept.close()
+
+
+def held_bench(held: Held, *others: Exporter, sync: float | None = None) -> Bench:
+    """One whose first sink is at work on the first snapshot."""
+    bench = Bench((held, EVERYTHING), *((other, EVERYTHING) for other in others), sync=sync)
+    bench.set(*Upload)
+    bench.clock.now += 30
+    bench.worker.tick()
+    assert held.entered.wait(WAIT)
+    return bench
+
+
+def test_last_points_wait_for_the_export_that_is_under_way() -> None:
+    held = Held()
+    bench = held_bench(held)
+    for uploads in ([Upload.DEVIATION, Upload.WINDOWS], [Upload.WINDOWS], []):
+        bench.worker.set_uploads(dict.fromkeys(uploads, (60,)), flush=True, flush_seconds=0.01)
+    held.released.set()
+    assert bench.worker.wait_for_sinks(WAIT)
+    parts = [(s.cumulative is not None, s.deviation is not None, len(s.windows)) for s in held.kept.snapshots]
+    assert parts == [(True, True, 2), (True, False, 0), (False, True, 0), (False, False, 1)]
+    assert held.kept.ends == ["flushed", "closed"]
+
+
+def test_what_is_not_last_does_not_wait_for_a_hanging_sink() -> None:
+    held = Held()
+    bench = held_bench(held)
+    for _ in range(10):
+        bench.clock.now += 70
+        bench.worker.tick()
+    held.released.set()
+    assert bench.worker.wait_for_sinks(WAIT)
+    assert len(held.kept.snapshots) == 1
+
+
+def test_a_hanging_sink_keeps_neither_the_state_from_being_saved_nor_the_others_from_being_closed() -> None:
+    held, other = Held(), Recording()
+    bench = held_bench(held, other, sync=HOUR)
+    bench.worker.set_uploads({}, flush=True, flush_seconds=0.01)
+    assert bench.calculator.done == ["saved", "synced"]
+    assert bench.sinks[1].wait(WAIT)
+    assert other.ends == ["flushed", "closed"]
+    assert held.kept.ends == []
+    held.released.set()
+
+
+def test_the_state_is_saved_while_there_is_time_left() -> None:
+    held = Held()
+    bench = held_bench(held)
+    saved_after: list[bool] = []
+    bench.calculator.save_state = lambda: saved_after.append(held.released.is_set()) or held.released.set()  # type: ignore[func-returns-value]
+    bench.worker.set_uploads({}, flush=True, flush_seconds=1)
+    assert saved_after == [False]
+    assert held.kept.ends == ["flushed", "closed"]
+
+
 def test_steps_of_a_snapshot_that_is_not_the_newest_any_more_are_not_told() -> None:
     exporter = Recording()
     bench = Bench((exporter, EVERYTHING))

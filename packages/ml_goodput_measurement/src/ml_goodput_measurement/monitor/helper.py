@@ -39,6 +39,7 @@ _GRACE_SECONDS = 0.5
 _READ_BYTES = 1 << 16
 _LONGEST_SLEEP_SECONDS = 3600.0
 _KINDS_OF_MESSAGES = 200
+_GIVEN_UP = "The last upload of goodput was given up at its deadline"
 _MESSAGE_CHARACTERS = 900
 """A line of so many is written at once: several writers to one pipe do not mix then."""
 
@@ -57,12 +58,12 @@ def main() -> None:
     orders: queue.SimpleQueue[_Order] = queue.SimpleQueue()
     threading.Thread(target=_work, args=(settings, orders, channel), name="goodput-uploads", daemon=True).start()
     end_by: float | None = None
+    is_flushing = False
     while True:
         message = commands.next_message(end_by)
         if end_by is not None and time.monotonic() >= end_by:
-            channel.say(
-                {"level": logging.WARNING, "message": "The last upload of goodput was given up at its deadline"}
-            )
+            if is_flushing:
+                channel.say({"level": logging.WARNING, "message": _GIVEN_UP})
             os._exit(1)
         if message is None:  # The trainer is gone, or has become another program.
             order = _Order(None, {}, not settings.skip_final_flush, settings.flush_seconds)
@@ -70,6 +71,7 @@ def main() -> None:
             order = _Order.from_message(message)
         orders.put(order)
         if not order.uploads:
+            is_flushing = order.flush
             seconds = max(order.flush_seconds, _GRACE_SECONDS)
             end_by = min(time.monotonic() + seconds, end_by or float("inf"))
 

@@ -1,10 +1,12 @@
-"""One exporter among others: it may fail or hang as it likes, and costs the others nothing."""
+"""One exporter among others: it may fail as it likes, and hang for a minute at most before the others go on."""
 
 from __future__ import annotations
 
 import dataclasses
 import logging
+import threading
 import time
+from collections import deque
 from collections.abc import Callable, Collection
 from typing import Any, TypeAlias
 
@@ -23,7 +25,9 @@ _log = logging.getLogger("ml_diagnostics.goodput")
 
 _FIRST_WAIT_SECONDS = 10.0
 _LONGEST_WAIT_SECONDS = 600.0
-_STUCK_AFTER_SECONDS = 300.0
+_STUCK_AFTER_SECONDS = 60.0
+_MOST_WAITING = len(Upload) + 1
+"""The last point of each upload, if they are stopped one after the other, and the end."""
 
 
 class Sink:
@@ -51,10 +55,13 @@ class Sink:
         self._told: set[str] = set()
         self._task: background.Task | None = None
         self._busy_since = 0.0
+        self._is_busy = False
+        self._waiting: deque[Callable[[], None]] = deque(maxlen=_MOST_WAITING)
+        self._lock = threading.Lock()  # Of the two above.
 
     def is_busy(self) -> bool:
         """Whether an export is under way."""
-        return self._task is not None and not self._task.wait(0)
+        return self._is_busy
 
     def is_stuck(self) -> bool:
         """Whether an export has been under way for so long that nobody waits for it any more."""
@@ -72,25 +79,28 @@ class Sink:
 
         Args:
             snapshot: Only those of its parts that this sink wants are exported, if there are any.
-            is_last: Whether there will be no other chance, so that it is tried also shortly after a failure.
+            is_last: Whether there will be no other chance, so that it is tried also shortly after a failure, and
+                after the one that is under way.
         """
         wanted = self._part(snapshot)
-        if wanted is None or self.is_busy() or (self._clock() < self._not_before and not is_last):
+        if wanted is None or (self._clock() < self._not_before and not is_last):
             return
-        self._begin(lambda exporter: exporter(wanted))
+        self._begin(lambda: self._export(wanted), waits=is_last)
 
-    def finish(self, timeout_seconds: float) -> None:
-        """Begins to flush and close the exporter, if there is one and it is not busy."""
-        if self._exporter is None or self.is_busy():
-            return
+    def finish(self, deadline: float) -> None:
+        """Begins to flush and close the exporter, if there is one by then, after what is under way.
 
-        def flush_and_close(exporter: Any) -> None:
-            if hasattr(exporter, "flush"):
-                exporter.flush(timeout_seconds)
-            if hasattr(exporter, "close"):
-                exporter.close()
+        Args:
+            deadline: For flushing, in seconds of `time.monotonic`.
+        """
 
-        self._begin(flush_and_close)
+        def flush_and_close() -> None:
+            if hasattr(self._exporter, "flush"):
+                self._exporter.flush(max(0.0, deadline - time.monotonic()))
+            if hasattr(self._exporter, "close"):
+                self._exporter.close()
+
+        self._begin(flush_and_close, waits=True)
 
     def _part(self, snapshot: Snapshot) -> Snapshot | None:
         cumulative = snapshot.cumulative if Upload.CUMULATIVE in self._wants else None
@@ -100,21 +110,34 @@ class Sink:
             return None
         return dataclasses.replace(snapshot, cumulative=cumulative, windows=windows, deviation=deviation)
 
-    def _begin(self, action: Callable[[Exporter], None]) -> None:
+    def _export(self, snapshot: Snapshot) -> None:
+        if self._exporter is None:
+            self._exporter = self._make()
+        self._exporter(snapshot)
+        self._worked()
+
+    def _begin(self, action: Callable[[], None], *, waits: bool) -> None:
+        with self._lock:
+            if self._is_busy:
+                if waits:
+                    self._waiting.append(action)
+                return
+            self._is_busy = True
         self._busy_since = self._clock()
         self._task = background.start(lambda: self._run(action))
         if self._task is None:
+            self._is_busy = False
             self._failed(RuntimeError("no thread could be started"))
 
-    def _run(self, action: Callable[[Exporter], None]) -> None:
-        try:
-            if self._exporter is None:
-                self._exporter = self._make()
-            action(self._exporter)
-        except BaseException as error:  # Also SystemExit: nothing that an exporter does ends the others.
-            self._failed(error)
-        else:
-            self._worked()
+    def _run(self, action: Callable[[], None] | None) -> None:
+        while action is not None:
+            try:
+                action()
+            except BaseException as error:  # Also SystemExit: nothing that an exporter does ends the others.
+                self._failed(error)
+            with self._lock:
+                action = self._waiting.popleft() if self._waiting else None
+                self._is_busy = action is not None
 
     def _worked(self) -> None:
         if self._backoff.failures:

@@ -163,14 +163,12 @@ class Worker:
         deadline = time.monotonic() + flush_seconds
         self.wait_for_sinks(_SHARE_FOR_UNFINISHED * flush_seconds)
         self._offer(self._query(ended, windows), is_last=True)
-        self.wait_for_sinks(deadline - time.monotonic())
-        if not is_all:
-            return
-        self._try("the state could not be saved", self._calculator.save_state)
-        if self._sync:
-            self._try("the saved state could not be written to the bucket", self._calculator.sync_to_gcs)
-        for sink in self._sinks:
-            sink.finish(max(0.0, deadline - time.monotonic()))
+        if is_all:
+            self._try("the state could not be saved", self._calculator.save_state)
+            for sink in self._sinks:
+                sink.finish(deadline)
+            if self._sync:
+                self._try("the saved state could not be written to the bucket", self._calculator.sync_to_gcs)
         self.wait_for_sinks(deadline - time.monotonic())
 
     # --- Snapshots ------------------------------------------------------------------------------------
