@@ -7,6 +7,7 @@ import sys
 import time
 
 import pytest
+from ml_diagnostics_common.credentials.instance_metadata import instance_metadata
 from ml_diagnostics_common.exceptions import ConfigurationError
 from ml_diagnostics_testing.cloud_monitoring import CloudMonitoringServer
 from ml_diagnostics_testing.faults import Hang, Reset, Skew, Status
@@ -199,14 +200,39 @@ def test_the_options_are_not_changed_and_what_they_leave_open_is_found(server, m
     assert options == GCPOptions(replica_id="3")
 
 
-def test_a_google_machine_knows_where_and_what_it_is(server, make, metadata_server, monkeypatch):
+@pytest.fixture
+def google_machine(metadata_server, monkeypatch):
     metadata_server.attributes["cluster-name"] = "gke-1"
     monkeypatch.delenv("NO_GCE_CHECK")
     for name, value in metadata_server.environment().items():
         monkeypatch.setenv(name, value)
+    assert instance_metadata().cluster_name == "gke-1"  # The one look for a server is over.
+    return metadata_server
+
+
+def test_a_google_machine_whose_metadata_server_is_in_trouble_waits_for_its_labels(
+    server, make, clock, caplog, google_machine
+):
+    google_machine.faults.always(Status(503), on="metadata")
+    exporter = make(GCPOptions())
+    exporter(only_goodput())
+    google_machine.faults.clear()
+    clock.elapsed += 59
+    exporter(only_goodput())
+    assert server.requests == []
+    (record,) = caplog.records
+    assert "instance/zone" in record.getMessage()
+    clock.elapsed += 1
+    exporter(only_goodput())
+    (goodput,) = of_type(server, "goodput_time")
+    assert goodput["resource"]["labels"]["location"] == google_machine.zone
+    assert goodput["metric"]["labels"]["cluster_name"] == "gke-1"
+
+
+def test_a_google_machine_knows_where_and_what_it_is(server, make, google_machine):
     make(GCPOptions())(only_goodput())
     (goodput,) = of_type(server, "goodput_time")
-    assert goodput["resource"]["labels"]["location"] == metadata_server.zone
+    assert goodput["resource"]["labels"]["location"] == google_machine.zone
     assert goodput["metric"]["labels"]["cluster_name"] == "gke-1"
     assert goodput["metric"]["labels"]["accelerator_type"] not in ("", "unknown")
 

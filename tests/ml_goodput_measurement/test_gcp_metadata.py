@@ -10,6 +10,7 @@ import pytest
 from ml_diagnostics_testing.faults import Hang, Reset, Status
 from ml_diagnostics_testing.metadata import MetadataServer
 from ml_goodput_measurement import gcp_metadata, goodput_utils
+from ml_goodput_measurement.exceptions import MetadataError
 from ml_goodput_measurement.gcp_metadata import (
     get_accelerator_type,
     get_cluster_name,
@@ -91,6 +92,24 @@ def test_a_server_in_trouble_is_asked_again(server: MetadataServer, fault: Statu
     server.faults.script([fault, fault, None])
     assert get_gcp_metadata("instance", "hostname", retries=2, _sleep=pauses.append) is None
     assert pauses == [0.2, 0.4, 0.2]
+
+
+def test_who_must_know_is_told_that_the_server_did_not_answer(server: MetadataServer) -> None:
+    server.faults.always(Status(503))
+    with pytest.raises(MetadataError, match="instance/hostname"):
+        get_gcp_metadata("instance", "hostname", retries=2, must_answer=True, _sleep=lambda _: None)
+    for ask in (get_node_zone, get_accelerator_type, get_cluster_name):
+        with pytest.raises(MetadataError):
+            ask(must_answer=True)
+    server.faults.clear()
+    server.attributes.clear()
+    assert get_cluster_name(must_answer=True) is None  # There is none, and that is an answer.
+    assert get_node_zone(must_answer=True) == "us-east5-a"
+
+
+def test_off_google_cloud_no_answer_is_an_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NO_GCE_CHECK", "true")
+    assert get_node_zone(must_answer=True) is None
 
 
 def test_a_server_that_falls_silent_is_not_waited_for_longer_than_asked(server: MetadataServer) -> None:

@@ -3,7 +3,8 @@
     ml_diagnostics_common.DiagnosticsError
     └── GoodputError
         ├── NoGoodputError            (also a ValueError) what was recorded does not say how the job's time went
-        └── CloudMonitoringError      a request to Cloud Monitoring failed as a whole
+        ├── CloudMonitoringError      a request to Cloud Monitoring failed as a whole
+        └── MetadataError             this machine's metadata server is there, and did not answer well
 
 A wrong argument of a constructor is `ml_diagnostics_common`'s ConfigurationError, also a ValueError; a missing cloud
 its CredentialsError. Recording calls raise nothing at all.
@@ -13,7 +14,14 @@ from __future__ import annotations
 
 from ml_diagnostics_common.exceptions import ConfigurationError, CredentialsError, DiagnosticsError
 
-__all__ = ["CloudMonitoringError", "ConfigurationError", "CredentialsError", "GoodputError", "NoGoodputError"]
+__all__ = [
+    "CloudMonitoringError",
+    "ConfigurationError",
+    "CredentialsError",
+    "GoodputError",
+    "MetadataError",
+    "NoGoodputError",
+]
 
 
 class GoodputError(DiagnosticsError):
@@ -22,6 +30,10 @@ class GoodputError(DiagnosticsError):
 
 class NoGoodputError(GoodputError, ValueError):
     """Nothing was recorded for the job, or nothing that goodput can be computed from."""
+
+
+class MetadataError(GoodputError):
+    """The metadata server of this machine is there, and did not answer well, so that a value is not known yet."""
 
 
 class CloudMonitoringError(GoodputError):

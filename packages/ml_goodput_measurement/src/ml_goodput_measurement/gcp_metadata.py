@@ -15,6 +15,7 @@ from urllib.parse import quote
 
 from ml_diagnostics_common.credentials.instance_metadata import instance_metadata, metadata_host
 
+from ml_goodput_measurement.exceptions import MetadataError
 from ml_goodput_measurement.goodput_utils import MACHINE_TYPE_TO_ACCELERATOR_TYPE_MAPPING
 
 __all__ = [
@@ -35,6 +36,7 @@ def get_gcp_metadata(
     timeout: float = 5,
     retries: int = 3,
     *,
+    must_answer: bool = False,
     _sleep: Callable[[float], None] = time.sleep,
 ) -> str | None:
     """Asks the metadata server for one value.
@@ -44,9 +46,14 @@ def get_gcp_metadata(
         attribute: Path of the value in there, such as `zone` or `attributes/cluster-name`.
         timeout: Seconds for one try.
         retries: Tries at most. Only a server that is there and does not answer well is asked again.
+        must_answer: Whether to raise where a server is there and does not answer well. None then says that there is
+            no such value; else nothing is ever raised.
 
     Returns:
-        The value; None where there is no server, no such value, or no answer. Never raises.
+        The value; None where there is no server, no such value, or no answer.
+
+    Raises:
+        MetadataError: See `must_answer`.
     """
     if instance_metadata() is None:
         return None
@@ -59,6 +66,8 @@ def get_gcp_metadata(
             return text
         if 400 <= status < 500 and status != 429:
             return None  # There is no such value.
+    if must_answer:
+        raise MetadataError(f"the metadata server of this machine did not answer {path} well")
     return None
 
 
@@ -67,23 +76,23 @@ def get_gcp_project_id() -> str | None:
     return get_gcp_metadata("project", "project-id") or None
 
 
-def get_node_zone() -> str | None:
-    """Returns this machine's zone, such as `us-central2-b`, or None."""
-    return _last_part(get_gcp_metadata("instance", "zone"))
+def get_node_zone(*, must_answer: bool = False) -> str | None:
+    """Returns this machine's zone, such as `us-central2-b`, or None; `must_answer` as of `get_gcp_metadata`."""
+    return _last_part(get_gcp_metadata("instance", "zone", must_answer=must_answer))
 
 
-def get_cluster_name() -> str | None:
-    """Returns the name of the GKE cluster that this machine is a node of, or None."""
-    return get_gcp_metadata("instance", "attributes/cluster-name") or None
+def get_cluster_name(*, must_answer: bool = False) -> str | None:
+    """Returns the name of this machine's GKE cluster, or None; `must_answer` as of `get_gcp_metadata`."""
+    return get_gcp_metadata("instance", "attributes/cluster-name", must_answer=must_answer) or None
 
 
-def get_accelerator_type() -> str | None:
+def get_accelerator_type(*, must_answer: bool = False) -> str | None:
     """Returns what accelerator this machine has, by its machine type, or None.
 
     `MACHINE_TYPE_TO_ACCELERATOR_TYPE_MAPPING` knows them. A machine type that it does not know, such as one without an
-    accelerator or one that is newer than this release, is returned as it is.
+    accelerator or one that is newer than this release, is returned as it is. `must_answer` as of `get_gcp_metadata`.
     """
-    machine_type = _last_part(get_gcp_metadata("instance", "machine-type"))
+    machine_type = _last_part(get_gcp_metadata("instance", "machine-type", must_answer=must_answer))
     for part, accelerator_type in MACHINE_TYPE_TO_ACCELERATOR_TYPE_MAPPING.items():
         if machine_type and part in machine_type:
             return accelerator_type

@@ -293,7 +293,10 @@ class CloudMonitoringExporter:
     # --- Where to ---------------------------------------------------------------------------------------
 
     def _found_place(self) -> _Place | None:
-        """The cloud, looked for at the first call and then every minute for ten; None while there is none."""
+        """The cloud, looked for at the first call and then every minute for ten; None while there is none.
+
+        A machine whose metadata server does not tell all that the labels need has not found its place yet.
+        """
         now = self._monotonic()
         if self._place is not None or now < self._look_at:
             return self._place
@@ -313,6 +316,7 @@ class CloudMonitoringExporter:
         return self._place
 
     def _make_place(self, cloud: CloudEnvironment) -> _Place:
+        """The labels are those of all points to come: a guess, for want of an answer, would stay."""
         from ml_goodput_measurement.gcp_metadata import get_accelerator_type, get_cluster_name, get_node_zone
 
         options = self._options
@@ -321,12 +325,12 @@ class CloudMonitoringExporter:
             project=cloud.project,
             principal=cloud.principal,
             resource_labels={
-                "location": str(options.location or get_node_zone() or _NOWHERE),
+                "location": str(options.location or get_node_zone(must_answer=True) or _NOWHERE),
                 "workload_id": self._job_name,
                 "replica_id": str(options.replica_id),
             },
-            accelerator_type=str(options.acc_type or get_accelerator_type() or _UNKNOWN),
-            cluster_name=str(options.cluster_name or get_cluster_name() or ""),
+            accelerator_type=str(options.acc_type or get_accelerator_type(must_answer=True) or _UNKNOWN),
+            cluster_name=str(options.cluster_name or get_cluster_name(must_answer=True) or ""),
         )
 
 
