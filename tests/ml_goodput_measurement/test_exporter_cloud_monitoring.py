@@ -583,17 +583,26 @@ def test_a_backend_that_there_is_not_is_an_error_at_construction(make):
         make(environ={"ML_DIAGNOSTICS_BACKEND": "clowd"})
 
 
-def test_a_cloud_is_looked_for_every_minute_for_ten_and_its_lack_told_once(make, clock, caplog, monkeypatch, tmp_path):
+@pytest.mark.parametrize(
+    ("interval", "expected"),
+    [
+        (10, [*range(0, 600, 60), *range(600, 2 * HOUR, 600)]),
+        (900, list(range(0, 2 * HOUR, 900))),  # Seldom uploads look as often as they can.
+    ],
+)
+def test_a_cloud_is_looked_for_ever_more_seldom_and_its_lack_told_once(
+    make, clock, caplog, monkeypatch, tmp_path, interval, expected
+):
     from ml_goodput_measurement.exporters import cloud_monitoring
 
     looks = []
     find = cloud_monitoring.find_cloud
     monkeypatch.setattr(cloud_monitoring, "find_cloud", lambda *a, **k: looks.append(clock.elapsed) or find(*a, **k))
     exporter = make(GCPOptions(), environ={"HOME": str(tmp_path), "NO_GCE_CHECK": "true"})
-    for _ in range(2 * HOUR // 10):
+    for _ in range(2 * HOUR // interval):
         exporter(snapshot())
-        clock.elapsed += 10
-    assert looks == [60 * minute for minute in range(11)]
+        clock.elapsed += interval
+    assert looks == expected
     (record,) = caplog.records
     assert record.levelno == logging.WARNING
     assert "gcloud auth application-default login" in record.getMessage()

@@ -38,8 +38,8 @@ _NOWHERE = "global"  # Cloud Monitoring takes no resource without a location.
 _UNKNOWN = "unknown"
 _PERIOD_SECONDS = 5
 _FRESH_SECONDS = 15.0  # The deadline of a request that failed, and a period.
-_LOOK_EVERY_SECONDS = 60.0
-_LOOK_FOR_SECONDS = 600.0
+_LOOK_AGAIN_SECONDS = (60.0,) * 10  # After the first looks for a cloud;
+_LOOK_AFTER_THAT_SECONDS = 600.0  # after all later ones.
 _SECOND = 1_000_000_000
 
 _Key = tuple[str, tuple[tuple[str, str], ...]]
@@ -111,7 +111,7 @@ class CloudMonitoringExporter:
         self._include_slice_efficiency = include_slice_efficiency
         self._environ, self._clock_ns, self._monotonic, self._wait = environ, clock_ns, monotonic, wait
         self._look_at = 0.0 if configured_backend(environ) is not Backend.LOCAL else math.inf
-        self._look_until: float | None = None
+        self._look_waits = iter(_LOOK_AGAIN_SECONDS)
         self._place: _Place | None = None
         self._own_events: set[str] = set()
         self._pace = _Pace()
@@ -293,24 +293,21 @@ class CloudMonitoringExporter:
     # --- Where to ---------------------------------------------------------------------------------------
 
     def _found_place(self) -> _Place | None:
-        """The cloud, looked for at the first call and then every minute for ten; None while there is none.
+        """The cloud, looked for every minute ten times and then every ten minutes; None while there is none.
 
         A machine whose metadata server does not tell all that the labels need has not found its place yet.
         """
         now = self._monotonic()
         if self._place is not None or now < self._look_at:
             return self._place
-        if self._look_until is None:
-            self._look_until = now + _LOOK_FOR_SECONDS
         try:
             self._place = self._make_place(find_cloud(self._options.project_id, environ=self._environ))
         except DiagnosticsError as error:
-            again = now + _LOOK_EVERY_SECONDS
-            self._look_at = again if again <= self._look_until else math.inf
+            self._look_at = now + next(self._look_waits, _LOOK_AFTER_THAT_SECONDS)
             warn_once(
                 ("cloud monitoring", "no cloud"),
                 "Goodput is not sent to Cloud Monitoring: %s. The job goes on, and what it records is kept: 'goodput "
-                "report' shows it. A cloud is looked for every minute for ten minutes.",
+                "report' shows it. A cloud is looked for every minute, and after ten minutes every ten.",
                 str(error).rstrip("."),
             )
         return self._place
