@@ -545,7 +545,7 @@ def test_two_exporters_of_one_job_survive_each_other(server, make, clock, caplog
     assert both[1].counts["refused_INVALID_ARGUMENT"] > 0
 
 
-def test_a_restarted_exporter_goes_on_where_the_last_one_stopped(server, make, clock):
+def test_a_restarted_exporter_goes_on_where_the_last_one_stopped(server, make, clock, caplog):
     make()(only_goodput())
     clock.elapsed += 2
     again = make()
@@ -553,6 +553,7 @@ def test_a_restarted_exporter_goes_on_where_the_last_one_stopped(server, make, c
         again(only_goodput())
         clock.elapsed += 10
     assert ends(server) == [0, 12, 22]
+    assert "this job was restarted just now" in caplog.text
 
 
 def test_a_server_whose_clock_is_wrong_is_survived(server, make, clock):

@@ -254,8 +254,8 @@ class CloudMonitoringExporter:
         warn_once(
             ("cloud monitoring", "refused", self._job_name, code),
             "Cloud Monitoring refused points of %d of %d time series of job %s (%s). If they are called too frequent "
-            "or out of order, another monitor reports the same job: give each its own replica_id, or let one report. "
-            "Further refusals are counted, not logged.",
+            "or out of order, either this job was restarted just now, and all is well, or another monitor reports the "
+            "same job: then give each its own replica_id, or let one report. Further refusals are counted, not logged.",
             count,
             of,
             self._job_name,
