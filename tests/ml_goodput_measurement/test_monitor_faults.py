@@ -193,25 +193,98 @@ monitor.stop_goodput_uploader(True)
     assert Path(f"{folder}.started").read_text() == "once more\n"
 
 
-def test_a_stop_while_the_helper_is_dead_returns_and_it_does_not_come_back(folder: Path) -> None:
-    waiting: list[float] = []
+class DeadHelper:
+    """Uploads that are on, whose helper process was killed, and is not started again before `come_back`."""
 
-    def sleep(_: float) -> None:
-        waiting.append(1)
-        wait_until(lambda: len(waiting) > 1)
+    def __init__(self, uploaders: Uploaders) -> None:
+        self.uploaders = uploaders
+        self.come_back, self.is_noticed = threading.Event(), threading.Event()
+        uploaders._sleep = self._sleep
+        uploaders.start(Upload.CUMULATIVE)
+        uploaders.start(Upload.WINDOWS, [60])
+        assert uploaders.pid is not None
+        os.kill(uploaders.pid, signal.SIGKILL)
+        assert self.is_noticed.wait(LONG_SECONDS)
 
-    monitor = GoodputMonitor("job", "log", folder, 1000, True)
-    uploaders = Uploaders(monitor._settings, sleep=sleep)
+    def _sleep(self, _: float) -> None:
+        self.is_noticed.set()
+        assert self.come_back.wait(LONG_SECONDS)
+
+
+def test_a_stop_while_the_helper_is_dead_writes_the_last_point_and_the_helper_comes_back_for_the_rest_only(
+    folder: Path, uploaders: Uploaders
+) -> None:
+    dead = DeadHelper(uploaders)
+    uploaders.stop(Upload.CUMULATIVE, flush=True)
+    assert len(goodput_points(folder)) == 1
+    assert uploaders.pid is None
+    dead.come_back.set()
+    wait_until(lambda: uploaders.pid is not None)
+    uploaders.stop(Upload.WINDOWS, flush=False)
+    assert uploaders.pid is None
+    assert len(goodput_points(folder)) == 1
+
+
+def test_a_last_stop_while_the_helper_is_dead_that_skips_the_last_point_starts_nothing(uploaders: Uploaders) -> None:
+    dead = DeadHelper(uploaders)
+    threads = set(threading.enumerate())
+    uploaders.stop(Upload.CUMULATIVE, flush=False)
+    uploaders.stop(Upload.WINDOWS, flush=False)
+    assert set(threading.enumerate()) == threads
+    dead.come_back.set()
+    for thread in threads - {threading.main_thread()}:
+        thread.join(LONG_SECONDS)
+    assert uploaders.pid is None
+    uploaders.start(Upload.CUMULATIVE)
+    assert uploaders.pid is not None
+
+
+@pytest.mark.parametrize("executable", ["/bin/false", "/nonexistent/python"])
+def test_a_last_point_that_cannot_be_written_as_the_helper_is_dead_is_told(
+    executable: str, uploaders: Uploaders, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    dead = DeadHelper(uploaders)
+    monkeypatch.setattr(sys, "executable", executable)
+    uploaders.stop(Upload.CUMULATIVE, flush=True)
+    uploaders.stop(Upload.WINDOWS, flush=False)
+    dead.come_back.set()
+    assert caplog.text.count("The last upload of goodput (cumulative) could not be done") == 1
+
+
+def test_a_helper_that_dies_amid_its_last_upload_is_followed_by_one_that_does_it(
+    folder: Path, uploaders: Uploaders
+) -> None:
     uploaders.start(Upload.CUMULATIVE)
     pid = uploaders.pid
     assert pid is not None
-    os.kill(pid, signal.SIGKILL)
-    wait_until(lambda: bool(waiting))
+    os.kill(pid, signal.SIGSTOP)
+    killer = threading.Timer(0.1, os.kill, (pid, signal.SIGKILL))
+    killer.start()
     uploaders.stop(Upload.CUMULATIVE, flush=True)
-    waiting.append(1)
+    killer.join()
+    assert len(goodput_points(folder)) == 1
+
+
+def test_what_is_not_waited_for_is_not_kept(uploaders: Uploaders) -> None:
     uploaders.start(Upload.CUMULATIVE)
-    assert uploaders.pid not in (None, pid)
+    process = uploaders._process
+    assert process is not None
+    for _ in range(3):
+        uploaders.start(Upload.WINDOWS, [60])
+        uploaders.stop(Upload.WINDOWS, flush=True)
+    assert not process._awaited
+
+
+def test_an_answer_to_nothing_is_not_shown_as_what_a_dead_helper_said_last(uploaders: Uploaders) -> None:
+    uploaders.start(Upload.CUMULATIVE)
+    process = uploaders._process
+    assert process is not None
+    for line in (b'{"done": null}', b'{"done": 99}', b"Segmentation fault"):
+        process._hear(line)
     uploaders.stop(Upload.CUMULATIVE, flush=False)
+    assert process.wait_ended(LONG_SECONDS)
+    assert process.end is not None
+    assert process.end.split("\n")[1:] == ["    Segmentation fault"]
 
 
 def test_signals_that_a_trainer_is_sent_do_not_end_its_helper(folder: Path, uploaders: Uploaders) -> None:

@@ -168,10 +168,10 @@ def test_what_goes_wrong_in_the_helper_is_a_warning_of_the_trainer(
     (tmp_path / "file").write_text("no folder")
     monitor = monitor_of(tmp_path / "file" / "runs", upload_interval=0.05)
     monitor.start_goodput_uploader()
-    wait_until(lambda: "TensorBoard" in caplog.text)
+    wait_until(lambda: "The TensorBoard log in" in caplog.text)
     monitor.stop_goodput_uploader()
     assert {record.name for record in caplog.records} == {"ml_diagnostics.goodput"}
-    assert sum("TensorBoard" in record.message for record in caplog.records) == 1
+    assert sum("The TensorBoard log in" in record.message for record in caplog.records) == 1
     assert capfd.readouterr() == ("", "")
 
 

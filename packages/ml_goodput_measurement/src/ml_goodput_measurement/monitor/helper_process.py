@@ -80,8 +80,11 @@ class HelperProcess:
         self.pid = self._process.pid
         self._from_helper = self._process.stdout.fileno()
         self._writing = threading.RLock()  # A closed descriptor's number may soon be a file of the trainer's.
+        self.end: str | None = None
+        """How it ended, once it has."""
         self._ended = threading.Event()
         self._awaited: dict[int, threading.Event] = {}
+        self._last_done = 0
         self._last_lines: deque[str] = deque(maxlen=_LINES_KEPT)
         self._commands = 0
         self._write({"settings": settings.to_json(), "parent": os.getpid()})
@@ -90,19 +93,27 @@ class HelperProcess:
         """Tells it which uploads shall be on; none: flush and end. Never waits.
 
         Returns:
-            The number of the command, for `wait_done`.
+            The number of the command, for `wait_done` and `has_done`.
         """
         self._commands += 1
         number = self._commands
-        self._awaited[number] = threading.Event()
-        if self._ended.is_set():
-            self._awaited[number].set()
+        if flush:  # Nobody waits for anything else.
+            self._awaited[number] = threading.Event()
+            if self._ended.is_set():
+                self._awaited[number].set()
         self._write({"number": number, "uploads": dict(uploads), "flush": flush, "flush_seconds": flush_seconds})
         return number
 
-    def wait_done(self, number: int, timeout_seconds: float) -> bool:
-        """True if it has done what it was told, or has ended, within that time."""
-        return self._awaited[number].wait(timeout_seconds)
+    def wait_done(self, number: int, timeout_seconds: float) -> None:
+        """Waits until it has done a command that flushes, or has ended, within that time."""
+        event = self._awaited.get(number)
+        if event is not None:
+            event.wait(timeout_seconds)
+            self._awaited.pop(number, None)
+
+    def has_done(self, number: int) -> bool:
+        """Whether it said that it has done a command."""
+        return number <= self._last_done
 
     def wait_ended(self, timeout_seconds: float) -> bool:
         """True if it has ended, within that time."""
@@ -122,6 +133,8 @@ class HelperProcess:
             self._listen()
         finally:
             code = self._process.wait()
+            self.end = f"killed by signal {-code}" if code < 0 else f"exit code {code}"
+            self.end += "".join(f"\n    {line}" for line in self._last_lines)
             self._ended.set()
             for event in list(self._awaited.values()):
                 event.set()
@@ -129,8 +142,7 @@ class HelperProcess:
                 self._to_helper.close()
             assert self._process.stdout is not None
             self._process.stdout.close()
-        how = f"killed by signal {-code}" if code < 0 else f"exit code {code}"
-        return how + "".join(f"\n    {line}" for line in self._last_lines)
+        return self.end
 
     def _listen(self) -> None:
         """Reads until the process is dead; a fork of the trainer may hold its end of the pipe for longer."""
@@ -162,10 +174,13 @@ class HelperProcess:
     def _hear(self, line: bytes) -> None:
         try:
             answer = json.loads(line)
-            if "done" in answer:
-                self._awaited[answer["done"]].set()
-            else:
+            if "done" not in answer:
                 _log.log(answer["level"], "%s", answer["message"])
+            elif answer["done"] is not None:  # It did something without being told if it takes this process for dead.
+                self._last_done = answer["done"]
+                event = self._awaited.get(answer["done"])
+                if event is not None:
+                    event.set()
         except Exception:  # Not ours: what some library printed. It is shown only if the process dies.
             if line.strip():
                 self._last_lines.append(line[:500].decode("utf-8", "replace"))

@@ -20,7 +20,7 @@ __all__ = ["Uploaders"]
 _log = logging.getLogger("ml_diagnostics.goodput")
 
 _MARGIN_SECONDS = 1.0
-"""How much longer than its deadline the process is waited for."""
+"""How much longer than until its deadline the process is waited for."""
 _GOOD_LIFE_SECONDS = 60.0
 """A process that lived for so long did not fail at its start."""
 
@@ -82,21 +82,54 @@ class Uploaders:
         """Turns an upload off, after it has been done once more; waits for that until its deadline at the latest."""
         if self._is_forked():
             return
-        flush_seconds = self._settings.flush_seconds if flush else 0.0
+        deadline = time.monotonic() + (self._settings.flush_seconds if flush else 0.0)
         with self._lock:
-            if self._wanted.pop(upload, None) is None or self._process is None:
+            windows = self._wanted.pop(upload, None)
+            if windows is None:
                 return
             process, is_last = self._process, not self._wanted
             if is_last:
                 self._process = self._owner = None  # It ends now; a start from here on starts another.
-            number = self._send(process, flush=flush)
+            number = self._send(process, flush=flush) if process else 0
+        if process is not None:
+            self._wait(process, number, deadline, is_last=is_last, flush=flush)
+        if flush and (process is None or not process.has_done(number)) and time.monotonic() < deadline:
+            self._upload_once(upload, windows, deadline)
+
+    def _wait(self, process: HelperProcess, number: int, deadline: float, *, is_last: bool, flush: bool) -> None:
+        """Waits until a process has done what it was told."""
+        seconds = max(0.0, deadline - time.monotonic())
         if not is_last:
             if flush:
-                process.wait_done(number, flush_seconds + _MARGIN_SECONDS)
-        elif not process.wait_ended(flush_seconds + _MARGIN_SECONDS):
+                process.wait_done(number, seconds + _MARGIN_SECONDS)
+        elif not process.wait_ended(seconds + _MARGIN_SECONDS):
             if flush:
-                _log.warning("The goodput monitor's helper process did not end within %.0f s: killed", flush_seconds)
+                _log.warning("The goodput monitor's helper process did not end within %.0f s: killed", seconds)
             process.kill()
+
+    def _upload_once(self, upload: Upload, windows: list[int], deadline: float) -> None:
+        """Does a last upload whose process is dead: by one that does nothing else."""
+        process = None
+        try:
+            process = HelperProcess(self._settings)
+            threading.Thread(target=process.follow, name="goodput-monitor", daemon=True).start()
+            process.send({upload.value: windows}, flush=False, flush_seconds=0.0)
+            seconds = max(0.0, deadline - time.monotonic())
+            number = process.send({}, flush=True, flush_seconds=seconds)
+            has_ended = process.wait_ended(seconds + _MARGIN_SECONDS)
+            if process.has_done(number):
+                return
+            trouble = process.end if has_ended else f"it took more than {seconds:.0f} s"
+        except Exception as error:
+            trouble = f"{type(error).__name__}: {error}"
+        if process is not None:
+            process.kill()
+        _log.warning(
+            "The last upload of goodput (%s) could not be done: the helper process was dead, and so it went with "
+            "another one (%s). What was recorded is in the journal: `goodput report` tells it",
+            upload.value,
+            trouble,
+        )
 
     def _is_forked(self) -> bool:
         """Whether this is a child of the process whose uploads are on."""
