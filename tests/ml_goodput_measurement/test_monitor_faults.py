@@ -350,24 +350,77 @@ time.sleep(60)
     assert len(goodput_points(folder)) == 1
 
 
+class Orphan:
+    """The commands of a helper process where there are no process descriptors; the other end stays open."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(helper, "process_descriptor", lambda _: None)
+        monkeypatch.setattr(helper, "_LOOK_FOR_TRAINER_SECONDS", 0.01)
+        self._ours, self._its = socket.socketpair()
+        self.commands = helper._Commands(self._its.fileno())
+        self._ours.send(b'{"number": 1}\n{"num')
+        assert self.commands.next_message(None) == {"number": 1}
+
+    def close(self) -> None:
+        self._ours.close()
+        self._its.close()
+
+
+@pytest.fixture
+def orphan(monkeypatch: pytest.MonkeyPatch) -> Iterator[Orphan]:
+    orphan = Orphan(monkeypatch)
+    yield orphan
+    orphan.close()
+
+
 def test_where_there_are_no_process_descriptors_an_orphan_notices_by_its_parent(
-    monkeypatch: pytest.MonkeyPatch,
+    orphan: Orphan, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    parents = iter([os.getpid(), os.getpid()])
-    monkeypatch.setattr(helper, "process_descriptor", lambda _: None)
-    monkeypatch.setattr(helper, "_LOOK_FOR_PARENT_SECONDS", 0.01)
+    orphan.commands.watch_trainer(os.getpid())
+    parents = iter([os.getppid(), os.getppid()])
     monkeypatch.setattr(os, "getppid", lambda: next(parents, 1))
-    reading, writing = os.pipe()
-    try:
-        commands = helper._Commands(reading)
-        commands.watch_parent(os.getpid())
-        os.write(writing, b'{"number": 1}\n{"num')
-        assert commands.next_message(None) == {"number": 1}
-        assert commands.next_message(None) is None  # The other end is open still.
-        assert next(parents, None) is None
-    finally:
-        os.close(reading)
-        os.close(writing)
+    assert orphan.commands.next_message(None) is None
+    assert next(parents, None) is None
+
+
+def test_where_there_are_no_process_descriptors_a_trainer_that_is_not_the_parent_is_looked_for(orphan: Orphan) -> None:
+    trainer = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    orphan.commands.watch_trainer(trainer.pid)
+    assert orphan.commands.next_message(time.monotonic() + 0.05) is None
+    assert not orphan.commands._is_over
+    trainer.communicate()
+    assert orphan.commands.next_message(None) is None
+    assert orphan.commands._is_over
+
+
+def wrapped_python(folder: Path) -> Path:
+    """A Python in a script that waits for it, as some launchers have it."""
+    wrapper = folder.parent / "wrapper.sh"
+    wrapper.write_text(f'#!/bin/sh\n"{sys.executable}" "$@"\nexit $?\n')
+    wrapper.chmod(0o700)
+    return wrapper
+
+
+def test_a_python_behind_a_program_that_waits_for_it_does_as_well(
+    folder: Path, uploaders: Uploaders, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(sys, "executable", str(wrapped_python(folder)))
+    uploaders.start(Upload.CUMULATIVE)
+    uploaders.start(Upload.WINDOWS, [60])
+    uploaders.stop(Upload.CUMULATIVE, flush=True)
+    uploaders.stop(Upload.WINDOWS, flush=True)
+    assert len(goodput_points(folder)) == 1
+    assert caplog.text == ""
+
+
+def test_a_helper_behind_a_program_that_waits_for_it_ends_with_a_killed_trainer(folder: Path) -> None:
+    wrapper = wrapped_python(folder)
+    program = "monitor.start_goodput_uploader(); train((0, 20)); print(helper(), flush=True); time.sleep(60)"
+    trainer = Trainer(f"sys.executable = {str(wrapper)!r}\n{program}", folder)
+    pid = int(trainer.line())
+    trainer.kill()
+    wait_for_end(pid)
+    assert len(goodput_points(folder)) == 1
 
 
 def test_a_forked_child_neither_stops_nor_starts_anything(folder: Path) -> None:

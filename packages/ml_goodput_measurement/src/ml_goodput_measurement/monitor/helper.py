@@ -32,7 +32,7 @@ _log = logging.getLogger("ml_diagnostics.goodput")
 
 _NICENESS = 10
 _OUT_OF_MEMORY_SCORE = "500"
-_LOOK_FOR_PARENT_SECONDS = 1.0
+_LOOK_FOR_TRAINER_SECONDS = 1.0
 _LONGEST_START_SECONDS = 60.0
 _GRACE_SECONDS = 0.5
 """For an export that is under way, where there is no time for a last one."""
@@ -54,7 +54,7 @@ def main() -> None:
     if hello is None:
         os._exit(0)
     settings = MonitorSettings.from_json(hello["settings"])
-    commands.watch_parent(hello["parent"])
+    commands.watch_trainer(hello["trainer"])
     orders: queue.SimpleQueue[_Order] = queue.SimpleQueue()
     threading.Thread(target=_work, args=(settings, orders, channel), name="goodput-uploads", daemon=True).start()
     end_by: float | None = None
@@ -237,16 +237,17 @@ class _Commands:
         self._poller = select.poll()
         self._poller.register(stdin, select.POLLIN)
         self._buffer = b""
-        self._parent: int | None = None
+        self._parent = os.getppid()
+        self._trainer: int | None = None
         self._death: int | None = None
         self._is_over = False
 
-    def watch_parent(self, pid: int) -> None:
+    def watch_trainer(self, pid: int) -> None:
         """From now on the death of this process ends the commands.
 
         The end of stdin alone does not tell it: a forked data loader of the trainer holds the other end too.
         """
-        self._parent = pid
+        self._trainer = pid
         self._death = process_descriptor(pid)
         if self._death is not None:
             self._poller.register(self._death, select.POLLIN)
@@ -274,10 +275,12 @@ class _Commands:
     def _has_ended(self, deadline: float | None) -> bool:
         """Waits for something, and reads it if it is a part of a message."""
         waits = [] if deadline is None else [deadline - time.monotonic()]
-        if self._parent is not None and self._death is None:
-            waits.append(_LOOK_FOR_PARENT_SECONDS)
-        # The number of the trainer's process may be another's by now, but never that of our parent.
-        is_orphan = self._parent is not None and os.getppid() != self._parent
+        if self._trainer is not None and self._death is None:
+            waits.append(_LOOK_FOR_TRAINER_SECONDS)
+        # Our parent is the trainer, or a program around Python. Its number is never another's while it is our parent.
+        is_orphan = os.getppid() != self._parent
+        if self._trainer is not None and self._death is None:
+            is_orphan = is_orphan or not _exists(self._trainer)
         if is_orphan:
             waits.append(0.0)  # What it said last may still be in the pipe.
         ready = {descriptor for descriptor, _ in self._poller.poll(1e3 * max(0.0, min(waits)) if waits else None)}
@@ -289,3 +292,13 @@ class _Commands:
             self._buffer += data
             return not data
         return is_orphan or self._death in ready
+
+
+def _exists(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:  # It is somebody else's.
+        pass
+    return True

@@ -87,7 +87,7 @@ class HelperProcess:
         self._last_done = 0
         self._last_lines: deque[str] = deque(maxlen=_LINES_KEPT)
         self._commands = 0
-        self._write({"settings": settings.to_json(), "parent": os.getpid()})
+        self._write({"settings": settings.to_json(), "trainer": os.getpid()})
 
     def send(self, uploads: Mapping[str, list[int]], *, flush: bool, flush_seconds: float) -> int:
         """Tells it which uploads shall be on; none: flush and end. Never waits.
