@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from ml_diagnostics_common.exceptions import ConfigurationError
 from ml_diagnostics_common.guard import guarded
+from ml_diagnostics_common.steady_clock import steadied
 
 if TYPE_CHECKING:
     from ml_goodput_measurement.recorder import GoodputRecorder
@@ -61,14 +62,16 @@ class CheckpointLogger:
         """
         if not isinstance(entry, Mapping) or entry.get("event_type") not in _OPERATIONS:
             return
-        self._recorder.record_payload({key: _plain(value) for key, value in entry.items()})
+        self._recorder.record_payload({key: _plain(key, value) for key, value in entry.items()})
         if entry["event_type"] == "save":
             self._recorder.sync()  # what a checkpoint holds should not be missing from the record
 
 
-def _plain(value: Any) -> Any:
+def _plain(key: str, value: Any) -> Any:
     """Returns a time as POSIX seconds, as all times in the log are; the journal writes other values as they are."""
-    return value.timestamp() if isinstance(value, datetime.datetime) else value
+    if isinstance(value, datetime.datetime):
+        value = value.timestamp()
+    return steadied(value) if isinstance(value, float) and key.endswith("_start_time") else value
 
 
 def _register_with_orbax() -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
-from time import monotonic, time_ns
+from time import monotonic
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from ml_diagnostics_common.environment import Backend, configured_backend, diagnostics_directory, identity
@@ -17,6 +17,7 @@ from ml_diagnostics_common.exceptions import ConfigurationError
 from ml_diagnostics_common.guard import guarded, report_loss
 from ml_diagnostics_common.journal import Journal
 from ml_diagnostics_common.payload import encode_payload, encode_text
+from ml_diagnostics_common.steady_clock import now_ns, steadied
 
 from ml_goodput_measurement.moments import Moment as GivenMoment
 from ml_goodput_measurement.moments import posix_seconds
@@ -141,6 +142,7 @@ class GoodputRecorder:
     def record_job_start_time(self, start_time: Moment = None) -> None:
         """Records that the job, or another attempt of it, begins."""
         if self._enabled:
+            self._journal.look()
             self._record("job_start_time", start_time)
             self._journal.sync(timeout_seconds=0)
 
@@ -148,6 +150,7 @@ class GoodputRecorder:
     def record_job_end_time(self, end_time: Moment = None) -> None:
         """Records that the job is done; waits up to a second until the disk has it."""
         if self._enabled:
+            self._journal.look()
             self._record("job_end_time", end_time)
             self._journal.sync(timeout_seconds=1.0)
 
@@ -161,6 +164,7 @@ class GoodputRecorder:
         """
         if self._enabled:
             details = f'"checkpoint_progress_step":{int(step)},'
+            self._journal.look()
             self._record("checkpoint_progress_started", checkpoint_start_time, details)
             self._journal.sync(timeout_seconds=0)
 
@@ -254,7 +258,7 @@ class GoodputRecorder:
         if self._enabled:
             text = encode_payload({key: value for key, value in payload.items() if key != "job_name"})
             text = self._head + text[1:] if text != "{}" else self._head[:-1] + "}"
-            self._journal.append_text(str(time_ns()), text)
+            self._journal.append_text(str(now_ns()), text)
             if self._cloud_logger is not None:
                 self._cloud_logger.write_cloud_logging_entry(json.loads(text))
 
@@ -266,9 +270,9 @@ class GoodputRecorder:
 
     def _record(self, key: str, moment: Moment, details: str = "") -> None:
         """Appends an event: `details`, which is JSON that ends with a comma, then when it happened, under `key`."""
-        now = str(time_ns())
+        now = str(now_ns())
         # The digits of the stamp with a point among them are the seconds: nothing is calculated or formatted.
-        seconds = f"{now[:-9]}.{now[-9:]}" if moment is None else repr(posix_seconds(moment))
+        seconds = f"{now[:-9]}.{now[-9:]}" if moment is None else repr(steadied(posix_seconds(moment)))
         payload = f'{self._head}{details}"{key}":{seconds}}}'
         self._journal.append_text(now, payload)
         if self._cloud_logger is not None:

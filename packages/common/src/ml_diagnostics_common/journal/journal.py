@@ -17,7 +17,7 @@ from pathlib import Path
 from threading import Lock
 from typing import Any, NamedTuple
 
-from ml_diagnostics_common import background
+from ml_diagnostics_common import background, steady_clock
 from ml_diagnostics_common.guard import Counters, warn_once
 from ml_diagnostics_common.journal.cap import JournalCap
 from ml_diagnostics_common.journal.held_lines import HeldLines
@@ -83,7 +83,7 @@ class Journal:
         resource: Mapping[str, Any] | None = None,
         shippable: bool = True,
         segment_bytes: int = 64 * 2**20,
-        clock_ns: Callable[[], int] = time.time_ns,
+        clock_ns: Callable[[], int] = steady_clock.now_ns,
         queued: bool | None = None,
         cap: JournalCap | None = None,
     ) -> None:
@@ -181,6 +181,10 @@ class Journal:
         dropped = self._dropped.as_dict()
         held = len(self._held)
         return JournalStatistics(accepted, accepted - held - sum(dropped.values()), held, dropped)
+
+    def look(self) -> None:
+        """Has the next append look first whether its file is still there: before an entry that must not be lost."""
+        self._fast_until = _NEVER
 
     def sync(self, timeout_seconds: float = 1.0) -> bool:
         """Has the operating system put what was appended on the disk itself, against a loss of power.

@@ -1,0 +1,31 @@
+"""Whoever sets the machine's clock does not change how long things take."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+from ml_diagnostics_common import steady_clock
+
+
+def test_it_starts_as_the_wall_clock_and_never_goes_back() -> None:
+    assert abs(steady_clock.now_ns() - time.time_ns()) < 60 * 10**9
+    stamps = [steady_clock.now_ns() for _ in range(1000)]
+    assert stamps == sorted(stamps)
+
+
+@pytest.mark.parametrize("hours", [-1, 1])
+def test_a_jump_of_the_wall_clock_moves_it_not(hours: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = steady_clock.now_ns()
+    real, real_ns = time.time, time.time_ns
+    monkeypatch.setattr(time, "time", lambda: real() + hours * 3600)
+    monkeypatch.setattr(time, "time_ns", lambda: real_ns() + hours * 3600 * 10**9)
+    assert 0 <= steady_clock.now_ns() - before < 60 * 10**9
+    # What a user reads off the wall clock now is now; an old stamp stays.
+    assert steady_clock.steadied(time.time()) == pytest.approx(real(), abs=30)
+    assert steady_clock.steadied(1_000_000_000.0) == 1_000_000_000.0
+
+
+def test_without_a_jump_a_moment_stays_what_it_is() -> None:
+    moment = time.time() - 3.25
+    assert steady_clock.steadied(moment) == moment
