@@ -550,3 +550,55 @@ def test_a_clock_that_runs_backwards_between_queries_breaks_no_sum() -> None:
 def test_a_job_whose_clock_is_ahead_of_ours_is_told_up_to_its_last_word() -> None:
     report = calculator(History().start(0).steps(range(5), at=3600), now=0).report()
     assert (report.running, report.wall_ns) == (True, 3640 * 10**9)
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, MemoryError, RuntimeError])
+@pytest.mark.parametrize(
+    "place", ["ml_goodput_measurement.recorders.Recorders.add", "ml_goodput_measurement.ledger.books.Books.update"]
+)
+def test_a_query_that_was_broken_off_is_saved_by_nobody(
+    error: type[BaseException], place: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recorder = goodput.GoodputRecorder("run", "goodput_run", True)
+    recorder.record_job_start_time(1e9)
+    calculator = GoodputCalculator("run", "goodput_run")
+    for step in range(10):
+        recorder.record_step_start_time(step, 1e9 + 10 * step)
+    calculator.get_job_goodput()
+    for step in range(10, 20):
+        recorder.record_step_start_time(step, 1e9 + 10 * step)
+    recorder.record_job_end_time(1e9 + 200)
+    with monkeypatch.context() as broken:
+
+        def fail(*_: object) -> None:
+            raise error
+
+        broken.setattr(place, fail)
+        with pytest.raises(error):
+            calculator.get_job_goodput()
+        calculator.save_state()
+    for subject in (calculator, GoodputCalculator("run", "goodput_run")):
+        assert subject.get_job_goodput() == (100.0, {}, 19)
+
+
+@pytest.mark.parametrize("wrong", [0, -1, float("nan"), "1", None, 1e11, [1]])
+def test_a_rolling_window_has_a_length(wrong: Any) -> None:
+    calculator = GoodputCalculator("run", "goodput_run", cloud_logger=MemoryLog(History("run").start(0).payloads))
+    with pytest.raises(ConfigurationError, match="window_seconds"):
+        calculator.snapshot(window_seconds=[wrong])
+
+
+def test_numbers_of_numpy_are_numbers() -> None:
+    numpy = pytest.importorskip("numpy")
+    log = MemoryLog(History("run").start(0).steps(range(5), at=0).payloads)
+    calculator = GoodputCalculator("run", "log", log, max_logs_retention_period=numpy.float32(1e6))
+    calculator.get_job_goodput(configured_ideal_step_time=numpy.float32(1.5))
+    assert calculator.get_job_goodput_details()["ideal_step_time"] == 1.5
+
+
+def test_a_report_leaves_the_details_as_they_are() -> None:
+    history = History("run").start(0).steps(range(10), at=0).end(100)
+    calculator = GoodputCalculator("run", "log", MemoryLog(history.payloads))
+    calculator.get_job_goodput()
+    calculator.report(exclusions=[tuple(datetime.datetime.fromtimestamp(BASE + at) for at in (0, 50))])
+    assert calculator.get_job_goodput_details()["total_excluded_time"] == 0.0

@@ -138,6 +138,16 @@ def test_an_interval_has_the_efficiency_of_its_own_time(tmp_path: Path) -> None:
     assert subject.get_interval_metric_details(at(300), at(400))["stepping_slice_efficiency"] == 0.0
 
 
+def test_only_the_jobs_life_and_what_is_not_excluded_of_it_counts(tmp_path: Path) -> None:
+    history = counts(counts(counts(History().start(0), 0, 4, 4, 4), 60, 1, 4, 8), 90, 4, 4, 4).end(100)
+    subject = calculator(history, 2000, tmp_path)
+    details = subject.get_interval_metric_details(at(50), at(1000))
+    assert details["stepping_slice_efficiency"] == pytest.approx((10 + 30 / 4 + 10) / 50)
+    assert details["available_slice_efficiency"] == 1.0
+    subject.get_job_goodput_with_exclusions([(at(60), at(90))])
+    assert subject.get_job_goodput_details()["stepping_slice_efficiency"] == 1.0
+
+
 @pytest.mark.parametrize("order", [[0, 1, 2], [2, 1, 0], [1, 2, 0], [0, 0, 1, 1, 2, 2]])
 def test_reports_may_come_late_and_twice(order: list[int], tmp_path: Path) -> None:
     log = MemoryLog(History().start(0).end(90).payloads)

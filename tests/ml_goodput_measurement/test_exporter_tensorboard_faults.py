@@ -20,8 +20,8 @@ from ml_goodput_measurement.exporters.tensorboard import TensorBoardExporter, te
 
 from .tensorboard_points import (
     NOW_NS,
-    Point,
     SECOND_NS,
+    Point,
     cumulative,
     deviating,
     deviation_points,

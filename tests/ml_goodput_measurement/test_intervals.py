@@ -100,8 +100,10 @@ def test_naive_datetimes_are_local_time_and_seconds_are_taken_too(ask: Any) -> N
     assert calculator.get_job_goodput_interval(BASE + 203, BASE + 403) == asked
     zone = datetime.timezone(datetime.timedelta(hours=-7))
     assert calculator.get_job_goodput_interval(at(203).astimezone(zone), at(403)) == asked
-    with pytest.raises(TypeError, match="give a datetime"):
-        calculator.get_job_goodput_interval("yesterday", at(403))
+    for wrong in ("yesterday", None, 1e308, float("nan"), 10**400):
+        with pytest.raises(ConfigurationError, match="Start and end times are required"):
+            calculator.get_job_goodput_interval(wrong, at(403))
+        assert calculator.get_interval_metric_details(wrong, at(403))["interval_goodput"] == {}
 
 
 def test_an_interval_does_not_change_what_the_details_of_the_job_say(ask: Any) -> None:

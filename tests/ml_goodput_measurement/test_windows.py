@@ -86,7 +86,10 @@ def test_adjacent_windows_sum_to_the_whole(life: Life, borders: list[float]) -> 
         return
     for bucket in Bucket:
         assert sum(window.buckets[bucket] for window in windows) == summary.buckets[bucket]
-    assert sum(window.data_loading_async_ns for window in windows) <= max(0, summary.data_loading_async_ns)
+    whole_ns = summary.end_ns - summary.start_ns
+    (whole,) = ledger.windows([(summary.start_ns, summary.end_ns)], moment_ns(now))
+    assert whole.data_loading_async_ns == sum(window.data_loading_async_ns for window in windows)
+    assert sum(whole.buckets.values()) == whole_ns
     assert windows[-1].last_step == summary.last_step
     came_back_at_the_end = ledger.attempts(moment_ns(now))[-1].start_ns == summary.end_ns
     assert sum(window.disruptions for window in windows) == summary.disruptions - (
@@ -112,6 +115,35 @@ def test_an_exclusion_takes_its_time_and_no_other(life: Life, asked: list[list[f
     attempts = ledger.attempts(moment_ns(now), exclusions)
     for bucket in Bucket:
         assert sum(attempt.buckets.get(bucket, 0) for attempt in attempts) == summary.buckets[bucket]
+
+
+def test_a_late_border_that_takes_away_the_first_load_changes_windows_before_it() -> None:
+    payloads = History().start(0).load(100.5, 400).steps(range(50), at=90, each=5).payloads
+    ledger = ledger_of(payloads)
+    ledger.windows([(moment_ns(0), moment_ns(300))], moment_ns(500))
+    late = History().start(350).payloads
+    deliver(ledger, late)
+    asked = [(moment_ns(0), moment_ns(300)), (moment_ns(200), moment_ns(450))]
+    assert ledger.windows(asked, moment_ns(500)) == ledger_of([*payloads, *late]).windows(asked, moment_ns(500))
+
+
+def test_the_last_step_of_a_window_is_the_last_that_was_done_by_its_end() -> None:
+    history = History().start(0).step(0, 0).step_end(0, 8).step(1, 10).step_end(1, 18).step(2, 20).step_end(2, 25)
+    history.start(100).step(2, 110).step(3, 120).end(130)
+    ledger = ledger_of(history.payloads)
+    seconds = [0, 7.75, 8, 12, 18, 21, 25, 60, 115, 119.75, 120, 125, 130, 140]
+    windows = ledger.windows([(moment_ns(-1), moment_ns(second)) for second in seconds], moment_ns(200))
+    assert [window.last_step for window in windows] == [0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 2, 2, 3, 3]
+
+
+def test_data_loads_beside_training_are_those_of_the_window() -> None:
+    history = History().start(0).load(0, 4).steps(range(10), at=5)
+    for second in range(10, 100, 10):
+        history.load(second, second + 3)
+    ledger = ledger_of(history.end(105).payloads)
+    asked = [(0, 105), (0, 20), (11, 12), (11, 52), (104, 500)]
+    windows = ledger.windows([(moment_ns(first), moment_ns(last)) for first, last in asked], moment_ns(200))
+    assert [window.data_loading_async_ns // SECOND_NS for window in windows] == [27, 3, 1, 13, 0]
 
 
 def test_a_step_over_the_edge_counts_with_the_part_inside() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import threading
 import time
@@ -23,7 +24,8 @@ from ml_goodput_measurement.goodput_utils import (
 from ml_goodput_measurement.job_goodput import JobGoodput
 from ml_goodput_measurement.job_reader import DEFAULT_CACHE_DIR, JobReader
 from ml_goodput_measurement.ledger import Ledger, Summary, Window
-from ml_goodput_measurement.moments import Moment, nanoseconds
+from ml_goodput_measurement.moments import Moment, nanoseconds, seconds_of
+from ml_goodput_measurement.names import shown
 from ml_goodput_measurement.partition import Bucket, JobReport
 from ml_goodput_measurement.snapshot import (
     Cumulative,
@@ -124,7 +126,7 @@ class GoodputCalculator(GoodputExclusion):
         Raises:
             NoGoodputError: As `get_job_goodput`.
         """
-        with self._lock:
+        with self._asking():
             if self._summary is None:
                 self.get_job_goodput()
             summary = self._summary
@@ -172,14 +174,9 @@ class GoodputCalculator(GoodputExclusion):
     ) -> IntervalWorkloadMetricDetails:
         """Returns what `get_job_goodput_interval` does by name; empty where it raises a ValueError."""
         try:
-            window = self._window(interval_start, interval_end)
+            return self._interval_details(self._window(interval_start, interval_end))
         except ValueError:
-            return IntervalWorkloadMetricDetails(interval_goodput={}, interval_badput={}, interval_size=0)
-        return IntervalWorkloadMetricDetails(
-            interval_goodput={GoodputType.TOTAL: goodput_percent(window)},
-            interval_badput=self._badput(window, counted_ns(window) / 100),
-            interval_size=counted_ns(window) / 1e9,
-        )
+            return self._interval_details(None)
 
     def get_step_deviation(self, configured_ideal_step_time: float | None = None) -> dict[int, float]:
         """Reads what is new and returns by how much the time of each kept step differs from the ideal one.
@@ -193,7 +190,7 @@ class GoodputCalculator(GoodputExclusion):
         Raises:
             NoGoodputError: As `get_job_goodput`, or no step is complete.
         """
-        with self._lock:
+        with self._asking():
             summary = self._query(configured_ideal_step_time)
             ideal = self._configured_ideal_seconds or summary.ideal_step_seconds
             deviations = dict(StepDeviations(self._step_seconds, ideal))
@@ -213,8 +210,8 @@ class GoodputCalculator(GoodputExclusion):
             NoGoodputError: As `get_job_goodput`.
         """
         excluded = excluded_intervals(exclusions)
-        with self._lock:
-            summary = self._query(excluded=excluded)
+        with self._asking():
+            summary = self._query(excluded=excluded, is_kept=False)
             ledger, now_ns = self._ledger, summary.end_ns
             attempts = ledger.attempts(now_ns, excluded)
             return JobReport(
@@ -252,13 +249,13 @@ class GoodputCalculator(GoodputExclusion):
             configured_ideal_step_time: As in `get_job_goodput`.
 
         Raises:
+            ConfigurationError: A window has no length.
             NoGoodputError: As `get_job_goodput`.
         """
-        with self._lock:
+        lengths = [_window_ns(length) for length in window_seconds]
+        with self._asking():
             summary = self._query(configured_ideal_step_time)
-            spans = [
-                (max(summary.start_ns, summary.end_ns - length * 10**9), summary.end_ns) for length in window_seconds
-            ]
+            spans = [(max(summary.start_ns, summary.end_ns - length_ns), summary.end_ns) for length_ns in lengths]
             windows = zip(window_seconds, self._ledger.windows(spans, summary.end_ns), strict=True)
             return Snapshot(
                 job_name=self.job_name,
@@ -281,6 +278,15 @@ class GoodputCalculator(GoodputExclusion):
         with self._lock:
             self._reader.sync_to_gcs()
 
+    def _interval_details(self, window: Window | None) -> IntervalWorkloadMetricDetails:
+        if window is None:
+            return IntervalWorkloadMetricDetails(interval_goodput={}, interval_badput={}, interval_size=0)
+        return IntervalWorkloadMetricDetails(
+            interval_goodput={GoodputType.TOTAL: goodput_percent(window)},
+            interval_badput=self._badput(window, counted_ns(window) / 100),
+            interval_size=counted_ns(window) / 1e9,
+        )
+
     def _badput(self, part: Summary | Window, unit_ns: float) -> UnproductiveTimeDict:
         return badput(part, unit_ns, elastic=self._is_elastic)
 
@@ -294,7 +300,7 @@ class GoodputCalculator(GoodputExclusion):
             total_elapsed_seconds=summary.wall_ns / 1e9,
             disruptions=summary.disruptions,
             ideal_step_seconds=self._configured_ideal_seconds or summary.ideal_step_seconds,
-            slice_efficiency=self._slice_efficiency(summary),
+            slice_efficiency=_slice_efficiency(summary),
         )
 
     def _deviation(self, summary: Summary) -> Deviation:
@@ -315,23 +321,35 @@ class GoodputCalculator(GoodputExclusion):
             window_seconds=window_seconds,
             goodput_percent=goodput_percent(window),
             badput_percent=self._badput(window, counted_ns(window) / 100),
-            slice_efficiency=self._slice_efficiency(window),
+            slice_efficiency=_slice_efficiency(window),
         )
 
-    def _slice_efficiency(self, part: Summary | Window) -> SliceEfficiency | None:
-        shares = self._ledger.slice_efficiency(part.start_ns, part.end_ns)
-        return None if shares is None else SliceEfficiency(*shares)
+    @contextlib.contextmanager
+    def _asking(self) -> Iterator[None]:
+        """One query at a time; where one is broken off, by whatever, nothing that was half done is gone on from."""
+        with self._lock:
+            try:
+                yield
+            except (NoGoodputError, ConfigurationError):
+                raise
+            except BaseException as error:
+                self._reader.broken_off_by(error)
+                raise
 
     def _step_seconds(self) -> dict[int, float]:
-        with self._lock:
+        with self._asking():
             return self._ledger.step_seconds()
 
     def _query(
-        self, configured_ideal_step_time: float | None = None, excluded: Sequence[tuple[int, int]] = ()
+        self,
+        configured_ideal_step_time: float | None = None,
+        excluded: Sequence[tuple[int, int]] = (),
+        *,
+        is_kept: bool = True,
     ) -> Summary:
-        """Reads what is new and returns the sums of the job's life, which the details tell, too."""
+        """Reads what is new and returns the sums of the job's life; the details tell them, too, if they are kept."""
         configured_seconds = _ideal_seconds(configured_ideal_step_time)
-        with self._lock:
+        with self._asking():
             self._ledger = self._reader.read()
             summary = self._ledger.summary(self._clock_ns(), excluded)
             if summary is None:
@@ -341,16 +359,25 @@ class GoodputCalculator(GoodputExclusion):
                     f"Total job time is zero, Goodput cannot be calculated: all that was recorded for job "
                     f"{self.job_name[:200]!r} is of one moment. Ask again when it has run for a while."
                 )
-            self._summary, self._configured_ideal_seconds = summary, configured_seconds
+            if is_kept and not counted_ns(summary):
+                raise NoGoodputError("Total job time is zero, Goodput cannot be calculated: all of it is excluded.")
+            if is_kept:
+                self._summary, self._configured_ideal_seconds = summary, configured_seconds
             return summary
 
     def _window(self, interval_start: Moment, interval_end: Moment) -> Window:
-        start_ns, end_ns = nanoseconds(interval_start), nanoseconds(interval_end)
+        try:
+            start_ns, end_ns = nanoseconds(interval_start), nanoseconds(interval_end)
+        except (TypeError, ValueError, OverflowError) as error:
+            raise ConfigurationError(
+                "Start and end times are required: datetimes, or seconds since 1970, not "
+                f"{shown(interval_start)} and {shown(interval_end)} ({error})"
+            ) from None
         if start_ns >= end_ns:
             raise ConfigurationError(
                 f"Start time is on or after end time, cannot compute total job time: {interval_start}, {interval_end}"
             )
-        with self._lock:
+        with self._asking():
             ledger, now_ns = self._reader.read(), self._clock_ns()
             whole = ledger.summary(now_ns)
             if whole is None:
@@ -367,6 +394,10 @@ class GoodputCalculator(GoodputExclusion):
             return window
 
 
+def _slice_efficiency(part: Summary | Window) -> SliceEfficiency | None:
+    return None if part.slice_shares is None else SliceEfficiency(*part.slice_shares)
+
+
 def _told(summary: Summary) -> str:
     first, last = (
         datetime.datetime.fromtimestamp(moment_ns // 10**9, datetime.timezone.utc).isoformat()
@@ -375,9 +406,17 @@ def _told(summary: Summary) -> str:
     return f"from {first} to {last}"
 
 
+def _window_ns(seconds: Any) -> int:
+    length = seconds_of(seconds)
+    if length is None or not 0 < length < 1e10:
+        raise ConfigurationError(f"window_seconds has {shown(seconds)}; give numbers of seconds above zero")
+    return int(length * 1e9)
+
+
 def _ideal_seconds(value: Any) -> float | None:
     if value is None:
         return None
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < 1e10:
-        raise ConfigurationError(f"configured_ideal_step_time must be a number of seconds, not {value!r:.200}")
-    return float(value)
+    seconds = seconds_of(value)
+    if seconds is None or not 0 <= seconds < 1e10:
+        raise ConfigurationError(f"configured_ideal_step_time must be a number of seconds, not {shown(value)}")
+    return seconds

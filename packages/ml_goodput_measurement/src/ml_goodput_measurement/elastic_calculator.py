@@ -27,26 +27,22 @@ class ElasticGoodputCalculator(GoodputCalculator):
         """Returns what `GoodputCalculator.get_job_goodput_details` does, and the slice efficiencies."""
         with self._lock:
             details = super().get_job_goodput_details()
-            assert self._summary is not None
-            stepping, available = self._slice_shares(self._summary)
-        return cast(
-            ElasticWorkloadMetricDetails,
-            {**details, "stepping_slice_efficiency": stepping, "available_slice_efficiency": available},
-        )
+            return cast(ElasticWorkloadMetricDetails, {**details, **_efficiencies(self._summary)})
 
     def get_interval_metric_details(
         self, interval_start: Moment, interval_end: Moment
     ) -> ElasticIntervalWorkloadMetricDetails:
         """Returns what `GoodputCalculator.get_interval_metric_details` does, and the slice efficiencies."""
-        with self._lock:
-            details = super().get_interval_metric_details(interval_start, interval_end)
-            stepping = available = 0.0
-            if details["interval_goodput"]:
-                stepping, available = self._slice_shares(self._window(interval_start, interval_end))
         return cast(
-            ElasticIntervalWorkloadMetricDetails,
-            {**details, "stepping_slice_efficiency": stepping, "available_slice_efficiency": available},
+            ElasticIntervalWorkloadMetricDetails, super().get_interval_metric_details(interval_start, interval_end)
         )
 
-    def _slice_shares(self, part: Summary | Window) -> tuple[float, float]:
-        return self._slice_efficiency(part) or (0.0, 0.0)
+    def _interval_details(self, window: Window | None) -> ElasticIntervalWorkloadMetricDetails:
+        return cast(
+            ElasticIntervalWorkloadMetricDetails, {**super()._interval_details(window), **_efficiencies(window)}
+        )
+
+
+def _efficiencies(part: Summary | Window | None) -> dict[str, float]:
+    stepping, available = (part.slice_shares if part is not None else None) or (0.0, 0.0)
+    return {"stepping_slice_efficiency": stepping, "available_slice_efficiency": available}

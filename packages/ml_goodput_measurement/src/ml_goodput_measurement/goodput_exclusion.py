@@ -6,7 +6,6 @@ import datetime
 from collections.abc import Iterable, Sequence
 from typing import Protocol
 
-from ml_goodput_measurement.exceptions import NoGoodputError
 from ml_goodput_measurement.exclusion_utils import normalize_intervals
 from ml_goodput_measurement.figures import counted_ns, goodput_percent
 from ml_goodput_measurement.goodput_utils import UnproductiveTimeDict
@@ -59,8 +58,6 @@ class GoodputExclusion:
             NoGoodputError: Nothing was recorded for the job, or nothing is left; also a ValueError.
         """
         summary = self._query(configured_ideal_step_time, excluded_intervals(exclusion_intervals))
-        if not counted_ns(summary):
-            raise NoGoodputError("Total job time is zero, Goodput cannot be calculated: all of it is excluded.")
         breakdown = self._badput(summary, counted_ns(summary) / 100) if include_badput_breakdown else {}
         return goodput_percent(summary), breakdown, summary.last_step, summary.buckets[Bucket.EXCLUDED] / 1e9
 

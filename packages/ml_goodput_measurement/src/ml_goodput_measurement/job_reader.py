@@ -12,7 +12,8 @@ from ml_diagnostics_common.exceptions import ConfigurationError
 
 from ml_goodput_measurement.exceptions import NoGoodputError
 from ml_goodput_measurement.ledger import Ledger
-from ml_goodput_measurement.names import checked_name
+from ml_goodput_measurement.moments import seconds_of
+from ml_goodput_measurement.names import checked_name, shown
 from ml_goodput_measurement.recorders import Recorders
 from ml_goodput_measurement.sources import LogSource, PayloadSource, UserLogger, UserLoggerSource
 from ml_goodput_measurement.state_store import StateStore, checked_gcs_path
@@ -54,6 +55,10 @@ class JobReader:
                 f"cloud_logger is a {type(cloud_logger).__name__} without read_cloud_logging_entries(); "
                 "pass an object that has it, or nothing to read the journal and Cloud Logging"
             )
+        if getattr(cloud_logger, "log_name", None) == self.logger_name and _is_ours(cloud_logger):
+            cloud_logger = (
+                None  # It has the very log that is read without it, and there nothing that is late is missed.
+            )
         self._retention_ns = _retention_ns(retention)
         self._cloud_logger, self._cache_dir = cloud_logger, cache_dir
         self._gcs_path = checked_gcs_path(gcs_path)
@@ -85,14 +90,23 @@ class JobReader:
                 self._unsaved_events += len(payloads)
             if self._unsaved_events >= _SAVE_AFTER_EVENTS:
                 self.save_state()
-        except (KeyboardInterrupt, SystemExit):
-            # It may have struck anywhere, so nothing that was half done is gone on from.
-            self._was_interrupted = True
+        except BaseException as error:
+            self.broken_off_by(error)
             raise
         return self._recorders.ledger
 
+    def broken_off_by(self, error: BaseException) -> None:
+        """Has the next read begin anew, after an error or an interrupt: it may have struck anywhere.
+
+        All but what a logger of the user's raises, for that strikes before anything is done.
+        """
+        if not isinstance(self._source, UserLoggerSource) or error is not self._source.error:
+            self._was_interrupted = True
+
     def save_state(self) -> None:
         """Saves what was read, so that another process goes on from here; nothing to do with a `cloud_logger`."""
+        if self._was_interrupted:
+            return
         position = self._source.position()
         if self._store is None or position is None:
             return
@@ -106,7 +120,7 @@ class JobReader:
         """Copies what was read to `gcs_path`, so that other machines go on from here."""
         if self._gcs_path is None:
             return
-        if not self._is_resumed:
+        if self._was_interrupted or not self._is_resumed:
             self.read()
         position = self._source.position()
         if self._store is not None and position is not None:
@@ -144,13 +158,17 @@ class JobReader:
             self._source.resume(state.position)
 
 
+def _is_ours(cloud_logger: object) -> bool:
+    return type(cloud_logger).__module__ == "ml_goodput_measurement.cloud_logger"
+
+
 def _retention_ns(period: datetime.timedelta | float | None) -> int | None:
     if period is None:
         return None
-    seconds = period.total_seconds() if isinstance(period, datetime.timedelta) else period
-    if isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or not 0 < seconds < 1e10:
+    seconds = period.total_seconds() if isinstance(period, datetime.timedelta) else seconds_of(period)
+    if seconds is None or not 0 < seconds < 1e10:
         raise ConfigurationError(
-            f"max_logs_retention_period must be a positive timedelta or number of seconds, not {period!r:.200}"
+            f"max_logs_retention_period must be a positive timedelta or number of seconds, not {shown(period)}"
         )
     return int(seconds * 1e9)
 

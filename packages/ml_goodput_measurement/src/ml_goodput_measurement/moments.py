@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 
 from ml_diagnostics_common.guard import log_once
 
-__all__ = ["Moment", "in_utc", "nanoseconds", "posix_seconds"]
+__all__ = ["Moment", "in_utc", "nanoseconds", "posix_seconds", "seconds_of"]
 
 Moment: TypeAlias = datetime.datetime | float
 """A datetime (naive: local time), or seconds since 1970."""
@@ -49,3 +49,13 @@ def in_utc(moment: Any) -> datetime.datetime:
     if isinstance(moment, datetime.datetime) and moment.tzinfo is not None:
         return moment.astimezone(datetime.timezone.utc)
     return datetime.datetime.fromtimestamp(posix_seconds(moment), datetime.timezone.utc)
+
+
+def seconds_of(value: Any) -> float | None:
+    """Returns a number of seconds of any type as a float, numpy's too; None for what is no number."""
+    if isinstance(value, (str, bytes, bool)) or not hasattr(value, "__float__"):
+        return None
+    try:
+        return float(value)
+    except (TypeError, ValueError, OverflowError):
+        return None

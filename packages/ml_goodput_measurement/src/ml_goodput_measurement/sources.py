@@ -67,10 +67,16 @@ class UserLoggerSource:
         """Reads nothing yet."""
         self._logger = logger
         self._last_entry: tuple[Any, Any] | None = None
+        self.error: Exception | None = None
+        """What the object raised last."""
 
     def read_new(self) -> Iterator[tuple[int, Payloads]]:
         """See `PayloadSource`."""
-        payloads, last_entry = self._logger.read_cloud_logging_entries(None, None, self._last_entry)
+        try:
+            payloads, last_entry = self._logger.read_cloud_logging_entries(None, None, self._last_entry)
+        except Exception as error:
+            self.error = error
+            raise
         if last_entry and tuple(last_entry) != (None, None):
             self._last_entry = tuple(last_entry)
         yield 0, payloads if isinstance(payloads, list) else list(payloads)

@@ -29,6 +29,8 @@ __all__ = ["Books"]
 _UNSETTLED_STEPS = 128
 """So many of the latest steps are accounted for anew by each query: an overlay may still reach back over them."""
 
+_MILESTONE_STEPS = 1024
+
 
 @dataclass(slots=True)
 class _Book:
@@ -47,9 +49,12 @@ class _Book:
     milestones: list[tuple[int, Account]] = field(default_factory=list)
     """Sums up to the start of some of its steps, by index: where a question for the sums up to a moment begins."""
 
-    def forget_milestones(self, step: int) -> None:
-        """Forgets those after a step."""
+    def forget(self, step: int) -> None:
+        """Forgets what was settled after the start of a step."""
         del self.milestones[bisect_right(self.milestones, step, key=itemgetter(0)) :]
+        if self.settled_step > step:
+            self.settled_step, settled = self.milestones[-1] if self.milestones else (-1, Account())
+            self.settled = settled.copy()
 
 
 class Books:
@@ -84,18 +89,18 @@ class Books:
         for index, cut_before in changes.cuts:
             attempt, book = self._attempts[index], self._books[index]
             cut = min(attempt.cut, cut_before)
-            book.forget_milestones(bisect_left(self._facts.steps.numbers, cut, attempt.first, attempt.stop))
+            book.forget(bisect_left(self._facts.steps.numbers, cut, attempt.first, attempt.stop))
             self._forget_account(index)
         for index in range(len(self._books) - 1, -1, -1):
-            book = self._books[index]
+            attempt, book = self._attempts[index], self._books[index]
             self._forget_account(index)
-            book.forget_milestones(bisect_left(self._facts.steps.times, changed_ns) - 1)
             if changes.redivided:
                 book.median = None
+            load = attempt.first_load
             self._attempts.find_first_load(index)
-            if book.settled_step >= 0 and changed_ns <= self._facts.steps.times[book.settled_step]:
-                book.settled, book.settled_step = Account(), -1
-            if self._attempts[index].start_ns < changed_ns:
+            loads = [one[0] for one in (load, attempt.first_load) if one and load != attempt.first_load]
+            book.forget(bisect_left(self._facts.steps.times, min([changed_ns, *loads])) - 1)
+            if attempt.start_ns < changed_ns:
                 break
 
     def closed(self) -> Account:
@@ -300,8 +305,15 @@ class Books:
     def _settle(self, index: int, settle: int) -> None:
         """Moves what lies before the start of step `settle` into the settled sums of the last attempt."""
         book = self._books[index]
-        self._add_steps(index, book.settled, book.settled_step, settle)
-        book.settled_step = settle
+        # Something that comes late, such as another host's word of a save, goes back no further than to a milestone.
+        last = book.milestones[-1][0] if book.milestones else self._attempts[index].first
+        for step in (settle - _MILESTONE_STEPS, settle):
+            if step > max(book.settled_step, last):
+                self._add_steps(index, book.settled, book.settled_step, step)
+                book.settled_step = step
+            if step - last >= _MILESTONE_STEPS:
+                book.milestones.append((step, book.settled.copy()))
+                last = step
 
     def _add_steps(self, index: int, account: Account, begin: int, stop: int) -> None:
         """Adds what lies between the starts of two of an attempt's steps, or from its own start if `begin` is -1."""

@@ -175,7 +175,7 @@ class Facts:
             "job_starts": self.job_starts,
             "job_ends": self.job_ends,
             "slices": self.slices.counts,
-            "loaded_ns": self.loads.total_ns,
+            "load_sums": self.loads.sums(),
             "marks": [[bucket.value, label, [*marks.codes]] for (bucket, label), marks in self.marks.items()],
             "checkpoints": [[operation.bucket.value, *operation[1:]] for operation in self.checkpoint_operations()],
         }
@@ -185,7 +185,7 @@ class Facts:
         """Returns the facts that `to_state` and `columns` were asked of."""
         facts = cls()
         facts.steps.times, facts.steps.numbers, facts.step_ends.times, facts.step_ends.numbers = columns[:4]
-        facts.loads = Marks.of_codes(columns[4], state["loaded_ns"])
+        facts.loads = Marks.of_codes(columns[4], state["load_sums"])
         facts.checkpoint_steps.times, facts.checkpoint_steps.numbers = columns[5:7]
         facts.job_starts, facts.job_ends = state["job_starts"], state["job_ends"]
         facts.slices = SliceCounts([SliceCount(*count) for count in state["slices"]])

@@ -47,6 +47,8 @@ class Summary:
     steps_kept: int
     disruptions: int
     ideal_step_seconds: float | None
+    slice_shares: tuple[float, float] | None
+    """Means over time of the slices that were active, and available, of all; None where nobody reported any."""
 
     @property
     def wall_ns(self) -> int:
@@ -101,6 +103,7 @@ class Ledger:
             steps_kept=life.steps_kept,
             disruptions=life.disruptions,
             ideal_step_seconds=None if ideal_ns is None else ideal_ns / 1e9,
+            slice_shares=life.slice_shares([(life.start_ns, life.end_ns)], exclusions),
         )
 
     def windows(self, spans: Iterable[Interval], now_ns: int) -> list[Window]:
@@ -109,7 +112,12 @@ class Ledger:
         Costs what was added since the last call, and a little for each window, however long.
         """
         life = self._life(now_ns)
-        return [] if life is None else [life.window(*span) for span in spans]
+        if life is None:
+            return []
+        # From the first to the last each goes on from what those before it have added up.
+        spans = list(spans)
+        windows = {span: life.window(*span) for span in sorted(spans)}
+        return [windows[span] for span in spans]
 
     def timeline(self, now_ns: int, exclusions: Sequence[Interval] = ()) -> list[Piece]:
         """Returns the job's life as disjoint pieces in order of time, which cover its wall time."""
@@ -135,10 +143,6 @@ class Ledger:
             exclusions: Those that `attempts` was given.
         """
         return summarize_disruptions(self._attempts, self._books, attempts, exclusions)
-
-    def slice_efficiency(self, start_ns: int, end_ns: int) -> tuple[float, float] | None:
-        """Returns the shares of active and of available slices in a stretch; None where nobody reported any."""
-        return self.facts.slices.efficiency(start_ns, end_ns)
 
     def steps_since(self, time_ns: int) -> Iterator[tuple[int, int, float]]:
         """Yields number, start and seconds of the kept steps that began after a moment and that the next follows."""

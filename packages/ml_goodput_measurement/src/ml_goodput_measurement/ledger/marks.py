@@ -26,12 +26,18 @@ class Marks:
         """Sum of the pairs' durations."""
         self._sums = PairSums(self.codes)
 
+    def sums(self) -> list[list[int]]:
+        """Returns what `of_codes` takes besides the codes."""
+        return [[self.total_ns], *self._sums.to_state()]
+
     @classmethod
-    def of_codes(cls, codes: array[int], total_ns: int) -> Marks:
-        """Returns the marks with these codes, whose pairs sum up to `total_ns`."""
+    def of_codes(cls, codes: array[int], sums: list[list[int]]) -> Marks:
+        """Returns the marks with these codes, of whose pairs these are the `sums`."""
         marks = cls()
+        total_ns = sums[0][0]
         marks.codes, marks.total_ns = codes, total_ns
         marks._sums = PairSums(codes)
+        marks._sums.restore(sums[1:])
         return marks
 
     def add(self, time_ns: int, *, is_end: bool) -> tuple[Interval | None, list[Interval]]:

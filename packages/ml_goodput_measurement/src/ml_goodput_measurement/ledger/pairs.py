@@ -55,6 +55,15 @@ class PairSums:
         self._in_turns: list[bool] = []
         """Whether starts and ends take turns between a place and the next, and with the mark before the place."""
 
+    def to_state(self) -> list[list[int]]:
+        """Returns the sums as JSON."""
+        return [self._places, self._totals, [int(in_turns) for in_turns in self._in_turns]]
+
+    def restore(self, state: list[list[int]]) -> None:
+        """Takes over the sums of which `to_state` was asked, with the same codes."""
+        self._places, self._totals = state[:2]
+        self._in_turns = [bool(in_turns) for in_turns in state[2]]
+
     def appended(self, length: int, total_ns: int, *, in_turns: bool) -> None:
         """Takes note of what was appended to a column of a length; else it is looked at when somebody asks."""
         if self._places[-1] == length:

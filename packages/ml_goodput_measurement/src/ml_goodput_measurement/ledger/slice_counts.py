@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right, insort
+from collections.abc import Iterable
 from itertools import pairwise
 
 from ml_goodput_measurement.events import SliceCount
+from ml_goodput_measurement.ledger.pairs import Interval
 
 __all__ = ["SliceCounts"]
 
@@ -30,24 +32,28 @@ class SliceCounts:
         del self._sums[index:]
         return True
 
-    def efficiency(self, start_ns: int, end_ns: int) -> tuple[float, float] | None:
+    def shares(self, parts: Iterable[Interval], without: Iterable[Interval] = ()) -> tuple[float, float] | None:
         """Returns the means over time of the shares of active and of available slices.
 
         The time before the first report is left out: nobody knows what was true then.
 
         Args:
-            start_ns: Start of the stretch.
-            end_ns: Its end.
+            parts: Disjoint stretches of time.
+            without: Disjoint stretches in them that are left out.
 
         Returns:
-            Two shares, 0 to 1; None where no report says anything of the stretch.
+            Two shares, 0 to 1; None where no report says anything of the parts.
         """
-        start_ns = max(start_ns, self.times[0]) if self.times else end_ns
-        if start_ns >= end_ns:
-            return None
-        before, until = self._sum_before(start_ns), self._sum_before(end_ns)
-        active, available = ((last - first) / (end_ns - start_ns) for first, last in zip(before, until, strict=True))
-        return active, available
+        active = available = lasted_ns = 0.0
+        for sign, stretches in ((1, parts), (-1, without)):
+            for start_ns, end_ns in stretches:
+                start_ns = max(start_ns, self.times[0]) if self.times else end_ns
+                if start_ns < end_ns:
+                    before, until = self._sum_before(start_ns), self._sum_before(end_ns)
+                    active += sign * (until[0] - before[0])
+                    available += sign * (until[1] - before[1])
+                    lasted_ns += sign * (end_ns - start_ns)
+        return (active / lasted_ns, available / lasted_ns) if lasted_ns else None
 
     def _sum_before(self, time_ns: int) -> tuple[float, float]:
         """Returns the sums from the first report to a moment after it."""
@@ -61,4 +67,5 @@ class SliceCounts:
 
 def _later(sums: tuple[float, float], count: SliceCount, time_ns: int) -> tuple[float, float]:
     lasted_ns = time_ns - count.time_ns
-    return sums[0] + lasted_ns * count.active / count.total, sums[1] + lasted_ns * count.available / count.total
+    active, available = count.active / count.total, min(1.0, count.available / count.total)
+    return sums[0] + lasted_ns * active, sums[1] + lasted_ns * available

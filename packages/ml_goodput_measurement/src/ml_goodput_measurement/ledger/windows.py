@@ -36,6 +36,8 @@ class Window:
     """The highest kept step that was done by the end of the window; 0 where there is none."""
     disruptions: int
     """How often the job came back in the window after an attempt that had made steps."""
+    slice_shares: tuple[float, float] | None
+    """Means over time of the slices that were active, and available, of all; None where nobody reported any."""
 
 
 class Life:
@@ -103,6 +105,7 @@ class Life:
             estimated_ns=account.estimated_ns,
             last_step=self._last_step_at(end_ns),
             disruptions=bisect_left(self._returns, end_ns) - bisect_left(self._returns, start_ns),
+            slice_shares=self.slice_shares([(start_ns, end_ns)]),
         )
 
     def loads_beside_training_ns(self, start_ns: int, end_ns: int) -> int:
@@ -114,6 +117,12 @@ class Life:
             if load is not None:
                 total_ns -= max(0, min(load[1], end_ns) - max(load[0], start_ns))
         return total_ns
+
+    def slice_shares(
+        self, intervals: Iterable[Interval], exclusions: Iterable[Interval] = ()
+    ) -> tuple[float, float] | None:
+        """Returns the means of active and of available slices over what of some intervals lies in the life."""
+        return self._attempts.facts.slices.shares(self.parts(intervals), self.parts(exclusions))
 
     def _until(self, time_ns: int) -> Account:
         if time_ns <= self.start_ns:
