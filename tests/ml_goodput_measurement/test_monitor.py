@@ -184,12 +184,15 @@ def test_a_wrong_argument_is_named_at_once(wrong: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("windows", [[], None, 60, "60", [0], [-1], [1.5], [True], ["60"], {60: 1}], ids=str)
-def test_wrong_windows_are_named_at_once(windows: Any) -> None:
+def test_wrong_windows_are_an_error_in_the_log_and_start_nothing(
+    windows: Any, caplog: pytest.LogCaptureFixture
+) -> None:
     monitor = GoodputMonitor("job", "log", "/runs", 30, monitoring_enabled=True)
-    with pytest.raises(ConfigurationError, match="rolling_windows_seconds"):
-        monitor.start_rolling_window_goodput_uploader(windows)
+    monitor.start_rolling_window_goodput_uploader(windows)
     assert monitor._uploaders is not None
     assert monitor._uploaders.pid is None
+    assert [record.levelname for record in caplog.records] == ["ERROR"]
+    assert f"rolling_windows_seconds is {windows!r}; give a list of" in caplog.text
 
 
 def test_windows_may_be_any_whole_numbers() -> None:

@@ -6,6 +6,7 @@ time is up, wherever the worker's thread is.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
@@ -15,7 +16,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 from ml_goodput_measurement.monitor.death import process_descriptor
@@ -44,12 +45,17 @@ _MESSAGE_CHARACTERS = 900
 """A line of so many is written at once: several writers to one pipe do not mix then."""
 
 
-def main() -> None:
+def main() -> NoReturn:
     """Does what comes in over stdin; ends the process."""
     channel = _Channel()
-    _be_humble()
     logging.basicConfig(level=logging.INFO, handlers=[_ToTrainer(channel)], force=True)
-    commands = _Commands()
+    with _failures_told():
+        _be_humble()
+        _obey(_Commands(), channel)
+
+
+def _obey(commands: _Commands, channel: _Channel) -> NoReturn:
+    """Hands the worker what the trainer says, and ends the process when time is up."""
     hello = commands.next_message(time.monotonic() + _LONGEST_START_SECONDS)
     if hello is None:
         os._exit(0)
@@ -139,7 +145,7 @@ class _Order(NamedTuple):
 
 def _work(settings: MonitorSettings, orders: queue.SimpleQueue[_Order], channel: _Channel) -> NoReturn:
     """Does uploads until it is told that none is on any more."""
-    try:
+    with _failures_told():
         worker = Worker(
             calculator_of(settings),
             sinks_of(settings),
@@ -161,8 +167,14 @@ def _work(settings: MonitorSettings, orders: queue.SimpleQueue[_Order], channel:
             if not order.uploads:
                 worker.wait_for_sinks(_GRACE_SECONDS)
                 os._exit(0)
+
+
+@contextlib.contextmanager
+def _failures_told() -> Iterator[None]:
+    """Ends the process when a thread of it fails, and says why: the trainer starts another one."""
+    try:
+        yield
     except BaseException:
-        # The trainer starts another one.
         _log.exception("The goodput monitor's helper process failed")
         os._exit(1)
 

@@ -7,6 +7,7 @@ import logging
 import os
 from typing import Any
 
+from ml_diagnostics_common.exceptions import ConfigurationError
 from ml_diagnostics_common.guard import guarded, log_once
 
 from ml_goodput_measurement.goodput_utils import GCPOptions
@@ -14,6 +15,8 @@ from ml_goodput_measurement.monitor.settings import MonitorSettings, Upload, che
 from ml_goodput_measurement.monitor.uploaders import Uploaders
 
 __all__ = ["ElasticGoodputMonitor", "GoodputMonitor"]
+
+_log = logging.getLogger("ml_diagnostics.goodput")
 
 _PathLike = str | os.PathLike[str]
 
@@ -116,18 +119,22 @@ class GoodputMonitor:
         """
         self._stop(Upload.DEVIATION, skip_final_flush)
 
+    @guarded
     def start_rolling_window_goodput_uploader(self, rolling_windows_seconds: list[int]) -> None:
         """Starts to upload the goodput of the latest hours or days to Cloud Monitoring, every `upload_interval`.
 
         Args:
-            rolling_windows_seconds: The lengths of the windows, in seconds.
-
-        Raises:
-            ConfigurationError: That is not a list of whole seconds above zero. Not if monitoring is disabled.
+            rolling_windows_seconds: The lengths of the windows, in seconds. What is no list of whole seconds above
+                zero is an error in the log, and changes nothing.
         """
-        if self._uploaders is not None:
+        if self._uploaders is None:
+            return
+        try:
             windows = checked_windows(rolling_windows_seconds)
-            guarded(self._uploaders.start)(Upload.WINDOWS, windows)
+        except ConfigurationError as error:
+            _log.error("No other rolling windows are uploaded than before: %s", error)
+            return
+        self._uploaders.start(Upload.WINDOWS, windows)
 
     @guarded
     def stop_rolling_window_goodput_uploader(self, skip_final_flush: bool | None = None) -> None:
