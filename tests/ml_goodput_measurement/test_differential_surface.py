@@ -6,7 +6,7 @@ import datetime
 from typing import Any
 
 import pytest
-from ml_goodput_measurement import goodput_elastic
+from ml_goodput_measurement import gcp_metadata, goodput_elastic
 
 from .histories import BASE, MemoryLog, Payload
 from .reference.process import Reference
@@ -16,6 +16,7 @@ NOT_OFFERED = (
     "goodput_elastic.GoodputRecorder",  # It is in `goodput`.
     "goodput_exclusion.BadputType",  # It is in `goodput` and `goodput_utils`.
 )
+TABLES = ("goodput_utils.MACHINE_TYPE_TO_ACCELERATOR_TYPE_MAPPING",)  # We know more, and nothing else of theirs.
 OTHER_DEFAULTS = (
     "options",  # None means the options that the reference has as its default.
     "last_updated_timestamp",  # Now, where the reference takes the time at which it was imported.
@@ -28,8 +29,10 @@ def test_every_public_name_is_there_and_takes_what_it_took(reference: Reference)
     missing = {path for path in theirs.keys() - ours.keys() if not path.startswith(NOT_OFFERED)}
     assert not missing
     for path in theirs.keys() & ours.keys():
-        if isinstance(theirs[path], list) and theirs[path] and isinstance(theirs[path][0], list):
+        if isinstance(theirs[path], list) and all(isinstance(part, list) for part in theirs[path]):
             assert_takes(path, ours[path], theirs[path])
+        elif path in TABLES:
+            assert ours[path].items() >= theirs[path].items(), path
         else:
             assert ours[path] == theirs[path], path
 
@@ -42,6 +45,23 @@ def assert_takes(path: str, ours: list[Any], theirs: list[Any]) -> None:
             assert default == their_default, (path, name)
     assert len(ours) >= len(theirs), path
     assert all(default is not None or "VAR_" in kind for _, kind, default in ours[len(theirs) :]), path
+
+
+MACHINE_TYPES = [
+    *("tpu7x-standard-4t", "ct6e-standard-8t", "ct5p-hightpu-4t", "ct5lp-hightpu-8t", "ct5l-hightpu-8t"),
+    *("ct4p-hightpu-4t", "ct4l-hightpu-4t", "ct3p-hightpu-4t", "ct3-hightpu-4t", "CT6E-standard-1t"),
+    *("a3-edgegpu-8g", "a3-highgpu-1g", "a3-megagpu-8g", "a3-ultragpu-8g", "a2-highgpu-1g", "a2-ultragpu-8g"),
+    *("a2-megagpu-16g", "a9-highgpu-8g", "n1-standard-8", "n2d-standard-2", "c4a-highmem-4", "m1-ultramem-40", ""),
+    *("projects/1/machineTypes/ct5p-hightpu-4t", "tpu-v2-8", "x-tpu"),
+]
+
+
+@pytest.mark.parametrize("machine_type", [None, *MACHINE_TYPES])
+def test_an_accelerator_has_the_name_that_alerts_filter_on(
+    machine_type: str | None, reference: Reference, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gcp_metadata, "get_gcp_metadata", lambda *_, **__: machine_type)
+    assert gcp_metadata.get_accelerator_type() == reference.ask("accelerator_type", machine_type=machine_type)
 
 
 CALLS: list[tuple[str, list[Any]]] = [

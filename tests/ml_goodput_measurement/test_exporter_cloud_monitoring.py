@@ -195,7 +195,7 @@ def test_the_options_are_not_changed_and_what_they_leave_open_is_found(server, m
     options = GCPOptions(replica_id="3")
     make(options)(only_goodput())
     (goodput,) = of_type(server, "goodput_time")
-    assert goodput["metric"]["labels"] == {"goodput_source": "TOTAL", "accelerator_type": "unknown"}
+    assert goodput["metric"]["labels"] == {"goodput_source": "TOTAL", "accelerator_type": "UNKNOWN"}
     assert goodput["resource"]["labels"] == {**WORKLOAD, "location": "global", "replica_id": "3"}
     assert options == GCPOptions(replica_id="3")
 
@@ -203,6 +203,7 @@ def test_the_options_are_not_changed_and_what_they_leave_open_is_found(server, m
 @pytest.fixture
 def google_machine(metadata_server, monkeypatch):
     metadata_server.attributes["cluster-name"] = "gke-1"
+    metadata_server.machine_type = "ct5lp-hightpu-4t"
     monkeypatch.delenv("NO_GCE_CHECK")
     for name, value in metadata_server.environment().items():
         monkeypatch.setenv(name, value)
@@ -234,7 +235,7 @@ def test_a_google_machine_knows_where_and_what_it_is(server, make, google_machin
     (goodput,) = of_type(server, "goodput_time")
     assert goodput["resource"]["labels"]["location"] == google_machine.zone
     assert goodput["metric"]["labels"]["cluster_name"] == "gke-1"
-    assert goodput["metric"]["labels"]["accelerator_type"] not in ("", "unknown")
+    assert goodput["metric"]["labels"]["accelerator_type"] == "TPU-v5e"
 
 
 # --- Pace and clocks ------------------------------------------------------------------------------------

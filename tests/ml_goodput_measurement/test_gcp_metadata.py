@@ -41,7 +41,7 @@ def test_a_machine_of_google_says_what_and_where_it_is() -> None:
     assert get_gcp_project_id() == "my-project"
     assert get_node_zone() == "us-east5-a"
     assert get_cluster_name() == "my-cluster"
-    assert get_accelerator_type() == "tpu-v6e-slice"
+    assert get_accelerator_type() == "TPU-v6e"
     assert get_gcp_metadata("instance", "hostname") == "test-vm.us-east5-a.c.my-project.internal"
     assert get_gcp_metadata("/instance/", "/zone") == "projects/123456789012/zones/us-east5-a"
 
@@ -57,22 +57,26 @@ def test_a_value_that_is_not_there_is_none_and_asked_for_once(server: MetadataSe
 @pytest.mark.parametrize(
     ("machine_type", "accelerator_type"),
     [
-        ("tpu7x-standard-4t", "tpu7x"),
-        ("ct6e-standard-4t", "tpu-v6e-slice"),
-        ("ct5p-hightpu-4t", "tpu-v5p-slice"),
-        ("ct5lp-hightpu-8t", "tpu-v5-lite-podslice"),
-        ("ct4p-hightpu-4t", "tpu-v4-podslice"),
-        ("a3-ultragpu-8g", "nvidia-h200-141gb"),
-        ("a3-megagpu-8g", "nvidia-h100-mega-80gb"),
-        ("a3-highgpu-8g", "nvidia-h100-80gb"),
-        ("a2-ultragpu-1g", "nvidia-a100-80gb"),
-        ("a2-highgpu-1g", "nvidia-tesla-a100"),
-        ("n2-standard-2", "n2-standard-2"),
-        ("", None),
+        ("tpu7x-standard-4t", "TPU-7x"),
+        ("ct6e-standard-4t", "TPU-v6e"),
+        ("CT5P-hightpu-4t", "TPU-v5p"),
+        ("ct5lp-hightpu-8t", "TPU-v5e"),
+        ("ct4p-hightpu-4t", "TPU-v4p"),
+        ("a3-ultragpu-8g", "NVIDIA-H200"),
+        ("a3-megagpu-8g", "NVIDIA-H100"),
+        ("a2-ultragpu-1g", "NVIDIA-A100"),
+        ("a4x-maxgpu-4g-metal", "NVIDIA-GB300"),
+        ("a4x-highgpu-4g", "NVIDIA-GB200"),
+        ("a4-highgpu-8g", "NVIDIA-B200"),
+        ("g4-standard-48", "NVIDIA-RTX-PRO-6000"),
+        ("g2-standard-4", "NVIDIA-L4"),
+        ("a9-highgpu-8g", "GPU"),
+        ("n2-standard-2", "UNKNOWN"),
+        ("", "UNKNOWN"),
     ],
 )
 def test_the_accelerator_is_known_by_the_machine_type(
-    server: MetadataServer, machine_type: str, accelerator_type: str | None
+    server: MetadataServer, machine_type: str, accelerator_type: str
 ) -> None:
     server.machine_type = machine_type
     assert get_accelerator_type() == accelerator_type
@@ -129,8 +133,9 @@ def test_off_google_cloud_everything_is_none_and_the_wait_is_one_second_in_all(
         began = time.monotonic()
         assert get_gcp_project_id() is None
         first = time.monotonic() - began
-        for ask in (get_gcp_project_id, get_node_zone, get_accelerator_type, get_cluster_name):
+        for ask in (get_gcp_project_id, get_node_zone, get_cluster_name):
             assert ask() is None
+        assert get_accelerator_type() == "UNKNOWN"
         assert time.monotonic() - began - first < 0.5
         assert first < 3
 

@@ -14,6 +14,7 @@ import tempfile
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
+from unittest import mock
 from zoneinfo import ZoneInfo
 
 import freezegun  # type: ignore[import-not-found]  # It is in the reference's environment only.
@@ -186,6 +187,12 @@ def read_cache(folder: str, job: str) -> dict[str, Any]:
     }
 
 
+def accelerator_type(machine_type: str | None) -> str:
+    """What a machine of that type has."""
+    with mock.patch.object(goodput_utils, "get_gcp_metadata", return_value=machine_type):
+        return goodput_utils.get_accelerator_type()
+
+
 QUESTIONS = {
     function.__name__: function
     for function in (
@@ -201,6 +208,7 @@ QUESTIONS = {
         entry_moment,
         checkpoints,
         recorded,
+        accelerator_type,
         surface,
         write_cache,
         read_cache,

@@ -43,6 +43,8 @@ def _described(path: str, thing: Any) -> dict[str, Any]:
         return {path: parameters(thing)}
     if isinstance(thing, (str, int, float, list, tuple)) and name.isupper():
         return {path: repr(thing)}
+    if isinstance(thing, dict) and name.isupper():
+        return {path: dict(thing)}
     return {}
 
 

@@ -1,7 +1,7 @@
 """What the metadata server of a Google VM or pod says, where there is one.
 
-Off Google Cloud the answer to everything is None. The first question waits a second for a server that may not be
-there, all further ones not at all: `ml_diagnostics_common` looks for the server once a process.
+Off Google Cloud the answer to everything is None, and the accelerator `UNKNOWN`. The first question waits a second for a
+server that may not be there, all further ones not at all: `ml_diagnostics_common` looks for the server once a process.
 
 Paths and values: https://cloud.google.com/compute/docs/metadata/predefined-metadata-keys
 """
@@ -28,6 +28,7 @@ __all__ = [
 
 _LONGEST_VALUE_BYTES = 262_144  # Compute Engine allows a value of custom metadata no more.
 _PAUSE_SECONDS = 0.1
+_UNKNOWN_ACCELERATOR = "UNKNOWN"
 
 
 def get_gcp_metadata(
@@ -86,17 +87,17 @@ def get_cluster_name(*, must_answer: bool = False) -> str | None:
     return get_gcp_metadata("instance", "attributes/cluster-name", must_answer=must_answer) or None
 
 
-def get_accelerator_type(*, must_answer: bool = False) -> str | None:
-    """Returns what accelerator this machine has, by its machine type, or None.
+def get_accelerator_type(*, must_answer: bool = False) -> str:
+    """Returns what accelerator this machine has, by its machine type; `must_answer` as of `get_gcp_metadata`.
 
-    `MACHINE_TYPE_TO_ACCELERATOR_TYPE_MAPPING` knows them. A machine type that it does not know, such as one without an
-    accelerator or one that is newer than this release, is returned as it is. `must_answer` as of `get_gcp_metadata`.
+    `MACHINE_TYPE_TO_ACCELERATOR_TYPE_MAPPING` says which. It is `UNKNOWN` where that does not know the machine type,
+    such as one without an accelerator, and off Google Cloud.
     """
-    machine_type = _last_part(get_gcp_metadata("instance", "machine-type", must_answer=must_answer))
+    machine_type = (_last_part(get_gcp_metadata("instance", "machine-type", must_answer=must_answer)) or "").lower()
     for part, accelerator_type in MACHINE_TYPE_TO_ACCELERATOR_TYPE_MAPPING.items():
-        if machine_type and part in machine_type:
+        if part in machine_type:
             return accelerator_type
-    return machine_type
+    return _UNKNOWN_ACCELERATOR
 
 
 def _last_part(path: str | None) -> str | None:

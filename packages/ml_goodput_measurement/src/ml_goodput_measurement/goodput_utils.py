@@ -134,29 +134,33 @@ ACTIVITY_EXCLUSION_LIST = [BadputType.DATA_LOADING_ASYNC.name]
 """Kinds of badput that are not exported as time lost: they overlap training."""
 
 MACHINE_TYPE_TO_ACCELERATOR_TYPE_MAPPING: Mapping[str, str] = {
-    "tpu7x-": "tpu7x",
-    "ct6e-": "tpu-v6e-slice",
-    "ct5p-": "tpu-v5p-slice",
-    "ct5lp-": "tpu-v5-lite-podslice",
-    "ct5l-": "tpu-v5-lite-device",
-    "ct4p-": "tpu-v4-podslice",
-    "ct4l-": "tpu-v4-lite-device",
-    "ct3p-": "tpu-v3-slice",
-    "ct3-": "tpu-v3-device",
-    "a4x-": "nvidia-gb200",
-    "a4-": "nvidia-b200",
-    "a3-ultragpu-": "nvidia-h200-141gb",
-    "a3-mega": "nvidia-h100-mega-80gb",
-    "a3-": "nvidia-h100-80gb",
-    "a2-ultragpu-": "nvidia-a100-80gb",
-    "a2-": "nvidia-tesla-a100",
-    "g4-": "nvidia-rtx-pro-6000",
-    "g2-": "nvidia-l4",
+    "tpu7x": "TPU-7x",
+    "ct6e": "TPU-v6e",
+    "ct5p": "TPU-v5p",
+    "ct5lp": "TPU-v5e",
+    "ct5l": "TPU-v5e",
+    "ct4p": "TPU-v4p",
+    "ct3p": "TPU-v3",
+    "ct3": "TPU-v3",
+    "tpu-v2": "TPU-v2",
+    "tpu": "TPU",
+    "a4x-max": "NVIDIA-GB300",
+    "a4x": "NVIDIA-GB200",
+    "a4-": "NVIDIA-B200",
+    "a3-edgegpu": "NVIDIA-H100",
+    "a3-highgpu": "NVIDIA-H100",
+    "a3-megagpu": "NVIDIA-H100",
+    "a3-ultragpu": "NVIDIA-H200",
+    "a2": "NVIDIA-A100",
+    "g4-": "NVIDIA-RTX-PRO-6000",
+    "g2-": "NVIDIA-L4",
+    "gpu": "GPU",
 }
-"""The accelerator of a machine type: the first key that the machine type contains decides.
+"""The accelerator of a machine type, as a label says it: the first key that the machine type contains decides.
 
-The values are those of GKE's node labels cloud.google.com/gke-tpu-accelerator and cloud.google.com/gke-accelerator:
-https://cloud.google.com/kubernetes-engine/docs/concepts/plan-tpus and https://cloud.google.com/compute/docs/gpus
+The values are those of the public package, for alerts and dashboards filter on them. For A4, A4X, G2 and G4 machines,
+which it does not tell apart, ours are in the same style. Types of machines: https://cloud.google.com/compute/docs/gpus
+and https://cloud.google.com/kubernetes-engine/docs/concepts/plan-tpus
 """
 
 UnproductiveTimeDict = dict[BadputType, float | dict[str, float]]
@@ -173,7 +177,7 @@ class GCPOptions:
     """Zone or region; None: this machine's zone."""
     replica_id: str = "0"
     acc_type: str | None = None
-    """The accelerator's type; None: what this machine's type tells."""
+    """The accelerator's type, such as TPU-v5p; None: what this machine's type tells, else UNKNOWN."""
     cluster_name: str | None = None
     """None: the GKE cluster of this machine, if it is in one."""
     enable_gcp_goodput_metrics: bool = True

@@ -35,7 +35,6 @@ MOST_EVENT_TYPES = 100
 
 _RESOURCE_TYPE = "compute.googleapis.com/Workload"
 _NOWHERE = "global"  # Cloud Monitoring takes no resource without a location.
-_UNKNOWN = "unknown"
 _PERIOD_SECONDS = 5
 _FRESH_SECONDS = 15.0  # The deadline of a request that failed, and a period.
 _LOOK_AGAIN_SECONDS = (60.0,) * 10  # After the first looks for a cloud;
@@ -326,7 +325,7 @@ class CloudMonitoringExporter:
                 "workload_id": self._job_name,
                 "replica_id": str(options.replica_id),
             },
-            accelerator_type=str(options.acc_type or get_accelerator_type(must_answer=True) or _UNKNOWN),
+            accelerator_type=str(options.acc_type or get_accelerator_type(must_answer=True)),
             cluster_name=str(options.cluster_name or get_cluster_name(must_answer=True) or ""),
         )
 
