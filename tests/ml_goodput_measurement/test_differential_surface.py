@@ -12,10 +12,7 @@ from .histories import BASE, MemoryLog, Payload
 from .reference.process import Reference
 from .reference.surface import surface
 
-NOT_OFFERED = (
-    "goodput_elastic.GoodputRecorder",  # It is in `goodput`.
-    "goodput_exclusion.BadputType",  # It is in `goodput` and `goodput_utils`.
-)
+NOT_OFFERED = ("goodput_exclusion.BadputType",)  # It is in `goodput` and `goodput_utils`.
 TABLES = ("goodput_utils.MACHINE_TYPE_TO_ACCELERATOR_TYPE_MAPPING",)  # We know more, and nothing else of theirs.
 OTHER_DEFAULTS = (
     "options",  # None means the options that the reference has as its default.

@@ -278,6 +278,7 @@ CONSTANTS: dict[str, Any] = {
 }
 
 REEXPORTS = {
+    "goodput_elastic": {"goodput": ["GoodputRecorder"]},
     "goodput": {
         "goodput_utils": [
             "BadputType",

@@ -1,7 +1,7 @@
 """What the metadata server of a Google VM or pod says, where there is one.
 
-Off Google Cloud the answer to everything is None, and the accelerator `UNKNOWN`. The first question waits a second for a
-server that may not be there, all further ones not at all: `ml_diagnostics_common` looks for the server once a process.
+Off Google Cloud the answer to everything is None, and the accelerator `UNKNOWN`. The first question waits a second for
+a server that may not be there, all further ones not at all: `ml_diagnostics_common` looks for it once a process.
 
 Paths and values: https://cloud.google.com/compute/docs/metadata/predefined-metadata-keys
 """

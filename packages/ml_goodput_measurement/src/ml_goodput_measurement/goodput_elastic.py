@@ -9,10 +9,15 @@ from ml_goodput_measurement.lazy_names import imported_on_use
 if TYPE_CHECKING:
     from ml_goodput_measurement.elastic_calculator import ElasticGoodputCalculator
     from ml_goodput_measurement.elastic_recorder import ElasticGoodputRecorder
+    from ml_goodput_measurement.recorder import GoodputRecorder
 
-__all__ = ["ElasticGoodputCalculator", "ElasticGoodputRecorder"]
+__all__ = ["ElasticGoodputCalculator", "ElasticGoodputRecorder", "GoodputRecorder"]
 
-_MODULES = {"ElasticGoodputCalculator": "elastic_calculator", "ElasticGoodputRecorder": "elastic_recorder"}
+_MODULES = {
+    "ElasticGoodputCalculator": "elastic_calculator",
+    "ElasticGoodputRecorder": "elastic_recorder",
+    "GoodputRecorder": "recorder",
+}
 
 __getattr__ = imported_on_use(__name__, _MODULES)
 
