@@ -238,3 +238,23 @@ def test_what_was_read_of_one_project_or_one_day_is_not_taken_for_all(
     monkeypatch.setenv("GOOGLE_CLOUD_PROJECT", "another-project")
     with pytest.raises(NoGoodputError):
         GoodputCalculator(JOB, LOG, **asked_at).report()
+
+
+def test_the_last_moments_of_a_process_wait_for_no_network(
+    cloud: CloudLoggingServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recorder = GoodputRecorder("run", "goodput_run", True)
+    recorder.record_job_start_time(1e9)
+    for step in range(5):
+        recorder.record_step_start_time(step, 1e9 + 10 * step)
+    recorder.flush()
+    asked = len(cloud.requests)
+    cloud.faults.always(Hang())
+    calculator = GoodputCalculator("run", "goodput_run")
+    snapshot = calculator.snapshot(local_only=True)
+    assert snapshot.cumulative is not None
+    assert snapshot.cumulative.max_productive_step == 3
+    assert len(cloud.requests) == asked
+    cloud.faults.clear()
+    assert calculator.get_job_goodput().last_step == 3
+    assert len(cloud.requests) > asked

@@ -69,6 +69,7 @@ class GoodputCalculator(GoodputExclusion):
         cache_dir: str = DEFAULT_CACHE_DIR,
         *,
         _clock_ns: Callable[[], int] = time.time_ns,
+        _patience_seconds: float | None = None,
     ) -> None:
         """Reads nothing yet.
 
@@ -87,7 +88,14 @@ class GoodputCalculator(GoodputExclusion):
             CredentialsError: ML_DIAGNOSTICS_BACKEND is `cloud` and no cloud is found.
         """
         self._reader = JobReader(
-            job_name, logger_name, cloud_logger, max_logs_retention_period, gcs_path, cache_dir, _clock_ns
+            job_name,
+            logger_name,
+            cloud_logger,
+            max_logs_retention_period,
+            gcs_path,
+            cache_dir,
+            _clock_ns,
+            _patience_seconds,
         )
         self.job_name, self.logger_name = self._reader.job_name, self._reader.logger_name
         self.using_pathways = using_pathways
@@ -239,6 +247,7 @@ class GoodputCalculator(GoodputExclusion):
         deviation: bool = False,
         window_seconds: Sequence[int] = (),
         configured_ideal_step_time: float | None = None,
+        local_only: bool = False,
     ) -> Snapshot:
         """Reads what is new and returns what exporters are given: costs what is new, and a little for each part.
 
@@ -247,6 +256,8 @@ class GoodputCalculator(GoodputExclusion):
             deviation: Whether to tell of step times.
             window_seconds: Lengths of rolling windows to tell of; each ends with the job's life so far.
             configured_ideal_step_time: As in `get_job_goodput`.
+            local_only: Whether to wait for no network: for the last moments of a process. Where this machine's journal
+                knows nothing of the job, the cloud is asked all the same.
 
         Raises:
             ConfigurationError: A window has no length.
@@ -254,7 +265,7 @@ class GoodputCalculator(GoodputExclusion):
         """
         lengths = [_window_ns(length) for length in window_seconds]
         with self._asking():
-            summary = self._query(configured_ideal_step_time)
+            summary = self._query(configured_ideal_step_time, local_only=local_only)
             spans = [(max(summary.start_ns, summary.end_ns - length_ns), summary.end_ns) for length_ns in lengths]
             windows = zip(window_seconds, self._ledger.windows(spans, summary.end_ns), strict=True)
             return Snapshot(
@@ -346,12 +357,16 @@ class GoodputCalculator(GoodputExclusion):
         excluded: Sequence[tuple[int, int]] = (),
         *,
         is_kept: bool = True,
+        local_only: bool = False,
     ) -> Summary:
         """Reads what is new and returns the sums of the job's life; the details tell them, too, if they are kept."""
         configured_seconds = _ideal_seconds(configured_ideal_step_time)
         with self._asking():
-            self._ledger = self._reader.read()
+            self._ledger = self._reader.read(local_only=local_only)
             summary = self._ledger.summary(self._clock_ns(), excluded)
+            if summary is None and local_only:
+                self._ledger = self._reader.read()
+                summary = self._ledger.summary(self._clock_ns(), excluded)
             if summary is None:
                 raise self._reader.nothing_recorded()
             if not summary.wall_ns:

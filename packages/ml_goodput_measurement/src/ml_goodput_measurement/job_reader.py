@@ -41,6 +41,7 @@ class JobReader:
         gcs_path: str | None,
         cache_dir: str,
         clock_ns: Callable[[], int],
+        patience_seconds: float | None,
     ) -> None:
         """Reads nothing yet; the arguments are `GoodputCalculator`'s.
 
@@ -62,7 +63,7 @@ class JobReader:
         self._retention_ns = _retention_ns(retention)
         self._cloud_logger, self._cache_dir = cloud_logger, cache_dir
         self._gcs_path = checked_gcs_path(gcs_path)
-        self._clock_ns = clock_ns
+        self._clock_ns, self._patience_seconds = clock_ns, patience_seconds
         self._begin()
 
     def _begin(self) -> None:
@@ -75,16 +76,26 @@ class JobReader:
             self._source = UserLoggerSource(self._cloud_logger)
             return
         start_ns = None if self._retention_ns is None else self._clock_ns() - self._retention_ns
-        self._source = LogSource(self.logger_name, self.job_name, root=diagnostics_directory(), start_ns=start_ns)
+        self._source = LogSource(
+            self.logger_name,
+            self.job_name,
+            root=diagnostics_directory(),
+            start_ns=start_ns,
+            patience_seconds=self._patience_seconds,
+        )
 
-    def read(self) -> Ledger:
-        """Reads what is new, saves the state after much of it, and returns the ledger."""
+    def read(self, *, local_only: bool = False) -> Ledger:
+        """Reads what is new, saves the state after much of it, and returns the ledger.
+
+        Args:
+            local_only: Whether to wait for no network.
+        """
         if self._was_interrupted:
             self._begin()
         try:
             if not self._is_resumed:
                 self._resume()
-            for process_index, payloads in self._source.read_new():
+            for process_index, payloads in self._source.read_new(local_only=local_only):
                 for begin in range(0, len(payloads), _CHUNK):
                     self._recorders.add(process_index, payloads[begin : begin + _CHUNK])
                 self._unsaved_events += len(payloads)

@@ -43,8 +43,12 @@ class UserLogger(Protocol):
 class PayloadSource(Protocol):
     """Yields payloads that it did not yield before."""
 
-    def read_new(self) -> Iterator[tuple[int, Payloads]]:
-        """Yields payloads by the index of the process that recorded them, a part at a time."""
+    def read_new(self, *, local_only: bool = False) -> Iterator[tuple[int, Payloads]]:
+        """Yields payloads by the index of the process that recorded them, a part at a time.
+
+        Args:
+            local_only: Whether to wait for no network.
+        """
         ...
 
     def position(self) -> dict[str, Any] | None:
@@ -70,8 +74,8 @@ class UserLoggerSource:
         self.error: Exception | None = None
         """What the object raised last."""
 
-    def read_new(self) -> Iterator[tuple[int, Payloads]]:
-        """See `PayloadSource`."""
+    def read_new(self, *, local_only: bool = False) -> Iterator[tuple[int, Payloads]]:
+        """See `PayloadSource`; what the object does is its own affair."""
         try:
             payloads, last_entry = self._logger.read_cloud_logging_entries(None, None, self._last_entry)
         except Exception as error:
@@ -103,6 +107,7 @@ class LogSource:
         *,
         root: Path,
         start_ns: int | None = None,
+        patience_seconds: float | None = None,
     ) -> None:
         """Looks for no cloud yet: that is left to the first query.
 
@@ -111,6 +116,7 @@ class LogSource:
             job_name: The job; only its entries are asked of Cloud Logging.
             root: The diagnostics folder.
             start_ns: Nothing older is asked of Cloud Logging; None is all that it keeps.
+            patience_seconds: How long one read waits for a cloud that fails or does not answer; None is a usual time.
 
         Raises:
             ConfigurationError: ML_DIAGNOSTICS_BACKEND has a value that is none.
@@ -118,7 +124,11 @@ class LogSource:
         """
         self._log_id, self._job_name, self._root = log_id, job_name, root
         backend = configured_backend()
-        self._cloud = None if backend is Backend.LOCAL else _Cloud(log_id, job_name, start_ns)
+        self._cloud = (
+            None
+            if backend is Backend.LOCAL
+            else _Cloud(log_id, job_name, start_ns, patience_seconds or _PATIENCE_SECONDS)
+        )
         if self._cloud is not None and backend is Backend.CLOUD:
             self._cloud.connect()
         self.resume({})
@@ -142,8 +152,10 @@ class LogSource:
             reader = self._union
         return reader.read_new()
 
-    def read_new(self) -> Iterator[tuple[int, Payloads]]:
+    def read_new(self, *, local_only: bool = False) -> Iterator[tuple[int, Payloads]]:
         """See `PayloadSource`."""
+        if self._cloud is not None:
+            self._cloud.is_asked = not local_only
         for entries in self.read_entries():
             for context, group in groupby(entries, key=_context):
                 yield _process_index(context.labels), [entry.payload for entry in group]
@@ -182,8 +194,11 @@ class LogSource:
 class _Cloud:
     """The part of a log that is in Cloud Logging; it may not be there, and it may fail."""
 
-    def __init__(self, log_id: str, job_name: str, start_ns: int | None) -> None:
+    def __init__(self, log_id: str, job_name: str, start_ns: int | None, patience_seconds: float) -> None:
         self.project = ""
+        self.is_asked = True
+        """False where the next read is to wait for no network."""
+        self._patience_seconds = patience_seconds
         self.trouble: str | None = None
         """What went wrong with the last read."""
         self.absence: str | None = None
@@ -219,7 +234,7 @@ class _Cloud:
 
     def read_new(self) -> Iterator[list[LogEntry]]:
         """See `EntryReader`; after a failure it is left in peace for a minute."""
-        if self._transport is None or time.monotonic() < self._rests_until:
+        if self._transport is None or not self.is_asked or time.monotonic() < self._rests_until:
             return
         if self._reader is None:
             from ml_diagnostics_common.cloud_logging import CloudLoggingReader
@@ -231,7 +246,8 @@ class _Cloud:
                 job_name=self._job_name,
                 start_time_ns=self._start_ns,
                 position=self._position,
-                patience_seconds=_PATIENCE_SECONDS,
+                timeout_seconds=self._patience_seconds,
+                patience_seconds=self._patience_seconds,
             )
         try:
             yield from self._reader.read_new()
