@@ -7,7 +7,7 @@ import threading
 import timeit
 
 import pytest
-from ml_diagnostics_common.guard import LOSSES, Counters, guarded, report_loss, warn_once
+from ml_diagnostics_common.guard import LOSSES, Counters, guarded, guarded_as, report_loss, warn_once
 
 
 @guarded
@@ -40,6 +40,17 @@ def test_what_is_meant_for_the_program_passes_untouched(error: BaseException) ->
     with pytest.raises(type(error)) as caught:
         record(error)
     assert caught.value is error
+
+
+@pytest.mark.usefixtures("in_production")
+def test_a_call_that_records_nothing_is_not_said_to_have_lost_an_event(caplog: pytest.LogCaptureFixture) -> None:
+    @guarded_as("start its uploads")
+    def start() -> None:
+        raise ValueError("broken")
+
+    start()
+    assert ".start could not start its uploads (ValueError: broken)" in caplog.text
+    assert "its event" not in caplog.text
 
 
 def test_a_guarded_function_is_what_it_was() -> None:

@@ -476,6 +476,35 @@ assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     assert len(goodput_points(folder)) == 1
 
 
+def test_a_child_that_is_forked_while_a_thread_starts_or_stops_something_can_start_its_own(folder: Path) -> None:
+    trainer = Trainer(
+        """
+import threading
+held, forked = threading.Event(), threading.Event()
+
+def hold():
+    with monitor._uploaders._lock:
+        held.set()
+        forked.wait()
+
+threading.Thread(target=hold).start()
+held.wait()
+child = os.fork()
+if not child:
+    signal.alarm(20)
+    monitor.start_goodput_uploader()
+    train((0, 20))
+    monitor.stop_goodput_uploader()
+    os._exit(0)
+forked.set()
+assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+""",
+        folder,
+    )
+    assert trainer.finish() == ("", "")
+    assert len(goodput_points(folder)) == 1
+
+
 def test_a_trainer_that_becomes_another_program_takes_its_helper_with_it(folder: Path) -> None:
     trainer = Trainer(
         """

@@ -13,7 +13,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeVar, cast
 
-__all__ = ["LOSSES", "Counters", "guarded", "log_once", "report_loss", "warn_once"]
+__all__ = ["LOSSES", "Counters", "guarded", "guarded_as", "log_once", "report_loss", "warn_once"]
 
 logger = logging.getLogger("ml_diagnostics")
 
@@ -80,15 +80,22 @@ def log_once(level: int, key: object, message: str, *args: object) -> None:
         LOSSES.add("log_handler_raised")
 
 
-def report_loss(what: str, error: Exception) -> None:
-    """Counts what a recording call could not record and says it once; raises it again under test."""
+def report_loss(what: str, error: Exception, could_not: str = "record its event") -> None:
+    """Counts what a recording call could not record and says it once; raises it again under test.
+
+    Args:
+        what: The call.
+        error: Why it could not.
+        could_not: What it could not do, for the log.
+    """
     if os.environ.get("ML_DIAGNOSTICS_RAISE") == "1":
         raise error
     LOSSES.add(f"{what}: {type(error).__name__}")
     warn_once(
         (what, type(error)),
-        "%s could not record its event (%s: %s). The job goes on; further losses of this kind are counted, not logged.",
+        "%s could not %s (%s: %s). The job goes on; further losses of this kind are counted, not logged.",
         what,
+        could_not,
         type(error).__name__,
         _describe(error),
     )
@@ -99,17 +106,30 @@ def guarded(function: _Function) -> _Function:
 
     KeyboardInterrupt, SystemExit and other BaseExceptions that are not Exceptions always pass.
     """
-    what = function.__qualname__
+    return guarded_as("record its event")(function)
 
-    @functools.wraps(function)
-    def call(*args: Any, **kwargs: Any) -> Any:
-        try:
-            return function(*args, **kwargs)
-        except Exception as error:
-            report_loss(what, error)
-            return None
 
-    return cast(_Function, call)
+def guarded_as(could_not: str) -> Callable[[_Function], _Function]:
+    """As `guarded`, for a call that does something else than recording.
+
+    Args:
+        could_not: What it does, such as "start its uploads": the log says that it could not.
+    """
+
+    def guard(function: _Function) -> _Function:
+        what = function.__qualname__
+
+        @functools.wraps(function)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            try:
+                return function(*args, **kwargs)
+            except Exception as error:
+                report_loss(what, error, could_not)
+                return None
+
+        return cast(_Function, call)
+
+    return guard
 
 
 def _describe(error: Exception) -> str:

@@ -8,7 +8,7 @@ import os
 from typing import Any
 
 from ml_diagnostics_common.exceptions import ConfigurationError
-from ml_diagnostics_common.guard import guarded, log_once
+from ml_diagnostics_common.guard import guarded_as, log_once
 
 from ml_goodput_measurement.goodput_utils import GCPOptions
 from ml_goodput_measurement.monitor.settings import MonitorSettings, Upload, checked_windows
@@ -17,6 +17,9 @@ from ml_goodput_measurement.monitor.uploaders import Uploaders
 __all__ = ["ElasticGoodputMonitor", "GoodputMonitor"]
 
 _log = logging.getLogger("ml_diagnostics.goodput")
+
+_starting = guarded_as("start its upload")
+_stopping = guarded_as("end its upload with a last point")
 
 _PathLike = str | os.PathLike[str]
 
@@ -84,12 +87,12 @@ class GoodputMonitor:
         self._settings = MonitorSettings.checked(arguments, is_elastic=is_elastic)
         self._uploaders = Uploaders(self._settings)
 
-    @guarded
+    @_starting
     def start_goodput_uploader(self) -> None:
         """Starts to upload goodput, every `upload_interval`. Returns at once."""
         self._start(Upload.CUMULATIVE)
 
-    @guarded
+    @_stopping
     def stop_goodput_uploader(self, skip_final_flush: bool | None = None) -> None:
         """Uploads goodput once more, and stops.
 
@@ -98,7 +101,7 @@ class GoodputMonitor:
         """
         self._stop(Upload.CUMULATIVE, skip_final_flush)
 
-    @guarded
+    @_starting
     def start_step_deviation_uploader(self) -> None:
         """Starts to upload step deviation, every `step_deviation_interval_seconds`, if it is included."""
         if self._uploaders is None or not self._settings.include_step_deviation:
@@ -110,7 +113,7 @@ class GoodputMonitor:
             return
         self._start(Upload.DEVIATION)
 
-    @guarded
+    @_stopping
     def stop_step_deviation_uploader(self, skip_final_flush: bool | None = None) -> None:
         """Uploads step deviation once more, and stops.
 
@@ -119,7 +122,7 @@ class GoodputMonitor:
         """
         self._stop(Upload.DEVIATION, skip_final_flush)
 
-    @guarded
+    @_starting
     def start_rolling_window_goodput_uploader(self, rolling_windows_seconds: list[int]) -> None:
         """Starts to upload the goodput of the latest hours or days to Cloud Monitoring, every `upload_interval`.
 
@@ -136,7 +139,7 @@ class GoodputMonitor:
             return
         self._uploaders.start(Upload.WINDOWS, windows)
 
-    @guarded
+    @_stopping
     def stop_rolling_window_goodput_uploader(self, skip_final_flush: bool | None = None) -> None:
         """Uploads the rolling windows once more, and stops.
 

@@ -49,6 +49,7 @@ class Uploaders:
         self._sleep = sleep
         self._owner: int | None = None
         self._lock = threading.RLock()  # A signal handler may interrupt its own thread in here.
+        self._locks_pid = os.getpid()
         self._wanted: dict[Upload, list[int]] = {}
         self._process: HelperProcess | None = None
 
@@ -133,7 +134,10 @@ class Uploaders:
 
     def _is_forked(self) -> bool:
         """Whether this is a child of the process whose uploads are on."""
-        return self._owner not in (None, os.getpid())
+        pid = os.getpid()
+        if self._locks_pid != pid:  # The thread that held it may not exist here.
+            self._lock, self._locks_pid = threading.RLock(), pid
+        return self._owner not in (None, pid)
 
     def _send(self, process: HelperProcess, *, flush: bool) -> int:
         wanted = {upload.value: windows for upload, windows in self._wanted.items()}

@@ -136,7 +136,10 @@ class Worker:
         return max(wait_seconds, _LOOK_AGAIN_SECONDS) if self._is_exporting() else wait_seconds
 
     def tick(self) -> None:
-        """Does what is due: all of it from one snapshot. Does not wait for the sinks."""
+        """Does what is due: all of it from one snapshot.
+
+        It does not wait for the sinks; for the bucket of the saved state, seldom, up to 20 s.
+        """
         if self._is_exporting():
             return  # The snapshot that they have is good until the next one.
         now = self._clock()
