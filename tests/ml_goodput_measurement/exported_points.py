@@ -1,0 +1,76 @@
+"""An exporter to Cloud Monitoring between a loopback server and a clock that tests turn, and what arrived."""
+
+import contextlib
+
+from ml_goodput_measurement.exporters.cloud_monitoring import cloud_monitoring_exporter
+from ml_goodput_measurement.goodput_utils import GCPOptions
+
+from .snapshots import cumulative, snapshot
+
+NOW = 1_800_000_000
+HOUR = 3600
+OPTIONS = GCPOptions(location="us-central2-b", acc_type="TPU-v5p", cluster_name="c", project_id="test-project")
+
+
+class Clock:
+    """The time as the server has it, and as this machine's wall clock and monotonic clock tell it."""
+
+    def __init__(self):
+        self.elapsed = 0.0
+        self.wall_is_fast_by = 0.0
+        self.waited = []
+
+    def server(self):
+        return NOW + self.elapsed
+
+    def wall_ns(self):
+        return int((self.server() + self.wall_is_fast_by) * 1e9)
+
+    def monotonic(self):
+        return self.elapsed
+
+    def wait(self, seconds):
+        self.waited.append(seconds)
+        self.elapsed += seconds
+
+
+@contextlib.contextmanager
+def exporters(server, clock):
+    """Yields what makes exporters to that server, and closes them in the end."""
+    with contextlib.ExitStack() as made:
+
+        def make(options=OPTIONS, environ=None, **arguments):
+            exporter = cloud_monitoring_exporter(
+                "run-1",
+                options,
+                environ=server.environment() if environ is None else environ,
+                clock_ns=clock.wall_ns,
+                monotonic=clock.monotonic,
+                wait=clock.wait,
+                **arguments,
+            )
+            made.callback(exporter.close)
+            return exporter
+
+        yield make
+
+
+def of_type(server, name):
+    return server.series(f'metric.type = "compute.googleapis.com/workload/{name}"')
+
+
+def ends(server, name="goodput_time"):
+    """Ends of the points of the one series of that type, in seconds from the beginning, oldest first."""
+    from google.protobuf.timestamp_pb2 import Timestamp
+
+    (series,) = of_type(server, name)
+    found = []
+    for point in reversed(series["points"]):
+        end = Timestamp()
+        end.FromJsonString(point["interval"]["endTime"])
+        found.append(end.ToNanoseconds() / 1e9 - NOW)
+    return found
+
+
+def only_goodput(seconds=875.0):
+    return snapshot(cumulative=cumulative(goodput_seconds=seconds))
