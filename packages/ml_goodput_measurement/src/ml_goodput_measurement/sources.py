@@ -124,11 +124,9 @@ class LogSource:
         """
         self._log_id, self._job_name, self._root = log_id, job_name, root
         backend = configured_backend()
-        self._cloud = (
-            None
-            if backend is Backend.LOCAL
-            else _Cloud(log_id, job_name, start_ns, patience_seconds or _PATIENCE_SECONDS)
-        )
+        self._cloud: _Cloud | None = None
+        if backend is not Backend.LOCAL:
+            self._cloud = _Cloud(log_id, job_name, start_ns, patience_seconds or _PATIENCE_SECONDS)
         if self._cloud is not None and backend is Backend.CLOUD:
             self._cloud.connect()
         self.resume({})
