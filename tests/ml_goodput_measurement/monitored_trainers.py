@@ -5,8 +5,15 @@ from __future__ import annotations
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+
+from ml_diagnostics_common.backoff import Backoff
+from ml_goodput_measurement.goodput import GoodputRecorder
+from ml_goodput_measurement.monitor.settings import Upload
+from ml_goodput_measurement.monitor.uploaders import Uploaders
+from ml_goodput_measurement.monitoring import GoodputMonitor
 
 from .tensorboard_points import Point, points
 
@@ -94,3 +101,18 @@ def goodput_points(folder: Path) -> list[Point]:
 
 def last_step(folder: Path) -> int:
     return goodput_points(folder)[-1].step
+
+
+@contextmanager
+def uploaders_of_ten_steps(folder: Path) -> Iterator[Uploaders]:
+    """Uploaders in this process, whose helper process is started again at once; its job has ten steps."""
+    recorder = GoodputRecorder("job", "log", True)
+    recorder.record_job_start_time()
+    for step in range(10):
+        recorder.record_step_start_time(step)
+        time.sleep(0.002)
+    monitor = GoodputMonitor("job", "log", folder, 1000, True, final_flush_timeout_seconds=20)
+    uploaders = Uploaders(monitor._settings, backoff=Backoff(0.01, 0.01))
+    yield uploaders
+    for upload in Upload:
+        uploaders.stop(upload, flush=False)

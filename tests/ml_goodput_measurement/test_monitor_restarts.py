@@ -1,0 +1,323 @@
+"""A helper process that dies, or cannot be started: another one follows, and the trainer does not notice."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from ml_diagnostics_common import guard
+from ml_goodput_measurement.goodput import GoodputCalculator, GoodputRecorder
+from ml_goodput_measurement.monitor import helper_process
+from ml_goodput_measurement.monitor.settings import Upload
+from ml_goodput_measurement.monitor.uploaders import Uploaders
+from ml_goodput_measurement.monitoring import GoodputMonitor
+
+from .monitored_trainers import (
+    LONG_SECONDS,
+    Trainer,
+    goodput_points,
+    uploaders_of_ten_steps,
+    wait_for_end,
+    wait_until,
+)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return tmp_path / "runs"
+
+
+@pytest.fixture
+def uploaders(folder: Path) -> Iterator[Uploaders]:
+    with uploaders_of_ten_steps(folder) as uploaders:
+        yield uploaders
+
+
+def kill_helper(uploaders: Uploaders) -> int:
+    """Kills it with its uploads on; returns the one that follows it."""
+    killed = uploaders.pid
+    assert killed is not None
+    os.kill(killed, signal.SIGKILL)
+    wait_until(lambda: uploaders.pid not in (None, killed))
+    assert uploaders.pid is not None
+    return uploaders.pid
+
+
+def test_a_helper_that_is_killed_comes_back_with_its_uploads_and_the_figures_are_right(
+    folder: Path, uploaders: Uploaders, caplog: pytest.LogCaptureFixture
+) -> None:
+    uploaders.start(Upload.CUMULATIVE)
+    uploaders.start(Upload.WINDOWS, [60])
+    for _ in range(2):
+        kill_helper(uploaders)
+    GoodputRecorder("job", "log", True).record_step_start_time(10)
+    uploaders.stop(Upload.CUMULATIVE, flush=True)
+    assert caplog.text.count("killed by signal 9") == 2
+    goodput = GoodputCalculator("job", "log").get_job_goodput()
+    assert [point.step for point in goodput_points(folder)] == [goodput.last_step]
+
+
+def test_a_helper_that_is_killed_while_nothing_is_on_stays_dead(uploaders: Uploaders) -> None:
+    uploaders.start(Upload.CUMULATIVE)
+    process = uploaders._process
+    assert process is not None
+    uploaders.stop(Upload.CUMULATIVE, flush=False)
+    assert process.wait_ended(LONG_SECONDS)
+    assert uploaders.pid is None
+
+
+def test_a_helper_that_cannot_live_is_started_ever_more_seldom(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    waits: list[float] = []
+    monitor = GoodputMonitor("job", "log", folder, 1000, True)
+    uploaders = Uploaders(monitor._settings, sleep=waits.append)
+    monkeypatch.setattr(sys, "executable", "/bin/false")
+    uploaders.start(Upload.CUMULATIVE)
+    wait_until(lambda: len(waits) >= 12)
+    uploaders.stop(Upload.CUMULATIVE, flush=True)
+    assert waits[0] <= 1
+    assert 300 <= waits[11] <= 600
+    assert "exit code 1" in caplog.text
+
+
+def test_a_helper_that_is_dead_at_once_does_not_take_a_trainer_along_for_which_sigpipe_is_deadly(folder: Path) -> None:
+    trainer = Trainer(
+        """
+import logging
+from ml_goodput_measurement.monitor.uploaders import Upload, Uploaders
+logging.disable()
+signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+sys.executable = "/bin/false"
+for _ in range(100):
+    uploaders = Uploaders(monitor._settings, sleep=lambda _: time.sleep(1000))
+    uploaders.start(Upload.CUMULATIVE)
+    process = uploaders._process
+    process._process.wait()  # Its follower may still be about to learn of it.
+    process.send({}, flush=False, flush_seconds=0)
+print("alive")
+""",
+        folder,
+    )
+    assert trainer.finish() == ("alive\n", "")
+
+
+def test_a_helper_that_could_not_be_started_is_started_later(
+    uploaders: Uploaders, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(sys, "executable", "/nonexistent/python")
+        uploaders.start(Upload.CUMULATIVE)
+    wait_until(lambda: uploaders.pid is not None)
+    uploaders.stop(Upload.CUMULATIVE, flush=True)
+    assert len(goodput_points(folder)) == 1
+
+
+@pytest.mark.parametrize("error", [RuntimeError("at shutdown"), MemoryError(), KeyError("NAME"), ValueError("null")])
+def test_whatever_keeps_a_helper_from_being_started_it_is_started_later(
+    error: Exception, uploaders: Uploaders, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise error
+
+    with monkeypatch.context() as patch:
+        patch.setattr(subprocess, "Popen", fail)
+        uploaders.start(Upload.CUMULATIVE)
+    wait_until(lambda: uploaders.pid is not None)
+    assert f"({type(error).__name__}: {error}); it is tried again later" in caplog.text
+
+
+def test_an_environment_that_threads_change_does_not_keep_a_helper_from_being_started() -> None:
+    is_over = threading.Event()
+
+    def change() -> None:
+        while not is_over.is_set():
+            for number in range(100):
+                os.environ[f"CHANGED_{number}"] = ""
+            for number in range(100):
+                del os.environ[f"CHANGED_{number}"]
+
+    thread = threading.Thread(target=change)
+    thread.start()
+    try:
+        for _ in range(300):
+            assert "PATH" in helper_process._environment()
+    finally:
+        is_over.set()
+        thread.join()
+
+
+def test_a_frozen_trainer_does_not_start_itself_again(
+    uploaders: Uploaders, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(sys, "frozen", True, raising=False)
+    monkeypatch.setattr(guard, "_said_in_this_process", set())
+    uploaders.start(Upload.CUMULATIVE)
+    uploaders.start(Upload.WINDOWS, [60])
+    assert uploaders.pid is None
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+    assert "is frozen" in caplog.text
+    uploaders.stop(Upload.CUMULATIVE, flush=True)
+
+
+def test_a_monitor_that_each_python_starts_is_not_started_in_its_own_helper(folder: Path) -> None:
+    trainer = Trainer(
+        '''
+program, count = folder + ".sh", folder + ".started"
+with open(program, "w") as file:
+    file.write(f"""#!/bin/sh
+echo once more >> {count}
+[ $(wc -l < {count}) -lt 4 ] && exec {sys.executable} {__file__} {folder}
+""")
+os.chmod(program, 0o700)
+sys.executable = program  # As where Python is embedded in a program, and that is what starts.
+monitor.start_goodput_uploader()
+if helper():
+    monitor._uploaders._process.wait_ended(30)
+monitor.stop_goodput_uploader(True)
+''',
+        folder,
+    )
+    trainer.finish()
+    assert Path(f"{folder}.started").read_text() == "once more\n"
+
+
+@pytest.mark.parametrize(("hello", "why"), [("{}", "(KeyError: 'settings')"), ("no JSON", "(JSONDecodeError: ")])
+def test_a_helper_that_does_not_understand_says_why_it_ends(hello: str, why: str) -> None:
+    program = "from ml_goodput_measurement.monitor.helper import main; main()"
+    done = subprocess.run(
+        [sys.executable, "-c", program], input=f"{hello}\n", capture_output=True, text=True, timeout=LONG_SECONDS
+    )
+    assert done.returncode == 1
+    assert f"The goodput monitor's helper process failed {why}" in json.loads(done.stdout)["message"]
+
+
+class DeadHelper:
+    """Uploads that are on, whose helper process was killed, and is not started again before `come_back`."""
+
+    def __init__(self, uploaders: Uploaders) -> None:
+        self.uploaders = uploaders
+        self.come_back, self.is_noticed = threading.Event(), threading.Event()
+        uploaders._sleep = self._sleep
+        uploaders.start(Upload.CUMULATIVE)
+        uploaders.start(Upload.WINDOWS, [60])
+        assert uploaders.pid is not None
+        os.kill(uploaders.pid, signal.SIGKILL)
+        assert self.is_noticed.wait(LONG_SECONDS)
+
+    def _sleep(self, _: float) -> None:
+        self.is_noticed.set()
+        assert self.come_back.wait(LONG_SECONDS)
+
+
+def test_a_stop_while_the_helper_is_dead_writes_the_last_point_and_the_helper_comes_back_for_the_rest_only(
+    folder: Path, uploaders: Uploaders
+) -> None:
+    dead = DeadHelper(uploaders)
+    uploaders.stop(Upload.CUMULATIVE, flush=True)
+    assert len(goodput_points(folder)) == 1
+    assert uploaders.pid is None
+    dead.come_back.set()
+    wait_until(lambda: uploaders.pid is not None)
+    uploaders.stop(Upload.WINDOWS, flush=False)
+    assert uploaders.pid is None
+    assert len(goodput_points(folder)) == 1
+
+
+def test_a_last_stop_while_the_helper_is_dead_that_skips_the_last_point_starts_nothing(uploaders: Uploaders) -> None:
+    dead = DeadHelper(uploaders)
+    threads = set(threading.enumerate())
+    uploaders.stop(Upload.CUMULATIVE, flush=False)
+    uploaders.stop(Upload.WINDOWS, flush=False)
+    assert set(threading.enumerate()) == threads
+    dead.come_back.set()
+    for thread in threads - {threading.main_thread()}:
+        thread.join(LONG_SECONDS)
+    assert uploaders.pid is None
+    uploaders.start(Upload.CUMULATIVE)
+    assert uploaders.pid is not None
+
+
+@pytest.mark.parametrize("executable", ["/bin/false", "/nonexistent/python"])
+def test_a_last_point_that_cannot_be_written_as_the_helper_is_dead_is_told(
+    executable: str, uploaders: Uploaders, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    dead = DeadHelper(uploaders)
+    monkeypatch.setattr(sys, "executable", executable)
+    uploaders.stop(Upload.CUMULATIVE, flush=True)
+    uploaders.stop(Upload.WINDOWS, flush=False)
+    dead.come_back.set()
+    assert caplog.text.count("The last upload of goodput (cumulative) could not be done") == 1
+
+
+def test_a_helper_that_dies_amid_its_last_upload_is_followed_by_one_that_does_it(
+    folder: Path, uploaders: Uploaders
+) -> None:
+    uploaders.start(Upload.CUMULATIVE)
+    pid = uploaders.pid
+    assert pid is not None
+    os.kill(pid, signal.SIGSTOP)
+    killer = threading.Timer(0.1, os.kill, (pid, signal.SIGKILL))
+    killer.start()
+    uploaders.stop(Upload.CUMULATIVE, flush=True)
+    killer.join()
+    assert len(goodput_points(folder)) == 1
+
+
+def test_what_is_not_waited_for_is_not_kept(uploaders: Uploaders) -> None:
+    uploaders.start(Upload.CUMULATIVE)
+    process = uploaders._process
+    assert process is not None
+    for _ in range(3):
+        uploaders.start(Upload.WINDOWS, [60])
+        uploaders.stop(Upload.WINDOWS, flush=True)
+    assert not process._awaited
+
+
+def test_an_answer_to_nothing_is_not_shown_as_what_a_dead_helper_said_last(uploaders: Uploaders) -> None:
+    uploaders.start(Upload.CUMULATIVE)
+    process = uploaders._process
+    assert process is not None
+    for line in (b'{"done": null}', b'{"done": 99}', b"Segmentation fault"):
+        process._hear(line)
+    uploaders.stop(Upload.CUMULATIVE, flush=False)
+    assert process.wait_ended(LONG_SECONDS)
+    assert process.end is not None
+    assert process.end.split("\n")[1:] == ["    Segmentation fault"]
+
+
+def wrapped_python(folder: Path) -> Path:
+    """A Python in a script that waits for it, as some launchers have it."""
+    wrapper = folder.parent / "wrapper.sh"
+    wrapper.write_text(f'#!/bin/sh\n"{sys.executable}" "$@"\nexit $?\n')
+    wrapper.chmod(0o700)
+    return wrapper
+
+
+def test_a_python_behind_a_program_that_waits_for_it_does_as_well(
+    folder: Path, uploaders: Uploaders, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(sys, "executable", str(wrapped_python(folder)))
+    uploaders.start(Upload.CUMULATIVE)
+    uploaders.start(Upload.WINDOWS, [60])
+    uploaders.stop(Upload.CUMULATIVE, flush=True)
+    uploaders.stop(Upload.WINDOWS, flush=True)
+    assert len(goodput_points(folder)) == 1
+    assert caplog.text == ""
+
+
+def test_a_helper_behind_a_program_that_waits_for_it_ends_with_a_killed_trainer(folder: Path) -> None:
+    wrapper = wrapped_python(folder)
+    program = "monitor.start_goodput_uploader(); train((0, 20)); print(helper(), flush=True); time.sleep(60)"
+    trainer = Trainer(f"sys.executable = {str(wrapper)!r}\n{program}", folder)
+    pid = int(trainer.line())
+    trainer.kill()
+    wait_for_end(pid)
+    assert len(goodput_points(folder)) == 1
