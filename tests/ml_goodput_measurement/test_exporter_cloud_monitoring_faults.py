@@ -177,7 +177,6 @@ def test_a_series_that_cannot_be_encoded_does_not_keep_the_others(server, make, 
     for _ in range(2):
         exporter(snapshot(cumulative=cumulative(**changes)))
         clock.elapsed += 30
-    exporter.flush(1.0)
     assert exporter.counts == {"malformed": 2, "written": 2 * len(server.series())}
     assert len(ends(server)) == 2
     assert len(of_type(server, missing)) == (1 if missing == "badput_time" else 0)
@@ -186,12 +185,14 @@ def test_a_series_that_cannot_be_encoded_does_not_keep_the_others(server, make, 
     record.getMessage().encode()
 
 
-def test_nothing_is_asked_where_no_series_can_be_encoded(server, make):
+def test_nothing_is_asked_where_no_series_can_be_encoded(server, make, clock):
     options = dataclasses.replace(OPTIONS, replica_id="\ud800")
     exporter = make(options)
     exporter(only_goodput())
+    exporter.flush(10.0)
     assert server.requests == []
     assert set(exporter.counts) == {"malformed"}
+    assert clock.waited == []  # There is nothing to try again.
 
 
 def test_two_exporters_of_one_job_survive_each_other(server, make, clock, caplog):

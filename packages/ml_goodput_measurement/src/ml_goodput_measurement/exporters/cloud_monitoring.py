@@ -217,7 +217,8 @@ class CloudMonitoringExporter:
             for key in ends:
                 self._unsent.pop(key, None)
             if written.accepted:
-                # Which of them were refused is not told; for those, to come later than need be does no harm.
+                # Which of them were refused is not told; for those, to come later than need be does no harm. Nor does
+                # it for those that were not made.
                 self._pace.accepted(ends)
                 self.counts.add("written", written.accepted)
             if written.refused:
@@ -228,13 +229,12 @@ class CloudMonitoringExporter:
             self._backoff.succeeded()
             self._access_backoff.succeeded()
 
-    def _made(self, place: _Place, gauges: Sequence[Gauge], ends: dict[_Key, int]) -> Iterator[TimeSeries]:
-        """Yields the series of the gauges. Of those that cannot be encoded, the keys are taken out of `ends`."""
+    def _made(self, place: _Place, gauges: Sequence[Gauge], ends: Mapping[_Key, int]) -> Iterator[TimeSeries]:
+        """Yields the series of the gauges that can be encoded."""
         for gauge in gauges:
             try:
                 yield place.series(gauge, ends[gauge.key])
             except (TypeError, ValueError, OverflowError) as error:  # Half a character, or a number beyond 64 bits.
-                del ends[gauge.key]
                 self._unsent.pop(gauge.key, None)
                 self.counts.add("malformed")
                 warn_once(
