@@ -1,4 +1,4 @@
-"""How trainer and helper process see each other die: the ends of their pipes may be held by others too."""
+"""How the helper process sees the trainer die: its end of the pipe may be held by others too."""
 
 from __future__ import annotations
 

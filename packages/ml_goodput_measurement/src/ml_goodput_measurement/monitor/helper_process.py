@@ -9,17 +9,15 @@ import select
 import sys
 import threading
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ml_diagnostics_common.environment import diagnostics_directory
 
-from ml_goodput_measurement.monitor.death import process_descriptor
+from ml_goodput_measurement.monitor.descriptors import Descriptor
 from ml_goodput_measurement.monitor.settings import MonitorSettings
-
-if TYPE_CHECKING:
-    import socket
 
 __all__ = ["IN_HELPER", "HelperProcess"]
 
@@ -39,6 +37,10 @@ IN_HELPER = "ML_DIAGNOSTICS_GOODPUT_HELPER"
 
 _LINES_KEPT = 20
 _READ_BYTES = 1 << 16
+_LOOK_SECONDS = 1.0
+"""How often a process that says nothing is looked for, and our descriptors."""
+_MARGIN_SECONDS = 1.0
+"""How much longer than for its final flush a process may live that cannot be reached any more."""
 _DARWIN_NO_SIGPIPE = 0x1022
 """SO_NOSIGPIPE in sys/socket.h; Python has no name for it."""
 
@@ -59,26 +61,18 @@ class HelperProcess:
 
         if not sys.executable:
             raise FileNotFoundError("this Python does not know its own executable (sys.executable is empty)")
-        self._to_helper, its_stdin = _socket_pair()
-        try:
+        self._flush_seconds = settings.flush_seconds
+        with _channels() as (self._to_helper, its_stdin, self._from_helper, its_stdout):
             self._process = subprocess.Popen(
                 [*_python(), "-c", _PROGRAM, *_python_path()],
-                stdin=its_stdin.fileno(),
-                stdout=subprocess.PIPE,
+                stdin=its_stdin,
+                stdout=its_stdout,
                 stderr=subprocess.STDOUT,
-                bufsize=0,
                 env=_environment(),
                 # Out of reach of Ctrl-C, and of who kills the trainer's group: it has the last point to write.
                 start_new_session=True,
             )
-        except BaseException:
-            self._to_helper.close()
-            raise
-        finally:
-            its_stdin.close()
-        assert self._process.stdout is not None
         self.pid = self._process.pid
-        self._from_helper = self._process.stdout.fileno()
         self._writing = threading.RLock()  # A closed descriptor's number may soon be a file of the trainer's.
         self.end: str | None = None
         """How it ended, once it has."""
@@ -132,44 +126,56 @@ class HelperProcess:
         try:
             self._listen()
         finally:
-            code = self._process.wait()
+            code = self._wait()
             self.end = f"killed by signal {-code}" if code < 0 else f"exit code {code}"
             self.end += "".join(f"\n    {line}" for line in self._last_lines)
             self._ended.set()
             for event in list(self._awaited.values()):
                 event.set()
-            with self._writing:
-                self._to_helper.close()
-            assert self._process.stdout is not None
-            self._process.stdout.close()
+            self._hang_up()
         return self.end
 
     def _listen(self) -> None:
-        """Reads until the process is dead; a fork of the trainer may hold its end of the pipe for longer."""
-        poller = select.poll()
-        poller.register(self._from_helper, select.POLLIN)
-        death = process_descriptor(self.pid)
-        if death is not None:
-            poller.register(death, select.POLLIN)
-        try:
-            rest, is_dead = b"", False
-            while True:
-                ready = {descriptor for descriptor, _ in poller.poll(0 if is_dead else None)}
-                if self._from_helper not in ready:
-                    if is_dead:
-                        return
-                    is_dead = True  # What it said last may still be in the pipe.
-                    continue
-                data = os.read(self._from_helper, _READ_BYTES)
-                if not data:
+        """Reads until the process is dead, or cannot be heard any more.
+
+        A fork of the trainer may hold its end of the pipe for longer than it lives.
+        """
+        rest, is_dead = b"", False
+        while (descriptor := self._from_helper.number()) is not None:
+            poller = select.poll()
+            poller.register(descriptor, select.POLLIN)
+            is_ready = bool(poller.poll(0 if is_dead else 1e3 * _LOOK_SECONDS))
+            if self._to_helper.number() is None or self._from_helper.number() is None:
+                return  # The trainer has closed all descriptors that it found.
+            if not is_ready:
+                if is_dead:
                     return
-                *lines, rest = (rest + data).split(b"\n")
-                rest = rest[-_READ_BYTES:]
-                for line in lines:
-                    self._hear(line)
-        finally:
-            if death is not None:
-                os.close(death)
+                is_dead = self._process.poll() is not None  # What it said last may still be in the pipe.
+                continue
+            data = os.read(descriptor, _READ_BYTES)
+            if not data:
+                return
+            *lines, rest = (rest + data).split(b"\n")
+            rest = rest[-_READ_BYTES:]
+            for line in lines:
+                self._hear(line)
+
+    def _wait(self) -> int:
+        """Waits for its end; not for ever if it was not told that nobody hears it, as a fork holds our ends too."""
+        import subprocess
+
+        if self._to_helper.number() is None or self._from_helper.number() is None:
+            self._hang_up()
+            try:
+                return self._process.wait(self._flush_seconds + _MARGIN_SECONDS)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+        return self._process.wait()
+
+    def _hang_up(self) -> None:
+        with self._writing:
+            self._to_helper.close()
+        self._from_helper.close()
 
     def _hear(self, line: bytes) -> None:
         try:
@@ -190,31 +196,43 @@ class HelperProcess:
         line = memoryview(json.dumps(message).encode() + b"\n")
         with self._writing:
             try:
-                while line:
-                    line = line[self._to_helper.send(line, _send_flags()) :]
+                while line and (descriptor := self._to_helper.number()) is not None:
+                    line = line[_send(descriptor, line) :]
             except OSError:
                 pass
 
 
-def _socket_pair() -> tuple[socket.socket, socket.socket]:
-    """Returns two ends of a channel.
+@contextmanager
+def _channels() -> Iterator[tuple[Descriptor, int, Descriptor, int]]:
+    """Gives our end and its end of what goes to the process, and of what comes from it; closes its ends.
 
-    A pipe would not do: writing to one whose reader has just died raises SIGPIPE, which kills a trainer that has set
-    it back to its default.
+    A pipe would not do for the former: writing to one whose reader has just died raises SIGPIPE, which kills a trainer
+    that has set it back to its default.
     """
     import socket
 
-    ours, its = socket.socketpair()
-    ours.setblocking(False)
+    ours, its_stdin = socket.socketpair()
     if sys.platform == "darwin":
         ours.setsockopt(socket.SOL_SOCKET, _DARWIN_NO_SIGPIPE, 1)
-    return ours, its
+    with its_stdin:
+        to_helper = Descriptor(ours.detach())
+        from_helper, its_stdout = os.pipe()
+        try:
+            yield to_helper, its_stdin.fileno(), Descriptor(from_helper), its_stdout
+        finally:
+            os.close(its_stdout)
 
 
-def _send_flags() -> int:
+def _send(descriptor: int, data: memoryview) -> int:
+    """Writes to a socket without SIGPIPE; how many bytes."""
     import socket
 
-    return getattr(socket, "MSG_NOSIGNAL", 0)
+    end = socket.socket(fileno=descriptor)
+    try:
+        end.setblocking(False)  # Whatever socket.setdefaulttimeout says.
+        return end.send(data, getattr(socket, "MSG_NOSIGNAL", 0))
+    finally:
+        end.detach()
 
 
 def _python() -> list[str]:

@@ -1,0 +1,103 @@
+"""A trainer that makes itself a daemon, or has no descriptors left: its monitor goes on, and touches nothing of it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from ml_goodput_measurement.monitor.descriptors import Descriptor
+from ml_goodput_measurement.monitor.uploaders import Uploaders
+
+from .monitored_trainers import Trainer, goodput_points, uploaders_of_ten_steps
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return tmp_path / "runs"
+
+
+@pytest.fixture
+def uploaders(folder: Path) -> Iterator[Uploaders]:
+    with uploaders_of_ten_steps(folder) as uploaders:
+        yield uploaders
+
+
+def test_a_descriptor_that_somebody_closed_is_nobody_elses_afterwards() -> None:
+    number, other = os.pipe()
+    descriptor = Descriptor(number)
+    assert descriptor.number() == number
+    os.close(number)
+    assert Descriptor(os.dup(other)).number() == number  # Closed when it is collected, at once.
+    assert descriptor.number() is None
+    os.dup2(other, number)
+    assert descriptor.number() is None
+    descriptor.close()
+    del descriptor
+    os.close(number)
+    os.close(other)
+
+
+_MINE = """
+train((0, 20))
+recorder.flush()
+del recorder
+monitor.start_goodput_uploader()
+first = helper()
+child = os.fork() if {has_child} else None  # It holds our ends too, so that the helper does not see them closed.
+if child == 0:
+    os.close(1); os.close(2)
+    time.sleep(60)
+    os._exit(0)
+os.closerange(3, 256)
+mine = [os.open(f"{{folder}}-{{number}}", os.O_RDWR | os.O_CREAT) for number in range(20)]
+for number in mine:
+    os.write(number, b"SECRET\\n" * 9)
+    os.lseek(number, 0, 0)
+monitor.start_rolling_window_goodput_uploader([60])
+limit = time.monotonic() + 25
+while helper() in (None, first) and time.monotonic() < limit:
+    time.sleep(0.01)
+print("again" if helper() not in (None, first) else "gone")
+monitor.stop_rolling_window_goodput_uploader()
+monitor.stop_goodput_uploader()
+if child:
+    os.kill(child, signal.SIGKILL)
+assert all(os.fstat(number).st_size == 63 and os.lseek(number, 0, 1) == 0 for number in mine)
+"""
+
+
+@pytest.mark.parametrize("has_child", [False, True])
+def test_files_that_a_trainer_opens_after_it_closed_all_are_not_touched_and_uploads_go_on(
+    folder: Path, has_child: bool
+) -> None:
+    program = _MINE.format(has_child=has_child)
+    if has_child:
+        program = 'monitor = monitoring.GoodputMonitor("job", "log", folder, 1000, True)\n' + program.replace(
+            "first =", "monitor._uploaders._process._flush_seconds = 1; first ="
+        )
+    output, errors = Trainer(program, folder).finish()
+    assert output == "again\n"
+    assert errors.count("ended by itself") == 1
+    assert "SECRET" not in errors
+    assert goodput_points(folder)
+
+
+def test_a_stop_after_all_was_closed_writes_the_last_point(folder: Path) -> None:
+    trainer = Trainer(
+        """
+train((0, 20))
+recorder.flush()
+del recorder
+monitor.start_goodput_uploader()
+os.closerange(3, 256)
+mine = [os.open(__file__, os.O_RDONLY) for _ in range(20)]
+monitor.stop_goodput_uploader()
+for number in mine:
+    os.close(number)  # Each is still there.
+""",
+        folder,
+    )
+    assert trainer.finish()[0] == ""
+    assert goodput_points(folder)
