@@ -9,6 +9,8 @@ import textwrap
 import ml_goodput_measurement.src
 import pytest
 
+from .loaded_modules import loaded_by
+
 MODULES = [
     "checkpoint_badput_calculator",
     "exclusion_utils",
@@ -69,14 +71,10 @@ def test_the_second_name_may_come_after_the_first_or_before() -> None:
 
 
 def test_only_what_is_used_is_loaded() -> None:
-    loaded = run("""
-        import sys
-        from ml_goodput_measurement.src import goodput_utils
-        print(*sys.modules)
-    """).split()
+    loaded = loaded_by("from ml_goodput_measurement.src import goodput_utils")
     ours = {name.removeprefix("ml_goodput_measurement.") for name in loaded if name.startswith("ml_goodput_")}
     assert ours == {"ml_goodput_measurement", "_version", "src", "src.goodput_utils", "goodput_utils", "lazy_names"}
-    assert not {"importlib.abc", "google", "numpy", "multiprocessing"} & set(loaded)
+    assert not {"importlib.abc", "google", "numpy", "multiprocessing"} & loaded
 
 
 def test_a_pickle_of_an_old_program_is_read() -> None:
