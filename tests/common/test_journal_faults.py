@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import resource
 import shutil
 import subprocess
 import threading
@@ -271,6 +272,34 @@ def test_a_descriptor_given_to_another_file_is_left_alone_from_the_next_look_on(
     assert numbers(read_all(tmp_path / "root")) == [0, 1]
     assert os.fstat(others).st_size == 0
     os.close(others)
+
+
+def test_files_that_are_opened_after_all_descriptors_were_closed_get_nothing_of_ours(tmp_path: Path) -> None:
+    script = """
+import os, sys
+from pathlib import Path
+from ml_diagnostics_common.journal import Journal
+root = Path(sys.argv[1])
+journal = Journal(sys.argv[2], root=root / "root", labels={})
+journal.append({"n": 0})
+os.closerange(3, 4096)
+files = [os.open(root / f"mine-{number}", os.O_CREAT | os.O_WRONLY) for number in range(100)]
+journal.append({"n": 1})
+assert not any(os.fstat(file).st_size for file in files)
+"""
+    run_python(script, tmp_path, LOG)
+    assert numbers(read_all(tmp_path / "root")) == [0, 1]
+
+
+def test_where_few_descriptors_are_allowed_the_journal_uses_one_of_them(tmp_path: Path) -> None:
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (150, before[1]))
+    try:
+        journal = new_journal(tmp_path)
+        journal.append({"n": 0})
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+    assert numbers(read_all(tmp_path)) == [0]
 
 
 def test_what_went_to_another_file_before_the_next_look_is_counted(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ import pytest
 from ml_diagnostics_testing.cloud_logging import CloudLoggingServer
 from ml_diagnostics_testing.cloud_monitoring import CloudMonitoringServer
 from ml_diagnostics_testing.cloud_storage import CloudStorageServer
+from ml_diagnostics_testing.faults import Hang
 from ml_goodput_measurement.goodput import GoodputCalculator, GoodputRecorder
 from ml_goodput_measurement.monitoring import GCPOptions, GoodputMonitor
 
@@ -89,3 +90,17 @@ def test_event_files_and_the_saved_state_reach_one_folder_of_the_bucket(
     (tmp_path / Path(events[0]).name).write_bytes(cloud_storage_server.read("test-bucket", events[0]))
     goodput = GoodputCalculator("job", "log").get_job_goodput()
     assert [(p.step, p.value) for p in points(tmp_path)] == [(goodput.last_step, pytest.approx(goodput.goodput))]
+
+
+@pytest.mark.usefixtures("_cloud")
+def test_a_cloud_that_never_answers_costs_the_files_on_this_machine_nothing(
+    tmp_path: Path,
+    cloud_logging_server: CloudLoggingServer,
+    cloud_monitoring_server: CloudMonitoringServer,
+) -> None:
+    for server in (cloud_logging_server, cloud_monitoring_server):
+        server.faults.always(Hang())
+    monitor = GoodputMonitor("job", "log", tmp_path / "runs", 1000, True, final_flush_timeout_seconds=8)
+    monitor.start_goodput_uploader()
+    monitor.stop_goodput_uploader()
+    assert [point.step for point in points(tmp_path / "runs" / "goodput")] == [9]

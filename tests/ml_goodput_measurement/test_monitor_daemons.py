@@ -10,7 +10,7 @@ import pytest
 from ml_goodput_measurement.monitor.descriptors import Descriptor
 from ml_goodput_measurement.monitor.uploaders import Uploaders
 
-from .monitored_trainers import Trainer, goodput_points, uploaders_of_ten_steps
+from .monitored_trainers import Trainer, goodput_points, last_step, uploaders_of_ten_steps
 
 
 @pytest.fixture
@@ -101,3 +101,24 @@ for number in mine:
     )
     assert trainer.finish()[0] == ""
     assert goodput_points(folder)
+
+
+def test_a_trainer_that_made_itself_a_daemon_after_a_start_starts_its_uploads_again(folder: Path) -> None:
+    trainer = Trainer(
+        """
+train((0, 20))
+monitor.start_goodput_uploader()
+first = os.getpid()
+if os.fork():
+    os._exit(0)
+while os.getppid() == first:
+    time.sleep(0.01)
+monitor.start_goodput_uploader()
+assert helper() is not None
+train((20, 40))
+monitor.stop_goodput_uploader()
+""",
+        folder,
+    )
+    assert trainer.finish() == ("", "")
+    assert last_step(folder) == 38

@@ -167,7 +167,9 @@ monitor.stop_goodput_uploader()
 """,
         folder,
     )
-    assert trainer.finish() == ("", "")
+    output, errors = trainer.finish()
+    assert output == ""
+    assert errors.count("here nothing is started") == errors.count("\n") == 1
     assert len(goodput_points(folder)) == 1
 
 
@@ -303,6 +305,32 @@ def test_a_helper_that_stands_still_is_given_up(folder: Path, uploaders: Uploade
     os.kill(pid, signal.SIGSTOP)
     uploaders.stop(Upload.CUMULATIVE, flush=False)
     wait_for_end(pid)
+
+
+def test_stops_that_follow_each_other_share_one_deadline(
+    folder: Path, uploaders: Uploaders, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now, waits = 1000.0, []
+
+    def wait(process: object, number: int, deadline: float, **_: bool) -> None:
+        nonlocal now
+        waits.append(round(deadline - now, 3))
+        now = deadline
+
+    for upload in Upload:
+        uploaders.start(upload)
+    process = uploaders._process
+    with monkeypatch.context() as patch:
+        patch.setattr(uploaders, "_wait", wait)
+        patch.setattr("ml_goodput_measurement.monitor.uploaders.time.monotonic", lambda: now)
+        for upload in Upload:
+            uploaders.stop(upload, flush=True)
+        uploaders.start(Upload.CUMULATIVE)
+        now += 100
+        uploaders.stop(Upload.CUMULATIVE, flush=True)
+    assert waits == [20, 1, 1, 20]
+    assert process is not None
+    assert process.wait_ended(LONG_SECONDS)
 
 
 def test_a_trainer_that_is_started_again_goes_on_where_its_last_life_ended(folder: Path) -> None:

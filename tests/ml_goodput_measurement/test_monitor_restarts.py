@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 from ml_diagnostics_common import guard
+from ml_diagnostics_common.backoff import Backoff
 from ml_goodput_measurement.goodput import GoodputCalculator, GoodputRecorder
 from ml_goodput_measurement.monitor import helper_process
 from ml_goodput_measurement.monitor.settings import Upload
@@ -132,6 +133,29 @@ def test_whatever_keeps_a_helper_from_being_started_it_is_started_later(
         uploaders.start(Upload.CUMULATIVE)
     wait_until(lambda: uploaders.pid is not None)
     assert f"({type(error).__name__}: {error}); it is tried again later" in caplog.text
+
+
+def test_whatever_goes_wrong_while_a_helper_is_looked_after_it_is_started_later(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Failing(Backoff):
+        def failed(self, retry_after_seconds: float | None = None) -> float:
+            if not waits:
+                raise ModuleNotFoundError("No module named 'random'")  # As where there is no descriptor left.
+            return super().failed(retry_after_seconds)
+
+    waits: list[float] = []
+    uploaders = Uploaders(
+        GoodputMonitor("job", "log", folder, 1000, True)._settings, backoff=Failing(), sleep=waits.append
+    )
+    with monkeypatch.context() as patch:
+        patch.setattr(sys, "executable", "/nonexistent/python")
+        uploaders.start(Upload.CUMULATIVE)
+        wait_until(lambda: len(waits) > 3)
+    assert waits[0] == 60
+    assert caplog.text.count("could not look after its helper process (ModuleNotFoundError: No module") == 1
+    wait_until(lambda: uploaders.pid is not None)
+    uploaders.stop(Upload.CUMULATIVE, flush=False)
 
 
 def test_an_environment_that_threads_change_does_not_keep_a_helper_from_being_started() -> None:

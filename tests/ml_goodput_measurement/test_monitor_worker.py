@@ -32,6 +32,7 @@ class Calculator:
 
     def __init__(self) -> None:
         self.asked: list[tuple[bool, bool, tuple[int, ...], float | None]] = []
+        self.asked_locally: list[bool] = []
         self.done: list[str] = []
         self.error: BaseException | None = None
 
@@ -42,8 +43,10 @@ class Calculator:
         deviation: bool = False,
         window_seconds: Sequence[int] = (),
         configured_ideal_step_time: float | None = None,
+        local_only: bool = False,
     ) -> Snapshot:
         self.asked.append((cumulative, deviation, tuple(window_seconds), configured_ideal_step_time))
+        self.asked_locally.append(local_only)
         if self.error is not None:
             raise self.error
         step = len(self.asked)
@@ -200,6 +203,14 @@ def test_a_stop_uploads_once_more_what_is_stopped_and_only_that() -> None:
     bench.set(Upload.CUMULATIVE, flush=False)
     assert len(exporter.snapshots) == 1
     assert (exporter.ends, bench.calculator.done) == ([], [])
+
+
+def test_the_last_point_does_not_wait_for_a_network() -> None:
+    bench = Bench((Recording(), EVERYTHING))
+    bench.set(Upload.CUMULATIVE)
+    bench.run(30)
+    bench.set()
+    assert bench.calculator.asked_locally == [False, True]
 
 
 def test_the_last_stop_leaves_all_in_order() -> None:

@@ -12,6 +12,9 @@ from ml_diagnostics_common.journal.layout import Header, encode_header, make_pri
 
 __all__ = ["SegmentFile"]
 
+_FAR_OFF = (900, 200)
+"""Where numbers of descriptors begin that few processes get to; some have only the first 256."""
+
 
 class SegmentFile:
     """The newest segment of a writer.
@@ -40,7 +43,7 @@ class SegmentFile:
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
             status = os.fstat(new)
             if self.look() in ("not_open", "descriptor_taken"):
-                self.descriptor = os.dup(new)
+                self.descriptor = _far_off_duplicate(new)
             else:
                 os.dup2(new, self.descriptor, inheritable=False)
         except OSError:
@@ -85,6 +88,24 @@ class SegmentFile:
             self.close()
         except Exception:
             pass  # A constructor that failed, or the end of the interpreter.
+
+
+def _far_off_duplicate(descriptor: int) -> int:
+    """Returns another descriptor of the same file, whose number is not among the next that are given out.
+
+    A daemon that closes all that it finds opens its own files under the lowest numbers: our next append then fails,
+    and is done again to a file of ours, where it would have gone to one of its.
+    """
+    try:
+        import fcntl
+    except ImportError:  # Not on Windows.
+        return os.dup(descriptor)
+    for lowest in _FAR_OFF:
+        try:
+            return fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, lowest)
+        except OSError:  # It is beyond what this process may have, or nothing is left there.
+            pass
+    return os.dup(descriptor)
 
 
 def _sync_and_close(descriptor: int, sync: Callable[[int], None]) -> None:

@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
-from ml_goodput_measurement.monitor.death import process_descriptor
+from ml_goodput_measurement.monitor.death import exists, process_descriptor
 from ml_goodput_measurement.monitor.settings import MonitorSettings, Upload
 from ml_goodput_measurement.monitor.sinks import Exporter, Sink
 from ml_goodput_measurement.monitor.worker import Worker
@@ -37,6 +37,8 @@ _LOOK_FOR_TRAINER_SECONDS = 1.0
 _LONGEST_START_SECONDS = 60.0
 _GRACE_SECONDS = 0.5
 """For an export that is under way, where there is no time for a last one."""
+_LONGEST_WAIT_FOR_THE_CLOUD_SECONDS = 5.0
+"""By one query. A final flush that comes meanwhile has to wait too, and has 10 s in all."""
 _READ_BYTES = 1 << 16
 _LONGEST_SLEEP_SECONDS = 3600.0
 _KINDS_OF_MESSAGES = 200
@@ -98,6 +100,7 @@ def calculator_of(settings: MonitorSettings) -> GoodputCalculator:
         max_logs_retention_period=settings.retention_seconds,
         gcs_path=settings.gcs_path,
         cache_dir=settings.cache_dir,
+        _patience_seconds=_LONGEST_WAIT_FOR_THE_CLOUD_SECONDS,
     )
 
 
@@ -292,7 +295,7 @@ class _Commands:
         # Our parent is the trainer, or a program around Python. Its number is never another's while it is our parent.
         is_orphan = os.getppid() != self._parent
         if self._trainer is not None and self._death is None:
-            is_orphan = is_orphan or not _exists(self._trainer)
+            is_orphan = is_orphan or not exists(self._trainer)
         if is_orphan:
             waits.append(0.0)  # What it said last may still be in the pipe.
         ready = {descriptor for descriptor, _ in self._poller.poll(1e3 * max(0.0, min(waits)) if waits else None)}
@@ -304,13 +307,3 @@ class _Commands:
             self._buffer += data
             return not data
         return is_orphan or self._death in ready
-
-
-def _exists(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except OSError:  # It is somebody else's.
-        pass
-    return True

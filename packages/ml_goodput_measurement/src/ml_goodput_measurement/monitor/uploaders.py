@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from ml_diagnostics_common.backoff import Backoff
 from ml_diagnostics_common.guard import log_once
 
+from ml_goodput_measurement.monitor.death import has_ended
 from ml_goodput_measurement.monitor.helper_process import IN_HELPER, HelperProcess
 from ml_goodput_measurement.monitor.settings import MonitorSettings, Upload
 
@@ -23,6 +24,11 @@ _MARGIN_SECONDS = 1.0
 """How much longer than until its deadline the process is waited for."""
 _GOOD_LIFE_SECONDS = 60.0
 """A process that lived for so long did not fail at its start."""
+_RUN_OF_STOPS_SECONDS = 60.0
+"""Stops that follow each other within this time share one deadline."""
+_LEAST_FLUSH_SECONDS = 1.0
+"""What the last of such stops has even if those before it have used up all there was."""
+_AFTER_TROUBLE_SECONDS = 60.0
 
 
 class Uploaders:
@@ -52,6 +58,8 @@ class Uploaders:
         self._locks_pid = os.getpid()
         self._wanted: dict[Upload, list[int]] = {}
         self._process: HelperProcess | None = None
+        self._last_stop = -float("inf")
+        self._flush_seconds_left = 0.0
 
     @property
     def pid(self) -> int | None:
@@ -63,9 +71,9 @@ class Uploaders:
         """Turns an upload on; nothing changes if it is on already, but for other windows."""
         if not _may_start():
             return
-        if self._is_forked():
+        if self._is_forked() and not self._take_over():
             log_once(
-                logging.INFO,
+                logging.WARNING,
                 "a forked monitor",
                 "This process was forked from one whose monitor uploads goodput: that goes on, here nothing is started",
             )
@@ -80,10 +88,24 @@ class Uploaders:
                 self._send(self._process, flush=False)
 
     def stop(self, upload: Upload, *, flush: bool) -> None:
-        """Turns an upload off, after it has been done once more; waits for that until its deadline at the latest."""
+        """Turns an upload off, after it has been done once more; waits for that until its deadline at the latest.
+
+        Where several are stopped one after the other and something hangs, that is waited for once.
+        """
         if self._is_forked():
             return
-        deadline = time.monotonic() + (self._settings.flush_seconds if flush else 0.0)
+        began = time.monotonic()
+        if began - self._last_stop > _RUN_OF_STOPS_SECONDS:
+            self._flush_seconds_left = self._settings.flush_seconds
+        seconds = max(self._flush_seconds_left, min(_LEAST_FLUSH_SECONDS, self._settings.flush_seconds))
+        try:
+            self._stop(upload, seconds, flush=flush)
+        finally:
+            self._last_stop = time.monotonic()
+            self._flush_seconds_left -= self._last_stop - began
+
+    def _stop(self, upload: Upload, flush_seconds: float, *, flush: bool) -> None:
+        deadline = time.monotonic() + (flush_seconds if flush else 0.0)
         with self._lock:
             windows = self._wanted.pop(upload, None)
             if windows is None:
@@ -91,7 +113,7 @@ class Uploaders:
             process, is_last = self._process, not self._wanted
             if is_last:
                 self._process = self._owner = None  # It ends now; a start from here on starts another.
-            number = self._send(process, flush=flush) if process else 0
+            number = self._send(process, flush=flush, flush_seconds=flush_seconds) if process else 0
         if process is not None:
             self._wait(process, number, deadline, is_last=is_last, flush=flush)
         if flush and (process is None or not process.has_done(number)) and time.monotonic() < deadline:
@@ -139,30 +161,43 @@ class Uploaders:
             self._lock, self._locks_pid = threading.RLock(), pid
         return self._owner not in (None, pid)
 
-    def _send(self, process: HelperProcess, *, flush: bool) -> int:
+    def _take_over(self) -> bool:
+        """Makes a forked child the owner if its parent is gone: a trainer that made itself a daemon."""
+        if self._owner is None or not has_ended(self._owner):
+            return False
+        self._wanted, self._process, self._owner = {}, None, None
+        return True
+
+    def _send(self, process: HelperProcess, *, flush: bool, flush_seconds: float = 0.0) -> int:
         wanted = {upload.value: windows for upload, windows in self._wanted.items()}
-        return process.send(wanted, flush=flush, flush_seconds=self._settings.flush_seconds if flush else 0.0)
+        return process.send(wanted, flush=flush, flush_seconds=flush_seconds if flush else 0.0)
 
     def _launch(self) -> None:
-        """Starts a process that does what is wanted, and the thread that follows it."""
-        process = None
+        """Starts a process that does what is wanted, and the thread that looks after it and its successors."""
+        process = self._new_process()
+        # It is followed before anybody, such as a signal handler, can wait for its end.
+        keeper = threading.Thread(target=self._keep, args=(process,), name="goodput-monitor", daemon=True)
         try:
-            process = HelperProcess(self._settings)
+            keeper.start()
+        except RuntimeError as error:  # No more threads, or the interpreter ends.
+            _log.warning("The goodput monitor could not start its thread (%s): nothing is uploaded", error)
+            if process is not None:
+                process.kill()
+            return
+        self._put_to_work(process)
+
+    def _new_process(self) -> HelperProcess | None:
+        try:
+            return HelperProcess(self._settings)
         except Exception as error:
             _log.warning(
                 "The goodput monitor could not start its helper process (%s: %s); it is tried again later",
                 type(error).__name__,
                 error,
             )
-        # It is followed before anybody, such as a signal handler, can wait for its end.
-        follower = threading.Thread(target=self._follow, args=(process,), name="goodput-monitor", daemon=True)
-        try:
-            follower.start()
-        except RuntimeError as error:  # No more threads, or the interpreter ends.
-            _log.warning("The goodput monitor could not start its thread (%s): nothing is uploaded", error)
-            if process is not None:
-                process.kill()
-            return
+            return None
+
+    def _put_to_work(self, process: HelperProcess | None) -> None:
         self._process = process
         if process is not None:
             self._send(process, flush=False)
@@ -171,21 +206,47 @@ class Uploaders:
 
     # --- Its thread -----------------------------------------------------------------------------------
 
-    def _follow(self, process: HelperProcess | None) -> None:
-        """Follows a process to its end, and starts the next one if there are uploads that are on."""
+    def _keep(self, process: HelperProcess | None) -> None:
+        """Starts the next process whenever one has ended, as long as there are uploads that are on."""
+        while True:
+            try:
+                if not self._outlive(process):
+                    return
+                with self._lock:
+                    if not self._is_missing():
+                        return
+                    process = self._new_process()
+                    self._put_to_work(process)
+            except BaseException as error:  # No memory, or no descriptor for a module that Python has yet to load.
+                with self._lock:
+                    if self._process is process:
+                        self._process = None
+                process = None
+                _log.warning(
+                    "The goodput monitor could not look after its helper process (%s: %s); it is tried again in %.0f s",
+                    type(error).__name__,
+                    error,
+                    _AFTER_TROUBLE_SECONDS,
+                )
+                self._sleep(_AFTER_TROUBLE_SECONDS)
+
+    def _is_missing(self) -> bool:
+        """Whether there should be a process, and there is none."""
+        return bool(self._wanted) and self._process is None and threading.main_thread().is_alive()
+
+    def _outlive(self, process: HelperProcess | None) -> bool:
+        """Follows a process to its end; returns when it is time for the next one, False if there shall be none."""
         started, how = time.monotonic(), ""
         if process is not None:
             how = process.follow()
         with self._lock:
             if self._process is not process or not self._wanted:
-                return  # It was told to end.
+                return False  # It was told to end.
             self._process = None
-        if not threading.main_thread().is_alive():
-            return  # The interpreter ends.
         if time.monotonic() - started > _GOOD_LIFE_SECONDS:
             self._backoff.succeeded()
         wait_seconds = self._backoff.failed()
-        if process is not None:
+        if process is not None and threading.main_thread().is_alive():
             _log.warning(
                 "The goodput monitor's helper process ended by itself (%s); it is started again in %.0f s. The job "
                 "goes on, and nothing that was recorded is lost",
@@ -193,9 +254,7 @@ class Uploaders:
                 wait_seconds,
             )
         self._sleep(wait_seconds)
-        with self._lock:
-            if self._wanted and self._process is None and threading.main_thread().is_alive():
-                self._launch()
+        return True
 
 
 def _may_start() -> bool:

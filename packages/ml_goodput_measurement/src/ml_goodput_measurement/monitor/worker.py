@@ -38,8 +38,9 @@ class SnapshotSource(Protocol):
         deviation: bool = False,
         window_seconds: Sequence[int] = (),
         configured_ideal_step_time: float | None = None,
+        local_only: bool = False,
     ) -> Snapshot:
-        """Reads what is new and returns the parts that are asked for."""
+        """Reads what is new, if told so from this machine alone, and returns the parts that are asked for."""
         ...
 
     def save_state(self) -> None:
@@ -165,7 +166,8 @@ class Worker:
         """Does what ends once more and, if nothing else is on, leaves all in order."""
         deadline = time.monotonic() + flush_seconds
         self.wait_for_sinks(_SHARE_FOR_UNFINISHED * flush_seconds)
-        self._offer(self._query(ended, windows), is_last=True)
+        # A network that does not answer must not cost the last point what it costs every other one: time.
+        self._offer(self._query(ended, windows, local_only=True), is_last=True)
         if is_all:
             self._try("the state could not be saved", self._calculator.save_state)
             for sink in self._sinks:
@@ -181,7 +183,7 @@ class Worker:
             for sink in self._sinks:
                 sink.offer(snapshot, is_last=is_last)
 
-    def _query(self, uploads: Iterable[Upload], windows: Sequence[int]) -> Snapshot | None:
+    def _query(self, uploads: Iterable[Upload], windows: Sequence[int], *, local_only: bool = False) -> Snapshot | None:
         """Takes a snapshot; None if there is none to be had now."""
         self._queries += 1
         uploads = set(uploads)
@@ -191,6 +193,7 @@ class Worker:
                 deviation=Upload.DEVIATION in uploads,
                 window_seconds=windows if Upload.WINDOWS in uploads else (),
                 configured_ideal_step_time=self._configured_ideal_step_seconds,
+                local_only=local_only,
             )
         except NoGoodputError as error:
             self._tell(logging.INFO, "there is nothing to upload yet", error)
