@@ -186,6 +186,24 @@ def test_after_it_was_closed_an_exporter_can_be_called_again(tmp_path):
     assert points(tmp_path / "goodput") == [Point("goodput/goodput", step, 80.0) for step in (1, 2, 3)]
 
 
+def test_a_last_point_waits_a_while_for_the_process_of_the_trainers_last_life_to_end(tmp_path, monkeypatch):
+    first, second = exporter_to(tmp_path, breakdown=False), exporter_to(tmp_path, breakdown=False)
+    first(whole_life(1))
+    second(whole_life(2))
+    monkeypatch.setattr("ml_goodput_measurement.exporters.tensorboard.time.sleep", lambda _: first.close())
+    second.flush(10.0)
+    assert points(tmp_path / "goodput") == [Point("goodput/goodput", step, 80.0) for step in (1, 2)]
+
+
+def test_a_last_point_does_not_wait_for_a_process_that_goes_on(tmp_path):
+    first, second = exporter_to(tmp_path, breakdown=False), exporter_to(tmp_path, breakdown=False)
+    first(whole_life(1))
+    second(whole_life(2))
+    second.flush(0.1)
+    assert points(tmp_path / "goodput") == [Point("goodput/goodput", 1, 80.0)]
+    first.close()
+
+
 def test_jobs_and_directories_do_not_share_what_was_written(tmp_path):
     for job, folder in (("a", "x"), ("b", "y"), ("a", "z")):
         exporter_to(tmp_path / folder, job)(whole_life(3))

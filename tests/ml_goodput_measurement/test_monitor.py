@@ -163,6 +163,10 @@ def test_step_deviation_is_uploaded_only_where_it_is_included(caplog: pytest.Log
         {"tensorboard_dir": ""},
         {"tensorboard_dir": None},
         {"tensorboard_dir": b"/runs"},
+        {"tensorboard_dir": "gs://"},
+        {"tensorboard_dir": "gs:///runs"},
+        {"tensorboard_dir": Path("gs://bucket/runs")},
+        {"tensorboard_dir": "s3://bucket/runs"},
         {"upload_interval": 0},
         {"upload_interval": -1},
         {"upload_interval": "soon"},
@@ -171,14 +175,17 @@ def test_step_deviation_is_uploaded_only_where_it_is_included(caplog: pytest.Log
         {"step_deviation_interval_seconds": 0},
         {"step_deviation_interval_seconds": None},
         {"configured_ideal_step_time": -1},
+        {"configured_ideal_step_time": 1e10},
         {"final_flush_timeout_seconds": -1},
         {"final_flush_timeout_seconds": "x"},
         {"gcs_sync_interval_seconds": 0},
         {"cache_dir": None},
+        {"cache_dir": "gs://bucket/state"},
         {"gcp_options": {"project_id": "p"}},
         {"gcp_options": GCPOptions(project_id=object())},  # type: ignore[arg-type]
         {"max_logs_retention_period": datetime.timedelta(0)},
         {"max_logs_retention_period": "7d"},
+        {"max_logs_retention_period": 1e12},
     ],
     ids=str,
 )
@@ -187,7 +194,7 @@ def test_a_wrong_argument_is_named_at_once(wrong: dict[str, Any]) -> None:
         enabled(**wrong)
 
 
-@pytest.mark.parametrize("windows", [[], None, 60, "60", [0], [-1], [1.5], [True], ["60"], {60: 1}], ids=str)
+@pytest.mark.parametrize("windows", [[], None, 60, "60", [0], [-1], [1.5], [True], ["60"], {60: 1}, [10**10]], ids=str)
 def test_wrong_windows_are_an_error_in_the_log_and_start_nothing(
     windows: Any, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -186,6 +186,21 @@ def test_a_python_that_cannot_be_started_is_a_warning(
     assert caplog.text.count("could not start its helper process") == 2
 
 
+def test_folders_on_the_path_that_no_program_can_be_told_do_not_keep_the_helper_from_starting(folder: Path) -> None:
+    trainer = Trainer(
+        """
+import subprocess  # Python itself can find no new module behind the first of these.
+sys.path += ["a\\0b", "/tmp/\\ud800", "/tmp/\\udcff", b"bytes", None]
+train((0, 5))
+monitor.start_goodput_uploader()
+monitor.stop_goodput_uploader()
+""",
+        folder,
+    )
+    assert trainer.finish() == ("", "")
+    assert goodput_points(folder)
+
+
 def test_modules_in_the_working_directory_do_not_shadow_those_of_the_helper(folder: Path) -> None:
     elsewhere = folder.parent / "elsewhere"
     elsewhere.mkdir()

@@ -24,7 +24,7 @@ from ml_goodput_measurement.goodput_utils import (
 from ml_goodput_measurement.job_goodput import JobGoodput
 from ml_goodput_measurement.job_reader import DEFAULT_CACHE_DIR, JobReader
 from ml_goodput_measurement.ledger import Ledger, Summary, Window
-from ml_goodput_measurement.moments import Moment, nanoseconds, seconds_of
+from ml_goodput_measurement.moments import LONGEST_SECONDS, Moment, nanoseconds, seconds_of
 from ml_goodput_measurement.names import shown
 from ml_goodput_measurement.partition import Bucket, JobReport
 from ml_goodput_measurement.snapshot import (
@@ -423,7 +423,7 @@ def _told(summary: Summary) -> str:
 
 def _window_ns(seconds: Any) -> int:
     length = seconds_of(seconds)
-    if length is None or not 0 < length < 1e10:
+    if length is None or not 0 < length < LONGEST_SECONDS:
         raise ConfigurationError(f"window_seconds has {shown(seconds)}; give numbers of seconds above zero")
     return int(length * 1e9)
 
@@ -432,6 +432,6 @@ def _ideal_seconds(value: Any) -> float | None:
     if value is None:
         return None
     seconds = seconds_of(value)
-    if seconds is None or not 0 <= seconds < 1e10:
+    if seconds is None or not 0 <= seconds < LONGEST_SECONDS:
         raise ConfigurationError(f"configured_ideal_step_time must be a number of seconds, not {shown(value)}")
     return seconds

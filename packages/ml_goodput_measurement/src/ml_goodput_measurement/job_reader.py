@@ -12,7 +12,7 @@ from ml_diagnostics_common.exceptions import ConfigurationError
 
 from ml_goodput_measurement.exceptions import NoGoodputError
 from ml_goodput_measurement.ledger import Ledger
-from ml_goodput_measurement.moments import seconds_of
+from ml_goodput_measurement.moments import LONGEST_SECONDS, seconds_of
 from ml_goodput_measurement.names import checked_name, shown
 from ml_goodput_measurement.recorders import Recorders
 from ml_goodput_measurement.sources import LogSource, PayloadSource, UserLogger, UserLoggerSource
@@ -177,7 +177,7 @@ def _retention_ns(period: datetime.timedelta | float | None) -> int | None:
     if period is None:
         return None
     seconds = period.total_seconds() if isinstance(period, datetime.timedelta) else seconds_of(period)
-    if seconds is None or not 0 < seconds < 1e10:
+    if seconds is None or not 0 < seconds < LONGEST_SECONDS:
         raise ConfigurationError(
             f"max_logs_retention_period must be a positive timedelta or number of seconds, not {shown(period)}"
         )

@@ -9,10 +9,13 @@ from typing import Any, TypeAlias
 
 from ml_diagnostics_common.guard import log_once
 
-__all__ = ["Moment", "in_utc", "nanoseconds", "posix_seconds", "seconds_of"]
+__all__ = ["LONGEST_SECONDS", "Moment", "in_utc", "nanoseconds", "posix_seconds", "seconds_of"]
 
 Moment: TypeAlias = datetime.datetime | float
 """A datetime (naive: local time), or seconds since 1970."""
+
+LONGEST_SECONDS = 1e10
+"""Three centuries: a longer time is a mistake, such as nanoseconds, and would soon fit no integer."""
 
 
 def posix_seconds(moment: Any) -> float:

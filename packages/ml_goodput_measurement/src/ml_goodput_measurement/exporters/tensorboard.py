@@ -44,6 +44,8 @@ __all__ = ["TensorBoardExporter", "tensorboard_exporter"]
 
 _STEPS_A_CALL = 20_000
 _STEPS_A_BATCH = 2_500
+_LONGEST_WAIT_TO_TAKE_OVER_SECONDS = 2.0
+_TAKE_OVER_POLL_SECONDS = 0.02
 _NOTE_SECONDS = 5.0
 """How long the place is waited for where it is told, or asked, how far the export is."""
 
@@ -100,6 +102,8 @@ class TensorBoardExporter:
         self._time_ns = 0
         self._deviation: Deviation | None = None
         """Of the last snapshot."""
+        self._missed: Snapshot | None = None
+        """The last snapshot, if another process exported when it came."""
         self._uploader: Uploader | None = None
         self._folder = Path(self._place)
         if self._place.startswith("gs://"):
@@ -113,7 +117,9 @@ class TensorBoardExporter:
             OSError: They could not be written; the next call does it.
             StorageError: They could not be written or uploaded; the next call does it.
         """
+        self._missed = None
         if not self._is_mine():
+            self._missed = snapshot
             return
         self._look_at_folder()
         self._time_ns, self._deviation = snapshot.time_ns, snapshot.deviation
@@ -125,18 +131,22 @@ class TensorBoardExporter:
     def flush(self, timeout_seconds: float) -> None:
         """Writes the deviations that a call left for the next one, and uploads what waits for it.
 
+        The last snapshot is written too if another process exported until just now.
+
         Args:
             timeout_seconds: About how long it may take.
 
         Raises:
             StorageError: It could not be uploaded; a later process on this host does it.
         """
-        if not self._is_mine():
+        deadline = time.monotonic() + timeout_seconds
+        if not self._is_mine_soon(min(_LONGEST_WAIT_TO_TAKE_OVER_SECONDS, timeout_seconds / 4)):
             return
-        end = time.monotonic() + timeout_seconds / 2
-        while self._write_deviations(_STEPS_A_BATCH) and time.monotonic() < end:
+        if self._missed is not None:
+            self(self._missed)
+        while self._write_deviations(_STEPS_A_BATCH) and time.monotonic() < deadline - timeout_seconds / 2:
             pass
-        self._upload(timeout_seconds / 2)
+        self._upload(deadline - time.monotonic())
 
     def close(self) -> None:
         """Ends the event file, and lets another process take over; a later call begins anew."""
@@ -163,6 +173,15 @@ class TensorBoardExporter:
             state = self._last_state().settled(self._folder)
             state.save(self._state_path)
             self._state = state
+        return True
+
+    def _is_mine_soon(self, timeout_seconds: float) -> bool:
+        """As `_is_mine`, with some patience for the process of a trainer's last life, which may be about to end."""
+        deadline = time.monotonic() + timeout_seconds
+        while not self._is_mine():
+            if time.monotonic() >= deadline:
+                return False
+            time.sleep(_TAKE_OVER_POLL_SECONDS)
         return True
 
     def _last_state(self) -> ExportState:

@@ -260,4 +260,11 @@ def _python_path() -> list[str]:
     except OSError:  # It was deleted.
         here = ""
     folders = [folder or here for folder in sys.path if isinstance(folder, str)]
-    return [folder for folder in folders if folder]
+    return [folder for folder in folders if folder and _can_be_an_argument(folder)]
+
+
+def _can_be_an_argument(folder: str) -> bool:
+    try:
+        return b"\0" not in os.fsencode(folder)
+    except UnicodeEncodeError:
+        return False

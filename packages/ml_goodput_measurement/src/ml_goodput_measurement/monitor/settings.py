@@ -15,6 +15,7 @@ from typing import Any
 from ml_diagnostics_common.exceptions import ConfigurationError
 
 from ml_goodput_measurement.goodput_utils import GCPOptions
+from ml_goodput_measurement.moments import LONGEST_SECONDS
 from ml_goodput_measurement.names import checked_name, shown
 
 __all__ = ["LONGEST_FLUSH_SECONDS", "MonitorSettings", "Upload", "checked_windows"]
@@ -81,7 +82,7 @@ class MonitorSettings:
         return cls(
             job_name=checked_name("job_name", arguments["job_name"]),
             logger_name=checked_name("logger_name", arguments["logger_name"]),
-            tensorboard_dir=_path("tensorboard_dir", arguments["tensorboard_dir"]),
+            tensorboard_dir=_bucket_or_local("tensorboard_dir", arguments["tensorboard_dir"]),
             upload_interval_seconds=_interval("upload_interval", arguments["upload_interval"]),
             step_deviation_interval_seconds=_interval(
                 "step_deviation_interval_seconds", arguments["step_deviation_interval_seconds"]
@@ -96,12 +97,14 @@ class MonitorSettings:
             include_slice_efficiency=bool(arguments.get("include_slice_efficiency", False)),
             is_elastic=is_elastic,
             using_pathways=is_elastic or bool(arguments.get("pathway_enabled", False)),
-            configured_ideal_step_seconds=_optional_seconds(
-                "configured_ideal_step_time", arguments["configured_ideal_step_time"]
+            configured_ideal_step_seconds=_at_most_centuries(
+                ideal := "configured_ideal_step_time", _optional_seconds(ideal, arguments[ideal])
             ),
             gcp_options=_gcp_options(arguments["gcp_options"]),
-            cache_dir=_path("cache_dir", environ.get(_CACHE_DIR) or arguments["cache_dir"]),
-            retention_seconds=_retention(arguments["max_logs_retention_period"]),
+            cache_dir=_local("cache_dir", environ.get(_CACHE_DIR) or arguments["cache_dir"]),
+            retention_seconds=_at_most_centuries(
+                retention := "max_logs_retention_period", _retention(arguments[retention])
+            ),
         )
 
     @property
@@ -142,7 +145,9 @@ def checked_windows(rolling_windows_seconds: Any) -> list[int]:
             raise TypeError
         # A numpy integer has __index__, as an int has; a bool has it too, and is none.
         windows = [window.__index__() for window in rolling_windows_seconds if not isinstance(window, bool)]
-        is_usable = len(windows) == len(rolling_windows_seconds) > 0 and min(windows) > 0
+        is_usable = (
+            len(windows) == len(rolling_windows_seconds) > 0 and 0 < min(windows) <= max(windows) < LONGEST_SECONDS
+        )
     except (AttributeError, TypeError):
         is_usable = False
     if not is_usable:
@@ -178,6 +183,12 @@ def _optional_seconds(name: str, value: Any) -> float | None:
     return seconds
 
 
+def _at_most_centuries(name: str, seconds: float | None) -> float | None:
+    if seconds is not None and seconds >= LONGEST_SECONDS:
+        raise ConfigurationError(f"{name} is {seconds:g} s; give a number of seconds below {LONGEST_SECONDS:g}")
+    return seconds
+
+
 def _retention(value: Any) -> float | None:
     if value is None:
         return None
@@ -186,15 +197,31 @@ def _retention(value: Any) -> float | None:
     )
 
 
-def _path(name: str, value: Any) -> str:
-    """Returns a path that means the same wherever the trainer goes; `gs://` ones as they are."""
+def _bucket_or_local(name: str, value: Any) -> str:
+    """Returns the path of a folder: a local one, or one in a bucket."""
+    path = _text(value)
+    if path is None or not path.startswith("gs://"):
+        return _local(name, value, "give the path of a local folder, or gs://bucket/folder as text")
+    if not path.removeprefix("gs://").partition("/")[0] or "\0" in path:
+        raise ConfigurationError(f"{name} is {shown(value)}; give gs://bucket/folder")
+    return path
+
+
+def _local(name: str, value: Any, instead: str = "give the path of a local folder") -> str:
+    """Returns a path that means the same wherever the trainer goes."""
+    path = _text(value)
+    # pathlib makes gs:/bucket of gs://bucket.
+    if not path or not path.strip() or "\0" in path or "://" in path or path.startswith("gs:/"):
+        raise ConfigurationError(f"{name} is {shown(value)}; {instead}")
+    return os.path.abspath(os.path.expanduser(path))  # noqa: PTH100, PTH111
+
+
+def _text(path: Any) -> str | None:
     try:
-        path = os.fspath(value)
+        text = os.fspath(path)
     except TypeError:
-        path = None
-    if not isinstance(path, str) or not path.strip() or "\0" in path:
-        raise ConfigurationError(f"{name} is {shown(value)}; give the path of a local folder, or gs://bucket/folder")
-    return path if "://" in path else os.path.abspath(os.path.expanduser(path))  # noqa: PTH100, PTH111
+        return None
+    return text if isinstance(text, str) else None
 
 
 def _gcp_options(options: Any) -> GCPOptions:
