@@ -101,7 +101,7 @@ def oldest(session: nox.Session) -> None:
 @nox.session
 def differential(session: nox.Session) -> None:
     """Generated histories through ours and the public package, side by side; part of the tests too."""
-    run_tests(session, "tests", "tests/ml_goodput_measurement/test_differential.py")
+    run_tests(session, "tests", *sorted(map(str, ROOT.glob("tests/*/test_differential*.py"))))
 
 
 @nox.session

@@ -182,7 +182,7 @@ def test_step_deviation_is_uploaded_only_where_it_is_included(caplog: pytest.Log
         {"cache_dir": None},
         {"cache_dir": "gs://bucket/state"},
         {"gcp_options": {"project_id": "p"}},
-        {"gcp_options": GCPOptions(project_id=object())},  # type: ignore[arg-type]
+        {"gcp_options": GCPOptions(project_id=b"p")},  # type: ignore[arg-type]
         {"max_logs_retention_period": datetime.timedelta(0)},
         {"max_logs_retention_period": "7d"},
         {"max_logs_retention_period": 1e12},
