@@ -20,6 +20,7 @@ nox.options.sessions = ["lint", "typing", "tests"]
 
 ROOT = Path(__file__).parent
 PACKAGES = {
+    "cloud_tpu_diagnostics": "cloud_tpu_diagnostics",
     "common": "ml_diagnostics_common",
     "ml_goodput_measurement": "ml_goodput_measurement",
     "testing": "ml_diagnostics_testing",

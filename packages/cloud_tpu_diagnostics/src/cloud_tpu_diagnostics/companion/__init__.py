@@ -1,0 +1,1 @@
+"""The process beside the job that outlives it."""

@@ -1,0 +1,39 @@
+"""What is written to the log `tpu.googleapis.com/runtime_monitor`: the keys of each kind of entry.
+
+All have `verb`, which is what the documented query of Logs Explorer asks for, `kind`, and `message`, which is for people.
+
+dump            what faulthandler wrote: `trigger`, `threads`, and the text in `message`, in parts where it is long
+snapshot        the threads by equal stack: `groups`, `threads`
+hang_suspected  `phase`, `step`, `stuck_seconds`, `timeout_seconds`, `stuck_frame`
+job_ended       `how`, `exit_code`, `signal`, `exception`, `evidence`
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+__all__ = ["DUMP", "HANG_SUSPECTED", "JOB_ENDED", "LOG_ID", "SNAPSHOT", "VERB", "entry"]
+
+LOG_ID: Final = "tpu.googleapis.com/runtime_monitor"
+VERB: Final = "stacktraceanalyzer"
+
+DUMP: Final = "dump"
+SNAPSHOT: Final = "snapshot"
+HANG_SUSPECTED: Final = "hang_suspected"
+JOB_ENDED: Final = "job_ended"
+
+
+def entry(kind: str, message: str, **fields: Any) -> dict[str, Any]:
+    """Returns the payload of an entry.
+
+    Args:
+        kind: One of this module's.
+        message: For people who read the log.
+        fields: What else this kind has; None is left out.
+    """
+    return {
+        "verb": VERB,
+        "kind": kind,
+        "message": message,
+        **{name: value for name, value in fields.items() if value is not None},
+    }

@@ -1,0 +1,1 @@
+"""Progress in, verdicts out: pure, with the time given."""
