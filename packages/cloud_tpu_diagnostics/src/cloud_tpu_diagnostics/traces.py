@@ -1,0 +1,273 @@
+"""What faulthandler wrote, read again: dumps of threads of frames.
+
+The format is that of `Python/traceback.c` and `Modules/faulthandler.c` of CPython 3.10 to 3.14. A dump begins with
+`Timeout (0:10:00)!` (the timer) or `Fatal Python error: ...` (a fault); one that a signal asked for begins at once with
+a thread. Its threads come newest first, an empty line between two of them, and at most 100: then `...` ends it.
+"""
+
+from __future__ import annotations
+
+import enum
+import re
+from functools import lru_cache
+from typing import Final, NamedTuple
+
+__all__ = ["HEADER_START", "Dump", "DumpParser", "Frame", "ThreadStack", "Trigger", "parse_dumps"]
+
+HEADER_START: Final = "INFO: Not a crash. cloud-tpu-diagnostics emits a stack trace snapshot every "
+
+_MOST_LINE_BYTES = 2**16
+"""faulthandler cuts names at 500 characters, of up to ten bytes as it writes them."""
+_MOST_DUMP_CHARACTERS = 2**22
+"""100 threads of 100 frames take 1 MB as a rule."""
+
+
+class Trigger(str, enum.Enum):
+    """What made a dump."""
+
+    TIMER = "timer"
+    SIGNAL = "signal"
+    FAULT = "fault"
+    SNAPSHOT = "snapshot"
+
+
+class Frame(NamedTuple):
+    """One call."""
+
+    file: str
+    line: int
+    """0 where it is not known."""
+    function: str
+
+
+class ThreadStack(NamedTuple):
+    """One thread."""
+
+    thread: str
+    """As it was written: `0x00007f12`, `0x00007f12 [worker_3]`, a name, or nothing for a stack on its own."""
+    is_current: bool
+    """It holds the GIL, or got the signal."""
+    frames: tuple[Frame, ...]
+    """Innermost first."""
+
+
+class Dump(NamedTuple):
+    """What was written at one time."""
+
+    trigger: Trigger
+    headline: str
+    """`Timeout (0:10:00)!`, `Fatal Python error: Segmentation fault`, or nothing."""
+    threads: tuple[ThreadStack, ...]
+    is_cut: bool
+    """There are more threads than were written: the oldest are missing, the main thread among them."""
+    text: str
+    """Its lines, without those that others wrote between them."""
+
+
+def parse_dumps(text: str) -> list[Dump]:
+    """All dumps in a text, whatever else is in it. Never raises."""
+    parser = DumpParser()
+    return parser.feed(text.encode("utf-8", "surrogatepass")) + parser.finish()
+
+
+class DumpParser:
+    """Reads dumps as they are written, in pieces cut anywhere.
+
+    It never raises, and holds one dump and one line at most, each capped.
+    """
+
+    def __init__(self) -> None:
+        self._tail = b""
+        self._skips_to_newline = False
+        self._open = _OpenDump()
+        self._after_empty_line = False
+
+    def feed(self, data: bytes) -> list[Dump]:
+        """Takes what was written since the last call.
+
+        Returns:
+            The dumps that are complete now. Where nothing follows a dump only time tells: see `finish`.
+        """
+        if self._skips_to_newline:
+            _, newline, data = data.partition(b"\n")
+            self._skips_to_newline = not newline
+        whole, newline, rest = data.rpartition(b"\n")
+        if newline:
+            whole, self._tail = self._tail + whole + newline, rest
+        else:
+            whole, self._tail = b"", self._tail + rest
+        if len(self._tail) > _MOST_LINE_BYTES:
+            self._tail, self._skips_to_newline = b"", True
+        return self._read(whole.decode("utf-8", "backslashreplace")) if whole else []
+
+    def finish(self) -> list[Dump]:
+        """The dump that is open, if there is one: call it at the end, or when nothing has come for a while."""
+        tail, self._tail = self._tail, b""
+        dumps = self._read(tail.decode("utf-8", "backslashreplace") + "\n") if tail else []
+        self._after_empty_line = False
+        return dumps + self._close()
+
+    def _read(self, text: str) -> list[Dump]:
+        """The dumps that these whole lines complete."""
+        complete: list[Dump] = []
+        for match in _PIECES.finditer(text.replace("\r\n", "\n") if "\r" in text else text):
+            kind = match.lastgroup
+            if kind == "other":
+                line = match.group()
+                begin = _BEGIN_IN_LINE.search(line, 1)
+                if begin is not None:  # Behind a progress bar, say, that ends no line.
+                    self._after_empty_line = False
+                    complete += self._read(line[begin.start() :])
+                    continue
+            elif kind is not None:
+                complete += self._take(kind, match)
+            self._after_empty_line = kind == "empty"
+        return complete
+
+    def _take(self, kind: str, piece: re.Match[str]) -> list[Dump]:
+        text = piece.group()
+        if kind in ("header", "timeout", "fault"):
+            return self._begin(kind, text)
+        if kind == "cut":
+            return self._cut(text)
+        if kind == "thread":
+            complete = [] if self._goes_on_with(piece["id"]) else self._close()
+            self._open.add_thread(piece["id"], piece["name"], piece["current"] is not None, piece["stack"], text)
+            return complete
+        if kind == "frames":
+            self._open.add_frames(text)
+        elif kind != "empty" or not self._after_empty_line:
+            self._open.add_text(text)
+        # The names of modules are a fault's last line.
+        return self._close() if kind == "modules" and self._open.trigger is Trigger.FAULT else []
+
+    def _goes_on_with(self, thread_id: str | None) -> bool:
+        """Whether a thread belongs to the open dump: the first of one follows no empty line, and none comes twice."""
+        if not self._open.threads:
+            return True
+        return self._after_empty_line and thread_id is not None and thread_id not in self._open.ids
+
+    def _begin(self, kind: str, line: str) -> list[Dump]:
+        if kind == "timeout" and self._open.is_only_a_header():
+            closed = []
+        else:
+            closed = self._close()
+        self._open.trigger = Trigger.FAULT if kind == "fault" else Trigger.TIMER
+        if kind != "header":
+            self._open.headline = line.rstrip("\n")
+        self._open.add_text(line)
+        return closed
+
+    def _cut(self, line: str) -> list[Dump]:
+        if not self._open.threads or not self._after_empty_line:
+            return []
+        self._open.add_text(line)
+        self._open.is_cut = True
+        # A fault's names of modules follow.
+        return [] if self._open.trigger is Trigger.FAULT else self._close()
+
+    def _close(self) -> list[Dump]:
+        dump, self._open = self._open, _OpenDump()
+        return [dump.finished()] if dump.threads or dump.headline else []
+
+
+class _OpenDump:
+    """A dump that is being read."""
+
+    def __init__(self) -> None:
+        self.trigger = Trigger.SIGNAL
+        self.headline = ""
+        self.threads: list[ThreadStack] = []
+        self.ids: set[str] = set()
+        self.is_cut = False
+        self._texts: list[str] = []
+        self._room = _MOST_DUMP_CHARACTERS
+
+    def is_only_a_header(self) -> bool:
+        return self.trigger is Trigger.TIMER and not self.headline and not self.threads
+
+    def add_thread(self, thread_id: str | None, name: str | None, is_current: bool, stack: str, text: str) -> None:
+        if not self._add(text):
+            return
+        if thread_id is not None:
+            self.ids.add(thread_id)
+        thread = (thread_id or "") + (f" [{name}]" if name else "")
+        self.threads.append(ThreadStack(thread, is_current or thread_id is None, _frames(stack)))
+
+    def add_frames(self, text: str) -> None:
+        """Those that somebody else's lines, or the end of what was read, parted from their thread."""
+        if self.threads and self._add(text):
+            last = self.threads[-1]
+            self.threads[-1] = last._replace(frames=last.frames + _frames(text))
+
+    def add_text(self, text: str) -> None:
+        if self._texts or self.trigger is not Trigger.SIGNAL:
+            self._add(text)
+
+    def _add(self, text: str) -> bool:
+        self._room -= len(text)
+        if self._room < 0:
+            self._room = 0  # What is too long stays so: no later, shorter line gets in.
+            self.is_cut = True
+            return False
+        self._texts.append(text)
+        return True
+
+    def finished(self) -> Dump:
+        text = "".join(self._texts).rstrip("\n") + "\n"
+        return Dump(self.trigger, self.headline, tuple(self.threads), self.is_cut, text)
+
+
+# One piece is a line, or a thread with its frames. Every line is in one, so that nothing is searched twice.
+_FRAME_LINES = (
+    r"""(?:[ ]{2}(?:File[ ][^\n]*line[ ](?:\d+|\?\?\?)[ ]in[ ][^\n]*|<[a-zA-Z ]+>|\.\.\.|Garbage-collecting)\n)"""
+)
+_PIECES = re.compile(
+    rf"""
+    (?P<thread>
+        (?:(?:(?P<current>Current[ ]t)|T)hread[ ](?P<id>0x[0-9a-fA-F]{{1,16}})(?:[ ]\[(?P<name>[^\n]*)\])?|Stack)
+        [ ]\(most[ ]recent[ ]call[ ]first\):\n
+        (?P<stack>{_FRAME_LINES}*)
+    )
+    | (?P<frames>{_FRAME_LINES}+)
+    | (?P<empty>\n)
+    | (?P<cut>\.\.\.\n)
+    | (?P<header>{re.escape(HEADER_START)}[^\n]*\n)
+    | (?P<timeout>Timeout[ ]\(\d+:\d\d:\d\d(?:\.\d+)?\)!\n)
+    | (?P<fault>Fatal[ ]Python[ ]error:[^\n]*\n)
+    | (?P<modules>Extension[ ]modules:[^\n]*\n)
+    | (?P<detail>(?:
+        Python[ ]runtime[ ]state:
+        | Current[ ]thread's[ ]C[ ]stack[ ]trace[ ]
+        | [ ][ ]Binary[ ]file[ ]
+        | <Cannot[ ]show[ ]all[ ]threads[ ]
+      )[^\n]*\n)
+    | (?P<other>[^\n]*\n)
+    """,
+    re.VERBOSE,
+)
+_BEGIN_IN_LINE = re.compile(
+    rf"""
+    {re.escape(HEADER_START)} | Timeout[ ]\(\d+:\d\d:\d\d | Fatal[ ]Python[ ]error:
+    | (?:Current[ ]t|T)hread[ ]0x[0-9a-fA-F]{{1,16}}[ ] | Stack[ ]\(most[ ]recent[ ]call[ ]first\):
+    """,
+    re.VERBOSE,
+)
+_FRAME = re.compile(r"  File (.*), line (\d+|\?\?\?) in (.*)")
+
+
+@lru_cache(maxsize=2048)  # Most threads wait where others do, and where they did the last time.
+def _frames(text: str) -> tuple[Frame, ...]:
+    return tuple(frame for frame in map(_frame, text.splitlines()) if frame is not None)
+
+
+@lru_cache(maxsize=8192)
+def _frame(line: str) -> Frame | None:
+    """None for what stands in place of frames: `  ...`, `  <truncated rest of calls>`, `  <no Python frame>`."""
+    match = _FRAME.fullmatch(line)
+    if match is None:
+        return None
+    file, number, function = match.groups()
+    if len(file) > 1 and file[0] == file[-1] == '"':
+        file = file[1:-1]
+    return Frame(file, 0 if number == "???" else int(number), function)
