@@ -148,10 +148,7 @@ class DumpParser:
         return self._after_empty_line and thread_id is not None and thread_id not in self._open.ids
 
     def _begin(self, kind: str, line: str) -> list[Dump]:
-        if kind == "timeout" and self._open.is_only_a_header():
-            closed = []
-        else:
-            closed = self._close()
+        closed = [] if kind == "timeout" and self._open.is_only_a_header() else self._close()
         self._open.trigger = Trigger.FAULT if kind == "fault" else Trigger.TIMER
         if kind != "header":
             self._open.headline = line.rstrip("\n")

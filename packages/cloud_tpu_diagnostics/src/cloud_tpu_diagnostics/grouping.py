@@ -1,0 +1,227 @@
+"""Equal stacks together: the threads of a process, and the processes of a job."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from typing import Final, NamedTuple
+
+from cloud_tpu_diagnostics.activity import activity_of, plural
+from cloud_tpu_diagnostics.traces import Frame, ThreadStack
+
+__all__ = [
+    "JobPicture",
+    "ProcessDump",
+    "ProcessGroup",
+    "ThreadGroup",
+    "group_processes",
+    "group_threads",
+    "main_thread",
+    "say",
+]
+
+MAIN_THREAD: Final = "MainThread"
+_MOST_THREADS: Final = 100
+"""Where faulthandler stops: the main thread is the last of all."""
+_NAMES_KEPT: Final = 3
+_NAMES_SAID: Final = 5
+
+
+class ThreadGroup(NamedTuple):
+    """Threads with the same stack."""
+
+    frames: tuple[Frame, ...]
+    """Innermost first."""
+    threads: int
+    """How many they are."""
+    names: tuple[str, ...]
+    """Of the first few."""
+    has_main: bool
+    """The main thread is one of them."""
+
+
+class ProcessDump(NamedTuple):
+    """The last that is known of one process."""
+
+    process: str
+    """What people call it: its host, and the pid where a host has several."""
+    host: str
+    process_index: int | None
+    pid: int
+    step: int | None
+    phase: str | None
+    time_ns: int
+    """When it was written, in ns since 1970."""
+    threads: tuple[ThreadStack, ...]
+    headline: str = ""
+    """`Fatal Python error: Segmentation fault`, where it crashed."""
+    ended: str = ""
+    """How it ended, if it has."""
+    interval_seconds: float | None = None
+    """How often it writes, if that is known."""
+
+
+class ProcessGroup(NamedTuple):
+    """Processes whose main threads have the same stack."""
+
+    frames: tuple[Frame, ...]
+    """Of the main thread, innermost first; none where it is not known."""
+    processes: tuple[ProcessDump, ...]
+
+    @property
+    def steps(self) -> tuple[int, ...]:
+        """The steps that they are at, each once, ascending."""
+        return tuple(sorted({dump.step for dump in self.processes if dump.step is not None}))
+
+
+class JobPicture(NamedTuple):
+    """All processes of a job."""
+
+    groups: tuple[ProcessGroup, ...]
+    """Those that are heard of, the most first."""
+    ended: tuple[ProcessDump, ...]
+    """Those that crashed or ended."""
+    silent: tuple[tuple[ProcessDump, float], ...]
+    """Those that should have written since, and for how many seconds they have not."""
+    missing: tuple[int, ...]
+    """The process indices, below the highest, that nothing is known of."""
+
+    @property
+    def processes(self) -> int:
+        """How many there are."""
+        return sum(len(group.processes) for group in self.groups) + self.not_in_groups
+
+    @property
+    def not_in_groups(self) -> int:
+        """How many ended, fell silent or are missing."""
+        return len(self.ended) + len(self.silent) + len(self.missing)
+
+
+def group_threads(threads: Iterable[ThreadStack]) -> tuple[ThreadGroup, ...]:
+    """Puts threads with equal stacks together.
+
+    Args:
+        threads: Of one process, in the order of the dump.
+
+    Returns:
+        The main thread's group first, then the others, the most threads first.
+    """
+    threads = tuple(threads)
+    main = main_thread(threads)
+    by_stack: dict[tuple[Frame, ...], list[ThreadStack]] = {}
+    for thread in threads:
+        by_stack.setdefault(thread.frames, []).append(thread)
+    groups = [
+        ThreadGroup(
+            frames, len(same), tuple(thread.thread for thread in same[:_NAMES_KEPT]), any(one is main for one in same)
+        )
+        for frames, same in by_stack.items()
+    ]
+    return tuple(sorted(groups, key=lambda group: (not group.has_main, -group.threads)))
+
+
+def main_thread(threads: Sequence[ThreadStack]) -> ThreadStack | None:
+    """The main thread of one process, or None where it is not among them.
+
+    A dump has the main thread last, unless it was cut; then it stands alone and nameless after it. It was not begun
+    by the module `threading`.
+    """
+    for thread in reversed(threads):
+        if thread.thread in ("", MAIN_THREAD):
+            return thread
+    if not threads or (len(threads) >= _MOST_THREADS and _is_begun_by_threading(threads[-1])):
+        return None
+    return None if len(threads) > 1 and _is_begun_by_threading(threads[-1]) else threads[-1]
+
+
+def _is_begun_by_threading(thread: ThreadStack) -> bool:
+    return bool(thread.frames) and thread.frames[-1].function == "_bootstrap" and "threading" in thread.frames[-1].file
+
+
+def group_processes(
+    dumps: Iterable[ProcessDump], *, now_ns: int | None = None, silent_after_seconds: float | None = None
+) -> JobPicture:
+    """Puts processes together whose main threads have equal stacks.
+
+    Args:
+        dumps: The newest of each process.
+        now_ns: When it is now, in ns since 1970; None is the newest dump's time, for records of the past.
+        silent_after_seconds: Who has written nothing for so long is silent; None is one and a half intervals of the
+            process, or a minute where its interval is not known.
+    """
+    dumps = sorted(dumps, key=lambda dump: (dump.process_index is None, dump.process_index or 0, dump.process))
+    newest_ns = max((dump.time_ns for dump in dumps), default=0) if now_ns is None else now_ns
+    by_stack: dict[tuple[Frame, ...], list[ProcessDump]] = {}
+    ended, silent = [], []
+    for dump in dumps:
+        quiet_seconds = (newest_ns - dump.time_ns) / 1e9
+        if dump.ended or dump.headline.startswith("Fatal Python error"):
+            ended.append(dump)
+        elif quiet_seconds > (silent_after_seconds or _patience_seconds(dump)):
+            silent.append((dump, quiet_seconds))
+        else:
+            main = main_thread(dump.threads)
+            by_stack.setdefault(main.frames if main else (), []).append(dump)
+    groups = [ProcessGroup(frames, tuple(same)) for frames, same in by_stack.items()]
+    groups.sort(key=lambda group: -len(group.processes))
+    return JobPicture(tuple(groups), tuple(ended), tuple(silent), _missing(dumps))
+
+
+def _patience_seconds(dump: ProcessDump) -> float:
+    return 60.0 if dump.interval_seconds is None else 1.5 * dump.interval_seconds
+
+
+def _missing(dumps: Sequence[ProcessDump]) -> tuple[int, ...]:
+    """Indices that nobody has, if every process has one of its own."""
+    indices = {dump.process_index for dump in dumps if dump.process_index is not None}
+    if len(indices) != len(dumps) or max(indices, default=0) >= 4 * len(dumps):
+        return ()  # Half-known, or no indices at all: TPU_WORKER_ID of one slice, say.
+    return tuple(sorted(set(range(max(indices, default=-1) + 1)) - indices))
+
+
+def say(picture: JobPicture) -> str:
+    """The picture in one sentence: what most do, and who is odd.
+
+    `126 of 128 wait in psum (train.py:88) at step 4210; host-17 is in __next__ (data.py:40); host-40 has sent nothing
+    for 92 s`
+    """
+    parts = []
+    for number, group in enumerate(picture.groups):
+        many = len(group.processes)
+        who = _names(group.processes)
+        if number == 0 and picture.processes > 1:
+            who = f"all {many}" if many == picture.processes else f"{many} of {picture.processes}"
+        text = activity_of(group.frames).text if group.frames else "did not show their main thread"
+        parts.append(f"{who} {plural(text) if many > 1 else text}{_steps(group)}")
+    for dump in picture.ended:
+        parts.append(f"{dump.process} {_end(dump)}")
+    parts += [f"{dump.process} has sent nothing for {seconds:.0f} s" for dump, seconds in picture.silent]
+    if picture.missing:
+        some = ", ".join(str(index) for index in picture.missing[:_NAMES_SAID])
+        more = f" and {len(picture.missing) - _NAMES_SAID} more" if len(picture.missing) > _NAMES_SAID else ""
+        parts.append(f"of process {some}{more} nothing is there")
+    return "; ".join(parts)
+
+
+def _end(dump: ProcessDump) -> str:
+    main = next((thread for thread in dump.threads if thread.is_current), None)
+    crash = f"crashed: {dump.headline}" if dump.headline.startswith("Fatal") else f"ended: {dump.ended}"
+    if main is None or not main.frames:
+        return crash
+    return f"{crash} in {activity_of(main.frames).text.partition(' in ')[2] or main.frames[0].function}"
+
+
+def _names(dumps: Sequence[ProcessDump]) -> str:
+    some = ", ".join(dump.process for dump in dumps[:_NAMES_SAID])
+    return some + (f" and {len(dumps) - _NAMES_SAID} more" if len(dumps) > _NAMES_SAID else "")
+
+
+def _steps(group: ProcessGroup) -> str:
+    counts = Counter(dump.step for dump in group.processes if dump.step is not None)
+    if not counts:
+        phases = {dump.phase for dump in group.processes}
+        phase = next(iter(phases)) if len(phases) == 1 else None
+        return f" in phase {phase}" if phase and phase != "step" else ""
+    if len(counts) == 1:
+        return f" at step {next(iter(counts))}"
+    return f" at steps {min(counts)} to {max(counts)}"

@@ -1,0 +1,238 @@
+"""The threads of this process by equal stack, taken while Python can run.
+
+Under the GIL only pairs of code and instruction are copied; lines are looked up afterwards, once for each stack that
+differs. The frames are let go at once: they hold the variables of the job.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from types import CodeType
+from typing import Any, Final, NamedTuple
+
+from cloud_tpu_diagnostics.grouping import ThreadGroup
+from cloud_tpu_diagnostics.traces import Frame
+
+__all__ = ["Snapshot", "SnapshotHistory", "Unchanged", "describe", "take_snapshot"]
+
+_DEEPEST: Final = 100
+"""Frames of a thread; faulthandler's limit too."""
+_NAMES_KEPT: Final = 3
+_MOST_BYTES: Final = 100_000
+"""An entry of Cloud Logging has at most 256 KB, and its message is in it too."""
+
+_Stack = tuple[list[CodeType], list[int]]
+_KnownFrames = dict[tuple[int, int], Frame]
+
+
+class Snapshot(NamedTuple):
+    """The threads of a process at one time."""
+
+    groups: tuple[ThreadGroup, ...]
+    """By equal stack: the main thread's first, then the most threads first."""
+    thread_count: int
+    time_ns: int
+    """When, in ns since 1970."""
+
+    def to_json(self, *, most_bytes: int = _MOST_BYTES) -> dict[str, Any]:
+        """As JSON: `time_ns`, `threads`, `groups`, and how many groups were left out for want of room.
+
+        Args:
+            most_bytes: About what the groups may take; the last ones, of the fewest threads, do not get in.
+        """
+        groups: list[dict[str, Any]] = []
+        room = most_bytes
+        for group in self.groups:
+            frames = [_frame_text(frame) for frame in group.frames]
+            room -= sum(len(frame) + 4 for frame in frames) + sum(map(len, group.names)) + 80
+            if room < 0:
+                break
+            groups.append(
+                {"threads": group.threads, "main": group.has_main, "names": list(group.names), "frames": frames}
+            )
+        left_out = len(self.groups) - len(groups)
+        encoded = {"time_ns": self.time_ns, "threads": self.thread_count, "groups": groups}
+        return {**encoded, "left_out": left_out} if left_out else encoded
+
+    @classmethod
+    def from_json(cls, encoded: Mapping[str, Any]) -> Snapshot:
+        """What `to_json` made; numbers may have become floats on the way.
+
+        Raises:
+            ValueError: It is something else.
+        """
+        try:
+            groups = tuple(_group_from_json(group) for group in encoded["groups"])
+            return cls(groups, int(encoded["threads"]), int(encoded.get("time_ns", 0)))
+        except (AttributeError, KeyError, OverflowError, TypeError, ValueError) as error:
+            raise ValueError(f"this is no snapshot ({type(error).__name__}: {error})") from error
+
+
+def take_snapshot(*, leave_out: Collection[int] = ()) -> Snapshot:
+    """Takes a snapshot of all threads but the caller's; of the main thread even if it is the caller.
+
+    Args:
+        leave_out: Identifiers of further threads that are nobody's business: our own.
+    """
+    time_ns = time.time_ns()
+    stacks = _copy_stacks()
+    caller = threading.get_ident()
+    main = threading.main_thread().ident
+    # A copy in one step: `threading.enumerate` takes a lock, which a stuck thread may hold.
+    names = {ident: thread.name for ident, thread in dict(threading._active).items()}  # type: ignore[attr-defined]
+    by_stack: dict[tuple[tuple[int, ...], tuple[int, ...]], tuple[_Stack, list[int]]] = {}
+    for ident, stack in reversed(stacks.items()):  # Oldest first.
+        if ident in leave_out or (ident == caller and ident != main):
+            continue
+        codes, instructions = stack
+        if ident == caller:
+            codes, instructions = codes[2:], instructions[2:]  # Without this function and the one that it called.
+        # By identity: to hash a code object is to hash all that it is made of.
+        key = (tuple(map(id, codes)), tuple(instructions))
+        by_stack.setdefault(key, ((codes, instructions), []))[1].append(ident)
+    groups = []
+    known: _KnownFrames = {}
+    for (codes, instructions), idents in by_stack.values():
+        frames = tuple(_resolve(codes, instructions, known))
+        idents.sort(key=lambda ident: ident != main)
+        shown = tuple(names.get(ident, f"0x{ident:016x}") for ident in idents[:_NAMES_KEPT])
+        groups.append(ThreadGroup(frames, len(idents), shown, idents[0] == main))
+        time.sleep(0)  # Whoever waits for the GIL has it between two groups.
+    groups.sort(key=lambda group: (not group.has_main, -group.threads))
+    return Snapshot(tuple(groups), sum(group.threads for group in groups), time_ns)
+
+
+def _copy_stacks() -> dict[int, _Stack]:
+    stacks: dict[int, _Stack] = {}
+    for ident, frame in sys._current_frames().items():
+        codes: list[CodeType] = []
+        instructions: list[int] = []
+        inner = frame
+        while inner is not None and len(codes) < _DEEPEST + 2:
+            codes.append(inner.f_code)
+            instructions.append(inner.f_lasti)
+            inner = inner.f_back  # type: ignore[assignment]
+        stacks[ident] = (codes, instructions)
+    return stacks
+
+
+def _resolve(
+    codes: Sequence[CodeType], instructions: Sequence[int], known: dict[tuple[int, int], Frame]
+) -> Iterator[Frame]:
+    for code, instruction in zip(codes, instructions, strict=True):
+        key = (id(code), instruction)
+        if key not in known:
+            known[key] = Frame(code.co_filename, _line(code, instruction), code.co_name)
+        yield known[key]
+
+
+def _line(code: CodeType, instruction: int) -> int:
+    """The line of an instruction; the function's first where a line has none."""
+    for begin, end, line in code.co_lines():
+        if begin <= instruction < end:
+            return line or code.co_firstlineno
+    return code.co_firstlineno
+
+
+class Unchanged(NamedTuple):
+    """For how long threads have stood where they stand."""
+
+    snapshots: int
+    """How many snapshots before this one, in a row, had the same stack; 0 for a new one."""
+    seconds: float
+    """Since the first of them."""
+
+
+class SnapshotHistory:
+    """Remembers the last snapshot's stacks, and since when each is there."""
+
+    def __init__(self) -> None:
+        self._since: dict[tuple[bool, tuple[Frame, ...]], tuple[int, int]] = {}
+
+    def seen(self, snapshot: Snapshot, now_ns: int | None = None) -> tuple[Unchanged, ...]:
+        """Takes note of a snapshot.
+
+        Args:
+            snapshot: The next one.
+            now_ns: When it was taken, by the monotonic clock; None is now.
+
+        Returns:
+            For each of its groups, since when its stack is there.
+        """
+        now_ns = time.monotonic_ns() if now_ns is None else now_ns
+        before, self._since = self._since, {}
+        unchanged = []
+        for group in snapshot.groups:
+            key = (group.has_main, group.frames)
+            first_ns, snapshots = before.get(key, (now_ns, -1))
+            self._since[key] = (first_ns, snapshots + 1)
+            unchanged.append(Unchanged(snapshots + 1, max(0, now_ns - first_ns) / 1e9))
+        return tuple(unchanged)
+
+
+def describe(snapshot: Snapshot, unchanged: Sequence[Unchanged] = ()) -> str:
+    """A snapshot for people: a line a group, and the stacks of those that are not idle.
+
+    Args:
+        snapshot: What was taken.
+        unchanged: What `SnapshotHistory.seen` said of it, if anybody asked.
+    """
+    from cloud_tpu_diagnostics.activity import activity_of, plural  # The companion describes; the job only takes.
+
+    many = len(snapshot.groups)
+    lines = [f"{_count(snapshot.thread_count, 'thread')} in {_count(many, 'group')} of equal stacks"]
+    for number, group in enumerate(snapshot.groups):
+        activity = activity_of(group.frames)
+        who = "main thread" if group.has_main and group.threads == 1 else _count(group.threads, "thread")
+        if group.has_main and group.threads > 1:
+            who += ", the main thread among them,"
+        named = "" if group.has_main and group.threads == 1 else f" ({_names(group)})"
+        still = _still(unchanged[number]) if number < len(unchanged) else ""
+        text = activity.text if group.threads == 1 else plural(activity.text)
+        lines.append(f"{who}{named}: {text}{still}")
+        if not activity.is_idle or group.has_main:
+            lines += [f"    {_frame_text(frame)}" for frame in group.frames]
+    return "\n".join(lines)
+
+
+def _still(unchanged: Unchanged) -> str:
+    if not unchanged.snapshots:
+        return ""
+    return f"; the same for {_count(unchanged.snapshots, 'snapshot')}, {_duration(unchanged.seconds)}"
+
+
+def _duration(seconds: float) -> str:
+    return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min"
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def _names(group: ThreadGroup) -> str:
+    more = group.threads - len(group.names)
+    return ", ".join(group.names) + (f" and {more} more" if more > 0 else "")
+
+
+def _frame_text(frame: Frame) -> str:
+    return f"{frame.function} ({frame.file}:{frame.line})"
+
+
+def _frame_from_text(text: str) -> Frame:
+    function, _, place = text.partition(" (")
+    file, _, line = place.rpartition(":")
+    if not line.endswith(")"):
+        raise ValueError(f"{text!r} is no frame")
+    return Frame(file, int(line[:-1]), function)
+
+
+def _group_from_json(encoded: Mapping[str, Any]) -> ThreadGroup:
+    return ThreadGroup(
+        tuple(_frame_from_text(text) for text in encoded["frames"]),
+        int(encoded["threads"]),
+        tuple(str(name) for name in encoded.get("names", ())),
+        bool(encoded.get("main", False)),
+    )
