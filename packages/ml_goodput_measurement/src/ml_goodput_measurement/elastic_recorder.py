@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ml_diagnostics_common import progress
 from ml_diagnostics_common.guard import guarded
 from ml_diagnostics_common.payload import encode_text
 
@@ -38,6 +39,7 @@ class ElasticGoodputRecorder(GoodputRecorder):
             event_type: What for; with `scale_up` in it the wait is for more slices, else for one that went down.
             start_time: When.
         """
+        progress.publish("wait", self._last_step)
         if self._enabled:
             details = f'"elastic_wait_event_type":{encode_text(str(event_type))},'
             self._record("elastic_wait_start_time", start_time, details)
@@ -50,6 +52,7 @@ class ElasticGoodputRecorder(GoodputRecorder):
             event_type: With which the start was recorded.
             end_time: When.
         """
+        self._publish_return()
         if self._enabled:
             details = f'"elastic_wait_event_type":{encode_text(str(event_type))},'
             self._record("elastic_wait_end_time", end_time, details)
@@ -57,11 +60,13 @@ class ElasticGoodputRecorder(GoodputRecorder):
     @guarded
     def record_elastic_reinit_start_time(self, start_time: Moment = None) -> None:
         """Records that the job begins to initialise itself anew, for other slices than before."""
+        progress.publish("init", self._last_step)
         if self._enabled:
             self._record("elastic_reinit_start_time", start_time)
 
     @guarded
     def record_elastic_reinit_end_time(self, end_time: Moment = None) -> None:
         """Records that the job is initialised anew."""
+        progress.publish("compile", self._last_step)
         if self._enabled:
             self._record("elastic_reinit_end_time", end_time)

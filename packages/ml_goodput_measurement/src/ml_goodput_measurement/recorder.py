@@ -1,7 +1,8 @@
 """GoodputRecorder: what a training job calls to say what it is doing.
 
 Imported by every trainer, so it imports nothing heavy; called in every step, so a call is one line of text and one
-`os.write` (see `ml_diagnostics_common.journal.journal`).
+`os.write` (see `ml_diagnostics_common.journal.journal`). Where somebody watches this process for hangs, each call also
+says what it does now, on every host (see `ml_diagnostics_common.progress`).
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from collections.abc import Mapping
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
+from ml_diagnostics_common import progress
 from ml_diagnostics_common.environment import Backend, configured_backend, diagnostics_directory, identity
 from ml_diagnostics_common.exceptions import ConfigurationError
 from ml_diagnostics_common.guard import guarded, report_loss
@@ -60,7 +62,7 @@ class GoodputRecorder:
         background_batch_size: int = 100,
         background_max_latency_s: float = 2.0,
     ) -> None:
-        """Opens nothing and waits for nothing; a disabled recorder does nothing ever.
+        """Opens nothing and waits for nothing; a disabled recorder records nothing ever.
 
         Args:
             job_name: The job, the same in all its attempts and on all its hosts.
@@ -88,6 +90,7 @@ class GoodputRecorder:
         self._cloud_logger = cloud_logger
         self._grace_period_seconds = float(background_grace_period_s)
         self._shipper: Shipper | None = None
+        self._last_step: int | None = None
         if not self._enabled:
             return
         backend = configured_backend()
@@ -118,6 +121,8 @@ class GoodputRecorder:
             step: Its number; anything that `int` takes.
             start_time: When.
         """
+        if progress.page_of_this_process is not None:
+            self._publish_step(step)
         if self._enabled:
             try:
                 self._record("step_start_time", start_time, f'"step_count":{int(step)},')
@@ -131,6 +136,8 @@ class GoodputRecorder:
             step: Its number.
             end_time: When.
         """
+        if progress.page_of_this_process is not None:
+            self._publish_step(step)
         # Keys without "time": the public library takes the first key with it for the time of an entry.
         if self._enabled:
             try:
@@ -141,6 +148,7 @@ class GoodputRecorder:
     @guarded
     def record_job_start_time(self, start_time: Moment = None) -> None:
         """Records that the job, or another attempt of it, begins."""
+        progress.publish("init")
         if self._enabled:
             self._journal.look()
             self._record("job_start_time", start_time)
@@ -149,6 +157,7 @@ class GoodputRecorder:
     @guarded
     def record_job_end_time(self, end_time: Moment = None) -> None:
         """Records that the job is done; waits up to a second until the disk has it."""
+        progress.publish("ended")
         if self._enabled:
             self._journal.look()
             self._record("job_end_time", end_time)
@@ -162,6 +171,7 @@ class GoodputRecorder:
             step: The step whose result is saved.
             checkpoint_start_time: When.
         """
+        progress.publish("checkpoint", step)
         if self._enabled:
             details = f'"checkpoint_progress_step":{int(step)},'
             self._journal.look()
@@ -171,36 +181,42 @@ class GoodputRecorder:
     @guarded
     def record_tpu_init_start_time(self, start_time: Moment = None) -> None:
         """Records that the devices begin to be initialised."""
+        progress.publish("init")
         if self._enabled:
             self._record("tpu_init_start_time", start_time)
 
     @guarded
     def record_tpu_init_end_time(self, end_time: Moment = None) -> None:
         """Records that the devices are initialised."""
+        progress.publish("init")
         if self._enabled:
             self._record("tpu_init_end_time", end_time)
 
     @guarded
     def record_training_preparation_start_time(self, start_time: Moment = None) -> None:
         """Records that training begins to be prepared: building the model, restoring a checkpoint."""
+        progress.publish("init")
         if self._enabled:
             self._record("training_prep_start_time", start_time)
 
     @guarded
     def record_training_preparation_end_time(self, end_time: Moment = None) -> None:
         """Records that training is prepared."""
+        progress.publish("compile")
         if self._enabled:
             self._record("training_prep_end_time", end_time)
 
     @guarded
     def record_data_loading_start_time(self, start_time: Moment = None) -> None:
         """Records that a batch begins to be loaded."""
+        progress.publish("data", self._last_step)
         if self._enabled:
             self._record("data_loading_start_time", start_time)
 
     @guarded
     def record_data_loading_end_time(self, end_time: Moment = None) -> None:
         """Records that a batch is loaded."""
+        self._publish_return()
         if self._enabled:
             self._record("data_loading_end_time", end_time)
 
@@ -214,6 +230,7 @@ class GoodputRecorder:
             start_time: When.
             custom_badput_event_type: Its name in the breakdown; upper and lower case are one.
         """
+        progress.publish(_phase_of(custom_badput_event_type), self._last_step)
         if self._enabled:
             details = f'"custom_badput_event_type":{encode_text(str(custom_badput_event_type))},'
             self._record("custom_badput_event_start_time", start_time, details)
@@ -228,6 +245,7 @@ class GoodputRecorder:
             end_time: When.
             custom_badput_event_type: The name with which its start was recorded.
         """
+        self._publish_return()
         if self._enabled:
             details = f'"custom_badput_event_type":{encode_text(str(custom_badput_event_type))},'
             self._record("custom_badput_event_end_time", end_time, details)
@@ -268,6 +286,14 @@ class GoodputRecorder:
         if self._enabled:
             self._journal.sync(timeout_seconds=0)
 
+    def _publish_step(self, step: int) -> None:
+        self._last_step = step
+        progress.publish("step", step)
+
+    def _publish_return(self) -> None:
+        """What stood between steps, or before the first, has ended."""
+        progress.publish("init" if self._last_step is None else "step", self._last_step)
+
     def _record(self, key: str, moment: Moment, details: str = "") -> None:
         """Appends an event: `details`, which is JSON that ends with a comma, then when it happened, under `key`."""
         now = str(now_ns())
@@ -277,6 +303,13 @@ class GoodputRecorder:
         self._journal.append_text(now, payload)
         if self._cloud_logger is not None:
             self._cloud_logger.write_cloud_logging_entry(json.loads(payload))
+
+
+def _phase_of(event_type: str) -> str:
+    name = str(event_type).lower()
+    if "eval" in name or "validation" in name:
+        return "eval"
+    return "checkpoint" if "checkpoint" in name else "other"
 
 
 def _start_shipper(

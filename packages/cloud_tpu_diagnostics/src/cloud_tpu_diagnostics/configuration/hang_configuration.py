@@ -2,17 +2,81 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any
 
-__all__ = ["HangConfig"]
+from ml_diagnostics_common.exceptions import ConfigurationError
+
+if TYPE_CHECKING:
+    from cloud_tpu_diagnostics.hang.hang_watch import Verdict
+
+__all__ = ["HangConfig", "checked"]
 
 
 @dataclass
 class HangConfig:
     """Watching for hangs.
 
+    Progress is what `diagnostic.heartbeat` and goodput's recorder say. A job is taken for stuck in
+
+    - a step: when it said nothing for `safety_factor` times the 99th percentile of its last 1,000 step times;
+    - another phase: for `safety_factor` times the longest silence of its last 20 such phases;
+
+    and never sooner than the floor of the phase. The first steps count as compilation.
+
     Attributes:
         enabled: False: hangs are not watched for.
+        safety_factor: How much longer than learned a silence has to be, at least 1.
+        step_floor_seconds: The shortest silence in a step that can be a hang.
+        startup_floor_seconds: The same for initialisation and compilation.
+        pause_floor_seconds: The same for checkpoints, evaluations, data loading, and what has no name.
+        snapshots: How many are taken of the job's threads once it is taken for stuck.
+        snapshot_interval_seconds: The time between two of them.
+        on_hang: Called in a thread of the job, if Python can run there, with the verdict.
+        abort: True: the job is ended after the snapshots, so that its scheduler starts it again.
     """
 
     enabled: bool = False
+    safety_factor: float = 3.0
+    step_floor_seconds: float = 30.0
+    startup_floor_seconds: float = 1_800.0
+    pause_floor_seconds: float = 600.0
+    snapshots: int = 5
+    snapshot_interval_seconds: float = 2.0
+    on_hang: Callable[[Verdict], object] | None = None
+    abort: bool = False
+
+    def to_json(self) -> dict[str, Any]:
+        """All but the callback, for another process, which makes it `HangConfig(**json)` again."""
+        return {field.name: getattr(self, field.name) for field in fields(self) if field.name != "on_hang"}
+
+
+def checked(config: HangConfig) -> HangConfig:
+    """Returns the configuration, as it is.
+
+    Raises:
+        ConfigurationError: One of its values cannot be used.
+    """
+    for name in ("enabled", "abort"):
+        if not isinstance(getattr(config, name), bool):
+            raise ConfigurationError(f"{name} is {getattr(config, name)!r}; give True or False")
+    _check_number("safety_factor", config.safety_factor, "a number of at least 1", least=1)
+    for name in ("step_floor_seconds", "startup_floor_seconds", "pause_floor_seconds"):
+        _check_number(name, getattr(config, name), "a number of seconds of at least 1", least=1)
+    _check_number("snapshot_interval_seconds", config.snapshot_interval_seconds, "seconds, 0 or more", least=0)
+    _check_number("snapshots", config.snapshots, "a whole number, 0 or more", least=0)
+    if not isinstance(config.snapshots, int):
+        raise ConfigurationError(f"snapshots is {config.snapshots!r}; give a whole number, 0 or more")
+    if config.on_hang is not None and not callable(config.on_hang):
+        raise ConfigurationError(
+            f"on_hang is {config.on_hang!r}; give a function that takes the verdict, or None for none"
+        )
+    return config
+
+
+def _check_number(name: str, value: object, wanted: str, *, least: float) -> None:
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if not is_number or not least <= value < math.inf:  # type: ignore[operator]
+        raise ConfigurationError(f"{name} is {value!r}; give {wanted}")

@@ -1,0 +1,130 @@
+"""Whether a job is stuck: what it said goes in, looked at every second, and verdicts come out. The clock is given.
+
+A verdict comes with the last look before the timeout, since the next would be too late. Time in which the watch itself
+was not there to look (the machine was paused, or had no time for it) counts for nothing.
+"""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+from ml_diagnostics_common.progress import Progress
+
+from cloud_tpu_diagnostics.configuration.hang_configuration import HangConfig
+from cloud_tpu_diagnostics.hang.learned_timeouts import LearnedTimeouts
+
+__all__ = ["LOOK_EVERY_SECONDS", "HangWatch", "Verdict"]
+
+LOOK_EVERY_SECONDS: Final = 1.0
+"""How often `HangWatch.observe` is to be called."""
+
+_LATE_SECONDS: Final = 3.0
+
+
+class Verdict(NamedTuple):
+    """A job is taken for stuck.
+
+    Attributes:
+        phase: In which; one of `ml_diagnostics_common.progress.PHASES`.
+        step: In which, where the job said it.
+        stuck_seconds: How long it has said nothing.
+        timeout_seconds: After how long a silence was taken for a hang.
+    """
+
+    phase: str
+    step: int | None
+    stuck_seconds: float
+    timeout_seconds: float
+
+
+class HangWatch:
+    """Watches one process of a job."""
+
+    def __init__(self, config: HangConfig) -> None:
+        """Has seen nothing yet; a job that never says anything is never taken for stuck."""
+        self._timeouts = LearnedTimeouts(config)
+        self._looked_ns: int | None = None
+        self._seen: Progress | None = None
+        self._silent_seconds = 0.0
+        self._is_told = False
+        self._was_late = False  # Since the progress that was seen last.
+        self._step: int | None = None
+        # Of the step that goes on: seconds so far, and its longest silence.
+        self._step_seconds = self._step_silence = 0.0
+
+    def observe(self, progress: Progress | None, now_ns: int) -> Verdict | None:
+        """Takes a look.
+
+        Args:
+            progress: What the job said last; None if that is nothing.
+            now_ns: Now, on the clock of `Progress.monotonic_ns`.
+
+        Returns:
+            A verdict, once for each hang: the next only after the job has gone on.
+        """
+        looked_ns, self._looked_ns = self._looked_ns, now_ns
+        elapsed = 0.0 if looked_ns is None else max(0, now_ns - looked_ns) / 1e9
+        is_late = elapsed > _LATE_SECONDS
+        if is_late:
+            elapsed = LOOK_EVERY_SECONDS
+            self._was_late = True
+        if progress is None:
+            return None
+        if self._seen is None or progress[:2] != self._seen[:2]:
+            self._learn(progress, looked_ns, now_ns)
+            self._silent_seconds = min(elapsed, max(0, now_ns - progress.monotonic_ns) / 1e9)
+            self._seen = progress
+            self._is_told = False
+            self._was_late = is_late
+        else:
+            self._silent_seconds += elapsed
+        return None if self._is_told else self._judged(progress, now_ns)
+
+    def timeout_seconds(self, phase: str, now_ns: int) -> float | None:
+        """How long a silence in a phase may be by now; None for as long as it takes."""
+        return self._timeouts.timeout_seconds(phase, now_ns / 1e9)
+
+    def _judged(self, progress: Progress, now_ns: int) -> Verdict | None:
+        timeout = self.timeout_seconds(progress.phase, now_ns)
+        if timeout is None or self._silent_seconds + LOOK_EVERY_SECONDS <= timeout:
+            return None
+        self._is_told = True
+        return Verdict(self._timeouts.phase_meant(progress.phase), progress.step, self._silent_seconds, timeout)
+
+    def _learn(self, new: Progress, looked_ns: int | None, now_ns: int) -> None:
+        """Learns from the time between what was seen before and what is seen now."""
+        old = self._seen
+        if old is not None and looked_ns is not None and not self._was_late:
+            seconds = max(0, new.monotonic_ns - old.monotonic_ns) / 1e9
+            # What is known to have been silence, and its share of the rest, in which there may have been many.
+            silence = min(seconds, max(0, looked_ns - old.monotonic_ns) / 1e9)
+            silence += (seconds - silence) / max(1, new.sequence - old.sequence)
+            if old.phase == "step":
+                self._step_seconds += seconds
+                self._step_silence = max(self._step_silence, silence)
+            else:
+                self._timeouts.add_pause(old.phase, silence)
+        elif old is not None:
+            self._forget_step()
+        if new.phase in ("init", "compile"):
+            self._timeouts.start_anew()
+            self._forget_step()
+        if new.phase == "step":
+            steps = self._steps_done(old, new)
+            if steps > 0:
+                if self._step_seconds > 0:
+                    self._timeouts.add_steps(steps, self._step_seconds, self._step_silence, now_ns / 1e9)
+                self._forget_step()
+            self._step = new.step
+
+    def _forget_step(self) -> None:
+        self._step = None
+        self._step_seconds = self._step_silence = 0.0
+
+    def _steps_done(self, old: Progress | None, new: Progress) -> int:
+        """How many steps have ended, now that the job says that it is in a step."""
+        if new.step is None:  # A job that does not count them: each time it says so.
+            return max(1, new.sequence - old.sequence) if old is not None and old.phase == "step" else 1
+        if self._step is None:
+            return 0
+        return max(1, new.step - self._step) if new.step != self._step else 0

@@ -1,0 +1,144 @@
+"""How long a job may say nothing before it is taken for stuck: learned from what it did so far.
+
+A step    safety factor x the 99th percentile of the last 1,000 step times. The first steps may be compilation, and
+          count as that. A step that took much longer and went on, such as a compilation amid steps or an evaluation
+          that nobody announced, comes again: for a day no silence is a hang that is under the factor times that
+          step, up to the timeout of a compilation.
+The rest  safety factor x the longest silence of the last 20 such phases. One that was taken for a hang counts as no
+          longer than its timeout was: what was learned from an outage goes by the factor at most.
+
+No timeout is under the floor of its phase.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left, insort
+from collections import deque
+from typing import Final
+
+from cloud_tpu_diagnostics.configuration.hang_configuration import HangConfig
+
+__all__ = ["LearnedTimeouts", "RecentSteps"]
+
+_SHARE: Final = 0.99
+_RECENT_STEPS: Final = 1_000
+_COMPILING_STEPS: Final = 3
+_LEAST_STEPS: Final = 5
+_RECENT_PAUSES: Final = 20
+_LONG_SHARE: Final = 2 / 3  # Of the timeout: a step this long is likely to exceed it one day.
+_LONG_STEPS: Final = 100
+_LONG_STEPS_SECONDS: Final = 86_400.0
+_NOT_WATCHED: Final = ("wait", "ended")
+_STARTUP: Final = ("init", "compile")
+
+
+class RecentSteps:
+    """A percentile of the last step times.
+
+    Adding one is a binary search and the move of at most 1,000 numbers in one block.
+    """
+
+    def __init__(self, most: int = _RECENT_STEPS) -> None:
+        """Keeps `most` of them."""
+        self._most = most
+        self._in_turn: deque[float] = deque()
+        self._in_order: list[float] = []
+
+    def __len__(self) -> int:
+        return len(self._in_turn)
+
+    def add(self, seconds: float) -> None:
+        """Adds a step time; the oldest goes."""
+        if len(self._in_turn) == self._most:
+            del self._in_order[bisect_left(self._in_order, self._in_turn.popleft())]
+        self._in_turn.append(seconds)
+        insort(self._in_order, seconds)
+
+    def percentile(self, share: float = _SHARE) -> float:
+        """The smallest step time that is at least as long as that share of them (nearest rank)."""
+        return self._in_order[max(0, math.ceil(share * len(self._in_order)) - 1)]
+
+
+class LearnedTimeouts:
+    """The timeouts of one job, by phase."""
+
+    def __init__(self, config: HangConfig) -> None:
+        """Has learned nothing yet."""
+        self._config = config
+        self._pauses: dict[str, deque[float]] = {}
+        self._long_steps: deque[tuple[float, float]] = deque(maxlen=_LONG_STEPS)  # when, how long
+        self.start_anew()
+
+    def start_anew(self) -> None:
+        """The job initialises or compiles: its next steps are none like those before."""
+        self._steps = RecentSteps()
+        self._compiling_steps = _COMPILING_STEPS
+
+    def phase_meant(self, phase: str) -> str:
+        """What a phase counts as: a step is compilation until a few were seen."""
+        return "compile" if phase == "step" and len(self._steps) < _LEAST_STEPS else phase
+
+    def timeout_seconds(self, phase: str, at_seconds: float) -> float | None:
+        """How long a silence in a phase may be.
+
+        Args:
+            phase: One of `ml_diagnostics_common.progress.PHASES`.
+            at_seconds: Now, on the clock of `add_steps`.
+
+        Returns:
+            Seconds; None for as long as it takes.
+        """
+        phase = self.phase_meant(phase)
+        if phase in _NOT_WATCHED:
+            return None
+        if phase == "step":
+            return self._step_timeout(at_seconds)
+        floor = self._config.startup_floor_seconds if phase in _STARTUP else self._config.pause_floor_seconds
+        return max(floor, self._config.safety_factor * max(self._pauses.get(phase, ()), default=0.0))
+
+    def add_pause(self, phase: str, seconds: float) -> None:
+        """Learns from a phase that went on.
+
+        Args:
+            phase: Any but `step`.
+            seconds: Its longest silence.
+        """
+        timeout = self.timeout_seconds(phase, 0.0)
+        if timeout is not None:
+            self._pauses.setdefault(phase, deque(maxlen=_RECENT_PAUSES)).append(min(seconds, timeout))
+
+    def add_steps(self, count: int, seconds: float, silent_seconds: float, at_seconds: float) -> None:
+        """Learns from steps that are done.
+
+        Args:
+            count: How many.
+            seconds: What they took together, without the phases between them.
+            silent_seconds: The longest silence in that.
+            at_seconds: Now.
+        """
+        if self._compiling_steps > 0:
+            self._compiling_steps -= count
+            self.add_pause("compile", silent_seconds)
+            return
+        longest = max(silent_seconds, seconds / count)
+        timeout = self.timeout_seconds("step", at_seconds) or math.inf
+        if self.phase_meant("step") == "step" and silent_seconds > _LONG_SHARE * timeout:
+            self._long_steps.append((at_seconds, silent_seconds))
+        if silent_seconds < timeout:
+            self._steps.add(longest)
+        if count > 1:
+            each = (seconds - longest) / (count - 1)
+            for _ in range(min(count - 1, _RECENT_STEPS)):
+                self._steps.add(each)
+
+    def _step_timeout(self, at_seconds: float) -> float:
+        while self._long_steps and at_seconds - self._long_steps[0][0] > _LONG_STEPS_SECONDS:
+            self._long_steps.popleft()
+        factor = self._config.safety_factor
+        timeout = max(self._config.step_floor_seconds, factor * self._steps.percentile())
+        if self._long_steps:
+            compilation = self.timeout_seconds("compile", at_seconds) or math.inf
+            longest = max(seconds for _, seconds in self._long_steps)
+            timeout = max(timeout, min(factor * longest, compilation))
+        return timeout

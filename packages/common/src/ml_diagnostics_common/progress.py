@@ -1,0 +1,386 @@
+"""What a process is doing, in a page of memory that another process can read even while Python is stuck.
+
+    <folder>/<pid>-<start>-<machine>    private (0600), mapped; removed when publishing stops
+
+The name says whose page it is: a page left behind by a dead process is never taken for that of a live one with the same
+number. The page is a ring of slots; each publishing goes to the next, as one call in C that writes its sequence
+number first and once more last. A reader takes the newest slot whose two numbers agree: whole states only, without a
+lock, whatever thread or signal handler published, and wherever a writer was stopped.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import struct
+import sys
+from collections.abc import Iterator
+from numbers import Integral
+from pathlib import Path
+from time import monotonic_ns, time
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from ml_diagnostics_common.environment import diagnostics_directory
+
+if TYPE_CHECKING:
+    import mmap
+
+__all__ = [
+    "PHASES",
+    "Progress",
+    "ProgressPage",
+    "ProgressReader",
+    "page_of",
+    "progress_directory",
+    "publish",
+    "start_publishing",
+    "stop_publishing",
+]
+
+PHASES: Final = ("init", "compile", "data", "step", "checkpoint", "eval", "other", "wait", "ended")
+"""What a process may say that it does; `wait`: for something outside, such as slices, for as long as it takes."""
+
+_CODES: Final = {phase: code for code, phase in enumerate(PHASES)}
+_OTHER: Final = _CODES["other"]
+_NO_STEP: Final = -(2**63)
+_SLOT: Final = struct.Struct("=QqqQQ")  # sequence, time, step, phase, sequence
+_SLOT_BYTES: Final = 64
+_SLOTS: Final = 16
+_PAGE_BYTES: Final = 4096
+_READS: Final = 8
+_STRANGERS_AGE_SECONDS: Final = 30 * 86_400
+
+
+class Progress(NamedTuple):
+    """What a process said last.
+
+    Attributes:
+        sequence: Which publishing it was, from 1.
+        monotonic_ns: When, on the monotonic clock of the machine.
+        phase: One of `PHASES`.
+        step: Its number, where the process said one.
+    """
+
+    sequence: int
+    monotonic_ns: int
+    phase: str
+    step: int | None
+
+
+class ProgressPage:
+    """The page of this process. Forked children drop it, and never write to it."""
+
+    def __init__(self, path: Path, mapped: mmap.mmap, file: _File) -> None:
+        """Use `create`."""
+        self.path = path
+        self._mapped = mapped
+        self._file = file
+        self._sequence = itertools.count(1)  # next() is atomic.
+
+    @classmethod
+    def create(cls, folder: Path | None = None) -> ProgressPage:
+        """Makes the page's file, and removes those of dead processes.
+
+        Args:
+            folder: It is made (0700) if it is not there; None for `progress_directory()`.
+
+        Raises:
+            OSError: The file cannot be made.
+        """
+        import mmap
+
+        folder = progress_directory() if folder is None else folder
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        _prune(folder)
+        path = folder / _name_of(os.getpid(), _start_of(os.getpid()) or "0")
+        with contextlib.suppress(FileNotFoundError):
+            path.unlink()
+        names = ("O_NOFOLLOW", "O_CLOEXEC")
+        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | sum(getattr(os, name, 0) for name in names)
+        descriptor = os.open(path, flags, 0o600)
+        try:
+            # Written, not only sized: a store to a page for which the disk has no room kills the process (SIGBUS).
+            if os.write(descriptor, bytes(_PAGE_BYTES)) != _PAGE_BYTES:
+                raise OSError(f"{path} cannot be written whole")
+            if sys.version_info >= (3, 13):
+                mapped = mmap.mmap(descriptor, _PAGE_BYTES, trackfd=False)
+            else:
+                mapped = mmap.mmap(descriptor, _PAGE_BYTES)
+            page = cls(path, mapped, _File.mapped_from(descriptor))
+        except BaseException:
+            path.unlink()
+            raise
+        finally:
+            os.close(descriptor)
+        _pages_of_this_process.add(page)
+        return page
+
+    def publish(self, phase: str, step: int | None = None) -> None:
+        """Says what the process does now; never raises or waits.
+
+        Args:
+            phase: One of `PHASES`; any other is `other`.
+            step: Its number; what is no whole number, or needs more than 64 bits, is left out.
+        """
+        sequence = next(self._sequence)
+        if step.__class__ is not int:
+            step = _plain(step)
+        try:
+            _pack_into(
+                self._mapped,
+                sequence % _SLOTS * _SLOT_BYTES,
+                sequence,
+                monotonic_ns(),
+                step,
+                _CODES.get(phase, _OTHER),
+                sequence,
+            )
+        except struct.error:
+            self.publish(phase)
+        except (TypeError, ValueError):
+            pass  # A phase that cannot be looked up; or the page is closed.
+
+    def close(self) -> None:
+        """Publishes that the process has ended what it published, and removes the file; not in a forked child."""
+        if self not in _pages_of_this_process:
+            return
+        self.publish("ended")
+        _pages_of_this_process.discard(self)
+        with contextlib.suppress(OSError):
+            if _File.identity_of(self.path.lstat()) == self._file.identity:
+                self.path.unlink()
+        self._release()
+
+    def _release(self) -> None:
+        """Unmaps the page, unless that would close a file of the job's."""
+        if self._file.is_ours():
+            self._mapped.close()
+        else:
+            _keep_for_ever(self._mapped)
+
+
+class _File:
+    """The descriptor that `mmap` keeps for itself before Python 3.13, and closes with the map, whoever's it is then."""
+
+    def __init__(self, identity: tuple[int, int], number: int | None) -> None:
+        self.identity = identity
+        self._number = number
+
+    @classmethod
+    def mapped_from(cls, descriptor: int) -> _File:
+        """Finds the duplicate that a map has just made."""
+        identity = cls.identity_of(os.fstat(descriptor))
+        for number in _open_descriptors():
+            with contextlib.suppress(OSError):
+                if number != descriptor and cls.identity_of(os.fstat(number)) == identity:
+                    return cls(identity, number)
+        return cls(identity, None)  # It has none, from Python 3.13 on; or the system does not tell.
+
+    @staticmethod
+    def identity_of(status: os.stat_result) -> tuple[int, int]:
+        return status.st_dev, status.st_ino
+
+    def is_ours(self) -> bool:
+        """False once somebody has closed the descriptor behind our back, and opened another file."""
+        if self._number is None:
+            return True
+        try:
+            return self.identity_of(os.fstat(self._number)) == self.identity
+        except OSError:
+            return False
+
+
+class ProgressReader:
+    """Reads the page of another process, or of this one; goes on after the file is removed."""
+
+    def __init__(self, path: Path | str) -> None:
+        """Opens the page.
+
+        Raises:
+            OSError: There is no such page, or it is not for us to read.
+        """
+        names = ("O_NOFOLLOW", "O_CLOEXEC", "O_NONBLOCK")
+        self._descriptor = os.open(path, os.O_RDONLY | sum(getattr(os, name, 0) for name in names))
+
+    def read(self) -> Progress | None:
+        """What the process said last; None where it has said nothing yet."""
+        newest = self._newest()
+        for _ in range(_READS):  # Twice the same: every part of it had come.
+            before, newest = newest, self._newest()
+            if newest == before:
+                break
+        return newest
+
+    def close(self) -> None:
+        """Closes the page."""
+        descriptor, self._descriptor = self._descriptor, -1
+        if descriptor >= 0:
+            os.close(descriptor)
+
+    def _newest(self) -> Progress | None:
+        page = os.pread(self._descriptor, _SLOTS * _SLOT_BYTES, 0)
+        states = [
+            Progress(first, time_ns, PHASES[code], None if step == _NO_STEP else step)
+            for first, time_ns, step, code, last in _slots(page)
+            if first == last != 0 and code < len(PHASES)
+        ]
+        return max(states, default=None)
+
+
+def _slots(page: bytes) -> Iterator[tuple[int, int, int, int, int]]:
+    for offset in range(0, len(page) - _SLOT_BYTES + 1, _SLOT_BYTES):
+        yield _SLOT.unpack_from(page, offset)
+
+
+_pack_into = _SLOT.pack_into
+
+
+def _plain(step: object) -> int:
+    """An array is not asked for its value, which may not have been computed yet."""
+    return int(step) if isinstance(step, Integral) else _NO_STEP
+
+
+# --- The page of this process -------------------------------------------------------------------------
+
+# State of the process: where it publishes, which those look at for whom even a call would be too much; and all its
+# pages, which a forked child must not write to.
+page_of_this_process: ProgressPage | None = None
+_pages_of_this_process: set[ProgressPage] = set()
+
+
+def publish(phase: str, step: int | None = None) -> None:
+    """Says what this process does now, if it has a page; never raises or waits.
+
+    Args:
+        phase: One of `PHASES`; any other is `other`.
+        step: Its number.
+    """
+    page = page_of_this_process
+    if page is not None:
+        page.publish(phase, step)
+
+
+def start_publishing(page: ProgressPage) -> None:
+    """Has `publish` write to a page of this process."""
+    global page_of_this_process
+    page_of_this_process = page
+
+
+def stop_publishing(page: ProgressPage) -> None:
+    """Has `publish` write there no longer, and removes the page."""
+    global page_of_this_process
+    if page_of_this_process is page:
+        page_of_this_process = None
+    page.close()
+
+
+def _drop_pages_in_child() -> None:
+    global page_of_this_process
+    page_of_this_process = None
+    while _pages_of_this_process:
+        _pages_of_this_process.pop()._release()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_drop_pages_in_child)
+
+_maps_never_closed: list[mmap.mmap] = []
+
+
+def _keep_for_ever(mapped: mmap.mmap) -> None:
+    """Even at the end of the interpreter, when the job's files may still have something to write."""
+    try:
+        import ctypes
+
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(mapped))
+    except (ImportError, AttributeError):
+        _maps_never_closed.append(mapped)
+
+
+# --- Files --------------------------------------------------------------------------------------------
+
+
+def progress_directory() -> Path:
+    """Where pages are: in memory where the system has a folder for that, else `state/progress` with our other files.
+
+    A store to a mapped page of a file on a disk can wait for that disk, each time the system has written it out.
+    """
+    if hasattr(os, "getuid"):
+        folder = Path(f"/dev/shm/ml-diagnostics-{os.getuid()}")
+        with contextlib.suppress(OSError):
+            if folder.parent.is_dir():
+                folder.mkdir(mode=0o700, exist_ok=True)
+                found = folder.lstat()
+                if folder.is_dir() and not folder.is_symlink() and found.st_uid == os.getuid():
+                    folder.chmod(0o700)
+                    return folder
+    return diagnostics_directory() / "state" / "progress"
+
+
+def page_of(pid: int, folder: Path | None = None) -> Path | None:
+    """The page of a live process of this machine; None where it has none."""
+    start = _start_of(pid)
+    if start is None:
+        return None
+    path = (progress_directory() if folder is None else folder) / _name_of(pid, start)
+    return path if path.is_file() else None
+
+
+def _name_of(pid: int, start: str) -> str:
+    return f"{pid}-{start}-{_machine()}"
+
+
+def _machine() -> str:
+    """Whose process numbers these are: those of one boot, in one container. Without dashes."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii")[:8]
+        return f"{boot}{Path('/proc/self/ns/pid').stat().st_ino:x}"
+    except OSError:
+        return "0"
+
+
+def _start_of(pid: int) -> str | None:
+    """When a process began, in ticks since the boot, as text; "0" where the system does not say; None if it is dead.
+
+    Field 22 of /proc/PID/stat (proc_pid_stat(5)); the second field, a name, may have spaces and brackets in it.
+    """
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
+        return None if fields[0] in (b"Z", b"X") else fields[19].decode("ascii")
+    except (OSError, IndexError):
+        return "0" if not Path("/proc/self/stat").exists() and _exists(pid) else None
+
+
+def _exists(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:
+        pass
+    return True
+
+
+def _prune(folder: Path) -> None:
+    """Removes the pages of dead processes; of other machines' and containers', those that are a month old."""
+    machine = _machine()
+    for path in folder.iterdir():
+        pid, _, rest = path.name.partition("-")
+        start, _, whose = rest.partition("-")
+        if not (pid.isascii() and pid.isdigit() and whose):
+            continue
+        with contextlib.suppress(OSError):
+            if whose == machine:
+                is_stale = _start_of(int(pid)) != start
+            else:
+                is_stale = time() - path.lstat().st_mtime > _STRANGERS_AGE_SECONDS
+            if is_stale:
+                path.unlink()
+
+
+def _open_descriptors() -> list[int]:
+    for folder in ("/proc/self/fd", "/dev/fd"):
+        with contextlib.suppress(OSError):
+            return [int(name) for name in os.listdir(folder) if name.isdigit()]  # noqa: PTH208 (they are numbers)
+    return []
