@@ -29,7 +29,7 @@ class HangConfig:
     Attributes:
         enabled: False: hangs are not watched for.
         safety_factor: How much longer than learned a silence has to be, at least 1.
-        step_floor_seconds: The shortest silence in a step that can be a hang.
+        step_floor_seconds: The shortest silence in a step that can be a hang, at least 5.
         startup_floor_seconds: The same for initialisation and compilation.
         pause_floor_seconds: The same for checkpoints, evaluations, data loading, and what has no name.
         snapshots: How many are taken of the job's threads once it is taken for stuck.
@@ -64,7 +64,7 @@ def checked(config: HangConfig) -> HangConfig:
             raise ConfigurationError(f"{name} is {getattr(config, name)!r}; give True or False")
     _check_number("safety_factor", config.safety_factor, "a number of at least 1", least=1)
     for name in ("step_floor_seconds", "startup_floor_seconds", "pause_floor_seconds"):
-        _check_number(name, getattr(config, name), "a number of seconds of at least 1", least=1)
+        _check_number(name, getattr(config, name), "a number of seconds of at least 5", least=5)
     _check_number("snapshot_interval_seconds", config.snapshot_interval_seconds, "seconds, 0 or more", least=0)
     _check_number("snapshots", config.snapshots, "a whole number, 0 or more", least=0)
     if not isinstance(config.snapshots, int):

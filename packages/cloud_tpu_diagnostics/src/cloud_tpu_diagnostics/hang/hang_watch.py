@@ -18,7 +18,8 @@ __all__ = ["LOOK_EVERY_SECONDS", "HangWatch", "Verdict"]
 LOOK_EVERY_SECONDS: Final = 1.0
 """How often `HangWatch.observe` is to be called."""
 
-_LATE_SECONDS: Final = 3.0
+_MARGIN_SECONDS: Final = 1.5 * LOOK_EVERY_SECONDS  # The next look may come a little late.
+_LATE_SECONDS: Final = 3 * LOOK_EVERY_SECONDS
 
 
 class Verdict(NamedTuple):
@@ -63,7 +64,7 @@ class HangWatch:
             A verdict, once for each hang: the next only after the job has gone on.
         """
         looked_ns, self._looked_ns = self._looked_ns, now_ns
-        elapsed = 0.0 if looked_ns is None else max(0, now_ns - looked_ns) / 1e9
+        elapsed = LOOK_EVERY_SECONDS if looked_ns is None else max(0, now_ns - looked_ns) / 1e9
         is_late = elapsed > _LATE_SECONDS
         if is_late:
             elapsed = LOOK_EVERY_SECONDS
@@ -86,7 +87,7 @@ class HangWatch:
 
     def _judged(self, progress: Progress, now_ns: int) -> Verdict | None:
         timeout = self.timeout_seconds(progress.phase, now_ns)
-        if timeout is None or self._silent_seconds + LOOK_EVERY_SECONDS <= timeout:
+        if timeout is None or self._silent_seconds + _MARGIN_SECONDS <= timeout:
             return None
         self._is_told = True
         return Verdict(self._timeouts.phase_meant(progress.phase), progress.step, self._silent_seconds, timeout)
@@ -96,9 +97,9 @@ class HangWatch:
         old = self._seen
         if old is not None and looked_ns is not None and not self._was_late:
             seconds = max(0, new.monotonic_ns - old.monotonic_ns) / 1e9
-            # What is known to have been silence, and its share of the rest, in which there may have been many.
-            silence = min(seconds, max(0, looked_ns - old.monotonic_ns) / 1e9)
-            silence += (seconds - silence) / max(1, new.sequence - old.sequence)
+            # Where the job said more since the last look, only what was before that is known to have been silence.
+            is_next = new.sequence == old.sequence + 1
+            silence = seconds if is_next else min(seconds, max(0, looked_ns - old.monotonic_ns) / 1e9)
             if old.phase == "step":
                 self._step_seconds += seconds
                 self._step_silence = max(self._step_silence, silence)

@@ -1,0 +1,179 @@
+"""Jobs that say what they do on a clock of their own, and a watch that looks at them every second of it."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from cloud_tpu_diagnostics.configuration.hang_configuration import HangConfig
+from cloud_tpu_diagnostics.hang.hang_watch import LOOK_EVERY_SECONDS, HangWatch, Verdict
+from ml_diagnostics_common.progress import Progress
+
+
+class Event(NamedTuple):
+    """At some second the job says what it does from then on."""
+
+    at: float
+    phase: str
+    step: int | None
+
+
+class Told(NamedTuple):
+    """At some second the watch said that the job hangs."""
+
+    at: float
+    verdict: Verdict
+
+
+class SimulatedJob:
+    """Writes down what a job would say."""
+
+    def __init__(self, seed: int, step_seconds: float, jitter: float = 0.03) -> None:
+        self.random = random.Random(seed)
+        self.step_seconds = step_seconds
+        self.jitter = jitter
+        self.now = 0.0
+        self.step = 0
+        self.events: list[Event] = []
+        self.step_times: list[float] = []
+
+    def say(self, phase: str, seconds: float, step: int | None = None) -> None:
+        """Says a phase, and is silent for so long."""
+        self.events.append(Event(self.now, phase, step))
+        self.now += seconds
+
+    def start(self, init_seconds: float = 60.0, compile_seconds: float = 90.0) -> None:
+        """Initialises, compiles in its first two steps, and takes a few more steps."""
+        self.say("init", init_seconds)
+        self.say("compile", 1.0)
+        self.one_step(compile_seconds)
+        self.one_step(compile_seconds / 3)
+        self.step_times.clear()
+        self.steps(20)
+
+    def one_step(self, seconds: float) -> None:
+        self.say("step", seconds, self.step)
+        self.step += 1
+        self.step_times.append(seconds)
+
+    def steps(self, count: int) -> None:
+        for _ in range(count):
+            self.one_step(self.step_seconds * math.exp(self.random.gauss(0, self.jitter)))
+
+    def step_bound(self, config: HangConfig) -> float:
+        """The promise: the factor times the 99th percentile of the last 1,000 step times, at least the floor."""
+        recent = sorted(self.step_times[-1_000:])
+        percentile = recent[math.ceil(0.99 * len(recent)) - 1]
+        return max(config.safety_factor * percentile, config.step_floor_seconds)
+
+
+def looks(events: Sequence[Event], until: float, seed: int = 0) -> Iterator[tuple[Progress | None, int]]:
+    """What a watch sees that looks every second, now and then a little later, and when."""
+    jitter = random.Random(seed)
+    sequence, now = 0, jitter.random()
+    while now <= until:
+        while sequence < len(events) and events[sequence].at <= now:
+            sequence += 1
+        yield _progress(events, sequence), round(now * 1e9)
+        now += LOOK_EVERY_SECONDS + (jitter.random() * 0.02 if jitter.random() < 0.9 else jitter.random() * 0.3)
+
+
+def _progress(events: Sequence[Event], sequence: int) -> Progress | None:
+    if sequence == 0:
+        return None
+    event = events[sequence - 1]
+    return Progress(sequence, round(event.at * 1e9), event.phase, event.step)
+
+
+def verdicts(events: Sequence[Event], until: float, config: HangConfig | None = None, seed: int = 0) -> list[Told]:
+    """All that the watch says up to some second."""
+    watch = HangWatch(config or HangConfig(enabled=True))
+    told = []
+    for progress, now_ns in looks(events, until, seed):
+        verdict = watch.observe(progress, now_ns)
+        if verdict is not None:
+            told.append(Told(now_ns / 1e9, verdict))
+    return told
+
+
+# --- Whole days, hangs and slow phases ----------------------------------------------------------------
+
+
+def day(seed: int) -> SimulatedJob:
+    """A day of training without a hang, with all that may look like one."""
+    draw = random.Random(seed)
+    job = SimulatedJob(seed, step_seconds=math.exp(draw.uniform(math.log(0.2), math.log(15))), jitter=0.05)
+    job.start(init_seconds=draw.uniform(20, 900), compile_seconds=draw.uniform(20, 1_000))
+    recompilation = 50 * job.step_seconds if job.step_seconds < 0.55 else 2.4 * job.step_seconds
+    unannounced = max(18.0, 2.2 * job.step_seconds)  # An evaluation every so many steps, which takes ever longer.
+    every = draw.randint(100, 400)
+    while job.now < 86_400:
+        job.steps(every)
+        job.one_step(unannounced)
+        unannounced *= 1.01
+        chance = draw.random()
+        if chance < 0.25:
+            job.say("checkpoint", draw.uniform(5, 550), job.step)
+        elif chance < 0.45:
+            job.say("eval", draw.uniform(5, 550), job.step)
+        elif chance < 0.65:
+            job.say("data", draw.uniform(0.5, 300), job.step)
+        elif chance < 0.75:
+            job.one_step(recompilation)
+        elif chance < 0.8:
+            job.say("compile", draw.uniform(10, 1_200), job.step)
+        elif chance < 0.82:
+            job.say("wait", draw.uniform(10, 4_000), job.step)
+            job.say("init", draw.uniform(10, 600), job.step)
+    job.say("ended", 3_000)
+    return job
+
+
+class Case(NamedTuple):
+    """A job up to where it goes on no more, or only later than usual, and after how long that must be told."""
+
+    job: SimulatedJob
+    phase: str
+    bound_seconds: float
+
+
+def case(seed: int) -> Case:
+    """A job somewhere in its life: mostly in a step, else in a phase that it announced, or at its very first step."""
+    config = HangConfig(enabled=True)
+    draw = random.Random(seed)
+    job = SimulatedJob(seed, math.exp(draw.uniform(math.log(0.05), math.log(40))), jitter=draw.uniform(0.01, 0.15))
+    phase = draw.choice(("step",) * 8 + ("checkpoint", "eval", "data", "first step"))
+    if phase == "first step":
+        job.say("init", draw.uniform(1, 600))
+        job.say("step", 0.0, 0)
+        return Case(job, "compile", config.startup_floor_seconds)
+    job.start(draw.uniform(1, 600), draw.uniform(1, 600))
+    longest = 0.0
+    for _ in range(draw.randint(1, 4)):
+        job.steps(draw.randint(20, 150))
+        seconds = draw.uniform(1, 590)
+        longest = max(longest, seconds)
+        job.say(phase if phase != "step" else draw.choice(("checkpoint", "eval", "data")), seconds, job.step)
+    job.steps(draw.randint(2, 150))
+    if phase == "step":
+        job.say("step", 0.0, job.step)
+        return Case(job, phase, job.step_bound(config))
+    job.say(phase, 0.0, job.step)
+    return Case(job, phase, max(config.pause_floor_seconds, config.safety_factor * longest))
+
+
+def hang(seed: int) -> tuple[Case, list[Told]]:
+    """A job that goes on no more, and what the watch says until long after."""
+    found = case(seed)
+    return found, verdicts(found.job.events, found.job.now + 3 * found.bound_seconds, seed=seed)
+
+
+def slow_phase(seed: int) -> tuple[Case, list[Told]]:
+    """A job that is silent for up to 95 % of what is a hang, and goes on; and what the watch says."""
+    found = case(seed)
+    found.job.now += found.bound_seconds * random.Random(seed).uniform(0.5, 0.95)
+    found.job.step += 1
+    found.job.steps(50)
+    return found, verdicts(found.job.events, found.job.now, seed=seed)

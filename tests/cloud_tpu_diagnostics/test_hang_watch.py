@@ -1,0 +1,292 @@
+from __future__ import annotations
+
+import math
+import random
+
+import pytest
+from cloud_tpu_diagnostics.configuration.hang_configuration import HangConfig
+from cloud_tpu_diagnostics.hang.hang_watch import HangWatch
+from cloud_tpu_diagnostics.hang.learned_timeouts import LearnedTimeouts, RecentSteps
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from ml_diagnostics_common.progress import Progress
+
+from . import simulated_jobs
+from .simulated_jobs import Event, SimulatedJob, verdicts
+
+CONFIG = HangConfig(enabled=True)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_day_of_compilations_checkpoints_evaluations_and_loading_brings_no_verdict(seed: int) -> None:
+    job = simulated_jobs.day(seed)
+    assert job.now > 86_400
+    assert verdicts(job.events, job.now, seed=seed) == []
+
+
+def test_every_one_of_200_hangs_is_told_once_and_within_its_bound() -> None:
+    for seed in range(200):
+        case, told = simulated_jobs.hang(seed)
+        assert len(told) == 1, seed
+        assert told[0].verdict.phase == case.phase, seed
+        assert told[0].at - case.job.now <= case.bound_seconds, seed
+        assert told[0].verdict.stuck_seconds > 0.9 * case.bound_seconds, seed
+
+
+def test_none_of_200_slow_phases_is_taken_for_a_hang() -> None:
+    for seed in range(200):
+        case, told = simulated_jobs.slow_phase(seed)
+        assert told == [], (seed, case.phase)
+
+
+# --- One hang, one verdict ----------------------------------------------------------------------------
+
+
+def test_a_hang_is_told_once_and_the_next_only_after_the_job_has_gone_on() -> None:
+    job = SimulatedJob(1, 1.0)
+    job.start()
+    job.one_step(500.0)
+    first = job.events[-1]
+    job.steps(30)
+    job.one_step(5_000.0)
+    second = job.events[-1]
+    told = verdicts(job.events, job.now)
+    assert [(each.verdict.phase, each.verdict.step) for each in told] == [("step", first.step), ("step", second.step)]
+    assert told[0].verdict.timeout_seconds == CONFIG.step_floor_seconds
+
+
+def test_a_hang_that_goes_on_in_another_phase_for_ever_is_told_there_too() -> None:
+    job = SimulatedJob(1, 1.0)
+    job.start()
+    job.one_step(100.0)
+    job.say("checkpoint", 1_000.0)
+    assert [each.verdict.phase for each in verdicts(job.events, job.now)] == ["step", "checkpoint"]
+
+
+@pytest.mark.parametrize(
+    ("phase", "floor"),
+    [
+        ("init", 1_800),
+        ("compile", 1_800),
+        ("step", 1_800),
+        ("checkpoint", 600),
+        ("eval", 600),
+        ("data", 600),
+        ("other", 600),
+    ],
+)
+def test_the_first_phase_of_all_is_told_by_its_floor(phase: str, floor: float) -> None:
+    events = [Event(10.0, phase, 0)]
+    assert verdicts(events, 10.0 + 0.95 * floor) == []
+    [told] = verdicts(events, 10.0 + 3 * floor)
+    assert told.at <= 10.0 + floor
+    assert told.verdict.timeout_seconds == floor
+
+
+@pytest.mark.parametrize("phase", ["wait", "ended"])
+def test_a_job_that_waits_for_slices_or_has_ended_never_hangs(phase: str) -> None:
+    job = SimulatedJob(1, 1.0)
+    job.start()
+    job.say(phase, 100_000.0)
+    assert verdicts(job.events, job.now) == []
+
+
+def test_a_job_that_never_said_anything_never_hangs() -> None:
+    watch = HangWatch(CONFIG)
+    assert all(watch.observe(None, second * 10**9) is None for second in range(10_000))
+
+
+# --- What is learned ----------------------------------------------------------------------------------
+
+
+def test_steps_that_take_longer_have_a_longer_timeout() -> None:
+    job = SimulatedJob(3, 40.0, jitter=0.0)
+    job.start()
+    job.one_step(119.0)
+    job.steps(200)
+    job.one_step(1_000.0)
+    began = job.events[-1].at
+    [told] = verdicts(job.events, job.now)
+    # One such step in a hundred is the 99th percentile of it; the timeout comes from the rest, and from that step.
+    assert told.verdict.timeout_seconds == pytest.approx(3 * 119.0)
+    assert told.at - began <= 3 * 119.0
+
+
+def test_a_recompilation_that_was_told_as_a_hang_is_not_told_again() -> None:
+    job = SimulatedJob(4, 1.0)
+    job.start()
+    for _ in range(20):
+        job.steps(300)
+        job.one_step(50.0)
+    told = verdicts(job.events, job.now)
+    assert [each.verdict.step for each in told] == [22 + 300]
+
+
+def test_a_long_step_is_forgotten_after_a_day() -> None:
+    timeouts = LearnedTimeouts(CONFIG)
+    for second in range(100):
+        timeouts.add_steps(1, 1.0, 1.0, second)
+    timeouts.add_steps(1, 50.0, 50.0, 200.0)
+    assert timeouts.timeout_seconds("step", 80_000.0) == 150.0
+    assert timeouts.timeout_seconds("step", 90_000.0) == CONFIG.step_floor_seconds
+
+
+def test_an_outage_that_passes_does_not_make_the_watch_blind() -> None:
+    job = SimulatedJob(5, 1.0)
+    job.start()
+    job.one_step(20_000.0)
+    job.steps(50)
+    job.say("checkpoint", 20_000.0)
+    job.steps(50)
+    job.say("checkpoint", 20_000.0)
+    job.steps(50)
+    job.one_step(20_000.0)
+    timeouts = [(each.verdict.phase, each.verdict.timeout_seconds) for each in verdicts(job.events, job.now)]
+    assert timeouts == [("step", 30), ("checkpoint", 600), ("checkpoint", 1_800), ("step", 1_800)]
+
+
+def test_an_announced_phase_learns_from_the_longest_of_its_own() -> None:
+    job = SimulatedJob(6, 1.0)
+    job.start()
+    for seconds in (100, 500, 300):
+        job.say("checkpoint", seconds)
+        job.steps(5)
+    job.say("eval", 10_000)
+    job.steps(5)
+    job.say("checkpoint", 10_000)
+    told = [(each.verdict.phase, each.verdict.timeout_seconds) for each in verdicts(job.events, job.now)]
+    assert told == [("eval", 600), ("checkpoint", pytest.approx(1_500, rel=0.01))]
+
+
+def test_steps_after_a_new_initialisation_are_learned_anew() -> None:
+    job = SimulatedJob(7, 0.5)
+    job.start()
+    job.steps(1_000)
+    job.say("init", 100)
+    job.one_step(900)
+    job.step_seconds = 25.0  # On fewer slices.
+    job.jitter = 0.3
+    job.steps(300)
+    assert verdicts(job.events, job.now) == []
+
+
+def test_steps_that_are_not_counted_are_learned_by_how_often_they_are_told() -> None:
+    job = SimulatedJob(8, 15.0)
+    job.start()
+    job.steps(100)
+    events = [event._replace(step=None) for event in job.events]
+    [told] = verdicts(events, job.now + 1_000)
+    assert told.verdict.timeout_seconds == pytest.approx(45, rel=0.2)
+    assert told.verdict.step is None
+
+
+def test_time_in_other_phases_is_no_part_of_a_step() -> None:
+    job = SimulatedJob(9, 15.0, jitter=0.0)
+    job.start()
+    for _ in range(100):
+        job.steps(1)
+        job.say("data", 40.0, job.step)
+    job.one_step(1_000.0)
+    [told] = verdicts(job.events, job.now)
+    assert told.verdict.timeout_seconds == pytest.approx(45)
+
+
+def test_steps_of_which_many_pass_between_two_looks_are_counted_each() -> None:
+    job = SimulatedJob(10, 0.01, jitter=0.0)
+    job.start()
+    for _ in range(10):
+        job.steps(500)
+        job.one_step(19.0)  # One in 500: not the 99th percentile.
+    job.one_step(1_000.0)
+    [told] = verdicts(job.events, job.now)
+    assert told.verdict.timeout_seconds == CONFIG.step_floor_seconds
+
+
+# --- A watch that was not there to look ---------------------------------------------------------------
+
+
+def test_a_machine_that_was_paused_brings_no_verdict_and_teaches_nothing() -> None:
+    watch = HangWatch(CONFIG)
+    now = 0
+    for step in range(2_000):
+        now += 10_000 * 10**9 if step % 100 == 99 else 10**9
+        assert watch.observe(Progress(step + 1, now - 10**8, "step", step), now) is None
+    for _ in range(20):
+        now += 10**9
+        assert watch.observe(Progress(2_000, now - 10**8, "step", 1_999)._replace(monotonic_ns=1), now) is None
+    assert watch.timeout_seconds("step", now) == CONFIG.step_floor_seconds
+
+
+def test_a_pause_of_the_machine_amid_a_step_does_not_count_as_silence() -> None:
+    watch = HangWatch(CONFIG)
+    seconds = [*range(40), *range(50_000, 50_060)]
+    told = []
+    for second in seconds:
+        step = min(second, 30)
+        if watch.observe(Progress(step + 1, step * 10**9, "step", step), second * 10**9) is not None:
+            told.append(second)
+    [at] = told
+    assert 50_010 < at < 50_025
+
+
+def test_a_watch_that_is_always_late_tells_a_hang_all_the_same() -> None:
+    watch = HangWatch(CONFIG)
+    stuck = Progress(1, 0, "checkpoint", 5)
+    assert sum(watch.observe(stuck, second * 10**9) is not None for second in range(0, 10_000, 10)) == 1
+
+
+# --- Whatever a job does ------------------------------------------------------------------------------
+
+PAUSES = st.tuples(st.sampled_from(["checkpoint", "eval", "data", "other"]), st.floats(0, 590))
+STARTS = st.tuples(st.sampled_from(["init", "compile"]), st.floats(0, 1_700))
+STEPS = st.tuples(st.just("step"), st.floats(0, 28))
+HISTORIES = st.lists(st.one_of(PAUSES, STARTS, STEPS, STEPS, STEPS), max_size=60)
+
+
+def _job(history: list[tuple[str, float]], counted: bool) -> SimulatedJob:
+    job = SimulatedJob(0, 1.0)
+    for phase, seconds in history:
+        if phase == "step":
+            job.step += 1
+        job.say(phase, seconds, job.step if counted else None)
+    return job
+
+
+@settings(max_examples=60, deadline=None)
+@given(HISTORIES, st.booleans(), st.integers(0, 100))
+def test_nothing_under_the_floors_is_ever_a_hang(history: list[tuple[str, float]], counted: bool, seed: int) -> None:
+    job = _job(history, counted)
+    assert verdicts(job.events, job.now, seed=seed) == []
+
+
+@settings(max_examples=40, deadline=None)
+@given(HISTORIES.filter(bool), st.booleans(), st.integers(0, 100))
+def test_every_job_that_goes_on_no_more_is_told_once(
+    history: list[tuple[str, float]], counted: bool, seed: int
+) -> None:
+    job = _job(history, counted)
+    job.now = job.events[-1].at
+    bound = max(1_800.0, 3 * max(seconds for _, seconds in history))
+    [told] = verdicts(job.events, job.now + 1.2 * bound, seed=seed)
+    assert told.at <= job.now + bound
+
+
+@given(st.lists(st.floats(0, 1e6), min_size=1, max_size=300), st.integers(1, 50))
+def test_the_percentile_is_that_of_the_last_steps(values: list[float], most: int) -> None:
+    steps = RecentSteps(most)
+    for value in values:
+        steps.add(value)
+    recent = sorted(values[-most:])
+    assert len(steps) == len(recent)
+    assert steps.percentile(0.99) == recent[math.ceil(0.99 * len(recent)) - 1]
+    assert steps.percentile(0.5) == recent[math.ceil(0.5 * len(recent)) - 1]
+
+
+def test_a_job_that_says_the_same_step_again_makes_progress_but_no_step() -> None:
+    watch = HangWatch(CONFIG)
+    job = random.Random(11)
+    sequence = 0
+    for second in range(0, 3_000, 1):
+        sequence += job.randint(1, 3)
+        assert watch.observe(Progress(sequence, second * 10**9, "step", second // 100), second * 10**9) is None
+    assert watch.timeout_seconds("step", 3_000 * 10**9) == pytest.approx(300)
