@@ -1,11 +1,14 @@
 """What is written to the log `tpu.googleapis.com/runtime_monitor`: the keys of each kind of entry.
 
-All have `verb`, which is what the documented query of Logs Explorer asks for, `kind`, and `message`, which is for people.
+All have `verb`, which the documented query of Logs Explorer asks for, `kind`, and `message`, which is for people.
 
-dump            what faulthandler wrote: `trigger`, `threads`, and the text in `message`, in parts where it is long
-snapshot        the threads by equal stack: `groups`, `threads`
+dump            what faulthandler wrote: `trigger`, `threads`, `headline`, `is_cut`, and the text in `message`. Where
+                that is long, several entries with the same number `dump` have it: `part` of `parts`
+snapshot        the threads by equal stack: `groups`, `threads`, `time_ns`, `left_out`
 hang_suspected  `phase`, `step`, `stuck_seconds`, `timeout_seconds`, `stuck_frame`
 job_ended       `how`, `exit_code`, `signal`, `exception`, `evidence`
+
+Dumps and snapshots also have `interval_seconds` and, where hangs are watched for, `phase` and `step`.
 """
 
 from __future__ import annotations

@@ -86,6 +86,7 @@ class Journal:
         clock_ns: Callable[[], int] = steady_clock.now_ns,
         queued: bool | None = None,
         cap: JournalCap | None = None,
+        about_pid: int | None = None,
     ) -> None:
         """Opens nothing yet: the first entry does.
 
@@ -99,6 +100,7 @@ class Journal:
             clock_ns: stamps the entries, in ns since 1970.
             queued: whether a thread stands between the caller and the disk; None: on a network filesystem only.
             cap: the limit of the whole journal; None for the usual one.
+            about_pid: the process that the entries are about, for the label `pid`; None for the one that writes them.
         """
         self.log_id = log_id
         self.folder = log_directory(root, log_id)
@@ -111,13 +113,14 @@ class Journal:
         self._queued = queued
         self._root = root
         self._cap = cap or JournalCap(root)
+        self._about_pid = about_pid
         self._start_writer()
         add_journal(self)
 
     def _start_writer(self) -> None:
         """Begins as a new writer: at construction, and in a forked child, which inherits nothing but the settings."""
         if "pid" in self._labels:
-            self._labels["pid"] = str(os.getpid())
+            self._labels["pid"] = str(os.getpid() if self._about_pid is None else self._about_pid)
         self.writer = new_writer()
         self._file = SegmentFile(
             self.folder, Header(self.log_id, self.writer, self._labels, self._resource, ship=self._shippable)

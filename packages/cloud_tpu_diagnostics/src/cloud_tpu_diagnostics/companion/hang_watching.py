@@ -1,0 +1,110 @@
+"""The companion's look at the job's progress, once a second."""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import TYPE_CHECKING, Any
+
+from cloud_tpu_diagnostics.companion.channel import Channel
+from cloud_tpu_diagnostics.companion.job import Job
+from cloud_tpu_diagnostics.companion.settings import CompanionSettings
+from cloud_tpu_diagnostics.traces import Dump, Frame, Trigger
+
+if TYPE_CHECKING:
+    from ml_diagnostics_common.progress import Progress
+
+    from cloud_tpu_diagnostics.companion.hang_response import HangResponse
+    from cloud_tpu_diagnostics.companion.log import EntryLog
+    from cloud_tpu_diagnostics.snapshot import Snapshot
+
+__all__ = ["HangWatching"]
+
+
+class HangWatching:
+    """Watches one job, and responds to its hangs.
+
+    Args:
+        settings: With a progress page.
+        job: The job.
+        log: Verdicts are written there.
+        channel: The job is told of them.
+    """
+
+    def __init__(self, settings: CompanionSettings, job: Job, log: EntryLog, channel: Channel) -> None:
+        from ml_diagnostics_common.progress import ProgressReader
+
+        from cloud_tpu_diagnostics.configuration.hang_configuration import HangConfig
+        from cloud_tpu_diagnostics.hang.hang_watch import HangWatch
+
+        self._settings, self._job, self._log, self._channel = settings, job, log, channel
+        self._config = HangConfig(**(settings.hang or {}))
+        # Without a configuration progress is only told with each stack.
+        self._watch = HangWatch(self._config) if self._config.enabled else None
+        self._response: HangResponse | None = None
+        self._reader: ProgressReader | None = None
+        try:
+            self._reader = ProgressReader(settings.progress_path or "")
+        except OSError as error:
+            channel.log(logging.WARNING, f"Hangs are not watched for: the job's progress cannot be read ({error})")
+        self.progress: Progress | None = None
+        """What the job said last."""
+        self._next_look = 0.0
+        self.seconds_to_next = 0.0
+        """When `go_round` is to be called next, at the latest."""
+
+    def go_round(self, now: float) -> None:
+        """Looks, and does what is due.
+
+        Args:
+            now: Monotonic seconds.
+        """
+        from cloud_tpu_diagnostics.hang.hang_watch import LOOK_EVERY_SECONDS
+
+        if self._reader is not None:
+            self.progress = self._reader.read()
+        if now >= self._next_look and self._watch is not None:
+            self._next_look = now + LOOK_EVERY_SECONDS
+            verdict = self._watch.observe(self.progress, time.monotonic_ns())
+            if verdict is not None and self.progress is not None:
+                self._respond(verdict, self.progress, now)
+        wait = None if self._response is None else self._response.step(self.progress, now)
+        if wait is None:
+            self._response, wait = None, LOOK_EVERY_SECONDS
+        self.seconds_to_next = min(wait, max(0.0, self._next_look - now))
+
+    def see(self, dump: Dump) -> None:
+        """Takes note of a dump: it may tell where a stuck job stands."""
+        if self._response is None or dump.trigger is Trigger.FAULT or not dump.threads:
+            return
+        from cloud_tpu_diagnostics.grouping import main_thread
+
+        main = main_thread(dump.threads)
+        if main is not None and main.frames:
+            self._tell(main.frames, by_python=False)
+
+    def see_snapshot(self, snapshot: Snapshot) -> None:
+        """Takes note of a snapshot: the job's Python can run."""
+        for group in snapshot.groups:
+            if group.has_main and group.frames:
+                self._tell(group.frames, by_python=True)
+
+    def _tell(self, frames: tuple[Frame, ...], *, by_python: bool) -> None:
+        from cloud_tpu_diagnostics.activity import telling_frame
+
+        if self._response is not None:
+            self._response.tell_frame(telling_frame(frames), by_python=by_python)
+
+    def _respond(self, verdict: Any, progress: Progress, now: float) -> None:
+        from cloud_tpu_diagnostics.companion.hang_response import HangResponse
+
+        self._channel.say({"kind": "hang", **verdict._asdict()})
+        self._response = HangResponse(
+            verdict,
+            progress,
+            self._config,
+            self._job,
+            self._settings.dump_signal,
+            lambda payload, severity: self._log.write(payload, severity=severity),
+            now,
+        )

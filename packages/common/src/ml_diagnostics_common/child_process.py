@@ -1,0 +1,121 @@
+"""A process of ours beside the job: the Python that it runs, what that is given, and how each sees the other die."""
+
+from __future__ import annotations
+
+import os
+import select
+import sys
+from pathlib import Path
+
+from ml_diagnostics_common.environment import diagnostics_directory
+
+__all__ = [
+    "child_environment",
+    "exists",
+    "has_ended",
+    "module_folders",
+    "process_descriptor",
+    "program_of",
+    "python_command",
+]
+
+
+def python_command(*, is_bare: bool = False) -> list[str]:
+    """Returns the command of a Python that looks for modules as this one was told to.
+
+    Args:
+        is_bare: Without the `site` module, which runs what others put into .pth files, and without the variables of the
+            environment that change Python: a start in half the time and memory. It finds what `module_folders` tells.
+
+    Raises:
+        FileNotFoundError: This process does not know the Python that it runs in.
+    """
+    if not sys.executable:
+        raise FileNotFoundError("this Python does not know its own executable (sys.executable is empty)")
+    # Warnings are for those who develop what the child imports, and must not be errors there.
+    command = [sys.executable, "-W", "ignore"]
+    if is_bare:
+        # Without PYTHONHOME it might not even find its standard library.
+        return [*command, *(["-s", "-S"] if os.environ.get("PYTHONHOME") else ["-I", "-S"])]
+    flags = {"-E": sys.flags.ignore_environment, "-s": sys.flags.no_user_site, "-S": sys.flags.no_site}
+    return [*command, *(flag for flag, is_set in flags.items() if is_set)]
+
+
+def program_of(module: str) -> str:
+    """Returns a program for `-c` that runs `main` of a module; its arguments are `module_folders`.
+
+    The folder that a job runs in may hold a logging.py or a json.py of its own. So the job's path comes after the
+    child's.
+    """
+    return (
+        "import sys\n"
+        "sys.path[:] = [folder for folder in sys.path if folder]\n"
+        "sys.path += [folder for folder in sys.argv[1:] if folder not in sys.path]\n"
+        f"from {module} import main\n"
+        "main()\n"
+    )
+
+
+def child_environment(**additional: str) -> dict[str, str]:
+    """Returns this process's environment for a child that shall use the same diagnostics folder.
+
+    Args:
+        additional: Further variables.
+    """
+    names = list(os.environ)  # At once: threads may change it meanwhile.
+    values = ((name, os.environ.get(name)) for name in names)
+    return {
+        **{name: value for name, value in values if value is not None},
+        # Whatever the child's working directory, it reads this process's journal.
+        "ML_DIAGNOSTICS_DIR": str(diagnostics_directory()),
+        **additional,
+    }
+
+
+def module_folders() -> list[str]:
+    """Returns where this process finds its modules; the empty entry is the folder that it runs in."""
+    try:
+        here = str(Path.cwd())
+    except OSError:  # It was deleted.
+        here = ""
+    folders = [folder or here for folder in sys.path if isinstance(folder, str)]
+    return [folder for folder in folders if folder and _can_be_an_argument(folder)]
+
+
+def _can_be_an_argument(folder: str) -> bool:
+    try:
+        return b"\0" not in os.fsencode(folder)
+    except UnicodeEncodeError:
+        return False
+
+
+def process_descriptor(pid: int) -> int | None:
+    """Returns a descriptor that polls as readable once the process is dead; None where the system has none."""
+    try:
+        return os.pidfd_open(pid)  # type: ignore[attr-defined,unused-ignore]
+    except (AttributeError, OSError):
+        return None
+
+
+def exists(pid: int) -> bool:
+    """Whether there is a process of that number, if only one that waits to be reaped."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:  # It is somebody else's.
+        pass
+    return True
+
+
+def has_ended(pid: int) -> bool:
+    """Whether a process is gone, or waits to be reaped, as far as the system tells it."""
+    descriptor = process_descriptor(pid)
+    if descriptor is None:
+        return not exists(pid)
+    try:
+        poller = select.poll()
+        poller.register(descriptor, select.POLLIN)
+        return bool(poller.poll(0))
+    finally:
+        os.close(descriptor)
