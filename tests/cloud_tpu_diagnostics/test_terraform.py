@@ -163,7 +163,7 @@ def test_the_filter_finds_nothing_else(platform):
     assert [matches(other) for other in others] == [False] * len(others)
 
 
-@pytest.mark.parametrize("name", ["stacktrace", "stacktrace-explorer", "my-stacktrace2"])
+@pytest.mark.parametrize("name", ["stacktrace", "stacktrace-explorer", "my-stacktrace2", "ml-diagnostics-stacktrace"])
 def test_on_gke_the_lines_of_a_sidecar_are_found_too(name):
     matches = compile_filter(counter("gke")["filter"]).matches
     line = 'File "train.py", line 4 in step'
@@ -210,10 +210,11 @@ def test_the_labels_of_the_counter_are_in_the_entries(platform, found):
         ("train-7f9xk", "train"),
         ("train-0-7f9xk", "train"),
         ("train-big-slice-1-12-7f9xk", "train-big-slice-1"),
-        ("notebook", ""),
+        ("train-slice-0-3", "train-slice-0"),
+        ("notebook", "notebook"),
     ],
 )
-def test_the_job_is_told_from_the_name_that_kubernetes_gives_its_pods(pod, job):
+def test_the_job_is_told_from_the_name_that_kubernetes_gives_its_pods_and_their_hosts(pod, job):
     resource = container("trainer")
     resource["labels"]["pod_name"] = pod
     how = counter("gke")["label_extractors"]["job_name"]

@@ -20,16 +20,17 @@ locals {
   # A sidecar that tails /tmp/debugging: what it prints is its container's log, an entry for each line.
   sidecar_filter = "resource.labels.container_name=~\"[a-z-0-9]*stacktrace[a-z-0-9]*\""
 
-  # The library itself, with stack_trace_to_cloud=True: an entry for each trace, from the job's own container.
+  # The library itself, with stack_trace_to_cloud=True: an entry for each trace, whatever container it names.
   upload_filter = "log_id(\"tpu.googleapis.com/runtime_monitor\") AND jsonPayload.verb=\"stacktraceanalyzer\""
 
   stack_trace_filter = "resource.type=\"k8s_container\" AND (${local.sidecar_filter} OR (${local.upload_filter}))"
 
-  # An indexed Job's pods are named JOB-INDEX-SUFFIX, another Job's JOB-SUFFIX; both kinds of entry have the pod's name.
+  # A pod of an indexed Job is named JOB-INDEX-SUFFIX and its host JOB-INDEX; a pod of another Job JOB-SUFFIX.
+  # Kubernetes makes a suffix of letters and digits that spell no words.
   counter_labels = {
     location = "EXTRACT(resource.labels.location)"
     cluster  = "EXTRACT(resource.labels.cluster_name)"
     pod      = "EXTRACT(resource.labels.pod_name)"
-    job_name = "REGEXP_EXTRACT(resource.labels.pod_name, \"^(.+?)(?:-[0-9]+)?-[a-z0-9]{5}$\")"
+    job_name = "REGEXP_EXTRACT(resource.labels.pod_name, \"^(.+?)(?:-[0-9]+)?(?:-[bcdfghjklmnpqrstvwxz2456789]{5})?$\")"
   }
 }
