@@ -47,7 +47,7 @@ _WAITING_FILES: Final = re.compile(
     r"(?:(?:threading|queue|socket|selectors|ssl|subprocess|_weakrefset|contextlib|signal"
     r"|concurrent[/\\]futures[/\\]_base|multiprocessing[/\\](?:connection|queues|synchronize|popen_\w+|process|pool)"
     r"|asyncio[/\\](?:runners|base_events|events|selector_events|locks|queues))\.py)$"
-    r"|^<frozen "
+    r"|^<frozen |\.so(?:\.[\d.]+)?$"  # Native frames tell less than who called them.
 )
 _LIBRARY: Final = re.compile(r"[/\\](?:site-packages|dist-packages|python3\.\d+t?)[/\\](?!site-packages|dist-packages)")
 _LIBRARIES: Final = re.compile(r"[/\\](?:site-packages|dist-packages|python3\.\d+t?|Lib)[/\\]|^<")
@@ -71,7 +71,9 @@ def activity_of(frames: tuple[Frame, ...]) -> Activity:
     idle = _idle_text(frames)
     if idle is not None:
         return Activity(idle, frame, True)
-    waits = frame is not frames[0] or _WAITING_FUNCTIONS.match(frame.function.lstrip("_")) is not None
+    waits = (
+        frame is not frames[0] or _WAITING_FUNCTIONS.match(frame.function.rpartition(".")[2].lstrip("_")) is not None
+    )
     text = f"{'waits in' if waits else 'is in'} {where(frame)}"
     caller = _callers_frame(frames, frame)
     return Activity(text if caller is None else f"{text}, called from {where(caller)}", frame, False)
@@ -106,8 +108,9 @@ def _idle_text(frames: Sequence[Frame]) -> str | None:
     """What the table says of the innermost frame that it has, if all frames further in only wait."""
     for frame in frames:
         path = frame.file.replace("\\", "/")
+        name = frame.function.rpartition(".")[2]  # py-spy writes the class as well.
         for file, function, text in _IDLE:
-            if frame.function == function and (path == file or path.endswith("/" + file)):
+            if name == function and (path == file or path.endswith("/" + file)):
                 return text
         if not _WAITING_FILES.search(frame.file):
             return None

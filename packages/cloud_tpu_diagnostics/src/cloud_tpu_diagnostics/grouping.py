@@ -17,12 +17,14 @@ __all__ = [
     "group_processes",
     "group_threads",
     "main_thread",
+    "name_processes",
     "say",
 ]
 
 MAIN_THREAD: Final = "MainThread"
 _MOST_THREADS: Final = 100
 """Where faulthandler stops: the main thread is the last of all."""
+_PATIENCE_SECONDS: Final = 60.0
 _NAMES_KEPT: Final = 3
 _NAMES_SAID: Final = 5
 
@@ -44,7 +46,7 @@ class ProcessDump(NamedTuple):
     """The last that is known of one process."""
 
     process: str
-    """What people call it: its host, and the pid where a host has several."""
+    """What people call it: see `name_processes`."""
     host: str
     process_index: int | None
     pid: int
@@ -138,6 +140,19 @@ def _is_begun_by_threading(thread: ThreadStack) -> bool:
     return bool(thread.frames) and thread.frames[-1].function == "_bootstrap" and "threading" in thread.frames[-1].file
 
 
+def name_processes(dumps: Iterable[ProcessDump]) -> list[ProcessDump]:
+    """Names each process for people: by its host, and by its index or pid too where a host has several."""
+    dumps = list(dumps)
+    of_host = Counter(dump.host for dump in dumps)
+    of_index = Counter((dump.host, dump.process_index) for dump in dumps)
+    named = []
+    for dump in dumps:
+        own = dump.pid if dump.process_index is None or of_index[dump.host, dump.process_index] > 1 else None
+        detail = f":{own}" if own is not None else f"/{dump.process_index}"
+        named.append(dump._replace(process=dump.host if of_host[dump.host] == 1 else dump.host + detail))
+    return named
+
+
 def group_processes(
     dumps: Iterable[ProcessDump], *, now_ns: int | None = None, silent_after_seconds: float | None = None
 ) -> JobPicture:
@@ -147,9 +162,10 @@ def group_processes(
         dumps: The newest of each process.
         now_ns: When it is now, in ns since 1970; None is the newest dump's time, for records of the past.
         silent_after_seconds: Who has written nothing for so long is silent; None is one and a half intervals of the
-            process, or a minute where its interval is not known.
+            process, of the slowest where its own is not known, or a minute where none is.
     """
     dumps = sorted(dumps, key=lambda dump: (dump.process_index is None, dump.process_index or 0, dump.process))
+    usual_seconds = max((dump.interval_seconds or 0.0 for dump in dumps), default=0.0)
     newest_ns = max((dump.time_ns for dump in dumps), default=0) if now_ns is None else now_ns
     by_stack: dict[tuple[Frame, ...], list[ProcessDump]] = {}
     ended, silent = [], []
@@ -157,7 +173,7 @@ def group_processes(
         quiet_seconds = (newest_ns - dump.time_ns) / 1e9
         if dump.ended or dump.headline.startswith("Fatal Python error"):
             ended.append(dump)
-        elif quiet_seconds > (silent_after_seconds or _patience_seconds(dump)):
+        elif quiet_seconds > (silent_after_seconds or _patience_seconds(dump.interval_seconds or usual_seconds)):
             silent.append((dump, quiet_seconds))
         else:
             main = main_thread(dump.threads)
@@ -167,8 +183,8 @@ def group_processes(
     return JobPicture(tuple(groups), tuple(ended), tuple(silent), _missing(dumps))
 
 
-def _patience_seconds(dump: ProcessDump) -> float:
-    return 60.0 if dump.interval_seconds is None else 1.5 * dump.interval_seconds
+def _patience_seconds(interval_seconds: float) -> float:
+    return max(10.0, 1.5 * interval_seconds) if interval_seconds else _PATIENCE_SECONDS
 
 
 def _missing(dumps: Sequence[ProcessDump]) -> tuple[int, ...]:
@@ -193,14 +209,23 @@ def say(picture: JobPicture) -> str:
             who = f"all {many}" if many == picture.processes else f"{many} of {picture.processes}"
         text = activity_of(group.frames).text if group.frames else "did not show their main thread"
         parts.append(f"{who} {plural(text) if many > 1 else text}{_steps(group)}")
+    ends: dict[str, list[ProcessDump]] = {}
     for dump in picture.ended:
-        parts.append(f"{dump.process} {_end(dump)}")
-    parts += [f"{dump.process} has sent nothing for {seconds:.0f} s" for dump, seconds in picture.silent]
+        ends.setdefault(_end(dump), []).append(dump)
+    parts += [f"{_names(same)} {end}" for end, same in ends.items()]
+    parts += _say_silent(picture.silent)
     if picture.missing:
         some = ", ".join(str(index) for index in picture.missing[:_NAMES_SAID])
         more = f" and {len(picture.missing) - _NAMES_SAID} more" if len(picture.missing) > _NAMES_SAID else ""
         parts.append(f"of process {some}{more} nothing is there")
     return "; ".join(parts)
+
+
+def _say_silent(silent: Sequence[tuple[ProcessDump, float]]) -> list[str]:
+    if len(silent) <= _NAMES_SAID:
+        return [f"{dump.process} has sent nothing for {seconds:.0f} s" for dump, seconds in silent]
+    seconds = [seconds for _, seconds in silent]
+    return [f"{_names([dump for dump, _ in silent])} have sent nothing for {min(seconds):.0f} to {max(seconds):.0f} s"]
 
 
 def _end(dump: ProcessDump) -> str:

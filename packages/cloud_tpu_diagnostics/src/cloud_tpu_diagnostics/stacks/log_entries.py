@@ -1,0 +1,230 @@
+"""The entries of a job, in the journal and in Cloud Logging: the newest that is known of each process."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import time
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, Final
+
+from ml_diagnostics_common.entry import LogEntry, format_timestamp
+from ml_diagnostics_common.environment import Backend, configured_backend, diagnostics_directory
+from ml_diagnostics_common.exceptions import CloudLoggingError, CredentialsError, MissingExtraError
+from ml_diagnostics_common.reader import JournalReader
+
+from cloud_tpu_diagnostics.entries import DUMP, JOB_ENDED, LOG_ID, SNAPSHOT, VERB
+from cloud_tpu_diagnostics.grouping import MAIN_THREAD, ProcessDump
+from cloud_tpu_diagnostics.snapshot import Snapshot
+from cloud_tpu_diagnostics.stacks.trace_files import interval_seconds, newest_of
+from cloud_tpu_diagnostics.traces import Dump, DumpParser, ThreadStack
+
+if TYPE_CHECKING:
+    from ml_diagnostics_common.cloud_logging import LoggingTransport
+
+__all__ = ["dumps_of", "read_job"]
+
+_SECOND_NS: Final = 1_000_000_000
+_PAGE_SIZE: Final = 1000
+_REQUEST_SECONDS: Final = 30.0
+_ATTEMPTS: Final = 4
+_TIMES_KEPT: Final = 10
+
+
+def read_job(job: str, *, since_seconds: float, notes: list[str]) -> list[ProcessDump]:
+    """The newest that is known of each process of a job.
+
+    Args:
+        job: Its name: the label `job` of its entries, or `run`.
+        since_seconds: How far back from the newest entry the journal is read, and from now Cloud Logging.
+        notes: Is told what could not be read.
+
+    Raises:
+        ConfigurationError: ML_DIAGNOSTICS_BACKEND has a value that is none.
+        CredentialsError: It is `cloud`, and there is no project or no credentials.
+    """
+    entries = {entry.insert_id: entry for entry in _newest(_of_job(_journal_entries(), job), since_seconds)}
+    backend = configured_backend()
+    if backend is not Backend.LOCAL:
+        try:
+            for entry in _of_job(_cloud_entries(job, since_seconds), job):
+                entries.setdefault(entry.insert_id, entry)
+        except (CredentialsError, MissingExtraError) as error:
+            if backend is Backend.CLOUD:
+                raise
+            notes.append(f"the journal alone was read: {error}")
+        except CloudLoggingError as error:
+            notes.append(f"Cloud Logging could not be read to the end: {error}")
+    return dumps_of(entries.values())
+
+
+def _of_job(entries: Iterable[LogEntry], job: str) -> Iterator[LogEntry]:
+    for entry in entries:
+        labels = entry.context.labels
+        if job in (labels.get("job"), labels.get("run")) and entry.payload.get("verb") == VERB:
+            yield entry
+
+
+def _newest(entries: Iterable[LogEntry], since_seconds: float) -> deque[LogEntry]:
+    """Those that are no older than the last one by more than this; entries come in the order of time."""
+    newest: deque[LogEntry] = deque()
+    for entry in entries:
+        newest.append(entry)
+        while newest[0].timestamp_ns < entry.timestamp_ns - since_seconds * _SECOND_NS:
+            newest.popleft()
+    return newest
+
+
+def _journal_entries() -> Iterator[LogEntry]:
+    for batch in JournalReader(LOG_ID, root=diagnostics_directory()).read_new():
+        yield from batch
+
+
+def _cloud_entries(job: str, since_seconds: float) -> Iterator[LogEntry]:
+    """One query of the moment: no position to keep, any severity, and only this job's entries."""
+    from ml_diagnostics_common.cloud_logging import full_log_name, make_transport
+    from ml_diagnostics_common.cloud_logging.filters import ORDER, quoted
+    from ml_diagnostics_common.credentials import find_cloud
+
+    cloud = find_cloud(environ=os.environ)
+    after = format_timestamp(max(0, time.time_ns() - round(since_seconds * _SECOND_NS)))
+    filter_ = (
+        f"logName={quoted(full_log_name(cloud.project, LOG_ID))} AND jsonPayload.verb={quoted(VERB)}"
+        f' AND (labels.job={quoted(job)} OR labels.run={quoted(job)}) AND timestamp>"{after}"'
+    )
+    transport = make_transport(cloud)
+    token = ""
+    while True:
+        page = _request(transport, filter_, ORDER, token)
+        yield from page.entries
+        token = page.next_page_token
+        if not token:
+            return
+
+
+def _request(transport: LoggingTransport, filter_: str, order: str, token: str) -> Any:
+    from ml_diagnostics_common.backoff import Backoff
+    from ml_diagnostics_common.cloud_logging import TransportError
+
+    backoff = Backoff(longest_seconds=16.0)
+    while True:
+        try:
+            return transport.list_page(
+                filter_, order_by=order, page_size=_PAGE_SIZE, page_token=token, timeout_seconds=_REQUEST_SECONDS
+            )
+        except TransportError as error:
+            wait_seconds = backoff.failed(error.retry_after_seconds)
+            if not error.retryable or backoff.failures >= _ATTEMPTS:
+                raise
+            time.sleep(wait_seconds)
+
+
+def dumps_of(entries: Iterable[LogEntry]) -> list[ProcessDump]:
+    """The newest that the entries tell of each process; without those that an attempt after theirs replaced."""
+    records: dict[tuple[str, str, str], _Record] = {}
+    for entry in sorted(entries, key=lambda entry: (entry.timestamp_ns, entry.sequence)):
+        labels = entry.context.labels
+        key = (labels.get("host", ""), labels.get("process_index", ""), labels.get("pid", ""))
+        if key not in records:
+            records[key] = _Record(labels, entry.timestamp_ns)
+        records[key].take(entry)
+    by_place: dict[tuple[str, str], list[_Record]] = {}
+    for (host, index, _), record in records.items():
+        by_place.setdefault((host, index), []).append(record)
+    return [
+        record.process_dump()
+        for same in by_place.values()
+        for record in same
+        if not any(other.first_ns > record.last_ns for other in same)
+    ]
+
+
+class _Record:
+    """What the entries of one process tell, the last word counting."""
+
+    def __init__(self, labels: Mapping[str, str], first_ns: int) -> None:
+        self.first_ns = self.last_ns = first_ns
+        self._labels = labels
+        self._threads: tuple[ThreadStack, ...] = ()
+        self._step: int | None = None
+        self._phase: str | None = None
+        self._ended = ""
+        self._texts: list[str] = []
+        """Of the dump that is younger than the last snapshot, in parts."""
+        self._times_ns: deque[int] = deque(maxlen=_TIMES_KEPT)
+        """Of snapshots."""
+
+    def take(self, entry: LogEntry) -> None:
+        """Takes note of an entry that is younger than those before."""
+        payload, self.last_ns = entry.payload, entry.timestamp_ns
+        step, phase, kind = payload.get("step"), payload.get("phase"), payload.get("kind")
+        if isinstance(step, (int, float)) and step == step // 1:
+            self._step = int(step)
+        if isinstance(phase, str):
+            self._phase = phase
+        if kind == SNAPSHOT:
+            self._take_snapshot(payload)
+        elif kind == DUMP:
+            self._take_dump(entry)
+        elif kind == JOB_ENDED:
+            self._ended = str(payload.get("message") or payload.get("how") or "how is not known")
+
+    def _take_snapshot(self, payload: Mapping[str, Any]) -> None:
+        try:
+            snapshot = Snapshot.from_json(payload)
+        except ValueError:
+            return
+        self._texts, self._threads = [], _threads_of(snapshot)
+        self._times_ns.append(self.last_ns)
+
+    def _take_dump(self, entry: LogEntry) -> None:
+        part = entry.payload.get("part")
+        if not isinstance(part, (int, float)) or part <= 1:
+            self._texts = []
+        self._texts.append(str(entry.payload.get("message", "")))
+
+    def process_dump(self) -> ProcessDump:
+        """What is known at the end."""
+        newest = self._newest_dump()
+        index = self._labels.get("process_index", "")
+        pid = self._labels.get("pid", "")
+        host = self._labels.get("host", "") or "unknown host"
+        return ProcessDump(
+            process=host,
+            host=host,
+            process_index=int(index) if index.isdecimal() and len(index) < 10 else None,
+            pid=int(pid) if pid.isdecimal() and len(pid) < 19 else 0,
+            step=self._step,
+            phase=self._phase,
+            time_ns=self.last_ns,
+            threads=newest.threads if newest is not None else self._threads,
+            headline=newest.headline if newest is not None else "",
+            ended=self._ended,
+            interval_seconds=self._interval_seconds(newest),
+        )
+
+    def _interval_seconds(self, newest: Dump | None) -> float | None:
+        """What the dump says, else the longest time between two of the last snapshots."""
+        said = interval_seconds(newest) if newest is not None else None
+        gaps = [later - earlier for earlier, later in itertools.pairwise(self._times_ns)]
+        return said or (max(gaps) / _SECOND_NS if gaps else None)
+
+    def _newest_dump(self) -> Dump | None:
+        if not self._texts:
+            return None
+        parser, dumps = DumpParser(), []
+        for text in self._texts:
+            dumps += parser.feed(text.encode("utf-8", "surrogatepass"))
+        return newest_of(dumps + parser.finish())
+
+
+def _threads_of(snapshot: Snapshot) -> tuple[ThreadStack, ...]:
+    """As many threads as there were, the main thread last, as faulthandler has it."""
+    threads = []
+    for group in reversed(snapshot.groups):
+        names = list(group.names[: group.threads]) + ["0x0"] * max(0, min(group.threads, 100_000) - len(group.names))
+        if group.has_main:
+            names = [*names[1:], MAIN_THREAD]
+        threads += [ThreadStack(name, False, group.frames) for name in names]
+    return tuple(threads)

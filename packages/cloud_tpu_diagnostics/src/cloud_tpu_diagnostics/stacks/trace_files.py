@@ -1,0 +1,132 @@
+"""A folder of trace files, or a prefix of Cloud Storage: the newest dump of each process."""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from ml_diagnostics_common.exceptions import ConfigurationError, StorageError
+
+from cloud_tpu_diagnostics.grouping import ProcessDump, main_thread
+from cloud_tpu_diagnostics.traces import HEADER_START, Dump, Trigger, parse_dumps
+
+__all__ = ["TraceFileName", "newest_of", "parse_name", "read_trace_files"]
+
+_NAME: Final = re.compile(r"stack_trace_\d{4}(?:_\d\d){5}_(?P<host>.+)_(?P<pid>\d{1,10})(?:-\d+)?\.txt")
+_MOST_BYTES: Final = 4 << 20
+"""Of a file's end: more than one dump, whatever its size."""
+_INTERVAL: Final = re.compile(re.escape(HEADER_START) + r"([0-9.]+) seconds|Timeout \((\d+):(\d\d):(\d\d(?:\.\d+)?)\)!")
+
+
+class TraceFileName(NamedTuple):
+    """What a trace file's name says."""
+
+    host: str
+    pid: int
+
+
+def parse_name(name: str) -> TraceFileName | None:
+    """Reads `stack_trace_2026_11_21_15_04_05_host-17_4711.txt`; None for another name."""
+    match = _NAME.fullmatch(name)
+    return None if match is None else TraceFileName(match["host"], int(match["pid"]))
+
+
+def newest_of(dumps: Sequence[Dump]) -> Dump | None:
+    """The newest dump that has the main thread; the newest of all if none has; None if there is none.
+
+    A dump is written from the newest thread to the main thread, so one that is being written, or was torn, has no main
+    thread yet. To one that was cut at 100 threads belongs the stack of the main thread that stands alone after it.
+    """
+    joined: list[Dump] = []
+    for dump in dumps:
+        is_alone = len(dump.threads) == 1 and not dump.threads[0].thread and not dump.headline
+        if is_alone and joined and joined[-1].is_cut and joined[-1].threads[-1].thread:
+            joined[-1] = joined[-1]._replace(threads=joined[-1].threads + dump.threads)
+        else:
+            joined.append(dump)
+    if not joined:
+        return None
+    if joined[-1].trigger is Trigger.FAULT:  # The last words of a process, complete or not.
+        return joined[-1]
+    return next((dump for dump in reversed(joined) if main_thread(dump.threads) is not None), joined[-1])
+
+
+def interval_seconds(dump: Dump) -> float | None:
+    """How often such dumps are made, as the dump itself says."""
+    found = _INTERVAL.search(dump.text)
+    if found is None:
+        return None
+    if found[1]:
+        try:
+            return float(found[1])
+        except ValueError:
+            return None
+    return int(found[2]) * 3600 + int(found[3]) * 60 + float(found[4])
+
+
+def read_trace_files(path: str, notes: list[str]) -> Iterator[ProcessDump]:
+    """The newest dump of each file; files without one are passed over.
+
+    Args:
+        path: A file, a folder, or gs://bucket/prefix.
+        notes: Is told what could not be read.
+
+    Raises:
+        ConfigurationError: There is no such file or folder, or the path cannot be one.
+        StorageError: It cannot be read.
+    """
+    files = _read_cloud(path) if path.startswith("gs:/") else _read_local(path, notes)
+    for name, text, time_ns in files:
+        dumps = parse_dumps(text)
+        newest = newest_of(dumps)
+        if newest is None:
+            continue
+        known = parse_name(re.split(r"[/\\]", name)[-1]) or TraceFileName(Path(name).stem, 0)
+        yield ProcessDump(
+            process=known.host,
+            host=known.host,
+            process_index=None,
+            pid=known.pid,
+            step=None,
+            phase=None,
+            time_ns=time_ns,
+            threads=newest.threads,
+            headline=newest.headline,
+            interval_seconds=next(filter(None, map(interval_seconds, reversed(dumps))), None),
+        )
+
+
+def _read_cloud(path: str) -> Iterator[tuple[str, str, int]]:
+    """Objects have no time at which their last dump was written: 0."""
+    from ml_diagnostics_common import storage
+
+    for name in storage.list_prefix(path):
+        yield name, storage.read(name)[-_MOST_BYTES:].decode("utf-8", "backslashreplace"), 0
+
+
+def _read_local(path: str, notes: list[str]) -> Iterator[tuple[str, str, int]]:
+    place = Path(path).expanduser()
+    if not place.exists():
+        raise ConfigurationError(f"{path} is not there: give a file, a folder of trace files, or gs://bucket/prefix")
+    names = [place] if not place.is_dir() else sorted(name for name in place.rglob("*") if not name.is_symlink())
+    for name in names:
+        try:
+            # Without O_NONBLOCK, to open a named pipe would wait for its writer.
+            with os.fdopen(os.open(name, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0)), "rb") as file:
+                status = os.fstat(file.fileno())
+                if not stat.S_ISREG(status.st_mode):
+                    continue
+                file.seek(max(0, status.st_size - _MOST_BYTES))
+                data = file.read(_MOST_BYTES)
+        except IsADirectoryError:
+            continue
+        except OSError as error:
+            if name is place:
+                raise StorageError(f"cannot read {name}: {error.strerror}; give this user the permission") from error
+            notes.append(f"{name} could not be read: {error.strerror}")
+            continue
+        yield str(name), data.decode("utf-8", "backslashreplace"), status.st_mtime_ns
