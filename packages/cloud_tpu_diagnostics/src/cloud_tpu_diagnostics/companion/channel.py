@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import json
-import logging
 import os
 import select
 import sys
 import time
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-__all__ = ["Channel"]
+if TYPE_CHECKING:
+    import logging
+
+__all__ = ["ERROR", "WARNING", "Channel"]
+
+WARNING, ERROR = 30, 40
+"""As in `logging`, which is loaded at the first entry only."""
 
 _READ_BYTES = 2**16
 _MOST_LINE_BYTES = 2**23
@@ -95,7 +100,21 @@ class Channel:
 
     def listen_to_libraries(self) -> None:
         """Has the job log what the libraries warn of here, and what ours say at INFO."""
-        logging.basicConfig(level=logging.INFO, handlers=[_ToJob(self)], force=True)
+        import logging
+
+        class ToJob(logging.Handler):
+            emit = staticmethod(self._pass_on)
+
+        logging.basicConfig(level=logging.INFO, handlers=[ToJob()], force=True)
+
+    def _pass_on(self, record: logging.LogRecord) -> None:
+        is_ours = record.name.startswith("ml_diagnostics")
+        if record.levelno < WARNING and not is_ours:
+            return
+        message = record.getMessage() if is_ours else f"{record.name}: {record.getMessage()}"
+        if record.exc_info and record.exc_info[1] is not None:
+            message += f" ({type(record.exc_info[1]).__name__}: {record.exc_info[1]})"
+        self.log(record.levelno, message)
 
 
 def _decoded(line: bytes) -> list[dict[str, Any]]:
@@ -104,18 +123,3 @@ def _decoded(line: bytes) -> list[dict[str, Any]]:
     except (ValueError, RecursionError):
         return []
     return [message] if isinstance(message, dict) else []
-
-
-class _ToJob(logging.Handler):
-    def __init__(self, channel: Channel) -> None:
-        super().__init__()
-        self._channel = channel
-
-    def emit(self, record: logging.LogRecord) -> None:
-        is_ours = record.name.startswith("ml_diagnostics")
-        if record.levelno < logging.WARNING and not is_ours:
-            return
-        message = record.getMessage() if is_ours else f"{record.name}: {record.getMessage()}"
-        if record.exc_info and record.exc_info[1] is not None:
-            message += f" ({type(record.exc_info[1]).__name__}: {record.exc_info[1]})"
-        self._channel.log(record.levelno, message)

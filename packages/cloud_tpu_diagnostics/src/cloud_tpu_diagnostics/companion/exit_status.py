@@ -11,7 +11,8 @@ import os
 import select
 import struct
 import time
-from pathlib import Path
+
+from cloud_tpu_diagnostics.companion.system_files import read_system_file
 
 __all__ = ["exit_status"]
 
@@ -55,7 +56,7 @@ def _status_of_reaped(descriptor: int) -> int | None:
 def _status_of_zombie(pid: int) -> int | None:
     """Field 52 of its stat; the kernel says 0 to those who may not know, so that only another value tells something."""
     try:
-        fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
+        fields = read_system_file(f"/proc/{pid}/stat").rpartition(b")")[2].split()
         status = int(fields[49])
         # /proc/PID/mem is gone with the memory; whether we may see the code is asked as for our own processes.
         may_know = os.stat(f"/proc/{pid}").st_uid == os.geteuid()  # noqa: PTH116

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import logging
 import time
 from typing import TYPE_CHECKING, Any
 
-from cloud_tpu_diagnostics.companion.channel import Channel
+from cloud_tpu_diagnostics.companion.channel import WARNING, Channel
 from cloud_tpu_diagnostics.companion.job import Job
 from cloud_tpu_diagnostics.companion.settings import CompanionSettings
 from cloud_tpu_diagnostics.traces import Dump, Frame, Trigger
@@ -46,7 +45,7 @@ class HangWatching:
         try:
             self._reader = ProgressReader(settings.progress_path or "")
         except OSError as error:
-            channel.log(logging.WARNING, f"Hangs are not watched for: the job's progress cannot be read ({error})")
+            channel.log(WARNING, f"Hangs are not watched for: the job's progress cannot be read ({error})")
         self.progress: Progress | None = None
         """What the job said last."""
         self._next_look = 0.0

@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 import select
 import signal
-from pathlib import Path
 
 from cloud_tpu_diagnostics.companion.exit_status import exit_status
+from cloud_tpu_diagnostics.companion.system_files import read_system_file
 
 __all__ = ["Job"]
 
@@ -70,7 +70,7 @@ class Job:
     def _catches(self, number: int) -> bool:
         """Whether it has a handler for a signal, as far as the system tells it."""
         try:
-            status = Path(f"/proc/{self.pid}/status").read_bytes()
+            status = read_system_file(f"/proc/{self.pid}/status")
             mask = int(status.partition(b"SigCgt:")[2].split(None, 1)[0], 16)
         except (OSError, ValueError, IndexError):
             return False

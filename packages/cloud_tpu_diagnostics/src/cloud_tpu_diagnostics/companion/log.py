@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cloud_tpu_diagnostics.entries import DUMP, LOG_ID, entry
 from cloud_tpu_diagnostics.traces import Dump, Trigger
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from ml_diagnostics_common.cloud_logging import LoggingTransport
     from ml_diagnostics_common.journal import Journal
     from ml_diagnostics_common.shipper import Shipper

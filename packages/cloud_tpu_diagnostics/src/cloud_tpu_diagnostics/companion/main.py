@@ -5,7 +5,6 @@ It starts with nothing but the standard library. What journals and ships is load
 
 from __future__ import annotations
 
-import logging
 import os
 import select
 import signal
@@ -13,7 +12,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any, NoReturn
 
-from cloud_tpu_diagnostics.companion.channel import Channel
+from cloud_tpu_diagnostics.companion.channel import ERROR, WARNING, Channel
 from cloud_tpu_diagnostics.companion.endings import How, Note, judge
 from cloud_tpu_diagnostics.companion.hang_watching import HangWatching
 from cloud_tpu_diagnostics.companion.job import Job
@@ -57,7 +56,7 @@ def main() -> NoReturn:
     try:
         Companion(hello, channel).run()
     except BaseException as error:
-        channel.log(logging.ERROR, f"The companion of this job failed ({type(error).__name__}: {error})")
+        channel.log(ERROR, f"The companion of this job failed ({type(error).__name__}: {error})")
         os._exit(1)
     os._exit(0)
 
@@ -172,7 +171,7 @@ class Companion:
                     self._output.append(lines)
             except OSError as error:
                 self._channel.log(
-                    logging.WARNING, f"A periodic stack trace could not be written ({error}); it is in the journal"
+                    WARNING, f"A periodic stack trace could not be written ({error}); it is in the journal"
                 )
 
     def _read_others(self) -> None:
@@ -273,9 +272,7 @@ class Companion:
             function(*arguments)
         except Exception as error:
             name = getattr(function, "__name__", "something")
-            self._channel.log(
-                logging.WARNING, f"The companion of this job failed in {name} ({type(error).__name__}: {error})"
-            )
+            self._channel.log(WARNING, f"The companion of this job failed in {name} ({type(error).__name__}: {error})")
 
 
 class _Dumps:

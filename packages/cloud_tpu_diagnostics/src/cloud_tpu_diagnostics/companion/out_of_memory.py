@@ -7,11 +7,12 @@ Version 2: `oom_kill` in memory.events; version 1: in memory.oom_control
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
+
+from cloud_tpu_diagnostics.companion.system_files import read_system_file
 
 __all__ = ["OutOfMemoryKills"]
 
-_ROOT = Path("/sys/fs/cgroup")
+_ROOT = "/sys/fs/cgroup"
 
 
 class OutOfMemoryKills:
@@ -23,7 +24,7 @@ class OutOfMemoryKills:
         proc: Where processes are.
     """
 
-    def __init__(self, pid: int, *, root: Path = _ROOT, proc: Path = Path("/proc")) -> None:
+    def __init__(self, pid: int, *, root: str = _ROOT, proc: str = "/proc") -> None:
         self._file = next((file for file in _files(pid, root, proc) if _count(file) is not None), None)
         self._last = _count(self._file)
         self._last_kill = -float("inf")
@@ -44,29 +45,29 @@ class OutOfMemoryKills:
         return now - self._last_kill <= seconds
 
 
-def _files(pid: int, root: Path, proc: Path) -> Iterator[Path]:
+def _files(pid: int, root: str, proc: str) -> Iterator[str]:
     """Yields where the count may be; in a container the group's path is often not what is mounted, but its root is."""
     try:
-        lines = (proc / str(pid) / "cgroup").read_text(encoding="utf-8", errors="replace").splitlines()
+        lines = read_system_file(f"{proc}/{pid}/cgroup").decode("utf-8", "replace").splitlines()
     except OSError:
         return
     for line in lines:
         _, _, rest = line.partition(":")
         controllers, _, path = rest.partition(":")
         if not controllers:
-            for mounted in (root, root / "unified"):
-                yield mounted / path.lstrip("/") / "memory.events"
-                yield mounted / "memory.events"
+            for mounted in (root, f"{root}/unified"):
+                yield f"{mounted}{path}/memory.events"
+                yield f"{mounted}/memory.events"
         elif "memory" in controllers.split(","):
-            yield root / "memory" / path.lstrip("/") / "memory.oom_control"
-            yield root / "memory" / "memory.oom_control"
+            yield f"{root}/memory{path}/memory.oom_control"
+            yield f"{root}/memory/memory.oom_control"
 
 
-def _count(file: Path | None) -> int | None:
+def _count(file: str | None) -> int | None:
     if file is None:
         return None
     try:
-        for line in file.read_text(encoding="ascii", errors="replace").splitlines():
+        for line in read_system_file(file).decode("ascii", "replace").splitlines():
             name, _, value = line.partition(" ")
             if name == "oom_kill":
                 return int(value)
