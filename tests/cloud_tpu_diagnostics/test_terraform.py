@@ -261,7 +261,9 @@ def test_nobody_is_granted_anything_because_a_sink_within_a_project_has_no_ident
 
 
 @pytest.mark.parametrize("platform", PLATFORMS)
-@pytest.mark.parametrize("config", [{"retention_days": 7}, {"bucket_name": "", "retention_days": 7}])
+@pytest.mark.parametrize(
+    "config", [{"retention_days": 7}, {"retention_days": 30}, {"bucket_name": "", "retention_days": 7}]
+)
 def test_a_retention_without_a_bucket_is_an_error(platform, config):
     with pytest.raises(InvalidVariableError, match=r"^bucket_name is not defined for stack_trace_bucket_config\.$"):
         planned(platform, stack_trace_bucket_config=config)
