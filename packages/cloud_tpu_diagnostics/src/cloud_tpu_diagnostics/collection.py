@@ -1,0 +1,252 @@
+"""What the outermost block of `diagnose` turns on, and off again.
+
+Directly, faulthandler writes to the file or to stderr, and a thread of ours writes the header line before each dump.
+With a companion the timer writes to a pipe, and the companion writes the header and the dump to where they belong, also
+while no thread of Python can run. Faults and the signal are always written directly.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import sys
+import threading
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from ml_diagnostics_common.guard import LOSSES, guarded_as, warn_once
+
+from cloud_tpu_diagnostics import trace_file
+from cloud_tpu_diagnostics.console import Console
+from cloud_tpu_diagnostics.plan import Plan
+from cloud_tpu_diagnostics.rounds import Rounds
+from cloud_tpu_diagnostics.trace_file import TraceFile
+from cloud_tpu_diagnostics.watchdog import MOST_THREADS, Timer, Watchdog
+
+if TYPE_CHECKING:
+    from cloud_tpu_diagnostics.companion_link import CompanionLink
+
+__all__ = ["HEADER", "Collection"]
+
+_log = logging.getLogger("ml_diagnostics.diagnose")
+
+HEADER: Final = "INFO: Not a crash. cloud-tpu-diagnostics emits a stack trace snapshot every {interval} seconds.\n"
+
+
+class Collection:
+    """What is turned on, from `start` to `stop`.
+
+    Args:
+        plan: What is collected.
+    """
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
+        self._place: TraceFile | Console | None = None
+        self._watchdog: Watchdog | None = None
+        self._companion: CompanionLink | None = None
+        self._timer = Timer(plan.interval_seconds)
+        self._rounds = Rounds(
+            self._timer, plan.interval_seconds, first=self._prune, before=self._write_header, after=self._after_dump
+        )
+        self._changing = threading.RLock()
+        self._is_on = False
+
+    def start(self) -> None:
+        """Turns on all that the plan says, as far as it can be."""
+        with self._changing:
+            self._is_on = True
+            try:
+                if self.plan.is_collecting:
+                    self._place = _open_place(self.plan)
+                if self._place is not None:
+                    self._watchdog = Watchdog(self._place.number)
+                    self._watchdog.start()
+                if self.plan.hangs is not None or self._place is not None:
+                    self._start_companion()
+                if self._place is not None:
+                    self._start_timer()
+            except BaseException as error:
+                self.stop(error)
+                raise
+
+    def stop(self, error: BaseException | None) -> None:
+        """Turns it all off; waits for nothing.
+
+        Args:
+            error: What the block was left with; None if it was left in peace.
+        """
+        with self._changing, ExitStack() as steps:  # Each is taken, whatever the others raise; the last one first.
+            self._is_on = False
+            if self._place is not None:
+                steps.callback(self._place.close)
+            if self._companion is not None:
+                steps.callback(self._companion.leave, error)
+            if self._watchdog is not None:
+                steps.callback(self._watchdog.stop)
+            steps.callback(self._timer.cancel)
+            steps.callback(self._rounds.stop)
+
+    def before_fork(self) -> None:
+        """Keeps the timer's locks out of the child."""
+        self._timer.before_fork()
+
+    def after_fork(self) -> None:
+        """In the parent: goes on."""
+        self._timer.after_fork()
+
+    def forget_parent(self) -> None:
+        """In a forked child that begins to collect itself: lets go of faults and signals."""
+        if self._watchdog is not None:
+            self._watchdog.stop()
+
+    # --- The companion --------------------------------------------------------------------------------
+
+    def _start_companion(self) -> None:
+        """Starts one where it is needed: to ship, to watch, or where only another process can wait for stderr."""
+        place, watchdog = self._place, self._watchdog
+        if not (self.plan.to_cloud or self.plan.hangs is not None or (place is not None and place.patient is None)):
+            return
+        try:
+            from cloud_tpu_diagnostics.companion_link import CompanionLink
+
+            self._companion = CompanionLink(
+                self.plan,
+                trace_path=place.path if isinstance(place, TraceFile) else None,
+                console=place.number if place is not None else 2,
+                dump_signal=watchdog.signal if watchdog is not None else None,
+                main_thread_signal=watchdog.main_thread_signal if watchdog is not None else None,
+                on_end=self._go_on_directly,
+            )
+        except Exception as error:  # Mostly an OSError, but an interpreter that ends raises others.
+            LOSSES.add("diagnose: no companion")
+            self._say_without_companion(f"cannot be started ({type(error).__name__}: {error})")
+
+    def _go_on_directly(self) -> None:
+        """After the companion's end; in another thread."""
+        with self._changing:
+            if self._is_on and self._companion is not None:
+                self._companion.leave(None)
+                self._companion = None
+                self._say_without_companion("has ended")
+                if self._place is None or self._place.patient is None:
+                    self._timer.cancel()
+                else:
+                    self._timer.arm_again(self._place.patient)
+
+    def _say_without_companion(self, what: str) -> None:
+        warn_once(
+            "without companion",
+            "The process beside the job %s: nothing is uploaded, and hangs are not watched for. %s",
+            what,
+            "Stack traces go on." if self._place is not None and self._place.patient is not None else "",
+        )
+
+    # --- The timer, and what goes along with it -------------------------------------------------------
+
+    def _start_timer(self) -> None:
+        number = self._place.patient if self._place is not None else None
+        if self._companion is not None:
+            number = self._companion.timer_number()
+        if number is None:
+            warn_once("no timer", "There are no periodic stack traces: whatever is written to stderr may wait there.")
+            return
+        self._timer.arm(number)
+        self._rounds.start()
+
+    @guarded_as("delete old stack traces")
+    def _prune(self) -> None:
+        place = self._place
+        if isinstance(place, TraceFile):
+            trace_file.prune(Path(place.path).parent)
+
+    @guarded_as("write a header line")
+    def _write_header(self) -> None:
+        with self._changing:
+            place = self._place
+            if not self._is_on or self._companion is not None or place is None or place.patient is None:
+                return
+            if place.is_open():
+                try:
+                    os.write(place.patient, HEADER.format(interval=self.plan.interval_seconds).encode())
+                except OSError:
+                    pass  # Nobody reads, or there is no room.
+
+    def _after_dump(self) -> bool:
+        """Arms the timer anew, and adds what only Python can tell; False: there is nothing more to do."""
+        with self._changing:
+            if not self._is_on or not self._has_place():
+                return False
+            if not self._timer.arm_again():
+                return False
+            companion = self._companion
+        if companion is not None:
+            self._tell_snapshot(companion)
+        else:
+            self._dump_main_thread()
+        return True
+
+    def _has_place(self) -> bool:
+        """Whether there is still somewhere to write to, and room."""
+        place = self._place
+        if place is None:
+            return False
+        if not place.is_open():
+            self._lose_place()
+            return False
+        if self._companion is None and place.is_full():
+            self._timer.cancel()
+            warn_once("full", "The file of stack traces is full: there are no more periodic ones in this block.")
+            return False
+        return True
+
+    def _lose_place(self) -> None:
+        """The program has closed what it found: faults must not be written to what has that number by now."""
+        self._timer.cancel()
+        if self._watchdog is not None:
+            self._watchdog.stop()
+        warn_once(
+            "closed",
+            "The program has closed the descriptors of diagnose(): there are no more stack traces in this block. "
+            "Enter it after that.",
+        )
+
+    @guarded_as("take a snapshot")
+    def _tell_snapshot(self, companion: CompanionLink) -> None:
+        companion.tell_snapshot()
+
+    @guarded_as("dump the main thread")
+    def _dump_main_thread(self) -> None:
+        """Where faulthandler has cut the oldest threads, which the main thread is among."""
+        number = self._watchdog.main_thread_signal if self._watchdog is not None else None
+        main = threading.main_thread().ident
+        if number is None or main is None or len(sys._current_frames()) <= MOST_THREADS:
+            return
+        with self._changing:
+            if self._is_on:
+                signal.pthread_kill(main, number)
+
+
+def _open_place(plan: Plan) -> TraceFile | Console | None:
+    """Opens the file, or finds stderr; None if there is neither. Says which in the log."""
+    if plan.to_cloud:
+        file = trace_file.open_trace_file()
+        if file is not None:
+            _say("Stack trace will be written in: %s", file.path)
+            return file
+    try:
+        console = Console()
+    except OSError as error:
+        warn_once("no stderr", "There are no stack traces: there is no stderr to write them to (%s).", error)
+        return None
+    _say("Stack trace will be written to the console.")
+    return console
+
+
+def _say(message: str, *args: object) -> None:
+    try:
+        _log.info(message, *args)
+    except Exception:  # A handler of the job's.
+        LOSSES.add("log_handler_raised")

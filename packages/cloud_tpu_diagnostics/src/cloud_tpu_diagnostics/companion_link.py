@@ -1,0 +1,146 @@
+"""A block's companion, as the block sees it: what it is told, and what is done when it has something to say."""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from typing import Any
+
+from ml_diagnostics_common import background
+from ml_diagnostics_common.guard import guarded_as
+
+from cloud_tpu_diagnostics.companion.companion_process import CompanionProcess, CompanionSettings
+from cloud_tpu_diagnostics.configuration.hang_configuration import HangConfig
+from cloud_tpu_diagnostics.plan import Plan
+from cloud_tpu_diagnostics.trace_file import MOST_FILE_BYTES
+
+__all__ = ["CompanionLink"]
+
+_log = logging.getLogger("ml_diagnostics.diagnose")
+
+
+class CompanionLink:
+    """Starts the companion of a block.
+
+    Args:
+        plan: The block's.
+        trace_path: The file that dumps go to; None: `console`.
+        console: The number of stderr.
+        dump_signal: Which signal makes this process write all its stacks.
+        main_thread_signal: Which one makes a thread write its own.
+        on_end: Called in another thread once it is gone.
+
+    Raises:
+        OSError: It cannot be started.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        *,
+        trace_path: str | None,
+        console: int,
+        dump_signal: int | None,
+        main_thread_signal: int | None,
+        on_end: Callable[[], None],
+    ) -> None:
+        self._hangs = plan.hangs
+        self._on_end = on_end
+        self._is_left = False
+        with ExitStack() as undoing:
+            progress_path = _start_publishing(undoing) if plan.hangs is not None else None
+            settings = CompanionSettings(
+                job_pid=os.getpid(),
+                interval_seconds=plan.interval_seconds,
+                trace_path=trace_path,
+                is_shipped=plan.to_cloud,
+                main_thread_signal=main_thread_signal,
+                dump_signal=dump_signal,
+                progress_path=progress_path,
+                hang=None if plan.hangs is None else plan.hangs.to_json(),
+                most_bytes=MOST_FILE_BYTES,
+            )
+            self._process = CompanionProcess(settings, self._hear, console=console)
+            self._undoing = undoing.pop_all()
+
+    def timer_number(self) -> int:
+        """The descriptor for the timer, which never waits; raises OSError if it is closed."""
+        return self._process.timer_descriptor
+
+    def is_alive(self) -> bool:
+        """Whether it still hears us."""
+        return self._process.is_alive()
+
+    def tell_snapshot(self) -> None:
+        """Takes a snapshot of this process's threads, for the companion to write down."""
+        from cloud_tpu_diagnostics.snapshot import take_snapshot
+
+        self._process.tell({"kind": "snapshot", **take_snapshot().to_json()})
+
+    def leave(self, error: BaseException | None) -> None:
+        """Tells how the block was left.
+
+        Args:
+            error: With what; None if in peace.
+        """
+        self._is_left = True
+        self._undoing.close()
+        if error is None or (isinstance(error, SystemExit) and not error.code):
+            self._process.leave("clean", None, None if error is None else 0)
+        else:
+            # Its text is the job's: it may be long, secret, or code to run.
+            self._process.leave("exception", type(error).__qualname__, _exit_code(error))
+
+    # --- What it says: in its thread ------------------------------------------------------------------
+
+    @guarded_as("hear its companion")
+    def _hear(self, message: Mapping[str, Any]) -> None:
+        if message["kind"] == "ended":
+            if not self._is_left:
+                self._on_end()
+        elif message["kind"] == "log":
+            _log.log(message["level"], "%s", message["message"])
+        elif message["kind"] == "hang" and self._hangs is not None:
+            hangs = self._hangs
+            background.start(lambda: self._tell_snapshots(hangs))
+            if hangs.on_hang is not None:
+                background.start(lambda: _call(hangs, message))
+
+    def _tell_snapshots(self, hangs: HangConfig) -> None:
+        for number in range(hangs.snapshots):
+            if number:
+                time.sleep(hangs.snapshot_interval_seconds)
+            if self._is_left:
+                return
+            self.tell_snapshot()
+
+
+def _call(hangs: HangConfig, message: Mapping[str, Any]) -> None:
+    """Calls what the job wants to be called in a hang; an error in there is the job's, and is logged."""
+    from cloud_tpu_diagnostics.hang.hang_watch import Verdict
+
+    try:
+        if hangs.on_hang is not None:
+            hangs.on_hang(Verdict(**{name: message[name] for name in Verdict._fields}))
+    except Exception:
+        _log.exception("on_hang has failed")
+
+
+def _start_publishing(undoing: ExitStack) -> str:
+    """Has heartbeats published where the companion reads them, until it is undone."""
+    from ml_diagnostics_common.progress import ProgressPage, start_publishing, stop_publishing
+
+    page = ProgressPage.create()
+    start_publishing(page)
+    undoing.callback(stop_publishing, page)
+    return str(page.path)
+
+
+def _exit_code(error: BaseException) -> int | None:
+    """What the program will exit with, if nothing else happens; None where nobody can know."""
+    if not isinstance(error, SystemExit):
+        return None
+    return error.code & 0xFF if isinstance(error.code, int) else 1

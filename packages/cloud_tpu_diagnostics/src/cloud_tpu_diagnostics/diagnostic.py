@@ -1,0 +1,72 @@
+"""What a job calls: a block within which faults and hangs leave stack traces, and a word on its progress.
+
+with diagnostic.diagnose(diagnostic_config):
+    run_job(...)
+"""
+
+from __future__ import annotations
+
+from contextlib import ContextDecorator
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+from cloud_tpu_diagnostics.configuration.diagnostic_configuration import DiagnosticConfig
+
+if TYPE_CHECKING:
+    from cloud_tpu_diagnostics.collection import Collection
+
+__all__ = ["diagnose", "heartbeat"]
+
+
+class diagnose(ContextDecorator):  # noqa: N801 (it is called as a function is)
+    """Collects stack traces while its block runs: on faults, on a signal, and every so many seconds.
+
+        with diagnostic.diagnose(diagnostic_config):
+            run_job(...)
+
+    Blocks may be nested, and entered by any thread: the first one counts, and the last that is left ends it. Leaving
+    waits for nothing, and puts back what was there before. Exceptions of the block pass through untouched.
+
+    Args:
+        config: What is collected, and where it goes. Where something in it is None or off, nothing happens.
+
+    Raises:
+        ConfigurationError: When it is entered: the configuration cannot work.
+    """
+
+    def __init__(self, config: DiagnosticConfig | None) -> None:
+        self._config = config
+        self._entered: list[Collection] | None = None  # Several, where it decorates a function that calls itself.
+
+    def __enter__(self) -> None:
+        debug = self._config.debug_config if self._config is not None else None
+        if debug is None:
+            return
+        traces, hangs = debug.stack_trace_config, debug.hang_config
+        if (traces is None or not traces.collect_stack_trace) and (hangs is None or not hangs.enabled):
+            return
+        from cloud_tpu_diagnostics import blocks
+
+        entered = blocks.enter(traces, hangs)
+        if entered is not None:
+            self._entered = [*(self._entered or ()), entered]
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if self._entered:
+            from cloud_tpu_diagnostics import blocks
+
+            blocks.leave(self._entered.pop(), error)
+
+
+def heartbeat(step: int | None = None, phase: str = "step") -> None:
+    """Tells that the job makes progress; costs about a microsecond, and nothing where hangs are not watched for.
+
+    Args:
+        step: The step that begins; None where there are none.
+        phase: What the job does: init, compile, data, step, checkpoint, eval, other, or ended.
+    """
+    from ml_diagnostics_common.progress import publish
+
+    publish(phase, step)

@@ -1,0 +1,62 @@
+"""What a block collects: the configuration, checked, and as it was when the block was entered."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from numbers import Integral, Real
+from typing import NamedTuple
+
+from cloud_tpu_diagnostics.configuration import hang_configuration
+from cloud_tpu_diagnostics.configuration.hang_configuration import HangConfig
+from cloud_tpu_diagnostics.configuration.stack_trace_configuration import StackTraceConfig
+from cloud_tpu_diagnostics.exceptions import ConfigurationError
+
+__all__ = ["Plan", "plan_of"]
+
+_LEAST_SECONDS = 0.01
+_MOST_SECONDS = 1e9
+"""Above it faulthandler's timer overflows."""
+
+
+class Plan(NamedTuple):
+    """What a block collects.
+
+    Attributes:
+        is_collecting: Whether there are stack traces at all, or only a watch for hangs.
+        to_cloud: To a file, and from there on; False: to stderr.
+        interval_seconds: Between two snapshots.
+        hangs: None: hangs are not watched for.
+    """
+
+    is_collecting: bool
+    to_cloud: bool
+    interval_seconds: float
+    hangs: HangConfig | None
+
+
+def plan_of(traces: StackTraceConfig | None, hangs: HangConfig | None) -> Plan:
+    """Checks what a block is given.
+
+    Raises:
+        ConfigurationError: It cannot work.
+    """
+    if traces is None or not traces.collect_stack_trace:
+        traces = StackTraceConfig(collect_stack_trace=False)
+    return Plan(
+        bool(traces.collect_stack_trace),
+        bool(traces.stack_trace_to_cloud),
+        _checked_seconds(traces.stack_trace_interval_seconds),
+        replace(hang_configuration.checked(hangs)) if hangs is not None and hangs.enabled else None,
+    )
+
+
+def _checked_seconds(value: object) -> float:
+    """Returns a number of seconds that a timer takes, an integer as one: the header line says what was given."""
+    if isinstance(value, (int, float, Real)) and value is not True and value is not False:
+        number = int(value) if isinstance(value, Integral) else float(value)
+        if math.isfinite(number) and number > 0:
+            return max(_LEAST_SECONDS, min(_MOST_SECONDS, number))
+    raise ConfigurationError(
+        f"stack_trace_interval_seconds is {value!r}; give a number of seconds above zero, such as 600"
+    )

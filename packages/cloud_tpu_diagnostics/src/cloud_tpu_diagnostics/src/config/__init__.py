@@ -1,0 +1,1 @@
+"""Second names of what `cloud_tpu_diagnostics.configuration` has."""

@@ -1,0 +1,264 @@
+"""What faulthandler does for us: stack traces on faults, on a signal, and after a time, all from C.
+
+A handler in Python runs when the main thread next runs Python: in a hang, never. These run in any case, and with the
+GIL held by another.
+
+faulthandler cannot be asked what it was told, but `gc` can be asked which objects it holds. So it is never given a
+number, but an object of ours: as long as it holds it, what we turned on is still ours to turn off.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import gc
+import logging
+import signal
+import threading
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, Final
+
+from ml_diagnostics_common.guard import log_once, warn_once
+
+__all__ = ["MOST_THREADS", "Output", "Timer", "Watchdog"]
+
+MOST_THREADS: Final = 100
+"""faulthandler writes the newest so many: MAX_NTHREADS in CPython's Python/traceback.c."""
+
+_NO_DESCRIPTOR = 2**30
+"""A number that no file can have: what is written there is lost."""
+
+
+class Output:
+    """What faulthandler writes to.
+
+    Args:
+        number: A descriptor, which stays open until faulthandler has let go of this object.
+    """
+
+    def __init__(self, number: int) -> None:
+        self._number = number
+
+    def fileno(self) -> int:
+        """For faulthandler, which asks once."""
+        return self._number
+
+    def flush(self) -> None:
+        """For faulthandler: there is nothing to flush."""
+
+    def is_in_use(self) -> bool:
+        """Whether faulthandler has it: nobody has told it since to write elsewhere, or not at all."""
+        return any(held is self for held in gc.get_referents(faulthandler))
+
+
+# State of the process: the signals that nobody had before us, and that do nothing since we are done with them.
+_left_harmless: dict[int, Output] = {}
+
+
+class Watchdog:
+    """Faults and the signal from outside, from `start` to `stop`.
+
+    Args:
+        number: The descriptor to write to.
+    """
+
+    def __init__(self, number: int) -> None:
+        self._number = number
+        self._undoing = ExitStack()
+        self.signal: int | None = None
+        """Which one makes this process write all its stacks; None if all were taken."""
+        self.main_thread_signal: int | None = None
+        """Which one makes a thread write its own stack; None if all were taken."""
+
+    def start(self) -> None:
+        """Turns them on, as far as the job has not done so itself."""
+        self.main_thread_signal = self._register(_real_time_signals(), all_threads=False)
+        self._enable()
+        self.signal = self._register([signal.SIGUSR1, signal.SIGUSR2, *_real_time_signals()], all_threads=True)
+        if self.signal != signal.SIGUSR1:
+            what = "no signal is free" if self.signal is None else f"send {signal_name(self.signal)} instead"
+            log_once(
+                logging.INFO,
+                ("signal", self.signal),
+                "SIGUSR1 is taken: for stack traces at any time, %s.",
+                what,
+            )
+
+    def stop(self) -> None:
+        """Turns off what is still ours, and back on what was on before.
+
+        The signals have no effect then: sent a moment too late, they must not end the program.
+        """
+        self._undoing.close()
+
+    # --- Faults ---
+
+    def _enable(self) -> None:
+        their_file: Any = None
+        if faulthandler.is_enabled():
+            their_file = self._file_of_faults()
+            if their_file is None:
+                log_once(
+                    logging.INFO,
+                    "faulthandler is on",
+                    "faulthandler was on before diagnose(), with the number of a file: faults still go there.",
+                )
+                return
+        output = Output(self._number)
+        faulthandler.enable(output, all_threads=True)
+        self._undoing.callback(_disable, output, their_file)
+
+    def _file_of_faults(self) -> Any:
+        """What the job gave to `faulthandler.enable`; None if that was a number, or cannot be known.
+
+        faulthandler shows the files of its signals by their numbers, and then that of faults, if it is an object.
+        """
+        held = [each for each in gc.get_referents(faulthandler) if hasattr(each, "fileno")]
+        last_is_ours = isinstance(held[-1], Output) if held else True
+        return None if last_is_ours or self.main_thread_signal is None else held[-1]
+
+    # --- Signals ---
+
+    def _register(self, wanted: list[int], *, all_threads: bool) -> int | None:
+        """Takes the first signal that is free."""
+        caught = _caught_signals()
+        for number in wanted:
+            is_left_by_us = number in _left_harmless and _left_harmless[number].is_in_use()
+            if signal.getsignal(number) is not signal.SIG_DFL or (number in caught and not is_left_by_us):
+                continue
+            output = Output(self._number)
+            try:
+                faulthandler.register(number, file=output, all_threads=all_threads)
+            except (OSError, RuntimeError, ValueError):
+                continue
+            self._undoing.callback(_make_harmless, number, output)
+            return number
+        return None
+
+
+def _disable(output: Output, their_file: Any) -> None:
+    if not output.is_in_use():  # The job has turned it on for itself meanwhile, or off.
+        return
+    faulthandler.disable()
+    if their_file is not None:
+        try:
+            faulthandler.enable(their_file)
+        except Exception as error:  # Closed meanwhile, for instance.
+            log_once(
+                logging.INFO,
+                "faulthandler stays off",
+                "faulthandler was on before diagnose(), and cannot be turned on again: %s",
+                error,
+            )
+
+
+def _make_harmless(number: int, output: Output) -> None:
+    """Has a signal do nothing, where it would end the program if it were as before: it may be on its way already."""
+    if not output.is_in_use() or signal.getsignal(number) is not signal.SIG_DFL:
+        return  # The job has its own handler by now.
+    _left_harmless[number] = Output(_NO_DESCRIPTOR)
+    faulthandler.register(number, file=_left_harmless[number], all_threads=False)
+
+
+def _real_time_signals() -> list[int]:
+    """From the last, which programs use least; none on systems that have none."""
+    first, last = getattr(signal, "SIGRTMIN", 0), getattr(signal, "SIGRTMAX", -1)
+    return list(range(int(last), int(first), -1))
+
+
+def _caught_signals() -> frozenset[int]:
+    """The signals that this process has handlers for, those of C libraries too, as far as the system tells."""
+    try:
+        status = Path("/proc/self/status").read_bytes()
+        mask = int(status.partition(b"SigCgt:")[2].split(None, 1)[0], 16)
+    except (OSError, ValueError, IndexError):
+        return frozenset()
+    return frozenset(number for number in range(1, signal.NSIG) if mask >> (number - 1) & 1)
+
+
+def signal_name(number: int) -> str:
+    """Returns a signal's name as `kill -s` takes it, with SIG before it."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"SIGRTMIN+{number - signal.SIGRTMIN}"
+
+
+class Timer:
+    """faulthandler's timer, of which a process has one: all stacks again and again, until it is armed anew.
+
+    A fork takes the timer's locks with it, but not the thread that lets go of them: a child that then ends, or sets a
+    timer, waits for ever. So the timer is off during a fork.
+
+    Args:
+        interval_seconds: From one dump to the next.
+        clock: Seconds, monotonic.
+    """
+
+    def __init__(self, interval_seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self._interval = interval_seconds
+        self._clock = clock
+        self._arming = threading.RLock()
+        self._output: Output | None = None
+        self._has_fired = False
+        self.due = 0.0
+        """When it writes next, by the clock."""
+
+    def arm(self, number: int) -> None:
+        """Starts it, from now on.
+
+        Args:
+            number: The descriptor to write to. One that waits for its reader would stop the whole process.
+        """
+        with self._arming:
+            self._output = Output(number)
+            self.due = self._clock() + self._interval
+            faulthandler.dump_traceback_later(self._interval, repeat=True, file=self._output)
+
+    def arm_again(self, number: int | None = None) -> bool:
+        """Starts it from now on, if it is still on; False if it was cancelled, or if the job uses it for itself by now.
+
+        Args:
+            number: The descriptor to write to from now on; None: the same.
+        """
+        with self._arming:
+            if self._output is None:
+                return False
+            if not self._output.is_in_use():
+                self._output = None
+                warn_once(
+                    "timer taken",
+                    "The program has set or cancelled faulthandler's timer within diagnose(): "
+                    "there are no more periodic stack traces.",
+                )
+                return False
+            self.arm(self._output.fileno() if number is None else number)
+            return True
+
+    def cancel(self) -> None:
+        """Stops it; nothing is written to its descriptor any more."""
+        with self._arming:
+            output, self._output = self._output, None
+            if output is not None and output.is_in_use():
+                faulthandler.cancel_dump_traceback_later()
+
+    def before_fork(self) -> None:
+        """Off, and nobody arms it."""
+        self._arming.acquire()
+        self._has_fired = self._clock() >= self.due
+        if self._output is not None and self._output.is_in_use():
+            faulthandler.cancel_dump_traceback_later()
+        else:
+            self._output = None
+
+    def after_fork(self) -> None:
+        """In the parent: on again, for the rest of the time."""
+        try:
+            if self._output is not None:
+                rest = self._interval if self._has_fired else max(self.due - self._clock(), 0.001)
+                # Repeated by a short rest, it would flood the file in a hang that keeps us from arming it anew.
+                faulthandler.dump_traceback_later(rest, repeat=rest > self._interval / 10, file=self._output)
+        finally:
+            self._arming.release()

@@ -1,0 +1,253 @@
+"""What `diagnose` promises to the block that it is put around."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import sys
+import timeit
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from cloud_tpu_diagnostics import diagnostic, trace_file
+from cloud_tpu_diagnostics.configuration.debug_configuration import DebugConfig
+from cloud_tpu_diagnostics.configuration.diagnostic_configuration import DiagnosticConfig
+from cloud_tpu_diagnostics.configuration.hang_configuration import HangConfig
+from cloud_tpu_diagnostics.configuration.stack_trace_configuration import StackTraceConfig
+from cloud_tpu_diagnostics.exceptions import ConfigurationError
+
+from .diagnosed_jobs import run
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Instead of /tmp/debugging."""
+    monkeypatch.setattr(trace_file, "FOLDER", tmp_path / "debugging")
+    return tmp_path / "debugging"
+
+
+def _config(interval: object = 600, *, collect: bool = True, cloud: bool = False) -> DiagnosticConfig:
+    return DiagnosticConfig(DebugConfig(StackTraceConfig(collect, cloud, interval)))  # type: ignore[arg-type]
+
+
+_OFF = [
+    DiagnosticConfig(),
+    DiagnosticConfig(DebugConfig()),
+    DiagnosticConfig(DebugConfig(StackTraceConfig(), HangConfig())),
+    _config(collect=False, cloud=True),
+]
+
+
+@pytest.mark.parametrize("config", _OFF)
+def test_nothing_happens_where_nothing_is_collected(
+    config: DiagnosticConfig, folder: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "cloud_tpu_diagnostics.blocks", None)  # To import it would raise.
+    with diagnostic.diagnose(config):
+        pass
+    assert not folder.exists()
+    assert capfd.readouterr() == ("", "")
+
+
+def test_a_block_that_collects_nothing_costs_less_than_an_empty_context_manager() -> None:
+    @contextlib.contextmanager
+    def empty() -> Iterator[None]:
+        yield
+
+    def ours() -> None:
+        with diagnostic.diagnose(_OFF[0]):
+            pass
+
+    def theirs() -> None:
+        with empty():
+            pass
+
+    assert min(timeit.repeat(ours, number=2000, repeat=9)) < 1.5 * min(timeit.repeat(theirs, number=2000, repeat=9))
+
+
+def test_the_documented_example_writes_to_the_console(tmp_path: Path) -> None:
+    code, out, err = run(
+        """
+logging.basicConfig(level=logging.INFO, format="%(levelname)s %(message)s")
+say(faulthandler.is_enabled())
+with diagnostic.diagnose(config()):
+    say(faulthandler.is_enabled())
+say(faulthandler.is_enabled())
+""",
+        tmp_path / "d",
+    )
+    assert (code, out.split()) == (0, ["False", "True", "False"])
+    assert err == "INFO Stack trace will be written to the console.\n"
+    assert not (tmp_path / "d").exists()
+
+
+def test_to_the_cloud_it_says_which_file_it_writes(tmp_path: Path) -> None:
+    code, out, err = run(
+        """
+logging.basicConfig(level=logging.INFO, format="%(levelname)s %(message)s")
+without_companion()
+with diagnostic.diagnose(config(cloud=True)):
+    say(*trace_file.FOLDER.iterdir())
+""",
+        tmp_path / "d",
+    )
+    assert code == 0
+    assert err.splitlines()[0] == f"INFO Stack trace will be written in: {out.strip()}"
+
+
+_ENDINGS = {
+    "pass": "",
+    "raise ValueError('theirs')": "ValueError: theirs",
+    "raise KeyboardInterrupt": "KeyboardInterrupt",
+    "sys.exit('theirs')": "theirs",
+    "raise GeneratorExit": "GeneratorExit",
+}
+
+
+@pytest.mark.parametrize("ending", _ENDINGS)
+@pytest.mark.parametrize("cloud", [False, True])
+def test_leaving_waits_for_nothing_however_it_is_left(tmp_path: Path, ending: str, cloud: bool) -> None:
+    """The interval is 600 s: who waited for it would not be done here."""
+    _, _, err = run(f"with diagnostic.diagnose(config(cloud={cloud})):\n    {ending}", tmp_path / "d")
+    assert err.rstrip().rpartition("\n")[2] == _ENDINGS[ending]
+
+
+@pytest.mark.parametrize("kind", [ValueError, KeyboardInterrupt, SystemExit, StopIteration, GeneratorExit])
+def test_the_users_exception_is_the_one_that_arrives(kind: type[BaseException]) -> None:
+    error = kind("theirs")
+    with pytest.raises(kind) as caught, diagnostic.diagnose(_config()):
+        raise error
+    assert caught.value is error
+    assert error.__context__ is None
+
+
+@pytest.mark.parametrize("interval", [0, -1, 0.0, float("nan"), float("inf"), "600", True, None, [600], 1j])
+def test_an_interval_that_cannot_be_is_refused_when_the_block_is_entered(interval: object) -> None:
+    block = diagnostic.diagnose(_config(interval))
+    with (
+        pytest.raises(ConfigurationError, match=r"stack_trace_interval_seconds is .*; give a number of seconds"),
+        block,
+    ):
+        pytest.fail("the block was entered")
+
+
+@pytest.mark.parametrize("interval", [1, 0.5, 1e-9, 1e300, 10**300])
+def test_any_number_above_zero_is_an_interval(interval: float) -> None:
+    with diagnostic.diagnose(_config(interval)):
+        pass
+
+
+def test_an_interval_is_not_looked_at_where_nothing_is_collected() -> None:
+    with diagnostic.diagnose(_config("never", collect=False)):
+        pass
+
+
+def test_the_header_says_the_interval_as_it_was_given(tmp_path: Path) -> None:
+    _, _, err = run("with diagnostic.diagnose(config(0.25)): time.sleep(0.4)", tmp_path / "d")
+    assert "a stack trace snapshot every 0.25 seconds.\nTimeout (0:00:00.250000)!\n" in err
+
+
+def test_a_function_can_be_decorated_and_call_itself() -> None:
+    @diagnostic.diagnose(_config())
+    def count_down(number: int) -> int:
+        return number if not number else count_down(number - 1)
+
+    assert count_down(3) == 0
+
+
+@pytest.mark.parametrize("stderr", ["None", "io.StringIO()", "open(os.devnull)", "closed_file()", "Odd()"])
+def test_a_stderr_that_is_no_file_is_passed_by(tmp_path: Path, stderr: str) -> None:
+    """As in a notebook, or where pytest captures."""
+    code, _, err = run(
+        f"""
+import io
+class Odd:
+    def __getattr__(self, name): raise RuntimeError("odd")
+def closed_file():
+    file = open(os.devnull, "w")
+    file.close()
+    return file
+sys.stderr = {stderr}
+with diagnostic.diagnose(config(0.2)): time.sleep(0.3)
+sys.stderr = sys.__stderr__
+""",
+        tmp_path / "d",
+    )
+    assert code == 0
+    assert ("Timeout (" in err) == (stderr != "open(os.devnull)")
+
+
+def test_where_stderr_is_closed_nothing_is_written_to_what_has_its_number(tmp_path: Path) -> None:
+    code, _, _ = run(
+        """
+os.close(2)
+if sys.argv[2] == "from the start":
+    sys.stderr = sys.__stderr__ = None
+    theirs = os.open(sys.argv[3], os.O_WRONLY | os.O_CREAT)
+    assert theirs == 2
+with diagnostic.diagnose(config(0.1)): time.sleep(0.3)
+""",
+        tmp_path / "d",
+        "from the start",
+        str(tmp_path / "theirs"),
+    )
+    assert code == 0
+    assert (tmp_path / "theirs").read_text() == ""
+
+
+def test_a_handler_of_the_log_that_raises_is_not_the_blocks_business(tmp_path: Path) -> None:
+    code, out, _ = run(
+        """
+class Raising(logging.Handler):
+    def emit(self, record): raise RuntimeError("theirs")
+logging.getLogger().addHandler(Raising())
+logging.getLogger().setLevel(0)
+with diagnostic.diagnose(config()): say("in")
+""",
+        tmp_path / "d",
+    )
+    assert (code, out) == (0, "in\n")
+
+
+def test_a_heartbeat_that_nobody_reads_does_nothing() -> None:
+    assert diagnostic.heartbeat() is None  # type: ignore[func-returns-value]
+    assert diagnostic.heartbeat(step=3, phase="no such phase") is None  # type: ignore[func-returns-value]
+
+
+_SECOND_NAMES = {
+    "src.diagnose": "diagnose",
+    "src.debug": "DebugConfig",
+    "src.stack_trace": "StackTraceConfig",
+    "src.config.debug_configuration": "DebugConfig",
+    "src.config.diagnostic_configuration": "DiagnosticConfig",
+    "src.config.stack_trace_configuration": "StackTraceConfig",
+    "src.config.hang_configuration": "HangConfig",
+}
+
+
+@pytest.mark.parametrize("module", _SECOND_NAMES)
+def test_the_public_packages_module_paths_have_the_same_objects(module: str) -> None:
+    name = _SECOND_NAMES[module]
+    found = getattr(importlib.import_module(f"cloud_tpu_diagnostics.{module}"), name)
+    assert found in (diagnostic.diagnose, DebugConfig, DiagnosticConfig, StackTraceConfig, HangConfig)
+    assert found.__name__ == name
+
+
+def test_the_defaults_have_a_module() -> None:
+    from cloud_tpu_diagnostics.src.util import default
+
+    assert default.STACK_TRACE_INTERVAL_SECONDS_DEFAULT == 600
+    assert default.STACK_TRACE_DIR_DEFAULT == "/tmp/debugging"
+
+
+def test_configurations_are_plain_and_mutable() -> None:
+    traces = StackTraceConfig()
+    assert (traces.collect_stack_trace, traces.stack_trace_to_cloud, traces.stack_trace_interval_seconds) == (
+        False,
+        False,
+        600,
+    )
+    traces.stack_trace_interval_seconds = -1
+    assert DebugConfig().stack_trace_config is None
+    assert DiagnosticConfig().debug_config is None

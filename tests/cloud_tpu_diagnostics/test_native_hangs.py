@@ -1,0 +1,143 @@
+"""Stack traces of a process that is stuck in native code, with the lock of the interpreter released, and held."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from .diagnosed_jobs import HEADER, Job
+
+_RELEASED, _HELD = "CDLL", "PyDLL"
+_STUCK_FRAME = "in lock_twice"
+
+_STUCK = """
+library, place = sys.argv[2:]
+without_companion()
+with diagnostic.diagnose(config(1, cloud=place == "file")):
+    lock_twice(getattr(ctypes, library)(None))
+"""
+
+
+@pytest.fixture(scope="module")
+def hangs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[tuple[str, str], str]]:
+    """What was written by jobs that were stuck for 4.5 s, with an interval of 1 s."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("ML_DIAGNOSTICS_BACKEND", "local")
+        patch.setenv("ML_DIAGNOSTICS_DIR", str(tmp_path_factory.mktemp("ml-diagnostics")))
+        jobs = {
+            (library, place): Job(_STUCK, tmp_path_factory.mktemp("traces") / "debugging", library, place)
+            for library in (_RELEASED, _HELD)
+            for place in ("console", "file")
+        }
+        for job in jobs.values():
+            assert job.line() == "stuck"
+        time.sleep(4.5)
+        stderr = {key: job.kill() for key, job in jobs.items()}
+        yield {key: job.trace() if key[1] == "file" else stderr[key] for key, job in jobs.items()}
+
+
+@pytest.mark.parametrize("library", [_RELEASED, _HELD])
+@pytest.mark.parametrize("place", ["console", "file"])
+def test_a_hang_is_dumped_at_every_interval_with_its_frame(
+    hangs: dict[tuple[str, str], str], library: str, place: str
+) -> None:
+    written = hangs[library, place]
+    assert written.count("Timeout (") >= 4
+    assert written.count(_STUCK_FRAME) == written.count("Timeout (")
+
+
+@pytest.mark.parametrize("place", ["console", "file"])
+def test_each_dump_follows_its_header_where_python_can_run(hangs: dict[tuple[str, str], str], place: str) -> None:
+    lines = hangs[_RELEASED, place].splitlines()
+    dumps = [number for number, line in enumerate(lines) if line.startswith("Timeout (")]
+    assert all(lines[number - 1] == f"{HEADER} 1 seconds." for number in dumps)
+
+
+@pytest.mark.parametrize("library", [_RELEASED, _HELD])
+def test_a_signal_from_outside_dumps_a_hang_at_any_time(tmp_path: Path, library: str) -> None:
+    job = Job(
+        "with diagnostic.diagnose(config()): lock_twice(getattr(ctypes, sys.argv[2])(None))", tmp_path / "d", library
+    )
+    assert job.line() == "stuck"
+    assert job.process.stderr is not None
+    for _ in range(2):
+        job.process.send_signal(signal.SIGUSR1)
+        while _STUCK_FRAME not in job.process.stderr.readline():
+            assert job.process.poll() is None
+    assert "Fatal" not in job.kill()
+
+
+def test_above_the_cut_of_100_threads_the_main_thread_is_dumped_too(tmp_path: Path) -> None:
+    job = Job(
+        """
+def crowd():
+    for _ in range(150):
+        threading.Thread(target=time.sleep, args=(100,), daemon=True).start()
+without_companion()
+with diagnostic.diagnose(config(1, cloud=True)):
+    crowd()
+    lock_twice(ctypes.CDLL(None))
+""",
+        tmp_path / "d",
+    )
+    assert job.line() == "stuck"
+    while job.process.poll() is None and not any(_STUCK_FRAME in file.read_text() for file in job.files()):
+        time.sleep(0.05)
+    job.kill()
+    timers_dump, _, main_threads = job.trace().partition("\n...\n")
+    assert "Timeout (" in timers_dump
+    assert _STUCK_FRAME not in timers_dump
+    assert _STUCK_FRAME in main_threads
+
+
+def test_leaving_does_not_wait_for_who_reads_stderr(tmp_path: Path) -> None:
+    """With a blocking pipe, to cancel the timer would wait for ever."""
+    job = Job(
+        """
+def deep(levels):
+    if levels:
+        deep(levels - 1)
+    else:
+        time.sleep(100)
+for _ in range(50):
+    threading.Thread(target=deep, args=(60,), daemon=True).start()
+with diagnostic.diagnose(config(0.2)):
+    time.sleep(1)
+    say("filled")
+say("left")
+os._exit(0)
+""",
+        tmp_path / "d",
+    )
+    assert job.line() == "filled"
+    assert job.line() == "left"
+    assert job.end()[0] == 0
+
+
+def test_a_program_that_dies_of_sigpipe_does_not_die_of_ours(tmp_path: Path) -> None:
+    job = Job(
+        """
+signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+with diagnostic.diagnose(config(0.1)):
+    say("on")
+    input()
+    time.sleep(0.5)
+say("left")
+""",
+        tmp_path / "d",
+    )
+    assert job.line() == "on"
+    assert job.process.stderr is not None
+    job.process.stderr.close()
+    job.go_on()
+    assert job.line() == "left"
+    job.process.wait()
+    assert job.process.returncode == 0
+    assert job.process.stdout is not None
+    assert job.process.stdin is not None
+    job.process.stdout.close()
+    job.process.stdin.close()

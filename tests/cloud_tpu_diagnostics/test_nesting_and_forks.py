@@ -1,0 +1,196 @@
+"""Blocks within blocks, in other threads, and in processes that were forked off in one."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+
+import pytest
+
+from .diagnosed_jobs import run
+
+
+def test_the_last_of_nested_blocks_ends_it(tmp_path: Path) -> None:
+    _, out, err = run(
+        """
+with diagnostic.diagnose(config()):
+    with diagnostic.diagnose(config()):
+        pass
+    say(faulthandler.is_enabled())
+    try:
+        with diagnostic.diagnose(config()):
+            raise ValueError
+    except ValueError:
+        say(faulthandler.is_enabled())
+say(faulthandler.is_enabled())
+""",
+        tmp_path / "d",
+    )
+    assert out.split() == ["True", "True", "False"]
+    assert err == ""
+
+
+def test_blocks_of_two_threads_may_overlap(tmp_path: Path) -> None:
+    _, out, err = run(
+        """
+entered, may_leave = threading.Event(), threading.Event()
+def other():
+    with diagnostic.diagnose(config()):
+        entered.set()
+        may_leave.wait()
+thread = threading.Thread(target=other)
+with diagnostic.diagnose(config()):
+    thread.start()
+    entered.wait()
+say(faulthandler.is_enabled())
+may_leave.set()
+thread.join()
+say(faulthandler.is_enabled())
+""",
+        tmp_path / "d",
+    )
+    assert (out.split(), err) == (["True", "False"], "")
+
+
+def test_another_configuration_within_a_block_is_said_once(tmp_path: Path) -> None:
+    _, _, err = run(
+        """
+with diagnostic.diagnose(config(100)):
+    for _ in range(3):
+        with diagnostic.diagnose(config(200)):
+            pass
+""",
+        tmp_path / "d",
+    )
+    assert err.count("of a different configuration") == 1
+
+
+def test_a_block_off_the_main_thread_is_as_good(tmp_path: Path) -> None:
+    code, _, err = run(
+        """
+def work():
+    with diagnostic.diagnose(config(0.2)):
+        time.sleep(0.3)
+        os.kill(os.getpid(), signal.SIGUSR1)
+        ctypes.string_at(0)
+thread = threading.Thread(target=work)
+thread.start()
+thread.join()
+""",
+        tmp_path / "d",
+    )
+    assert code == -signal.SIGSEGV
+    assert err.count("in work") == 3
+
+
+@pytest.mark.parametrize("ending", ["sys.exit(7)", "faulthandler.cancel_dump_traceback_later(); os._exit(7)"])
+def test_a_forked_child_ends_as_it_would_without_a_block(tmp_path: Path, ending: str) -> None:
+    """A pending timer of faulthandler would have it wait for ever."""
+    code, out, err = run(
+        f"""
+with diagnostic.diagnose(config()):
+    pid = os.fork()
+    if not pid:
+        {ending}
+    say(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), faulthandler.is_enabled())
+""",
+        tmp_path / "d",
+    )
+    assert (code, out, err) == (0, "7 True\n", "")
+
+
+def test_forks_do_not_put_off_the_parents_timer(tmp_path: Path) -> None:
+    _, _, err = run(
+        """
+end = time.monotonic() + 1.7
+with diagnostic.diagnose(config(0.5)):
+    while time.monotonic() < end:
+        pid = os.fork()
+        if not pid:
+            os._exit(0)
+        os.waitpid(pid, 0)
+        time.sleep(0.02)
+""",
+        tmp_path / "d",
+    )
+    assert err.count("Timeout (") >= 3
+    assert err.count("Timeout (") == err.count("INFO: Not a crash.")
+
+
+def test_a_fork_off_another_thread_meets_no_lock(tmp_path: Path) -> None:
+    code, out, _ = run(
+        """
+without_companion()
+def fork():
+    for _ in range(100):
+        pid = os.fork()
+        if not pid:
+            with diagnostic.diagnose(config()):
+                pass
+            os._exit(0)
+        assert os.waitpid(pid, 0)[1] == 0
+thread = threading.Thread(target=fork)
+thread.start()
+while thread.is_alive():
+    with diagnostic.diagnose(config()):
+        pass
+say("done")
+""",
+        tmp_path / "d",
+    )
+    assert (code, out) == (0, "done\n")
+
+
+def test_a_child_writes_its_faults_and_has_a_block_and_a_file_of_its_own(tmp_path: Path) -> None:
+    code, _, err = run(
+        """
+without_companion()
+def in_child(work):
+    pid = os.fork()
+    if not pid:
+        work()
+        os._exit(0)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+def block():
+    with diagnostic.diagnose(config(0.2, cloud=True)):
+        time.sleep(0.3)
+        signal.raise_signal(signal.SIGUSR1)
+    assert not faulthandler.is_enabled()
+    signal.raise_signal(signal.SIGUSR1)
+def leave():
+    raise ValueError
+with diagnostic.diagnose(config(cloud=True)):
+    assert in_child(block) == 0
+    assert in_child(lambda: ctypes.string_at(0)) == -11
+    assert faulthandler.is_enabled()
+    signal.raise_signal(signal.SIGUSR1)
+""",
+        tmp_path / "d",
+    )
+    assert code == 0, err
+    parents, childs = sorted(file.read_text() for file in (tmp_path / "d").iterdir())
+    assert ("Segmentation fault" in parents) != ("Segmentation fault" in childs)
+    if "Segmentation fault" in childs:
+        parents, childs = childs, parents
+    assert "in block" not in parents
+    assert childs.count("in block") == 2
+
+
+def test_a_child_that_leaves_its_parents_block_ends_nothing(tmp_path: Path) -> None:
+    code, out, err = run(
+        """
+try:
+    with diagnostic.diagnose(config(0.3)):
+        pid = os.fork()
+        if not pid:
+            raise ValueError
+        say(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+        time.sleep(0.5)
+        say(faulthandler.is_enabled())
+except ValueError:
+    os._exit(3)
+""",
+        tmp_path / "d",
+    )
+    assert (code, out.split()) == (0, ["3", "True"])
+    assert "Timeout (" in err

@@ -1,0 +1,269 @@
+"""The file of stack traces: one a process, in a folder that nobody can be trusted in."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import re
+import time
+from pathlib import Path
+
+import pytest
+from cloud_tpu_diagnostics import trace_file
+
+from .diagnosed_jobs import Job, run
+
+_BLOCK = """
+without_companion()
+with diagnostic.diagnose(config(cloud=True)):
+    signal.raise_signal(signal.SIGUSR1)
+"""
+_NOW = time.time()
+_DAY_SECONDS = 86400.0
+
+
+def test_a_file_is_where_agents_look_and_can_be_read_by_them(tmp_path: Path) -> None:
+    job = Job("os.umask(0o077)\n" + _BLOCK, tmp_path / "d")
+    job.end()
+    (file,) = job.files()
+    assert re.fullmatch(rf"stack_trace_\d{{4}}(_\d\d){{5}}_.+_{job.process.pid}\.txt", file.name)
+    assert file.stat().st_mode & 0o7777 == 0o644
+    assert file.parent.stat().st_mode & 0o7777 == 0o755
+    assert "most recent call first" in job.trace()
+
+
+def test_the_documented_folder_is_the_default() -> None:
+    assert Path("/tmp/debugging") == trace_file.FOLDER
+
+
+def test_processes_of_the_same_second_never_share_a_file(tmp_path: Path) -> None:
+    program = "input()\ntime.strftime = lambda form: '2026_11_21_15_04_05'.join(('stack_trace_', ''))\n" + _BLOCK
+    jobs = [Job(program, tmp_path / "d") for _ in range(4)]
+    for job in jobs:
+        job.go_on()
+    for job in jobs:
+        assert job.end()[0] == 0
+    files = jobs[0].files()
+    assert len(files) == 4
+    assert all(file.read_text().count("Current thread") == 1 for file in files)
+
+
+def test_a_name_that_is_taken_is_not_written_to(tmp_path: Path) -> None:
+    """By another container, whose hosts and processes have the same names and numbers."""
+    code, _, _ = run(
+        """
+time.strftime = lambda form: "stack_trace_2026_11_21_15_04_05"
+trace_file.FOLDER.mkdir()
+theirs = trace_file.FOLDER / f"stack_trace_2026_11_21_15_04_05_{trace_file._host()}_{os.getpid()}.txt"
+theirs.write_text("theirs")
+"""
+        + _BLOCK
+        + "assert theirs.read_text() == 'theirs'",
+        tmp_path / "d",
+    )
+    assert code == 0
+    assert len(list((tmp_path / "d").iterdir())) == 2
+
+
+def test_a_process_has_one_file_for_all_its_blocks(tmp_path: Path) -> None:
+    job = Job(_BLOCK + "time.sleep(1.1)" + _BLOCK, tmp_path / "d")
+    job.end()
+    assert job.trace().count("Current thread") == 2
+
+
+def test_a_file_that_was_deleted_or_replaced_is_made_anew(tmp_path: Path) -> None:
+    job = Job(
+        _BLOCK
+        + """
+(file,) = trace_file.FOLDER.iterdir()
+file.unlink()
+file.symlink_to(sys.argv[2])
+"""
+        + _BLOCK,
+        tmp_path / "d",
+        str(tmp_path / "target"),
+    )
+    assert job.end()[0] == 0
+    assert not (tmp_path / "target").exists()
+    assert len(job.files()) == 2
+
+
+# --- Folders that cannot be used ---
+
+
+def _unusable(kind: str, folder: Path) -> None:
+    if kind == "a link":
+        (folder.parent / "elsewhere").mkdir()
+        folder.symlink_to(folder.parent / "elsewhere")
+    elif kind == "a file":
+        folder.write_text("theirs")
+    elif kind == "a link to nothing":
+        folder.symlink_to(folder.parent / "nothing")
+
+
+@pytest.mark.parametrize("kind", ["a link", "a file", "a link to nothing"])
+def test_without_a_folder_the_console_is_written_to_and_one_warning_says_so(tmp_path: Path, kind: str) -> None:
+    folder = tmp_path / "d"
+    _unusable(kind, folder)
+    code, _, err = run(_BLOCK + _BLOCK, folder)
+    assert code == 0
+    assert err.count("No stack traces can be written in") == 1
+    assert err.count("Current thread") == 2
+    assert not list((tmp_path).glob("*/stack_trace_*"))
+    assert not (tmp_path / "nothing").exists()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root gives folders away")
+def test_in_another_users_folder_a_subfolder_of_our_own_is_used(tmp_path: Path) -> None:
+    folder = tmp_path / "d"
+    folder.mkdir()
+    os.chown(folder, 12345, -1)
+    code, _, err = run(_BLOCK + _BLOCK, folder)
+    assert code == 0
+    assert err.count("belongs to another user") == 1
+    (file,) = folder.glob("user_0/stack_trace_*")
+    assert file.read_text().count("Current thread") == 2
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root gives folders away")
+@pytest.mark.parametrize("planted", ["another's folder", "a link"])
+def test_a_subfolder_that_somebody_planted_is_not_used(tmp_path: Path, planted: str) -> None:
+    folder = tmp_path / "d"
+    folder.mkdir()
+    os.chown(folder, 12345, -1)
+    (tmp_path / "target").mkdir()
+    if planted == "a link":
+        (folder / "user_0").symlink_to(tmp_path / "target")
+    else:
+        (folder / "user_0").mkdir()
+        os.chown(folder / "user_0", 12345, -1)
+    code, _, err = run(_BLOCK, folder)
+    assert code == 0
+    assert "Current thread" in err
+    assert not list(tmp_path.rglob("stack_trace_*"))
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root becomes another user")
+def test_a_folder_that_cannot_be_written_is_no_reason_to_fail(tmp_path: Path) -> None:
+    folder = tmp_path / "d"
+    folder.mkdir(mode=0o755)
+    # That user may not be able to read our modules.
+    code, _, err = run("import fcntl, cloud_tpu_diagnostics.blocks\nos.seteuid(12345)\n" + _BLOCK, folder)
+    assert code == 0, err
+    assert "No stack traces can be written in" in err
+    assert "Current thread" in err
+
+
+# --- Old files ---
+
+
+def _file(folder: Path, name: str, *, days: float, size: int = 10) -> Path:
+    path = folder / name
+    path.write_bytes(b"x" * size)
+    os.utime(path, (_NOW - days * _DAY_SECONDS,) * 2)
+    return path
+
+
+def _name(pid: int, host: str = "elsewhere", second: int = 5) -> str:
+    return f"stack_trace_2026_11_21_15_04_{second:02}_{host}_{pid}.txt"
+
+
+def test_old_files_of_dead_processes_are_deleted_and_no_others(tmp_path: Path) -> None:
+    old = _file(tmp_path, _name(1), days=8)
+    kept = [
+        _file(tmp_path, _name(2), days=6),
+        _file(tmp_path, "stack_trace_2026_11_21_15_04_05.txt", days=100),  # Of the public package.
+        _file(tmp_path, "stack_trace_notes.txt", days=100),
+        _file(tmp_path, "debug.log", days=100),
+        _file(tmp_path, _name(os.getpid(), trace_file._host()), days=100),
+        _file(tmp_path, _name(3), days=100),
+        tmp_path / _name(4),
+        tmp_path / _name(5),
+    ]
+    kept[-2].symlink_to(tmp_path / "debug.log")
+    kept[-1].mkdir()
+    with kept[5].open() as held_by_a_living_process:
+        fcntl.flock(held_by_a_living_process, fcntl.LOCK_EX)
+        trace_file.prune(tmp_path, _NOW + 1)
+        assert not old.exists()
+        assert all(path.exists() for path in kept)
+    trace_file.prune(tmp_path, _NOW + 1)
+    assert not kept[5].exists()
+
+
+def test_above_the_total_size_the_oldest_go_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trace_file, "MOST_TOTAL_BYTES", 250)
+    files = [_file(tmp_path, _name(number), days=number / 10, size=100) for number in range(1, 5)]
+    fresh = _file(tmp_path, _name(9), days=0, size=1000)
+    trace_file.prune(tmp_path, _NOW)
+    assert not any(file.exists() for file in files)
+    assert fresh.exists()  # It may still be read by who ships it.
+    fresh.unlink()
+    files = [_file(tmp_path, _name(number), days=number / 10, size=100) for number in range(1, 5)]
+    trace_file.prune(tmp_path, _NOW)
+    assert [file.exists() for file in files] == [True, True, False, False]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files away")
+def test_another_users_file_is_not_deleted(tmp_path: Path) -> None:
+    theirs = _file(tmp_path, _name(1), days=100)
+    os.chown(theirs, 12345, -1)
+    trace_file.prune(tmp_path, _NOW)
+    assert theirs.exists()
+
+
+def test_a_block_prunes_its_folder(tmp_path: Path) -> None:
+    folder = tmp_path / "d"
+    folder.mkdir()
+    old = _file(folder, _name(1), days=30)
+    job = Job("without_companion()\nwith diagnostic.diagnose(config(cloud=True)): input()", folder)
+    while old.exists():
+        assert job.process.poll() is None
+        time.sleep(0.01)
+    job.go_on()
+    job.end()
+    assert len(job.files()) == 1
+
+
+def test_a_full_file_gets_no_more_periodic_dumps(tmp_path: Path) -> None:
+    job = Job(
+        """
+trace_file.MOST_FILE_BYTES = 2000
+without_companion()
+with diagnostic.diagnose(config(0.05, cloud=True)):
+    for _ in range(1000):
+        time.sleep(0.01)
+        if trace_file.Path(next(trace_file.FOLDER.iterdir())).stat().st_size > 2000:
+            break
+    time.sleep(0.3)
+    before = next(trace_file.FOLDER.iterdir()).stat().st_size
+    time.sleep(0.3)
+    say(next(trace_file.FOLDER.iterdir()).stat().st_size == before)
+    signal.raise_signal(signal.SIGUSR1)
+    say(next(trace_file.FOLDER.iterdir()).stat().st_size > before)
+""",
+        tmp_path / "d",
+    )
+    code, out, err = job.end()
+    assert (code, out.split()) == (0, ["True", "True"])
+    assert err.count("The file of stack traces is full") == 1
+
+
+def test_after_all_descriptors_were_closed_nothing_is_written_to_their_successors(tmp_path: Path) -> None:
+    code, _, err = run(
+        """
+without_companion()
+with diagnostic.diagnose(config(0.1, cloud=True)):
+    os.closerange(3, 1000)
+    theirs = [os.open(f"{sys.argv[2]}{number}", os.O_WRONLY | os.O_CREAT) for number in range(50)]
+    time.sleep(0.5)
+    signal.raise_signal(signal.SIGUSR1)
+for number in theirs:
+    os.fstat(number)
+""",
+        tmp_path / "d",
+        str(tmp_path / "theirs"),
+    )
+    assert code == 0
+    assert "has closed the descriptors of diagnose()" in err
+    assert all(file.read_text() == "" for file in tmp_path.glob("theirs*"))

@@ -1,0 +1,209 @@
+"""What was there before a block is there after it: handlers, faulthandler, its timer."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+
+import pytest
+
+from .diagnosed_jobs import Job, run
+
+
+def test_after_the_block_a_signal_that_comes_late_ends_nothing(tmp_path: Path) -> None:
+    """Somebody was told to send it for a stack trace."""
+    job = Job("with diagnostic.diagnose(config()): pass\nsay('left')\ninput()\nsay('alive')", tmp_path / "d")
+    assert job.line() == "left"
+    for _ in range(3):
+        job.process.send_signal(signal.SIGUSR1)
+    job.go_on()
+    assert job.line() == "alive"
+    assert job.end()[::2] == (0, "")
+
+
+def test_a_second_block_answers_to_the_signal_again(tmp_path: Path) -> None:
+    code, _, err = run(
+        """
+for _ in range(3):
+    with diagnostic.diagnose(config()):
+        signal.raise_signal(signal.SIGUSR1)
+    signal.raise_signal(signal.SIGUSR1)
+""",
+        tmp_path / "d",
+    )
+    assert code == 0
+    assert err.count("most recent call first") == 3 * 2  # Two threads: the main one, and ours.
+
+
+@pytest.mark.parametrize("theirs", ["lambda *_: say('theirs')", "signal.SIG_IGN"])
+def test_a_signal_that_is_taken_stays_the_programs(tmp_path: Path, theirs: str) -> None:
+    code, out, err = run(
+        f"""
+logging.basicConfig(level=logging.INFO)
+theirs = {theirs}
+signal.signal(signal.SIGUSR1, theirs)
+with diagnostic.diagnose(config()):
+    signal.raise_signal(signal.SIGUSR1)
+    signal.raise_signal(signal.SIGUSR2)
+assert signal.getsignal(signal.SIGUSR1) is theirs
+signal.raise_signal(signal.SIGUSR1)
+signal.raise_signal(signal.SIGUSR2)
+""",
+        tmp_path / "d",
+    )
+    assert code == 0
+    assert out.count("theirs") == (2 if "lambda" in theirs else 0)
+    assert "SIGUSR1 is taken: for stack traces at any time, send SIGUSR2 instead." in err
+    assert err.count("most recent call first") == 2
+
+
+def test_a_signal_that_a_c_library_has_taken_stays_its_own(tmp_path: Path) -> None:
+    """As faulthandler does for the program itself: `signal.getsignal` does not show it."""
+    code, _, err = run(
+        """
+faulthandler.register(signal.SIGUSR1, file=open(sys.argv[2], "w"))
+faulthandler.register(signal.SIGUSR2, file=open(sys.argv[2], "a"))
+logging.basicConfig(level=logging.INFO)
+with diagnostic.diagnose(config()):
+    signal.raise_signal(signal.SIGUSR1)
+signal.raise_signal(signal.SIGUSR2)
+""",
+        tmp_path / "d",
+        str(tmp_path / "theirs"),
+    )
+    assert code == 0
+    assert "send SIGRTM" in err
+    assert "most recent call first" not in err
+    assert "most recent call first" in (tmp_path / "theirs").read_text()
+
+
+def test_a_handler_that_the_program_installs_in_the_block_stays(tmp_path: Path) -> None:
+    code, out, err = run(
+        """
+with diagnostic.diagnose(config()):
+    signal.signal(signal.SIGUSR1, lambda *_: say("theirs"))
+for _ in range(2):
+    signal.raise_signal(signal.SIGUSR1)
+    with diagnostic.diagnose(config()):
+        signal.raise_signal(signal.SIGUSR1)
+""",
+        tmp_path / "d",
+    )
+    assert (code, out, err) == (0, "theirs\n" * 4, "")
+
+
+def test_the_programs_own_faulthandler_is_on_again_afterwards(tmp_path: Path) -> None:
+    code, _, err = run(
+        """
+theirs = open(sys.argv[2], "w")
+faulthandler.enable(theirs)
+with diagnostic.diagnose(config()): pass
+assert faulthandler.is_enabled()
+ctypes.string_at(0)
+""",
+        tmp_path / "d",
+        str(tmp_path / "theirs"),
+    )
+    assert code == -signal.SIGSEGV
+    assert err == ""
+    assert "Segmentation fault" in (tmp_path / "theirs").read_text()
+
+
+def test_in_the_block_faults_go_where_the_block_says(tmp_path: Path) -> None:
+    _, _, err = run(
+        """
+theirs = open(sys.argv[2], "w")
+faulthandler.enable(theirs)
+faulthandler.register(signal.SIGUSR2, file=theirs)
+with diagnostic.diagnose(config()): ctypes.string_at(0)
+""",
+        tmp_path / "d",
+        str(tmp_path / "theirs"),
+    )
+    assert "Segmentation fault" in err
+    assert (tmp_path / "theirs").read_text() == ""
+
+
+def test_a_faulthandler_whose_file_cannot_be_seen_is_left_as_it_is(tmp_path: Path) -> None:
+    """pytest gives it the number of a file."""
+    code, _, err = run(
+        """
+logging.basicConfig(level=logging.INFO)
+theirs = open(sys.argv[2], "w")
+faulthandler.enable(theirs.fileno())
+faulthandler.register(signal.SIGUSR2, file=theirs)
+with diagnostic.diagnose(config()): pass
+with diagnostic.diagnose(config()): ctypes.string_at(0)
+""",
+        tmp_path / "d",
+        str(tmp_path / "theirs"),
+    )
+    assert code == -signal.SIGSEGV
+    assert "Segmentation fault" not in err
+    assert "Segmentation fault" in (tmp_path / "theirs").read_text()
+    assert err.count("faulthandler was on before diagnose()") == 1
+
+
+def test_a_faulthandler_that_the_program_turns_on_in_the_block_stays_on(tmp_path: Path) -> None:
+    code, _, err = run(
+        """
+theirs = open(sys.argv[2], "w")
+with diagnostic.diagnose(config()): faulthandler.enable(theirs)
+ctypes.string_at(0)
+""",
+        tmp_path / "d",
+        str(tmp_path / "theirs"),
+    )
+    assert (code, err) == (-signal.SIGSEGV, "")
+    assert "Segmentation fault" in (tmp_path / "theirs").read_text()
+
+
+def test_a_timer_that_the_program_sets_in_the_block_is_its_own(tmp_path: Path) -> None:
+    code, _, err = run(
+        """
+theirs = open(sys.argv[2], "w")
+with diagnostic.diagnose(config(0.2)):
+    faulthandler.dump_traceback_later(0.6, file=theirs)
+    time.sleep(0.4)
+time.sleep(0.5)
+""",
+        tmp_path / "d",
+        str(tmp_path / "theirs"),
+    )
+    assert code == 0
+    assert "Timeout (0:00:00.6" in (tmp_path / "theirs").read_text()
+    assert "Timeout" not in err
+
+
+def test_after_the_block_nothing_is_written_any_more(tmp_path: Path) -> None:
+    _, _, err = run(
+        """
+with diagnostic.diagnose(config(0.2)): time.sleep(0.3)
+print("left", file=sys.stderr, flush=True)
+time.sleep(0.5)
+""",
+        tmp_path / "d",
+    )
+    before, _, after = err.partition("left\n")
+    assert "Timeout (" in before
+    assert after == ""
+
+
+def test_a_block_leaves_no_descriptor_and_no_thread(tmp_path: Path) -> None:
+    code, out, _ = run(
+        """
+def traces():
+    return len(os.listdir("/proc/self/fd")), len(os.listdir("/proc/self/task"))
+with diagnostic.diagnose(config()): pass
+time.sleep(0.2)
+before = traces()
+for _ in range(20):
+    with diagnostic.diagnose(config()): pass
+deadline = time.monotonic() + 20
+while traces() != before and time.monotonic() < deadline:
+    time.sleep(0.01)
+say(traces() == before)
+""",
+        tmp_path / "d",
+    )
+    assert (code, out) == (0, "True\n")
