@@ -104,11 +104,16 @@ def plural(text: str) -> str:
     return {"waits": "wait", "is": "are", "has": "have"}.get(verb, verb) + space + rest
 
 
+def _bare(function: str) -> str:
+    """Without its class, which py-spy writes as well."""
+    return function.rpartition(".")[2]
+
+
 def _idle_text(frames: Sequence[Frame]) -> str | None:
     """What the table says of the innermost frame that it has, if all frames further in only wait."""
     for frame in frames:
         path = frame.file.replace("\\", "/")
-        name = frame.function.rpartition(".")[2]  # py-spy writes the class as well.
+        name = _bare(frame.function)
         for file, function, text in _IDLE:
             if name == function and (path == file or path.endswith("/" + file)):
                 return text

@@ -64,10 +64,11 @@ class Dump(NamedTuple):
     """Its lines, without those that others wrote between them."""
 
 
-def parse_dumps(text: str) -> list[Dump]:
+def parse_dumps(text: str | bytes) -> list[Dump]:
     """All dumps in a text, whatever else is in it. Never raises."""
     parser = DumpParser()
-    return parser.feed(text.encode("utf-8", "surrogatepass")) + parser.finish()
+    data = text.encode("utf-8", "surrogatepass") if isinstance(text, str) else text
+    return parser.feed(data) + parser.finish()
 
 
 class DumpParser:
@@ -93,7 +94,7 @@ class DumpParser:
             self._skips_to_newline = not newline
         whole, newline, rest = data.rpartition(b"\n")
         if newline:
-            whole, self._tail = self._tail + whole + newline, rest
+            whole, self._tail = b"".join((self._tail, whole, newline)), rest
         else:
             whole, self._tail = b"", self._tail + rest
         if len(self._tail) > _MOST_LINE_BYTES:

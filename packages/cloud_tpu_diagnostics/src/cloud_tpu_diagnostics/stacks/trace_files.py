@@ -80,8 +80,8 @@ def read_trace_files(path: str, notes: list[str]) -> Iterator[ProcessDump]:
         StorageError: It cannot be read.
     """
     files = _read_cloud(path) if path.startswith("gs:/") else _read_local(path, notes)
-    for name, text, time_ns in files:
-        dumps = parse_dumps(text)
+    for name, data, time_ns in files:
+        dumps = parse_dumps(data)
         newest = newest_of(dumps)
         if newest is None:
             continue
@@ -100,15 +100,15 @@ def read_trace_files(path: str, notes: list[str]) -> Iterator[ProcessDump]:
         )
 
 
-def _read_cloud(path: str) -> Iterator[tuple[str, str, int]]:
+def _read_cloud(path: str) -> Iterator[tuple[str, bytes, int]]:
     """Objects have no time at which their last dump was written: 0."""
     from ml_diagnostics_common import storage
 
     for name in storage.list_prefix(path):
-        yield name, storage.read(name)[-_MOST_BYTES:].decode("utf-8", "backslashreplace"), 0
+        yield name, storage.read(name)[-_MOST_BYTES:], 0
 
 
-def _read_local(path: str, notes: list[str]) -> Iterator[tuple[str, str, int]]:
+def _read_local(path: str, notes: list[str]) -> Iterator[tuple[str, bytes, int]]:
     place = Path(path).expanduser()
     if not place.exists():
         raise ConfigurationError(f"{path} is not there: give a file, a folder of trace files, or gs://bucket/prefix")
@@ -129,4 +129,4 @@ def _read_local(path: str, notes: list[str]) -> Iterator[tuple[str, str, int]]:
                 raise StorageError(f"cannot read {name}: {error.strerror}; give this user the permission") from error
             notes.append(f"{name} could not be read: {error.strerror}")
             continue
-        yield str(name), data.decode("utf-8", "backslashreplace"), status.st_mtime_ns
+        yield str(name), data, status.st_mtime_ns
