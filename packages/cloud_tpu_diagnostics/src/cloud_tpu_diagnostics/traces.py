@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import enum
 import re
+import sys
 from functools import lru_cache
 from typing import Final, NamedTuple
 
@@ -126,15 +127,16 @@ class DumpParser:
         return complete
 
     def _take(self, kind: str, piece: re.Match[str]) -> list[Dump]:
-        text = piece.group()
+        text = piece[0]
+        if kind == "thread":
+            thread_id, name, current, stack = piece.group("id", "name", "current", "stack")
+            complete = [] if self._goes_on_with(thread_id) else self._close()
+            self._open.add_thread(thread_id, name, current is not None, stack, text)
+            return complete
         if kind in ("header", "timeout", "fault"):
             return self._begin(kind, text)
         if kind == "cut":
             return self._cut(text)
-        if kind == "thread":
-            complete = [] if self._goes_on_with(piece["id"]) else self._close()
-            self._open.add_thread(piece["id"], piece["name"], piece["current"] is not None, piece["stack"], text)
-            return complete
         if kind == "frames":
             self._open.add_frames(text)
         elif kind != "empty" or not self._after_empty_line:
@@ -251,21 +253,13 @@ _BEGIN_IN_LINE = re.compile(
     """,
     re.VERBOSE,
 )
-_FRAME = re.compile(r"  File (.*), line (\d+|\?\?\?) in (.*)")
+_FRAME = re.compile(r'  File (?:"([^\n]*)"|([^\n]*)), line (\d{1,18}|\?\?\?) in ([^\n]*)\n')
 
 
 @lru_cache(maxsize=2048)  # Most threads wait where others do, and where they did the last time.
 def _frames(text: str) -> tuple[Frame, ...]:
-    return tuple(frame for frame in map(_frame, text.splitlines()) if frame is not None)
-
-
-@lru_cache(maxsize=8192)
-def _frame(line: str) -> Frame | None:
-    """None for what stands in place of frames: `  ...`, `  <truncated rest of calls>`, `  <no Python frame>`."""
-    match = _FRAME.fullmatch(line)
-    if match is None:
-        return None
-    file, number, function = match.groups()
-    if len(file) > 1 and file[0] == file[-1] == '"':
-        file = file[1:-1]
-    return Frame(file, 0 if number == "???" else int(number), function)
+    """Without what stands in place of frames: `  ...`, `  <truncated rest of calls>`, `  <no Python frame>`."""
+    return tuple(
+        Frame(sys.intern(file or unquoted), 0 if line == "???" else int(line), sys.intern(function))
+        for file, unquoted, line, function in _FRAME.findall(text)
+    )
