@@ -10,7 +10,17 @@ from pathlib import Path
 
 from benchmarks import results
 
-FIGURES = ["recording", "queries", "from_disk", "windows", "monitoring", "trainer", "importing", "cloud_reading"]
+FIGURES = [
+    "recording",
+    "queries",
+    "from_disk",
+    "windows",
+    "monitoring",
+    "trainer",
+    "importing",
+    "cloud_reading",
+    "hangs",
+]
 RESULTS = Path(__file__).parent / "RESULTS.md"
 
 

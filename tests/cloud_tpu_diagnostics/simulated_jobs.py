@@ -101,18 +101,24 @@ def verdicts(events: Sequence[Event], until: float, config: HangConfig | None = 
 # --- Whole days, hangs and slow phases ----------------------------------------------------------------
 
 
-def day(seed: int) -> SimulatedJob:
-    """A day of training without a hang, with all that may look like one."""
+def day(seed: int, compilations_amid_steps: float | None = None) -> SimulatedJob:
+    """A day of training without a hang, with all that may look like one.
+
+    A silence above the bound that comes for the first time has to be told as a hang. So a compilation amid steps takes
+    as long as `compilations_amid_steps` steps; by default as long as 50 where that is under 30 s, else as 2.4.
+    """
     draw = random.Random(seed)
     job = SimulatedJob(seed, step_seconds=math.exp(draw.uniform(math.log(0.2), math.log(15))), jitter=0.05)
     job.start(init_seconds=draw.uniform(20, 900), compile_seconds=draw.uniform(20, 1_000))
-    recompilation = 50 * job.step_seconds if job.step_seconds < 0.55 else 2.4 * job.step_seconds
-    unannounced = max(18.0, 2.2 * job.step_seconds)  # An evaluation every so many steps, which takes ever longer.
+    recompilation = (compilations_amid_steps or (50 if job.step_seconds < 0.55 else 2.4)) * job.step_seconds
+    # An evaluation every so many steps, which on every other day takes ever longer, up to three times as long.
+    unannounced = shortest = max(18.0, 2.2 * job.step_seconds)
+    growth = 1.01 if seed % 2 else 1.0
     every = draw.randint(100, 400)
     while job.now < 86_400:
         job.steps(every)
         job.one_step(unannounced)
-        unannounced *= 1.01
+        unannounced = min(unannounced * growth, 3 * shortest)
         chance = draw.random()
         if chance < 0.25:
             job.say("checkpoint", draw.uniform(5, 550), job.step)
@@ -127,7 +133,6 @@ def day(seed: int) -> SimulatedJob:
         elif chance < 0.82:
             job.say("wait", draw.uniform(10, 4_000), job.step)
             job.say("init", draw.uniform(10, 600), job.step)
-    job.say("ended", 3_000)
     return job
 
 

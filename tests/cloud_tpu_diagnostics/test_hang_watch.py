@@ -21,7 +21,24 @@ CONFIG = HangConfig(enabled=True)
 def test_a_day_of_compilations_checkpoints_evaluations_and_loading_brings_no_verdict(seed: int) -> None:
     job = simulated_jobs.day(seed)
     assert job.now > 86_400
+    job.say("ended", 3_000)
     assert verdicts(job.events, job.now, seed=seed) == []
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_day_with_compilations_amid_steps_that_take_50_times_as_long_brings_one_verdict(seed: int) -> None:
+    job = simulated_jobs.day(seed, compilations_amid_steps=50)
+    assert len(verdicts(job.events, job.now, seed=seed)) <= 1
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_hang_after_a_day_of_that_is_told_by_its_longest_unannounced_pause(seed: int) -> None:
+    job = simulated_jobs.day(seed)
+    job.steps(20)
+    job.say("step", 0.0, job.step)
+    bound = max(job.step_bound(CONFIG), CONFIG.safety_factor * max(job.step_times))
+    [told] = verdicts(job.events, job.now + 3 * bound, seed=seed)
+    assert 0 < told.at - job.now <= bound < CONFIG.pause_floor_seconds
 
 
 def test_every_one_of_200_hangs_is_told_once_and_within_its_bound() -> None:
