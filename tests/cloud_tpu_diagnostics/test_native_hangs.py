@@ -14,10 +14,13 @@ from .diagnosed_jobs import HEADER, Job
 _RELEASED, _HELD = "CDLL", "PyDLL"
 _STUCK_FRAME = "in lock_twice"
 
+_PLACES = ("console", "file", "file, by a companion")
+
 _STUCK = """
 library, place = sys.argv[2:]
-without_companion()
-with diagnostic.diagnose(config(1, cloud=place == "file")):
+if place == "file":
+    without_companion()
+with diagnostic.diagnose(config(1, cloud=place != "console")):
     lock_twice(getattr(ctypes, library)(None))
 """
 
@@ -31,17 +34,17 @@ def hangs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[tuple[str, 
         jobs = {
             (library, place): Job(_STUCK, tmp_path_factory.mktemp("traces") / "debugging", library, place)
             for library in (_RELEASED, _HELD)
-            for place in ("console", "file")
+            for place in _PLACES
         }
         for job in jobs.values():
             assert job.line() == "stuck"
         time.sleep(4.5)
         stderr = {key: job.kill() for key, job in jobs.items()}
-        yield {key: job.trace() if key[1] == "file" else stderr[key] for key, job in jobs.items()}
+        yield {key: stderr[key] if key[1] == "console" else job.trace() for key, job in jobs.items()}
 
 
 @pytest.mark.parametrize("library", [_RELEASED, _HELD])
-@pytest.mark.parametrize("place", ["console", "file"])
+@pytest.mark.parametrize("place", _PLACES)
 def test_a_hang_is_dumped_at_every_interval_with_its_frame(
     hangs: dict[tuple[str, str], str], library: str, place: str
 ) -> None:
@@ -50,9 +53,13 @@ def test_a_hang_is_dumped_at_every_interval_with_its_frame(
     assert written.count(_STUCK_FRAME) == written.count("Timeout (")
 
 
-@pytest.mark.parametrize("place", ["console", "file"])
-def test_each_dump_follows_its_header_where_python_can_run(hangs: dict[tuple[str, str], str], place: str) -> None:
-    lines = hangs[_RELEASED, place].splitlines()
+@pytest.mark.parametrize(
+    ("library", "place"), [*((_RELEASED, place) for place in _PLACES), (_HELD, "file, by a companion")]
+)
+def test_each_dump_follows_its_header_where_anybody_can_write_it(
+    hangs: dict[tuple[str, str], str], library: str, place: str
+) -> None:
+    lines = hangs[library, place].splitlines()
     dumps = [number for number, line in enumerate(lines) if line.startswith("Timeout (")]
     assert all(lines[number - 1] == f"{HEADER} 1 seconds." for number in dumps)
 

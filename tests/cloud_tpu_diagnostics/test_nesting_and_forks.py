@@ -71,7 +71,7 @@ def test_a_block_off_the_main_thread_is_as_good(tmp_path: Path) -> None:
 def work():
     with diagnostic.diagnose(config(0.2)):
         time.sleep(0.3)
-        os.kill(os.getpid(), signal.SIGUSR1)
+        signal.raise_signal(signal.SIGUSR1)
         ctypes.string_at(0)
 thread = threading.Thread(target=work)
 thread.start()
@@ -113,8 +113,7 @@ with diagnostic.diagnose(config(0.5)):
 """,
         tmp_path / "d",
     )
-    assert err.count("Timeout (") >= 3
-    assert err.count("Timeout (") == err.count("INFO: Not a crash.")
+    assert 2 <= err.count("Timeout (") <= 3
 
 
 def test_a_fork_off_another_thread_meets_no_lock(tmp_path: Path) -> None:

@@ -127,14 +127,15 @@ class Collection:
     def _go_on_directly(self) -> None:
         """After the companion's end; in another thread."""
         with self._changing:
-            if self._is_on and self._companion is not None:
-                self._companion.leave(None)
-                self._companion = None
-                self._say_without_companion("has ended")
-                if self._place is None or self._place.patient is None:
-                    self._timer.cancel()
-                else:
-                    self._timer.arm_again(self._place.patient)
+            if not self._is_on or self._companion is None:
+                return
+            companion, self._companion = self._companion, None
+            self._say_without_companion("has ended")
+            if self._place is None or self._place.patient is None:
+                self._timer.cancel()
+            else:
+                self._timer.arm_again(self._place.patient)
+            companion.leave(None)  # The timer does not write to its pipe any more.
 
     def _say_without_companion(self, what: str) -> None:
         warn_once(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import threading
 import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
@@ -50,6 +51,7 @@ class CompanionLink:
         self._hangs = plan.hangs
         self._on_end = on_end
         self._is_left = False
+        self._our_threads: set[int] = set()
         with ExitStack() as undoing:
             progress_path = _start_publishing(undoing) if plan.hangs is not None else None
             settings = CompanionSettings(
@@ -78,7 +80,9 @@ class CompanionLink:
         """Takes a snapshot of this process's threads, for the companion to write down."""
         from cloud_tpu_diagnostics.snapshot import take_snapshot
 
-        self._process.tell({"kind": "snapshot", **take_snapshot().to_json()})
+        self._our_threads |= {threading.get_ident(), self._process.thread_ident or 0}
+        snapshot = take_snapshot(leave_out=self._our_threads)
+        self._process.tell({"kind": "snapshot", **snapshot.to_json()})
 
     def leave(self, error: BaseException | None) -> None:
         """Tells how the block was left.

@@ -43,12 +43,17 @@ def plan_of(traces: StackTraceConfig | None, hangs: HangConfig | None) -> Plan:
     """
     if traces is None or not traces.collect_stack_trace:
         traces = StackTraceConfig(collect_stack_trace=False)
-    return Plan(
+    plan = Plan(
         bool(traces.collect_stack_trace),
         bool(traces.stack_trace_to_cloud),
         _checked_seconds(traces.stack_trace_interval_seconds),
         replace(hang_configuration.checked(hangs)) if hangs is not None and hangs.enabled else None,
     )
+    if plan.to_cloud or plan.hangs is not None:
+        from ml_diagnostics_common.environment import configured_backend
+
+        configured_backend()
+    return plan
 
 
 def _checked_seconds(value: object) -> float:

@@ -30,6 +30,9 @@ MOST_THREADS: Final = 100
 _NO_DESCRIPTOR = 2**30
 """A number that no file can have: what is written there is lost."""
 
+_FIRING_SECONDS = 0.004
+"""About its time, within so much, the timer may or may not have fired."""
+
 
 class Output:
     """What faulthandler writes to.
@@ -247,7 +250,10 @@ class Timer:
     def before_fork(self) -> None:
         """Off, and nobody arms it."""
         self._arming.acquire()
-        self._has_fired = self._clock() >= self.due
+        to_go = self.due - self._clock()
+        if abs(to_go) < _FIRING_SECONDS:  # Nobody could tell whether it has fired.
+            time.sleep(to_go + _FIRING_SECONDS)
+        self._has_fired = to_go < _FIRING_SECONDS
         if self._output is not None and self._output.is_in_use():
             faulthandler.cancel_dump_traceback_later()
         else:

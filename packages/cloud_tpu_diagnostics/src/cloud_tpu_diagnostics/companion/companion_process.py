@@ -158,6 +158,7 @@ class CompanionProcess:
     def _start_listening(self) -> None:
         thread = threading.Thread(target=self._listen, name="cloud-tpu-diagnostics-companion", daemon=True)
         thread.start()
+        self.thread_ident = thread.ident
 
     def _listen(self) -> None:
         try:

@@ -1,0 +1,189 @@
+"""A block and its companion: what is told, and what becomes of the block without it."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from .diagnosed_jobs import LONG_SECONDS, Job, run
+
+_COMPANION = """
+from cloud_tpu_diagnostics import blocks
+from cloud_tpu_diagnostics.configuration.hang_configuration import HangConfig
+
+def companion():
+    while blocks._current._companion._process.pid is None:
+        time.sleep(0.01)
+    return blocks._current._companion._process.pid
+"""
+
+
+def _entries(kind: str) -> list[dict[str, Any]]:
+    """The payloads of that kind that are in the journal."""
+    payloads = []
+    for segment in Path(os.environ["ML_DIAGNOSTICS_DIR"]).glob("journal/*runtime_monitor/*.jsonl"):
+        for line in segment.read_text().splitlines():
+            if line.endswith("}") and "p" in (entry := json.loads(line)):
+                payloads.append(entry["p"])
+    return [payload for payload in payloads if payload["kind"] == kind]
+
+
+def _wait_for(condition: Callable[[], object]) -> None:
+    deadline = time.monotonic() + LONG_SECONDS
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def test_the_file_grows_and_entries_are_made_of_it(tmp_path: Path) -> None:
+    job = Job(
+        """
+threading.Thread(target=time.sleep, args=(100,), daemon=True, name="theirs").start()
+with diagnostic.diagnose(config(0.2, cloud=True)):
+    input()
+""",
+        tmp_path / "d",
+    )
+    _wait_for(lambda: len(_entries("snapshot")) > 1 and _entries("dump"))
+    job.go_on()
+    code, _, err = job.end()
+    assert (code, err) == (0, "")
+    assert job.trace().startswith("INFO: Not a crash.")
+    # Our own threads are nobody's business.
+    assert [group["names"] for group in _entries("snapshot")[-1]["groups"]] == [["MainThread"], ["theirs"]]
+    _wait_for(lambda: _entries("job_ended"))
+    assert _entries("job_ended")[0]["how"] == "clean"
+
+
+def test_a_block_that_is_left_with_an_exception_says_so(tmp_path: Path) -> None:
+    job = Job("with diagnostic.diagnose(config(cloud=True)): raise OSError('theirs')", tmp_path / "d")
+    assert job.end()[0] == 1
+    _wait_for(lambda: _entries("job_ended"))
+    assert _entries("job_ended")[0]["how"] == "exception"
+
+
+@pytest.mark.parametrize("cloud", [True, False])
+def test_when_the_companion_dies_the_block_goes_on(tmp_path: Path, cloud: bool) -> None:
+    job = Job(
+        _COMPANION
+        + f"""
+traces = config(0.3, cloud={cloud})
+traces.debug_config.hang_config = HangConfig(enabled=True)
+with diagnostic.diagnose(traces):
+    os.kill(companion(), signal.SIGKILL)
+    while blocks._current._companion is not None:
+        time.sleep(0.01)
+    print("gone", file=sys.stderr, flush=True)
+    time.sleep(0.7)
+    diagnostic.heartbeat(1)
+""",
+        tmp_path / "d",
+    )
+    code, _, err = job.end()
+    assert code == 0
+    assert err.count("The process beside the job has ended") == 1
+    written = job.trace() if cloud else err.partition("gone")[2]
+    assert written.count("Timeout (") >= 2
+    assert written.count("INFO: Not a crash.") >= 2
+
+
+def test_when_the_companion_cannot_start_the_block_goes_on(tmp_path: Path) -> None:
+    job = Job(
+        """
+sys.executable = ""
+for _ in range(2):
+    with diagnostic.diagnose(config(0.2, cloud=True)):
+        time.sleep(0.3)
+""",
+        tmp_path / "d",
+    )
+    code, _, err = job.end()
+    assert code == 0
+    assert err.count("The process beside the job cannot be started") == 1
+    assert job.trace().count("Timeout (") == 2
+
+
+def test_a_stopped_companion_stops_nothing(tmp_path: Path) -> None:
+    """Its pipe is full then, and its socket."""
+    code, out, _ = run(
+        _COMPANION
+        + """
+def deep(levels):
+    if levels:
+        deep(levels - 1)
+    else:
+        time.sleep(100)
+for _ in range(90):
+    threading.Thread(target=deep, args=(90,), daemon=True).start()
+with diagnostic.diagnose(config(0.05, cloud=True)):
+    os.kill(companion(), signal.SIGSTOP)
+    time.sleep(2)
+    pid = companion()
+say("left")
+os.kill(pid, signal.SIGKILL)
+os._exit(0)
+""",
+        tmp_path / "d",
+    )
+    assert (code, out) == (0, "left\n")
+
+
+def test_a_hang_calls_back_and_takes_snapshots(tmp_path: Path) -> None:
+    job = Job(
+        _COMPANION
+        + """
+called = threading.Event()
+def on_hang(verdict):
+    say(verdict.phase, verdict.step)
+    called.set()
+    raise RuntimeError("theirs")
+from cloud_tpu_diagnostics.configuration import hang_configuration
+hang_configuration.checked = lambda config: config  # Nobody else may wait for as little as a second.
+hangs = HangConfig(
+    enabled=True, step_floor_seconds=1, startup_floor_seconds=1, pause_floor_seconds=1,
+    snapshots=2, snapshot_interval_seconds=0.1, on_hang=on_hang)
+block = diagnostic_configuration.DiagnosticConfig(debug_configuration.DebugConfig(None, hangs))
+with diagnostic.diagnose(block):
+    diagnostic.heartbeat(7, "eval")
+    called.wait(20)
+    time.sleep(0.5)
+diagnostic.heartbeat(1)
+""",
+        tmp_path / "d",
+    )
+    code, out, err = job.end()
+    assert (code, out) == (0, "eval 7\n")
+    assert err.count("on_hang has failed") == 1
+    assert "RuntimeError: theirs" in err
+    _wait_for(lambda: _entries("hang_suspected") and len(_entries("snapshot")) == 2)
+    assert not (tmp_path / "d").exists()
+
+
+def test_where_stderr_is_a_socket_the_companion_waits_for_its_reader(tmp_path: Path) -> None:
+    """As under systemd."""
+    code, _, _ = run(
+        """
+import socket
+reader, writer = socket.socketpair()
+os.dup2(writer.fileno(), 2)
+with diagnostic.diagnose(config(0.2)):
+    written = b""
+    while written.count(b"Timeout (") < 2:
+        written += reader.recv(1000)
+assert b"INFO: Not a crash." in written
+""",
+        tmp_path / "d",
+    )
+    assert code == 0
+
+
+def test_a_backend_that_is_none_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ML_DIAGNOSTICS_BACKEND", "nowhere")
+    _, _, err = run("with diagnostic.diagnose(config(cloud=True)): say('in')", tmp_path / "d")
+    assert "ConfigurationError: ML_DIAGNOSTICS_BACKEND is 'nowhere'" in err
