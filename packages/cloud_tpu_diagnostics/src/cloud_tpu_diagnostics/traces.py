@@ -139,8 +139,10 @@ class DumpParser:
             return self._cut(text)
         if kind == "frames":
             self._open.add_frames(text)
-        elif kind != "empty" or not self._after_empty_line:
+        elif kind != "empty":
             self._open.add_text(text)
+        elif not self._after_empty_line:
+            self._open.add_text("\n")
         # The names of modules are a fault's last line.
         return self._close() if kind == "modules" and self._open.trigger is Trigger.FAULT else []
 
@@ -230,7 +232,7 @@ _PIECES = re.compile(
         (?P<stack>{_FRAME_LINES}*)
     )
     | (?P<frames>{_FRAME_LINES}+)
-    | (?P<empty>\n)
+    | (?P<empty>\n+)
     | (?P<cut>\.\.\.\n)
     | (?P<header>{re.escape(HEADER_START)}[^\n]*\n)
     | (?P<timeout>Timeout[ ]\(\d+:\d\d:\d\d(?:\.\d+)?\)!\n)
