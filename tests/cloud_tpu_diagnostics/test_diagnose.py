@@ -138,6 +138,18 @@ def test_any_number_above_zero_is_an_interval(interval: float) -> None:
         pass
 
 
+_NO_CONFIGS = ["console", StackTraceConfig(True), DebugConfig(), DiagnosticConfig(StackTraceConfig())]  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("config", _NO_CONFIGS)
+def test_what_is_no_configuration_is_refused(config: object) -> None:
+    with (
+        pytest.raises(ConfigurationError, match="give it a DiagnosticConfig"),
+        diagnostic.diagnose(config),  # type: ignore[arg-type]
+    ):
+        pytest.fail("the block was entered")
+
+
 def test_an_interval_is_not_looked_at_where_nothing_is_collected() -> None:
     with diagnostic.diagnose(_config("never", collect=False)):
         pass

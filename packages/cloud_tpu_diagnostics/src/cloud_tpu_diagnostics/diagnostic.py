@@ -11,6 +11,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING
 
 from cloud_tpu_diagnostics.configuration.diagnostic_configuration import DiagnosticConfig
+from cloud_tpu_diagnostics.exceptions import ConfigurationError
 
 if TYPE_CHECKING:
     from cloud_tpu_diagnostics.collection import Collection
@@ -36,20 +37,23 @@ class diagnose(ContextDecorator):  # noqa: N801 (it is called as a function is)
 
     def __init__(self, config: DiagnosticConfig | None) -> None:
         self._config = config
-        self._entered: list[Collection] | None = None  # Several, where it decorates a function that calls itself.
+        self._entered: list[Collection] = []  # Several, where it decorates a function that calls itself.
 
     def __enter__(self) -> None:
-        debug = self._config.debug_config if self._config is not None else None
-        if debug is None:
-            return
-        traces, hangs = debug.stack_trace_config, debug.hang_config
-        if (traces is None or not traces.collect_stack_trace) and (hangs is None or not hangs.enabled):
-            return
+        try:
+            debug = self._config.debug_config if self._config is not None else None
+            if debug is None:
+                return
+            traces, hangs = debug.stack_trace_config, debug.hang_config
+            if (traces is None or not traces.collect_stack_trace) and (hangs is None or not hangs.enabled):
+                return
+        except AttributeError as error:
+            raise _not_a_configuration(self._config, error) from None
         from cloud_tpu_diagnostics import blocks
 
         entered = blocks.enter(traces, hangs)
         if entered is not None:
-            self._entered = [*(self._entered or ()), entered]
+            self._entered.append(entered)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
@@ -58,6 +62,13 @@ class diagnose(ContextDecorator):  # noqa: N801 (it is called as a function is)
             from cloud_tpu_diagnostics import blocks
 
             blocks.leave(self._entered.pop(), error)
+
+
+def _not_a_configuration(config: object, error: AttributeError) -> ConfigurationError:
+    return ConfigurationError(
+        f"diagnose() was given {config!r:.200} ({error}); give it a DiagnosticConfig, with a DebugConfig in it, "
+        "with a StackTraceConfig in that"
+    )
 
 
 def heartbeat(step: int | None = None, phase: str = "step") -> None:

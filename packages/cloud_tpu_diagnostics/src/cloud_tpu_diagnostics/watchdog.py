@@ -43,6 +43,7 @@ class Output:
 
     def __init__(self, number: int) -> None:
         self._number = number
+        self._is_visible = True
 
     def fileno(self) -> int:
         """For faulthandler, which asks once."""
@@ -51,8 +52,15 @@ class Output:
     def flush(self) -> None:
         """For faulthandler: there is nothing to flush."""
 
+    def hand_over(self) -> None:
+        """Notes that faulthandler has it now, and whether it can be seen there: another Python may not show it."""
+        self._is_visible = self._is_held()
+
     def is_in_use(self) -> bool:
         """Whether faulthandler has it: nobody has told it since to write elsewhere, or not at all."""
+        return not self._is_visible or self._is_held()
+
+    def _is_held(self) -> bool:
         return any(held is self for held in gc.get_referents(faulthandler))
 
 
@@ -111,6 +119,7 @@ class Watchdog:
                 return
         output = Output(self._number)
         faulthandler.enable(output, all_threads=True)
+        output.hand_over()
         self._undoing.callback(_disable, output, their_file)
 
     def _file_of_faults(self) -> Any:
@@ -136,6 +145,7 @@ class Watchdog:
                 faulthandler.register(number, file=output, all_threads=all_threads)
             except (OSError, RuntimeError, ValueError):
                 continue
+            output.hand_over()
             self._undoing.callback(_make_harmless, number, output)
             return number
         return None
@@ -219,6 +229,7 @@ class Timer:
             self._output = Output(number)
             self.due = self._clock() + self._interval
             faulthandler.dump_traceback_later(self._interval, repeat=True, file=self._output)
+            self._output.hand_over()
 
     def arm_again(self, number: int | None = None) -> bool:
         """Starts it from now on, if it is still on; False if it was cancelled, or if the job uses it for itself by now.
