@@ -1,0 +1,350 @@
+"""The companion of a real job: what it writes of it, and that the job never feels it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+from cloud_tpu_diagnostics.companion.main import LONGEST_END_SECONDS
+from cloud_tpu_diagnostics.companion.settings import CompanionSettings
+from cloud_tpu_diagnostics.entries import DUMP, JOB_ENDED, SNAPSHOT
+from cloud_tpu_diagnostics.traces import parse_dumps
+
+from .accompanied_jobs import Job, ending, is_alive, of_kind, payloads, wait_until
+
+HEADER = "INFO: Not a crash. cloud-tpu-diagnostics emits a stack trace snapshot every 600 seconds.\n"
+
+
+@pytest.fixture
+def trace(tmp_path: Path) -> Path:
+    return tmp_path / "stack_trace_of_job.txt"
+
+
+def test_a_dump_of_the_timer_has_its_header_while_the_gil_is_held(trace: Path) -> None:
+    job = Job(
+        """
+companion = begin()
+faulthandler.dump_traceback_later(0.3, repeat=True, file=companion.timer_descriptor)
+ctypes.PyDLL(None).usleep(1_000_000)  # Holds the GIL.
+faulthandler.cancel_dump_traceback_later()
+companion.leave("clean")
+""",
+        trace,
+    )
+    assert job.end() == (0, "", "")
+    ending()
+    text = trace.read_text()
+    assert text.count(HEADER + "Timeout (") == text.count("Timeout (") == 3
+    assert [dump["trigger"] for dump in of_kind(DUMP)] == ["timer"] * 3
+    assert "".join(dump["message"] for dump in of_kind(DUMP)) == text
+    assert all("<module>" in dump["message"] for dump in of_kind(DUMP))
+
+
+def test_what_a_signal_and_a_fault_write_directly_are_entries_and_are_not_taken_for_the_timers(trace: Path) -> None:
+    job = Job(
+        """
+companion = begin()
+faulthandler.dump_traceback_later(0.2, file=companion.timer_descriptor)
+time.sleep(0.8)
+os.kill(os.getpid(), signal.SIGUSR1)
+time.sleep(0.8)
+ctypes.string_at(0)
+""",
+        trace,
+    )
+    job.end()
+    ending()
+    assert [dump["trigger"] for dump in of_kind(DUMP)] == ["timer", "signal", "fault"]
+    assert of_kind(DUMP)[2]["headline"] == "Fatal Python error: Segmentation fault"
+
+
+def test_above_a_hundred_threads_the_main_thread_is_in_the_entry_as_well(trace: Path) -> None:
+    job = Job(
+        """
+for _ in range(130):
+    threading.Thread(target=threading.Event().wait, daemon=True).start()
+def stand_here():
+    faulthandler.dump_traceback_later(0.2, file=companion.timer_descriptor)
+    time.sleep(2)
+companion = begin()
+stand_here()
+os._exit(0)
+""",
+        trace,
+    )
+    job.end()
+    ending()
+    (dump,) = of_kind(DUMP)
+    assert (dump["threads"], dump["is_cut"]) == (101, True)
+    assert "in stand_here" in dump["message"]
+
+
+def test_snapshots_are_entries_that_count_for_how_long_nothing_changed(trace: Path) -> None:
+    job = Job(
+        """
+companion = begin()
+frames = ["psum (collectives.py:88)", "<module> (train.py:3)"]
+group = {"threads": 1, "main": True, "names": ["MainThread"], "frames": frames}
+for number in range(3):
+    companion.tell({"kind": "snapshot", "time_ns": number, "threads": 1, "groups": [group]})
+companion.leave("clean")
+""",
+        trace,
+    )
+    assert job.end() == (0, "", "")
+    ending()
+    found = of_kind(SNAPSHOT)
+    assert [snapshot["groups"][0]["unchanged_snapshots"] for snapshot in found] == [0, 1, 2]
+    assert "waits in psum (collectives.py:88)" in found[2]["message"]
+    assert "the same for 2 snapshots" in found[2]["message"]
+    assert found[2]["interval_seconds"] == 600
+
+
+def test_a_long_dump_is_in_parts_that_make_the_whole(trace: Path) -> None:
+    job = Job(
+        """
+companion = begin()
+frames = "".join(f'  File "/job/{"x" * 400}.py", line {n} in f\\n' for n in range(1000))
+os.write(trace, ("Thread 0x00007f (most recent call first):\\n" + frames).encode())
+time.sleep(1)
+companion.leave("clean")
+""",
+        trace,
+    )
+    assert job.end() == (0, "", "")
+    ending()
+    found = of_kind(DUMP)
+    assert [(part["part"], part["parts"], part["dump"]) for part in found] == [(1, 3, 1), (2, 3, 1), (3, 3, 1)]
+    assert "".join(part["message"] for part in found) == trace.read_text()
+
+
+def test_the_trace_file_has_a_cap_and_says_so_once_while_entries_go_on(trace: Path) -> None:
+    job = Job(
+        """
+companion = begin(most_bytes=1000)
+faulthandler.dump_traceback_later(0.1, repeat=True, file=companion.timer_descriptor)
+time.sleep(1)
+faulthandler.cancel_dump_traceback_later()
+companion.leave("clean")
+""",
+        trace,
+    )
+    assert job.end() == (0, "", "")
+    ending()
+    text = trace.read_text()
+    assert text.count("has reached its limit of 1000 bytes") == 1
+    assert len(of_kind(DUMP)) > text.count("Timeout (")
+
+
+def test_without_a_file_dumps_go_to_the_console_each_behind_its_header(trace: Path) -> None:
+    job = Job(
+        """
+companion = begin(trace_path=None)
+faulthandler.dump_traceback_later(0.2, file=companion.timer_descriptor)
+time.sleep(0.6)
+companion.leave("clean")
+""",
+        trace,
+    )
+    code, _, stderr = job.end()
+    assert code == 0
+    assert stderr.startswith(HEADER + "Timeout (")
+    (dump,) = of_kind(DUMP)
+    assert dump["message"] == stderr
+
+
+def test_what_looks_like_a_secret_stays_home(trace: Path) -> None:
+    job = Job(
+        """
+companion = begin()
+os.write(trace, b'Thread 0x00007f (most recent call first):\\n  File "/api_key=hunter2hunter2", line 1 in f\\n')
+time.sleep(0.5)
+companion.leave("clean")
+""",
+        trace,
+    )
+    assert job.end() == (0, "", "")
+    ending()
+    (dump,) = of_kind(DUMP)
+    assert "[REDACTED]" in dump["message"]
+    assert "hunter2" not in str(payloads())
+
+
+# --- The job never feels it ---------------------------------------------------------------------------
+
+
+def test_a_job_whose_companion_is_killed_goes_on_and_knows(trace: Path) -> None:
+    job = Job(
+        """
+signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+companion = begin()
+os.kill(companion.pid, signal.SIGKILL)
+while companion.is_alive():
+    time.sleep(0.01)
+faulthandler.dump_traceback_later(0.01, repeat=True, file=companion.timer_descriptor)
+companion.tell({"kind": "snapshot", "groups": ["x" * 500_000]})
+time.sleep(0.5)
+faulthandler.cancel_dump_traceback_later()
+companion.leave("clean")
+say(messages)
+""",
+        trace,
+    )
+    assert job.end() == (0, "[{'kind': 'ended'}]\n", "")
+
+
+def test_a_companion_that_is_stopped_holds_nobody_up(trace: Path) -> None:
+    job = Job(
+        """
+companion = begin()
+os.kill(companion.pid, signal.SIGSTOP)
+began = time.monotonic()
+for _ in range(100):
+    companion.tell({"kind": "snapshot", "groups": ["x" * 100_000]})
+companion.leave("clean")
+say(time.monotonic() - began, companion.pid)
+""",
+        trace,
+    )
+    seconds, pid = job.line().split()
+    try:
+        assert job.end() == (0, "", "")
+        assert float(seconds) < 5
+    finally:
+        os.kill(int(pid), signal.SIGKILL)
+
+
+def test_a_job_that_waits_for_all_its_children_does_not_wait_for_its_companion(trace: Path) -> None:
+    job = Job(
+        """
+companion = begin()
+if not os.fork():
+    os._exit(0)
+try:
+    while True:
+        os.wait()
+except ChildProcessError:
+    companion.leave("clean")
+""",
+        trace,
+    )
+    assert job.end() == (0, "", "")
+    assert ending()["how"] == "clean"
+
+
+def test_a_job_that_closes_all_descriptors_keeps_its_own_files_under_their_numbers(trace: Path) -> None:
+    job = Job(
+        """
+companion = begin()
+numbers = [companion._to_companion.number(), companion._from_companion.number(), companion.timer_descriptor]
+os.closerange(3, 64)
+files = [os.open(path + ".its", os.O_WRONLY | os.O_CREAT) for _ in range(30)]
+assert set(numbers) <= set(files)
+assert not companion.is_alive()
+companion.tell({"kind": "snapshot"})
+time.sleep(1.2)
+companion.leave("clean")
+for file in files:
+    os.fstat(file)
+assert os.path.getsize(path + ".its") == 0
+try:
+    companion.timer_descriptor
+except OSError:
+    say("closed")
+""",
+        trace,
+    )
+    assert job.end() == (0, "closed\n", "")
+    assert ending()["exit_code"] == 0
+
+
+def test_a_forked_child_says_nothing_in_the_name_of_its_parent_and_its_end_is_not_the_jobs(trace: Path) -> None:
+    job = Job(
+        """
+companion = begin()
+child = os.fork()
+if not child:
+    companion.tell({"kind": "left", "how": "clean"})
+    companion.leave("exception", "ValueError")
+    assert not companion.is_alive()
+    signal.pause()
+say(child)
+os.kill(os.getpid(), signal.SIGKILL)
+""",
+        trace,
+    )
+    child = int(job.line())
+    try:
+        assert ending()["signal"] == "SIGKILL"  # Though the child holds all the pipes.
+    finally:
+        os.kill(child, signal.SIGKILL)
+    job.end()
+
+
+def test_it_ends_by_itself_and_soon_and_no_signal_that_a_group_gets_ends_it_before(trace: Path) -> None:
+    job = Job("say(begin().pid); input(); os._exit(1)", trace)
+    pid = int(job.line())
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1):
+        os.kill(pid, number)
+    time.sleep(0.2)
+    assert is_alive(pid)
+    began = time.monotonic()
+    job.go_on()
+    job.end()
+    wait_until(lambda: not is_alive(pid))
+    assert time.monotonic() - began < LONGEST_END_SECONDS
+    assert [payload["kind"] for payload in payloads()] == [JOB_ENDED]
+
+
+def test_who_waits_for_the_end_of_the_jobs_output_does_not_wait_for_its_companion(trace: Path) -> None:
+    job = Job("say(begin().pid)\nos.kill(os.getpid(), signal.SIGSTOP)", trace)
+    pid = int(job.line())
+    os.kill(pid, signal.SIGSTOP)
+    job.process.kill()
+    try:
+        assert job.end() == (-signal.SIGKILL, "", "")  # To the end of stdout and stderr.
+    finally:
+        os.kill(pid, signal.SIGKILL)
+
+
+def test_a_companion_that_cannot_be_started_is_an_os_error(trace: Path) -> None:
+    job = Job(
+        """
+sys.executable = "/nonexistent/python"
+try:
+    CompanionProcess(CompanionSettings(os.getpid(), 1, None, False), messages.append)
+except OSError as error:
+    say(type(error).__name__)
+""",
+        trace,
+    )
+    assert job.end() == (0, "FileNotFoundError\n", "")
+
+
+def test_settings_are_the_same_on_the_other_side_and_what_is_new_there_is_passed_over() -> None:
+    settings = CompanionSettings(17, 600, "/tmp/x", True, 64, 10, "/tmp/page", {"enabled": True})
+    assert CompanionSettings.from_json({**settings.to_json(), "of_tomorrow": 1}) == settings
+
+
+def test_the_dumps_of_a_file_that_several_write_to_are_parsed_apart(trace: Path) -> None:
+    job = Job(
+        """
+companion = begin()
+faulthandler.dump_traceback_later(0.2, repeat=True, file=companion.timer_descriptor)
+for _ in range(20):
+    os.kill(os.getpid(), signal.SIGUSR1)
+    time.sleep(0.05)
+faulthandler.cancel_dump_traceback_later()
+companion.leave("clean")
+""",
+        trace,
+    )
+    assert job.end() == (0, "", "")
+    ending()
+    triggers = [dump["trigger"] for dump in of_kind(DUMP)]
+    assert triggers.count("signal") == 20
+    assert triggers.count("timer") >= 3
+    assert len(parse_dumps(trace.read_text())) >= 23

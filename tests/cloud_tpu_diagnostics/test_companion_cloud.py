@@ -1,0 +1,142 @@
+"""A companion in a cloud, on loopback: with the real client, and with what goes wrong there."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+import pytest
+from cloud_tpu_diagnostics.companion.main import LONGEST_END_SECONDS
+from cloud_tpu_diagnostics.companion.resource import CONTAINER_NAME, monitored_resource
+from cloud_tpu_diagnostics.entries import JOB_ENDED
+from ml_diagnostics_testing.cloud_logging import CloudLoggingServer
+from ml_diagnostics_testing.faults import Hang, Reset, Status
+from ml_diagnostics_testing.metadata import MetadataServer
+
+from .accompanied_jobs import Job, is_alive, of_kind, payloads, wait_until
+
+_CRASH = """
+companion = begin({settings})
+faulthandler.dump_traceback_later(0.2, file=companion.timer_descriptor)
+time.sleep(1)
+say(companion.pid)
+ctypes.string_at(0)
+"""
+
+
+@pytest.fixture(autouse=True)
+def _cloud(monkeypatch: pytest.MonkeyPatch, cloud_logging_server: CloudLoggingServer) -> None:
+    monkeypatch.setenv("ML_DIAGNOSTICS_BACKEND", "auto")
+    monkeypatch.setenv("NO_GCE_CHECK", "true")
+    for name, value in cloud_logging_server.environment().items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.delenv("ML_DIAGNOSTICS_LOGGING_GRPC")  # REST, as everywhere.
+
+
+def documented_query(server: CloudLoggingServer) -> str:
+    """As the README has it."""
+    return (
+        f'logName="projects/{server.project}/logs/tpu.googleapis.com%2Fruntime_monitor"\n'
+        'jsonPayload.verb="stacktraceanalyzer"'
+    )
+
+
+def crash(trace: Path, settings: str = "") -> int:
+    """Runs a job to its crash; the pid of its companion."""
+    job = Job(_CRASH.format(settings=settings), trace)
+    pid = int(job.line())
+    job.end()
+    return pid
+
+
+def test_the_documented_query_finds_the_last_traces_of_a_job_that_crashed(
+    tmp_path: Path, cloud_logging_server: CloudLoggingServer
+) -> None:
+    cloud_logging_server.faults.script([Status(503), Reset(after_apply=True), Status(429, retry_after=0.1)], on="write")
+    pid = crash(tmp_path / "trace")
+    wait_until(lambda: not is_alive(pid))
+    found = cloud_logging_server.entries(documented_query(cloud_logging_server))
+    assert [entry["jsonPayload"] for entry in found] == payloads()
+    assert [(entry["jsonPayload"]["kind"], entry["severity"]) for entry in found] == [
+        ("dump", "INFO"),
+        ("dump", "ERROR"),
+        ("job_ended", "ERROR"),
+    ]
+    assert found[0]["labels"]["pid"] != str(pid)
+    assert len(cloud_logging_server.faults.injected) == 3
+
+
+def test_a_cloud_that_never_answers_does_not_keep_the_companion_and_the_next_one_ships_the_rest(
+    tmp_path: Path, cloud_logging_server: CloudLoggingServer
+) -> None:
+    cloud_logging_server.faults.always(Hang(), on="write")
+    pid = crash(tmp_path / "trace")
+    began = time.monotonic()
+    wait_until(lambda: bool(of_kind(JOB_ENDED)))
+    wait_until(lambda: not is_alive(pid))
+    assert time.monotonic() - began < LONGEST_END_SECONDS
+    assert cloud_logging_server.entries(documented_query(cloud_logging_server)) == []
+    cloud_logging_server.faults.clear()
+    crash(tmp_path / "trace_of_next")
+    query = documented_query(cloud_logging_server)
+    wait_until(lambda: len(cloud_logging_server.entries(query)) == 6)
+
+
+def test_what_is_not_for_the_cloud_stays_in_the_journal(
+    tmp_path: Path, cloud_logging_server: CloudLoggingServer
+) -> None:
+    pid = crash(tmp_path / "trace", "is_shipped=False")
+    wait_until(lambda: not is_alive(pid))
+    assert len(payloads()) == 3
+    assert cloud_logging_server.requests == []
+
+
+def test_a_tpu_vm_and_a_pod_are_the_resources_that_dashboards_ask_for(
+    monkeypatch: pytest.MonkeyPatch, metadata_server: MetadataServer
+) -> None:
+    assert monitored_resource() == {}  # On none of Google's machines nothing is asked.
+    for name, value in metadata_server.environment().items():
+        monkeypatch.setenv(name, value)
+    metadata_server.attributes["tpu-env"] = "ZONE: 'us-central2-b'\nNODE_ID: 'my-tpu'\nWORKER_ID: '3'\n"
+    metadata_server.attributes["cluster-name"] = "cluster"
+    metadata_server.attributes["cluster-location"] = "us-central2"
+    place = {"project_id": "test-project", "zone": "us-central2-b"}
+    assert monitored_resource() == {
+        "type": "tpu_worker",
+        "labels": {**place, "node_id": "my-tpu", "worker_id": "3"},
+    }
+    monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "10.0.0.1")
+    monkeypatch.setenv("POD_NAME", "train-0-0-abcde")
+    monkeypatch.setenv("POD_NAMESPACE", "research")
+    assert monitored_resource() == {
+        "type": "k8s_container",
+        "labels": {
+            "project_id": "test-project",
+            "location": "us-central2",
+            "cluster_name": "cluster",
+            "namespace_name": "research",
+            "pod_name": "train-0-0-abcde",
+            "container_name": CONTAINER_NAME,
+        },
+    }
+    monkeypatch.delenv("KUBERNETES_SERVICE_HOST")
+    del metadata_server.attributes["tpu-env"]
+    monkeypatch.delenv("TPU_NAME", raising=False)
+    assert monitored_resource() == {}  # A machine without a TPU: the server says "global".
+
+
+def test_entries_of_a_tpu_vm_have_its_resource(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    cloud_logging_server: CloudLoggingServer,
+    metadata_server: MetadataServer,
+) -> None:
+    for name, value in metadata_server.environment().items():
+        monkeypatch.setenv(name, value)
+    metadata_server.attributes["tpu-env"] = "NODE_ID: 'my-tpu'\n"
+    pid = crash(tmp_path / "trace")
+    wait_until(lambda: not is_alive(pid))
+    query = 'resource.type="tpu_worker" log_id("tpu.googleapis.com/runtime_monitor") resource.labels.node_id="my-tpu"'
+    assert len(cloud_logging_server.entries(query)) == 3
+    assert os.environ["ML_DIAGNOSTICS_BACKEND"] == "auto"

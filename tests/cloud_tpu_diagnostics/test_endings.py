@@ -1,0 +1,136 @@
+"""How a job ended: told from outside, whatever it was that ended it."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+from cloud_tpu_diagnostics.companion import exit_status
+from cloud_tpu_diagnostics.companion.endings import How, Note, judge
+from cloud_tpu_diagnostics.companion.out_of_memory import OutOfMemoryKills
+
+from .accompanied_jobs import Job, ending
+
+_BLOCK = """
+companion = begin()
+try:
+    {body}
+except BaseException as error:
+    companion.leave("exception", type(error).__name__, error.code if isinstance(error, SystemExit) else None)
+    raise
+companion.leave("clean")
+"""
+
+_TELLS_STATUS = tuple(map(int, os.uname().release.split(".")[:2])) >= (6, 15)
+
+
+@pytest.mark.parametrize(
+    ("body", "expected"),
+    [
+        ("pass", {"how": "clean", "exit_code": 0}),
+        ("raise ValueError('secret')", {"how": "exception", "exception": "ValueError", "exit_code": 1}),
+        ("sys.exit(3)", {"how": "exit", "exit_code": 3}),
+        ("os._exit(7)", {"how": "exit", "exit_code": 7}),
+        ("os.kill(os.getpid(), signal.SIGKILL)", {"how": "signal", "signal": "SIGKILL"}),
+        ("os.kill(os.getpid(), signal.SIGTERM)", {"how": "signal", "signal": "SIGTERM"}),
+        ("ctypes.string_at(0)", {"how": "signal", "signal": "SIGSEGV"}),
+        ("os.abort()", {"how": "signal", "signal": "SIGABRT"}),
+    ],
+)
+@pytest.mark.skipif(not _TELLS_STATUS, reason="this kernel does not tell a process's status to others")
+def test_every_ending_is_told_exactly(tmp_path: Path, body: str, expected: dict[str, object]) -> None:
+    Job(_BLOCK.format(body=body), tmp_path / "trace").end()
+    found = ending()
+    assert {name: found.get(name) for name in expected} == expected
+    assert "secret" not in str(found)
+
+
+@pytest.mark.skipif(not _TELLS_STATUS, reason="this kernel does not tell a process's status to others")
+def test_what_happens_after_the_block_was_left_well_is_told_too(tmp_path: Path) -> None:
+    Job("begin().leave('clean'); os.abort()", tmp_path / "trace").end()
+    assert ending()["signal"] == "SIGABRT"
+
+
+def test_a_job_that_goes_on_after_its_block_is_told_to_have_left_it(tmp_path: Path) -> None:
+    job = Job("begin().leave('clean'); input()", tmp_path / "trace")
+    assert ending()["how"] == "clean"
+    assert job.process.poll() is None
+    job.go_on()
+    assert job.end() == (0, "", "")
+
+
+def test_a_fault_is_an_entry_with_all_of_its_stack(tmp_path: Path) -> None:
+    Job("begin(); ctypes.string_at(0)", tmp_path / "trace").end()
+    assert "it wrote: Fatal Python error: Segmentation fault" in ending()["evidence"]
+
+
+FAULT = "Fatal Python error: Segmentation fault"
+
+
+@pytest.mark.parametrize(
+    ("note", "fault", "out_of_memory", "expected"),
+    [
+        (Note("clean"), None, False, (How.CLEAN, None, None)),
+        (Note("exception", "ValueError"), None, False, (How.EXCEPTION, None, None)),
+        (Note("exception", "SystemExit", 3), None, True, (How.EXIT, 3, None)),
+        (None, FAULT, False, (How.SIGNAL, None, "SIGSEGV")),
+        (None, "Fatal Python error: _PyMem_DebugMalloc: ...", False, (How.SIGNAL, None, "SIGABRT")),
+        (None, None, True, (How.OUT_OF_MEMORY, None, "SIGKILL")),
+        (None, None, False, (How.KILLED_OR_OS_EXIT, None, None)),
+    ],
+)
+def test_where_the_kernel_does_not_tell_the_job_its_trace_and_its_control_group_do(
+    note: Note | None, fault: str | None, out_of_memory: bool, expected: tuple[How, int | None, str | None]
+) -> None:
+    found = judge(None, note, fault=fault, is_out_of_memory=out_of_memory)
+    assert (found.how, found.exit_code, found.signal) == expected
+
+
+def test_only_a_kill_can_be_for_want_of_memory() -> None:
+    assert judge(signal.SIGKILL, None, fault=None, is_out_of_memory=True).how is How.OUT_OF_MEMORY
+    assert judge(signal.SIGTERM, None, fault=None, is_out_of_memory=True).how is How.SIGNAL
+
+
+@pytest.mark.parametrize(
+    ("cgroup", "file"),
+    [
+        ("0::/job\n", "job/memory.events"),
+        ("0::/host/path/of/it\n", "memory.events"),
+        ("4:memory:/job\n0::/\n", "memory/job/memory.oom_control"),
+        ("4:memory:/kubepods/x\n0::/\n", "memory/memory.oom_control"),
+    ],
+)
+def test_a_kill_for_want_of_memory_is_counted_by_either_version_of_control_groups(
+    tmp_path: Path, cgroup: str, file: str
+) -> None:
+    (tmp_path / "proc" / "17").mkdir(parents=True)
+    (tmp_path / "proc" / "17" / "cgroup").write_text(cgroup)
+    counts = tmp_path / "cgroup" / file
+    counts.parent.mkdir(parents=True)
+    counts.write_text("oom 5\noom_kill 2\n")
+    kills = OutOfMemoryKills(17, root=str(tmp_path / "cgroup"), proc=str(tmp_path / "proc"))
+    kills.look(1.0)
+    assert not kills.was_within(60, now=1.0)  # Those of before are none of the job's.
+    counts.write_text("oom 6\noom_kill 3\n")
+    kills.look(2.0)
+    kills.look(50.0)
+    assert kills.was_within(60, now=50.0)
+    assert not kills.was_within(60, now=63.0)
+
+
+def test_the_status_of_a_process_that_waits_to_be_reaped_is_told_by_older_kernels_too(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(exit_status, "_LONGEST_WAIT_SECONDS", 0.01)
+    monkeypatch.setattr(exit_status, "_GET_INFO", 0)
+    child = os.fork()
+    if not child:
+        os._exit(9)
+    descriptor = os.pidfd_open(child)
+    os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT)
+    assert exit_status.exit_status(child, descriptor) == 9 << 8
+    os.waitpid(child, 0)
+    assert exit_status.exit_status(child, descriptor) is None
+    os.close(descriptor)
