@@ -63,7 +63,7 @@ def test_crashes_and_ends_are_told_together() -> None:
     assert say(group_processes(dumps)) == (
         "2 of 5 wait in psum (collectives.py:88) at step 4210; "
         "host-2 crashed: Fatal Python error: Segmentation fault in next_batch (dataset.py:12); "
-        "host-3, host-4 ended: killed"
+        "host-3, host-4: killed"
     )
 
 

@@ -22,8 +22,6 @@ __all__ = [
 ]
 
 MAIN_THREAD: Final = "MainThread"
-_MOST_THREADS: Final = 100
-"""Where faulthandler stops: the main thread is the last of all."""
 _PATIENCE_SECONDS: Final = 60.0
 _NAMES_KEPT: Final = 3
 _NAMES_SAID: Final = 5
@@ -131,9 +129,7 @@ def main_thread(threads: Sequence[ThreadStack]) -> ThreadStack | None:
     for thread in reversed(threads):
         if thread.thread in ("", MAIN_THREAD):
             return thread
-    if not threads or (len(threads) >= _MOST_THREADS and _is_begun_by_threading(threads[-1])):
-        return None
-    return None if len(threads) > 1 and _is_begun_by_threading(threads[-1]) else threads[-1]
+    return threads[-1] if threads and not _is_begun_by_threading(threads[-1]) else None
 
 
 def _is_begun_by_threading(thread: ThreadStack) -> bool:
@@ -212,7 +208,7 @@ def say(picture: JobPicture) -> str:
     ends: dict[str, list[ProcessDump]] = {}
     for dump in picture.ended:
         ends.setdefault(_end(dump), []).append(dump)
-    parts += [f"{_names(same)} {end}" for end, same in ends.items()]
+    parts += [_names(same) + end for end, same in ends.items()]
     parts += _say_silent(picture.silent)
     if picture.missing:
         some = ", ".join(str(index) for index in picture.missing[:_NAMES_SAID])
@@ -230,7 +226,9 @@ def _say_silent(silent: Sequence[tuple[ProcessDump, float]]) -> list[str]:
 
 def _end(dump: ProcessDump) -> str:
     main = next((thread for thread in dump.threads if thread.is_current), None)
-    crash = f"crashed: {dump.headline}" if dump.headline.startswith("Fatal") else f"ended: {dump.ended}"
+    if not dump.headline.startswith("Fatal"):
+        return f": {dump.ended}"
+    crash = f" crashed: {dump.headline}"
     if main is None or not main.frames:
         return crash
     return f"{crash} in {activity_of(main.frames).text.partition(' in ')[2] or main.frames[0].function}"

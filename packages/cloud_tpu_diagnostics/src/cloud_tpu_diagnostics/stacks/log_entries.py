@@ -154,6 +154,7 @@ class _Record:
         """Of the dump that is younger than the last snapshot, in parts."""
         self._times_ns: deque[int] = deque(maxlen=_TIMES_KEPT)
         """Of snapshots."""
+        self._said_interval_seconds: float | None = None
 
     def take(self, entry: LogEntry) -> None:
         """Takes note of an entry that is younger than those before."""
@@ -163,6 +164,9 @@ class _Record:
             self._step = int(step)
         if isinstance(phase, str):
             self._phase = phase
+        interval = payload.get("interval_seconds")
+        if isinstance(interval, (int, float)) and interval > 0:
+            self._said_interval_seconds = float(interval)
         if kind == SNAPSHOT:
             self._take_snapshot(payload)
         elif kind == DUMP:
@@ -205,8 +209,8 @@ class _Record:
         )
 
     def _interval_seconds(self, newest: Dump | None) -> float | None:
-        """What the dump says, else the longest time between two of the last snapshots."""
-        said = interval_seconds(newest) if newest is not None else None
+        """What the entries or the dump say, else the longest time between two of the last snapshots."""
+        said = self._said_interval_seconds or (interval_seconds(newest) if newest is not None else None)
         gaps = [later - earlier for earlier, later in itertools.pairwise(self._times_ns)]
         return said or (max(gaps) / _SECOND_NS if gaps else None)
 
