@@ -1,0 +1,234 @@
+"""Processes of this machine that are asked now: `tpu-stacks dump`."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import stat
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from cloud_tpu_diagnostics import trace_file
+from cloud_tpu_diagnostics.stacks import py_spy
+from cloud_tpu_diagnostics.stacks.cli import main
+from cloud_tpu_diagnostics.stacks.local_processes import find_processes, signal_number
+
+if not sys.platform.startswith("linux"):
+    pytest.skip("it looks into /proc", allow_module_level=True)
+
+Run = Callable[..., tuple[int, str, str]]
+Start = Callable[..., subprocess.Popen[bytes]]
+
+_JOB = """
+import faulthandler, os, pathlib, signal, sys, threading
+folder, prepare = pathlib.Path(sys.argv[1]), sys.argv[2]
+file = open(folder / f"stack_trace_2026_11_21_15_00_00_host-1_{os.getpid()}.txt", "ab", buffering=0)
+exec(prepare)
+def psum():
+    print("ready", flush=True)
+    threading.Event().wait()
+psum()
+"""
+_REGISTERED = "faulthandler.register(signal.SIGUSR1, file=file, all_threads=True)"
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(trace_file, "FOLDER", tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
+def start(folder: Path) -> Iterator[Start]:
+    """Starts jobs that hold a trace file, and waits until they are stuck in `psum`."""
+    started: list[subprocess.Popen[bytes]] = []
+
+    def start(prepare: str = _REGISTERED) -> subprocess.Popen[bytes]:
+        command = [sys.executable, "-c", _JOB, str(folder), prepare]
+        process = subprocess.Popen(command, stdout=subprocess.PIPE)
+        started.append(process)
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"ready\n"
+        return process
+
+    yield start
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+@pytest.fixture
+def run(capsys: pytest.CaptureFixture[str]) -> Run:
+    def run(*arguments: str) -> tuple[int, str, str]:
+        code = main(arguments)
+        out, err = capsys.readouterr()
+        return code, out, err
+
+    return run
+
+
+@pytest.fixture
+def fake_py_spy(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    """Puts a program in the place of py-spy; an empty one is none."""
+
+    def put(script: str) -> None:
+        program = tmp_path_factory.mktemp("bin") / "py-spy"
+        program.write_text(f"#!{sys.executable}\n{script}")
+        program.chmod(program.stat().st_mode | stat.S_IXUSR)
+        monkeypatch.setattr(py_spy, "_program", lambda: str(program) if script else None)
+
+    return put
+
+
+def test_all_processes_inside_are_found_and_asked(start: Start, run: Run) -> None:
+    jobs = [start(), start()]
+    code, out, err = run("dump")
+    assert (code, err) == (0, "")
+    assert out.startswith("all 2 wait in psum (<string>:")
+    assert all(f"host-1:{job.pid}" in out for job in jobs)
+    assert [job.poll() for job in jobs] == [None, None]
+
+
+def test_one_can_be_asked_again_and_again(start: Start, run: Run) -> None:
+    job = start()
+    start()
+    for _ in range(3):
+        picture = json.loads(run("dump", str(job.pid), "--format", "json")[1])
+        (process,) = picture["groups"][0]["processes"]
+        assert process["pid"] == job.pid
+
+
+def test_a_process_that_has_left_is_not_signalled(start: Start, run: Run, fake_py_spy: Callable[[str], None]) -> None:
+    fake_py_spy("")
+    job = start("file.close()")
+    assert find_processes() == ()
+    code, out, err = run("dump")
+    assert (code, out) == (1, "")
+    assert "no process of this machine" in err
+    assert run("dump", str(job.pid))[0] == 1
+    assert job.poll() is None
+
+
+def test_a_signal_that_is_not_caught_is_not_sent(start: Start, run: Run, fake_py_spy: Callable[[str], None]) -> None:
+    fake_py_spy("")
+    job = start("pass")
+    code, _, err = run("dump", str(job.pid))
+    assert code == 1
+    assert f"process {job.pid} does not catch SIGUSR1, which would end it: not sent" in err
+    assert job.poll() is None
+
+
+def test_a_signal_that_may_be_the_jobs_own_is_not_sent(
+    start: Start, run: Run, fake_py_spy: Callable[[str], None]
+) -> None:
+    fake_py_spy("")
+    ours_is_second = (
+        "signal.signal(signal.SIGUSR1, lambda *_: os._exit(3)); "
+        "faulthandler.register(signal.SIGUSR2, file=file, all_threads=True)"
+    )
+    job = start(ours_is_second)
+    code, _, err = run("dump")
+    assert code == 1
+    assert "give that one with --signal" in err
+    assert run("dump", "--signal", "SIGUSR2")[1].startswith("host-1 waits in psum")
+    assert job.poll() is None
+
+
+def test_the_file_may_say_which_signal_it_is(start: Start, run: Run) -> None:
+    said = (
+        "signal.signal(signal.SIGUSR1, lambda *_: os._exit(3)); "
+        "faulthandler.register(signal.SIGUSR2, file=file, all_threads=True); "
+        "file.write(b'INFO: SIGUSR1 is taken: for stack traces at any time, send SIGUSR2 instead.\\n')"
+    )
+    job = start(said)
+    code, out, err = run("dump")
+    assert (code, err) == (0, "")
+    assert out.startswith("host-1 waits in psum")
+    assert job.poll() is None
+
+
+def test_a_process_that_does_not_answer_is_given_up(start: Start, run: Run, fake_py_spy: Callable[[str], None]) -> None:
+    fake_py_spy("")
+    job = start(_REGISTERED)
+    job.send_signal(signal.SIGSTOP)
+    try:
+        code, _, err = run("dump", "--timeout", "0.3")
+    finally:
+        job.send_signal(signal.SIGCONT)
+    assert code == 1
+    assert "within 0.3 s of SIGUSR1" in err
+
+
+def test_signals_have_names_and_numbers() -> None:
+    assert signal_number("usr2") == signal_number("SIGUSR2") == signal_number(str(int(signal.SIGUSR2)))
+    assert signal_number("SIGRTMIN+2") == signal.SIGRTMIN + 2
+
+
+def test_a_signal_that_does_not_exist_is_exit_code_2(run: Run) -> None:
+    code, _, err = run("dump", "--signal", "SIGNOTHING")
+    assert code == 2
+    assert "is no signal" in err
+
+
+# --- From outside ---
+
+_ANSWER = """
+import json, sys
+frames = [{"name": "__poll", "filename": "libc.so.6", "line": 0}] * ("--native" in sys.argv)
+frames += [{"name": "all_gather", "filename": "/job/a.py", "line": 7}]
+print(json.dumps([{"thread_id": 1, "thread_name": "MainThread", "owns_gil": True, "frames": frames}]))
+"""
+
+
+def test_native_frames_come_from_py_spy(start: Start, run: Run, fake_py_spy: Callable[[str], None]) -> None:
+    fake_py_spy(_ANSWER)
+    start()
+    _, out, err = run("dump", "--native")
+    assert err == ""
+    assert "    __poll (libc.so.6:0)\n    all_gather (/job/a.py:7)\n" in out
+
+
+def test_a_process_without_a_block_is_read_from_outside(
+    run: Run, folder: Path, fake_py_spy: Callable[[str], None]
+) -> None:
+    fake_py_spy(_ANSWER)
+    code, out, _ = run("dump", str(os.getpid()))
+    assert code == 0
+    assert "waits in all_gather (a.py:7)" in out
+
+
+@pytest.mark.parametrize(
+    ("script", "says"),
+    [
+        ("import sys; sys.exit('Permission Denied: Try running again with elevated permissions')", "SYS_PTRACE"),
+        ("import time; time.sleep(60)", "had not read process"),
+        ("print('not JSON')", "was not understood"),
+        ("", r"pip install 'cloud-tpu-diagnostics[native]'"),
+    ],
+    ids=["not allowed", "too slow", "another answer", "not installed"],
+)
+def test_without_py_spy_the_signal_is_used_and_it_is_said(
+    start: Start, run: Run, fake_py_spy: Callable[[str], None], script: str, says: str
+) -> None:
+    fake_py_spy(script)
+    start()
+    code, out, err = run("dump", "--native", "--timeout", "1")
+    assert code == 0
+    assert out.startswith("host-1 waits in psum")
+    assert err.startswith("tpu-stacks: no native frames: ")
+    assert says in err
+
+
+@pytest.mark.skipif(not py_spy.is_installed(), reason="py-spy is not installed")
+def test_the_real_py_spy_is_understood(start: Start) -> None:
+    job = start()
+    try:
+        threads = py_spy.dump_with_py_spy(job.pid, native=False, timeout_seconds=30)
+    except py_spy.PySpyError as error:
+        pytest.skip(str(error))
+    assert "psum" in [frame.function for frame in threads[-1].frames]
+    assert job.poll() is None
