@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from pathlib import Path
 
@@ -139,4 +138,3 @@ def test_entries_of_a_tpu_vm_have_its_resource(
     wait_until(lambda: not is_alive(pid))
     query = 'resource.type="tpu_worker" log_id("tpu.googleapis.com/runtime_monitor") resource.labels.node_id="my-tpu"'
     assert len(cloud_logging_server.entries(query)) == 3
-    assert os.environ["ML_DIAGNOSTICS_BACKEND"] == "auto"

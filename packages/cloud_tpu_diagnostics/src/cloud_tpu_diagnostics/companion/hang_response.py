@@ -95,9 +95,8 @@ class HangResponse:
             if self._asked < max(1, self._config.snapshots) and elapsed >= due:
                 self._asked += 1
                 self._job.ask(self._dump_signal)
-        if not self._is_written and (self._frame is not None or elapsed >= _FRAME_SECONDS):
-            self._is_written = True
-            self._write(self._entry(), "ERROR")
+        if self._frame is not None or elapsed >= _FRAME_SECONDS:
+            self.write_verdict()
         burst_seconds = _FRAME_SECONDS + self._config.snapshots * self._config.snapshot_interval_seconds
         if elapsed < burst_seconds:
             return 0.05 if not self._is_written else 0.25
@@ -105,6 +104,12 @@ class HangResponse:
         if not self._config.abort or goes_on:
             return None
         return self._abort(now)
+
+    def write_verdict(self) -> None:
+        """Writes the verdict, unless that is done: what is known by now is all that will be."""
+        if not self._is_written:
+            self._is_written = True
+            self._write(self._entry(), "ERROR")
 
     def _abort(self, now: float) -> float | None:
         if self._aborted is None:

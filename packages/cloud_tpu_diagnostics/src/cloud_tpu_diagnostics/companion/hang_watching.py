@@ -72,6 +72,11 @@ class HangWatching:
             self._response, wait = None, LOOK_EVERY_SECONDS
         self.seconds_to_next = min(wait, max(0.0, self._next_look - now))
 
+    def close(self) -> None:
+        """The job has ended: what is known of its hang is all that will be."""
+        if self._response is not None:
+            self._response.write_verdict()
+
     def see(self, dump: Dump) -> None:
         """Takes note of a dump: it may tell where a stuck job stands."""
         if self._response is None or dump.trigger is Trigger.FAULT or not dump.threads:

@@ -250,6 +250,8 @@ class Companion:
                 self._guarded(self._take_dump, dump)
         if self._cut is not None:
             self._guarded(self._write_dump, self._cut)
+        if self._hangs is not None:
+            self._guarded(self._hangs.close)
         self._guarded(self._output.close)
         self._guarded(self._kills.look, time.monotonic())
         if not self._is_ending_told:

@@ -1,0 +1,147 @@
+"""What a companion does about a hang: told apart by whether the job's Python can run."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+
+import pytest
+from cloud_tpu_diagnostics.companion.hang_response import HangResponse
+from cloud_tpu_diagnostics.configuration.hang_configuration import HangConfig
+from cloud_tpu_diagnostics.entries import DUMP, HANG_SUSPECTED, SNAPSHOT
+from cloud_tpu_diagnostics.hang.hang_watch import Verdict
+from cloud_tpu_diagnostics.traces import Frame
+from ml_diagnostics_common.progress import Progress
+
+from .accompanied_jobs import Job, ending, of_kind
+
+_WATCHED = """
+from ml_diagnostics_common.progress import ProgressPage
+page = ProgressPage.create()
+
+def watched(**hang):
+    hang = {"enabled": True, "step_floor_seconds": 2.5, "startup_floor_seconds": 60, "snapshots": 2,
+            "snapshot_interval_seconds": 0.3, **hang}
+    return begin(progress_path=str(page.path), hang=hang)
+
+def train(steps):
+    for step in range(steps):
+        page.publish("step", step)
+        time.sleep(0.02)
+
+def stuck_here():
+    library, mutex = ctypes.PyDLL(None), ctypes.create_string_buffer(64)  # It holds the GIL.
+    library.pthread_mutex_lock(mutex)
+    library.pthread_mutex_timedlock(mutex, (ctypes.c_long * 2)(int(time.time()) + 6, 0))
+"""
+
+
+def test_a_hang_with_the_gil_held_is_told_with_its_frame_by_the_signal_that_dumps(tmp_path: Path) -> None:
+    program = "companion = watched()\ntrain(100)\nstuck_here()\ncompanion.leave('clean')"
+    job = Job(_WATCHED + program, tmp_path / "trace")
+    assert job.end() == (0, "", "")
+    ending()
+    (verdict,) = of_kind(HANG_SUSPECTED)
+    assert (verdict["phase"], verdict["step"]) == ("step", 99)
+    assert verdict["stuck_frame"].startswith("stuck_here (")
+    assert "stuck_here" in verdict["message"]
+    dumps = of_kind(DUMP)
+    assert [dump["trigger"] for dump in dumps] == ["signal"] * 2
+    assert (dumps[0]["phase"], dumps[0]["step"]) == ("step", 99)
+
+
+def test_a_job_whose_python_can_run_is_asked_and_not_signalled(tmp_path: Path) -> None:
+    job = Job(
+        _WATCHED
+        + """
+companion = watched()
+def answer(message):
+    if message["kind"] == "hang":
+        group = {"threads": 1, "main": True, "names": [], "frames": ["psum (collectives.py:88)"]}
+        companion.tell({"kind": "snapshot", "time_ns": 0, "threads": 1, "groups": [group]})
+companion._on_message = answer
+train(100)
+time.sleep(4)
+companion.leave("clean")
+""",
+        tmp_path / "trace",
+    )
+    assert job.end() == (0, "", "")
+    ending()
+    (verdict,) = of_kind(HANG_SUSPECTED)
+    assert verdict["stuck_frame"] == "psum (collectives.py:88)"
+    assert len(of_kind(SNAPSHOT)) == 1
+    assert of_kind(DUMP) == []
+
+
+def test_a_job_that_shall_be_ended_is_ended_after_its_stacks_are_told(tmp_path: Path) -> None:
+    job = Job(_WATCHED + "watched(abort=True)\ntrain(100)\nthreading.Event().wait()", tmp_path / "trace")
+    assert job.end()[0] == -signal.SIGABRT
+    assert ending()["signal"] == "SIGABRT"
+    assert len(of_kind(HANG_SUSPECTED)) == 1
+    assert [dump["trigger"] for dump in of_kind(DUMP)] == ["signal", "signal", "fault"]
+
+
+# --- The response itself ------------------------------------------------------------------------------
+
+
+class _Asked:
+    def __init__(self) -> None:
+        self.signals: list[int | None] = []
+
+    def ask(self, number: int | None) -> bool:
+        self.signals.append(number)
+        return True
+
+    def send(self, number: int) -> bool:
+        self.signals.append(number)
+        return True
+
+
+_PROGRESS = Progress(7, 0, "step", 3)
+
+
+def respond(job: _Asked, *, until: float, goes_on_at: float = 1e9, **hang: object) -> tuple[list[float], float]:
+    """Gives a response its time; when the verdict was written, and when all was done."""
+    config = HangConfig(enabled=True, snapshots=3, snapshot_interval_seconds=2.0, **hang)  # type: ignore[arg-type]
+    written: list[float] = []
+    now = 0.0
+    verdict = Verdict("step", 3, 30.0, 30.0)
+    response = HangResponse(verdict, _PROGRESS, config, job, 10, lambda *_: written.append(now), now)
+    while now < until:
+        progress = _PROGRESS._replace(sequence=8) if now >= goes_on_at else _PROGRESS
+        wait = response.step(progress, now)
+        if wait is None:
+            break
+        now += wait
+    return written, now
+
+
+def test_where_nobody_tells_the_frame_the_verdict_comes_soon_without() -> None:
+    job = _Asked()
+    (written,), _ = respond(job, until=60)
+    assert written == pytest.approx(1.5, abs=0.1)
+    assert job.signals == [10, 10, 10]
+
+
+def test_a_job_that_does_not_end_when_it_is_told_is_killed_in_the_end() -> None:
+    job = _Asked()
+    respond(job, until=600, abort=True)
+    assert job.signals == [10, 10, 10, signal.SIGABRT, signal.SIGKILL]
+
+
+def test_a_job_that_goes_on_meanwhile_is_not_ended() -> None:
+    job = _Asked()
+    respond(job, until=600, goes_on_at=5.0, abort=True)
+    assert signal.SIGABRT not in job.signals
+
+
+def test_the_first_frame_that_is_told_counts() -> None:
+    entries: list[dict[str, object]] = []
+    response = HangResponse(
+        Verdict("step", None, 30.0, 30.0), _PROGRESS, HangConfig(), _Asked(), None, lambda e, _: entries.append(e), 0.0
+    )
+    response.tell_frame(Frame("/job/train.py", 7, "step"), by_python=True)
+    response.tell_frame(Frame("/job/other.py", 8, "late"), by_python=True)
+    response.step(_PROGRESS, 0.1)
+    assert [entry["stuck_frame"] for entry in entries] == ["step (train.py:7)"]

@@ -1,0 +1,137 @@
+"""`python -m cloud_tpu_diagnostics run -- CMD`: ends as the job does, and says how that was."""
+
+from __future__ import annotations
+
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from cloud_tpu_diagnostics.entries import JOB_ENDED
+from ml_diagnostics_testing.cloud_logging import CloudLoggingServer
+
+from .accompanied_jobs import _HEAD, LONG_SECONDS, of_kind, wait_until
+
+_RUN = [sys.executable, "-m", "cloud_tpu_diagnostics", "run", "--"]
+
+
+def run(*job: str, **options: object) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [*_RUN, *job],
+        capture_output=True,
+        text=True,
+        timeout=LONG_SECONDS,
+        check=False,
+        **options,  # type: ignore[call-overload]
+    )
+
+
+@pytest.mark.parametrize(
+    ("script", "code", "expected"),
+    [
+        ("exit 0", 0, {"how": "clean", "exit_code": 0}),
+        ("exit 3", 3, {"how": "exit", "exit_code": 3}),
+        ("kill -TERM $$", -signal.SIGTERM, {"how": "signal", "signal": "SIGTERM"}),
+        ("kill -SEGV $$", -signal.SIGSEGV, {"how": "signal", "signal": "SIGSEGV"}),
+        ("kill -KILL $$", -signal.SIGKILL, {"how": "signal", "signal": "SIGKILL"}),
+    ],
+)
+def test_it_ends_as_its_job_and_says_how_that_was(script: str, code: int, expected: dict[str, object]) -> None:
+    done = run("sh", "-c", f"cat; echo out; echo err >&2; {script}", input="in\n")
+    assert (done.returncode, done.stdout, done.stderr) == (code, "in\nout\n", "err\n")
+    (found,) = of_kind(JOB_ENDED)
+    assert {name: found[name] for name in expected} == expected
+
+
+@pytest.mark.parametrize(("job", "code"), [("/nonexistent/program", 127), ("/etc/passwd", 126)])
+def test_what_cannot_be_run_ends_as_in_a_shell_and_is_named(job: str, code: int) -> None:
+    done = run(job)
+    assert done.returncode == code
+    assert job in done.stderr
+    assert of_kind(JOB_ENDED) == []
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP])
+def test_signals_reach_the_job_which_has_its_own_handlers(number: signal.Signals) -> None:
+    job = f"import signal\nsignal.signal({int(number)}, lambda *_: exit(5))\nprint('ready', flush=True)\nsignal.pause()"
+    process = subprocess.Popen([*_RUN, sys.executable, "-c", job], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "ready\n"
+    process.send_signal(number)
+    assert process.wait(LONG_SECONDS) == 5
+    process.stdout.close()
+
+
+def test_the_job_starts_with_the_signals_as_they_were() -> None:
+    command = ["grep", "-E", "SigBlk|SigIgn", "/proc/self/status"]
+    plain = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    assert _masks(run(*command).stdout) == _masks(plain)
+
+
+def _masks(status: str) -> list[int]:
+    """Without 32 and 33, which are the C library's own."""
+    return [int(line.split()[1], 16) & ~(0b11 << 31) for line in status.splitlines()]
+
+
+def test_a_companion_of_the_job_leaves_the_end_to_it_and_nothing_is_told_twice(tmp_path: Path) -> None:
+    job = _HEAD + "\nsay(begin().pid)\nctypes.string_at(0)"
+    done = run(sys.executable, "-c", job, str(tmp_path / "trace"))
+    assert done.returncode == -signal.SIGSEGV
+    companion = int(done.stdout)
+    wait_until(lambda: not Path(f"/proc/{companion}").exists())
+    assert [ending["signal"] for ending in of_kind(JOB_ENDED)] == ["SIGSEGV"]
+
+
+def test_a_process_of_the_job_that_is_not_its_child_is_told_by_its_own_companion(tmp_path: Path) -> None:
+    (tmp_path / "job.py").write_text(_HEAD + "\nbegin()\nos._exit(4)")
+    done = run("sh", "-c", f"{sys.executable} {tmp_path}/job.py {tmp_path}/trace; exit 6")
+    assert done.returncode == 6
+    wait_until(lambda: len(of_kind(JOB_ENDED)) == 2)
+    assert sorted(ending["exit_code"] for ending in of_kind(JOB_ENDED)) == [4, 6]
+
+
+def _has_namespaces() -> bool:
+    unshare = shutil.which("unshare")
+    if unshare is None:
+        return False
+    command = [unshare, "--user", "--map-root-user", "--pid", "--fork", "--mount-proc", "true"]
+    return subprocess.run(command, capture_output=True, check=False).returncode == 0
+
+
+@pytest.mark.skipif(not _has_namespaces(), reason="no namespaces of processes can be made here")
+def test_as_process_1_it_reaps_orphans_and_the_last_traces_are_written_before_all_is_over(tmp_path: Path) -> None:
+    orphan = "sh -c '(sleep 0.2) & exit 0'"
+    job = f"""
+os.system({orphan!r})
+time.sleep(1)
+zombies = [name for name in os.listdir("/proc") if name.isdigit() and ") Z " in open(f"/proc/{{name}}/stat").read()]
+say(os.getppid(), zombies)
+begin()
+ctypes.string_at(0)
+"""
+    unshare = ["unshare", "--user", "--map-root-user", "--pid", "--fork", "--mount-proc"]
+    done = subprocess.run(
+        [*unshare, *_RUN, sys.executable, "-c", _HEAD + job, str(tmp_path / "trace")],
+        capture_output=True,
+        text=True,
+        timeout=LONG_SECONDS,
+        check=False,
+    )
+    assert done.stdout == "1 []\n", done.stderr
+    assert done.returncode == 128 + signal.SIGSEGV
+    assert [ending["signal"] for ending in of_kind(JOB_ENDED)] == ["SIGSEGV"]
+    assert [dump["headline"] for dump in of_kind("dump")] == ["Fatal Python error: Segmentation fault"]
+
+
+def test_the_end_of_a_job_is_in_the_cloud_when_its_parent_is_gone(
+    monkeypatch: pytest.MonkeyPatch, cloud_logging_server: CloudLoggingServer
+) -> None:
+    monkeypatch.setenv("ML_DIAGNOSTICS_BACKEND", "cloud")
+    monkeypatch.setenv("NO_GCE_CHECK", "true")
+    for name, value in cloud_logging_server.environment().items():
+        monkeypatch.setenv(name, value)
+    assert run("sh", "-c", "exit 3").returncode == 3
+    (found,) = cloud_logging_server.entries('jsonPayload.verb="stacktraceanalyzer"')
+    assert found["jsonPayload"]["exit_code"] == 3
