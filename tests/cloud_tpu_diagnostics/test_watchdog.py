@@ -189,6 +189,38 @@ time.sleep(0.5)
     assert after == ""
 
 
+def test_leaving_amid_a_dump_does_not_wait_for_its_end(tmp_path: Path) -> None:
+    code, out, _ = run(
+        """
+import statistics
+def deep(levels):
+    if levels:
+        deep(levels - 1)
+    else:
+        time.sleep(100)
+for _ in range(99):
+    threading.Thread(target=deep, args=(90,), daemon=True).start()
+without_companion()
+dumps, leaves = [], []
+with open(sys.argv[2], "w") as file:
+    for _ in range(7):
+        with diagnostic.diagnose(config(0.1, cloud=True)):
+            time.sleep(0.103)
+            began = time.perf_counter()
+        leaves.append(time.perf_counter() - began)
+        began = time.perf_counter()
+        faulthandler.dump_traceback(file)
+        dumps.append(time.perf_counter() - began)
+say(statistics.median(leaves) < 0.6 * statistics.median(dumps))
+os._exit(0)
+""",
+        tmp_path / "d",
+        str(tmp_path / "whole"),
+    )
+    assert (code, out) == (0, "True\n")
+    assert "Timeout (" in next((tmp_path / "d").iterdir()).read_text()
+
+
 def test_a_block_leaves_no_descriptor_and_no_thread(tmp_path: Path) -> None:
     code, out, _ = run(
         """

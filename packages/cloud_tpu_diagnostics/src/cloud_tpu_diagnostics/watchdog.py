@@ -12,6 +12,7 @@ from __future__ import annotations
 import faulthandler
 import gc
 import logging
+import os
 import signal
 import threading
 import time
@@ -20,7 +21,10 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Final
 
+from ml_diagnostics_common.descriptors import Descriptor
 from ml_diagnostics_common.guard import log_once, warn_once
+
+from cloud_tpu_diagnostics.console import with_high_number
 
 __all__ = ["MOST_THREADS", "Output", "Timer", "Watchdog"]
 
@@ -215,6 +219,7 @@ class Timer:
         self._clock = clock
         self._arming = threading.RLock()
         self._output: Output | None = None
+        self._descriptor: Descriptor | None = None
         self._has_fired = False
         self.due = 0.0
         """When it writes next, by the clock."""
@@ -223,16 +228,17 @@ class Timer:
         """Starts it, from now on.
 
         Args:
-            number: The descriptor to write to. One that waits for its reader would stop the whole process.
+            number: The descriptor to write to, of which it takes a copy. One that waits for its reader would stop the
+                whole process.
         """
         with self._arming:
-            self._output = Output(number)
-            self.due = self._clock() + self._interval
-            faulthandler.dump_traceback_later(self._interval, repeat=True, file=self._output)
-            self._output.hand_over()
+            before, self._descriptor = self._descriptor, Descriptor(with_high_number(os.dup(number)))
+            self._start()
+            if before is not None:
+                before.close()
 
     def arm_again(self, number: int | None = None) -> bool:
-        """Starts it from now on, if it is still on; False if it was cancelled, or if the job uses it for itself by now.
+        """Starts it from now on, if it is still on; False if it was cancelled, or if the job uses it by now.
 
         Args:
             number: The descriptor to write to from now on; None: the same.
@@ -241,22 +247,52 @@ class Timer:
             if self._output is None:
                 return False
             if not self._output.is_in_use():
-                self._output = None
+                self.cancel()
                 warn_once(
                     "timer taken",
                     "The program has set or cancelled faulthandler's timer within diagnose(): "
                     "there are no more periodic stack traces.",
                 )
                 return False
-            self.arm(self._output.fileno() if number is None else number)
-            return True
+            if number is not None:
+                self.arm(number)
+                return True
+            return self._start()
 
     def cancel(self) -> None:
-        """Stops it; nothing is written to its descriptor any more."""
+        """Stops it; nothing is written any more."""
         with self._arming:
             output, self._output = self._output, None
             if output is not None and output.is_in_use():
+                self._cut_short()
                 faulthandler.cancel_dump_traceback_later()
+            if self._descriptor is not None:
+                self._descriptor.close()
+                self._descriptor = None
+
+    def _start(self) -> bool:
+        """Starts it, unless its descriptor was closed by the job."""
+        number = self._descriptor.number() if self._descriptor is not None else None
+        if number is None:
+            self.cancel()
+            return False
+        self._output = Output(number)
+        self.due = self._clock() + self._interval
+        faulthandler.dump_traceback_later(self._interval, repeat=True, file=self._output)
+        self._output.hand_over()
+        return True
+
+    def _cut_short(self) -> None:
+        """Has a dump that is being written fail from now on: to cancel the timer waits for its end, and nobody else."""
+        number = self._descriptor.number() if self._descriptor is not None else None
+        try:
+            if number is not None:
+                unwritable = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+                os.dup2(unwritable, number, inheritable=False)
+                os.close(unwritable)
+                self._descriptor = Descriptor(number)
+        except OSError:
+            pass  # Then it takes as long as it takes.
 
     def before_fork(self) -> None:
         """Off, and nobody arms it."""
