@@ -18,6 +18,7 @@ MODULE = Frame("/job/train.py", 90, "<module>")
 BOOTSTRAP = Frame(f"{STD}/threading.py", 1002, "_bootstrap")
 PSUM = (Frame("/job/collectives.py", 88, "psum"), Frame("/job/train.py", 40, "step"), MODULE)
 DATA = (Frame("/job/dataset.py", 12, "next_batch"), Frame("/job/train.py", 39, "step"), MODULE)
+BOOT = (f"{STD}/threading.py", "_bootstrap")
 SECOND = 10**9
 NOW = 1_790_000_000 * SECOND
 
@@ -114,6 +115,7 @@ def test_the_main_thread_of_a_cut_dump_is_the_one_that_stands_alone() -> None:
             [(f"{STD}/site-packages/jax/_src/api.py", "block_until_ready"), ("/job/train.py", "step")],
             "waits in block_until_ready (jax/_src/api.py:1), called from step (train.py:1)",
         ),
+        ([(f"{STD}/site-packages/cloud_tpu_diagnostics/rounds.py", "_run"), BOOT], "the diagnostics' own"),
         ([("/job/queue.py", "get")], "is in get (queue.py:1)"),
         (
             [("/lib/libc.so.6", "0x7f"), (f"{STD}/threading.py", "Event.wait"), ("/job/a.py", "f")],

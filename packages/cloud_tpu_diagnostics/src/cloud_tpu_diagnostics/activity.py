@@ -51,6 +51,9 @@ _WAITING_FILES: Final = re.compile(
 )
 _LIBRARY: Final = re.compile(r"[/\\](?:site-packages|dist-packages|python3\.\d+t?)[/\\](?!site-packages|dist-packages)")
 _LIBRARIES: Final = re.compile(r"[/\\](?:site-packages|dist-packages|python3\.\d+t?|Lib)[/\\]|^<")
+_OURS: Final = re.compile(
+    r"[/\\](?:site-packages|src)[/\\](?:cloud_tpu_diagnostics|ml_diagnostics_common|ml_goodput_measurement)[/\\]"
+)
 _WAITING_FUNCTIONS: Final = re.compile(
     r"(?:psum|pmean|pmax|all_?reduce|all_?gather|all_?to_?all|ppermute|broadcast|barrier|block_until_ready|wait\w*"
     r"|sync\w*|join|recv\w*|acquire|sleep|poll|select)$",
@@ -69,6 +72,8 @@ def activity_of(frames: tuple[Frame, ...]) -> Activity:
         return Activity("has no Python frame", None, False)
     frame = telling_frame(frames)
     idle = _idle_text(frames)
+    if idle is None and _OURS.search(frame.file) and frames[-1].function != "<module>":
+        idle = "the diagnostics' own"
     if idle is not None:
         return Activity(idle, frame, True)
     waits = (

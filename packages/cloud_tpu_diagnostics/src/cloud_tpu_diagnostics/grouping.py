@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Final, NamedTuple
 
-from cloud_tpu_diagnostics.activity import activity_of, plural
+from cloud_tpu_diagnostics.activity import activity_of, plural, telling_frame, where
 from cloud_tpu_diagnostics.traces import Frame, ThreadStack
 
 __all__ = [
@@ -59,6 +59,11 @@ class ProcessDump(NamedTuple):
     """How it ended, if it has."""
     interval_seconds: float | None = None
     """How often it writes, if that is known."""
+
+    @property
+    def has_crashed(self) -> bool:
+        """Its last words are those of a fault."""
+        return self.headline.startswith("Fatal Python error")
 
 
 class ProcessGroup(NamedTuple):
@@ -167,7 +172,7 @@ def group_processes(
     ended, silent = [], []
     for dump in dumps:
         quiet_seconds = (newest_ns - dump.time_ns) / 1e9
-        if dump.ended or dump.headline.startswith("Fatal Python error"):
+        if dump.ended or dump.has_crashed:
             ended.append(dump)
         elif quiet_seconds > (silent_after_seconds or _patience_seconds(dump.interval_seconds or usual_seconds)):
             silent.append((dump, quiet_seconds))
@@ -225,13 +230,11 @@ def _say_silent(silent: Sequence[tuple[ProcessDump, float]]) -> list[str]:
 
 
 def _end(dump: ProcessDump) -> str:
-    main = next((thread for thread in dump.threads if thread.is_current), None)
-    if not dump.headline.startswith("Fatal"):
+    if not dump.has_crashed:
         return f": {dump.ended}"
     crash = f" crashed: {dump.headline}"
-    if main is None or not main.frames:
-        return crash
-    return f"{crash} in {activity_of(main.frames).text.partition(' in ')[2] or main.frames[0].function}"
+    current = next((thread for thread in dump.threads if thread.is_current and thread.frames), None)
+    return crash if current is None else f"{crash} in {where(telling_frame(current.frames))}"
 
 
 def _names(dumps: Sequence[ProcessDump]) -> str:

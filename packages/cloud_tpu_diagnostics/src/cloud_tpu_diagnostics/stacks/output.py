@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from cloud_tpu_diagnostics.activity import activity_of, plural
-from cloud_tpu_diagnostics.grouping import JobPicture, ProcessDump, ThreadGroup, group_threads, say
+from cloud_tpu_diagnostics.grouping import JobPicture, ProcessDump, ThreadGroup, group_threads, main_thread, say
 from cloud_tpu_diagnostics.traces import Frame
 
 __all__ = ["format_collapsed", "format_json", "format_table"]
@@ -28,8 +28,10 @@ def format_table(picture: JobPicture, *, all_threads: bool = False) -> str:
         if all_threads:
             blocks += _thread_blocks(group.processes[0], len(group.processes) > 1)
     for dump in picture.ended:
-        current = next((thread.frames for thread in dump.threads if thread.is_current), ())
-        blocks.append("\n".join([f"{dump.process}, {dump.headline or dump.ended}", *_stack_lines(current)]))
+        crashed = next((thread for thread in dump.threads if thread.is_current), None) if dump.has_crashed else None
+        last = crashed or main_thread(dump.threads)
+        how = dump.headline if dump.has_crashed else dump.ended
+        blocks.append("\n".join([f"{dump.process}: {how}", *_stack_lines(last.frames if last else ())]))
         if all_threads:
             blocks += _thread_blocks(dump, False)
     for dump, seconds in picture.silent:
