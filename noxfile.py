@@ -36,7 +36,7 @@ COMPILE = [
     "--no-annotate",
     "--custom-compile-command=nox -s lock",
 ]
-PIN_SETS = ["nox", "build", "tests", "demo", "typing", "lint", "docs", "oldest", "reference"]
+PIN_SETS = ["nox", "build", "tests", "demo", "typing", "lint", "docs", "oldest", "reference", "reference-diagnostics"]
 
 
 def offer_all_pyenv_pythons() -> None:

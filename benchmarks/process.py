@@ -37,17 +37,17 @@ def ours(function: Callable[..., Any], *, environment: dict[str, str] | None = N
         return _call(sys.executable, function, settings, parameters)
 
 
-def reference(function: Callable[..., Any], **parameters: Any) -> Any:
-    """What a function returns in a fresh process of the reference's environment."""
+def reference(function: Callable[..., Any], *, pins: str = "reference", **parameters: Any) -> Any:
+    """What a function returns in a fresh process of a reference's environment, by default goodput's."""
     with tempfile.TemporaryDirectory() as folder:
-        return _call(str(_reference_python()), function, {"TMPDIR": folder}, parameters)
+        return _call(str(_reference_python(pins)), function, {"TMPDIR": folder}, parameters)
 
 
 @cache
-def _reference_python() -> Path:
-    from tests.ml_goodput_measurement.reference.environment import reference_python
+def _reference_python(pins: str) -> Path:
+    from tests.reference_environment import reference_python
 
-    return reference_python(timeout_seconds=600)
+    return reference_python(pins, timeout_seconds=600)
 
 
 def _call(python: str, function: Callable[..., Any], settings: dict[str, str], parameters: dict[str, Any]) -> Any:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from .reference.environment import ReferenceUnavailableError, reference_python
+from ..reference_environment import GOODPUT, ReferenceUnavailableError, reference_python
 from .reference.process import Reference
 
 
@@ -14,7 +14,7 @@ from .reference.process import Reference
 def reference() -> Iterator[Reference]:
     """The public library of the same name; without it the tests that compare with it are skipped."""
     try:
-        python = reference_python()
+        python = reference_python(GOODPUT)
     except ReferenceUnavailableError as error:
         pytest.skip(f"the reference cannot be installed here: {error}")
     with Reference(python) as process:

@@ -1,4 +1,4 @@
-"""The public library of the same name, as it is published, in an environment of its own.
+"""The public libraries of the same names, as they are published, each in an environment of its own.
 
 Ours and theirs have the same import name, so theirs never meets ours in one process: it is driven by a subprocess.
 """
@@ -11,10 +11,10 @@ import subprocess
 import sys
 from pathlib import Path
 
-VERSION = "0.2.3"
+GOODPUT = "reference"
+DIAGNOSTICS = "reference-diagnostics"
 
-_REPOSITORY = Path(__file__).parents[3]
-_PINS = _REPOSITORY / "requirements" / "reference.txt"
+_REPOSITORY = Path(__file__).parents[1]
 _FINISHED = "finished"
 
 
@@ -22,28 +22,30 @@ class ReferenceUnavailableError(Exception):
     """The reference cannot be installed here: no network, or no package index."""
 
 
-def reference_python(timeout_seconds: float = 90.0) -> Path:
-    """The Python of the reference's environment, which is made at first use and kept beside nox's own.
+def reference_python(pins: str, timeout_seconds: float = 90.0) -> Path:
+    """The Python of a reference's environment, which is made at first use and kept beside nox's own.
 
     Args:
+        pins: What is in it: the name of a file in `requirements`.
         timeout_seconds: For making it.
 
     Raises:
         ReferenceUnavailableError: It is not there and cannot be made.
     """
-    folder = _REPOSITORY / ".nox" / f"reference-{VERSION}"
+    pinned = _REPOSITORY / "requirements" / f"{pins}.txt"
+    folder = _REPOSITORY / ".nox" / pins
     python = folder / ("Scripts" if os.name == "nt" else "bin") / "python"
     finished = folder / _FINISHED
-    if not finished.exists() or finished.read_text() != _PINS.read_text():
+    if not finished.exists() or finished.read_text() != pinned.read_text():
         shutil.rmtree(folder, ignore_errors=True)
-        _make(folder, python, timeout_seconds)
-        finished.write_text(_PINS.read_text())
+        _make(folder, python, pinned, timeout_seconds)
+        finished.write_text(pinned.read_text())
     return python
 
 
-def _make(folder: Path, python: Path, timeout_seconds: float) -> None:
+def _make(folder: Path, python: Path, pinned: Path, timeout_seconds: float) -> None:
     uv = shutil.which("uv")
-    pins = ["--require-hashes", "-r", str(_PINS)]
+    pins = ["--require-hashes", "-r", str(pinned)]
     if uv:
         commands = [
             [uv, "venv", "--quiet", "--python", sys.executable, str(folder)],

@@ -1,0 +1,242 @@
+"""The documented scenarios, run with the public library of the same name and with ours: what users rely on is the same.
+
+What ours does differently, because theirs is why it exists, is not compared: other threads, hangs, and leaving at once.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ..reference_environment import DIAGNOSTICS, ReferenceUnavailableError, reference_python
+
+Compare = Callable[[str], tuple[Any, Any]]
+
+_HEAD = """
+import dataclasses, faulthandler, importlib, json, logging, os, pathlib, re, signal, stat, sys, time
+from cloud_tpu_diagnostics import diagnostic
+from cloud_tpu_diagnostics.configuration import debug_configuration
+from cloud_tpu_diagnostics.configuration import diagnostic_configuration
+from cloud_tpu_diagnostics.configuration import stack_trace_configuration
+
+said = []
+
+class Said(logging.Handler):
+    def emit(self, record):
+        said.append([record.levelname, record.getMessage()])
+
+logging.basicConfig(level=logging.INFO, handlers=[Said()])
+
+def config(**traces):
+    return diagnostic_configuration.DiagnosticConfig(debug_config=debug_configuration.DebugConfig(
+        stack_trace_config=stack_trace_configuration.StackTraceConfig(**traces)))
+
+def train_until_the_next_snapshot():
+    end = time.monotonic() + 1.4
+    while time.monotonic() < end:
+        time.sleep(0.01)
+
+def answer(**what):
+    print(json.dumps(what))
+"""
+
+
+@pytest.fixture(scope="module")
+def theirs() -> Path:
+    """Their Python; without it the tests that compare are skipped."""
+    try:
+        return reference_python(DIAGNOSTICS)
+    except ReferenceUnavailableError as error:
+        pytest.skip(f"the reference cannot be installed here: {error}")
+
+
+@pytest.fixture
+def compare(theirs: Path) -> Compare:
+    """Runs a program with theirs and with ours: what each answered, with what it wrote to stderr."""
+
+    def ask_both(program: str) -> tuple[Any, Any]:
+        jobs = [
+            subprocess.Popen(
+                [python, "-c", _HEAD + program],
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+                env={**os.environ, "PYTHONSAFEPATH": "1"},
+            )
+            for python in (theirs, sys.executable)
+        ]
+        answers = []
+        for job in jobs:
+            out, err = job.communicate(timeout=30)
+            assert job.returncode == 0, err
+            answers.append({**json.loads(out), "stderr": err})
+        return answers[0], answers[1]
+
+    return ask_both
+
+
+_SURFACE = """
+def described(thing):
+    if not dataclasses.is_dataclass(thing):
+        return "function" if callable(thing) else type(thing).__name__
+    return {
+        "frozen": thing.__dataclass_params__.frozen,
+        "repr": repr(thing()),
+        "fields": [[field.name, str(field.type), repr(field.default)] for field in dataclasses.fields(thing)],
+    }
+
+modules = {
+    "cloud_tpu_diagnostics.diagnostic": ["diagnose"],
+    "cloud_tpu_diagnostics.src.debug": [],
+    "cloud_tpu_diagnostics.src.diagnose": ["diagnose"],
+    "cloud_tpu_diagnostics.src.stack_trace": [],
+    "cloud_tpu_diagnostics.src.util.default": [],
+}
+for package in ("cloud_tpu_diagnostics.configuration", "cloud_tpu_diagnostics.src.config"):
+    modules[package + ".debug_configuration"] = ["DebugConfig"]
+    modules[package + ".diagnostic_configuration"] = ["DiagnosticConfig"]
+    modules[package + ".stack_trace_configuration"] = ["StackTraceConfig"]
+
+found = {}
+for name, wanted in modules.items():
+    try:
+        module = importlib.import_module(name)
+    except ImportError:  # The package `configuration` offers modules that have another name.
+        package, _, last = name.rpartition(".")
+        module = getattr(importlib.import_module(package), last)
+    public = [each for each in dir(module) if each[0] != "_" and
+              getattr(getattr(module, each), "__module__", "").startswith("cloud_tpu_diagnostics")]
+    for each in public:
+        found[f"{name}.{each}"] = described(getattr(module, each))
+    assert set(wanted) <= set(public), name
+answer(found=found)
+"""
+
+
+def test_every_documented_import_is_there_with_the_same_fields_and_defaults(compare: Compare) -> None:
+    theirs, ours = compare(_SURFACE)
+    assert len(theirs["found"]) >= 8
+    for name, what in theirs["found"].items():
+        if name.endswith(".diagnose"):
+            assert name in ours["found"]
+        if not isinstance(what, dict):
+            continue  # Other functions in `src` are what theirs is made of.
+        mine = ours["found"][name]
+        assert mine["frozen"] == what["frozen"], name
+        own = [field for field in mine["fields"] if field[0] != "hang_config"]  # Ours alone.
+        assert [(field, default) for field, _, default in own] == [
+            (field, default) for field, _, default in what["fields"]
+        ]
+        assert mine["repr"].replace(", hang_config=None", "") == what["repr"]
+
+
+@pytest.mark.parametrize(
+    "nothing",
+    [
+        "diagnostic_configuration.DiagnosticConfig()",
+        "diagnostic_configuration.DiagnosticConfig(debug_config=debug_configuration.DebugConfig())",
+        "config()",
+        "config(collect_stack_trace=False, stack_trace_to_cloud=True, stack_trace_interval_seconds=1)",
+    ],
+)
+def test_while_collection_is_off_neither_does_anything(compare: Compare, nothing: str) -> None:
+    theirs, ours = compare(
+        f"""
+folder = pathlib.Path("/tmp/debugging")
+files = sorted(folder.iterdir()) if folder.exists() else None
+with diagnostic.diagnose({nothing}):
+    inside = [faulthandler.is_enabled(), str(signal.getsignal(signal.SIGUSR1))]
+answer(said=said, inside=inside, mine=[str(file) for file in folder.glob(f"*_{{os.getpid()}}.txt")])
+"""
+    )
+    assert ours == theirs
+    assert ours["stderr"] == ""
+
+
+def test_to_the_console_both_write_the_same_header_and_say_so_in_the_log(compare: Compare) -> None:
+    theirs, ours = compare(
+        """
+with diagnostic.diagnose(config(collect_stack_trace=True, stack_trace_interval_seconds=1)):
+    inside = faulthandler.is_enabled()
+    train_until_the_next_snapshot()
+answer(said=said, inside=inside, after=faulthandler.is_enabled())
+"""
+    )
+    assert ours["said"] == _said_at_the_beginning(theirs["said"])
+    assert (ours["inside"], ours["after"]) == (theirs["inside"], theirs["after"]) == (True, False)
+    assert _headers(ours["stderr"]) == _headers(theirs["stderr"])[:1]  # Theirs goes on until the next one is due.
+    assert "in train_until_the_next_snapshot" in theirs["stderr"]
+    assert "in train_until_the_next_snapshot" in ours["stderr"]
+
+
+def test_to_the_cloud_both_write_files_of_the_same_name_in_the_same_folder(compare: Compare) -> None:
+    theirs, ours = compare(
+        """
+with diagnostic.diagnose(config(collect_stack_trace=True, stack_trace_to_cloud=True, stack_trace_interval_seconds=1)):
+    train_until_the_next_snapshot()
+path = pathlib.Path(re.search(r"in: (.*)", said[0][1])[1])
+time.sleep(0.5)  # Ours is written by another process.
+text, mode = path.read_text(errors="replace"), stat.S_IMODE(path.stat().st_mode)
+path.unlink()
+answer(said=said, path=str(path), text=text, mode=mode, folder=stat.S_IMODE(path.parent.stat().st_mode))
+"""
+    )
+    name = r"/tmp/debugging/stack_trace_\d{4}_\d\d_\d\d_\d\d_\d\d_\d\d"
+    assert re.fullmatch(rf"{name}\.txt", theirs["path"])
+    assert re.fullmatch(rf"{name}_[^/]+\.txt", ours["path"])  # Whose it is, too: theirs overwrite each other.
+    log_text = "Stack trace will be written in: "
+    assert ours["said"] == [["INFO", log_text + ours["path"]]]
+    assert _said_at_the_beginning(theirs["said"]) == [["INFO", log_text + theirs["path"]]]
+    assert (ours["mode"], ours["folder"]) == (theirs["mode"], theirs["folder"])
+    assert _headers(ours["text"]) == _headers(theirs["text"])[:1]
+    assert "in train_until_the_next_snapshot" in theirs["text"]
+    assert "in train_until_the_next_snapshot" in ours["text"]
+    assert ours["stderr"] == theirs["stderr"]
+
+
+def test_a_signal_from_outside_leaves_both_alive_with_a_trace(compare: Compare) -> None:
+    theirs, ours = compare(
+        """
+def trained():
+    os.kill(os.getpid(), signal.SIGUSR1)
+    time.sleep(0.1)
+
+with diagnostic.diagnose(config(collect_stack_trace=True, stack_trace_interval_seconds=1)):
+    trained()
+answer()
+"""
+    )
+    assert "in trained" in theirs["stderr"]
+    assert "in trained" in ours["stderr"]
+
+
+def test_an_exception_of_the_block_comes_out_of_both(compare: Compare) -> None:
+    theirs, ours = compare(
+        """
+try:
+    with diagnostic.diagnose(config(collect_stack_trace=True, stack_trace_interval_seconds=600)):
+        raise KeyError("theirs")
+except KeyError as error:
+    answer(error=repr(error))
+    sys.stdout.flush()
+    os._exit(0)
+"""
+    )
+    assert ours["error"] == theirs["error"]
+
+
+def _headers(text: str) -> list[str]:
+    return re.findall(r"^INFO: Not a crash\..*$", text, re.MULTILINE)
+
+
+def _said_at_the_beginning(said: list[list[str]]) -> list[list[str]]:
+    """Without how theirs waits, at the end, for its thread."""
+    return [each for each in said if "daemon thread" not in each[1]]
