@@ -1,14 +1,13 @@
 """What the outermost block of `diagnose` turns on, and off again.
 
-Directly, faulthandler writes to the file or to stderr, and a thread of ours writes the header line before each dump.
-With a companion the timer writes to a pipe, and the companion writes the header and the dump to where they belong, also
-while no thread of Python can run. Faults and the signal are always written directly.
+Faults and the signal are written from C to the file or to stderr. Each interval a thread of ours writes a header line
+and a dump; where it cannot run, faulthandler's timer writes the dump. With a companion both write to a pipe, and the
+companion writes the header and the dump to where they belong.
 """
 
 from __future__ import annotations
 
 import logging
-import os
 import signal
 import sys
 import threading
@@ -48,9 +47,7 @@ class Collection:
         self._watchdog: Watchdog | None = None
         self._companion: CompanionLink | None = None
         self._timer = Timer(plan.interval_seconds)
-        self._rounds = Rounds(
-            self._timer, plan.interval_seconds, first=self._prune, before=self._write_header, after=self._after_dump
-        )
+        self._rounds = Rounds(self._timer, plan.interval_seconds, first=self._prune, go_round=self._go_round)
         self._changing = threading.RLock()
         self._is_on = False
 
@@ -163,31 +160,30 @@ class Collection:
         if isinstance(place, TraceFile):
             trace_file.prune(Path(place.path).parent)
 
-    @guarded_as("write a header line")
-    def _write_header(self) -> None:
-        with self._changing:
-            place = self._place
-            if not self._is_on or self._companion is not None or place is None or place.patient is None:
-                return
-            if place.is_open():
-                try:
-                    os.write(place.patient, HEADER.format(interval=self.plan.interval_seconds).encode())
-                except OSError:
-                    pass  # Nobody reads, or there is no room.
+    def _go_round(self, is_in_time: bool) -> bool:
+        """Dumps if it is in time, arms the timer anew, and adds what only Python can tell.
 
-    def _after_dump(self) -> bool:
-        """Arms the timer anew, and adds what only Python can tell; False: there is nothing more to do."""
+        Returns:
+            False if there is nothing more to do.
+        """
         with self._changing:
-            if not self._is_on or not self._has_place():
-                return False
-            if not self._timer.arm_again():
+            if not self._is_on or not self._has_place() or not self._timer.arm_again():
                 return False
             companion = self._companion
+            if is_in_time:
+                self._dump("" if companion is not None else HEADER.format(interval=self.plan.interval_seconds))
         if companion is not None:
             self._tell_snapshot(companion)
         else:
             self._dump_main_thread()
         return True
+
+    @guarded_as("dump the stacks of its threads")
+    def _dump(self, header: str) -> None:
+        try:
+            self._timer.dump(header)
+        except OSError:
+            pass  # Nobody reads, or there is no room.
 
     def _has_place(self) -> bool:
         """Whether there is still somewhere to write to, and room."""

@@ -1,4 +1,4 @@
-"""The thread that goes along with the timer: what is done just before each dump, and just after."""
+"""The thread that goes along with the timer: it writes the dump where Python can run, and what only Python can tell."""
 
 from __future__ import annotations
 
@@ -13,36 +13,27 @@ from cloud_tpu_diagnostics.watchdog import Timer
 
 __all__ = ["Rounds"]
 
-_MOST_LEAD_SECONDS = 0.1
-"""How long before a dump the thread wakes up: other threads of Python may let it wait for some switch intervals."""
 _MOST_SETTLE_SECONDS = 1.0
-"""How long a dump is waited for before the timer is armed anew."""
+"""How long a dump of the timer is waited for before it is armed anew."""
 
 
 class Rounds:
     """Goes round with the timer, for as long as threads of Python get to run; the timer goes on without it.
 
     Args:
-        timer: It is armed by `after`.
-        interval_seconds: The timer's.
+        timer: What it goes along with.
+        interval_seconds: From one round to the next.
         first: Called once, in the thread.
-        before: Called just before each dump, unless the thread comes too late for that.
-        after: Called after each dump; False: there is nothing more to do.
+        go_round: Called each time, with whether it is in time to do what the timer else does; it arms the timer anew,
+            and returns False if there is nothing more to do.
     """
 
     def __init__(
-        self,
-        timer: Timer,
-        interval_seconds: float,
-        *,
-        first: Callable[[], None],
-        before: Callable[[], None],
-        after: Callable[[], bool],
+        self, timer: Timer, interval_seconds: float, *, first: Callable[[], None], go_round: Callable[[bool], bool]
     ) -> None:
         self._timer = timer
-        self._lead = min(_MOST_LEAD_SECONDS, interval_seconds / 10)
         self._settle = min(_MOST_SETTLE_SECONDS, interval_seconds / 20)
-        self._first, self._before, self._after = first, before, after
+        self._first, self._go_round = first, go_round
         self._going_on = _thread.allocate_lock()  # Held until `stop`. An event is more frames in each dump.
         self._going_on.acquire()
 
@@ -58,11 +49,13 @@ class Rounds:
         # The program's signals are for its own threads; and a pipe that nobody reads must not end the program.
         signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
         self._first()
-        is_going_on = True
-        while is_going_on and not self._stops_until(self._timer.due - self._lead):
-            if time.monotonic() < self._timer.due - self._lead / 5:
-                self._before()
-            is_going_on = not self._stops_until(self._timer.due + self._settle) and self._after()
+        timer = self._timer
+        while not self._stops_until(timer.due - timer.grace_seconds):
+            is_in_time = time.monotonic() < timer.due - timer.grace_seconds / 4
+            if not is_in_time and self._stops_until(timer.due + self._settle):
+                return
+            if not self._go_round(is_in_time):
+                return
 
     def _stops_until(self, due: float) -> bool:
         """Waits; True as soon as all is over."""

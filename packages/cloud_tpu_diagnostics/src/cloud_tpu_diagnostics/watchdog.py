@@ -34,6 +34,10 @@ MOST_THREADS: Final = 100
 _NO_DESCRIPTOR = 2**30
 """A number that no file can have: what is written there is lost."""
 
+_MOST_GRACE_SECONDS = 1.0
+_LEAST_GRACE_SECONDS = 0.08
+"""Other threads of Python may let ours wait for the GIL for some switch intervals."""
+
 _FIRING_SECONDS = 0.004
 """About its time, within so much, the timer may or may not have fired."""
 
@@ -206,6 +210,10 @@ def signal_name(number: int) -> str:
 class Timer:
     """faulthandler's timer, of which a process has one: all stacks again and again, until it is armed anew.
 
+    It reads the stacks of threads without the GIL. That is safe while they stand still, as in a hang, and ends a
+    program that runs with a segmentation fault once in some thousand dumps. So whoever gets the GIL in time writes the
+    dump with it in hand, and arms the timer anew: it fires `grace_seconds` later, only where nobody gets it.
+
     A fork takes the timer's locks with it, but not the thread that lets go of them: a child that then ends, or sets a
     timer, waits for ever. So the timer is off during a fork.
 
@@ -216,13 +224,15 @@ class Timer:
 
     def __init__(self, interval_seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
         self._interval = interval_seconds
+        self.grace_seconds = min(_MOST_GRACE_SECONDS, max(_LEAST_GRACE_SECONDS, 0.08 * interval_seconds))
+        """How long after the interval it fires."""
         self._clock = clock
         self._arming = threading.RLock()
         self._output: Output | None = None
         self._descriptor: Descriptor | None = None
         self._has_fired = False
         self.due = 0.0
-        """When it writes next, by the clock."""
+        """When it fires next, by the clock."""
 
     def arm(self, number: int) -> None:
         """Starts it, from now on.
@@ -259,6 +269,18 @@ class Timer:
                 return True
             return self._start()
 
+    def dump(self, header: str) -> None:
+        """Writes, in place of the timer and as it does, what it would have written.
+
+        Args:
+            header: What comes before it.
+        """
+        with self._arming:
+            number = self._descriptor.number() if self._descriptor is not None else None
+            if number is not None and self._output is not None:
+                os.write(number, f"{header}Timeout ({_clock_text(self._interval)})!\n".encode())
+                faulthandler.dump_traceback(number, all_threads=True)
+
     def cancel(self) -> None:
         """Stops it; nothing is written any more."""
         with self._arming:
@@ -277,8 +299,9 @@ class Timer:
             self.cancel()
             return False
         self._output = Output(number)
-        self.due = self._clock() + self._interval
-        faulthandler.dump_traceback_later(self._interval, repeat=True, file=self._output)
+        seconds = self._interval + self.grace_seconds
+        self.due = self._clock() + seconds
+        faulthandler.dump_traceback_later(seconds, repeat=True, file=self._output)
         self._output.hand_over()
         return True
 
@@ -310,8 +333,16 @@ class Timer:
         """In the parent: on again, for the rest of the time."""
         try:
             if self._output is not None:
-                rest = self._interval if self._has_fired else max(self.due - self._clock(), 0.001)
+                rest = self._interval + self.grace_seconds if self._has_fired else max(self.due - self._clock(), 0.001)
                 # Repeated by a short rest, it would flood the file in a hang that keeps us from arming it anew.
                 faulthandler.dump_traceback_later(rest, repeat=rest > self._interval / 10, file=self._output)
         finally:
             self._arming.release()
+
+
+def _clock_text(seconds: float) -> str:
+    """Writes seconds as faulthandler does: 0:10:00, or 0:00:00.250000."""
+    whole, microseconds = divmod(round(seconds * 1e6), 10**6)
+    minutes, second = divmod(whole, 60)
+    text = f"{minutes // 60}:{minutes % 60:02}:{second:02}"
+    return f"{text}.{microseconds:06}" if microseconds else text
