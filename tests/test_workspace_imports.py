@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-RUNTIME = ["ml_diagnostics_common", "ml_goodput_measurement"]
+RUNTIME = ["cloud_tpu_diagnostics", "ml_diagnostics_common", "ml_goodput_measurement"]
 HEAVY = [
     "google",
     "grpc",
@@ -81,6 +81,12 @@ def test_a_trainer_that_records_loads_neither_the_calculator_nor_a_network_stack
     assert heavy_ones(loaded_after(statement), HEAVY + HEAVY_FOR_A_TRAINER) == []
 
 
+def test_a_job_that_may_collect_stack_traces_loads_next_to_nothing() -> None:
+    statement = "from cloud_tpu_diagnostics import diagnostic"
+    unused = ["cloud_tpu_diagnostics.blocks", "json", "logging", "socket", "subprocess", "threading"]
+    assert heavy_ones(loaded_after(statement), HEAVY + HEAVY_FOR_A_TRAINER + unused) == []
+
+
 def import_microseconds(statement: str) -> int:
     """The time that imports took: the sum of what each module took itself, best of five interpreters."""
     totals = []
@@ -95,3 +101,5 @@ def test_import_costs_a_few_times_what_starting_python_costs() -> None:
     ours = import_microseconds("from ml_goodput_measurement import goodput; goodput.GoodputRecorder")
     # A bare start imports for about 5 ms; so this allows 75 ms here, and as much more as a machine is slower.
     assert ours - bare < 15 * bare
+    diagnostics = import_microseconds("from cloud_tpu_diagnostics import diagnostic")
+    assert diagnostics - bare < 6 * bare
