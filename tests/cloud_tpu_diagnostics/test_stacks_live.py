@@ -8,6 +8,7 @@ import signal
 import stat
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -161,6 +162,20 @@ def test_a_process_that_does_not_answer_is_given_up(start: Start, run: Run, fake
         job.send_signal(signal.SIGCONT)
     assert code == 1
     assert "within 0.3 s of SIGUSR1" in err
+
+
+def test_the_main_thread_of_a_dump_that_was_cut_is_waited_for(start: Start, run: Run) -> None:
+    many = (
+        "[threading.Thread(target=threading.Event().wait, daemon=True).start() for _ in range(120)]; "
+        "faulthandler.register(signal.SIGUSR2, file=file, all_threads=False); " + _REGISTERED
+    )
+    job = start(many)
+    timer = threading.Timer(0.8, job.send_signal, [signal.SIGUSR2])  # As a companion does that has seen the cut.
+    timer.start()
+    _, out, err = run("dump", "--signal", "USR1")
+    timer.join()
+    assert err == ""
+    assert out.startswith("host-1 waits in psum")
 
 
 def test_signals_have_names_and_numbers() -> None:

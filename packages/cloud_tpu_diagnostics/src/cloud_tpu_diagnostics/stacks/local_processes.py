@@ -20,6 +20,8 @@ __all__ = ["DumpError", "LocalProcess", "choose_signal", "dump_by_signal", "find
 
 _QUIET_SECONDS: Final = 0.2
 """A dump of 100 threads takes 0.04 s; so long after its last line it is at its end."""
+_CUT_SECONDS: Final = 3.0
+"""So long after a dump that was cut at 100 threads the companion has asked the main thread for its own stack."""
 _POLL_SECONDS: Final = 0.01
 _BEGINNING_BYTES: Final = 4096
 _SAID_SIGNAL: Final = re.compile(rb"^INFO: .*\bsend (SIG[A-Z0-9+]+)", re.MULTILINE | re.IGNORECASE)
@@ -190,15 +192,16 @@ def _send(process: LocalProcess, number: int) -> None:
 
 def _read_dumps(descriptor: int, timeout_seconds: float) -> list[Dump]:
     parser, dumps = DumpParser(), []
-    begun = time.monotonic()
-    last_ns: float | None = None
+    last = time.monotonic()
+    patience, deadline = timeout_seconds, last + timeout_seconds
     while True:
         data = os.read(descriptor, 1 << 20)
         now = time.monotonic()
         if data:
-            dumps += parser.feed(data)
-            last_ns = now
-            continue
-        if now - begun > timeout_seconds or (last_ns is not None and now - last_ns > _QUIET_SECONDS):
+            complete = parser.feed(data)
+            dumps += complete
+            last, patience = now, _CUT_SECONDS if complete and complete[-1].is_cut else _QUIET_SECONDS
+        elif now > deadline or now - last > patience:
             return dumps + parser.finish()
-        time.sleep(_POLL_SECONDS)
+        else:
+            time.sleep(_POLL_SECONDS)
