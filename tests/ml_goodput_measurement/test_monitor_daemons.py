@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from ml_goodput_measurement.monitor.descriptors import Descriptor
 from ml_goodput_measurement.monitor.uploaders import Uploaders
 
 from .monitored_trainers import Trainer, goodput_points, last_step, uploaders_of_ten_steps
@@ -22,21 +20,6 @@ def folder(tmp_path: Path) -> Path:
 def uploaders(folder: Path) -> Iterator[Uploaders]:
     with uploaders_of_ten_steps(folder) as uploaders:
         yield uploaders
-
-
-def test_a_descriptor_that_somebody_closed_is_nobody_elses_afterwards() -> None:
-    number, other = os.pipe()
-    descriptor = Descriptor(number)
-    assert descriptor.number() == number
-    os.close(number)
-    assert Descriptor(os.dup(other)).number() == number  # Closed when it is collected, at once.
-    assert descriptor.number() is None
-    os.dup2(other, number)
-    assert descriptor.number() is None
-    descriptor.close()
-    del descriptor
-    os.close(number)
-    os.close(other)
 
 
 _MINE = """

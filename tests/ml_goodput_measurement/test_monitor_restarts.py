@@ -15,7 +15,6 @@ import pytest
 from ml_diagnostics_common import guard
 from ml_diagnostics_common.backoff import Backoff
 from ml_goodput_measurement.goodput import GoodputCalculator, GoodputRecorder
-from ml_goodput_measurement.monitor import helper_process
 from ml_goodput_measurement.monitor.settings import Upload
 from ml_goodput_measurement.monitor.uploaders import Uploaders
 from ml_goodput_measurement.monitoring import GoodputMonitor
@@ -156,26 +155,6 @@ def test_whatever_goes_wrong_while_a_helper_is_looked_after_it_is_started_later(
     assert caplog.text.count("could not look after its helper process (ModuleNotFoundError: No module") == 1
     wait_until(lambda: uploaders.pid is not None)
     uploaders.stop(Upload.CUMULATIVE, flush=False)
-
-
-def test_an_environment_that_threads_change_does_not_keep_a_helper_from_being_started() -> None:
-    is_over = threading.Event()
-
-    def change() -> None:
-        while not is_over.is_set():
-            for number in range(100):
-                os.environ[f"CHANGED_{number}"] = ""
-            for number in range(100):
-                del os.environ[f"CHANGED_{number}"]
-
-    thread = threading.Thread(target=change)
-    thread.start()
-    try:
-        for _ in range(300):
-            assert "PATH" in helper_process._environment()
-    finally:
-        is_over.set()
-        thread.join()
 
 
 def test_a_frozen_trainer_does_not_start_itself_again(

@@ -3,7 +3,6 @@
 monitor           what a trainer calls
 uploaders         which uploads are on, and the process that does them, started again if it dies
 helper_process    one life of that process, as the trainer sees it
-descriptors       its ends of the pipes, which the trainer may close
 ~~~~~~~~~~~~~~~~~ JSON lines over a socket and a pipe
 helper            the same, from within: commands, deadlines, and whether the trainer still lives
 worker            when to take a snapshot, and of what

@@ -19,7 +19,8 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
-from ml_goodput_measurement.monitor.death import exists, process_descriptor
+from ml_diagnostics_common.child_process import exists, process_descriptor
+
 from ml_goodput_measurement.monitor.settings import MonitorSettings, Upload
 from ml_goodput_measurement.monitor.sinks import Exporter, Sink
 from ml_goodput_measurement.monitor.worker import Worker

@@ -6,31 +6,19 @@ import json
 import logging
 import os
 import select
-import sys
 import threading
 from collections import deque
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from pathlib import Path
+from collections.abc import Mapping
 from typing import Any
 
-from ml_diagnostics_common.environment import diagnostics_directory
+from ml_diagnostics_common.child_process import child_environment, module_folders, program_of, python_command
+from ml_diagnostics_common.descriptors import channels, send
 
-from ml_goodput_measurement.monitor.descriptors import Descriptor
 from ml_goodput_measurement.monitor.settings import MonitorSettings
 
 __all__ = ["IN_HELPER", "HelperProcess"]
 
 _log = logging.getLogger("ml_diagnostics.goodput")
-
-# The folder that a trainer runs in may hold a logging.py or a json.py of its own. So its path comes after the helper's.
-_PROGRAM = """\
-import sys
-sys.path[:] = [folder for folder in sys.path if folder]
-sys.path += [folder for folder in sys.argv[1:] if folder not in sys.path]
-from ml_goodput_measurement.monitor.helper import main
-main()
-"""
 
 IN_HELPER = "ML_DIAGNOSTICS_GOODPUT_HELPER"
 """Environment variable that tells a helper process that it is one."""
@@ -41,8 +29,6 @@ _LOOK_SECONDS = 1.0
 """How often a process that says nothing is looked for, and our descriptors."""
 _MARGIN_SECONDS = 1.0
 """How much longer than for its final flush a process may live that cannot be reached any more."""
-_DARWIN_NO_SIGPIPE = 0x1022
-"""SO_NOSIGPIPE in sys/socket.h; Python has no name for it."""
 
 
 class HelperProcess:
@@ -59,16 +45,14 @@ class HelperProcess:
         """
         import subprocess  # Not by every trainer that imports the monitor.
 
-        if not sys.executable:
-            raise FileNotFoundError("this Python does not know its own executable (sys.executable is empty)")
         self._flush_seconds = settings.flush_seconds
-        with _channels() as (self._to_helper, its_stdin, self._from_helper, its_stdout):
+        with channels() as (self._to_helper, its_stdin, self._from_helper, its_stdout):
             self._process = subprocess.Popen(
-                [*_python(), "-c", _PROGRAM, *_python_path()],
+                [*python_command(), "-c", program_of("ml_goodput_measurement.monitor.helper"), *module_folders()],
                 stdin=its_stdin,
                 stdout=its_stdout,
                 stderr=subprocess.STDOUT,
-                env=_environment(),
+                env=child_environment(**{IN_HELPER: "1"}),
                 # Out of reach of Ctrl-C, and of who kills the trainer's group: it has the last point to write.
                 start_new_session=True,
             )
@@ -197,74 +181,6 @@ class HelperProcess:
         with self._writing:
             try:
                 while line and (descriptor := self._to_helper.number()) is not None:
-                    line = line[_send(descriptor, line) :]
+                    line = line[send(descriptor, line) :]
             except OSError:
                 pass
-
-
-@contextmanager
-def _channels() -> Iterator[tuple[Descriptor, int, Descriptor, int]]:
-    """Gives our end and its end of what goes to the process, and of what comes from it; closes its ends.
-
-    A pipe would not do for the former: writing to one whose reader has just died raises SIGPIPE, which kills a trainer
-    that has set it back to its default.
-    """
-    import socket
-
-    ours, its_stdin = socket.socketpair()
-    if sys.platform == "darwin":
-        ours.setsockopt(socket.SOL_SOCKET, _DARWIN_NO_SIGPIPE, 1)
-    with its_stdin:
-        to_helper = Descriptor(ours.detach())
-        from_helper, its_stdout = os.pipe()
-        try:
-            yield to_helper, its_stdin.fileno(), Descriptor(from_helper), its_stdout
-        finally:
-            os.close(its_stdout)
-
-
-def _send(descriptor: int, data: memoryview) -> int:
-    """Writes to a socket without SIGPIPE; how many bytes."""
-    import socket
-
-    end = socket.socket(fileno=descriptor)
-    try:
-        end.setblocking(False)  # Whatever socket.setdefaulttimeout says.
-        return end.send(data, getattr(socket, "MSG_NOSIGNAL", 0))
-    finally:
-        end.detach()
-
-
-def _python() -> list[str]:
-    """Returns the command of a Python that looks for modules as this one was told to."""
-    flags = {"-E": sys.flags.ignore_environment, "-s": sys.flags.no_user_site, "-S": sys.flags.no_site}
-    # Warnings are for those who develop what the helper imports, and must not be errors there.
-    return [sys.executable, "-W", "ignore", *(flag for flag, is_set in flags.items() if is_set)]
-
-
-def _environment() -> dict[str, str]:
-    names = list(os.environ)  # At once: threads may change it meanwhile.
-    values = ((name, os.environ.get(name)) for name in names)
-    return {
-        **{name: value for name, value in values if value is not None},
-        # Whatever its working directory, it reads this process's journal.
-        "ML_DIAGNOSTICS_DIR": str(diagnostics_directory()),
-        IN_HELPER: "1",
-    }
-
-
-def _python_path() -> list[str]:
-    """Returns where this process finds its modules; the empty entry is the folder that it runs in."""
-    try:
-        here = str(Path.cwd())
-    except OSError:  # It was deleted.
-        here = ""
-    folders = [folder or here for folder in sys.path if isinstance(folder, str)]
-    return [folder for folder in folders if folder and _can_be_an_argument(folder)]
-
-
-def _can_be_an_argument(folder: str) -> bool:
-    try:
-        return b"\0" not in os.fsencode(folder)
-    except UnicodeEncodeError:
-        return False

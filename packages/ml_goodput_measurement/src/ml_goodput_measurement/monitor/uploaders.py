@@ -10,9 +10,9 @@ import time
 from collections.abc import Callable, Sequence
 
 from ml_diagnostics_common.backoff import Backoff
+from ml_diagnostics_common.child_process import has_ended
 from ml_diagnostics_common.guard import log_once
 
-from ml_goodput_measurement.monitor.death import has_ended
 from ml_goodput_measurement.monitor.helper_process import IN_HELPER, HelperProcess
 from ml_goodput_measurement.monitor.settings import MonitorSettings, Upload
 
