@@ -84,7 +84,7 @@ def is_alive(pid: int) -> bool:
     """Whether a process runs; one that waits to be reaped does not."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
-    except FileNotFoundError:
+    except (FileNotFoundError, ProcessLookupError):  # It may end while it is looked at.
         return False
 
 

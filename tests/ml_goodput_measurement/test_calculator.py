@@ -283,7 +283,7 @@ def test_a_cloud_logger_that_cannot_be_read_is_refused(logger: Any) -> None:
     "period", [0, -1, float("nan"), float("inf"), 1e11, True, "7 days", datetime.timedelta(0), datetime.timedelta(-1)]
 )
 def test_a_retention_that_is_none_is_refused(period: Any) -> None:
-    with pytest.raises(ConfigurationError, match="max_logs_retention_period must be a positive timedelta or number"):
+    with pytest.raises(ConfigurationError, match="max_logs_retention_period is "):
         GoodputCalculator(JOB, LOG, max_logs_retention_period=period)
 
 

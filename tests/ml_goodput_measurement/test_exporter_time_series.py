@@ -75,7 +75,6 @@ def test_what_is_not_known_or_not_asked_for_is_not_told():
         gauges(snapshot(cumulative=bare))
     )
     assert not [name for name in gauges(snapshot(), include_slice_efficiency=False) if "slice" in name]
-    assert not [name for name in gauges(snapshot(), include_badput_breakdown=False) if "badput" in name]
 
 
 @pytest.mark.parametrize("name", ["", "cluster-7"])

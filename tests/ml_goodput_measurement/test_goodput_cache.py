@@ -360,14 +360,14 @@ def test_of_two_machines_that_write_at_once_neither_is_overwritten(
     first, second = machine(tmp_path, "first", gcs_path), machine(tmp_path, "second", gcs_path)
     first.update_cached_entries(HISTORY[:3], EARLY)
     second.update_cached_entries(HISTORY[3:], LATE)
-    write = goodput_cache._Copy.write
+    write = goodput_cache._TimelineCopy.write
 
     def second_comes_between(copy: Any, *arguments: Any) -> None:
-        monkeypatch.setattr(goodput_cache._Copy, "write", write)
+        monkeypatch.setattr(goodput_cache._TimelineCopy, "write", write)
         second.sync_to_gcs()
         write(copy, *arguments)
 
-    monkeypatch.setattr(goodput_cache._Copy, "write", second_comes_between)
+    monkeypatch.setattr(goodput_cache._TimelineCopy, "write", second_comes_between)
     first.sync_to_gcs()
     third = machine(tmp_path, "third", gcs_path)
     assert len(third.get_cached_entries()) == len(HISTORY)

@@ -194,6 +194,12 @@ def test_a_wrong_argument_is_named_at_once(wrong: dict[str, Any]) -> None:
         enabled(**wrong)
 
 
+def test_a_backend_that_is_none_is_told_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ML_DIAGNOSTICS_BACKEND", "lokal")
+    with pytest.raises(ConfigurationError, match="ML_DIAGNOSTICS_BACKEND"):
+        enabled()
+
+
 @pytest.mark.parametrize("windows", [[], None, 60, "60", [0], [-1], [1.5], [True], ["60"], {60: 1}, [10**10]], ids=str)
 def test_wrong_windows_are_an_error_in_the_log_and_start_nothing(
     windows: Any, caplog: pytest.LogCaptureFixture

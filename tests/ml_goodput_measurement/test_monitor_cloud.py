@@ -104,3 +104,15 @@ def test_a_cloud_that_never_answers_costs_the_files_on_this_machine_nothing(
     monitor.start_goodput_uploader()
     monitor.stop_goodput_uploader()
     assert [point.step for point in points(tmp_path / "runs" / "goodput")] == [9]
+
+
+@pytest.mark.usefixtures("_job")
+def test_a_backend_that_insists_on_a_cloud_which_is_not_found_costs_the_files_on_this_machine_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ML_DIAGNOSTICS_BACKEND", "cloud")
+    monkeypatch.setenv("NO_GCE_CHECK", "true")
+    monitor = GoodputMonitor("job", "log", tmp_path / "runs", 1000, True, final_flush_timeout_seconds=20)
+    monitor.start_goodput_uploader()
+    monitor.stop_goodput_uploader()
+    assert [point.step for point in points(tmp_path / "runs" / "goodput")] == [9]

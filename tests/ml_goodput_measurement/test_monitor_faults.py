@@ -325,10 +325,16 @@ def test_stops_that_follow_each_other_share_one_deadline(
         patch.setattr("ml_goodput_measurement.monitor.uploaders.time.monotonic", lambda: now)
         for upload in Upload:
             uploaders.stop(upload, flush=True)
+        for _ in range(2):  # An elastic trainer that begins again has all of it each time.
+            uploaders.start(Upload.CUMULATIVE)
+            now += 15
+            uploaders.stop(Upload.CUMULATIVE, flush=True)
         uploaders.start(Upload.CUMULATIVE)
+        uploaders.start(Upload.WINDOWS, [60])
+        uploaders.stop(Upload.WINDOWS, flush=True)
         now += 100
         uploaders.stop(Upload.CUMULATIVE, flush=True)
-    assert waits == [20, 1, 1, 20]
+    assert waits == [20, 1, 1, 20, 20, 20, 20]
     assert process is not None
     assert process.wait_ended(LONG_SECONDS)
 

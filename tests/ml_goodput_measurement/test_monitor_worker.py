@@ -220,6 +220,8 @@ def test_the_last_stop_leaves_all_in_order() -> None:
     bench.set()
     assert [s.cumulative is not None for s in exporter.snapshots] == [True]
     assert exporter.ends == ["flushed", "closed"]
+    assert bench.calculator.done == ["saved"]
+    bench.worker.sync()
     assert bench.calculator.done == ["saved", "synced"]
 
 
@@ -403,6 +405,8 @@ def test_a_hanging_sink_keeps_neither_the_state_from_being_saved_nor_the_others_
     held, other = Held(), Recording()
     bench = held_bench(held, other, sync=HOUR)
     bench.worker.set_uploads({}, flush=True, flush_seconds=0.01)
+    assert bench.calculator.done == ["saved"]
+    bench.worker.sync()
     assert bench.calculator.done == ["saved", "synced"]
     assert bench.sinks[1].wait(WAIT)
     assert other.ends == ["flushed", "closed"]

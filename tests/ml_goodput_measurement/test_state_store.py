@@ -329,12 +329,19 @@ def test_a_store_that_no_timeout_of_sockets_bounds_costs_about_two_seconds(
     asleep = threading.Event()
     monkeypatch.setattr(state_store, "storage_for", lambda *_, **__: asleep.wait(20))
     store = store_of(tmp_path, None)
-    store._copy = state_store._Copy("gs://bucket/x")
+    store._copy = state_store._StateCopy("gs://bucket/x")
     begin = time.monotonic()
     assert store.load(JOB) is None
     assert time.monotonic() - begin < 2.5
     assert "no answer within" in caplog.text
     asleep.set()
+
+
+def test_the_last_moments_of_a_process_do_not_ask_for_the_copy(server: CloudStorageServer, tmp_path: Path) -> None:
+    store = store_of(tmp_path, "gs://bucket/runs")
+    assert store.sync(recorders_of(NEWER), {})
+    assert store.load(JOB, local_only=True) is None
+    assert store.load(JOB) is not None
 
 
 def test_a_slow_store_is_waited_for_while_it_is_worth_it(server: CloudStorageServer, tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from ml_diagnostics_common.entry import LogEntry
 from ml_diagnostics_common.environment import diagnostics_directory
 from ml_diagnostics_common.guard import guarded
 
-from ml_goodput_measurement.moments import nanoseconds
+from ml_goodput_measurement.moments import nanoseconds, retention_ns
 from ml_goodput_measurement.recorder import GoodputRecorder
 from ml_goodput_measurement.sources import LogSource
 
@@ -77,7 +77,7 @@ class _CloudLogger:
         )
         self.job_name = self._recorder.job_name
         self.log_name = self._recorder.logger_name
-        self._retention = max_logs_retention_period
+        self.retention_ns = retention_ns(max_logs_retention_period)
         self._source = LogSource(self.log_name, self.job_name, root=diagnostics_directory())
         self._entries: list[LogEntry] = []
         self._lock = threading.Lock()
@@ -126,11 +126,9 @@ class _CloudLogger:
             return nanoseconds(last_entry_info[0]), last_entry_info[1] or ""
         if start_time is not None:
             return nanoseconds(start_time), _LAST
-        if self._retention is None:
+        if self.retention_ns is None:
             return -1, ""
-        period = self._retention
-        seconds = period.total_seconds() if isinstance(period, datetime.timedelta) else period
-        return nanoseconds(datetime.datetime.now(datetime.timezone.utc)) - int(seconds * 1e9), ""
+        return nanoseconds(datetime.datetime.now(datetime.timezone.utc)) - self.retention_ns, ""
 
 
 def _order(entry: LogEntry) -> tuple[int, str]:

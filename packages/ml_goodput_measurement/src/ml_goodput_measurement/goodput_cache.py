@@ -20,7 +20,6 @@ import logging
 import os
 import threading
 from collections.abc import Iterable, Iterator, Mapping
-from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
@@ -37,6 +36,7 @@ from ml_diagnostics_common.storage import Storage, storage_for
 from ml_goodput_measurement.goodput_utils import GoodputInfo, StepInfo
 from ml_goodput_measurement.moments import in_utc
 from ml_goodput_measurement.names import checked_name, shown
+from ml_goodput_measurement.state_store import DEFAULT_CACHE_DIR, state_folder
 from ml_goodput_measurement.timeline_file import TimelineFile, decode_line, locked, open_no_link, payload_digest
 
 __all__ = ["GoodputCache"]
@@ -46,7 +46,6 @@ _log = logging.getLogger("ml_diagnostics.goodput")
 Payload = dict[str, Any]
 Cursor = tuple[datetime.datetime, str]
 
-_DEFAULT_CACHE_DIR = "/tmp"
 _LONGEST_NAME = 200
 _STORE_DEADLINE_SECONDS = 20.0
 _MOST_WRITES = 6
@@ -59,7 +58,7 @@ class GoodputCache:
     and the cursor stays where it was, so that the entries are read again.
     """
 
-    def __init__(self, job_name: str, cache_dir: str = _DEFAULT_CACHE_DIR, gcs_path: str | None = None) -> None:
+    def __init__(self, job_name: str, cache_dir: str = DEFAULT_CACHE_DIR, gcs_path: str | None = None) -> None:
         """Touches neither disk nor network yet.
 
         Args:
@@ -72,13 +71,13 @@ class GoodputCache:
             ConfigurationError: The job's name is empty, or `gcs_path` cannot be a folder.
         """
         self.job_name = checked_name("job_name", job_name)
-        folder = diagnostics_directory() / "state" / "goodput" if cache_dir == _DEFAULT_CACHE_DIR else Path(cache_dir)
+        folder = state_folder(diagnostics_directory(), cache_dir)
         name = _file_name(self.job_name)
         self._folder = folder
         self._metadata_path = folder / f"{name}_metadata.json"
         self._lock_path = folder / f".{name}.lock"
         self._timeline = TimelineFile(folder / f"{name}_timeline.jsonl", self._notice, self._begin_again)
-        self._copy = None if not gcs_path else _Copy(_checked_folder(gcs_path), name)
+        self._copy = None if not gcs_path else _TimelineCopy(_checked_folder(gcs_path), name)
         self._must_restore = self._copy is not None
         self._lock = threading.RLock()
         self._cursor: Cursor | None = None
@@ -264,7 +263,7 @@ class GoodputCache:
             _log.warning("goodput cache of %s in %s: %s: %s", self.job_name, self._folder, what, error)
 
 
-class _Copy:
+class _TimelineCopy:
     """The copy of a job's two files: objects of Cloud Storage, or files."""
 
     def __init__(self, folder: str, name: str) -> None:

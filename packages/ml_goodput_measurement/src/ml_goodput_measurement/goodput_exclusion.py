@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import abc
 import datetime
 from collections.abc import Iterable, Sequence
-from typing import Protocol
 
 from ml_goodput_measurement.exclusion_utils import normalize_intervals
 from ml_goodput_measurement.figures import counted_ns, goodput_percent
@@ -19,21 +19,21 @@ ExclusionInterval = tuple[datetime.datetime, datetime.datetime]
 """Start and end; naive ones are local time."""
 
 
-class _Calculator(Protocol):
-    """What the mixin needs of the class that it is mixed into."""
-
-    def _query(
-        self, configured_ideal_step_time: float | None = None, excluded: Sequence[tuple[int, int]] = ()
-    ) -> Summary: ...
-
-    def _badput(self, part: Summary, unit_ns: float) -> UnproductiveTimeDict: ...
-
-
-class GoodputExclusion:
+class GoodputExclusion(abc.ABC):
     """The part of `GoodputCalculator` that answers with exclusions."""
 
+    @abc.abstractmethod
+    def _query(
+        self, configured_ideal_step_time: float | None = None, excluded: Sequence[tuple[int, int]] = ()
+    ) -> Summary:
+        """Reads what is new and returns the sums of the job's life."""
+
+    @abc.abstractmethod
+    def _badput(self, part: Summary, unit_ns: float) -> UnproductiveTimeDict:
+        """Returns badput by kind, in units of so many nanoseconds."""
+
     def get_job_goodput_with_exclusions(
-        self: _Calculator,
+        self,
         exclusion_intervals: Iterable[ExclusionInterval],
         include_badput_breakdown: bool = False,
         configured_ideal_step_time: float | None = None,

@@ -4,24 +4,26 @@ from __future__ import annotations
 
 import datetime
 import hashlib
+import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING, TypeGuard
 
 from ml_diagnostics_common.environment import diagnostics_directory
 from ml_diagnostics_common.exceptions import ConfigurationError
 
 from ml_goodput_measurement.exceptions import NoGoodputError
 from ml_goodput_measurement.ledger import Ledger
-from ml_goodput_measurement.moments import LONGEST_SECONDS, seconds_of
-from ml_goodput_measurement.names import checked_name, shown
+from ml_goodput_measurement.moments import retention_ns
+from ml_goodput_measurement.names import checked_name
 from ml_goodput_measurement.recorders import Recorders
 from ml_goodput_measurement.sources import LogSource, PayloadSource, UserLogger, UserLoggerSource
-from ml_goodput_measurement.state_store import StateStore, checked_gcs_path
+from ml_goodput_measurement.state_store import DEFAULT_CACHE_DIR, StateStore, checked_gcs_path, state_folder
+
+if TYPE_CHECKING:
+    from ml_goodput_measurement.cloud_logger import _CloudLogger
 
 __all__ = ["DEFAULT_CACHE_DIR", "JobReader", "state_path"]
-
-DEFAULT_CACHE_DIR = "/tmp"
-"""Means the state folder of ML_DIAGNOSTICS_DIR."""
 
 _CHUNK = 10_000
 """Payloads that are turned into events at a time: enough to be fast, few enough to need no memory."""
@@ -56,11 +58,11 @@ class JobReader:
                 f"cloud_logger is a {type(cloud_logger).__name__} without read_cloud_logging_entries(); "
                 "pass an object that has it, or nothing to read the journal and Cloud Logging"
             )
-        if getattr(cloud_logger, "log_name", None) == self.logger_name and _is_ours(cloud_logger):
-            cloud_logger = (
-                None  # It has the very log that is read without it, and there nothing that is late is missed.
-            )
-        self._retention_ns = _retention_ns(retention)
+        self._retention_ns = retention_ns(retention)
+        if _is_ours(cloud_logger) and cloud_logger.log_name == self.logger_name:
+            # It has the very log that is read without it, and there nothing that is late is missed.
+            self._retention_ns = self._retention_ns or cloud_logger.retention_ns
+            cloud_logger = None
         self._cloud_logger, self._cache_dir = cloud_logger, cache_dir
         self._gcs_path = checked_gcs_path(gcs_path)
         self._clock_ns, self._patience_seconds = clock_ns, patience_seconds
@@ -94,7 +96,7 @@ class JobReader:
             self._begin()
         try:
             if not self._is_resumed:
-                self._resume()
+                self._resume(local_only=local_only)
             for process_index, payloads in self._source.read_new(local_only=local_only):
                 for begin in range(0, len(payloads), _CHUNK):
                     self._recorders.add(process_index, payloads[begin : begin + _CHUNK])
@@ -149,7 +151,7 @@ class JobReader:
             "GoodputRecorder given the same two names and logging_enabled=True?"
         )
 
-    def _resume(self) -> None:
+    def _resume(self, *, local_only: bool) -> None:
         """Goes on from the saved state of the same log, project and reach, if there is one."""
         self._is_resumed = True
         if not isinstance(self._source, LogSource):
@@ -163,32 +165,22 @@ class JobReader:
             self._retention_ns,
         )
         self._store = StateStore(path, self._gcs_path)
-        state = self._store.load(self.job_name)
+        state = self._store.load(self.job_name, local_only=local_only)
         if state is not None:
             self._recorders = state.recorders
             self._source.resume(state.position)
 
 
-def _is_ours(cloud_logger: object) -> bool:
-    return type(cloud_logger).__module__ == "ml_goodput_measurement.cloud_logger"
-
-
-def _retention_ns(period: datetime.timedelta | float | None) -> int | None:
-    if period is None:
-        return None
-    seconds = period.total_seconds() if isinstance(period, datetime.timedelta) else seconds_of(period)
-    if seconds is None or not 0 < seconds < LONGEST_SECONDS:
-        raise ConfigurationError(
-            f"max_logs_retention_period must be a positive timedelta or number of seconds, not {shown(period)}"
-        )
-    return int(seconds * 1e9)
+def _is_ours(cloud_logger: object) -> TypeGuard[_CloudLogger]:
+    """Whether it is of this library; it is not loaded to find out."""
+    module = sys.modules.get("ml_goodput_measurement.cloud_logger")
+    return module is not None and isinstance(cloud_logger, module._CloudLogger)
 
 
 def state_path(
     root: Path, cache_dir: str, job_name: str, logger_name: str, project: str = "", retention_ns: int | None = None
 ) -> Path:
     """Returns where the state of a job is saved: a file for each log, project and reach that it was read with."""
-    folder = root / "state" / "goodput" if cache_dir == DEFAULT_CACHE_DIR else Path(cache_dir)
     # The names may be of any length and hold anything.
     whose = repr((logger_name, job_name, project, retention_ns))
-    return folder / f"{hashlib.sha256(whose.encode()).hexdigest()[:32]}.goodput"
+    return state_folder(root, cache_dir) / f"{hashlib.sha256(whose.encode()).hexdigest()[:32]}.goodput"

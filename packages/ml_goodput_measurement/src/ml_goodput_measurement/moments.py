@@ -7,9 +7,12 @@ import logging
 import math
 from typing import Any, TypeAlias
 
+from ml_diagnostics_common.exceptions import ConfigurationError
 from ml_diagnostics_common.guard import log_once
 
-__all__ = ["LONGEST_SECONDS", "Moment", "in_utc", "nanoseconds", "posix_seconds", "seconds_of"]
+from ml_goodput_measurement.names import shown
+
+__all__ = ["LONGEST_SECONDS", "Moment", "in_utc", "nanoseconds", "posix_seconds", "retention_ns", "seconds_of"]
 
 Moment: TypeAlias = datetime.datetime | float
 """A datetime (naive: local time), or seconds since 1970."""
@@ -62,3 +65,23 @@ def seconds_of(value: Any) -> float | None:
         return float(value)
     except (TypeError, ValueError, OverflowError):
         return None
+
+
+def retention_ns(max_logs_retention_period: Any) -> int | None:
+    """Returns how far back is read, in nanoseconds: of a timedelta or a number of seconds; None for all there is.
+
+    Raises:
+        ConfigurationError: It is neither, or not above zero.
+    """
+    if max_logs_retention_period is None:
+        return None
+    if isinstance(max_logs_retention_period, datetime.timedelta):
+        seconds: float | None = max_logs_retention_period.total_seconds()
+    else:
+        seconds = seconds_of(max_logs_retention_period)
+    if seconds is None or not 0 < seconds < LONGEST_SECONDS:
+        raise ConfigurationError(
+            f"max_logs_retention_period is {shown(max_logs_retention_period)}; give a timedelta or a number of seconds "
+            f"above zero and below {LONGEST_SECONDS:g}"
+        )
+    return int(seconds * 1e9)

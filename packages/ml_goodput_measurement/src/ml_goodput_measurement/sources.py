@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import logging
+import operator
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
 
 __all__ = ["LogSource", "PayloadSource", "UserLogger", "UserLoggerSource"]
 
+_context_of = operator.attrgetter("context")
+_payload_of = operator.attrgetter("payload")
 _log = logging.getLogger("ml_diagnostics.goodput")
 
 Payloads = list[dict[str, Any]]
@@ -155,8 +158,8 @@ class LogSource:
         if self._cloud is not None:
             self._cloud.is_asked = not local_only
         for entries in self.read_entries():
-            for context, group in groupby(entries, key=_context):
-                yield _process_index(context.labels), [entry.payload for entry in group]
+            for context, group in groupby(entries, key=_context_of):
+                yield _process_index(context.labels), list(map(_payload_of, group))
 
     def position(self) -> dict[str, Any]:
         """See `PayloadSource`."""
@@ -266,10 +269,6 @@ class _Cloud:
 
     def _rest(self) -> None:
         self._rests_until = time.monotonic() + _REST_SECONDS
-
-
-def _context(entry: Any) -> Any:
-    return entry.context
 
 
 def _process_index(labels: Mapping[str, str]) -> int:

@@ -55,6 +55,15 @@ _SYNC_DEADLINE_SECONDS = 20.0
 _MOST_WRITES = 6
 
 
+DEFAULT_CACHE_DIR = "/tmp"
+"""Means the state folder of ML_DIAGNOSTICS_DIR: the public package's default, which is anybody's to write to."""
+
+
+def state_folder(root: Path, cache_dir: str) -> Path:
+    """Returns the folder of saved state on this machine."""
+    return root / "state" / "goodput" if cache_dir == DEFAULT_CACHE_DIR else Path(cache_dir)
+
+
 def checked_gcs_path(gcs_path: str | os.PathLike[str] | None) -> str | None:
     """Returns a folder for copies of saved state as text, None where there shall be none.
 
@@ -87,13 +96,19 @@ class StateStore:
     def __init__(self, local_path: Path, gcs_path: str | os.PathLike[str] | None = None) -> None:
         self._local_path = local_path
         folder = checked_gcs_path(gcs_path)
-        self._copy = None if folder is None else _Copy(f"{folder.rstrip('/')}/{_FOLDER}/{local_path.name}")
+        self._copy = None if folder is None else _StateCopy(f"{folder.rstrip('/')}/{_FOLDER}/{local_path.name}")
 
-    def load(self, job_name: str) -> SavedState | None:
+    def load(self, job_name: str, *, local_only: bool = False) -> SavedState | None:
         """Returns the state that knows more: the local one or the copy; None where neither can be used.
 
         Costs about two seconds at most where the copy's store does not answer.
+
+        Args:
+            job_name: The job.
+            local_only: Whether the copy is not even looked at.
         """
+        if local_only:
+            return load_state(self._local_path, job_name)
         copied = self._copy.facts(job_name) if self._copy is not None else -1
         if self._copy is not None and copied > saved_facts(self._local_path, job_name):
             return self._copy.load(job_name) or load_state(self._local_path, job_name)
@@ -126,7 +141,7 @@ class _Seen(NamedTuple):
     """0 where there is none."""
 
 
-class _Copy:
+class _StateCopy:
     """The copy: an object of Cloud Storage, or a file."""
 
     def __init__(self, path: str) -> None:

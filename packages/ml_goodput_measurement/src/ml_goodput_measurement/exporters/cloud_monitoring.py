@@ -48,7 +48,6 @@ def cloud_monitoring_exporter(
     job_name: str,
     options: GCPOptions,
     *,
-    include_badput_breakdown: bool = True,
     include_slice_efficiency: bool = False,
     environ: Mapping[str, str] = os.environ,
     clock_ns: Callable[[], int] = time.time_ns,
@@ -61,8 +60,6 @@ def cloud_monitoring_exporter(
         job_name: The label `workload_id`.
         options: Project, location, replica, accelerator and cluster where the caller knows them, and whether to send.
             It is only read.
-        include_badput_breakdown: Whether badput is told by its cause. The public package does so whatever TensorBoard
-            shows, and dashboards compute goodput from it.
         include_slice_efficiency: Whether the efficiencies of slices are told, where they are known.
         environ: The environment variables.
         clock_ns: The wall clock, in nanoseconds since the POSIX epoch.
@@ -75,7 +72,6 @@ def cloud_monitoring_exporter(
     return CloudMonitoringExporter(
         job_name,
         options,
-        include_badput_breakdown=include_badput_breakdown,
         include_slice_efficiency=include_slice_efficiency,
         environ=environ,
         clock_ns=clock_ns,
@@ -97,7 +93,6 @@ class CloudMonitoringExporter:
         job_name: str,
         options: GCPOptions,
         *,
-        include_badput_breakdown: bool,
         include_slice_efficiency: bool,
         environ: Mapping[str, str],
         clock_ns: Callable[[], int],
@@ -106,7 +101,6 @@ class CloudMonitoringExporter:
     ) -> None:
         self.counts = Counters()
         self._job_name, self._options = job_name, options
-        self._include_badput_breakdown = include_badput_breakdown
         self._include_slice_efficiency = include_slice_efficiency
         self._environ, self._clock_ns, self._monotonic, self._wait = environ, clock_ns, monotonic, wait
         self._look_at = 0.0 if configured_backend(environ) is not Backend.LOCAL else math.inf
@@ -131,7 +125,6 @@ class CloudMonitoringExporter:
             accelerator_type=place.accelerator_type,
             cluster_name=place.cluster_name,
             own_events=self._own_events,
-            include_badput_breakdown=self._include_badput_breakdown,
             include_slice_efficiency=self._include_slice_efficiency,
         )
         now = self._monotonic()

@@ -52,7 +52,6 @@ def gauges_of(
     accelerator_type: str,
     cluster_name: str,
     own_events: Container[str],
-    include_badput_breakdown: bool = True,
     include_slice_efficiency: bool = False,
 ) -> list[Gauge]:
     """Returns the gauges of what a snapshot has.
@@ -62,7 +61,6 @@ def gauges_of(
         accelerator_type: The label of that name, of every metric but `performance`.
         cluster_name: The same; no label where it is empty.
         own_events: The types of custom events that have series of their own. All others are summed.
-        include_badput_breakdown: Whether badput is told by its cause.
         include_slice_efficiency: Whether the efficiencies of slices are told, where they are known.
 
     Returns:
@@ -71,7 +69,7 @@ def gauges_of(
     common = {"accelerator_type": accelerator_type}
     if cluster_name:
         common["cluster_name"] = cluster_name
-    parts = _Parts(common, own_events, include_badput_breakdown, include_slice_efficiency)
+    parts = _Parts(common, own_events, include_slice_efficiency)
     found: list[Gauge] = []
     if snapshot.cumulative is not None:
         found += parts.cumulative(snapshot.cumulative)
@@ -100,7 +98,6 @@ class _Parts(NamedTuple):
 
     common: Mapping[str, str]
     own_events: Container[str]
-    include_badput_breakdown: bool
     include_slice_efficiency: bool
 
     def cumulative(self, known: Cumulative) -> Iterator[Gauge]:
@@ -123,8 +120,6 @@ class _Parts(NamedTuple):
         yield from self.slices(known.slice_efficiency, window_type=_INTERVAL, rolling_window_size=size)
 
     def badput(self, name: str, kinds: UnproductiveTimeDict, **labels: str) -> Iterator[Gauge]:
-        if not self.include_badput_breakdown:
-            return
         for source, value in self._by_source(kinds).items():
             yield self.double(name, value, badput_source=source, **labels)
 

@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 from ml_diagnostics_common.child_process import exists, process_descriptor
+from ml_diagnostics_common.environment import Backend
 
 from ml_goodput_measurement.monitor.settings import MonitorSettings, Upload
 from ml_goodput_measurement.monitor.sinks import Exporter, Sink
@@ -54,6 +55,7 @@ def main() -> NoReturn:
     logging.basicConfig(level=logging.INFO, handlers=[_ToTrainer(channel)], force=True)
     with _failures_told():
         _be_humble()
+        _do_without_a_cloud()
         _obey(_Commands(), channel)
 
 
@@ -67,11 +69,11 @@ def _obey(commands: _Commands, channel: _Channel) -> NoReturn:
     orders: queue.SimpleQueue[_Order] = queue.SimpleQueue()
     threading.Thread(target=_work, args=(settings, orders, channel), name="goodput-uploads", daemon=True).start()
     end_by: float | None = None
-    is_flushing = False
+    flushed: int | None = None
     while True:
         message = commands.next_message(end_by)
         if end_by is not None and time.monotonic() >= end_by:
-            if is_flushing:
+            if flushed is not None and channel.done != flushed:
                 channel.say({"level": logging.WARNING, "message": _GIVEN_UP})
             os._exit(1)
         if message is None:  # The trainer is gone, or has become another program.
@@ -80,7 +82,7 @@ def _obey(commands: _Commands, channel: _Channel) -> NoReturn:
             order = _Order.from_message(message)
         orders.put(order)
         if not order.uploads:
-            is_flushing = order.flush
+            flushed = order.number if order.flush else None
             seconds = max(order.flush_seconds, _GRACE_SECONDS)
             end_by = min(time.monotonic() + seconds, end_by or float("inf"))
 
@@ -166,10 +168,12 @@ def _work(settings: MonitorSettings, orders: queue.SimpleQueue[_Order], channel:
             except queue.Empty:
                 worker.tick()
                 continue
-            worker.set_uploads(order.uploads, flush=order.flush, flush_seconds=order.flush_seconds)
-            channel.say({"done": order.number})
+            if worker.set_uploads(order.uploads, flush=order.flush, flush_seconds=order.flush_seconds):
+                channel.say({"done": order.number})
             if not order.uploads:
                 worker.wait_for_sinks(_GRACE_SECONDS)
+                if order.flush:
+                    worker.sync()
                 os._exit(0)
 
 
@@ -197,6 +201,12 @@ def _be_humble() -> None:
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 
+def _do_without_a_cloud() -> None:
+    """`cloud` is for those who can be told that there is none. Here points are written, and one may be found later."""
+    if os.environ.get("ML_DIAGNOSTICS_BACKEND") == Backend.CLOUD.value:
+        os.environ["ML_DIAGNOSTICS_BACKEND"] = Backend.AUTO.value
+
+
 def _die_first() -> None:
     """Where memory runs out, rather this process than the trainer."""
     with open("/proc/self/oom_score_adj", "w") as score:  # noqa: PTH123
@@ -212,10 +222,13 @@ class _Channel:
     def __init__(self) -> None:
         self._descriptor = os.dup(1)
         os.set_blocking(self._descriptor, False)
+        self.done: int | None = None
+        """The last command that was said to be done."""
         # What libraries print is of no use; what their C code says, or a dying interpreter, still goes down the pipe.
         sys.stdout = sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: PTH123, SIM115
 
     def say(self, message: Mapping[str, Any]) -> None:
+        self.done = message.get("done", self.done)
         try:
             line = json.dumps(message, ensure_ascii=False).encode("utf-8", "replace")
             os.write(self._descriptor, b"\n" + line + b"\n")

@@ -67,8 +67,8 @@ class GoodputMonitor:
             step_deviation_interval_seconds: Seconds between two uploads of step deviation.
             gcp_options: What goes to Cloud Monitoring, and how it is labelled there.
             skip_final_flush: Whether stopping an upload leaves out its last point.
-            final_flush_timeout_seconds: How long stopping an upload waits for its last point; None is as long as it
-                takes, but an hour at most.
+            final_flush_timeout_seconds: How long stopping an upload waits for its last point; stops within a minute
+                share it. None is as long as it takes, but an hour at most.
             gcs_sync_interval_seconds: Seconds between two copies of the saved state to the bucket;
                 `ML_GOODPUT_GCS_SYNC_INTERVAL_SECONDS` wins over it.
             cache_dir: Folder of the saved state, see `GoodputCalculator`; `ML_GOODPUT_CACHE_DIR` wins over it.

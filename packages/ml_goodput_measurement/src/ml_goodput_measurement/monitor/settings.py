@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import datetime
 import enum
 import json
 import math
@@ -12,10 +11,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from ml_diagnostics_common.environment import configured_backend
 from ml_diagnostics_common.exceptions import ConfigurationError
 
 from ml_goodput_measurement.goodput_utils import GCPOptions
-from ml_goodput_measurement.moments import LONGEST_SECONDS
+from ml_goodput_measurement.moments import LONGEST_SECONDS, retention_ns
 from ml_goodput_measurement.names import checked_name, shown
 
 __all__ = ["LONGEST_FLUSH_SECONDS", "MonitorSettings", "Upload", "checked_windows"]
@@ -76,6 +76,7 @@ class MonitorSettings:
         Raises:
             ConfigurationError: An argument, or one of the variables, cannot be used.
         """
+        configured_backend(environ)  # The helper process would only die of a wrong one.
         sync_name, sync_seconds = "gcs_sync_interval_seconds", arguments["gcs_sync_interval_seconds"]
         if environ.get(_GCS_SYNC_INTERVAL):
             sync_name, sync_seconds = _GCS_SYNC_INTERVAL, environ[_GCS_SYNC_INTERVAL]
@@ -97,14 +98,12 @@ class MonitorSettings:
             include_slice_efficiency=bool(arguments.get("include_slice_efficiency", False)),
             is_elastic=is_elastic,
             using_pathways=is_elastic or bool(arguments.get("pathway_enabled", False)),
-            configured_ideal_step_seconds=_at_most_centuries(
-                ideal := "configured_ideal_step_time", _optional_seconds(ideal, arguments[ideal])
+            configured_ideal_step_seconds=_optional_seconds(
+                "configured_ideal_step_time", arguments["configured_ideal_step_time"], below=LONGEST_SECONDS
             ),
             gcp_options=_gcp_options(arguments["gcp_options"]),
             cache_dir=_local("cache_dir", environ.get(_CACHE_DIR) or arguments["cache_dir"]),
-            retention_seconds=_at_most_centuries(
-                retention := "max_logs_retention_period", _retention(arguments[retention])
-            ),
+            retention_seconds=_retention_seconds(arguments["max_logs_retention_period"]),
         )
 
     @property
@@ -174,27 +173,20 @@ def _interval(name: str, value: Any) -> float:
     return seconds
 
 
-def _optional_seconds(name: str, value: Any) -> float | None:
+def _optional_seconds(name: str, value: Any, *, below: float = math.inf) -> float | None:
     if value is None:
         return None
     seconds = _seconds(name, value)
     if seconds < 0:
         raise ConfigurationError(f"{name} is {shown(value)}; give a number of seconds that is not negative, or None")
+    if seconds >= below:
+        raise ConfigurationError(f"{name} is {shown(value)}; give a number of seconds below {below:g}, or None")
     return seconds
 
 
-def _at_most_centuries(name: str, seconds: float | None) -> float | None:
-    if seconds is not None and seconds >= LONGEST_SECONDS:
-        raise ConfigurationError(f"{name} is {seconds:g} s; give a number of seconds below {LONGEST_SECONDS:g}")
-    return seconds
-
-
-def _retention(value: Any) -> float | None:
-    if value is None:
-        return None
-    return _interval(
-        "max_logs_retention_period", value.total_seconds() if isinstance(value, datetime.timedelta) else value
-    )
+def _retention_seconds(max_logs_retention_period: Any) -> float | None:
+    period_ns = retention_ns(max_logs_retention_period)
+    return None if period_ns is None else period_ns / 1e9
 
 
 def _bucket_or_local(name: str, value: Any) -> str:

@@ -25,7 +25,7 @@ _MARGIN_SECONDS = 1.0
 _GOOD_LIFE_SECONDS = 60.0
 """A process that lived for so long did not fail at its start."""
 _RUN_OF_STOPS_SECONDS = 60.0
-"""Stops that follow each other within this time share one deadline."""
+"""Stops within this time share one deadline, unless something was started anew in between."""
 _LEAST_FLUSH_SECONDS = 1.0
 """What the last of such stops has even if those before it have used up all there was."""
 _AFTER_TROUBLE_SECONDS = 60.0
@@ -58,7 +58,7 @@ class Uploaders:
         self._locks_pid = os.getpid()
         self._wanted: dict[Upload, list[int]] = {}
         self._process: HelperProcess | None = None
-        self._last_stop = -float("inf")
+        self._first_stop = -float("inf")
         self._flush_seconds_left = 0.0
 
     @property
@@ -81,6 +81,8 @@ class Uploaders:
         if self._owner is None:
             self._owner = os.getpid()
         with self._lock:
+            if not self._wanted:
+                self._first_stop = -float("inf")
             self._wanted[upload] = list(windows)
             if self._process is None:
                 self._launch()
@@ -95,14 +97,13 @@ class Uploaders:
         if self._is_forked():
             return
         began = time.monotonic()
-        if began - self._last_stop > _RUN_OF_STOPS_SECONDS:
-            self._flush_seconds_left = self._settings.flush_seconds
+        if began - self._first_stop > _RUN_OF_STOPS_SECONDS:
+            self._first_stop, self._flush_seconds_left = began, self._settings.flush_seconds
         seconds = max(self._flush_seconds_left, min(_LEAST_FLUSH_SECONDS, self._settings.flush_seconds))
         try:
             self._stop(upload, seconds, flush=flush)
         finally:
-            self._last_stop = time.monotonic()
-            self._flush_seconds_left -= self._last_stop - began
+            self._flush_seconds_left -= time.monotonic() - began
 
     def _stop(self, upload: Upload, flush_seconds: float, *, flush: bool) -> None:
         deadline = time.monotonic() + (flush_seconds if flush else 0.0)

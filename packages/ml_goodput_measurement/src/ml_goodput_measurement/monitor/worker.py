@@ -105,13 +105,16 @@ class Worker:
 
     # --- What is on -----------------------------------------------------------------------------------
 
-    def set_uploads(self, uploads: Mapping[Upload, Sequence[int]], *, flush: bool, flush_seconds: float) -> None:
+    def set_uploads(self, uploads: Mapping[Upload, Sequence[int]], *, flush: bool, flush_seconds: float) -> bool:
         """Starts the uploads that were not on, and ends those that are not on any more.
 
         Args:
             uploads: Those that shall be on; with the rolling windows, their lengths in seconds.
             flush: Whether those that end are done once more.
             flush_seconds: How long that may last. It is left to the process to enforce it on a query.
+
+        Returns:
+            Whether all that was to be flushed is.
         """
         ended = [upload for upload in self._timers if upload not in uploads]
         ended_windows = self._windows
@@ -122,8 +125,9 @@ class Worker:
         for upload in ended:
             del self._timers[upload]
         self._windows = tuple(uploads.get(Upload.WINDOWS, ()))
-        if flush and ended:
-            self._finish(ended, ended_windows, is_all=not uploads, flush_seconds=flush_seconds)
+        if not (flush and ended):
+            return True
+        return self._finish(ended, ended_windows, is_all=not uploads, flush_seconds=flush_seconds)
 
     # --- What is due ----------------------------------------------------------------------------------
 
@@ -151,6 +155,11 @@ class Worker:
             self._offer(self._query(due, self._windows))
         if self._sync and self._timers and self._sync.is_due(now):
             self._sync.advance(now)
+            self.sync()
+
+    def sync(self) -> None:
+        """Saves what was read in the job's bucket, if there is one; that may take 20 s."""
+        if self._sync:
             self._try("the saved state could not be written to the bucket", self._calculator.sync_to_gcs)
 
     def wait_for_sinks(self, timeout_seconds: float) -> bool:
@@ -162,7 +171,7 @@ class Worker:
         """Whether a sink is at work that may yet be waited for."""
         return any(sink.is_busy() and not sink.is_stuck() for sink in self._sinks)
 
-    def _finish(self, ended: Iterable[Upload], windows: Sequence[int], *, is_all: bool, flush_seconds: float) -> None:
+    def _finish(self, ended: Iterable[Upload], windows: Sequence[int], *, is_all: bool, flush_seconds: float) -> bool:
         """Does what ends once more and, if nothing else is on, leaves all in order."""
         deadline = time.monotonic() + flush_seconds
         self.wait_for_sinks(_SHARE_FOR_UNFINISHED * flush_seconds)
@@ -172,9 +181,7 @@ class Worker:
             self._try("the state could not be saved", self._calculator.save_state)
             for sink in self._sinks:
                 sink.finish(deadline)
-            if self._sync:
-                self._try("the saved state could not be written to the bucket", self._calculator.sync_to_gcs)
-        self.wait_for_sinks(deadline - time.monotonic())
+        return self.wait_for_sinks(deadline - time.monotonic())
 
     # --- Snapshots ------------------------------------------------------------------------------------
 
