@@ -71,7 +71,7 @@ def test_a_block_off_the_main_thread_is_as_good(tmp_path: Path) -> None:
 def work():
     with diagnostic.diagnose(config(0.2)):
         time.sleep(0.3)
-        signal.raise_signal(signal.SIGUSR1)
+        raise_signal(signal.SIGUSR1)
         ctypes.string_at(0)
 thread = threading.Thread(target=work)
 thread.start()
@@ -153,16 +153,16 @@ def in_child(work):
 def block():
     with diagnostic.diagnose(config(0.2, cloud=True)):
         time.sleep(0.3)
-        signal.raise_signal(signal.SIGUSR1)
+        raise_signal(signal.SIGUSR1)
     assert not faulthandler.is_enabled()
-    signal.raise_signal(signal.SIGUSR1)
+    raise_signal(signal.SIGUSR1)
 def leave():
     raise ValueError
 with diagnostic.diagnose(config(cloud=True)):
     assert in_child(block) == 0
     assert in_child(lambda: ctypes.string_at(0)) == -11
     assert faulthandler.is_enabled()
-    signal.raise_signal(signal.SIGUSR1)
+    raise_signal(signal.SIGUSR1)
 """,
         tmp_path / "d",
     )

@@ -16,7 +16,7 @@ from .diagnosed_jobs import Job, run
 _BLOCK = """
 without_companion()
 with diagnostic.diagnose(config(cloud=True)):
-    signal.raise_signal(signal.SIGUSR1)
+    raise_signal(signal.SIGUSR1)
 """
 _NOW = time.time()
 _DAY_SECONDS = 86400.0
@@ -239,7 +239,7 @@ with diagnostic.diagnose(config(0.05, cloud=True)):
     before = next(trace_file.FOLDER.iterdir()).stat().st_size
     time.sleep(0.3)
     say(next(trace_file.FOLDER.iterdir()).stat().st_size == before)
-    signal.raise_signal(signal.SIGUSR1)
+    raise_signal(signal.SIGUSR1)
     say(next(trace_file.FOLDER.iterdir()).stat().st_size > before)
 """,
         tmp_path / "d",
@@ -257,7 +257,7 @@ with diagnostic.diagnose(config(0.1, cloud=True)):
     os.closerange(3, 1000)
     theirs = [os.open(f"{sys.argv[2]}{number}", os.O_WRONLY | os.O_CREAT) for number in range(50)]
     time.sleep(0.5)
-    signal.raise_signal(signal.SIGUSR1)
+    raise_signal(signal.SIGUSR1)
 for number in theirs:
     os.fstat(number)
 """,

@@ -26,8 +26,8 @@ def test_a_second_block_answers_to_the_signal_again(tmp_path: Path) -> None:
         """
 for _ in range(3):
     with diagnostic.diagnose(config()):
-        signal.raise_signal(signal.SIGUSR1)
-    signal.raise_signal(signal.SIGUSR1)
+        raise_signal(signal.SIGUSR1)
+    raise_signal(signal.SIGUSR1)
 """,
         tmp_path / "d",
     )
@@ -43,11 +43,11 @@ logging.basicConfig(level=logging.INFO)
 theirs = {theirs}
 signal.signal(signal.SIGUSR1, theirs)
 with diagnostic.diagnose(config()):
-    signal.raise_signal(signal.SIGUSR1)
-    signal.raise_signal(signal.SIGUSR2)
+    raise_signal(signal.SIGUSR1)
+    raise_signal(signal.SIGUSR2)
 assert signal.getsignal(signal.SIGUSR1) is theirs
-signal.raise_signal(signal.SIGUSR1)
-signal.raise_signal(signal.SIGUSR2)
+raise_signal(signal.SIGUSR1)
+raise_signal(signal.SIGUSR2)
 """,
         tmp_path / "d",
     )
@@ -65,8 +65,8 @@ faulthandler.register(signal.SIGUSR1, file=open(sys.argv[2], "w"))
 faulthandler.register(signal.SIGUSR2, file=open(sys.argv[2], "a"))
 logging.basicConfig(level=logging.INFO)
 with diagnostic.diagnose(config()):
-    signal.raise_signal(signal.SIGUSR1)
-signal.raise_signal(signal.SIGUSR2)
+    raise_signal(signal.SIGUSR1)
+raise_signal(signal.SIGUSR2)
 """,
         tmp_path / "d",
         str(tmp_path / "theirs"),
@@ -83,9 +83,9 @@ def test_a_handler_that_the_program_installs_in_the_block_stays(tmp_path: Path) 
 with diagnostic.diagnose(config()):
     signal.signal(signal.SIGUSR1, lambda *_: say("theirs"))
 for _ in range(2):
-    signal.raise_signal(signal.SIGUSR1)
+    raise_signal(signal.SIGUSR1)
     with diagnostic.diagnose(config()):
-        signal.raise_signal(signal.SIGUSR1)
+        raise_signal(signal.SIGUSR1)
 """,
         tmp_path / "d",
     )

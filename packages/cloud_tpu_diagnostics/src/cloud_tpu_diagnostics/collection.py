@@ -8,8 +8,7 @@ companion writes the header and the dump to where they belong.
 from __future__ import annotations
 
 import logging
-import signal
-import sys
+import os
 import threading
 from contextlib import ExitStack
 from pathlib import Path
@@ -19,10 +18,11 @@ from ml_diagnostics_common.guard import LOSSES, guarded_as, warn_once
 
 from cloud_tpu_diagnostics import trace_file
 from cloud_tpu_diagnostics.console import Console
+from cloud_tpu_diagnostics.dump import dump_text, write_in_parts
 from cloud_tpu_diagnostics.plan import Plan
 from cloud_tpu_diagnostics.rounds import Rounds
 from cloud_tpu_diagnostics.trace_file import TraceFile
-from cloud_tpu_diagnostics.watchdog import MOST_THREADS, Timer, Watchdog
+from cloud_tpu_diagnostics.watchdog import Timer, Watchdog
 
 if TYPE_CHECKING:
     from cloud_tpu_diagnostics.companion_link import CompanionLink
@@ -170,20 +170,24 @@ class Collection:
             if not self._is_on or not self._has_place() or not self._timer.arm_again():
                 return False
             companion = self._companion
-            if is_in_time:
-                self._dump("" if companion is not None else HEADER.format(interval=self.plan.interval_seconds))
+        if is_in_time:
+            self._dump("" if companion is not None else HEADER.format(interval=self.plan.interval_seconds))
         if companion is not None:
             self._tell_snapshot(companion)
-        else:
-            self._dump_main_thread()
         return True
 
     @guarded_as("dump the stacks of its threads")
     def _dump(self, header: str) -> None:
+        """Writes without a lock: nobody who leaves the block waits for it."""
+        number = self._timer.copy_of_descriptor()
+        if number is None:
+            return
         try:
-            self._timer.dump(header)
+            write_in_parts(number, header + dump_text(self.plan.interval_seconds), lambda: self._is_on)
         except OSError:
-            pass  # Nobody reads, or there is no room.
+            pass  # Nobody reads, or the disk is full.
+        finally:
+            os.close(number)
 
     def _has_place(self) -> bool:
         """Whether there is still somewhere to write to, and room."""
@@ -213,17 +217,6 @@ class Collection:
     @guarded_as("take a snapshot")
     def _tell_snapshot(self, companion: CompanionLink) -> None:
         companion.tell_snapshot()
-
-    @guarded_as("dump the main thread")
-    def _dump_main_thread(self) -> None:
-        """Where faulthandler has cut the oldest threads, which the main thread is among."""
-        number = self._watchdog.main_thread_signal if self._watchdog is not None else None
-        main = threading.main_thread().ident
-        if number is None or main is None or len(sys._current_frames()) <= MOST_THREADS:
-            return
-        with self._changing:
-            if self._is_on:
-                signal.pthread_kill(main, number)
 
 
 def _open_place(plan: Plan) -> TraceFile | Console | None:

@@ -123,7 +123,7 @@ class DumpParser:
                     continue
             elif kind is not None:
                 complete += self._take(kind, match)
-            self._after_empty_line = kind == "empty"
+            self._after_empty_line = kind == "empty" or (kind == "thread" and match["gap"] != "")
         return complete
 
     def _take(self, kind: str, piece: re.Match[str]) -> list[Dump]:
@@ -230,6 +230,7 @@ _PIECES = re.compile(
         (?:(?:(?P<current>Current[ ]t)|T)hread[ ](?P<id>0x[0-9a-fA-F]{{1,16}})(?:[ ]\[(?P<name>[^\n]*)\])?|Stack)
         [ ]\(most[ ]recent[ ]call[ ]first\):\n
         (?P<stack>{_FRAME_LINES}*)
+        (?P<gap>\n?)
     )
     | (?P<frames>{_FRAME_LINES}+)
     | (?P<empty>\n+)

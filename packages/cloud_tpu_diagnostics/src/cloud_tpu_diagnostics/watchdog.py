@@ -19,17 +19,14 @@ import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 from ml_diagnostics_common.descriptors import Descriptor
 from ml_diagnostics_common.guard import log_once, warn_once
 
 from cloud_tpu_diagnostics.console import with_high_number
 
-__all__ = ["MOST_THREADS", "Output", "Timer", "Watchdog"]
-
-MOST_THREADS: Final = 100
-"""faulthandler writes the newest so many: MAX_NTHREADS in CPython's Python/traceback.c."""
+__all__ = ["Output", "Timer", "Watchdog"]
 
 _NO_DESCRIPTOR = 2**30
 """A number that no file can have: what is written there is lost."""
@@ -89,7 +86,10 @@ class Watchdog:
         self.signal: int | None = None
         """Which one makes this process write all its stacks; None if all were taken."""
         self.main_thread_signal: int | None = None
-        """Which one makes a thread write its own stack; None if all were taken."""
+        """Which one makes a thread write its own stack; None if all were taken.
+
+        faulthandler writes the newest 100 threads (MAX_NTHREADS in CPython's Python/traceback.c): not the main one.
+        """
 
     def start(self) -> None:
         """Turns them on, as far as the job has not done so itself."""
@@ -212,7 +212,7 @@ class Timer:
 
     It reads the stacks of threads without the GIL. That is safe while they stand still, as in a hang, and ends a
     program that runs with a segmentation fault once in some thousand dumps. So whoever gets the GIL in time writes the
-    dump with it in hand, and arms the timer anew: it fires `grace_seconds` later, only where nobody gets it.
+    dump in its place, and arms the timer anew: it fires `grace_seconds` later, only where nobody gets it.
 
     A fork takes the timer's locks with it, but not the thread that lets go of them: a child that then ends, or sets a
     timer, waits for ever. So the timer is off during a fork.
@@ -269,17 +269,11 @@ class Timer:
                 return True
             return self._start()
 
-    def dump(self, header: str) -> None:
-        """Writes, in place of the timer and as it does, what it would have written.
-
-        Args:
-            header: What comes before it.
-        """
+    def copy_of_descriptor(self) -> int | None:
+        """Opens what it writes to once more, for who writes in its place; None if it is off."""
         with self._arming:
             number = self._descriptor.number() if self._descriptor is not None else None
-            if number is not None and self._output is not None:
-                os.write(number, f"{header}Timeout ({_clock_text(self._interval)})!\n".encode())
-                faulthandler.dump_traceback(number, all_threads=True)
+            return None if number is None or self._output is None else with_high_number(os.dup(number))
 
     def cancel(self) -> None:
         """Stops it; nothing is written any more."""
@@ -338,11 +332,3 @@ class Timer:
                 faulthandler.dump_traceback_later(rest, repeat=rest > self._interval / 10, file=self._output)
         finally:
             self._arming.release()
-
-
-def _clock_text(seconds: float) -> str:
-    """Writes seconds as faulthandler does: 0:10:00, or 0:00:00.250000."""
-    whole, microseconds = divmod(round(seconds * 1e6), 10**6)
-    minutes, second = divmod(whole, 60)
-    text = f"{minutes // 60}:{minutes % 60:02}:{second:02}"
-    return f"{text}.{microseconds:06}" if microseconds else text

@@ -1,0 +1,76 @@
+"""A dump of all threads as faulthandler writes it, made by Python: whole, and without holding up those threads."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from types import FrameType
+
+__all__ = ["dump_text", "write_in_parts"]
+
+_DEEPEST = 100
+"""Frames of a thread; faulthandler's limit too."""
+_PART_BYTES = 1 << 16
+_WAIT_SECONDS = 0.005
+_MOST_WAITS = 200
+
+
+def dump_text(interval_seconds: float) -> str:
+    """Returns the stacks of all threads but the caller's, newest thread first, under faulthandler's headline.
+
+    faulthandler would stop at 100 threads, and hold the GIL for a third of a millisecond for each.
+
+    Args:
+        interval_seconds: For the headline.
+    """
+    own = threading.get_ident()
+    threads = [_thread_text(ident, frame) for ident, frame in sys._current_frames().items() if ident != own]
+    return f"Timeout ({_clock_text(interval_seconds)})!\n" + "\n".join(threads)
+
+
+def write_in_parts(number: int, text: str, goes_on: Callable[[], bool]) -> None:
+    """Writes to a file, or to a pipe or terminal that does not wait: its reader is waited for here, for a second.
+
+    Args:
+        number: The descriptor.
+        text: What is written.
+        goes_on: Asked before each part; False: the rest is not wanted any more.
+
+    Raises:
+        OSError: It cannot be written.
+    """
+    data = memoryview(text.encode("ascii", "backslashreplace"))
+    waits = 0
+    while data and waits < _MOST_WAITS and goes_on():
+        try:
+            data = data[os.write(number, data[:_PART_BYTES]) :]
+        except BlockingIOError:
+            waits += 1
+            time.sleep(_WAIT_SECONDS)
+
+
+def _thread_text(ident: int, frame: FrameType) -> str:
+    return f"Thread 0x{ident:016x} (most recent call first):\n" + "".join(_frame_texts(frame))
+
+
+def _frame_texts(innermost: FrameType) -> Iterator[str]:
+    frame: FrameType | None = innermost
+    for _ in range(_DEEPEST):
+        if frame is None:
+            return
+        code = frame.f_code
+        yield f'  File "{code.co_filename}", line {frame.f_lineno or "???"} in {code.co_name}\n'
+        frame = frame.f_back
+    if frame is not None:
+        yield "  ...\n"
+
+
+def _clock_text(seconds: float) -> str:
+    """Writes seconds as faulthandler does: 0:10:00, or 0:00:00.250000."""
+    whole, microseconds = divmod(round(seconds * 1e6), 10**6)
+    minutes, second = divmod(whole, 60)
+    text = f"{minutes // 60}:{minutes % 60:02}:{second:02}"
+    return f"{text}.{microseconds:06}" if microseconds else text
