@@ -10,8 +10,10 @@ from pathlib import Path
 import pytest
 from cloud_tpu_diagnostics.companion.main import LONGEST_END_SECONDS
 from cloud_tpu_diagnostics.companion.settings import CompanionSettings
-from cloud_tpu_diagnostics.entries import DUMP, JOB_ENDED, SNAPSHOT
+from cloud_tpu_diagnostics.entries import DUMP, JOB_ENDED, LOG_ID, SNAPSHOT
 from cloud_tpu_diagnostics.traces import parse_dumps
+from ml_diagnostics_common.environment import diagnostics_directory
+from ml_diagnostics_common.reader import JournalReader
 
 from .accompanied_jobs import Job, ending, is_alive, of_kind, payloads, wait_until
 
@@ -171,6 +173,25 @@ companion.leave("clean")
     (dump,) = of_kind(DUMP)
     assert "[REDACTED]" in dump["message"]
     assert "hunter2" not in str(payloads())
+
+
+def test_the_index_that_jax_tells_amid_the_block_is_a_label_from_then_on(trace: Path) -> None:
+    job = Job(
+        """
+import types
+companion = begin()
+state = types.SimpleNamespace(client=object(), process_id=3)
+sys.modules["jax._src.distributed"] = types.SimpleNamespace(global_state=state)
+time.sleep(1.5)
+companion.leave("clean")
+""",
+        trace,
+    )
+    assert job.end() == (0, "", "")
+    ending()
+    (entry,) = (entry for batch in JournalReader(LOG_ID, root=diagnostics_directory()).read_new() for entry in batch)
+    assert entry.context.labels["process_index"] == "3"
+    assert entry.context.labels["pid"] == str(job.process.pid)
 
 
 # --- The job never feels it ---------------------------------------------------------------------------

@@ -56,7 +56,13 @@ class CompanionProcess:
         self._lock = threading.RLock()  # A signal handler may interrupt its own thread in here.
         self._unsent = bytearray()
         self._is_over = False
-        hello = {"settings": settings.to_json(), "trace_bytes": _size(settings.trace_path), **_who_tells(self._owner)}
+        self._labels = _labels(self._owner)  # As they were told last.
+        hello = {
+            "settings": settings.to_json(),
+            "trace_bytes": _size(settings.trace_path),
+            "labels": self._labels,
+            "is_ending_told": _is_ending_told(),
+        }
         # Our reading end stays open: with no reader, a write of the timer would be a SIGPIPE.
         self._timer_read, self._timer_write = _timer_pipe()
         try:
@@ -184,6 +190,7 @@ class CompanionProcess:
                 return
             poller.register(to_companion, select.POLLOUT if self._unsent else 0)
             ready = dict(poller.poll(1e3 * _LOOK_SECONDS))
+            self._tell_who_we_are()
             if ready.get(to_companion, 0) & select.POLLOUT:
                 self._send_rest()
             if descriptor not in ready or self._from_companion.number() is None:
@@ -197,6 +204,13 @@ class CompanionProcess:
             rest = rest[-_READ_BYTES:]
             for line in lines:
                 self._hear_line(line)
+
+    def _tell_who_we_are(self) -> None:
+        """JAX knows this process's index among all of the job only once it has been initialised, amid the block."""
+        labels = _labels(self._owner)
+        if labels != self._labels:
+            self._labels = labels
+            self.tell({"kind": "labels", "labels": labels})
 
     def _has_ended(self) -> bool:
         """Looked for: what was forked off while it was started may hold its ends of the pipes, too."""
@@ -305,12 +319,13 @@ def _descriptor_of_this_process() -> int | None:
     return None if number is None else _out_of_the_way(number)
 
 
-def _who_tells(pid: int) -> dict[str, Any]:
-    """Who this process is among all of the job; and whether its parent says how it ends."""
+def _labels(pid: int) -> dict[str, str]:
+    """Who this process is among all of the job."""
     from ml_diagnostics_common.environment import identity
 
-    me = identity()
-    return {
-        "labels": {**me.labels(), "pid": str(pid)},
-        "is_ending_told": os.environ.get(RUN_BY) == str(os.getppid()),
-    }
+    return {**identity().labels(), "pid": str(pid)}
+
+
+def _is_ending_told() -> bool:
+    """Whether the parent of this process says how it ends."""
+    return os.environ.get(RUN_BY) == str(os.getppid())
