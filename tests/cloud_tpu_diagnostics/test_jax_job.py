@@ -1,0 +1,148 @@
+"""A job of four JAX processes, of which one does not enter the collective: whoever looks is told which, and where."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from . import jax_job
+
+for needed in ("jax", "numpy"):
+    pytest.importorskip(needed)
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the folder and the signals are those of Linux")
+
+_JOB = "hanging-job"
+_LONGEST_START_SECONDS = 90.0
+"""Four times the import of JAX, on one core perhaps."""
+_LONG_SECONDS = 20.0
+
+
+class _Ranks:
+    """The processes of the job, by rank."""
+
+    def __init__(self, folder: Path, log: Path) -> None:
+        self.folder = folder
+        self.environment = {**os.environ, "ML_DIAGNOSTICS_JOB": _JOB, "JAX_PLATFORMS": "cpu"}
+        self._log = log
+        port = str(_free_port())
+        self.processes = []
+        for rank in range(jax_job.RANKS):
+            with (log / f"{rank}.err").open("wb") as stderr:
+                self.processes.append(
+                    subprocess.Popen(
+                        [sys.executable, jax_job.__file__, str(folder), port, str(rank)],
+                        stdout=subprocess.PIPE,
+                        stderr=stderr,
+                        env=self.environment,
+                    )
+                )
+
+    def wait_until_stuck(self) -> None:
+        """Returns once the odd rank waits for data, and the others are about to enter the collective."""
+        give_up = threading.Timer(_LONGEST_START_SECONDS, self.kill)
+        give_up.start()
+        try:
+            for rank, process in enumerate(self.processes):
+                assert process.stdout is not None
+                if b"stuck\n" not in iter(process.stdout.readline, b""):  # Gloo prints, too.
+                    self._explain(rank)
+        finally:
+            give_up.cancel()
+
+    def _explain(self, rank: int) -> None:
+        self.kill()
+        if self.processes[rank].wait() == jax_job.NO_GLOO:
+            pytest.skip("this JAX has no collectives between processes on CPUs (gloo)")
+        pytest.fail((self._log / f"{rank}.err").read_text()[-3000:])
+
+    def kill(self) -> None:
+        for process in self.processes:
+            process.kill()
+
+    def close(self) -> None:
+        self.kill()
+        for process in self.processes:
+            assert process.stdout is not None
+            process.stdout.close()
+            process.wait()
+
+
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[_Ranks]:
+    """The job, as it hangs."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("ML_DIAGNOSTICS_BACKEND", "local")
+        patch.setenv("ML_DIAGNOSTICS_DIR", str(tmp_path_factory.mktemp("ml-diagnostics")))
+        ranks = _Ranks(tmp_path_factory.mktemp("traces") / "debugging", tmp_path_factory.mktemp("log"))
+        try:
+            ranks.wait_until_stuck()
+            yield ranks
+        finally:
+            ranks.close()
+
+
+def test_the_folder_of_trace_files_tells_the_rank_that_is_elsewhere(ranks: _Ranks) -> None:
+    for process in ranks.processes:
+        process.send_signal(signal.SIGUSR1)
+    odd = ranks.processes[jax_job.ODD_RANK].pid
+
+    def is_told(said: str) -> bool:
+        majority, _, others = said.partition("; ")
+        return (
+            majority.startswith("3 of 4 ")
+            and " train_step (jax_job.py:" in majority
+            and f":{odd} " in others
+            and " in wait_for_data_that_never_comes (jax_job.py:" in others
+        )
+
+    _wait_until_said(is_told, ranks, str(ranks.folder))
+    assert all(process.poll() is None for process in ranks.processes)  # The signal has harmed nobody.
+
+
+def test_the_journal_tells_it_with_the_ranks_index_and_the_step(ranks: _Ranks) -> None:
+    def is_told(said: str) -> bool:
+        majority, _, others = said.partition("; ")
+        return (
+            majority.startswith("3 of 4 ")
+            and " train_step (jax_job.py:" in majority
+            and majority.endswith(f" at step {jax_job.STUCK_STEP}")
+            and f"/{jax_job.ODD_RANK} " in others
+            and " in wait_for_data_that_never_comes (jax_job.py:" in others
+            and others.endswith(f" at step {jax_job.STUCK_STEP}")
+        )
+
+    _wait_until_said(is_told, ranks, "--job", _JOB)
+
+
+def _wait_until_said(is_told: Callable[[str], bool], ranks: _Ranks, *where: str) -> None:
+    """Asks `tpu-stacks show` for its first line, until it says what is wanted; the next dumps come in a second."""
+    deadline = time.monotonic() + _LONG_SECONDS
+    while True:
+        done = subprocess.run(
+            [sys.executable, "-m", "cloud_tpu_diagnostics.stacks.cli", "show", *where],
+            capture_output=True,
+            text=True,
+            check=False,
+            env=ranks.environment,
+        )
+        said = done.stdout.partition("\n")[0]
+        if is_told(said):
+            return
+        assert time.monotonic() < deadline, f"{said}\n{done.stderr}"
+        time.sleep(0.2)
+
+
+def _free_port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return int(free.getsockname()[1])
