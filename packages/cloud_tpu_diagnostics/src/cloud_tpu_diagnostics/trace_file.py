@@ -111,7 +111,7 @@ def open_trace_file() -> TraceFile | None:
 
 def _reopen(made: _Made | None) -> TraceFile | None:
     """Opens the file that this process made before; None if it did not, or if it is not there any more."""
-    if made is None or made.pid != os.getpid() or Path(made.path).parent.parent not in (FOLDER, FOLDER.parent):
+    if made is None or made.pid != os.getpid() or FOLDER not in Path(made.path).parents:
         return None
     try:
         descriptor = with_high_number(os.open(made.path, _EXISTING | _SAFELY))
