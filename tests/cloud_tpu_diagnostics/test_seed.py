@@ -51,9 +51,10 @@ logName="projects/<project_name>/logs/tpu.googleapis.com%2Fruntime_monitor"
 jsonPayload.verb="stacktraceanalyzer"
 """
 
+# A moment of work first: a thread that has just begun has the identity of the one that began it, in a dump.
 _WORK = "def run_job(_): pass\n"
-_CRASH = "import ctypes\ndef run_job(_): ctypes.string_at(0)\n"
-_IS_ASKED = "import os, signal\ndef run_job(_): os.kill(os.getpid(), signal.SIGUSR1)\n"
+_CRASH = "import ctypes, time\ndef run_job(_): time.sleep(0.2); ctypes.string_at(0)\n"
+_IS_ASKED = "import os, signal, time\ndef run_job(_): time.sleep(0.2); os.kill(os.getpid(), signal.SIGUSR1)\n"
 
 
 def run(scenario: str, job: str, folder: Path) -> subprocess.CompletedProcess[str]:
