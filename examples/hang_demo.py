@@ -1,0 +1,106 @@
+"""A job of three processes that hangs, in a quarter of a minute: the verdict, and who is to blame.
+
+Each process loads a batch and then waits for the others, as a collective does. The last process's data loader stops at
+step 40, and with it all stop. Everything stays under `out/`; no cloud is asked for anything.
+"""
+
+import argparse
+import multiprocessing
+import os
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from datetime import datetime
+from multiprocessing.synchronize import Barrier
+from pathlib import Path
+from typing import Any
+
+from cloud_tpu_diagnostics import diagnostic
+from cloud_tpu_diagnostics.configuration import (
+    debug_configuration,
+    diagnostic_configuration,
+    hang_configuration,
+    stack_trace_configuration,
+)
+from cloud_tpu_diagnostics.entries import HANG_SUSPECTED, LOG_ID
+from cloud_tpu_diagnostics.stacks import cli
+from ml_diagnostics_common.environment import diagnostics_directory
+from ml_diagnostics_common.reader import JournalReader
+
+STUCK_STEP = 40
+
+
+def next_batch(step: int, *, is_stuck: bool) -> int:
+    """Loads a batch, unless the storage has gone away."""
+    time.sleep(0.05)
+    if is_stuck:
+        threading.Event().wait()
+    return step
+
+
+def all_reduce(everybody: Barrier) -> None:
+    """Waits for all processes, as a collective does."""
+    everybody.wait()
+
+
+def train(rank: int, ranks: int, everybody: Barrier, floor_seconds: float) -> None:
+    """One process of the job."""
+    os.environ["RANK"] = str(rank)
+    traces = stack_trace_configuration.StackTraceConfig(collect_stack_trace=True)
+    hangs = hang_configuration.HangConfig(enabled=True, step_floor_seconds=floor_seconds, snapshots=1)
+    debug_config = debug_configuration.DebugConfig(stack_trace_config=traces, hang_config=hangs)
+    with diagnostic.diagnose(diagnostic_configuration.DiagnosticConfig(debug_config)):
+        for step in range(STUCK_STEP + 1):
+            diagnostic.heartbeat(step)
+            next_batch(step, is_stuck=rank == ranks - 1 and step == STUCK_STEP)
+            all_reduce(everybody)
+
+
+def verdicts(job: str) -> Iterator[dict[str, Any]]:
+    """Yields what is said of hangs of this job, as soon as it is in the journal."""
+    reader = JournalReader(LOG_ID, root=diagnostics_directory())
+    while True:
+        for batch in reader.read_new():
+            for entry in batch:
+                if entry.context.labels["job"] == job and entry.payload.get("kind") == HANG_SUSPECTED:
+                    yield entry.payload
+        time.sleep(0.2)
+
+
+def main() -> int:
+    """Runs the demo; returns an exit code."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--ranks", type=int, default=3, help="processes (default: %(default)s)")
+    parser.add_argument("--floor", type=float, default=5, metavar="SECONDS", help="how soon a silence can be a hang")
+    parser.add_argument("--out", type=Path, default=Path("out"), help="folder for the journal (default: out)")
+    arguments = parser.parse_args()
+
+    # The job and the report below find each other by these; nothing looks for a cloud.
+    job = f"hang-{datetime.now():%Y%m%d-%H%M%S}"
+    os.environ["ML_DIAGNOSTICS_DIR"] = str(arguments.out.resolve() / "ml-diagnostics")
+    os.environ["ML_DIAGNOSTICS_BACKEND"] = "local"
+    os.environ["ML_DIAGNOSTICS_JOB"] = job
+
+    context = multiprocessing.get_context("spawn")
+    everybody = context.Barrier(arguments.ranks)
+    processes = [
+        context.Process(target=train, args=(rank, arguments.ranks, everybody, arguments.floor), daemon=True)
+        for rank in range(arguments.ranks)
+    ]
+    print(f"{job}: {arguments.ranks} processes, of which one will stop at step {STUCK_STEP}:", flush=True)
+    for process in processes:
+        process.start()
+    for _, verdict in zip(processes, verdicts(job), strict=False):
+        print(f"  {verdict['message']}", flush=True)
+
+    print(f"\nAll of them in one picture (tpu-stacks show --job {job}):\n", flush=True)
+    exit_code = cli.main(["show", "--job", job])
+    for process in processes:
+        process.kill()
+        process.join()
+    return exit_code
+
+
+if __name__ == "__main__":
+    sys.exit(main())
