@@ -20,6 +20,8 @@ FIGURES = [
     "importing",
     "cloud_reading",
     "hangs",
+    "diagnose",
+    "diagnosed_trainer",
 ]
 RESULTS = Path(__file__).parent / "RESULTS.md"
 

@@ -40,22 +40,27 @@ def ours(function: Callable[..., Any], *, environment: dict[str, str] | None = N
 def reference(function: Callable[..., Any], *, pins: str = "reference", **parameters: Any) -> Any:
     """What a function returns in a fresh process of a reference's environment, by default goodput's."""
     with tempfile.TemporaryDirectory() as folder:
-        return _call(str(_reference_python(pins)), function, {"TMPDIR": folder}, parameters)
+        return _call(str(reference_python_of(pins)), function, {"TMPDIR": folder}, parameters)
 
 
 @cache
-def _reference_python(pins: str) -> Path:
+def reference_python_of(pins: str) -> Path:
+    """The Python of a reference's environment, by the name of its pins."""
     from tests.reference_environment import reference_python
 
     return reference_python(pins, timeout_seconds=600)
 
 
+def environment_of_a_job(settings: dict[str, str]) -> dict[str, str]:
+    """The environment variables of a process that is measured: what a person has set for ours is not inherited."""
+    return {name: value for name, value in os.environ.items() if not name.startswith(_NOT_INHERITED)} | settings
+
+
 def _call(python: str, function: Callable[..., Any], settings: dict[str, str], parameters: dict[str, Any]) -> Any:
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(_NOT_INHERITED)}
     done = subprocess.run(
         [python, "-m", "benchmarks.process", function.__module__, function.__name__, json.dumps(parameters)],
         cwd=REPOSITORY,
-        env={**kept, **settings},
+        env=environment_of_a_job(settings),
         capture_output=True,
         text=True,
         check=False,

@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 import random
-import statistics
 import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from benchmarks import process
+from benchmarks import paired, process
 from benchmarks.job import JOB, LOG
 from benchmarks.monitoring import loopback_cloud
+from benchmarks.paired import Times
 from benchmarks.results import Row, Table, seconds
 
 _UPLOAD_SECONDS = 0.5
 _WINDOWS = [3600, 24 * 3600]
 _WORK = 60_000
-_RESAMPLES = 1000
 _LONGEST_START_SECONDS = 60.0
 _SETTLE_STEPS = 100
 
@@ -38,7 +37,7 @@ def train(rounds: int, steps: int) -> dict[str, Any]:
 
     folder = tempfile.mkdtemp()
     trainer = _Trainer(goodput.GoodputRecorder(JOB, LOG, logging_enabled=True))
-    times: dict[str, list[list[_Times]]] = {"off": [], "off again": [], "on": [], "starting": []}
+    times: dict[str, list[list[Times]]] = {"off": [], "off again": [], "on": [], "starting": []}
     uploads = 0
     trainer.steps(steps)
     order, rng = ["off", "off again", "on"], random.Random(rounds)
@@ -63,10 +62,6 @@ def train(rounds: int, steps: int) -> dict[str, Any]:
     return {"times": times, "uploads": uploads, "last_step": last_step, "done": trainer.step - 2}
 
 
-_Times = tuple[float, float]
-"""Wall and CPU seconds of a step."""
-
-
 class _Trainer:
     """Does steps of a few milliseconds that hold the GIL, and records each."""
 
@@ -75,20 +70,20 @@ class _Trainer:
         self._record = recorder.record_step_start_time
         recorder.record_job_start_time()
 
-    def steps(self, count: int) -> list[_Times]:
+    def steps(self, count: int) -> list[Times]:
         """How long each of so many steps takes."""
         return [self._one() for _ in range(count)]
 
-    def steps_until(self, is_over: Callable[[], bool]) -> list[_Times]:
+    def steps_until(self, is_over: Callable[[], bool]) -> list[Times]:
         """How long each step takes, until something holds."""
-        times: list[_Times] = []
+        times: list[Times] = []
         give_up = time.monotonic() + _LONGEST_START_SECONDS
         while not is_over():
             times += self.steps(5)
             assert time.monotonic() < give_up, "the monitor has uploaded nothing"
         return times
 
-    def _one(self) -> _Times:
+    def _one(self) -> Times:
         began, cpu_began = time.perf_counter(), time.thread_time()
         self._record(self.step)
         sum(number * number for number in range(_WORK))
@@ -126,65 +121,17 @@ def measure(*, quick: bool) -> list[Table]:
     with loopback_cloud(sent) as cloud:
         environment = {**cloud, "ML_DIAGNOSTICS_BACKEND": "auto"}
         run = process.ours(train, environment=environment, rounds=rounds, steps=steps)
-    wall, cpu = (
-        {arm: [[step[clock] for step in block] for block in blocks] for arm, blocks in run["times"].items()}
-        for clock in (0, 1)
-    )
     assert run["last_step"] == run["done"], run
     assert run["uploads"] == rounds, f"nothing was uploaded in {rounds - run['uploads']} of {rounds} blocks"
     assert sent, "nothing was sent to Cloud Monitoring"
-    rows = []
-    for what, times, share in (
-        ("step time, p50", wall, 0.5),
-        ("step time, p99", wall, 0.99),
-        ("its CPU, p50", cpu, 0.5),
-    ):
-        off, on = (_percentile(times[arm], share) for arm in ("off", "on"))
-        difference = _Difference(times["on"], times["off"], share)
-        noise = _Difference(times["off again"], times["off"], share)
-        rows.append(
-            Row(
-                what,
-                f"{seconds(on)} on, {seconds(off)} off: {difference}",
-                f"off against off: {noise}",
-                f"{on / off:.3f} times",
-                "no difference beyond noise",
-                difference.low <= max(abs(noise.low), abs(noise.high)),
-            )
-        )
-    starting = _percentile(wall["starting"], 0.5), _percentile(wall["starting"], 0.99)
+    rows = paired.step_time_rows(run["times"])
+    walls = [[wall for wall, _ in block] for block in run["times"]["starting"]]
+    starting = paired.percentile(walls, 0.5), paired.percentile(walls, 0.99)
     rows.append(Row("while the helper process starts", f"{seconds(starting[0])} p50, {seconds(starting[1])} p99"))
     note = (
         f"{rounds} rounds of three blocks of {steps} steps in one process, in any order: with no monitor, again with"
         f" none, and with all uploads on, each every {_UPLOAD_SECONDS:.1f} s, to TensorBoard and Cloud Monitoring on"
         " loopback. A step is pure Python that holds the GIL, and is recorded. Differences have the 95 % interval of"
-        f" {_RESAMPLES:,} resamplings of the rounds."
+        f" {paired.RESAMPLES:,} resamplings of the rounds."
     )
     return [Table("The trainer's step time with a monitor", note, rows)]
-
-
-class _Difference:
-    """By how many seconds a percentile of some steps exceeds that of others; both by rounds, which are resampled."""
-
-    def __init__(self, steps: list[list[float]], others: list[list[float]], share: float) -> None:
-        rng, found = random.Random(len(steps)), []
-        for _ in range(_RESAMPLES):
-            rounds = rng.choices(range(len(steps)), k=len(steps))
-            found.append(
-                _percentile([steps[number] for number in rounds], share)
-                - _percentile([others[number] for number in rounds], share)
-            )
-        self.middle = _percentile(steps, share) - _percentile(others, share)
-        self.low, self.high = process.percentile(found, 0.025), process.percentile(found, 0.975)
-
-    def __str__(self) -> str:
-        return f"{_micro(self.middle)} µs ({_micro(self.low)} to {_micro(self.high)})"
-
-
-def _percentile(blocks: list[list[float]], share: float) -> float:
-    steps = [took for block in blocks for took in block]
-    return statistics.median(steps) if share == 0.5 else process.percentile(steps, share)
-
-
-def _micro(value: float) -> str:
-    return f"{value * 1e6:+.0f}"

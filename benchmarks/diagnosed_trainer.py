@@ -1,0 +1,125 @@
+"""A trainer's step time with all of diagnose() on, against off: one process, in which they take turns."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from benchmarks import paired, process
+from benchmarks.diagnose import configuration, write_traces_to
+from benchmarks.job import JOB, LOG
+from benchmarks.paired import Times
+from benchmarks.results import Row, Table, seconds
+
+_INTERVAL_SECONDS = 0.5
+_WORK = 30_000
+_NUMBERS = 200_000
+_THREADS = 20
+_LONGEST_START_SECONDS = 60.0
+_SETTLE_STEPS = 100
+
+
+def train(rounds: int, steps: int) -> dict[str, Any]:
+    """Trains in blocks of steps: in each round, in any order, two without diagnose() and one within it.
+
+    Args:
+        rounds: How many.
+        steps: Of a block.
+
+    Returns:
+        Wall and CPU seconds of each step by round, in `off`, `off again` and `on`; of those while the companion
+        started, in `starting`; and in how many rounds it wrote something down.
+    """
+    from cloud_tpu_diagnostics import diagnostic
+    from ml_goodput_measurement import goodput
+
+    folder = Path(os.environ["ML_DIAGNOSTICS_DIR"])
+    write_traces_to(folder / "debugging")
+    gate = threading.Lock()
+    gate.acquire()
+    for _ in range(_THREADS):
+        threading.Thread(target=gate.acquire, daemon=True).start()
+    trainer = _Trainer(goodput.GoodputRecorder(JOB, LOG, logging_enabled=True), diagnostic.heartbeat)
+    times: dict[str, list[list[Times]]] = {"off": [], "off again": [], "on": [], "starting": []}
+    written = 0
+    trainer.steps(steps)
+    order, rng = ["off", "off again", "on"], random.Random(rounds)
+    for _ in range(rounds):
+        rng.shuffle(order)
+        for name in order:
+            with contextlib.ExitStack() as stack:
+                if name == "on":
+                    size = _size(folder)
+                    given = configuration(cloud=True, interval=_INTERVAL_SECONDS, hangs=True)
+                    stack.enter_context(diagnostic.diagnose(given))
+                    times["starting"].append(trainer.steps_until(lambda: _size(folder) > size))  # noqa: B023
+                trainer.steps(_SETTLE_STEPS)
+                size = _size(folder)
+                times[name].append(trainer.steps(steps))
+                written += name == "on" and _size(folder) > size
+    return {"times": times, "written": written}
+
+
+class _Trainer:
+    """Does steps of a few milliseconds, half of them in Python and half in numpy, and tells of each."""
+
+    def __init__(self, recorder: Any, heartbeat: Callable[[int], None]) -> None:
+        import numpy
+
+        self._step = 0
+        self._record, self._heartbeat = recorder.record_step_start_time, heartbeat
+        self._square_root = numpy.sqrt
+        self._numbers, self._roots = numpy.ones(_NUMBERS), numpy.empty(_NUMBERS)
+        recorder.record_job_start_time()
+
+    def steps(self, count: int) -> list[Times]:
+        """How long each of so many steps takes."""
+        return [self._one() for _ in range(count)]
+
+    def steps_until(self, is_over: Callable[[], bool]) -> list[Times]:
+        """How long each step takes, until something holds."""
+        times: list[Times] = []
+        give_up = time.monotonic() + _LONGEST_START_SECONDS
+        while not is_over():
+            times += self.steps(5)
+            assert time.monotonic() < give_up, "the companion has written nothing"
+        return times
+
+    def _one(self) -> Times:
+        began, cpu_began = time.perf_counter(), time.thread_time()
+        self._record(self._step)
+        self._heartbeat(self._step)
+        sum(number * number for number in range(_WORK))
+        for _ in range(6):
+            self._square_root(self._numbers, out=self._roots)
+        self._step += 1
+        return time.perf_counter() - began, time.thread_time() - cpu_began
+
+
+def _size(folder: Path) -> int:
+    """Of the journals that companions write, in bytes."""
+    return sum(file.stat().st_size for file in folder.glob("journal/*runtime_monitor/*.jsonl"))
+
+
+def measure(*, quick: bool) -> list[Table]:
+    rounds, steps = (3, 300) if quick else (10, 500)
+    run = process.ours(train, rounds=rounds, steps=steps)
+    assert run["written"] == rounds, f"nothing was written in {rounds - run['written']} of {rounds} blocks"
+    rows = paired.step_time_rows(run["times"])
+    walls = [[wall for wall, _ in block] for block in run["times"]["starting"]]
+    starting = paired.percentile(walls, 0.5), paired.percentile(walls, 0.99)
+    rows.append(Row("while the companion starts", f"{seconds(starting[0])} p50, {seconds(starting[1])} p99"))
+    note = (
+        f"{rounds} rounds of three blocks of {steps} steps in one process, in any order: without diagnose(), again"
+        f" without, and within it, with the stack traces of {_THREADS + 1} threads every {_INTERVAL_SECONDS} s (1,200"
+        " times as often as by default), written to a file and to the journal by the companion, which watches for hangs"
+        " too. A step is half pure Python and half numpy; it is recorded, and a heartbeat is given. Differences have"
+        f" the 95 % interval of {paired.RESAMPLES:,} resamplings of the rounds."
+    )
+    return [Table("The trainer's step time within diagnose()", note, rows)]

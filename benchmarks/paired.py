@@ -1,0 +1,75 @@
+"""Steps of one process in blocks, by turns with something on and off: how far they differ, and how far noise does."""
+
+from __future__ import annotations
+
+import random
+import statistics
+from collections.abc import Mapping
+
+from benchmarks import process
+from benchmarks.results import Row, seconds
+
+RESAMPLES = 1000
+
+Times = tuple[float, float]
+"""Wall and CPU seconds of a step."""
+
+
+def step_time_rows(times: Mapping[str, list[list[Times]]]) -> list[Row]:
+    """How much longer steps take with it on: no more than noise may seem to.
+
+    Args:
+        times: Of each step, by round, in `off`, `off again` and `on`.
+    """
+    wall, cpu = (
+        {arm: [[step[clock] for step in block] for block in blocks] for arm, blocks in times.items()}
+        for clock in (0, 1)
+    )
+    rows = []
+    for what, clocked, share in (
+        ("step time, p50", wall, 0.5),
+        ("step time, p99", wall, 0.99),
+        ("its CPU, p50", cpu, 0.5),
+    ):
+        off, on = (percentile(clocked[arm], share) for arm in ("off", "on"))
+        difference = _Difference(clocked["on"], clocked["off"], share)
+        noise = _Difference(clocked["off again"], clocked["off"], share)
+        rows.append(
+            Row(
+                what,
+                f"{seconds(on)} on, {seconds(off)} off: {difference}",
+                f"off against off: {noise}",
+                f"{on / off:.3f} times",
+                "no difference beyond noise",
+                difference.low <= max(abs(noise.low), abs(noise.high)),
+            )
+        )
+    return rows
+
+
+def percentile(blocks: list[list[float]], share: float) -> float:
+    """Of the steps of all blocks."""
+    steps = [took for block in blocks for took in block]
+    return statistics.median(steps) if share == 0.5 else process.percentile(steps, share)
+
+
+class _Difference:
+    """By how many seconds a percentile of some steps exceeds that of others; both by rounds, which are resampled."""
+
+    def __init__(self, steps: list[list[float]], others: list[list[float]], share: float) -> None:
+        rng, found = random.Random(len(steps)), []
+        for _ in range(RESAMPLES):
+            rounds = rng.choices(range(len(steps)), k=len(steps))
+            found.append(
+                percentile([steps[number] for number in rounds], share)
+                - percentile([others[number] for number in rounds], share)
+            )
+        self.middle = percentile(steps, share) - percentile(others, share)
+        self.low, self.high = process.percentile(found, 0.025), process.percentile(found, 0.975)
+
+    def __str__(self) -> str:
+        return f"{_micro(self.middle)} µs ({_micro(self.low)} to {_micro(self.high)})"
+
+
+def _micro(value: float) -> str:
+    return f"{value * 1e6:+.0f}"
