@@ -44,6 +44,8 @@ class HangWatching:
         self._reader: ProgressReader | None = None
         try:
             self._reader = ProgressReader(settings.progress_path or "")
+        except FileNotFoundError:
+            pass  # The block was left before this process ran.
         except OSError as error:
             channel.log(WARNING, f"Hangs are not watched for: the job's progress cannot be read ({error})")
         self.progress: Progress | None = None
