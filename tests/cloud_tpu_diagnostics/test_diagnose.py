@@ -8,6 +8,7 @@ import sys
 import timeit
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from cloud_tpu_diagnostics import diagnostic, trace_file
@@ -147,6 +148,35 @@ def test_what_is_no_configuration_is_refused(config: object) -> None:
         pytest.raises(ConfigurationError, match="give it a DiagnosticConfig"),
         diagnostic.diagnose(config),  # type: ignore[arg-type]
     ):
+        pytest.fail("the block was entered")
+
+
+class _Raising:
+    def __getattr__(self, name: str) -> object:
+        raise RuntimeError(name)
+
+    def __bool__(self) -> bool:
+        raise RuntimeError("no truth")
+
+    def __repr__(self) -> str:
+        raise RuntimeError("no text")
+
+
+_JUNK = [
+    _Raising(),
+    DiagnosticConfig(_Raising()),  # type: ignore[arg-type]
+    DiagnosticConfig(DebugConfig(_Raising())),  # type: ignore[arg-type]
+    DiagnosticConfig(DebugConfig(StackTraceConfig(_Raising()))),  # type: ignore[arg-type]
+    DiagnosticConfig(DebugConfig(StackTraceConfig(True, _Raising()))),  # type: ignore[arg-type]
+    DiagnosticConfig(DebugConfig(StackTraceConfig(True, False, _Raising()))),  # type: ignore[arg-type]
+    DiagnosticConfig(DebugConfig(hang_config=_Raising())),  # type: ignore[arg-type]
+    DiagnosticConfig(DebugConfig(hang_config=SimpleNamespace(enabled=True))),  # type: ignore[arg-type]
+]
+
+
+@pytest.mark.parametrize("config", _JUNK, ids=range(len(_JUNK)))
+def test_whatever_it_is_given_it_refuses_with_its_own_error(config: object) -> None:
+    with pytest.raises(ConfigurationError), diagnostic.diagnose(config):  # type: ignore[arg-type]
         pytest.fail("the block was entered")
 
 

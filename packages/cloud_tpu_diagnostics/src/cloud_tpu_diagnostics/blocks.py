@@ -5,82 +5,107 @@ from __future__ import annotations
 import os
 import sys
 import threading
+import weakref
 
-from ml_diagnostics_common.guard import report_loss, warn_once
+from ml_diagnostics_common.guard import LOSSES, report_loss, warn_once
 
 from cloud_tpu_diagnostics.collection import Collection
 from cloud_tpu_diagnostics.configuration.hang_configuration import HangConfig
 from cloud_tpu_diagnostics.configuration.stack_trace_configuration import StackTraceConfig
 from cloud_tpu_diagnostics.plan import Plan, plan_of
 
-__all__ = ["enter", "leave"]
+__all__ = ["Block"]
 
-# State of the process: what is collected, and for how many blocks; and, in a forked child, what its parent collects:
-# faulthandler still writes there.
+# State of the process: what is collected, and the blocks that are entered, by their tokens; and, in a forked child,
+# what its parent collects: faulthandler still writes there.
 _lock = threading.RLock()  # A signal handler may interrupt its own thread in here.
 _current: Collection | None = None
-_blocks = 0
+_entered: dict[object, weakref.ref[Block]] = {}
 _of_the_parent: Collection | None = None
 
 
-def enter(traces: StackTraceConfig | None, hangs: HangConfig | None) -> Collection | None:
-    """Begins to collect, or joins what is being collected.
+class Block:
+    """One block, entered once and left once.
 
-    Returns:
-        What to give to `leave`; None if nothing can be collected, which has been said.
-
-    Raises:
-        ConfigurationError: The configuration cannot work.
+    A signal's handler may raise anywhere, in here too: KeyboardInterrupt. What it leaves undone is done when the block
+    is let go of; so all that is done here can be done again.
     """
-    if sys.platform == "win32":
-        warn_once("windows", "diagnose() does nothing on Windows: there are no stack traces, and no watch for hangs.")
-        return None
-    plan = plan_of(traces, hangs)
-    try:
-        return _join(plan)
-    except Exception as error:
-        report_loss("diagnose", error, "collect stack traces")
-        return None
+
+    def __init__(self) -> None:
+        self.token = object()
+
+    def enter(self, traces: StackTraceConfig | None, hangs: HangConfig | None) -> None:
+        """Begins to collect, or joins what is being collected; what cannot be collected is said.
+
+        Raises:
+            ConfigurationError: The configuration cannot work.
+        """
+        if sys.platform == "win32":
+            warn_once(
+                "windows",
+                "diagnose() does nothing on Windows: no stack traces, and no watch for hangs.",
+            )
+            return
+        plan = plan_of(traces, hangs)
+        try:
+            _join(plan, self)
+        except Exception as error:
+            self.leave(error)
+            report_loss("diagnose", error, "collect stack traces")
+
+    def leave(self, error: BaseException | None) -> None:
+        """Ends what `enter` has begun, once every block is left; nothing, in a forked child that leaves its parent's.
+
+        Args:
+            error: What the block was left with, if it was an exception.
+        """
+        try:
+            _leave(self.token, error)
+        except Exception as ours:
+            report_loss("diagnose", ours, "turn off all that it had turned on")
 
 
-def leave(collection: Collection, error: BaseException | None) -> None:
-    """Ends what `enter` has begun, once every block is left; nothing, in a forked child that leaves its parent's.
-
-    Args:
-        collection: What `enter` returned.
-        error: What the block was left with, if it was an exception.
-    """
-    global _current, _blocks
-    try:
-        with _lock:
-            if collection is not _current:
-                return
-            _blocks -= 1
-            if not _blocks:
-                _current = None
-                collection.stop(error)
-    except Exception as ours:
-        report_loss("diagnose", ours, "turn off all that it had turned on")
-
-
-def _join(plan: Plan) -> Collection:
-    global _current, _blocks, _of_the_parent
+def _join(plan: Plan, block: Block) -> None:
+    global _current, _of_the_parent
     with _lock:
+        token = block.token
+        _entered[token] = weakref.ref(block, lambda _: _leave_what_is_let_go(token))
         if _current is None:
             if _of_the_parent is not None:
                 _of_the_parent.forget_parent()
                 _of_the_parent = None
-            collection = Collection(plan)
-            collection.start()
-            _current = collection
+            _current = Collection(plan)
+            _current.start()
         elif plan != _current.plan:
             warn_once(
                 "another configuration",
                 "A block of diagnose() was entered within another one of a different configuration: "
                 "the first one's holds until all are left.",
             )
-        _blocks += 1
-        return _current
+
+
+def _leave(token: object, error: BaseException | None) -> None:
+    global _current
+    if token not in _entered:
+        return
+    with _lock:
+        try:
+            if _current is not None and list(_entered) == [token]:
+                _current.stop(error)
+        except Exception:
+            _current = None  # Most of it is off.
+            _entered.pop(token, None)
+            raise
+        if list(_entered) == [token]:
+            _current = None
+        _entered.pop(token, None)
+
+
+def _leave_what_is_let_go(token: object) -> None:
+    try:
+        _leave(token, None)
+    except Exception as ours:
+        LOSSES.add(f"diagnose: {type(ours).__name__}")
 
 
 def _before_fork() -> None:
@@ -98,10 +123,11 @@ def _after_fork_in_parent() -> None:
 
 
 def _after_fork_in_child() -> None:
-    global _lock, _current, _blocks, _of_the_parent
+    global _lock, _current, _of_the_parent
     _lock = threading.RLock()
     _of_the_parent = _current or _of_the_parent
-    _current, _blocks = None, 0
+    _current = None
+    _entered.clear()
 
 
 if hasattr(os, "register_at_fork"):

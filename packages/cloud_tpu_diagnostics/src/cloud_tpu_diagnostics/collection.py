@@ -10,7 +10,6 @@ from __future__ import annotations
 import logging
 import os
 import threading
-from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -22,6 +21,7 @@ from cloud_tpu_diagnostics.dump import dump_text, write_in_parts
 from cloud_tpu_diagnostics.plan import Plan
 from cloud_tpu_diagnostics.rounds import Rounds
 from cloud_tpu_diagnostics.trace_file import TraceFile
+from cloud_tpu_diagnostics.undoing import undo_all
 from cloud_tpu_diagnostics.watchdog import Timer, Watchdog
 
 if TYPE_CHECKING:
@@ -55,36 +55,34 @@ class Collection:
         """Turns on all that the plan says, as far as it can be."""
         with self._changing:
             self._is_on = True
-            try:
-                if self.plan.is_collecting:
-                    self._place = _open_place(self.plan)
-                if self._place is not None:
-                    self._watchdog = Watchdog(self._place.number)
-                    self._watchdog.start()
-                if self.plan.hangs is not None or self._place is not None:
-                    self._start_companion()
-                if self._place is not None:
-                    self._start_timer()
-            except BaseException as error:
-                self.stop(error)
-                raise
+            if self.plan.is_collecting:
+                self._place = _open_place(self.plan)
+            if self._place is not None:
+                self._watchdog = Watchdog(self._place.number)
+                self._watchdog.start()
+            if self.plan.hangs is not None or self._place is not None:
+                self._start_companion()
+            if self._place is not None:
+                self._start_timer()
 
     def stop(self, error: BaseException | None) -> None:
-        """Turns it all off; waits for nothing.
+        """Turns it all off, as far as it was turned on; waits for nothing. Interrupted, it is called again.
 
         Args:
             error: What the block was left with; None if it was left in peace.
         """
-        with self._changing, ExitStack() as steps:  # Each is taken, whatever the others raise; the last one first.
+        with self._changing:
             self._is_on = False
-            if self._place is not None:
-                steps.callback(self._place.close)
-            if self._companion is not None:
-                steps.callback(self._companion.leave, error)
-            if self._watchdog is not None:
-                steps.callback(self._watchdog.stop)
-            steps.callback(self._timer.cancel)
-            steps.callback(self._rounds.stop)
+            watchdog, companion, place = self._watchdog, self._companion, self._place
+            undo_all(
+                [
+                    place.close if place is not None else None,
+                    (lambda: companion.leave(error)) if companion is not None else None,
+                    watchdog.stop if watchdog is not None else None,
+                    self._timer.cancel,
+                    self._rounds.stop,
+                ]
+            )
 
     def before_fork(self) -> None:
         """Keeps the timer's locks out of the child."""

@@ -14,7 +14,7 @@ from cloud_tpu_diagnostics.configuration.diagnostic_configuration import Diagnos
 from cloud_tpu_diagnostics.exceptions import ConfigurationError
 
 if TYPE_CHECKING:
-    from cloud_tpu_diagnostics.collection import Collection
+    from cloud_tpu_diagnostics.blocks import Block
 
 __all__ = ["diagnose", "heartbeat"]
 
@@ -37,7 +37,7 @@ class diagnose(ContextDecorator):  # noqa: N801 (it is called as a function is)
 
     def __init__(self, config: DiagnosticConfig | None) -> None:
         self._config = config
-        self._entered: list[Collection] = []  # Several, where it decorates a function that calls itself.
+        self._entered: list[Block] = []  # Several, where it decorates a function that calls itself.
 
     def __enter__(self) -> None:
         try:
@@ -47,26 +47,33 @@ class diagnose(ContextDecorator):  # noqa: N801 (it is called as a function is)
             traces, hangs = debug.stack_trace_config, debug.hang_config
             if (traces is None or not traces.collect_stack_trace) and (hangs is None or not hangs.enabled):
                 return
-        except AttributeError as error:
+        except Exception as error:
             raise _not_a_configuration(self._config, error) from None
-        from cloud_tpu_diagnostics import blocks
+        from cloud_tpu_diagnostics.blocks import Block
 
-        entered = blocks.enter(traces, hangs)
-        if entered is not None:
-            self._entered.append(entered)
+        block = Block()
+        self._entered.append(block)
+        try:
+            block.enter(traces, hangs)
+        except BaseException as error:
+            self._entered.remove(block)
+            block.leave(error)
+            raise
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         if self._entered:
-            from cloud_tpu_diagnostics import blocks
-
-            blocks.leave(self._entered.pop(), error)
+            self._entered.pop().leave(error)
 
 
-def _not_a_configuration(config: object, error: AttributeError) -> ConfigurationError:
+def _not_a_configuration(config: object, error: Exception) -> ConfigurationError:
+    try:
+        what = f"{config!r:.200} ({error})"
+    except Exception:
+        what = f"something that cannot be shown ({type(error).__name__})"
     return ConfigurationError(
-        f"diagnose() was given {config!r:.200} ({error}); give it a DiagnosticConfig, with a DebugConfig in it, "
+        f"diagnose() was given {what}; give it a DiagnosticConfig, with a DebugConfig in it, "
         "with a StackTraceConfig in that"
     )
 

@@ -41,6 +41,18 @@ def plan_of(traces: StackTraceConfig | None, hangs: HangConfig | None) -> Plan:
     Raises:
         ConfigurationError: It cannot work.
     """
+    try:
+        return _plan_of(traces, hangs)
+    except ConfigurationError:
+        raise
+    except Exception as error:
+        raise ConfigurationError(
+            f"diagnose() was given a configuration that cannot be used ({type(error).__name__}); give it dataclasses "
+            "of cloud_tpu_diagnostics.configuration, with plain numbers in them"
+        ) from error
+
+
+def _plan_of(traces: StackTraceConfig | None, hangs: HangConfig | None) -> Plan:
     if traces is None or not traces.collect_stack_trace:
         traces = StackTraceConfig(collect_stack_trace=False)
     plan = Plan(

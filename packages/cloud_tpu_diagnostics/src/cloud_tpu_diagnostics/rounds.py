@@ -42,8 +42,9 @@ class Rounds:
         background.start(self._run)
 
     def stop(self) -> None:
-        """Lets the thread end, and does not wait for it; to be called once."""
-        self._going_on.release()
+        """Lets the thread end, and does not wait for it."""
+        if self._going_on.locked():
+            self._going_on.release()
 
     def _run(self) -> None:
         # The program's signals are for its own threads; and a pipe that nobody reads must not end the program.

@@ -17,7 +17,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable
-from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ from ml_diagnostics_common.descriptors import Descriptor
 from ml_diagnostics_common.guard import log_once, warn_once
 
 from cloud_tpu_diagnostics.console import with_high_number
+from cloud_tpu_diagnostics.undoing import undo_all
 
 __all__ = ["Output", "Timer", "Watchdog"]
 
@@ -82,7 +83,7 @@ class Watchdog:
 
     def __init__(self, number: int) -> None:
         self._number = number
-        self._undoing = ExitStack()
+        self._undoing: list[Callable[[], object] | None] = []
         self.signal: int | None = None
         """Which one makes this process write all its stacks; None if all were taken."""
         self.main_thread_signal: int | None = None
@@ -110,7 +111,7 @@ class Watchdog:
 
         The signals have no effect then: sent a moment too late, they must not end the program.
         """
-        self._undoing.close()
+        undo_all(self._undoing)
 
     # --- Faults ---
 
@@ -126,9 +127,9 @@ class Watchdog:
                 )
                 return
         output = Output(self._number)
+        self._undoing.append(partial(_disable, output, their_file))
         faulthandler.enable(output, all_threads=True)
         output.hand_over()
-        self._undoing.callback(_disable, output, their_file)
 
     def _file_of_faults(self) -> Any:
         """What the job gave to `faulthandler.enable`; None if that was a number, or cannot be known.
@@ -149,12 +150,13 @@ class Watchdog:
             if signal.getsignal(number) is not signal.SIG_DFL or (number in caught and not is_left_by_us):
                 continue
             output = Output(self._number)
+            self._undoing.append(partial(_make_harmless, number, output))
             try:
                 faulthandler.register(number, file=output, all_threads=all_threads)
             except (OSError, RuntimeError, ValueError):
+                self._undoing.pop()
                 continue
             output.hand_over()
-            self._undoing.callback(_make_harmless, number, output)
             return number
         return None
 
@@ -162,11 +164,13 @@ class Watchdog:
 def _disable(output: Output, their_file: Any) -> None:
     if not output.is_in_use():  # The job has turned it on for itself meanwhile, or off.
         return
-    faulthandler.disable()
-    if their_file is not None:
+    if their_file is None:
+        faulthandler.disable()
+    else:
         try:
             faulthandler.enable(their_file)
         except Exception as error:  # Closed meanwhile, for instance.
+            faulthandler.disable()
             log_once(
                 logging.INFO,
                 "faulthandler stays off",
@@ -278,10 +282,10 @@ class Timer:
     def cancel(self) -> None:
         """Stops it; nothing is written any more."""
         with self._arming:
-            output, self._output = self._output, None
-            if output is not None and output.is_in_use():
+            if self._output is not None and self._output.is_in_use():
                 self._cut_short()
                 faulthandler.cancel_dump_traceback_later()
+            self._output = None
             if self._descriptor is not None:
                 self._descriptor.close()
                 self._descriptor = None

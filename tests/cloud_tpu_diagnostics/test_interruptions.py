@@ -1,0 +1,95 @@
+"""What a signal's handler that raises anywhere in `diagnose` leaves behind: nothing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from .diagnosed_jobs import run
+
+
+@pytest.mark.parametrize("phase", ["enter", "leave"])
+def test_a_keyboard_interrupt_amid_enter_or_leave_leaves_nothing_on(tmp_path: Path, phase: str) -> None:
+    """At each line of ours in turn."""
+    code, out, err = run(
+        """
+import gc
+from cloud_tpu_diagnostics import blocks
+
+class Interrupting:
+    def __init__(self, at):
+        self.to_go = at
+
+    def __call__(self, frame, event, argument):
+        file = frame.f_code.co_filename
+        return self.line if "cloud_tpu_diagnostics" in file or "ml_diagnostics_common" in file else None
+
+    def line(self, frame, event, argument):
+        if event == "line":
+            self.to_go -= 1
+            if not self.to_go:
+                sys.settrace(None)
+                raise KeyboardInterrupt
+        return self.line
+
+def is_interrupted(at):
+    interrupting = Interrupting(at)
+    try:
+        if sys.argv[2] == "enter":
+            sys.settrace(interrupting)
+        with diagnostic.diagnose(config()):
+            sys.settrace(interrupting if sys.argv[2] == "leave" else None)
+    except KeyboardInterrupt:
+        pass
+    finally:
+        sys.settrace(None)
+    return interrupting.to_go <= 0  # Raised in a __del__, it is printed.
+
+def what_is_on():
+    held = [each for each in gc.get_referents(faulthandler) if getattr(each, "_number", 2**30) != 2**30]
+    return faulthandler.is_enabled(), blocks._current, list(blocks._entered), held
+
+with diagnostic.diagnose(config()): pass
+for at in range(1, 10_000):
+    interrupted = is_interrupted(at)
+    assert what_is_on() == (False, None, [], []), (at, what_is_on())
+    if not interrupted:
+        break
+assert at > 50
+say("done")
+""",
+        tmp_path / "d",
+        phase,
+    )
+    assert (code, out) == (0, "done\n"), err
+
+
+def test_a_generator_that_is_never_finished_lets_the_interpreter_end_in_peace(tmp_path: Path) -> None:
+    code, out, err = run(
+        """
+import builtins
+def generator():
+    with diagnostic.diagnose(config()):
+        yield
+builtins.kept = generator()
+next(kept)
+say("in")
+""",
+        tmp_path / "d",
+    )
+    assert (code, out, err) == (0, "in\n", "")
+
+
+def test_a_block_that_is_let_go_of_is_left(tmp_path: Path) -> None:
+    _, out, _ = run(
+        """
+block = diagnostic.diagnose(config())
+block.__enter__()
+say(faulthandler.is_enabled())
+del block
+say(faulthandler.is_enabled())
+""",
+        tmp_path / "d",
+    )
+    assert out.split() == ["True", "False"]
