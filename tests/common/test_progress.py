@@ -415,3 +415,40 @@ def test_publishing_goes_on_in_threads_while_the_page_is_closed(tmp_path: Path) 
     for thread in threads:
         thread.join()
     assert errors == []
+
+
+class _Whole(int):
+    def __int__(self) -> int:
+        raise RuntimeError("theirs")
+
+
+class _Text(str):
+    def __hash__(self) -> int:
+        raise RuntimeError("theirs")
+
+
+class _Nothing:
+    @property
+    def __class__(self) -> type:  # type: ignore[override]
+        raise RuntimeError("theirs")
+
+
+def test_what_cannot_be_published_raises_nothing(page: ProgressPage, reader: ProgressReader) -> None:
+    for step in (_Whole(3), _Nothing()):
+        for phase in (_Text("step"), _Nothing(), "step"):
+            page.publish(phase, step)  # type: ignore[arg-type]
+    assert said(reader) == ("step", None)
+
+
+def test_where_memory_has_no_room_the_page_is_with_our_other_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    full = tmp_path / "no folder"
+    full.write_text("")
+    monkeypatch.setattr(progress, "progress_directory", lambda: full)
+    page = ProgressPage.create()
+    try:
+        assert page.path.parent == Path(os.environ["ML_DIAGNOSTICS_DIR"]) / "state" / "progress"
+        assert progress.page_of(os.getpid()) == page.path
+    finally:
+        page.close()

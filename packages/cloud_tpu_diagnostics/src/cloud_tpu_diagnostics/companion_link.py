@@ -11,7 +11,7 @@ from contextlib import ExitStack
 from typing import Any
 
 from ml_diagnostics_common import background
-from ml_diagnostics_common.guard import guarded_as
+from ml_diagnostics_common.guard import guarded_as, warn_once
 
 from cloud_tpu_diagnostics.companion.companion_process import CompanionProcess, CompanionSettings
 from cloud_tpu_diagnostics.configuration.hang_configuration import HangConfig
@@ -62,7 +62,7 @@ class CompanionLink:
                 main_thread_signal=main_thread_signal,
                 dump_signal=dump_signal,
                 progress_path=progress_path,
-                hang=None if plan.hangs is None else plan.hangs.to_json(),
+                hang=plan.hangs.to_json() if plan.hangs is not None and progress_path else None,
                 most_bytes=MOST_FILE_BYTES,
             )
             self._process = CompanionProcess(settings, self._hear, console=console)
@@ -133,11 +133,15 @@ def _call(hangs: HangConfig, message: Mapping[str, Any]) -> None:
         _log.exception("on_hang has failed")
 
 
-def _start_publishing(undoing: ExitStack) -> str:
-    """Has heartbeats published where the companion reads them, until it is undone."""
+def _start_publishing(undoing: ExitStack) -> str | None:
+    """Has heartbeats published where the companion reads them, until it is undone; None where they cannot be."""
     from ml_diagnostics_common.progress import ProgressPage, start_publishing, stop_publishing
 
-    page = ProgressPage.create()
+    try:
+        page = ProgressPage.create()
+    except OSError as error:
+        warn_once("no progress page", "Hangs are not watched for: nowhere is room for the job's progress (%s).", error)
+        return None
     start_publishing(page)
     undoing.callback(stop_publishing, page)
     return str(page.path)

@@ -83,14 +83,23 @@ class ProgressPage:
         """Makes the page's file, and removes those of dead processes.
 
         Args:
-            folder: It is made (0700) if it is not there; None for `progress_directory()`.
+            folder: It is made (0700) if it is not there; None for `progress_directory()`, or, where that is full, the
+                folder with our other files.
 
         Raises:
             OSError: The file cannot be made.
         """
+        if folder is not None:
+            return cls._create_in(folder)
+        try:
+            return cls._create_in(progress_directory())
+        except OSError:
+            return cls._create_in(_directory_on_disk())
+
+    @classmethod
+    def _create_in(cls, folder: Path) -> ProgressPage:
         import mmap
 
-        folder = progress_directory() if folder is None else folder
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         _prune(folder)
         path = folder / _name_of(os.getpid(), _start_of(os.getpid()) or "0")
@@ -124,7 +133,7 @@ class ProgressPage:
             step: Its number; what is no whole number, or needs more than 64 bits, is left out.
         """
         sequence = next(self._sequence)
-        if step.__class__ is not int:
+        if type(step) is not int:
             step = _plain(step)
         try:
             _pack_into(
@@ -138,7 +147,7 @@ class ProgressPage:
             )
         except struct.error:
             self.publish(phase)
-        except (TypeError, ValueError):
+        except Exception:
             pass  # A phase that cannot be looked up; or the page is closed.
 
     def close(self) -> None:
@@ -238,7 +247,10 @@ _pack_into = _SLOT.pack_into
 
 def _plain(step: object) -> int:
     """An array is not asked for its value, which may not have been computed yet."""
-    return int(step) if isinstance(step, Integral) else _NO_STEP
+    try:
+        return int(step) if isinstance(step, Integral) else _NO_STEP
+    except Exception:
+        return _NO_STEP
 
 
 # --- The page of this process -------------------------------------------------------------------------
@@ -315,6 +327,10 @@ def progress_directory() -> Path:
                 if folder.is_dir() and not folder.is_symlink() and found.st_uid == os.getuid():
                     folder.chmod(0o700)
                     return folder
+    return _directory_on_disk()
+
+
+def _directory_on_disk() -> Path:
     return diagnostics_directory() / "state" / "progress"
 
 
@@ -323,8 +339,9 @@ def page_of(pid: int, folder: Path | None = None) -> Path | None:
     start = _start_of(pid)
     if start is None:
         return None
-    path = (progress_directory() if folder is None else folder) / _name_of(pid, start)
-    return path if path.is_file() else None
+    name = _name_of(pid, start)
+    folders = [progress_directory(), _directory_on_disk()] if folder is None else [folder]
+    return next((path for path in (place / name for place in folders) if path.is_file()), None)
 
 
 def _name_of(pid: int, start: str) -> str:
