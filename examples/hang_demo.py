@@ -94,6 +94,7 @@ def main() -> int:
     for _, verdict in zip(processes, verdicts(job), strict=False):
         print(f"  {verdict['message']}", flush=True)
 
+    time.sleep(1)  # for the last stacks, on a machine with much else to do
     print(f"\nAll of them in one picture (tpu-stacks show --job {job}):\n", flush=True)
     exit_code = cli.main(["show", "--job", job])
     for process in processes:
