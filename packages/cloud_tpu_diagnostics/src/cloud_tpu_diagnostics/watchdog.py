@@ -18,13 +18,13 @@ import threading
 import time
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from ml_diagnostics_common.descriptors import Descriptor
 from ml_diagnostics_common.guard import log_once, warn_once
 
 from cloud_tpu_diagnostics.console import with_high_number
+from cloud_tpu_diagnostics.signals import caught_signals, real_time_signals, signal_name
 from cloud_tpu_diagnostics.undoing import undo_all
 
 __all__ = ["Output", "Timer", "Watchdog"]
@@ -94,9 +94,9 @@ class Watchdog:
 
     def start(self) -> None:
         """Turns them on, as far as the job has not done so itself."""
-        self.main_thread_signal = self._register(_real_time_signals(), all_threads=False)
+        self.main_thread_signal = self._register(real_time_signals(), all_threads=False)
         self._enable()
-        self.signal = self._register([signal.SIGUSR1, signal.SIGUSR2, *_real_time_signals()], all_threads=True)
+        self.signal = self._register([signal.SIGUSR1, signal.SIGUSR2, *real_time_signals()], all_threads=True)
         if self.signal != signal.SIGUSR1:
             what = "no signal is free" if self.signal is None else f"send {signal_name(self.signal)} instead"
             log_once(
@@ -187,28 +187,11 @@ def _make_harmless(number: int, output: Output) -> None:
     faulthandler.register(number, file=_left_harmless[number], all_threads=False)
 
 
-def _real_time_signals() -> list[int]:
-    """From the last, which programs use least; none on systems that have none."""
-    first, last = getattr(signal, "SIGRTMIN", 0), getattr(signal, "SIGRTMAX", -1)
-    return list(range(int(last), int(first), -1))
-
-
 def _caught_signals() -> frozenset[int]:
-    """The signals that this process has handlers for, those of C libraries too, as far as the system tells."""
     try:
-        status = Path("/proc/self/status").read_bytes()
-        mask = int(status.partition(b"SigCgt:")[2].split(None, 1)[0], 16)
-    except (OSError, ValueError, IndexError):
+        return caught_signals()
+    except (OSError, ValueError):
         return frozenset()
-    return frozenset(number for number in range(1, signal.NSIG) if mask >> (number - 1) & 1)
-
-
-def signal_name(number: int) -> str:
-    """Returns a signal's name as `kill -s` takes it, with SIG before it."""
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"SIGRTMIN+{number - signal.SIGRTMIN}"
 
 
 class Timer:

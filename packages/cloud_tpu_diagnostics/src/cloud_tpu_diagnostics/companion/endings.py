@@ -9,8 +9,9 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from cloud_tpu_diagnostics.entries import JOB_ENDED, entry
+from cloud_tpu_diagnostics.signals import signal_name
 
-__all__ = ["Ending", "How", "Note", "judge", "signal_name"]
+__all__ = ["Ending", "How", "Note", "judge"]
 
 
 class How(str, enum.Enum):
@@ -116,14 +117,6 @@ def _by_signal(number: int, note: Note | None, fault: str | None, *, is_out_of_m
     if fault:
         evidence += f"; it wrote: {fault}"
     return Ending(How.SIGNAL, evidence, signal=signal_name(number), exception=note.exception if note else None)
-
-
-def signal_name(number: int) -> str:
-    """Returns `SIGTERM` and the like; of the real-time signals only the first and the last have a name."""
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"
 
 
 _SIGNALS = {

@@ -1,0 +1,44 @@
+"""Signals: which of them a process has handlers for, and how they are called."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+__all__ = ["caught_signals", "real_time_signals", "signal_name"]
+
+_MOST_BYTES = 65_536
+
+
+def caught_signals(pid: int | None = None) -> frozenset[int]:
+    """The signals that a process has handlers for, those of C libraries too: SigCgt of /proc/PID/status (proc(5)).
+
+    Args:
+        pid: Of the process; None is this one.
+
+    Raises:
+        OSError: The system does not tell.
+    """
+    descriptor = os.open(f"/proc/{pid or 'self'}/status", os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        status = os.read(descriptor, _MOST_BYTES)
+    finally:
+        os.close(descriptor)
+    digits = status.partition(b"SigCgt:")[2].split(None, 1)
+    mask = int(digits[0], 16) if digits else 0
+    return frozenset(number for number in range(1, signal.NSIG) if mask >> (number - 1) & 1)
+
+
+def real_time_signals() -> list[int]:
+    """From the last, which programs use least; none on systems that have none."""
+    first, last = getattr(signal, "SIGRTMIN", 0), getattr(signal, "SIGRTMAX", -1)
+    return list(range(int(last), int(first), -1))
+
+
+def signal_name(number: int) -> str:
+    """Returns `SIGUSR1`, or `SIGRTMIN+3`: of the real-time signals only the first and the last have a name."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        first = getattr(signal, "SIGRTMIN", None)
+        return f"signal {number}" if first is None or number < first else f"SIGRTMIN+{number - first}"
