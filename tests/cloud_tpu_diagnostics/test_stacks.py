@@ -166,8 +166,13 @@ def labels(number: int, job: str = "llama", attempt: str = "1") -> dict[str, str
 
 def write_journal(number: int, payloads: list[dict[str, Any]], *, age: float = 0, **of: str) -> None:
     root = Path(os.environ["ML_DIAGNOSTICS_DIR"])
+    own = {**labels(number), **of}
     journal = Journal(
-        LOG_ID, root=root, labels={**labels(number), **of}, clock_ns=lambda: time.time_ns() - round(age * 1e9)
+        LOG_ID,
+        root=root,
+        labels=own,
+        about_pid=int(own["pid"]),
+        clock_ns=lambda: time.time_ns() - round(age * 1e9),
     )
     for payload in payloads:
         journal.append(payload)
@@ -206,6 +211,35 @@ def test_the_end_of_a_process_is_told(run: Show) -> None:
     write_journal(0, [snapshot("psum"), entry(JOB_ENDED, "The job was ended by SIGKILL (a zombie)", how="signal")])
     write_journal(1, [snapshot("psum")])
     assert "; host-0: The job was ended by SIGKILL (a zombie)\n" in run("show", "--job", "llama")[1]
+
+
+def test_a_process_that_learns_its_index_is_one_process(run: Show) -> None:
+    for number in range(4):
+        of = {"host": "vm", "pid": str(100 + number)}
+        write_journal(0, [snapshot("init")], age=2, **of)
+        write_journal(number, [snapshot("data" if number == 3 else "psum")], age=1, **of)
+    ended = entry(JOB_ENDED, "The job was ended by SIGKILL", how="signal", signal="SIGKILL")
+    write_journal(0, [ended], host="vm", pid="103")  # As `run` says it, which never learns the index.
+    out = run("show", "--job", "llama")[1]
+    assert out.startswith("3 of 4 wait in psum (psum.py:5) at step 4210; vm/3: The job was ended by SIGKILL\n")
+
+
+@pytest.mark.parametrize("how", ["clean", "exception"])
+def test_a_process_that_writes_after_it_has_left_a_block_has_not_ended(run: Show, how: str) -> None:
+    left = entry(JOB_ENDED, "The job left the block", how=how)
+    write_journal(0, [snapshot("psum"), left])
+    assert "host-0: The job left the block\n" in run("show", "--job", "llama")[1]
+    write_journal(0, [snapshot("data")])
+    assert run("show", "--job", "llama")[1].startswith("host-0 is in data (data.py:5) at step 4210\n")
+    write_journal(0, [left, entry(DUMP, dump_text())])
+    assert run("show", "--job", "llama")[1].startswith("host-0 waits in psum (collectives.py:88) at step 4210\n")
+
+
+def test_the_end_of_a_process_that_is_gone_stands_whatever_is_read_after_it(run: Show) -> None:
+    write_journal(
+        0, [entry(JOB_ENDED, "The job exited with code 3", how="exit", exit_code=3), entry(DUMP, dump_text())]
+    )
+    assert "host-0: The job exited with code 3\n" in run("show", "--job", "llama")[1]
 
 
 def test_cloud_logging_and_the_journal_are_one(

@@ -30,6 +30,8 @@ _PAGE_SIZE: Final = 1000
 _REQUEST_SECONDS: Final = 30.0
 _ATTEMPTS: Final = 4
 _TIMES_KEPT: Final = 10
+_LEFT: Final = ("clean", "exception")
+"""How a block may be left that its process outlives."""
 
 
 def read_job(job: str, *, since_seconds: float, notes: list[str]) -> list[ProcessDump]:
@@ -125,13 +127,14 @@ def dumps_of(entries: Iterable[LogEntry]) -> list[ProcessDump]:
     records: dict[tuple[str, str, str], _Record] = {}
     for entry in sorted(entries, key=lambda entry: (entry.timestamp_ns, entry.sequence)):
         labels = entry.context.labels
-        key = (labels.get("host", ""), labels.get("process_index", ""), labels.get("pid", ""))
+        # Not by its index, which is 0 until jax.distributed has started.
+        key = (labels.get("host", ""), labels.get("pid", ""), labels.get("attempt", ""))
         if key not in records:
             records[key] = _Record(labels, entry.timestamp_ns)
         records[key].take(entry)
     by_place: dict[tuple[str, str], list[_Record]] = {}
-    for (host, index, _), record in records.items():
-        by_place.setdefault((host, index), []).append(record)
+    for (host, _, _), record in records.items():
+        by_place.setdefault((host, record.index), []).append(record)
     return [
         record.process_dump()
         for same in by_place.values()
@@ -145,11 +148,15 @@ class _Record:
 
     def __init__(self, labels: Mapping[str, str], first_ns: int) -> None:
         self.first_ns = self.last_ns = first_ns
+        self.index = labels.get("process_index", "")
+        """Among all processes of the job, as far as it is known."""
         self._labels = labels
         self._threads: tuple[ThreadStack, ...] = ()
         self._step: int | None = None
         self._phase: str | None = None
         self._ended = ""
+        self._may_go_on = False
+        """What ended is the block, and perhaps not the process."""
         self._texts: list[str] = []
         """Of the dump that is younger than the last snapshot, in parts."""
         self._times_ns: deque[int] = deque(maxlen=_TIMES_KEPT)
@@ -160,6 +167,7 @@ class _Record:
         """Takes note of an entry that is younger than those before."""
         payload, self.last_ns = entry.payload, entry.timestamp_ns
         step, phase, kind = payload.get("step"), payload.get("phase"), payload.get("kind")
+        self._take_index(entry.context.labels.get("process_index", ""), is_last_word=kind == JOB_ENDED)
         if isinstance(step, (int, float)) and step == step // 1:
             self._step = int(step)
         if isinstance(phase, str):
@@ -167,12 +175,21 @@ class _Record:
         interval = payload.get("interval_seconds")
         if isinstance(interval, (int, float)) and interval > 0:
             self._said_interval_seconds = float(interval)
+        if kind == JOB_ENDED:
+            self._ended = str(payload.get("message") or payload.get("how") or "how is not known")
+            self._may_go_on = payload.get("how") in _LEFT and payload.get("exit_code") is None
+            return
+        if self._may_go_on:
+            self._ended = ""
         if kind == SNAPSHOT:
             self._take_snapshot(payload)
         elif kind == DUMP:
             self._take_dump(entry)
-        elif kind == JOB_ENDED:
-            self._ended = str(payload.get("message") or payload.get("how") or "how is not known")
+
+    def _take_index(self, index: str, *, is_last_word: bool) -> None:
+        """The newest counts; but who tells the end from outside never learns it, and says 0."""
+        if index and not (is_last_word and index == "0" and self.index):
+            self.index = index
 
     def _take_snapshot(self, payload: Mapping[str, Any]) -> None:
         try:
@@ -191,7 +208,7 @@ class _Record:
     def process_dump(self) -> ProcessDump:
         """What is known at the end."""
         newest = self._newest_dump()
-        index = self._labels.get("process_index", "")
+        index = self.index
         pid = self._labels.get("pid", "")
         host = self._labels.get("host", "") or "unknown host"
         return ProcessDump(
