@@ -1,9 +1,10 @@
 """How long a job may say nothing before it is taken for stuck: learned from what it did so far.
 
 A step    safety factor x the 99th percentile of the last 1,000 step times. The first steps may be compilation, and
-          count as that. A step that took much longer and went on, such as a compilation amid steps or an evaluation
-          that nobody announced, comes again: for a day no silence is a hang that is under the factor times that
-          step, up to the timeout of a compilation.
+          count as that. One stall that passes teaches nothing: the next is told as soon. But a pause that comes twice
+          within a day, such as a compilation amid steps or an evaluation that nobody announced, comes again: for a day
+          after, silences are compared with the factor times that pause too. Beyond the floor of a pause with a name
+          that is half as much again as the pause, and never more than the timeout of a compilation.
 The rest  safety factor x the longest silence of the last 20 such phases. One that was taken for a hang counts as no
           longer than its timeout was: what was learned from an outage goes by the factor at most.
 
@@ -19,16 +20,16 @@ from typing import Final
 
 from cloud_tpu_diagnostics.configuration.hang_configuration import HangConfig
 
-__all__ = ["LearnedTimeouts", "RecentSteps"]
+__all__ = ["LearnedTimeouts", "LongestOfADay", "RecentSteps"]
 
 _SHARE: Final = 0.99
 _RECENT_STEPS: Final = 1_000
 _COMPILING_STEPS: Final = 3
 _LEAST_STEPS: Final = 5
 _RECENT_PAUSES: Final = 20
-_LONG_SHARE: Final = 2 / 3  # Of the timeout: a step this long is likely to exceed it one day.
-_LONG_STEPS: Final = 100
-_LONG_STEPS_SECONDS: Final = 86_400.0
+_LONG_SHARE: Final = 2 / 3  # Of the timeout that steps alone give: one this long is likely to exceed it one day.
+_RECURRING_MARGIN: Final = 1.5
+_DAY_SECONDS: Final = 86_400.0
 _NOT_WATCHED: Final = ("wait", "ended")
 _STARTUP: Final = ("init", "compile")
 
@@ -60,6 +61,27 @@ class RecentSteps:
         return self._in_order[max(0, math.ceil(share * len(self._in_order)) - 1)]
 
 
+class LongestOfADay:
+    """The longest pause of the last day."""
+
+    def __init__(self) -> None:
+        """Has seen none."""
+        self._pauses: deque[tuple[float, float]] = deque()
+        """How long and when, each shorter than the one before: what is no longer than a later one never matters."""
+
+    def add(self, seconds: float, at_seconds: float) -> None:
+        """Adds a pause that has just ended."""
+        while self._pauses and self._pauses[-1][0] <= seconds:
+            self._pauses.pop()
+        self._pauses.append((seconds, at_seconds))
+
+    def seconds(self, at_seconds: float) -> float:
+        """How long it was; 0 if there was none."""
+        while self._pauses and at_seconds - self._pauses[0][1] > _DAY_SECONDS:
+            self._pauses.popleft()
+        return self._pauses[0][0] if self._pauses else 0.0
+
+
 class LearnedTimeouts:
     """The timeouts of one job, by phase."""
 
@@ -67,7 +89,9 @@ class LearnedTimeouts:
         """Has learned nothing yet."""
         self._config = config
         self._pauses: dict[str, deque[float]] = {}
-        self._long_steps: deque[tuple[float, float]] = deque(maxlen=_LONG_STEPS)  # when, how long
+        self._long_steps = LongestOfADay()
+        self._recurring = LongestOfADay()
+        """For each long step, as much of it as another one of the day before it had too."""
         self.start_anew()
 
     def start_anew(self) -> None:
@@ -123,8 +147,9 @@ class LearnedTimeouts:
             return
         longest = max(silent_seconds, seconds / count)
         timeout = self.timeout_seconds("step", at_seconds) or math.inf
-        if self.phase_meant("step") == "step" and silent_seconds > _LONG_SHARE * timeout:
-            self._long_steps.append((at_seconds, silent_seconds))
+        if self.phase_meant("step") == "step" and silent_seconds > _LONG_SHARE * self._usual_step_timeout():
+            self._recurring.add(min(silent_seconds, self._long_steps.seconds(at_seconds)), at_seconds)
+            self._long_steps.add(silent_seconds, at_seconds)
         if silent_seconds < timeout:
             self._steps.add(longest)
         if count > 1:
@@ -132,13 +157,12 @@ class LearnedTimeouts:
             for _ in range(min(count - 1, _RECENT_STEPS)):
                 self._steps.add(each)
 
+    def _usual_step_timeout(self) -> float:
+        return max(self._config.step_floor_seconds, self._config.safety_factor * self._steps.percentile())
+
     def _step_timeout(self, at_seconds: float) -> float:
-        while self._long_steps and at_seconds - self._long_steps[0][0] > _LONG_STEPS_SECONDS:
-            self._long_steps.popleft()
-        factor = self._config.safety_factor
-        timeout = max(self._config.step_floor_seconds, factor * self._steps.percentile())
-        if self._long_steps:
-            compilation = self.timeout_seconds("compile", at_seconds) or math.inf
-            longest = max(seconds for _, seconds in self._long_steps)
-            timeout = max(timeout, min(factor * longest, compilation))
-        return timeout
+        recurring = self._recurring.seconds(at_seconds)
+        most = max(self._config.pause_floor_seconds, _RECURRING_MARGIN * recurring)
+        compilation = self.timeout_seconds("compile", at_seconds) or math.inf
+        covering = min(self._config.safety_factor * recurring, most, compilation)
+        return max(self._usual_step_timeout(), covering)
