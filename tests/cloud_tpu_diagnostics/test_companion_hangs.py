@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import signal
+import subprocess
 from pathlib import Path
 
 import pytest
 from cloud_tpu_diagnostics.companion.hang_response import HangResponse
+from cloud_tpu_diagnostics.companion.job import Job as WatchedJob
 from cloud_tpu_diagnostics.configuration.hang_configuration import HangConfig
 from cloud_tpu_diagnostics.entries import DUMP, HANG_SUSPECTED, SNAPSHOT
 from cloud_tpu_diagnostics.hang.hang_watch import Verdict
 from cloud_tpu_diagnostics.traces import Frame
 from ml_diagnostics_common.progress import Progress
 
-from .accompanied_jobs import Job, ending, of_kind
+from .accompanied_jobs import Job, ending, of_kind, wait_until
 
 _WATCHED = """
 from ml_diagnostics_common.progress import ProgressPage
@@ -145,3 +147,20 @@ def test_the_first_frame_that_is_told_counts() -> None:
     response.tell_frame(Frame("/job/other.py", 8, "late"), by_python=True)
     response.step(_PROGRESS, 0.1)
     assert [entry["stuck_frame"] for entry in entries] == ["step (train.py:7)"]
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="the system does not tell")
+def test_a_program_that_has_taken_the_jobs_place_gets_none_of_its_signals() -> None:
+    process = subprocess.Popen(["sh", "-c", "read line; exec sleep 60"], stdin=subprocess.PIPE)
+    try:
+        job = WatchedJob(process.pid, None)
+        assert job.send(signal.SIGCONT)
+        assert process.stdin is not None
+        process.stdin.write(b"\n")
+        process.stdin.flush()
+        wait_until(lambda: not job.is_same_program())
+        assert not job.send(signal.SIGKILL)
+        assert process.poll() is None
+    finally:
+        process.kill()
+        process.communicate()

@@ -67,7 +67,7 @@ class HangWatching:
         if now >= self._next_look and self._watch is not None:
             self._next_look = now + LOOK_EVERY_SECONDS
             verdict = self._watch.observe(self.progress, time.monotonic_ns())
-            if verdict is not None and self.progress is not None:
+            if verdict is not None and self.progress is not None and self._job.is_same_program():
                 self._respond(verdict, self.progress, now)
         wait = None if self._response is None else self._response.step(self.progress, now)
         if wait is None:

@@ -8,6 +8,7 @@ import signal
 
 from cloud_tpu_diagnostics.companion.exit_status import exit_status
 from cloud_tpu_diagnostics.companion.system_files import read_system_file
+from cloud_tpu_diagnostics.signals import caught_signals
 
 __all__ = ["Job"]
 
@@ -24,6 +25,7 @@ class Job:
         self.pid = pid
         self.descriptor = descriptor
         """Polls as readable once it is dead."""
+        self._program = self._stack_start()
 
     def is_dead(self) -> bool:
         """Whether it has ended; it may still wait to be reaped."""
@@ -43,6 +45,11 @@ class Job:
         """Its wait status, once it is dead; None if nothing tells it."""
         return None if self.descriptor is None else exit_status(self.pid, self.descriptor)
 
+    def is_same_program(self) -> bool:
+        """False once it has replaced itself by another program (execve), which our signals are not for."""
+        now = self._stack_start()
+        return now == self._program or 0 in (now, self._program)  # 0: the system does not tell.
+
     def ask(self, number: int | None) -> bool:
         """Sends a signal that it has a handler for; to any other process it would be the end.
 
@@ -58,6 +65,8 @@ class Job:
 
     def send(self, number: int) -> bool:
         """Sends a signal, whatever it does; whether it could be."""
+        if not self.is_same_program():
+            return False
         try:
             if self.descriptor is not None and hasattr(signal, "pidfd_send_signal"):
                 signal.pidfd_send_signal(self.descriptor, number)
@@ -67,11 +76,16 @@ class Job:
             return False
         return True
 
+    def _stack_start(self) -> int:
+        """Where the program's stack begins, which is elsewhere after each execve: field 28 of proc_pid_stat(5)."""
+        try:
+            return int(read_system_file(f"/proc/{self.pid}/stat").rpartition(b")")[2].split()[25])
+        except (OSError, ValueError, IndexError):
+            return 0
+
     def _catches(self, number: int) -> bool:
         """Whether it has a handler for a signal, as far as the system tells it."""
         try:
-            status = read_system_file(f"/proc/{self.pid}/status")
-            mask = int(status.partition(b"SigCgt:")[2].split(None, 1)[0], 16)
-        except (OSError, ValueError, IndexError):
+            return number in caught_signals(self.pid)
+        except (OSError, ValueError):
             return False
-        return bool(mask >> (number - 1) & 1)
