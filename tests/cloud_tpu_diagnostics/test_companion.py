@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
+import socket
+import threading
 import time
 from pathlib import Path
 
 import pytest
 from cloud_tpu_diagnostics.companion.main import LONGEST_END_SECONDS
 from cloud_tpu_diagnostics.companion.settings import CompanionSettings
+from cloud_tpu_diagnostics.companion.trace_output import ConsoleOutput
 from cloud_tpu_diagnostics.entries import DUMP, JOB_ENDED, LOG_ID, SNAPSHOT
 from cloud_tpu_diagnostics.traces import parse_dumps
 from ml_diagnostics_common.environment import diagnostics_directory
 from ml_diagnostics_common.reader import JournalReader
 
-from .accompanied_jobs import Job, ending, is_alive, of_kind, payloads, wait_until
+from .accompanied_jobs import LONG_SECONDS, Job, ending, is_alive, of_kind, payloads, wait_until
 
 HEADER = "INFO: Not a crash. cloud-tpu-diagnostics emits a stack trace snapshot every 600 seconds.\n"
 
@@ -369,3 +373,28 @@ companion.leave("clean")
     assert triggers.count("signal") == 20
     assert triggers.count("timer") >= 3
     assert len(parse_dumps(trace.read_text())) >= 23
+
+
+@pytest.mark.parametrize("kind", ["terminal", "pipe", "socket"])
+def test_a_console_that_nobody_reads_does_not_hold_the_companion_for_ever(kind: str) -> None:
+    if kind == "terminal":
+        reader, writer = os.openpty()
+    elif kind == "pipe":
+        reader, writer = os.pipe()
+    else:
+        reader, writer = (end.detach() for end in socket.socketpair())
+
+    def fill() -> None:
+        output = ConsoleOutput(os.dup(writer))
+        with contextlib.suppress(OSError):
+            for _ in range(1000):
+                output.append(b"x" * 79 + b"\n" + b"y" * 4096)
+        output.close()
+
+    thread = threading.Thread(target=fill, daemon=True)
+    thread.start()
+    thread.join(LONG_SECONDS)
+    assert not thread.is_alive()
+    assert os.get_blocking(writer)
+    os.close(reader)
+    os.close(writer)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import select
+import stat
 from collections import deque
 from typing import Protocol
 
@@ -129,16 +130,30 @@ class ConsoleOutput:
     """
 
     def __init__(self, descriptor: int) -> None:
-        self._descriptor = descriptor
+        mode = os.fstat(descriptor).st_mode
+        self._is_socket = stat.S_ISSOCK(mode)
+        # A terminal that polls as writable may take less than is written, and a pipe whom others fill meanwhile.
+        self._descriptor = _opened_again(descriptor) if stat.S_ISFIFO(mode) or stat.S_ISCHR(mode) else descriptor
         self._poller = select.poll()
-        self._poller.register(descriptor, select.POLLOUT)
+        self._poller.register(self._descriptor, select.POLLOUT)
 
     def append(self, data: bytes) -> None:
         """See `TraceOutput`."""
         while data:
             if not self._poller.poll(1e3 * _CONSOLE_SECONDS):
                 raise TimeoutError(errno.ETIMEDOUT, "nobody reads the console")
-            data = data[os.write(self._descriptor, data[:_PIPE_BYTES]) :]
+            data = data[self._write(data[:_PIPE_BYTES]) :]
+
+    def _write(self, data: bytes) -> int:
+        if not self._is_socket:
+            return os.write(self._descriptor, data)
+        import socket
+
+        console = socket.socket(fileno=self._descriptor)
+        try:
+            return console.send(data, socket.MSG_DONTWAIT)
+        finally:
+            console.detach()
 
     def read_others(self) -> bytes:
         """See `TraceOutput`: a console cannot be read."""
@@ -147,3 +162,14 @@ class ConsoleOutput:
     def close(self) -> None:
         """See `TraceOutput`: who waits for the end of the job's stderr need not wait for us."""
         os.close(self._descriptor)
+
+
+def _opened_again(descriptor: int) -> int:
+    """Opens the same pipe or terminal once more, so that writes here do not wait; the same number where that fails."""
+    flags = os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+    try:
+        again = os.open(f"/dev/fd/{descriptor}", flags)
+    except OSError:
+        return descriptor
+    os.close(descriptor)
+    return again
