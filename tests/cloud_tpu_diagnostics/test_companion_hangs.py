@@ -151,11 +151,14 @@ def test_the_first_frame_that_is_told_counts() -> None:
 
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="the system does not tell")
 def test_a_program_that_has_taken_the_jobs_place_gets_none_of_its_signals() -> None:
-    process = subprocess.Popen(["sh", "-c", "read line; exec sleep 60"], stdin=subprocess.PIPE)
+    process = subprocess.Popen(
+        ["sh", "-c", "echo; read line; exec sleep 60"], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
     try:
+        assert process.stdin is not None and process.stdout is not None
+        process.stdout.readline()  # It is there, whole.
         job = WatchedJob(process.pid, None)
         assert job.send(signal.SIGCONT)
-        assert process.stdin is not None
         process.stdin.write(b"\n")
         process.stdin.flush()
         wait_until(lambda: not job.is_same_program())
