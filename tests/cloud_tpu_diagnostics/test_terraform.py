@@ -87,6 +87,12 @@ def counter(platform):
     return planned(platform).resources["google_logging_metric"]["stack_trace_counter"]
 
 
+def log_filter(platform):
+    """What the log bucket keeps, and the dashboard shows."""
+    found = planned(platform, stack_trace_bucket_config={"bucket_name": "traces"})
+    return found.resources["google_logging_project_sink"]["stack_traces"][0]["filter"]
+
+
 def dashboard(platform, name, **variables):
     found = planned(platform, **variables).resources["google_monitoring_dashboard"][name]
     return json.loads(found["dashboard_json"])
@@ -143,13 +149,25 @@ def extracted(expression, found):
 @pytest.mark.parametrize("platform", PLATFORMS)
 @pytest.mark.parametrize("kind", [DUMP, SNAPSHOT, HANG_SUSPECTED, JOB_ENDED])
 def test_the_filter_finds_every_kind_of_entry_of_ours(platform, kind):
-    matches = compile_filter(counter(platform)["filter"]).matches
+    matches = compile_filter(log_filter(platform)).matches
     assert matches(stored(OWN_RESOURCE[platform], entry(kind, "what happened")))
 
 
 @pytest.mark.parametrize("platform", PLATFORMS)
-def test_the_filter_finds_nothing_else(platform):
+def test_the_counter_counts_each_dump_once_and_nothing_else(platform):
     matches = compile_filter(counter(platform)["filter"]).matches
+    parts = [entry(DUMP, "a part", part=part, parts=3) for part in (1, 2, 3)]
+    agents = {"verb": "stacktraceanalyzer", "message": "a line that TPU VMs' agent found in /tmp/debugging"}
+    others = [entry(kind, "what happened") for kind in (SNAPSHOT, HANG_SUSPECTED, JOB_ENDED)]
+    counted = [payload for payload in (*parts, agents, *others) if matches(stored(OWN_RESOURCE[platform], payload))]
+    assert counted == [parts[0], agents]
+    assert matches(stored(OWN_RESOURCE[platform], entry(DUMP, "a whole trace")))
+    assert platform == "gce" or matches(stored(container("stacktrace"), "a line", log_id="stdout"))
+
+
+@pytest.mark.parametrize("platform", PLATFORMS)
+def test_the_filter_finds_nothing_else(platform):
+    matches = compile_filter(log_filter(platform)).matches
     own, ours = OWN_RESOURCE[platform], entry(DUMP, "a trace")
     assert matches(stored(own, ours))
     others = [
@@ -165,7 +183,7 @@ def test_the_filter_finds_nothing_else(platform):
 
 @pytest.mark.parametrize("name", ["stacktrace", "stacktrace-explorer", "my-stacktrace2", "ml-diagnostics-stacktrace"])
 def test_on_gke_the_lines_of_a_sidecar_are_found_too(name):
-    matches = compile_filter(counter("gke")["filter"]).matches
+    matches = compile_filter(log_filter("gke")).matches
     line = 'File "train.py", line 4 in step'
     assert matches(stored(container(name), line, log_id="stdout"))
     assert not matches(stored({**container(name), "type": "k8s_pod"}, line, log_id="stdout"))
@@ -173,7 +191,7 @@ def test_on_gke_the_lines_of_a_sidecar_are_found_too(name):
 
 
 def test_the_filter_on_gce_is_the_documented_one():
-    assert counter("gce")["filter"] == (
+    assert log_filter("gce") == (
         'resource.type="tpu_worker" log_id("tpu.googleapis.com/runtime_monitor") jsonPayload.verb="stacktraceanalyzer"'
     )
 
@@ -243,11 +261,11 @@ def test_a_bucket_keeps_traces_for_30_days_unless_told_otherwise(platform):
 
 
 @pytest.mark.parametrize("platform", PLATFORMS)
-def test_the_sink_brings_the_same_entries_to_the_bucket(platform):
+def test_the_sink_brings_what_is_counted_and_shown_to_the_bucket(platform):
     found = planned(platform, stack_trace_bucket_config={"bucket_name": "traces"})
     (sink,) = found.resources["google_logging_project_sink"]["stack_traces"]
     assert sink["name"] == found.outputs["log_sink"] == "traces_sink"
-    assert sink["filter"] == counter(platform)["filter"]
+    assert counter(platform)["filter"].startswith(f"{sink['filter']} AND NOT ")
     assert sink["destination"] == f"logging.googleapis.com/{found.outputs['log_bucket']}"
 
 
@@ -406,7 +424,7 @@ def test_the_logging_dashboard_counts_ten_minutes_and_shows_the_entries(platform
     ((_, query),) = queries(dashboard(platform, "logging"))
     assert "increase(" in query
     assert "[600s]" in query
-    assert logs["logsPanel"] == {"filter": counter(platform)["filter"], "resourceNames": [f"projects/{PROJECT}"]}
+    assert logs["logsPanel"] == {"filter": log_filter(platform), "resourceNames": [f"projects/{PROJECT}"]}
 
 
 @pytest.mark.parametrize("platform", PLATFORMS)

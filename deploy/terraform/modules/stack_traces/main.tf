@@ -2,6 +2,10 @@
 
 locals {
   has_log_bucket = try(length(var.log_bucket.bucket_name) > 0, false)
+
+  # A stack trace counts once: not its further parts, nor what the library writes besides traces. What others write,
+  # such as the lines of a sidecar, has neither field.
+  counter_filter = "${var.log_filter} AND NOT jsonPayload.kind=(\"snapshot\" OR \"job_ended\" OR \"hang_suspected\") AND NOT jsonPayload.part>1"
 }
 
 resource "google_logging_project_bucket_config" "stack_traces" {
@@ -30,8 +34,8 @@ resource "google_logging_project_sink" "stack_traces" {
 resource "google_logging_metric" "stack_trace_counter" {
   project          = var.project_name
   name             = "stack_trace_counter_${var.platform}"
-  description      = "Log entries with stack traces of training jobs"
-  filter           = var.log_filter
+  description      = "Stack traces of training jobs"
+  filter           = local.counter_filter
   label_extractors = var.counter_labels
 
   metric_descriptor {
