@@ -165,6 +165,40 @@ diagnostic.heartbeat(1)
     assert not (tmp_path / "d").exists()
 
 
+_STUCK = """
+from cloud_tpu_diagnostics.configuration import hang_configuration
+hang_configuration.checked = lambda config: config  # Nobody else may wait for as little as a second.
+hangs = hang_configuration.HangConfig(enabled=True, step_floor_seconds=2, snapshots=2, snapshot_interval_seconds=0.1)
+traces = None if sys.argv[2] == "nothing" else config(cloud=sys.argv[2] == "file").debug_config.stack_trace_config
+block = diagnostic_configuration.DiagnosticConfig(debug_configuration.DebugConfig(traces, hangs))
+def stuck_here():
+    ctypes.PyDLL(None).usleep(5_000_000)  # Holds the GIL.
+with diagnostic.diagnose(block):
+    signal.signal(signal.SIGUSR1, lambda *_: say("theirs"))
+    for step in range(100):
+        diagnostic.heartbeat(step)
+        time.sleep(0.02)
+    stuck_here()
+"""
+
+
+def test_a_hang_with_the_gil_held_is_told_with_its_frame_wherever_stacks_go_and_by_no_signal_of_the_programs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    jobs = {}
+    for place in ("console", "file", "nothing"):
+        monkeypatch.setenv("ML_DIAGNOSTICS_DIR", str(tmp_path / place))
+        jobs[place] = Job(_STUCK, tmp_path / f"{place}-traces", place)
+    for place, job in jobs.items():
+        code, out, err = job.end()
+        assert (code, out) == (0, ""), err
+        monkeypatch.setenv("ML_DIAGNOSTICS_DIR", str(tmp_path / place))
+        _wait_for(lambda: _entries("job_ended"))
+        (verdict,) = _entries("hang_suspected")
+        assert verdict["stuck_frame"].startswith("stuck_here ("), place
+        assert "in stuck_here" in (job.trace() if place == "file" else err)
+
+
 def test_where_stderr_is_a_socket_the_companion_waits_for_its_reader(tmp_path: Path) -> None:
     """As under systemd."""
     code, _, _ = run(

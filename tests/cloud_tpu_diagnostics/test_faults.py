@@ -50,6 +50,45 @@ def test_to_the_cloud_a_fault_is_in_the_file(tmp_path: Path) -> None:
     assert "Fatal" not in err
 
 
+_CROWD = """
+def crowd():
+    for _ in range(150):
+        threading.Thread(target=time.sleep, args=(100,), daemon=True).start()
+def fails_here():
+    ctypes.string_at(0)
+"""
+
+
+def test_among_more_threads_than_faulthandler_writes_a_fault_shows_the_one_that_failed(tmp_path: Path) -> None:
+    code, _, err = Job(_CROWD + "crowd()\nwith diagnostic.diagnose(config()): fails_here()", tmp_path / "d").end()
+    assert code == -signal.SIGSEGV
+    assert "Fatal Python error: Segmentation fault" in err
+    assert "in fails_here" in err
+
+
+def test_threads_that_come_and_go_in_the_block_change_what_a_fault_shows(tmp_path: Path) -> None:
+    code, out, err = Job(
+        _CROWD
+        + """
+from cloud_tpu_diagnostics import watchdog
+enable = faulthandler.enable
+def enabled(file, all_threads):
+    say(all_threads)
+    enable(file, all_threads)
+watchdog.faulthandler.enable = enabled
+with diagnostic.diagnose(config(0.1)):
+    crowd()
+    deadline = time.monotonic() + 20
+    while blocks._current._watchdog._shows_all and time.monotonic() < deadline:
+        time.sleep(0.01)
+    fails_here()
+""".replace("from cloud_tpu_diagnostics import", "from cloud_tpu_diagnostics import blocks,"),
+        tmp_path / "d",
+    ).end()
+    assert (code, out) == (-signal.SIGSEGV, "True\nFalse\n")
+    assert "in fails_here" in err.partition("Fatal Python error")[2]
+
+
 def test_after_the_block_a_fault_is_as_it_was_before(tmp_path: Path) -> None:
     code, _, err = Job("with diagnostic.diagnose(config()): pass\nctypes.string_at(0)", tmp_path / "d").end()
     assert code == -signal.SIGSEGV

@@ -6,8 +6,9 @@ import signal
 from pathlib import Path
 
 import pytest
+from cloud_tpu_diagnostics.stacks.local_processes import choose_signal, dump_by_signal, find_processes
 
-from .diagnosed_jobs import Job, run
+from .diagnosed_jobs import LONG_SECONDS, Job, run
 
 
 def test_after_the_block_a_signal_that_comes_late_ends_nothing(tmp_path: Path) -> None:
@@ -89,7 +90,53 @@ for _ in range(2):
 """,
         tmp_path / "d",
     )
-    assert (code, out, err) == (0, "theirs\n" * 4, "")
+    assert (code, out) == (0, "theirs\n" * 4)
+    assert err == "SIGUSR1 is taken: for stack traces at any time, send SIGUSR2 instead.\n"
+
+
+def test_which_signal_is_left_is_in_the_file_for_who_asks_from_outside(tmp_path: Path) -> None:
+    job = Job(
+        """
+signal.signal(signal.SIGUSR1, lambda *_: say("theirs"))
+with diagnostic.diagnose(config(cloud=True)):
+    say("in")
+    input()
+""",
+        tmp_path / "d",
+    )
+    assert job.line() == "in"
+    (process,) = find_processes(tmp_path / "d")
+    number = choose_signal(process)
+    assert number == signal.SIGUSR2
+    assert dump_by_signal(process, number, timeout_seconds=LONG_SECONDS)
+    job.go_on()
+    assert job.end()[:2] == (0, "")
+
+
+def test_a_program_that_takes_the_signal_in_the_block_is_told_the_next_and_then_when_it_is_free(tmp_path: Path) -> None:
+    job = Job(
+        """
+without_companion()
+def wait_for(sentence):
+    while not any(sentence in file.read_text() for file in trace_file.FOLDER.iterdir()):
+        time.sleep(0.01)
+with diagnostic.diagnose(config(0.2, cloud=True)):
+    signal.signal(signal.SIGUSR1, lambda *_: say("theirs"))
+    wait_for("INFO: SIGUSR1 is taken: for stack traces at any time, send SIGUSR2 instead.\\n")
+    raise_signal(signal.SIGUSR2)
+    signal.signal(signal.SIGUSR2, lambda *_: say("theirs"))
+    wait_for("INFO: SIGUSR1 is taken: for stack traces at any time, send SIGRTM")
+signal.signal(signal.SIGUSR1, signal.SIG_DFL)
+with diagnostic.diagnose(config(cloud=True)):
+    wait_for("INFO: SIGUSR1 is free: for stack traces at any time, send SIGUSR1.\\n")
+    raise_signal(signal.SIGUSR1)
+""",
+        tmp_path / "d",
+    )
+    code, out, err = job.end()
+    assert (code, out) == (0, "")
+    assert err.count("SIGUSR1 is taken") == 2
+    assert job.trace().count("in raise_signal") == 2
 
 
 def test_the_programs_own_faulthandler_is_on_again_afterwards(tmp_path: Path) -> None:

@@ -47,7 +47,9 @@ class Collection:
         self._watchdog: Watchdog | None = None
         self._companion: CompanionLink | None = None
         self._timer = Timer(plan.interval_seconds)
-        self._rounds = Rounds(self._timer, plan.interval_seconds, first=self._prune, go_round=self._go_round)
+        self._rounds = Rounds(
+            self._timer, plan.interval_seconds, first=self._prune, look=self._look, go_round=self._go_round
+        )
         self._changing = threading.RLock()
         self._is_on = False
 
@@ -57,11 +59,10 @@ class Collection:
             self._is_on = True
             if self.plan.is_collecting:
                 self._place = _open_place(self.plan)
-            if self._place is not None:
-                self._watchdog = Watchdog(self._place.number)
-                self._watchdog.start()
             if self.plan.hangs is not None or self._place is not None:
-                self._start_companion()
+                self._watchdog = Watchdog(self._place.number if self._place is not None else None, self._note)
+                self._watchdog.start()
+                self._start_companion(self._watchdog)
             if self._place is not None:
                 self._start_timer()
 
@@ -99,9 +100,9 @@ class Collection:
 
     # --- The companion --------------------------------------------------------------------------------
 
-    def _start_companion(self) -> None:
+    def _start_companion(self, watchdog: Watchdog) -> None:
         """Starts one where it is needed: to ship, to watch, or where only another process can wait for stderr."""
-        place, watchdog = self._place, self._watchdog
+        place = self._place
         if not (self.plan.to_cloud or self.plan.hangs is not None or (place is not None and place.patient is None)):
             return
         try:
@@ -111,10 +112,12 @@ class Collection:
                 self.plan,
                 trace_path=place.path if isinstance(place, TraceFile) else None,
                 console=place.number if place is not None else 2,
-                dump_signal=watchdog.signal if watchdog is not None else None,
-                main_thread_signal=watchdog.main_thread_signal if watchdog is not None else None,
+                dump_signal=watchdog.dump_signal,
+                main_thread_signal=watchdog.main_thread_signal,
                 on_end=self._go_on_directly,
             )
+            # Into the pipe, as only what the companion reads can tell it where a stuck job stands.
+            watchdog.answer(self._companion.timer_number())
         except Exception as error:  # Mostly an OSError, but an interpreter that ends raises others.
             LOSSES.add("diagnose: no companion")
             self._say_without_companion(f"cannot be started ({type(error).__name__}: {error})")
@@ -130,7 +133,9 @@ class Collection:
                 self._timer.cancel()
             else:
                 self._timer.arm_again(self._place.patient)
-            companion.leave(None)  # The timer does not write to its pipe any more.
+            if self._watchdog is not None:
+                self._watchdog.stop_answering()
+            companion.leave(None)  # Nothing writes to its pipe any more.
 
     def _say_without_companion(self, what: str) -> None:
         warn_once(
@@ -158,6 +163,18 @@ class Collection:
         if isinstance(place, TraceFile):
             trace_file.prune(Path(place.path).parent)
 
+    @guarded_as("look after its signals")
+    def _look(self) -> None:
+        with self._changing:
+            if self._is_on and self._has_place() and self._watchdog is not None:
+                self._watchdog.look()
+
+    @guarded_as("tell what readers of its traces have to know")
+    def _note(self, sentence: str) -> None:
+        place = self._place
+        if isinstance(place, TraceFile) and place.is_open():
+            os.write(place.number, f"INFO: {sentence}\n".encode())
+
     def _go_round(self, is_in_time: bool) -> bool:
         """Dumps if it is in time, arms the timer anew, and adds what only Python can tell.
 
@@ -167,6 +184,7 @@ class Collection:
         with self._changing:
             if not self._is_on or not self._has_place() or not self._timer.arm_again():
                 return False
+            self._look()
             companion = self._companion
         if is_in_time:
             self._dump("" if companion is not None else HEADER.format(interval=self.plan.interval_seconds))

@@ -14,6 +14,7 @@ import gc
 import logging
 import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -31,6 +32,9 @@ __all__ = ["Output", "Timer", "Watchdog"]
 
 _NO_DESCRIPTOR = 2**30
 """A number that no file can have: what is written there is lost."""
+
+_MOST_THREADS = 100
+"""Of a dump: the newest (MAX_NTHREADS in CPython's Python/traceback.c)."""
 
 _MOST_GRACE_SECONDS = 1.0
 _LEAST_GRACE_SECONDS = 0.08
@@ -72,39 +76,73 @@ class Output:
 
 # State of the process: the signals that nobody had before us, and that do nothing since we are done with them.
 _left_harmless: dict[int, Output] = {}
+# State of the process: its trace file names another signal than SIGUSR1.
+_has_named_another = False
 
 
 class Watchdog:
-    """Faults and the signal from outside, from `start` to `stop`.
+    """Faults, the signal from outside, and those by which the companion asks, from `start` to `stop`.
+
+    faulthandler writes the newest 100 threads, and so not the main one of a program that has more. There a fault shows
+    the one thread that failed. What the signal from outside writes, and the timer while another holds the GIL, lacks
+    the older threads; a companion asks for the main one's stack then, without one it is missing.
 
     Args:
-        number: The descriptor to write to.
+        number: The descriptor to write to; None: nothing but the companion's questions are answered.
+        say: Called with what those who read the traces have to know.
     """
 
-    def __init__(self, number: int) -> None:
+    def __init__(self, number: int | None, say: Callable[[str], None]) -> None:
         self._number = number
+        self._say = say
         self._undoing: list[Callable[[], object] | None] = []
+        self._outputs: dict[int, Output] = {}
+        self._of_faults: Output | None = None
+        self._shows_all = True
+        self._answers: Descriptor | None = None
         self.signal: int | None = None
         """Which one makes this process write all its stacks; None if all were taken."""
+        self.dump_signal: int | None = None
+        """The same for the companion: never one that the program may come to use."""
         self.main_thread_signal: int | None = None
-        """Which one makes a thread write its own stack; None if all were taken.
-
-        faulthandler writes the newest 100 threads (MAX_NTHREADS in CPython's Python/traceback.c): not the main one.
-        """
+        """Which one makes a thread write its own stack, for the companion; None if all were taken."""
 
     def start(self) -> None:
         """Turns them on, as far as the job has not done so itself."""
-        self.main_thread_signal = self._register(real_time_signals(), all_threads=False)
-        self._enable()
-        self.signal = self._register([signal.SIGUSR1, signal.SIGUSR2, *real_time_signals()], all_threads=True)
-        if self.signal != signal.SIGUSR1:
-            what = "no signal is free" if self.signal is None else f"send {signal_name(self.signal)} instead"
-            log_once(
-                logging.INFO,
-                ("signal", self.signal),
-                "SIGUSR1 is taken: for stack traces at any time, %s.",
-                what,
-            )
+        self._undoing.append(self._close_answers)  # Done last.
+        self.main_thread_signal = self._register(real_time_signals(), _NO_DESCRIPTOR, all_threads=False)
+        self.dump_signal = self._register(real_time_signals(), _NO_DESCRIPTOR, all_threads=True)
+        if self._number is not None:
+            self._enable(self._number)
+            self._choose_signal(self._number)
+
+    def answer(self, number: int) -> None:
+        """Has the companion's questions answered from now on.
+
+        Args:
+            number: The descriptor to write the answers to, of which it takes a copy. It must never wait.
+        """
+        self._answers = Descriptor(with_high_number(os.dup(number)))
+        copy = self._answers.number()
+        for asked, all_threads in ((self.main_thread_signal, False), (self.dump_signal, True)):
+            if copy is not None and asked is not None and self._is_ours(asked):
+                self._hand_over(asked, copy, all_threads=all_threads)
+
+    def stop_answering(self) -> None:
+        """Has the companion's questions do nothing from now on: there is no companion."""
+        for asked in (self.main_thread_signal, self.dump_signal):
+            if asked is not None:
+                _make_harmless(asked, self._outputs[asked])
+        self._close_answers()
+
+    def look(self) -> None:
+        """Follows what the program has changed: how many threads it has, and which signals it uses."""
+        is_crowded = _is_crowded()
+        if self._of_faults is not None and self._shows_all is is_crowded and self._of_faults.is_in_use():
+            self._shows_all = not is_crowded
+            faulthandler.enable(self._of_faults, all_threads=self._shows_all)
+        if self._number is not None and self.signal is not None and not self._is_ours(self.signal):
+            self._choose_signal(self._number)
 
     def stop(self) -> None:
         """Turns off what is still ours, and back on what was on before.
@@ -113,23 +151,28 @@ class Watchdog:
         """
         undo_all(self._undoing)
 
+    def _close_answers(self) -> None:
+        if self._answers is not None:
+            self._answers.close()
+
     # --- Faults ---
 
-    def _enable(self) -> None:
+    def _enable(self, number: int) -> None:
         their_file: Any = None
         if faulthandler.is_enabled():
             their_file = self._file_of_faults()
             if their_file is None:
-                log_once(
-                    logging.INFO,
+                warn_once(
                     "faulthandler is on",
                     "faulthandler was on before diagnose(), with the number of a file: faults still go there.",
                 )
                 return
-        output = Output(self._number)
+        output = Output(number)
+        self._shows_all = not _is_crowded()
         self._undoing.append(partial(_disable, output, their_file))
-        faulthandler.enable(output, all_threads=True)
+        faulthandler.enable(output, all_threads=self._shows_all)
         output.hand_over()
+        self._of_faults = output
 
     def _file_of_faults(self) -> Any:
         """What the job gave to `faulthandler.enable`; None if that was a number, or cannot be known.
@@ -142,23 +185,51 @@ class Watchdog:
 
     # --- Signals ---
 
-    def _register(self, wanted: list[int], *, all_threads: bool) -> int | None:
+    def _choose_signal(self, number: int) -> None:
+        """Takes the signal from outside, and says which, unless it is the one that everybody knows."""
+        global _has_named_another
+        self.signal = self._register([signal.SIGUSR1, signal.SIGUSR2, *real_time_signals()], number, all_threads=True)
+        if self.signal == signal.SIGUSR1:
+            if _has_named_another:  # An earlier block of this process, in the same file.
+                self._say("SIGUSR1 is free: for stack traces at any time, send SIGUSR1.")
+            return
+        _has_named_another = True
+        what = "no signal is free" if self.signal is None else f"send {signal_name(self.signal)} instead"
+        sentence = f"SIGUSR1 is taken: for stack traces at any time, {what}."
+        warn_once(("signal", self.signal), "%s", sentence)
+        self._say(sentence)
+
+    def _register(self, wanted: list[int], number: int, *, all_threads: bool) -> int | None:
         """Takes the first signal that is free."""
         caught = _caught_signals()
-        for number in wanted:
-            is_left_by_us = number in _left_harmless and _left_harmless[number].is_in_use()
-            if signal.getsignal(number) is not signal.SIG_DFL or (number in caught and not is_left_by_us):
-                continue
-            output = Output(self._number)
-            self._undoing.append(partial(_make_harmless, number, output))
-            try:
-                faulthandler.register(number, file=output, all_threads=all_threads)
-            except (OSError, RuntimeError, ValueError):
-                self._undoing.pop()
-                continue
-            output.hand_over()
-            return number
+        for each in wanted:
+            is_left_by_us = each in _left_harmless and _left_harmless[each].is_in_use()
+            is_caught = each in self._outputs or (each in caught and not is_left_by_us)
+            if not is_caught and signal.getsignal(each) is signal.SIG_DFL:
+                try:
+                    if each not in caught:  # The program has had it since, which faulthandler does not know.
+                        faulthandler.unregister(each)
+                    self._hand_over(each, number, all_threads=all_threads)
+                except (OSError, RuntimeError, ValueError):
+                    continue
+                return each
         return None
+
+    def _hand_over(self, each: int, number: int, *, all_threads: bool) -> None:
+        """Has faulthandler answer a signal, to that descriptor."""
+        output = Output(number)
+        self._undoing.append(partial(_make_harmless, each, output))
+        faulthandler.register(each, file=output, all_threads=all_threads)
+        output.hand_over()
+        self._outputs[each] = output
+
+    def _is_ours(self, each: int) -> bool:
+        """Whether a signal that was free still is the program's not, as far as Python knows."""
+        return signal.getsignal(each) is signal.SIG_DFL and self._outputs[each].is_in_use()
+
+
+def _is_crowded() -> bool:
+    return len(sys._current_frames()) > _MOST_THREADS
 
 
 def _disable(output: Output, their_file: Any) -> None:
