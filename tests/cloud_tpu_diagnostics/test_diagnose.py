@@ -190,6 +190,23 @@ def test_the_header_says_the_interval_as_it_was_given(tmp_path: Path) -> None:
     assert "a stack trace snapshot every 0.25 seconds.\nTimeout (0:00:00.250000)!\n" in err
 
 
+def test_a_name_of_several_lines_is_one_in_a_dump(tmp_path: Path) -> None:
+    """Or it could look like another thread, or rule the terminal."""
+    _, _, err = run(
+        """
+names = {}
+exec(compile("def wait():\\n import time; time.sleep(0.4)", "a\\nb\\x1b", "exec"), names)
+names["wait"].__code__ = names["wait"].__code__.replace(co_name="c\\nThread 0x1 (most recent call first):" + "d" * 999)
+with diagnostic.diagnose(config(0.25)): names["wait"]()
+""",
+        tmp_path / "d",
+    )
+    dump = err.partition("Timeout (0:00:00.250000)!\n")[2].splitlines()
+    assert dump[1].startswith('  File "a\\x0ab\\x1b", line 2 in c\\x0aThread 0x1 (most recent call first):ddd')
+    assert dump[1].endswith("d...")
+    assert len(dump) == 3
+
+
 def test_a_function_can_be_decorated_and_call_itself() -> None:
     @diagnostic.diagnose(_config())
     def count_down(number: int) -> int:

@@ -325,3 +325,35 @@ def test_help_loads_nothing_that_is_slow() -> None:
     done = subprocess.run([sys.executable, "-S", "-c", code], stdout=subprocess.PIPE, text=True, check=True,
                           env={"PYTHONPATH": os.pathsep.join(sys.path)})  # fmt: skip
     assert done.stdout.splitlines()[-1] == "[]"
+
+
+def test_names_of_files_and_functions_cannot_rule_the_terminal(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = 'Thread 0x01 (most recent call first):\n  File "a\x1b]0;b\x07", line 1 in \x1b[31mred\r\x9b2J\n'
+    (tmp_path / "forged\nlines.txt").write_text(text)
+    for arguments in (["--format", "table", "--threads"], ["--format", "collapsed"]):
+        assert main(["show", str(tmp_path), *arguments]) == 0
+        out, _ = capsys.readouterr()
+        assert "\\x1b[31mred" in out
+        assert all(c == "\n" or c.isprintable() for c in out)
+        assert "\nlines" not in out
+
+
+@pytest.mark.parametrize(
+    "headline",
+    [
+        f"Timeout ({'9' * 5000}:00:01)!",
+        f"Timeout ({'9' * 9}:00:01)!",
+        "INFO: Not a crash. cloud-tpu-diagnostics emits a stack trace snapshot every 1.2.3 seconds.",
+        f"INFO: Not a crash. cloud-tpu-diagnostics emits a stack trace snapshot every {'9' * 500} seconds.",
+    ],
+    ids=range(4),
+)
+def test_an_interval_that_no_job_has_keeps_nothing_from_being_shown(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], headline: str
+) -> None:
+    dump = 'Thread 0x01 (most recent call first):\n  File "data.py", line 1 in load\n'
+    (tmp_path / "stack_trace_2026_11_21_15_04_05_a_1.txt").write_text(f"{headline}\n{dump}")
+    assert main(["show", str(tmp_path)]) == 0
+    assert "load (data.py:1)" in capsys.readouterr().out

@@ -13,6 +13,7 @@ __all__ = ["dump_text", "write_in_parts"]
 
 _DEEPEST = 100
 """Frames of a thread; faulthandler's limit too."""
+_LONGEST_NAME = 500
 _PART_BYTES = 1 << 16
 _WAIT_SECONDS = 0.005
 _MOST_WAITS = 200
@@ -61,11 +62,19 @@ def _frame_texts(innermost: FrameType) -> Iterator[str]:
     for _ in range(_DEEPEST):
         if frame is None:
             return
-        code = frame.f_code
-        yield f'  File "{code.co_filename}", line {frame.f_lineno or "???"} in {code.co_name}\n'
+        file, function = _in_one_line(frame.f_code.co_filename), _in_one_line(frame.f_code.co_name)
+        yield f'  File "{file}", line {frame.f_lineno or "???"} in {function}\n'
         frame = frame.f_back
     if frame is not None:
         yield "  ...\n"
+
+
+def _in_one_line(name: str) -> str:
+    """As faulthandler writes it: 500 characters at most, without those that end a line or rule a terminal."""
+    if name.isprintable() and len(name) <= _LONGEST_NAME:
+        return name
+    end = "..." if len(name) > _LONGEST_NAME else ""
+    return "".join(c if c.isprintable() else f"\\x{ord(c):02x}" for c in name[:_LONGEST_NAME]) + end
 
 
 def _clock_text(seconds: float) -> str:

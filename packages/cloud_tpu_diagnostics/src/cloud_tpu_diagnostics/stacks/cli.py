@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import gc
 import os
+import re
 import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -18,6 +19,9 @@ if TYPE_CHECKING:
     from cloud_tpu_diagnostics.grouping import ProcessDump
 
 __all__ = ["main"]
+
+_RULING = re.compile(r"[^\n\x20-\x7e\xa0-\U0010ffff]")
+"""What rules a terminal, ends of lines apart."""
 
 _EPILOG = "exit codes: 0 ok, 1 nothing was found, 2 the command was not understood or could not be done"
 _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
@@ -149,12 +153,17 @@ def _print(dumps: list[ProcessDump], options: argparse.Namespace) -> None:
     else:
         picture = group_processes(dumps, silent_after_seconds=getattr(options, "silent_after", None))
         text = format_json(picture) if options.format == "json" else format_table(picture, all_threads=options.threads)
-    print(text, end="", flush=True)
+    # Names are others' words: none of them may move the cursor, or look like a line of ours.
+    print(_RULING.sub(_shown, text), end="", flush=True)
+
+
+def _shown(ruling: re.Match[str]) -> str:
+    return f"\\x{ord(ruling[0]):02x}"
 
 
 def _note(notes: Sequence[str]) -> None:
     for note in notes:
-        print(f"tpu-stacks: {note}", file=sys.stderr)
+        print(f"tpu-stacks: {_RULING.sub(_shown, note)}", file=sys.stderr)
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import stat
@@ -16,10 +17,12 @@ from cloud_tpu_diagnostics.traces import HEADER_START, Dump, Trigger, parse_dump
 
 __all__ = ["TraceFileName", "newest_of", "parse_name", "read_trace_files"]
 
-_NAME: Final = re.compile(r"stack_trace_\d{4}(?:_\d\d){5}_(?P<host>.+)_(?P<pid>\d{1,10})(?:-\d+)?\.txt")
+_NAME: Final = re.compile(r"stack_trace_\d{4}(?:_\d\d){5}_(?P<host>[^\x00-\x1f]+)_(?P<pid>\d{1,10})(?:-\d+)?\.txt")
 _MOST_BYTES: Final = 4 << 20
 """Of a file's end: more than one dump, whatever its size."""
-_INTERVAL: Final = re.compile(re.escape(HEADER_START) + r"([0-9.]+) seconds|Timeout \((\d+):(\d\d):(\d\d(?:\.\d+)?)\)!")
+_INTERVAL: Final = re.compile(
+    re.escape(HEADER_START) + r"([0-9.]+) seconds|Timeout \((\d{1,9}):(\d\d):(\d\d(?:\.\d+)?)\)!"
+)
 
 
 class TraceFileName(NamedTuple):
@@ -60,12 +63,11 @@ def interval_seconds(dump: Dump) -> float | None:
     found = _INTERVAL.search(dump.text)
     if found is None:
         return None
-    if found[1]:
-        try:
-            return float(found[1])
-        except ValueError:
-            return None
-    return int(found[2]) * 3600 + int(found[3]) * 60 + float(found[4])
+    try:
+        seconds = float(found[1] or int(found[2]) * 3600 + int(found[3]) * 60 + float(found[4]))
+    except (ValueError, OverflowError):
+        return None
+    return seconds if math.isfinite(seconds) else None
 
 
 def read_trace_files(path: str, notes: list[str]) -> Iterator[ProcessDump]:
@@ -85,7 +87,7 @@ def read_trace_files(path: str, notes: list[str]) -> Iterator[ProcessDump]:
         newest = newest_of(dumps)
         if newest is None:
             continue
-        known = parse_name(re.split(r"[/\\]", name)[-1]) or TraceFileName(Path(name).stem, 0)
+        known = parse_name(re.split(r"[/\\]", name)[-1]) or TraceFileName(" ".join(Path(name).stem.splitlines()), 0)
         yield ProcessDump(
             process=known.host,
             host=known.host,
