@@ -155,7 +155,8 @@ def test_a_program_that_has_taken_the_jobs_place_gets_none_of_its_signals() -> N
         ["sh", "-c", "echo; read line; exec sleep 60"], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     )
     try:
-        assert process.stdin is not None and process.stdout is not None
+        assert process.stdin is not None
+        assert process.stdout is not None
         process.stdout.readline()  # It is there, whole.
         job = WatchedJob(process.pid, None)
         assert job.send(signal.SIGCONT)
