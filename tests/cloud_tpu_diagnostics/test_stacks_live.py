@@ -9,6 +9,7 @@ import stat
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -16,7 +17,9 @@ import pytest
 from cloud_tpu_diagnostics import trace_file
 from cloud_tpu_diagnostics.stacks import py_spy
 from cloud_tpu_diagnostics.stacks.cli import main
-from cloud_tpu_diagnostics.stacks.local_processes import find_processes, signal_number
+from cloud_tpu_diagnostics.stacks.local_processes import LocalProcess, choose_signal, find_processes, signal_number
+
+from . import diagnosed_jobs
 
 if not sys.platform.startswith("linux"):
     pytest.skip("it looks into /proc", allow_module_level=True)
@@ -150,6 +153,81 @@ def test_the_file_may_say_which_signal_it_is(start: Start, run: Run) -> None:
     assert (code, err) == (0, "")
     assert out.startswith("host-1 waits in psum")
     assert job.poll() is None
+
+
+@pytest.mark.parametrize("padding", [0, 5_000, (1 << 20) - 40, 3 << 20])
+def test_the_newest_word_in_the_file_about_the_signal_counts_wherever_it_stands(folder: Path, padding: int) -> None:
+    def said(*signals: str) -> int:
+        words = [f"INFO: SIGUSR1 is taken: for stack traces at any time, send {each} instead.\n" for each in signals]
+        path = folder / "a"
+        path.write_text(("x" * 99 + "\n") * (padding // 100) + "y\n".join(words) + "\n" * padding)
+        return choose_signal(LocalProcess(os.getpid(), "a", path))
+
+    handlers = {number: signal.signal(number, lambda *_: None) for number in (signal.SIGUSR2, signal.SIGRTMIN + 3)}
+    try:
+        assert said("SIGRTMIN+3", "SIGUSR2") == signal.SIGUSR2
+        assert said("SIGUSR2", "SIGRTMIN+3") == signal.SIGRTMIN + 3
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+
+
+def test_a_process_with_no_signal_left_is_not_signalled(
+    start: Start, run: Run, fake_py_spy: Callable[[str], None]
+) -> None:
+    fake_py_spy("")
+    none = "file.write(b'INFO: SIGUSR1 is taken: for stack traces at any time, no signal is free.\\n')"
+    job = start(f"{_REGISTERED}; {none}")
+    assert "has none left for stack traces" in run("dump")[2]
+    assert job.poll() is None
+
+
+_TAKES_THE_SIGNAL = "signal.signal(signal.SIGUSR1, lambda *_: os._exit(3))"
+
+
+@pytest.mark.parametrize("when", ["before the block", "in the block"])
+def test_a_job_that_takes_the_signal_for_itself_is_asked_by_the_one_that_diagnose_names(
+    folder: Path, run: Run, when: str
+) -> None:
+    program = f"""
+def psum():
+    with diagnostic.diagnose(config(interval=1, cloud=True)):
+        {_TAKES_THE_SIGNAL if when == "in the block" else "pass"}
+        say("inside")
+        threading.Event().wait()
+{_TAKES_THE_SIGNAL if when == "before the block" else "pass"}
+psum()
+"""
+    job = diagnosed_jobs.Job(program, folder)
+    try:
+        assert job.line() == "inside"
+        deadline = time.monotonic() + diagnosed_jobs.LONG_SECONDS
+        while "INFO: SIGUSR1 is taken" not in job.trace() and time.monotonic() < deadline:
+            time.sleep(0.05)
+        code, out, err = run("dump", "--format", "json")
+        assert (code, err) == (0, "")
+        assert "psum" in out
+        assert job.process.poll() is None
+    finally:
+        job.kill()
+
+
+def test_all_processes_are_asked_at_once(start: Start, run: Run, fake_py_spy: Callable[[str], None]) -> None:
+    fake_py_spy("")
+    jobs = [start() for _ in range(4)]
+    for job in jobs[:3]:
+        job.send_signal(signal.SIGSTOP)
+    began = time.monotonic()
+    try:
+        code, out, err = run("dump", "--timeout", "2")
+        took = time.monotonic() - began
+    finally:
+        for job in jobs:
+            job.send_signal(signal.SIGCONT)
+    assert code == 0
+    assert "host-1 waits in psum" in out
+    assert err.count("within 2 s of SIGUSR1") == 3
+    assert took < 2 * 2  # And not three times the 2 s.
 
 
 def test_a_process_that_does_not_answer_is_given_up(start: Start, run: Run, fake_py_spy: Callable[[str], None]) -> None:

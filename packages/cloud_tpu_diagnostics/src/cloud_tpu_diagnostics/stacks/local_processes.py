@@ -2,29 +2,36 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import signal
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import BinaryIO, Final, NamedTuple
 
 from ml_diagnostics_common.exceptions import ConfigurationError, DiagnosticsError
 
 from cloud_tpu_diagnostics import trace_file
+from cloud_tpu_diagnostics.signals import caught_signals, signal_name
 from cloud_tpu_diagnostics.stacks.trace_files import newest_of, parse_name
 from cloud_tpu_diagnostics.traces import Dump, DumpParser, ThreadStack
 
-__all__ = ["DumpError", "LocalProcess", "choose_signal", "dump_by_signal", "find_processes"]
+__all__ = ["DumpError", "LocalProcess", "Question", "ask", "choose_signal", "find_processes", "signal_number"]
 
 _QUIET_SECONDS: Final = 0.2
 """A dump of 100 threads takes 0.04 s; so long after its last line it is at its end."""
 _CUT_SECONDS: Final = 3.0
 """So long after a dump that was cut at 100 threads the companion has asked the main thread for its own stack."""
 _POLL_SECONDS: Final = 0.01
-_BEGINNING_BYTES: Final = 4096
-_SAID_SIGNAL: Final = re.compile(rb"^INFO: .*\bsend (SIG[A-Z0-9+]+)", re.MULTILINE | re.IGNORECASE)
+_READ_BYTES: Final = 1 << 20
+_SENTENCE_BYTES: Final = 200
+_SENTENCE: Final = re.compile(
+    rb"^INFO: SIGUSR1 is \w+: for stack traces at any time, (?:send (?P<signal>SIG[A-Z0-9+]+)|no signal is free)",
+    re.MULTILINE,
+)
+"""What `watchdog.py` writes where another signal than SIGUSR1 is for stack traces, and when that changes."""
 
 
 class DumpError(DiagnosticsError):
@@ -85,30 +92,45 @@ def choose_signal(process: LocalProcess, wanted: int | None = None) -> int:
         wanted: What the user says it is; None is what the trace file says, else SIGUSR1.
 
     Raises:
+        ConfigurationError: The trace file names a signal that does not exist here.
         DumpError: The process does not catch the signal, which would then kill it, or may use it for something else.
     """
     caught = _caught_signals(process.pid)
-    number = wanted or _said_signal(process.path)
-    if number is None:
+    said = None if wanted else _newest_sentence(process.path)
+    if wanted:
+        number = wanted
+    elif said is not None:
+        if said["signal"] is None:
+            raise DumpError(f"process {process.pid} uses every signal itself, and has none left for stack traces")
+        number = signal_number(said["signal"].decode())
+    else:
         number = signal.SIGUSR1
-        if _is_in(caught, signal.SIGUSR1) and _is_in(caught, signal.SIGUSR2):
+        if {signal.SIGUSR1, signal.SIGUSR2} <= caught:
             raise DumpError(
                 f"process {process.pid} catches both SIGUSR1 and SIGUSR2, one of them perhaps for its own ends; its "
                 "log says which one is for stack traces: give that one with --signal"
             )
-    if not _is_in(caught, number):
-        raise DumpError(f"process {process.pid} does not catch {_signal_name(number)}, which would end it: not sent")
+    if number not in caught:
+        raise DumpError(f"process {process.pid} does not catch {signal_name(number)}, which would end it: not sent")
     return number
 
 
-def _said_signal(path: Path) -> int | None:
-    """The signal that the beginning of the file names: it does where SIGUSR1 was taken."""
+def _newest_sentence(path: Path) -> re.Match[bytes] | None:
+    """The last that the file says about the signal, wherever that stands: the program may take one at any time."""
     try:
         with path.open("rb") as file:
-            said = _SAID_SIGNAL.search(file.read(_BEGINNING_BYTES))
+            end, behind = file.seek(0, os.SEEK_END), b""
+            while end > 0:
+                begin = max(0, end - _READ_BYTES)
+                file.seek(begin)
+                data = file.read(end - begin) + behind
+                sentences = list(_SENTENCE.finditer(data))
+                if sentences:
+                    return sentences[-1]
+                end, behind = begin, data[:_SENTENCE_BYTES]
     except OSError:
-        return None
-    return None if said is None else signal_number(said[1].decode())
+        pass
+    return None
 
 
 def signal_number(text: str) -> int:
@@ -128,55 +150,64 @@ def signal_number(text: str) -> int:
     return number
 
 
-def _signal_name(number: int) -> str:
+def _caught_signals(pid: int) -> frozenset[int]:
     try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"
-
-
-def _caught_signals(pid: int) -> int:
-    """The bits of SigCgt; none where that cannot be read."""
-    try:
-        status = Path(f"/proc/{pid}/status").read_text()
+        return caught_signals(pid)
     except OSError as error:
         raise DumpError(f"process {pid} cannot be looked at: {error.strerror}") from error
-    caught = re.search(r"^SigCgt:\s*([0-9a-f]+)$", status, re.MULTILINE)
-    return int(caught[1], 16) if caught else 0
 
 
-def _is_in(caught: int, number: int) -> bool:
-    return bool(caught >> (number - 1) & 1)
+class Question(NamedTuple):
+    """The signal is sent; what the process writes from then on is its answer."""
+
+    process: LocalProcess
+    number: int
+    file: BinaryIO
+
+    def answer(self, *, timeout_seconds: float) -> tuple[ThreadStack, ...]:
+        """Reads what the process writes; once.
+
+        Args:
+            timeout_seconds: How long to wait for the first line.
+
+        Returns:
+            The threads.
+
+        Raises:
+            DumpError: It wrote nothing.
+        """
+        pid, path = self.process.pid, self.process.path
+        try:
+            with self.file:
+                newest = newest_of(_read_dumps(self.file.fileno(), timeout_seconds))
+        except OSError as error:
+            raise DumpError(f"what process {pid} wrote to {path} could not be read: {error.strerror}") from error
+        if newest is None:
+            raise DumpError(
+                f"process {pid} wrote no stacks to {path} within {timeout_seconds:g} s of {signal_name(self.number)}"
+            )
+        return newest.threads
 
 
-def dump_by_signal(process: LocalProcess, number: int, *, timeout_seconds: float) -> tuple[ThreadStack, ...]:
-    """Sends the signal, and reads what the process writes.
+def ask(process: LocalProcess, number: int) -> Question:
+    """Sends the signal.
 
     Args:
         process: Inside of `diagnose()`.
         number: What `choose_signal` chose.
-        timeout_seconds: How long to wait for the first line.
-
-    Returns:
-        The threads.
 
     Raises:
-        DumpError: The process is gone, may not be signalled, or wrote nothing.
+        DumpError: The process is gone, or may not be signalled.
     """
     try:
-        with process.path.open("rb") as file:
+        with contextlib.ExitStack() as undoing:
+            file = undoing.enter_context(process.path.open("rb"))
             file.seek(0, os.SEEK_END)
             _send(process, number)
-            dumps = _read_dumps(file.fileno(), timeout_seconds)
+            undoing.pop_all()
     except OSError as error:
         raise DumpError(f"process {process.pid} could not be asked: {error.strerror}") from error
-    newest = newest_of(dumps)
-    if newest is None:
-        raise DumpError(
-            f"process {process.pid} wrote no stacks to {process.path} within {timeout_seconds:g} s of "
-            f"{_signal_name(number)}"
-        )
-    return newest.threads
+    return Question(process, number, file)
 
 
 def _send(process: LocalProcess, number: int) -> None:
