@@ -1,4 +1,4 @@
-"""The figures that this project promises, measured beside the public package of the same name.
+"""The figures that this project promises, measured beside the public packages of the same names.
 
     python -m benchmarks [FIGURE ...] [--quick]
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 
-REFERENCE = "ml-goodput-measurement 0.2.3"
+REFERENCES = "ml-goodput-measurement 0.2.3, cloud-tpu-diagnostics 0.1.5"
 
 
 @dataclass(frozen=True)
@@ -56,8 +56,9 @@ def page(tables: Sequence[Table], *, quick: bool) -> str:
         f"- machine: {_cpu()}, {os.cpu_count()} cores, {_memory_gib():.0f} GiB, Linux {platform.release()}",
         f"- Python {platform.python_version()}; google-cloud-logging {version('google-cloud-logging')},"
         f" msgspec {version('msgspec')}",
-        f"- ours: ml-goodput-measurement {version('ml-goodput-measurement')} from this tree; reference: {REFERENCE}"
-        " from the package index, in an environment of its own",
+        f"- ours: ml-goodput-measurement {version('ml-goodput-measurement')}, cloud-tpu-diagnostics"
+        f" {version('cloud-tpu-diagnostics')} from this tree; reference: {REFERENCES} from the package index, each in"
+        " an environment of its own",
         "",
     ]
     return "\n".join(head) + "\n" + "\n".join(table.markdown() for table in tables)
