@@ -157,16 +157,23 @@ def test_the_file_may_say_which_signal_it_is(start: Start, run: Run) -> None:
 
 @pytest.mark.parametrize("padding", [0, 5_000, (1 << 20) - 40, 3 << 20])
 def test_the_newest_word_in_the_file_about_the_signal_counts_wherever_it_stands(folder: Path, padding: int) -> None:
-    def said(*signals: str) -> int:
-        words = [f"INFO: SIGUSR1 is taken: for stack traces at any time, send {each} instead.\n" for each in signals]
+    def said(*which: str) -> int:
+        words = [f"INFO: SIGUSR1 is {each}.\n" for each in which]
         path = folder / "a"
         path.write_text(("x" * 99 + "\n") * (padding // 100) + "y\n".join(words) + "\n" * padding)
         return choose_signal(LocalProcess(os.getpid(), "a", path))
 
-    handlers = {number: signal.signal(number, lambda *_: None) for number in (signal.SIGUSR2, signal.SIGRTMIN + 3)}
+    second, third, free = (
+        "taken: for stack traces at any time, send SIGUSR2 instead",
+        "taken: for stack traces at any time, send SIGRTMIN+3 instead",
+        "free: for stack traces at any time, send SIGUSR1",
+    )
+    caught = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGRTMIN + 3)
+    handlers = {number: signal.signal(number, lambda *_: None) for number in caught}
     try:
-        assert said("SIGRTMIN+3", "SIGUSR2") == signal.SIGUSR2
-        assert said("SIGUSR2", "SIGRTMIN+3") == signal.SIGRTMIN + 3
+        assert said(third, second) == signal.SIGUSR2
+        assert said(second, third) == signal.SIGRTMIN + 3
+        assert said(second, third, free) == signal.SIGUSR1
     finally:
         for number, handler in handlers.items():
             signal.signal(number, handler)

@@ -29,7 +29,6 @@ class Trigger(str, enum.Enum):
     TIMER = "timer"
     SIGNAL = "signal"
     FAULT = "fault"
-    SNAPSHOT = "snapshot"
 
 
 class Frame(NamedTuple):
