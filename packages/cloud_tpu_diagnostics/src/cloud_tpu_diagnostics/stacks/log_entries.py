@@ -30,8 +30,6 @@ _PAGE_SIZE: Final = 1000
 _REQUEST_SECONDS: Final = 30.0
 _ATTEMPTS: Final = 4
 _TIMES_KEPT: Final = 10
-_LEFT: Final = ("clean", "exception")
-"""How a block may be left that its process outlives."""
 
 
 def read_job(job: str, *, since_seconds: float, notes: list[str]) -> list[ProcessDump]:
@@ -155,8 +153,8 @@ class _Record:
         self._step: int | None = None
         self._phase: str | None = None
         self._ended = ""
-        self._may_go_on = False
-        """What ended is the block, and perhaps not the process."""
+        self._goes_on = False
+        """What ended is a block, and not the process."""
         self._texts: list[str] = []
         """Of the dump that is younger than the last snapshot, in parts."""
         self._times_ns: deque[int] = deque(maxlen=_TIMES_KEPT)
@@ -177,9 +175,9 @@ class _Record:
             self._said_interval_seconds = float(interval)
         if kind == JOB_ENDED:
             self._ended = str(payload.get("message") or payload.get("how") or "how is not known")
-            self._may_go_on = payload.get("how") in _LEFT and payload.get("exit_code") is None
+            self._goes_on = bool(payload.get("goes_on"))
             return
-        if self._may_go_on:
+        if self._goes_on:  # And is in a block again.
             self._ended = ""
         if kind == SNAPSHOT:
             self._take_snapshot(payload)
