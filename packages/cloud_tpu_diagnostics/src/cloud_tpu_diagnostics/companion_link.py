@@ -23,6 +23,10 @@ __all__ = ["CompanionLink"]
 _log = logging.getLogger("ml_diagnostics.diagnose")
 
 
+_ABORTED = 134
+"""The exit code that shells give to a process that SIGABRT has ended."""
+
+
 class CompanionLink:
     """Starts the companion of a block.
 
@@ -52,8 +56,14 @@ class CompanionLink:
         self._on_end = on_end
         self._is_left = False
         self._our_threads: set[int] = set()
+        if plan.hangs is not None and plan.hangs.abort and os.getpid() == 1:
+            warn_once(
+                "process 1",
+                "This job is process 1 of its container, which the kernel protects from signals: in a hang that keeps "
+                "Python from running it cannot be ended. Start it with: python -m cloud_tpu_diagnostics run -- COMMAND",
+            )
         with ExitStack() as undoing:
-            progress_path = _start_publishing(undoing) if plan.hangs is not None else None
+            progress_path = _start_publishing(undoing)
             settings = CompanionSettings(
                 job_pid=os.getpid(),
                 interval_seconds=plan.interval_seconds,
@@ -71,10 +81,6 @@ class CompanionLink:
     def timer_number(self) -> int:
         """The descriptor for the timer, which never waits; raises OSError if it is closed."""
         return self._process.timer_descriptor
-
-    def is_alive(self) -> bool:
-        """Whether it still hears us."""
-        return self._process.is_alive()
 
     def tell_snapshot(self) -> None:
         """Takes a snapshot of this process's threads, for the companion to write down."""
@@ -107,6 +113,8 @@ class CompanionLink:
                 self._on_end()
         elif message["kind"] == "log":
             _log.log(message["level"], "%s", message["message"])
+        elif message["kind"] == "exit" and self._hangs is not None and self._hangs.abort:
+            os._exit(_ABORTED)
         elif message["kind"] == "hang" and self._hangs is not None:
             hangs = self._hangs
             background.start(lambda: self._tell_snapshots(hangs))
@@ -140,7 +148,12 @@ def _start_publishing(undoing: ExitStack) -> str | None:
     try:
         page = ProgressPage.create()
     except OSError as error:
-        warn_once("no progress page", "Hangs are not watched for: nowhere is room for the job's progress (%s).", error)
+        warn_once(
+            "no progress page",
+            "Hangs are not watched for, and stack traces do not tell the step: nowhere is room for the job's progress "
+            "(%s).",
+            error,
+        )
         return None
     start_publishing(page)
     undoing.callback(stop_publishing, page)

@@ -6,9 +6,9 @@ dump            what faulthandler wrote: `trigger`, `threads`, `headline`, `is_c
                 that is long, several entries with the same number `dump` have it: `part` of `parts`
 snapshot        the threads by equal stack: `groups`, `threads`, `time_ns`, `left_out`
 hang_suspected  `phase`, `step`, `stuck_seconds`, `timeout_seconds`, `stuck_frame`
-job_ended       `how`, `exit_code`, `signal`, `exception`, `evidence`
+job_ended       `how`, `exit_code`, `signal`, `exception`, `evidence`; `goes_on` where only the block was left
 
-Dumps and snapshots also have `interval_seconds` and, where hangs are watched for, `phase` and `step`.
+Dumps and snapshots also have `interval_seconds` and, where the job tells them, `phase` and `step`.
 """
 
 from __future__ import annotations

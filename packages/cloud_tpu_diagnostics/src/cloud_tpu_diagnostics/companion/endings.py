@@ -52,14 +52,23 @@ class Ending(NamedTuple):
     exit_code: int | None = None
     signal: str | None = None
     exception: str | None = None
+    goes_on: bool = False
+    """It has left the block, and has not ended."""
 
     def payload(self) -> dict[str, Any]:
         """Returns it as an entry."""
         fields = self._asdict()
-        return entry(JOB_ENDED, self.message(), **{**fields, "how": self.how.value})
+        return entry(JOB_ENDED, self.message(), **{**fields, "how": self.how.value, "goes_on": self.goes_on or None})
 
     def message(self) -> str:
         """Returns it for people."""
+        if self.goes_on:
+            how = {
+                How.CLEAN: "well",
+                How.EXCEPTION: f"with an exception ({self.exception})",
+                How.EXIT: f"to exit with code {self.exit_code}",
+            }[self.how]
+            return f"The job left the block {how}, and goes on ({self.evidence})"
         what = {
             How.CLEAN: "The job ended well",
             How.EXCEPTION: f"The job ended with an exception: {self.exception}",
@@ -71,15 +80,20 @@ class Ending(NamedTuple):
         return f"{what} ({self.evidence})"
 
 
-def judge(status: int | None, note: Note | None, *, fault: str | None, is_out_of_memory: bool) -> Ending:
+def judge(
+    status: int | None, note: Note | None, *, fault: str | None, is_out_of_memory: bool, goes_on: bool = False
+) -> Ending:
     """Tells how a job ended.
 
     Args:
-        status: Its wait status; None if nobody knows it, or if it goes on after it has left the block.
+        status: Its wait status; None if nobody knows it.
         note: What it said when it left the block; None if it did not.
         fault: The line `Fatal Python error: ...` that it wrote last, if it did.
         is_out_of_memory: Whether the kernel has just killed a process of its control group for want of memory.
+        goes_on: Whether it lives; then there is a note.
     """
+    if goes_on:
+        return _by_hearsay(note or Note(How.CLEAN.value), None, is_out_of_memory=False)._replace(goes_on=True)
     if status is None:
         return _by_hearsay(note, fault, is_out_of_memory=is_out_of_memory)
     if os.WIFSIGNALED(status):

@@ -48,6 +48,8 @@ class HangResponse:
         dump_signal: Has it write all its stacks.
         write: Writes an entry.
         now: Monotonic seconds.
+        ask_to_exit: Has the job end itself, as far as its Python runs; for process 1, to whom the kernel passes on no
+            signal that would end it.
     """
 
     def __init__(
@@ -59,7 +61,10 @@ class HangResponse:
         dump_signal: int | None,
         write: Callable[[dict[str, Any], str], object],
         now: float,
+        *,
+        ask_to_exit: Callable[[], object] | None = None,
     ) -> None:
+        self._ask_to_exit = ask_to_exit
         self._verdict, self._progress, self._config = verdict, progress, config
         self._job, self._dump_signal, self._write = job, dump_signal, write
         self._began = now
@@ -115,6 +120,8 @@ class HangResponse:
         if self._aborted is None:
             self._aborted = now
             self._job.send(signal.SIGABRT)
+            if self._ask_to_exit is not None:
+                self._ask_to_exit()
         elif now - self._aborted >= _END_SECONDS:
             self._job.send(signal.SIGKILL)
             return None
@@ -127,8 +134,9 @@ class HangResponse:
         step = "" if verdict.step is None else f" (step {verdict.step})"
         frame = None if self._frame is None else where(self._frame)
         message = (
-            f"The job has made no progress for {verdict.stuck_seconds:.0f} s in phase {verdict.phase}{step}, where "
-            f"{verdict.timeout_seconds:.0f} s are taken for a hang; its main thread is in {frame or 'an unknown place'}"
+            f"The job has made no progress for about {verdict.stuck_seconds:.0f} s in phase {verdict.phase}{step}, "
+            f"where about {verdict.timeout_seconds:.0f} s are taken for a hang; its main thread is in "
+            f"{frame or 'an unknown place'}"
         )
         return entry(
             HANG_SUSPECTED,

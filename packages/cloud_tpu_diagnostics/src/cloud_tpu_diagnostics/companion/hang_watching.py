@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from cloud_tpu_diagnostics.companion.channel import WARNING, Channel
@@ -15,31 +16,33 @@ if TYPE_CHECKING:
 
     from cloud_tpu_diagnostics.companion.hang_response import HangResponse
     from cloud_tpu_diagnostics.companion.log import EntryLog
+    from cloud_tpu_diagnostics.hang.hang_watch import HangWatch
     from cloud_tpu_diagnostics.snapshot import Snapshot
 
 __all__ = ["HangWatching"]
 
+_LOOK_SECONDS = 1.0
+"""As `hang_watch.LOOK_EVERY_SECONDS`, which is loaded only where hangs are watched for."""
+
 
 class HangWatching:
-    """Watches one job, and responds to its hangs.
+    """Reads what one job makes progress in; where hangs are watched for, it responds to them.
 
     Args:
         settings: With a progress page.
         job: The job.
         log: Verdicts are written there.
         channel: The job is told of them.
+        say: Writes a sentence where the job's stacks are.
     """
 
-    def __init__(self, settings: CompanionSettings, job: Job, log: EntryLog, channel: Channel) -> None:
+    def __init__(
+        self, settings: CompanionSettings, job: Job, log: EntryLog, channel: Channel, say: Callable[[str], None]
+    ) -> None:
         from ml_diagnostics_common.progress import ProgressReader
 
-        from cloud_tpu_diagnostics.configuration.hang_configuration import HangConfig
-        from cloud_tpu_diagnostics.hang.hang_watch import HangWatch
-
-        self._settings, self._job, self._log, self._channel = settings, job, log, channel
-        self._config = HangConfig(**(settings.hang or {}))
-        # Without a configuration progress is only told with each stack.
-        self._watch = HangWatch(self._config) if self._config.enabled else None
+        self._settings, self._job, self._log, self._channel, self._say = settings, job, log, channel, say
+        self._watch = _watch(settings.hang)
         self._response: HangResponse | None = None
         self._reader: ProgressReader | None = None
         try:
@@ -47,7 +50,8 @@ class HangWatching:
         except FileNotFoundError:
             pass  # The block was left before this process ran.
         except OSError as error:
-            channel.log(WARNING, f"Hangs are not watched for: the job's progress cannot be read ({error})")
+            what = "Hangs are not watched for" if self._watch is not None else "Stack traces do not tell the step"
+            channel.log(WARNING, f"{what}: the job's progress cannot be read ({error})")
         self.progress: Progress | None = None
         """What the job said last."""
         self._next_look = 0.0
@@ -60,18 +64,19 @@ class HangWatching:
         Args:
             now: Monotonic seconds.
         """
-        from cloud_tpu_diagnostics.hang.hang_watch import LOOK_EVERY_SECONDS
-
         if self._reader is not None:
             self.progress = self._reader.read()
         if now >= self._next_look and self._watch is not None:
-            self._next_look = now + LOOK_EVERY_SECONDS
+            self._next_look = now + _LOOK_SECONDS
             verdict = self._watch.observe(self.progress, time.monotonic_ns())
             if verdict is not None and self.progress is not None and self._job.is_same_program():
                 self._respond(verdict, self.progress, now)
         wait = None if self._response is None else self._response.step(self.progress, now)
         if wait is None:
-            self._response, wait = None, LOOK_EVERY_SECONDS
+            self._response, wait = None, _LOOK_SECONDS
+        if self._watch is None:
+            self.seconds_to_next = _LOOK_SECONDS
+            return
         self.seconds_to_next = min(wait, max(0.0, self._next_look - now))
 
     def close(self) -> None:
@@ -103,14 +108,33 @@ class HangWatching:
 
     def _respond(self, verdict: Any, progress: Progress, now: float) -> None:
         from cloud_tpu_diagnostics.companion.hang_response import HangResponse
+        from cloud_tpu_diagnostics.configuration.hang_configuration import HangConfig
 
         self._channel.say({"kind": "hang", **verdict._asdict()})
         self._response = HangResponse(
             verdict,
             progress,
-            self._config,
+            HangConfig(**(self._settings.hang or {})),
             self._job,
             self._settings.dump_signal,
-            lambda payload, severity: self._log.write(payload, severity=severity),
+            self._write,
             now,
+            ask_to_exit=self._ask_to_exit if self._job.pid == 1 else None,
         )
+
+    def _write(self, payload: dict[str, Any], severity: str) -> None:
+        self._log.write(payload, severity=severity)
+        self._say(payload["message"])
+
+    def _ask_to_exit(self) -> None:
+        self._channel.say({"kind": "exit"})
+
+
+def _watch(hang: Mapping[str, Any] | None) -> HangWatch | None:
+    """What judges hangs; not loaded where they are not watched for."""
+    if not hang:
+        return None
+    from cloud_tpu_diagnostics.configuration.hang_configuration import HangConfig
+    from cloud_tpu_diagnostics.hang.hang_watch import HangWatch
+
+    return HangWatch(HangConfig(**hang))

@@ -91,7 +91,9 @@ class Companion:
         self._note: Note | None = None
         self._left_at: float | None = None
         self._kills = OutOfMemoryKills(settings.job_pid)
-        self._hangs = HangWatching(settings, self._job, self._log, channel) if settings.progress_path else None
+        self._hangs: HangWatching | None = None
+        if settings.progress_path is not None:
+            self._hangs = HangWatching(settings, self._job, self._log, channel, self._say_in_traces)
         self._next_look = 0.0
 
     def run(self) -> None:
@@ -152,6 +154,7 @@ class Companion:
         elif kind == "left":
             self._note = Note.from_message(message)
             self._left_at = time.monotonic()
+            self._fault = None  # A forked child's.
 
     def _read_timer(self) -> None:
         """Writes what the timer has dumped to where it belongs."""
@@ -160,6 +163,7 @@ class Companion:
                 data = os.read(self._timer, _READ_BYTES)
             except BlockingIOError:
                 return
+            self._fault = None if data else self._fault  # A forked child's: the job lives.
             if not data:  # The job has left, and no fork of it holds the other end.
                 self._timer = None
                 data = self._headers.rest()
@@ -211,6 +215,7 @@ class Companion:
     def _take_snapshot(self, message: Mapping[str, Any]) -> None:
         from cloud_tpu_diagnostics.snapshot import Snapshot, SnapshotHistory, describe
 
+        self._fault = None  # A forked child's.
         snapshot = Snapshot.from_json(message)
         if self._hangs is not None:
             self._hangs.see_snapshot(snapshot)
@@ -224,6 +229,13 @@ class Companion:
         fields = {name: message.get(name) for name in ("threads", "time_ns", "left_out")}
         text = describe(snapshot, unchanged)
         self._log.write(entry(SNAPSHOT, text, groups=groups, **fields, **self._circumstances()))
+
+    def _say_in_traces(self, sentence: str) -> None:
+        """Writes a line to where dumps go: who looks there looks nowhere else."""
+        try:
+            self._output.append(f"{sentence}\n".encode())
+        except OSError as error:
+            self._channel.log(WARNING, f"{sentence}. It could not be written ({error}); it is in the journal")
 
     def _circumstances(self) -> dict[str, Any]:
         """What every stack is told with: what the job was about, and when the next stacks are due."""
@@ -255,7 +267,7 @@ class Companion:
         self._guarded(self._output.close)
         self._guarded(self._kills.look, time.monotonic())
         if not self._is_ending_told:
-            self._guarded(self._tell_ending, status)
+            self._guarded(self._tell_ending, status, not is_dead)
         self._guarded(self._log.close, END_SECONDS)
 
     def _channel_rest(self) -> list[dict[str, Any]]:
@@ -263,9 +275,9 @@ class Companion:
         poller.register(self._channel.stdin, select.POLLIN)
         return self._channel.read() if poller.poll(0) else []
 
-    def _tell_ending(self, status: int | None) -> None:
+    def _tell_ending(self, status: int | None, goes_on: bool) -> None:
         is_out_of_memory = self._kills.was_within(_OUT_OF_MEMORY_SECONDS, time.monotonic())
-        ending = judge(status, self._note, fault=self._fault, is_out_of_memory=is_out_of_memory)
+        ending = judge(status, self._note, fault=self._fault, is_out_of_memory=is_out_of_memory, goes_on=goes_on)
         self._log.write(ending.payload(), severity=None if ending.how is How.CLEAN else "ERROR")
 
     def _guarded(self, function: Callable[..., object], *arguments: Any) -> None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import errno
 import os
-import select
 import stat
+import time
 from collections import deque
 from typing import Protocol
 
@@ -18,6 +18,8 @@ _MOST_HELD_BYTES = 2**16
 _PIPE_BYTES = 4096
 """PIPE_BUF of Linux: a pipe that polls as writable takes so many at once."""
 _CONSOLE_SECONDS = 1.0
+_LOOK_SECONDS = 0.005
+_MOST_WAITING_PARTS = 256
 
 
 class Headers:
@@ -130,21 +132,35 @@ class ConsoleOutput:
     """
 
     def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+        self._waiting: _WaitingWriter | None = None
         mode = os.fstat(descriptor).st_mode
         self._is_socket = stat.S_ISSOCK(mode)
         # A terminal that polls as writable may take less than is written, and a pipe whom others fill meanwhile.
-        self._descriptor = _opened_again(descriptor) if stat.S_ISFIFO(mode) or stat.S_ISCHR(mode) else descriptor
-        self._poller = select.poll()
-        self._poller.register(self._descriptor, select.POLLOUT)
+        if stat.S_ISFIFO(mode) or stat.S_ISCHR(mode):
+            again = _opened_again(descriptor)
+            if again is None:
+                self._waiting = _WaitingWriter(descriptor)
+            else:
+                os.close(descriptor)
+                self._descriptor = again
 
     def append(self, data: bytes) -> None:
         """See `TraceOutput`."""
+        deadline = time.monotonic() + _CONSOLE_SECONDS
         while data:
-            if not self._poller.poll(1e3 * _CONSOLE_SECONDS):
-                raise TimeoutError(errno.ETIMEDOUT, "nobody reads the console")
-            data = data[self._write(data[:_PIPE_BYTES]) :]
+            try:
+                data = data[self._write(data[:_PIPE_BYTES]) :]
+                deadline = time.monotonic() + _CONSOLE_SECONDS
+            except BlockingIOError:
+                if time.monotonic() >= deadline:
+                    raise TimeoutError(errno.ETIMEDOUT, "nobody reads the console") from None
+                time.sleep(_LOOK_SECONDS)
 
     def _write(self, data: bytes) -> int:
+        """Writes what there is room for; never waits."""
+        if self._waiting is not None:
+            return self._waiting.write(data)
         if not self._is_socket:
             return os.write(self._descriptor, data)
         import socket
@@ -161,15 +177,64 @@ class ConsoleOutput:
 
     def close(self) -> None:
         """See `TraceOutput`: who waits for the end of the job's stderr need not wait for us."""
-        os.close(self._descriptor)
+        if self._waiting is not None:
+            self._waiting.close()
+        else:
+            os.close(self._descriptor)
 
 
-def _opened_again(descriptor: int) -> int:
-    """Opens the same pipe or terminal once more, so that writes here do not wait; the same number where that fails."""
+class _WaitingWriter:
+    """Writes in a thread of its own, which may wait for ever.
+
+    Args:
+        descriptor: What it writes to, and closes.
+    """
+
+    def __init__(self, descriptor: int) -> None:
+        import queue
+        import threading
+
+        self._descriptor = descriptor
+        self._parts: queue.Queue[bytes] = queue.Queue(_MOST_WAITING_PARTS)
+        self._thread = threading.Thread(target=self._run, name="console", daemon=True)
+        self._thread.start()
+
+    def write(self, data: bytes) -> int:
+        """Takes a part; raises BlockingIOError where too many wait already."""
+        import queue
+
+        try:
+            self._parts.put_nowait(data)
+        except queue.Full:
+            raise BlockingIOError(errno.EAGAIN, "nobody reads the console") from None
+        return len(data)
+
+    def close(self) -> None:
+        """Waits a while for what is being written, and lets go."""
+        try:
+            self.write(b"")
+        except BlockingIOError:
+            pass
+        else:
+            self._thread.join(_CONSOLE_SECONDS)
+        # Its number must not be another file's while the thread may write to it.
+        nowhere = os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
+        os.dup2(nowhere, self._descriptor, inheritable=False)
+        os.close(nowhere)
+
+    def _run(self) -> None:
+        while data := self._parts.get():
+            try:
+                while data:
+                    data = data[os.write(self._descriptor, data) :]
+            except OSError:
+                pass  # Nobody will read it any more.
+
+
+def _opened_again(descriptor: int) -> int | None:
+    """Opens the same pipe or terminal once more, so that writes here do not wait; None where it is another user's."""
     flags = os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
     try:
-        again = os.open(f"/dev/fd/{descriptor}", flags)
+        return os.open(f"/dev/fd/{descriptor}", flags)
     except OSError:
-        return descriptor
-    os.close(descriptor)
-    return again
+        return None
