@@ -93,3 +93,18 @@ say(faulthandler.is_enabled())
         tmp_path / "d",
     )
     assert out.split() == ["True", "False"]
+
+
+def test_where_no_file_can_be_opened_the_job_goes_on(tmp_path: Path) -> None:
+    code, out, err = run(
+        """
+import resource
+os.environ["ML_DIAGNOSTICS_RAISE"] = "0"
+resource.setrlimit(resource.RLIMIT_NOFILE, (3, 3))
+with diagnostic.diagnose(config()):
+    diagnostic.heartbeat(1)
+    say("in")
+""",
+        tmp_path / "d",
+    )
+    assert (code, out) == (0, "in\n"), err

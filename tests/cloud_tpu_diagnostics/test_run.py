@@ -135,3 +135,10 @@ def test_the_end_of_a_job_is_in_the_cloud_when_its_parent_is_gone(
     assert run("sh", "-c", "exit 3").returncode == 3
     (found,) = cloud_logging_server.entries('jsonPayload.verb="stacktraceanalyzer"')
     assert found["jsonPayload"]["exit_code"] == 3
+
+
+def test_a_program_without_a_name_is_not_found() -> None:
+    command = [sys.executable, "-m", "cloud_tpu_diagnostics", "run", "--", ""]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr.count("\n")) == (127, 1)
+    assert "'' cannot be run" in done.stderr

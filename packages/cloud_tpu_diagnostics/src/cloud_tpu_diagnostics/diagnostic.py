@@ -49,8 +49,11 @@ class diagnose(ContextDecorator):  # noqa: N801 (it is called as a function is)
                 return
         except Exception as error:
             raise _not_a_configuration(self._config, error) from None
-        from cloud_tpu_diagnostics.blocks import Block
-
+        try:
+            from cloud_tpu_diagnostics.blocks import Block
+        except (ImportError, OSError) as error:  # Too many open files, for instance.
+            _report(error)
+            return
         block = Block()
         self._entered.append(block)
         try:
@@ -67,6 +70,14 @@ class diagnose(ContextDecorator):  # noqa: N801 (it is called as a function is)
             self._entered.pop().leave(error)
 
 
+def _report(error: Exception) -> None:
+    try:
+        from ml_diagnostics_common.guard import report_loss
+    except (ImportError, OSError):
+        return
+    report_loss("diagnose", error, "collect stack traces")
+
+
 def _not_a_configuration(config: object, error: Exception) -> ConfigurationError:
     try:
         what = f"{config!r:.200} ({error})"
@@ -79,12 +90,14 @@ def _not_a_configuration(config: object, error: Exception) -> ConfigurationError
 
 
 def heartbeat(step: int | None = None, phase: str = "step") -> None:
-    """Tells that the job makes progress; costs about a microsecond, and nothing where hangs are not watched for.
+    """Tells that the job makes progress; costs about a microsecond, and nothing outside of a block.
 
     Args:
         step: The step that begins; None where there are none.
         phase: What the job does: init, compile, data, step, checkpoint, eval, other, or ended.
     """
-    from ml_diagnostics_common.progress import publish
-
+    try:
+        from ml_diagnostics_common.progress import publish
+    except (ImportError, OSError):  # Too many open files, for instance; the next one may do.
+        return
     publish(phase, step)

@@ -73,9 +73,10 @@ def _run(job: Sequence[str], *, is_shipped: bool) -> int:
             setsigmask=before,
             setsigdef=[signal.SIGPIPE, signal.SIGXFSZ],  # Python ignores them, and so would the job.
         )
-    except OSError as error:
-        print(f"{job[0]} cannot be run: {error.strerror}", file=sys.stderr)
-        raise SystemExit(_NOT_FOUND if isinstance(error, FileNotFoundError) else _NOT_EXECUTABLE) from None
+    except (OSError, ValueError) as error:  # ValueError: its name is empty.
+        is_not_found = isinstance(error, (FileNotFoundError, ValueError))
+        print(f"{job[0]!a} cannot be run: {getattr(error, 'strerror', None) or error}", file=sys.stderr)
+        raise SystemExit(_NOT_FOUND if is_not_found else _NOT_EXECUTABLE) from None
     kills = OutOfMemoryKills(pid)
     status = _wait(pid, signals, kills)
     kills.look(time.monotonic())
