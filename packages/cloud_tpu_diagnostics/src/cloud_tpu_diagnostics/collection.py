@@ -199,7 +199,8 @@ class Collection:
         if number is None:
             return
         try:
-            write_in_parts(number, header + dump_text(self.plan.interval_seconds), lambda: self._is_on)
+            text = dump_text(self.plan.interval_seconds, lambda: self._is_on)
+            write_in_parts(number, header + text, lambda: self._is_on)
         except OSError:
             pass  # Nobody reads, or the disk is full.
         finally:

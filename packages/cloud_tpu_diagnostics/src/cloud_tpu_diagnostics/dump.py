@@ -19,16 +19,19 @@ _WAIT_SECONDS = 0.005
 _MOST_WAITS = 200
 
 
-def dump_text(interval_seconds: float) -> str:
+def dump_text(interval_seconds: float, goes_on: Callable[[], bool]) -> str:
     """Returns the stacks of all threads but the caller's, newest thread first, under faulthandler's headline.
 
     faulthandler would stop at 100 threads, and hold the GIL for a third of a millisecond for each.
 
     Args:
         interval_seconds: For the headline.
+        goes_on: Asked before each thread; False: the rest is not wanted any more. Who leaves the block meanwhile would
+            wait for this thread at every call to the system, a switch interval each.
     """
     own = threading.get_ident()
-    threads = [_thread_text(ident, frame) for ident, frame in sys._current_frames().items() if ident != own]
+    frames = sys._current_frames().items()
+    threads = [_thread_text(ident, frame) for ident, frame in frames if ident != own and goes_on()]
     return f"Timeout ({_clock_text(interval_seconds)})!\n" + "\n".join(threads)
 
 
