@@ -143,6 +143,27 @@ def test_a_stall_that_passed_does_not_delay_the_next_verdict(stall_seconds: floa
     assert 0 < last.at - began <= job.step_bound(CONFIG) == CONFIG.step_floor_seconds
 
 
+@pytest.mark.parametrize(("steps_before", "stall_seconds"), [(5, 300.0), (30, 28.0), (30, 300.0)])
+def test_nor_does_a_stall_that_passed_when_few_steps_were_known(steps_before: int, stall_seconds: float) -> None:
+    job = SimulatedJob(3, 1.0)
+    job.say("init", 60.0)
+    job.steps(steps_before)
+    job.one_step(stall_seconds)
+    job.steps(10)
+    job.one_step(5_000.0)
+    began = job.events[-1].at
+    last = verdicts(job.events, job.now)[-1]
+    assert 0 < last.at - began <= CONFIG.step_floor_seconds
+
+
+def test_steps_that_were_only_dispatched_at_first_are_learned_when_they_take_their_time() -> None:
+    job = SimulatedJob(3, 40.0)
+    for _ in range(6):
+        job.one_step(0.01)
+    job.steps(50)
+    assert verdicts(job.events, job.now) == []
+
+
 @pytest.mark.parametrize(
     ("step_seconds", "every", "pause_seconds"),
     [

@@ -147,10 +147,14 @@ class LearnedTimeouts:
             return
         longest = max(silent_seconds, seconds / count)
         timeout = self.timeout_seconds("step", at_seconds) or math.inf
-        if self.phase_meant("step") == "step" and silent_seconds > _LONG_SHARE * self._usual_step_timeout():
-            self._recurring.add(min(silent_seconds, self._long_steps.seconds(at_seconds)), at_seconds)
+        is_single = False
+        if len(self._steps) > 0 and silent_seconds > _LONG_SHARE * self._usual_step_timeout():
+            another = self._long_steps.seconds(at_seconds)
+            is_single = another == 0
             self._long_steps.add(silent_seconds, at_seconds)
-        if silent_seconds < timeout:
+            if self.phase_meant("step") == "step":
+                self._recurring.add(min(silent_seconds, another), at_seconds)
+        if silent_seconds < timeout and not is_single:
             self._steps.add(longest)
         if count > 1:
             each = (seconds - longest) / (count - 1)
