@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 LONG_SECONDS = 30.0
@@ -45,11 +46,13 @@ def say(*words):
 class Job:
     """Runs a program that has a `config`, and a folder instead of /tmp/debugging."""
 
-    def __init__(self, program: str, folder: Path, *arguments: str, **popen: object) -> None:
+    def __init__(
+        self, program: str, folder: Path, *arguments: str, prefix: Sequence[str] = (), **popen: object
+    ) -> None:
         self.folder = folder
         self._stderr = ""
         self.process = subprocess.Popen(
-            [sys.executable, "-c", _HEAD + program, str(folder), *arguments],
+            [*prefix, sys.executable, "-c", _HEAD + program, str(folder), *arguments],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

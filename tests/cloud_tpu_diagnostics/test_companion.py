@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
+from cloud_tpu_diagnostics.companion import trace_output
 from cloud_tpu_diagnostics.companion.main import LONGEST_END_SECONDS
 from cloud_tpu_diagnostics.companion.settings import CompanionSettings
 from cloud_tpu_diagnostics.companion.trace_output import ConsoleOutput
@@ -375,11 +376,15 @@ companion.leave("clean")
     assert len(parse_dumps(trace.read_text())) >= 23
 
 
-@pytest.mark.parametrize("kind", ["terminal", "pipe", "socket"])
-def test_a_console_that_nobody_reads_does_not_hold_the_companion_for_ever(kind: str) -> None:
+@pytest.mark.parametrize("kind", ["terminal", "pipe", "socket", "another user's pipe"])
+def test_a_console_that_nobody_reads_does_not_hold_the_companion_for_ever(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if "another" in kind:
+        monkeypatch.setattr(trace_output, "_opened_again", lambda _: None)
     if kind == "terminal":
         reader, writer = os.openpty()
-    elif kind == "pipe":
+    elif "pipe" in kind:
         reader, writer = os.pipe()
     else:
         reader, writer = (end.detach() for end in socket.socketpair())
@@ -396,5 +401,23 @@ def test_a_console_that_nobody_reads_does_not_hold_the_companion_for_ever(kind: 
     thread.join(LONG_SECONDS)
     assert not thread.is_alive()
     assert os.get_blocking(writer)
+    os.close(reader)
+    os.close(writer)
+
+
+def test_a_console_of_another_user_is_written_to_as_it_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trace_output, "_opened_again", lambda _: None)
+    reader, writer = os.pipe()
+    output = ConsoleOutput(writer)
+    text = b"".join(b"line %d\n" % number for number in range(5000))
+    output.append(text)
+    closing = threading.Thread(target=output.close)
+    closing.start()
+    read = b""
+    while len(read) < len(text):
+        read += os.read(reader, 1 << 16)
+    closing.join()
+    assert read == text
+    assert os.fstat(writer).st_rdev == Path(os.devnull).stat().st_rdev  # Nobody waits for its end.
     os.close(reader)
     os.close(writer)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -103,13 +104,22 @@ class _Asked:
 _PROGRESS = Progress(7, 0, "step", 3)
 
 
-def respond(job: _Asked, *, until: float, goes_on_at: float = 1e9, **hang: object) -> tuple[list[float], float]:
+def respond(
+    job: _Asked,
+    *,
+    until: float,
+    goes_on_at: float = 1e9,
+    ask_to_exit: Callable[[], object] | None = None,
+    **hang: object,
+) -> tuple[list[float], float]:
     """Gives a response its time; when the verdict was written, and when all was done."""
     config = HangConfig(enabled=True, snapshots=3, snapshot_interval_seconds=2.0, **hang)  # type: ignore[arg-type]
     written: list[float] = []
     now = 0.0
     verdict = Verdict("step", 3, 30.0, 30.0)
-    response = HangResponse(verdict, _PROGRESS, config, job, 10, lambda *_: written.append(now), now)
+    response = HangResponse(
+        verdict, _PROGRESS, config, job, 10, lambda *_: written.append(now), now, ask_to_exit=ask_to_exit
+    )
     while now < until:
         progress = _PROGRESS._replace(sequence=8) if now >= goes_on_at else _PROGRESS
         wait = response.step(progress, now)
@@ -130,6 +140,12 @@ def test_a_job_that_does_not_end_when_it_is_told_is_killed_in_the_end() -> None:
     job = _Asked()
     respond(job, until=600, abort=True)
     assert job.signals == [10, 10, 10, signal.SIGABRT, signal.SIGKILL]
+
+
+def test_process_1_is_asked_to_end_itself_as_no_signal_ends_it() -> None:
+    asked: list[str] = []
+    respond(_Asked(), until=600, abort=True, ask_to_exit=lambda: asked.append("exit"))
+    assert asked == ["exit"]
 
 
 def test_a_job_that_goes_on_meanwhile_is_not_ended() -> None:

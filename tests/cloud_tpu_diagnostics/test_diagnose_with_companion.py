@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
+import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -196,7 +198,52 @@ def test_a_hang_with_the_gil_held_is_told_with_its_frame_wherever_stacks_go_and_
         _wait_for(lambda: _entries("job_ended"))
         (verdict,) = _entries("hang_suspected")
         assert verdict["stuck_frame"].startswith("stuck_here ("), place
-        assert "in stuck_here" in (job.trace() if place == "file" else err)
+        written = job.trace() if place == "file" else err
+        assert "in stuck_here" in written
+        # Who looks at the stacks is told what they are about.
+        assert f"{verdict['message']}\n" in written
+        assert verdict["message"].startswith("The job has made no progress for about ")
+
+
+_IS_PROCESS_1 = ["unshare", "--user", "--map-root-user", "--pid", "--fork", "--mount-proc"]
+
+
+@pytest.mark.skipif(
+    shutil.which("unshare") is None or subprocess.run([*_IS_PROCESS_1, "true"], capture_output=True).returncode != 0,
+    reason="this system lets nobody be process 1",
+)
+def test_a_hanging_process_1_that_shall_be_ended_ends_itself_and_says_before_what_it_cannot(tmp_path: Path) -> None:
+    program = """
+from cloud_tpu_diagnostics.configuration import hang_configuration
+hang_configuration.checked = lambda config: config  # Nobody else may wait for as little as a second.
+hangs = hang_configuration.HangConfig(
+    enabled=True, pause_floor_seconds=1, snapshots=1, snapshot_interval_seconds=0, abort=True)
+assert os.getpid() == 1
+with diagnostic.diagnose(diagnostic_configuration.DiagnosticConfig(debug_configuration.DebugConfig(None, hangs))):
+    diagnostic.heartbeat(7, "eval")
+    threading.Event().wait()
+"""
+    job = Job(program, tmp_path / "d", prefix=_IS_PROCESS_1)
+    code, _, err = job.end()
+    assert code == 134
+    assert "python -m cloud_tpu_diagnostics run -- COMMAND" in err
+
+
+def test_each_stack_is_told_with_the_step_though_hangs_are_not_watched_for(tmp_path: Path) -> None:
+    job = Job(
+        """
+with diagnostic.diagnose(config(0.2, cloud=True)):
+    diagnostic.heartbeat(41, "checkpoint")
+    input()
+""",
+        tmp_path / "d",
+    )
+    for kind in ("dump", "snapshot"):
+        _wait_for(lambda kind=kind: any(found.get("step") == 41 for found in _entries(kind)))
+        assert all(found.get("phase") in (None, "checkpoint") for found in _entries(kind))
+    job.go_on()
+    assert job.end()[::2] == (0, "")
+    assert not _entries("hang_suspected")
 
 
 def test_where_stderr_is_a_socket_the_companion_waits_for_its_reader(tmp_path: Path) -> None:

@@ -10,8 +10,9 @@ import pytest
 from cloud_tpu_diagnostics.companion import exit_status
 from cloud_tpu_diagnostics.companion.endings import How, Note, judge
 from cloud_tpu_diagnostics.companion.out_of_memory import OutOfMemoryKills
+from cloud_tpu_diagnostics.entries import DUMP
 
-from .accompanied_jobs import Job, ending
+from .accompanied_jobs import Job, ending, of_kind
 
 _BLOCK = """
 companion = begin()
@@ -55,7 +56,9 @@ def test_what_happens_after_the_block_was_left_well_is_told_too(tmp_path: Path) 
 
 def test_a_job_that_goes_on_after_its_block_is_told_to_have_left_it(tmp_path: Path) -> None:
     job = Job("begin().leave('clean'); input()", tmp_path / "trace")
-    assert ending()["how"] == "clean"
+    told = ending()
+    assert (told["how"], told["goes_on"]) == ("clean", True)
+    assert told["message"].startswith("The job left the block well, and goes on")
     assert job.process.poll() is None
     job.go_on()
     assert job.end() == (0, "", "")
@@ -64,6 +67,34 @@ def test_a_job_that_goes_on_after_its_block_is_told_to_have_left_it(tmp_path: Pa
 def test_a_fault_is_an_entry_with_all_of_its_stack(tmp_path: Path) -> None:
     Job("begin(); ctypes.string_at(0)", tmp_path / "trace").end()
     assert "it wrote: Fatal Python error: Segmentation fault" in ending()["evidence"]
+
+
+@pytest.mark.parametrize(
+    "life",
+    [
+        "companion.tell({'kind': 'snapshot', 'time_ns': 0, 'threads': 0, 'groups': []})",
+        "faulthandler.dump_traceback_later(0.1, file=companion.timer_descriptor)",
+        "page.publish('step', 3)",
+    ],
+    ids=["snapshot", "timer", "progress"],
+)
+def test_the_fault_of_a_forked_child_is_not_the_jobs(tmp_path: Path, life: str) -> None:
+    program = """
+from ml_diagnostics_common.progress import ProgressPage
+page = ProgressPage.create()
+companion = begin(progress_path=str(page.path))
+if not os.fork():
+    ctypes.string_at(0)
+os.wait()
+time.sleep(2)  # It has been read.
+{life}
+time.sleep(1.5)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+    Job(program.format(life=life), tmp_path / "trace").end()
+    told = ending()
+    assert len(of_kind(DUMP)) > 0
+    assert "Segmentation fault" not in told["evidence"]
 
 
 FAULT = "Fatal Python error: Segmentation fault"
@@ -86,6 +117,21 @@ def test_where_the_kernel_does_not_tell_the_job_its_trace_and_its_control_group_
 ) -> None:
     found = judge(None, note, fault=fault, is_out_of_memory=out_of_memory)
     assert (found.how, found.exit_code, found.signal) == expected
+
+
+@pytest.mark.parametrize(
+    ("note", "message"),
+    [
+        (Note("clean"), "The job left the block well, and goes on"),
+        (Note("exception", "ValueError"), "The job left the block with an exception (ValueError), and goes on"),
+        (Note("exception", "SystemExit", 3), "The job left the block to exit with code 3, and goes on"),
+    ],
+)
+def test_a_job_that_lives_has_not_ended_however_it_left_its_block(note: Note, message: str) -> None:
+    found = judge(None, note, fault=FAULT, is_out_of_memory=True, goes_on=True)
+    assert found.message().startswith(message)
+    assert found.payload()["goes_on"] is True
+    assert "goes_on" not in judge(0, note, fault=None, is_out_of_memory=False).payload()
 
 
 def test_only_a_kill_can_be_for_want_of_memory() -> None:

@@ -88,6 +88,8 @@ class Companion:
         self._cut_at = 0.0
         self._snapshots: Any = None
         self._fault: str | None = None
+        """What the job has failed with, or a forked child of it, if the job shows that it lives."""
+        self._fault_seen_ns = 0
         self._note: Note | None = None
         self._left_at: float | None = None
         self._kills = OutOfMemoryKills(settings.job_pid)
@@ -141,6 +143,9 @@ class Companion:
             self._guarded(self._write_dump, cut)
         if self._hangs is not None:
             self._guarded(self._hangs.go_round, now)
+            progress = self._hangs.progress
+            if progress is not None and progress.monotonic_ns > self._fault_seen_ns:
+                self._fault = None  # A forked child's.
         if now >= self._next_look:
             self._next_look = now + _LOOK_SECONDS
             self._guarded(self._kills.look, now)
@@ -186,7 +191,7 @@ class Companion:
 
     def _take_dump(self, dump: Dump) -> None:
         if dump.trigger is Trigger.FAULT:
-            self._fault = dump.headline
+            self._fault, self._fault_seen_ns = dump.headline, time.monotonic_ns()
         if self._hangs is not None:
             self._hangs.see(dump)
         if self._cut is not None:
