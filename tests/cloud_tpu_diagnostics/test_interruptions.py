@@ -108,3 +108,73 @@ with diagnostic.diagnose(config()):
         tmp_path / "d",
     )
     assert (code, out) == (0, "in\n"), err
+
+
+_NOTHING_IS_ON = """
+import gc
+from cloud_tpu_diagnostics import blocks
+held = [each for each in gc.get_referents(faulthandler) if getattr(each, "_number", 2**30) != 2**30]
+assert (faulthandler.is_enabled(), blocks._current, list(blocks._entered), held) == (False, None, [], [])
+say("nothing is on")
+"""
+
+
+def test_handlers_that_raise_at_all_times_leave_nothing_on(tmp_path: Path) -> None:
+    """One that interrupts even what tidies up after another."""
+    code, out, err = run(
+        """
+class Raised(BaseException): pass
+budget = raised = 0
+def raising(*_):
+    global budget, raised
+    if budget:
+        budget, raised = budget - 1, raised + 1
+        raise Raised
+
+def enter_and_leave_until_raised():
+    global budget
+    try:
+        try:
+            budget = 2
+            while budget:
+                with diagnostic.diagnose(config()): pass
+        except Raised:
+            while budget: pass
+    except Raised:
+        pass
+
+with diagnostic.diagnose(config()): pass
+signal.signal(signal.SIGALRM, raising)
+deadline = time.monotonic() + 20
+signal.setitimer(signal.ITIMER_REAL, 0.0002, 0.0002)
+while raised < 600 and time.monotonic() < deadline:
+    enter_and_leave_until_raised()
+signal.setitimer(signal.ITIMER_REAL, 0)
+with diagnostic.diagnose(config()): pass
+assert raised >= 600
+"""
+        + _NOTHING_IS_ON,
+        tmp_path / "d",
+    )
+    assert (code, out) == (0, "nothing is on\n"), err
+
+
+def test_a_handler_may_have_a_block_of_its_own_at_any_time(tmp_path: Path) -> None:
+    code, out, err = run(
+        """
+calls = []
+def handler(*_):
+    with diagnostic.diagnose(config()): calls.append(1)
+with diagnostic.diagnose(config()): pass
+signal.signal(signal.SIGALRM, handler)
+deadline = time.monotonic() + 20
+signal.setitimer(signal.ITIMER_REAL, 0.001, 0.001)
+while len(calls) < 300 and time.monotonic() < deadline:
+    with diagnostic.diagnose(config()): pass
+signal.setitimer(signal.ITIMER_REAL, 0)
+assert len(calls) >= 300
+"""
+        + _NOTHING_IS_ON,
+        tmp_path / "d",
+    )
+    assert (code, out) == (0, "nothing is on\n"), err

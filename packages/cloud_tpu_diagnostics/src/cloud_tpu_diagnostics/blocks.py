@@ -68,14 +68,18 @@ class Block:
 def _join(plan: Plan, block: Block) -> None:
     global _current, _of_the_parent
     with _lock:
+        for lost in [token for token, entered in list(_entered.items()) if entered() is None]:
+            _leave(lost, None)
         token = block.token
         _entered[token] = weakref.ref(block, lambda _: _leave_what_is_let_go(token))
         if _current is None:
             if _of_the_parent is not None:
                 _of_the_parent.forget_parent()
                 _of_the_parent = None
-            _current = Collection(plan)
-            _current.start()
+            collection = Collection(plan)
+            if _current is None:  # A signal's handler may have entered a block of its own meanwhile.
+                _current = collection
+                collection.start()
         elif plan != _current.plan:
             warn_once(
                 "another configuration",
@@ -102,10 +106,11 @@ def _leave(token: object, error: BaseException | None) -> None:
 
 
 def _leave_what_is_let_go(token: object) -> None:
-    try:
-        _leave(token, None)
-    except Exception as ours:
-        LOSSES.add(f"diagnose: {type(ours).__name__}")
+    while token in _entered:
+        try:
+            _leave(token, None)
+        except BaseException as error:  # Nobody would get it from here: interrupted once more, it begins once more.
+            LOSSES.add(f"diagnose: {type(error).__name__}")
 
 
 def _before_fork() -> None:
