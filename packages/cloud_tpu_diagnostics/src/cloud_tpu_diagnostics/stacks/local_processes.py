@@ -6,6 +6,7 @@ import contextlib
 import os
 import re
 import signal
+import stat
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -27,8 +28,9 @@ _CUT_SECONDS: Final = 3.0
 _POLL_SECONDS: Final = 0.01
 _READ_BYTES: Final = 1 << 20
 _SENTENCE_BYTES: Final = 200
+_IN_SENTENCE: Final = b": for stack traces at any time, "
 _SENTENCE: Final = re.compile(
-    rb"^INFO: SIGUSR1 is \w+: for stack traces at any time, (?:send (?P<signal>SIG[A-Z0-9+]+)|no signal is free)",
+    rb"^INFO: SIGUSR1 is \w+" + _IN_SENTENCE + rb"(?:send (?P<signal>SIG[A-Z0-9+]+)|no signal is free)",
     re.MULTILINE,
 )
 """What `watchdog.py` writes where another signal than SIGUSR1 is for stack traces, and when that changes."""
@@ -50,8 +52,8 @@ class LocalProcess(NamedTuple):
 def find_processes(folder: Path | None = None) -> tuple[LocalProcess, ...]:
     """The live processes whose trace files lie in a folder, or a folder in it.
 
-    A file's name alone proves nothing: its process may be gone, and the pid another's. So the process must hold the
-    very file open.
+    A file's name alone proves nothing: its process may be gone, and the pid another's; and anybody may put a link to
+    what any process has open where others look. So the process must hold the very file open to append to it.
 
     Args:
         folder: Where; None is where `diagnose()` writes.
@@ -66,20 +68,25 @@ def find_processes(folder: Path | None = None) -> tuple[LocalProcess, ...]:
 
 def _holds(pid: int, path: Path) -> bool:
     try:
-        wanted = path.stat()
+        wanted = path.lstat()
+        owner = Path(f"/proc/{pid}").stat().st_uid
     except OSError:
         return False
-    return any((held.st_dev, held.st_ino) == (wanted.st_dev, wanted.st_ino) for held in _open_files(pid))
+    if not stat.S_ISREG(wanted.st_mode) or wanted.st_uid not in (owner, 0):
+        return False
+    return any((held.st_dev, held.st_ino) == (wanted.st_dev, wanted.st_ino) for held in _files_appended_to(pid))
 
 
-def _open_files(pid: int) -> Iterator[os.stat_result]:
+def _files_appended_to(pid: int) -> Iterator[os.stat_result]:
     try:
         links = list(Path(f"/proc/{pid}/fd").iterdir())
     except OSError:
         return
     for link in links:
         try:
-            yield link.stat()
+            flags = re.search(r"^flags:\s*([0-7]+)$", Path(f"/proc/{pid}/fdinfo/{link.name}").read_text(), re.MULTILINE)
+            if flags is not None and int(flags[1], 8) & os.O_APPEND:
+                yield link.stat()
         except OSError:
             continue
 
@@ -124,7 +131,7 @@ def _newest_sentence(path: Path) -> re.Match[bytes] | None:
                 begin = max(0, end - _READ_BYTES)
                 file.seek(begin)
                 data = file.read(end - begin) + behind
-                sentences = list(_SENTENCE.finditer(data))
+                sentences = list(_SENTENCE.finditer(data)) if _IN_SENTENCE in data else []  # Ten times as fast.
                 if sentences:
                     return sentences[-1]
                 end, behind = begin, data[:_SENTENCE_BYTES]
