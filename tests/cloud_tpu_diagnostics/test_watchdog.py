@@ -6,9 +6,10 @@ import signal
 from pathlib import Path
 
 import pytest
-from cloud_tpu_diagnostics.stacks.local_processes import choose_signal, dump_by_signal, find_processes
+from cloud_tpu_diagnostics.stacks.local_processes import choose_signal, find_processes
 
-from .diagnosed_jobs import LONG_SECONDS, Job, run
+from .accompanied_jobs import wait_until
+from .diagnosed_jobs import Job, run
 
 
 def test_after_the_block_a_signal_that_comes_late_ends_nothing(tmp_path: Path) -> None:
@@ -108,7 +109,8 @@ with diagnostic.diagnose(config(cloud=True)):
     (process,) = find_processes(tmp_path / "d")
     number = choose_signal(process)
     assert number == signal.SIGUSR2
-    assert dump_by_signal(process, number, timeout_seconds=LONG_SECONDS)
+    job.process.send_signal(number)
+    wait_until(lambda: "Current thread" in job.trace())
     job.go_on()
     assert job.end()[:2] == (0, "")
 
