@@ -212,7 +212,7 @@ psum()
         while "INFO: SIGUSR1 is taken" not in job.trace() and time.monotonic() < deadline:
             time.sleep(0.05)
         code, out, err = run("dump", "--format", "json")
-        assert (code, err) == (0, "")
+        assert (code, err) == (0, ""), job.trace()
         assert "psum" in out
         assert job.process.poll() is None
     finally:
@@ -332,3 +332,24 @@ def test_the_real_py_spy_is_understood(start: Start) -> None:
         pytest.skip(str(error))
     assert "psum" in [frame.function for frame in threads[-1].frames]
     assert job.poll() is None
+
+
+@pytest.mark.parametrize("plant", ["symlink", "hard link"])
+def test_a_planted_file_does_not_have_a_process_signalled(
+    tmp_path_factory: pytest.TempPathFactory, folder: Path, plant: str
+) -> None:
+    """Its own handler of SIGUSR1 would be run, whatever that does."""
+    theirs = tmp_path_factory.mktemp("theirs") / "log"
+    theirs.write_text("")
+    program = "import sys; file = open(sys.argv[1], sys.argv[2]); print('ready', flush=True); input()"
+    command = [sys.executable, "-c", program, str(theirs), "a" if plant == "symlink" else "r"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"ready\n"
+        planted = folder / f"stack_trace_2026_11_21_15_00_00_host-1_{process.pid}.txt"
+        if plant == "symlink":
+            planted.symlink_to(theirs)
+        else:
+            planted.hardlink_to(theirs)
+        assert find_processes() == ()
+        process.communicate(b"\n")
