@@ -197,8 +197,11 @@ def test_a_job_that_takes_the_signal_for_itself_is_asked_by_the_one_that_diagnos
     folder: Path, run: Run, when: str
 ) -> None:
     program = f"""
+from cloud_tpu_diagnostics import rounds
+rounds._LOOK_SECONDS = 0.2
+
 def psum():
-    with diagnostic.diagnose(config(interval=1, cloud=True)):
+    with diagnostic.diagnose(config(cloud=True)):
         {_TAKES_THE_SIGNAL if when == "in the block" else "pass"}
         say("inside")
         threading.Event().wait()
