@@ -366,17 +366,9 @@ def _start_of(pid: int) -> str | None:
         fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
         return None if fields[0] in (b"Z", b"X") else fields[19].decode("ascii")
     except (OSError, IndexError):
-        return "0" if not Path("/proc/self/stat").exists() and _exists(pid) else None
+        from ml_diagnostics_common.child_process import exists
 
-
-def _exists(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except OSError:
-        pass
-    return True
+        return "0" if not Path("/proc/self/stat").exists() and exists(pid) else None
 
 
 def _prune(folder: Path) -> None:
