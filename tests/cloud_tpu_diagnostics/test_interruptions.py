@@ -178,3 +178,45 @@ assert len(calls) >= 300
         tmp_path / "d",
     )
     assert (code, out) == (0, "nothing is on\n"), err
+
+
+def test_blocks_at_the_limit_of_recursion_leave_nothing_on(tmp_path: Path) -> None:
+    code, out, err = run(
+        """
+os.environ["ML_DIAGNOSTICS_RAISE"] = "0"
+logging.disable(logging.CRITICAL)
+def deep(frames):
+    if frames:
+        return deep(frames - 1)
+    with diagnostic.diagnose(config()): pass
+
+with diagnostic.diagnose(config()): pass
+for frames in range(sys.getrecursionlimit() - 100, sys.getrecursionlimit()):
+    try:
+        deep(frames)
+    except RecursionError:
+        pass
+with diagnostic.diagnose(config()): pass
+"""
+        + _NOTHING_IS_ON,
+        tmp_path / "d",
+    )
+    assert (code, out) == (0, "nothing is on\n"), err
+
+
+def test_one_object_may_be_entered_by_many_threads_at_once(tmp_path: Path) -> None:
+    code, out, err = run(
+        """
+shared = diagnostic.diagnose(config())
+def enter_and_leave():
+    for _ in range(100):
+        with shared: pass
+threads = [threading.Thread(target=enter_and_leave) for _ in range(20)]
+for thread in threads: thread.start()
+for thread in threads: thread.join()
+assert not shared._entered
+"""
+        + _NOTHING_IS_ON,
+        tmp_path / "d",
+    )
+    assert (code, out) == (0, "nothing is on\n"), err

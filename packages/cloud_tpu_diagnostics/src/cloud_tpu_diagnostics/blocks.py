@@ -96,6 +96,8 @@ def _leave(token: object, error: BaseException | None) -> None:
         try:
             if _current is not None and list(_entered) == [token]:
                 _current.stop(error)
+        except RecursionError:
+            raise  # Once more when the block is let go of, or the next one entered.
         except Exception:
             _current = None  # Most of it is off.
             _entered.pop(token, None)
@@ -109,6 +111,8 @@ def _leave_what_is_let_go(token: object) -> None:
     while token in _entered:
         try:
             _leave(token, None)
+        except RecursionError:
+            return
         except BaseException as error:  # Nobody would get it from here: interrupted once more, it begins once more.
             LOSSES.add(f"diagnose: {type(error).__name__}")
 

@@ -47,6 +47,8 @@ class diagnose(ContextDecorator):  # noqa: N801 (it is called as a function is)
             traces, hangs = debug.stack_trace_config, debug.hang_config
             if (traces is None or not traces.collect_stack_trace) and (hangs is None or not hangs.enabled):
                 return
+        except RecursionError:
+            raise
         except Exception as error:
             raise _not_a_configuration(self._config, error) from None
         try:
@@ -55,11 +57,12 @@ class diagnose(ContextDecorator):  # noqa: N801 (it is called as a function is)
             _report(error)
             return
         block = Block()
-        self._entered.append(block)
         try:
             block.enter(traces, hangs)
+            self._entered.append(block)  # Only now: another thread that leaves this same object may take it.
         except BaseException as error:
-            self._entered.remove(block)
+            if block in self._entered:
+                self._entered.remove(block)
             block.leave(error)
             raise
 

@@ -43,7 +43,7 @@ def plan_of(traces: StackTraceConfig | None, hangs: HangConfig | None) -> Plan:
     """
     try:
         return _plan_of(traces, hangs)
-    except ConfigurationError:
+    except (ConfigurationError, RecursionError):
         raise
     except Exception as error:
         raise ConfigurationError(

@@ -16,6 +16,7 @@ def undo_all(steps: list[Callable[[], object] | None]) -> None:
         steps: Each may be taken twice; None is no step.
 
     Raises:
+        RecursionError: The rest is still to be done.
         Exception: The first of what the steps have raised, after all of them.
     """
     failure: Exception | None = None
@@ -24,6 +25,8 @@ def undo_all(steps: list[Callable[[], object] | None]) -> None:
             step = steps[-1]
             if step is not None:
                 step()
+        except RecursionError:
+            raise  # The caller is too deep; further up it can be done.
         except Exception as error:
             failure = failure or error
         steps.pop()
