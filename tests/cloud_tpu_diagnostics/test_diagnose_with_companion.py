@@ -95,6 +95,34 @@ with diagnostic.diagnose(traces):
     assert written.count("INFO: Not a crash.") >= 2
 
 
+@pytest.mark.parametrize("end", ["os.kill(companion(), signal.SIGKILL)", "os.closerange(3, 1024)"])
+def test_without_its_companion_the_block_answers_no_question_and_writes_to_no_file_of_the_jobs(
+    tmp_path: Path, end: str
+) -> None:
+    code, out, _ = run(
+        _COMPANION
+        + f"""
+signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+hangs = debug_configuration.DebugConfig(None, HangConfig(enabled=True))
+with diagnostic.diagnose(diagnostic_configuration.DiagnosticConfig(hangs)):
+    companion()
+    watchdog = blocks._current._watchdog
+    questions = watchdog.dump_signal, watchdog.main_thread_signal
+    {end}
+    while blocks._current._companion is not None:
+        time.sleep(0.01)
+    theirs = [os.open(sys.argv[2], os.O_WRONLY | os.O_CREAT | os.O_APPEND) for _ in range(500)]
+    for number in questions:
+        raise_signal(number)
+say("left")
+""",
+        tmp_path / "d",
+        str(tmp_path / "theirs"),
+    )
+    assert (code, out) == (0, "left\n")
+    assert (tmp_path / "theirs").read_text() == ""
+
+
 def test_when_the_companion_cannot_start_the_block_goes_on(tmp_path: Path) -> None:
     job = Job(
         """

@@ -70,19 +70,20 @@ def test_threads_that_come_and_go_in_the_block_change_what_a_fault_shows(tmp_pat
     code, out, err = Job(
         _CROWD
         + """
-from cloud_tpu_diagnostics import watchdog
+from cloud_tpu_diagnostics import blocks, rounds, watchdog
+rounds._LOOK_SECONDS = 0.05
 enable = faulthandler.enable
 def enabled(file, all_threads):
     say(all_threads)
     enable(file, all_threads)
 watchdog.faulthandler.enable = enabled
-with diagnostic.diagnose(config(0.1)):
+with diagnostic.diagnose(config()):  # It looks more often than it dumps.
     crowd()
     deadline = time.monotonic() + 20
     while blocks._current._watchdog._shows_all and time.monotonic() < deadline:
         time.sleep(0.01)
     fails_here()
-""".replace("from cloud_tpu_diagnostics import", "from cloud_tpu_diagnostics import blocks,"),
+""",
         tmp_path / "d",
     ).end()
     assert (code, out) == (-signal.SIGSEGV, "True\nFalse\n")
