@@ -7,7 +7,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from types import FrameType
+from types import CodeType, FrameType
 
 __all__ = ["dump_text", "write_in_parts"]
 
@@ -31,7 +31,8 @@ def dump_text(interval_seconds: float, goes_on: Callable[[], bool]) -> str:
     """
     own = threading.get_ident()
     frames = sys._current_frames().items()
-    threads = [_thread_text(ident, frame) for ident, frame in frames if ident != own and goes_on()]
+    known: dict[tuple[int, int], tuple[CodeType, str]] = {}
+    threads = [_thread_text(ident, frame, known) for ident, frame in frames if ident != own and goes_on()]
     return f"Timeout ({_clock_text(interval_seconds)})!\n" + "\n".join(threads)
 
 
@@ -56,17 +57,22 @@ def write_in_parts(number: int, text: str, goes_on: Callable[[], bool]) -> None:
             time.sleep(_WAIT_SECONDS)
 
 
-def _thread_text(ident: int, frame: FrameType) -> str:
-    return f"Thread 0x{ident:016x} (most recent call first):\n" + "".join(_frame_texts(frame))
+def _thread_text(ident: int, frame: FrameType, known: dict[tuple[int, int], tuple[CodeType, str]]) -> str:
+    return f"Thread 0x{ident:016x} (most recent call first):\n" + "".join(_frame_texts(frame, known))
 
 
-def _frame_texts(innermost: FrameType) -> Iterator[str]:
+def _frame_texts(innermost: FrameType, known: dict[tuple[int, int], tuple[CodeType, str]]) -> Iterator[str]:
+    """Idle threads are at the same few places: each is looked up once, while others wait for the GIL."""
     frame: FrameType | None = innermost
     for _ in range(_DEEPEST):
         if frame is None:
             return
-        file, function = _in_one_line(frame.f_code.co_filename), _in_one_line(frame.f_code.co_name)
-        yield f'  File "{file}", line {frame.f_lineno or "???"} in {function}\n'
+        code = frame.f_code
+        place = (id(code), frame.f_lasti)  # By identity: to hash a code object is to hash all that it is made of.
+        if place not in known:
+            file, function = _in_one_line(code.co_filename), _in_one_line(code.co_name)
+            known[place] = code, f'  File "{file}", line {frame.f_lineno or "???"} in {function}\n'
+        yield known[place][1]
         frame = frame.f_back
     if frame is not None:
         yield "  ...\n"
