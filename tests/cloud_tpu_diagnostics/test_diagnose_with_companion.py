@@ -233,7 +233,7 @@ def test_a_hang_with_the_gil_held_is_told_with_its_frame_wherever_stacks_go_and_
         assert verdict["message"].startswith("The job has made no progress for about ")
 
 
-_IS_PROCESS_1 = ["unshare", "--user", "--map-root-user", "--pid", "--fork", "--mount-proc"]
+_IS_PROCESS_1 = ["unshare", "--user", "--map-root-user", "--pid", "--fork", "--kill-child", "--mount-proc"]
 
 
 @pytest.mark.skipif(
