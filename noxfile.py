@@ -22,6 +22,7 @@ ROOT = Path(__file__).parent
 PACKAGES = {
     "cloud_tpu_diagnostics": "cloud_tpu_diagnostics",
     "common": "ml_diagnostics_common",
+    "google_cloud_mldiagnostics": "google_cloud_mldiagnostics",
     "ml_goodput_measurement": "ml_goodput_measurement",
     "testing": "ml_diagnostics_testing",
 }

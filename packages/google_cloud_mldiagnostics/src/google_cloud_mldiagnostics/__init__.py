@@ -1,0 +1,1 @@
+"""Runs, configs, metrics and profiles of training jobs on XLA devices."""

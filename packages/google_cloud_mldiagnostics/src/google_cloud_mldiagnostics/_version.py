@@ -1,0 +1,8 @@
+"""The version, in one place."""
+
+__version__ = "1.1.0"
+
+
+def get_version() -> str:
+    """Returns this library's version."""
+    return __version__

@@ -1,0 +1,53 @@
+"""The run of this process: what is recorded belongs to it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from google_cloud_mldiagnostics.mlrun_types import MLRun
+
+if TYPE_CHECKING:
+    from google_cloud_mldiagnostics.run_log import RunLog
+
+__all__ = ["ActiveRun", "active_run", "set_active_run"]
+
+
+@dataclass
+class ActiveRun:
+    """What recording, measuring and profiling need to know of the run.
+
+    Attributes:
+        run: What the user holds.
+        log: Where entries go.
+        folder: The run's own on this machine.
+        host: This host's name.
+        process_index: Of this process among all of the run.
+        process_count: How many the run has.
+        pid: Of the process that began it; a forked child is not the run's.
+        is_local: Whether profiles without a place of their own go to the run's folder: there is no cloud.
+    """
+
+    run: MLRun
+    log: RunLog
+    folder: Path
+    host: str
+    process_index: int
+    process_count: int
+    pid: int
+    is_local: bool
+
+
+_active_run_of_this_process: ActiveRun | None = None
+
+
+def active_run() -> ActiveRun | None:
+    """Returns the run that `machinelearning_run` began last and that has not ended."""
+    return _active_run_of_this_process
+
+
+def set_active_run(run: ActiveRun | None) -> None:
+    """Begins another run, or none."""
+    global _active_run_of_this_process
+    _active_run_of_this_process = run

@@ -1,0 +1,46 @@
+"""The keepers of runs: a folder on this machine, and Google's API. Both are given a run as that API has it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, Protocol, TypeAlias
+
+__all__ = ["Change", "ControlPlane", "Resource"]
+
+Resource: TypeAlias = dict[str, Any]
+"""A run, or a profiler session, as the JSON of `hypercomputecluster.googleapis.com` has it."""
+
+Change: TypeAlias = Callable[[Resource], "Resource | None"]
+"""Given a run as it is, returns it as it should be; None to leave it. Called again if somebody else was faster."""
+
+
+class ControlPlane(Protocol):
+    """Keeps runs and their profiler sessions. Every call ends within a time; those that fail raise ControlPlaneError."""
+
+    def get_run(self, run_id: str) -> Resource:
+        """The run; raises RunNotFoundError."""
+        ...
+
+    def create_run(self, run_id: str, run: Resource) -> Resource:
+        """Creates the run, and returns it as it is kept; raises RunExistsError."""
+        ...
+
+    def update_run(self, run_id: str, change: Change) -> Resource:
+        """Changes the run as it is now, and returns it as it is kept then; raises RunNotFoundError."""
+        ...
+
+    def list_runs(self, group: str | None = None) -> Iterator[Resource]:
+        """All runs, the newest first, or those of a group."""
+        ...
+
+    def put_session(self, run_id: str, session_id: str, session: Resource) -> None:
+        """Creates a profiler session of the run, or changes what is kept of it."""
+        ...
+
+    def list_sessions(self, run_id: str) -> Iterator[Resource]:
+        """The run's profiler sessions, the oldest first."""
+        ...
+
+    def link(self, run_id: str) -> str:
+        """Where a person looks at the run."""
+        ...

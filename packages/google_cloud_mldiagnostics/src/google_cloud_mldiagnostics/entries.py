@@ -1,0 +1,113 @@
+"""What is written to the log `ml_diagnostics_metric`: one entry a value, told apart by its monitored resource.
+
+The resource is a `generic_node` whose `node_id` is the run's id and whose `namespace` says what the entry is:
+
+a metric's name     {"values": [0.123], "step_index": 1, "unit": "1", ...labels}. A value that JSON has no number for is
+                    the text NaN, Infinity or -Infinity, and the entry is marked with "not_finite": true
+mlrun_configs       {"userConfigs": {...}}, {"softwareConfigs": {...}}, {"hardwareConfigs": {...}}
+mlrun_process       one process of an attempt: see `process_entry`
+mlrun_session       one profile: see `session_entry`
+
+The first two are those of the public package; the others are ours.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+__all__ = [
+    "CONFIGS",
+    "LOG_ID",
+    "PROCESS",
+    "RESOURCE_TYPE",
+    "SESSION",
+    "process_entry",
+    "session_entry",
+]
+
+LOG_ID: Final = "ml_diagnostics_metric"
+RESOURCE_TYPE: Final = "generic_node"
+CONFIGS: Final = "mlrun_configs"
+PROCESS: Final = "mlrun_process"
+SESSION: Final = "mlrun_session"
+
+
+def process_entry(
+    phase: str,
+    *,
+    attempt: int,
+    host: str,
+    process_index: int,
+    process_count: int,
+    pid: int,
+    reason: str = "",
+    address: str = "",
+    profiler_port: int | None = None,
+) -> dict[str, Any]:
+    """One process of a run has started, goes on, or has ended.
+
+    Args:
+        phase: ACTIVE, COMPLETED or FAILED.
+        attempt: The run's attempt, from 1.
+        host: The host's name.
+        process_index: Among all of the run.
+        process_count: How many the run has.
+        pid: On its host.
+        reason: Why it has ended.
+        address: Where other hosts reach this one.
+        profiler_port: Of the profiler's server; None when there is none.
+    """
+    payload: dict[str, Any] = {
+        "phase": phase,
+        "attempt": attempt,
+        "hostname": host,
+        "process_index": str(process_index),
+        "process_count": process_count,
+        "pid": pid,
+    }
+    if reason:
+        payload["reason"] = reason
+    if address:
+        payload["address"] = address
+    if profiler_port is not None:
+        payload["profiler_port"] = profiler_port
+    return payload
+
+
+def session_entry(
+    session_id: str,
+    phase: str,
+    *,
+    kind: str,
+    folder: str,
+    host: str,
+    process_index: int,
+    duration_seconds: float | None = None,
+    size_bytes: int | None = None,
+    planes: list[str] | None = None,
+    problem: str = "",
+) -> dict[str, Any]:
+    """What one process has to say of a profile.
+
+    Args:
+        session_id: The session's id, the same on all hosts.
+        phase: ACTIVE, SUCCEEDED or FAILED.
+        kind: programmatic or on_demand.
+        folder: Where the session's files are.
+        host: The host's name.
+        process_index: Among all of the run.
+        duration_seconds: How long the profile ran.
+        size_bytes: Of this host's xplane.
+        planes: The names of its planes.
+        problem: What failed.
+    """
+    payload: dict[str, Any] = {
+        "session_id": session_id,
+        "phase": phase,
+        "kind": kind,
+        "folder": folder,
+        "hostname": host,
+        "process_index": str(process_index),
+    }
+    known = {"duration_seconds": duration_seconds, "size_bytes": size_bytes, "planes": planes, "problem": problem or None}
+    return payload | {name: value for name, value in known.items() if value is not None}

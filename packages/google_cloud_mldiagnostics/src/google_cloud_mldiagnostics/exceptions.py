@@ -1,0 +1,81 @@
+"""The errors of this library.
+
+    DiagnosticsError                              of all our libraries
+    └── MLDiagnosticError
+        ├── MLRunConfigurationError               (also a ConfigurationError) an argument cannot be used
+        ├── RecordingError                        (also a ValueError) never raised by `record`; for scripts that catch it
+        ├── NoActiveRunError                      something was asked of a run, and there is none
+        ├── ProfilingError                        a profile could not be taken, or there is nowhere to put it
+        └── ControlPlaneError                     the keeper of runs refused, or could not be asked
+            ├── ControlPlaneClientNotInitializedError
+            ├── RunNotFoundError
+            ├── RunExistsError
+            └── RunChangedError                   somebody else changed the run first
+"""
+
+from __future__ import annotations
+
+from ml_diagnostics_common.exceptions import ConfigurationError, DiagnosticsError
+
+__all__ = [
+    "ControlPlaneClientNotInitializedError",
+    "ControlPlaneError",
+    "MLDiagnosticError",
+    "MLRunConfigurationError",
+    "NoActiveRunError",
+    "ProfilingError",
+    "RecordingError",
+    "RunChangedError",
+    "RunExistsError",
+    "RunNotFoundError",
+]
+
+
+class MLDiagnosticError(DiagnosticsError):
+    """Base of every error that this library raises."""
+
+
+class MLRunConfigurationError(MLDiagnosticError, ConfigurationError):
+    """An argument of `machinelearning_run` cannot be used; nothing was created."""
+
+
+class RecordingError(MLDiagnosticError, ValueError):
+    """A metric could not be recorded. Recording counts and warns instead: this is here for scripts that catch it."""
+
+
+class NoActiveRunError(MLDiagnosticError):
+    """Something was asked of the current run, and there is none: call `machinelearning_run` first."""
+
+
+class ProfilingError(MLDiagnosticError):
+    """A profile could not be taken, or there is nowhere to put it."""
+
+
+class ControlPlaneError(MLDiagnosticError):
+    """The keeper of runs refused a request, or could not be asked.
+
+    Attributes:
+        code: The HTTP status; 0 when no answer came.
+        is_temporary: Whether the same request may succeed later.
+    """
+
+    def __init__(self, message: str, *, code: int = 0, is_temporary: bool = False) -> None:
+        super().__init__(message)
+        self.code = code
+        self.is_temporary = is_temporary
+
+
+class ControlPlaneClientNotInitializedError(ControlPlaneError):
+    """A control plane was asked before there was one."""
+
+
+class RunNotFoundError(ControlPlaneError):
+    """There is no run of that id."""
+
+
+class RunExistsError(ControlPlaneError):
+    """There is a run of that id already."""
+
+
+class RunChangedError(ControlPlaneError):
+    """Somebody else changed the run since it was read."""
