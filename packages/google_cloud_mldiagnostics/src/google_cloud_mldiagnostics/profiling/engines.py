@@ -1,0 +1,78 @@
+"""What takes a profile: the framework that the job computes with."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Protocol
+
+from google_cloud_mldiagnostics.exceptions import ProfilingError
+from google_cloud_mldiagnostics.mlrun_types import Framework
+
+__all__ = ["Engine", "captured_file", "engine_for", "is_imported"]
+
+
+class Engine(Protocol):
+    """A framework's profiler. One profile at a time; what it cannot do, it says with an exception of any kind."""
+
+    def start(self, folder: Path) -> None:
+        """Begins to trace; `folder` is an empty one of this profile alone."""
+        ...
+
+    def stop(self, folder: Path) -> Path:
+        """Ends the trace and returns its xplane file, which is somewhere in the folder."""
+        ...
+
+    def abandon(self) -> None:
+        """Forgets a trace that could not be ended, so that the next one can begin. Never raises."""
+        ...
+
+    def has_accelerator(self) -> bool:
+        """Whether this process computes on a TPU or a GPU; asked after a trace has begun."""
+        ...
+
+    def can_serve(self) -> bool:
+        """Whether a server can be started now without anything being initialised that the job did not."""
+        ...
+
+    def start_server(self, port: int) -> None:
+        """Lets others profile this process: a ProfilerService, on all interfaces."""
+        ...
+
+    def stop_server(self) -> None:
+        """Ends that server."""
+        ...
+
+
+def engine_for(framework: Framework) -> Engine:
+    """Returns the profiler of a framework.
+
+    A run is of JAX unless it says so; a process that has torch_xla and no JAX needs not say it.
+    """
+    is_torch = framework is Framework.PYTORCH or (is_imported("torch_xla") and not is_imported("jax"))
+    if is_torch:
+        from google_cloud_mldiagnostics.profiling.xla_engine import XlaEngine
+
+        return XlaEngine()
+    from google_cloud_mldiagnostics.profiling.jax_engine import JaxEngine
+
+    return JaxEngine()
+
+
+def is_imported(name: str) -> bool:
+    """Whether the program has imported a module, to its end."""
+    module = sys.modules.get(name)
+    specification = getattr(module, "__spec__", None)
+    return module is not None and not getattr(specification, "_initializing", False)
+
+
+def captured_file(folder: Path) -> Path:
+    """Finds the one xplane that a profiler has left somewhere in a folder.
+
+    Raises:
+        ProfilingError: There is none.
+    """
+    found = sorted(folder.rglob("*.xplane.pb"))
+    if not found:
+        raise ProfilingError(f"the profiler ended without an error and left no xplane.pb in {folder}")
+    return found[-1]

@@ -1,0 +1,86 @@
+"""JAX's profiler, on any backend."""
+
+from __future__ import annotations
+
+import inspect
+from pathlib import Path
+from typing import Any
+
+from google_cloud_mldiagnostics.profiling.engines import captured_file, is_imported
+
+__all__ = ["JaxEngine"]
+
+
+class JaxEngine:
+    """See `engines.Engine`."""
+
+    def start(self, folder: Path) -> None:
+        """Begins to trace; JAX initialises its backends, if the job has not yet."""
+        import jax.profiler
+
+        jax.profiler.start_trace(str(folder))
+
+    def stop(self, folder: Path) -> Path:
+        """Ends the trace."""
+        import jax.profiler
+
+        jax.profiler.stop_trace()
+        return captured_file(folder)
+
+    def abandon(self) -> None:
+        """Forgets the trace: after a failure JAX keeps it, and would refuse all others."""
+        state = _profile_state()
+        try:
+            if state is not None and state.profile_session is not None:
+                state.reset()
+        except Exception:
+            pass  # Another JAX: it may still work.
+
+    def has_accelerator(self) -> bool:
+        """Whether JAX computes on something else than the CPU."""
+        import jax
+
+        return jax.default_backend() != "cpu"
+
+    def can_serve(self) -> bool:
+        """Whether JAX is imported, and either has its backends or can serve without."""
+        return is_imported("jax") and (_serves_without_backend() or _has_backends())
+
+    def start_server(self, port: int) -> None:
+        """Starts JAX's server."""
+        import jax.profiler
+
+        if _serves_without_backend():
+            jax.profiler.start_server(port, requires_backend=False)
+        else:
+            jax.profiler.start_server(port)
+
+    def stop_server(self) -> None:
+        """Ends JAX's server."""
+        import jax.profiler
+
+        jax.profiler.stop_server()
+
+
+def _profile_state() -> Any:
+    try:
+        from jax._src import profiler
+
+        return profiler._profile_state
+    except (ImportError, AttributeError):
+        return None
+
+
+def _serves_without_backend() -> bool:
+    import jax.profiler
+
+    return "requires_backend" in inspect.signature(jax.profiler.start_server).parameters
+
+
+def _has_backends() -> bool:
+    try:
+        from jax._src import xla_bridge
+
+        return xla_bridge.backends_are_initialized()
+    except (ImportError, AttributeError):
+        return True
