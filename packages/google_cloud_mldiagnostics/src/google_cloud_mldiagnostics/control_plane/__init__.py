@@ -15,7 +15,7 @@ Change: TypeAlias = Callable[[Resource], "Resource | None"]
 
 
 class ControlPlane(Protocol):
-    """Keeps runs and their profiler sessions. Every call ends within a time; those that fail raise ControlPlaneError."""
+    """Keeps runs and their profiler sessions. Every call ends in a time; those that fail raise ControlPlaneError."""
 
     def get_run(self, run_id: str) -> Resource:
         """The run; raises RunNotFoundError."""
