@@ -54,7 +54,7 @@ class LogEntry(msgspec.Struct, gc=False):
     """One entry; `LogEntry.make` builds one from its insertId. `t`, `s`, `p` are the names in a journal's line."""
 
     timestamp_ns: int = msgspec.field(name="t")
-    """When the recording call was made, in ns since 1970, by the wall clock."""
+    """When the recording call was made, or the time that it was given: ns since 1970, by the wall clock."""
     sequence: int = msgspec.field(name="s")
     """The number that the writer gave the entry; 0 for an entry that came from no journal."""
     payload: dict[str, Any] = msgspec.field(name="p")
@@ -63,6 +63,8 @@ class LogEntry(msgspec.Struct, gc=False):
     """Set where the entry differs from its context."""
     foreign_id: str = ""
     """The insertId of an entry that came from no journal."""
+    own_resource_labels: dict[str, str] | None = msgspec.field(name="r", default=None)
+    """Labels of the monitored resource in which the entry differs from its context."""
 
     @classmethod
     def make(
@@ -89,6 +91,21 @@ class LogEntry(msgspec.Struct, gc=False):
     def severity(self) -> str:
         """The entry's own, else its context's."""
         return self.own_severity or self.context.severity
+
+    @property
+    def resource(self) -> Mapping[str, Any]:
+        """Cloud Logging's monitored resource: the context's, with the entry's own labels."""
+        resource = self.context.resource
+        if not self.own_resource_labels:
+            return resource
+        return {**resource, "labels": {**(resource.get("labels") or {}), **self.own_resource_labels}}
+
+    def resource_label(self, name: str) -> str:
+        """A label of the monitored resource; empty if it has none of that name."""
+        own = self.own_resource_labels
+        if own is not None and name in own:
+            return own[name]
+        return str((self.context.resource.get("labels") or {}).get(name, ""))
 
 
 def make_insert_id(writer: str, sequence: int) -> str:
@@ -146,7 +163,7 @@ def encode_cloud(entry: LogEntry) -> dict[str, Any]:
     if context.log_name:
         encoded["logName"] = context.log_name
     if context.resource:
-        encoded["resource"] = dict(context.resource)
+        encoded["resource"] = dict(entry.resource)
     return encoded
 
 

@@ -59,21 +59,31 @@ class JournalReader:
     torn and foreign lines are passed over, and counted.
     """
 
-    def __init__(self, log_id: str, *, root: Path, position: Mapping[str, Any] | None = None) -> None:
+    def __init__(
+        self,
+        log_id: str,
+        *,
+        root: Path,
+        position: Mapping[str, Any] | None = None,
+        resource_labels: Mapping[str, str] | None = None,
+    ) -> None:
         """Reads nothing yet.
 
         Args:
             log_id: the log's name.
             root: the diagnostics folder.
             position: of an earlier reader; None for the beginning.
+            resource_labels: reads only writers whose header has these labels of the monitored resource: of the others
+                no more than that is read.
         """
         self._log_id = log_id
         self._root = root
         self._folder = log_directory(root, log_id)
         self._skipped: Counter[str] = Counter()
+        self._resource_labels = resource_labels
         self._writers: dict[str, _WriterStream] = {}
         for writer, offsets in _writers_of(position).items():
-            self._writers[writer] = _WriterStream(writer, self._skipped, offsets)
+            self._writers[writer] = _WriterStream(writer, self._skipped, offsets, resource_labels)
 
     def read_new(self) -> Iterator[list[LogEntry]]:
         """See `EntryReader`."""
@@ -82,7 +92,7 @@ class JournalReader:
             by_writer.setdefault(segment.writer, []).append(segment)
         for writer, segments in by_writer.items():
             if writer not in self._writers:
-                self._writers[writer] = _WriterStream(writer, self._skipped, {})
+                self._writers[writer] = _WriterStream(writer, self._skipped, {}, self._resource_labels)
             self._writers[writer].update(segments)
         for writer in self._writers.keys() - by_writer.keys():
             self._writers[writer].update([])
@@ -132,23 +142,32 @@ class _Stream(Protocol):
 class _WriterStream:
     """One writer's entries, over its segments."""
 
-    def __init__(self, writer: str, skipped: Counter[str], offsets: Mapping[int, int]) -> None:
+    def __init__(
+        self,
+        writer: str,
+        skipped: Counter[str],
+        offsets: Mapping[int, int],
+        resource_labels: Mapping[str, str] | None = None,
+    ) -> None:
         self.writer = writer
         self.head: list[LogEntry] = []
         self.chunk_bytes = _CHUNK_BYTES
         self.segments: dict[int, SegmentReader] = {
-            number: SegmentReader(Segment(writer, number, "", offset), skipped, offset)
+            number: SegmentReader(Segment(writer, number, "", offset), skipped, offset, resource_labels)
             for number, offset in offsets.items()
         }
         self._head_segment = 0
         self._head_offset = 0
         self._skipped = skipped
+        self._resource_labels = resource_labels
 
     def update(self, segments: Sequence[Segment]) -> None:
         """Takes over what is on disk now. A finished segment may still grow by a line: a thread was in the middle."""
         present = {}
         for segment in segments:
-            reader = self.segments.get(segment.number) or SegmentReader(segment, self._skipped)
+            reader = self.segments.get(segment.number) or SegmentReader(
+                segment, self._skipped, resource_labels=self._resource_labels
+            )
             reader.segment = segment
             present[segment.number] = reader
         self.segments = present

@@ -7,6 +7,8 @@ a metric's name     {"values": [0.123], "step_index": 1, "unit": "1", ...labels}
 mlrun_configs       {"userConfigs": {...}}, {"softwareConfigs": {...}}, {"hardwareConfigs": {...}}
 mlrun_process       one process of an attempt: see `process_entry`
 mlrun_session       one profile: see `session_entry`
+mlrun_losses        what is missing from the log: {"lost_entries": {reason: n}}, which the disk did not take, or
+                    {"lost_values": {reason: n}}, which could not be recorded
 
 The first two are those of the public package; the others are ours.
 """
@@ -18,6 +20,7 @@ from typing import Any, Final
 __all__ = [
     "CONFIGS",
     "LOG_ID",
+    "LOSSES_NAMESPACE",
     "PROCESS",
     "RESOURCE_TYPE",
     "SESSION",
@@ -30,6 +33,7 @@ RESOURCE_TYPE: Final = "generic_node"
 CONFIGS: Final = "mlrun_configs"
 PROCESS: Final = "mlrun_process"
 SESSION: Final = "mlrun_session"
+LOSSES_NAMESPACE: Final = "mlrun_losses"
 
 
 def process_entry(
@@ -43,6 +47,8 @@ def process_entry(
     reason: str = "",
     address: str = "",
     profiler_port: int | None = None,
+    capture_folder: str = "",
+    capture_name: str = "",
 ) -> dict[str, Any]:
     """One process of a run has started, goes on, or has ended.
 
@@ -56,6 +62,9 @@ def process_entry(
         reason: Why it has ended.
         address: Where other hosts reach this one.
         profiler_port: Of the profiler's server; None when there is none.
+        capture_folder: Where a profile on demand shall be written, on the process's own machine: from there it goes to
+            where the run keeps its profiles.
+        capture_name: What the process's file is called there, without `.xplane.pb`.
     """
     payload: dict[str, Any] = {
         "phase": phase,
@@ -71,6 +80,10 @@ def process_entry(
         payload["address"] = address
     if profiler_port is not None:
         payload["profiler_port"] = profiler_port
+    if capture_folder:
+        payload["capture_folder"] = capture_folder
+    if capture_name:
+        payload["capture_name"] = capture_name
     return payload
 
 
@@ -109,5 +122,10 @@ def session_entry(
         "hostname": host,
         "process_index": str(process_index),
     }
-    known = {"duration_seconds": duration_seconds, "size_bytes": size_bytes, "planes": planes, "problem": problem or None}
+    known = {
+        "duration_seconds": duration_seconds,
+        "size_bytes": size_bytes,
+        "planes": planes,
+        "problem": problem or None,
+    }
     return payload | {name: value for name, value in known.items() if value is not None}

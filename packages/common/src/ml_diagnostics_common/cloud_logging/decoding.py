@@ -20,6 +20,9 @@ __all__ = ["EntryDecoder", "Origin", "TimestampParser"]
 _MOST_CONTEXTS = 4096
 _MOST_HOURS = 4096
 
+_DIFFERS_BY_ENTRY = EntryContext("", "", {}, {})
+"""Stands for the contexts of a writer whose entries have labels of the resource of their own."""
+
 Origin = tuple[Mapping[str, str], Mapping[str, Any]]
 """An entry's labels and resource."""
 
@@ -28,17 +31,27 @@ class EntryDecoder:
     """Builds entries that share their contexts.
 
     Entries of one writer agree in all but time, payload and sequence number, so a writer's labels and resource
-    are decoded with its first entry only. Entries that no journal wrote are told apart by their key.
+    are decoded with its first entry only. Where the resource is one that may have labels of an entry's own (all but
+    `global`), each entry's is compared with those that were decoded. Entries that no journal wrote are told apart by
+    their key.
 
     Args:
         key: What tells the labels and the resource of an entry, in its encoded form, from other ones.
+        resource_key: What tells its resource from other ones.
         origin: Decodes the labels and the resource of an entry.
     """
 
-    def __init__(self, key: Callable[[Any], Hashable], origin: Callable[[Any], Origin]) -> None:
+    def __init__(
+        self,
+        key: Callable[[Any], Hashable],
+        resource_key: Callable[[Any], Hashable],
+        origin: Callable[[Any], Origin],
+    ) -> None:
         self._key = key
+        self._resource_key = resource_key
         self._origin = origin
         self._of_writers: dict[tuple[str, str], EntryContext | None] = {}
+        self._of_resources: dict[tuple[str, str, Hashable], EntryContext] = {}
         self._of_others: dict[Hashable, EntryContext] = {}
 
     def entry(
@@ -67,6 +80,8 @@ class EntryDecoder:
             except KeyError:
                 context = self._writer_context(insert_id, log_name, severity, encoded)
             if context is not None:
+                if context is _DIFFERS_BY_ENTRY:
+                    context = self._resource_context(writer, log_name, severity, encoded)
                 return LogEntry(timestamp_ns, int(digits), payload, context)
         others = (log_name, severity, self._key(encoded))
         known = self._of_others.get(others)
@@ -83,10 +98,22 @@ class EntryDecoder:
         labels, resource = self._origin(encoded)
         if parts is None or labels.get(WRITER_LABEL) != parts[0]:
             return None
-        context = _context(log_name, resource, labels, severity, parts[0])
+        is_constant = resource.get("type") == "global"
+        context = _context(log_name, resource, labels, severity, parts[0]) if is_constant else _DIFFERS_BY_ENTRY
         _make_room(self._of_writers)
         self._of_writers[parts[0], severity] = context
         return context
+
+    def _resource_context(self, writer: str, log_name: str, severity: str, encoded: Any) -> EntryContext:
+        """The context of those of a writer's entries that have this one's resource."""
+        key = (writer, severity, self._resource_key(encoded))
+        known = self._of_resources.get(key)
+        if known is None:
+            labels, resource = self._origin(encoded)
+            known = _context(log_name, resource, labels, severity, writer)
+            _make_room(self._of_resources)
+            self._of_resources[key] = known
+        return known
 
 
 class TimestampParser:

@@ -35,7 +35,9 @@ def quoted(value: str) -> str:
     return f'"{escaped}"'
 
 
-def log_filter(project: str, log_id: str, job_name: str | None) -> str:
+def log_filter(
+    project: str, log_id: str, job_name: str | None, resource_labels: Mapping[str, str] | None = None
+) -> str:
     """Selects the entries of one log, and of one job in it; in the reference's words.
 
     It may select too much, which the caller must sort out: the language compares without regard to case, and a
@@ -45,8 +47,13 @@ def log_filter(project: str, log_id: str, job_name: str | None) -> str:
         project: The project's id.
         log_id: The log's id, not encoded.
         job_name: The job; None is every job.
+        resource_labels: Selects by labels of the monitored resource; then at any severity.
     """
-    clauses = [f"logName={quoted(full_log_name(project, log_id))}", "severity=INFO"]
+    clauses = [f"logName={quoted(full_log_name(project, log_id))}"]
+    if resource_labels:
+        clauses += [f"resource.labels.{name}={quoted(value)}" for name, value in resource_labels.items()]
+    else:
+        clauses.append("severity=INFO")
     if job_name is not None and len(quoted(job_name)) <= _LONGEST_JOB_NAME:
         clauses.append(f"jsonPayload.job_name={quoted(job_name)}")
     return " AND ".join(clauses)

@@ -42,7 +42,7 @@ class GrpcTransport:
             transport = LoggingServiceV2GrpcTransport(credentials=cloud.credentials)
         self._transport = transport
         self._client = LoggingServiceV2Client(transport=transport)
-        self._decoder = EntryDecoder(_key, _origin)
+        self._decoder = EntryDecoder(_key, _resource_key, _origin)
 
     def write(self, entries: Sequence[Mapping[str, Any]], *, timeout_seconds: float) -> None:
         """See `LoggingTransport.write`."""
@@ -173,8 +173,11 @@ def _time_ns(timestamp: Any) -> int:
 
 
 def _key(entry: Any) -> Hashable:
-    resource = entry.resource
-    return tuple(sorted(entry.labels.items())), resource.type, tuple(sorted(resource.labels.items()))
+    return tuple(sorted(entry.labels.items())), _resource_key(entry)
+
+
+def _resource_key(entry: Any) -> Hashable:
+    return entry.resource.type, tuple(sorted(entry.resource.labels.items()))
 
 
 def _origin(entry: Any) -> Origin:

@@ -56,6 +56,8 @@ class CloudLoggingReader:
         project: The project's id.
         log_id: The log's id, as the recorder was given it.
         job_name: Only entries whose payload names this job; None is every job.
+        resource_labels: Only entries whose monitored resource has these labels, at any severity; None is all
+            entries of severity INFO. All or none of a writer's entries have them.
         start_time_ns: Nothing of this time or older is read; None is all that Cloud Logging keeps.
         position: What `position()` returned, in this process or another.
         requests_per_minute: The most read requests in any minute; a project's default quota is 60.
@@ -79,6 +81,7 @@ class CloudLoggingReader:
         log_id: str,
         *,
         job_name: str | None = None,
+        resource_labels: Mapping[str, str] | None = None,
         start_time_ns: int | None = None,
         position: Mapping[str, Any] | None = None,
         requests_per_minute: int = 50,
@@ -94,7 +97,8 @@ class CloudLoggingReader:
         self.skipped = Counters()
         self._transport = transport
         self._project, self._log_id, self._job_name = project, log_id, job_name
-        self._selection = log_filter(project, log_id, job_name)
+        self._resource_labels = resource_labels
+        self._selection = log_filter(project, log_id, job_name, resource_labels)
         self._start_ns = start_time_ns
         self._budget = budget or RequestBudget(requests_per_minute, clock=clock, sleep=sleep)
         self._overlap_ns = round(overlap_seconds * _SECOND)
@@ -224,7 +228,8 @@ class CloudLoggingReader:
             elif not add(context.writer, entry.sequence):
                 continue
             # Filters compare without regard to case, and a gap may be an entry of another job.
-            if context.log_id == log_id and (job_name is None or entry.payload.get("job_name") == job_name):
+            is_ours = context.log_id == log_id and (job_name is None or entry.payload.get("job_name") == job_name)
+            if is_ours and (self._resource_labels is None or self._has_labels(entry)):
                 fresh.append(entry)
             else:
                 self.skipped.add("other_job")
@@ -232,6 +237,10 @@ class CloudLoggingReader:
             self._prune()
             self._prune_above = 2 * len(others) + _PRUNE_ABOVE
         return fresh
+
+    def _has_labels(self, entry: LogEntry) -> bool:
+        wanted = self._resource_labels or {}
+        return all(entry.resource_label(name) == value for name, value in wanted.items())
 
     def _prune(self) -> None:
         """Forgets ids that neither the overlap nor a sweep can bring again."""

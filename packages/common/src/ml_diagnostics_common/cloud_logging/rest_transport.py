@@ -70,7 +70,7 @@ class RestTransport:
         self._encode = msgspec.json.Encoder().encode
         self._decode = msgspec.json.Decoder(_Listing).decode
         self._timestamp_ns = TimestampParser()
-        self._decoder = EntryDecoder(_key, _origin)
+        self._decoder = EntryDecoder(_key, _resource_key, _origin)
 
     def write(self, entries: Sequence[Mapping[str, Any]], *, timeout_seconds: float) -> None:
         """See `LoggingTransport.write`."""
@@ -165,6 +165,10 @@ def _pieces(response: Any) -> Iterator[bytes]:
 
 def _key(entry: _Entry) -> Hashable:
     return bytes(entry.labels), bytes(entry.resource)
+
+
+def _resource_key(entry: _Entry) -> Hashable:
+    return bytes(entry.resource)
 
 
 def _origin(entry: _Entry) -> Origin:

@@ -21,11 +21,11 @@ from ml_diagnostics_common import background, steady_clock
 from ml_diagnostics_common.guard import Counters, warn_once
 from ml_diagnostics_common.journal.cap import JournalCap
 from ml_diagnostics_common.journal.held_lines import HeldLines
-from ml_diagnostics_common.journal.layout import FIRST_SEQUENCE, Header, log_directory
+from ml_diagnostics_common.journal.layout import FIRST_SEQUENCE, Header, encode_own_fields, log_directory
 from ml_diagnostics_common.journal.mounts import is_network_filesystem
 from ml_diagnostics_common.journal.own_journals import add_journal, new_writer
 from ml_diagnostics_common.journal.segment_file import SegmentFile
-from ml_diagnostics_common.payload import encode_payload, encode_text
+from ml_diagnostics_common.payload import encode_payload
 
 __all__ = ["Journal", "JournalStatistics"]
 
@@ -82,6 +82,7 @@ class Journal:
         labels: Mapping[str, str],
         resource: Mapping[str, Any] | None = None,
         shippable: bool = True,
+        project: str = "",
         segment_bytes: int = 64 * 2**20,
         clock_ns: Callable[[], int] = steady_clock.now_ns,
         queued: bool | None = None,
@@ -96,6 +97,7 @@ class Journal:
             labels: of every entry.
             resource: Cloud Logging's monitored resource.
             shippable: False keeps the entries out of Cloud Logging.
+            project: the one that they may be sent to; empty for whichever is found.
             segment_bytes: a segment that has grown beyond this is followed by the next.
             clock_ns: stamps the entries, in ns since 1970.
             queued: whether a thread stands between the caller and the disk; None: on a network filesystem only.
@@ -108,6 +110,7 @@ class Journal:
         self._labels = {str(key): str(value) for key, value in labels.items()}
         self._resource = json.loads(encode_payload(resource or {}))
         self._shippable = shippable
+        self._project = str(project)
         self._segment_bytes = segment_bytes
         self._clock_ns = clock_ns
         self._queued = queued
@@ -123,7 +126,15 @@ class Journal:
             self._labels["pid"] = str(os.getpid() if self._about_pid is None else self._about_pid)
         self.writer = new_writer()
         self._file = SegmentFile(
-            self.folder, Header(self.log_id, self.writer, self._labels, self._resource, ship=self._shippable)
+            self.folder,
+            Header(
+                self.log_id,
+                self.writer,
+                self._labels,
+                self._resource,
+                ship=self._shippable,
+                project=self._project,
+            ),
         )
         self._descriptor = -1
         # Bytes appended to the segment; a little less where threads met.
@@ -144,14 +155,15 @@ class Journal:
         self._wake: queue.SimpleQueue[None] = queue.SimpleQueue()  # Its put may interrupt itself.
         self._sync_task: background.Task | None = None
 
-    def append_text(self, now: str, payload_json: str) -> None:
+    def append_text(self, now: str, payload_json: str, timestamp: str | None = None) -> None:
         """Appends an entry whose payload is JSON already: the hot path.
 
         Args:
             now: the time of the call in ns since 1970, as digits.
-            payload_json: a JSON object in one line.
+            payload_json: a JSON object in one line; behind it may stand what `encode_own_fields` returns.
+            timestamp: the entry's time, as digits, where that is not the time of the call.
         """
-        line = f'\n{{"t":{now},"s":{next(self._sequence)},"p":{payload_json}}}'.encode()
+        line = f'\n{{"t":{timestamp or now},"s":{next(self._sequence)},"p":{payload_json}}}'.encode()
         if self._fast_from <= now < self._fast_until:
             size = len(line)
             try:
@@ -165,17 +177,24 @@ class Journal:
             self._fast_until = _NEVER
         self._append_slowly(now, line)
 
-    def append(self, payload: Mapping[str, Any], *, severity: str | None = None) -> None:
-        """Appends an entry, stamped with the time of this call.
+    def append(
+        self,
+        payload: Mapping[str, Any],
+        *,
+        severity: str | None = None,
+        resource_labels: Mapping[str, str] | None = None,
+        timestamp_ns: int | None = None,
+    ) -> None:
+        """Appends an entry.
 
         Args:
             payload: anything; what JSON does not have is written as text.
             severity: of Cloud Logging; None for the log's own, INFO.
+            resource_labels: labels of the monitored resource that are not, or not so, those of all entries.
+            timestamp_ns: the entry's time in ns since 1970; None for the time of this call.
         """
-        text = encode_payload(payload)
-        if severity is not None:
-            text = f'{text},"severity":{encode_text(severity)}'  # Stands behind the payload, in the line's object.
-        self.append_text(str(self._clock_ns()), text)
+        text = encode_payload(payload) + encode_own_fields(severity, resource_labels)
+        self.append_text(str(self._clock_ns()), text, None if timestamp_ns is None else str(timestamp_ns))
 
     def statistics(self) -> JournalStatistics:
         """What became of the entries so far; exact while no thread is in the middle of an append."""

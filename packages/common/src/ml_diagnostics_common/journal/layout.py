@@ -9,9 +9,11 @@ The first line of a segment is its header, with all that its entries share:
     {"schema":1,"log":"goodput_run7","writer":"host-812-1763710310123456789","labels":{"job":"run7",...},
      "resource":{},"severity":"INFO","ship":true}
 
-Each further line is an entry: ns since 1970, sequence number, payload, and its severity if it is another:
+Each further line is an entry: ns since 1970, sequence number, payload, and where it differs from the header its
+severity and labels of its resource:
 
     {"t":1763710310123456789,"s":100000000000,"p":{"job_name":"run7","step_count":0,...}}
+    {"t":1763710310223456789,"s":100000000001,"p":{"values":[0.1]},"severity":"ERROR","r":{"namespace":"loss"}}
 
 A line begins with its newline (the header, first in its file, has none): what a writer that was killed left of its
 last line then ends where the next begins, and damages no other. So the last line has no newline behind it; it is
@@ -29,7 +31,7 @@ from threading import get_ident
 from typing import Any, NamedTuple
 from urllib.parse import quote
 
-from ml_diagnostics_common.payload import printable
+from ml_diagnostics_common.payload import encode_payload, encode_text, printable
 
 __all__ = [
     "FIRST_SEQUENCE",
@@ -38,6 +40,7 @@ __all__ = [
     "Segment",
     "decode_header",
     "encode_header",
+    "encode_own_fields",
     "first_line",
     "list_segments",
     "log_directory",
@@ -69,6 +72,8 @@ class Header(NamedTuple):
     severity: str = "INFO"
     ship: bool = True
     """False: a shipper never sends these entries."""
+    project: str = ""
+    """The one project that these entries may be sent to; empty is whichever is found."""
 
 
 class Segment(NamedTuple):
@@ -157,18 +162,18 @@ def read_header(segment: Segment) -> Header | None:
 
 def encode_header(header: Header) -> bytes:
     """A segment's first line, without a newline."""
-    return json.dumps(
-        {
-            "schema": SCHEMA,
-            "log": printable(header.log_id),
-            "writer": header.writer,
-            "labels": {key: printable(value) for key, value in header.labels.items()},
-            "resource": dict(header.resource),
-            "severity": header.severity,
-            "ship": header.ship,
-        },
-        separators=(",", ":"),
-    ).encode()
+    fields: dict[str, Any] = {
+        "schema": SCHEMA,
+        "log": printable(header.log_id),
+        "writer": header.writer,
+        "labels": {key: printable(value) for key, value in header.labels.items()},
+        "resource": dict(header.resource),
+        "severity": header.severity,
+        "ship": header.ship,
+    }
+    if header.project:
+        fields["project"] = printable(header.project)
+    return json.dumps(fields, separators=(",", ":")).encode()
 
 
 def decode_header(line: bytes) -> Header | None:
@@ -192,7 +197,22 @@ def decode_header(line: bytes) -> Header | None:
         resource=resource,
         severity=str(decoded.get("severity", "INFO")),
         ship=decoded.get("ship") is not False,
+        project=str(decoded.get("project") or ""),
     )
+
+
+def encode_own_fields(severity: str | None = None, resource_labels: Mapping[str, str] | None = None) -> str:
+    """What stands behind the payload, in the line of an entry that differs from its header; else nothing.
+
+    Args:
+        severity: The entry's own.
+        resource_labels: The entry's own, of the monitored resource.
+    """
+    fields = f',"severity":{encode_text(severity)}' if severity is not None else ""
+    if resource_labels:
+        labels = {str(name): str(value) for name, value in resource_labels.items()}
+        fields += f',"r":{encode_payload(labels)}'
+    return fields
 
 
 def reader_position_path(root: Path, log_id: str, name: str) -> Path:

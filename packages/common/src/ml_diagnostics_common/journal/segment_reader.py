@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections import Counter
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
@@ -35,9 +36,16 @@ class SegmentReader:
         segment: which.
         skipped: counts the lines that are no entries: torn, foreign.
         offset: in bytes, where an earlier reader stopped; 0 for the beginning.
+        resource_labels: a segment whose header lacks one of these is passed over.
     """
 
-    def __init__(self, segment: Segment, skipped: Counter[str], offset: int = 0) -> None:
+    def __init__(
+        self,
+        segment: Segment,
+        skipped: Counter[str],
+        offset: int = 0,
+        resource_labels: Mapping[str, str] | None = None,
+    ) -> None:
         self.segment = segment
         self.offset = offset
         self.header: Header | None = None
@@ -46,7 +54,8 @@ class SegmentReader:
         self._context: EntryContext | None = None
         self._skipped = skipped
         self._size_at_end = -1  # The file's size when all that it held had been read.
-        self._is_foreign = False
+        self._is_passed_over = False
+        self._resource_labels = resource_labels or {}
 
     def has_more(self) -> bool:
         """Whether the segment, as it was listed, holds bytes that were never looked at."""
@@ -58,7 +67,7 @@ class SegmentReader:
         Raises:
             OSError: the file cannot be read; `offset` stands where it stood.
         """
-        if self._is_foreign:
+        if self._is_passed_over:
             self._size_at_end = self.segment.size
             return []
         with opened_segment(self.segment.path) as descriptor:
@@ -69,6 +78,10 @@ class SegmentReader:
     def _read_header(self, descriptor: int) -> bool:
         line, is_end = first_line(descriptor)
         header = decode_header(line)
+        if header is not None and not self._is_wanted(header):
+            self._is_passed_over = True
+            self._size_at_end = self.segment.size
+            return False
         if header is not None:
             self.header = header
             self.offset = max(self.offset, len(line))
@@ -83,7 +96,7 @@ class SegmentReader:
             return True
         self._size_at_end = self.segment.size
         if not is_end:  # A whole line, and not a header of ours: else it may still come.
-            self._is_foreign = True
+            self._is_passed_over = True
             self._skipped["foreign_segment"] += 1
             warn_once(
                 ("foreign segment", self.segment.path),
@@ -92,6 +105,11 @@ class SegmentReader:
                 SCHEMA,
             )
         return False
+
+    def _is_wanted(self, header: Header) -> bool:
+        labels = header.resource.get("labels")
+        has = labels if isinstance(labels, dict) else {}
+        return all(has.get(name) == value for name, value in self._resource_labels.items())
 
     def _read_lines(self, descriptor: int, limit_bytes: int) -> list[LogEntry]:
         data, is_end = _read_whole_lines(descriptor, self.offset, limit_bytes)
@@ -160,7 +178,16 @@ def _decode_line(line: bytes) -> LogEntry | str:
         timestamp_ns, sequence, payload = decoded.get("t"), decoded.get("s"), decoded.get("p")
         severity = decoded.get("severity")
         if type(timestamp_ns) is int and type(sequence) is int and isinstance(payload, dict):
-            return LogEntry(timestamp_ns, sequence, payload, own_severity=str(severity) if severity else None)
+            labels = decoded.get("r")
+            return LogEntry(
+                timestamp_ns,
+                sequence,
+                payload,
+                own_severity=str(severity) if severity else None,
+                own_resource_labels={str(name): str(label) for name, label in labels.items()}
+                if isinstance(labels, dict)
+                else None,
+            )
     return "foreign"
 
 

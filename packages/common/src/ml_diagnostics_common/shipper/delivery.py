@@ -23,6 +23,7 @@ from ml_diagnostics_common.journal.layout import (
     Segment,
     list_segments,
     log_directory,
+    read_header,
     shipped_offset_path,
 )
 from ml_diagnostics_common.shipper.outbox import Batch, Outbox, OutboxLock, shipped_place
@@ -107,6 +108,7 @@ class Delivery:
         self._folder_changed_ns = -1
         self._accepted_any = False
         self._set_aside_until: dict[str, float] = {}
+        self._is_of_project: dict[str, bool] = {}
 
     def run_round(
         self, *, deadline: Callable[[], float] = _never, pause: Callable[[float], None] | None = None
@@ -171,7 +173,11 @@ class Delivery:
                 self._segments = {}
                 for segment in list_segments(self._folder):
                     self._segments.setdefault(segment.writer, []).append(segment)
-                unfinished = [writer for writer in self._segments if self._finished.get(writer) != self._size(writer)]
+                unfinished = [
+                    writer
+                    for writer in self._segments
+                    if self._finished.get(writer) != self._size(writer) and self._is_ours_to_ship(writer)
+                ]
                 self._unfinished = sorted(unfinished, key=self._ours_first)
                 for writer in self._claims.keys() - self._segments.keys():
                     self._claims.pop(writer).lock.abandon()
@@ -187,6 +193,19 @@ class Delivery:
         known = self._owners.get(writer)
         if known is None or known is Owner.ALIVE:
             known = self._owners[writer] = owner(writer)
+        return known
+
+    def _is_ours_to_ship(self, writer: str) -> bool:
+        """Not if its entries are for another project than ours; all segments of a writer are alike."""
+        known = self._is_of_project.get(writer)
+        if known is None:
+            try:
+                header = read_header(self._segments[writer][0])
+            except OSError:
+                return True  # Whoever claims it sees why.
+            if header is None:
+                return True
+            known = self._is_of_project[writer] = header.project in ("", self._transport.project)
         return known
 
     def _size(self, writer: str) -> int:
@@ -334,8 +353,11 @@ class Delivery:
 
 
 def _cloud_context(header: Header, project: str, log_id: str) -> EntryContext:
-    """The journal's header in the words of Cloud Logging, which wants a resource and a full name."""
-    resource: Mapping[str, Any] = header.resource or {"type": "global", "labels": {"project_id": project}}
+    """The journal's header in the words of Cloud Logging, which wants a resource, its project, and a full name."""
+    resource: Mapping[str, Any] = header.resource or {"type": "global", "labels": {}}
+    labels = resource.get("labels") or {}
+    if not labels.get("project_id"):
+        resource = {**resource, "labels": {**labels, "project_id": project}}
     log_name = full_log_name(project, log_id)
     return EntryContext(log_id, log_name, resource, header.labels, header.severity, header.writer)
 

@@ -1,0 +1,254 @@
+"""Values that are still on a device: a worker records them when they are ready, the caller never waits.
+
+In the call the copy to the host is begun, which costs microseconds. At most 1,000 values are pending: more are refused.
+A value that is deleted or donated before it was copied is lost.
+"""
+
+from __future__ import annotations
+
+import atexit
+import itertools
+import os
+import queue
+import sys
+import threading
+import time
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
+from ml_diagnostics_common import background
+from ml_diagnostics_common.guard import LOSSES
+
+from google_cloud_mldiagnostics.exceptions import RecordingError
+from google_cloud_mldiagnostics.values import MOST_VALUES, shown_type
+
+__all__ = ["MOST_PENDING", "Fetch", "drain", "fetch_of", "later", "pending_count"]
+
+MOST_PENDING = 1_000
+_EXIT_SECONDS = 2.0
+_LOOK_SECONDS = 0.002
+_LONGEST_STEP_SECONDS = 3600.0
+
+Fetch: TypeAlias = Callable[[], Any]
+"""Waits for a value, and returns it as the host has it; raises RecordingError. Called once, in the worker."""
+
+
+def fetch_of(value: Any) -> Fetch | None:
+    """Begins to copy a value to the host.
+
+    Args:
+        value: Anything.
+
+    Returns:
+        What waits for the copy; None for a value that is no device's.
+
+    Raises:
+        RecordingError: It cannot be had, now or later.
+    """
+    if isinstance(value, (list, tuple)) and len(value) <= MOST_VALUES:
+        return _fetch_of_list(value)
+    jax_array = getattr(sys.modules.get("jax"), "Array", None)
+    if jax_array is not None and isinstance(value, jax_array):
+        return _fetch_of_jax(value)
+    torch_tensor = getattr(sys.modules.get("torch"), "Tensor", None)
+    if torch_tensor is not None and isinstance(value, torch_tensor):
+        return _fetch_of_torch(value)
+    if type(value).__module__.partition(".")[0] == "tensorflow" and hasattr(value, "numpy"):
+        return lambda: value.numpy()
+    return None
+
+
+def later(deliver: Callable[[], None]) -> None:
+    """Has the worker call a function that waits for a device, behind all those that it was given before.
+
+    Raises:
+        RecordingError: Too many are pending.
+    """
+    _worker_of_this_process.add(deliver)
+
+
+def drain(timeout_seconds: float) -> bool:
+    """Waits until all that is pending now is recorded; True if it is, within that time."""
+    return _worker_of_this_process.drain(timeout_seconds)
+
+
+def pending_count() -> int:
+    """How many values wait for their devices."""
+    return _worker_of_this_process.pending_count()
+
+
+# --- The worker -----------------------------------------------------------------------------------------
+
+
+class _Worker:
+    """One thread, begun with the first value, that takes values in the order in which they came."""
+
+    def __init__(self) -> None:
+        # One whose put may interrupt itself: in a signal handler.
+        self._queue: queue.SimpleQueue[tuple[int, Callable[[], None]]] = queue.SimpleQueue()
+        self._numbers = itertools.count()
+        self._pending: dict[int, None] = {}
+        self._is_started = False
+        self._thread_id = 0
+        self._has_given_up = False
+
+    def add(self, deliver: Callable[[], None]) -> None:
+        if len(self._pending) >= MOST_PENDING:
+            raise RecordingError(f"more than {MOST_PENDING:,} values of devices wait to be ready")
+        number = next(self._numbers)
+        self._pending[number] = None
+        if not self._is_started:
+            self._is_started = True
+            # Now, not at import: JAX is loaded by now and drops all arrays at exit; what comes last is called first.
+            atexit.register(self.give_up, _EXIT_SECONDS)
+            if background.start(self._run) is None:
+                self._is_started = False
+                del self._pending[number]
+                raise RecordingError("there can be no thread that waits for a device")
+        self._queue.put((number, deliver))
+
+    def pending_count(self) -> int:
+        return len(self._pending)
+
+    def drain(self, timeout_seconds: float) -> bool:
+        last = max(list(self._pending), default=-1)
+        deadline = time.monotonic() + timeout_seconds
+        while any(number <= last for number in list(self._pending)):
+            if time.monotonic() >= deadline or self._has_given_up or threading.get_ident() == self._thread_id:
+                return False
+            time.sleep(_LOOK_SECONDS)
+        return True
+
+    def give_up(self, timeout_seconds: float) -> None:
+        """For the end of the process: waits once, and lets nobody after us wait again."""
+        self._has_given_up = not self.drain(timeout_seconds)
+
+    def _run(self) -> None:
+        self._thread_id = threading.get_ident()
+        while True:
+            number, deliver = self._queue.get()
+            try:
+                deliver()
+            except Exception as error:
+                LOSSES.add(f"device values: {type(error).__name__}")
+            finally:
+                del deliver  # Else the last array would stay on its device.
+                del self._pending[number]
+
+
+_worker_of_this_process = _Worker()
+
+
+def _start_clean_in_child() -> None:
+    global _worker_of_this_process
+    _worker_of_this_process = _Worker()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_start_clean_in_child)
+
+
+# --- Kinds of values --------------------------------------------------------------------------------------
+
+
+def _fetch_of_list(values: Any) -> Fetch | None:
+    """Of a list with a value a chip, some of them on devices."""
+    if type(values[0] if values else 0.0) in (float, int) and type(values[-1]) in (float, int):
+        return None
+    fetches = [None if isinstance(value, (list, tuple)) else fetch_of(value) for value in values]
+    if not any(fetches):
+        return None
+    return lambda: [value if fetch is None else fetch() for value, fetch in zip(values, fetches, strict=True)]
+
+
+def _fetch_of_jax(array: Any) -> Fetch:
+    jax = sys.modules["jax"]
+    if isinstance(array, jax.core.Tracer):
+        raise RecordingError(
+            "inside jax.jit a value is not known yet: return it from the function, or record it with jax.debug.callback"
+        )
+    if array.ndim > 1 or array.size > MOST_VALUES:
+        raise RecordingError(f"an array of the shape {array.shape} is no list of values")
+    try:
+        if not array.is_fully_addressable:
+            if not array.is_fully_replicated:
+                raise RecordingError("an array is spread over several hosts: reduce it, or record each host's part")
+            array = array.addressable_data(0)
+        array.copy_to_host_async()
+    except RuntimeError as error:
+        raise _jax_error(array, error) from error
+
+    def fetch() -> Any:
+        import numpy
+
+        try:
+            return numpy.asarray(array)
+        except RuntimeError as error:
+            raise _jax_error(array, error) from error
+
+    return fetch
+
+
+def _jax_error(array: Any, error: RuntimeError) -> RecordingError:
+    if array.is_deleted():
+        return RecordingError("an array was deleted or donated before it was copied from its device")
+    return RecordingError(f"an array could not be had from its device ({type(error).__name__})")
+
+
+def _fetch_of_torch(tensor: Any) -> Fetch | None:
+    device = tensor.device.type
+    if device == "cpu":
+        return None
+    if device == "meta":
+        raise RecordingError("a tensor on the device meta has no value")
+    if tensor.dim() > 1 or tensor.numel() > MOST_VALUES:
+        raise RecordingError(f"a tensor of the shape {tuple(tensor.shape)} is no list of values")
+    if tensor.is_complex():
+        raise RecordingError(f"a {shown_type(tensor)} of {tensor.dtype} is no number")
+    tensor = tensor.detach()
+    if device == "cuda":
+        return _fetch_of_cuda(tensor)
+    if device == "xla":
+        return _fetch_of_xla(tensor)
+    copy = tensor.clone()  # It may be changed in its place.
+    return lambda: copy.tolist()
+
+
+def _fetch_of_cuda(tensor: Any) -> Fetch:
+    """A copy into pinned memory, the only one that does not wait, and an event behind it in the device's queue."""
+    torch = sys.modules["torch"]
+    host = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu", pin_memory=True)
+    with torch.cuda.device(tensor.device):
+        host.copy_(tensor, non_blocking=True)
+        copied = torch.cuda.Event()
+        copied.record()
+
+    def fetch() -> Any:
+        copied.synchronize()
+        return host.tolist()
+
+    return fetch
+
+
+def _fetch_of_xla(tensor: Any) -> Fetch:
+    """The value once PyTorch/XLA has computed it, at the end of the step: asked for earlier, it would cut the step."""
+    xla_model = sys.modules["torch_xla.core.xla_model"]
+    found: queue.SimpleQueue[Any] = queue.SimpleQueue()
+
+    def put(computed: Any) -> None:
+        try:
+            found.put(computed.tolist())
+        except Exception as error:  # It would be raised into the next step.
+            found.put(error)
+
+    def fetch() -> Any:
+        try:
+            numbers = found.get(timeout=_LONGEST_STEP_SECONDS)
+        except queue.Empty:
+            raise RecordingError("a step of PyTorch/XLA did not end, so that its values were not computed") from None
+        if isinstance(numbers, Exception):
+            raise RecordingError(f"a tensor could not be had from its device ({type(numbers).__name__})")
+        return numbers
+
+    xla_model.add_step_closure(put, args=(tensor,), run_async=True)
+    return fetch

@@ -1,0 +1,305 @@
+"""Recording metrics: one line of text and one write a value, whatever becomes of the network, the device or the value.
+
+`record` is called in every step, so its usual way (a float, a step, no labels) formats one string and no more.
+"""
+
+from __future__ import annotations
+
+import datetime
+import enum
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from ml_diagnostics_common.entry import parse_timestamp
+from ml_diagnostics_common.guard import LOSSES, report_loss, warn_once
+from ml_diagnostics_common.payload import encode_payload, encode_text
+from ml_diagnostics_common.steady_clock import now_ns
+
+from google_cloud_mldiagnostics import active_run, device_values
+from google_cloud_mldiagnostics.active_run import ActiveRun
+from google_cloud_mldiagnostics.averages import Average
+from google_cloud_mldiagnostics.exceptions import RecordingError
+from google_cloud_mldiagnostics.metric_types import METRIC_UNITS, MetricType
+from google_cloud_mldiagnostics.run_log import namespace_fields
+from google_cloud_mldiagnostics.values import LARGEST_STEP, exact_step, host_numbers, shown_type
+
+__all__ = ["Moment", "record", "record_metrics"]
+
+Moment: TypeAlias = "datetime.datetime | float | str"
+"""When a value was measured: a datetime (naive: local time), seconds since 1970, or RFC 3339."""
+
+_MOST_NAMES = 10_000
+_OUR_PREFIX = "mlrun_"
+_RESERVED = frozenset({"values", "step_index", "unit", "not_finite"})
+_OF_HOST = frozenset({"hostname", "process_index"})
+_LABEL_PREFIX = "label_"
+_LATEST_NS = 253_402_300_800 * 10**9  # The year 10000.
+
+
+def record(
+    metric_name: MetricType | str,
+    value: Any,
+    step: int | None = None,
+    labels: Mapping[str, str] | None = None,
+    record_on_all_hosts: bool = False,
+    *,
+    timestamp: Moment | None = None,
+) -> None:
+    """Records a value of a metric of the current run. Never raises, and never waits for a device or a network.
+
+    Args:
+        metric_name: A predefined metric, or any name.
+        value: A number of Python, numpy, JAX or PyTorch; or a list or an array of one dimension with a number a chip.
+            One that is still computed on a device is recorded when it is ready.
+        step: Which step it is of; anything that `int` takes without changing it.
+        labels: Kept beside the value, as text.
+        record_on_all_hosts: Whether this process records it if it is not the run's first; then the entry has its
+            host's name and its index.
+        timestamp: When the value was measured; None is now.
+    """
+    try:
+        run = active_run.active_run()
+        if run is None:
+            _lose_without_run()
+            return
+        if run.process_index and not record_on_all_hosts:
+            return
+        recorded = _recorded_run_of_this_process
+        if recorded is None or recorded.run is not run:
+            recorded = _begin(run)
+        name = metric_name._value_ if type(metric_name) is MetricType else metric_name
+        if (
+            type(value) is float
+            and labels is None
+            and timestamp is None
+            and not record_on_all_hosts
+            and (step is None or (type(step) is int and -LARGEST_STEP < step < LARGEST_STEP))
+            and value - value == 0.0  # Finite.
+            and type(name) is str
+        ):
+            metric = recorded.metrics.get(name) or recorded.metric(name)
+            at = f'],"step_index":{step}' if step is not None else "]"
+            recorded.write_text(str(now_ns()), f'{{"values":[{value!r}{at}{metric.tail}')
+            metric.average.add(value)
+        else:
+            _record_any(recorded, name, value, step, labels, record_on_all_hosts, timestamp)
+    except RecordingError as error:
+        _lose(str(error), metric_name)
+    except Exception as error:
+        report_loss("metrics.record", error, "record its value")
+
+
+def record_metrics(
+    metrics_data: Iterable[Mapping[str, Any]],
+    record_on_all_hosts: bool = False,
+    step: int | None = None,
+    *,
+    timestamp: Moment | None = None,
+) -> None:
+    """Records several values. Never raises, waits for nothing, and changes nothing that it is given.
+
+    Args:
+        metrics_data: For each value a dict with the keys metric_name and value, and where they are wanted step,
+            labels and timestamp: see `record`.
+        record_on_all_hosts: As of `record`.
+        step: Of those that have no step of their own.
+        timestamp: Of those that have none of their own.
+    """
+    try:
+        for item in metrics_data:
+            if not isinstance(item, Mapping) or "metric_name" not in item or "value" not in item:
+                _lose("an item of record_metrics without metric_name or value", shown_type(item))
+                continue
+            own_step, own_timestamp = item.get("step"), item.get("timestamp")
+            record(
+                item["metric_name"],
+                item["value"],
+                step if own_step is None else own_step,
+                item.get("labels"),
+                record_on_all_hosts,
+                timestamp=timestamp if own_timestamp is None else own_timestamp,
+            )
+    except Exception as error:
+        report_loss("metrics.record_metrics", error, "record its values")
+
+
+# --- What is the same for many values ---------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Metric:
+    """One metric of one run.
+
+    Attributes:
+        tail: What follows the value and the step, in the line of an entry without labels: unit and namespace.
+        unit: The unit, as JSON.
+        fields: What follows the payload.
+        average: Of what was recorded.
+    """
+
+    tail: str
+    unit: str
+    fields: str
+    average: Average
+
+
+class _RecordedRun:
+    """The run that was recorded to last."""
+
+    def __init__(self, run: ActiveRun) -> None:
+        self.run = run
+        self.write_text: Callable[..., None] = run.log.write_text
+        self.metrics: dict[str, _Metric] = {}
+
+    def metric(self, name: str) -> _Metric:
+        """What is known of a metric by its name.
+
+        Raises:
+            RecordingError: No metric can have that name.
+        """
+        if not name or name.startswith(_OUR_PREFIX):
+            raise RecordingError(f"a metric's name that is empty or begins with {_OUR_PREFIX}")
+        known = self.metrics.get(name)
+        if known is None:
+            if len(self.metrics) >= _MOST_NAMES:
+                self.metrics.clear()
+            unit, fields = encode_text(METRIC_UNITS.get(name, "1")), namespace_fields(name)
+            known = _Metric(f',"unit":{unit}}}{fields}', unit, fields, self.run.log.averages.of(name))
+            self.metrics[name] = known
+        return known
+
+
+_recorded_run_of_this_process: _RecordedRun | None = None
+
+
+def _begin(run: ActiveRun) -> _RecordedRun:
+    global _recorded_run_of_this_process
+    recorded = _recorded_run_of_this_process = _RecordedRun(run)
+    return recorded
+
+
+# --- The way of all other values --------------------------------------------------------------------------
+
+
+def _record_any(
+    recorded: _RecordedRun,
+    name: Any,
+    value: Any,
+    step: Any,
+    labels: Mapping[str, str] | None,
+    on_all_hosts: bool,
+    timestamp: Moment | None,
+) -> None:
+    metric = recorded.metric(_name(name))
+    host = {"hostname": recorded.run.host, "process_index": str(recorded.run.process_index)} if on_all_hosts else {}
+    details = _details(host, labels)
+    given = _timestamp(timestamp)
+    fetch_value, fetch_step = device_values.fetch_of(value), device_values.fetch_of(step)
+    if fetch_value is None and fetch_step is None:
+        _write(recorded, metric, value, step, details, given)
+        return
+    called = given or str(now_ns())
+
+    def deliver() -> None:
+        try:
+            fetched = value if fetch_value is None else fetch_value()
+            at = step if fetch_step is None else fetch_step()
+            _write(recorded, metric, fetched, at, details, called)
+        except RecordingError as error:
+            _lose(str(error), name, recorded)
+        except Exception as error:
+            report_loss("metrics.record", error, "record its value")
+
+    if fetch_value is not None:
+        value = None  # The array itself: its device may have the memory again as soon as it is copied.
+    device_values.later(deliver)
+
+
+def _write(recorded: _RecordedRun, metric: _Metric, value: Any, step: Any, details: str, timestamp: str | None) -> None:
+    numbers = host_numbers(value)
+    at = f',"step_index":{step}' if (step := _step_or_none(step)) is not None else ""
+    marked = "" if numbers.is_finite else ',"not_finite":true'
+    payload = f'{{"values":{numbers.json}{at},"unit":{metric.unit}{marked}{details}}}'
+    recorded.write_text(str(now_ns()), payload + metric.fields, timestamp)
+    metric.average.add(numbers.mean)
+
+
+def _name(name: Any) -> str:
+    """A metric's name from what people give for one: also members of their own enums."""
+    if isinstance(name, enum.Enum):
+        name = name.value
+    if not isinstance(name, str):
+        raise RecordingError(f"a {shown_type(name)} is no name for a metric")
+    return str.__str__(name)
+
+
+def _step_or_none(step: Any) -> int | None:
+    """The step, or none, counted, where it is none: the value is worth more than where it stands."""
+    if step is None:
+        return None
+    try:
+        return exact_step(step)
+    except RecordingError as error:
+        _lose(f"{error} (the value is recorded without it)", "step")
+        return None
+
+
+def _details(host: Mapping[str, str], labels: Mapping[str, str] | None) -> str:
+    """Host and labels as what follows in the payload. A label that has the name of a field of ours gets another."""
+    details: dict[str, Any] = dict(host)
+    if labels is not None and not isinstance(labels, Mapping):
+        _lose(f"labels that are a {shown_type(labels)} (the value is recorded without them)", "labels")
+        labels = None
+    taken = _RESERVED | _OF_HOST if host else _RESERVED
+    for key, label in (labels or {}).items():
+        name = str(key)
+        while name in taken or name in details:
+            name = _LABEL_PREFIX + name
+        details[name] = label if isinstance(label, str) else str(label)
+    return f",{encode_payload(details)[1:-1]}" if details else ""
+
+
+def _timestamp(moment: Moment | None) -> str | None:
+    """A moment in ns since 1970 as digits; none, counted, where it is none."""
+    if moment is None:
+        return None
+    try:
+        if isinstance(moment, str):
+            timestamp_ns = parse_timestamp(moment)
+        else:
+            seconds = moment.timestamp() if isinstance(moment, datetime.datetime) else float(moment)
+            timestamp_ns = round(seconds * 1_000_000) * 1_000  # A float has no more than microseconds in these years.
+        if 0 < timestamp_ns < _LATEST_NS:
+            return str(timestamp_ns)
+    except Exception:
+        pass
+    _lose(f"a timestamp that is a {shown_type(moment)} and no moment (the value is recorded as of now)", "timestamp")
+    return None
+
+
+# --- What is lost -----------------------------------------------------------------------------------------
+
+
+def _lose(reason: str, what: Any, recorded: _RecordedRun | None = None) -> None:
+    """Counts what could not be recorded, and says so once for each reason."""
+    recorded = recorded or _recorded_run_of_this_process
+    if recorded is not None:
+        recorded.run.log.lose(reason)
+    name = what.value if isinstance(what, MetricType) else what if isinstance(what, str) else shown_type(what)
+    warn_once(
+        ("metrics", reason),
+        "A value of %s could not be recorded as it was given: %s. The job goes on; further losses of this kind are "
+        "counted, not logged.",
+        name,
+        reason,
+    )
+
+
+def _lose_without_run() -> None:
+    LOSSES.add("metrics: no run")
+    warn_once(
+        ("metrics", "no run"),
+        "metrics.record was called and there is no run: call machinelearning_run first. The job goes on; such values "
+        "are counted, not kept.",
+    )

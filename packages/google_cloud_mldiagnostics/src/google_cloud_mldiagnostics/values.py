@@ -1,0 +1,127 @@
+"""What may be recorded as a metric's value, as the numbers of an entry. Nothing here waits for a device."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import Any, NamedTuple, SupportsFloat, SupportsIndex, cast
+
+from google_cloud_mldiagnostics.exceptions import RecordingError
+
+__all__ = ["LARGEST_STEP", "MOST_VALUES", "Numbers", "exact_step", "host_numbers", "shown_type"]
+
+MOST_VALUES = 10_000
+"""Of one entry: with more, it would be larger than Cloud Logging takes."""
+
+LARGEST_STEP = 2**63
+"""Steps are smaller, and larger than its negative."""
+
+_NOT_NUMBERS = "cSUMm"
+"""Kinds of numpy's dtypes: complex, bytes, text, moments, durations."""
+
+
+class Numbers(NamedTuple):
+    """The value of an entry.
+
+    Attributes:
+        json: The numbers as a JSON array. What JSON has no number for is the text NaN, Infinity or -Infinity.
+        mean: Of those that are finite; of none, the last.
+        is_finite: Whether all are.
+    """
+
+    json: str
+    mean: float
+    is_finite: bool
+
+
+def host_numbers(value: Any) -> Numbers:
+    """The numbers of a value that is in this host's memory.
+
+    Args:
+        value: A number of Python, numpy or anybody else's, an array of no dimension, or a list, tuple or array of
+            one with a number a chip.
+
+    Raises:
+        RecordingError: It is none of these; the message says what it is.
+    """
+    numbers = [_number(item) for item in _items(value)]
+    if not numbers:
+        raise RecordingError("an empty list has no value")
+    finite = [number for number in numbers if math.isfinite(number)]
+    mean = math.fsum(number / len(finite) for number in finite) if finite else numbers[-1]
+    return Numbers(f"[{','.join(map(_json, numbers))}]", mean, len(finite) == len(numbers))
+
+
+def exact_step(step: Any) -> int:
+    """A step as an integer.
+
+    Args:
+        step: Anything that `int` takes without changing it.
+
+    Raises:
+        RecordingError: It is something else.
+    """
+    try:
+        number = int(step)
+        is_exact = isinstance(step, str) or bool(number == step)
+    except Exception as error:
+        raise RecordingError(f"a step that is a {shown_type(step)}") from error
+    if not is_exact:
+        raise RecordingError("a step that is no whole number")
+    if not -LARGEST_STEP < number < LARGEST_STEP:
+        raise RecordingError("a step beyond 64 bits")
+    return number
+
+
+def shown_type(value: object) -> str:
+    """The name of a value's type, as people import it."""
+    kind = type(value)
+    return kind.__name__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__name__}"
+
+
+def _items(value: Any) -> Iterable[Any]:
+    """The values in a list or an array of one dimension, one at most of each chip; else the value alone."""
+    if isinstance(value, (list, tuple)):
+        _check_count(len(value))
+        return value
+    dimensions = getattr(value, "ndim", None)
+    if not isinstance(dimensions, int) or not hasattr(value, "dtype"):
+        return (value,)
+    if getattr(value.dtype, "kind", "") in _NOT_NUMBERS:
+        raise RecordingError(f"a {shown_type(value)} of {value.dtype} is no number")
+    if dimensions == 0:
+        return (value.item(),)
+    if dimensions > 1:
+        raise RecordingError(f"an array of {dimensions} dimensions is no list of values")
+    _check_count(len(value))
+    return cast("Iterable[Any]", value.tolist())
+
+
+def _check_count(count: int) -> None:
+    if count > MOST_VALUES:
+        raise RecordingError(f"a list of more than {MOST_VALUES:,} values")
+
+
+def _number(value: Any) -> float:
+    if type(value) is float:
+        return value
+    # A datetime64 is a duration or a moment to float, and an array of one element its element.
+    is_number = hasattr(type(value), "__float__") or hasattr(type(value), "__index__")
+    if not is_number or getattr(getattr(value, "dtype", None), "kind", "") in _NOT_NUMBERS or _is_array(value):
+        raise RecordingError(f"a {shown_type(value)} is no number")
+    try:
+        # The method of float itself, since that of a subclass may say anything.
+        return float.__float__(float(cast("SupportsFloat | SupportsIndex", value)))
+    except Exception as error:
+        raise RecordingError(f"a {shown_type(value)} that float does not take") from error
+
+
+def _is_array(value: Any) -> bool:
+    dimensions = getattr(value, "ndim", 0)
+    return isinstance(dimensions, int) and dimensions > 0
+
+
+def _json(number: float) -> str:
+    if math.isfinite(number):
+        return repr(number)
+    return '"NaN"' if math.isnan(number) else '"Infinity"' if number > 0 else '"-Infinity"'
