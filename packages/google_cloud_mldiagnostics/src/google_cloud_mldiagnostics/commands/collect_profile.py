@@ -1,0 +1,146 @@
+"""Profiles running jobs from outside: `python -m google_cloud_mldiagnostics.commands.collect_profile --help`.
+
+Asks the ProfilerService of every host at once, and needs neither JAX nor XProf for it. A host that has no such service
+may have one over HTTP, at `/profiling`, which is asked then.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import re
+import sys
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from ml_diagnostics_common.exceptions import DiagnosticsError
+
+from google_cloud_mldiagnostics.profiling.profiler_service import CaptureResult, ProfilerService, TracerLevels
+
+__all__ = ["main"]
+
+_MOST_THREADS = 10
+_EXTRA_SECONDS = 10.0
+_OK, _FAILED, _USAGE = 0, 1, 2
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the command.
+
+    Args:
+        arguments: Of the command line; None takes this process's.
+
+    Returns:
+        0 when every host was profiled, 1 when one was not, 2 when an argument cannot be used.
+    """
+    parser = _parser()
+    options = parser.parse_args(arguments)
+    hosts = [host.strip() for host in options.hosts.split(",") if host.strip()]
+    names = options.override_hostnames.split(",") if options.override_hostnames else []
+    if not hosts:
+        parser.error("--hosts names no host")
+    if names and (len(names) != len(hosts) or any(not name or re.search(r"[\s:/]", name) for name in names)):
+        parser.error("--override_hostnames: give as many names as --hosts, without spaces, colons and slashes")
+    if options.duration_in_ms <= 0:
+        parser.error("--duration_in_ms must be more than 0")
+    session = options.session_name or datetime.datetime.now().strftime("%Y_%m_%d_%H_%M_%S")
+    if not re.fullmatch(r"[\w.-]+", session) or session.startswith("."):
+        parser.error("--session_name: give letters, digits, '_', '-' and '.'")
+    try:
+        results = _collect(options, hosts, names, session)
+    except DiagnosticsError as error:
+        print(f"collect_profile: {error}", file=sys.stderr)
+        return _USAGE
+    for result in results:
+        if result.problem:
+            print(f"collect_profile: {result.address} was not profiled: {result.problem}", file=sys.stderr)
+    captured = sum(result.is_captured for result in results)
+    if captured:
+        folder = "/".join((_log_dir(options), "plugins", "profile", session))
+        print(f"Dumped profiling information of {captured} of {len(results)} hosts in: {folder}")
+    return _OK if captured == len(results) else _FAILED
+
+
+def _collect(
+    options: argparse.Namespace, hosts: Sequence[str], names: Sequence[str], session: str
+) -> list[CaptureResult]:
+    addresses = [f"{host}:{options.port}" for host in hosts]
+    host_names = list(names) or None
+    if options.use_system_hostname:
+        host_names = [""] * len(hosts)  # What the host calls itself.
+    log_dir = _log_dir(options)
+    results = ProfilerService().capture(
+        addresses,
+        f"{log_dir}/plugins/profile",
+        session,
+        options.duration_in_ms,
+        host_names=host_names,
+        levels=TracerLevels(options.host_tracer_level, options.device_tracer_level, options.python_tracer_level),
+    )
+
+    def second_try(result: CaptureResult) -> CaptureResult:
+        if result.is_captured:
+            return result
+        problem = _post(result.address, options.duration_in_ms, log_dir)
+        return CaptureResult(result.address, f"{result.problem}; over HTTP: {problem}" if problem else "")
+
+    with ThreadPoolExecutor(_MOST_THREADS) as executor:
+        return list(executor.map(second_try, results))
+
+
+def _post(address: str, duration_ms: int, log_dir: str) -> str:
+    """Asks a host over HTTP; returns what is wrong, or nothing."""
+    import urllib.error
+    import urllib.request
+
+    body = json.dumps({"duration_ms": duration_ms, "repository_path": log_dir}).encode()
+    request = urllib.request.Request(
+        f"http://{address}/profiling", data=body, headers={"Content-Type": "application/json"}, method="POST"
+    )
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    try:
+        with opener.open(request, timeout=duration_ms / 1000 + _EXTRA_SECONDS) as response:
+            response.read()
+        return ""
+    except urllib.error.HTTPError as error:
+        return f"HTTP {error.code}"
+    except (OSError, ValueError) as error:
+        return str(getattr(error, "reason", error))
+    except Exception as error:  # http.client's: a server of another kind.
+        return f"{type(error).__name__}: {error}"
+
+
+def _log_dir(options: argparse.Namespace) -> str:
+    given = str(options.log_dir).rstrip("/") or "/"
+    return given if given.startswith("gs://") else str(Path(given).expanduser().absolute())
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m google_cloud_mldiagnostics.commands.collect_profile",
+        description="Profiles running jobs, all hosts over the same stretch of time. The jobs need a profiler's "
+        "server: machinelearning_run(on_demand_xprof=True), or jax.profiler.start_server().",
+    )
+    add = parser.add_argument
+    add("--hosts", required=True, help="the hosts, with commas between them")
+    add("--port", required=True, type=int, help="of the profiler's server on each of them")
+    add("--duration_in_ms", required=True, type=int, help="how long to profile")
+    add("--log_dir", required=True, help="gs://bucket/folder, or a folder that every host can write")
+    add("--session_name", default="", help="the folder of this profile in plugins/profile; the time if not given")
+    add("--host_tracer_level", type=int, default=2, help="0 nothing to 3 everything (default: 2)")
+    add("--device_tracer_level", type=int, default=1, help="0 nothing, 1 everything (default: 1)")
+    add("--python_tracer_level", type=int, default=1, help="0 nothing, 1 every call (default: 1)")
+    naming = parser.add_mutually_exclusive_group()
+    naming.add_argument(
+        "--override_hostnames", default="", help="what the hosts' files are called, in the order of --hosts"
+    )
+    naming.add_argument(
+        "--use_system_hostname", action="store_true", help="the files are called as the hosts call themselves"
+    )
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

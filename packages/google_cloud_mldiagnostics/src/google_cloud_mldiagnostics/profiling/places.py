@@ -1,0 +1,116 @@
+"""Where the files of a run's profiles go: first to this machine, then to where the run keeps them."""
+
+from __future__ import annotations
+
+import enum
+import os
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from ml_diagnostics_common.journal.mounts import is_network_filesystem
+
+from google_cloud_mldiagnostics.active_run import ActiveRun
+from google_cloud_mldiagnostics.exceptions import ProfilingError
+
+__all__ = ["Place", "Way", "place_of", "scratch_folder", "xplane_name"]
+
+_SESSIONS = ("plugins", "profile")  # As XProf and TensorBoard look for them.
+
+
+class Way(enum.Enum):
+    """How a file comes to its place."""
+
+    MOVED = "moved"
+    """At once: the place is on a disk of this machine."""
+    UPLOADED = "uploaded"
+    """By a thread: the place is behind a network."""
+    STAGED = "staged"
+    """By `mldiagnostics sync`, later: the place is in a cloud, and there is none."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a run's sessions are.
+
+    Attributes:
+        logdir: What XProf is given: `gs://...` or a folder; it has `plugins/profile/<session>` below it.
+        staging: The folder of the same form on this machine for what is not there yet.
+        way: How a file gets from here to there.
+    """
+
+    logdir: str
+    staging: Path
+    way: Way
+
+    def session(self, session_id: str) -> str:
+        """Where a session's files are."""
+        return "/".join((self.logdir, *_SESSIONS, session_id))
+
+    def staged_session(self, session_id: str) -> Path:
+        """Where they are until then."""
+        return self.staging.joinpath(*_SESSIONS, session_id)
+
+    @property
+    def captures(self) -> Path:
+        """Where somebody outside who profiles this process lets it write: each session is a folder there."""
+        return (Path(self.logdir) if self.way is Way.MOVED else self.staging).joinpath(*_SESSIONS)
+
+
+def place_of(active: ActiveRun) -> Place:
+    """Returns where a run's profiles go.
+
+    Raises:
+        ProfilingError: The run has no gcs_path and is kept in a cloud.
+    """
+    given = active.run.gcs_path
+    staging = active.folder / "staged"
+    if not given:
+        if not active.is_local:
+            raise ProfilingError(
+                f"the run {active.run.name} has no place for profiles: give machinelearning_run("
+                "gcs_path='gs://bucket/folder'), or a local folder"
+            )
+        folder = active.folder / "profiles"
+    elif given.startswith("gs://"):
+        return Place(f"{given}/{active.run.name}", staging, Way.STAGED if active.is_local else Way.UPLOADED)
+    else:
+        folder = Path(given).expanduser().absolute() / active.run.name
+    return Place(str(folder), staging, Way.UPLOADED if is_network_filesystem(folder) else Way.MOVED)
+
+
+def scratch_folder(active: ActiveRun) -> Path:
+    """Makes an empty folder for one trace, on a disk of this machine.
+
+    Raises:
+        OSError: There is none.
+    """
+    parent = active.folder / "scratch"
+    if is_network_filesystem(parent):
+        return Path(tempfile.mkdtemp(prefix="ml-diagnostics-xprof-"))
+    parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    return Path(tempfile.mkdtemp(prefix=f"{os.getpid()}-", dir=parent))
+
+
+def xplane_name(active: ActiveRun, process_index: int, process_count: int) -> str:
+    """Returns what this process's file is called in each session, without `.xplane.pb`.
+
+    It is the host's name. Of several processes on one host, which would overwrite each other, one has it; the others
+    add their index. Whoever makes a file in the run's folder first is that one.
+    """
+    if process_count <= 1:
+        return active.host
+    claim = active.folder / "claims" / f"{active.host}.{active.run.attempt}"
+    claim.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    try:
+        # Linked, not opened: whoever finds it finds all of it.
+        with tempfile.NamedTemporaryFile("w", dir=claim.parent) as file:
+            file.write(str(process_index))
+            file.flush()
+            os.link(file.name, claim)
+        return active.host
+    except FileExistsError:
+        is_ours = claim.read_text() == str(process_index)
+    except OSError:  # No links on this file system.
+        is_ours = False
+    return active.host if is_ours else f"{active.host}-{process_index}"

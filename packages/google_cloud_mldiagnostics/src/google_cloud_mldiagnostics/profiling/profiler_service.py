@@ -1,0 +1,235 @@
+"""A client of the ProfilerService inside jobs: JAX's and PyTorch/XLA's `start_server`. Needs the extra `[profile]`.
+
+The process that is asked traces itself and writes `<root>/<session>/<host name>.xplane.pb`: `root` is a path of *its*
+machine, or a bucket. To profile many hosts at once is to ask all of them at once, for the same session.
+
+The messages are written by hand, since they are a dozen numbers. Source of the format:
+https://github.com/openxla/xla/blob/main/third_party/tsl/tsl/profiler/protobuf/profiler_service.proto
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from ml_diagnostics_common.exceptions import ConfigurationError, MissingExtraError
+
+__all__ = ["CaptureResult", "ProfilerService", "TracerLevels", "profile_request"]
+
+_METHOD: Final = "/tensorflow.ProfilerService/Profile"
+_OPTIONS_VERSION: Final = 1
+_CONNECT_SECONDS: Final = 5.0
+_LEAD_SECONDS: Final = 0.15
+_EXTRA_SECONDS: Final = 60.0
+
+
+@dataclass(frozen=True)
+class TracerLevels:
+    """How much is traced.
+
+    Attributes:
+        host: 0 nothing, 1 what the program marks, 2 also the runtime's main parts, 3 everything.
+        device: 0 nothing, 1 everything.
+        python: 0 nothing, 1 every call of a Python function.
+    """
+
+    host: int = 2
+    device: int = 1
+    python: int = 1
+
+
+@dataclass(frozen=True)
+class CaptureResult:
+    """What came of one host.
+
+    Attributes:
+        address: The host, as it was asked.
+        problem: Why there is no profile of it; empty if there is one.
+        seconds: How long it took to answer.
+    """
+
+    address: str
+    problem: str = ""
+    seconds: float = 0.0
+
+    @property
+    def is_captured(self) -> bool:
+        """Whether the host says that it has written its profile."""
+        return not self.problem
+
+
+@dataclass(frozen=True)
+class ProfilerService:
+    """Asks processes to profile themselves.
+
+    Attributes:
+        connect_seconds: How long to wait until a host can be reached.
+        extra_seconds: How long a host may take over the duration of the profile: it writes it in that time.
+        lead_seconds: How far ahead the moment is set at which all hosts begin, where there are several.
+    """
+
+    connect_seconds: float = _CONNECT_SECONDS
+    extra_seconds: float = _EXTRA_SECONDS
+    lead_seconds: float = _LEAD_SECONDS
+    _options: tuple[tuple[str, int], ...] = field(
+        default=(("grpc.max_receive_message_length", -1), ("grpc.enable_http_proxy", 0)), repr=False
+    )
+
+    def capture(
+        self,
+        addresses: Sequence[str],
+        root: str | Sequence[str],
+        session_id: str,
+        duration_ms: int,
+        *,
+        host_names: Sequence[str] | None = None,
+        levels: TracerLevels | None = None,
+    ) -> list[CaptureResult]:
+        """Profiles all hosts over the same stretch of time.
+
+        Args:
+            addresses: `host:port` of each.
+            root: The folder of sessions, as each host can write it: absolute, or `gs://...`; one for all or one each.
+            session_id: The session.
+            duration_ms: How long.
+            host_names: What their files are called; None is `host_port`, an empty name what the host calls itself.
+            levels: How much is traced.
+
+        Returns:
+            A result for each address, in their order. A host that fails does not keep the others from theirs.
+
+        Raises:
+            ConfigurationError: An argument cannot be used.
+            MissingExtraError: grpcio is not installed.
+        """
+        roots = [root] * len(addresses) if isinstance(root, str) else list(root)
+        names = [re.sub(r"[^\w.-]", "_", address) for address in addresses] if host_names is None else list(host_names)
+        _check(addresses, roots, names, duration_ms)
+        try:
+            import grpc
+        except ImportError as error:
+            raise MissingExtraError("profiling on demand", "google-cloud-mldiagnostics", "profile") from error
+
+        channels = [grpc.insecure_channel(address, options=self._options) for address in addresses]
+        try:
+            reached = self._connect(channels)
+            start_ns = time.time_ns() + int(self.lead_seconds * 1e9) if len(addresses) > 1 else 0
+            requests = [
+                profile_request(folder, session_id, duration_ms, name, levels or TracerLevels(), start_ns)
+                for folder, name in zip(roots, names, strict=True)
+            ]
+            began = time.monotonic()
+            timeout = duration_ms / 1000 + self.lead_seconds + self.extra_seconds
+            calls = {
+                number: channels[number].unary_unary(_METHOD).future(requests[number], timeout=timeout)
+                for number, is_reached in enumerate(reached)
+                if is_reached
+            }
+            return [
+                _result(address, calls.get(number), began, self.connect_seconds)
+                for number, address in enumerate(addresses)
+            ]
+        finally:
+            for channel in channels:
+                channel.close()
+
+    def _connect(self, channels: Sequence[Any]) -> list[bool]:
+        """Waits for all at once, so that then all are asked within milliseconds."""
+        import grpc
+
+        ready = [grpc.channel_ready_future(channel) for channel in channels]
+        deadline = time.monotonic() + self.connect_seconds
+        reached = []
+        for future in ready:
+            try:
+                future.result(timeout=max(0.0, deadline - time.monotonic()))
+                reached.append(True)
+            except grpc.FutureTimeoutError:
+                future.cancel()
+                reached.append(False)
+        return reached
+
+
+def profile_request(
+    root: str, session_id: str, duration_ms: int, host_name: str, levels: TracerLevels, start_ns: int = 0
+) -> bytes:
+    """Returns a serialised ProfileRequest.
+
+    Args:
+        root: Where the host writes `<session>/<host name>.xplane.pb`.
+        session_id: The session.
+        duration_ms: How long.
+        host_name: What the file is called.
+        levels: How much is traced.
+        start_ns: When to begin, in nanoseconds since 1970; 0 is at once.
+    """
+    options = _message(
+        {
+            2: levels.host,
+            3: levels.device,
+            4: levels.python,
+            5: _OPTIONS_VERSION,
+            7: 1,  # The programs, with the events.
+            8: start_ns,
+            9: duration_ms,
+        }
+    )
+    return _message({1: duration_ms, 4: options, 5: root.encode(), 6: session_id.encode(), 7: host_name.encode()})
+
+
+def _message(fields: Mapping[int, int | bytes]) -> bytes:
+    parts = bytearray()
+    for number, value in fields.items():
+        if isinstance(value, int):
+            parts += _varint(number << 3) + _varint(value)
+        else:
+            parts += _varint(number << 3 | 2) + _varint(len(value)) + value
+    return bytes(parts)
+
+
+def _varint(value: int) -> bytes:
+    parts = bytearray()
+    while value > 0x7F:
+        parts.append(value & 0x7F | 0x80)
+        value >>= 7
+    parts.append(value)
+    return bytes(parts)
+
+
+def _check(addresses: Sequence[str], roots: Sequence[str], names: Sequence[str], duration_ms: int) -> None:
+    if not addresses or not all(re.fullmatch(r"\S+:\d{1,5}", address) for address in addresses):
+        raise ConfigurationError(f"{list(addresses)!r} are no addresses of hosts: give each as 'host:port'")
+    if not 0 < duration_ms <= 86_400_000:
+        raise ConfigurationError(f"{duration_ms} ms is no duration of a profile: give 1 ms to one day")
+    if not len(addresses) == len(roots) == len(names):
+        raise ConfigurationError(f"{len(addresses)} hosts, {len(names)} names and {len(roots)} folders: give one each")
+    if any(not root.startswith(("/", "gs://")) for root in roots):
+        raise ConfigurationError(f"{roots!r}: the hosts write there, so give an absolute folder or gs://bucket/folder")
+    if len({(root, name) for root, name in zip(roots, names, strict=True) if name}) < sum(map(bool, names)):
+        raise ConfigurationError(f"{list(names)!r}: two hosts of one name would overwrite each other")
+
+
+def _result(address: str, call: Any, began: float, connect_seconds: float) -> CaptureResult:
+    import grpc
+
+    if call is None:
+        return CaptureResult(
+            address,
+            f"no profiler's server answers there within {connect_seconds:g} s: is the job running, with "
+            "on_demand_xprof=True, and may this machine reach it?",
+        )
+    try:
+        call.result()
+    except grpc.RpcError as error:
+        return CaptureResult(address, _explained(error), time.monotonic() - began)
+    return CaptureResult(address, "", time.monotonic() - began)
+
+
+def _explained(error: Any) -> str:
+    status, details = error.code().name, error.details() or ""
+    if status == "ALREADY_EXISTS" or "another profiling session" in details.lower():
+        return f"another profile runs there ({details}); try again when it has ended"
+    return f"{status}: {details}"
