@@ -46,11 +46,13 @@ class ApiError(Exception):
         code: The HTTP status.
         message: What the client is told.
         details: `google.rpc` details as JSON objects, each with its "@type".
+        name: The error's name in `google.rpc.Code`; empty is the one that the status usually has.
     """
 
-    def __init__(self, code: int, message: str, *, details: Iterable[Mapping[str, Any]] = ()) -> None:
+    def __init__(self, code: int, message: str, *, details: Iterable[Mapping[str, Any]] = (), name: str = "") -> None:
         super().__init__(message)
         self.code = code
+        self.name = name or STATUS_NAMES.get(code, "UNKNOWN")
         self.message = message
         self.details = tuple(details)
 
@@ -115,6 +117,7 @@ class RequestRecord:
         entries: How many entries or objects it carried or brought back; None where that means nothing.
         status: The HTTP status of the answer (over gRPC the one that fits); None where none came whole.
         fault: How it was made to end, if it was.
+        body: The JSON that it carried, where the service says that it keeps it.
     """
 
     operation: str
@@ -125,6 +128,7 @@ class RequestRecord:
     entries: int | None = None
     status: int | None = None
     fault: Fault | None = None
+    body: Any = None
 
 
 def _refuse_constant(name: str) -> Any:
@@ -139,12 +143,11 @@ def json_response(value: Any, status: int = 200, headers: Mapping[str, str] | No
 
 def error_response(error: ApiError, headers: Mapping[str, str] | None = None) -> Response:
     """Answer with an error in the form that Google's JSON APIs share."""
-    name = STATUS_NAMES.get(error.code, "UNKNOWN")
     body: dict[str, Any] = {
         "code": error.code,
         "message": error.message,
-        "status": name,
-        "errors": [{"message": error.message, "domain": "global", "reason": name.lower()}],
+        "status": error.name,
+        "errors": [{"message": error.message, "domain": "global", "reason": error.name.lower()}],
     }
     if error.details:
         body["details"] = list(error.details)

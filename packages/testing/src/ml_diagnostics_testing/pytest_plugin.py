@@ -14,7 +14,9 @@ if TYPE_CHECKING:
     from ml_diagnostics_testing.cloud_logging import CloudLoggingServer
     from ml_diagnostics_testing.cloud_monitoring import CloudMonitoringServer
     from ml_diagnostics_testing.cloud_storage import CloudStorageServer
+    from ml_diagnostics_testing.control_plane import ControlPlaneServer
     from ml_diagnostics_testing.metadata import MetadataServer
+    from ml_diagnostics_testing.oauth import OAuthServer
 
 
 @pytest.fixture
@@ -45,9 +47,27 @@ def cloud_storage_server() -> Iterator[CloudStorageServer]:
 
 
 @pytest.fixture
+def control_plane_server() -> Iterator[ControlPlaneServer]:
+    """The keeper of machine learning runs on loopback; `.environment()` redirects clients to it."""
+    from ml_diagnostics_testing.control_plane import ControlPlaneServer
+
+    with ControlPlaneServer() as server:
+        yield server
+
+
+@pytest.fixture
 def metadata_server() -> Iterator[MetadataServer]:
     """A metadata server on loopback; `.environment()` makes this machine look like one of Google's."""
     from ml_diagnostics_testing.metadata import MetadataServer
 
     with MetadataServer() as server:
+        yield server
+
+
+@pytest.fixture
+def oauth_server() -> Iterator[OAuthServer]:
+    """Google's token endpoint on loopback; `.write_key(path)` makes a service account's key that leads there."""
+    from ml_diagnostics_testing.oauth import OAuthServer
+
+    with OAuthServer() as server:
         yield server

@@ -1,0 +1,209 @@
+"""Runs at a control plane that somebody hosts on a cluster of their own: it is told of runs, and not asked.
+
+No Google Cloud and no credentials are needed. The interface has two requests: a run is registered, and later ends.
+What else there is to know of a run is in its folder and its journal.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import hashlib
+import threading
+import uuid
+from collections.abc import Iterator, Mapping
+from typing import Any
+from urllib.parse import quote
+
+from google_cloud_mldiagnostics.control_plane import Change, Resource
+from google_cloud_mldiagnostics.control_plane.rest import RequestError, ask, open_session
+from google_cloud_mldiagnostics.exceptions import ControlPlaneError, RunExistsError, RunNotFoundError
+
+__all__ = ["SelfHostedControlPlane", "logical_id"]
+
+_RUNS = "v1/machineLearningRuns"
+_REGISTERED = (
+    "display_name",
+    "creator",
+    "cluster_id",
+    "workload.workload_id",
+    "workload.display_name",
+    "logical_id",
+)
+_STATES: Mapping[str, str] = {"COMPLETED": "STATE_SUCCEEDED", "FAILED": "STATE_FAILED"}
+
+
+def logical_id(namespace: str, workload_id: str, cluster_id: str) -> str:
+    """Returns the id under which such a control plane keeps a workload's run: the same for all its processes.
+
+    Args:
+        namespace: The workload's namespace.
+        workload_id: The workload.
+        cluster_id: The cluster that it is in.
+    """
+    digest = hashlib.sha256(f"{namespace}/{workload_id}/{cluster_id}".encode()).digest()
+    return str(uuid.UUID(bytes=digest[:16], version=4))
+
+
+class SelfHostedControlPlane:
+    """A `ControlPlane` that knows of a run only what it was told by this object. May be used from several threads.
+
+    Args:
+        base_url: Where the control plane is; the path /v1/machineLearningRuns follows.
+        workload_id: The workload whose runs these are.
+        namespace: The workload's namespace.
+        cluster_id: The cluster that it is in; empty asks the agent.
+        agent_url: Where the cluster's agent is, which knows the cluster's id.
+        request_seconds: The deadline of one request.
+    """
+
+    def __init__(
+        self,
+        base_url: str,
+        *,
+        workload_id: str,
+        namespace: str = "default",
+        cluster_id: str = "",
+        agent_url: str = "",
+        request_seconds: float = 5.0,
+    ) -> None:
+        self._base_url = base_url.rstrip("/")
+        self._workload_id = workload_id
+        self._namespace = namespace
+        self._cluster_id = cluster_id
+        self._agent_url = agent_url.rstrip("/")
+        self._request_seconds = request_seconds
+        self._runs: dict[str, Resource] = {}
+        self._session: Any = None
+        self._session_lock = threading.Lock()
+
+    def get_run(self, run_id: str) -> Resource:
+        """See `ControlPlane.get_run`.
+
+        Raises:
+            RunNotFoundError: This object has not created it.
+        """
+        kept = self._runs.get(run_id)
+        if kept is None:
+            raise RunNotFoundError(f"{self._base_url} was not told of the run {run_id} by this process", code=404)
+        return copy.deepcopy(kept)
+
+    def create_run(self, run_id: str, run: Resource) -> Resource:
+        """See `ControlPlane.create_run`. To register a run twice, also after a restart, is to register it once.
+
+        Raises:
+            RunExistsError: This object has created it.
+            ControlPlaneError: The request was refused, or not answered.
+        """
+        if run_id in self._runs:
+            raise RunExistsError(f"{self._base_url} was told of the run {run_id} already", code=409)
+        kept = {**copy.deepcopy(run), "name": run_id}
+        self._register(kept)
+        self._runs[run_id] = kept
+        return copy.deepcopy(kept)
+
+    def update_run(self, run_id: str, change: Change) -> Resource:
+        """See `ControlPlane.update_run`.
+
+        Raises:
+            RunNotFoundError: This object has not created it.
+            ControlPlaneError: The request was refused, or not answered.
+        """
+        before = self.get_run(run_id)
+        wanted = change(copy.deepcopy(before))
+        if wanted is None or wanted == before:
+            return before
+        phase = wanted.get("runPhase")
+        if phase == before.get("runPhase"):
+            if _told(wanted) != _told(before):
+                self._register(wanted)
+        elif phase in _STATES:
+            self._end(run_id, _STATES[phase])
+        else:
+            self._register(wanted)
+        self._runs[run_id] = copy.deepcopy(wanted)
+        return wanted
+
+    def list_runs(self, group: str | None = None) -> Iterator[Resource]:
+        """See `ControlPlane.list_runs`: those that this object has created."""
+        for run in reversed(list(self._runs.values())):
+            if group is None or run.get("runSet") == group:
+                yield copy.deepcopy(run)
+
+    def put_session(self, run_id: str, session_id: str, session: Resource) -> None:
+        """See `ControlPlane.put_session`: nothing is told, since there is no request for it."""
+
+    def list_sessions(self, run_id: str) -> Iterator[Resource]:
+        """See `ControlPlane.list_sessions`: none."""
+        return iter(())
+
+    def link(self, run_id: str) -> str:
+        """The control plane: it does not say where it shows a run."""
+        return self._base_url
+
+    def close(self) -> None:
+        """Closes the connections; a later call opens others."""
+        with self._session_lock:
+            session, self._session = self._session, None
+        if session is not None:
+            session.close()
+
+    # --- Requests --------------------------------------------------------------------------------------
+
+    def _register(self, run: Resource) -> None:
+        with self._explained(f"register the run {run['name']}"):
+            cluster_id = self._known_cluster()
+            name, folder = _told(run)
+            body = {
+                "logicalId": logical_id(self._namespace, self._workload_id, cluster_id),
+                "displayName": name,
+                "creator": "CREATOR_MANUAL",
+                "clusterId": cluster_id,
+                "workload": {"workloadId": self._workload_id, "displayName": name},
+                **({"baseBlobPath": folder} if folder else {}),
+            }
+            mask = ",".join((*_REGISTERED, *(("base_blob_path",) if folder else ())))
+            self._ask("PATCH", f"{self._base_url}/{_RUNS}", {"update_mask": mask, "allow_missing": "true"}, body)
+
+    def _end(self, run_id: str, state: str) -> None:
+        with self._explained(f"end the run {run_id}"):
+            kept = logical_id(self._namespace, self._workload_id, self._known_cluster())
+            url = f"{self._base_url}/{_RUNS}/{quote(kept)}"
+            body = {"name": kept, "workload": {"state": state}}
+            self._ask("PATCH", url, {"update_mask": "workload.state", "allow_missing": "false"}, body)
+
+    def _known_cluster(self) -> str:
+        if not self._cluster_id and self._agent_url:
+            answer = self._ask("GET", f"{self._agent_url}/v1/agent-info")
+            self._cluster_id = str(answer.get("cluster_id") or "")
+        return self._cluster_id
+
+    def _ask(
+        self, method: str, url: str, query: Mapping[str, str] | None = None, body: Mapping[str, Any] | None = None
+    ) -> Resource:
+        with self._session_lock:
+            if self._session is None:
+                from google.auth.credentials import AnonymousCredentials
+
+                self._session = open_session(AnonymousCredentials())  # type: ignore[no-untyped-call]
+            session = self._session
+        return ask(session, method, url, query=query, body=body, timeout_seconds=self._request_seconds)
+
+    @contextlib.contextmanager
+    def _explained(self, doing: str) -> Iterator[None]:
+        try:
+            yield
+        except RequestError as error:
+            shown = f"HTTP {error.status}" if error.status else "no answer"
+            raise (RunNotFoundError if error.status == 404 else ControlPlaneError)(
+                f"the control plane at {self._base_url} could not {doing}: {error.message} ({shown}); "
+                "look whether base_url (or DIAGON_BASE_URL) and DIAGON_AGENT_URL are right",
+                code=error.status,
+                is_temporary=error.is_temporary,
+            ) from error
+
+
+def _told(run: Resource) -> tuple[str, str]:
+    """What of a run is told when it is registered: how it is shown, and the folder of its files."""
+    name = str(run.get("displayName") or run.get("name", ""))
+    return name, str(run.get("artifacts", {}).get("gcsPath") or "")

@@ -1,0 +1,6 @@
+"""The keeper of machine learning runs on loopback: Google's API, and the interface of a self-hosted one."""
+
+from ml_diagnostics_testing.control_plane.self_hosted import SelfHostedServer
+from ml_diagnostics_testing.control_plane.server import ControlPlaneServer
+
+__all__ = ["ControlPlaneServer", "SelfHostedServer"]

@@ -1,0 +1,129 @@
+"""Long-running operations: what a write is answered with, and what becomes of it when it is asked for again.
+
+Form: https://google.aip.dev/151
+"""
+
+import threading
+import time
+import uuid
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ml_diagnostics_testing.control_plane.resources import Resource
+from ml_diagnostics_testing.http_server import ApiError
+
+_METADATA = "type.googleapis.com/google.cloud.hypercomputecluster.v1alpha.OperationMetadata"
+
+
+@dataclass
+class _Operation:
+    name: str
+    metadata: Resource
+    polls_left: int
+    ready_at: float
+    outcome: Resource
+    finish: Callable[[], Resource] | None
+    is_done: bool = False
+
+    def json(self) -> Resource:
+        shown = {"name": self.name, "metadata": self.metadata, "done": self.is_done}
+        return {**shown, **self.outcome} if self.is_done else shown
+
+
+class Operations:
+    """The operations of one server.
+
+    Attributes:
+        polls: How often one must be asked for until it is done; 0 is done in the first answer.
+        seconds: How long one takes, at least.
+    """
+
+    def __init__(self) -> None:
+        self.polls = 0
+        self.seconds = 0.0
+        self._errors: deque[Resource] = deque()
+        self._operations: dict[str, _Operation] = {}
+        self._lock = threading.RLock()
+
+    def fail_next(self, error: Mapping[str, Any], times: int) -> None:
+        """Let the next ones end with a `google.rpc.Status`."""
+        self._errors.extend(dict(error) for _ in range(times))
+
+    def start(
+        self,
+        parent: str,
+        target: str,
+        verb: str,
+        now: str,
+        do: Callable[[], Resource],
+        finish: Callable[[], Resource] | None = None,
+    ) -> Resource:
+        """Begin one, and return it as it is by then.
+
+        Args:
+            parent: `projects/P/locations/L`.
+            target: The full name of what it makes or changes.
+            verb: create, update or delete.
+            now: The time, in RFC 3339.
+            do: Called at once, unless the operation shall fail: writes, and returns what `response` will hold.
+            finish: Called when it is done; returns what `response` holds in its place.
+
+        Raises:
+            ApiError: What `do` raises.
+        """
+        with self._lock:
+            failed = self._errors.popleft() if self._errors else None
+            outcome = {"error": failed} if failed else {"response": do()}
+            operation = _Operation(
+                name=f"{parent}/operations/operation-{uuid.uuid4()}",
+                metadata={
+                    "@type": _METADATA,
+                    "createTime": now,
+                    "target": target,
+                    "verb": verb,
+                    "requestedCancellation": False,
+                    "apiVersion": "v1alpha",
+                },
+                polls_left=self.polls,
+                ready_at=time.monotonic() + self.seconds,
+                outcome=outcome,
+                finish=None if failed else finish,
+            )
+            self._operations[operation.name] = operation
+            self._look(operation)
+            return operation.json()
+
+    def poll(self, name: str) -> Resource:
+        """Return one as it is now.
+
+        Raises:
+            ApiError: There is none of that name.
+        """
+        with self._lock:
+            operation = self._operations.get(name)
+            if operation is None:
+                raise ApiError(404, f"Operation '{name}' was not found")
+            operation.polls_left = max(0, operation.polls_left - 1)
+            self._look(operation)
+            return operation.json()
+
+    def settle_due(self) -> None:
+        """Let those end whose time has come, though nobody asks for them."""
+        with self._lock:
+            for operation in self._operations.values():
+                self._look(operation)
+
+    def clear(self) -> None:
+        """Forget all of them."""
+        with self._lock:
+            self._operations.clear()
+            self._errors.clear()
+
+    def _look(self, operation: _Operation) -> None:
+        if operation.is_done or operation.polls_left or time.monotonic() < operation.ready_at:
+            return
+        operation.is_done = True
+        if operation.finish is not None:
+            operation.outcome = {"response": operation.finish()}

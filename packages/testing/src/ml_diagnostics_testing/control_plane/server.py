@@ -1,0 +1,293 @@
+"""The loopback control plane: what it answers, and what tests ask of it."""
+
+import re
+import time
+import urllib.parse
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from ml_diagnostics_testing.control_plane.operations import Operations
+from ml_diagnostics_testing.control_plane.resources import Resource
+from ml_diagnostics_testing.control_plane.store import RunStore, timestamp
+from ml_diagnostics_testing.http_server import ApiError, LoopbackServer, Request, Response, json_response
+
+_SERVICE = "hypercomputecluster.googleapis.com"
+_TYPES = "type.googleapis.com/google.cloud.hypercomputecluster.v1alpha"
+_RUN_ID = re.compile(r"[a-z0-9]([a-z0-9-]{0,198}[a-z0-9])?")
+_REGION = re.compile(r"-|[a-z]+(-[a-z]+)*-[a-z]+[0-9]+")
+_PATH = re.compile(
+    r"/v1alpha/(?P<parent>projects/[^/]+/locations/(?P<location>[^/]+))/"
+    r"(?:(?P<operation>operations/[^/]+)"
+    r"|machineLearningRuns(?:/(?P<run>[^/]+)(?P<sessions>/profilerSessions(?:/(?P<session>[^/]+))?)?)?)"
+)
+
+
+class ControlPlaneServer(LoopbackServer):
+    """A `hypercomputecluster.googleapis.com`, version v1alpha, of your own on 127.0.0.1: its machine learning runs.
+
+    Runs and their profiler sessions are created, changed, listed and deleted as by the real service: fields that it
+    does not know are refused, a change needs the etag of what it changes and the mask `*`, writes are answered with a
+    long-running operation.
+
+    It runs from construction until `close`, and is a context manager. The operations of its `faults` and `requests`
+    are "get", "create", "update", "delete", "list", of sessions "session" (created or changed), "get_session" and
+    "list_sessions", and "poll" for long-running operations. `requests` has the JSON that was sent as `body`.
+
+    Args:
+        project: The project that `environment` names, and that this object's methods mean. The server takes any.
+        location: The region that this object's methods mean.
+        clock: Returns the time in seconds since the epoch.
+
+    Attributes:
+        is_enabled: Whether the API is enabled in the project: 403 with SERVICE_DISABLED otherwise.
+        is_permitted: Whether the caller may do what it asks: 403 with IAM_PERMISSION_DENIED otherwise.
+        accepted_tokens: The access tokens that are let in, others get 401: give it an `OAuthServer`'s `tokens`. None
+            asks for none.
+    """
+
+    def __init__(
+        self,
+        project: str = "test-project",
+        location: str = "us-central1",
+        *,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self.project = project
+        self.location = location
+        self.is_enabled = True
+        self.is_permitted = True
+        self.accepted_tokens: set[str] | None = None
+        self._store = RunStore()
+        self._operations = Operations()
+        super().__init__(clock=clock)
+
+    @property
+    def operation_polls(self) -> int:
+        """How often a long-running operation must be asked for until it is done. Settable; 0, at once, at first.
+
+        A run is seen when its creation is done, its id is taken from the beginning; changes are seen at once.
+        """
+        return self._operations.polls
+
+    @operation_polls.setter
+    def operation_polls(self, polls: int) -> None:
+        self._operations.polls = polls
+
+    @property
+    def operation_seconds(self) -> float:
+        """How long a long-running operation takes. Settable; 0 at first."""
+        return self._operations.seconds
+
+    @operation_seconds.setter
+    def operation_seconds(self, seconds: float) -> None:
+        self._operations.seconds = seconds
+
+    def fail_operations(
+        self, code: int, message: str = "a scripted fault", *, details: Iterable[Mapping[str, Any]] = (), times: int = 1
+    ) -> None:
+        """Let the next writes be accepted, and their operations end with an error. Nothing is written.
+
+        Args:
+            code: A number of google.rpc.Code, such as 8 for RESOURCE_EXHAUSTED.
+            message: What the client is told.
+            details: `google.rpc` details as JSON objects, each with its "@type".
+            times: How many operations.
+        """
+        self._operations.fail_next({"code": code, "message": message, "details": list(details)}, times)
+
+    def environment(self) -> dict[str, str]:
+        """Return the variables that redirect gcloud and the ML diagnostics libraries to this server."""
+        return {
+            "CLOUDSDK_API_ENDPOINT_OVERRIDES_HYPERCOMPUTECLUSTER": f"{self.url}/",
+            "CLOUDSDK_AUTH_DISABLE_CREDENTIALS": "1",
+            "CLOUDSDK_CORE_PROJECT": self.project,
+            "GOOGLE_CLOUD_PROJECT": self.project,
+        }
+
+    def runs(self) -> list[Resource]:
+        """Return every run, of any project, in the form of REST's JSON and in the order of their creation."""
+        return self._store.runs()
+
+    def run(self, run_id: str) -> Resource:
+        """Return a run.
+
+        Raises:
+            KeyError: There is none.
+        """
+        return next((run for run in self.runs() if run["name"] == self._name(run_id)), None) or _no(run_id)
+
+    def put_run(self, run_id: str, run: Mapping[str, Any]) -> Resource:
+        """Keep a run as if another program had created it; return it."""
+        self._store.create(self._name(run_id), dict(run), self.clock())
+        return self._store.reveal(self._name(run_id))
+
+    def change_run(self, run_id: str, **fields: Any) -> Resource:
+        """Change a run as if another program had, under a new etag; return it."""
+        return self._store.write(self._name(run_id), {**self.run(run_id), **fields}, self.clock())
+
+    def sessions(self, run_id: str) -> list[Resource]:
+        """Return a run's profiler sessions, in the order of their creation."""
+        return self._store.sessions(self._name(run_id))
+
+    def clear(self) -> None:
+        """Forget all runs, sessions and operations."""
+        self._store.clear()
+        self._operations.clear()
+
+    def operation(self, method: str, path: str) -> str:
+        """Name what is asked for."""
+        found = _PATH.fullmatch(urllib.parse.unquote(path))
+        return _operation(method, found) if found else "other"
+
+    def handle(self, request: Request) -> Response:
+        """Answer one request."""
+        found = _PATH.fullmatch(urllib.parse.unquote(request.path))
+        operation = _operation(request.method, found) if found else "other"
+        if found is None or operation == "other":
+            raise ApiError(404, f"the loopback control plane has no {request.method} {request.path}")
+        request.record.body = request.json()
+        self._admit(request, operation, found)
+        self._operations.settle_due()
+        if operation == "poll":
+            return json_response(self._operations.poll(f"{found['parent']}/{found['operation']}"))
+        if found["sessions"]:
+            return json_response(self._do_session(operation, request, found))
+        return json_response(self._do_run(operation, request, found))
+
+    def _admit(self, request: Request, operation: str, found: re.Match[str]) -> None:
+        """Refuse whom the real service would."""
+        token = (request.headers.get("Authorization") or "").removeprefix("Bearer ")
+        if self.accepted_tokens is not None and token not in self.accepted_tokens:
+            raise ApiError(401, "Request had invalid authentication credentials. Expected OAuth 2 access token.")
+        project = found["parent"].split("/")[1]
+        if not self.is_enabled:
+            message = f"Cluster Director API has not been used in project {project} before or it is disabled."
+            raise ApiError(403, message, details=[_error_info("SERVICE_DISABLED", service=_SERVICE)])
+        if not self.is_permitted:
+            permission = f"hypercomputecluster.{_PERMISSIONS[operation]}"
+            message = f"Permission '{permission}' denied on resource '{found['parent']}' (or it may not exist)."
+            raise ApiError(403, message, details=[_error_info("IAM_PERMISSION_DENIED", permission=permission)])
+        if not _REGION.fullmatch(found["location"]):
+            raise ApiError(403, f"Permission denied on 'locations/{found['location']}' (or it may not exist).")
+
+    def _do_run(self, operation: str, request: Request, found: re.Match[str]) -> Resource:
+        parent, query, now = found["parent"], request.query, request.time
+        if operation == "list":
+            page, token = self._store.page(parent, query)
+            request.record.entries = len(page)
+            return {"machineLearningRuns": page, **({"nextPageToken": token} if token else {})}
+        if operation == "create":
+            return self._create(parent, query.get("machine_learning_run_id", ""), request)
+        name = f"{parent}/machineLearningRuns/{found['run']}"
+        if operation == "get":
+            return self._store.get(name)
+        if operation == "delete":
+            return self._delete(parent, name, query.get("etag", ""), now)
+        mask = query.get("update_mask") or query.get("updateMask") or "*"
+        body = request.json()
+        return self._begin(parent, name, "update", now, lambda: _run(self._store.update(name, body, mask, now)))
+
+    def _create(self, parent: str, run_id: str, request: Request) -> Resource:
+        if not _RUN_ID.fullmatch(run_id):
+            raise ApiError(400, f"machine_learning_run_id is {run_id!r}: lower-case letters, digits and - make an id")
+        name, body, now = f"{parent}/machineLearningRuns/{run_id}", request.json(), request.time
+
+        def do() -> Resource:
+            self._store.create(name, body, now)
+            return {}
+
+        return self._begin(parent, name, "create", now, do, lambda: _run(self._store.reveal(name)))
+
+    def _delete(self, parent: str, name: str, etag: str, now: float) -> Resource:
+        def do() -> Resource:
+            self._store.delete(name, etag)
+            return {"@type": "type.googleapis.com/google.protobuf.Empty"}
+
+        return self._begin(parent, name, "delete", now, do)
+
+    def _do_session(self, operation: str, request: Request, found: re.Match[str]) -> Resource:
+        parent, query, now = found["parent"], request.query, request.time
+        run = f"{parent}/machineLearningRuns/{found['run']}"
+        if operation == "list_sessions":
+            page, token = self._store.session_page(run, query)
+            request.record.entries = len(page)
+            return {"profilerSessions": page, **({"nextPageToken": token} if token else {})}
+        if operation == "get_session":
+            return self._store.session(run, found["session"])
+        body, mask = request.json(), query.get("update_mask") or query.get("updateMask") or "*"
+        session_id = found["session"] or query.get("profiler_session_id", "")
+        if not session_id:
+            raise ApiError(400, "profiler_session_id must be given")
+
+        def do() -> Resource:
+            if request.method == "POST":
+                return _session(self._store.create_session(run, session_id, body, now))
+            return _session(self._store.update_session(run, session_id, body, mask, now))
+
+        verb = "create" if request.method == "POST" else "update"
+        return self._begin(parent, f"{run}/profilerSessions/{session_id}", verb, now, do)
+
+    def _begin(
+        self,
+        parent: str,
+        target: str,
+        verb: str,
+        now: float,
+        do: Callable[[], Resource],
+        finish: Callable[[], Resource] | None = None,
+    ) -> Resource:
+        return self._operations.start(parent, target, verb, timestamp(now), do, finish)
+
+    def _name(self, run_id: str) -> str:
+        return f"projects/{self.project}/locations/{self.location}/machineLearningRuns/{run_id}"
+
+
+_RUN_OPERATIONS: Mapping[tuple[str, bool], str] = {
+    ("GET", False): "list",
+    ("POST", False): "create",
+    ("GET", True): "get",
+    ("PATCH", True): "update",
+    ("DELETE", True): "delete",
+}
+_SESSION_OPERATIONS: Mapping[tuple[str, bool], str] = {
+    ("GET", False): "list_sessions",
+    ("POST", False): "session",
+    ("GET", True): "get_session",
+    ("PATCH", True): "session",
+}
+_PERMISSIONS: Mapping[str, str] = {
+    "list": "machineLearningRuns.list",
+    "create": "machineLearningRuns.create",
+    "get": "machineLearningRuns.get",
+    "update": "machineLearningRuns.update",
+    "delete": "machineLearningRuns.delete",
+    "list_sessions": "profilerSessions.list",
+    "session": "profilerSessions.create",
+    "get_session": "profilerSessions.get",
+    "poll": "operations.get",
+}
+
+
+def _operation(method: str, found: re.Match[str]) -> str:
+    if found["operation"]:
+        return "poll" if method == "GET" else "other"
+    if found["sessions"]:
+        return _SESSION_OPERATIONS.get((method, found["session"] is not None), "other")
+    return _RUN_OPERATIONS.get((method, found["run"] is not None), "other")
+
+
+def _run(resource: Resource) -> Resource:
+    return {"@type": f"{_TYPES}.MachineLearningRun", **resource}
+
+
+def _session(resource: Resource) -> Resource:
+    return {"@type": f"{_TYPES}.ProfilerSession", **resource}
+
+
+def _error_info(reason: str, **metadata: str) -> Resource:
+    kind = "type.googleapis.com/google.rpc.ErrorInfo"
+    return {"@type": kind, "reason": reason, "domain": "googleapis.com", "metadata": metadata}
+
+
+def _no(run_id: str) -> Resource:
+    raise KeyError(f"there is no run {run_id!r}")

@@ -1,0 +1,153 @@
+"""Google's token endpoint on loopback: a service account's signed claims in, an access token out.
+
+    with OAuthServer() as server:
+        server.write_key("key.json")  # GOOGLE_APPLICATION_CREDENTIALS
+
+The real google.auth asks it. As Google's, it refuses claims without a scope, for another audience, or out of date.
+
+Format: https://developers.google.com/identity/protocols/oauth2/service-account#authorizingrequests
+"""
+
+import base64
+import functools
+import json
+import os
+import secrets
+import time
+import urllib.parse
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from ml_diagnostics_testing.http_server import LoopbackServer, Request, Response, json_response
+
+_GRANT = "urn:ietf:params:oauth:grant-type:jwt-bearer"
+_LONGEST_SECONDS = 3600
+_SKEW_SECONDS = 300
+
+
+class OAuthServer(LoopbackServer):
+    """Answers `POST /token`. It runs from construction until `close`, and is a context manager.
+
+    The operation of its `faults` and `requests` is "token". The claims' signature is taken for granted.
+
+    Args:
+        email: The service account's address.
+        project: The project that its key names.
+        expires_in_seconds: How long a token is good for.
+        clock: Returns the time in seconds since the epoch.
+
+    Attributes:
+        tokens: Every access token that was given out; forget one, and a `ControlPlaneServer` that has this set as its
+            `accepted_tokens` does not let it in any more.
+        scopes: The scopes of each token, in the order in which they were asked for.
+    """
+
+    def __init__(
+        self,
+        *,
+        email: str = "tester@test-project.iam.gserviceaccount.com",
+        project: str = "test-project",
+        expires_in_seconds: int = 3600,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self.email = email
+        self.project = project
+        self.expires_in_seconds = expires_in_seconds
+        self.tokens: set[str] = set()
+        self.scopes: list[list[str]] = []
+        super().__init__(clock=clock)
+
+    @property
+    def token_url(self) -> str:
+        """Where tokens are asked for: the key's `token_uri`."""
+        return f"{self.url}/token"
+
+    def key(self) -> dict[str, str]:
+        """Return a key of the service account, which names this server as its token endpoint.
+
+        Raises:
+            ImportError: cryptography is not installed.
+        """
+        return {
+            "type": "service_account",
+            "project_id": self.project,
+            "private_key_id": "1",
+            "private_key": _private_key(),
+            "client_email": self.email,
+            "client_id": "1",
+            "token_uri": self.token_url,
+        }
+
+    def write_key(self, path: str | os.PathLike[str]) -> Path:
+        """Write the key to a file, which `GOOGLE_APPLICATION_CREDENTIALS` may name; return its path."""
+        file = Path(path)
+        file.write_text(json.dumps(self.key()), encoding="utf-8")
+        file.chmod(0o600)
+        return file
+
+    def operation(self, method: str, path: str) -> str:
+        """Name what is asked for."""
+        return "token" if (method, path) == ("POST", "/token") else "other"
+
+    def handle(self, request: Request) -> Response:
+        """Give a token, or say what is wrong with the claims."""
+        if self.operation(request.method, request.path) == "other":
+            return _refusal(404, "not_found", f"there is no {request.method} {request.path}")
+        form = dict(urllib.parse.parse_qsl(request.body.decode("utf-8", "replace")))
+        if form.get("grant_type") != _GRANT:
+            return _refusal(400, "unsupported_grant_type", f"Invalid grant_type: {form.get('grant_type')}")
+        try:
+            claims = _claims(form.get("assertion", ""))
+        except (ValueError, KeyError, TypeError) as error:
+            return _refusal(400, "invalid_grant", f"Invalid JWT: {error}")
+        if claims.get("iss") != self.email:
+            return _refusal(400, "invalid_grant", "Invalid grant: account not found")
+        if claims.get("aud") != self.token_url:
+            return _refusal(400, "invalid_grant", "Invalid JWT: Failed audience check")
+        if not _is_current(claims, request.time):
+            return _refusal(
+                400,
+                "invalid_grant",
+                "Invalid JWT: Token must be a short-lived token (60 minutes) and in a reasonable timeframe.",
+            )
+        scopes = str(claims.get("scope") or "").split()
+        if not scopes:
+            return _refusal(400, "invalid_scope", "Invalid OAuth scope or ID token audience provided.")
+        token = f"token-{secrets.token_urlsafe(16)}"
+        self.tokens.add(token)
+        self.scopes.append(scopes)
+        return json_response(
+            {"access_token": token, "expires_in": self.expires_in_seconds, "token_type": "Bearer"},
+        )
+
+
+def _claims(assertion: str) -> dict[str, Any]:
+    _, payload, _ = assertion.split(".")
+    claims = json.loads(base64.urlsafe_b64decode(payload + "=" * (-len(payload) % 4)))
+    if not isinstance(claims, dict):
+        raise ValueError("its claims are no object")
+    return claims
+
+
+def _is_current(claims: dict[str, Any], now: float) -> bool:
+    issued, expires = claims.get("iat"), claims.get("exp")
+    if not isinstance(issued, int | float) or not isinstance(expires, int | float):
+        return False
+    return issued - _SKEW_SECONDS <= now <= expires + _SKEW_SECONDS and expires - issued <= _LONGEST_SECONDS
+
+
+def _refusal(status: int, error: str, description: str) -> Response:
+    return json_response({"error": error, "error_description": description}, status)
+
+
+@functools.cache
+def _private_key() -> str:
+    """A key that is made for this process: it opens nothing."""
+    from cryptography.hazmat.primitives import serialization
+    from cryptography.hazmat.primitives.asymmetric import rsa
+
+    key = rsa.generate_private_key(public_exponent=65537, key_size=2048)
+    return key.private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    ).decode()
