@@ -360,6 +360,13 @@ def test_whose_a_writer_is() -> None:
     assert owner("anything") is Owner.UNKNOWN
 
 
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="asks /proc")
+def test_a_process_that_has_ended_is_gone_also_while_nobody_asks_for_its_status() -> None:
+    with subprocess.Popen(["true"]) as process:
+        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+        assert owner(f"{host_name()}-{process.pid}-{time.time_ns()}-0") is Owner.GONE
+
+
 def test_our_own_writers_stay_ours_when_the_clock_is_set(
     tmp_path: Path, cloud_logging_server: CloudLoggingServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -13,6 +13,7 @@ __all__ = ["Owner", "WriterName", "owner"]
 
 _SLACK_NS = 2_000_000_000
 _PROC = Path("/proc")
+_ENDED_STATES = (b"Z", b"X")
 
 
 class Owner(enum.Enum):
@@ -60,7 +61,10 @@ def owner(writer: str) -> Owner:
 def _started_ns(pid: int) -> int | None:
     """When a process started, by the wall clock; 0 where the system does not say; None if there is none."""
     try:
-        ticks = int((_PROC / str(pid) / "stat").read_bytes().rpartition(b")")[2].split()[19])
+        fields = (_PROC / str(pid) / "stat").read_bytes().rpartition(b")")[2].split()
+        if fields[0] in _ENDED_STATES:  # A parent that is slow to ask for its status keeps it listed.
+            return None
+        ticks = int(fields[19])
         lines = (_PROC / "stat").read_bytes().splitlines()
         boot = next(int(line.split()[1]) for line in lines if line.startswith(b"btime"))
         return (boot + ticks // os.sysconf("SC_CLK_TCK")) * 1_000_000_000
