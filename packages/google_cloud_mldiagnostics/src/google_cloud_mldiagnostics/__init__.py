@@ -1,1 +1,47 @@
-"""Runs, configs, metrics and profiles of training jobs on XLA devices."""
+"""Runs, configs, metrics and profiles of training jobs on XLA devices.
+
+    from google_cloud_mldiagnostics import machinelearning_run, metrics, xprof, metric_types
+
+A name is imported when it is first used.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from google_cloud_mldiagnostics._version import __version__
+
+if TYPE_CHECKING:
+    from google_cloud_mldiagnostics import api, clients, core, custom_types, metric_types, metrics, utils
+    from google_cloud_mldiagnostics.profiling.xprof import Xprof as xprof  # noqa: N813
+    from google_cloud_mldiagnostics.run import machinelearning_run
+
+__all__ = [
+    "__version__",
+    "api",
+    "clients",
+    "core",
+    "custom_types",
+    "machinelearning_run",
+    "metric_types",
+    "metrics",
+    "utils",
+    "xprof",
+]
+
+_HOMES = {"machinelearning_run": ("run", "machinelearning_run"), "xprof": ("profiling.xprof", "Xprof")}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOMES:
+        module, attribute = _HOMES[name]
+        value = globals()[name] = getattr(import_module(f"{__name__}.{module}"), attribute)
+        return value
+    if name in __all__:
+        return import_module(f"{__name__}.{name}")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return __all__

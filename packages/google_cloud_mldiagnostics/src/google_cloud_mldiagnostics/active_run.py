@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from google_cloud_mldiagnostics.mlrun_types import MLRun
 
 if TYPE_CHECKING:
+    from google_cloud_mldiagnostics.registration import Registration
     from google_cloud_mldiagnostics.run_log import RunLog
 
 __all__ = ["ActiveRun", "active_run", "set_active_run"]
@@ -26,7 +27,10 @@ class ActiveRun:
         process_index: Of this process among all of the run.
         process_count: How many the run has.
         pid: Of the process that began it; a forked child is not the run's.
-        is_local: Whether profiles without a place of their own go to the run's folder: there is no cloud.
+        is_local: Whether profiles without a place of their own go to the run's folder: there is no cloud. Where one is
+            looked for, so as long as none is found.
+        registration: Who tells the control planes, without ever being waited for.
+        profiler_port: Of this process's profiler server; None while there is none.
     """
 
     run: MLRun
@@ -37,6 +41,8 @@ class ActiveRun:
     process_count: int
     pid: int
     is_local: bool
+    registration: Registration | None = None
+    profiler_port: int | None = None
 
 
 _active_run_of_this_process: ActiveRun | None = None

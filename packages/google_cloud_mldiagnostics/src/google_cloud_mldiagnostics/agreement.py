@@ -6,12 +6,13 @@ Nobody waits for anybody: the coordination service keeps the first value of a ke
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from typing import Any, Protocol, cast
 
 from ml_diagnostics_common import background
 from ml_diagnostics_common.guard import warn_once
 
-__all__ = ["agree", "jax_processes"]
+__all__ = ["agree", "hear", "jax_processes", "tell"]
 
 _NAMESPACE = "ml_diagnostics/"
 
@@ -62,6 +63,21 @@ def agree(key: str, proposal: str, *, timeout_seconds: float = 10.0) -> str:
         proposal,
     )
     return proposal
+
+
+def tell(key: str, value: str) -> None:
+    """Tells all processes something that only this one knows; in a thread of its own, and in vain if it fails."""
+    client = _coordination_client()
+    if client is not None:
+        background.start(lambda: client.key_value_set(_NAMESPACE + key, value, allow_overwrite=True))
+
+
+def hear(key: str, take: Callable[[str], object], *, timeout_seconds: float = 60.0) -> None:
+    """Has `take` called with what another process tells, in a thread of its own; never, if none does in that time."""
+    client = _coordination_client()
+    if client is not None:
+        milliseconds = max(1, int(timeout_seconds * 1000))
+        background.start(lambda: take(client.blocking_key_value_get(_NAMESPACE + key, milliseconds)))
 
 
 def jax_processes() -> tuple[int, int] | None:

@@ -4,9 +4,18 @@ from __future__ import annotations
 
 import datetime
 import enum
-from collections.abc import Mapping
+import functools
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, TypeVar, cast
+
+from ml_diagnostics_common.redaction import redact_text
+
+from google_cloud_mldiagnostics.exceptions import MLRunConfigurationError
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 __all__ = [
     "AcceleratorOrchestrator",
@@ -18,6 +27,8 @@ __all__ = [
     "RlOrchestrator",
     "RunPhase",
     "ServingEngine",
+    "exit_failure",
+    "failure_of",
 ]
 
 
@@ -76,8 +87,29 @@ class Orchestrator(str, enum.Enum):
     NONE = "NONE"
 
 
+_LONGEST_REASON = 500
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+
+
+def _telling(change: _Function) -> _Function:
+    """A method of dict that changes it, and then tells so."""
+
+    @functools.wraps(change)
+    def call(self: ConfigDict, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return change(self, *args, **kwargs)
+        finally:
+            self._tell()
+
+    return cast("_Function", call)
+
+
 class ConfigDict(dict[str, Any]):
-    """A run's configs, by key or by attribute; a change goes to wherever the run is kept."""
+    """A run's configs, by key or by attribute; a change goes to wherever the run is kept, within seconds."""
+
+    __slots__ = ("_changed",)
+    _changed: Callable[[], object]
 
     def __getattr__(self, name: str) -> Any:
         try:
@@ -93,6 +125,34 @@ class ConfigDict(dict[str, Any]):
             del self[name]
         except KeyError:
             raise AttributeError(f"the run has no config {name!r}") from None
+
+    __setitem__ = _telling(dict.__setitem__)
+    __delitem__ = _telling(dict.__delitem__)
+    __ior__ = _telling(dict.__ior__)
+    clear = _telling(dict.clear)
+    pop = _telling(dict.pop)
+    popitem = _telling(dict.popitem)
+    setdefault = _telling(dict.setdefault)
+    update = _telling(dict.update)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """A copy tells nobody."""
+        return ConfigDict, (dict(self),)
+
+    def on_change(self, changed: Callable[[], object]) -> None:
+        """Has `changed` called after each change; it is given no time to wait, and must not raise."""
+        object.__setattr__(self, "_changed", changed)
+
+    def set_quietly(self, name: str, value: Any) -> None:
+        """Sets a config that is where it belongs already."""
+        dict.__setitem__(self, name, value)
+
+    def _tell(self) -> None:
+        try:
+            changed = object.__getattribute__(self, "_changed")
+        except AttributeError:  # Nobody wants to know.
+            return
+        changed()
 
 
 @dataclass
@@ -140,3 +200,67 @@ class MLRun:
     workload_id: str | None = None
     namespace: str | None = None
     attempt: int = 1
+
+    def finish(self, status: str | RunPhase = "COMPLETED") -> None:
+        """Ends the run: what was recorded is sent, within a few seconds, and nothing more belongs to it.
+
+        Without it the run ends with the process. A run that has ended stays as it is.
+
+        Args:
+            status: COMPLETED or FAILED.
+
+        Raises:
+            MLRunConfigurationError: The status is another.
+        """
+        phase = status.value if isinstance(status, RunPhase) else str(status).strip().upper()
+        if phase not in ("COMPLETED", "FAILED"):
+            raise MLRunConfigurationError(f"status is {status!r}; give 'COMPLETED' or 'FAILED'")
+        self._end(phase, "" if phase == "COMPLETED" else "finish('FAILED')")
+
+    def __enter__(self) -> Self:
+        """Begins nothing more: the run goes on until the block is left."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """Ends the run: FAILED if an exception left the block, which goes on as it came."""
+        reason = failure_of(error) if error is not None else ""
+        self._end("FAILED" if reason else "COMPLETED", reason)
+
+    def ends_with(self, finish: Callable[[str, str], object]) -> None:
+        """Has `finish` called with the phase and its reason when the user ends the run."""
+        self.__dict__["_finish"] = finish  # No field of the run's: a copy ends nothing.
+
+    def _end(self, phase: str, reason: str) -> None:
+        finish = self.__dict__.get("_finish")
+        if finish is not None:
+            finish(phase, reason)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What is copied and pickled."""
+        return {name: value for name, value in self.__dict__.items() if name != "_finish"}
+
+
+def failure_of(error: BaseException) -> str:
+    """Returns how an exception that nobody catches fails a run; empty where it does not: `sys.exit(0)`."""
+    if isinstance(error, SystemExit):
+        return exit_failure(error.code)
+    try:
+        text = str(error)
+    except Exception:
+        text = ""
+    name = type(error).__name__
+    return redact_text(f"{name}: {text[:_LONGEST_REASON]}") if text.strip() else name
+
+
+def exit_failure(code: object) -> str:
+    """Returns how `sys.exit(code)` fails a run; empty where it does not."""
+    if code is None or (isinstance(code, int) and code == 0):
+        return ""
+    if isinstance(code, int):
+        return f"sys.exit({int(code)})"
+    try:
+        return redact_text(f"sys.exit: {str(code)[:_LONGEST_REASON]}")
+    except Exception:
+        return "sys.exit(1)"

@@ -1,0 +1,246 @@
+"""What happens to a run when a process of it begins or ends: changes of a run that is kept on this machine. Pure.
+
+Beside what Google's API knows, the run has `attempts`, the oldest first:
+
+number      from 1
+token       of this life of the job, the same on all its processes; empty where nothing tells
+startTime   when its first process on this machine began
+endTime     when it ended
+phase       ACTIVE, COMPLETED or FAILED
+reason      why it has ended
+processes   those of this machine: hostname, process_index, pid, started (a mark of the kernel's that tells a pid from
+            an earlier one), phase, startTime, endTime, reason
+
+A FAILED of an attempt is never overwritten; another attempt makes the run ACTIVE again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+from google_cloud_mldiagnostics.control_plane import Change, Resource
+
+__all__ = ["WITHOUT_A_WORD", "Member", "begin", "end", "explain", "last_attempt", "new_run", "renumber"]
+
+WITHOUT_A_WORD = "ended without a word: it was killed, or called os._exit"
+
+_ENDED = ("COMPLETED", "FAILED")
+
+
+class Member(NamedTuple):
+    """One process of a run.
+
+    Attributes:
+        host: The host's name.
+        process_index: Among all of the run.
+        pid: On its host.
+        started: What tells the process from an earlier one of the same pid.
+    """
+
+    host: str
+    process_index: int
+    pid: int
+    started: str
+
+    def is_in(self, process: Mapping[str, Any]) -> bool:
+        """Whether this is the process that an attempt has."""
+        return (self.host, self.pid, self.started) == (
+            process.get("hostname"),
+            process.get("pid"),
+            process.get("started"),
+        )
+
+
+def new_run(run: Resource, member: Member, *, token: str, number: int, now: str) -> Resource:
+    """Returns a run in its first attempt on this machine."""
+    return _with_attempt(run, _attempt(number, token, member, now))
+
+
+def begin(
+    run: Resource,
+    member: Member,
+    *,
+    token: str,
+    number: int,
+    now: str,
+    is_alive: Callable[[Mapping[str, Any], Member], bool],
+) -> Change:
+    """Returns how a process joins a run that is there: its last attempt, or it begins another.
+
+    Args:
+        run: As the process would create it; what it has replaces what is kept.
+        member: The process.
+        token: Of this life of the job; empty where nothing tells.
+        number: The least that another attempt's is.
+        now: RFC 3339.
+        is_alive: Whether a process of the last attempt, given with the run's `updateTime`, still runs, as far as the
+            member knows.
+    """
+
+    def change(kept: Resource) -> Resource:
+        merged = _merged(kept, run)
+        last = last_attempt(kept)
+        if last is None:
+            return _with_attempt(merged, _attempt(number, token, member, now))
+        update_time = kept.get("updateTime")
+        if _belongs(member, token, last, lambda process: is_alive({**process, "updateTime": update_time}, member)):
+            last["processes"] = [*_others(last, member), _process(member, now)]
+            return merged
+        if last.get("phase") not in _ENDED:
+            last |= {"phase": "FAILED", "endTime": now, "reason": WITHOUT_A_WORD}
+            _end_silent(last, now)
+        number_after = max(number, int(last.get("number", 0)) + 1)
+        return _with_attempt(merged, _attempt(number_after, token, member, now))
+
+    return change
+
+
+def end(member: Member, phase: str, reason: str, *, now: str) -> Change:
+    """Returns how a process leaves its attempt.
+
+    The attempt has ended when process 0 has, or a process has failed, or all that are known here have ended.
+
+    Args:
+        member: The process.
+        phase: COMPLETED or FAILED.
+        reason: Why.
+        now: RFC 3339.
+    """
+
+    def change(kept: Resource) -> Resource | None:
+        attempt = next((attempt for attempt in reversed(_attempts(kept)) if _has(attempt, member)), None)
+        if attempt is None:
+            return None
+        for process in attempt["processes"]:
+            if member.is_in(process) and process.get("phase") not in _ENDED:
+                process |= {"phase": phase, "endTime": now} | ({"reason": reason} if reason else {})
+        if attempt.get("phase") == "FAILED":
+            return kept
+        phases = [process.get("phase") for process in attempt["processes"]]
+        if phase == "COMPLETED" and "FAILED" in phases:
+            return kept
+        if phase == "FAILED" or member.process_index == 0 or all(other in _ENDED for other in phases):
+            attempt |= {"phase": phase, "endTime": now, "reason": reason}
+            if attempt is last_attempt(kept):
+                kept |= {"runPhase": phase, "endTime": now}
+                if reason:
+                    kept["errorDetails"] = reason
+        return kept
+
+    return change
+
+
+def explain(number: int, reason: str) -> Change:
+    """Returns how the reason of an attempt that ended without a word becomes known later."""
+
+    def change(kept: Resource) -> Resource | None:
+        for attempt in _attempts(kept):
+            if attempt.get("number") == number and attempt.get("reason") == WITHOUT_A_WORD:
+                attempt["reason"] = reason
+                return kept
+        return None
+
+    return change
+
+
+def renumber(member: Member, number: int) -> Change:
+    """Returns how the attempt of a process gets the number that others know it by."""
+
+    def change(kept: Resource) -> Resource | None:
+        last = last_attempt(kept)
+        if last is None or not _has(last, member):
+            return None
+        last["number"] = number
+        return {**kept, "labels": {**(kept.get("labels") or {}), "attempt": str(number)}}
+
+    return change
+
+
+def last_attempt(run: Resource) -> dict[str, Any] | None:
+    """Returns the attempt that a run is in, or was in last."""
+    attempts = _attempts(run)
+    return attempts[-1] if attempts else None
+
+
+def _attempts(run: Resource) -> list[dict[str, Any]]:
+    return run.get("attempts") or []
+
+
+def _belongs(
+    member: Member, token: str, attempt: Mapping[str, Any], is_alive: Callable[[Mapping[str, Any]], bool]
+) -> bool:
+    """Whether a process is of the attempt: by the token, or because others of it live and none has its index."""
+    if attempt.get("phase") in _ENDED and (not token or attempt.get("token") != token):
+        return False
+    namesakes = [
+        process
+        for process in attempt.get("processes") or ()
+        if (process.get("hostname"), process.get("process_index")) == (member.host, member.process_index)
+    ]
+    if namesakes:
+        return any(member.is_in(process) and process.get("phase") not in _ENDED for process in namesakes)
+    if token and attempt.get("token"):
+        return bool(token == attempt["token"])
+    return any(is_alive(process) for process in attempt.get("processes") or ())
+
+
+def _has(attempt: Mapping[str, Any], member: Member) -> bool:
+    return any(member.is_in(process) for process in attempt.get("processes") or ())
+
+
+def _others(attempt: Mapping[str, Any], member: Member) -> list[dict[str, Any]]:
+    return [process for process in attempt.get("processes") or () if not member.is_in(process)]
+
+
+def _end_silent(attempt: Mapping[str, Any], now: str) -> None:
+    for process in attempt.get("processes") or ():
+        if process.get("phase") not in _ENDED:
+            process |= {"phase": "FAILED", "endTime": now, "reason": WITHOUT_A_WORD}
+
+
+def _attempt(number: int, token: str, member: Member, now: str) -> dict[str, Any]:
+    return {
+        "number": number,
+        "token": token,
+        "startTime": now,
+        "phase": "ACTIVE",
+        "reason": "",
+        "processes": [_process(member, now)],
+    }
+
+
+def _process(member: Member, now: str) -> dict[str, Any]:
+    return {
+        "hostname": member.host,
+        "process_index": member.process_index,
+        "pid": member.pid,
+        "started": member.started,
+        "phase": "ACTIVE",
+        "startTime": now,
+    }
+
+
+def _with_attempt(run: Resource, attempt: dict[str, Any]) -> Resource:
+    """The run in another attempt: ACTIVE, whatever it was."""
+    begun = {key: value for key, value in run.items() if key not in ("endTime", "errorDetails")}
+    begun["attempts"] = [*_attempts(run), attempt]
+    begun["runPhase"] = "ACTIVE"
+    begun["labels"] = {**(run.get("labels") or {}), "attempt": str(attempt["number"])}
+    return begun
+
+
+def _merged(kept: Resource, run: Resource) -> Resource:
+    """What is kept, with what a process that begins says anew; its configs replace those of the same name."""
+    merged = {**kept, **{key: value for key, value in run.items() if key not in ("runPhase", "attempts", "name")}}
+    merged["configs"] = {
+        section: {**(kept.get("configs") or {}).get(section, {}), **(run.get("configs") or {}).get(section, {})}
+        for section in {**(kept.get("configs") or {}), **(run.get("configs") or {})}
+    }
+    merged["labels"] = {**(run.get("labels") or {}), **_label_of_attempt(kept)}
+    return merged
+
+
+def _label_of_attempt(run: Resource) -> dict[str, str]:
+    number = (run.get("labels") or {}).get("attempt")
+    return {} if number is None else {"attempt": number}

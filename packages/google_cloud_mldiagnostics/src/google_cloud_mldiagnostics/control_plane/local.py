@@ -1,0 +1,206 @@
+"""Runs in a folder of this machine: `runs/<run id>/run.json` in the diagnostics folder, and their sessions beside it.
+
+A file is replaced as a whole, so that whoever reads finds the old one or the new one; whoever changes a run holds its
+lock, so that the processes of a host do not undo each other's changes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import errno
+import hashlib
+import json
+import os
+import re
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from ml_diagnostics_common.entry import format_timestamp
+from ml_diagnostics_common.file_lock import open_lock_file, wait_for_lock
+
+from google_cloud_mldiagnostics.control_plane import Change, Resource
+from google_cloud_mldiagnostics.exceptions import ControlPlaneError, RunExistsError, RunNotFoundError
+
+__all__ = ["LocalControlPlane"]
+
+_RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}", re.ASCII)
+_LOCK_SECONDS = 2.0
+_LONGEST_NAME = 150
+
+
+class LocalControlPlane:
+    """Keeps runs in a folder.
+
+    Args:
+        root: The diagnostics folder.
+        clock_ns: The time, in ns since 1970.
+    """
+
+    def __init__(self, root: Path, *, clock_ns: Callable[[], int] = time.time_ns) -> None:
+        self._root = root
+        self._clock_ns = clock_ns
+
+    def folder(self, run_id: str) -> Path:
+        """Returns the run's own folder, whether it is there or not.
+
+        Raises:
+            ControlPlaneError: No run has such an id: it is no name of a folder.
+        """
+        if not _RUN_ID.fullmatch(run_id):
+            raise ControlPlaneError(f"{run_id!r} is no run's id: letters, digits, '.', '_' and '-', and at most 200")
+        return self._root / "runs" / run_id
+
+    def get_run(self, run_id: str) -> Resource:
+        """See `ControlPlane`."""
+        try:
+            return _read(self.folder(run_id) / "run.json")
+        except FileNotFoundError:
+            raise RunNotFoundError(
+                f"there is no run {run_id} in {self._root / 'runs'}; `mldiagnostics runs` lists those there are",
+                code=404,
+            ) from None
+
+    def create_run(self, run_id: str, run: Resource) -> Resource:
+        """See `ControlPlane`."""
+        folder = self.folder(run_id)
+        _make_folder(folder)
+        with _locked(folder):
+            if (folder / "run.json").exists():
+                raise RunExistsError(f"there is a run {run_id} in {folder.parent} already", code=409)
+            now = format_timestamp(self._clock_ns())
+            return _write(
+                folder / "run.json", {**copy.deepcopy(run), "name": run_id, "createTime": now, "updateTime": now}
+            )
+
+    def update_run(self, run_id: str, change: Change) -> Resource:
+        """See `ControlPlane`."""
+        folder = self.folder(run_id)
+        if not folder.is_dir():
+            self.get_run(run_id)  # Says that there is none.
+        with _locked(folder):
+            run = self.get_run(run_id)
+            changed = change(copy.deepcopy(run))
+            if changed is None:
+                return run
+            return _write(folder / "run.json", {**changed, "updateTime": format_timestamp(self._clock_ns())})
+
+    def list_runs(self, group: str | None = None) -> Iterator[Resource]:
+        """See `ControlPlane`. A run that cannot be read is passed over."""
+        runs = []
+        for path in (self._root / "runs").glob("*/run.json"):
+            with contextlib.suppress(OSError, ControlPlaneError):
+                runs.append(_read(path))
+        runs.sort(key=lambda run: str(run.get("createTime", "")), reverse=True)
+        return (run for run in runs if group is None or run.get("runSet", "") == group)
+
+    def put_session(self, run_id: str, session_id: str, session: Resource) -> None:
+        """See `ControlPlane`. What hosts say one after the other of `targetSessions` is put together."""
+        folder = self.folder(run_id) / "sessions"
+        _make_folder(folder)
+        path = folder / f"{_file_name(session_id)}.json"
+        with _locked(folder):
+            now = format_timestamp(self._clock_ns())
+            kept: Resource = {"createTime": now}
+            with contextlib.suppress(FileNotFoundError):
+                kept = _read(path)
+            targets = {**(kept.get("targetSessions") or {}), **(session.get("targetSessions") or {})}
+            merged = {**kept, **copy.deepcopy(session), "name": session_id, "updateTime": now}
+            _write(path, merged | ({"targetSessions": targets} if targets else {}))
+
+    def list_sessions(self, run_id: str) -> Iterator[Resource]:
+        """See `ControlPlane`."""
+        sessions = []
+        for path in (self.folder(run_id) / "sessions").glob("*.json"):
+            with contextlib.suppress(OSError, ControlPlaneError):
+                sessions.append(_read(path))
+        return iter(sorted(sessions, key=lambda session: str(session.get("createTime", ""))))
+
+    def link(self, run_id: str) -> str:
+        """See `ControlPlane`: the run's folder."""
+        return str(self.folder(run_id))
+
+
+def _read(path: Path) -> Resource:
+    """Returns what a file has.
+
+    Raises:
+        FileNotFoundError: It is not there.
+        ControlPlaneError: It cannot be read, or is not what we write.
+    """
+    try:
+        content: Any = json.loads(path.read_bytes())
+    except (FileNotFoundError, NotADirectoryError):
+        raise FileNotFoundError(str(path)) from None
+    except OSError as error:
+        raise ControlPlaneError(f"{path} cannot be read: {error.strerror}") from error
+    except ValueError as error:
+        raise ControlPlaneError(f"{path} is damaged ({error}); move it away, and the run begins anew") from error
+    if not isinstance(content, dict):
+        raise ControlPlaneError(f"{path} is damaged: it holds no object; move it away, and the run begins anew")
+    return content
+
+
+def _write(path: Path, content: Resource) -> Resource:
+    """Replaces a file as a whole, and returns what it has now."""
+    data = json.dumps({**content, "etag": ""}, ensure_ascii=False, sort_keys=True).encode("utf-8", "backslashreplace")
+    written: Resource = {**json.loads(data), "etag": hashlib.sha256(data).hexdigest()[:16]}
+    draft = path.with_name(f".{path.name}.{os.getpid()}-{os.urandom(4).hex()}")
+    try:
+        descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_CLOEXEC", 0), 0o600)
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(json.dumps(written, ensure_ascii=False, indent=1).encode("utf-8", "backslashreplace"))
+        draft.replace(path)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            draft.unlink()
+        raise ControlPlaneError(f"{path} cannot be written: {error.strerror}", is_temporary=True) from error
+    return written
+
+
+def _make_folder(folder: Path) -> None:
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise ControlPlaneError(f"{folder} cannot be made: {error.strerror}", is_temporary=True) from error
+
+
+@contextlib.contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """Holds the folder's lock; goes on without one on a file system that has none."""
+    descriptor = -1
+    try:
+        try:
+            descriptor = open_lock_file(folder / ".lock")
+            wait_for_lock(descriptor, _LOCK_SECONDS)
+        except OSError as error:
+            if error.errno == errno.ETIMEDOUT:
+                raise ControlPlaneError(f"{folder} is locked: {error.strerror}", is_temporary=True) from error
+        yield
+    finally:
+        if descriptor >= 0:
+            _unlock(descriptor)
+
+
+def _unlock(descriptor: int) -> None:
+    try:
+        import fcntl
+
+        # Not by closing it alone: a child that was forked meanwhile has the same open file, and with it the lock.
+        fcntl.flock(descriptor, fcntl.LOCK_UN)
+    except (ImportError, OSError):
+        pass
+    finally:
+        os.close(descriptor)
+
+
+def _file_name(name: str) -> str:
+    """A name as one of a file: what users choose may have slashes, and be long."""
+    quoted = quote(name, safe="", errors="backslashreplace").replace(".", "%2E")
+    if len(quoted) <= _LONGEST_NAME:
+        return quoted
+    digest = hashlib.sha256(name.encode("utf-8", "backslashreplace")).hexdigest()[:16]
+    return f"{quoted[:_LONGEST_NAME]}-{digest}"

@@ -1,0 +1,192 @@
+"""How this process ends, seen from inside: `sys.exit`, an exception that nobody catches, SIGTERM, or its last line.
+
+Each hook is chained: what was there before is called as ever, and put back afterwards, unless somebody else has come
+in between. In a forked child they do nothing of ours.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable
+from types import FrameType, TracebackType
+from typing import Any
+
+from ml_diagnostics_common.guard import LOSSES
+
+from google_cloud_mldiagnostics.mlrun_types import exit_failure, failure_of
+
+__all__ = ["ExitHooks"]
+
+_MOST_BYTES = 65_536
+
+
+class ExitHooks:
+    """Tells how this process ends.
+
+    Args:
+        end: Called with COMPLETED or FAILED, and the reason, when the process ends; it waits a bounded time, and may be
+            called in a signal handler, again, while it waits.
+        tell_signal: Called with a signal's name when it has come, and a handler of the user's decides what follows.
+    """
+
+    def __init__(self, end: Callable[[str, str], object], tell_signal: Callable[[str], object]) -> None:
+        self._end = end
+        self._tell_signal = tell_signal
+        self._pid = os.getpid()
+        self._is_installed = False
+        self._failure = ""
+        self._exit: tuple[int, str] | None = None
+        self._uncaught_before: BaseException | None = None
+        self._previous_exit: Callable[..., Any] = sys.exit
+        self._previous_excepthook: Callable[..., Any] = sys.excepthook
+        self._previous_sigterm: Any = None
+        # One object each, so that it is known again.
+        self._own_exit = self._sys_exit
+        self._own_excepthook = self._on_uncaught
+        self._own_sigterm = self._on_sigterm
+
+    def install(self) -> None:
+        """Begins to look. Off the main thread without signals: Python has none there."""
+        self._is_installed = True
+        self._uncaught_before = _last_uncaught()
+        self._previous_exit, sys.exit = sys.exit, self._own_exit  # type: ignore[assignment]
+        self._previous_excepthook, sys.excepthook = sys.excepthook, self._own_excepthook
+        atexit.register(self._at_exit)
+        if threading.current_thread() is threading.main_thread():
+            self._install_sigterm()
+
+    def uninstall(self) -> None:
+        """Stops looking, and puts back what was there; what others have put over ours stays, and ours does nothing."""
+        self._is_installed = False
+        if sys.exit is self._own_exit:
+            sys.exit = self._previous_exit
+        if sys.excepthook is self._own_excepthook:
+            sys.excepthook = self._previous_excepthook
+        atexit.unregister(self._at_exit)
+        is_main = threading.current_thread() is threading.main_thread()
+        if is_main and self._previous_sigterm is not None and signal.getsignal(signal.SIGTERM) is self._own_sigterm:
+            signal.signal(signal.SIGTERM, self._previous_sigterm)
+
+    def _is_ours(self) -> bool:
+        """Whether this is the process that installed the hooks, and it still looks."""
+        return self._is_installed and os.getpid() == self._pid
+
+    # --- The last line, sys.exit, and exceptions ------------------------------------------------------
+
+    def _at_exit(self) -> None:
+        if self._is_ours():
+            failure = self._failure_at_exit()
+            self._end("FAILED" if failure else "COMPLETED", failure)
+
+    def _failure_at_exit(self) -> str:
+        if self._failure:
+            return self._failure
+        if self._exit is not None:
+            return self._exit[1]
+        # Somebody's excepthook, put over ours, did not call it: rich's, for one.
+        uncaught = _last_uncaught()
+        is_new = uncaught is not None and uncaught is not self._uncaught_before
+        if uncaught is not None and is_new and sys.excepthook is not self._own_excepthook and not _is_interactive():
+            return failure_of(uncaught)
+        return ""
+
+    def _sys_exit(self, status: Any = None, /) -> None:
+        try:
+            self._previous_exit(status)
+        except SystemExit as error:
+            if not self._is_ours() or threading.current_thread() is not threading.main_thread():
+                raise
+            noted = _NotedExit(*error.args)
+            noted.hooks = self
+            self._exit = (id(noted), exit_failure(noted.code))
+            raise noted from None
+
+    def forget_exit(self, exit_id: int) -> None:
+        """Takes back a note: somebody has caught that SystemExit."""
+        if self._exit is not None and self._exit[0] == exit_id:
+            self._exit = None
+
+    def _on_uncaught(self, kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:
+        try:
+            # Programs call the hook themselves too, to show an exception that they have caught.
+            if self._is_ours() and error is _last_uncaught() and not _is_interactive():
+                self._failure = failure_of(error)
+        finally:
+            self._previous_excepthook(kind, error, traceback)
+
+    # --- SIGTERM --------------------------------------------------------------------------------------
+
+    def _install_sigterm(self) -> None:
+        previous = signal.getsignal(signal.SIGTERM)
+        if previous is signal.SIG_DFL and _is_caught_in_c(signal.SIGTERM):
+            return
+        # None is a handler of C's, which could not be chained: JAX's that sees preemptions.
+        if previous is signal.SIG_DFL or (callable(previous) and not isinstance(previous, signal.Handlers)):
+            self._previous_sigterm = previous
+            signal.signal(signal.SIGTERM, self._own_sigterm)
+
+    def _on_sigterm(self, number: int, frame: FrameType | None) -> None:
+        """No lock is taken here that this very thread may hold: see `Lifecycle.end`."""
+        previous = self._previous_sigterm
+        if self._is_ours():
+            try:
+                if previous is signal.SIG_DFL:
+                    self._end("FAILED", self._failure or "SIGTERM")
+                else:
+                    self._tell_signal("SIGTERM")
+            except Exception as error:
+                LOSSES.add(f"sigterm: {type(error).__name__}")
+        if previous is signal.SIG_DFL:
+            signal.signal(number, signal.SIG_DFL)
+            os.kill(os.getpid(), number)
+        else:
+            previous(number, frame)
+
+
+class _NotedExit(SystemExit):
+    """What `sys.exit` raises, to be known again: one that somebody catches ends nothing.
+
+    One that ends the program is let go of by the interpreter, when no code of Python's runs any more; one that is
+    caught, by the code that has caught it.
+    """
+
+    hooks: ExitHooks | None = None
+
+    def __del__(self) -> None:
+        try:
+            sys._getframe(1)
+        except Exception:  # ValueError: nobody called us. Or the interpreter is being taken apart.
+            return
+        if self.hooks is not None:
+            self.hooks.forget_exit(id(self))
+
+
+def _last_uncaught() -> BaseException | None:
+    """What the interpreter showed last, because nobody caught it."""
+    error = getattr(sys, "last_value", None)
+    return error if isinstance(error, BaseException) else None
+
+
+def _is_interactive() -> bool:
+    """Whether the program goes on after an exception that nobody catches."""
+    return hasattr(sys, "ps1") or bool(sys.flags.interactive)
+
+
+def _is_caught_in_c(number: int) -> bool:
+    """Whether the process has a handler for a signal for which Python has none: SigCgt of /proc/self/status (proc(5)).
+
+    Python tells only what there was when it began, and what it has set itself.
+    """
+    try:
+        descriptor = os.open("/proc/self/status", os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            digits = os.read(descriptor, _MOST_BYTES).partition(b"SigCgt:")[2].split(None, 1)
+        finally:
+            os.close(descriptor)
+        return bool(digits) and bool(int(digits[0], 16) >> (number - 1) & 1)
+    except (OSError, ValueError):
+        return False

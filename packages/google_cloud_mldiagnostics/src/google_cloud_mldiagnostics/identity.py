@@ -1,0 +1,235 @@
+"""Which run this is: an id that people can read, the same on all hosts of a job.
+
+It is the same in each of the job's attempts too, where somebody tells: the caller or RUN_WORKLOAD_ID; what the
+injection webhook gives to pods on GKE (GKE_DIAGON_IDENTIFIER, GKE_DIAGON_METADATA); Slurm. Else it is the name and the
+time, upon which `jax.distributed` lets all processes agree.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import time
+import unicodedata
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+from ml_diagnostics_common import environment
+from ml_diagnostics_common.guard import warn_once
+
+from google_cloud_mldiagnostics.agreement import agree, jax_processes
+from google_cloud_mldiagnostics.mlrun_types import Orchestrator
+
+__all__ = ["RunIdentity", "Workload", "identify", "process_position", "readable_id", "workload_of"]
+
+_LONGEST_ID = 63
+_LONGEST_VALUE = 8192
+_COUNT_VARIABLES = ("JAX_NUM_PROCESSES", "SLURM_NTASKS", "WORLD_SIZE", "OMPI_COMM_WORLD_SIZE")
+
+
+class Workload(NamedTuple):
+    """What started this process.
+
+    Attributes:
+        orchestrator: Who.
+        wire: The orchestrator, as the API calls it.
+        id_parts: What is the same in all processes and attempts of the workload, to be part of the run's id; empty
+            where nothing tells.
+        token: What is the same in all processes of this life of the workload; empty where nothing tells.
+        details: As the control plane has it.
+    """
+
+    orchestrator: Orchestrator
+    wire: str
+    id_parts: tuple[str, ...] = ()
+    token: str = ""
+    details: Mapping[str, Any] | None = None
+
+
+class RunIdentity(NamedTuple):
+    """Which run this is, and which life of it.
+
+    Attributes:
+        run_id: The run's.
+        token: Of this life of the job: the same on all of its processes, and another after a restart.
+    """
+
+    run_id: str
+    token: str
+
+
+def workload_of(run_workload_id: str | None = None, environ: Mapping[str, str] = os.environ) -> Workload:
+    """Tells what started this process, from the environment alone.
+
+    Args:
+        run_workload_id: What the caller names the workload; None reads RUN_WORKLOAD_ID.
+        environ: The environment variables.
+    """
+    orchestrator = environment.orchestrator(environ)
+    token = _token(environ)
+    workload = Workload(Orchestrator.NONE, "CUSTOM", token=token)
+    if orchestrator is environment.Orchestrator.GKE:
+        workload = _of_gke(environ, token)
+    elif orchestrator is environment.Orchestrator.SLURM:
+        workload = _of_slurm(environ, token)
+    elif orchestrator is environment.Orchestrator.GCE:
+        workload = Workload(Orchestrator.CUSTOM, "GCE", token=token)
+    given = run_workload_id or environ.get("RUN_WORKLOAD_ID", "").strip()
+    return workload._replace(id_parts=(given[:_LONGEST_VALUE],)) if given else workload
+
+
+def identify(
+    name: str,
+    workload: Workload,
+    *,
+    occasion: int = 1,
+    clock: Callable[[], float] = time.time,
+    random_bytes: Callable[[int], bytes] = os.urandom,
+    agree_on: Callable[[str, str], str] = agree,
+) -> RunIdentity:
+    """Returns the identity of the run that is about to begin, the same on all processes.
+
+    Args:
+        name: What the user calls it.
+        workload: What started this process.
+        occasion: How often this process has begun a run of that name, this time included.
+        clock: Seconds since 1970.
+        random_bytes: Randomness.
+        agree_on: See `agreement.agree`.
+    """
+    again = (str(occasion),) if occasion > 1 else ()
+    chance = random_bytes(8).hex()
+    if workload.id_parts:
+        run_id = readable_id(name, *workload.id_parts, *again)
+    else:
+        # In UTC, and not alone: two runs of one name may begin in one second.
+        run_id = readable_id(name, time.strftime("%Y%m%d-%H%M%S", time.gmtime(clock())), chance[:4])
+    token = f"{workload.token}/{occasion}" if workload.token else ""
+    agreed = agree_on(f"run/{readable_id(name)}/{occasion}", json.dumps([run_id, token or chance]))
+    run_id, agreed_token = _strings(agreed) or (run_id, token)
+    # Without somebody who tells all processes the same, chance is this process's own, and no token of the others'.
+    return RunIdentity(run_id, agreed_token if jax_processes() is not None else token)
+
+
+def process_position(environ: Mapping[str, str] = os.environ) -> tuple[int, int]:
+    """Returns the index of this process among all of the job, and how many there are, 1 where nothing tells."""
+    told = jax_processes()
+    if told is not None:
+        return told
+    index = environment.identity(environ).process_index
+    counts = (environ.get(name, "") for name in _COUNT_VARIABLES)
+    count = next((int(text) for text in counts if text.isascii() and text.isdigit() and len(text) < 8), 1)
+    return index, max(count, index + 1)
+
+
+def readable_id(*parts: str) -> str:
+    """Returns an id of `[a-z][a-z0-9-]{0,62}` that people recognise, and that is another for other parts.
+
+    Where letters had to be left out (of a name in another script) or the id is too long, a digest of all of it keeps
+    it apart from others. The last part is kept where there is room for it: it is a time, or a number.
+
+    Args:
+        *parts: Text in any script; the first is the name.
+    """
+    words = [_plain(part) for part in parts]
+    digest = hashlib.sha256("\0".join(parts).encode("utf-8", "backslashreplace")).hexdigest()[:8]
+    is_faithful = all(_is_plain(part) for part in parts)
+    name = words[0] if words[0][:1].isalpha() else f"run-{words[0]}".rstrip("-")
+    run_id = "-".join(word for word in [name, *words[1:], "" if is_faithful else digest] if word)
+    if len(run_id) <= _LONGEST_ID:
+        return run_id
+    last = words[-1][-20:].strip("-") if len(words) > 1 else ""
+    end = "-".join(word for word in [digest, last] if word)
+    return f"{run_id[: _LONGEST_ID - len(end) - 1].rstrip('-')}-{end}"
+
+
+def _plain(text: str) -> str:
+    """Lower-case letters, digits and single dashes; accents are taken off."""
+    ascii_text = unicodedata.normalize("NFKD", text).encode("ascii", "ignore").decode()
+    return re.sub(r"[^a-z0-9]+", "-", ascii_text.lower()).strip("-")
+
+
+def _is_plain(text: str) -> bool:
+    """Whether nothing but punctuation, accents and case is lost of a text."""
+    decomposed = unicodedata.normalize("NFKD", text)
+    return bool(_plain(text)) and all(char.isascii() or unicodedata.combining(char) for char in decomposed)
+
+
+# --- Who tells ----------------------------------------------------------------------------------------
+
+
+def _of_gke(environ: Mapping[str, str], token: str) -> Workload:
+    identifier, metadata = _json(environ, "GKE_DIAGON_IDENTIFIER"), _json(environ, "GKE_DIAGON_METADATA")
+    name = identifier.get("metadata.name", "")
+    if not name:
+        warn_once(
+            "no webhook",
+            "This is a Kubernetes pod, and GKE_DIAGON_IDENTIFIER is not set: the run is not linked to its workload, "
+            "and a restart begins another run. Install the injection webhook and label the workload "
+            "managed-mldiagnostics-gke=true, or set RUN_WORKLOAD_ID.",
+        )
+        return Workload(Orchestrator.GKE, "GKE", token=token)
+    kind, cluster = identifier.get("metadata.kind", ""), identifier.get("clustername", "")
+    namespace = identifier.get("namespace", "")
+    created = metadata.get("creation-timestamp") or metadata.get("timestamp") or ""
+    details = {"id": name, "kind": kind, "cluster": cluster, "namespace": namespace}
+    if metadata.get("parent-workload"):
+        details["parentWorkload"] = metadata["parent-workload"]
+    labels = dict(pair.split("=", 1) for pair in metadata.get("associated-labels", "").split(",") if "=" in pair)
+    gke: dict[str, Any] = {**details, "labels": labels} if labels else dict(details)
+    parts = (cluster.rpartition("/")[2], namespace, kind, name, _compact_time(created))
+    return Workload(Orchestrator.GKE, "GKE", tuple(part for part in parts if part), token, {"gke": gke})
+
+
+def _of_slurm(environ: Mapping[str, str], token: str) -> Workload:
+    job, cluster = environ.get("SLURM_JOB_ID", ""), environ.get("SLURM_CLUSTER_NAME", "")
+    details = {
+        "jobId": job,
+        "cluster": cluster,
+        "displayName": environ.get("SLURM_JOB_NAME", ""),
+        "submitTime": environ.get("SLURM_JOB_START_TIME", ""),
+    }
+    parts = tuple(part for part in (cluster, "slurm", job) if part)
+    told = {key: text for key, text in details.items() if text}
+    return Workload(Orchestrator.SLURM, "SLURM", parts, token, {"slurm": told})
+
+
+def _token(environ: Mapping[str, str]) -> str:
+    """What all processes of one life of the job are told, and no other life is."""
+    if environ.get("SLURM_JOB_ID"):
+        names = ("SLURM_JOB_ID", "SLURM_RESTART_COUNT", "SLURM_STEP_ID")
+        return "slurm:" + ".".join(environ.get(name, "") for name in names)
+    if environ.get("TORCHELASTIC_RUN_ID"):
+        return f"torch:{environ['TORCHELASTIC_RUN_ID']}.{environ.get('TORCHELASTIC_RESTART_COUNT', '')}"
+    return ""
+
+
+def _json(environ: Mapping[str, str], variable: str) -> dict[str, str]:
+    """A variable's JSON object of texts; what it is not is said once."""
+    text = environ.get(variable, "")
+    if not text:
+        return {}
+    try:
+        value = json.loads(text)
+        if isinstance(value, dict):
+            return {str(key): str(item) for key, item in value.items()}
+    except (ValueError, RecursionError):
+        pass
+    warn_once((variable, "damaged"), "%s holds no JSON object and is not used: %s", variable, text[:200])
+    return {}
+
+
+def _compact_time(text: str) -> str:
+    """2026-03-10T01:02:03Z as 20260310-010203; anything else as it is."""
+    match = re.match(r"(\d{4})-(\d\d)-(\d\d)[T ](\d\d):(\d\d):(\d\d)", text, re.ASCII)
+    return "{}{}{}-{}{}{}".format(*match.groups()) if match else text
+
+
+def _strings(agreed: str) -> tuple[str, str] | None:
+    try:
+        run_id, token = json.loads(agreed)
+    except (ValueError, TypeError):
+        return None
+    return str(run_id), str(token)

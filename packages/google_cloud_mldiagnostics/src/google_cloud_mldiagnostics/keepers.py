@@ -1,0 +1,63 @@
+"""Where a run is kept beside this machine: found in a thread of the registration's, which is where the clients load."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+
+from google_cloud_mldiagnostics.identity import Workload
+from google_cloud_mldiagnostics.mlrun_types import MLRun
+from google_cloud_mldiagnostics.registration import Keeper
+
+__all__ = ["find_google", "find_self_hosted"]
+
+
+def find_google(project: str | None, location: str, environment: str) -> Callable[[], Keeper]:
+    """Returns what finds Google's control plane; it raises CredentialsError where there is no cloud.
+
+    Args:
+        project: The project's id; None for the one that is found.
+        location: The region.
+        environment: prod, staging or autopush.
+    """
+
+    def connect() -> Keeper:
+        from ml_diagnostics_common.credentials import find_cloud
+
+        from google_cloud_mldiagnostics.control_plane.google import GoogleControlPlane
+
+        cloud = find_cloud(project)
+        plane = GoogleControlPlane(
+            cloud.project, location, cloud.credentials, environment=environment, principal=cloud.principal
+        )
+        return Keeper(plane, cloud.project)
+
+    return connect
+
+
+def find_self_hosted(
+    base_url: str, run: MLRun, workload: Workload, environ: Mapping[str, str] = os.environ
+) -> Callable[[], Keeper]:
+    """Returns what finds a control plane on a cluster of the user's own.
+
+    Args:
+        base_url: Where it is.
+        run: The run.
+        workload: What started this process.
+        environ: The environment variables.
+    """
+    workload_id = environ.get("DIAGON_WORKLOAD_ID") or environ.get("WORKLOAD_ID") or "-".join(workload.id_parts)
+
+    def connect() -> Keeper:
+        from google_cloud_mldiagnostics.control_plane.self_hosted import SelfHostedControlPlane
+
+        plane = SelfHostedControlPlane(
+            base_url,
+            workload_id=workload_id or run.name,
+            namespace=environ.get("POD_NAMESPACE") or "default",
+            cluster_id=run.cluster_id or "",
+            agent_url=environ.get("DIAGON_AGENT_URL", ""),
+        )
+        return Keeper(plane, "")
+
+    return connect

@@ -1,0 +1,313 @@
+"""A run's life in this process: its start, a heartbeat, changes of its configs, and its end, however that comes.
+
+All of it is written by one thread, to the run's log and its folder; it never waits for a network. Who ends the run,
+which may be a signal handler, hands the end over by a queue that takes no lock, and waits a bounded time.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, Final, NamedTuple
+
+from ml_diagnostics_common import background
+from ml_diagnostics_common.entry import format_timestamp
+from ml_diagnostics_common.guard import LOSSES, warn_once
+
+from google_cloud_mldiagnostics import attempts, entries
+from google_cloud_mldiagnostics.active_run import ActiveRun, active_run, set_active_run
+from google_cloud_mldiagnostics.control_plane import Change, Resource
+from google_cloud_mldiagnostics.control_plane.local import LocalControlPlane
+from google_cloud_mldiagnostics.exceptions import ControlPlaneError
+from google_cloud_mldiagnostics.exit_hooks import ExitHooks
+from google_cloud_mldiagnostics.mlrun_types import RunPhase
+from google_cloud_mldiagnostics.registration import Registration
+from google_cloud_mldiagnostics.user_configs import to_wire
+
+__all__ = ["COLLECTED", "Lifecycle"]
+
+COLLECTED: Final = ("softwareConfigs", "hardwareConfigs")
+"""The sections of a run's configs that are not the user's."""
+
+_HEARTBEAT_SECONDS = 60.0
+_HARDWARE_SECONDS = 5.0
+_DEBOUNCE_SECONDS = 1.0
+_END_SECONDS = 5.0
+_POLL_SECONDS = 0.005
+_FIRST_ENTRY_SECONDS = 1.0
+
+
+class _End(NamedTuple):
+    phase: str
+    reason: str
+    deadline: float
+
+
+class Lifecycle:
+    """What this process tells of its run.
+
+    Args:
+        active: The run.
+        member: This process, as the run's folder has it.
+        local: The folder's keeper.
+        registration: Who tells other keepers.
+        collect: Returns sections of configs, as far as they are known by now, and whether that is all; called in a
+            thread of its own, since it may wait for the devices.
+        heartbeat_seconds: Between two signs of life.
+        end_seconds: How long the end of the process waits for the network.
+    """
+
+    def __init__(
+        self,
+        active: ActiveRun,
+        member: attempts.Member,
+        local: LocalControlPlane,
+        registration: Registration,
+        *,
+        collect: Callable[[], tuple[Mapping[str, Mapping[str, str]], bool]],
+        heartbeat_seconds: float = _HEARTBEAT_SECONDS,
+        end_seconds: float = _END_SECONDS,
+    ) -> None:
+        self._active = active
+        self._member = member
+        self._local = local
+        self._registration = registration
+        self._collect = collect
+        self._heartbeat_seconds = heartbeat_seconds
+        self._end_seconds = end_seconds
+        self._pid = os.getpid()
+        self._inbox: queue.SimpleQueue[Callable[[], object] | _End] = queue.SimpleQueue()
+        self._hooks = ExitHooks(self.end, self._tell_signal)
+        self._thread: background.Task | None = None
+        self._has_ended = False
+        self._on_end: list[Callable[[], object]] = []
+        self._user_configs: dict[str, str] = {}
+        self._have_configs_changed = False
+        # Monotonic seconds at which something is due; None for never.
+        self._first_entry_at: float | None = None
+        self._configs_at: float | None = None
+        self._collect_at: float | None = None
+        self._beat_at = 0.0
+
+    def begin(self, user_configs: Mapping[str, str]) -> None:
+        """Starts the thread, and looks from now on how the process ends.
+
+        Args:
+            user_configs: Those that the run's folder has already.
+        """
+        self._user_configs = dict(user_configs)
+        now = time.monotonic()
+        # The first entry waits for the attempt's number, which another keeper may know better.
+        self._first_entry_at = now + _FIRST_ENTRY_SECONDS
+        self._beat_at = now + self._heartbeat_seconds
+        self._collect_at = now
+        self._thread = background.start(self._run)
+        self._hooks.install()
+        run = self._active.run
+        run.ends_with(self.finish)
+        run.configs.on_change(self._configs_changed)
+
+    def at_end(self, stop: Callable[[], object]) -> None:
+        """Has something stopped when the run ends, in the lifecycle's thread; it waits a bounded time."""
+        self._on_end.append(stop)
+
+    def attempt_is(self, number: int) -> None:
+        """Takes the number of this attempt from who knows it; from any thread."""
+        self._inbox.put(lambda: self._set_attempt(number))
+
+    def finish(self, phase: str, reason: str) -> None:
+        """Ends the run while the process goes on."""
+        if os.getpid() != self._pid:
+            return
+        current = active_run()
+        if current is self._active:
+            set_active_run(None)
+        self._hooks.uninstall()
+        self.end(phase, reason)
+
+    def end(self, phase: str, reason: str) -> None:
+        """Ends the run, and waits until that is told, for a bounded time; what is not told by then may be told later.
+
+        A signal handler may call it, also while the same thread is in here: nothing is locked, and the wait is a look
+        now and then.
+
+        Args:
+            phase: COMPLETED or FAILED.
+            reason: Why.
+        """
+        if os.getpid() != self._pid or self._has_ended:
+            return
+        deadline = time.monotonic() + self._end_seconds
+        end = _End(phase, reason, deadline)
+        if self._thread is None:  # There could be no more threads.
+            self._do_end(end)
+            return
+        self._inbox.put(end)
+        while not self._has_ended and time.monotonic() < deadline + 2 * _POLL_SECONDS:
+            time.sleep(_POLL_SECONDS)
+
+    # --- The thread -----------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        while not self._has_ended:
+            try:
+                message = self._inbox.get(timeout=self._seconds_until_due())
+            except queue.Empty:
+                message = self._do_what_is_due
+            if isinstance(message, _End):
+                self._do_end(message)
+            else:
+                self._attempt_quietly(message)
+
+    def _seconds_until_due(self) -> float:
+        moments = (self._first_entry_at, self._configs_at, self._collect_at, self._beat_at)
+        return max(0.0, min(moment for moment in moments if moment is not None) - time.monotonic())
+
+    def _do_what_is_due(self) -> None:
+        now = time.monotonic()
+        if self._first_entry_at is not None and self._first_entry_at <= now:
+            self._tell_start()
+        if self._collect_at is not None and self._collect_at <= now:
+            self._collect_at = None
+            background.start(self._collect_configs)
+        if self._configs_at is not None and self._configs_at <= now:
+            self._send_user_configs()
+        if self._beat_at <= now:
+            self._beat_at = now + self._heartbeat_seconds
+            self._beat()
+
+    def _tell_start(self) -> None:
+        self._first_entry_at = None
+        self._tell_process("ACTIVE")
+        if self._user_configs:
+            self._active.log.write(entries.CONFIGS, {"userConfigs": self._user_configs})
+
+    def _tell_process(self, phase: str, reason: str = "") -> None:
+        active = self._active
+        payload = entries.process_entry(
+            phase,
+            attempt=active.run.attempt,
+            host=active.host,
+            process_index=active.process_index,
+            process_count=active.process_count,
+            pid=active.pid,
+            reason=reason,
+            profiler_port=active.profiler_port,
+        )
+        active.log.write(entries.PROCESS, payload, severity="ERROR" if phase == "FAILED" else None)
+
+    def _tell_signal(self, name: str) -> None:
+        """In a signal handler: one write."""
+        self._tell_process("ACTIVE", f"{name} has come; the job's own handler decides what follows")
+
+    def _set_attempt(self, number: int) -> None:
+        if number != self._active.run.attempt:
+            self._active.run.attempt = number
+            self._change(attempts.renumber(self._member, number))
+        if self._first_entry_at is not None:
+            self._tell_start()
+
+    def _beat(self) -> None:
+        self._tell_process("ACTIVE")
+        self._send_user_configs()  # A change inside of one of them tells nobody.
+        self._change(self._with_averages)
+
+    def _with_averages(self, kept: Resource) -> Resource:
+        averages = self._active.log.averages.as_dict() if self._active.process_index == 0 else {}
+        return {**kept, "metrics": averages} if averages else kept
+
+    # --- Configs --------------------------------------------------------------------------------------
+
+    def _configs_changed(self) -> None:
+        """In the user's thread, at each change."""
+        if not self._have_configs_changed:
+            self._have_configs_changed = True
+            self._inbox.put(self._send_user_configs_soon)
+
+    def _send_user_configs_soon(self) -> None:
+        self._configs_at = time.monotonic() + _DEBOUNCE_SECONDS
+
+    def _send_user_configs(self) -> None:
+        self._configs_at = None
+        self._have_configs_changed = False
+        configs = dict(self._active.run.configs)
+        wire = to_wire({name: value for name, value in configs.items() if name not in COLLECTED})
+        if wire != self._user_configs:
+            self._user_configs = wire
+            self._send_section("userConfigs", wire)
+
+    def _collect_configs(self) -> None:
+        """In a thread of its own."""
+        sections, is_all = self._collect()
+        self._inbox.put(lambda: self._take_collected(sections, is_all=is_all))
+
+    def _take_collected(self, sections: Mapping[str, Mapping[str, str]], *, is_all: bool) -> None:
+        self._collect_at = None if is_all else time.monotonic() + _HARDWARE_SECONDS
+        configs = self._active.run.configs
+        for section, values in sections.items():
+            if values and configs.get(section) != values:
+                configs.set_quietly(section, dict(values))
+                if self._active.process_index == 0:  # The others' are like it.
+                    self._send_section(section, dict(values))
+        self._registration.configs_are_collected()
+
+    def _send_section(self, section: str, values: dict[str, str]) -> None:
+        self._active.log.write(entries.CONFIGS, {section: values})
+        self._change(lambda kept: {**kept, "configs": {**(kept.get("configs") or {}), section: values}})
+        self._registration.changed()
+
+    # --- The end --------------------------------------------------------------------------------------
+
+    def _do_end(self, end: _End) -> None:
+        try:
+            if self._first_entry_at is not None:
+                self._attempt_quietly(self._tell_start)
+            self._attempt_quietly(lambda: self._tell_end(end))
+            self._attempt_quietly(self._send_user_configs)
+            self._registration.end(end.phase, end.deadline)
+            for stop in self._on_end:
+                self._attempt_quietly(stop)
+            self._attempt_quietly(lambda: self._change(self._with_averages))
+            self._attempt_quietly(lambda: self._active.log.close(max(0.0, end.deadline - time.monotonic())))
+            self._registration.wait(max(0.0, end.deadline - time.monotonic()))
+        finally:
+            self._has_ended = True
+
+    def _tell_end(self, end: _End) -> None:
+        self._active.run.run_phase = RunPhase(end.phase)
+        self._active.log.look()
+        self._tell_process(end.phase, end.reason)
+        now = format_timestamp(time.time_ns())
+        ended = attempts.end(self._member, end.phase, end.reason, now=now)
+        self._change(lambda kept: ended(self._with_averages(kept)))
+
+    # --- What may fail --------------------------------------------------------------------------------
+
+    def _change(self, change: Change) -> None:
+        """Changes what the run's folder has; where that cannot be, the journal has it all the same."""
+        try:
+            self._local.update_run(self._active.run.name, change)
+        except ControlPlaneError as error:
+            LOSSES.add(f"run.json: {type(error).__name__}")
+            warn_once(
+                ("run.json", self._active.run.name),
+                "What became of the run %s could not be written to its folder: %s. Its entries are in the journal.",
+                self._active.run.name,
+                error,
+            )
+
+    def _attempt_quietly(self, step: Callable[[], Any]) -> None:
+        """One thing that is ours fails alone."""
+        try:
+            step()
+        except Exception as error:
+            LOSSES.add(f"lifecycle: {type(error).__name__}")
+            warn_once(
+                ("lifecycle", type(error)),
+                "A part of what is told of the run %s failed (%s: %s). The job goes on.",
+                self._active.run.name,
+                type(error).__name__,
+                error,
+            )

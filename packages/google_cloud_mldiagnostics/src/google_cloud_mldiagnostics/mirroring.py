@@ -1,0 +1,60 @@
+"""A run of this machine as another control plane shall have it. Pure.
+
+Only what the API knows goes there. Of the phase: FAILED of an attempt stays, whoever told it; another attempt makes the
+run ACTIVE again.
+"""
+
+from __future__ import annotations
+
+from google_cloud_mldiagnostics.control_plane import Change, Resource
+
+__all__ = ["LOCAL_FIELDS", "as_cloud_run", "attempt_of", "failed", "mirrored"]
+
+LOCAL_FIELDS = ("attempts", "createTime", "endTime", "errorDetails", "etag", "metrics", "state", "updateTime")
+"""What a folder keeps beside what is sent: our own, and what a control plane sets itself."""
+
+
+def as_cloud_run(run: Resource) -> Resource:
+    """Returns what is sent of a run that is kept in a folder."""
+    return {key: value for key, value in run.items() if key not in LOCAL_FIELDS}
+
+
+def mirrored(run: Resource) -> Change:
+    """Returns how a run that another control plane has becomes like the one in a folder.
+
+    Args:
+        run: As the folder has it.
+    """
+    sent = as_cloud_run(run)
+    sent.pop("name", None)
+
+    def change(kept: Resource) -> Resource | None:
+        merged = {**kept, **sent}
+        for field in ("configs", "labels"):
+            merged[field] = {**(kept.get(field) or {}), **(sent.get(field) or {})}
+        if kept.get("runPhase") == "FAILED" and attempt_of(kept) == attempt_of(run):
+            merged["runPhase"] = "FAILED"
+        return None if merged == kept else merged
+
+    return change
+
+
+def failed(attempt: int) -> Change:
+    """Returns how a process that is not the first tells that it has failed.
+
+    Args:
+        attempt: The number of the attempt that it is of; a later one is not concerned.
+    """
+
+    def change(kept: Resource) -> Resource | None:
+        if kept.get("runPhase") == "FAILED" or attempt_of(kept) > attempt:
+            return None
+        return {**kept, "runPhase": "FAILED"}
+
+    return change
+
+
+def attempt_of(run: Resource) -> int:
+    """Returns the number of the attempt that a run is in, by its labels."""
+    text = str((run.get("labels") or {}).get("attempt", "1"))
+    return int(text) if text.isascii() and text.isdigit() and len(text) < 10 else 1

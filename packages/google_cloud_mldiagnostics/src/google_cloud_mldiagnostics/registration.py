@@ -1,0 +1,370 @@
+"""The thread that keeps a run at other keepers as it is in its folder on this machine.
+
+The folder is always first, and nothing waits for the others: a keeper that is slow, refuses or cannot be reached costs
+one WARNING, and is asked again until the run has ended. What it did not learn by then, `mldiagnostics sync` tells it.
+"""
+
+from __future__ import annotations
+
+import math
+import queue
+import threading
+import time
+from collections.abc import Callable
+from typing import Any, Final, NamedTuple
+
+from ml_diagnostics_common import background
+from ml_diagnostics_common.backoff import Backoff
+from ml_diagnostics_common.exceptions import CredentialsError
+from ml_diagnostics_common.guard import LOSSES, warn_once
+
+from google_cloud_mldiagnostics.control_plane import ControlPlane, Resource
+from google_cloud_mldiagnostics.control_plane.local import LocalControlPlane
+from google_cloud_mldiagnostics.exceptions import (
+    ControlPlaneClientNotInitializedError,
+    ControlPlaneError,
+    RunExistsError,
+    RunNotFoundError,
+)
+from google_cloud_mldiagnostics.mirroring import as_cloud_run, attempt_of, failed, mirrored
+
+__all__ = ["Keeper", "Registration"]
+
+_MOST_SESSIONS: Final = 1000
+_CONFIGS_SECONDS = 0.5
+_DEBOUNCE_SECONDS = 0.2
+_LOOK_EVERY_SECONDS = 60.0
+_LOOK_FOR_SECONDS = 600.0
+_LEAST_CALL_SECONDS = 0.5
+
+
+class Keeper(NamedTuple):
+    """Another control plane.
+
+    Attributes:
+        plane: It.
+        project: Of Google Cloud; empty for another.
+    """
+
+    plane: ControlPlane
+    project: str
+
+
+class _End(NamedTuple):
+    phase: str
+    deadline: float
+
+
+class Registration:
+    """Tells another control plane of a run.
+
+    Args:
+        run_id: The run's id.
+        local: Who keeps it on this machine.
+        connect: Finds the other one; called in the thread. It raises where there is none. None: there shall be none.
+        is_owner: Whether this process speaks for the run, as process 0 does. Others tell of profiles and their failure.
+        found: Called in the thread with what `connect` has found.
+        attempt_is: Called in the thread with the number that this attempt has there.
+        backoff: How long to wait after a failure that passes by itself.
+        access_backoff: How long to wait after one that a person must mend.
+    """
+
+    def __init__(
+        self,
+        run_id: str,
+        local: LocalControlPlane,
+        connect: Callable[[], Keeper] | None,
+        *,
+        is_owner: bool,
+        found: Callable[[Keeper], object] = lambda _: None,
+        attempt_is: Callable[[int], object] = lambda _: None,
+        backoff: Backoff | None = None,
+        access_backoff: Backoff | None = None,
+    ) -> None:
+        self._run_id = run_id
+        self._local = local
+        self._connect = connect
+        self._is_owner = is_owner
+        self._found = found
+        self._attempt_is = attempt_is
+        self._backoff = backoff or Backoff(1.0, 60.0)
+        self._access_backoff = access_backoff or Backoff(60.0, 600.0)
+        self._inbox: queue.SimpleQueue[Callable[[], object]] = queue.SimpleQueue()
+        self._configs_collected = threading.Event()
+        self._judged = threading.Event()
+        self._done = threading.Event()
+        self._keeper: Keeper | None = None
+        self._attempt: int | None = None
+        self._is_behind = is_owner
+        self._due_at = 0.0
+        self._sessions: dict[str, Resource] = {}
+        self._end: _End | None = None
+        self.error: Exception | None = None
+        """Why the other keeper does not know the run as it is; None when it does, or there shall be none."""
+
+    # --- For other threads: nothing waits, unless it says so ------------------------------------------
+
+    def start(self) -> None:
+        """Starts the thread."""
+        if self._connect is None or background.start(self._run) is None:
+            self._judged.set()
+            self._done.set()
+
+    def changed(self) -> None:
+        """Has the run told again, as it is in its folder."""
+        self._inbox.put(self._note_change)
+
+    def configs_are_collected(self) -> None:
+        """The run is created with its configs, if they are there in time."""
+        self._configs_collected.set()
+
+    def put_session(self, session_id: str, session: Resource) -> None:
+        """Tells of a profiler session, here and at the other keeper."""
+        if not self._done.is_set():
+            self._inbox.put(lambda: self._note_session(session_id, session))
+        if self._done.is_set():  # Also if it has become so just now: then nobody looks into the inbox any more.
+            background.start(lambda: self._put_here(session_id, session))
+
+    def end(self, phase: str, deadline: float) -> None:
+        """Tells how the run has ended, which its folder has already.
+
+        Args:
+            phase: COMPLETED or FAILED.
+            deadline: Until when, in monotonic seconds.
+        """
+        self._inbox.put(lambda: self._note_end(_End(phase, deadline)))
+
+    def wait_for_verdict(self, timeout_seconds: float) -> bool:
+        """Waits until the other keeper has the run, has refused it, or is not there; False if that takes longer."""
+        return self._judged.wait(timeout_seconds)
+
+    def wait(self, timeout_seconds: float) -> bool:
+        """Waits until the end is told; False if that takes longer, or fails."""
+        return self._done.wait(timeout_seconds) and self.error is None
+
+    @property
+    def link(self) -> str:
+        """Where a person looks at the run: at the other keeper if that has it, else in its folder."""
+        keeper = self._keeper
+        is_there = keeper is not None and self._attempt is not None
+        return keeper.plane.link(self._run_id) if keeper and is_there else self._local.link(self._run_id)
+
+    @property
+    def is_looking(self) -> bool:
+        """Whether there may be another keeper."""
+        return self._connect is not None
+
+    @property
+    def is_registered(self) -> bool:
+        """Whether the other keeper has the run."""
+        return self._attempt is not None
+
+    # --- The thread -----------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        try:
+            if self._find_keeper():
+                while not self._is_over():
+                    self._take_messages(self._seconds_until_due())
+                    if self._due_at <= time.monotonic():
+                        self._tell()
+        except Exception as error:  # A bug of ours costs the other keeper, never the job.
+            self.error = error
+            LOSSES.add(f"registration: {type(error).__name__}")
+            self._explain(error)
+        finally:
+            self._judged.set()
+            self._keep_sessions_here()
+            self._done.set()
+            close = getattr(self._keeper.plane, "close", None) if self._keeper else None
+            if close is not None:
+                close()
+
+    def _find_keeper(self) -> bool:
+        """Looks for the other keeper at once, and every minute for ten; False when there is none, or it is over."""
+        give_up_at = time.monotonic() + _LOOK_FOR_SECONDS
+        while self._connect is not None:
+            try:
+                self._keeper = self._connect()
+                break
+            except CredentialsError as error:  # The shipper of the run's entries says so.
+                self.error = error
+            except Exception as error:
+                self.error = error
+                self._explain(error)
+            self._judged.set()
+            next_at = time.monotonic() + _LOOK_EVERY_SECONDS
+            while not self._is_ending() and time.monotonic() < next_at <= give_up_at:
+                self._take_messages(next_at - time.monotonic())
+            if self._is_ending() or next_at > give_up_at:
+                return False
+        self.error = None
+        if self._keeper is None:
+            return False
+        self._found(self._keeper)
+        if self._is_owner:
+            self._configs_collected.wait(_CONFIGS_SECONDS)
+        else:
+            self._judged.set()
+        return True
+
+    def _take_messages(self, timeout_seconds: float) -> None:
+        """Waits for a message, and takes all that are there."""
+        try:
+            self._inbox.get(timeout=max(0.0, timeout_seconds))()
+            while True:
+                self._inbox.get_nowait()()
+        except queue.Empty:
+            pass
+
+    def _seconds_until_due(self) -> float:
+        if not self._is_behind and not self._sessions and self._end is None:
+            return _LOOK_EVERY_SECONDS
+        return self._due_at - time.monotonic()
+
+    def _note_change(self) -> None:
+        if self._is_owner and not self._is_behind:
+            self._is_behind = True
+            self._due_at = time.monotonic() + _DEBOUNCE_SECONDS
+
+    def _note_session(self, session_id: str, session: Resource) -> None:
+        if len(self._sessions) >= _MOST_SESSIONS and session_id not in self._sessions:
+            LOSSES.add("session_not_told")
+            return
+        self._put_here(session_id, session)
+        if self._keeper is not None or self._connect is not None:
+            self._sessions[session_id] = session
+            if self.error is None:
+                self._due_at = time.monotonic()
+
+    def _note_end(self, end: _End) -> None:
+        self._end = end
+        self._is_behind = self._is_owner or end.phase == "FAILED"
+        self._due_at = time.monotonic()  # Once more, whatever failed before.
+
+    def _is_ending(self) -> bool:
+        return self._end is not None
+
+    def _is_over(self) -> bool:
+        if self._end is None:
+            return False
+        is_told = not self._is_behind and not self._sessions
+        return is_told or time.monotonic() + _LEAST_CALL_SECONDS >= self._end.deadline or self._due_at == math.inf
+
+    def _tell(self) -> None:
+        """Tells what is new; after a failure, when to try again."""
+        try:
+            self._allow_seconds()
+            if self._is_behind:
+                self._tell_run()
+                self._is_behind = False
+            self._tell_sessions()
+        except Exception as error:
+            self._failed(error)
+            return
+        self.error = None
+        self._backoff.succeeded()
+        self._access_backoff.succeeded()
+        self._judged.set()
+        self._due_at = time.monotonic()
+
+    def _allow_seconds(self) -> None:
+        """Has a call end before the process shall."""
+        plane: Any = self._plane
+        if self._end is not None and hasattr(plane, "call_seconds"):
+            left = max(_LEAST_CALL_SECONDS, self._end.deadline - time.monotonic())
+            plane.call_seconds = min(plane.call_seconds, left)
+
+    def _failed(self, error: Exception) -> None:
+        self.error = error
+        is_temporary = getattr(error, "is_temporary", False)
+        self._explain(error)
+        self._judged.set()
+        wait = (self._backoff if is_temporary else self._access_backoff).failed()
+        self._due_at = math.inf if self._end is not None and not is_temporary else time.monotonic() + wait
+
+    def _explain(self, error: Exception) -> None:
+        known = isinstance(error, ControlPlaneError)
+        warn_once(
+            ("registration", self._run_id, type(error), getattr(error, "code", None)),
+            "The run %s is kept on this machine, in %s, and could not be told to its other keeper: %s. The job goes "
+            "on. It is tried again until the run ends; `mldiagnostics sync %s` does it later.",
+            self._run_id,
+            self._local.link(self._run_id),
+            str(error).rstrip(".") if known else f"{type(error).__name__}: {error}",
+            self._run_id,
+        )
+
+    # --- What is told ---------------------------------------------------------------------------------
+
+    @property
+    def _plane(self) -> ControlPlane:
+        if self._keeper is None:
+            raise ControlPlaneClientNotInitializedError("the run's other keeper was asked before it was found")
+        return self._keeper.plane
+
+    def _tell_run(self) -> None:
+        run = self._local.get_run(self._run_id)
+        if not self._is_owner:
+            if self._end is not None and self._end.phase == "FAILED":
+                self._plane.update_run(self._run_id, failed(attempt_of(run)))
+            return
+        if self._attempt is None:
+            self._register(run)
+            return
+        try:
+            kept = self._plane.update_run(self._run_id, mirrored(_numbered(run, self._attempt)))
+        except RunNotFoundError:  # Somebody has deleted it.
+            self._register(run)
+            return
+        if self._end is not None and self._end.phase == "COMPLETED" and kept.get("runPhase") == "FAILED":
+            self._local.update_run(self._run_id, _failed_elsewhere)
+
+    def _register(self, run: Resource) -> None:
+        """Creates the run, or begins another attempt of one that is there."""
+        try:
+            number = attempt_of(self._plane.get_run(self._run_id)) + 1
+        except RunNotFoundError:
+            try:
+                self._plane.create_run(self._run_id, as_cloud_run(run))
+                self._is_told_as(attempt_of(run))
+                return
+            except RunExistsError:  # By another process, since we asked.
+                number = attempt_of(run)
+        # It is counted there: a machine's folder may be as new as the machine.
+        number = max(number, attempt_of(run))
+        self._plane.update_run(self._run_id, mirrored(_numbered(run, number)))
+        self._is_told_as(number)
+
+    def _is_told_as(self, number: int) -> None:
+        self._attempt = number
+        self._attempt_is(number)
+
+    def _tell_sessions(self) -> None:
+        for session_id, session in list(self._sessions.items()):
+            self._plane.put_session(self._run_id, session_id, session)
+            del self._sessions[session_id]
+
+    def _put_here(self, session_id: str, session: Resource) -> None:
+        try:
+            self._local.put_session(self._run_id, session_id, session)
+        except ControlPlaneError as error:
+            LOSSES.add("session_not_kept")
+            self._explain(error)
+
+    def _keep_sessions_here(self) -> None:
+        """What came while there was no other keeper, or came too late for it."""
+        self._take_messages(0.0)
+
+
+def _numbered(run: Resource, attempt: int) -> Resource:
+    """The run as it is, in the attempt that it is known to be in."""
+    return {**run, "labels": {**(run.get("labels") or {}), "attempt": str(attempt)}}
+
+
+def _failed_elsewhere(kept: Resource) -> Resource:
+    reason = "another process of the run has failed"
+    attempts = kept.get("attempts") or []
+    for attempt in attempts[-1:]:
+        attempt |= {"phase": "FAILED", "reason": attempt.get("reason") or reason}
+    return {**kept, "runPhase": "FAILED", "errorDetails": kept.get("errorDetails") or reason}

@@ -1,0 +1,234 @@
+"""What `machinelearning_run` is given, checked, before anything is created."""
+
+from __future__ import annotations
+
+import enum
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final, TypeVar
+
+from ml_diagnostics_common.guard import log_once, warn_once
+
+from google_cloud_mldiagnostics.exceptions import MLRunConfigurationError
+from google_cloud_mldiagnostics.mlrun_types import (
+    AcceleratorOrchestrator,
+    ApplicationFramework,
+    Framework,
+    RlOrchestrator,
+    ServingEngine,
+)
+from google_cloud_mldiagnostics.user_configs import as_mapping
+
+__all__ = ["RunArguments", "checked_environment", "checked_gcs_path", "checked_region"]
+
+_INFO: Final = 20
+_ENVIRONMENTS: Final = ("prod", "staging", "autopush")
+_ZONE: Final = re.compile(r"([a-z]+(?:-[a-z]+)*-[a-z]+[0-9]+)-[a-z]", re.ASCII)
+_REGION: Final = re.compile(r"[a-z]+(-[a-z]+)*-[a-z]+[0-9]+|global", re.ASCII)
+_LONGEST_NAME: Final = 1024
+_SHORTEST_INTERVAL_SECONDS: Final = 0.1
+
+_Enum = TypeVar("_Enum", bound=enum.Enum)
+
+
+@dataclass(frozen=True)
+class RunArguments:
+    """The arguments of `machinelearning_run`, in the types that the rest works with.
+
+    Attributes:
+        name: What the user calls the run.
+        run_group: What it belongs to; may be empty.
+        configs: The user's, by name.
+        gcs_path: `gs://...` or a folder; None for none.
+        project: The project's id; None for the one that is found.
+        region: None for the one that this machine is in.
+        interval_seconds: Between two collections of system metrics.
+        base_url: Of a self-hosted control plane; None for Google's.
+    """
+
+    name: str
+    run_group: str
+    configs: dict[str, Any]
+    gcs_path: str | None
+    project: str | None
+    region: str | None
+    interval_seconds: float
+    on_demand_xprof: bool
+    on_demand_xprof_port: int
+    environment: str
+    base_url: str | None
+    cluster_id: str | None
+    log_system_metrics: bool
+    framework: Framework
+    serving_engine: ServingEngine
+    run_workload_id: str | None
+    metric_only_run: bool
+    accelerator_orchestrator: AcceleratorOrchestrator
+    application_framework: ApplicationFramework | str
+    rl_orchestrator: RlOrchestrator | str
+    strict: bool
+
+    @classmethod
+    def checked(cls, *, environ: Mapping[str, str] = os.environ, **given: Any) -> RunArguments:
+        """Returns the arguments.
+
+        Args:
+            environ: The environment variables.
+            **given: Those of `machinelearning_run`.
+
+        Raises:
+            MLRunConfigurationError: One of them cannot be used.
+        """
+        if given["metrics_exporter_config"] is not None:
+            warn_once(
+                "metrics_exporter_config",
+                "metrics_exporter_config is not used: metrics go to the journal on this machine, and to Cloud Logging.",
+            )
+        application, rl = given["application_framework"], given["rl_orchestrator"]
+        return cls(
+            name=_text("name", given["name"], required=True),
+            run_group=_text("run_group", given["run_group"]),
+            configs=as_mapping(given["configs"]),
+            gcs_path=checked_gcs_path(given["gcs_path"]),
+            project=_text("project", given["project"]) or None,
+            region=checked_region(given["region"]),
+            interval_seconds=_interval(given["metrics_record_interval_sec"]),
+            on_demand_xprof=bool(given["on_demand_xprof"]),
+            on_demand_xprof_port=_port(given["on_demand_xprof_port"]),
+            environment=checked_environment(given["environment"]),
+            base_url=_url(given["base_url"] or environ.get("DIAGON_BASE_URL")),
+            cluster_id=_text("cluster_id", given["cluster_id"]) or environ.get("DIAGON_CLUSTER_ID") or None,
+            log_system_metrics=bool(given["log_system_metrics"]),
+            framework=_member(Framework, "framework", given["framework"]),
+            serving_engine=_member(ServingEngine, "serving_engine", given["serving_engine"]),
+            run_workload_id=_text("run_workload_id", given["run_workload_id"]) or None,
+            metric_only_run=bool(given["metric_only_run"]),
+            accelerator_orchestrator=_member(
+                AcceleratorOrchestrator, "accelerator_orchestrator", given["accelerator_orchestrator"]
+            ),
+            application_framework=_known(ApplicationFramework, "application_framework", application),
+            rl_orchestrator=_known(RlOrchestrator, "rl_orchestrator", rl),
+            strict=bool(given["strict"]),
+        )
+
+
+def checked_gcs_path(path: object) -> str | None:
+    """Returns a place for profiles without doubled slashes and the one at its end; None where none was given.
+
+    Raises:
+        MLRunConfigurationError: It is no path, or a bucket without a name.
+    """
+    if path is None:
+        return None
+    if not isinstance(path, (str, os.PathLike)):
+        raise _wrong("gcs_path", path, "give 'gs://bucket/folder' or a folder")
+    text = os.fspath(path)
+    if not isinstance(text, str) or "\0" in text:
+        raise _wrong("gcs_path", path, "give 'gs://bucket/folder' or a folder")
+    text = text.strip()
+    scheme = "gs://" if text.startswith("gs://") else ""
+    rest = re.sub("//+", "/", text[len(scheme) :])
+    if scheme:
+        rest = rest.strip("/")
+        if not rest:
+            raise _wrong("gcs_path", path, "it names no bucket: give 'gs://bucket/folder' or a folder")
+        return scheme + rest
+    return rest.rstrip("/") or ("/" if rest else None)
+
+
+def checked_region(region: object) -> str | None:
+    """Returns a region; of a zone, its region; None where none was given.
+
+    Raises:
+        MLRunConfigurationError: It is no text that could be a region's name.
+    """
+    text = _text("region", region)
+    if not text:
+        return None
+    if "/" in text or not text.isprintable():
+        raise _wrong("region", region, "give a region such as 'us-central1'")
+    name = text.lower().replace("_", "-")
+    zone = _ZONE.fullmatch(name)
+    if zone:
+        log_once(_INFO, ("zone", text), "region is %r, a zone; its region %s is used", text, zone[1])
+        return zone[1]
+    if _REGION.fullmatch(name):
+        return name
+    warn_once(("region", text), "region is %r, which does not look like one, such as 'us-central1'; it is used", text)
+    return text
+
+
+def checked_environment(environment: object) -> str:
+    """Returns one of prod, staging, autopush; what the documented example falls back to, 'env', is prod.
+
+    Raises:
+        MLRunConfigurationError: It is another.
+    """
+    if environment in _ENVIRONMENTS:
+        return str(environment)
+    if environment == "env":
+        warn_once("environment", "environment is 'env', which is taken for 'prod'; leave it out, or give 'prod'")
+        return "prod"
+    raise _wrong("environment", environment, f"give one of {', '.join(_ENVIRONMENTS)}")
+
+
+def _text(name: str, value: object, *, required: bool = False) -> str:
+    if value is None and not required:
+        return ""
+    if not isinstance(value, str):
+        raise _wrong(name, value, "give a text")
+    if required and not value.strip():
+        raise _wrong(name, value, "it must not be empty: give the run a name")
+    if len(value) > _LONGEST_NAME:
+        raise _wrong(name, f"{value[:40]}...", f"give at most {_LONGEST_NAME} characters")
+    return value.strip()
+
+
+def _interval(value: object) -> float:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not _SHORTEST_INTERVAL_SECONDS <= value < 1e9:
+        raise _wrong("metrics_record_interval_sec", value, f"give seconds, {_SHORTEST_INTERVAL_SECONDS} or more")
+    return float(value)
+
+
+def _port(value: object) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 65536:
+        raise _wrong("on_demand_xprof_port", value, "give a port, such as 9999, or 0 for any that is free")
+    return value
+
+
+def _url(value: object) -> str | None:
+    text = _text("base_url", value)
+    if not text:
+        return None
+    if not re.match(r"https?://[^/\s]", text):
+        raise _wrong("base_url", value, "give a URL such as 'http://diagnostics.example:8080'")
+    return text.rstrip("/")
+
+
+def _member(kind: type[_Enum], name: str, value: object) -> _Enum:
+    """A member of an enumeration, also by its value in any case."""
+    known = _known(kind, name, value)
+    if isinstance(known, kind):
+        return known
+    raise _wrong(name, value, f"give one of {', '.join(str(member.value) for member in kind)}")
+
+
+def _known(kind: type[_Enum], name: str, value: object) -> _Enum | str:
+    """As `_member`, or any other text, as it is."""
+    if isinstance(value, kind):
+        return value
+    text = _text(name, value) or "NONE"
+    for member in kind:
+        if text.upper() == member.value:
+            return member
+    return text
+
+
+def _wrong(name: str, value: object, todo: str) -> MLRunConfigurationError:
+    try:
+        shown = repr(value)[:200]
+    except Exception:
+        shown = f"a {type(value).__name__}"
+    return MLRunConfigurationError(f"{name} is {shown}; {todo}")

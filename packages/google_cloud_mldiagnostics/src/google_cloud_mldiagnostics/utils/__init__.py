@@ -1,0 +1,8 @@
+"""What `machinelearning_run` makes of its arguments, for programs that have to know it before."""
+
+from __future__ import annotations
+
+from google_cloud_mldiagnostics.identity import readable_id
+from google_cloud_mldiagnostics.run_arguments import checked_gcs_path as normalize_gcs_path
+
+__all__ = ["normalize_gcs_path", "readable_id"]
