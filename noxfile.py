@@ -37,7 +37,9 @@ COMPILE = [
     "--no-annotate",
     "--custom-compile-command=nox -s lock",
 ]
-PIN_SETS = ["nox", "build", "tests", "demo", "typing", "lint", "docs", "oldest", "reference", "reference-diagnostics"]
+REFERENCES = ["reference", "reference-diagnostics", "reference-mldiagnostics-1.0.0", "reference-mldiagnostics-1.0.10"]
+PIN_SETS = ["nox", "build", "tests", "demo", "typing", "lint", "docs", "oldest", *REFERENCES, "bench-trackers"]
+AS_IN_TESTS = ["demo", "typing", "reference-mldiagnostics-1.0.0", "reference-mldiagnostics-1.0.10", "bench-trackers"]
 
 
 def offer_all_pyenv_pythons() -> None:
@@ -177,7 +179,7 @@ def lock(session: nox.Session) -> None:
         if name in ("demo", "tests", "typing", "oldest"):
             sources += manifests
             options += ["--all-extras", *(f"--no-emit-package={ours}" for ours in distributions())]
-        if name in ("demo", "typing"):
+        if name in AS_IN_TESTS:
             options += ["--constraint", "requirements/tests.txt"]
         if name == "oldest":
             sources[0] = "requirements/tests.in"

@@ -37,10 +37,17 @@ def ours(function: Callable[..., Any], *, environment: dict[str, str] | None = N
         return _call(sys.executable, function, settings, parameters)
 
 
-def reference(function: Callable[..., Any], *, pins: str = "reference", **parameters: Any) -> Any:
+def reference(
+    function: Callable[..., Any],
+    *,
+    pins: str = "reference",
+    environment: dict[str, str] | None = None,
+    **parameters: Any,
+) -> Any:
     """What a function returns in a fresh process of a reference's environment, by default goodput's."""
     with tempfile.TemporaryDirectory() as folder:
-        return _call(str(reference_python_of(pins)), function, {"TMPDIR": folder}, parameters)
+        settings = {"TMPDIR": folder, **(environment or {})}
+        return _call(str(reference_python_of(pins)), function, settings, parameters)
 
 
 @cache
