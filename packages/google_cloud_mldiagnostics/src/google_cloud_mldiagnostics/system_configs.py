@@ -1,0 +1,259 @@
+"""What a run is computed with: software and hardware, collected without anything that was not there before.
+
+Nothing here initialises JAX, torch or a device, runs a program, or asks a network. Packages that are not imported yet
+are known by their metadata on disk.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import shlex
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from ml_diagnostics_common.redaction import redact, redact_text
+
+from google_cloud_mldiagnostics.git_revision import git_revision
+from google_cloud_mldiagnostics.mlrun_types import Framework
+from google_cloud_mldiagnostics.runtimes import jax_is_initialised, torch_xla_is_initialised
+from google_cloud_mldiagnostics.system_metrics.cgroup import cpu_limit, memory_limit_bytes
+
+__all__ = ["collect_hardware", "collect_host", "collect_software"]
+
+_PACKAGES: Final = (
+    "jax",
+    "jaxlib",
+    "flax",
+    "optax",
+    "orbax-checkpoint",
+    "chex",
+    "grain",
+    "maxtext",
+    "axlearn",
+    "torch",
+    "torch-xla",
+    "transformers",
+    "tensorflow",
+    "numpy",
+    "xprof",
+)
+_MAX_COMMAND_BYTES: Final = 8192
+_MAX_FLAGS_BYTES: Final = 8192
+_UNSET: Final = "default"
+_UNKNOWN: Final = "n/a"
+
+
+# --- Software -----------------------------------------------------------------------------------------
+
+
+def collect_software(
+    framework: Framework = Framework.JAX,
+    environ: Mapping[str, str] = os.environ,
+    command: Sequence[str] | None = None,
+) -> dict[str, str]:
+    """What the job runs.
+
+    Args:
+        framework: What it computes with, as the user says.
+        environ: The environment variables.
+        command: The program and its arguments; by default those of this process.
+
+    Returns:
+        framework, framework_version, xla_flags, libtpu_init_args and libtpu_version as the public package has them,
+        python_version, command_line, `<package>_version` for each of the well-known ones that are installed, and
+        git_revision and git_branch where the program is in a checkout. Secrets in flags and arguments are redacted.
+    """
+    versions = installed_versions((*_PACKAGES, "libtpu", "libtpu-nightly"))
+    main = "jax" if framework is Framework.JAX else "torch-xla" if "torch-xla" in versions else "torch"
+    configs = {
+        "framework": framework.value,
+        "framework_version": versions.get(main, _UNKNOWN),
+        "xla_flags": _flags(environ, "XLA_FLAGS"),
+        "libtpu_init_args": _flags(environ, "LIBTPU_INIT_ARGS"),
+        "libtpu_version": versions.get("libtpu") or versions.get("libtpu-nightly") or _UNKNOWN,
+        "python_version": platform.python_version(),
+        "command_line": _command_line(sys.orig_argv if command is None else command),
+    }
+    configs |= {f"{name.replace('-', '_')}_version": versions[name] for name in _PACKAGES if name in versions}
+    return configs | git_revision(_places_of_the_program(environ))
+
+
+def installed_versions(names: Iterable[str]) -> dict[str, str]:
+    """The versions of those distributions that are installed."""
+    from importlib import metadata
+
+    versions = {}
+    for name in names:
+        try:
+            versions[name] = metadata.version(name)
+        except Exception:  # Mostly PackageNotFoundError; and metadata that is damaged.
+            continue
+    return {name: version for name, version in versions.items() if version}
+
+
+def _flags(environ: Mapping[str, str], variable: str) -> str:
+    value = environ.get(variable, "").strip()
+    return str(redact(value, max_bytes=_MAX_FLAGS_BYTES)) if value else _UNSET
+
+
+def _command_line(command: Sequence[str]) -> str:
+    return redact_text(shlex.join(redact(list(command), max_bytes=_MAX_COMMAND_BYTES)))
+
+
+def _places_of_the_program(environ: Mapping[str, str]) -> list[Path]:
+    """Where its checkout may be: the script's folder, then the current one."""
+    script = getattr(sys.modules.get("__main__"), "__file__", None)
+    places = [Path(script).absolute().parent] if script else []
+    try:
+        places.append(Path.cwd())
+    except OSError:  # It was deleted.
+        pass
+    return places
+
+
+# --- Hardware -----------------------------------------------------------------------------------------
+
+
+def collect_host(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """What is known of the hardware before any device is: of this host, and what the environment says of the TPU.
+
+    Args:
+        environ: The environment variables.
+
+    Returns:
+        cpu_count and memory_bytes (what this process may use: a container's limits count), machine, system, and
+        tpu_accelerator_type and tpu_topology where they are set.
+    """
+    configs = {"cpu_count": f"{_cpu_count():g}", "machine": platform.machine(), "system": platform.system()}
+    memory = _memory_bytes()
+    if memory is not None:
+        configs["memory_bytes"] = str(memory)
+    for key, variable in (("tpu_accelerator_type", "TPU_ACCELERATOR_TYPE"), ("tpu_topology", "TPU_TOPOLOGY")):
+        if environ.get(variable):
+            configs[key] = redact_text(environ[variable][:256])
+    return configs
+
+
+def collect_hardware(environ: Mapping[str, str] = os.environ) -> dict[str, str] | None:
+    """What the job runs on, once the job itself has initialised its devices.
+
+    For a thread of ours: while another initialises JAX, this waits for it.
+
+    Args:
+        environ: The environment variables.
+
+    Returns:
+        device_type, num_slices, devices_per_slice as the public package has them; accelerator_type, num_devices,
+        num_processes, num_hosts where it is known; and what `collect_host` returns. None while the job has not
+        initialised its devices: ask again later.
+    """
+    devices = _jax_devices(environ) or _torch_xla_devices(environ) or _torch_devices(environ)
+    return None if devices is None else devices | collect_host(environ)
+
+
+def _jax_devices(environ: Mapping[str, str]) -> dict[str, str] | None:
+    if not jax_is_initialised():
+        return None
+    jax: Any = sys.modules.get("jax")
+    if jax is None:
+        return None
+    devices = jax.devices()
+    processes = int(jax.process_count())
+    platform_name = str(devices[0].platform)
+    slices = len({_slice_index(device) for device in devices})
+    return _described(
+        kind=str(devices[0].device_kind),
+        accelerator={"cuda": "gpu", "rocm": "gpu"}.get(platform_name, platform_name),
+        devices=len(devices),
+        slices=slices,
+        processes=processes,
+        environ=environ,
+    )
+
+
+def _slice_index(device: Any) -> int:
+    return int(getattr(device, "slice_index", None) or getattr(device, "partition_index", None) or 0)
+
+
+def _torch_xla_devices(environ: Mapping[str, str]) -> dict[str, str] | None:
+    runtime: Any = sys.modules.get("torch_xla.runtime")
+    if runtime is None or not torch_xla_is_initialised():
+        return None
+    kind = str(runtime.device_type())
+    return _described(
+        kind=environ.get("TPU_ACCELERATOR_TYPE") or kind,
+        accelerator={"cuda": "gpu"}.get(kind.lower(), kind.lower()),
+        devices=int(runtime.global_runtime_device_count()),
+        slices=_number(environ, "MEGASCALE_NUM_SLICES") or 1,
+        processes=int(runtime.process_count()),
+        environ=environ,
+    )
+
+
+def _torch_devices(environ: Mapping[str, str]) -> dict[str, str] | None:
+    cuda: Any = sys.modules.get("torch.cuda")
+    if cuda is None or not cuda.is_initialized():
+        return None
+    distributed: Any = sys.modules.get("torch.distributed")
+    is_distributed = distributed is not None and distributed.is_available() and distributed.is_initialized()
+    processes = int(distributed.get_world_size()) if is_distributed else 1
+    return _described(
+        kind=str(cuda.get_device_name()),
+        accelerator="gpu",
+        devices=processes if is_distributed else int(cuda.device_count()),  # By its custom: one a process.
+        slices=1,
+        processes=processes,
+        environ=environ,
+    )
+
+
+def _described(
+    *, kind: str, accelerator: str, devices: int, slices: int, processes: int, environ: Mapping[str, str]
+) -> dict[str, str]:
+    configs = {
+        "device_type": kind,
+        "accelerator_type": accelerator,
+        "num_slices": str(slices),
+        "devices_per_slice": str(devices // slices),
+        "num_devices": str(devices),
+        "num_processes": str(processes),
+    }
+    hosts = _hosts(accelerator, processes, environ)
+    return configs if hosts is None else configs | {"num_hosts": str(hosts)}
+
+
+def _hosts(accelerator: str, processes: int, environ: Mapping[str, str]) -> int | None:
+    """How many hosts the processes are on, where the launcher tells; on TPU hosts each has one."""
+    if processes == 1:
+        return 1
+    nodes = _number(environ, "SLURM_JOB_NUM_NODES") or _number(environ, "SLURM_NNODES")
+    if nodes is not None:
+        return nodes
+    for variable in ("LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS", "PJRT_LOCAL_PROCESS_COUNT"):
+        on_this_host = _number(environ, variable)
+        if on_this_host is not None:
+            return -(-processes // on_this_host)
+    return processes if accelerator == "tpu" and not environ.get("TPU_PROCESS_BOUNDS") else None
+
+
+def _number(environ: Mapping[str, str], variable: str) -> int | None:
+    text = environ.get(variable, "")
+    return int(text) if text.isascii() and text.isdigit() and 0 < len(text) < 10 and int(text) > 0 else None
+
+
+def _cpu_count() -> float:
+    count: float = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    limit = cpu_limit()
+    return count if limit is None else min(count, limit)
+
+
+def _memory_bytes() -> int | None:
+    try:
+        total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, OSError, ValueError):
+        return None
+    limit = memory_limit_bytes()
+    return total if limit is None else min(total, limit)
