@@ -22,6 +22,7 @@ from typing import Any
 from ml_diagnostics_testing.http_server import LoopbackServer, Request, Response, json_response
 
 _GRANT = "urn:ietf:params:oauth:grant-type:jwt-bearer"
+_AUDIENCE = "https://oauth2.googleapis.com/token"  # What google.auth names, wherever it asks.
 _LONGEST_SECONDS = 3600
 _SKEW_SECONDS = 300
 
@@ -103,7 +104,7 @@ class OAuthServer(LoopbackServer):
             return _refusal(400, "invalid_grant", f"Invalid JWT: {error}")
         if claims.get("iss") != self.email:
             return _refusal(400, "invalid_grant", "Invalid grant: account not found")
-        if claims.get("aud") != self.token_url:
+        if claims.get("aud") not in (_AUDIENCE, self.token_url):
             return _refusal(400, "invalid_grant", "Invalid JWT: Failed audience check")
         if not _is_current(claims, request.time):
             return _refusal(

@@ -46,6 +46,13 @@ _NOT_OURS_TO_WRITE = ("@type", "attempts", "createTime", "endTime", "metrics", "
 _NOT_YET = "0001-01-01"  # The API's endTime of a run that has not ended.
 
 
+class _NotYetError(RequestError):
+    """Something takes longer than a call may; to begin it again is no help."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(504, message, code="DEADLINE_EXCEEDED")
+
+
 class GoogleControlPlane:
     """A `ControlPlane` in one project and region of Google Cloud. May be used from several threads.
 
@@ -293,16 +300,15 @@ class GoogleControlPlane:
         """
         if "/operations/" not in str(answer.get("name", "")):
             return answer  # The thing itself.
-        delay_seconds, is_first = 0.1, True
+        name, delay_seconds = str(answer["name"]), 0.0
         while not answer.get("done"):
-            if not is_first:
-                self._pause(RequestError(0, f"{answer['name']} is not done yet"), delay_seconds, deadline)
-                delay_seconds = min(5.0, 2 * delay_seconds)
-            is_first = False
-            answer = {**answer, **self._get(quote(str(answer["name"])), deadline)}
+            if delay_seconds:
+                self._pause(_NotYetError(f"{name} is not done yet"), delay_seconds, deadline)
+            delay_seconds = min(5.0, 2 * delay_seconds or 0.1)
+            answer = self._get(quote(name), deadline)
         failed = answer.get("error")
         if failed:
-            code, status = CODES.get(failed.get("code"), ("UNKNOWN", 500))
+            code, status = CODES.get(failed.get("code"), CODES[2])
             raise RequestError(status, str(failed.get("message", "")), code=code, details=failed.get("details"))
         return answer.get("response") or self._get(path, deadline)
 
@@ -315,11 +321,12 @@ class GoogleControlPlane:
             except RequestError as error:
                 if error.status != 404:
                     raise
-            self._pause(conflict, backoff.failed(), deadline)
+            not_yet = _NotYetError(f"{conflict.message}, but it cannot be seen yet")
+            self._pause(not_yet, backoff.failed(), deadline)
 
     def _wait(self, error: RequestError, backoff: Backoff, deadline: float) -> None:
         """Waits before another try; raises the error where there shall be none."""
-        if not error.is_temporary or backoff.failures + 1 >= _MOST_TRIES:
+        if not error.is_temporary or isinstance(error, _NotYetError) or backoff.failures + 1 >= _MOST_TRIES:
             raise error
         self._pause(error, backoff.failed(error.retry_after_seconds), deadline)
 

@@ -40,7 +40,7 @@ class Asker:
             value = getattr(self.credentials, attribute, None)
             if isinstance(value, str) and "@" in value:
                 return value
-        return "an account that its credentials do not name"
+        return "the account of these credentials"
 
 
 def refusal(

@@ -99,7 +99,7 @@ def open_session(credentials: Any) -> AuthorizedSession:
     except ImportError as error:
         raise MissingExtraError("Google's control plane", "ml-diagnostics-common", "logging") from error
     # Its own way to ask for a token would try four times, and so wait four times as long as we allow.
-    return AuthorizedSession(credentials, auth_request=Request())  # type: ignore[no-untyped-call]
+    return AuthorizedSession(credentials, auth_request=Request())
 
 
 def ask(
@@ -188,11 +188,10 @@ def _connection_errors(timeout_seconds: float) -> Iterator[None]:
     except (requests.exceptions.RequestException, urllib3.exceptions.HTTPError) as error:
         raise RequestError(0, str(error)) from error
     except google.auth.exceptions.GoogleAuthError as error:
-        is_temporary = error.retryable or isinstance(error, google.auth.exceptions.TransportError)
-        message = f"no access token: {error}"
-        raise RequestError(
-            0 if is_temporary else 401, message, code="" if is_temporary else "UNAUTHENTICATED"
-        ) from error
+        message = f"no access token: {error.args[0] if error.args else error!r}"
+        if error.retryable or isinstance(error, google.auth.exceptions.TransportError):
+            raise RequestError(0, message) from error
+        raise RequestError(401, message, code="UNAUTHENTICATED") from error
 
 
 def _object(body: bytes) -> dict[str, Any]:

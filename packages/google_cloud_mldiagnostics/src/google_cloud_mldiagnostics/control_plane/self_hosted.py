@@ -113,8 +113,8 @@ class SelfHostedControlPlane:
         wanted = change(copy.deepcopy(before))
         if wanted is None or wanted == before:
             return before
-        phase = wanted.get("runPhase")
-        if phase == before.get("runPhase"):
+        phase = str(wanted.get("runPhase", ""))
+        if phase == str(before.get("runPhase", "")):
             if _told(wanted) != _told(before):
                 self._register(wanted)
         elif phase in _STATES:
@@ -185,7 +185,7 @@ class SelfHostedControlPlane:
             if self._session is None:
                 from google.auth.credentials import AnonymousCredentials
 
-                self._session = open_session(AnonymousCredentials())  # type: ignore[no-untyped-call]
+                self._session = open_session(AnonymousCredentials())
             session = self._session
         return ask(session, method, url, query=query, body=body, timeout_seconds=self._request_seconds)
 

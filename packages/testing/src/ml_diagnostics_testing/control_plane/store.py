@@ -14,6 +14,7 @@ NOT_YET = "0001-01-01T00:00:00Z"
 """The endTime of a run that has not ended."""
 
 _MAX_PAGE = 1000
+_OWN = ("name", "createTime", "endTime", "metrics")
 _OUTPUT_ONLY = ("state", "createTime", "updateTime", "endTime", "metrics")
 
 
@@ -86,7 +87,9 @@ class RunStore:
             changed = {field: value for field, value in run.items() if field not in _OUTPUT_ONLY}
             if mask != "*":
                 changed = {**kept, "workloadDetails": run.get("workloadDetails", {})}
-            own = {field: kept[field] for field in ("name", "createTime", "endTime", "metrics") if field in kept}
+            own: Resource = {
+                field: kept[field] for field in ("name", "createTime", "endTime", "metrics") if field in kept
+            }
             return self.write(name, {**changed, **own}, now)
 
     def write(self, name: str, resource: Resource, now: float) -> Resource:
