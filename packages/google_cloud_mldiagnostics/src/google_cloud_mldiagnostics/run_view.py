@@ -7,31 +7,36 @@ each process counts too, and what the companion of `cloud_tpu_diagnostics` told 
 from __future__ import annotations
 
 import enum
-import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
-from ml_diagnostics_common.entry import LogEntry, parse_timestamp
+from ml_diagnostics_common.entry import parse_timestamp
 
+from google_cloud_mldiagnostics.attempts import WITHOUT_A_WORD
 from google_cloud_mldiagnostics.control_plane import Resource
-from google_cloud_mldiagnostics.entries import PROCESS, SESSION
+from google_cloud_mldiagnostics.run_history import (
+    ProcessKey,
+    RunHistory,
+    SessionRecord,
+    natural_number,
+    number,
+)
 
 __all__ = [
     "SILENT_SECONDS",
     "AttemptView",
     "HostProfile",
     "ProcessView",
-    "RunHistory",
     "RunView",
     "SessionView",
     "State",
     "phase_of",
+    "view_run",
 ]
 
 SILENT_SECONDS: Final = 180.0
 """A process that is well sends a heartbeat each 60 s: three are missing."""
-_COMPANION_LOG: Final = "tpu.googleapis.com/runtime_monitor"
 _SECOND_NS: Final = 1_000_000_000
 
 
@@ -114,6 +119,8 @@ class ProcessView:
         last_sign_ns: When it was last heard of.
         address: Where other hosts reach it; empty where it does not say.
         profiler_port: Of its profiler's server; None where there is none.
+        capture_folder: Where it looks for profiles that others take of it, a folder each.
+        capture_name: What its file in there is called.
     """
 
     attempt: int
@@ -127,6 +134,8 @@ class ProcessView:
     last_sign_ns: int
     address: str = ""
     profiler_port: int | None = None
+    capture_folder: str = ""
+    capture_name: str = ""
 
     @property
     def name(self) -> str:
@@ -199,251 +208,146 @@ class RunView:
         return self.attempts[-1].processes if self.attempts else []
 
 
-def phase_of(resource: Resource) -> State:
-    """Returns the phase that a control plane has of a run."""
+def phase_of(resource: Mapping[str, Any], key: str = "runPhase") -> State:
+    """Returns the phase that a control plane has of a run; or, under another key, of something else."""
     try:
-        return State(str(resource.get("runPhase", "")))
+        return State(str(resource.get(key, "")))
     except ValueError:
         return State.UNKNOWN
 
 
-class RunHistory:
-    """What the entries of a run tell of its processes and profiles, in any order, each once."""
+def view_run(
+    resource: Resource,
+    history: RunHistory,
+    sessions: Iterable[Resource] = (),
+    *,
+    now_ns: int,
+    is_gone: Callable[[Mapping[str, Any]], bool] = lambda process: False,
+) -> RunView:
+    """Returns the run as it is shown.
 
-    def __init__(self) -> None:
-        """Knows nothing yet."""
-        self._processes: dict[tuple[str, int], list[_ProcessRecord]] = {}  # by host and pid
-        self._signs_ns: dict[tuple[str, int], int] = {}
-        self._endings: dict[tuple[str, int], tuple[int, Mapping[str, Any]]] = {}
-        self._sessions: dict[str, dict[tuple[str, int | None], tuple[int, Mapping[str, Any]]]] = {}
-        self._sessions_started_ns: dict[str, int] = {}
-
-    def add(self, entries: Iterable[LogEntry]) -> None:
-        """Takes note of entries of the run, and of those of the companion of its processes."""
-        signs = self._signs_ns
-        for entry in entries:
-            if entry.context.log_id == _COMPANION_LOG:
-                self._add_ending(entry)
-                continue
-            labels = entry.context.labels
-            who = (labels.get("host", ""), _natural(labels.get("pid")) or 0)
-            if signs.get(who, 0) < entry.timestamp_ns:
-                signs[who] = entry.timestamp_ns
-            namespace = namespace_of(entry)
-            if namespace == PROCESS:
-                self._add_process(entry)
-            elif namespace == SESSION:
-                self._add_session(entry)
-
-    def _add_process(self, entry: LogEntry) -> None:
-        payload = entry.payload
-        host, pid = str(payload.get("hostname", "")), _natural(payload.get("pid")) or 0
-        attempt = _natural(payload.get("attempt")) or 1
-        records = self._processes.setdefault((host, pid), [])
-        for record in records:
-            if record.attempt == attempt:
-                record.add(entry)
-                return
-        records.append(_ProcessRecord(attempt, entry))
-
-    def _add_session(self, entry: LogEntry) -> None:
-        payload, time_ns = entry.payload, entry.timestamp_ns
-        session_id = str(payload.get("session_id", ""))
-        key = (str(payload.get("hostname", "")), _natural(payload.get("process_index")))
-        hosts = self._sessions.setdefault(session_id, {})
-        if key not in hosts or hosts[key][0] <= time_ns:
-            hosts[key] = (time_ns, payload)
-        known_ns = self._sessions_started_ns.get(session_id, time_ns)
-        self._sessions_started_ns[session_id] = min(known_ns, time_ns)
-
-    def _add_ending(self, entry: LogEntry) -> None:
-        labels, payload = entry.context.labels, entry.payload
-        if payload.get("kind") == "job_ended" and not payload.get("goes_on"):
-            who = (labels.get("host", ""), _natural(labels.get("pid")) or 0)
-            if who not in self._endings or self._endings[who][0] < entry.timestamp_ns:
-                self._endings[who] = (entry.timestamp_ns, payload)
-
-    def view(
-        self,
-        resource: Resource,
-        sessions: Iterable[Resource] = (),
-        *,
-        now_ns: int,
-        is_gone: Callable[[str], bool] = lambda writer: False,
-    ) -> RunView:
-        """Returns the run as it is shown.
-
-        Args:
-            resource: The run as a control plane has it.
-            sessions: Its profiler sessions as a control plane has them.
-            now_ns: The time, in ns since 1970.
-            is_gone: Tells of a writer of the journal whether its process is known to have ended.
-        """
-        phase = phase_of(resource)
-        attempts = self._attempts(resource, now_ns, is_gone)
-        last = attempts[-1] if attempts else None
-        state, reason = phase, _reason_of(resource)
-        if phase in (State.ACTIVE, State.UNKNOWN) and last is not None and last.state is not State.UNKNOWN:
+    Args:
+        resource: The run as a control plane has it.
+        history: What its entries tell.
+        sessions: Its profiler sessions as a control plane has them.
+        now_ns: The time, in ns since 1970.
+        is_gone: Tells of a process in `attempts` of the resource whether it is known to run no more.
+    """
+    attempts = _Judge(history, now_ns, is_gone).attempts(resource)
+    last = attempts[-1] if attempts else None
+    state, reason = phase_of(resource), _reason_of(resource)
+    if last is not None and last.state is not State.UNKNOWN:
+        if state in (State.ACTIVE, State.UNKNOWN) or (state is State.COMPLETED and last.state is State.FAILED):
             state, reason = last.state, last.reason
-        elif phase is State.COMPLETED and last is not None and last.state is State.FAILED and last.processes:
-            state, reason = last.state, last.reason  # A worker failed after process 0 had told of the end.
-        elif not reason and last is not None and last.state is phase:
-            reason = last.reason
-        signs = [process.last_sign_ns for attempt in attempts for process in attempt.processes]
-        ended_ns = _time_ns(resource.get("endTime")) or (last.ended_ns if last is not None else None)
-        return RunView(
-            run_id=str(resource.get("name", "")).rpartition("/")[2],
-            display_name=str(resource.get("displayName", "")),
-            group=str(resource.get("runSet", "")),
-            state=state,
-            reason=reason,
-            started_ns=_earliest([_time_ns(resource.get("createTime")), *(attempt.started_ns for attempt in attempts)]),
-            ended_ns=ended_ns if state.has_ended else None,
-            last_sign_ns=max(signs, default=None),
-            gcs_path=str((resource.get("artifacts") or {}).get("gcsPath", "")),
-            orchestrator=str(resource.get("orchestrator", "")),
-            labels=_texts(resource.get("labels")),
-            configs=_configs(resource),
-            attempts=attempts,
-            sessions=self._session_views(sessions),
-            notes=_notes(state, last, now_ns),
-        )
+        elif state is last.state:
+            reason = reason or last.reason
+    signs_ns = [process.last_sign_ns for attempt in attempts for process in attempt.processes]
+    ended_ns = _time_ns(resource.get("endTime")) or (last.ended_ns if last is not None else None)
+    return RunView(
+        run_id=str(resource.get("name", "")).rpartition("/")[2],
+        display_name=str(resource.get("displayName", "")),
+        group=str(resource.get("runSet", "")),
+        state=state,
+        reason=reason,
+        started_ns=_earliest([_time_ns(resource.get("createTime")), *(attempt.started_ns for attempt in attempts)]),
+        ended_ns=ended_ns if state.has_ended else None,
+        last_sign_ns=max(signs_ns, default=None),
+        gcs_path=_texts(resource.get("artifacts")).get("gcsPath", ""),
+        orchestrator=str(resource.get("orchestrator", "")),
+        labels=_texts(resource.get("labels")),
+        configs=_configs(resource),
+        attempts=attempts,
+        sessions=_sessions(history, sessions),
+        notes=_notes(state, last, now_ns),
+    )
 
-    # --- Attempts -------------------------------------------------------------------------------------
 
-    def _attempts(self, resource: Resource, now_ns: int, is_gone: Callable[[str], bool]) -> list[AttemptView]:
+class _Judge:
+    """Tells how each process and attempt is."""
+
+    def __init__(self, history: RunHistory, now_ns: int, is_gone: Callable[[Mapping[str, Any]], bool]) -> None:
+        self._history = history
+        self._now_ns = now_ns
+        self._is_gone = is_gone
+
+    def attempts(self, resource: Resource) -> list[AttemptView]:
         """Those that the resource counts, and those that only processes tell of."""
-        told: dict[int, Mapping[str, Any]] = {}
-        for attempt in resource.get("attempts") or ():
-            told[_natural(attempt.get("number")) or len(told) + 1] = attempt
-        processes: dict[int, list[ProcessView]] = {}
-        for (host, pid), records in self._processes.items():
-            for record in records:
-                view = self._process(host, pid, record, now_ns, is_gone)
-                processes.setdefault(record.attempt, []).append(view)
-        last = max([*told, *processes, _natural(_texts(resource.get("labels")).get("attempt")) or 0])
+        kept: dict[int, Mapping[str, Any]] = {}
+        kept_processes: dict[ProcessKey, Mapping[str, Any]] = {}
+        for attempt in _mappings(resource.get("attempts")):
+            attempt_number = natural_number(attempt.get("number")) or len(kept) + 1
+            kept[attempt_number] = attempt
+            for process in _mappings(attempt.get("processes")):
+                host, pid = str(process.get("hostname", "")), natural_number(process.get("pid")) or 0
+                kept_processes[ProcessKey(host, pid, attempt_number)] = process
+        by_attempt: dict[int, list[ProcessView]] = {}
+        for key in {**kept_processes, **self._history.processes}:
+            by_attempt.setdefault(key.attempt, []).append(self._process(key, kept_processes.get(key, {})))
+        last = max([*kept, *by_attempt, natural_number(_texts(resource.get("labels")).get("attempt")) or 0])
         return [
-            _attempt(number, told.get(number, {}), processes.get(number, []), is_last=number == last)
-            for number in sorted({*told, *processes})
+            _attempt(attempt_number, kept.get(attempt_number, {}), by_attempt.get(attempt_number, []), last)
+            for attempt_number in sorted({*kept, *by_attempt})
         ]
 
-    def _process(
-        self, host: str, pid: int, record: _ProcessRecord, now_ns: int, is_gone: Callable[[str], bool]
-    ) -> ProcessView:
-        payload = record.last
+    def _process(self, key: ProcessKey, kept: Mapping[str, Any]) -> ProcessView:
+        record = self._history.processes.get(key)
+        told = {**kept, **(record.told if record is not None else {})}
+        started_ns = _earliest([_time_ns(kept.get("startTime")), record.first_ns if record is not None else None]) or 0
+        state, reason = phase_of(told, "phase"), str(told.get("reason", ""))
+        if not state.has_ended and phase_of(kept, "phase").has_ended:
+            state, reason = phase_of(kept, "phase"), str(kept.get("reason", ""))
         view = ProcessView(
-            attempt=record.attempt,
-            host=host,
-            process_index=_natural(payload.get("process_index")),
-            process_count=_natural(payload.get("process_count")) or 0,
-            pid=pid,
-            state=phase_of({"runPhase": payload.get("phase")}),
-            reason=str(payload.get("reason", "")),
-            started_ns=record.first_ns,
-            last_sign_ns=max(record.last_ns, self._sign_ns(host, pid, record)),
-            address=str(payload.get("address", "")),
-            profiler_port=_natural(payload.get("profiler_port")),
+            attempt=key.attempt,
+            host=key.host,
+            process_index=natural_number(told.get("process_index")),
+            process_count=natural_number(told.get("process_count")) or 0,
+            pid=key.pid,
+            state=state,
+            reason=reason,
+            started_ns=started_ns,
+            last_sign_ns=max(started_ns, self._history.last_sign_ns(key), _time_ns(kept.get("endTime")) or 0),
+            address=str(told.get("address", "")),
+            profiler_port=natural_number(told.get("profiler_port")),
+            capture_folder=str(told.get("capture_folder", "")),
+            capture_name=str(told.get("capture_name", "")),
         )
-        if not view.state.has_ended:
-            self._judge(view, record.writer, now_ns, is_gone)
+        if not state.has_ended:
+            self._judge(key, view, kept)
         return view
 
-    def _sign_ns(self, host: str, pid: int, record: _ProcessRecord) -> int:
-        """The last that was heard of a process; where one process made several attempts, of the last of them."""
-        records = self._processes[host, pid]
-        is_last = record.attempt == max(other.attempt for other in records)
-        return self._signs_ns.get((host, pid), 0) if is_last else 0
-
-    def _judge(self, view: ProcessView, writer: str | None, now_ns: int, is_gone: Callable[[str], bool]) -> None:
+    def _judge(self, key: ProcessKey, view: ProcessView, kept: Mapping[str, Any]) -> None:
         """Tells of a process that did not say that it ended whether it goes on."""
-        ended_ns, ending = self._endings.get((view.host, view.pid), (0, {}))
-        if ended_ns >= view.started_ns:
-            is_clean = ending.get("how") == "clean"
+        ending = self._history.ending(key, view.started_ns)
+        if ending is not None:
+            is_clean = ending.payload.get("how") == "clean"
             view.state = State.COMPLETED if is_clean else State.FAILED
-            view.reason = "" if is_clean else str(ending.get("message") or ending.get("how") or "")
-            view.last_sign_ns = max(view.last_sign_ns, ended_ns)
-        elif writer is not None and is_gone(writer):
+            view.reason = "" if is_clean else str(ending.payload.get("message") or ending.payload.get("how") or "")
+            view.last_sign_ns = max(view.last_sign_ns, ending.timestamp_ns)
+        elif kept and self._is_gone(kept):
             view.state = State.FAILED
-            view.reason = "ended without a word: it was killed, or called os._exit"
-        elif now_ns - view.last_sign_ns > SILENT_SECONDS * _SECOND_NS:
+            view.reason = f"{view.reason}; it {WITHOUT_A_WORD}" if view.reason else WITHOUT_A_WORD
+        elif key in self._history.processes and self._now_ns - view.last_sign_ns > SILENT_SECONDS * _SECOND_NS:
             view.state = State.STALE
-            view.reason = f"nothing was heard of it for {_ago(now_ns - view.last_sign_ns)}"
-
-    # --- Profiles -------------------------------------------------------------------------------------
-
-    def _session_views(self, resources: Iterable[Resource]) -> list[SessionView]:
-        """What processes tell of their profiles, and the control plane of those of which none does."""
-        views = {session_id: self._session(session_id) for session_id in self._sessions}
-        for resource in resources:
-            session_id = str(resource.get("name", "")).rpartition("/")[2]
-            known = views.setdefault(session_id, SessionView(session_id))
-            told = _session_of(session_id, resource)
-            known.kind = known.kind or told.kind
-            known.folder = known.folder or told.folder
-            known.started_ns = _earliest([known.started_ns, told.started_ns])
-            known.duration_seconds = known.duration_seconds or told.duration_seconds
-            names = {host.host for host in known.hosts}
-            known.hosts += [host for host in told.hosts if host.host not in names]
-        return sorted(views.values(), key=lambda session: (session.started_ns or 0, session.session_id))
-
-    def _session(self, session_id: str) -> SessionView:
-        view = SessionView(session_id, started_ns=self._sessions_started_ns[session_id])
-        for _, payload in self._sessions[session_id].values():
-            view.kind = str(payload.get("kind", "")) or view.kind
-            view.folder = str(payload.get("folder", "")) or view.folder
-            seconds = _number(payload.get("duration_seconds"))
-            if seconds is not None:
-                view.duration_seconds = max(seconds, view.duration_seconds or 0.0)
-            view.hosts.append(
-                HostProfile(
-                    host=str(payload.get("hostname", "")),
-                    process_index=_natural(payload.get("process_index")),
-                    phase=str(payload.get("phase", "")),
-                    size_bytes=_natural(payload.get("size_bytes")),
-                    planes=tuple(str(plane) for plane in _items(payload.get("planes"))),
-                    problem=str(payload.get("problem", "")),
-                )
-            )
-        view.hosts.sort(key=lambda host: (host.process_index is None, host.process_index, host.host))
-        return view
+            view.reason = f"nothing was heard of it for {_ago(self._now_ns - view.last_sign_ns)}"
 
 
-class _ProcessRecord:
-    """What one process told of itself in one attempt; its last word counts, and FAILED is never taken back."""
-
-    def __init__(self, attempt: int, entry: LogEntry) -> None:
-        self.attempt = attempt
-        self.first_ns = self.last_ns = entry.timestamp_ns
-        self.last: dict[str, Any] = dict(entry.payload)
-        self.writer = entry.context.writer
-
-    def add(self, entry: LogEntry) -> None:
-        is_later = entry.timestamp_ns >= self.last_ns
-        self.first_ns, self.last_ns = min(self.first_ns, entry.timestamp_ns), max(self.last_ns, entry.timestamp_ns)
-        # An entry tells what has changed: the address of the first one still holds.
-        self.last = {**self.last, **entry.payload} if is_later else {**entry.payload, **self.last}
-
-
-def namespace_of(entry: LogEntry) -> str:
-    """Returns what an entry is of: a metric's name, or one of the module `entries`."""
-    return str((entry.context.resource.get("labels") or {}).get("namespace", ""))
-
-
-def _attempt(number: int, told: Mapping[str, Any], processes: Sequence[ProcessView], *, is_last: bool) -> AttemptView:
+def _attempt(
+    attempt_number: int, kept: Mapping[str, Any], processes: Sequence[ProcessView], last_attempt: int
+) -> AttemptView:
     processes = sorted(processes, key=lambda process: (process.process_index is None, process.process_index or 0))
     state, reason = _state_of(processes)
-    told_state, told_reason = phase_of({"runPhase": told.get("phase")}), str(told.get("reason", ""))
-    if told_state.has_ended and state is not State.FAILED:
-        state, reason = told_state, told_reason
-    elif state in (State.UNKNOWN, told_state):
-        state, reason = told_state, told_reason or reason
-    if not is_last and not state.has_ended:
-        state, reason = State.FAILED, reason or "ended without a word; another attempt followed"
-    started_ns = _earliest([_time_ns(told.get("startTime")), *(process.started_ns for process in processes)])
-    ended_ns = _time_ns(told.get("endTime"))
+    kept_state, kept_reason = phase_of(kept, "phase"), str(kept.get("reason", ""))
+    if kept_state is State.FAILED or (kept_state is State.COMPLETED and state is not State.FAILED):
+        state, reason = kept_state, kept_reason or (reason if state is kept_state else "")
+    elif state is State.UNKNOWN:
+        state = kept_state
+    if attempt_number < last_attempt and not state.has_ended:
+        state, reason = State.FAILED, WITHOUT_A_WORD
+    started_ns = _earliest([_time_ns(kept.get("startTime")), *(process.started_ns for process in processes)])
+    ended_ns = _time_ns(kept.get("endTime"))
     if ended_ns is None and state.has_ended:
         ended_ns = max((process.last_sign_ns for process in processes), default=None)
-    return AttemptView(number, state, reason, started_ns, ended_ns, processes)
+    return AttemptView(attempt_number, state, reason, started_ns, ended_ns, processes)
 
 
 def _state_of(processes: Sequence[ProcessView]) -> tuple[State, str]:
@@ -480,29 +384,59 @@ def _notes(state: State, last: AttemptView | None, now_ns: int) -> list[str]:
     return notes
 
 
-def _session_of(session_id: str, resource: Resource) -> SessionView:
+def _sessions(history: RunHistory, resources: Iterable[Resource]) -> list[SessionView]:
+    """What processes tell of their profiles, and the control plane of those of which none does."""
+    views = {session_id: _session_told(session_id, record) for session_id, record in history.sessions.items()}
+    for resource in resources:
+        kept = _session_kept(resource)
+        view = views.setdefault(kept.session_id, kept)
+        if view is not kept:
+            view.kind, view.folder = view.kind or kept.kind, view.folder or kept.folder
+            view.started_ns = _earliest([view.started_ns, kept.started_ns])
+            view.duration_seconds = view.duration_seconds or kept.duration_seconds
+            known = {host.host for host in view.hosts}
+            view.hosts += [host for host in kept.hosts if host.host not in known]
+    return sorted(views.values(), key=lambda session: (session.started_ns or 0, session.session_id))
+
+
+def _session_told(session_id: str, record: SessionRecord) -> SessionView:
+    """A profile as processes tell of it."""
+    view = SessionView(session_id, started_ns=record.first_ns)
+    for (host, index), payload in record.hosts.items():
+        view.kind = str(payload.get("kind", "")) or view.kind
+        view.folder = str(payload.get("folder", "")) or view.folder
+        seconds = number(payload.get("duration_seconds"))
+        if seconds is not None:
+            view.duration_seconds = max(seconds, view.duration_seconds or 0.0)
+        phase, problem = str(payload.get("phase", "")), str(payload.get("problem", ""))
+        size, planes = natural_number(payload.get("size_bytes")), payload.get("planes")
+        names = tuple(map(str, planes)) if isinstance(planes, (list, tuple)) else ()
+        view.hosts.append(HostProfile(host, index, phase, size, names, problem))
+    view.hosts.sort(key=lambda host: (host.process_index is None, host.process_index, host.host))
+    return view
+
+
+def _session_kept(resource: Resource) -> SessionView:
     """A profiler session as the API has it."""
-    targets = resource.get("targetSessions") or {}
+    told = resource.get("targetSessions")
+    told = told if isinstance(told, Mapping) else {}
+    targets = {str(host): one for host, one in told.items() if isinstance(one, Mapping)}
     kind = str(resource.get("kind", "")).removeprefix("KIND_").lower()
-    seconds = _number(str(resource.get("duration", "")).removesuffix("s"))
-    started = [_time_ns(target.get("startTime")) for target in targets.values()]
-    hosts = [
-        HostProfile(str(host), None, str(target.get("sessionPhase", "")), problem=str(target.get("errorDetails", "")))
-        for host, target in sorted(targets.items())
-    ]
+    started_ns = [_time_ns(target.get("startTime")) for target in targets.values()]
     return SessionView(
-        session_id,
+        session_id=str(resource.get("name", "")).rpartition("/")[2],
         kind={"snapshot": "on_demand"}.get(kind, kind),
         folder=str(resource.get("storageFolderUri", "")),
-        started_ns=_earliest([*started, _time_ns(resource.get("createTime"))]),
-        duration_seconds=seconds or None,
-        hosts=hosts,
+        started_ns=_earliest([*started_ns, _time_ns(resource.get("createTime"))]),
+        duration_seconds=number(str(resource.get("duration", "")).removesuffix("s")),
+        hosts=[HostProfile(host, None, str(one.get("sessionPhase", ""))) for host, one in targets.items()],
     )
 
 
 def _configs(resource: Resource) -> dict[str, dict[str, str]]:
-    configs = resource.get("configs") or {}
-    return {section: _texts(configs.get(f"{section}Configs")) for section in ("user", "software", "hardware")}
+    configs = resource.get("configs")
+    known = configs if isinstance(configs, Mapping) else {}
+    return {section: _texts(known.get(f"{section}Configs")) for section in ("user", "software", "hardware")}
 
 
 def _reason_of(resource: Resource) -> str:
@@ -525,28 +459,12 @@ def _earliest(times_ns: Iterable[int | None]) -> int | None:
     return min((time_ns for time_ns in times_ns if time_ns is not None), default=None)
 
 
-def _natural(value: object) -> int | None:
-    """A whole number, as JSON, Cloud Logging (which has floats only) or a label has it."""
-    number = _number(value)
-    return int(number) if number is not None and 0 <= number < 2**62 and number == int(number) else None
-
-
-def _number(value: object) -> float | None:
-    if isinstance(value, bool) or not isinstance(value, (int, float, str)):
-        return None
-    try:
-        number = float(value)
-    except (ValueError, OverflowError):
-        return None
-    return number if math.isfinite(number) else None
-
-
 def _texts(mapping: object) -> dict[str, str]:
     return {str(key): str(value) for key, value in mapping.items()} if isinstance(mapping, Mapping) else {}
 
 
-def _items(value: object) -> Sequence[Any]:
-    return value if isinstance(value, (list, tuple)) else ()
+def _mappings(items: object) -> list[Mapping[str, Any]]:
+    return [item for item in items if isinstance(item, Mapping)] if isinstance(items, (list, tuple)) else []
 
 
 def _ago(duration_ns: int) -> str:

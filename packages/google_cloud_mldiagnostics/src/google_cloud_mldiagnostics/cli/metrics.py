@@ -1,0 +1,80 @@
+"""`mldiagnostics metrics RUN [NAME ...]`: what a run recorded, as a table, for programs, or as a picture."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from itertools import islice
+from pathlib import Path
+from typing import Final
+
+from google_cloud_mldiagnostics.cli.command import NOT_DONE, OK, add_place_options, format_option, run_argument
+
+__all__ = ["MetricsCommand"]
+
+_PICTURES: Final = (".png", ".svg", ".pdf")
+_NAMES_SHOWN: Final = 30
+_LINES_AT_ONCE: Final = 1000
+
+
+class MetricsCommand:
+    """Shows what a run recorded."""
+
+    name = "metrics"
+    summary = "show what a run recorded, all metrics or some"
+
+    def prepare_parser(self, parser: argparse.ArgumentParser) -> None:
+        """Adds its arguments."""
+        run_argument(parser)
+        parser.add_argument("names", metavar="NAME", nargs="*", help="these metrics (default: all)")
+        parser.add_argument("--plot", metavar="FILE.png", type=_picture, help="draw the curves, too")
+        format_option(parser, "csv", "json")
+        add_place_options(parser)
+
+    def run(self, options: argparse.Namespace) -> int:
+        """Prints values, or what they come to, and draws them."""
+        from google_cloud_mldiagnostics.cli.metric_output import (
+            csv_lines,
+            format_summaries,
+            format_values,
+            in_order,
+            metrics_as_dict,
+        )
+        from google_cloud_mldiagnostics.cli.places import source_of
+        from google_cloud_mldiagnostics.cli.text import note, one_line, print_data
+        from google_cloud_mldiagnostics.metric_series import MetricSeries
+
+        source = source_of(options)
+        run_id = str(source.find(options.run)["name"])
+        series = MetricSeries()
+        for batch in source.entries(run_id):
+            series.add(batch)
+        missing = [name for name in options.names if name not in series.names()]
+        if missing or not series.names():
+            known = ", ".join(one_line(name, 50) for name in series.names()[:_NAMES_SHOWN])
+            what = " and ".join(repr(name) for name in missing) or "metrics"
+            note(f"the run {run_id} has recorded no {what}" + (f"; it has {known}" if known else ""))
+            return NOT_DONE
+        by_metric = in_order(one for one in series if not options.names or one.metric in options.names)
+        if options.format == "csv":
+            lines = csv_lines(by_metric)
+            while some := "".join(islice(lines, _LINES_AT_ONCE)):
+                print_data(some)
+        elif options.format == "json":
+            print_data(json.dumps(metrics_as_dict(run_id, by_metric), indent=1) + "\n")
+        else:
+            table = format_summaries(by_metric) + (format_values(by_metric) if options.names else [])
+            print_data("\n".join(table) + "\n")
+        if options.plot is not None:
+            from google_cloud_mldiagnostics.plot import plot_metrics
+
+            plot_metrics(run_id, by_metric, options.plot)
+            note(f"drew {options.plot}")
+        return OK
+
+
+def _picture(name: str) -> Path:
+    path = Path(name)
+    if path.suffix.lower() not in _PICTURES:
+        raise argparse.ArgumentTypeError(f"{name!r} is no picture that can be drawn; end it in {', '.join(_PICTURES)}")
+    return path

@@ -1,0 +1,21 @@
+"""From a command's options to where runs are."""
+
+from __future__ import annotations
+
+import argparse
+
+from google_cloud_mldiagnostics.cli.text import note
+from google_cloud_mldiagnostics.run_source import RunSource, cloud_source, local_source
+
+__all__ = ["source_of"]
+
+
+def source_of(options: argparse.Namespace) -> RunSource:
+    """Returns the runs of a project where one was named, else those of this machine.
+
+    Raises:
+        CredentialsError: A project was named, or a region, and there are no credentials.
+    """
+    if options.project or options.region:
+        return cloud_source(options.project, options.region, note)
+    return local_source(note)

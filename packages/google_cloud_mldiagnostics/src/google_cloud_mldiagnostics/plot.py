@@ -1,0 +1,291 @@
+"""The curves of a run's metrics as a picture: a panel a metric, over steps where it has them, else over time."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from ml_diagnostics_common.exceptions import MissingExtraError
+
+from google_cloud_mldiagnostics.metric_series import Point, Series
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+__all__ = ["Curve", "Limits", "curve_of", "limits_of", "plot_metrics"]
+
+_COLORS: Final = ("#4477aa", "#ee6677", "#228833", "#ccbb44", "#66ccee", "#aa3377", "#bbbbbb", "#222255")
+"""Paul Tol's "bright" scheme; people with any kind of colour vision can tell them apart."""
+_INK, _FAINT, _GRID, _ALARM, _UNDONE = "#222222", "#777777", "#e6e6e6", "#b3001b", "#c4c4c4"
+_DOTS_PER_INCH: Final = 150
+_PANEL_WIDTH, _PANEL_HEIGHT = 5.2, 2.75  # inches
+_TITLE_HEIGHT: Final = 0.65
+_MOST_PANELS: Final = 30
+_MOST_LINES: Final = len(_COLORS)
+_BINS: Final = 400
+_MARKED_BELOW: Final = 40  # points
+_CUT_BEYOND: Final = 3.0  # times the range of all other values
+_SECOND_NS: Final = 1_000_000_000
+
+
+class Curve(NamedTuple):
+    """A line, and between what it varies; where there are many points each stands for several.
+
+    Attributes:
+        x: Steps, or seconds.
+        mean: Of the finite values there.
+        low: The smallest of them.
+        high: The largest of them.
+    """
+
+    x: list[float]
+    mean: list[float]
+    low: list[float]
+    high: list[float]
+
+
+class Limits(NamedTuple):
+    """What a panel shows of all values: without a few that would flatten the rest.
+
+    Attributes:
+        low: The smallest that is shown.
+        high: The largest that is shown.
+        below: The smallest of those that are not; None where there is none.
+        above: The largest of those that are not; None where there is none.
+    """
+
+    low: float
+    high: float
+    below: float | None
+    above: float | None
+
+
+def plot_metrics(run_id: str, by_metric: Mapping[str, Sequence[Series]], path: str | Path) -> None:
+    """Draws metrics, a panel each.
+
+    Args:
+        run_id: The run, for the title.
+        by_metric: Series by metric, in the order of the panels.
+        path: The picture to write; its suffix says in which format (.png, .svg, .pdf).
+
+    Raises:
+        MissingExtraError: matplotlib is not installed.
+        ValueError: The suffix is of no format that matplotlib writes.
+        OSError: The file cannot be written.
+    """
+    try:
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
+    except ImportError:
+        raise MissingExtraError("A picture of the curves", "google-cloud-mldiagnostics", "plot") from None
+
+    shown = list(by_metric.items())[:_MOST_PANELS]
+    across = min(3 if len(shown) > 4 else 2, max(1, len(shown)))
+    down = max(1, -(-len(shown) // across))
+    width, height = _PANEL_WIDTH * across, _TITLE_HEIGHT + _PANEL_HEIGHT * down
+    figure = Figure(figsize=(width, height), dpi=_DOTS_PER_INCH, facecolor="white", layout="constrained")
+    FigureCanvasAgg(figure)
+    figure.get_layout_engine().set(rect=(0, 0, 1, 1 - _TITLE_HEIGHT / height), w_pad=0.12, h_pad=0.1)  # type: ignore[union-attr, call-arg]
+    left = 0.15 / width
+    style: dict[str, Any] = {"color": _INK, "parse_math": False}
+    figure.text(left, 1 - 0.3 / height, _short(run_id, 70), fontsize=13, weight="bold", va="center", **style)
+    left_out = f"; {len(by_metric) - len(shown)} more are not drawn" if len(by_metric) > len(shown) else ""
+    figure.text(
+        1 - left, 1 - 0.3 / height, _when(by_metric) + left_out, fontsize=9, color=_FAINT, ha="right", va="center"
+    )
+    start_ns = min(
+        (one.points[0].timestamp_ns for series in by_metric.values() for one in series if one.points), default=0
+    )
+    for number, (metric, series) in enumerate(shown, start=1):
+        _draw_panel(figure.add_subplot(down, across, number), metric, series, start_ns)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Glyph .* missing from")  # A name in a script that the font lacks.
+        figure.savefig(path)
+
+
+def curve_of(points: Sequence[tuple[float, Sequence[float]]], bins: int = _BINS) -> Curve:
+    """Returns the line through points by x, each with its values: of many, a bin's worth is drawn as one.
+
+    Args:
+        points: x, and the values there; those that are not finite are passed over.
+        bins: How many points the line has at most.
+    """
+    known = [(x, [value for value in values if math.isfinite(value)]) for x, values in points]
+    known = [(x, values) for x, values in known if values]
+    if len(known) > bins:
+        first, span = known[0][0], (known[-1][0] - known[0][0]) or 1.0
+        gathered: dict[int, tuple[list[float], list[float]]] = {}
+        for x, values in known:
+            xs, all_values = gathered.setdefault(min(bins - 1, int((x - first) / span * bins)), ([], []))
+            xs.append(x)
+            all_values.extend(values)
+        known = [(math.fsum(xs) / len(xs), values) for _, (xs, values) in sorted(gathered.items())]
+    return Curve(
+        x=[x for x, _ in known],
+        mean=[math.fsum(value / len(values) for value in values) for _, values in known],
+        low=[min(values) for _, values in known],
+        high=[max(values) for _, values in known],
+    )
+
+
+def limits_of(values: Sequence[float]) -> Limits | None:
+    """Returns what to show of some values: without the one or two in a hundred that lie far away from all others.
+
+    The first step of a job compiles and takes a hundred times as long: with it, no other could be told from the next.
+    """
+    ordered = sorted(value for value in values if math.isfinite(value))
+    if not ordered:
+        return None
+    few = max(2, len(ordered) // 100) if len(ordered) >= 20 else 0
+    core = ordered[few : len(ordered) - few] if few else ordered
+    span = core[-1] - core[0] or abs(core[-1]) or 1.0
+    reach_low, reach_high = core[0] - _CUT_BEYOND * span, core[-1] + _CUT_BEYOND * span
+    kept = [value for value in ordered if reach_low <= value <= reach_high]
+    return Limits(
+        low=kept[0],
+        high=kept[-1],
+        below=ordered[0] if ordered[0] < reach_low else None,
+        above=ordered[-1] if ordered[-1] > reach_high else None,
+    )
+
+
+def _draw_panel(axes: Axes, metric: str, series: Sequence[Series], start_ns: int) -> None:
+    over_steps = all(one.has_steps for one in series)
+    seconds_a_unit, unit = (1.0, "") if over_steps else _time_unit(series, start_ns)
+
+    def place(point: Point) -> float:
+        if over_steps and point.step is not None:
+            return float(point.step)
+        return (point.timestamp_ns - start_ns) / _SECOND_NS / seconds_a_unit
+
+    kept = {id(one): one.by_step() if over_steps else one.points for one in series}
+    drawn = list(series) if len(series) <= _MOST_LINES else []
+    for number, one in enumerate(drawn):
+        color = _COLORS[number % len(_COLORS)]
+        if over_steps and len(kept[id(one)]) < len(one.points):
+            _draw_undone(axes, one.points, place)
+        curve = curve_of([(place(point), point.values) for point in kept[id(one)]])
+        _draw_curve(axes, curve, color, f"{_short(one.host, 24)} ({one.process_index})" if len(series) > 1 else None)
+    if not drawn:  # Too many to tell apart: all of them as one, with a band.
+        everything = sorted((place(point), point.values) for one in series for point in kept[id(one)])
+        _draw_curve(axes, curve_of(everything), _COLORS[0], f"{len(series)} processes")
+    _draw_attempts(axes, series, place)
+    _set_limits(axes, [value for one in series for point in kept[id(one)] for value in point.values], place, series)
+    _label(axes, metric, series, "step" if over_steps else f"time ({unit})")
+
+
+def _draw_curve(axes: Axes, curve: Curve, color: str, label: str | None) -> None:
+    if curve.low != curve.high:
+        axes.fill_between(curve.x, curve.low, curve.high, color=color, alpha=0.22, linewidth=0)
+    marker = "o" if len(curve.x) < _MARKED_BELOW else None
+    axes.plot(curve.x, curve.mean, color=color, linewidth=1.3, marker=marker, markersize=2.5, label=label)
+
+
+def _draw_undone(axes: Axes, points: Sequence[Point], place: Any) -> None:
+    """Draws steps that were made again after a restart as they were the first time."""
+    by_attempt: dict[str, list[tuple[float, Sequence[float]]]] = {}
+    for point in points:
+        by_attempt.setdefault(point.attempt, []).append((place(point), point.values))
+    for attempt_points in by_attempt.values():
+        curve = curve_of(sorted(attempt_points))
+        axes.plot(curve.x, curve.mean, color=_UNDONE, linewidth=1.0, zorder=1)
+
+
+def _draw_attempts(axes: Axes, series: Sequence[Series], place: Any) -> None:
+    """Draws a line where an attempt began that was not the first."""
+    first: dict[str, Point] = {}
+    for one in series:
+        for point in one.points:
+            if point.attempt not in first or point.timestamp_ns < first[point.attempt].timestamp_ns:
+                first[point.attempt] = point
+    starts = sorted(first.values(), key=lambda point: point.timestamp_ns)[1:]
+    for point in starts:
+        axes.axvline(place(point), color=_FAINT, linewidth=0.8, linestyle=(0, (3, 3)), zorder=1)
+        axes.annotate(
+            f"attempt {point.attempt}",
+            (place(point), 1.0),
+            xycoords=("data", "axes fraction"),
+            xytext=(3, -3),
+            textcoords="offset points",
+            fontsize=6.5,
+            color=_FAINT,
+            va="top",
+        )
+
+
+def _set_limits(axes: Axes, values: Sequence[float], place: Any, series: Sequence[Series]) -> None:
+    """Shows what is not out of all proportion, and says what is; marks what is not finite."""
+    limits = limits_of(values)
+    if limits is not None:
+        margin = 0.06 * ((limits.high - limits.low) or abs(limits.high) or 1.0)
+        axes.set_ylim(limits.low - margin, limits.high + 2 * margin)
+        beyond = [(limits.above, "up to", 0.97, "top"), (limits.below, "down to", 0.03, "bottom")]
+        for value, words, height, side in beyond:
+            if value is not None:
+                axes.text(
+                    0.99,
+                    height,
+                    f"{words} {value:.4g}, not shown",
+                    transform=axes.transAxes,
+                    ha="right",
+                    va=side,
+                    fontsize=7,
+                    color=_ALARM,
+                )
+    odd = [place(point) for one in series for point in one.points if not all(map(math.isfinite, point.values))]
+    if odd:
+        axes.plot(odd, [0.02] * len(odd), "x", color=_ALARM, markersize=5, transform=axes.get_xaxis_transform())
+        words = f"{len(odd)} not finite"
+        axes.text(0.01, 0.06, words, transform=axes.transAxes, ha="left", va="bottom", fontsize=7, color=_ALARM)
+
+
+def _label(axes: Axes, metric: str, series: Sequence[Series], x_label: str) -> None:
+    unit = series[0].unit
+    title = _short(metric, 44) + (f" ({_short(unit, 12)})" if unit not in ("", "1") else "")
+    axes.set_title(title, loc="left", fontsize=10, color=_INK, parse_math=False)
+    axes.set_xlabel(x_label, fontsize=8, color=_FAINT)
+    axes.tick_params(labelsize=8, colors=_FAINT, length=3)
+    axes.ticklabel_format(axis="y", style="sci", scilimits=(-3, 5), useMathText=True)
+    axes.grid(color=_GRID, linewidth=0.7)
+    axes.set_axisbelow(True)
+    axes.margins(x=0.02)
+    for side in ("top", "right"):
+        axes.spines[side].set_visible(False)
+    for side in ("left", "bottom"):
+        axes.spines[side].set_color(_UNDONE)
+    if len(series) > 1:
+        legend = axes.legend(fontsize=7, frameon=False, labelcolor=_INK)
+        for text in legend.get_texts():
+            text.set_parse_math(False)
+
+
+def _time_unit(series: Sequence[Series], start_ns: int) -> tuple[float, str]:
+    last_ns = max((one.points[-1].timestamp_ns for one in series if one.points), default=start_ns)
+    seconds = (last_ns - start_ns) / _SECOND_NS
+    units = ((2 * 86_400.0, 86_400.0, "days"), (2 * 3_600.0, 3_600.0, "h"), (180.0, 60.0, "min"))
+    return next(((size, name) for least, size, name in units if seconds >= least), (1.0, "s"))
+
+
+def _when(by_metric: Mapping[str, Sequence[Series]]) -> str:
+    import time
+
+    times = [
+        point.timestamp_ns
+        for series in by_metric.values()
+        for one in series
+        for point in one.points[:: len(one.points) - 1 or 1]
+    ]
+    if not times:
+        return ""
+    first, last = (
+        time.strftime("%Y-%m-%d %H:%M", time.gmtime(time_ns // _SECOND_NS)) for time_ns in (min(times), max(times))
+    )
+    return f"{first} to {last if first[:10] != last[:10] else last[11:]} UTC"
+
+
+def _short(text: str, length: int) -> str:
+    line = "".join(character if character.isprintable() else " " for character in text[: length + 1])
+    return line if len(line) <= length else line[: length - 3] + "..."

@@ -1,0 +1,144 @@
+"""What the entries of a run tell of its processes and its profiles, in any order, each entry once. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from typing import Any, Final, NamedTuple
+
+from ml_diagnostics_common.entry import LogEntry
+
+from google_cloud_mldiagnostics.entries import PROCESS, SESSION
+
+__all__ = ["COMPANION_LOG_ID", "ProcessKey", "RunHistory", "natural_number", "number"]
+
+COMPANION_LOG_ID: Final = "tpu.googleapis.com/runtime_monitor"
+"""Where the companion of `cloud_tpu_diagnostics` tells how a process has ended."""
+
+
+class ProcessKey(NamedTuple):
+    """Which process, in which attempt of the run: a process may make several."""
+
+    host: str
+    pid: int
+    attempt: int
+
+
+class ProcessRecord:
+    """What one process told of itself in one attempt.
+
+    Attributes:
+        first_ns: When it was first heard of, in ns since 1970.
+        last_ns: When it was last heard of.
+        told: What it said, the last word counting: see `entries.process_entry`.
+    """
+
+    def __init__(self, entry: LogEntry) -> None:
+        self.first_ns = self.last_ns = entry.timestamp_ns
+        self.told: dict[str, Any] = dict(entry.payload)
+
+    def add(self, entry: LogEntry) -> None:
+        """Takes note of one more of its entries. An address of the first still holds, a reason is of the last alone."""
+        is_later = entry.timestamp_ns >= self.last_ns
+        self.first_ns, self.last_ns = min(self.first_ns, entry.timestamp_ns), max(self.last_ns, entry.timestamp_ns)
+        first, last = (self.told, entry.payload) if is_later else (entry.payload, self.told)
+        self.told = {**first, "reason": "", **last}
+
+
+class SessionRecord:
+    """What processes told of one profile.
+
+    Attributes:
+        first_ns: When it was first heard of, in ns since 1970.
+        hosts: The last word of each process, by host and index: see `entries.session_entry`.
+    """
+
+    def __init__(self, first_ns: int) -> None:
+        self.first_ns = first_ns
+        self.hosts: dict[tuple[str, int | None], Mapping[str, Any]] = {}
+        self._said_ns: dict[tuple[str, int | None], int] = {}
+
+    def add(self, entry: LogEntry) -> None:
+        """Takes note of one more entry on it."""
+        self.first_ns = min(self.first_ns, entry.timestamp_ns)
+        who = (str(entry.payload.get("hostname", "")), natural_number(entry.payload.get("process_index")))
+        if self._said_ns.get(who, 0) <= entry.timestamp_ns:
+            self._said_ns[who] = entry.timestamp_ns
+            self.hosts[who] = entry.payload
+
+
+class RunHistory:
+    """Takes entries, and keeps what they tell of processes and profiles.
+
+    Attributes:
+        processes: By process and attempt.
+        sessions: By id.
+    """
+
+    def __init__(self) -> None:
+        """Knows nothing yet."""
+        self.processes: dict[ProcessKey, ProcessRecord] = {}
+        self.sessions: dict[str, SessionRecord] = {}
+        self._signs_ns: dict[tuple[str, int], int] = {}
+        self._endings: dict[tuple[str, int], list[LogEntry]] = {}
+
+    def add(self, entries: Iterable[LogEntry]) -> None:
+        """Takes note of entries of the run, and of the companions of its processes."""
+        signs_ns = self._signs_ns
+        for entry in entries:
+            labels = entry.context.labels
+            who = (labels.get("host", ""), natural_number(labels.get("pid")) or 0)
+            if entry.context.log_id == COMPANION_LOG_ID:
+                if entry.payload.get("kind") == "job_ended" and not entry.payload.get("goes_on"):
+                    self._endings.setdefault(who, []).append(entry)
+                continue
+            if signs_ns.get(who, 0) < entry.timestamp_ns:
+                signs_ns[who] = entry.timestamp_ns
+            namespace = entry.resource_label("namespace")
+            if namespace == PROCESS:
+                self._add_process(entry)
+            elif namespace == SESSION:
+                session_id = str(entry.payload.get("session_id", ""))
+                self.sessions.setdefault(session_id, SessionRecord(entry.timestamp_ns)).add(entry)
+
+    def _add_process(self, entry: LogEntry) -> None:
+        payload = entry.payload
+        key = ProcessKey(
+            str(payload.get("hostname", "")),
+            natural_number(payload.get("pid")) or 0,
+            natural_number(payload.get("attempt")) or 1,
+        )
+        if key in self.processes:
+            self.processes[key].add(entry)
+        else:
+            self.processes[key] = ProcessRecord(entry)
+
+    def last_sign_ns(self, key: ProcessKey) -> int:
+        """When a process was last heard of, by an entry of any kind; 0 if never."""
+        record = self.processes.get(key)
+        own_ns = record.last_ns if record is not None else 0
+        # Its other entries do not say of which attempt they are: they are of its last.
+        is_last = not any(other[:2] == key[:2] and other.attempt > key.attempt for other in self.processes)
+        return max(own_ns, self._signs_ns.get(key[:2], 0)) if is_last else own_ns
+
+    def ending(self, key: ProcessKey, since_ns: int) -> LogEntry | None:
+        """What its companion told of the end of a process that began then; another may have had the pid before."""
+        later = [entry for entry in self._endings.get(key[:2], ()) if entry.timestamp_ns >= since_ns]
+        return min(later, key=lambda entry: entry.timestamp_ns, default=None)
+
+
+def natural_number(value: object) -> int | None:
+    """A whole number as JSON, Cloud Logging (which has floats only) or a label has it; None for anything else."""
+    found = number(value)
+    return int(found) if found is not None and 0 <= found < 2**62 and found == int(found) else None
+
+
+def number(value: object) -> float | None:
+    """A finite number, or the text of one; None for anything else."""
+    if isinstance(value, bool) or not isinstance(value, (int, float, str)):
+        return None
+    try:
+        found = float(value)
+    except (ValueError, OverflowError):
+        return None
+    return found if math.isfinite(found) else None

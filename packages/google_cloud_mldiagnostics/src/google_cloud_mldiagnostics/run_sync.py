@@ -1,0 +1,317 @@
+"""A run of this machine, brought to Google Cloud: the run, its entries, and its profiles. Twice is once.
+
+Also while the run goes on, and beside its own shipper: an entry has the same insertId whoever sends it, of which Cloud
+Logging keeps one; a profile's file that is there is not sent again. How far entries were sent is kept on this machine.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+from pathlib import Path
+from typing import Any, Final
+
+from ml_diagnostics_common.backoff import Backoff
+from ml_diagnostics_common.cloud_logging import LoggingTransport, TransportError, full_log_name
+from ml_diagnostics_common.cloud_logging.limits import cut_to_fit
+from ml_diagnostics_common.entry import EntryContext, LogEntry, encode_cloud
+from ml_diagnostics_common.exceptions import PreconditionFailedError
+from ml_diagnostics_common.journal.layout import Header, list_segments, log_directory, read_header
+from ml_diagnostics_common.reader import JournalReader
+from ml_diagnostics_common.shipper.outbox import shipped_place
+from ml_diagnostics_common.storage import storage_for
+
+from google_cloud_mldiagnostics.control_plane import ControlPlane, Resource
+from google_cloud_mldiagnostics.entries import LOG_ID
+from google_cloud_mldiagnostics.exceptions import RunNotFoundError
+
+__all__ = ["EntriesSent", "ProfilesSent", "profile_files", "send_entries", "send_profiles", "send_run", "send_sessions"]
+
+_SESSIONS: Final = ("plugins", "profile")
+_BATCH: Final = 500
+_SAVE_EVERY: Final = 20  # batches
+_REQUEST_SECONDS: Final = 30.0
+_PATIENCE_SECONDS: Final = 60.0
+_REFUSED: Final = frozenset({"INVALID_ARGUMENT", "FAILED_PRECONDITION", "OUT_OF_RANGE"})
+_KEPT_BY_EACH: Final = ("attempts", "createTime", "etag", "metrics", "name", "state", "updateTime")
+_CACHES: Final = (".SSTABLE", ".op_stats.pb", ".op_stats_v2.pb")
+"""What XProf leaves beside the profiles that it has shown."""
+
+
+@dataclass
+class EntriesSent:
+    """What became of a run's entries.
+
+    Attributes:
+        sent: How many Cloud Logging took.
+        refused: How many it will never take.
+        why_refused: What it said of the first of them.
+    """
+
+    sent: int = 0
+    refused: int = 0
+    why_refused: str = ""
+
+
+@dataclass
+class ProfilesSent:
+    """What became of a run's profiles.
+
+    Attributes:
+        sent: The files that were sent.
+        size_bytes: Of all of them.
+        known: How many were there already.
+        sessions: The sessions that have files there.
+    """
+
+    sent: list[str] = field(default_factory=list)
+    size_bytes: int = 0
+    known: int = 0
+    sessions: set[str] = field(default_factory=set)
+
+
+def send_run(run: Resource, cloud: ControlPlane) -> bool:
+    """Creates the run, or changes what is kept of it to what this machine knows.
+
+    Args:
+        run: As this machine keeps it, its phase as it really is.
+        cloud: Where it goes.
+
+    Returns:
+        Whether it was created.
+
+    Raises:
+        ControlPlaneError: It was refused, or not answered.
+    """
+    run_id = str(run["name"])
+    try:
+        cloud.get_run(run_id)
+    except RunNotFoundError:
+        cloud.create_run(run_id, run)
+        return True
+    cloud.update_run(run_id, lambda kept: _brought_up_to_date(kept, run))
+    return False
+
+
+def _brought_up_to_date(kept: Resource, run: Resource) -> Resource:
+    """What is kept, with what this machine knows; but no FAILED of this attempt, and no later attempt, is undone."""
+    known = {name: value for name, value in run.items() if name not in _KEPT_BY_EACH and value}
+    kept_attempt, attempt = _attempt(kept), _attempt(run)
+    if kept_attempt > attempt or (kept_attempt == attempt and kept.get("runPhase") == "FAILED"):
+        for name in ("runPhase", "endTime", "errorDetails", "labels"):
+            known.pop(name, None)
+    for name in ("labels", "artifacts"):
+        if name in known:
+            known[name] = {**(kept.get(name) or {}), **known[name]}
+    if "configs" in known:
+        before = kept.get("configs") or {}
+        known["configs"] = before | {
+            section: {**(before.get(section) or {}), **configs} for section, configs in known["configs"].items()
+        }
+    return {**kept, **known}
+
+
+def _attempt(run: Resource) -> int:
+    text = str((run.get("labels") or {}).get("attempt", ""))
+    return int(text) if text.isdecimal() else 1
+
+
+# --- Entries ------------------------------------------------------------------------------------------
+
+
+def send_entries(
+    run_id: str,
+    transport: LoggingTransport,
+    *,
+    root: Path,
+    location: str,
+    progress: Callable[[EntriesSent], None] = lambda sent: None,
+    sleep: Callable[[float], None] = time.sleep,
+) -> EntriesSent:
+    """Sends those of a run's entries that were not sent yet, with their insertIds.
+
+    Args:
+        run_id: The run.
+        transport: Where they go.
+        root: The diagnostics folder.
+        location: The region in which the run is kept.
+        progress: Is told now and then how far it is.
+        sleep: Waits a number of seconds.
+
+    Raises:
+        TransportError: Cloud Logging refused, or kept failing; the next time goes on from there.
+    """
+    name = f"sync {transport.project} {run_id}"
+    position = JournalReader.load_position(name, LOG_ID, root=root) or _shipped(run_id, transport.project, root)
+    reader = JournalReader(LOG_ID, root=root, position=position, resource_labels={"node_id": run_id})
+    sent = EntriesSent()
+    encode = _Encoder(transport.project, location)
+    try:
+        for number, batch in enumerate(_batches(reader.read_new()), start=1):
+            _write(transport, [encode(entry) for entry in batch], sent, sleep)
+            if number % _SAVE_EVERY == 0:
+                reader.save_position(name, job=run_id)
+                progress(sent)
+    finally:
+        reader.save_position(name, job=run_id)
+    return sent
+
+
+class _Encoder:
+    """Entries of the journal as Cloud Logging takes them: it wants a project, a full name, and none that is too big."""
+
+    def __init__(self, project: str, location: str) -> None:
+        self._project, self._location = project, location
+        self._contexts: dict[str | None, EntryContext] = {}
+
+    def __call__(self, entry: LogEntry) -> dict[str, Any]:
+        context = entry.context
+        cloud_context = self._contexts.get(context.writer)
+        if cloud_context is None:
+            labels = {**(context.resource.get("labels") or {}), "project_id": self._project, "location": self._location}
+            cloud_context = context._replace(
+                log_name=full_log_name(self._project, LOG_ID), resource={**context.resource, "labels": labels}
+            )
+            self._contexts[context.writer] = cloud_context
+        entry.context = cloud_context
+        cut_to_fit(entry)
+        return encode_cloud(entry)
+
+
+def _batches(read: Iterator[list[LogEntry]]) -> Iterator[list[LogEntry]]:
+    for entries in read:
+        remaining = iter(entries)
+        while batch := list(islice(remaining, _BATCH)):
+            yield batch
+
+
+def _write(
+    transport: LoggingTransport, entries: Sequence[Mapping[str, Any]], sent: EntriesSent, sleep: Callable[[float], None]
+) -> None:
+    """Writes a batch until each of its entries was taken, or refused for good."""
+    pending, backoff, deadline = [list(entries)], Backoff(longest_seconds=16.0), time.monotonic() + _PATIENCE_SECONDS
+    while pending:
+        part = pending.pop()
+        refused: list[str] = []
+        try:
+            transport.write(part, timeout_seconds=_REQUEST_SECONDS)
+        except TransportError as error:
+            if error.entry_errors:
+                refused = [entry_error.message for entry_error in error.entry_errors.values()]
+            elif error.code in _REFUSED and len(part) > 1:
+                pending += [part[len(part) // 2 :], part[: len(part) // 2]]
+                continue
+            elif error.code in _REFUSED and sent.sent:
+                refused = [error.message]
+            else:
+                wait_seconds = backoff.failed(error.retry_after_seconds)
+                if not error.retryable or time.monotonic() + wait_seconds > deadline:
+                    raise
+                sleep(wait_seconds)
+                pending.append(part)
+                continue
+        sent.sent += len(part) - len(refused)
+        sent.refused += len(refused)
+        sent.why_refused = sent.why_refused or "".join(refused[:1])
+
+
+def _shipped(run_id: str, project: str, root: Path) -> dict[str, Any]:
+    """The position behind what the run's own shipper has brought to this project."""
+    writers: dict[str, dict[str, int]] = {}
+    for segment in list_segments(log_directory(root, LOG_ID)):
+        header: Header | None = None
+        with contextlib.suppress(OSError):
+            header = read_header(segment)
+        if header is None or not header.ship or header.project != project:
+            continue
+        if (header.resource.get("labels") or {}).get("node_id") == run_id:
+            place = shipped_place(root, LOG_ID, segment.writer)
+            if segment.number <= place.segment:
+                offset = segment.size if segment.number < place.segment else place.offset
+                writers.setdefault(segment.writer, {})[str(segment.number)] = offset
+    return {"writers": writers}
+
+
+# --- Profiles -----------------------------------------------------------------------------------------
+
+
+def profile_files(folders: Sequence[Path]) -> dict[str, Path]:
+    """Returns the files of profiles below some folders that XProf would be given, by session and name."""
+    files: dict[str, Path] = {}
+    for folder in folders:
+        sessions = folder.joinpath(*_SESSIONS)
+        for path in sorted(sessions.glob("*/*")):
+            if path.is_file() and not path.name.startswith(".") and not path.name.endswith(_CACHES):
+                files.setdefault(f"{path.parent.name}/{path.name}", path)
+    return files
+
+
+def send_profiles(
+    files: Mapping[str, Path], logdir: str, *, staging: Path, told: Callable[[str], None] = lambda name: None
+) -> ProfilesSent:
+    """Sends the files of profiles that are not there yet.
+
+    Args:
+        files: By session and name: see `profile_files`.
+        logdir: What XProf is given there: `gs://...`.
+        staging: The folder of those that only wait to be sent: they are removed here once they are there.
+        told: Is told each name before it is sent.
+
+    Raises:
+        StorageError: The store failed.
+        OSError: A file could not be read.
+    """
+    storage, sent = storage_for(logdir), ProfilesSent()
+    for name, path in files.items():
+        target = "/".join((logdir, *_SESSIONS, name))
+        if storage.exists(target):
+            sent.known += 1
+        else:
+            told(name)
+            try:
+                data = path.read_bytes()
+                storage.write(target, data, if_generation=0)
+                sent.sent.append(name)
+                sent.size_bytes += len(data)
+            except FileNotFoundError:  # The run's own process was faster.
+                continue
+            except PreconditionFailedError:
+                sent.known += 1
+        sent.sessions.add(name.partition("/")[0])
+        if path.is_relative_to(staging):
+            path.unlink(missing_ok=True)
+    return sent
+
+
+def send_sessions(
+    run_id: str, sessions: Sequence[Resource], logdir: str, there: set[str], cloud: ControlPlane
+) -> list[str]:
+    """Tells the control plane of the run's profiler sessions that have files in the cloud.
+
+    Args:
+        run_id: The run.
+        sessions: As this machine keeps them.
+        logdir: What XProf is given there.
+        there: The sessions that have files there.
+        cloud: Who is told.
+
+    Returns:
+        The ids of those that it was told of.
+
+    Raises:
+        ControlPlaneError: It refused, or did not answer.
+    """
+    told = []
+    for session in sessions:
+        session_id = str(session.get("name", "")).rpartition("/")[2]
+        folder = str(session.get("storageFolderUri", ""))
+        if session_id in there:
+            folder = "/".join((logdir, *_SESSIONS, session_id))
+        if folder.startswith("gs://"):
+            known = {name: value for name, value in session.items() if name not in _KEPT_BY_EACH}
+            cloud.put_session(run_id, session_id, {**known, "storageFolderUri": folder})
+            told.append(session_id)
+    return told

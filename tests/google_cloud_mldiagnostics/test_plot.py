@@ -1,0 +1,88 @@
+"""The picture of a run's curves: what is drawn is what was recorded."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+from google_cloud_mldiagnostics.cli.metric_output import in_order
+from google_cloud_mldiagnostics.metric_series import MetricSeries, Series
+from google_cloud_mldiagnostics.plot import curve_of, limits_of, plot_metrics
+from hypothesis import given
+from hypothesis import strategies as st
+from ml_diagnostics_common.entry import LogEntry
+
+from .told_runs import entry, metric
+
+
+def series_of(*told: LogEntry) -> dict[str, list[Series]]:
+    series = MetricSeries()
+    series.add(told)
+    return in_order(series)
+
+
+def test_few_points_are_drawn_as_they_are() -> None:
+    curve = curve_of([(0, [1.0]), (1, [2.0]), (2, [4.0, 8.0])])
+    assert (curve.x, curve.mean, curve.low, curve.high) == ([0, 1, 2], [1, 2, 6], [1, 2, 4], [1, 2, 8])
+
+
+def test_of_many_points_none_is_lost_in_the_band() -> None:
+    points = [(float(x), [math.sin(x / 500) + (3.0 if x == 7_777 else 0.0)]) for x in range(20_000)]
+    curve = curve_of(points, bins=100)
+    assert len(curve.x) <= 100
+    assert max(curve.high) == max(value for _, (value,) in points)
+    assert curve.x == sorted(curve.x)
+    assert all(low <= mean <= high for low, mean, high in zip(curve.low, curve.mean, curve.high, strict=True))
+
+
+def test_what_is_not_finite_is_no_point_of_the_line() -> None:
+    curve = curve_of([(0, [1.0]), (1, [math.nan]), (2, [math.inf, 5.0])])
+    assert (curve.x, curve.mean) == ([0, 2], [1.0, 5.0])
+
+
+def test_one_step_that_took_a_hundred_times_as_long_does_not_flatten_the_others() -> None:
+    limits = limits_of([12.0] + [0.1 + 0.001 * (step % 7) for step in range(100)])
+    assert limits is not None
+    assert (limits.above, limits.below) == (12.0, None)
+    assert limits.high < 0.2
+
+
+def test_a_loss_that_falls_is_shown_from_its_beginning() -> None:
+    limits = limits_of([10 * math.exp(-step / 60) for step in range(500)])
+    assert limits is not None
+    assert (limits.high, limits.above) == (10.0, None)
+
+
+@pytest.mark.parametrize("values", [[], [math.nan]])
+def test_nothing_has_no_limits(values: list[float]) -> None:
+    assert limits_of(values) is None
+
+
+@given(st.lists(st.floats(-1e300, 1e300), min_size=1, max_size=60))
+def test_limits_hold_what_is_shown_and_tell_what_is_not(values: list[float]) -> None:
+    limits = limits_of(values)
+    assert limits is not None
+    assert limits.low <= limits.high
+    assert max(values) in (limits.high, limits.above)
+    assert min(values) in (limits.low, limits.below)
+
+
+def test_a_picture_is_drawn_of_every_kind_of_series(tmp_path: Path) -> None:
+    told = [metric("loss", step, 2.0 / (step + 1), step=step) for step in range(50)]
+    told += [metric("loss", 60 + step, 2.0 / (step + 1), step=step) for step in range(40, 80)]  # done again
+    told += [metric("$x_{1}$ 実験", at, math.nan if at == 3 else at) for at in range(9)]
+    told += [
+        entry("tpu_duty_cycle", at, {"values": [50.0, 60.0], "hostname": f"h{host}", "process_index": str(host)})
+        for at in range(9)
+        for host in range(20)
+    ]
+    told += [metric("one", 0, 1.0), metric("never finite", 0, math.inf, step=1), metric("big", 0, 1e300, step=1)]
+    for name in ("curves.png", "curves.svg", "curves.pdf"):
+        plot_metrics("run-1", series_of(*told), tmp_path / name)
+        assert (tmp_path / name).stat().st_size > 10_000
+
+
+def test_a_run_of_a_hundred_metrics_is_still_a_picture(tmp_path: Path) -> None:
+    plot_metrics("run-1", series_of(*(metric(f"m{number}", 0, 1.0) for number in range(100))), tmp_path / "a.png")
+    assert (tmp_path / "a.png").stat().st_size > 10_000

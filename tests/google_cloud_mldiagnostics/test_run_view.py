@@ -1,0 +1,281 @@
+"""How a run is: told by its processes, by what was written down of it, and by silence."""
+
+from __future__ import annotations
+
+import math
+import random
+
+import pytest
+from google_cloud_mldiagnostics import entries
+from google_cloud_mldiagnostics.attempts import WITHOUT_A_WORD
+from google_cloud_mldiagnostics.run_history import RunHistory
+from google_cloud_mldiagnostics.run_view import SILENT_SECONDS, State, view_run
+from hypothesis import given
+from hypothesis import strategies as st
+from ml_diagnostics_common.entry import LogEntry
+
+from .told_runs import at, attempt, ending, entry, kept_process, metric, process, resource, rfc3339, session, view
+
+
+def test_a_run_whose_process_was_heard_of_lately_is_active() -> None:
+    shown = view(resource(), process("ACTIVE", 0), process("ACTIVE", 60), now=61 + SILENT_SECONDS - 2)
+    assert (shown.state, shown.reason, shown.ended_ns) == (State.ACTIVE, "", None)
+    assert shown.last_sign_ns == at(60)
+
+
+def test_a_run_of_which_nothing_was_heard_for_three_minutes_is_stale() -> None:
+    shown = view(resource(), process("ACTIVE", 0), process("ACTIVE", 60), now=61 + SILENT_SECONDS)
+    assert shown.state is State.STALE
+    assert shown.reason == "nothing was heard of it for 3 min"
+    assert shown.ended_ns is None
+
+
+def test_any_entry_of_a_process_is_a_sign_of_life() -> None:
+    shown = view(resource(), process("ACTIVE", 0), metric("loss", 500, 0.1), now=510)
+    assert shown.state is State.ACTIVE
+    assert view(resource(), process("ACTIVE", 0), metric("loss", 500, 0.1, pid=7), now=510).state is State.STALE
+
+
+def test_what_the_companion_tells_of_the_end_counts() -> None:
+    shown = view(resource(), process("ACTIVE", 0), ending("out_of_memory", 90), now=100)
+    assert (shown.state, shown.reason, shown.ended_ns) == (State.FAILED, "The job: out_of_memory", at(90))
+
+
+def test_a_clean_end_that_only_the_companion_saw_is_one() -> None:
+    assert view(resource(), process("ACTIVE", 0), ending("clean", 90), now=100).state is State.COMPLETED
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        pytest.param(ending("signal", -50), id="an earlier process of the same pid"),
+        pytest.param(ending("signal", 50, pid=101), id="another process"),
+        pytest.param(ending("signal", 50, goes_on=True), id="a block that was left by a job that goes on"),
+    ],
+)
+def test_an_end_of_something_else_is_none_of_the_run(other: LogEntry) -> None:
+    assert view(resource(), process("ACTIVE", 0), other, now=100).state is State.ACTIVE
+
+
+def test_the_last_word_of_the_process_itself_wins_over_its_companion() -> None:
+    told = [process("ACTIVE", 0), process("FAILED", 80, reason="ValueError: no data"), ending("exception", 81)]
+    assert view(resource(), *told, now=100).reason == "ValueError: no data"
+
+
+def test_a_process_that_is_gone_has_failed_at_once() -> None:
+    kept = resource(attempts=[attempt(1, "ACTIVE", 0, kept_process())])
+    shown = view(kept, process("ACTIVE", 0), now=5, is_gone=lambda known: known["started"] == "7")
+    assert (shown.state, shown.reason) == (State.FAILED, WITHOUT_A_WORD)
+    assert view(kept, process("ACTIVE", 0), now=5).state is State.ACTIVE
+
+
+def test_a_signal_that_came_before_a_death_is_told() -> None:
+    kept = resource(attempts=[attempt(1, "ACTIVE", 0, kept_process())])
+    told = process("ACTIVE", 4, reason="SIGTERM has come")
+    assert view(kept, told, now=5, is_gone=lambda _: True).reason == f"SIGTERM has come; it {WITHOUT_A_WORD}"
+    # And forgotten where the process went on.
+    later = process("ACTIVE", 60)
+    assert view(kept, told, later, now=65, is_gone=lambda _: True).reason == WITHOUT_A_WORD
+
+
+def test_a_run_that_was_ended_is_not_judged_anew() -> None:
+    shown = view(resource("COMPLETED", endTime=rfc3339(50)), process("ACTIVE", 0), now=10_000)
+    assert (shown.state, shown.ended_ns) == (State.COMPLETED, at(50))
+    assert view(resource("FAILED", errorDetails="why"), process("ACTIVE", 0), now=9).reason == "why"
+
+
+def test_a_failure_of_a_worker_is_not_covered_by_the_end_of_process_0() -> None:
+    told = [
+        process("COMPLETED", 50, count=2),
+        process("FAILED", 55, host="host-1", index=1, count=2, reason="RuntimeError: lost"),
+    ]
+    shown = view(resource("COMPLETED"), *told, now=60)
+    assert (shown.state, shown.reason) == (State.FAILED, "host-1 (process 1): RuntimeError: lost")
+
+
+def test_the_first_failure_is_the_reason() -> None:
+    told = [
+        process("FAILED", 55, index=0, count=2, reason="barrier timed out"),
+        process("FAILED", 50, host="host-1", index=1, count=2, reason="disk full"),
+    ]
+    assert view(resource(), *told, now=60).reason == "host-1 (process 1): disk full"
+
+
+def test_a_run_goes_on_while_one_process_does_and_who_is_silent_is_named() -> None:
+    told = [process("ACTIVE", 400, count=3), process("ACTIVE", 10, host="host-1", index=1, count=3)]
+    shown = view(resource(), *told, now=410)
+    assert shown.state is State.ACTIVE
+    assert shown.notes == [
+        "host-1 (process 1) was last heard of 7 min ago; others go on.",
+        "1 of 3 processes have told nothing of themselves.",
+    ]
+
+
+def test_a_run_that_tells_of_no_process_may_go_on_or_not() -> None:
+    shown = view(resource(), now=1e6)  # As the public package makes them.
+    assert shown.state is State.ACTIVE
+    assert "not known" in shown.notes[0]
+
+
+def test_an_attempt_that_another_followed_has_failed() -> None:
+    told = [process("ACTIVE", 0), process("ACTIVE", 300, pid=200, attempt=2)]
+    shown = view(resource(), *told, now=310)
+    assert [(one.number, one.state, one.reason) for one in shown.attempts] == [
+        (1, State.FAILED, WITHOUT_A_WORD),
+        (2, State.ACTIVE, ""),
+    ]
+    assert (shown.state, [one.pid for one in shown.processes]) == (State.ACTIVE, [200])
+    assert shown.attempts[0].ended_ns == at(0)
+
+
+def test_what_was_written_down_of_an_attempt_and_what_its_process_told_is_one() -> None:
+    kept = resource(
+        attempts=[
+            attempt(1, "FAILED", 0, kept_process("FAILED"), reason="exit code 3", endTime=rfc3339(40)),
+            attempt(2, "ACTIVE", 60, kept_process(pid=200)),
+        ]
+    )
+    shown = view(kept, process("ACTIVE", 0), process("ACTIVE", 61, pid=200, attempt=2, profiler_port=9999), now=70)
+    first, second = shown.attempts
+    assert (first.state, first.reason, first.started_ns, first.ended_ns) == (State.FAILED, "exit code 3", at(0), at(40))
+    assert [(one.pid, one.state, one.profiler_port) for one in second.processes] == [(200, State.ACTIVE, 9999)]
+
+
+def test_one_process_may_make_several_attempts() -> None:
+    told = [
+        process("ACTIVE", 0),
+        process("COMPLETED", 10),
+        process("ACTIVE", 20, attempt=2),
+        metric("loss", 30, 0.5),
+    ]
+    shown = view(resource(), *told, now=35)
+    assert [(one.state, one.processes[0].last_sign_ns) for one in shown.attempts] == [
+        (State.COMPLETED, at(10)),
+        (State.ACTIVE, at(30)),
+    ]
+
+
+def test_numbers_are_numbers_as_cloud_logging_gives_them_back() -> None:
+    told = process("ACTIVE", 0, index=3, count=8, attempt=2, profiler_port=9999)
+    told.payload = {name: float(value) if isinstance(value, int) else value for name, value in told.payload.items()}
+    shown = view(resource(), told, now=5)
+    only = shown.processes[0]
+    assert (only.process_index, only.process_count, only.attempt, only.profiler_port) == (3, 8, 2, 9999)
+    assert all(type(number) is int for number in (only.process_index, only.attempt, only.pid))
+
+
+def test_googles_year_one_is_no_end() -> None:
+    shown = view(resource(endTime="0001-01-01T00:00:00Z"), now=5)
+    assert shown.ended_ns is None
+
+
+def test_a_profile_is_what_its_hosts_tell_of_it() -> None:
+    told = [
+        session("s1", "ACTIVE", 10),
+        session("s1", "SUCCEEDED", 12, duration_seconds=1.5, size_bytes=1000, planes=["/host:CPU"]),
+        session("s1", "FAILED", 13, host="host-1", index=1, problem="disk full"),
+    ]
+    (shown,) = view(resource(), *told, now=20).sessions
+    assert (shown.phase, shown.started_ns, shown.duration_seconds) == ("FAILED", at(10), 1.5)
+    assert [(host.host, host.phase, host.size_bytes, host.problem) for host in shown.hosts] == [
+        ("host-0", "SUCCEEDED", 1000, ""),
+        ("host-1", "FAILED", None, "disk full"),
+    ]
+
+
+def test_a_profile_that_only_the_control_plane_knows_is_shown_and_one_that_both_know_once() -> None:
+    kept = [
+        {
+            "name": "projects/p/locations/l/machineLearningRuns/run-1/profilerSessions/s2",
+            "kind": "KIND_SNAPSHOT",
+            "storageFolderUri": "gs://b/run-1/plugins/profile/s2",
+            "duration": "2.500s",
+            "targetSessions": {"host-7": {"startTime": rfc3339(30), "sessionPhase": "SUCCEEDED"}},
+        },
+        {"name": "s1", "kind": "KIND_PROGRAMMATIC", "targetSessions": {"host-0": {"sessionPhase": "SUCCEEDED"}}},
+    ]
+    first, second = view(resource(), session("s1", "SUCCEEDED", 10), now=40, sessions=kept).sessions
+    assert (first.session_id, first.kind, len(first.hosts)) == ("s1", "programmatic", 1)
+    assert (second.kind, second.phase, second.duration_seconds, second.started_ns) == (
+        "on_demand",
+        "SUCCEEDED",
+        2.5,
+        at(30),
+    )
+
+
+TOLD = [
+    process("ACTIVE", 0, count=2, address="10.0.0.1", profiler_port=9999),
+    process("ACTIVE", 60, count=2),
+    process("ACTIVE", 1, host="host-1", index=1, count=2),
+    process("ACTIVE", 300, pid=200, attempt=2, count=2),
+    process("FAILED", 320, pid=200, attempt=2, count=2, reason="no more data"),
+    metric("loss", 90, 0.3, step=1),
+    session("s1", "ACTIVE", 10),
+    session("s1", "SUCCEEDED", 12, size_bytes=10),
+    ending("signal", 100),
+]
+
+
+def test_the_order_of_entries_changes_nothing() -> None:
+    expected = view(resource(), *TOLD, now=400)
+    for seed in range(30):
+        shuffled = random.Random(seed).sample(TOLD, len(TOLD))
+        assert view(resource(), *shuffled, now=400) == expected
+
+
+json_values = st.sampled_from(
+    [
+        None,
+        True,
+        0,
+        -1,
+        10**400,
+        2.5,
+        math.nan,
+        math.inf,
+        "",
+        "ACTIVE",
+        "1e999",
+        "\ud800",
+        [],
+        [None, [1]],
+        {},
+        {"a": [{}]},
+    ]
+)
+process_keys = st.sampled_from(
+    [
+        "phase",
+        "attempt",
+        "hostname",
+        "process_index",
+        "process_count",
+        "pid",
+        "reason",
+        "profiler_port",
+        "session_id",
+        "folder",
+        "kind",
+        "duration_seconds",
+        "size_bytes",
+        "planes",
+        "problem",
+    ]
+)
+
+
+@given(
+    payloads=st.lists(st.dictionaries(process_keys, json_values), max_size=4),
+    namespace=st.sampled_from([entries.PROCESS, entries.SESSION]),
+)
+def test_whatever_an_entry_holds_the_run_can_be_shown(payloads: list[dict[str, object]], namespace: str) -> None:
+    told = [entry(namespace, second, payload) for second, payload in enumerate(payloads)]
+    assert view(resource(), *told, now=100).run_id == "run-1"
+
+
+@given(
+    st.dictionaries(st.sampled_from(["runPhase", "labels", "configs", "artifacts", "endTime", "attempts"]), json_values)
+)
+def test_whatever_a_control_plane_holds_the_run_can_be_shown(kept: dict[str, object]) -> None:
+    assert view_run({"name": "run-1", **kept}, RunHistory(), now_ns=at(1)).run_id == "run-1"
