@@ -20,6 +20,7 @@ from ml_diagnostics_common.backoff import Backoff
 from ml_diagnostics_common.guard import LOSSES, Counters, warn_once
 from ml_diagnostics_common.journal.layout import log_directory
 from ml_diagnostics_common.journal.own_journals import flush_journals
+from ml_diagnostics_common.shipper.own_records import kept_from_cloud_logging
 
 if TYPE_CHECKING:
     from ml_diagnostics_common.cloud_logging import LoggingTransport
@@ -190,6 +191,10 @@ class Shipper:
     # --- The thread -----------------------------------------------------------------------------------
 
     def _run(self) -> None:
+        with kept_from_cloud_logging():
+            self._run_to_the_end()
+
+    def _run_to_the_end(self) -> None:
         try:
             delivery = self._find_cloud()
             while delivery is not None and not self._is_over():
