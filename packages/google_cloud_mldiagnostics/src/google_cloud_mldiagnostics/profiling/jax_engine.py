@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +23,7 @@ class JaxEngine:
         """Ends the trace."""
         import jax.profiler
 
-        jax.profiler.stop_trace()
+        jax.profiler.stop_trace()  # type: ignore[no-untyped-call, unused-ignore]
         return captured_file(folder)
 
     def abandon(self) -> None:
@@ -43,23 +42,20 @@ class JaxEngine:
         return jax.default_backend() != "cpu"
 
     def can_serve(self) -> bool:
-        """Whether JAX is imported, and either has its backends or can serve without."""
-        return is_imported("jax") and (_serves_without_backend() or _has_backends())
+        """Whether the job has JAX and its devices."""
+        return is_imported("jax") and _has_backends()
 
     def start_server(self, port: int) -> None:
         """Starts JAX's server."""
         import jax.profiler
 
-        if _serves_without_backend():
-            jax.profiler.start_server(port, requires_backend=False)
-        else:
-            jax.profiler.start_server(port)
+        jax.profiler.start_server(port)
 
     def stop_server(self) -> None:
         """Ends JAX's server."""
         import jax.profiler
 
-        jax.profiler.stop_server()
+        jax.profiler.stop_server()  # type: ignore[no-untyped-call, unused-ignore]
 
 
 def _profile_state() -> Any:
@@ -69,12 +65,6 @@ def _profile_state() -> Any:
         return profiler._profile_state
     except (ImportError, AttributeError):
         return None
-
-
-def _serves_without_backend() -> bool:
-    import jax.profiler
-
-    return "requires_backend" in inspect.signature(jax.profiler.start_server).parameters
 
 
 def _has_backends() -> bool:

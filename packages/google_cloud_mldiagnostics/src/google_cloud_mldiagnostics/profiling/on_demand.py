@@ -42,7 +42,7 @@ __all__ = ["DEFAULT_PORT", "address_of_this_host", "start_on_demand_xprof", "sto
 logger = logging.getLogger("google_cloud_mldiagnostics.profiling")
 
 DEFAULT_PORT: Final = 9999
-_READY_SECONDS: Final = 0.25
+_READY_SECONDS: Final = 0.5
 _LOOK_SECONDS: Final = 2.0
 
 
@@ -50,8 +50,8 @@ _LOOK_SECONDS: Final = 2.0
 def start_on_demand_xprof(port: int = DEFAULT_PORT) -> None:
     """Lets others profile this process, from now until the end of the run.
 
-    Returns at once: the server starts as soon as the job has imported its framework, in a thread. JAX is not
-    initialised by it. Where the port is taken, one WARNING names the one that is used instead, which the run's readers
+    Returns at once: the server starts, in a thread, as soon as the job has initialised its devices, which this does not
+    do. Where the port is taken, one WARNING names the one that is used instead, which the run's readers
     know.
 
     Args:

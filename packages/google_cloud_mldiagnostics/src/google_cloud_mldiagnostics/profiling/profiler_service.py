@@ -109,7 +109,7 @@ class ProfilerService:
         names = [re.sub(r"[^\w.-]", "_", address) for address in addresses] if host_names is None else list(host_names)
         _check(addresses, roots, names, duration_ms)
         try:
-            import grpc
+            import grpc  # type: ignore[import-untyped]
         except ImportError as error:
             raise MissingExtraError("profiling on demand", "google-cloud-mldiagnostics", "profile") from error
 

@@ -136,7 +136,7 @@ class HostsCheck:
 
     def __init__(self, session: Session, wait_seconds: float = _WAIT_SECONDS) -> None:
         self._session = session
-        self._left_seconds = wait_seconds
+        self._left_seconds = wait_seconds if session.expected_hosts > 1 else 0.0
         self._backoff = Backoff(1.0, 10.0)
 
     def __call__(self) -> float | None:

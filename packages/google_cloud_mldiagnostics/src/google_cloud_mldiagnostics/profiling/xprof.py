@@ -331,9 +331,12 @@ def _keep(capture: _Capture, file: Path) -> None:
             deliveries_of_this_process().add(HostsCheck(session), is_awaited=session.expected_hosts == 1)
 
     if place.way is Way.MOVED:
-        move(file, Path(target))
-        told()
-        return
+        try:
+            move(file, Path(target))
+            told()
+            return
+        except OSError:  # It waits like one for a network; what is wrong there is said at the first try.
+            pass
     staged = place.staged_session(session.session_id) / file_name
     stage(file, staged, place.staging)
     if place.way is Way.STAGED:

@@ -1,0 +1,134 @@
+"""Hosts that profile together share a session, what a session is called is safe, and no file overwrites another."""
+
+import datetime
+import os
+
+import pytest
+from google_cloud_mldiagnostics import agreement
+from google_cloud_mldiagnostics.exceptions import ProfilingError
+from google_cloud_mldiagnostics.profiling import sessions
+from google_cloud_mldiagnostics.profiling.places import Way, place_of, xplane_name
+from google_cloud_mldiagnostics.profiling.sessions import SessionIds, checked_session_id
+
+from .profiled_runs import profiled_run
+
+NOON = datetime.datetime(2026, 11, 21, 12, tzinfo=datetime.timezone.utc)
+
+
+def after(seconds):
+    return NOON + datetime.timedelta(seconds=seconds)
+
+
+@pytest.fixture
+def coordinator(monkeypatch):
+    """What the first process says of a key, all hear: the rule of `agreement.agree`."""
+    said = {}
+    monkeypatch.setattr(sessions, "agree", lambda key, proposal, *, timeout_seconds: said.setdefault(key, proposal))
+    return said
+
+
+def test_processes_that_begin_together_share_a_session_though_their_clocks_differ(coordinator):
+    one, other = SessionIds("run", 1), SessionIds("run", 1)
+    assert one.next(None, after(0)) == other.next(None, after(1.5)) == "2026_11_21_12_00_00_000"
+    assert other.next(None, after(300)) == one.next(None, after(302)) == "2026_11_21_12_05_00_000"
+
+
+def test_a_process_that_profiled_alone_meets_the_others_again(coordinator):
+    one, other = SessionIds("run", 1), SessionIds("run", 1)
+    alone = [one.next(None, after(600 * number)) for number in range(3)]
+    together = other.next(None, after(3000))
+    assert together not in alone
+    assert one.next(None, after(3001)) == together
+
+
+def test_a_process_never_joins_a_session_that_it_was_in(coordinator):
+    one = SessionIds("run", 1)
+    coordinator["xprof/run/1/2"] = first = one.next(None, after(0))
+    assert one.next(None, after(1)) != first
+
+
+def test_a_process_that_is_left_out_still_counts(coordinator):
+    one, other = SessionIds("run", 1), SessionIds("run", 1)
+    one.next(None, after(0))
+    other.skip(None)
+    assert one.next(None, after(5)) == other.next(None, after(5))
+
+
+def test_attempts_do_not_meet(coordinator):
+    assert SessionIds("run", 1).next(None, after(0)) != SessionIds("run", 2).next(None, after(60))
+
+
+def test_a_name_that_the_user_gives_twice_overwrites_nothing():
+    one = SessionIds("run", 1)
+    assert [one.next("warm", after(n)) for n in range(3)] == ["warm", "warm-2", "warm-3"]
+    other = SessionIds("run", 1)
+    other.skip("warm")
+    assert other.next("warm", after(9)) == "warm-2"
+
+
+@pytest.mark.parametrize(
+    ("given", "checked"),
+    [
+        ("profiling_session", "profiling_session"),
+        ("../../etc/passwd", "_.._etc_passwd"),
+        (".hidden", "hidden"),
+        ("a b/c\0d", "a_b_c_d"),
+        ("実験", "実験"),
+        ("", None),
+        ("..", None),
+        (None, None),
+        ("x" * 500, "x" * 120),
+    ],
+)
+def test_a_session_is_a_folder_inside_the_run(given, checked):
+    assert checked_session_id(given) == checked
+
+
+def test_agreement_is_asked_as_it_is():
+    """The stand-in above keeps to the real one's names."""
+    assert agreement.agree("xprof/run/1/1", "mine", timeout_seconds=1.0) == "mine"
+
+
+# --- Places -------------------------------------------------------------------------------------------
+
+
+def test_without_a_cloud_profiles_go_to_the_runs_own_folder():
+    with profiled_run("run-1") as active:
+        place = place_of(active)
+    assert (place.logdir, place.way) == (str(active.folder / "profiles"), Way.MOVED)
+    assert place.session("s") == f"{active.folder}/profiles/plugins/profile/s"
+
+
+def test_with_a_cloud_a_place_must_be_given():
+    with profiled_run("run-1", is_local=False) as active, pytest.raises(ProfilingError, match="gcs_path="):
+        place_of(active)
+
+
+def test_a_given_folder_holds_a_folder_of_each_run(tmp_path):
+    with profiled_run("run-1", gcs_path=str(tmp_path / "all")) as active:
+        place = place_of(active)
+    assert (place.logdir, place.way) == (f"{tmp_path}/all/run-1", Way.MOVED)
+
+
+@pytest.mark.parametrize(("is_local", "way"), [(True, Way.STAGED), (False, Way.UPLOADED)])
+def test_a_bucket_is_uploaded_to_where_there_is_a_cloud(is_local, way):
+    with profiled_run("run-1", gcs_path="gs://bucket/folder", is_local=is_local) as active:
+        place = place_of(active)
+    assert (place.session("s"), place.way) == ("gs://bucket/folder/run-1/plugins/profile/s", way)
+    assert place.staged_session("s") == active.folder / "staged/plugins/profile/s"
+
+
+def test_processes_of_one_host_have_files_of_their_own():
+    with profiled_run("run-1") as active:
+        assert xplane_name(active, 0, 1) == "host-a"
+        names = [xplane_name(active, index, 4) for index in (2, 0, 3, 2, 0)]
+    assert names == ["host-a", "host-a-0", "host-a-3", "host-a", "host-a-0"]
+
+
+def test_a_file_system_without_links_still_keeps_processes_apart(monkeypatch):
+    def no_links(*_):
+        raise OSError(1, "not permitted")
+
+    monkeypatch.setattr(os, "link", no_links)
+    with profiled_run("run-1") as active:
+        assert {xplane_name(active, index, 2) for index in range(2)} == {"host-a-0", "host-a-1"}

@@ -1,0 +1,381 @@
+"""xprof(): three ways to say it, one profile at a time, in its place when stop() returns; never at the job's cost."""
+
+import asyncio
+import inspect
+import logging
+import os
+import threading
+
+import pytest
+from google_cloud_mldiagnostics.active_run import set_active_run
+from google_cloud_mldiagnostics.exceptions import ProfilingError
+from google_cloud_mldiagnostics.mlrun_types import MLRun
+from google_cloud_mldiagnostics.profiling import xprof as xprof_module
+from google_cloud_mldiagnostics.profiling.jax_engine import JaxEngine
+from google_cloud_mldiagnostics.profiling.verification import read_xplane
+from google_cloud_mldiagnostics.profiling.xprof import Xprof as xprof  # noqa: N813
+from google_cloud_mldiagnostics.profiling.xprof import finish_profiles
+from ml_diagnostics_common.guard import LOSSES
+
+from .profiled_runs import profiled_run, sessions_told, xplanes
+
+jax = pytest.importorskip("jax")
+
+
+@pytest.fixture
+def run(request):
+    with profiled_run(f"run-{abs(hash(request.node.name))}") as active:
+        yield active
+
+
+@pytest.fixture
+def warnings(caplog):
+    caplog.set_level(logging.WARNING)
+    return lambda: [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
+
+
+def work():
+    return jax.numpy.ones((64, 64)).sum().block_until_ready()
+
+
+def taken(active):
+    return xplanes(active.folder / "profiles" / "plugins" / "profile")
+
+
+# --- Three ways to say it -----------------------------------------------------------------------------
+
+
+def test_start_and_stop_leave_a_profile_in_its_place(run):
+    profile = xprof()
+    profile.start()
+    work()
+    profile.stop()
+    (file,) = taken(run)
+    assert file.endswith("/host-a.xplane.pb")
+    found = read_xplane(run.folder / "profiles/plugins/profile" / file)
+    assert found.is_whole
+    assert "/host:CPU" in found.planes
+
+
+def test_a_with_block_is_profiled_and_its_error_is_the_users(run):
+    error = KeyError("the user's")
+
+    def train():
+        with xprof() as profile:
+            work()
+            assert isinstance(profile, xprof)
+            raise error
+
+    with pytest.raises(KeyError) as caught:
+        train()
+    assert caught.value is error
+    assert len(taken(run)) == 1
+
+
+def test_a_decorated_function_stays_itself_and_each_call_is_a_profile(run):
+    @xprof(session_id="called")
+    def train(first, *, second=2):
+        """The user's words."""
+        work()
+        return first + second
+
+    assert (train.__name__, train.__doc__) == ("train", "The user's words.")
+    assert str(inspect.signature(train)) == "(first, *, second=2)"
+    assert [train(1), train(1, second=5)] == [3, 6]
+    assert taken(run) == ["called-2/host-a.xplane.pb", "called/host-a.xplane.pb"]
+
+
+def test_a_method_can_be_decorated(run):
+    class Trainer:
+        @xprof()
+        def train(self):
+            work()
+            return self
+
+    trainer = Trainer()
+    assert trainer.train() is trainer
+    assert len(taken(run)) == 1
+
+
+def test_a_coroutine_is_profiled_until_it_returns_not_until_it_is_made(run):
+    during = []
+
+    @xprof()
+    async def train():
+        await asyncio.sleep(0)
+        during.append(xprof_module._capture_of_this_process)
+        return "done"
+
+    assert inspect.iscoroutinefunction(train)
+    assert asyncio.run(train()) == "done"
+    assert during[0] is not None
+    assert len(taken(run)) == 1
+
+
+def test_a_generator_is_profiled_while_it_is_iterated(run):
+    @xprof()
+    def batches():
+        answer = yield 1
+        yield xprof_module._capture_of_this_process is not None
+        return answer
+
+    iterator = batches()
+    assert not taken(run)
+    assert next(iterator) == 1
+    assert iterator.send("sent") is True
+    with pytest.raises(StopIteration) as stopped:
+        next(iterator)
+    assert stopped.value.value == "sent"
+    assert len(taken(run)) == 1
+
+
+def test_an_asynchronous_generator_is_profiled_while_it_is_iterated(run):
+    @xprof()
+    async def batches():
+        yield 1
+        yield xprof_module._capture_of_this_process is not None
+
+    async def consume():
+        return [item async for item in batches()]
+
+    assert asyncio.run(consume()) == [1, True]
+    assert len(taken(run)) == 1
+
+
+def test_a_decorator_without_parentheses_is_an_error_that_says_so(run):
+    with pytest.raises(ProfilingError, match=r"@xprof\(\), with parentheses"):
+
+        @xprof
+        def train():
+            pass
+
+
+def test_the_run_may_be_named_as_the_first_argument(run):
+    @xprof(run.run)
+    def train():
+        work()
+
+    train()
+    assert len(taken(run)) == 1
+    with pytest.raises(ProfilingError, match="run other has ended"):
+        xprof(MLRun(name="other")).start()
+
+
+# --- Sessions -----------------------------------------------------------------------------------------
+
+
+def test_a_session_is_called_as_the_user_says(run):
+    with xprof(session_id="in-the-block"):
+        work()
+    profile = xprof(session_id="of-the-object")
+    profile.start(session_id="of-the-start")
+    profile.stop()
+    profile.start()
+    profile.stop()
+    names = [file.partition("/")[0] for file in taken(run)]
+    assert names == ["in-the-block", "of-the-object", "of-the-start"]
+
+
+def test_profiles_that_follow_each_other_have_sessions_of_their_own(run):
+    for _ in range(3):
+        with xprof():
+            pass
+    assert len(taken(run)) == 3
+
+
+def test_a_profile_is_told_as_a_session_of_the_run(run):
+    with xprof(session_id="told"):
+        work()
+    assert finish_profiles(5)
+    assert sessions_told(run.run.name) == [("told", "ACTIVE"), ("told", "SUCCEEDED")]
+    (began, started), (ended, session) = run.registration.sessions
+    assert began == ended == "told"
+    assert started["targetSessions"]["host-a"]["sessionPhase"] == "ACTIVE"
+    assert started["targetSessions"]["host-a"]["endTime"].startswith("0001")
+    assert session["profilerTargets"] == ["host-a"]
+    assert session["targetSessions"]["host-a"]["sessionPhase"] == "SUCCEEDED"
+    assert session["storageFolderUri"] == str(run.folder / "profiles/plugins/profile/told")
+    assert float(session["duration"].removesuffix("s")) > 0
+
+
+def test_a_process_that_is_not_listed_does_nothing_and_says_so(run, caplog):
+    caplog.set_level(logging.INFO)
+    profile = xprof(process_index_list=[1, 2])
+    profile.start()
+    profile.stop()
+    assert "profiling_status: skipped" in caplog.text
+    assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
+    assert not taken(run)
+    with xprof(process_index_list=(0,)):
+        work()
+    assert len(taken(run)) == 1
+
+
+def test_decorating_initialises_nothing():
+    import subprocess
+    import sys
+
+    program = (
+        "import sys\n"
+        "from google_cloud_mldiagnostics.profiling.xprof import Xprof\n"
+        "@Xprof(process_index_list=[0])\n"
+        "def train(): pass\n"
+        "assert not {'jax', 'numpy', 'grpc'} & set(sys.modules), sorted(sys.modules)\n"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True)
+
+
+# --- Wrong use ----------------------------------------------------------------------------------------
+
+
+def test_without_a_run_or_a_place_the_start_says_what_to_do():
+    set_active_run(None)
+    with pytest.raises(ProfilingError, match="call machinelearning_run first"):
+        xprof().start()
+    with profiled_run("in-the-cloud", is_local=False):
+        with pytest.raises(ProfilingError, match="gcs_path="), xprof():
+            pytest.fail("the block ran")
+        with profiled_run("again"), xprof():
+            work()
+
+
+def test_a_second_start_and_a_stop_too_many_are_warnings(run, warnings):
+    profile = xprof()
+    profile.stop()
+    profile.start()
+    profile.start()
+    profile.stop()
+    profile.stop()
+    assert [("stop()" in text, "start()" in text) for text in warnings()] == [
+        (True, False),
+        (False, True),
+        (True, False),
+    ]
+    assert len(taken(run)) == 1
+
+
+def test_one_profile_at_a_time_and_the_inner_one_does_not_end_the_outer(run, warnings):
+    with xprof(session_id="outer"):
+        with xprof(session_id="inner"):
+            work()
+        assert not taken(run)
+        work()
+    assert taken(run) == ["outer/host-a.xplane.pb"]
+    assert len(warnings()) == 1
+
+
+def test_of_many_threads_one_profiles_and_none_fails(run, warnings):
+    gate = threading.Barrier(8)
+    failed = []
+
+    def profile():
+        gate.wait()
+        try:
+            for _ in range(5):
+                with xprof():
+                    pass
+        except BaseException as error:
+            failed.append(error)
+
+    threads = [threading.Thread(target=profile) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failed
+    told = sessions_told(run.run.name)
+    assert len(taken(run)) == sum(phase == "SUCCEEDED" for _, phase in told) > 0
+    assert all("another profile" in text for text in warnings())
+
+
+# --- What fails costs a profile -----------------------------------------------------------------------
+
+
+def test_beside_the_users_own_profiler_nothing_is_taken_from_it(run, warnings, tmp_path):
+    jax.profiler.start_trace(str(tmp_path))
+    with xprof(session_id="refused"):
+        work()
+    jax.profiler.stop_trace()
+    assert len(xplanes(tmp_path)) == 1
+    assert not taken(run)
+    assert "could not be started" in warnings()[0]
+    assert LOSSES["xprof start: RuntimeError"] == 1
+    assert sessions_told(run.run.name) == [("refused", "FAILED")]
+    with xprof():
+        work()
+    assert len(taken(run)) == 1
+
+
+def test_a_trace_that_cannot_be_written_leaves_profiling_usable(run, warnings, monkeypatch):
+    """JAX itself would refuse every later one."""
+    scratch = []
+    monkeypatch.setattr(
+        xprof_module, "scratch_folder", lambda active: scratch.append(active.folder / "no") or scratch[0]
+    )
+    (run.folder / "no").parent.mkdir(parents=True, exist_ok=True)
+    (run.folder / "no").write_text("a file stands where the trace should go")
+    with xprof(session_id="lost"):
+        work()
+    assert "is lost" in warnings()[0]
+    assert sessions_told(run.run.name) == [("lost", "ACTIVE"), ("lost", "FAILED")]
+    monkeypatch.undo()
+    with xprof(session_id="after"):
+        work()
+    assert taken(run) == ["after/host-a.xplane.pb"]
+
+
+def test_a_place_that_cannot_be_written_keeps_the_profile_on_this_machine(in_production, warnings, tmp_path):
+    (tmp_path / "file").write_text("")
+    with profiled_run("run-1", finish_seconds=0.5, gcs_path=str(tmp_path / "file")) as active:
+        with xprof(session_id="kept"):
+            work()
+        assert xplanes(active.folder / "staged") == ["plugins/profile/kept/host-a.xplane.pb"]
+        assert "waits in" in warnings()[0]
+
+
+def test_a_profile_without_the_device_is_told_as_failed(run, warnings, monkeypatch):
+    monkeypatch.setattr(JaxEngine, "has_accelerator", lambda self: True)
+    with xprof(session_id="blind"):
+        work()
+    assert "it shows no device" in warnings()[0]
+    assert sessions_told(run.run.name)[-1] == ("blind", "FAILED")
+    assert len(taken(run)) == 1
+
+
+def test_ctrl_c_inside_stop_leaves_profiling_usable(run, monkeypatch):
+    def interrupted(self, folder):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(JaxEngine, "stop", interrupted)
+        with pytest.raises(KeyboardInterrupt), xprof():
+            work()
+    with xprof(session_id="after"):
+        work()
+    assert taken(run) == ["after/host-a.xplane.pb"]
+
+
+def test_the_end_of_the_run_ends_its_profile(run):
+    profile = xprof(session_id="open")
+    profile.start()
+    work()
+    assert finish_profiles(5)
+    assert taken(run) == ["open/host-a.xplane.pb"]
+    profile.stop()
+    assert len(taken(run)) == 1
+
+
+def test_nothing_is_left_of_the_scratch(run):
+    with xprof():
+        work()
+    assert os.listdir(run.folder / "scratch") == []  # noqa: PTH208
+
+
+def test_the_real_xprof_reads_it(run):
+    convert = pytest.importorskip("xprof.convert.raw_to_tool_data")
+    with xprof(), jax.profiler.StepTraceAnnotation("train", step_num=1):
+        work()
+    (file,) = taken(run)
+    path = str(run.folder / "profiles/plugins/profile" / file)
+    data, _ = convert.xspace_to_tool_data([path], "overview_page", {})
+    assert b"run_environment" in data or b"host_count" in data

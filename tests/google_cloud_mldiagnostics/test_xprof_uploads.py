@@ -1,0 +1,141 @@
+"""Profiles in a bucket: a thread brings them there, however it behaves; until then they are on this machine."""
+
+import logging
+import os
+import subprocess
+import sys
+import textwrap
+import time
+
+import pytest
+from google_cloud_mldiagnostics.profiling import deliveries
+from google_cloud_mldiagnostics.profiling.verification import summary_of
+from google_cloud_mldiagnostics.profiling.xprof import Xprof, finish_profiles
+from ml_diagnostics_common import storage
+from ml_diagnostics_common.guard import LOSSES
+from ml_diagnostics_testing.faults import Hang, Status
+
+from .profiled_runs import eventually, profiled_run, sessions_told, xplanes
+
+jax = pytest.importorskip("jax")
+pytest.importorskip("google.cloud.storage")
+
+NAME = "folder/run-1/plugins/profile/one/host-a.xplane.pb"
+
+
+@pytest.fixture
+def bucket(cloud_storage_server, monkeypatch):
+    for name, value in cloud_storage_server.environment().items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(deliveries, "_FIRST_PAUSE_SECONDS", 0.1)
+    cloud_storage_server.create_bucket("bucket")
+    return cloud_storage_server
+
+
+@pytest.fixture
+def run():
+    with profiled_run("run-1", gcs_path="gs://bucket/folder", is_local=False) as active:
+        yield active
+
+
+def profile_once():
+    with Xprof(session_id="one"):
+        jax.numpy.ones(8).sum().block_until_ready()
+
+
+def test_a_profile_comes_to_the_bucket_whole_and_leaves_nothing_behind(bucket, run):
+    profile_once()
+    assert finish_profiles(20)
+    assert bucket.names("bucket") == [NAME]
+    assert summary_of(bucket.read("bucket", NAME)).is_whole
+    assert not xplanes(run.folder)
+    assert sessions_told("run-1") == [("one", "ACTIVE"), ("one", "SUCCEEDED")]
+    session = run.registration.sessions[-1][1]
+    assert session["storageFolderUri"] == "gs://bucket/folder/run-1/plugins/profile/one"
+    assert session["profilerTargets"] == ["host-a"]
+
+
+def test_training_never_waits_for_the_bucket(bucket, run):
+    bucket.faults.always(Hang(), on="upload")
+    profile_once()  # JAX's first takes longer.
+    started = time.monotonic()
+    with Xprof(session_id="two"):
+        pass
+    took = time.monotonic() - started
+    started = time.monotonic()
+    assert not finish_profiles(1.0)
+    assert took < time.monotonic() - started
+    assert len(xplanes(run.folder / "staged")) == 2
+    bucket.faults.clear()
+    bucket.faults.release()
+
+
+def test_a_bucket_that_fails_for_a_while_gets_it_later(bucket, run, in_production, caplog):
+    bucket.faults.script([Status(403)] * 3, on="upload")
+    profile_once()
+    assert finish_profiles(20)
+    assert bucket.names("bucket") == [NAME]
+    assert LOSSES["profile upload: StorageError"] == 3
+    warnings = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+    assert len(warnings) == 1
+    assert "roles/storage.objectUser" in warnings[0]
+    assert str(run.folder / "staged") in warnings[0]
+    assert sessions_told("run-1") == [("one", "ACTIVE"), ("one", "SUCCEEDED")]
+
+
+def test_what_sync_has_uploaded_meanwhile_is_not_missed(bucket, run, in_production, monkeypatch):
+    bucket.faults.script([Status(403)], on="upload")
+    monkeypatch.setattr(deliveries, "_FIRST_PAUSE_SECONDS", 1.0)
+    profile_once()
+    (staged,) = (run.folder / "staged").rglob("*.xplane.pb")
+    eventually(lambda: LOSSES.get("profile upload: StorageError"))
+    storage.write(f"gs://bucket/{NAME}", staged.read_bytes())
+    staged.unlink()
+    assert finish_profiles(20)
+    assert sessions_told("run-1")[-1] == ("one", "SUCCEEDED")
+
+
+def test_without_a_cloud_it_is_staged_for_sync(caplog):
+    caplog.set_level(logging.INFO)
+    with profiled_run("run-1", gcs_path="gs://bucket/folder", is_local=True) as active:
+        profile_once()
+        assert finish_profiles(0)
+        assert xplanes(active.folder / "staged") == ["plugins/profile/one/host-a.xplane.pb"]
+        assert "mldiagnostics sync run-1" in caplog.text
+        assert sessions_told("run-1") == [("one", "ACTIVE"), ("one", "SUCCEEDED")]
+
+
+def test_of_too_many_that_wait_the_oldest_is_dropped_and_counted(monkeypatch, tmp_path):
+    monkeypatch.setattr(deliveries, "_MOST_WAITING", 3)
+    for number in range(5):
+        source = tmp_path / "source"
+        source.write_bytes(b"x")
+        os.utime(source, ns=(number, number))
+        deliveries.stage(source, tmp_path / "staged" / str(number) / "host.xplane.pb", tmp_path / "staged")
+    assert xplanes(tmp_path / "staged") == [f"{number}/host.xplane.pb" for number in (2, 3, 4)]
+    assert LOSSES["profile_dropped"] == 2
+
+
+def test_the_end_of_the_program_waits_for_uploads_and_ends_an_open_profile(bucket):
+    bucket.faults.script([Status(503), Status(503)], on="upload")
+    program = """
+        import os
+        import jax
+        from google_cloud_mldiagnostics.active_run import ActiveRun, set_active_run
+        from google_cloud_mldiagnostics.mlrun_types import MLRun
+        from google_cloud_mldiagnostics.profiling.xprof import Xprof
+        from google_cloud_mldiagnostics.run_log import RunLog
+        from ml_diagnostics_common.environment import diagnostics_directory
+
+        run = MLRun(name="run-1", gcs_path="gs://bucket/folder")
+        log = RunLog("run-1", location="us-central1", project="", labels={}, is_shipped=False)
+        folder = diagnostics_directory() / "runs" / "run-1"
+        set_active_run(ActiveRun(run, log, folder, "host-a", 0, 1, os.getpid(), False))
+        with Xprof(session_id="closed"):
+            jax.numpy.ones(8).sum().block_until_ready()
+        Xprof(session_id="open").start()
+    """
+    subprocess.run([sys.executable, "-c", textwrap.dedent(program)], check=True, timeout=60)
+    profiles = "folder/run-1/plugins/profile"
+    assert bucket.names("bucket") == [f"{profiles}/{session}/host-a.xplane.pb" for session in ("closed", "open")]
+    assert sessions_told("run-1")[-1] == ("open", "SUCCEEDED")
