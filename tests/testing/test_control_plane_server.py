@@ -157,8 +157,19 @@ def test_an_id_has_lower_case_letters_digits_and_dashes(control_plane_server, ru
 
 
 def test_a_zone_is_no_region(control_plane_server):
-    path = RUNS.replace("us-central1", "us-central1-a")
-    assert ask(control_plane_server, "POST", path, RUN, machine_learning_run_id="a")[0] == 403
+    for location in ("us-central1-a", "-"):
+        path = RUNS.replace("us-central1", location)
+        assert ask(control_plane_server, "POST", path, RUN, machine_learning_run_id="a")[0] == 403
+
+
+def test_runs_of_all_regions_are_listed_together(control_plane_server):
+    create(control_plane_server)
+    elsewhere = RUNS.replace("us-central1", "europe-west4")
+    ask(control_plane_server, "POST", elsewhere, RUN, machine_learning_run_id="b")
+    assert len(control_plane_server.runs()) == 2
+    assert listed(control_plane_server) == ["my-run-1"]
+    _, page = ask(control_plane_server, "GET", RUNS.replace("us-central1", "-"), filter="region = europe-west4")
+    assert [run["name"] for run in page["machineLearningRuns"]] == [f"{elsewhere.removeprefix('/v1alpha/')}/b"]
 
 
 # --- Listing ---------------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from ml_diagnostics_testing.http_server import ApiError, LoopbackServer, Request
 _SERVICE = "hypercomputecluster.googleapis.com"
 _TYPES = "type.googleapis.com/google.cloud.hypercomputecluster.v1alpha"
 _RUN_ID = re.compile(r"[a-z0-9]([a-z0-9-]{0,198}[a-z0-9])?")
-_REGION = re.compile(r"-|[a-z]+(-[a-z]+)*-[a-z]+[0-9]+")
+_REGION = re.compile(r"[a-z]+(-[a-z]+)*-[a-z]+[0-9]+")
 _PATH = re.compile(
     r"/v1alpha/(?P<parent>projects/[^/]+/locations/(?P<location>[^/]+))/"
     r"(?:(?P<operation>operations/[^/]+)"
@@ -167,7 +167,7 @@ class ControlPlaneServer(LoopbackServer):
             permission = f"hypercomputecluster.{_PERMISSIONS[operation]}"
             message = f"Permission '{permission}' denied on resource '{found['parent']}' (or it may not exist)."
             raise ApiError(403, message, details=[_error_info("IAM_PERMISSION_DENIED", permission=permission)])
-        if not _REGION.fullmatch(found["location"]):
+        if not _REGION.fullmatch(found["location"]) and (found["location"], operation) != ("-", "list"):
             raise ApiError(403, f"Permission denied on 'locations/{found['location']}' (or it may not exist).")
 
     def _do_run(self, operation: str, request: Request, found: re.Match[str]) -> Resource:
