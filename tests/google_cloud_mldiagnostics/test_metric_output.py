@@ -103,7 +103,7 @@ def test_the_last_values_are_shown_of_metrics_that_are_named() -> None:
     by_metric = series_of(*(metric("loss", step, 100.0 - step, step=step) for step in range(40)))
     lines = format_values(by_metric)
     assert "28 before them" in "\n".join(lines)
-    assert lines[-1].split() == ["39", "2025-11-21T07:32:29.000000000Z", "61"]
+    assert lines[-1].split() == ["39", "2025-11-21", "07:32:29.000Z", "61"]
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -163,17 +163,22 @@ def _draw_panel(axes: Axes, metric: str, series: Sequence[Series], start_ns: int
 
     kept = {id(one): one.by_step() if over_steps else one.points for one in series}
     drawn = list(series) if len(series) <= _MOST_LINES else []
-    for number, one in enumerate(drawn):
-        color = _COLORS[number % len(_COLORS)]
-        if over_steps and len(kept[id(one)]) < len(one.points):
-            _draw_undone(axes, one.points, place)
-        curve = curve_of([(place(point), point.values) for point in kept[id(one)]])
-        _draw_curve(axes, curve, color, f"{_short(one.host, 24)} ({one.process_index})" if len(series) > 1 else None)
+    for color, one in zip(_COLORS, drawn, strict=False):
+        last = kept[id(one)]
+        if len(last) < len(one.points):
+            last_ids = set(map(id, last))
+            _draw_undone(axes, [point for point in one.points if id(point) not in last_ids], place)
+        label = f"{_short(one.host, 24)} ({one.process_index})" if len(series) > 1 else None
+        # Over time a line that goes on after a restart would tell of values that nobody measured.
+        for part in [last] if over_steps else _by_attempt(last):
+            _draw_curve(axes, curve_of([(place(point), point.values) for point in part]), color, label)
+            label = None
     if not drawn:  # Too many to tell apart: all of them as one, with a band.
         everything = sorted((place(point), point.values) for one in series for point in kept[id(one)])
         _draw_curve(axes, curve_of(everything), _COLORS[0], f"{len(series)} processes")
     _draw_attempts(axes, series, place)
-    _set_limits(axes, [value for one in series for point in kept[id(one)] for value in point.values], place, series)
+    shown = [point for one in series for point in kept[id(one)]]
+    _set_limits(axes, shown, place, "step" if over_steps else f"{unit}:", has_legend=len(series) > 1)
     _label(axes, metric, series, "step" if over_steps else f"time ({unit})")
 
 
@@ -184,17 +189,21 @@ def _draw_curve(axes: Axes, curve: Curve, color: str, label: str | None) -> None
     axes.plot(curve.x, curve.mean, color=color, linewidth=1.3, marker=marker, markersize=2.5, label=label)
 
 
-def _draw_undone(axes: Axes, points: Sequence[Point], place: Any) -> None:
+def _draw_undone(axes: Axes, points: Iterable[Point], place: Callable[[Point], float]) -> None:
     """Draws steps that were made again after a restart as they were the first time."""
-    by_attempt: dict[str, list[tuple[float, Sequence[float]]]] = {}
-    for point in points:
-        by_attempt.setdefault(point.attempt, []).append((place(point), point.values))
-    for attempt_points in by_attempt.values():
-        curve = curve_of(sorted(attempt_points))
+    for part in _by_attempt(points):
+        curve = curve_of([(place(point), point.values) for point in part])
         axes.plot(curve.x, curve.mean, color=_UNDONE, linewidth=1.0, zorder=1)
 
 
-def _draw_attempts(axes: Axes, series: Sequence[Series], place: Any) -> None:
+def _by_attempt(points: Iterable[Point]) -> list[list[Point]]:
+    attempts: dict[str, list[Point]] = {}
+    for point in points:
+        attempts.setdefault(point.attempt, []).append(point)
+    return list(attempts.values())
+
+
+def _draw_attempts(axes: Axes, series: Sequence[Series], place: Callable[[Point], float]) -> None:
     """Draws a line where an attempt began that was not the first."""
     first: dict[str, Point] = {}
     for one in series:
@@ -216,30 +225,33 @@ def _draw_attempts(axes: Axes, series: Sequence[Series], place: Any) -> None:
         )
 
 
-def _set_limits(axes: Axes, values: Sequence[float], place: Any, series: Sequence[Series]) -> None:
-    """Shows what is not out of all proportion, and says what is; marks what is not finite."""
-    limits = limits_of(values)
+def _set_limits(
+    axes: Axes, shown: Sequence[Point], place: Callable[[Point], float], at: str, *, has_legend: bool
+) -> None:
+    """Shows what is not out of all proportion, says what is, and marks what is not finite."""
+    remarks = []
+    limits = limits_of([value for point in shown for value in point.values])
     if limits is not None:
         margin = 0.06 * ((limits.high - limits.low) or abs(limits.high) or 1.0)
-        axes.set_ylim(limits.low - margin, limits.high + 2 * margin)
-        beyond = [(limits.above, "up to", 0.97, "top"), (limits.below, "down to", 0.03, "bottom")]
-        for value, words, height, side in beyond:
+        # Room for the legend below, and for the numbers of attempts above.
+        axes.set_ylim(limits.low - margin * (2.5 if has_legend else 1), limits.high + margin * 1.5)
+        for value, arrow in ((limits.above, "\N{UPWARDS ARROW}"), (limits.below, "\N{DOWNWARDS ARROW}")):
             if value is not None:
-                axes.text(
-                    0.99,
-                    height,
-                    f"{words} {value:.4g}, not shown",
-                    transform=axes.transAxes,
-                    ha="right",
-                    va=side,
-                    fontsize=7,
-                    color=_ALARM,
-                )
-    odd = [place(point) for one in series for point in one.points if not all(map(math.isfinite, point.values))]
+                where = next(place(point) for point in shown if value in point.values)
+                remarks.append(f"{arrow} {_tick(value)} at {at} {where:.4g}")
+    odd = [place(point) for point in shown if not all(map(math.isfinite, point.values))]
     if odd:
-        axes.plot(odd, [0.02] * len(odd), "x", color=_ALARM, markersize=5, transform=axes.get_xaxis_transform())
-        words = f"{len(odd)} not finite"
-        axes.text(0.01, 0.06, words, transform=axes.transAxes, ha="left", va="bottom", fontsize=7, color=_ALARM)
+        axes.plot(odd, [0.03] * len(odd), "x", color=_ALARM, markersize=5, transform=axes.get_xaxis_transform())
+        remarks.append(f"{len(odd)} not finite")
+    axes.set_title("; ".join(remarks), loc="right", fontsize=7.5, color=_ALARM)
+
+
+def _tick(value: float) -> str:
+    """A number on an axis: 0.0003, 12.5k, 3M."""
+    for size, suffix in ((1e9, "G"), (1e6, "M"), (1e4, "k")):
+        if abs(value) >= size and abs(value) < 1e15:
+            return f"{value / (1e3 if suffix == 'k' else size):.4g}{suffix}"
+    return f"{value:.4g}"
 
 
 def _label(axes: Axes, metric: str, series: Sequence[Series], x_label: str) -> None:
@@ -248,7 +260,7 @@ def _label(axes: Axes, metric: str, series: Sequence[Series], x_label: str) -> N
     axes.set_title(title, loc="left", fontsize=10, color=_INK, parse_math=False)
     axes.set_xlabel(x_label, fontsize=8, color=_FAINT)
     axes.tick_params(labelsize=8, colors=_FAINT, length=3)
-    axes.ticklabel_format(axis="y", style="sci", scilimits=(-3, 5), useMathText=True)
+    axes.yaxis.set_major_formatter(lambda value, _: _tick(value))
     axes.grid(color=_GRID, linewidth=0.7)
     axes.set_axisbelow(True)
     axes.margins(x=0.02)
@@ -257,7 +269,16 @@ def _label(axes: Axes, metric: str, series: Sequence[Series], x_label: str) -> N
     for side in ("left", "bottom"):
         axes.spines[side].set_color(_UNDONE)
     if len(series) > 1:
-        legend = axes.legend(fontsize=7, frameon=False, labelcolor=_INK)
+        legend = axes.legend(
+            fontsize=6.5,
+            loc="lower left",  # To look for the best place takes longer than all else.
+            ncols=min(4, len(series)),
+            columnspacing=1.0,
+            handlelength=1.2,
+            framealpha=0.75,
+            edgecolor="none",
+            labelcolor=_INK,
+        )
         for text in legend.get_texts():
             text.set_parse_math(False)
 

@@ -61,7 +61,3 @@ def _parser() -> argparse.ArgumentParser:
         command.prepare_parser(subparser)
         subparser.set_defaults(command=command)
     return parser
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -12,14 +12,17 @@ from typing import Any
 
 from ml_diagnostics_common.entry import format_timestamp
 
-from google_cloud_mldiagnostics.cli.text import columns, format_number, one_line, sparkline
+from google_cloud_mldiagnostics.cli.text import columns, format_bytes, format_number, one_line, sparkline
 from google_cloud_mldiagnostics.metric_series import Point, Series
 from google_cloud_mldiagnostics.metric_types import METRIC_UNITS
+from google_cloud_mldiagnostics.plot import limits_of
 
 __all__ = ["Summary", "csv_lines", "format_summaries", "format_values", "in_order", "metrics_as_dict", "summarise"]
 
 _CSV_COLUMNS = ("metric", "time", "step", "value", "unit", "host", "process_index", "chip", "attempt", "labels")
 _MOST_POINTS_SHOWN = 12
+_SYSTEM = ("gpu_", "hbm_", "host_", "process_", "tpu_", "vram_")
+"""How the names of what is measured of hosts and chips begin."""
 
 
 @dataclass(frozen=True)
@@ -66,13 +69,10 @@ def in_order(series: Iterable[Series]) -> dict[str, list[Series]]:
     by_metric: dict[str, list[Series]] = {}
     for one in series:
         by_metric.setdefault(one.metric, []).append(one)
-    known = {name: place for place, name in enumerate(dict.fromkeys(["loss", *METRIC_UNITS]))}
-    first_of_system = known["tpu_duty_cycle"]
+    known = {name: number for number, name in enumerate(dict.fromkeys(["loss", *METRIC_UNITS]))}
 
-    def place(metric: str) -> tuple[int, int, str]:
-        if metric not in known:
-            return (1, 0, metric)
-        return (0 if known[metric] < first_of_system else 2, known[metric], metric)
+    def place(metric: str) -> tuple[bool, int, str]:
+        return metric.startswith(_SYSTEM), known.get(metric, len(known)), metric
 
     return {metric: by_metric[metric] for metric in sorted(by_metric, key=place)}
 
@@ -81,14 +81,18 @@ def format_summaries(by_metric: dict[str, list[Series]]) -> list[str]:
     """Returns the lines of a table with a row a metric, over all processes that recorded it."""
     cells: list[tuple[str, ...]] = [("metric", "unit", "values", "mean", "min", "max", "last", "at step", "course")]
     for metric, series in by_metric.items():
+        unit = series[0].unit
         summary = summarise(point for one in series for point in one.points)
         course = [point.value for point in max(series, key=lambda one: len(one.points)).points]
+        limits = limits_of(course)
+        if limits is not None:  # As in the picture.
+            course = [min(max(value, limits.low), limits.high) for value in course]
         cells.append(
             (
                 one_line(metric, 50),
-                one_line(series[0].unit, 12),
+                one_line(unit, 12),
                 f"{summary.count:,}" + (f" of {len(series)} processes" if len(series) > 1 else ""),
-                *map(format_number, (summary.mean, summary.minimum, summary.maximum, summary.last)),
+                *(_in_unit(value, unit) for value in (summary.mean, summary.minimum, summary.maximum, summary.last)),
                 format_number(summary.last_step),
                 " ".join(filter(None, (sparkline(course), _not_finite(summary)))),
             )
@@ -105,7 +109,7 @@ def format_values(by_metric: dict[str, list[Series]]) -> list[str]:
             cells = [("step", "time", "value")]
             shown = one.points[-_MOST_POINTS_SHOWN:]
             for point in shown:
-                cells.append((format_number(point.step), _time(point), _shown(point)))
+                cells.append((format_number(point.step), _shown_time(point), _shown(point, one.unit)))
             more = len(one.points) - len(shown)
             gap = [f"  ... {more:,} before them; --format csv or json has all"] if more else []
             title = f"{one_line(metric, 50)} ({one_line(one.unit, 12)}){one_line(who, 80)}"
@@ -158,6 +162,12 @@ def csv_lines(by_metric: dict[str, list[Series]]) -> Iterator[str]:
                     )
 
 
+def _in_unit(value: float | None, unit: str) -> str:
+    if value is not None and math.isfinite(value) and unit in ("bytes", "bytes/s"):
+        return format_bytes(round(value)) + unit.removeprefix("bytes")
+    return format_number(value)
+
+
 def _csv_line(cells: Sequence[object]) -> str:
     line = io.StringIO()
     csv.writer(line, lineterminator="\n").writerow(cells)
@@ -197,10 +207,11 @@ def _json_number(value: float) -> float | int | str:
     return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
 
 
-def _shown(point: Point) -> str:
+def _shown(point: Point, unit: str) -> str:
+    mean = _in_unit(point.value, unit)
     if len(point.values) == 1:
-        return format_number(point.value)
-    return f"{format_number(point.value)} (of {', '.join(format_number(value) for value in point.values[:8])})"
+        return mean
+    return f"{mean} (of {', '.join(_in_unit(value, unit) for value in point.values[:8])})"
 
 
 def _not_finite(summary: Summary) -> str:
@@ -209,3 +220,9 @@ def _not_finite(summary: Summary) -> str:
 
 def _time(point: Point) -> str:
     return format_timestamp(point.timestamp_ns)
+
+
+def _shown_time(point: Point) -> str:
+    """To the millisecond."""
+    text = _time(point)
+    return f"{text[:10]} {text[11:23]}Z"

@@ -51,7 +51,7 @@ class MetricsCommand:
             series.add(batch)
         missing = [name for name in options.names if name not in series.names()]
         if missing or not series.names():
-            known = ", ".join(one_line(name, 50) for name in series.names()[:_NAMES_SHOWN])
+            known = ", ".join(one_line(name, 50) for name in list(in_order(series))[:_NAMES_SHOWN])
             what = " and ".join(repr(name) for name in missing) or "metrics"
             note(f"the run {run_id} has recorded no {what}" + (f"; it has {known}" if known else ""))
             return NOT_DONE

@@ -1,0 +1,211 @@
+"""The command `mldiagnostics` on runs of this machine: data on standard output, the rest on standard error."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from google_cloud_mldiagnostics import machinelearning_run, metrics
+from google_cloud_mldiagnostics.attempts import WITHOUT_A_WORD
+from google_cloud_mldiagnostics.cli import main
+from ml_diagnostics_common.environment import diagnostics_directory
+
+Captured = pytest.CaptureFixture[str]
+
+JOB = """
+import os, sys
+from google_cloud_mldiagnostics import machinelearning_run, metrics
+run = machinelearning_run(name="trained", run_group="sweep", configs={"layers": 2}, run_workload_id="job-7")
+for step in range(5):
+    metrics.record("loss", 5.0 - step, step=step)
+print(run.name, flush=True)
+exec(sys.argv[1])
+"""
+
+
+def recorded(name: str = "trained", steps: int = 5, group: str = "sweep") -> str:
+    """A run of this process that has ended; its id."""
+    run = machinelearning_run(name=name, run_group=group, configs={"layers": 2})
+    for step in range(steps):
+        metrics.record("loss", 5.0 - step, step=step)
+        metrics.record("step_time", 0.1, step=step)
+    run.finish()
+    return run.name
+
+
+def job(ending: str) -> tuple[str, int]:
+    """A run of another process, that ends as it is told; its id, and how it ended."""
+    done = subprocess.run([sys.executable, "-c", JOB, ending], capture_output=True, text=True, timeout=60, check=False)
+    return done.stdout.split()[0], done.returncode
+
+
+def shown(capsys: Captured, *arguments: str, code: int = 0) -> str:
+    """What a command prints to standard output."""
+    capsys.readouterr()
+    assert main(arguments) == code
+    return capsys.readouterr().out
+
+
+def test_runs_are_listed_the_newest_first(capsys: Captured) -> None:
+    first, second = recorded("one"), recorded("two", group="other")
+    lines = shown(capsys, "runs").splitlines()
+    assert [line.split()[0] for line in lines] == ["run", second, first]
+    assert [line.split()[1] for line in lines[1:]] == ["COMPLETED", "COMPLETED"]
+    assert shown(capsys, "runs", "--group", "sweep").splitlines()[1:] == lines[2:]
+    assert [run["run"] for run in json.loads(shown(capsys, "runs", "--limit", "1", "--format", "json"))] == [second]
+
+
+def test_where_there_are_no_runs_that_is_said_and_is_no_error(capsys: Captured) -> None:
+    assert main(["runs"]) == 0
+    told = capsys.readouterr()
+    assert told.out == ""
+    assert str(diagnostics_directory()) in told.err
+    assert json.loads(shown(capsys, "runs", "--format", "json")) == []
+
+
+def test_a_run_is_shown_with_its_metrics_and_configs(capsys: Captured) -> None:
+    run_id = recorded()
+    page = shown(capsys, "show", run_id)
+    assert page.startswith(f"{run_id}: COMPLETED\n")
+    for text in ("sweep", "loss", "step_time", "layers", str(diagnostics_directory() / "runs" / run_id)):
+        assert text in page
+    told = json.loads(shown(capsys, "show", run_id, "--format", "json"))
+    assert (told["state"], told["configs"]["user"], told["group"]) == ("COMPLETED", {"layers": "2"}, "sweep")
+    loss = next(metric for metric in told["metrics"] if metric["metric"] == "loss")
+    assert (loss["count"], loss["mean"], loss["last"], loss["last_step"]) == (5, 3, 1, 4)
+    assert "points" not in loss
+
+
+def test_a_run_goes_by_the_beginning_of_its_id_or_as_the_last(capsys: Captured) -> None:
+    first, second = recorded("one"), recorded("two")
+    assert shown(capsys, "show", "one").startswith(first)
+    assert shown(capsys, "show", "last").startswith(second)
+
+
+def test_a_beginning_of_several_ids_is_none_and_all_are_named(capsys: Captured) -> None:
+    first, second = recorded("ones"), recorded("one-two")
+    assert main(["show", "one"]) == 1
+    told = capsys.readouterr().err
+    assert first in told
+    assert second in told
+
+
+@pytest.mark.parametrize("command", ["show", "metrics", "profile", "sync"])
+def test_a_run_that_is_not_there_is_one_error(command: str, capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CLOUDSDK_AUTH_DISABLE_CREDENTIALS", "1")
+    monkeypatch.setenv("GOOGLE_CLOUD_PROJECT", "p")
+    assert main([command, "nothing"]) == 1
+    told = capsys.readouterr()
+    assert told.out == ""
+    assert "there is no run nothing" in told.err
+
+
+@pytest.mark.parametrize("run_id", ["../../etc", "", ".", "a/b", "\0"])
+def test_a_run_is_looked_for_nowhere_but_in_its_folder(run_id: str, capsys: Captured) -> None:
+    assert main(["show", run_id]) == 1
+    assert capsys.readouterr().out == ""
+
+
+def test_a_run_whose_process_was_killed_is_failed_at_once(capsys: Captured) -> None:
+    run_id, code = job("os.kill(os.getpid(), 9)")
+    assert code == -9
+    assert shown(capsys, "show", run_id).splitlines()[:2] == [f"{run_id}: FAILED", f"  {WITHOUT_A_WORD}"]
+    assert "FAILED" in shown(capsys, "runs").splitlines()[1]
+
+
+def test_an_exception_and_what_a_restart_makes_of_it_are_two_attempts(capsys: Captured) -> None:
+    run_id, _ = job("raise RuntimeError('no data')")
+    again, _ = job("")
+    assert again == run_id
+    told = json.loads(shown(capsys, "show", run_id, "--format", "json"))
+    assert told["state"] == "COMPLETED"
+    assert [(attempt["number"], attempt["state"]) for attempt in told["attempts"]] == [(1, "FAILED"), (2, "COMPLETED")]
+    assert "no data" in told["attempts"][0]["reason"]
+    assert "2 attempts" in shown(capsys, "show", run_id)
+
+
+def test_values_are_csv_json_or_a_table(capsys: Captured) -> None:
+    run_id = recorded()
+    rows = list(csv.DictReader(io.StringIO(shown(capsys, "metrics", run_id, "loss", "--format", "csv"))))
+    assert [(row["metric"], int(row["step"]), float(row["value"])) for row in rows] == [
+        ("loss", step, 5.0 - step) for step in range(5)
+    ]
+    (loss,) = json.loads(shown(capsys, "metrics", run_id, "loss", "--format", "json"))["metrics"]
+    assert [point["value"] for point in loss["points"]] == [5, 4, 3, 2, 1]
+    table = shown(capsys, "metrics", run_id)
+    assert "step_time" in table
+    assert "step_time" not in shown(capsys, "metrics", run_id, "loss")
+
+
+def test_a_metric_that_was_not_recorded_is_an_error_that_names_those_that_were(capsys: Captured) -> None:
+    assert main(["metrics", recorded(), "los"]) == 1
+    told = capsys.readouterr()
+    assert told.out == ""
+    assert "'los'" in told.err
+    assert "loss, step_time" in told.err
+
+
+def test_curves_are_drawn(capsys: Captured, tmp_path: Path) -> None:
+    picture = tmp_path / "curves.png"
+    shown(capsys, "metrics", recorded(), "--plot", str(picture))
+    assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_picture_that_cannot_be_drawn_is_refused_before_anything_is_read(capsys: Captured) -> None:
+    with pytest.raises(SystemExit) as refused:
+        main(["metrics", "whatever", "--plot", "curves.gif"])
+    assert refused.value.code == 2
+    assert ".png" in capsys.readouterr().err
+
+
+def test_names_of_others_do_not_rule_the_terminal(capsys: Captured) -> None:
+    run = machinelearning_run(name="named", run_group="\x1b[2Jgroup", configs={"\x1b]0;x": "\x07"})
+    metrics.record("lo\x1b[31mss", 1.0)
+    run.finish()
+    for arguments in (["runs"], ["show", "last"], ["metrics", "last"], ["metrics", "last", "--format", "csv"]):
+        assert not set(shown(capsys, *arguments)) & set("\x1b\x07")
+
+
+def test_who_reads_our_output_may_stop() -> None:
+    recorded(steps=2000)
+    command = [sys.executable, "-m", "google_cloud_mldiagnostics.cli", "metrics", "last", "--format", "csv"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as reader:
+        assert reader.stdout is not None
+        assert reader.stderr is not None
+        reader.stdout.readline()
+        reader.stdout.close()
+        assert reader.stderr.read() == b""
+    assert reader.returncode == 0
+
+
+def test_help_loads_nothing_that_takes_time() -> None:
+    code = (
+        "import sys\nfrom google_cloud_mldiagnostics.cli import main\n"
+        "try: main(['show', '--help'])\nexcept SystemExit: pass\n"
+        "heavy = {'google.auth', 'jax', 'numpy', 'psutil', 'grpc', 'requests', 'matplotlib', 'msgspec'}\n"
+        "assert not heavy & set(sys.modules), heavy & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, timeout=60)
+
+
+def test_a_run_that_goes_on_is_shown_as_it_is_now(capsys: Captured) -> None:
+    run = machinelearning_run(name="going", configs={})
+    metrics.record("loss", 0.5, step=1)
+    assert shown(capsys, "show", run.name).startswith(f"{run.name}: ACTIVE\n")
+    (loss,) = json.loads(shown(capsys, "metrics", run.name, "loss", "--format", "json"))["metrics"]
+    assert loss["last"] == 0.5
+    run.finish("FAILED")
+    assert shown(capsys, "show", run.name).startswith(f"{run.name}: FAILED\n")
+
+
+def test_the_command_is_installed() -> None:
+    program = Path(sys.executable).with_name("mldiagnostics")
+    done = subprocess.run([program, "--version"], capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout.startswith("mldiagnostics ")
+    assert os.access(program, os.X_OK)
