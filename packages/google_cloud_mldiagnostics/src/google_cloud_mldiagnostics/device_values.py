@@ -153,7 +153,7 @@ if hasattr(os, "register_at_fork"):
 
 def _fetch_of_list(values: Any) -> Fetch | None:
     """Of a list with a value a chip, some of them on devices."""
-    if type(values[0] if values else 0.0) in (float, int) and type(values[-1]) in (float, int):
+    if all(type(value) in (float, int) for value in values):
         return None
     fetches = [None if isinstance(value, (list, tuple)) else fetch_of(value) for value in values]
     if not any(fetches):
@@ -175,7 +175,9 @@ def _fetch_of_jax(array: Any) -> Fetch:
                 raise RecordingError("an array is spread over several hosts: reduce it, or record each host's part")
             array = array.addressable_data(0)
         array.copy_to_host_async()
-    except RuntimeError as error:
+    except RecordingError:
+        raise
+    except Exception as error:
         raise _jax_error(array, error) from error
 
     def fetch() -> Any:
@@ -183,13 +185,13 @@ def _fetch_of_jax(array: Any) -> Fetch:
 
         try:
             return numpy.asarray(array)
-        except RuntimeError as error:
+        except Exception as error:  # Also TypeError: keys of random numbers have no values.
             raise _jax_error(array, error) from error
 
     return fetch
 
 
-def _jax_error(array: Any, error: RuntimeError) -> RecordingError:
+def _jax_error(array: Any, error: Exception) -> RecordingError:
     if array.is_deleted():
         return RecordingError("an array was deleted or donated before it was copied from its device")
     return RecordingError(f"an array could not be had from its device ({type(error).__name__})")

@@ -84,10 +84,8 @@ def record(
             metric.average.add(value)
         else:
             _record_any(recorded, name, value, step, labels, record_on_all_hosts, timestamp)
-    except RecordingError as error:
-        _lose(str(error), metric_name)
     except Exception as error:
-        report_loss("metrics.record", error, "record its value")
+        _give_up(error, metric_name)
 
 
 def record_metrics(
@@ -206,10 +204,8 @@ def _record_any(
             fetched = value if fetch_value is None else fetch_value()
             at = step if fetch_step is None else fetch_step()
             _write(recorded, metric, fetched, at, details, called)
-        except RecordingError as error:
-            _lose(str(error), name, recorded)
         except Exception as error:
-            report_loss("metrics.record", error, "record its value")
+            _give_up(error, name, recorded)
 
     if fetch_value is not None:
         value = None  # The array itself: its device may have the memory again as soon as it is copied.
@@ -245,7 +241,7 @@ def _step_or_none(step: Any) -> int | None:
         return None
 
 
-def _details(host: Mapping[str, str], labels: Mapping[str, str] | None) -> str:
+def _details(host: Mapping[str, str], labels: Any) -> str:
     """Host and labels as what follows in the payload. A label that has the name of a field of ours gets another."""
     details: dict[str, Any] = dict(host)
     if labels is not None and not isinstance(labels, Mapping):
@@ -279,6 +275,16 @@ def _timestamp(moment: Moment | None) -> str | None:
 
 
 # --- What is lost -----------------------------------------------------------------------------------------
+
+
+def _give_up(error: Exception, what: Any, recorded: _RecordedRun | None = None) -> None:
+    """Counts a value that was not recorded: for what it is, or for a mistake of ours."""
+    try:
+        if not isinstance(error, RecordingError):
+            raise error
+        _lose(str(error), what, recorded)
+    except Exception as mistake:
+        report_loss("metrics.record", mistake, "record its value")
 
 
 def _lose(reason: str, what: Any, recorded: _RecordedRun | None = None) -> None:

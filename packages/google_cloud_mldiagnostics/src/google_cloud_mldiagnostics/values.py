@@ -16,7 +16,7 @@ MOST_VALUES = 10_000
 LARGEST_STEP = 2**63
 """Steps are smaller, and larger than its negative."""
 
-_NOT_NUMBERS = "cSUMm"
+_NOT_NUMBERS = frozenset("cSUMm")
 """Kinds of numpy's dtypes: complex, bytes, text, moments, durations."""
 
 

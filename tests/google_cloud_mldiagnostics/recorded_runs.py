@@ -1,0 +1,58 @@
+"""Runs for the tests of recording: a log and what belongs to it, without a control plane."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from google_cloud_mldiagnostics.active_run import ActiveRun, set_active_run
+from google_cloud_mldiagnostics.mlrun_types import MLRun
+from google_cloud_mldiagnostics.run_log import RunLog
+from google_cloud_mldiagnostics.run_reader import run_reader
+from ml_diagnostics_common.entry import LogEntry
+
+RUN = "my-run-20261121053242"
+
+
+@contextlib.contextmanager
+def active(root: Path, *, process_index: int = 0, run_id: str = RUN, **options: Any) -> Iterator[ActiveRun]:
+    """A run of this process."""
+    run = begin(root, process_index=process_index, run_id=run_id, **options)
+    try:
+        yield run
+    finally:
+        run.log.close(5)
+        set_active_run(None)
+
+
+def begin(root: Path, *, process_index: int = 0, run_id: str = RUN, **options: Any) -> ActiveRun:
+    """The same, for a process that ends with it."""
+    labels = {"job": run_id, "attempt": "1", "host": "host-a", "process_index": str(process_index), "pid": "0"}
+    settings = {"location": "us-central1", "project": "", "labels": labels, "is_shipped": False, **options}
+    log = RunLog(run_id, root=root, **settings)
+    run = ActiveRun(
+        MLRun(run_id),
+        log,
+        folder=root / "runs" / run_id,
+        host="host-a",
+        process_index=process_index,
+        process_count=2,
+        pid=os.getpid(),
+        is_local=True,
+    )
+    set_active_run(run)
+    return run
+
+
+def entries_of(root: Path, run_id: str = RUN) -> list[LogEntry]:
+    """All that the journal has of a run."""
+    return [entry for batch in run_reader(run_id, root=root).read_new() for entry in batch]
+
+
+def metrics_of(root: Path, run_id: str = RUN) -> list[tuple[str, dict[str, Any]]]:
+    """Names and payloads of a run's metrics."""
+    told = [(entry.resource_label("namespace"), entry.payload) for entry in entries_of(root, run_id)]
+    return [(name, payload) for name, payload in told if not name.startswith("mlrun_")]

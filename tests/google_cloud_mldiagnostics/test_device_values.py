@@ -1,0 +1,331 @@
+"""Values of devices: recorded when they are ready, by a worker; the caller does not wait."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+from google_cloud_mldiagnostics import device_values
+from google_cloud_mldiagnostics.active_run import ActiveRun
+from google_cloud_mldiagnostics.metrics import record
+from ml_diagnostics_common.guard import LOSSES
+
+from .recorded_runs import active, entries_of, metrics_of
+
+jax = pytest.importorskip("jax")
+jnp = jax.numpy
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Iterator[ActiveRun]:
+    with active(tmp_path) as run:
+        yield run
+
+
+@pytest.fixture
+def slow() -> Iterator[threading.Event]:
+    """Makes every device wait, until the event is set."""
+    ready = threading.Event()
+    started = threading.Event()
+
+    def wait() -> None:
+        started.set()
+        ready.wait(30)
+
+    device_values.later(wait)
+    started.wait(10)
+    yield ready
+    ready.set()
+    device_values.drain(10)
+
+
+def recorded(root: Path) -> list[Any]:
+    assert device_values.drain(20)
+    return [payload["values"] for _, payload in metrics_of(root)]
+
+
+def test_an_array_of_jax_is_recorded(tmp_path: Path, run: ActiveRun) -> None:
+    record("loss", jnp.float32(1.5), step=3)
+    record("loss", jnp.array([1.0, 2.0]), step=4)
+    record("loss", jnp.bfloat16(2.5), step=5)
+    record("loss", jnp.array(True), step=6)
+    record("loss", [jnp.float32(1), 2.0, jnp.int32(3)], step=7)
+    assert recorded(tmp_path) == [[1.5], [1.0, 2.0], [2.5], [1.0], [1.0, 2.0, 3.0]]
+    assert [payload["step_index"] for _, payload in metrics_of(tmp_path)] == [3, 4, 5, 6, 7]
+    assert run.log.averages.as_dict()["loss"]["count"] == 5
+
+
+def test_nan_on_a_device_is_marked(tmp_path: Path, run: ActiveRun) -> None:
+    record("loss", jnp.float32("nan"))
+    assert recorded(tmp_path) == [["NaN"]]
+    assert metrics_of(tmp_path)[0][1]["not_finite"] is True
+
+
+def test_a_step_on_a_device_is_a_step(tmp_path: Path, run: ActiveRun) -> None:
+    record("loss", 1.0, step=jnp.int32(7))  # type: ignore[arg-type]
+    record("loss", 2.0, step=jnp.float32(7.5))  # type: ignore[arg-type]
+    recorded(tmp_path)
+    assert [payload.get("step_index") for _, payload in metrics_of(tmp_path)] == [7, None]
+
+
+def test_the_caller_waits_for_no_device(tmp_path: Path, run: ActiveRun) -> None:
+    """A computation that takes long: `record` is back before it is done, and the value comes all the same."""
+
+    @jax.jit
+    def long(x: Any) -> Any:
+        return jax.lax.fori_loop(0, 60, lambda _, y: jnp.tanh(y @ y), x).sum()
+
+    x = jnp.ones((500, 500))
+    long(x).block_until_ready()
+    began = time.perf_counter()
+    value = long(x)
+    record("loss", value, step=1)
+    called = time.perf_counter() - began
+    assert metrics_of(tmp_path) == []
+    value.block_until_ready()
+    computed = time.perf_counter() - began
+    assert called < computed / 2
+    assert len(recorded(tmp_path)) == 1
+
+
+def test_an_entry_has_the_time_of_the_call(tmp_path: Path, run: ActiveRun, slow: threading.Event) -> None:
+    record("loss", jnp.float32(1))
+    record("other", 1.0)
+    slow.set()
+    recorded(tmp_path)
+    assert [entry.resource_label("namespace") for entry in entries_of(tmp_path)] == ["loss", "other"]
+
+
+def test_at_most_a_thousand_values_are_pending_and_the_rest_is_counted(
+    tmp_path: Path, run: ActiveRun, slow: threading.Event
+) -> None:
+    value = jnp.float32(1)
+    for step in range(1200):
+        record("loss", value, step)
+    assert device_values.pending_count() == device_values.MOST_PENDING
+    slow.set()
+    written = len(recorded(tmp_path))
+    assert written == 999  # The one that is slow is pending too.
+    assert written + run.log.lost_values.total() == 1200
+
+
+def test_a_deleted_array_is_counted(tmp_path: Path, run: ActiveRun, slow: threading.Event) -> None:
+    before, after = jnp.float32(1) + 0, jnp.float32(2) + 0
+    before.delete()
+    record("loss", before)
+    record("loss", after)
+    after.delete()
+    slow.set()
+    assert recorded(tmp_path) == []
+    [(reason, count)] = run.log.lost_values.items()
+    assert "deleted or donated" in reason
+    assert count == 2
+
+
+def test_inside_jit_a_value_is_refused_and_the_function_still_traces(
+    tmp_path: Path, run: ActiveRun, caplog: pytest.LogCaptureFixture
+) -> None:
+    @jax.jit
+    def step(x: Any) -> Any:
+        record("loss", x)
+        return x + 1
+
+    assert step(1.0) == 2.0
+    assert recorded(tmp_path) == []
+    assert "jax.jit" in caplog.text
+
+
+@pytest.mark.parametrize(
+    "make", [lambda: jnp.ones((2, 2)), lambda: jnp.ones(10_001), lambda: jax.random.key(0), lambda: jnp.complex64(1)]
+)
+def test_what_is_no_value_is_counted(tmp_path: Path, run: ActiveRun, make: Any) -> None:
+    record("loss", make())
+    assert recorded(tmp_path) == []
+    assert run.log.lost_values.total() == 1
+
+
+def test_the_memory_of_a_device_is_let_go(tmp_path: Path, run: ActiveRun) -> None:
+    import weakref
+
+    value = jnp.float32(1) + 0
+    reference = weakref.ref(value)
+    record("loss", value)
+    del value
+    recorded(tmp_path)
+    deadline = time.monotonic() + 10
+    while reference() is not None and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert reference() is None
+
+
+def test_a_flush_waits_for_devices_within_its_time(tmp_path: Path, run: ActiveRun, slow: threading.Event) -> None:
+    record("loss", jnp.float32(1))
+    assert not run.log.flush(0.05)
+    slow.set()
+    assert run.log.flush(20)
+    assert len(metrics_of(tmp_path)) == 1
+
+
+END = """
+import os, sys, signal
+from pathlib import Path
+import jax, jax.numpy as jnp
+from google_cloud_mldiagnostics.active_run import ActiveRun, set_active_run
+from google_cloud_mldiagnostics.mlrun_types import MLRun
+from google_cloud_mldiagnostics.run_log import RunLog
+from google_cloud_mldiagnostics.metrics import record
+
+root = Path(sys.argv[1])
+log = RunLog("run", location="here", project="", labels={}, is_shipped=False, root=root)
+set_active_run(ActiveRun(MLRun("run"), log, root, "h", 0, 1, os.getpid(), True))
+
+@jax.jit
+def long(x):
+    return jax.lax.fori_loop(0, 30, lambda _, y: jnp.tanh(y @ y), x).sum()
+
+x = jnp.ones((300, 300))
+"""
+
+
+def test_what_is_sharded_over_this_hosts_devices_is_recorded(tmp_path: Path) -> None:
+    program = END.replace("root = Path", "jax.config.update('jax_num_cpu_devices', 4)\nroot = Path")
+    program += """
+from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
+mesh = Mesh(jax.devices(), "x")
+record("loss", jax.device_put(jnp.arange(8.0), NamedSharding(mesh, P("x"))), 1)
+record("loss", jax.device_put(jnp.float32(7), NamedSharding(mesh, P())), 2)
+"""
+    subprocess.run([sys.executable, "-c", program, str(tmp_path)], timeout=60, check=True)
+    assert [payload["values"] for _, payload in metrics_of(tmp_path, "run")] == [[*range(8)], [7.0]]
+
+
+@pytest.mark.parametrize("end", ["sys.exit(3)", "raise ValueError"])
+def test_at_exit_what_is_still_computed_is_recorded(tmp_path: Path, end: str) -> None:
+    program = f"{END}\nfor step in range(5): record('loss', long(x), step)\n{end}"
+    done = subprocess.run(
+        [sys.executable, "-c", program, str(tmp_path)], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert ("Traceback" in done.stderr) == ("raise" in end), done.stderr
+    assert len(metrics_of(tmp_path, "run")) == 5
+
+
+def test_a_forked_child_has_a_worker_of_its_own(tmp_path: Path) -> None:
+    program = f"""
+import warnings; warnings.simplefilter("ignore")
+{END}
+from google_cloud_mldiagnostics import device_values
+for step in range(5): record('loss', long(x), step)
+child = os.fork()
+if child == 0:
+    assert device_values.pending_count() == 0 and device_values.drain(0)
+    record("loss", 7.0)
+    os._exit(0)
+assert os.waitpid(child, 0)[1] == 0
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program, str(tmp_path)], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert len(metrics_of(tmp_path, "run")) == 6
+
+
+def test_recording_initialises_no_backend(tmp_path: Path) -> None:
+    program = END.partition("@jax.jit")[0].replace("import jax, jax.numpy as jnp", "import jax")
+    program += """
+import numpy
+for value in (1.0, numpy.float32(1), [1.0], None):
+    record("loss", value, 1)
+from jax._src import xla_bridge
+assert not xla_bridge.backends_are_initialized()
+"""
+    subprocess.run([sys.executable, "-c", program, str(tmp_path)], timeout=60, check=True)
+
+
+# --- PyTorch --------------------------------------------------------------------------------------------
+
+
+class XlaTensor:
+    """A tensor of PyTorch/XLA at protocol level: what we ask of one, and what would cut its step."""
+
+    class _Device:
+        type = "xla"
+
+    device, shape, dtype = _Device(), (), "float32"
+
+    def __init__(self, value: float) -> None:
+        self._value = value
+        self.is_computed = False
+
+    def dim(self) -> int:
+        return 0
+
+    def numel(self) -> int:
+        return 1
+
+    def is_complex(self) -> bool:
+        return False
+
+    def detach(self) -> XlaTensor:
+        return self
+
+    def tolist(self) -> float:
+        assert self.is_computed, "asked for before the end of the step"
+        return self._value
+
+
+def test_pytorch_xla_is_asked_at_the_end_of_the_step(
+    tmp_path: Path, run: ActiveRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At protocol level: torch_xla's public add_step_closure, which runs a closure once its tensors are computed."""
+    closures: list[Any] = []
+    torch, xla_model = ModuleType("torch"), ModuleType("torch_xla.core.xla_model")
+    torch.Tensor = XlaTensor  # type: ignore[attr-defined]
+
+    def add_step_closure(closure: Any, args: tuple[Any, ...] = (), run_async: bool = False) -> None:
+        assert run_async
+        closures.append((closure, args))
+
+    xla_model.add_step_closure = add_step_closure  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "torch", torch)
+    monkeypatch.setitem(sys.modules, "torch_xla.core.xla_model", xla_model)
+    record("loss", XlaTensor(1.5), step=2)
+    assert metrics_of(tmp_path) == []
+    [(closure, (tensor,))] = closures
+    tensor.is_computed = True
+    closure(tensor)
+    assert recorded(tmp_path) == [[1.5]]
+    record("loss", XlaTensor(1.5), step=3)
+    closures[1][0](closures[1][1][0])  # Not computed: it fails, and the step must not.
+    assert recorded(tmp_path) == [[1.5]]
+    assert run.log.lost_values.total() == 1
+
+
+def test_tensors_of_pytorch_are_recorded(tmp_path: Path, run: ActiveRun) -> None:
+    torch = pytest.importorskip("torch")
+    value = torch.tensor(1.5, requires_grad=True)
+    record("loss", value)
+    record("loss", torch.tensor([1, 2]))
+    in_place = torch.zeros(())
+    record("loss", in_place)
+    in_place += 7
+    assert recorded(tmp_path) == [[1.5], [1.0, 2.0], [0.0]]
+    for refused in (torch.zeros(2, 2), torch.tensor(1j), torch.tensor(1.0, device="meta")):
+        record("loss", refused)
+    assert run.log.lost_values.total() == 3
+
+
+def test_nothing_is_lost_in_silence_if_the_worker_fails(tmp_path: Path, run: ActiveRun) -> None:
+    def fails() -> None:
+        raise OSError("no")
+
+    device_values.later(fails)
+    record("loss", jnp.float32(1))
+    assert recorded(tmp_path) == [[1.0]]
+    assert LOSSES["device values: OSError"] == 1

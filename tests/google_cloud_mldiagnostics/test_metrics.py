@@ -1,0 +1,485 @@
+"""Recording: what an entry says of each kind of value, and that nothing else happens to the job."""
+
+from __future__ import annotations
+
+import copy
+import datetime
+import decimal
+import enum
+import fractions
+import logging
+import math
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy
+import pytest
+from google_cloud_mldiagnostics.active_run import ActiveRun, set_active_run
+from google_cloud_mldiagnostics.metric_types import METRIC_UNITS, MetricType
+from google_cloud_mldiagnostics.metrics import record, record_metrics
+from google_cloud_mldiagnostics.run_log import RunLog
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from ml_diagnostics_common.guard import LOSSES
+
+from .recorded_runs import RUN, active, entries_of, metrics_of
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Iterator[ActiveRun]:
+    with active(tmp_path) as run:
+        yield run
+
+
+def payload_of(root: Path) -> dict[str, Any]:
+    [(_, payload)] = metrics_of(root)
+    return payload
+
+
+# --- The entry ------------------------------------------------------------------------------------------
+
+
+def test_an_entry_is_that_of_the_public_package(tmp_path: Path, run: ActiveRun) -> None:
+    record(MetricType.LOSS, 0.123, step=1)
+    [entry] = entries_of(tmp_path)
+    assert entry.payload == {"values": [0.123], "step_index": 1, "unit": "1"}
+    assert entry.resource == {
+        "type": "generic_node",
+        "labels": {"location": "us-central1", "namespace": "loss", "node_id": RUN},
+    }
+    assert entry.context.log_id == "ml_diagnostics_metric"
+    assert entry.severity == "INFO"
+
+
+@pytest.mark.parametrize("metric", list(MetricType))
+def test_each_predefined_metric_has_its_name_and_unit(tmp_path: Path, run: ActiveRun, metric: MetricType) -> None:
+    record(metric, 1.0)
+    assert metrics_of(tmp_path) == [(metric.value, {"values": [1.0], "unit": METRIC_UNITS[metric.value]})]
+
+
+@pytest.mark.parametrize("name", ["custom", "eval/loss", 'quo"ted', "with\nnewline", "日本", "\ud83d", "a" * 3000])
+def test_any_text_is_a_metric(tmp_path: Path, run: ActiveRun, name: str) -> None:
+    record(name, 1.0, 2)
+    record(name, 2.0, 3, {"split": "test"})
+    written = name.encode("utf-8", "backslashreplace").decode()
+    assert [told for told, _ in metrics_of(tmp_path)] == [written, written]
+
+
+def test_members_of_other_enums_are_names_too(tmp_path: Path, run: ActiveRun) -> None:
+    record(enum.Enum("Mine", {"A": "loss"}).A, 1.0)  # type: ignore[arg-type]
+    record(enum.StrEnum("Mine", {"A": "mine"}).A if hasattr(enum, "StrEnum") else "mine", 1.0)
+    assert metrics_of(tmp_path) == [(name, {"values": [1.0], "unit": "1"}) for name in ("loss", "mine")]
+
+
+@pytest.mark.parametrize("name", ["", "mlrun_configs", None, 7, b"loss", ["loss"]])
+def test_what_cannot_be_a_name_is_counted(
+    tmp_path: Path, run: ActiveRun, caplog: pytest.LogCaptureFixture, name: Any
+) -> None:
+    record(name, 1.0)
+    record(name, 2)
+    assert metrics_of(tmp_path) == []
+    assert run.log.lost_values.total() == 2
+    assert len(caplog.records) == 1
+
+
+# --- Values ---------------------------------------------------------------------------------------------
+
+ONE_AND_A_HALF: list[Any] = [
+    1.5,
+    numpy.float16(1.5),
+    numpy.float32(1.5),
+    numpy.float64(1.5),
+    numpy.longdouble(1.5),
+    numpy.array(1.5),
+    numpy.array(1.5, dtype=numpy.float32),
+    numpy.array([1.5]),
+    decimal.Decimal("1.5"),
+    fractions.Fraction(3, 2),
+    [1.5],
+    (1.5,),
+    [numpy.float32(1.5)],
+]
+
+
+@pytest.mark.parametrize("value", ONE_AND_A_HALF, ids=lambda value: f"{type(value).__name__}-{value}")
+def test_every_kind_of_number_is_recorded(tmp_path: Path, run: ActiveRun, value: Any) -> None:
+    record("x", value, step=3)
+    assert payload_of(tmp_path) == {"values": [1.5], "step_index": 3, "unit": "1"}
+
+
+@pytest.mark.parametrize(
+    ("value", "number"),
+    [
+        (7, 7.0),
+        (True, 1.0),
+        (False, 0.0),
+        (-0.0, -0.0),
+        (1e-320, 1e-320),
+        (2**80, float(2**80)),
+        (numpy.bool_(True), 1.0),
+        (numpy.int8(-3), -3.0),
+        (numpy.uint64(2**64 - 1), float(2**64)),
+        (numpy.array(True), 1.0),
+    ],
+)
+def test_whole_numbers_and_truth_are_numbers(tmp_path: Path, run: ActiveRun, value: Any, number: float) -> None:
+    record("x", value)
+    assert payload_of(tmp_path)["values"] == [number]
+
+
+def test_bfloat16_is_a_number(tmp_path: Path, run: ActiveRun) -> None:
+    bfloat16 = pytest.importorskip("ml_dtypes").bfloat16
+    record("x", bfloat16(1.5))
+    record("x", numpy.array([1.5, 2], dtype=bfloat16))
+    assert [payload["values"] for _, payload in metrics_of(tmp_path)] == [[1.5], [1.5, 2.0]]
+
+
+@pytest.mark.parametrize("kind", [list, tuple, numpy.array, lambda values: numpy.array(values, dtype="float32")])
+def test_a_list_keeps_one_value_a_chip(tmp_path: Path, run: ActiveRun, kind: Callable[[list[float]], Any]) -> None:
+    record(MetricType.TPU_DUTY_CYCLE, kind([10.0, 20.0, 30.0, 40.0]))
+    assert payload_of(tmp_path) == {"values": [10.0, 20.0, 30.0, 40.0], "unit": "%"}
+    assert run.log.averages.as_dict()["tpu_duty_cycle"]["mean"] == 25.0
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(math.nan, "NaN"), (math.inf, "Infinity"), (-math.inf, "-Infinity"), (numpy.float32("nan"), "NaN")],
+)
+def test_a_number_that_json_lacks_is_recorded_and_marked(
+    tmp_path: Path, run: ActiveRun, value: float, text: str
+) -> None:
+    record("loss", value, step=1)
+    assert payload_of(tmp_path) == {"values": [text], "step_index": 1, "unit": "1", "not_finite": True}
+
+
+class Broken:
+    def __float__(self) -> float:
+        raise RuntimeError("no")
+
+
+class Liar(float):
+    def __float__(self) -> float:
+        raise RuntimeError("no")
+
+    def __repr__(self) -> str:
+        return "}"
+
+
+RECURSIVE: list[Any] = []
+RECURSIVE.append(RECURSIVE)
+NO_VALUES: list[Any] = [
+    None,
+    "1.5",
+    b"1",
+    [],
+    (),
+    {},
+    {"a": 1},
+    object(),
+    1j,
+    numpy.complex64(1),
+    numpy.timedelta64(3, "s"),
+    numpy.datetime64("2026-11-21"),
+    numpy.array(["1"]),
+    numpy.zeros((2, 2)),
+    numpy.zeros(0),
+    numpy.array(None),
+    [1.0, "a"],
+    [[1.0]],
+    [None],
+    [0.0] * 10_001,
+    10**400,
+    Broken(),
+    decimal.Decimal("sNaN"),
+    RECURSIVE,
+    float,
+    print,
+]
+
+
+@pytest.mark.parametrize("value", NO_VALUES, ids=lambda value: type(value).__name__)
+def test_what_is_no_number_is_counted_and_told_once(
+    tmp_path: Path, run: ActiveRun, caplog: pytest.LogCaptureFixture, value: Any
+) -> None:
+    for step in range(3):
+        record("x", value, step=step)
+    record("x", 1.0)
+    assert [payload["values"] for _, payload in metrics_of(tmp_path)] == [[1.0]]
+    assert run.log.statistics().lost_values == {next(iter(run.log.lost_values)): 3}
+    [told] = caplog.records
+    assert told.levelno == logging.WARNING
+    assert "x could not be recorded" in told.getMessage()
+
+
+def test_a_float_that_lies_is_taken_by_what_it_is(tmp_path: Path, run: ActiveRun) -> None:
+    record("x", Liar(2.5))
+    assert [payload["values"] for _, payload in metrics_of(tmp_path)] in ([[2.5]], [])
+
+
+def test_what_is_lost_is_told_in_the_log_itself(tmp_path: Path, run: ActiveRun) -> None:
+    record("x", None)
+    record("x", None)
+    run.log.flush(5)
+    record("x", None)
+    run.log.flush(5)
+    run.log.flush(5)
+    lost = [entry for entry in entries_of(tmp_path) if entry.resource_label("namespace") == "mlrun_losses"]
+    assert [sum(entry.payload["lost_values"].values()) for entry in lost] == [2, 1]
+    assert lost[0].payload["hostname"] == "host-a"
+
+
+JUNK = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats()
+    | st.text()
+    | st.binary()
+    | st.complex_numbers()
+    | st.dates(),
+    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner) | st.tuples(inner) | st.frozensets(st.text()),
+    max_leaves=8,
+)
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(name=JUNK, value=JUNK, step=JUNK, labels=JUNK, on_all=JUNK, timestamp=JUNK)
+def test_no_junk_raises_and_all_of_it_is_counted(
+    tmp_path: Path, run: ActiveRun, name: Any, value: Any, step: Any, labels: Any, on_all: Any, timestamp: Any
+) -> None:
+    before = run.log.statistics().journal.accepted
+    lost = run.log.lost_values.total()
+    record(name, value, step, labels, on_all, timestamp=timestamp)
+    record_metrics([{"metric_name": name, "value": value, "step": step, "labels": labels}], step=step)
+    written = run.log.statistics().journal.accepted - before
+    assert written + run.log.lost_values.total() - lost >= 2
+    assert len(entries_of(tmp_path)) == run.log.statistics().journal.written
+    LOSSES._counts.clear()
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(value=st.floats() | st.integers(-(2**1000), 2**1000), step=st.integers(-(2**63) + 1, 2**63 - 1))
+def test_every_number_comes_back_as_it_was(tmp_path: Path, run: ActiveRun, value: float, step: int) -> None:
+    record("x", value, step)
+    _, payload = max(
+        ((entry.sequence, entry.payload) for entry in entries_of(tmp_path)), key=lambda numbered: numbered[0]
+    )
+    [told] = payload["values"]
+    assert float(told) == float(value) or (math.isnan(value) and told == "NaN")
+    assert payload["step_index"] == step
+
+
+# --- Steps ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("step", [7, 7.0, "7", numpy.int64(7), numpy.float32(7), numpy.array(7), fractions.Fraction(7)])
+def test_what_int_takes_exactly_is_a_step(tmp_path: Path, run: ActiveRun, step: Any) -> None:
+    record("x", 1.0, step)
+    assert payload_of(tmp_path)["step_index"] == 7
+    assert run.log.lost_values == {}
+
+
+@pytest.mark.parametrize(
+    "step", [1.5, "a", "1.5", math.nan, math.inf, object(), [1], 10**30, -(2**63), numpy.array([7, 8])]
+)
+def test_a_value_without_a_usable_step_is_recorded_and_counted(tmp_path: Path, run: ActiveRun, step: Any) -> None:
+    record("x", 1.0, step)
+    assert payload_of(tmp_path) == {"values": [1.0], "unit": "1"}
+    assert run.log.lost_values.total() == 1
+
+
+# --- Labels, hosts, times -------------------------------------------------------------------------------
+
+
+def test_labels_stand_beside_the_value_and_never_in_its_place(tmp_path: Path, run: ActiveRun) -> None:
+    labels = {"split": "test", "values": "x", "step_index": "y", "unit": "z", "not_finite": "n", "label_unit": "w"}
+    record("loss", 0.5, 3, labels)
+    assert payload_of(tmp_path) == {
+        "values": [0.5],
+        "step_index": 3,
+        "unit": "1",
+        "split": "test",
+        "label_values": "x",
+        "label_step_index": "y",
+        "label_unit": "z",
+        "label_not_finite": "n",
+        "label_label_unit": "w",
+    }
+
+
+def test_labels_that_are_none_cost_only_themselves(tmp_path: Path, run: ActiveRun) -> None:
+    record("loss", 0.5, 3, ["split"])  # type: ignore[arg-type]
+    record("loss", 0.5, 3, {1: 2, None: None})  # type: ignore[dict-item]
+    assert [payload for _, payload in metrics_of(tmp_path)] == [
+        {"values": [0.5], "step_index": 3, "unit": "1"},
+        {"values": [0.5], "step_index": 3, "unit": "1", "1": "2", "None": "None"},
+    ]
+    assert run.log.lost_values.total() == 1
+
+
+def test_only_the_first_process_records_unless_all_shall(tmp_path: Path) -> None:
+    with active(tmp_path, process_index=1) as run:
+        record("loss", 1.0)
+        record_metrics([{"metric_name": "loss", "value": 1}])
+        record("loss", 2.0, 1, {"hostname": "mine"}, record_on_all_hosts=True)
+        assert run.log.lost_values == {}
+    expected = {"hostname": "host-a", "process_index": "1", "label_hostname": "mine"}
+    assert metrics_of(tmp_path) == [("loss", {"values": [2.0], "step_index": 1, "unit": "1", **expected})]
+
+
+@pytest.mark.parametrize(
+    "timestamp",
+    [
+        datetime.datetime(2026, 11, 21, 5, 36, 43, 250_000, tzinfo=datetime.timezone.utc),
+        1795239403.25,
+        "2026-11-21T05:36:43.25Z",
+        numpy.float64(1795239403.25),
+    ],
+)
+def test_a_value_has_the_time_that_it_is_given(tmp_path: Path, run: ActiveRun, timestamp: Any) -> None:
+    record("loss", 1.0, 1, timestamp=timestamp)
+    record_metrics([{"metric_name": "loss", "value": 1.0, "step": 1}], timestamp=timestamp)
+    record_metrics([{"metric_name": "loss", "value": 1.0, "step": 1, "timestamp": timestamp}])
+    assert [entry.timestamp_ns for entry in entries_of(tmp_path)] == [1_795_239_403_250_000_000] * 3
+
+
+@pytest.mark.parametrize("timestamp", ["yesterday", math.nan, -1, 1e30, object(), datetime.date(2026, 11, 21), 0])
+def test_a_time_that_is_none_is_counted_and_now(tmp_path: Path, run: ActiveRun, timestamp: Any) -> None:
+    record("loss", 1.0)
+    record("loss", 2.0, timestamp=timestamp)
+    first, second = entries_of(tmp_path)
+    assert 0 <= second.timestamp_ns - first.timestamp_ns < 60 * 10**9
+    assert run.log.lost_values.total() == 1
+
+
+# --- Several at once ------------------------------------------------------------------------------------
+
+
+def test_record_metrics_changes_nothing_that_it_is_given(tmp_path: Path, run: ActiveRun) -> None:
+    items: list[dict[str, Any]] = [
+        {"metric_name": MetricType.LOSS, "value": 0.5, "labels": {"a": "b"}},
+        {"metric_name": "mine", "value": [1, 2], "step": 9},
+    ]
+    before = copy.deepcopy(items)
+    record_metrics(items, step=1)
+    record_metrics(items, False, 2)
+    assert items == before
+    assert [(name, payload["step_index"]) for name, payload in metrics_of(tmp_path)] == [
+        ("loss", 1),
+        ("mine", 9),
+        ("loss", 2),
+        ("mine", 9),
+    ]
+
+
+def test_one_bad_item_takes_no_other_with_it(tmp_path: Path, run: ActiveRun) -> None:
+    record_metrics(
+        [
+            {"metric_name": "a", "value": 1},
+            {"value": 1},
+            {"metric_name": "b"},
+            "c",  # type: ignore[list-item]
+            {"metric_name": "d", "value": numpy.int64(4), "step": numpy.int64(5)},
+            {"metric_name": "e", "value": object()},
+            {"metric_name": "f", "value": 6},
+        ]
+    )
+    assert [name for name, _ in metrics_of(tmp_path)] == ["a", "d", "f"]
+    assert run.log.lost_values.total() == 4
+
+
+@pytest.mark.usefixtures("in_production")
+@pytest.mark.parametrize("items", [None, 5, {"metric_name": "a", "value": 1}, "loss"])
+def test_what_is_no_list_of_metrics_raises_nothing(tmp_path: Path, run: ActiveRun, items: Any) -> None:
+    record_metrics(items)
+    assert LOSSES.total() >= 1
+    assert metrics_of(tmp_path) == []
+
+
+# --- Runs -----------------------------------------------------------------------------------------------
+
+
+def test_without_a_run_values_are_counted_not_kept(caplog: pytest.LogCaptureFixture) -> None:
+    set_active_run(None)
+    for _ in range(1000):
+        record("loss", 1.0)
+    record_metrics([{"metric_name": "loss", "value": 1}])
+    assert LOSSES["metrics: no run"] == 1001
+    [told] = caplog.records
+    assert "machinelearning_run" in told.getMessage()
+
+
+def test_values_go_to_the_run_that_is_there_now(tmp_path: Path) -> None:
+    with active(tmp_path, run_id="first"):
+        record("loss", 1.0)
+    with active(tmp_path, run_id="second"):
+        record("loss", 2.0)
+    assert metrics_of(tmp_path, "first") == [("loss", {"values": [1.0], "unit": "1"})]
+    assert metrics_of(tmp_path, "second") == [("loss", {"values": [2.0], "unit": "1"})]
+
+
+def test_threads_lose_nothing(tmp_path: Path, run: ActiveRun) -> None:
+    def work(number: int) -> None:
+        for step in range(2000):
+            record(f"metric-{number % 2}", float(step), step)
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(metrics_of(tmp_path)) == 8000
+    averages = run.log.averages.as_dict()
+    assert {name: figures["count"] for name, figures in averages.items()} == {"metric-0": 4000, "metric-1": 4000}
+    assert averages["metric-0"]["mean"] == pytest.approx(999.5)
+
+
+def test_names_without_end_do_not_grow_memory_without_bound(tmp_path: Path, run: ActiveRun) -> None:
+    from google_cloud_mldiagnostics import metrics
+
+    for number in range(10_050):
+        record(f"name-{number}", 1.0)
+    recorded = metrics._recorded_run_of_this_process
+    assert recorded is not None
+    assert len(recorded.metrics) <= 10_000
+    assert len(run.log.averages.as_dict()) <= 10_000
+
+
+@pytest.mark.usefixtures("in_production")
+def test_a_bug_of_ours_is_counted_not_raised(tmp_path: Path, run: ActiveRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object) -> None:
+        raise OSError("no")
+
+    monkeypatch.setattr(RunLog, "lose", broken)
+    record("loss", object())
+    record_metrics([{"metric_name": "loss", "value": None}])
+    assert LOSSES.total() >= 2
+
+
+def test_a_full_disk_is_counted_and_told_afterwards(
+    tmp_path: Path, run: ActiveRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import errno
+
+    from ml_diagnostics_common.journal import journal as journal_module
+
+    record("loss", 1.0)
+
+    def full(*_: object) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(journal_module, "_write", full)
+        patch.setattr(journal_module, "_HELD_BYTES", 100)
+        for _ in range(200_000):
+            record("loss", 2.0)
+    run.log.flush(5)
+    record("loss", 3.0)
+    accepted, written, held, dropped = run.log.statistics().journal
+    assert accepted == written + held + sum(dropped.values())
+    assert held == 0
+    told = [entry for entry in entries_of(tmp_path) if entry.resource_label("namespace") == "mlrun_losses"]
+    assert sum(entry.payload["lost_entries"]["disk_full"] for entry in told) == dropped["disk_full"] > 0
+    assert len(metrics_of(tmp_path)) == 200_002 - dropped["disk_full"]
