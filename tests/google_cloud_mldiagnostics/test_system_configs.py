@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import platform
+import socket
 import subprocess
 import sys
 import textwrap
@@ -14,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from google_cloud_mldiagnostics import system_configs
+from google_cloud_mldiagnostics import agreement, system_configs
 from google_cloud_mldiagnostics.git_revision import git_revision
 from google_cloud_mldiagnostics.mlrun_types import Framework
 from google_cloud_mldiagnostics.system_configs import collect_hardware, collect_host, collect_software
@@ -135,6 +136,52 @@ def test_jax_is_never_initialised_and_known_once_the_job_has() -> None:
     assert after["num_slices"] == after["num_processes"] == after["num_hosts"] == "1"
     assert after["devices_per_slice"] == after["num_devices"] == "4"
     assert after["cpu_count"] == collect_host()["cpu_count"]
+
+
+JOB = """
+    import json, sys, jax
+    from google_cloud_mldiagnostics import system_configs
+    system_configs._HOSTS_SECONDS = 60
+    rank = int(sys.argv[2])
+    jax.distributed.initialize(f"127.0.0.1:{sys.argv[1]}", 2, rank)
+    before = system_configs.collect_hardware()
+    jax.devices()
+    print(json.dumps([before, system_configs.collect_hardware() if rank == 0 else None]))
+"""
+
+
+def test_processes_that_no_launcher_counts_say_on_which_hosts_they_are() -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    environ = os.environ | {"JAX_PLATFORMS": "cpu"}
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-c", textwrap.dedent(JOB), str(port), rank],
+            env=environ,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for rank in "01"
+    ]
+    said = [process.communicate(timeout=100)[0] for process in processes]
+    before, after = json.loads(said[0].splitlines()[-1])
+    assert before is None
+    assert after["num_processes"] == after["num_devices"] == "2"
+    assert after["num_hosts"] == "1"
+
+
+@pytest.mark.parametrize(("told", "hosts"), [(["a", "b", "a", "b"], "2"), (["a", "b", "c"], None)])
+def test_hosts_are_unknown_until_each_process_has_told_its_own(
+    monkeypatch: pytest.MonkeyPatch, told: list[str], hosts: str | None
+) -> None:
+    _job_on(monkeypatch, [types.SimpleNamespace(platform="cpu", device_kind="cpu")] * 4, processes=4)
+    monkeypatch.setattr(system_configs, "_HOSTS_SECONDS", 0.2)
+    monkeypatch.setattr(agreement, "jax_processes", lambda: (0, 4))
+    monkeypatch.setattr(agreement, "told", lambda folder: told)
+    configs = collect_hardware({})
+    assert configs is not None
+    assert configs.get("num_hosts") == hosts
 
 
 def _job_on(monkeypatch: pytest.MonkeyPatch, devices: list[Any], processes: int) -> None:

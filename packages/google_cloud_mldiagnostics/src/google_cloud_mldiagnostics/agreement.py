@@ -12,7 +12,7 @@ from typing import Any, Protocol, cast
 from ml_diagnostics_common import background
 from ml_diagnostics_common.guard import warn_once
 
-__all__ = ["agree", "hear", "jax_processes", "tell"]
+__all__ = ["agree", "hear", "jax_processes", "tell", "told"]
 
 _NAMESPACE = "ml_diagnostics/"
 
@@ -23,6 +23,8 @@ class _CoordinationClient(Protocol):
     def key_value_set(self, key: str, value: str, allow_overwrite: bool = False) -> None: ...
 
     def blocking_key_value_get(self, key: str, timeout_in_ms: int) -> str: ...
+
+    def key_value_dir_get(self, key: str) -> list[tuple[str, str]]: ...
 
 
 def agree(key: str, proposal: str, *, timeout_seconds: float = 10.0) -> str:
@@ -78,6 +80,12 @@ def hear(key: str, take: Callable[[str], object], *, timeout_seconds: float = 60
     if client is not None:
         milliseconds = max(1, int(timeout_seconds * 1000))
         background.start(lambda: take(client.blocking_key_value_get(_NAMESPACE + key, milliseconds)))
+
+
+def told(folder: str) -> list[str]:
+    """Returns what processes have told so far under keys in a folder: asks the coordinator, so for a thread of ours."""
+    client = _coordination_client()
+    return [] if client is None else [value for _, value in client.key_value_dir_get(f"{_NAMESPACE}{folder}/")]
 
 
 def jax_processes() -> tuple[int, int] | None:

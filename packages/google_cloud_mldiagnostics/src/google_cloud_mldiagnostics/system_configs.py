@@ -10,12 +10,14 @@ import os
 import platform
 import shlex
 import sys
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
 from ml_diagnostics_common.redaction import redact, redact_text
 
+from google_cloud_mldiagnostics import agreement
 from google_cloud_mldiagnostics.git_revision import git_revision
 from google_cloud_mldiagnostics.mlrun_types import Framework
 from google_cloud_mldiagnostics.runtimes import jax_is_initialised, torch_xla_is_initialised
@@ -44,6 +46,9 @@ _MAX_COMMAND_BYTES: Final = 8192
 _MAX_FLAGS_BYTES: Final = 8192
 _UNSET: Final = "default"
 _UNKNOWN: Final = "n/a"
+_HOSTS_KEY: Final = "host"
+_HOSTS_SECONDS: Final = 5.0
+_POLL_SECONDS: Final = 0.1
 
 
 # --- Software -----------------------------------------------------------------------------------------
@@ -140,16 +145,18 @@ def collect_host(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
 def collect_hardware(environ: Mapping[str, str] = os.environ) -> dict[str, str] | None:
     """What the job runs on, once the job itself has initialised its devices.
 
-    For a thread of ours: while another initialises JAX, this waits for it.
+    For a thread of ours: while another initialises JAX, this waits for it. And where no launcher tells on how many
+    hosts the processes are, it waits up to 5 s until each has said where it is: so all processes should ask.
 
     Args:
         environ: The environment variables.
 
     Returns:
         device_type, num_slices, devices_per_slice as the public package has them; accelerator_type, num_devices,
-        num_processes, num_hosts where it is known; and what `collect_host` returns. None while the job has not
+        num_processes, num_hosts where each process asks; and what `collect_host` returns. None while the job has not
         initialised its devices: ask again later.
     """
+    _tell_host()
     devices = _jax_devices(environ) or _torch_xla_devices(environ) or _torch_devices(environ)
     return None if devices is None else devices | collect_host(environ)
 
@@ -226,7 +233,7 @@ def _described(
 
 
 def _hosts(accelerator: str, processes: int, environ: Mapping[str, str]) -> int | None:
-    """How many hosts the processes are on, where the launcher tells; on TPU hosts each has one."""
+    """How many hosts the processes are on: by their launcher, else by their own words; on TPU hosts each has one."""
     if processes == 1:
         return 1
     nodes = _number(environ, "SLURM_JOB_NUM_NODES") or _number(environ, "SLURM_NNODES")
@@ -236,7 +243,27 @@ def _hosts(accelerator: str, processes: int, environ: Mapping[str, str]) -> int 
         on_this_host = _number(environ, variable)
         if on_this_host is not None:
             return -(-processes // on_this_host)
-    return processes if accelerator == "tpu" and not environ.get("TPU_PROCESS_BOUNDS") else None
+    if accelerator == "tpu" and not environ.get("TPU_PROCESS_BOUNDS"):
+        return processes
+    return _told_hosts(processes)
+
+
+def _tell_host() -> None:
+    known = agreement.jax_processes()
+    if known is not None:
+        agreement.tell(f"{_HOSTS_KEY}/{known[0]}", platform.node())
+
+
+def _told_hosts(processes: int) -> int | None:
+    """How many hosts the processes of `jax.distributed` say they are on; None if one does not say it in time."""
+    if agreement.jax_processes() is None:
+        return None
+    deadline = time.monotonic() + _HOSTS_SECONDS
+    while len(hosts := agreement.told(_HOSTS_KEY)) < processes:
+        if time.monotonic() > deadline:
+            return None
+        time.sleep(_POLL_SECONDS)
+    return len(set(hosts))
 
 
 def _number(environ: Mapping[str, str], variable: str) -> int | None:
