@@ -21,7 +21,17 @@ from typing import Any, NamedTuple
 
 from google_cloud_mldiagnostics.control_plane import Change, Resource
 
-__all__ = ["WITHOUT_A_WORD", "Member", "begin", "end", "explain", "last_attempt", "new_run", "renumber"]
+__all__ = [
+    "WITHOUT_A_WORD",
+    "Member",
+    "begin",
+    "end",
+    "ended_without_a_word",
+    "explain",
+    "last_attempt",
+    "new_run",
+    "renumber",
+]
 
 WITHOUT_A_WORD = "ended without a word: it was killed, or called os._exit"
 
@@ -131,13 +141,25 @@ def end(member: Member, phase: str, reason: str, *, now: str) -> Change:
     return change
 
 
-def explain(number: int, reason: str) -> Change:
-    """Returns how the reason of an attempt that ended without a word becomes known later."""
+def ended_without_a_word(run: Resource) -> dict[str, Any] | None:
+    """Returns the attempt before the last, if nobody knows how it ended."""
+    before = _attempts(run)[-2:-1]
+    return before[0] if before and before[0].get("reason") == WITHOUT_A_WORD else None
+
+
+def explain(number: int, phase: str, reason: str) -> Change:
+    """Returns how it becomes known later how an attempt that ended without a word did.
+
+    Args:
+        number: The attempt's.
+        phase: COMPLETED or FAILED.
+        reason: Why.
+    """
 
     def change(kept: Resource) -> Resource | None:
-        for attempt in _attempts(kept):
+        for attempt in _attempts(kept)[:-1]:
             if attempt.get("number") == number and attempt.get("reason") == WITHOUT_A_WORD:
-                attempt["reason"] = reason
+                attempt |= {"phase": phase, "reason": reason}
                 return kept
         return None
 

@@ -100,10 +100,13 @@ class ExitHooks:
         except SystemExit as error:
             if not self._is_ours() or threading.current_thread() is not threading.main_thread():
                 raise
-            noted = _NotedExit(*error.args)
-            noted.hooks = self
-            self._exit = (id(noted), exit_failure(noted.code))
-            raise noted from None
+            raise self._noted(error) from None  # Not by a name of this frame's: the exception would keep itself.
+
+    def _noted(self, error: SystemExit) -> SystemExit:
+        noted = _NotedExit(*error.args)
+        noted.hooks = self
+        self._exit = (id(noted), exit_failure(noted.code))
+        return noted
 
     def forget_exit(self, exit_id: int) -> None:
         """Takes back a note: somebody has caught that SystemExit."""
@@ -159,9 +162,10 @@ class _NotedExit(SystemExit):
     def __del__(self) -> None:
         try:
             sys._getframe(1)
+            is_caught = threading.main_thread().is_alive()
         except Exception:  # ValueError: nobody called us. Or the interpreter is being taken apart.
             return
-        if self.hooks is not None:
+        if is_caught and self.hooks is not None:
             self.hooks.forget_exit(id(self))
 
 

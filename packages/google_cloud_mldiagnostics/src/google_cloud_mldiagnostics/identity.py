@@ -102,7 +102,8 @@ def identify(
     again = (str(occasion),) if occasion > 1 else ()
     chance = random_bytes(8).hex()
     if workload.id_parts:
-        run_id = readable_id(name, *workload.id_parts, *again)
+        parts = workload.id_parts if workload.id_parts != (name,) else ()
+        run_id = readable_id(name, *parts, *again)
     else:
         # In UTC, and not alone: two runs of one name may begin in one second.
         run_id = readable_id(name, time.strftime("%Y%m%d-%H%M%S", time.gmtime(clock())), chance[:4])

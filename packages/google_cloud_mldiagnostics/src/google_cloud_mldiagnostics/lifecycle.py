@@ -35,6 +35,7 @@ _HEARTBEAT_SECONDS = 60.0
 _HARDWARE_SECONDS = 5.0
 _DEBOUNCE_SECONDS = 1.0
 _END_SECONDS = 5.0
+_GRACE_SECONDS = 0.2
 _POLL_SECONDS = 0.005
 _FIRST_ENTRY_SECONDS = 1.0
 
@@ -91,16 +92,19 @@ class Lifecycle:
         self._collect_at: float | None = None
         self._beat_at = 0.0
 
-    def begin(self, user_configs: Mapping[str, str]) -> None:
+    def begin(self, user_configs: Mapping[str, str], *, is_settled: bool) -> None:
         """Starts the thread, and looks from now on how the process ends.
 
         Args:
             user_configs: Those that the run's folder has already.
+            is_settled: Whether the attempt's number is; else the first entry waits a second for who knows it better.
         """
         self._user_configs = dict(user_configs)
         now = time.monotonic()
-        # The first entry waits for the attempt's number, which another keeper may know better.
-        self._first_entry_at = now + _FIRST_ENTRY_SECONDS
+        if is_settled:
+            self._tell_start()
+        else:
+            self._first_entry_at = now + _FIRST_ENTRY_SECONDS
         self._beat_at = now + self._heartbeat_seconds
         self._collect_at = now
         self._thread = background.start(self._run)
@@ -117,17 +121,17 @@ class Lifecycle:
         """Takes the number of this attempt from who knows it; from any thread."""
         self._inbox.put(lambda: self._set_attempt(number))
 
-    def finish(self, phase: str, reason: str) -> None:
-        """Ends the run while the process goes on."""
+    def finish(self, phase: str, reason: str, wait_seconds: float | None = None) -> None:
+        """Ends the run while the process goes on: see `end`."""
         if os.getpid() != self._pid:
             return
         current = active_run()
         if current is self._active:
             set_active_run(None)
         self._hooks.uninstall()
-        self.end(phase, reason)
+        self.end(phase, reason, wait_seconds)
 
-    def end(self, phase: str, reason: str) -> None:
+    def end(self, phase: str, reason: str, wait_seconds: float | None = None) -> None:
         """Ends the run, and waits until that is told, for a bounded time; what is not told by then may be told later.
 
         A signal handler may call it, also while the same thread is in here: nothing is locked, and the wait is a look
@@ -136,6 +140,7 @@ class Lifecycle:
         Args:
             phase: COMPLETED or FAILED.
             reason: Why.
+            wait_seconds: How long to wait, if less than the thread takes at most.
         """
         if os.getpid() != self._pid or self._has_ended:
             return
@@ -145,7 +150,8 @@ class Lifecycle:
             self._do_end(end)
             return
         self._inbox.put(end)
-        while not self._has_ended and time.monotonic() < deadline + 2 * _POLL_SECONDS:
+        wait_until = deadline + _GRACE_SECONDS if wait_seconds is None else time.monotonic() + wait_seconds
+        while not self._has_ended and time.monotonic() < wait_until:
             time.sleep(_POLL_SECONDS)
 
     # --- The thread -----------------------------------------------------------------------------------

@@ -215,7 +215,7 @@ class MLRun:
         phase = status.value if isinstance(status, RunPhase) else str(status).strip().upper()
         if phase not in ("COMPLETED", "FAILED"):
             raise MLRunConfigurationError(f"status is {status!r}; give 'COMPLETED' or 'FAILED'")
-        self._end(phase, "" if phase == "COMPLETED" else "finish('FAILED')")
+        self.end(phase, "" if phase == "COMPLETED" else "finish('FAILED')")
 
     def __enter__(self) -> Self:
         """Begins nothing more: the run goes on until the block is left."""
@@ -226,16 +226,23 @@ class MLRun:
     ) -> None:
         """Ends the run: FAILED if an exception left the block, which goes on as it came."""
         reason = failure_of(error) if error is not None else ""
-        self._end("FAILED" if reason else "COMPLETED", reason)
+        self.end("FAILED" if reason else "COMPLETED", reason)
 
-    def ends_with(self, finish: Callable[[str, str], object]) -> None:
-        """Has `finish` called with the phase and its reason when the user ends the run."""
+    def ends_with(self, finish: Callable[[str, str, float | None], object]) -> None:
+        """Has `finish` called with what `end` is given."""
         self.__dict__["_finish"] = finish  # No field of the run's: a copy ends nothing.
 
-    def _end(self, phase: str, reason: str) -> None:
+    def end(self, phase: str, reason: str, wait_seconds: float | None = None) -> None:
+        """As `finish`, with a reason.
+
+        Args:
+            phase: COMPLETED or FAILED.
+            reason: Why, for people.
+            wait_seconds: How long to wait until that is told; None for as long as it may take.
+        """
         finish = self.__dict__.get("_finish")
         if finish is not None:
-            finish(phase, reason)
+            finish(phase, reason, wait_seconds)
 
     def __getstate__(self) -> dict[str, Any]:
         """What is copied and pickled."""
@@ -251,7 +258,7 @@ def failure_of(error: BaseException) -> str:
     except Exception:
         text = ""
     name = type(error).__name__
-    return redact_text(f"{name}: {text[:_LONGEST_REASON]}") if text.strip() else name
+    return f"{name}: {redact_text(text[:_LONGEST_REASON])}" if text.strip() else name
 
 
 def exit_failure(code: object) -> str:
@@ -261,6 +268,6 @@ def exit_failure(code: object) -> str:
     if isinstance(code, int):
         return f"sys.exit({int(code)})"
     try:
-        return redact_text(f"sys.exit: {str(code)[:_LONGEST_REASON]}")
+        return f"sys.exit: {redact_text(str(code)[:_LONGEST_REASON])}"
     except Exception:
         return "sys.exit(1)"

@@ -65,6 +65,8 @@ class Registration:
         is_owner: Whether this process speaks for the run, as process 0 does. Others tell of profiles and their failure.
         found: Called in the thread with what `connect` has found.
         attempt_is: Called in the thread with the number that this attempt has there.
+        judged: Called in the thread once it is known whether there is another keeper and whether that has the run; at
+            the start if there shall be none.
         backoff: How long to wait after a failure that passes by itself.
         access_backoff: How long to wait after one that a person must mend.
     """
@@ -78,6 +80,7 @@ class Registration:
         is_owner: bool,
         found: Callable[[Keeper], object] = lambda _: None,
         attempt_is: Callable[[int], object] = lambda _: None,
+        judged: Callable[[], object] = lambda: None,
         backoff: Backoff | None = None,
         access_backoff: Backoff | None = None,
     ) -> None:
@@ -87,6 +90,7 @@ class Registration:
         self._is_owner = is_owner
         self._found = found
         self._attempt_is = attempt_is
+        self._on_verdict = judged
         self._backoff = backoff or Backoff(1.0, 60.0)
         self._access_backoff = access_backoff or Backoff(60.0, 600.0)
         self._inbox: queue.SimpleQueue[Callable[[], object]] = queue.SimpleQueue()
@@ -107,7 +111,7 @@ class Registration:
     def start(self) -> None:
         """Starts the thread."""
         if self._connect is None or background.start(self._run) is None:
-            self._judged.set()
+            self._judge()
             self._done.set()
 
     def changed(self) -> None:
@@ -173,7 +177,7 @@ class Registration:
             LOSSES.add(f"registration: {type(error).__name__}")
             self._explain(error)
         finally:
-            self._judged.set()
+            self._judge()
             self._keep_sessions_here()
             self._done.set()
             close = getattr(self._keeper.plane, "close", None) if self._keeper else None
@@ -192,7 +196,7 @@ class Registration:
             except Exception as error:
                 self.error = error
                 self._explain(error)
-            self._judged.set()
+            self._judge()
             next_at = time.monotonic() + _LOOK_EVERY_SECONDS
             while not self._is_ending() and time.monotonic() < next_at <= give_up_at:
                 self._take_messages(next_at - time.monotonic())
@@ -205,8 +209,13 @@ class Registration:
         if self._is_owner:
             self._configs_collected.wait(_CONFIGS_SECONDS)
         else:
-            self._judged.set()
+            self._judge()
         return True
+
+    def _judge(self) -> None:
+        if not self._judged.is_set():
+            self._judged.set()
+            self._on_verdict()
 
     def _take_messages(self, timeout_seconds: float) -> None:
         """Waits for a message, and takes all that are there."""
@@ -265,7 +274,7 @@ class Registration:
         self.error = None
         self._backoff.succeeded()
         self._access_backoff.succeeded()
-        self._judged.set()
+        self._judge()
         self._due_at = time.monotonic()
 
     def _allow_seconds(self) -> None:
@@ -279,7 +288,7 @@ class Registration:
         self.error = error
         is_temporary = getattr(error, "is_temporary", False)
         self._explain(error)
-        self._judged.set()
+        self._judge()
         wait = (self._backoff if is_temporary else self._access_backoff).failed()
         self._due_at = math.inf if self._end is not None and not is_temporary else time.monotonic() + wait
 

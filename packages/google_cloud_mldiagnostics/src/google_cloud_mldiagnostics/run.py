@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
+from ml_diagnostics_common import background
 from ml_diagnostics_common.entry import format_timestamp
 from ml_diagnostics_common.environment import Backend, configured_backend, diagnostics_directory
 from ml_diagnostics_common.environment import identity as identity_of_process
@@ -17,7 +18,8 @@ from ml_diagnostics_common.guard import report_loss
 from google_cloud_mldiagnostics import attempts
 from google_cloud_mldiagnostics._version import get_version
 from google_cloud_mldiagnostics.active_run import ActiveRun, active_run, set_active_run
-from google_cloud_mldiagnostics.agreement import hear, tell
+from google_cloud_mldiagnostics.agreement import hear, jax_processes, tell
+from google_cloud_mldiagnostics.companion_word import how_it_ended
 from google_cloud_mldiagnostics.control_plane import Resource
 from google_cloud_mldiagnostics.control_plane.local import LocalControlPlane
 from google_cloud_mldiagnostics.exceptions import ControlPlaneError, RunExistsError
@@ -47,7 +49,9 @@ logger = logging.getLogger("google_cloud_mldiagnostics")
 # The name under which the documented record of the run's details is looked for.
 details_logger = logging.getLogger("google_cloud_mldiagnostics.core.global_manager")
 
-_WAIT_SECONDS: Final = 1.0
+# Enough where the clients are loaded and the network is near. Whatever takes longer goes on without the job.
+_WAIT_SECONDS: Final = 0.15
+_WAIT_FOR_PREVIOUS_SECONDS: Final = 0.5
 _STRICT_SECONDS: Final = 120.0
 _DEFAULT_REGION: Final = "us-central1"
 _PROJECT_VARIABLES: Final = ("GOOGLE_CLOUD_PROJECT", "CLOUDSDK_CORE_PROJECT")
@@ -84,7 +88,7 @@ def machinelearning_run(
     """Begins a run on this process, to which all belongs that is recorded from now on; call it on every process.
 
     The run is kept on this machine and, where Google Cloud is found and ML_DIAGNOSTICS_BACKEND allows it, there too.
-    The call waits for that a second at most. What keeps the cloud from it is logged once, and the job goes on.
+    The call hardly waits for that. What keeps the cloud from it is logged once, and the job goes on.
     A run that this process has begun before ends as COMPLETED.
 
     Args:
@@ -152,7 +156,7 @@ def machinelearning_run(
     deadline = time.monotonic() + (_STRICT_SECONDS if arguments.strict else _WAIT_SECONDS)
     previous = active_run()
     if previous is not None and previous.pid == os.getpid():
-        previous.run.finish("COMPLETED")
+        previous.run.end("COMPLETED", "", wait_seconds=_WAIT_FOR_PREVIOUS_SECONDS)
     return _Beginning(arguments, backend).begin(deadline)
 
 
@@ -181,14 +185,13 @@ class _Beginning:
             active, member, self.local, active.registration, collect=lambda: _collected(self.arguments.framework)
         )
         set_active_run(active)
-        lifecycle.begin(self.user_configs)
+        lifecycle.begin(self.user_configs, is_settled=self._is_attempt_settled())
         active.registration.start()
-        self._hear_attempt()
+        self._agree_on_attempt()
         self._start_measuring()
         has_verdict = active.registration.wait_for_verdict(max(0.0, deadline - time.monotonic()))
         if self.arguments.strict:
             self._raise_what_failed(has_verdict=has_verdict)
-        self._tell_people()
         return run
 
     # --- The parts of a run ---------------------------------------------------------------------------
@@ -236,8 +239,17 @@ class _Beginning:
         except ControlPlaneError as error:
             report_loss("machinelearning_run", error, f"keep the run {run_id} in its folder")
             return number
+        unexplained = attempts.ended_without_a_word(kept)
+        if unexplained is not None and self.index == 0:
+            background.start(lambda: self._explain(unexplained))
         last = attempts.last_attempt(kept)
         return int(last["number"]) if last is not None else number
+
+    def _explain(self, attempt: Mapping[str, Any]) -> None:
+        """In a thread of its own: asks the companion of the attempt before how that ended."""
+        told = how_it_ended(attempt, diagnostics_directory())
+        if told is not None:
+            self.local.update_run(self.identity.run_id, attempts.explain(int(attempt["number"]), *told))
 
     def _new_active_run(self, member: attempts.Member) -> ActiveRun:
         run = self._run
@@ -272,7 +284,8 @@ class _Beginning:
             connect,
             is_owner=is_owner,
             found=self._found,
-            attempt_is=lambda number: self._attempt_is(number),
+            attempt_is=self._attempt_is,
+            judged=self._tell_people,
         )
 
     def _found(self, keeper: Keeper) -> None:
@@ -288,11 +301,17 @@ class _Beginning:
         self._lifecycle.attempt_is(number)
         tell(self._attempt_key, str(number))
 
-    def _hear_attempt(self) -> None:
+    def _is_attempt_settled(self) -> bool:
+        """Whether nobody knows better which attempt this is."""
+        if not self.workload.id_parts:
+            return True  # The run's id is of this very start.
+        return not self._registration.is_looking if self.index == 0 else jax_processes() is None
+
+    def _agree_on_attempt(self) -> None:
         if self.index != 0:
             hear(self._attempt_key, lambda text: self._lifecycle.attempt_is(int(text)))
         elif not self._registration.is_looking:
-            self._attempt_is(self._run.attempt)
+            tell(self._attempt_key, str(self._run.attempt))
 
     @property
     def _attempt_key(self) -> str:
@@ -322,6 +341,7 @@ class _Beginning:
         )
 
     def _tell_people(self) -> None:
+        """One INFO, as soon as it is known where the run is looked at."""
         run = self._run
         logger.info(
             "The run %s%s: %s (or `mldiagnostics show %s`)",
@@ -359,13 +379,14 @@ def _resource(given: RunArguments, workload: Workload, user_configs: dict[str, s
     """The run as a control plane has it, as far as it is known before anything is collected."""
     run: Resource = {
         "displayName": given.name,
-        "runSet": given.run_group,
         "configs": {"userConfigs": user_configs, "softwareConfigs": {}, "hardwareConfigs": {}},
         "labels": _labels(given),
         "runPhase": "ACTIVE",
         "tools": [{"xprof": {}}],
         "orchestrator": workload.wire,
     }
+    if given.run_group:
+        run["runSet"] = given.run_group
     if given.gcs_path is not None:
         run["artifacts"] = {"gcsPath": given.gcs_path}
     if workload.details is not None:

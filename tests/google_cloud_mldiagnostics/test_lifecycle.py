@@ -1,0 +1,348 @@
+"""However a process ends, its run says so: real processes, real signals."""
+
+import signal
+
+import pytest
+from google_cloud_mldiagnostics.attempts import WITHOUT_A_WORD
+
+from . import run_programs as programs
+
+
+def last_phase() -> str:
+    run = programs.kept_run()
+    assert run["attempts"][-1]["phase"] == run["runPhase"]
+    return run["runPhase"]
+
+
+# --- The table of endings -----------------------------------------------------------------------------
+
+
+def test_a_program_that_returns_has_completed_its_run():
+    ended = programs.run("begin()")
+    assert ended.code == 0, ended.errors
+    assert last_phase() == "COMPLETED"
+    assert programs.phases() == ["ACTIVE", "COMPLETED"]
+
+
+@pytest.mark.parametrize("status", ["", "0", "None", "False"])
+def test_sys_exit_without_a_complaint_completes_the_run(status):
+    assert programs.run(f"begin(); sys.exit({status})").code == 0
+    assert last_phase() == "COMPLETED"
+
+
+@pytest.mark.parametrize(("status", "code", "reason"), [("3", 3, "sys.exit(3)"), ("'no data'", 1, "sys.exit: no data")])
+def test_sys_exit_with_a_complaint_fails_the_run(status, code, reason):
+    assert programs.run(f"begin(); sys.exit({status})").code == code
+    assert last_phase() == "FAILED"
+    assert programs.kept_run()["errorDetails"] == reason
+
+
+def test_sys_exit_that_somebody_catches_ends_nothing():
+    ended = programs.run("""
+        begin()
+        try:
+            sys.exit(2)
+        except SystemExit as error:
+            assert error.code == 2
+    """)
+    assert ended.code == 0, ended.errors
+    assert last_phase() == "COMPLETED"
+
+
+def test_sys_exit_in_the_depth_of_the_program_is_known_to_end_it():
+    ended = programs.run("""
+        begin()
+        def main():
+            try:
+                sys.exit(4)
+            finally:
+                time.sleep(0.01)
+        main()
+    """)
+    assert ended.code == 4
+    assert last_phase() == "FAILED"
+
+
+def test_an_exception_that_nobody_catches_fails_the_run_and_is_shown_as_ever():
+    ended = programs.run("begin(); raise ValueError('nan loss')")
+    assert ended.code == 1
+    assert "ValueError: nan loss" in ended.errors
+    assert last_phase() == "FAILED"
+    assert programs.kept_run()["errorDetails"] == "ValueError: nan loss"
+    assert programs.phases() == ["ACTIVE", "FAILED"]
+
+
+def test_a_secret_in_an_exception_stays_home():
+    programs.run("begin(); raise ValueError(''.join(['password', '=hun', 'ter2 was refused']))")
+    assert "hunter2" not in str(programs.kept_run())
+    assert "hunter2" not in str([entry.payload for entry in programs.entries("mlrun_process")])
+
+
+def test_the_excepthook_that_was_there_before_is_called():
+    ended = programs.run("""
+        sys.excepthook = lambda *_: print("mine", flush=True)
+        begin()
+        raise ValueError
+    """)
+    assert ended.output == "mine\n"
+    assert last_phase() == "FAILED"
+
+
+def test_an_excepthook_put_over_ours_that_does_not_call_it_hides_no_failure():
+    programs.run("""
+        begin()
+        sys.excepthook = lambda *_: None
+        raise ValueError('hidden')
+    """)
+    assert programs.kept_run()["errorDetails"] == "ValueError: hidden"
+
+
+def test_an_exception_that_the_program_only_shows_fails_nothing():
+    programs.run("""
+        begin()
+        try:
+            raise ValueError
+        except ValueError:
+            sys.excepthook(*sys.exc_info())
+    """)
+    assert last_phase() == "COMPLETED"
+
+
+def test_an_interrupt_from_the_keyboard_fails_the_run():
+    ended = programs.run_until_ready("begin()", programs.SIGINT)
+    assert "KeyboardInterrupt" in ended.errors
+    assert last_phase() == "FAILED"
+    assert programs.kept_run()["errorDetails"] == "KeyboardInterrupt"
+
+
+def test_sigterm_fails_the_run_and_ends_the_process_by_the_signal():
+    ended = programs.run_until_ready("begin()", programs.SIGTERM)
+    assert ended.code == -signal.SIGTERM
+    assert last_phase() == "FAILED"
+    assert programs.kept_run()["errorDetails"] == "SIGTERM"
+    assert programs.phases() == ["ACTIVE", "FAILED"]
+
+
+def test_the_users_sigterm_handler_runs_too_and_decides_how_it_ends():
+    ended = programs.run_until_ready(
+        """
+        def save(*_):
+            print("saved", flush=True)
+            sys.exit(0)
+        signal.signal(signal.SIGTERM, save)
+        begin()
+        """,
+        programs.SIGTERM,
+    )
+    assert (ended.code, ended.output) == (0, "saved\n")
+    assert last_phase() == "COMPLETED"
+    told = [entry.payload.get("reason", "") for entry in programs.entries("mlrun_process")]
+    assert any("SIGTERM" in reason for reason in told)
+
+
+def test_a_sigterm_handler_that_the_user_installs_later_is_never_replaced():
+    ended = programs.run_until_ready(
+        """
+        run = begin()
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(5))
+        begin("another")
+        run.finish()
+        """,
+        programs.SIGTERM,
+    )
+    assert ended.code == 5
+    assert [run["runPhase"] for run in programs.kept_runs()] == ["COMPLETED", "FAILED"]
+
+
+def test_a_signal_that_is_ignored_stays_so():
+    ended = programs.run("""
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        begin()
+        os.kill(os.getpid(), signal.SIGTERM)
+    """)
+    assert ended.code == 0
+    assert last_phase() == "COMPLETED"
+
+
+@pytest.mark.skipif("sys.platform != 'linux'", reason="only Linux tells who has handlers in C")
+def test_a_handler_of_c_is_left_alone():
+    ended = programs.run("""
+        import faulthandler
+        faulthandler.register(signal.SIGTERM)
+        begin()
+        assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(0.05)
+    """)
+    assert ended.code == 0, ended.errors
+    assert "most recent call first" in ended.errors
+    assert last_phase() == "COMPLETED"
+
+
+def test_sigterm_while_the_run_ends_is_no_deadlock():
+    ended = programs.run_until_ready(
+        """
+        from google_cloud_mldiagnostics.lifecycle import Lifecycle
+        begin()
+        end = Lifecycle._do_end
+        def slowly(self, *arguments):
+            ready()
+            time.sleep(0.3)
+            end(self, *arguments)
+        Lifecycle._do_end = slowly
+        sys.exit()
+        """,
+        programs.SIGTERM,
+    )
+    assert ended.code == -signal.SIGTERM
+    assert last_phase() == "COMPLETED"  # It was, before the signal came.
+
+
+def test_sigterm_while_the_program_holds_the_locks_of_logging_is_no_deadlock():
+    ended = programs.run_until_ready(
+        """
+        import logging
+        begin()
+        logging.basicConfig(level=logging.DEBUG)
+        logging._lock.acquire()
+        logging.root.handlers[0].lock.acquire()
+        """,
+        programs.SIGTERM,
+    )
+    assert ended.code == -signal.SIGTERM
+    assert last_phase() == "FAILED"
+
+
+@pytest.mark.parametrize("ending", ["os.kill(os.getpid(), signal.SIGKILL)", "os._exit(0)", "os.abort()"])
+def test_a_run_whose_process_ends_without_a_word_is_found_failed_by_the_next_attempt(ending):
+    programs.run(f"begin(); {ending}", RUN_WORKLOAD_ID="w")
+    assert last_phase() == "ACTIVE"
+    programs.run("begin()", RUN_WORKLOAD_ID="w")
+    first, second = programs.kept_run()["attempts"]
+    assert (first["phase"], first["reason"]) == ("FAILED", WITHOUT_A_WORD)
+    assert (second["phase"], second["number"]) == ("COMPLETED", 2)
+    assert [entry.payload["attempt"] for entry in programs.entries("mlrun_process")] == [1, 2, 2]
+
+
+def test_what_the_companion_told_is_why_an_attempt_has_ended():
+    programs.run(
+        """
+        from pathlib import Path
+        from ml_diagnostics_common.journal import Journal
+        from ml_diagnostics_common.environment import identity
+        begin()
+        root = Path(os.environ["ML_DIAGNOSTICS_DIR"])
+        journal = Journal("tpu.googleapis.com/runtime_monitor", root=root, labels=identity().labels())
+        journal.append({"kind": "job_ended", "how": "out_of_memory", "message": "The job was killed: out of memory"})
+        os._exit(9)
+        """,
+        RUN_WORKLOAD_ID="w",
+    )
+    programs.run("begin(); time.sleep(0.5)", RUN_WORKLOAD_ID="w")
+    assert programs.kept_run()["attempts"][0]["reason"] == "The job was killed: out of memory"
+
+
+def test_a_failed_run_that_is_begun_again_is_active_and_then_completed():
+    programs.run("begin(); sys.exit(1)", RUN_WORKLOAD_ID="w")
+    programs.run("begin(); assert __import__('json')", RUN_WORKLOAD_ID="w")
+    run = programs.kept_run()
+    assert [attempt["phase"] for attempt in run["attempts"]] == ["FAILED", "COMPLETED"]
+    assert run["labels"]["attempt"] == "2"
+    assert "errorDetails" not in run
+
+
+# --- Threads and forks --------------------------------------------------------------------------------
+
+
+def test_a_run_can_begin_off_the_main_thread():
+    ended = programs.run("""
+        thread = threading.Thread(target=begin)
+        thread.start()
+        thread.join()
+        assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    """)
+    assert (ended.code, ended.errors) == (0, "")
+    assert last_phase() == "COMPLETED"
+
+
+def test_a_forked_child_reports_nothing_however_it_ends():
+    ended = programs.run("""
+        run = begin()
+        for ending in ("sys.exit(1)", "1/0", "os.kill(os.getpid(), signal.SIGTERM)", "run.finish('FAILED')"):
+            pid = os.fork()
+            if pid == 0:
+                sys.stderr = open(os.devnull, "w")
+                exec(ending)
+                sys.exit(0)
+            print(os.waitpid(pid, 0)[1], flush=True)
+    """)
+    assert ended.code == 0, ended.errors
+    assert ended.output.split() == ["256", "256", str(int(signal.SIGTERM)), "0"]
+    assert last_phase() == "COMPLETED"
+    assert programs.phases() == ["ACTIVE", "COMPLETED"]
+
+
+def test_a_pool_of_forked_workers_ends_as_ever():
+    ended = programs.run("""
+        import multiprocessing
+        begin()
+        with multiprocessing.get_context("fork").Pool(2) as pool:
+            print(sum(pool.map(abs, range(10))))
+    """)
+    assert (ended.code, ended.output) == (0, "45\n"), ended.errors
+    assert last_phase() == "COMPLETED"
+
+
+def test_a_failed_worker_process_fails_the_run_which_process_0_does_not_overwrite():
+    job = {"RUN_WORKLOAD_ID": "w", "TORCHELASTIC_RUN_ID": "t", "JAX_NUM_PROCESSES": "2"}
+    first = programs.start("begin(); ready(); sys.stdin.readline()", JAX_PROCESS_ID="0", **job)
+    programs.await_line(first, "ready")
+    assert programs.run("begin(); sys.exit(7)", JAX_PROCESS_ID="1", **job).code == 7
+    assert last_phase() == "FAILED"
+    first.terminate()
+    programs.end(first)
+    run = programs.kept_run()
+    assert (run["runPhase"], run["errorDetails"], len(run["attempts"])) == ("FAILED", "sys.exit(7)", 1)
+    assert {process["process_index"] for process in run["attempts"][0]["processes"]} == {0, 1}
+
+
+# --- Ends that the user asks for ----------------------------------------------------------------------
+
+
+def test_finish_ends_the_run_and_leaves_nothing_of_ours_behind():
+    ended = programs.run("""
+        before = sys.exit, sys.excepthook, signal.getsignal(signal.SIGTERM)
+        run = begin()
+        assert before[0] is not sys.exit
+        run.finish()
+        assert run.run_phase.value == "COMPLETED"
+        assert before == (sys.exit, sys.excepthook, signal.getsignal(signal.SIGTERM))
+        run.finish("FAILED")
+        sys.exit(3)
+    """)
+    assert ended.code == 3, ended.errors
+    assert last_phase() == "COMPLETED"
+
+
+def test_a_block_that_an_exception_leaves_fails_the_run_and_the_exception_goes_on():
+    ended = programs.run("""
+        error = ValueError("in the block")
+        try:
+            with begin() as run:
+                raise error
+        except ValueError as caught:
+            assert caught is error
+        assert run.run_phase.value == "FAILED"
+        with begin("another"):
+            pass
+    """)
+    assert ended.code == 0, ended.errors
+    assert [run["runPhase"] for run in programs.kept_runs()] == ["FAILED", "COMPLETED"]
+
+
+def test_another_run_completes_the_one_before():
+    programs.run("begin('first'); begin('second'); sys.exit(1)")
+    assert [(run["displayName"], run["runPhase"]) for run in programs.kept_runs()] == [
+        ("first", "COMPLETED"),
+        ("second", "FAILED"),
+    ]
