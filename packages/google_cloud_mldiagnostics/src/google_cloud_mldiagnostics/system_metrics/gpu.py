@@ -5,15 +5,25 @@ from __future__ import annotations
 import importlib
 import os
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from google_cloud_mldiagnostics.metric_types import AcceleratorType
 from google_cloud_mldiagnostics.system_metrics.readings import Reading
 
-__all__ = ["GpuMeter", "is_visible"]
+__all__ = ["GpuMeter", "is_visible", "may_have_gpu"]
 
 _Answer = TypeVar("_Answer")
 _PERCENT_METRICS: Final = ("gpu_duty_cycle", "gpu_utilization", "gpu_tensorcore_utilization")
+
+
+def may_have_gpu(devices: Path = Path("/dev")) -> bool:
+    """Whether NVIDIA's driver, or that of Windows in WSL, is loaded; pynvml is large, and is not loaded in vain.
+
+    Args:
+        devices: Where the driver's file is.
+    """
+    return (devices / "nvidiactl").exists() or (devices / "dxg").exists()
 
 
 class GpuMeter:

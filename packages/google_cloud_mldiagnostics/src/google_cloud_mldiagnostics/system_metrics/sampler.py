@@ -14,10 +14,9 @@ from ml_diagnostics_common.guard import guarded_as, report_loss
 from ml_diagnostics_common.steady_clock import now_ns
 
 from google_cloud_mldiagnostics.active_run import ActiveRun
-from google_cloud_mldiagnostics.system_metrics import tpu
+from google_cloud_mldiagnostics.system_metrics import gpu, tpu
 from google_cloud_mldiagnostics.system_metrics.bounded import Bounded
 from google_cloud_mldiagnostics.system_metrics.claims import Claims
-from google_cloud_mldiagnostics.system_metrics.gpu import GpuMeter
 from google_cloud_mldiagnostics.system_metrics.host import HostMeter, ProcessMeter
 from google_cloud_mldiagnostics.system_metrics.readings import Collect, Reading, payload_of
 
@@ -102,8 +101,9 @@ class SystemMetrics:
         return [ProcessMeter().collect, lambda: host.collect() if self._claims.hold("host") else []]
 
     def _chip_sources(self) -> list[Collect]:
-        gpu = GpuMeter(self._claims.hold)
-        sources = [Bounded("the NVIDIA driver", gpu.collect).collect]
+        sources = []
+        if gpu.may_have_gpu():
+            sources.append(Bounded("the NVIDIA driver", gpu.GpuMeter(self._claims.hold).collect).collect)
         if tpu.may_have_tpu():
             sources.append(Bounded("libtpu", self._collect_tpu).collect)
         return sources
