@@ -34,6 +34,7 @@ _OUR_PREFIX = "mlrun_"
 _RESERVED = frozenset({"values", "step_index", "unit", "not_finite"})
 _OF_HOST = frozenset({"hostname", "process_index"})
 _LABEL_PREFIX = "label_"
+_EXACT_AS_FLOAT = 2**53
 _LATEST_NS = 253_402_300_800 * 10**9  # The year 10000.
 
 
@@ -69,6 +70,8 @@ def record(
         if recorded is None or recorded.run is not run:
             recorded = _begin(run)
         name = metric_name._value_ if type(metric_name) is MetricType else metric_name
+        if type(value) is int and -_EXACT_AS_FLOAT <= value <= _EXACT_AS_FLOAT:
+            value = float(value)
         if (
             type(value) is float
             and labels is None

@@ -1,0 +1,278 @@
+"""A run's log: from the journal to Cloud Logging, whatever stands between them."""
+
+from __future__ import annotations
+
+import logging
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from google_cloud_mldiagnostics.metrics import record
+from google_cloud_mldiagnostics.run_log import RunLog
+from google_cloud_mldiagnostics.run_reader import run_reader
+from ml_diagnostics_common.cloud_logging import LoggingTransport, connect
+from ml_diagnostics_testing.cloud_logging import CloudLoggingServer
+from ml_diagnostics_testing.faults import Hang, Status
+
+from .recorded_runs import RUN, active, entries_of, metrics_of
+
+LABELS = {"job": RUN, "attempt": "1", "host": "host-a", "process_index": "0", "pid": "0"}
+
+
+@pytest.fixture
+def connected(cloud_logging_server: CloudLoggingServer) -> Callable[[], LoggingTransport]:
+    environ = {**cloud_logging_server.environment(), "ML_DIAGNOSTICS_LOGGING_GRPC": ""}
+    return lambda: connect(environ=environ)
+
+
+@pytest.fixture
+def transport(connected: Callable[[], LoggingTransport]) -> Iterator[LoggingTransport]:
+    transport = connected()
+    yield transport
+    transport.close()
+
+
+def google_client(server: CloudLoggingServer) -> Any:
+    """google-cloud-logging itself, as a user has it; its own transport is gRPC."""
+    import grpc
+    from google.auth.credentials import AnonymousCredentials
+    from google.cloud import logging as google_logging
+    from google.cloud.logging_v2._gapic import _LoggingAPI
+    from google.cloud.logging_v2.services.logging_service_v2 import LoggingServiceV2Client
+    from google.cloud.logging_v2.services.logging_service_v2.transports import LoggingServiceV2GrpcTransport
+
+    client = google_logging.Client(project=server.project, credentials=AnonymousCredentials(), _use_grpc=True)
+    channel = grpc.insecure_channel(server.grpc_target)
+    service = LoggingServiceV2Client(transport=LoggingServiceV2GrpcTransport(channel=channel))
+    client._logging_api = _LoggingAPI(service, client)
+    return client
+
+
+def test_googles_own_client_finds_a_metric_where_the_console_does(
+    tmp_path: Path, cloud_logging_server: CloudLoggingServer, connected: Callable[[], LoggingTransport]
+) -> None:
+    with active(tmp_path, is_shipped=True, connect=connected) as run:
+        record("loss", 0.5, 1)
+        record("step_time", float("nan"), 1)
+        run.log.write("mlrun_configs", {"userConfigs": {"epochs": "100"}})
+        assert run.log.flush(20)
+    client = google_client(cloud_logging_server)
+    of_run = f'resource.type="generic_node" AND resource.labels.node_id="{RUN}" AND timestamp>="2020-01-01T00:00:00Z"'
+    [loss] = client.list_entries(filter_=f'{of_run} AND resource.labels.namespace="loss"')
+    assert loss.log_name == f"projects/{cloud_logging_server.project}/logs/ml_diagnostics_metric"
+    assert loss.payload == {"values": [0.5], "step_index": 1, "unit": "1"}
+    assert loss.resource.labels == {
+        "project_id": cloud_logging_server.project,
+        "location": "us-central1",
+        "namespace": "loss",
+        "node_id": RUN,
+    }
+    [time_] = client.list_entries(filter_=f'{of_run} AND resource.labels.namespace="step_time"')
+    assert time_.payload["values"] == ["NaN"]
+    assert time_.payload["not_finite"] is True
+    assert len(list(client.list_entries(filter_=of_run))) == 3
+
+
+def test_here_and_there_a_run_reads_the_same(
+    tmp_path: Path, connected: Callable[[], LoggingTransport], transport: LoggingTransport
+) -> None:
+    with active(tmp_path, is_shipped=True, connect=connected) as run:
+        for step in range(50):
+            record("loss", step / 7, step)
+        record("loss", 1.0, timestamp=1_763_710_310.5)
+        run.log.write("mlrun_process", {"phase": "FAILED"}, severity="ERROR")
+        assert run.log.flush(20)
+    with active(tmp_path, run_id="another", is_shipped=True, connect=connected):
+        record("loss", 1.0)
+    here = entries_of(tmp_path)
+    there = [
+        entry
+        for batch in run_reader(RUN, root=tmp_path / "elsewhere", transport=transport).read_new()
+        for entry in batch
+    ]
+    both = [entry for batch in run_reader(RUN, root=tmp_path, transport=transport).read_new() for entry in batch]
+
+    def shown(entries: list[Any]) -> list[Any]:
+        return [
+            (entry.insert_id, entry.timestamp_ns, entry.severity, entry.resource_label("namespace"), entry.payload)
+            for entry in entries
+        ]
+
+    assert shown(here) == shown(there) == shown(both)
+    assert len(here) == 52
+
+
+def test_a_reader_goes_on_from_a_position(
+    tmp_path: Path, connected: Callable[[], LoggingTransport], transport: LoggingTransport
+) -> None:
+    with active(tmp_path, is_shipped=True, connect=connected) as run:
+        record("loss", 1.0)
+        assert run.log.flush(20)
+        reader = run_reader(RUN, root=tmp_path, transport=transport)
+        assert sum(map(len, reader.read_new())) == 1
+        record("loss", 2.0)
+        assert run.log.flush(20)
+        later = run_reader(RUN, root=tmp_path, transport=transport, position=reader.position())
+        assert [entry.payload["values"] for batch in later.read_new() for entry in batch] == [[2.0]]
+
+
+def test_a_run_is_shipped_to_its_own_project(tmp_path: Path, cloud_logging_server: CloudLoggingServer) -> None:
+    environ = {**cloud_logging_server.environment(), "ML_DIAGNOSTICS_LOGGING_GRPC": ""}
+    for project in ("mine", "theirs"):
+        with active(
+            tmp_path, run_id=project, project=project, is_shipped=True, connect=lambda: connect(environ=environ)
+        ):
+            record("loss", 1.0)
+    cloud_logging_server.clear()
+    with active(
+        tmp_path, run_id="last", project="mine", is_shipped=True, connect=lambda: connect("mine", environ=environ)
+    ) as run:
+        record("loss", 1.0)
+        assert run.log.flush(20)
+        _await(lambda: len(cloud_logging_server.entries()) >= 2)
+    arrived = {
+        (entry["resource"]["labels"]["node_id"], entry["logName"].split("/")[1])
+        for entry in cloud_logging_server.entries()
+    }
+    assert arrived == {("last", "mine"), ("mine", "mine")}
+
+
+def test_nothing_leaves_the_machine_where_nothing_shall(
+    tmp_path: Path, cloud_logging_server: CloudLoggingServer
+) -> None:
+    threads = set(threading.enumerate())
+    with active(tmp_path, is_shipped=False, connect=pytest.fail) as run:
+        record("loss", 1.0)
+        assert run.log.flush(5)
+        assert set(threading.enumerate()) == threads
+        assert run.log.statistics().shipper is None
+    assert len(metrics_of(tmp_path)) == 1
+
+
+@pytest.mark.parametrize("fault", [Hang(), Status(503), Status(403)], ids=["hang", "503", "403"])
+def test_a_cloud_that_fails_costs_recording_nothing_and_loses_nothing(
+    tmp_path: Path, cloud_logging_server: CloudLoggingServer, connected: Callable[[], LoggingTransport], fault: Any
+) -> None:
+    cloud_logging_server.faults.always(fault, on="write")
+    log = RunLog(
+        RUN,
+        location="us-central1",
+        project="",
+        labels=LABELS,
+        is_shipped=True,
+        root=tmp_path,
+        connect=connected,
+        grace_period_seconds=0.1,
+    )
+    for number in range(1000):
+        log.write("loss", {"values": [float(number)]})
+    assert not log.flush(0.05)
+    assert not log.close(0.05)
+    assert len(entries_of(tmp_path)) == 1000
+    cloud_logging_server.faults.clear()
+    with active(tmp_path, run_id="next", is_shipped=True, connect=connected) as run:
+        run.log.flush(20)
+        _await(lambda: len(cloud_logging_server.entries()) == 1000)
+
+
+def test_a_closed_log_still_takes_entries(tmp_path: Path, connected: Callable[[], LoggingTransport]) -> None:
+    with active(tmp_path, is_shipped=True, connect=connected) as run:
+        record("loss", 1.0)
+        assert run.log.close(20)
+        record("loss", 2.0)
+        run.log.write("mlrun_process", {"phase": "COMPLETED"})
+    assert len(entries_of(tmp_path)) == 3
+
+
+def test_what_cannot_be_json_is_text(tmp_path: Path) -> None:
+    with active(tmp_path) as run:
+        run.log.write("mlrun_configs", {"a": object, "b": {1: float("nan")}, "c": "\ud800"})
+    [entry] = entries_of(tmp_path)
+    assert entry.payload["b"] == {"1": "NaN"}
+
+
+def test_setup_logging_gets_one_line_of_ours_and_none_of_the_shippers(
+    tmp_path: Path, cloud_logging_server: CloudLoggingServer
+) -> None:
+    """At DEBUG, with the real client: what our thread does for Cloud Logging is no news for Cloud Logging."""
+    program = f"""
+import logging, os, sys
+from pathlib import Path
+import grpc
+from google.auth.credentials import AnonymousCredentials
+from google.cloud import logging as google_logging
+from google.cloud.logging_v2._gapic import _LoggingAPI
+from google.cloud.logging_v2.services.logging_service_v2 import LoggingServiceV2Client
+from google.cloud.logging_v2.services.logging_service_v2.transports import LoggingServiceV2GrpcTransport
+
+client = google_logging.Client(project="p", credentials=AnonymousCredentials(), _use_grpc=True)
+channel = grpc.insecure_channel({cloud_logging_server.grpc_target!r})
+client._logging_api = _LoggingAPI(
+    LoggingServiceV2Client(transport=LoggingServiceV2GrpcTransport(channel=channel)), client)
+client.setup_logging()
+logging.getLogger().setLevel(logging.DEBUG)
+logging.basicConfig()
+console = logging.StreamHandler(sys.stdout)
+logging.getLogger().addHandler(console)
+
+from google_cloud_mldiagnostics.active_run import ActiveRun, set_active_run
+from google_cloud_mldiagnostics.metrics import record
+from google_cloud_mldiagnostics.mlrun_types import MLRun
+from google_cloud_mldiagnostics.run_log import RunLog
+root = Path(sys.argv[1])
+log = RunLog("run", location="here", project="", labels={{}}, is_shipped=True, root=root)
+set_active_run(ActiveRun(MLRun("run"), log, root, "h", 0, 1, os.getpid(), False))
+logging.getLogger("urllib3.connectionpool").debug("the user's own")
+for step in range(10):
+    record("loss", 1.0, step)
+    assert log.flush(20)
+logging.info("the user's")
+set_active_run(None)
+assert log.close(20)
+"""
+    environ = {**os.environ, **cloud_logging_server.environment(), "ML_DIAGNOSTICS_LOGGING_GRPC": ""}
+    environ["ML_DIAGNOSTICS_BACKEND"] = "auto"
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", program, str(tmp_path)],
+        env=environ,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    told = [entry for entry in cloud_logging_server.entries() if not entry["logName"].endswith("ml_diagnostics_metric")]
+    messages = [str(entry.get("textPayload") or entry.get("jsonPayload", {}).get("message")) for entry in told]
+    assert "the user's" in messages
+    assert "the user's own" in messages
+    assert [message for message in messages if "entries:write" in message] == []
+    assert done.stdout.count("entries:write") >= 10  # The console gets them, as without us.
+    metrics = [entry for entry in cloud_logging_server.entries() if entry["logName"].endswith("ml_diagnostics_metric")]
+    assert len(metrics) == 10
+
+
+def test_without_a_cloud_one_warning_says_where_the_data_is(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    def no_cloud() -> LoggingTransport:
+        from ml_diagnostics_common.exceptions import CredentialsError
+
+        raise CredentialsError("no credentials")
+
+    with active(tmp_path, is_shipped=True, connect=no_cloud) as run:
+        record("loss", 1.0)
+        _await(lambda: bool(caplog.records))
+        assert not run.log.flush(0.1)
+    [told] = [record for record in caplog.records if record.levelno >= logging.WARNING]
+    assert str(tmp_path) in told.getMessage()
+
+
+def _await(condition: Callable[[], bool], seconds: float = 30.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
