@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
@@ -32,11 +32,11 @@ __all__ = ["EntriesSent", "ProfilesSent", "profile_files", "send_entries", "send
 
 _SESSIONS: Final = ("plugins", "profile")
 _BATCH: Final = 500
-_SAVE_EVERY: Final = 20  # batches
+_TELL_EVERY: Final = 10_000
 _REQUEST_SECONDS: Final = 30.0
 _PATIENCE_SECONDS: Final = 60.0
 _REFUSED: Final = frozenset({"INVALID_ARGUMENT", "FAILED_PRECONDITION", "OUT_OF_RANGE"})
-_KEPT_BY_EACH: Final = ("attempts", "createTime", "etag", "metrics", "name", "state", "updateTime")
+_KEPT_BY_EACH: Final = ("attempts", "createTime", "endTime", "etag", "metrics", "name", "state", "updateTime")
 _CACHES: Final = (".SSTABLE", ".op_stats.pb", ".op_stats_v2.pb")
 """What XProf leaves beside the profiles that it has shown."""
 
@@ -101,7 +101,7 @@ def _brought_up_to_date(kept: Resource, run: Resource) -> Resource:
     known = {name: value for name, value in run.items() if name not in _KEPT_BY_EACH and value}
     kept_attempt, attempt = _attempt(kept), _attempt(run)
     if kept_attempt > attempt or (kept_attempt == attempt and kept.get("runPhase") == "FAILED"):
-        for name in ("runPhase", "endTime", "errorDetails", "labels"):
+        for name in ("runPhase", "errorDetails", "labels"):
             known.pop(name, None)
     for name in ("labels", "artifacts"):
         if name in known:
@@ -138,7 +138,7 @@ def send_entries(
         transport: Where they go.
         root: The diagnostics folder.
         location: The region in which the run is kept.
-        progress: Is told now and then how far it is.
+        progress: Is told how far it is, each ten thousand entries.
         sleep: Waits a number of seconds.
 
     Raises:
@@ -147,16 +147,16 @@ def send_entries(
     name = f"sync {transport.project} {run_id}"
     position = JournalReader.load_position(name, LOG_ID, root=root) or _shipped(run_id, transport.project, root)
     reader = JournalReader(LOG_ID, root=root, position=position, resource_labels={"node_id": run_id})
-    sent = EntriesSent()
-    encode = _Encoder(transport.project, location)
-    try:
-        for number, batch in enumerate(_batches(reader.read_new()), start=1):
+    sent, told, encode = EntriesSent(), 0, _Encoder(transport.project, location)
+    for entries in reader.read_new():
+        remaining = iter(entries)
+        while batch := list(islice(remaining, _BATCH)):
             _write(transport, [encode(entry) for entry in batch], sent, sleep)
-            if number % _SAVE_EVERY == 0:
-                reader.save_position(name, job=run_id)
-                progress(sent)
-    finally:
+        # Not before all of them are there: the reader is behind them already.
         reader.save_position(name, job=run_id)
+        if sent.sent - told >= _TELL_EVERY:
+            told = sent.sent
+            progress(sent)
     return sent
 
 
@@ -179,13 +179,6 @@ class _Encoder:
         entry.context = cloud_context
         cut_to_fit(entry)
         return encode_cloud(entry)
-
-
-def _batches(read: Iterator[list[LogEntry]]) -> Iterator[list[LogEntry]]:
-    for entries in read:
-        remaining = iter(entries)
-        while batch := list(islice(remaining, _BATCH)):
-            yield batch
 
 
 def _write(

@@ -6,7 +6,7 @@ import csv
 import io
 import json
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -142,7 +142,7 @@ def csv_lines(by_metric: dict[str, list[Series]]) -> Iterator[str]:
     for series in by_metric.values():
         for one in series:
             for point in one.points:
-                labels = json.dumps(point.labels, ensure_ascii=False, default=str) if point.labels else ""
+                labels = json.dumps(_plain(point.labels), ensure_ascii=False, sort_keys=True) if point.labels else ""
                 step = "" if point.step is None else point.step
                 for index, value in enumerate(point.values):
                     chip = _chip(one, index) if len(point.values) > 1 or one.chips else ""
@@ -197,7 +197,7 @@ def _point_as_dict(point: Point) -> dict[str, Any]:
     if point.attempt:
         told["attempt"] = point.attempt
     if point.labels:
-        told["labels"] = dict(point.labels)
+        told["labels"] = _plain(point.labels)
     return told
 
 
@@ -205,6 +205,15 @@ def _json_number(value: float) -> float | int | str:
     if math.isfinite(value):
         return int(value) if value == int(value) and abs(value) < 2**53 else value
     return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+
+
+def _plain(value: Any) -> Any:
+    """A value as JSON has it, the same from the journal and from Cloud Logging, which has floats only."""
+    if isinstance(value, Mapping):
+        return {str(key): _plain(value[key]) for key in value}
+    if isinstance(value, (list, tuple)):
+        return [_plain(item) for item in value]
+    return _json_number(value) if isinstance(value, float) else value
 
 
 def _shown(point: Point, unit: str) -> str:

@@ -1,0 +1,302 @@
+"""The command `mldiagnostics` and Google Cloud: runs are brought there once, and are shown there as here."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+from google_cloud_mldiagnostics import entries, machinelearning_run, metrics
+from google_cloud_mldiagnostics.active_run import active_run
+from google_cloud_mldiagnostics.attempts import WITHOUT_A_WORD
+from google_cloud_mldiagnostics.cli import main
+from google_cloud_mldiagnostics.control_plane.local import LocalControlPlane
+from google_cloud_mldiagnostics.mlrun_types import MLRun
+from google_cloud_mldiagnostics.run_log import namespace_fields
+from google_cloud_mldiagnostics.run_reader import run_reader
+from ml_diagnostics_common.environment import diagnostics_directory
+from ml_diagnostics_testing.cloud_logging import CloudLoggingServer
+from ml_diagnostics_testing.cloud_storage import CloudStorageServer
+from ml_diagnostics_testing.control_plane import ControlPlaneServer
+from ml_diagnostics_testing.faults import Status
+
+Captured = pytest.CaptureFixture[str]
+PROJECT = ("--project", "test-project")
+
+
+class Cloud(NamedTuple):
+    """What of Google Cloud the command needs."""
+
+    runs: ControlPlaneServer
+    log: CloudLoggingServer
+    bucket: CloudStorageServer
+
+    def values(self, run_id: str, metric: str = "loss") -> list[float]:
+        """What Cloud Logging has of a metric."""
+        filter_ = f'resource.labels.node_id="{run_id}" AND resource.labels.namespace="{metric}"'
+        return [value for entry in self.log.entries(filter_) for value in entry["jsonPayload"]["values"]]
+
+
+@pytest.fixture
+def cloud(
+    control_plane_server: ControlPlaneServer,
+    cloud_logging_server: CloudLoggingServer,
+    cloud_storage_server: CloudStorageServer,
+    monkeypatch: pytest.MonkeyPatch,
+) -> Iterator[Cloud]:
+    servers = Cloud(control_plane_server, cloud_logging_server, cloud_storage_server)
+    for server in servers:
+        for name, value in server.environment().items():
+            monkeypatch.setenv(name, value)
+    return servers
+
+
+def recorded(steps: int = 5, **options: Any) -> MLRun:
+    """A run of this machine alone, that goes on."""
+    run = machinelearning_run(name="trained", run_group="sweep", configs={"layers": 2}, **options)
+    for step in range(steps):
+        metrics.record("loss", 5.0 - step, step=step)
+    return run
+
+
+def shown(capsys: Captured, *arguments: str, code: int = 0) -> str:
+    """What a command prints to standard output."""
+    capsys.readouterr()
+    found = main(arguments)
+    told = capsys.readouterr()
+    assert found == code, told.err
+    return told.out
+
+
+def insert_ids(run_id: str) -> list[str]:
+    """Of the run's entries in the journal."""
+    return sorted(entry.insert_id for batch in run_reader(run_id).read_new() for entry in batch)
+
+
+def test_a_run_is_brought_to_the_cloud_with_all_its_entries(cloud: Cloud, capsys: Captured) -> None:
+    run = recorded()
+    run.finish()
+    page = shown(capsys, "sync", run.name)
+    kept = cloud.runs.run(run.name)
+    assert (kept["runPhase"], kept["runSet"], kept["displayName"]) == ("COMPLETED", "sweep", "trained")
+    assert kept["configs"]["userConfigs"] == {"layers": "2"}
+    assert cloud.values(run.name) == [5.0, 4.0, 3.0, 2.0, 1.0]
+    there = cloud.log.entries(f'resource.labels.node_id="{run.name}"')
+    assert sorted(entry["insertId"] for entry in there) == insert_ids(run.name)
+    assert {entry["resource"]["labels"]["project_id"] for entry in there} == {"test-project"}
+    assert f"run       created in the project test-project (us-central1)\nentries   {len(there)} entries sent\n" in page
+    assert f"/{run.name}?project=test-project" in page
+
+
+def test_twice_is_once(cloud: Cloud, capsys: Captured) -> None:
+    run = recorded()
+    run.finish()
+    shown(capsys, "sync", run.name)
+    kept, count = cloud.runs.run(run.name), len(cloud.log.entries())
+    assert "entries   0 entries sent" in shown(capsys, "sync", run.name)
+    assert (len(cloud.log.entries()), cloud.log.duplicates) == (count, 0)
+    assert cloud.runs.run(run.name) == kept
+
+
+def test_a_run_may_go_on_meanwhile(cloud: Cloud, capsys: Captured) -> None:
+    run = recorded()
+    shown(capsys, "sync", run.name)
+    assert cloud.runs.run(run.name)["runPhase"] == "ACTIVE"
+    metrics.record("loss", 0.5, step=5)
+    run.configs.update({"layers": 3})
+    run.finish("FAILED")
+    shown(capsys, "sync", run.name)
+    kept = cloud.runs.run(run.name)
+    assert (kept["runPhase"], kept["configs"]["userConfigs"]) == ("FAILED", {"layers": "3"})
+    assert cloud.values(run.name) == [5.0, 4.0, 3.0, 2.0, 1.0, 0.5]
+    assert cloud.log.duplicates == 0
+
+
+def test_what_the_run_has_shipped_itself_is_not_sent_again(
+    cloud: Cloud, capsys: Captured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ML_DIAGNOSTICS_BACKEND", "cloud")
+    run = recorded(project="test-project")
+    run.finish()
+    before = cloud.values(run.name)
+    assert before == [5.0, 4.0, 3.0, 2.0, 1.0]
+    assert "brought up to date" in shown(capsys, "sync", run.name)
+    assert (cloud.values(run.name), cloud.log.duplicates) == (before, 0)
+
+
+def test_only_the_run_is_brought(cloud: Cloud, capsys: Captured) -> None:
+    other = recorded()
+    other.finish()
+    run = recorded()
+    run.finish()
+    shown(capsys, "sync", run.name)
+    assert [kept["name"].rpartition("/")[2] for kept in cloud.runs.runs()] == [run.name]
+    assert {entry["resource"]["labels"]["node_id"] for entry in cloud.log.entries()} == {run.name}
+
+
+def test_a_run_that_was_killed_is_failed_there(cloud: Cloud, capsys: Captured) -> None:
+    code = (
+        "import os\nfrom google_cloud_mldiagnostics import machinelearning_run, metrics\n"
+        "run = machinelearning_run(name='killed')\nprint(run.name, flush=True)\nos.kill(os.getpid(), 9)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    run_id = done.stdout.split()[0]
+    shown(capsys, "sync", run_id)
+    assert cloud.runs.run(run_id)["runPhase"] == "FAILED"
+    assert WITHOUT_A_WORD in str(cloud.runs.run(run_id)["errorDetails"])
+
+
+def test_what_is_known_there_of_a_later_attempt_is_not_undone(cloud: Cloud, capsys: Captured) -> None:
+    run = recorded()
+    run.finish()
+    labels = {"attempt": "2", "mine": "yes"}
+    cloud.runs.put_run(run.name, {"displayName": "trained", "runPhase": "FAILED", "labels": labels})
+    shown(capsys, "sync", run.name)
+    kept = cloud.runs.run(run.name)
+    assert (kept["runPhase"], kept["labels"]) == ("FAILED", labels)
+    assert kept["configs"]["userConfigs"] == {"layers": "2"}
+
+
+def profile(run_id: str, session: str, folder: str = "profiles") -> Path:
+    """A profile of this machine, and what is told of it."""
+    place = diagnostics_directory() / "runs" / run_id / folder
+    file = place / "plugins" / "profile" / session / "host-0.xplane.pb"
+    file.parent.mkdir(parents=True)
+    file.write_bytes(b"xplane")
+    told = {"kind": "KIND_PROGRAMMATIC", "storageFolderUri": str(file.parent), "targetSessions": {"host-0": {}}}
+    LocalControlPlane(diagnostics_directory()).put_session(run_id, session, told)
+    return file
+
+
+def test_profiles_are_brought_along_and_told(cloud: Cloud, capsys: Captured) -> None:
+    run = recorded()
+    run.finish()
+    profile(run.name, "s1")
+    arguments = ("sync", run.name, "--gcs-path", "gs://test-bucket/traces")
+    assert "1 file sent (6 B), 0 there before; 1 session\n" in shown(capsys, *arguments)
+    name = f"traces/{run.name}/plugins/profile/s1/host-0.xplane.pb"
+    assert cloud.bucket.names("test-bucket") == [name]
+    assert cloud.bucket.read("test-bucket", name) == b"xplane"
+    (session,) = cloud.runs.sessions(run.name)
+    assert session["storageFolderUri"] == f"gs://test-bucket/traces/{run.name}/plugins/profile/s1"
+    assert cloud.runs.run(run.name)["artifacts"]["gcsPath"] == "gs://test-bucket/traces"
+    generation = cloud.bucket.stored("test-bucket", name).generation
+    assert "0 files sent (0 B), 1 there before" in shown(capsys, *arguments)
+    assert cloud.bucket.stored("test-bucket", name).generation == generation
+
+
+def test_profiles_that_only_wait_here_are_moved(cloud: Cloud, capsys: Captured) -> None:
+    run = recorded(gcs_path="gs://test-bucket")
+    run.finish()
+    file = profile(run.name, "s1", "staged")
+    shown(capsys, "sync", run.name)
+    assert cloud.bucket.names("test-bucket") == [f"{run.name}/plugins/profile/s1/host-0.xplane.pb"]
+    assert not file.exists()
+
+
+def test_profiles_without_a_bucket_stay_and_that_is_said(cloud: Cloud, capsys: Captured) -> None:
+    run = recorded()
+    run.finish()
+    file = profile(run.name, "s1")
+    assert "profiles  1 file not sent: say where to with --gcs-path" in shown(capsys, "sync", run.name)
+    assert file.exists()
+    assert cloud.runs.sessions(run.name) == []
+
+
+def test_a_refusal_is_one_error_that_says_what_to_do(cloud: Cloud, capsys: Captured) -> None:
+    run = recorded()
+    run.finish()
+    cloud.runs.is_permitted = False
+    assert main(["sync", run.name]) == 1
+    told = capsys.readouterr()
+    assert told.out == ""
+    assert "roles/" in told.err
+    assert len(told.err.splitlines()) == 1
+
+
+def test_a_server_that_is_down_costs_time_and_one_that_stays_down_a_second_command(
+    cloud: Cloud, capsys: Captured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = recorded(steps=1200)
+    run.finish()
+    cloud.log.faults.script([None, Status(503), Status(401)], on="write")
+    monkeypatch.setattr(time, "sleep", lambda seconds: None)
+    assert main(["sync", run.name]) == 1
+    capsys.readouterr()
+    assert 0 < len(cloud.values(run.name)) < 1200
+    shown(capsys, "sync", run.name)
+    assert len(cloud.values(run.name)) == 1200
+
+
+def test_what_cloud_logging_never_takes_is_counted_and_the_rest_arrives(cloud: Cloud, capsys: Captured) -> None:
+    run = recorded()
+    now = active_run()
+    assert now is not None
+    deep = "[" * 120 + "]" * 120  # Deeper than Cloud Logging takes.
+    now.log.write_text(str(time.time_ns()), f'{{"values":[1],"deep":{deep}}}' + namespace_fields("deep"))
+    run.finish()
+    page = shown(capsys, "sync", run.name, code=1)
+    assert ", 1 refused: " in page
+    assert cloud.values(run.name) == [5.0, 4.0, 3.0, 2.0, 1.0]
+    assert cloud.values(run.name, "deep") == []
+
+
+@pytest.fixture
+def another_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """From here on nothing is known but what is in the cloud."""
+
+    def move() -> None:
+        monkeypatch.setenv("ML_DIAGNOSTICS_DIR", str(tmp_path / "elsewhere"))
+
+    return move
+
+
+def test_a_run_is_shown_elsewhere_as_it_is_here(cloud: Cloud, capsys: Captured, another_machine: Any) -> None:
+    run = recorded()
+    run.finish()
+    shown(capsys, "sync", run.name)
+    here = json.loads(shown(capsys, "show", run.name, "--format", "json"))
+    values_here = shown(capsys, "metrics", run.name, "--format", "csv")
+    another_machine()
+    there = json.loads(shown(capsys, "show", run.name, "--format", "json", *PROJECT))
+    assert shown(capsys, "metrics", run.name, "--format", "csv", *PROJECT) == values_here
+    same = ("run", "display_name", "group", "state", "configs", "metrics", "notes")
+    assert {name: there[name] for name in same} == {name: here[name] for name in same}
+    # What it told of itself is all that is known of a process there.
+    assert [process["pid"] for process in there["attempts"][0]["processes"]] == [
+        process["pid"] for process in here["attempts"][0]["processes"]
+    ]
+    lines = shown(capsys, "runs", *PROJECT).splitlines()
+    assert [line.split()[:2] for line in lines[1:]] == [[run.name, "COMPLETED"]]
+
+
+def test_a_killed_run_is_stale_elsewhere_until_somebody_tells(
+    cloud: Cloud, capsys: Captured, another_machine: Any
+) -> None:
+    cloud.runs.put_run("lost-1", {"displayName": "lost", "runPhase": "ACTIVE", "runSet": "g"})
+    resource = {"type": entries.RESOURCE_TYPE, "labels": {"node_id": "lost-1", "namespace": entries.PROCESS}}
+    payload = entries.process_entry("ACTIVE", attempt=1, host="host-0", process_index=0, process_count=1, pid=7)
+    told = {"resource": resource, "jsonPayload": payload, "labels": {"host": "host-0", "pid": "7"}}
+    ago = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(time.time() - 300))
+    cloud.log.write([{**told, "timestamp": ago}], log_id=entries.LOG_ID)
+    another_machine()
+    assert "STALE" in shown(capsys, "runs", *PROJECT).splitlines()[1]
+    ending = {"verb": "stacktraceanalyzer", "kind": "job_ended", "how": "out_of_memory", "message": "out of memory"}
+    cloud.log.write(
+        [{"jsonPayload": ending, "labels": {"host": "host-0", "pid": "7"}}], log_id="tpu.googleapis.com/runtime_monitor"
+    )
+    assert shown(capsys, "show", "lost-1", *PROJECT).splitlines()[:2] == ["lost-1: FAILED", "  out of memory"]
+
+
+def test_where_cloud_logging_fails_the_run_is_shown_without_it(cloud: Cloud, capsys: Captured) -> None:
+    cloud.runs.put_run("run-1", {"displayName": "one", "runPhase": "COMPLETED"})
+    cloud.log.faults.always(Status(403))
+    assert main(["show", "run-1", *PROJECT]) == 0
+    told = capsys.readouterr()
+    assert told.out.startswith("run-1: COMPLETED\n")
+    assert "Cloud Logging could not be read to the end" in told.err
