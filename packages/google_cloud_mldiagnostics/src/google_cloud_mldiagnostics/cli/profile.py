@@ -69,8 +69,11 @@ class ProfileCommand:
 
     def run(self, options: argparse.Namespace) -> int:
         """Asks all processes at once, waits for them, and says where the profile is."""
+        import time
+
         from google_cloud_mldiagnostics.cli.places import source_of
         from google_cloud_mldiagnostics.cli.text import note, print_data
+        from google_cloud_mldiagnostics.exceptions import ControlPlaneError
         from google_cloud_mldiagnostics.profiling.profiler_service import ProfilerService, TracerLevels
         from google_cloud_mldiagnostics.run_history import RunHistory
 
@@ -84,6 +87,7 @@ class ProfileCommand:
         session_id = options.session or _now()
         hosts = "1 process" if len(targets) == 1 else f"{len(targets)} processes"
         note(f"profiling {hosts} of {view.run_id} for {options.duration / 1000:g} s")
+        began_ns = time.time_ns()
         results = ProfilerService().capture(
             [target.address for target in targets],
             [target.folder for target in targets],
@@ -93,6 +97,11 @@ class ProfileCommand:
             levels=TracerLevels(options.host_tracer_level, options.device_tracer_level, options.python_tracer_level),
         )
         folders = _folders(view, targets, session_id)
+        try:
+            kept = _session_resource(folders, targets, results, began_ns)
+            source.control_plane.put_session(view.run_id, session_id, kept)
+        except ControlPlaneError as error:
+            note(f"the profile is there, and the run was not told of it: {error}")
         if options.format == "json":
             print_data(json.dumps(_as_dict(view, session_id, folders, targets, results), indent=2) + "\n")
         else:
@@ -175,6 +184,30 @@ def _folders(view: RunView, targets: Sequence[Target], session_id: str) -> list[
     if view.gcs_path.startswith("gs://"):
         return [f"{view.gcs_path}/{view.run_id}/plugins/profile/{session_id}"]
     return list(dict.fromkeys(f"{target.folder}/{session_id}" for target in targets))
+
+
+def _session_resource(
+    folders: Sequence[str], targets: Sequence[Target], results: Sequence[CaptureResult], began_ns: int
+) -> dict[str, Any]:
+    """The profile as a control plane keeps it. The job tells of it too, if it lives long enough to see it."""
+    from ml_diagnostics_common.entry import format_timestamp
+
+    told = {
+        target.file_name or target.name: {
+            "startTime": format_timestamp(began_ns),
+            "endTime": format_timestamp(began_ns + round(result.seconds * 1e9)),
+            "sessionPhase": "SUCCEEDED" if result.is_captured else "FAILED",
+        }
+        for target, result in zip(targets, results, strict=True)
+    }
+    return {
+        "profilerTargets": list(told),
+        "targetSessions": told,
+        "storageFolderUri": folders[0],
+        "dashboardUri": "",
+        "duration": f"{max(result.seconds for result in results):.3f}s",
+        "kind": "KIND_SNAPSHOT",
+    }
 
 
 def _format(

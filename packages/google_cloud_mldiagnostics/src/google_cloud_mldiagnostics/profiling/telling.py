@@ -102,7 +102,7 @@ def session_resource(session: Session, hosts: Sequence[str], phase: str) -> Reso
         "profilerTargets": list(hosts),
         "storageFolderUri": session.folder,
         "dashboardUri": "",
-        "kind": "KIND_ON_DEMAND" if session.kind == "on_demand" else "KIND_PROGRAMMATIC",
+        "kind": "KIND_SNAPSHOT" if session.kind == "on_demand" else "KIND_PROGRAMMATIC",
         "hostTracerLevel": "HOST_TRACER_LEVEL_INFO",
         "deviceTracerLevel": "DEVICE_TRACER_LEVEL_ENABLED",
     }
