@@ -387,6 +387,24 @@ def test_chips_of_a_tpu_are_measured_each(libtpu: Callable[[], Any]) -> None:
     assert hbm.beside == {"used_bytes": [100, 200, 400], "total_bytes": [1000, 1000, 1000]}
 
 
+@pytest.mark.parametrize(
+    ("cores", "chips"),
+    [
+        (["10", "30", "n/a", "40", "0", "0", "n/a", "n/a"], {"tpu0": 20.0, "tpu1": 40.0, "tpu2": 0.0}),
+        (["1", "2", "3"], {"tpu0": 1.0, "tpu1": 2.0, "tpu2": 3.0}),  # Not as many a chip: they are told as they are.
+        ([], {}),
+    ],
+)
+def test_cores_of_one_chip_are_told_as_their_mean(
+    libtpu: Callable[[], Any], cores: list[str], chips: dict[str, float]
+) -> None:
+    tpu.collect_tpu()
+    libtpu().DATA["tensorcore_util"] = cores
+    readings = by_name(tpu.collect_tpu())
+    found = readings.get("tpu_tensorcore_utilization")
+    assert (dict(zip(found.chips, found.values, strict=True)) if found else {}) == chips
+
+
 def test_only_metrics_that_libtpu_knows_are_asked_for(libtpu: Callable[[], Any]) -> None:
     tpu.collect_tpu()
     module = libtpu()

@@ -22,7 +22,7 @@ from google_cloud_mldiagnostics.system_metrics.readings import Reading
 __all__ = ["collect_tpu", "may_have_tpu", "runtime_is_up"]
 
 _MODULES: Final = ("libtpu.sdk.tpumonitoring", "libtpu.sdk.monitoring")
-"""The latter in releases of libtpu before 0.0.17."""
+"""The latter is what older releases have."""
 
 
 def may_have_tpu(environ: Mapping[str, str] = os.environ, devices: Path = Path("/dev")) -> bool:
@@ -50,13 +50,14 @@ def collect_tpu() -> list[Reading]:
     if monitoring is None:
         return []
     supported = set(monitoring.list_supported_metrics())  # It gives no error for a name that it does not know.
+    duty_cycle, cores, used, total = (
+        _data(monitoring, supported, name)
+        for name in ("duty_cycle_pct", "tensorcore_util", "hbm_capacity_usage", "hbm_capacity_total")
+    )
     readings = [
-        _of_chips("tpu_duty_cycle", _data(monitoring, supported, "duty_cycle_pct")),
-        _of_chips("tpu_tensorcore_utilization", _data(monitoring, supported, "tensorcore_util")),
-        _hbm(
-            _data(monitoring, supported, "hbm_capacity_usage"),
-            _data(monitoring, supported, "hbm_capacity_total"),
-        ),
+        _reading("tpu_duty_cycle", _by_chip(duty_cycle)),
+        _reading("tpu_tensorcore_utilization", _by_chip(_chips_of_cores(cores, len(duty_cycle) or len(total)))),
+        _hbm(used, total),
     ]
     return [reading for reading in readings if reading is not None]
 
@@ -70,15 +71,9 @@ def _monitoring() -> Any:
     return None
 
 
-def _data(monitoring: Any, supported: set[str], name: str) -> dict[int, float]:
-    """By chip; a chip whose value is no number is absent."""
-    if name not in supported:
-        return {}
-    return {
-        chip: value
-        for chip, text in enumerate(monitoring.get_metric(name).data())
-        if (value := _number(text)) is not None
-    }
+def _data(monitoring: Any, supported: set[str], name: str) -> list[float | None]:
+    """One value a chip or core; None where it is no number."""
+    return [_number(text) for text in monitoring.get_metric(name).data()] if name in supported else []
 
 
 def _number(text: object) -> float | None:
@@ -89,18 +84,35 @@ def _number(text: object) -> float | None:
     return value if math.isfinite(value) else None
 
 
-def _of_chips(name: str, values: Mapping[int, float], **beside: Any) -> Reading | None:
+def _chips_of_cores(cores: list[float | None], chips: int) -> list[float | None]:
+    """The mean over the cores of each chip: some generations have two, and libtpu tells of each."""
+    if not chips or len(cores) % chips:
+        return cores
+    each = len(cores) // chips
+    return [_mean(cores[first : first + each]) for first in range(0, len(cores), each)] if each else []
+
+
+def _mean(values: list[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return sum(known) / len(known) if known else None
+
+
+def _by_chip(values: list[float | None]) -> dict[str, float]:
+    return {f"tpu{chip}": value for chip, value in enumerate(values) if value is not None}
+
+
+def _hbm(used: list[float | None], total: list[float | None]) -> Reading | None:
+    used_by_chip, total_by_chip = _by_chip(used), _by_chip(total)
+    chips = [chip for chip in used_by_chip if total_by_chip.get(chip, 0) > 0]
+    return _reading(
+        "hbm_utilization",
+        {chip: 100 * used_by_chip[chip] / total_by_chip[chip] for chip in chips},
+        used_bytes=[int(used_by_chip[chip]) for chip in chips],
+        total_bytes=[int(total_by_chip[chip]) for chip in chips],
+    )
+
+
+def _reading(name: str, values: dict[str, float], **beside: list[int]) -> Reading | None:
     if not values:
         return None
-    chips = [f"tpu{chip}" for chip in values]
-    return Reading(name, "%", list(values.values()), chips, AcceleratorType.TPU, beside)
-
-
-def _hbm(used: Mapping[int, float], total: Mapping[int, float]) -> Reading | None:
-    chips = [chip for chip in used if total.get(chip, 0) > 0]
-    return _of_chips(
-        "hbm_utilization",
-        {chip: 100 * used[chip] / total[chip] for chip in chips},
-        used_bytes=[int(used[chip]) for chip in chips],
-        total_bytes=[int(total[chip]) for chip in chips],
-    )
+    return Reading(name, "%", list(values.values()), list(values), AcceleratorType.TPU, beside)
