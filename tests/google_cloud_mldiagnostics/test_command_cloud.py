@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
-from google_cloud_mldiagnostics import entries, machinelearning_run, metrics
+from google_cloud_mldiagnostics import entries, machinelearning_run, metrics, run_source
 from google_cloud_mldiagnostics.active_run import active_run
 from google_cloud_mldiagnostics.attempts import WITHOUT_A_WORD
 from google_cloud_mldiagnostics.cli import main
@@ -291,6 +291,23 @@ def test_a_killed_run_is_stale_elsewhere_until_somebody_tells(
         [{"jsonPayload": ending, "labels": {"host": "host-0", "pid": "7"}}], log_id="tpu.googleapis.com/runtime_monitor"
     )
     assert shown(capsys, "show", "lost-1", *PROJECT).splitlines()[:2] == ["lost-1: FAILED", "  out of memory"]
+
+
+def test_a_long_run_is_shown_by_its_newest_values(
+    cloud: Cloud, capsys: Captured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run_source, "_PAGE_SIZE", 10)
+    monkeypatch.setattr(run_source, "_MOST_PAGES", 2)
+    run = recorded(steps=100)
+    run.finish()
+    shown(capsys, "sync", run.name)
+    assert main(["show", run.name, "--format", "json", *PROJECT]) == 0
+    told = capsys.readouterr()
+    page = json.loads(told.out)
+    assert page["state"] == "COMPLETED"
+    loss = next(metric for metric in page["metrics"] if metric["metric"] == "loss")
+    assert (loss["last_step"], loss["count"] <= 20) == (99, True)
+    assert "newest 20 values" in told.err
 
 
 def test_where_cloud_logging_fails_the_run_is_shown_without_it(cloud: Cloud, capsys: Captured) -> None:

@@ -32,6 +32,7 @@ _SECOND_NS: Final = 1_000_000_000
 _CLOCKS_DIFFER_NS: Final = 600 * _SECOND_NS
 _PATIENCE_SECONDS: Final = 60.0
 _PAGE_SIZE: Final = 1000
+_MOST_PAGES: Final = 10
 _NAMES_SHOWN: Final = 10
 
 
@@ -102,6 +103,21 @@ class RunSource:
         """Yields all entries of a run; where Cloud Logging fails, what there is until then."""
         return self._told(run_reader(run_id, root=self._root, transport=self.transport).read_new())
 
+    def overview(self, run: Resource) -> Iterator[list[LogEntry]]:
+        """Yields what tells of a run as a whole: all entries, or, where each page takes a second, the newest."""
+        if self.transport is None:
+            yield from self.entries(_id(run))
+            return
+        yield from self._told(self.process_entries(run))
+        selection, namespaces = self._selection(run), (PROCESS, SESSION)
+        others = "".join(f" AND resource.labels.namespace!={_quoted(name)}" for name in namespaces)
+        newest = self._told(self._pages(selection + others, _started_ns(run), order_by="timestamp desc"))
+        yield from itertools.islice(newest, _MOST_PAGES)
+        if next(newest, None):
+            self._notes(
+                f"the metrics are of the newest {_MOST_PAGES * _PAGE_SIZE:,} values; `mldiagnostics metrics` reads all"
+            )
+
     def view(self, run: Resource, history: RunHistory, *, with_sessions: bool = True) -> RunView:
         """Returns a run as it is shown, once its entries are known."""
         sessions = list(self.control_plane.list_sessions(_id(run))) if with_sessions else []
@@ -124,32 +140,35 @@ class RunSource:
 
     def process_entries(self, run: Resource) -> Iterator[list[LogEntry]]:
         """Yields those entries of a run that tell of its processes and profiles."""
-        run_id = _id(run)
         if self.transport is None:
             # A journal is read in no time, and any entry is a sign of life.
-            yield from self.entries(run_id)
+            yield from self.entries(_id(run))
             return
-        from ml_diagnostics_common.cloud_logging.filters import log_filter, quoted
+        namespaces = " OR ".join(f"resource.labels.namespace={_quoted(name)}" for name in (PROCESS, SESSION))
+        yield from self._pages(f"{self._selection(run)} AND ({namespaces})", _started_ns(run))
 
-        selection = log_filter(self.transport.project, LOG_ID, None, {"node_id": run_id})
-        namespaces = " OR ".join(f"resource.labels.namespace={quoted(name)}" for name in (PROCESS, SESSION))
-        yield from self._pages(f"{selection} AND ({namespaces})", _started_ns(run))
+    def _selection(self, run: Resource) -> str:
+        """The filter of Cloud Logging for a run's entries."""
+        from ml_diagnostics_common.cloud_logging.filters import log_filter
+
+        assert self.transport is not None
+        return log_filter(self.transport.project, LOG_ID, None, {"node_id": _id(run)})
 
     def _companions(self, since_ns: int) -> Iterator[list[LogEntry]]:
         """What companions told of how processes ended, whoever's they are."""
         if (self._root / "journal").is_dir():
             yield from JournalReader(COMPANION_LOG_ID, root=self._root).read_new()
         if self.transport is not None:
-            from ml_diagnostics_common.cloud_logging.filters import full_log_name, quoted
+            from ml_diagnostics_common.cloud_logging.filters import full_log_name
 
-            log = quoted(full_log_name(self.transport.project, COMPANION_LOG_ID))
+            log = _quoted(full_log_name(self.transport.project, COMPANION_LOG_ID))
             yield from self._pages(f'logName={log} AND jsonPayload.kind="job_ended"', since_ns)
 
-    def _pages(self, selection: str, since_ns: int) -> Iterator[list[LogEntry]]:
+    def _pages(self, selection: str, since_ns: int, order_by: str = "timestamp asc") -> Iterator[list[LogEntry]]:
         """The entries of Cloud Logging that a filter selects, a page at a time."""
         from ml_diagnostics_common.backoff import Backoff
         from ml_diagnostics_common.cloud_logging import TransportError
-        from ml_diagnostics_common.cloud_logging.filters import ORDER, entries_filter
+        from ml_diagnostics_common.cloud_logging.filters import entries_filter
 
         assert self.transport is not None
         after_ns, until_ns = max(0, since_ns - _CLOCKS_DIFFER_NS), time.time_ns() + _CLOCKS_DIFFER_NS
@@ -158,7 +177,7 @@ class RunSource:
         while True:
             try:
                 page = self.transport.list_page(
-                    filter_, order_by=ORDER, page_size=_PAGE_SIZE, page_token=token, timeout_seconds=30.0
+                    filter_, order_by=order_by, page_size=_PAGE_SIZE, page_token=token, timeout_seconds=30.0
                 )
             except TransportError as error:
                 wait_seconds = backoff.failed(error.retry_after_seconds)
@@ -220,6 +239,12 @@ def cloud_source(project: str | None, region: str | None, notes: Callable[[str],
 
 def _id(run: Resource) -> str:
     return str(run.get("name", "")).rpartition("/")[2]
+
+
+def _quoted(text: str) -> str:
+    from ml_diagnostics_common.cloud_logging.filters import quoted
+
+    return quoted(text)
 
 
 def _started_ns(run: Resource) -> int:

@@ -21,6 +21,7 @@ __all__ = ["Summary", "csv_lines", "format_summaries", "format_values", "in_orde
 
 _CSV_COLUMNS = ("metric", "time", "step", "value", "unit", "host", "process_index", "chip", "attempt", "labels")
 _MOST_POINTS_SHOWN = 12
+_MOST_SERIES_SHOWN = 4
 _SYSTEM = ("gpu_", "hbm_", "host_", "process_", "tpu_", "vram_")
 """How the names of what is measured of hosts and chips begin."""
 
@@ -79,7 +80,9 @@ def in_order(series: Iterable[Series]) -> dict[str, list[Series]]:
 
 def format_summaries(by_metric: dict[str, list[Series]]) -> list[str]:
     """Returns the lines of a table with a row a metric, over all processes that recorded it."""
-    cells: list[tuple[str, ...]] = [("metric", "unit", "values", "mean", "min", "max", "last", "at step", "course")]
+    processes = any(len(series) > 1 for series in by_metric.values())
+    heads = ("values", "mean", "min", "max", "last", "at step", "course")
+    cells: list[tuple[str, ...]] = [("metric", "unit", *(("processes",) if processes else ()), *heads)]
     for metric, series in by_metric.items():
         unit = series[0].unit
         summary = summarise(point for one in series for point in one.points)
@@ -91,20 +94,21 @@ def format_summaries(by_metric: dict[str, list[Series]]) -> list[str]:
             (
                 one_line(metric, 50),
                 one_line(unit, 12),
-                f"{summary.count:,}" + (f" of {len(series)} processes" if len(series) > 1 else ""),
+                *((str(len(series)),) if processes else ()),
+                f"{summary.count:,}",
                 *(_in_unit(value, unit) for value in (summary.mean, summary.minimum, summary.maximum, summary.last)),
                 format_number(summary.last_step),
                 " ".join(filter(None, (sparkline(course), _not_finite(summary)))),
             )
         )
-    return columns(cells, "<<>>>>>><")
+    return columns(cells, "<<>>>>>>><" if processes else "<<>>>>>><")
 
 
 def format_values(by_metric: dict[str, list[Series]]) -> list[str]:
     """Returns the lines of tables with the last values of each series."""
     lines: list[str] = []
     for metric, series in by_metric.items():
-        for one in series:
+        for one in series[:_MOST_SERIES_SHOWN]:
             who = f", {one.host} (process {one.process_index})" if len(series) > 1 else ""
             cells = [("step", "time", "value")]
             shown = one.points[-_MOST_POINTS_SHOWN:]
@@ -114,6 +118,8 @@ def format_values(by_metric: dict[str, list[Series]]) -> list[str]:
             gap = [f"  ... {more:,} before them; --format csv or json has all"] if more else []
             title = f"{one_line(metric, 50)} ({one_line(one.unit, 12)}){one_line(who, 80)}"
             lines += ["", title, "", *gap, *columns(cells, "><>")]
+        if len(series) > _MOST_SERIES_SHOWN:
+            lines += ["", f"... {len(series) - _MOST_SERIES_SHOWN} more processes; --format csv or json has all"]
     return lines
 
 

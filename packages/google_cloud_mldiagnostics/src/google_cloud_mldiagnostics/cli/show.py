@@ -37,7 +37,7 @@ class ShowCommand:
         run = source.find(options.run)
         run_id = str(run["name"])
         history, series = RunHistory(), MetricSeries()
-        for batch in source.entries(run_id):
+        for batch in source.overview(run):
             history.add(batch)
             series.add(batch)
         view = source.view(run, history)
