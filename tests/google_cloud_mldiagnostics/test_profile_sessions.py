@@ -1,12 +1,13 @@
 """Hosts that profile together share a session, what a session is called is safe, and no file overwrites another."""
 
 import datetime
-import os
+import subprocess
+import sys
 
 import pytest
 from google_cloud_mldiagnostics import agreement
 from google_cloud_mldiagnostics.exceptions import ProfilingError
-from google_cloud_mldiagnostics.profiling import sessions
+from google_cloud_mldiagnostics.profiling import places, sessions
 from google_cloud_mldiagnostics.profiling.places import Way, place_of, xplane_name
 from google_cloud_mldiagnostics.profiling.sessions import SessionIds, checked_session_id
 
@@ -28,13 +29,13 @@ def coordinator(monkeypatch):
 
 
 def test_processes_that_begin_together_share_a_session_though_their_clocks_differ(coordinator):
-    one, other = SessionIds("run", 1), SessionIds("run", 1)
+    one, other = SessionIds("run"), SessionIds("run")
     assert one.next(None, after(0)) == other.next(None, after(1.5)) == "2026_11_21_12_00_00_000"
     assert other.next(None, after(300)) == one.next(None, after(302)) == "2026_11_21_12_05_00_000"
 
 
 def test_a_process_that_profiled_alone_meets_the_others_again(coordinator):
-    one, other = SessionIds("run", 1), SessionIds("run", 1)
+    one, other = SessionIds("run"), SessionIds("run")
     alone = [one.next(None, after(600 * number)) for number in range(3)]
     together = other.next(None, after(3000))
     assert together not in alone
@@ -42,26 +43,30 @@ def test_a_process_that_profiled_alone_meets_the_others_again(coordinator):
 
 
 def test_a_process_never_joins_a_session_that_it_was_in(coordinator):
-    one = SessionIds("run", 1)
-    coordinator["xprof/run/1/2"] = first = one.next(None, after(0))
+    one = SessionIds("run")
+    coordinator["xprof/run/2"] = first = one.next(None, after(0))
     assert one.next(None, after(1)) != first
 
 
 def test_a_process_that_is_left_out_still_counts(coordinator):
-    one, other = SessionIds("run", 1), SessionIds("run", 1)
+    one, other = SessionIds("run"), SessionIds("run")
     one.next(None, after(0))
     other.skip(None)
     assert one.next(None, after(5)) == other.next(None, after(5))
 
 
-def test_attempts_do_not_meet(coordinator):
-    assert SessionIds("run", 1).next(None, after(0)) != SessionIds("run", 2).next(None, after(60))
+def test_a_process_that_was_restarted_alone_meets_the_others_again(coordinator):
+    one, other = SessionIds("run"), SessionIds("run")
+    for number in range(3):
+        assert one.next(None, after(600 * number)) == other.next(None, after(600 * number))
+    restarted = SessionIds("run")
+    assert restarted.next(None, after(3000)) == one.next(None, after(3001))
 
 
 def test_a_name_that_the_user_gives_twice_overwrites_nothing():
-    one = SessionIds("run", 1)
+    one = SessionIds("run")
     assert [one.next("warm", after(n)) for n in range(3)] == ["warm", "warm-2", "warm-3"]
-    other = SessionIds("run", 1)
+    other = SessionIds("run")
     other.skip("warm")
     assert other.next("warm", after(9)) == "warm-2"
 
@@ -86,7 +91,7 @@ def test_a_session_is_a_folder_inside_the_run(given, checked):
 
 def test_agreement_is_asked_as_it_is():
     """The stand-in above keeps to the real one's names."""
-    assert agreement.agree("xprof/run/1/1", "mine", timeout_seconds=1.0) == "mine"
+    assert agreement.agree("xprof/run/1", "mine", timeout_seconds=1.0) == "mine"
 
 
 # --- Places -------------------------------------------------------------------------------------------
@@ -121,14 +126,40 @@ def test_a_bucket_is_uploaded_to_where_there_is_a_cloud(is_local, way):
 def test_processes_of_one_host_have_files_of_their_own():
     with profiled_run("run-1") as active:
         assert xplane_name(active, 0, 1) == "host-a"
-        names = [xplane_name(active, index, 4) for index in (2, 0, 3, 2, 0)]
-    assert names == ["host-a", "host-a-0", "host-a-3", "host-a", "host-a-0"]
+        names = named_elsewhere(active.folder, (2, 0, 3))
+        assert "host-a" in names
+        assert len(set(names)) == 3
+        # They have ended: the name is free.
+        assert [xplane_name(active, 7, 4) for _ in range(2)] == ["host-a", "host-a"]
+        assert named_elsewhere(active.folder, (2,)) == ["host-a-2"]
 
 
-def test_a_file_system_without_links_still_keeps_processes_apart(monkeypatch):
-    def no_links(*_):
-        raise OSError(1, "not permitted")
+def named_elsewhere(folder, indexes):
+    """What processes of their own, all alive at once, are called."""
+    program = (
+        "import sys, types\n"
+        "from pathlib import Path\n"
+        "from google_cloud_mldiagnostics.profiling.places import xplane_name\n"
+        "active = types.SimpleNamespace(folder=Path(sys.argv[1]), host='host-a')\n"
+        "print(xplane_name(active, int(sys.argv[2]), 4), flush=True)\n"
+        "sys.stdin.read()\n"
+    )
+    command = [sys.executable, "-c", program, str(folder)]
+    jobs = [
+        subprocess.Popen([*command, str(index)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        for index in indexes
+    ]
+    try:
+        return [job.stdout.readline().strip() for job in jobs]
+    finally:
+        for job in jobs:
+            job.communicate()
 
-    monkeypatch.setattr(os, "link", no_links)
+
+def test_a_file_system_without_locks_still_keeps_processes_apart(monkeypatch):
+    def no_locks(*_):
+        raise OSError(95, "not supported")
+
+    monkeypatch.setattr(places, "wait_for_lock", no_locks)
     with profiled_run("run-1") as active:
         assert {xplane_name(active, index, 2) for index in range(2)} == {"host-a-0", "host-a-1"}

@@ -27,7 +27,7 @@ def test_planes_with_events_are_named_and_those_without_are_not():
     named = plane("/host:CPU", b"events") + plane("/device:TPU:0", b"ab" * 200, b"c")
     xspace = named + plane("/empty") + field(4, b"host")
     found = summary_of(xspace)
-    assert found == Xplane(len(xspace), ("/host:CPU", "/device:TPU:0"), True)
+    assert found == Xplane(len(xspace), ("/host:CPU", "/device:TPU:0"), True, "host")
     assert found.device_planes == ("/device:TPU:0",)
 
 

@@ -15,9 +15,16 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from ml_diagnostics_common.exceptions import DiagnosticsError
+from ml_diagnostics_common.exceptions import DiagnosticsError, StorageError
+from ml_diagnostics_common.storage import storage_for
 
-from google_cloud_mldiagnostics.profiling.profiler_service import CaptureResult, ProfilerService, TracerLevels
+from google_cloud_mldiagnostics.profiling.profiler_service import (
+    CaptureResult,
+    ProfilerService,
+    TracerLevels,
+    file_name_of,
+)
+from google_cloud_mldiagnostics.profiling.verification import summary_of
 
 __all__ = ["main"]
 
@@ -67,27 +74,41 @@ def _collect(
     options: argparse.Namespace, hosts: Sequence[str], names: Sequence[str], session: str
 ) -> list[CaptureResult]:
     addresses = [f"{host}:{options.port}" for host in hosts]
-    host_names = list(names) or None
-    if options.use_system_hostname:
-        host_names = [""] * len(hosts)  # What the host calls itself.
-    log_dir = _log_dir(options)
+    log_dir, use_own_name = _log_dir(options), options.use_system_hostname
     results = ProfilerService().capture(
         addresses,
         f"{log_dir}/plugins/profile",
         session,
         options.duration_in_ms,
-        host_names=host_names,
+        host_names=list(names) or None,
         levels=TracerLevels(options.host_tracer_level, options.device_tracer_level, options.python_tracer_level),
     )
 
     def second_try(result: CaptureResult) -> CaptureResult:
         if result.is_captured:
-            return result
+            problem = _rename(f"{log_dir}/plugins/profile/{session}", result.address) if use_own_name else ""
+            return CaptureResult(result.address, problem, result.seconds)
         problem = _post(result.address, options.duration_in_ms, log_dir)
         return CaptureResult(result.address, f"{result.problem}; over HTTP: {problem}" if problem else "")
 
     with ThreadPoolExecutor(_MOST_THREADS) as executor:
         return list(executor.map(second_try, results))
+
+
+def _rename(folder: str, address: str) -> str:
+    """Gives a host's file the name that the host calls itself, which is in it; returns what is wrong, or nothing."""
+    path = f"{folder}/{file_name_of(address)}.xplane.pb"
+    try:
+        store = storage_for(path)
+        data = store.read(path)
+        name = summary_of(data).host
+        if not name:
+            return f"it does not say in {path} what it calls itself; the file keeps its name"
+        store.write(f"{folder}/{file_name_of(name)}.xplane.pb", data, if_generation=0)
+        store.delete(path)
+    except StorageError as error:
+        return f"it was profiled, but its file could not be renamed: {error}"
+    return ""
 
 
 def _post(address: str, duration_ms: int, log_dir: str) -> str:

@@ -33,7 +33,7 @@ from google_cloud_mldiagnostics.profiling.telling import (
     SUCCEEDED,
     HostsCheck,
     Session,
-    told_sessions_of_this_process,
+    told_folders_of_this_process,
 )
 from google_cloud_mldiagnostics.profiling.verification import problem_of, read_xplane
 
@@ -46,13 +46,11 @@ _READY_SECONDS: Final = 0.5
 _LOOK_SECONDS: Final = 2.0
 
 
-@guarded_as("start the server for profiles on demand")
 def start_on_demand_xprof(port: int = DEFAULT_PORT) -> None:
     """Lets others profile this process, from now until the end of the run.
 
     Returns at once: the server starts, in a thread, as soon as the job has initialised its devices, which this does not
-    do. Where the port is taken, one WARNING names the one that is used instead, which the run's readers
-    know.
+    do. Where the port is taken, one WARNING names the one that is used instead, which the run's readers know.
 
     Args:
         port: Where it listens; 0 is any.
@@ -60,9 +58,14 @@ def start_on_demand_xprof(port: int = DEFAULT_PORT) -> None:
     Raises:
         ProfilingError: The port is no port.
     """
-    global _server_of_this_process
     if not (isinstance(port, int) and 0 <= port < 65536):
         raise ProfilingError(f"{port!r} is no port: give a number from 0 to 65535")
+    _start(port)
+
+
+@guarded_as("start the server for profiles on demand")
+def _start(port: int) -> None:
+    global _server_of_this_process
     if _server_of_this_process is not None and _server_of_this_process.pid == os.getpid():
         logger.warning("The server for profiles on demand runs already; nothing is done.")
         return
@@ -214,7 +217,7 @@ class CaptureWatch:
         if not xplane.is_whole:
             return  # It is being written.
         self._known.add(folder.name)
-        if folder.name in told_sessions_of_this_process:
+        if self.place.session(folder.name) in told_folders_of_this_process:
             return  # The program's own.
         is_moved = self.place.way is Way.MOVED
         session = Session(

@@ -8,13 +8,17 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
+from ml_diagnostics_common import child_process
+from ml_diagnostics_common.file_lock import open_lock_file, wait_for_lock
 from ml_diagnostics_common.journal.mounts import is_network_filesystem
 
 from google_cloud_mldiagnostics.active_run import ActiveRun
 from google_cloud_mldiagnostics.exceptions import ProfilingError
+from google_cloud_mldiagnostics.process_life import start_mark
 
 __all__ = ["Place", "Way", "place_of", "scratch_folder", "xplane_name"]
 
+_LOCK_SECONDS = 2.0
 _SESSIONS = ("plugins", "profile")  # As XProf and TensorBoard look for them.
 
 
@@ -96,21 +100,32 @@ def xplane_name(active: ActiveRun, process_index: int, process_count: int) -> st
     """Returns what this process's file is called in each session, without `.xplane.pb`.
 
     It is the host's name. Of several processes on one host, which would overwrite each other, one has it; the others
-    add their index. Whoever makes a file in the run's folder first is that one.
+    add their index. Whoever asks first is that one, until it ends.
     """
     if process_count <= 1:
         return active.host
-    claim = active.folder / "claims" / f"{active.host}.{active.run.attempt}"
-    claim.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     try:
-        # Linked, not opened: whoever finds it finds all of it.
-        with tempfile.NamedTemporaryFile("w", dir=claim.parent) as file:
-            file.write(str(process_index))
-            file.flush()
-            os.link(file.name, claim)
-        return active.host
-    except FileExistsError:
-        is_ours = claim.read_text() == str(process_index)
-    except OSError:  # No links on this file system.
-        is_ours = False
-    return active.host if is_ours else f"{active.host}-{process_index}"
+        is_first = _claim(active.folder / "hosts" / active.host)
+    except OSError:  # No locks on this file system.
+        is_first = False
+    return active.host if is_first else f"{active.host}-{process_index}"
+
+
+def _claim(path: Path) -> bool:
+    """Whether a file is this process's, or becomes it because whose it was has ended."""
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    descriptor = open_lock_file(path)
+    try:
+        wait_for_lock(descriptor, _LOCK_SECONDS)
+        holder, _, started = os.read(descriptor, 100).decode().partition(" ")
+        if holder.isdigit() and int(holder) != os.getpid() and _lives(int(holder), started):
+            return False
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, f"{os.getpid()} {start_mark(os.getpid())}".encode(), 0)
+        return True
+    finally:
+        os.close(descriptor)
+
+
+def _lives(pid: int, started: str) -> bool:
+    return start_mark(pid) == started if started else child_process.exists(pid)

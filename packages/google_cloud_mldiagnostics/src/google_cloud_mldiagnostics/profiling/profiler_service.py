@@ -17,7 +17,7 @@ from typing import Any, Final
 
 from ml_diagnostics_common.exceptions import ConfigurationError, MissingExtraError
 
-__all__ = ["CaptureResult", "ProfilerService", "TracerLevels", "profile_request"]
+__all__ = ["CaptureResult", "ProfilerService", "TracerLevels", "file_name_of", "profile_request"]
 
 _METHOD: Final = "/tensorflow.ProfilerService/Profile"
 _OPTIONS_VERSION: Final = 1
@@ -95,7 +95,7 @@ class ProfilerService:
             root: The folder of sessions, as each host can write it: absolute, or `gs://...`; one for all or one each.
             session_id: The session.
             duration_ms: How long.
-            host_names: What their files are called; None is `host_port`, an empty name what the host calls itself.
+            host_names: What their files are called, without `.xplane.pb`; None, or an empty one, is `host_port`.
             levels: How much is traced.
 
         Returns:
@@ -106,8 +106,9 @@ class ProfilerService:
             MissingExtraError: grpcio is not installed.
         """
         roots = [root] * len(addresses) if isinstance(root, str) else list(root)
-        names = [re.sub(r"[^\w.-]", "_", address) for address in addresses] if host_names is None else list(host_names)
-        _check(addresses, roots, names, duration_ms)
+        given = [""] * len(addresses) if host_names is None else list(host_names)
+        _check(addresses, roots, given, duration_ms)
+        names = [name or file_name_of(address) for name, address in zip(given, addresses, strict=True)]
         try:
             import grpc  # type: ignore[import-untyped]
         except ImportError as error:
@@ -151,6 +152,11 @@ class ProfilerService:
                 future.cancel()
                 reached.append(False)
         return reached
+
+
+def file_name_of(address: str) -> str:
+    """Returns what the file of a host is called, if nobody gave it a name: `host_port`."""
+    return re.sub(r"[^\w.-]", "_", address)
 
 
 def profile_request(
@@ -208,7 +214,10 @@ def _check(addresses: Sequence[str], roots: Sequence[str], names: Sequence[str],
         raise ConfigurationError(f"{len(addresses)} hosts, {len(names)} names and {len(roots)} folders: give one each")
     if any(not root.startswith(("/", "gs://")) for root in roots):
         raise ConfigurationError(f"{roots!r}: the hosts write there, so give an absolute folder or gs://bucket/folder")
-    if len({(root, name) for root, name in zip(roots, names, strict=True) if name}) < sum(map(bool, names)):
+    if not all(re.fullmatch(r"[^/\s\0]*", name) for name in names):
+        raise ConfigurationError(f"{list(names)!r}: give each host a name that can be that of a file")
+    written = [(root, name or address) for root, name, address in zip(roots, names, addresses, strict=True)]
+    if len(set(written)) < len(written):
         raise ConfigurationError(f"{list(names)!r}: two hosts of one name would overwrite each other")
 
 

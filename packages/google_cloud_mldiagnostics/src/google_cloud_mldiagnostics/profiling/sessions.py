@@ -19,18 +19,17 @@ _MOST_STALE: Final = 200
 
 
 class SessionIds:
-    """Names the profiles of one attempt of a run, in the order in which this process takes them.
+    """Names the profiles of a run, in the order in which this process takes them.
 
     All processes count alike, as they run the same program. One that takes a profile which the others do not is ahead
     of them by one; so a session that another process began more than two minutes ago is passed over.
 
     Args:
         run_id: The run.
-        attempt: Its attempt.
     """
 
-    def __init__(self, run_id: str, attempt: int) -> None:
-        self._key = f"xprof/{run_id}/{attempt}"
+    def __init__(self, run_id: str) -> None:
+        self._key = f"xprof/{run_id}"
         self._count = 0
         self._given: Counter[str] = Counter()
         self._taken: set[str] = set()

@@ -24,7 +24,7 @@ __all__ = [
     "Session",
     "hosts_of",
     "session_resource",
-    "told_sessions_of_this_process",
+    "told_folders_of_this_process",
 ]
 
 logger = logging.getLogger("google_cloud_mldiagnostics.profiling")
@@ -36,7 +36,8 @@ _SUFFIX = ".xplane.pb"
 _NOT_ENDED = "0001-01-01T00:00:00Z"
 _WAIT_SECONDS = 120.0
 
-told_sessions_of_this_process: set[str] = set()
+told_folders_of_this_process: set[str] = set()
+"""The folders of the sessions that this process has told of; a profile is rare, and a path short."""
 
 
 @dataclass
@@ -73,7 +74,7 @@ class Session:
 
     def tell(self, phase: str, problem: str = "") -> None:
         """Writes what happened to the run's log; never waits."""
-        told_sessions_of_this_process.add(self.session_id)
+        told_folders_of_this_process.add(self.folder)
         payload = entries.session_entry(
             self.session_id,
             phase,

@@ -1,7 +1,8 @@
 """What is in a profile: enough to say that it is whole, and whether it shows a device, without XProf.
 
-An xplane file is one XSpace message: field 1, repeated, an XPlane, whose field 2 is its name and whose field 3,
-repeated, is a line of events. Planes of devices are named `/device:TPU:0`, those of the host `/host:CPU`.
+An xplane file is one XSpace message. Its field 1, repeated, is an XPlane, whose field 2 is its name and whose field 3,
+repeated, is a line of events; its field 4, repeated, is the name of the host. Planes of devices are named
+`/device:TPU:0`, those of the host `/host:CPU`.
 Source of the format: https://github.com/openxla/xla/blob/main/third_party/tsl/tsl/profiler/protobuf/xplane.proto
 """
 
@@ -14,7 +15,8 @@ from pathlib import Path
 
 __all__ = ["Xplane", "problem_of", "read_xplane", "summary_of"]
 
-_PLANE_FIELD, _NAME_FIELD, _LINE_FIELD = 1, 2, 3
+_PLANE_FIELD, _HOST_FIELD = 1, 4
+_NAME_FIELD, _LINE_FIELD = 2, 3  # Of a plane.
 _VARINT, _FIXED64, _LENGTH, _FIXED32 = 0, 1, 2, 5
 
 
@@ -26,11 +28,13 @@ class Xplane:
         size_bytes: Of the file.
         planes: The names of the planes that have events.
         is_whole: Whether the file ends where its last message ends.
+        host: What the host calls itself; empty if it does not say.
     """
 
     size_bytes: int
     planes: tuple[str, ...]
     is_whole: bool
+    host: str = ""
 
     @property
     def device_planes(self) -> tuple[str, ...]:
@@ -55,6 +59,7 @@ def read_xplane(path: Path) -> Xplane:
 def summary_of(data: bytes | mmap.mmap) -> Xplane:
     """As `read_xplane`, of bytes."""
     planes: list[str] = []
+    host = ""
     is_whole = True
     try:
         for field, start, end in _fields(data, 0, len(data)):
@@ -62,9 +67,11 @@ def summary_of(data: bytes | mmap.mmap) -> Xplane:
                 name = _name_if_it_has_lines(data, start, end)
                 if name is not None:
                     planes.append(name)
+            elif field == _HOST_FIELD:
+                host = bytes(data[start:end]).decode(errors="replace")
     except ValueError:
         is_whole = False
-    return Xplane(len(data), tuple(planes), is_whole and len(data) > 0)
+    return Xplane(len(data), tuple(planes), is_whole and len(data) > 0, host)
 
 
 def problem_of(xplane: Xplane, *, has_accelerator: bool) -> str:

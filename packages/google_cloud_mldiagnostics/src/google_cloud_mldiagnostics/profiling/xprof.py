@@ -197,7 +197,7 @@ class _Capture:
 _capture_of_this_process: _Capture | None = None
 _is_capturing_in_this_process = False
 _lock_of_this_process = threading.Lock()  # Held for an assignment.
-_session_ids_of_this_process: dict[tuple[str, int], SessionIds] = {}
+_session_ids_of_this_process: dict[str, SessionIds] = {}
 
 
 def finish_profiles(timeout_seconds: float = EXIT_SECONDS) -> bool:
@@ -223,8 +223,7 @@ def finish_profiles(timeout_seconds: float = EXIT_SECONDS) -> bool:
 
 
 def _session_ids(active: ActiveRun) -> SessionIds:
-    key = (active.run.name, active.run.attempt)
-    return _session_ids_of_this_process.setdefault(key, SessionIds(*key))
+    return _session_ids_of_this_process.setdefault(active.run.name, SessionIds(active.run.name))
 
 
 def _begin(

@@ -1,0 +1,197 @@
+"""Profiles that others take of a job: its server disturbs nobody, and what it gives is the run's, as any other."""
+
+import logging
+import os
+import socket
+import subprocess
+import sys
+import textwrap
+
+import pytest
+from google_cloud_mldiagnostics.exceptions import ProfilingError
+from google_cloud_mldiagnostics.profiling import on_demand
+from google_cloud_mldiagnostics.profiling.on_demand import start_on_demand_xprof, stop_on_demand_xprof
+from google_cloud_mldiagnostics.profiling.profiler_service import ProfilerService
+from google_cloud_mldiagnostics.profiling.verification import summary_of
+from google_cloud_mldiagnostics.profiling.xprof import Xprof
+
+from .profiled_runs import eventually, processes_told, profiled_run, sessions_told, xplanes
+
+jax = pytest.importorskip("jax")
+pytest.importorskip("grpc")
+
+
+@pytest.fixture(autouse=True)
+def _prompt(monkeypatch):
+    jax.devices()
+    monkeypatch.setattr(on_demand, "_LOOK_SECONDS", 0.05)
+    monkeypatch.setattr(on_demand, "_READY_SECONDS", 0.02)
+
+
+def served(run_id):
+    """Where the run's process can be profiled, as its log tells it."""
+    return eventually(lambda: [told for told in processes_told(run_id) if "profiler_port" in told])[-1]
+
+
+def capture(process, session_id, host="localhost"):
+    address = f"{host}:{process['profiler_port']}"
+    folder, name = process["capture_folder"], process["capture_name"]
+    (result,) = ProfilerService().capture([address], folder, session_id, 100, host_names=[name])
+    assert result.is_captured, result.problem
+
+
+def is_listening(port):
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
+def test_what_others_take_is_a_session_of_the_run():
+    with profiled_run("run-1") as active:
+        start_on_demand_xprof(0)
+        process = served("run-1")
+        assert active.profiler_port == process["profiler_port"]
+        capture(process, "asked", host=process["address"])
+        eventually(lambda: active.registration.sessions)
+        assert xplanes(active.folder / "profiles") == ["plugins/profile/asked/host-a.xplane.pb"]
+        assert sessions_told("run-1") == [("asked", "SUCCEEDED")]
+        ((session_id, session),) = active.registration.sessions
+        assert session_id == "asked"
+        assert session["kind"] == "KIND_SNAPSHOT"
+        assert session["targetSessions"]["host-a"]["sessionPhase"] == "SUCCEEDED"
+
+
+def test_into_a_bucket_it_goes_by_way_of_this_machine(cloud_storage_server, monkeypatch):
+    pytest.importorskip("google.cloud.storage")
+    for name, value in cloud_storage_server.environment().items():
+        monkeypatch.setenv(name, value)
+    cloud_storage_server.create_bucket("bucket")
+    with profiled_run("run-1", gcs_path="gs://bucket", is_local=False) as active:
+        start_on_demand_xprof(0)
+        capture(served("run-1"), "asked")
+        eventually(lambda: active.registration.sessions)
+        name = "run-1/plugins/profile/asked/host-a.xplane.pb"
+        assert cloud_storage_server.names("bucket") == [name]
+        assert summary_of(cloud_storage_server.read("bucket", name)).is_whole
+        assert not xplanes(active.folder)
+
+
+def test_the_programs_own_profiles_are_not_taken_for_others():
+    with profiled_run("run-1") as active:
+        start_on_demand_xprof(0)
+        process = served("run-1")
+        with Xprof(session_id="own"):
+            pass
+        capture(process, "asked")
+        eventually(lambda: ("asked", "SUCCEEDED") in sessions_told("run-1"))
+        assert sessions_told("run-1") == [("own", "ACTIVE"), ("own", "SUCCEEDED"), ("asked", "SUCCEEDED")]
+        assert len(xplanes(active.folder / "profiles")) == 2
+
+
+def test_profiles_of_earlier_attempts_are_not_told_again():
+    with profiled_run("run-1") as active:
+        earlier = active.folder / "profiles/plugins/profile/earlier"
+        earlier.mkdir(parents=True)
+        (earlier / "host-a.xplane.pb").write_bytes(b"")
+        start_on_demand_xprof(0)
+        capture(served("run-1"), "asked")
+        eventually(lambda: sessions_told("run-1"))
+        assert sessions_told("run-1") == [("asked", "SUCCEEDED")]
+
+
+def test_a_port_that_is_taken_is_said_once_and_another_one_registered(caplog):
+    """JAX itself would share it: each process would get some of the requests."""
+    with socket.socket() as other:
+        other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        other.bind(("", 0))
+        other.listen()
+        taken = other.getsockname()[1]
+        with profiled_run("run-1"):
+            start_on_demand_xprof(taken)
+            process = served("run-1")
+            assert process["profiler_port"] != taken
+            capture(process, "asked")
+    warnings = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+    assert len(warnings) == 1
+    assert f"Port {taken} is taken" in warnings[0]
+    assert str(process["profiler_port"]) in warnings[0]
+
+
+def test_the_server_ends_with_the_run_and_can_begin_again():
+    for name in ("run-1", "run-2"):
+        with profiled_run(name) as active:
+            start_on_demand_xprof(0)
+            port = served(name)["profiler_port"]
+            assert is_listening(port)
+            stop_on_demand_xprof()
+            assert active.profiler_port is None
+        eventually(lambda port=port: not is_listening(port))
+
+
+def test_a_second_start_is_a_warning_and_a_second_stop_nothing(caplog):
+    with profiled_run("run-1"):
+        start_on_demand_xprof(0)
+        start_on_demand_xprof(0)
+        assert "runs already" in caplog.text
+        stop_on_demand_xprof()
+        stop_on_demand_xprof()
+
+
+@pytest.mark.parametrize("port", [-1, 65536, "9999", None])
+def test_what_is_no_port_is_an_error(port):
+    with pytest.raises(ProfilingError, match="no port"):
+        start_on_demand_xprof(port)
+
+
+def test_a_server_that_cannot_start_costs_no_more_than_itself(in_production, caplog):
+    jax.profiler.start_server(0)  # JAX has one at most, and this is the user's.
+    try:
+        with profiled_run("run-1") as active:
+            start_on_demand_xprof(0)
+            eventually(lambda: "could not be started" in caplog.text)
+            assert active.profiler_port is None
+            stop_on_demand_xprof()
+    finally:
+        jax.profiler.stop_server()
+
+
+def test_the_server_waits_for_the_jobs_devices_and_initialises_none():
+    program = """
+        import os, sys, threading, time
+        from google_cloud_mldiagnostics.active_run import ActiveRun, set_active_run
+        from google_cloud_mldiagnostics.mlrun_types import MLRun
+        from google_cloud_mldiagnostics.profiling.on_demand import start_on_demand_xprof
+        from google_cloud_mldiagnostics.run_log import RunLog
+        from ml_diagnostics_common.environment import diagnostics_directory
+
+        log = RunLog("run-1", location="us-central1", project="", labels={}, is_shipped=False)
+        folder = diagnostics_directory() / "runs" / "run-1"
+        active = ActiveRun(MLRun(name="run-1"), log, folder, "host-a", 0, 1, os.getpid(), True)
+        set_active_run(active)
+        start_on_demand_xprof(0)
+        time.sleep(0.7)
+        assert "jax" not in sys.modules
+        import jax
+        time.sleep(0.7)
+        from jax._src import xla_bridge
+        assert not xla_bridge.backends_are_initialized()
+        assert active.profiler_port is None
+        jax.devices()
+        while active.profiler_port is None:
+            time.sleep(0.05)
+        if os.fork() == 0:  # A child does not end its parent's server.
+            sys.exit(0)
+        os.wait()
+        import socket
+        assert socket.socket().connect_ex(("127.0.0.1", active.profiler_port)) == 0
+        print("served")
+    """
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", textwrap.dedent(program)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env={**os.environ, "JAX_PLATFORMS": "cpu"},
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "served\n"
+    assert len(processes_told("run-1")) == 1
