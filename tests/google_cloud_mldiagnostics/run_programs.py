@@ -43,6 +43,7 @@ def start(program: str, **environment: str) -> subprocess.Popen:
     """Starts a program; `begin()` in it begins a run."""
     return subprocess.Popen(
         [sys.executable, "-c", BEGIN + textwrap.dedent(program)],
+        stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -50,9 +51,10 @@ def start(program: str, **environment: str) -> subprocess.Popen:
     )
 
 
-def end(process: subprocess.Popen, timeout_seconds: float = 30.0) -> Ended:
+def end(process: subprocess.Popen, timeout_seconds: float = 30.0, say: str | None = None) -> Ended:
+    """Waits until a program has ended; first, says something to it."""
     try:
-        output, errors = process.communicate(timeout=timeout_seconds)
+        output, errors = process.communicate(say, timeout=timeout_seconds)
     except subprocess.TimeoutExpired:
         process.kill()
         process.communicate()

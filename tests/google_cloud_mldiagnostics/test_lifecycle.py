@@ -299,8 +299,7 @@ def test_a_failed_worker_process_fails_the_run_which_process_0_does_not_overwrit
     programs.await_line(first, "ready")
     assert programs.run("begin(); sys.exit(7)", JAX_PROCESS_ID="1", **job).code == 7
     assert last_phase() == "FAILED"
-    first.terminate()
-    programs.end(first)
+    assert programs.end(first, say="go on\n").code == 0
     run = programs.kept_run()
     assert (run["runPhase"], run["errorDetails"], len(run["attempts"])) == ("FAILED", "sys.exit(7)", 1)
     assert {process["process_index"] for process in run["attempts"][0]["processes"]} == {0, 1}

@@ -135,18 +135,20 @@ class ExitHooks:
     def _on_sigterm(self, number: int, frame: FrameType | None) -> None:
         """No lock is taken here that this very thread may hold: see `Lifecycle.end`."""
         previous = self._previous_sigterm
+        # The first process of a container is not ended by a signal that it has no handler for (kill(2)).
+        ends_us = previous is signal.SIG_DFL and os.getpid() != 1
         if self._is_ours():
             try:
-                if previous is signal.SIG_DFL:
+                if ends_us:
                     self._end("FAILED", self._failure or "SIGTERM")
                 else:
                     self._tell_signal("SIGTERM")
             except Exception as error:
                 LOSSES.add(f"sigterm: {type(error).__name__}")
-        if previous is signal.SIG_DFL:
+        if ends_us:
             signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)
-        else:
+        elif previous is not signal.SIG_DFL:
             previous(number, frame)
 
 

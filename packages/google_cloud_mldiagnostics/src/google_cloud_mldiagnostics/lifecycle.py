@@ -18,6 +18,7 @@ from ml_diagnostics_common.guard import LOSSES, warn_once
 
 from google_cloud_mldiagnostics import attempts, entries
 from google_cloud_mldiagnostics.active_run import ActiveRun, active_run, set_active_run
+from google_cloud_mldiagnostics.agreement import jax_processes
 from google_cloud_mldiagnostics.control_plane import Change, Resource
 from google_cloud_mldiagnostics.control_plane.local import LocalControlPlane
 from google_cloud_mldiagnostics.exceptions import ControlPlaneError
@@ -206,7 +207,7 @@ class Lifecycle:
 
     def _tell_signal(self, name: str) -> None:
         """In a signal handler: one write."""
-        self._tell_process("ACTIVE", f"{name} has come; the job's own handler decides what follows")
+        self._tell_process("ACTIVE", f"{name} has come, and does not end this process by itself")
 
     def _set_attempt(self, number: int) -> None:
         if number != self._active.run.attempt:
@@ -258,6 +259,18 @@ class Lifecycle:
                 if self._active.process_index == 0:  # The others' are like it.
                     self._send_section(section, dict(values))
         self._registration.configs_are_collected()
+        self._warn_if_begun_too_early()
+
+    def _warn_if_begun_too_early(self) -> None:
+        told = jax_processes()
+        if told is not None and told[1] > self._active.process_count:
+            warn_once(
+                "too early",
+                "machinelearning_run was called before jax.distributed.initialize: the %d processes of this job could "
+                "not agree on one run, and this one's is %s. Call it afterwards, or set RUN_WORKLOAD_ID.",
+                told[1],
+                self._active.run.name,
+            )
 
     def _send_section(self, section: str, values: dict[str, str]) -> None:
         self._active.log.write(entries.CONFIGS, {section: values})

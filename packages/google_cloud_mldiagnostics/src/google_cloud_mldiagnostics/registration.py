@@ -36,6 +36,7 @@ _DEBOUNCE_SECONDS = 0.2
 _LOOK_EVERY_SECONDS = 60.0
 _LOOK_FOR_SECONDS = 600.0
 _LEAST_CALL_SECONDS = 0.5
+_FIRST_ACCESS_SECONDS = 60.0
 
 
 class Keeper(NamedTuple):
@@ -92,7 +93,7 @@ class Registration:
         self._attempt_is = attempt_is
         self._on_verdict = judged
         self._backoff = backoff or Backoff(1.0, 60.0)
-        self._access_backoff = access_backoff or Backoff(60.0, 600.0)
+        self._access_backoff = access_backoff or Backoff(_FIRST_ACCESS_SECONDS, 600.0)
         self._inbox: queue.SimpleQueue[Callable[[], object]] = queue.SimpleQueue()
         self._configs_collected = threading.Event()
         self._judged = threading.Event()

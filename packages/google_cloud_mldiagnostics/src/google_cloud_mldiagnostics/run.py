@@ -236,7 +236,7 @@ class _Beginning:
             except RunExistsError:
                 begin = attempts.begin(resource, member, token=token, number=number, now=now, is_alive=is_alive)
                 kept = self.local.update_run(run_id, begin)
-        except ControlPlaneError as error:
+        except Exception as error:  # Also of a file that somebody has written by hand.
             report_loss("machinelearning_run", error, f"keep the run {run_id} in its folder")
             return number
         unexplained = attempts.ended_without_a_word(kept)

@@ -1,0 +1,176 @@
+"""One run has one id: on all hosts, in each attempt where somebody tells, in any script, and short enough."""
+
+import json
+import re
+
+import pytest
+from google_cloud_mldiagnostics.identity import identify, process_position, readable_id, workload_of
+from google_cloud_mldiagnostics.mlrun_types import Orchestrator
+from hypothesis import given
+from hypothesis import strategies as st
+
+ID = re.compile(r"[a-z][a-z0-9-]{0,62}")
+NOON = 1_763_726_400.0  # 2025-11-21T12:00:00Z
+
+GKE = {
+    "KUBERNETES_SERVICE_HOST": "10.0.0.1",
+    "GKE_DIAGON_IDENTIFIER": json.dumps(
+        {
+            "metadata.name": "s5",
+            "metadata.kind": "JobSet",
+            "clustername": "projects/p/locations/us-central1/clusters/c1",
+            "namespace": "ml",
+        }
+    ),
+    "GKE_DIAGON_METADATA": json.dumps(
+        {
+            "associated-labels": "team=vision,tier=1",
+            "parent-workload": "queue/q1",
+            "creation-timestamp": "2026-03-10T01:02:03Z",
+        }
+    ),
+}
+
+
+def run_id(name, environ, occasion=1, clock=lambda: NOON):
+    workload = workload_of(environ=environ)
+    return identify(
+        name, workload, occasion=occasion, clock=clock, random_bytes=lambda n: b"\x12\x34" * (n // 2)
+    ).run_id
+
+
+@given(st.lists(st.text(max_size=80), min_size=1, max_size=6))
+def test_every_id_is_one_that_the_control_plane_takes(parts):
+    assert ID.fullmatch(readable_id(*parts))
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("My_Run 1", "my-run-1"),
+        ("Müller/é", "muller-e"),
+        ("实验", r"run-[0-9a-f]{8}"),
+        ("exp-実験", r"exp-[0-9a-f]{8}"),
+        ("эксперимент 7", r"run-7-[0-9a-f]{8}"),
+        ("123", "run-123"),
+        ("***", r"run-[0-9a-f]{8}"),
+    ],
+)
+def test_a_name_in_any_script_makes_an_id_that_people_recognise(name, expected):
+    assert re.fullmatch(expected, readable_id(name))
+
+
+@given(st.text("ab一二 ", max_size=6), st.text("ab一二 ", max_size=6))
+def test_names_in_another_script_stay_apart(one, other):
+    if one != other and not (one.isascii() and other.isascii()):
+        assert readable_id(one) != readable_id(other)
+
+
+def test_a_long_id_is_cut_and_stays_apart_from_others_that_begin_alike():
+    long = "experiment-" * 20
+    one, other = readable_id(long + "a", "20260310-010203"), readable_id(long + "b", "20260310-010203")
+    assert one != other
+    assert len(one) == 63
+    assert one.startswith("experiment-experiment")
+    assert one.endswith("-20260310-010203")
+
+
+def test_without_anybody_to_tell_an_id_is_the_name_the_time_in_utc_and_chance():
+    assert run_id("train", {}) == "train-20251121-120000-1234"
+
+
+def test_two_runs_of_one_name_in_one_second_are_two():
+    workload = workload_of(environ={})
+    assert identify("train", workload, clock=lambda: NOON) != identify("train", workload, clock=lambda: NOON)
+
+
+def test_on_gke_the_id_tells_the_workload_and_is_the_same_on_all_hosts_and_in_each_attempt():
+    first, later = (run_id("train", GKE, clock=lambda now=now: now) for now in (NOON, NOON + 3600))
+    assert first == later == "train-c1-ml-jobset-s5-20260310-010203"
+
+
+def test_on_gke_the_control_plane_is_told_the_workload():
+    workload = workload_of(environ=GKE)
+    assert workload.orchestrator is Orchestrator.GKE
+    assert workload.wire == "GKE"
+    assert workload.details == {
+        "gke": {
+            "id": "s5",
+            "kind": "JobSet",
+            "cluster": "projects/p/locations/us-central1/clusters/c1",
+            "namespace": "ml",
+            "parentWorkload": "queue/q1",
+            "labels": {"team": "vision", "tier": "1"},
+        }
+    }
+
+
+def test_runs_of_one_workload_with_different_names_are_different():
+    assert run_id("train", GKE) != run_id("eval", GKE)
+
+
+def test_the_second_run_of_a_name_in_a_process_is_another_one():
+    assert run_id("train", GKE, occasion=2) == f"{run_id('train', GKE)}-2"
+
+
+def test_a_pod_without_the_webhook_has_a_run_and_is_told_what_to_do(caplog):
+    workload = workload_of(environ={"KUBERNETES_SERVICE_HOST": "10.0.0.1"})
+    assert (workload.orchestrator, workload.id_parts) == (Orchestrator.GKE, ())
+    assert "managed-mldiagnostics-gke=true" in caplog.text
+
+
+@pytest.mark.parametrize("damaged", ["{", "[1]", "null", "[" * 100_000])
+def test_what_the_webhook_gives_damaged_is_not_used(damaged, caplog):
+    assert workload_of(environ={**GKE, "GKE_DIAGON_IDENTIFIER": damaged}).id_parts == ()
+    assert "GKE_DIAGON_IDENTIFIER holds no JSON object" in caplog.text
+
+
+def test_faked_variables_of_the_webhook_mean_nothing_outside_of_kubernetes():
+    fakes = {name: text for name, text in GKE.items() if name.startswith("GKE_")}
+    assert run_id("train", fakes) == "train-20251121-120000-1234"
+
+
+def test_slurm_tells_the_run_by_its_job():
+    environ = {"SLURM_JOB_ID": "4711", "SLURM_CLUSTER_NAME": "alps", "SLURM_JOB_NAME": "train.sh"}
+    assert run_id("train", environ) == "train-alps-slurm-4711"
+    workload = workload_of(environ=environ)
+    assert workload.details == {"slurm": {"jobId": "4711", "cluster": "alps", "displayName": "train.sh"}}
+    assert workload.token
+
+
+def test_a_requeued_slurm_job_is_the_same_run_in_another_life():
+    first = {"SLURM_JOB_ID": "4711", "SLURM_RESTART_COUNT": "0"}
+    second = {"SLURM_JOB_ID": "4711", "SLURM_RESTART_COUNT": "1"}
+    assert run_id("train", first) == run_id("train", second)
+    assert workload_of(environ=first).token != workload_of(environ=second).token
+
+
+@pytest.mark.parametrize("environ", [{}, GKE, {"SLURM_JOB_ID": "1"}])
+def test_run_workload_id_wins_over_all_who_tell(environ):
+    assert run_id("train", {**environ, "RUN_WORKLOAD_ID": "w-1"}) == "train-w-1"
+    assert identify("train", workload_of("given", {**environ, "RUN_WORKLOAD_ID": "w-1"})).run_id == "train-given"
+
+
+def test_all_processes_take_the_identity_of_the_first():
+    agreed = {}
+
+    def agree_on(key, proposal):
+        return agreed.setdefault(key, proposal)
+
+    workload = workload_of(environ={})
+    ids = {identify("train", workload, clock=lambda now=now: now, agree_on=agree_on).run_id for now in (NOON, NOON + 2)}
+    assert len(ids) == 1
+
+
+@pytest.mark.parametrize(
+    ("environ", "position"),
+    [
+        ({}, (0, 1)),
+        ({"JAX_PROCESS_ID": "2", "JAX_NUM_PROCESSES": "4"}, (2, 4)),
+        ({"SLURM_PROCID": "1", "SLURM_NTASKS": "2"}, (1, 2)),
+        ({"RANK": "3"}, (3, 4)),
+        ({"RANK": "x", "WORLD_SIZE": "y"}, (0, 1)),
+    ],
+)
+def test_a_process_knows_its_place_by_what_its_launcher_tells(environ, position):
+    assert process_position(environ) == position

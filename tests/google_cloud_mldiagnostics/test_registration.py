@@ -1,0 +1,241 @@
+"""A run reaches Google's control plane as it is on this machine, and nothing that fails there hurts the job."""
+
+import os
+import time
+
+import pytest
+from google_cloud_mldiagnostics import machinelearning_run
+from google_cloud_mldiagnostics.active_run import active_run
+from google_cloud_mldiagnostics.control_plane.local import LocalControlPlane
+from google_cloud_mldiagnostics.exceptions import ControlPlaneError
+from ml_diagnostics_common.environment import diagnostics_directory
+from ml_diagnostics_common.exceptions import CredentialsError
+from ml_diagnostics_testing.faults import Hang, Reset, Status
+
+from . import run_programs as programs
+from .run_programs import eventually
+
+RUN = "train-w"
+
+
+@pytest.fixture(autouse=True)
+def cloud(monkeypatch, control_plane_server, cloud_logging_server):
+    """A Google Cloud on loopback, and a workload whose run has a known id."""
+    for name, text in (cloud_logging_server.environment() | control_plane_server.environment()).items():
+        monkeypatch.setenv(name, text)
+    monkeypatch.setenv("ML_DIAGNOSTICS_BACKEND", "auto")
+    monkeypatch.setenv("RUN_WORKLOAD_ID", "w")
+    monkeypatch.setattr("google_cloud_mldiagnostics.run._occasions_of_this_process", {})
+    yield control_plane_server
+    active = active_run()
+    if active is not None:
+        active.run.finish()
+
+
+@pytest.fixture
+def server(cloud):
+    return cloud
+
+
+def begin(**arguments):
+    return machinelearning_run("train", log_system_metrics=False, **arguments)
+
+
+def kept_here() -> dict:
+    return LocalControlPlane(diagnostics_directory()).get_run(RUN)
+
+
+def asked(server) -> list[str]:
+    return [request.operation for request in server.requests]
+
+
+# --- What is told -------------------------------------------------------------------------------------
+
+
+def test_a_run_is_asked_for_created_polled_and_ended(server):
+    server.operation_polls = 2
+    begin(strict=True).finish()
+    sequence = asked(server)
+    assert sequence[:4] == ["get", "create", "poll", "poll"]
+    assert "update" in sequence[4:]
+    assert server.run(RUN)["runPhase"] == "COMPLETED"
+
+
+def test_the_control_plane_has_what_the_folder_has_but_for_what_is_ours_alone(server):
+    begin(strict=True, run_group="sweep", configs={"lr": 0.1}, gcs_path="gs://bucket//folder/").finish()
+    sent, here = server.run(RUN), kept_here()
+    for field in ("displayName", "runSet", "configs", "artifacts", "labels", "runPhase", "tools", "orchestrator"):
+        assert sent[field] == here[field], field
+    assert sent["artifacts"] == {"gcsPath": "gs://bucket/folder"}
+    assert sent["configs"]["userConfigs"] == {"lr": "0.1"}
+    assert sent["configs"]["softwareConfigs"]["framework"] == "JAX"
+    assert not {"attempts", "metrics", "errorDetails"} & set(server.requests[1].body)
+
+
+def test_the_labels_are_those_that_the_console_looks_for(server):
+    begin(strict=True, on_demand_xprof=False)
+    labels = server.run(RUN)["labels"]
+    assert labels["created_by"] == "diagon_sdk"
+    assert labels["create-tool-mode"] == "regular"
+    assert labels["diagon_sdk_version"] == "1-1-0"
+    assert labels["on_demand_xprof"] == "disabled"
+    assert labels["attempt"] == "1"
+
+
+def test_the_run_knows_the_project_and_that_it_is_not_local(server):
+    run = begin(strict=True)
+    assert run.project == server.project
+    assert active_run().is_local is False
+
+
+def test_a_changed_config_reaches_the_control_plane_and_the_log(server):
+    run = begin(strict=True, configs={"lr": 0.1})
+    run.configs.update(batch_size=64)
+    run.configs.lr = 0.2
+    eventually(lambda: server.run(RUN)["configs"]["userConfigs"] == {"batch_size": "64", "lr": "0.2"})
+    assert kept_here()["configs"]["userConfigs"] == {"batch_size": "64", "lr": "0.2"}
+    assert programs.entries("mlrun_configs")[-1].payload == {"userConfigs": {"batch_size": "64", "lr": "0.2"}}
+
+
+def test_a_session_reaches_the_control_plane_and_the_folder(server):
+    begin(strict=True)
+    active_run().registration.put_session("s1", {"kind": "KIND_PROGRAMMATIC", "storageFolderUri": "gs://b/s1"})
+    eventually(lambda: [s["storageFolderUri"] for s in server.sessions(RUN)] == ["gs://b/s1"])
+    assert [s["name"] for s in LocalControlPlane(diagnostics_directory()).list_sessions(RUN)] == ["s1"]
+
+
+def test_what_somebody_else_changed_meanwhile_is_kept(server):
+    run = begin(strict=True)
+    server.change_run(RUN, labels={**server.run(RUN)["labels"], "team": "vision"})
+    run.finish()
+    assert server.run(RUN)["labels"]["team"] == "vision"
+    assert server.run(RUN)["runPhase"] == "COMPLETED"
+
+
+# --- Attempts -----------------------------------------------------------------------------------------
+
+
+def test_a_restart_makes_a_failed_run_active_again_and_counts_on(server):
+    assert programs.run("begin(); sys.exit(1)").code == 1
+    assert server.run(RUN)["runPhase"] == "FAILED"
+    run = begin(strict=True)
+    assert server.run(RUN)["runPhase"] == "ACTIVE"
+    assert server.run(RUN)["labels"]["attempt"] == "2"
+    run.finish()
+    assert server.run(RUN)["runPhase"] == "COMPLETED"
+
+
+def test_a_restart_on_a_new_machine_counts_on_where_the_run_is_known(server):
+    server.put_run(
+        RUN, {"displayName": "train", "labels": {"attempt": "4"}, "runPhase": "COMPLETED", "tools": [{"xprof": {}}]}
+    )
+    run = begin(strict=True)
+    assert server.run(RUN)["runPhase"] == "ACTIVE"
+    eventually(lambda: run.attempt == 5)
+    eventually(lambda: [entry.payload["attempt"] for entry in programs.entries("mlrun_process")] == [5])
+    run.finish()
+    assert kept_here()["attempts"][-1]["number"] == 5
+    assert server.run(RUN)["labels"]["attempt"] == "5"
+
+
+def test_a_worker_that_fails_says_so_itself_and_process_0_does_not_take_it_back(server):
+    job = {"TORCHELASTIC_RUN_ID": "t", "JAX_NUM_PROCESSES": "2"}
+    first = programs.start("begin(strict=True); ready(); sys.stdin.readline()", JAX_PROCESS_ID="0", **job)
+    programs.await_line(first, "ready")
+    # On a host of its own: what is kept on this one is not how process 0 learns of it.
+    elsewhere = diagnostics_directory().parent / "elsewhere"
+    assert programs.run("begin(); sys.exit(2)", JAX_PROCESS_ID="1", ML_DIAGNOSTICS_DIR=str(elsewhere), **job).code == 2
+    assert server.run(RUN)["runPhase"] == "FAILED"
+    assert programs.end(first, say="go on\n").code == 0
+    assert server.run(RUN)["runPhase"] == "FAILED"
+    assert kept_here()["runPhase"] == "FAILED"
+
+
+# --- What may go wrong --------------------------------------------------------------------------------
+
+
+def test_a_control_plane_that_forbids_costs_one_warning_that_names_who_needs_what(server, caplog):
+    server.is_permitted = False
+    run = begin()
+    eventually(lambda: "could not be told" in caplog.text)
+    run.finish()
+    warnings = [record for record in caplog.records if "could not be told" in record.getMessage()]
+    assert len(warnings) == 1
+    assert "roles/" in warnings[0].getMessage()
+    assert server.project in warnings[0].getMessage()
+    assert kept_here()["runPhase"] == "COMPLETED"
+
+
+def test_a_strict_run_raises_what_the_control_plane_says_and_does_not_go_on(server):
+    server.is_enabled = False
+    with pytest.raises(ControlPlaneError, match="enable"):
+        begin(strict=True)
+    assert active_run() is None
+    assert kept_here()["runPhase"] == "FAILED"
+
+
+def test_a_strict_run_without_a_cloud_raises(monkeypatch, tmp_path):
+    for name in [name for name in os.environ if name.startswith(("CLOUDSDK_", "GOOGLE_"))]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("NO_GCE_CHECK", "true")
+    monkeypatch.setenv("CLOUDSDK_CONFIG", str(tmp_path))
+    monkeypatch.setenv("HOME", str(tmp_path))
+    with pytest.raises(CredentialsError):
+        begin(strict=True)
+
+
+@pytest.mark.parametrize("fault", [Status(503), Reset(), Status(503, after_apply=True), Reset(after_apply=True)])
+def test_a_fault_that_passes_is_not_seen(server, fault):
+    server.faults.script([fault], on="create")
+    begin(strict=True)
+    assert server.run(RUN)["runPhase"] == "ACTIVE"
+    assert len(server.runs()) == 1
+
+
+def test_nothing_waits_for_a_control_plane_that_never_answers(server):
+    server.faults.always(Hang())
+    started = time.monotonic()
+    run = begin()
+    begun = time.monotonic()
+    active_run().registration.put_session("s1", {"kind": "KIND_PROGRAMMATIC"})
+    run.configs.update(lr=0.1)
+    changed = time.monotonic()
+    run.finish()
+    ended = time.monotonic()
+    assert changed - begun < begun - started < ended - changed < 8.0
+    assert kept_here()["runPhase"] == "COMPLETED"
+
+
+def test_a_process_leaves_in_time_however_long_the_control_plane_is_silent(server):
+    server.faults.always(Hang())
+    ended = programs.run("begin(); sys.exit(3)", ML_DIAGNOSTICS_BACKEND="auto")
+    assert ended.code == 3
+    assert programs.kept_run()["runPhase"] == "FAILED"
+
+
+def test_what_failed_at_first_is_told_later(server, monkeypatch):
+    monkeypatch.setattr("google_cloud_mldiagnostics.registration._FIRST_ACCESS_SECONDS", 0.1)
+    server.is_permitted = False
+    begin(configs={"lr": 0.1})
+    eventually(lambda: len(server.requests) >= 1)
+    server.is_permitted = True
+    eventually(lambda: server.run(RUN)["configs"]["userConfigs"] == {"lr": "0.1"})
+
+
+def test_a_run_that_somebody_deletes_is_created_again(server):
+    run = begin(strict=True)
+    server.clear()
+    run.finish()
+    assert server.run(RUN)["runPhase"] == "COMPLETED"
+
+
+# --- People -------------------------------------------------------------------------------------------
+
+
+def test_one_line_tells_people_where_the_run_is(server, caplog):
+    caplog.set_level("INFO", logger="google_cloud_mldiagnostics")
+    begin(strict=True)
+    lines = [record.getMessage() for record in caplog.records if record.name == "google_cloud_mldiagnostics"]
+    assert len(lines) == 1
+    assert f"cluster-director/diagnostics/details/us-central1/{RUN}?project={server.project}" in lines[0]
+    assert f"mldiagnostics show {RUN}" in lines[0]
