@@ -1,0 +1,284 @@
+"""collect_profile and the ProfilerService's client: all hosts at once, by grpcio alone, and what fails is said."""
+
+import http.server
+import json
+import socket
+import subprocess
+import sys
+import threading
+import time
+from typing import ClassVar
+
+import pytest
+from google_cloud_mldiagnostics.commands.collect_profile import main
+from google_cloud_mldiagnostics.profiling import profiler_service
+from google_cloud_mldiagnostics.profiling.profiler_service import ProfilerService, TracerLevels, profile_request
+from google_cloud_mldiagnostics.profiling.verification import read_xplane
+from ml_diagnostics_common.exceptions import ConfigurationError
+
+from .profiled_runs import xplanes
+from .profiled_target import targets
+
+pytest.importorskip("jax")
+pytest.importorskip("grpc")
+
+SERVICE = ProfilerService(connect_seconds=1.0)
+
+
+@pytest.fixture(scope="module")
+def ports():
+    with targets(2) as ports:
+        yield ports
+
+
+@pytest.fixture
+def closed_port():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+@pytest.fixture(autouse=True)
+def _impatient(monkeypatch):
+    monkeypatch.setattr("google_cloud_mldiagnostics.commands.collect_profile.ProfilerService", lambda: SERVICE)
+
+
+def collect(*arguments):
+    return main([str(argument) for argument in arguments])
+
+
+def started_ns(path):
+    from jax.profiler import ProfileData
+
+    (environment,) = [plane for plane in ProfileData.from_file(str(path)).planes if plane.name == "Task Environment"]
+    # The options, which come later, are no text.
+    return next(value for name, value in environment.stats if name == "profile_start_time")
+
+
+# --- The client ---------------------------------------------------------------------------------------
+
+
+def test_two_hosts_are_profiled_over_the_same_stretch_of_time(ports, tmp_path):
+    addresses = [f"localhost:{port}" for port in ports]
+    results = SERVICE.capture(addresses, str(tmp_path), "both", 200, host_names=["a", "b"])
+    assert [(result.address, result.problem) for result in results] == [(address, "") for address in addresses]
+    files = [tmp_path / "both" / f"{name}.xplane.pb" for name in "ab"]
+    assert all(read_xplane(file).is_whole for file in files)
+    apart_ns = abs(started_ns(files[0]) - started_ns(files[1]))
+    assert apart_ns < 200e6 / 4
+
+
+def test_a_host_that_cannot_be_reached_keeps_nobody_from_theirs(ports, closed_port, tmp_path):
+    results = SERVICE.capture([f"localhost:{closed_port}", f"localhost:{ports[0]}"], str(tmp_path), "one", 100)
+    assert [result.is_captured for result in results] == [False, True]
+    assert "is the job running, with on_demand_xprof=True" in results[0].problem
+    assert xplanes(tmp_path) == [f"one/localhost_{ports[0]}.xplane.pb"]
+
+
+def test_a_host_that_never_answers_is_given_up(tmp_path):
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        silent.listen()
+        started = time.monotonic()
+        (result,) = SERVICE.capture([f"127.0.0.1:{silent.getsockname()[1]}"], str(tmp_path), "never", 100)
+        assert not result.is_captured
+        assert time.monotonic() - started < SERVICE.connect_seconds + SERVICE.extra_seconds
+
+
+def test_a_host_that_is_being_profiled_says_so(ports, tmp_path):
+    address = [f"localhost:{ports[0]}"]
+    first = threading.Thread(target=SERVICE.capture, args=(address, str(tmp_path), "first", 1500))
+    first.start()
+    time.sleep(0.5)
+    (second,) = SERVICE.capture(address, str(tmp_path), "second", 100)
+    first.join()
+    assert "another profile runs there" in second.problem
+    assert [file.split("/")[0] for file in xplanes(tmp_path)] == ["first"]
+
+
+@pytest.mark.parametrize(
+    ("addresses", "root", "duration_ms", "names"),
+    [
+        ([], "/tmp", 100, None),
+        (["host"], "/tmp", 100, None),
+        (["host:1"], "here", 100, None),
+        (["host:1"], "/tmp", 0, None),
+        (["host:1", "other:1"], "/tmp", 100, ["one"]),
+        (["host:1", "other:1"], "/tmp", 100, ["same", "same"]),
+        (["host:1"], "/tmp", 100, ["../up"]),
+    ],
+)
+def test_what_cannot_be_asked_is_said_before_anybody_is(addresses, root, duration_ms, names):
+    with pytest.raises(ConfigurationError):
+        SERVICE.capture(addresses, root, "s", duration_ms, host_names=names)
+
+
+def test_the_request_is_the_message_that_the_service_knows():
+    """Against the message's definition, decoded field by field."""
+    request = profile_request("/root", "session", 1500, "host", TracerLevels(3, 0, 1), start_ns=7)
+    fields = dict(decoded(request))
+    assert {number: fields[number] for number in (1, 5, 6, 7)} == {1: 1500, 5: b"/root", 6: b"session", 7: b"host"}
+    assert dict(decoded(fields[4])) == {2: 3, 3: 0, 4: 1, 5: 1, 7: 1, 8: 7, 9: 1500}
+
+
+def decoded(message):
+    position = 0
+
+    def varint():
+        nonlocal position
+        value = shift = 0
+        while True:
+            byte = message[position]
+            position += 1
+            value |= (byte & 0x7F) << shift
+            shift += 7
+            if byte < 0x80:
+                return value
+
+    while position < len(message):
+        tag = varint()
+        value = varint()
+        if tag & 7 == 2:
+            position += value
+            yield tag >> 3, message[position - value : position]
+        else:
+            yield tag >> 3, value
+
+
+def test_without_grpcio_the_extra_is_named(monkeypatch, capsys, tmp_path):
+    monkeypatch.setitem(sys.modules, "grpc", None)
+    assert collect("--hosts", "h", "--port", 1, "--duration_in_ms", 100, "--log_dir", tmp_path) == 2
+    assert "google-cloud-mldiagnostics[profile]" in capsys.readouterr().err
+
+
+# --- The command --------------------------------------------------------------------------------------
+
+
+def test_the_command_writes_what_xprof_opens(ports, tmp_path, capsys):
+    status = collect(
+        *("--hosts", "localhost", "--port", ports[0], "--duration_in_ms", 100, "--log_dir", f"{tmp_path}/"),
+        *("--session_name", "mine"),
+    )
+    assert status == 0
+    assert xplanes(tmp_path) == [f"plugins/profile/mine/localhost_{ports[0]}.xplane.pb"]
+    assert capsys.readouterr().out == (
+        f"Dumped profiling information of 1 of 1 hosts in: {tmp_path}/plugins/profile/mine\n"
+    )
+
+
+def test_hosts_get_the_names_that_they_are_given(ports, tmp_path):
+    status = collect(
+        *("--hosts", "localhost,127.0.0.1", "--port", ports[0], "--duration_in_ms", 100, "--log_dir", tmp_path),
+        *("--session_name", "s", "--override_hostnames", "one,two"),
+    )
+    assert status == 1  # It is the same process twice, which can be profiled once at a time.
+    assert len(xplanes(tmp_path)) == 1
+    assert xplanes(tmp_path)[0].rpartition("/")[2] in ("one.xplane.pb", "two.xplane.pb")
+
+
+def test_hosts_are_called_what_they_call_themselves(ports, tmp_path):
+    status = collect(
+        *("--hosts", "localhost", "--port", ports[0], "--duration_in_ms", 100, "--log_dir", tmp_path),
+        *("--session_name", "s", "--use_system_hostname"),
+    )
+    assert status == 0
+    assert xplanes(tmp_path) == [f"plugins/profile/s/{socket.gethostname()}.xplane.pb"]
+
+
+def test_without_a_name_the_session_is_the_time(ports, tmp_path):
+    assert collect("--hosts", "localhost", "--port", ports[0], "--duration_in_ms", 50, "--log_dir", tmp_path) == 0
+    ((session),) = [file.split("/")[2] for file in xplanes(tmp_path)]
+    time.strptime(session, "%Y_%m_%d_%H_%M_%S")
+
+
+class ProfilingOverHttp(http.server.BaseHTTPRequestHandler):
+    status = 200
+    asked: ClassVar[list] = []
+
+    def do_POST(self):
+        body = self.rfile.read(int(self.headers["Content-Length"]))
+        self.asked.append((self.path, json.loads(body)))
+        self.send_response(self.status)
+        self.end_headers()
+
+    def log_message(self, *_):
+        pass
+
+
+@pytest.fixture
+def over_http(monkeypatch):
+    monkeypatch.setattr(ProfilingOverHttp, "asked", [])
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), ProfilingOverHttp)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield server.server_port
+    server.shutdown()
+    server.server_close()
+
+
+def test_a_host_without_the_service_is_asked_over_http(over_http, tmp_path, capsys):
+    status = collect("--hosts", "127.0.0.1", "--port", over_http, "--duration_in_ms", 100, "--log_dir", tmp_path)
+    assert status == 0
+    assert ProfilingOverHttp.asked == [("/profiling", {"duration_ms": 100, "repository_path": str(tmp_path)})]
+    assert "1 of 1 hosts" in capsys.readouterr().out
+
+
+def test_what_fails_over_http_too_is_said_and_fails_the_command(over_http, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(ProfilingOverHttp, "status", 500)
+    status = collect("--hosts", "127.0.0.1", "--port", over_http, "--duration_in_ms", 100, "--log_dir", tmp_path)
+    said = capsys.readouterr()
+    assert status == 1
+    assert not said.out
+    assert "no profiler's server answers there" in said.err
+    assert "over HTTP: HTTP 500" in said.err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (["--override_hostnames", "one,two"], "as many names"),
+        (["--override_hostnames", "a:b"], "without spaces, colons"),
+        (["--override_hostnames", "a", "--use_system_hostname"], "not allowed with"),
+        (["--session_name", "../up"], "--session_name"),
+        (["--duration_in_ms", "0"], "more than 0"),
+        (["--hosts", ","], "names no host"),
+    ],
+)
+def test_an_argument_that_cannot_be_used_is_said(arguments, complaint, capsys):
+    with pytest.raises(SystemExit) as ended:
+        collect(
+            *("--hosts", "h", "--port", 1, "--duration_in_ms", 100, "--log_dir", "/tmp"),
+            *arguments,
+        )
+    assert ended.value.code == 2
+    assert complaint in capsys.readouterr().err
+
+
+def test_its_help_needs_no_framework():
+    program = (
+        "import sys, runpy\n"
+        "sys.argv = ['collect_profile', '--help']\n"
+        "try: runpy.run_module('google_cloud_mldiagnostics.commands.collect_profile', run_name='__main__')\n"
+        "except SystemExit as end: assert end.code == 0\n"
+        "assert not {'jax', 'grpc', 'xprof', 'numpy'} & set(sys.modules)\n"
+    )
+    done = subprocess.run([sys.executable, "-W", "ignore", "-c", program], capture_output=True, text=True, check=True)
+    assert "--use_system_hostname" in done.stdout
+
+
+def test_a_folder_from_here_is_the_same_folder_there(tmp_path, monkeypatch, ports):
+    """The process that is asked writes, and it runs somewhere else."""
+    monkeypatch.chdir(tmp_path)
+    arguments = ("--hosts", "localhost", "--port", ports[0], "--duration_in_ms", 50, "--session_name", "s")
+    assert collect(*arguments, "--log_dir", "logs") == 0
+    assert len(xplanes(tmp_path / "logs")) == 1
+
+
+def test_the_defaults_are_those_of_the_public_command(monkeypatch, tmp_path):
+    asked = []
+    monkeypatch.setattr(
+        profiler_service.ProfilerService, "capture", lambda self, *given, **named: asked.append((given, named)) or []
+    )
+    collect("--hosts", "h1, h2", "--port", 9999, "--duration_in_ms", 100, "--log_dir", "gs://b/f/")
+    ((addresses, root, _, duration_ms), named) = asked[0]
+    assert (addresses, root, duration_ms) == (["h1:9999", "h2:9999"], "gs://b/f/plugins/profile", 100)
+    assert (named["levels"], named["host_names"]) == (TracerLevels(2, 1, 1), None)
