@@ -42,7 +42,7 @@ def test_what_is_not_finite_is_counted_and_spoils_nothing() -> None:
         "mean": 2.0,
         "min": 1.0,
         "max": 3.0,
-        "last": "inf",
+        "last": "Infinity",
         "not_finite": 2,
     }
 

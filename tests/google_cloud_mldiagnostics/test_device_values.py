@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import subprocess
 import sys
 import threading
@@ -305,6 +306,61 @@ def test_pytorch_xla_is_asked_at_the_end_of_the_step(
     closures[1][0](closures[1][1][0])  # Not computed: it fails, and the step must not.
     assert recorded(tmp_path) == [[1.5]]
     assert run.log.lost_values.total() == 1
+
+
+class CudaTensor(XlaTensor):
+    """A tensor of CUDA at protocol level. Its value is in the device's queue: `events` says in which order."""
+
+    class _Device:
+        type = "cuda"
+
+    device = _Device()
+
+    def tolist(self) -> float:
+        raise AssertionError("asked for on the caller's way")
+
+
+def test_a_cuda_tensor_is_copied_behind_what_computes_it(
+    tmp_path: Path, run: ActiveRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At protocol level: a copy into pinned memory and an event behind it, neither of which the caller waits for."""
+    asked: list[str] = []
+
+    class Pinned:
+        def copy_(self, tensor: CudaTensor, non_blocking: bool) -> None:
+            assert non_blocking
+            asked.append("copy")
+            self.value = tensor._value
+
+        def tolist(self) -> float:
+            asked.append("read")
+            return self.value
+
+    class Event:
+        def record(self) -> None:
+            asked.append("event")
+
+        def synchronize(self) -> None:
+            asked.append("wait")
+            waits_in.append(threading.get_ident())
+
+    waits_in: list[int] = []
+    torch, cuda = ModuleType("torch"), ModuleType("torch.cuda")
+
+    def empty(shape: Any, *, dtype: Any, device: str, pin_memory: bool) -> Pinned:
+        assert device == "cpu"
+        assert pin_memory
+        return Pinned()
+
+    for name, value in {"Tensor": CudaTensor, "empty": empty, "cuda": cuda}.items():
+        setattr(torch, name, value)
+    for name, value in {"Event": Event, "device": lambda _: contextlib.nullcontext()}.items():
+        setattr(cuda, name, value)
+    monkeypatch.setitem(sys.modules, "torch", torch)
+    record("loss", CudaTensor(1.5), step=2)
+    assert recorded(tmp_path) == [[1.5]]
+    assert asked == ["copy", "event", "wait", "read"]
+    assert waits_in != [threading.get_ident()]
 
 
 def test_tensors_of_pytorch_are_recorded(tmp_path: Path, run: ActiveRun) -> None:

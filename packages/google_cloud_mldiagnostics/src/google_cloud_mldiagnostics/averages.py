@@ -8,6 +8,8 @@ from collections import deque
 from threading import Lock
 from typing import Any
 
+from google_cloud_mldiagnostics.values import not_finite_text
+
 __all__ = ["Average", "Averages"]
 
 _FOLD_AT = 512
@@ -47,7 +49,7 @@ class Average:
         if self._count:
             figures |= {"mean": self._mean, "min": self._minimum, "max": self._maximum}
         if self._last is not None:
-            figures["last"] = self._last if math.isfinite(self._last) else str(self._last)
+            figures["last"] = self._last if math.isfinite(self._last) else not_finite_text(self._last)
         if self._not_finite:
             figures["not_finite"] = self._not_finite
         return figures

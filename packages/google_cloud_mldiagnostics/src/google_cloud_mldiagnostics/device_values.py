@@ -14,6 +14,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from importlib import import_module
 from typing import Any, TypeAlias
 
 from ml_diagnostics_common import background
@@ -234,7 +235,7 @@ def _fetch_of_cuda(tensor: Any) -> Fetch:
 
 def _fetch_of_xla(tensor: Any) -> Fetch:
     """The value once PyTorch/XLA has computed it, at the end of the step: asked for earlier, it would cut the step."""
-    xla_model = sys.modules["torch_xla.core.xla_model"]
+    xla_model = import_module("torch_xla.core.xla_model")  # It is loaded, or there would be no such tensor.
     found: queue.SimpleQueue[Any] = queue.SimpleQueue()
 
     def put(computed: Any) -> None:

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, SupportsFloat, SupportsIndex, cast
 
 from google_cloud_mldiagnostics.exceptions import RecordingError
 
-__all__ = ["LARGEST_STEP", "MOST_VALUES", "Numbers", "exact_step", "host_numbers", "shown_type"]
+__all__ = ["LARGEST_STEP", "MOST_VALUES", "Numbers", "exact_step", "host_numbers", "not_finite_text", "shown_type"]
 
 MOST_VALUES = 10_000
 """Of one entry: with more, it would be larger than Cloud Logging takes."""
@@ -73,6 +73,11 @@ def exact_step(step: Any) -> int:
     return number
 
 
+def not_finite_text(number: float) -> str:
+    """What stands in JSON for a number that it has not."""
+    return "NaN" if math.isnan(number) else "Infinity" if number > 0 else "-Infinity"
+
+
 def shown_type(value: object) -> str:
     """The name of a value's type, as people import it."""
     kind = type(value)
@@ -122,6 +127,4 @@ def _is_array(value: Any) -> bool:
 
 
 def _json(number: float) -> str:
-    if math.isfinite(number):
-        return repr(number)
-    return '"NaN"' if math.isnan(number) else '"Infinity"' if number > 0 else '"-Infinity"'
+    return repr(number) if math.isfinite(number) else f'"{not_finite_text(number)}"'
