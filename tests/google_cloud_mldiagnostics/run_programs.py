@@ -8,6 +8,7 @@ import subprocess
 import sys
 import textwrap
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -39,10 +40,10 @@ class Ended(NamedTuple):
     errors: str
 
 
-def start(program: str, **environment: str) -> subprocess.Popen:
+def start(program: str, prefix: Sequence[str] = (), **environment: str) -> subprocess.Popen:
     """Starts a program; `begin()` in it begins a run."""
     return subprocess.Popen(
-        [sys.executable, "-c", BEGIN + textwrap.dedent(program)],
+        [*prefix, sys.executable, "-c", BEGIN + textwrap.dedent(program)],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -62,8 +63,8 @@ def end(process: subprocess.Popen, timeout_seconds: float = 30.0, say: str | Non
     return Ended(process.returncode, output, errors)
 
 
-def run(program: str, **environment: str) -> Ended:
-    return end(start(program, **environment))
+def run(program: str, prefix: Sequence[str] = (), **environment: str) -> Ended:
+    return end(start(program, prefix, **environment))
 
 
 def run_until_ready(program: str, signal_number: int, **environment: str) -> Ended:

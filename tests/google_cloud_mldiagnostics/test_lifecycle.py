@@ -1,6 +1,8 @@
 """However a process ends, its run says so: real processes, real signals."""
 
+import shutil
 import signal
+import subprocess
 
 import pytest
 from google_cloud_mldiagnostics.attempts import WITHOUT_A_WORD
@@ -249,6 +251,28 @@ def test_a_failed_run_that_is_begun_again_is_active_and_then_completed():
     assert [attempt["phase"] for attempt in run["attempts"]] == ["FAILED", "COMPLETED"]
     assert run["labels"]["attempt"] == "2"
     assert "errorDetails" not in run
+
+
+def can_begin_as_the_first_process() -> bool:
+    command = ["unshare", "--fork", "--pid", "--mount-proc", "true"]
+    return shutil.which("unshare") is not None and subprocess.run(command, capture_output=True).returncode == 0
+
+
+@pytest.mark.skipif(not can_begin_as_the_first_process(), reason="this user may not begin a container")
+def test_sigterm_ends_no_run_where_it_ends_no_process():
+    """The first process of a container goes on after a signal that it has no handler for."""
+    ended = programs.run(
+        """
+        begin()
+        os.kill(1, signal.SIGTERM)
+        time.sleep(0.05)
+        print(os.getpid(), flush=True)
+        """,
+        prefix=["unshare", "--fork", "--pid", "--mount-proc"],
+    )
+    assert (ended.code, ended.output) == (0, "1\n"), ended.errors
+    assert last_phase() == "COMPLETED"
+    assert any("SIGTERM" in entry.payload.get("reason", "") for entry in programs.entries("mlrun_process"))
 
 
 # --- Threads and forks --------------------------------------------------------------------------------

@@ -288,8 +288,8 @@ class Lifecycle:
             self._registration.end(end.phase, end.deadline)
             for stop in self._on_end:
                 self._attempt_quietly(stop)
-            self._attempt_quietly(lambda: self._change(self._with_averages))
             self._attempt_quietly(lambda: self._active.log.close(max(0.0, end.deadline - time.monotonic())))
+            self._attempt_quietly(lambda: self._change(self._with_averages))  # With what devices still owed.
             self._registration.wait(max(0.0, end.deadline - time.monotonic()))
         finally:
             self._has_ended = True

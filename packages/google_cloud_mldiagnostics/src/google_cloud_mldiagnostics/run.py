@@ -19,7 +19,6 @@ from google_cloud_mldiagnostics import attempts
 from google_cloud_mldiagnostics._version import get_version
 from google_cloud_mldiagnostics.active_run import ActiveRun, active_run, set_active_run
 from google_cloud_mldiagnostics.agreement import hear, jax_processes, tell
-from google_cloud_mldiagnostics.companion_word import how_it_ended
 from google_cloud_mldiagnostics.control_plane import Resource
 from google_cloud_mldiagnostics.control_plane.local import LocalControlPlane
 from google_cloud_mldiagnostics.exceptions import ControlPlaneError, RunExistsError
@@ -247,6 +246,8 @@ class _Beginning:
 
     def _explain(self, attempt: Mapping[str, Any]) -> None:
         """In a thread of its own: asks the companion of the attempt before how that ended."""
+        from google_cloud_mldiagnostics.companion_word import how_it_ended
+
         told = how_it_ended(attempt, diagnostics_directory())
         if told is not None:
             self.local.update_run(self.identity.run_id, attempts.explain(int(attempt["number"]), *told))

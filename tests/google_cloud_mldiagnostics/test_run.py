@@ -1,0 +1,466 @@
+"""machinelearning_run: what it takes, what it makes of it, and what it must never do."""
+
+import copy
+import dataclasses
+import json
+import logging
+import pickle
+import socket
+import threading
+import types
+from pathlib import Path
+
+import pytest
+from google_cloud_mldiagnostics import machinelearning_run, metrics
+from google_cloud_mldiagnostics.active_run import active_run
+from google_cloud_mldiagnostics.control_plane.local import LocalControlPlane
+from google_cloud_mldiagnostics.custom_types.exceptions import MLRunConfigurationError
+from google_cloud_mldiagnostics.custom_types.mlrun_types import Framework, Orchestrator, RunPhase
+from google_cloud_mldiagnostics.run_arguments import checked_gcs_path, checked_region
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from ml_diagnostics_common.environment import diagnostics_directory
+
+from . import run_programs as programs
+from .run_programs import eventually
+
+
+@pytest.fixture(autouse=True)
+def no_run_is_left():
+    yield
+    active = active_run()
+    if active is not None:
+        active.run.finish()
+
+
+def begin(name="train", **arguments):
+    return machinelearning_run(name, log_system_metrics=False, **arguments)
+
+
+def kept(run) -> dict:
+    return LocalControlPlane(diagnostics_directory()).get_run(run.name)
+
+
+# --- Arguments ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"name": ""},
+        {"name": "  "},
+        {"name": None},
+        {"name": 7},
+        {"name": "x" * 5000},
+        {"run_group": 1},
+        {"configs": "lr=0.1"},
+        {"configs": 3},
+        {"gcs_path": "gs://"},
+        {"gcs_path": 5},
+        {"gcs_path": "a\0b"},
+        {"project": 5},
+        {"region": "a/b"},
+        {"region": 5},
+        {"environment": "production"},
+        {"environment": None},
+        {"environment": []},
+        {"metrics_record_interval_sec": 0},
+        {"metrics_record_interval_sec": -1},
+        {"metrics_record_interval_sec": float("nan")},
+        {"metrics_record_interval_sec": "10"},
+        {"on_demand_xprof_port": 70_000},
+        {"on_demand_xprof_port": True},
+        {"framework": "TENSORFLOW"},
+        {"framework": None},
+        {"serving_engine": 3},
+        {"base_url": "ftp://x"},
+        {"run_workload_id": 3},
+    ],
+)
+def test_an_argument_that_cannot_be_used_raises_before_anything_is_created(arguments):
+    with pytest.raises(MLRunConfigurationError) as caught:
+        machinelearning_run(**{"name": "train", **arguments})
+    assert next(iter(arguments)) in str(caught.value)
+    assert active_run() is None
+    assert not programs.runs_folder().exists()
+
+
+def test_bad_arguments_do_not_end_the_run_that_there_is():
+    run = begin()
+    with pytest.raises(MLRunConfigurationError):
+        begin("")
+    assert active_run().run is run
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    st.dictionaries(
+        st.sampled_from(["run_group", "gcs_path", "project", "region", "environment", "framework", "run_workload_id"]),
+        st.one_of(
+            st.none(), st.text(), st.binary(), st.integers(), st.floats(), st.lists(st.text()), st.just(object())
+        ),
+    )
+)
+def test_junk_is_taken_or_refused_and_nothing_else(arguments):
+    try:
+        run = begin(**arguments)
+    except MLRunConfigurationError:
+        return
+    run.finish()
+    assert kept(run)["runPhase"] == "COMPLETED"
+
+
+def test_the_arguments_of_the_public_package_are_taken_in_its_order():
+    run = machinelearning_run("n", "g", {"a": 1}, "gs://b//c/", "p", "us-east1", 5.0, False, "staging")
+    assert (run.run_group, run.gcs_path, run.project, run.location) == ("g", "gs://b/c", "p", "us-east1")
+    assert (run.environment, run.display_name) == ("staging", "n")
+
+
+@pytest.mark.parametrize(
+    ("given_path", "kept_path"),
+    [
+        (None, None),
+        ("", None),
+        ("gs://bucket", "gs://bucket"),
+        ("gs://bucket//a///b/", "gs://bucket/a/b"),
+        ("/data//profiles/", "/data/profiles"),
+        ("/", "/"),
+        (Path("/data"), "/data"),
+    ],
+)
+def test_a_place_for_profiles_has_no_doubled_slashes(given_path, kept_path):
+    assert checked_gcs_path(given_path) == kept_path
+
+
+@pytest.mark.parametrize(
+    ("given_region", "region"),
+    [
+        ("us-central1", "us-central1"),
+        ("us-central1-a", "us-central1"),
+        ("europe_west4-a", "europe-west4"),
+        ("global", "global"),
+        ("<some_zone>", "<some_zone>"),
+        (None, None),
+        ("", None),
+    ],
+)
+def test_a_region_may_be_given_by_a_zone(given_region, region):
+    assert checked_region(given_region) == region
+
+
+def test_what_does_not_look_like_a_region_is_said_to(caplog):
+    checked_region("<some_zone>")
+    assert "does not look like one" in caplog.text
+
+
+def test_the_environment_of_the_documented_example_is_prod_with_one_warning(caplog):
+    assert begin(environment="env").environment == "prod"
+    begin(environment="env")
+    assert caplog.text.count("is taken for 'prod'") == 1
+
+
+def test_enumerations_are_taken_by_their_text_too():
+    run = begin(framework="pytorch", application_framework="maxtext", rl_orchestrator="my own")
+    assert run.framework is Framework.PYTORCH
+    assert kept(run)["labels"]["application_framework"] == "maxtext"
+    assert kept(run)["labels"]["rl_orchestrator"] == "my-own"
+
+
+# --- The run ------------------------------------------------------------------------------------------
+
+
+def test_a_run_is_kept_in_a_folder_of_its_own_from_the_beginning():
+    run = begin("My Run 1", run_group="sweep", configs={"lr": 0.1, "model": {"layers": 2}})
+    assert active_run().folder == diagnostics_directory() / "runs" / run.name
+    here = kept(run)
+    assert here["displayName"] == "My Run 1"
+    assert here["runPhase"] == "ACTIVE"
+    assert here["configs"]["userConfigs"] == {"lr": "0.1", "model": '{"layers": 2}'}
+    assert run.name.startswith("my-run-1-")
+
+
+def test_entries_carry_who_wrote_them():
+    run = begin("My Run 1")
+    metrics.record("loss", 0.5, step=1)
+    (entry,) = programs.entries("loss")
+    assert entry.resource_label("node_id") == run.name
+    assert entry.resource_label("location") == "us-central1"
+    labels = entry.context.labels
+    assert (labels["run"], labels["attempt"], labels["process_index"]) == (run.name, "1", "0")
+
+
+def test_what_the_user_gave_is_not_changed_and_what_he_changes_later_changes_nothing():
+    configs = {"lr": 0.1, "nested": {"a": 1}}
+    before = copy.deepcopy(configs)
+    run = begin(configs=configs)
+    run.configs["batch_size"] = 64
+    eventually(lambda: "batch_size" in kept(run)["configs"]["userConfigs"])
+    assert configs == before
+    assert run.configs.lr == 0.1  # Also on process 0.
+
+
+def test_configs_may_be_changed_in_every_way_that_a_dict_and_an_object_can():
+    run = begin(configs={"a": 1, "b": 2, "c": 3, "d": 4})
+    run.configs.update({"e": 5})
+    run.configs.f = 6
+    run.configs |= {"g": 7}
+    run.configs.pop("a")
+    del run.configs["b"]
+    del run.configs.c
+    run.configs.setdefault("h", 8)
+    wanted = {"d": "4", "e": "5", "f": "6", "g": "7", "h": "8"}
+    eventually(lambda: kept(run)["configs"]["userConfigs"] == wanted)
+    with pytest.raises(AttributeError, match="no config 'zzz'"):
+        _ = run.configs.zzz
+    with pytest.raises(AttributeError):
+        del run.configs.zzz
+
+
+def test_a_change_just_before_the_end_is_kept():
+    run = begin()
+    run.configs.update(final_loss=0.25)
+    run.finish()
+    assert kept(run)["configs"]["userConfigs"] == {"final_loss": "0.25"}
+
+
+def test_secrets_in_configs_stay_home():
+    run = begin(configs={"api_key": "AIza-hunter2", "nested": {"password": "hunter2"}})
+    run.configs.token = "hunter2"
+    run.finish()
+    everything = "".join(path.read_text() for path in diagnostics_directory().rglob("*.json*"))
+    assert "hunter2" not in everything
+
+
+def test_what_the_job_runs_on_is_collected_without_being_asked():
+    run = begin()
+    eventually(lambda: run.configs.get("softwareConfigs"))
+    assert run.configs.softwareConfigs["framework"] == "JAX"
+    assert "cpu_count" in run.configs.hardwareConfigs
+    eventually(lambda: kept(run)["configs"]["softwareConfigs"])
+
+
+def test_averages_of_the_metrics_are_kept_with_the_run():
+    run = begin()
+    for loss in (1.0, 2.0, 6.0):
+        metrics.record("loss", loss)
+    run.finish()
+    assert kept(run)["metrics"]["loss"] == {"count": 3, "mean": 3.0, "min": 1.0, "max": 6.0, "last": 6.0}
+
+
+def test_a_run_can_be_copied_pickled_and_shown():
+    run = begin(configs={"lr": 0.1})
+    others = [copy.copy(run), copy.deepcopy(run), pickle.loads(pickle.dumps(run))]
+    assert all(other == run for other in others)
+    for other in others:
+        other.finish("FAILED")
+    others[1].configs["lr"] = others[2].configs["lr"] = 0.2
+    assert run.configs.lr == 0.1
+    assert dataclasses.asdict(run)["name"] == run.name
+    assert run.run_phase is RunPhase.PHASE_ACTIVE
+    assert "_finish" not in repr(run)
+
+
+def test_finish_takes_completed_and_failed_and_nothing_else():
+    run = begin()
+    for wrong in ("DONE", "", None, "ACTIVE", 3):
+        with pytest.raises(MLRunConfigurationError):
+            run.finish(wrong)
+    run.finish(RunPhase.PHASE_FAILED)
+    assert kept(run)["runPhase"] == "FAILED"
+    run.finish("completed")
+    assert kept(run)["runPhase"] == "FAILED"
+
+
+def test_a_heartbeat_tells_that_the_process_lives(monkeypatch):
+    monkeypatch.setattr("google_cloud_mldiagnostics.lifecycle._HEARTBEAT_SECONDS", 60.0)
+    run = begin()
+    lifecycle = run.__dict__["_finish"].__self__
+    lifecycle._heartbeat_seconds = 0.05
+    lifecycle._beat_at = 0.0
+    lifecycle._inbox.put(lambda: None)
+    eventually(lambda: programs.phases().count("ACTIVE") >= 4)
+
+
+# --- People -------------------------------------------------------------------------------------------
+
+
+def test_one_info_tells_where_the_run_is(caplog):
+    caplog.set_level(logging.INFO)
+    run = begin()
+    (line,) = [record.getMessage() for record in caplog.records if record.name.startswith("google_cloud_mldiag")]
+    assert str(active_run().folder) in line
+    assert f"mldiagnostics show {run.name}" in line
+
+
+def test_the_documented_debug_record_tells_the_details(caplog):
+    caplog.set_level(logging.DEBUG)
+    run = begin(gcs_path="gs://bucket/profiles")
+    records = [r for r in caplog.records if r.name == "google_cloud_mldiagnostics.core.global_manager"]
+    (text,) = [record.getMessage() for record in records]
+    assert text.startswith("current run details: {'name': '")
+    assert run.name in text
+    assert "'gcs_path': 'gs://bucket/profiles'" in text
+
+
+def test_a_metric_is_not_a_line_of_the_log(caplog):
+    caplog.set_level(logging.DEBUG)
+    begin()
+    caplog.clear()
+    metrics.record("loss", 0.5)
+    assert caplog.records == []
+
+
+# --- The job comes first ------------------------------------------------------------------------------
+
+
+def test_a_folder_that_cannot_be_written_does_not_stop_the_job(in_production, caplog):
+    (diagnostics_directory() / "runs").write_text("in the way")
+    run = begin()
+    metrics.record("loss", 0.5)
+    run.finish()
+    assert "could not keep the run" in caplog.text
+    assert [entry.payload["values"] for entry in programs.entries("loss")] == [[0.5]]
+    assert programs.phases() == ["ACTIVE", "COMPLETED"]
+
+
+def test_a_run_file_that_somebody_has_spoilt_does_not_stop_the_job(in_production, caplog):
+    programs.run("begin()", RUN_WORKLOAD_ID="w")
+    path = programs.runs_folder() / "train-w" / "run.json"
+    for spoilt in ('{"attempts": "none"}', "[]", "", '{"attempts": [{"processes": 5, "phase": []}]}', '{"labels": 3}'):
+        path.write_text(spoilt)
+        ended = programs.run("begin(); metrics.record('loss', 1.0)", RUN_WORKLOAD_ID="w")
+        assert ended.code == 0, ended.errors
+
+
+def test_nothing_is_initialised_or_imported_that_the_job_did_not():
+    ended = programs.run("""
+        begin()
+        metrics.record("loss", 0.5, step=1)
+        time.sleep(0.3)
+        print(sorted({"jax", "numpy", "google.auth", "google.cloud.logging", "grpc", "requests"} & set(sys.modules)))
+    """)
+    assert ended.output == "[]\n", ended.errors
+
+
+def test_jax_is_not_initialised_before_the_job_does_and_its_devices_are_known_then():
+    ended = programs.run(
+        """
+        import jax
+        from jax._src import xla_bridge
+        from google_cloud_mldiagnostics import lifecycle
+        lifecycle._HARDWARE_SECONDS = 0.05
+        run = begin()
+        time.sleep(0.2)
+        assert not xla_bridge.backends_are_initialized()
+        jax.devices()
+        deadline = time.monotonic() + 20
+        while "device_type" not in run.configs.get("hardwareConfigs", {}) and time.monotonic() < deadline:
+            time.sleep(0.05)
+    """,
+        JAX_PLATFORMS="cpu",
+    )
+    assert ended.code == 0, ended.errors
+    assert programs.kept_run()["configs"]["hardwareConfigs"]["device_type"] == "cpu"
+
+
+def test_a_thread_that_changes_configs_all_the_time_costs_bounded_memory():
+    run = begin()
+    for number in range(100_000):
+        run.configs["step"] = number
+    assert run.__dict__["_finish"].__self__._inbox.qsize() < 10
+    run.finish()
+    assert kept(run)["configs"]["userConfigs"] == {"step": "99999"}
+
+
+def test_without_the_network_a_run_begins_at_once_and_ends_in_time(monkeypatch):
+    ended = programs.run(
+        """
+        started = time.monotonic()
+        run = begin()
+        begun = time.monotonic()
+        metrics.record("loss", 1.0)
+        run.finish()
+        print(begun - started < 1.1, time.monotonic() - begun < 8.0)
+        """,
+        ML_DIAGNOSTICS_BACKEND="auto",
+        CLOUDSDK_AUTH_DISABLE_CREDENTIALS="1",
+        GOOGLE_CLOUD_PROJECT="p",
+        CLOUDSDK_API_ENDPOINT_OVERRIDES_HYPERCOMPUTECLUSTER="http://192.0.2.1:9/",
+        CLOUDSDK_API_ENDPOINT_OVERRIDES_LOGGING="http://192.0.2.1:9/",
+    )
+    assert ended.output == "True True\n", ended.errors
+    assert programs.kept_run()["runPhase"] == "COMPLETED"
+
+
+# --- Several processes --------------------------------------------------------------------------------
+
+
+def free_port() -> int:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return found.getsockname()[1]
+
+
+def test_two_processes_of_jax_share_a_run_though_their_clocks_differ():
+    port = free_port()
+    program = """
+        import jax
+        jax.distributed.initialize("127.0.0.1:{port}", num_processes=2, process_id={index})
+        time_of_day = time.time
+        time.time = lambda: time_of_day() + {index} * 7200
+        run = begin("pair")
+        metrics.record("loss", 0.5, record_on_all_hosts=True)
+        print(run.name, run.attempt, flush=True)
+        jax.distributed.shutdown()
+    """
+    processes = [programs.start(program.format(port=port, index=index), JAX_PLATFORMS="cpu") for index in (0, 1)]
+    ended = [programs.end(process, timeout_seconds=60) for process in processes]
+    assert [process.code for process in ended] == [0, 0], ended
+    assert ended[0].output == ended[1].output
+    run = programs.kept_run()
+    assert run["runPhase"] == "COMPLETED"
+    assert [process["process_index"] for process in run["attempts"][0]["processes"]] in ([0, 1], [1, 0])
+    assert {entry.payload["process_index"] for entry in programs.entries("loss")} == {"0", "1"}
+    assert {entry.payload["process_count"] for entry in programs.entries("mlrun_process")} == {2}
+
+
+def test_a_run_that_began_before_its_processes_could_agree_says_so():
+    ended = programs.run(
+        """
+        import types
+        from google_cloud_mldiagnostics import lifecycle
+        lifecycle._HARDWARE_SECONDS = 0.05
+        begin()
+        import jax._src.distributed as distributed
+        state = distributed.global_state
+        state.client, state.process_id, state.num_processes = object(), 1, 2
+        time.sleep(1.0)
+        state.client = None
+        """
+    )
+    assert "before jax.distributed.initialize" in ended.errors
+
+
+def test_threads_that_begin_runs_at_once_leave_one_active():
+    threads = [threading.Thread(target=begin, args=(f"run-{number}",)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert active_run() is not None
+
+
+def test_on_gke_the_run_is_the_workloads(monkeypatch):
+    monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "10.0.0.1")
+    identifier = {"metadata.name": "s5", "metadata.kind": "JobSet", "clustername": "c1", "namespace": "ml"}
+    monkeypatch.setenv("GKE_DIAGON_IDENTIFIER", json.dumps(identifier))
+    monkeypatch.setenv("GKE_DIAGON_METADATA", json.dumps({"creation-timestamp": "2026-03-10T01:02:03Z"}))
+    run = begin("gke-train")
+    assert run.name == "gke-train-c1-ml-jobset-s5-20260310-010203"
+    assert run.orchestrator is Orchestrator.GKE
+    assert kept(run)["orchestrator"] == "GKE"
+    assert kept(run)["workloadDetails"]["gke"]["id"] == "s5"
+
+
+def test_a_namespace_of_arguments_is_configs_too():
+    assert kept(begin(configs=types.SimpleNamespace(lr=0.1)))["configs"]["userConfigs"] == {"lr": "0.1"}
