@@ -73,8 +73,8 @@ def run_tests(session: nox.Session, pins: str, *arguments: str) -> None:
 
 @nox.session
 def demo(session: nox.Session) -> None:
-    """The main job: train, kill, resume, and say where the time went."""
-    install(session, "demo", "common", "ml_goodput_measurement")
+    """The main job: train, profile, kill, resume, and say where the time went and what the run did."""
+    install(session, "demo", "common", "google_cloud_mldiagnostics", "ml_goodput_measurement")
     session.run("python", "examples/demo.py", *session.posargs, env={"JAX_PLATFORMS": "cpu"})
 
 

@@ -1,39 +1,45 @@
-"""The life of a training job in half a minute: trained, killed, resumed, and accounted for.
+"""The life of a training job in a minute: trained, profiled, killed, resumed, and accounted for.
 
-Starts `train_digits.py`, kills it without warning in mid-training, starts the same command again, which goes on from
-the last checkpoint, and then asks where the time went. Everything stays under `out/`; no cloud is asked for anything.
+Starts `train_digits.py`, has it profiled from outside while it trains, kills it without warning, and starts the same
+command again, which goes on from the last checkpoint. Then it asks where the time went and what the run did. Everything
+stays under `out/`; no cloud is asked for anything.
 """
 
 import argparse
+import contextlib
 import datetime
+import io
 import os
 import re
 import signal
 import subprocess
 import sys
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
+import google_cloud_mldiagnostics.cli
+import ml_goodput_measurement.cli
 from ml_diagnostics_common.environment import diagnostics_directory
 from ml_diagnostics_common.journal import log_directory
-from ml_goodput_measurement import cli
 
 TRAINING_SCRIPT = Path(__file__).with_name("train_digits.py")
+PROFILE_MS = 1000
 
 
-def train(command: list[str], kill_after_step: int | None = None) -> int:
-    """Runs the training job; kills it as soon as it says that it has done a step, if one is given.
+def train(command: list[str], at_steps: Mapping[int, Callable[[subprocess.Popen[str]], object]]) -> int:
+    """Runs the training job, and does something to it as soon as it says that it has done a step.
 
     Returns:
         Its exit code; the signal's number, negative, if it was killed.
     """
+    waiting = dict(sorted(at_steps.items()))
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as job:
         assert job.stdout is not None
         for line in job.stdout:
             print(f"  {line}", end="", flush=True)
             done = re.match(r"step +(\d+)", line)
-            if kill_after_step is not None and done and int(done[1]) >= kill_after_step:
-                job.send_signal(signal.SIGKILL)
-                break
+            while done and waiting and int(done[1]) >= min(waiting):
+                waiting.pop(min(waiting))(job)
     return job.returncode
 
 
@@ -46,35 +52,64 @@ def main() -> int:
     """Runs the demo; returns an exit code."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--steps", type=int, default=400, help="of training, in all (default: %(default)s)")
+    parser.add_argument("--profile-at", type=int, default=40, metavar="STEP", help="default: %(default)s")
+    parser.add_argument("--profile-after", type=int, default=120, metavar="STEP", help="default: %(default)s")
     parser.add_argument("--kill-after", type=int, default=260, metavar="STEP", help="default: %(default)s")
     parser.add_argument("--checkpoint-every", type=int, default=100, metavar="STEPS", help="default: %(default)s")
     parser.add_argument("--out", type=Path, default=Path("out"), help="folder for all that is written (default: out)")
     arguments = parser.parse_args()
 
-    # The job and the report below find each other by this folder; nothing looks for a cloud.
+    # The job and the reports below find each other by this folder; nothing looks for a cloud.
     os.environ["ML_DIAGNOSTICS_DIR"] = str(arguments.out.resolve() / "ml-diagnostics")
     os.environ["ML_DIAGNOSTICS_BACKEND"] = "local"
-    run_name = f"digits-{datetime.datetime.now():%Y%m%d-%H%M%S}"
-    command = [sys.executable, str(TRAINING_SCRIPT), "--run-name", run_name]
+    run = f"digits-{datetime.datetime.now():%Y%m%d-%H%M%S}"
+    command = [sys.executable, str(TRAINING_SCRIPT), "--run-name", run]
     command += ["--steps", str(arguments.steps), "--checkpoint-every", str(arguments.checkpoint_every)]
+    command += ["--profile-at", str(arguments.profile_at)]
     command += ["--print-every", "20", "--checkpoint-dir", str(arguments.out / "checkpoints")]
-    command += ["--tensorboard-dir", str(arguments.out / "tensorboard")]
+    command += ["--tensorboard-dir", str(arguments.out / "tensorboard"), "--gcs-path", str(arguments.out / "profiles")]
 
-    say(f"Training {run_name}, to be killed after step {arguments.kill_after}:")
-    if train(command, kill_after_step=arguments.kill_after) != -signal.SIGKILL:
+    say(f"Training {run}, to be killed after step {arguments.kill_after}:")
+    commands: list[subprocess.Popen[bytes]] = []
+
+    def profile(_: subprocess.Popen[str]) -> None:
+        command = ["mldiagnostics", "profile", run, "--duration", str(PROFILE_MS)]
+        say(f"$ {' '.join(command)}  (in another terminal)")
+        commands.append(subprocess.Popen([str(Path(sys.executable).with_name(command[0])), *command[1:]]))
+
+    def kill(job: subprocess.Popen[str]) -> None:
+        for command in commands:
+            command.wait()
+        job.send_signal(signal.SIGKILL)
+
+    at_steps = {arguments.profile_after: profile, arguments.kill_after: kill}
+    if train(command, at_steps) != -signal.SIGKILL:
         print("the job was to be killed, but ended by itself: choose a smaller --kill-after", file=sys.stderr)
         return 1
     say("Killed (SIGKILL). The same command again:")
-    if exit_code := train(command):
+    if exit_code := train(command, {}):
         return exit_code
 
-    say(f"Where the time went (goodput report {run_name}):\n")
-    picture = arguments.out / f"{run_name}.png"
-    exit_code = cli.main(["report", run_name, "--plot", str(picture)])
-    journal = log_directory(diagnostics_directory(), f"goodput_{run_name}")
+    say(f"Where the time went (goodput report {run}):\n")
+    timeline, curves = arguments.out / f"{run}-timeline.png", arguments.out / f"{run}-curves.png"
+    exit_code = ml_goodput_measurement.cli.main(["report", run, "--plot", str(timeline)])
+    say(f"What the run did (mldiagnostics show {run}):\n")
+    exit_code = google_cloud_mldiagnostics.cli.main(["show", run]) or exit_code
+    with contextlib.redirect_stdout(io.StringIO()):  # The table; `show` has it already.
+        exit_code = (
+            google_cloud_mldiagnostics.cli.main(["metrics", run, "loss", "step_time", "--plot", str(curves)])
+            or exit_code
+        )
+
+    root, profiles = diagnostics_directory(), arguments.out / "profiles" / run
+    journals = [log_directory(root, log) for log in (f"goodput_{run}", "ml_diagnostics_metric")]
     say(
-        f"Timeline  {os.path.relpath(picture)}\nJournal   {os.path.relpath(journal)}\n"
-        f"Curves    tensorboard --logdir {os.path.relpath(arguments.out / 'tensorboard')}"
+        f"Timeline  {os.path.relpath(timeline)}\n"
+        f"Curves    {os.path.relpath(curves)} (mldiagnostics metrics {run} loss step_time --plot ...)\n"
+        f"Goodput   tensorboard --logdir {os.path.relpath(arguments.out / 'tensorboard')}\n"
+        f"Profiles  xprof --logdir {os.path.relpath(profiles)} --port 8791 (pip install xprof)\n"
+        f"Journal   {os.path.relpath(journals[0])}\n"
+        f"          {os.path.relpath(journals[1])}"
     )
     return exit_code
 

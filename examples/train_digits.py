@@ -1,17 +1,19 @@
-"""Train a small convolutional network on scikit-learn's handwritten digits, and record where the time goes.
+"""Train a small convolutional network on scikit-learn's handwritten digits, and record what it does.
 
 Run it, kill it whenever you like, and run the same command again: it goes on from its last checkpoint.
 
     python examples/train_digits.py --run-name digits-1
     goodput report digits-1
+    mldiagnostics show digits-1
 
-What has to do with goodput is in the lines of `train` that mention `recorder` or `monitor`; the rest is an ordinary
-JAX script.
+What has to do with goodput is in the lines of `train` that mention `recorder` or `monitor`; with runs, metrics and
+profiles, in those that mention `machinelearning_run`, `metrics` or `profiler`. The rest is an ordinary JAX script.
 """
 
 import argparse
 import datetime
 import itertools
+import time
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +22,16 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import orbax.checkpoint as ocp
+from google_cloud_mldiagnostics import machinelearning_run, metrics, xprof
+from google_cloud_mldiagnostics.metric_types import MetricType
 from ml_goodput_measurement import goodput
 from sklearn.datasets import load_digits
 
 CHANNELS, STRIDES = (1, 32, 64, 64), (1, 1, 2)
 TEST_IMAGES = 297  # of 1,797; the rest is for training
-optimizer = optax.adam(1e-3)
+PROFILED_STEPS = 10
+learning_rate = optax.exponential_decay(1e-3, transition_steps=200, decay_rate=0.5)
+optimizer = optax.adam(learning_rate)
 
 Parameters = dict[str, jax.Array]
 State = dict[str, Any]  # parameters and optimizer state: all that a checkpoint holds
@@ -98,6 +104,14 @@ def train(arguments: argparse.Namespace) -> None:
     recorder.record_job_start_time(started)
     recorder.record_tpu_init_start_time(started)
     recorder.record_tpu_init_end_time()
+    machinelearning_run(
+        name=arguments.run_name,
+        run_group="digits",
+        configs=vars(arguments),
+        gcs_path=arguments.gcs_path,
+        on_demand_xprof=True,
+        run_workload_id=arguments.run_name,  # the same run when it is started again
+    )
 
     monitor = goodput.GoodputMonitor(
         job_name=arguments.run_name,
@@ -125,17 +139,30 @@ def train(arguments: argparse.Namespace) -> None:
     training_data, test_data = load_data()
     recorder.record_data_loading_end_time()
 
+    profiler, profiled = xprof(), range(arguments.profile_at, arguments.profile_at + PROFILED_STEPS)
     print(f"training from step {first_step} to {arguments.steps}", flush=True)
     for step in range(first_step, arguments.steps):
+        if step == profiled.start:
+            profiler.start()
+        began = time.perf_counter()
         recorder.record_step_start_time(step)
         state, loss = train_step(state, *load_batch(*training_data, step, arguments.batch_size))
         loss.block_until_ready()  # JAX works ahead: without this, steps would begin before the last one ends
+        seconds = time.perf_counter() - began
+        if step == profiled[-1] and first_step <= profiled.start:
+            profiler.stop()
+
+        metrics.record(MetricType.LOSS, loss, step)
+        metrics.record(MetricType.LEARNING_RATE, learning_rate(step), step)
+        metrics.record(MetricType.STEP_TIME, seconds, step)
+        metrics.record(MetricType.THROUGHPUT, arguments.batch_size / seconds, step)
 
         done = step + 1
         if done % arguments.checkpoint_every == 0 or done == arguments.steps:
             checkpoints.save(done, args=ocp.args.StandardSave(state))
         if done % arguments.print_every == 0 or done == arguments.steps:
             recognised = float(accuracy(state, *test_data))
+            metrics.record("test_accuracy", recognised, done)
             print(f"step {done:5d}   loss {float(loss):.4f}   accuracy {recognised:.1%}", flush=True)
     checkpoints.close()  # waits for the last save
     recorder.record_job_end_time()
@@ -145,15 +172,15 @@ def train(arguments: argparse.Namespace) -> None:
 def main() -> None:
     """Reads the command line."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument(
-        "--run-name", default="digits", help="the job's name in its goodput report (default: %(default)s)"
-    )
+    parser.add_argument("--run-name", default="digits", help="the job's name in its reports (default: %(default)s)")
     parser.add_argument("--steps", type=int, default=500, help="train up to this step (default: %(default)s)")
     parser.add_argument("--batch-size", type=int, default=256, help="images a step (default: %(default)s)")
     parser.add_argument("--checkpoint-dir", type=Path, default=Path("out/checkpoints"), help="default: %(default)s")
     parser.add_argument("--tensorboard-dir", type=Path, default=Path("out/tensorboard"), help="default: %(default)s")
+    parser.add_argument("--gcs-path", default="out/profiles", help="gs://... or a folder (default: %(default)s)")
     parser.add_argument("--checkpoint-every", type=int, default=100, metavar="STEPS", help="default: %(default)s")
     parser.add_argument("--print-every", type=int, default=25, metavar="STEPS", help="default: %(default)s")
+    parser.add_argument("--profile-at", type=int, default=40, metavar="STEP", help="default: %(default)s")
     parser.add_argument("--seed", type=int, default=0, help="of the first parameters (default: %(default)s)")
     train(parser.parse_args())
 

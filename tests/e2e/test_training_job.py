@@ -1,6 +1,6 @@
-"""The main job, real in all its parts: JAX trains, Orbax saves, SIGKILL kills, and the ledger knows it all.
+"""The main job, real in all its parts: JAX trains and is profiled, Orbax saves, SIGKILL kills, and all of it is known.
 
-Once as the README's demo runs it, without a cloud; then against a Cloud Logging on loopback that fails.
+Once as the README's demo runs it, without a cloud; then against a cloud on loopback that fails.
 """
 
 from __future__ import annotations
@@ -13,10 +13,12 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 from ml_diagnostics_common.reader import JournalReader
 from ml_diagnostics_testing.cloud_logging import CloudLoggingServer
+from ml_diagnostics_testing.control_plane import ControlPlaneServer
 from ml_diagnostics_testing.faults import Status
 from ml_goodput_measurement.calculator import GoodputCalculator
 from ml_goodput_measurement.partition import AttemptEnd, Bucket, JobReport
@@ -28,6 +30,7 @@ pytestmark = pytest.mark.timeout(300)  # half a minute each where nothing else r
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 STEPS, CHECKPOINT_EVERY, KILL_AFTER, PRINT_EVERY = 60, 20, 40, 10
+METRICS = "ml_diagnostics_metric"
 
 # The process that a scheduler would start some day: it records nothing, and ships what others left behind.
 LATER_PROCESS = """
@@ -50,6 +53,7 @@ def train(run_name: str, checkpoints: Path, environ: Mapping[str, str], *, kill:
     command += ["--steps", str(STEPS), "--checkpoint-every", str(CHECKPOINT_EVERY), "--batch-size", "64"]
     command += ["--print-every", str(PRINT_EVERY), "--checkpoint-dir", str(checkpoints)]
     command += ["--tensorboard-dir", str(checkpoints.parent / "tensorboard")]
+    command += ["--profile-at", "5", "--gcs-path", str(checkpoints.parent / "profiles")]
     with subprocess.Popen(command, env=dict(environ), stdout=subprocess.PIPE, text=True) as job:
         assert job.stdout is not None
         for line in job.stdout:
@@ -73,23 +77,31 @@ def report_in(environ: Mapping[str, str], run_name: str, monkeypatch: pytest.Mon
         return GoodputCalculator(run_name, f"goodput_{run_name}").report()
 
 
-def entries_in_journal(folder: Path, run_name: str) -> set[str]:
+def ask(environ: Mapping[str, str], *command: str) -> Any:
+    """What one of our commands answers, as JSON."""
+    program = str(Path(sys.executable).with_name(command[0]))
+    asked = subprocess.run([program, *command[1:], "--format", "json"], env=environ, capture_output=True, timeout=60)
+    assert asked.returncode == 0, asked.stderr
+    return json.loads(asked.stdout)
+
+
+def entries_in_journal(folder: Path, *logs: str) -> set[str]:
     """The insertIds of all that the job recorded."""
-    reader = JournalReader(f"goodput_{run_name}", root=folder)
-    return {entry.insert_id for batch in reader.read_new() for entry in batch}
+    readers = [JournalReader(log, root=folder) for log in logs]
+    return {entry.insert_id for reader in readers for batch in reader.read_new() for entry in batch}
 
 
-def check_the_life_of_a_killed_job(report: JobReport) -> None:
+def check_the_life_of_a_killed_job(report: JobReport, steps: int = STEPS) -> None:
     """What must be true of the job whatever the machine's speed."""
     assert sum(report.buckets.values()) == report.wall_ns
     assert sum(piece.end_ns - piece.start_ns for piece in report.timeline) == report.wall_ns
-    assert (report.last_step, report.steps_kept, report.running) == (STEPS - 1, STEPS, False)
+    assert (report.last_step, report.steps_kept, report.running) == (steps - 1, steps, False)
     assert [attempt.ended for attempt in report.attempts] == [AttemptEnd.LOST, AttemptEnd.JOB_END]
 
     [disruption] = report.disruptions
     killed, resumed = report.attempts
     assert killed.last_step is not None
-    assert resumed.first_step in range(CHECKPOINT_EVERY, STEPS, CHECKPOINT_EVERY)
+    assert resumed.first_step in range(CHECKPOINT_EVERY, steps, CHECKPOINT_EVERY)
     assert disruption.steps_lost == killed.last_step - resumed.first_step + 1
 
     spent = {bucket for bucket, ns in report.buckets.items() if ns}
@@ -109,26 +121,54 @@ def check_the_life_of_a_killed_job(report: JobReport) -> None:
     assert report.estimated_ns > 0  # the step in which it was killed has no end
 
 
+def check_the_run_of_a_killed_job(run: dict[str, Any]) -> None:
+    """What the run's page must say of it."""
+    assert run["state"] == "COMPLETED"
+    assert [(attempt["number"], attempt["state"]) for attempt in run["attempts"]] == [(1, "FAILED"), (2, "COMPLETED")]
+    assert "without a word" in run["attempts"][0]["reason"]
+    assert run["configs"]["software"]["framework"] == "JAX"
+    assert run["configs"]["hardware"]["device_type"] == "cpu"
+    measured = {metric["metric"]: metric for metric in run["metrics"]}
+    assert {"loss", "learning_rate", "step_time", "throughput", "test_accuracy"} <= set(measured)
+    assert {"host_cpu_utilization", "host_memory_utilization", "process_memory"} <= set(measured)
+    assert measured["loss"]["last"] < measured["loss"]["mean"]  # It has learned.
+
+
 def test_the_demo_trains_kills_resumes_and_reports(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    command = [sys.executable, str(EXAMPLES / "demo.py"), "--out", str(tmp_path / "out"), "--steps", str(STEPS)]
-    command += ["--kill-after", str(KILL_AFTER), "--checkpoint-every", str(CHECKPOINT_EVERY)]
+    steps = 120  # Enough that the profile from outside is taken before the kill.
+    command = [sys.executable, str(EXAMPLES / "demo.py"), "--out", str(tmp_path / "out"), "--steps", str(steps)]
+    command += ["--profile-at", "5", "--profile-after", "20", "--kill-after", "60"]
+    command += ["--checkpoint-every", str(CHECKPOINT_EVERY)]
     demo = subprocess.run(command, env=environment(tmp_path), capture_output=True, text=True, timeout=240, check=False)
     assert demo.returncode == 0, demo.stderr
 
-    [picture] = (tmp_path / "out").glob("*.png")
-    run_name = picture.stem
-    assert picture.read_bytes().startswith(b"\x89PNG")
+    [timeline] = (tmp_path / "out").glob("*-timeline.png")
+    run_name = timeline.stem.removesuffix("-timeline")
+    for picture in (timeline, timeline.with_name(f"{run_name}-curves.png")):
+        assert picture.read_bytes().startswith(b"\x89PNG")
     assert re.search(rf"^{run_name}: \d+\.\d\d % goodput$", demo.stdout, re.MULTILINE)
-    journal = re.search(r"^Journal +(.+)$", demo.stdout, re.MULTILINE)
-    assert journal is not None
-    assert list(Path(journal[1]).glob("*.jsonl"))
+    assert re.search(rf"^{run_name}: COMPLETED$", demo.stdout, re.MULTILINE)
+    journals = re.search(r"^Journal +(.+)\n +(.+)$", demo.stdout, re.MULTILINE)
+    assert journals is not None
+    assert all(list(Path(journal).glob("*.jsonl")) for journal in journals.groups())
     assert list((tmp_path / "out" / "tensorboard" / run_name / "goodput").glob("events.out.tfevents.*"))
 
     environ = environment(tmp_path / "out" / "ml-diagnostics", ML_DIAGNOSTICS_BACKEND="local")
-    check_the_life_of_a_killed_job(report_in(environ, run_name, monkeypatch))
-    goodput = [str(Path(sys.executable).with_name("goodput")), "report", run_name, "--format", "json"]
-    told = json.loads(subprocess.run(goodput, env=environ, capture_output=True, check=True, timeout=60).stdout)
+    check_the_life_of_a_killed_job(report_in(environ, run_name, monkeypatch), steps)
+    told = ask(environ, "goodput", "report", run_name)
     assert [disruption["number"] for disruption in told["disruptions"]] == [1]
+    run = ask(environ, "mldiagnostics", "show", run_name)
+    check_the_run_of_a_killed_job(run)
+
+    # One profile by the job, one from outside; both are where the last lines say that XProf opens them.
+    assert [(profile["kind"], profile["state"]) for profile in run["profiles"]] == [
+        ("programmatic", "SUCCEEDED"),
+        ("on_demand", "SUCCEEDED"),
+    ]
+    logdir = re.search(r"^Profiles +xprof --logdir (\S+)", demo.stdout, re.MULTILINE)
+    assert logdir is not None
+    found = list(Path(logdir[1]).glob("plugins/profile/*/*.xplane.pb"))
+    assert {file.parent.name for file in found} == {profile["session"] for profile in run["profiles"]}
 
     # Nothing but out/ was written to, and nothing leaves the machine, not even when a later process finds a cloud.
     assert {path.name for path in tmp_path.iterdir()} == {"out"}
@@ -138,25 +178,33 @@ def test_the_demo_trains_kills_resumes_and_reports(tmp_path: Path, monkeypatch: 
 
 
 def test_a_cloud_that_fails_comes_to_know_the_job_to_the_nanosecond(
-    cloud_logging_server: CloudLoggingServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    cloud_logging_server: CloudLoggingServer,
+    control_plane_server: ControlPlaneServer,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     server, job = cloud_logging_server, tmp_path / "job"
-    over_grpc = environment(job, ML_DIAGNOSTICS_BACKEND="cloud", **server.environment())
+    redirected = {**control_plane_server.environment(), **server.environment()}
+    over_grpc = environment(job, ML_DIAGNOSTICS_BACKEND="cloud", **redirected)
     over_rest = {name: value for name, value in over_grpc.items() if name != "ML_DIAGNOSTICS_LOGGING_GRPC"}
 
     server.faults.always(Status(503), on="write")
+    control_plane_server.faults.sometimes(Status(503), probability=1 / 4, seed=3)
     train("digits", tmp_path / "checkpoints", over_grpc, kill=True)
     assert server.entries() == []  # killed before anything was shipped
+    assert control_plane_server.run("digits")["runPhase"] == "ACTIVE"  # as far as it knows
 
     server.faults.clear()  # from now on half of the requests fail: some before, some after they did their work
     server.faults.sometimes(Status(503), probability=1 / 4, on="write", seed=1)
     server.faults.sometimes(Status(503, after_apply=True), probability=1 / 3, on="write", seed=2)
     train("digits", tmp_path / "checkpoints", over_rest, kill=False)
     ship_the_rest("digits", over_rest)
+    sync = [str(Path(sys.executable).with_name("mldiagnostics")), "sync", "digits"]
+    subprocess.run(sync, env=over_rest, check=True, timeout=60)
 
     shipped = [entry["insertId"] for entry in server.entries()]
     assert len(shipped) == len(set(shipped))
-    assert set(shipped) == entries_in_journal(job, "digits")
+    assert set(shipped) == entries_in_journal(job, "goodput_digits", METRICS)
 
     of_the_journal = report_in(environment(job, ML_DIAGNOSTICS_BACKEND="local"), "digits", monkeypatch)
     check_the_life_of_a_killed_job(of_the_journal)
@@ -164,3 +212,8 @@ def test_a_cloud_that_fails_comes_to_know_the_job_to_the_nanosecond(
         elsewhere = cloud | {"ML_DIAGNOSTICS_DIR": str(tmp_path / f"elsewhere-{number}")}
         assert report_in(elsewhere, "digits", monkeypatch) == of_the_journal
         assert report_in(cloud, "digits", monkeypatch) == of_the_journal  # of the union of both
+
+    kept = control_plane_server.run("digits")
+    assert (kept["runPhase"], kept["labels"]["attempt"]) == ("COMPLETED", "2")
+    elsewhere = over_rest | {"ML_DIAGNOSTICS_DIR": str(tmp_path / "elsewhere-2")}
+    check_the_run_of_a_killed_job(ask(elsewhere, "mldiagnostics", "show", "digits", "--project", server.project))
