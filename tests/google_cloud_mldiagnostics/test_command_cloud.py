@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
-from google_cloud_mldiagnostics import entries, machinelearning_run, metrics, run_source
+from google_cloud_mldiagnostics import entries, machinelearning_run, metrics, run_entries
 from google_cloud_mldiagnostics.active_run import active_run
 from google_cloud_mldiagnostics.attempts import WITHOUT_A_WORD
 from google_cloud_mldiagnostics.cli import main
@@ -296,8 +296,8 @@ def test_a_killed_run_is_stale_elsewhere_until_somebody_tells(
 def test_a_long_run_is_shown_by_its_newest_values(
     cloud: Cloud, capsys: Captured, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(run_source, "_PAGE_SIZE", 10)
-    monkeypatch.setattr(run_source, "_MOST_PAGES", 2)
+    monkeypatch.setattr(run_entries, "_PAGE_SIZE", 10)
+    monkeypatch.setattr(run_entries, "_MOST_PAGES", 2)
     run = recorded(steps=100)
     run.finish()
     shown(capsys, "sync", run.name)
@@ -308,6 +308,49 @@ def test_a_long_run_is_shown_by_its_newest_values(
     loss = next(metric for metric in page["metrics"] if metric["metric"] == "loss")
     assert (loss["last_step"], loss["count"] <= 20) == (99, True)
     assert "newest 20 values" in told.err
+
+
+def heartbeats(cloud: Cloud, run_id: str, count: int, **told: Any) -> None:
+    """What a process of a run tells each second, until now; the first entry has more to say."""
+    cloud.runs.put_run(run_id, {"displayName": run_id, "runPhase": "ACTIVE"})
+    resource = {"type": entries.RESOURCE_TYPE, "labels": {"node_id": run_id, "namespace": entries.PROCESS}}
+    payload = entries.process_entry("ACTIVE", attempt=1, host="host-0", process_index=0, process_count=1, pid=7)
+    first = time.time() - count
+    cloud.log.write(
+        [
+            {
+                "resource": resource,
+                "jsonPayload": payload | (told if number == 0 else {}),
+                "labels": {"host": "host-0", "pid": "7"},
+                "timestamp": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(first + number)),
+            }
+            for number in range(count)
+        ],
+        log_id=entries.LOG_ID,
+    )
+
+
+def test_of_a_job_that_tells_much_the_first_and_the_last_is_read(
+    cloud: Cloud, capsys: Captured, monkeypatch: pytest.MonkeyPatch, another_machine: Any
+) -> None:
+    monkeypatch.setattr(run_entries, "_PAGE_SIZE", 10)
+    monkeypatch.setattr(run_entries, "_MOST_PAGES", 2)
+    heartbeats(cloud, "talks-1", 200, address="10.0.0.7", profiler_port=9999)
+    another_machine()
+    page = json.loads(shown(capsys, "show", "talks-1", "--format", "json", *PROJECT))
+    (process,) = page["attempts"][0]["processes"]
+    assert (page["state"], process["address"], process["profiler_port"]) == ("ACTIVE", "10.0.0.7", 9999)
+    assert len([request for request in cloud.log.requests if request.operation == "list"]) < 12
+
+
+def test_many_runs_cost_few_requests(cloud: Cloud, capsys: Captured, another_machine: Any) -> None:
+    for number in range(12):
+        heartbeats(cloud, f"run-{number:02}", 2)
+    cloud.runs.put_run("silent", {"displayName": "of the public package", "runPhase": "ACTIVE"})
+    another_machine()
+    states = [run["state"] for run in json.loads(shown(capsys, "runs", "--format", "json", *PROJECT))]
+    assert states == ["ACTIVE"] * 13
+    assert len([request for request in cloud.log.requests if request.operation == "list"]) == 1
 
 
 def test_where_cloud_logging_fails_the_run_is_shown_without_it(cloud: Cloud, capsys: Captured) -> None:

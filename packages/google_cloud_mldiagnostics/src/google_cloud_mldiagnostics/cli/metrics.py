@@ -43,11 +43,13 @@ class MetricsCommand:
         from google_cloud_mldiagnostics.cli.places import source_of
         from google_cloud_mldiagnostics.cli.text import note, one_line, print_data
         from google_cloud_mldiagnostics.metric_series import MetricSeries
+        from google_cloud_mldiagnostics.run_entries import run_id_of
 
         source = source_of(options)
-        run_id = str(source.find(options.run)["name"])
+        run = source.find(options.run)
+        run_id = run_id_of(run)
         series = MetricSeries()
-        for batch in source.entries(run_id):
+        for batch in source.entries.everything(run):
             series.add(batch)
         missing = [name for name in options.names if name not in series.names()]
         if missing or not series.names():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from google_cloud_mldiagnostics.cli.text import note
-from google_cloud_mldiagnostics.run_source import RunSource, cloud_source, local_source
+from google_cloud_mldiagnostics.run_source import CloudSource, LocalSource, RunSource
 
 __all__ = ["source_of"]
 
@@ -17,5 +17,5 @@ def source_of(options: argparse.Namespace) -> RunSource:
         CredentialsError: A project was named, or a region, and there are no credentials.
     """
     if options.project or options.region:
-        return cloud_source(options.project, options.region, note)
-    return local_source(note)
+        return CloudSource(options.project, options.region, note)
+    return LocalSource(note)

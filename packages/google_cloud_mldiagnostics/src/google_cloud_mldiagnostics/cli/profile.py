@@ -80,7 +80,7 @@ class ProfileCommand:
         source = source_of(options)
         run = source.find(options.run)
         history = RunHistory()
-        for batch in source.process_entries(run):
+        for batch in source.entries.of_processes(run):
             history.add(batch)
         view = source.view(run, history)
         targets = targets_of(view, options.hosts)

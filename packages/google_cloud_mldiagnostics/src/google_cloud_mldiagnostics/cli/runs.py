@@ -31,7 +31,7 @@ class RunsCommand:
         from google_cloud_mldiagnostics.cli.text import note, print_data
 
         source = source_of(options)
-        views = list(source.views(options.group, options.limit))
+        views = source.views(options.group, options.limit)
         if options.format == "json":
             print_data(runs_as_json(views))
         elif views:

@@ -37,12 +37,13 @@ class ShowCommand:
         run = source.find(options.run)
         run_id = str(run["name"])
         history, series = RunHistory(), MetricSeries()
-        for batch in source.overview(run):
+        for batch in source.entries.overview(run):
             history.add(batch)
             series.add(batch)
         view = source.view(run, history)
         by_metric = in_order(series)
-        where = [("link" if source.is_cloud else "folder", source.control_plane.link(run_id))]
+        link = source.control_plane.link(run_id)
+        where = [("link" if "://" in link else "folder", link)]
         if options.format == "json":
             metrics = metrics_as_dict(run_id, by_metric, with_points=False)["metrics"]
             print_data(json.dumps({**run_as_dict(view), **dict(where), "metrics": metrics}, indent=2) + "\n")

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 from google_cloud_mldiagnostics.cli.command import NOT_DONE, OK, run_argument
 
 if TYPE_CHECKING:
-    from google_cloud_mldiagnostics.control_plane.local import LocalControlPlane
-    from google_cloud_mldiagnostics.run_source import RunSource
+    from google_cloud_mldiagnostics.run_source import CloudSource, LocalSource
     from google_cloud_mldiagnostics.run_sync import EntriesSent, ProfilesSent
 
 __all__ = ["SyncCommand"]
@@ -34,32 +33,32 @@ class SyncCommand:
     def run(self, options: argparse.Namespace) -> int:
         """Sends what is not there yet, and says what that was."""
         from google_cloud_mldiagnostics.cli.text import note, print_data
-        from google_cloud_mldiagnostics.run_source import cloud_source, local_source
+        from google_cloud_mldiagnostics.run_source import CloudSource, LocalSource
         from google_cloud_mldiagnostics.run_sync import send_run
 
-        local = local_source(note)
+        local = LocalSource(note)
         run = _as_it_is(local, options.run)
-        cloud = cloud_source(options.project, options.region, note)
+        cloud = CloudSource(options.project, options.region, note)
         gcs_path = options.gcs_path or str((run.get("artifacts") or {}).get("gcsPath", ""))
         if options.gcs_path:
             run["artifacts"] = {**(run.get("artifacts") or {}), "gcsPath": gcs_path}
         was_created = send_run(run, cloud.control_plane)
         run_id = str(run["name"])
         print_data(f"run       {'created' if was_created else 'brought up to date'} in {cloud.place}\n")
-        entries = _send_entries(run_id, cloud)
+        entries = _send_entries(run_id, local, cloud)
         print_data(f"entries   {_told_of_entries(entries)}\n")
         print_data(f"profiles  {_send_profiles(run_id, gcs_path, local, cloud)}\n")
         print_data(f"link      {cloud.control_plane.link(run_id)}\n")
         return NOT_DONE if entries.refused else OK
 
 
-def _as_it_is(local: RunSource, name: str) -> dict[str, Any]:
+def _as_it_is(local: LocalSource, name: str) -> dict[str, Any]:
     """The run as this machine keeps it; of one that was killed, with the phase that it really has."""
     from google_cloud_mldiagnostics.run_history import RunHistory
 
     run = local.find(name)
     history = RunHistory()
-    for batch in local.entries(str(run["name"])):
+    for batch in local.entries.everything(run):
         history.add(batch)
     view = local.view(run, history)
     if view.state.has_ended:
@@ -69,17 +68,14 @@ def _as_it_is(local: RunSource, name: str) -> dict[str, Any]:
     return run
 
 
-def _send_entries(run_id: str, cloud: RunSource) -> EntriesSent:
-    from ml_diagnostics_common.environment import diagnostics_directory
-
+def _send_entries(run_id: str, local: LocalSource, cloud: CloudSource) -> EntriesSent:
     from google_cloud_mldiagnostics.cli.text import note
     from google_cloud_mldiagnostics.run_sync import send_entries
 
-    assert cloud.transport is not None
     return send_entries(
         run_id,
         cloud.transport,
-        root=diagnostics_directory(),
+        root=local.root,
         location=cloud.region,
         progress=lambda sent: note(f"{sent.sent:,} entries sent"),
     )
@@ -92,13 +88,12 @@ def _told_of_entries(entries: EntriesSent) -> str:
     return sent if not entries.refused else f"{sent}, {entries.refused:,} refused: {entries.why_refused}"
 
 
-def _send_profiles(run_id: str, gcs_path: str, local: RunSource, cloud: RunSource) -> str:
+def _send_profiles(run_id: str, gcs_path: str, local: LocalSource, cloud: CloudSource) -> str:
     """Sends the run's profiles and what is told of them; says what that was."""
     from google_cloud_mldiagnostics.cli.text import format_bytes, format_count, note
     from google_cloud_mldiagnostics.run_sync import profile_files, send_profiles, send_sessions
 
-    control_plane: LocalControlPlane = local.control_plane  # type: ignore[assignment]
-    folder = control_plane.folder(run_id)
+    folder = local.control_plane.folder(run_id)
     staging = folder / "staged"
     folders = [staging, folder / "profiles"]
     if gcs_path and not gcs_path.startswith("gs://"):
@@ -110,7 +105,9 @@ def _send_profiles(run_id: str, gcs_path: str, local: RunSource, cloud: RunSourc
         return f"{format_count(len(files), 'file')} not sent: say where to with --gcs-path gs://bucket/folder"
     logdir = f"{gcs_path}/{run_id}"
     sent: ProfilesSent = send_profiles(files, logdir, staging=staging, told=lambda name: note(f"sending {name}"))
-    told = send_sessions(run_id, list(control_plane.list_sessions(run_id)), logdir, sent.sessions, cloud.control_plane)
+    told = send_sessions(
+        run_id, list(local.control_plane.list_sessions(run_id)), logdir, sent.sessions, cloud.control_plane
+    )
     if not files and not told:
         return "none"
     return (
