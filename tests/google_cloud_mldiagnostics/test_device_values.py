@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import json
+import os
 import subprocess
 import sys
 import threading
@@ -215,6 +217,39 @@ def test_at_exit_what_is_still_computed_is_recorded(tmp_path: Path, end: str) ->
     )
     assert ("Traceback" in done.stderr) == ("raise" in end), done.stderr
     assert len(metrics_of(tmp_path, "run")) == 5
+
+
+def test_the_averages_of_a_run_have_what_was_on_the_device_at_its_end(tmp_path: Path) -> None:
+    program = """
+import os, sys
+import jax, jax.numpy as jnp
+from google_cloud_mldiagnostics import machinelearning_run, metrics
+
+@jax.jit
+def long(x):
+    return jax.lax.fori_loop(0, 30, lambda _, y: jnp.tanh(y @ y), x).sum()
+
+run = machinelearning_run("train", log_system_metrics=False)
+for step in range(4):
+    metrics.record("loss", 0 * long(jnp.ones((300, 300))) + step, step)
+END
+"""
+    for end in ("run.finish()", "sys.exit(1)"):
+        root = tmp_path / end
+        subprocess.run(
+            [sys.executable, "-c", program.replace("END", end)],
+            env={**os.environ, "ML_DIAGNOSTICS_DIR": str(root)},
+            timeout=60,
+            check=False,
+        )
+        [kept] = root.glob("runs/*/run.json")
+        assert json.loads(kept.read_text())["metrics"]["loss"] == {
+            "count": 4,
+            "mean": 1.5,
+            "min": 0,
+            "max": 3,
+            "last": 3,
+        }
 
 
 def test_a_forked_child_has_a_worker_of_its_own(tmp_path: Path) -> None:
