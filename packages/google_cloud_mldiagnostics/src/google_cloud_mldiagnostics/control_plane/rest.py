@@ -98,7 +98,7 @@ def open_session(credentials: Any) -> AuthorizedSession:
         from google.auth.transport.requests import AuthorizedSession, Request
     except ImportError as error:
         raise MissingExtraError("Google's control plane", "ml-diagnostics-common", "logging") from error
-    # Its own way to ask for a token would try four times, and so wait four times as long as we allow.
+    # Its own way to ask for a token would try four times to connect, and so wait four times as long as we allow.
     return AuthorizedSession(credentials, auth_request=Request())
 
 
