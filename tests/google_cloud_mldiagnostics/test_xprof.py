@@ -1,6 +1,7 @@
 """xprof(): three ways to say it, one profile at a time, in its place when stop() returns; never at the job's cost."""
 
 import asyncio
+import datetime
 import inspect
 import logging
 import os
@@ -12,12 +13,13 @@ from google_cloud_mldiagnostics.exceptions import ProfilingError
 from google_cloud_mldiagnostics.mlrun_types import MLRun
 from google_cloud_mldiagnostics.profiling import xprof as xprof_module
 from google_cloud_mldiagnostics.profiling.jax_engine import JaxEngine
+from google_cloud_mldiagnostics.profiling.telling import HostsCheck, Session
 from google_cloud_mldiagnostics.profiling.verification import read_xplane
 from google_cloud_mldiagnostics.profiling.xprof import Xprof as xprof  # noqa: N813
 from google_cloud_mldiagnostics.profiling.xprof import finish_profiles
 from ml_diagnostics_common.guard import LOSSES
 
-from .profiled_runs import profiled_run, sessions_told, xplanes
+from .profiled_runs import eventually, profiled_run, sessions_told, xplanes
 
 jax = pytest.importorskip("jax")
 
@@ -198,6 +200,28 @@ def test_a_profile_is_told_as_a_session_of_the_run(run):
     assert float(session["duration"].removesuffix("s")) > 0
 
 
+@pytest.mark.parametrize("content", [None, b""])
+def test_hosts_that_are_missing_are_said(warnings, content):
+    with profiled_run("run-1", process_count=2) as active:
+        folder = active.folder / "profiles/plugins/profile/half"
+        folder.mkdir(parents=True)
+        (folder / "host-a.xplane.pb").write_bytes(b"x")
+        if content is not None:
+            (folder / "host-b.xplane.pb").write_bytes(content)
+        now = datetime.datetime.now(datetime.timezone.utc)
+        session = Session(active, "half", "programmatic", str(folder), "host-a", 0, 2, True, now)
+        check = HostsCheck(session, wait_seconds=2.0)
+        waited = []
+        while (pause := check()) is not None:
+            waited.append(pause)
+        assert sum(waited) >= 2.0
+        assert "1 of 2 hosts are there (host-a)" in warnings()[0]
+        assert list(active.registration.sessions[-1][1]["targetSessions"]) == ["host-a"]
+        (folder / "host-b.xplane.pb").write_bytes(b"x")
+        assert HostsCheck(session)() is None
+        assert list(active.registration.sessions[-1][1]["targetSessions"]) == ["host-a", "host-b"]
+
+
 def test_a_process_that_is_not_listed_does_nothing_and_says_so(run, caplog):
     caplog.set_level(logging.INFO)
     profile = xprof(process_index_list=[1, 2])
@@ -330,7 +354,7 @@ def test_a_place_that_cannot_be_written_keeps_the_profile_on_this_machine(in_pro
         with xprof(session_id="kept"):
             work()
         assert xplanes(active.folder / "staged") == ["plugins/profile/kept/host-a.xplane.pb"]
-        assert "waits in" in warnings()[0]
+        assert "waits in" in eventually(warnings)[0]
 
 
 def test_a_profile_without_the_device_is_told_as_failed(run, warnings, monkeypatch):

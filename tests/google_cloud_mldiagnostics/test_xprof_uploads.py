@@ -102,6 +102,9 @@ def test_without_a_cloud_it_is_staged_for_sync(caplog):
         assert finish_profiles(0)
         assert xplanes(active.folder / "staged") == ["plugins/profile/one/host-a.xplane.pb"]
         assert "mldiagnostics sync run-1" in caplog.text
+        session = active.registration.sessions[-1][1]
+        assert session["targetSessions"]["host-a"]["sessionPhase"] == "SUCCEEDED"
+        assert session["storageFolderUri"] == str(active.folder / "staged/plugins/profile/one")
         assert sessions_told("run-1") == [("one", "ACTIVE"), ("one", "SUCCEEDED")]
 
 

@@ -146,7 +146,7 @@ class HostsCheck:
         try:
             hosts = hosts_of(session.folder)
         except DiagnosticsError as error:
-            hosts, problem = [], f" ({error})"
+            hosts, problem = [], f": {error}"
         if len(hosts) >= session.expected_hosts:
             session.tell_control_plane(hosts, SUCCEEDED)
             if session.expected_hosts > 1:
@@ -156,17 +156,17 @@ class HostsCheck:
             pause = self._backoff.failed()
             self._left_seconds -= pause
             return pause
+        missing = f"{len(hosts)} of {session.expected_hosts} hosts are there{problem}"
         logger.warning(
-            "Profile %s has %d of %d hosts in %s: %s%s. See in the logs of the others why; hosts that share no folder "
-            "need gcs_path='gs://...'.",
+            "Profile %s in %s: %s (%s). See in the logs of the others why; hosts that share no folder need "
+            "gcs_path='gs://...'.",
             session.session_id,
-            len(hosts),
-            session.expected_hosts,
             session.folder,
+            missing,
             ", ".join(hosts) or "none",
-            problem,
         )
-        session.tell_control_plane(hosts, FAILED)
+        session.tell(SUCCEEDED if session.name in hosts else FAILED, missing)
+        session.tell_control_plane(hosts, SUCCEEDED)
         return None
 
 

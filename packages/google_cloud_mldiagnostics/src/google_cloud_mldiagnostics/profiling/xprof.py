@@ -160,6 +160,7 @@ class Xprof:
     @guarded_as("start a profile")
     def _begin(self, active: ActiveRun, place: Place, session_id: str | None) -> bool:
         index, count = jax_processes() or (active.process_index, active.process_count)
+        count = max(count, index + 1)  # Where nobody knows how many there are.
         expected = list(range(count)) if self._indexes is None else self._indexes
         if index not in expected:
             _session_ids(active).skip(session_id)
@@ -341,6 +342,7 @@ def _keep(capture: _Capture, file: Path) -> None:
     if place.way is Way.STAGED:
         session.folder = str(staged.parent)
         session.tell(phase, problem)
+        session.tell_control_plane([session.name], phase)
         logger.info(
             "Profile %s waits in %s: there is no cloud. `mldiagnostics sync %s` uploads it to %s.",
             session.session_id,
