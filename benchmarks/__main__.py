@@ -22,6 +22,10 @@ FIGURES = [
     "hangs",
     "diagnose",
     "diagnosed_trainer",
+    "metrics_recorded",
+    "metrics_kept",
+    "run_begun",
+    "run_trainer",
 ]
 RESULTS = Path(__file__).parent / "RESULTS.md"
 

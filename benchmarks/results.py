@@ -10,7 +10,9 @@ from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 
-REFERENCES = "ml-goodput-measurement 0.2.3, cloud-tpu-diagnostics 0.1.5"
+REFERENCES = "ml-goodput-measurement 0.2.3, cloud-tpu-diagnostics 0.1.5, google-cloud-mldiagnostics 1.0.0 and 1.0.10"
+OURS = ["ml-goodput-measurement", "cloud-tpu-diagnostics", "google-cloud-mldiagnostics"]
+BESIDE = "W&B 0.31.0 and MLflow 3.17.2"
 
 
 @dataclass(frozen=True)
@@ -56,9 +58,8 @@ def page(tables: Sequence[Table], *, quick: bool) -> str:
         f"- machine: {_cpu()}, {os.cpu_count()} cores, {_memory_gib():.0f} GiB, Linux {platform.release()}",
         f"- Python {platform.python_version()}; google-cloud-logging {version('google-cloud-logging')},"
         f" msgspec {version('msgspec')}",
-        f"- ours: ml-goodput-measurement {version('ml-goodput-measurement')}, cloud-tpu-diagnostics"
-        f" {version('cloud-tpu-diagnostics')} from this tree; reference: {REFERENCES} from the package index, each in"
-        " an environment of its own",
+        f"- ours: {', '.join(f'{name} {version(name)}' for name in OURS)} from this tree; reference: {REFERENCES} from"
+        f" the package index, each in an environment of its own; beside it {BESIDE}",
         "",
     ]
     return "\n".join(head) + "\n" + "\n".join(table.markdown() for table in tables)

@@ -1,0 +1,153 @@
+"""A run begun: its import, and how soon `machinelearning_run` returns, with a cloud, with a broken one and without."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import statistics
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from benchmarks import process, trackers
+from benchmarks.results import Row, Table, seconds
+from benchmarks.run_cloud import NOWHERE, Addresses, run_cloud
+from benchmarks.trackers import OURS, REFERENCES, Tracker
+
+_POLLS = 2
+_GIVE_UP_SECONDS = 20.0
+_SOON_SECONDS = 0.2
+_NO_NETWORK_SECONDS = 1.1
+_IMPORT_SECONDS = 0.1
+
+
+# --- In the process that is measured ----------------------------------------------------------------------
+
+
+def load(kind: str, urls: dict[str, str]) -> dict[str, float]:
+    """Imports what users import."""
+    del urls
+    before = process.resident_mib()
+    began = time.perf_counter()
+    trackers.load(kind)
+    return {"seconds": time.perf_counter() - began, "mib": process.resident_mib() - before}
+
+
+def begin(kind: str, urls: dict[str, str]) -> dict[str, Any]:
+    """Begins a run, with all imported before and JAX running; no longer than one waits for it.
+
+    Returns:
+        How many seconds it took; the error that it raised, as users see it; and when it was over, for who wants to
+        know how long the process takes to end.
+    """
+    import jax
+
+    jax.devices()
+    if urls:
+        trackers.prepare(kind, urls)
+    trackers.load(kind)
+    give_up = threading.Timer(_GIVE_UP_SECONDS, _give_up)
+    give_up.daemon = True
+    give_up.start()
+    error = ""
+    began = time.perf_counter()
+    try:
+        trackers.begin(kind)
+    except Exception as raised:
+        error = type(raised).__name__
+    took = time.perf_counter() - began
+    give_up.cancel()
+    return {"seconds": took, "error": error, "at": time.time()}
+
+
+def _give_up() -> None:
+    os.write(1, json.dumps({"seconds": _GIVE_UP_SECONDS, "error": "not back", "at": time.time()}).encode())
+    os._exit(0)
+
+
+# --- The figures ------------------------------------------------------------------------------------------
+
+
+def measure(*, quick: bool) -> list[Table]:
+    repetitions = 2 if quick else 7
+    return [_loaded(repetitions), _begun(repetitions)]
+
+
+def _loaded(repetitions: int) -> Table:
+    runs = {tracker: [tracker.run(load) for _ in range(repetitions)] for tracker in trackers.ALL}
+    took = {tracker: statistics.median(run["seconds"] for run in found) for tracker, found in runs.items()}
+    mib = {tracker: statistics.median(run["mib"] for run in found) for tracker, found in runs.items()}
+    mine = took.pop(OURS), mib.pop(OURS)
+    rows = [
+        Row(
+            "`from google_cloud_mldiagnostics import machinelearning_run, metrics, xprof, metric_types`",
+            seconds(mine[0]),
+            "; ".join(f"{tracker.name} {seconds(value)}" for tracker, value in took.items()),
+            f"{took[REFERENCES[-1]] / mine[0]:.1f} times faster than {REFERENCES[-1].name}",
+            "<= 100 ms",
+            mine[0] <= _IMPORT_SECONDS,
+        ),
+        Row(
+            "memory added by it",
+            f"{mine[1]:.0f} MiB",
+            "; ".join(f"{tracker.name} {value:.0f} MiB" for tracker, value in mib.items()),
+        ),
+    ]
+    return Table("Import for a run", "In a fresh process, over Python with the benchmark's few modules.", rows)
+
+
+def _begun(repetitions: int) -> Table:
+    with run_cloud(polls=_POLLS) as cloud:
+        rows = [_row("an operation that is done at its second poll", cloud, repetitions, trackers.ALL, _SOON_SECONDS)]
+        phases = cloud.phases()
+    assert set(phases) == {"COMPLETED"}, phases
+    refused = Addresses(f"http://{NOWHERE}", f"http://{NOWHERE}")
+    rows.append(_row("a network that refuses", refused, repetitions, [OURS, *REFERENCES], _NO_NETWORK_SECONDS))
+    with _black_hole() as silent:
+        few = min(repetitions, 3)
+        rows.append(_row("a network that never answers", silent, few, [OURS, *REFERENCES], _NO_NETWORK_SECONDS))
+    rows.append(_row("neither credentials nor a cloud", None, repetitions, [OURS, *REFERENCES], _NO_NETWORK_SECONDS))
+    note = (
+        "`machinelearning_run(name, project, region)` in a fresh process in which all is imported and JAX runs, and"
+        " what others have in its place. In parentheses what it raised, and how long the process then took to end."
+        f" One that is not back within {_GIVE_UP_SECONDS:.0f} s is given up."
+    )
+    return Table("A run begun", note, rows)
+
+
+def _row(what: str, cloud: Addresses | None, repetitions: int, measured: list[Tracker], limit: float) -> Row:
+    runs = {tracker: [_begin(tracker, cloud) for _ in range(repetitions)] for tracker in measured}
+    mine = statistics.median(run["seconds"] for run in runs[OURS])
+    return Row(
+        what,
+        _told(runs.pop(OURS)),
+        "; ".join(f"{tracker.name} {_told(found)}" for tracker, found in runs.items()),
+        "",
+        f"<= {seconds(limit)}",
+        mine <= limit,
+    )
+
+
+def _begin(tracker: Tracker, cloud: Addresses | None) -> dict[str, Any]:
+    environment = {"ML_DIAGNOSTICS_BACKEND": "auto", "GCE_METADATA_HOST": NOWHERE, "JAX_PLATFORMS": "cpu"}
+    run: dict[str, Any] = tracker.run(begin, cloud, environment)
+    return run | {"end": time.time() - run["at"]}
+
+
+def _told(runs: list[dict[str, Any]]) -> str:
+    took, end = (statistics.median(run[key] for run in runs) for key in ("seconds", "end"))
+    error = runs[0]["error"]
+    if error == "not back":
+        return "not back"
+    return f"{seconds(took)} ({f'{error}; ' if error else ''}ended in {seconds(end)})"
+
+
+@contextmanager
+def _black_hole() -> Iterator[Addresses]:
+    """A server that takes connections and says nothing."""
+    with socket.create_server(("127.0.0.1", 0), backlog=128) as server:
+        url = f"http://127.0.0.1:{server.getsockname()[1]}"
+        yield Addresses(url, url)

@@ -1,0 +1,123 @@
+"""Google's keeper of runs and Cloud Logging on loopback, in a process of their own, as slow as one likes.
+
+They share nothing with what is measured, and take no CPU from it that it wants for itself.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from benchmarks import process
+
+PROJECT = "project"
+REGION = "us-central1"
+NOWHERE = "127.0.0.1:1"
+
+
+class Addresses:
+    """Where Google's services are taken to be.
+
+    Attributes:
+        control_plane: The URL of the keeper of runs.
+        logging: The URL of Cloud Logging.
+    """
+
+    def __init__(self, control_plane: str, logging: str) -> None:
+        self.control_plane = control_plane
+        self.logging = logging
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """The variables that lead our libraries there."""
+        return {
+            "CLOUDSDK_API_ENDPOINT_OVERRIDES_HYPERCOMPUTECLUSTER": self.control_plane,
+            "CLOUDSDK_API_ENDPOINT_OVERRIDES_LOGGING": self.logging,
+            "CLOUDSDK_AUTH_DISABLE_CREDENTIALS": "1",
+            "GCE_METADATA_HOST": NOWHERE,
+        }
+
+
+class RunCloud(Addresses):
+    """A cloud that runs."""
+
+    def __init__(self, server: subprocess.Popen[str]) -> None:
+        self._server = server
+        super().__init__(**self._answer())
+
+    def steps(self, metric: str) -> int:
+        """How many steps have a value of a metric in Cloud Logging."""
+        return int(self._ask("steps", metric))
+
+    def phases(self) -> list[str]:
+        """Of each run, what the keeper of runs was told last."""
+        return list(self._ask("phases"))
+
+    def _ask(self, *question: str) -> Any:
+        assert self._server.stdin is not None
+        self._server.stdin.write(" ".join(question) + "\n")
+        self._server.stdin.flush()
+        return self._answer()
+
+    def _answer(self) -> Any:
+        assert self._server.stdout is not None
+        return json.loads(self._server.stdout.readline())
+
+
+@contextmanager
+def run_cloud(*, polls: int = 0, logging_delay_seconds: float = 0.0) -> Iterator[RunCloud]:
+    """Serves for as long as the block takes.
+
+    Args:
+        polls: How often a long-running operation must be asked for until it is done.
+        logging_delay_seconds: How long each request to Cloud Logging takes, at least.
+    """
+    command = [sys.executable, "-m", "benchmarks.run_cloud", str(polls), str(logging_delay_seconds)]
+    with subprocess.Popen(
+        command, cwd=process.REPOSITORY, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as server:
+        try:
+            yield RunCloud(server)
+        finally:
+            server.communicate(timeout=60)
+
+
+def serve(polls: int, delay_seconds: float) -> None:
+    """Says how to reach the servers, then answers questions until stdin ends."""
+    from ml_diagnostics_testing.cloud_logging import CloudLoggingServer
+    from ml_diagnostics_testing.control_plane import ControlPlaneServer
+    from ml_diagnostics_testing.faults import Delay
+
+    os.nice(19)  # A cloud runs elsewhere, and takes nothing from whom is measured.
+    with CloudLoggingServer(PROJECT) as log, ControlPlaneServer(PROJECT, REGION) as runs:
+        runs.operation_polls = polls
+        if delay_seconds:
+            log.faults.always(Delay(delay_seconds), on="write")
+        _say({"control_plane": runs.url, "logging": log.url})
+        for line in sys.stdin:
+            match line.split():
+                case ["steps", metric]:
+                    _say(len(_steps(log.entries(), metric)))
+                case ["phases"]:
+                    _say([run.get("runPhase", "") for run in runs.runs()])
+
+
+def _steps(entries: list[dict[str, Any]], metric: str) -> set[int]:
+    return {
+        int(entry["jsonPayload"]["step_index"])
+        for entry in entries
+        if entry["resource"]["labels"].get("namespace") == metric
+    }
+
+
+def _say(answer: Any) -> None:
+    print(json.dumps(answer), flush=True)
+
+
+if __name__ == "__main__":
+    serve(int(sys.argv[1]), float(sys.argv[2]))
