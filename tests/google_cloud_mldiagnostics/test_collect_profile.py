@@ -207,6 +207,8 @@ class ProfilingOverHttp(http.server.BaseHTTPRequestHandler):
 
 @pytest.fixture
 def over_http(monkeypatch):
+    quick = ProfilerService(connect_seconds=0.2)
+    monkeypatch.setattr("google_cloud_mldiagnostics.commands.collect_profile.ProfilerService", lambda: quick)
     monkeypatch.setattr(ProfilingOverHttp, "asked", [])
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), ProfilingOverHttp)
     threading.Thread(target=server.serve_forever, daemon=True).start()

@@ -42,7 +42,7 @@ __all__ = ["DEFAULT_PORT", "address_of_this_host", "start_on_demand_xprof", "sto
 logger = logging.getLogger("google_cloud_mldiagnostics.profiling")
 
 DEFAULT_PORT: Final = 9999
-_READY_SECONDS: Final = 0.5
+_READY_SECONDS: Final = 0.2
 _LOOK_SECONDS: Final = 2.0
 
 
