@@ -184,6 +184,14 @@ def test_the_union_of_both_has_each_entry_once(tmp_path: Path, cloud_logging_ser
     transport.close()
 
 
+def test_without_a_resource_there_are_no_labels_of_it_to_send(tmp_path: Path, transport: LoggingTransport) -> None:
+    journal = Journal(LOG, root=tmp_path, labels={})
+    journal.append({"n": 1}, resource_labels={"namespace": "loss"})
+    ship(tmp_path, transport)
+    [entry] = read(CloudLoggingReader(transport, transport.project, LOG))
+    assert entry.resource == {"type": "global", "labels": {"project_id": transport.project}}
+
+
 def test_entries_for_another_project_are_left_to_who_ships_there(
     tmp_path: Path, cloud_logging_server: CloudLoggingServer
 ) -> None:

@@ -21,7 +21,7 @@ from ml_diagnostics_common import background
 from ml_diagnostics_common.guard import LOSSES
 
 from google_cloud_mldiagnostics.exceptions import RecordingError
-from google_cloud_mldiagnostics.values import MOST_VALUES, shown_type
+from google_cloud_mldiagnostics.values import MOST_VALUES, check_shape, shown_type
 
 __all__ = ["MOST_PENDING", "Fetch", "drain", "fetch_of", "later", "pending_count"]
 
@@ -168,8 +168,7 @@ def _fetch_of_jax(array: Any) -> Fetch:
         raise RecordingError(
             "inside jax.jit a value is not known yet: return it from the function, or record it with jax.debug.callback"
         )
-    if array.ndim > 1 or array.size > MOST_VALUES:
-        raise RecordingError(f"an array of the shape {array.shape} is no list of values")
+    check_shape(array.ndim, array.size)
     try:
         if not array.is_fully_addressable:
             if not array.is_fully_replicated:
@@ -204,8 +203,7 @@ def _fetch_of_torch(tensor: Any) -> Fetch | None:
         return None
     if device == "meta":
         raise RecordingError("a tensor on the device meta has no value")
-    if tensor.dim() > 1 or tensor.numel() > MOST_VALUES:
-        raise RecordingError(f"a tensor of the shape {tuple(tensor.shape)} is no list of values")
+    check_shape(tensor.dim(), tensor.numel())
     if tensor.is_complex():
         raise RecordingError(f"a {shown_type(tensor)} of {tensor.dtype} is no number")
     tensor = tensor.detach()

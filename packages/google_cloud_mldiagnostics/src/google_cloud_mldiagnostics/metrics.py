@@ -50,7 +50,7 @@ def record(
     """Records a value of a metric of the current run. Never raises, and never waits for a device or a network.
 
     Args:
-        metric_name: A predefined metric, or any name.
+        metric_name: A predefined metric, or any other name that does not begin with `mlrun_`.
         value: A number of Python, numpy, JAX or PyTorch; or a list or an array of one dimension with a number a chip.
             One that is still computed on a device is recorded when it is ready.
         step: Which step it is of; anything that `int` takes without changing it.

@@ -8,7 +8,16 @@ from typing import Any, NamedTuple, SupportsFloat, SupportsIndex, cast
 
 from google_cloud_mldiagnostics.exceptions import RecordingError
 
-__all__ = ["LARGEST_STEP", "MOST_VALUES", "Numbers", "exact_step", "host_numbers", "not_finite_text", "shown_type"]
+__all__ = [
+    "LARGEST_STEP",
+    "MOST_VALUES",
+    "Numbers",
+    "check_shape",
+    "exact_step",
+    "host_numbers",
+    "not_finite_text",
+    "shown_type",
+]
 
 MOST_VALUES = 10_000
 """Of one entry: with more, it would be larger than Cloud Logging takes."""
@@ -87,7 +96,7 @@ def shown_type(value: object) -> str:
 def _items(value: Any) -> Iterable[Any]:
     """The values in a list or an array of one dimension, one at most of each chip; else the value alone."""
     if isinstance(value, (list, tuple)):
-        _check_count(len(value))
+        check_shape(1, len(value))
         return value
     dimensions = getattr(value, "ndim", None)
     if not isinstance(dimensions, int) or not hasattr(value, "dtype"):
@@ -96,13 +105,18 @@ def _items(value: Any) -> Iterable[Any]:
         raise RecordingError(f"a {shown_type(value)} of {value.dtype} is no number")
     if dimensions == 0:
         return (value.item(),)
-    if dimensions > 1:
-        raise RecordingError(f"an array of {dimensions} dimensions is no list of values")
-    _check_count(len(value))
+    check_shape(dimensions, len(value))
     return cast("Iterable[Any]", value.tolist())
 
 
-def _check_count(count: int) -> None:
+def check_shape(dimensions: int, count: int) -> None:
+    """Refuses what is no list of values, one a chip.
+
+    Raises:
+        RecordingError: It has more than one dimension, or too many values.
+    """
+    if dimensions > 1:
+        raise RecordingError(f"an array of {dimensions} dimensions is no list of values")
     if count > MOST_VALUES:
         raise RecordingError(f"a list of more than {MOST_VALUES:,} values")
 

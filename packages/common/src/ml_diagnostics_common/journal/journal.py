@@ -190,7 +190,8 @@ class Journal:
         Args:
             payload: anything; what JSON does not have is written as text.
             severity: of Cloud Logging; None for the log's own, INFO.
-            resource_labels: labels of the monitored resource that are not, or not so, those of all entries.
+            resource_labels: labels of the monitored resource that are not, or not so, those of all entries. Where the
+                journal has no resource they are not sent.
             timestamp_ns: the entry's time in ns since 1970; None for the time of this call.
         """
         text = encode_payload(payload) + encode_own_fields(severity, resource_labels)

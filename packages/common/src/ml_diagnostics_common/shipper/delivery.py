@@ -346,6 +346,8 @@ class Delivery:
         encoded = []
         for entry, line_bytes in zip(batch.entries, batch.line_bytes, strict=True):
             entry.context = context
+            if not batch.header.resource:
+                entry.own_resource_labels = None  # The resource `global` has none but the project's.
             if line_bytes > NEVER_TOO_LARGE_BYTES and CUT_KEY not in entry.payload and cut_to_fit(entry):
                 self._counters.add("cut_to_fit")
             encoded.append(encode_cloud(entry))
