@@ -329,6 +329,36 @@ def test_a_failed_worker_process_fails_the_run_which_process_0_does_not_overwrit
     assert {process["process_index"] for process in run["attempts"][0]["processes"]} == {0, 1}
 
 
+def test_a_run_that_another_thread_has_finished_leaves_the_next_one_its_end():
+    ended = programs.run_until_ready(
+        """
+        thread = threading.Thread(target=begin("first").finish)
+        thread.start()
+        thread.join()
+        begin("second")
+        """,
+        programs.SIGTERM,
+    )
+    assert ended.code == -signal.SIGTERM
+    assert [run["runPhase"] for run in programs.kept_runs()] == ["COMPLETED", "FAILED"]
+
+
+def test_a_forked_child_may_have_a_run_of_its_own():
+    ended = programs.run("""
+        begin("parent")
+        pid = os.fork()
+        if pid == 0:
+            begin("child")
+            sys.exit(3)
+        os.waitpid(pid, 0)
+    """)
+    assert ended.code == 0, ended.errors
+    assert {run["displayName"]: run["runPhase"] for run in programs.kept_runs()} == {
+        "parent": "COMPLETED",
+        "child": "FAILED",
+    }
+
+
 # --- Ends that the user asks for ----------------------------------------------------------------------
 
 

@@ -25,7 +25,7 @@ def cloud(monkeypatch, control_plane_server, cloud_logging_server):
         monkeypatch.setenv(name, text)
     monkeypatch.setenv("ML_DIAGNOSTICS_BACKEND", "auto")
     monkeypatch.setenv("RUN_WORKLOAD_ID", "w")
-    monkeypatch.setattr("google_cloud_mldiagnostics.run._occasions_of_this_process", {})
+    monkeypatch.setattr("google_cloud_mldiagnostics.beginning._occasions_of_this_process", {})
     yield control_plane_server
     active = active_run()
     if active is not None:
@@ -149,6 +149,15 @@ def test_a_worker_that_fails_says_so_itself_and_process_0_does_not_take_it_back(
     assert programs.end(first, say="go on\n").code == 0
     assert server.run(RUN)["runPhase"] == "FAILED"
     assert kept_here()["runPhase"] == "FAILED"
+
+
+def test_a_signal_ends_a_run_there_too_and_loses_nothing(server, cloud_logging_server):
+    ended = programs.run_until_ready("begin(); metrics.record('loss', 0.5, step=7)", programs.SIGTERM)
+    assert ended.code == -programs.SIGTERM
+    assert server.run(RUN)["runPhase"] == "FAILED"
+    sent = {entry["resource"]["labels"]["namespace"]: entry["jsonPayload"] for entry in cloud_logging_server.entries()}
+    assert sent["loss"]["step_index"] == 7
+    assert (sent["mlrun_process"]["phase"], sent["mlrun_process"]["reason"]) == ("FAILED", "SIGTERM")
 
 
 # --- What may go wrong --------------------------------------------------------------------------------

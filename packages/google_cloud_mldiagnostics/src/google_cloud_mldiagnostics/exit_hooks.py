@@ -17,7 +17,7 @@ from typing import Any
 
 from ml_diagnostics_common.guard import LOSSES
 
-from google_cloud_mldiagnostics.mlrun_types import exit_failure, failure_of
+from google_cloud_mldiagnostics.failures import exit_failure, failure_of
 
 __all__ = ["ExitHooks"]
 
@@ -43,7 +43,7 @@ class ExitHooks:
         self._uncaught_before: BaseException | None = None
         self._previous_exit: Callable[..., Any] = sys.exit
         self._previous_excepthook: Callable[..., Any] = sys.excepthook
-        self._previous_sigterm: Any = None
+        self.previous_sigterm: Any = None
         # One object each, so that it is known again.
         self._own_exit = self._sys_exit
         self._own_excepthook = self._on_uncaught
@@ -68,17 +68,17 @@ class ExitHooks:
             sys.excepthook = self._previous_excepthook
         atexit.unregister(self._at_exit)
         is_main = threading.current_thread() is threading.main_thread()
-        if is_main and self._previous_sigterm is not None and signal.getsignal(signal.SIGTERM) is self._own_sigterm:
-            signal.signal(signal.SIGTERM, self._previous_sigterm)
+        if is_main and self.previous_sigterm is not None and signal.getsignal(signal.SIGTERM) is self._own_sigterm:
+            signal.signal(signal.SIGTERM, self.previous_sigterm)
 
-    def _is_ours(self) -> bool:
+    def is_looking(self) -> bool:
         """Whether this is the process that installed the hooks, and it still looks."""
         return self._is_installed and os.getpid() == self._pid
 
     # --- The last line, sys.exit, and exceptions ------------------------------------------------------
 
     def _at_exit(self) -> None:
-        if self._is_ours():
+        if self.is_looking():
             failure = self._failure_at_exit()
             self._end("FAILED" if failure else "COMPLETED", failure)
 
@@ -98,7 +98,7 @@ class ExitHooks:
         try:
             self._previous_exit(status)
         except SystemExit as error:
-            if not self._is_ours() or threading.current_thread() is not threading.main_thread():
+            if not self.is_looking() or threading.current_thread() is not threading.main_thread():
                 raise
             raise self._noted(error) from None  # Not by a name of this frame's: the exception would keep itself.
 
@@ -116,7 +116,7 @@ class ExitHooks:
     def _on_uncaught(self, kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:
         try:
             # Programs call the hook themselves too, to show an exception that they have caught.
-            if self._is_ours() and error is _last_uncaught() and not _is_interactive():
+            if self.is_looking() and error is _last_uncaught() and not _is_interactive():
                 self._failure = failure_of(error)
         finally:
             self._previous_excepthook(kind, error, traceback)
@@ -124,20 +124,20 @@ class ExitHooks:
     # --- SIGTERM --------------------------------------------------------------------------------------
 
     def _install_sigterm(self) -> None:
-        previous = signal.getsignal(signal.SIGTERM)
-        if previous is signal.SIG_DFL and _is_caught_in_c(signal.SIGTERM):
+        if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL and _is_caught_in_c(signal.SIGTERM):
             return
+        previous = _sigterm_handler()
         # None is a handler of C's, which could not be chained: JAX's that sees preemptions.
         if previous is signal.SIG_DFL or (callable(previous) and not isinstance(previous, signal.Handlers)):
-            self._previous_sigterm = previous
+            self.previous_sigterm = previous
             signal.signal(signal.SIGTERM, self._own_sigterm)
 
     def _on_sigterm(self, number: int, frame: FrameType | None) -> None:
         """No lock is taken here that this very thread may hold: see `Lifecycle.end`."""
-        previous = self._previous_sigterm
+        previous = self.previous_sigterm
         # The first process of a container is not ended by a signal that it has no handler for (kill(2)).
         ends_us = previous is signal.SIG_DFL and os.getpid() != 1
-        if self._is_ours():
+        if self.is_looking():
             try:
                 if ends_us:
                     self._end("FAILED", self._failure or "SIGTERM")
@@ -169,6 +169,14 @@ class _NotedExit(SystemExit):
             return
         if is_caught and self.hooks is not None:
             self.hooks.forget_exit(id(self))
+
+
+def _sigterm_handler() -> Any:
+    """The handler that there is; behind hooks that look no more, which another thread could not put back."""
+    handler: Any = signal.getsignal(signal.SIGTERM)
+    while isinstance(hooks := getattr(handler, "__self__", None), ExitHooks) and not hooks.is_looking():
+        handler = hooks.previous_sigterm
+    return handler
 
 
 def _last_uncaught() -> BaseException | None:

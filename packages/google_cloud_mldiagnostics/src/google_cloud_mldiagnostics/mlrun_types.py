@@ -10,9 +10,8 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
-from ml_diagnostics_common.redaction import redact_text
-
 from google_cloud_mldiagnostics.exceptions import MLRunConfigurationError
+from google_cloud_mldiagnostics.failures import failure_of
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -27,8 +26,6 @@ __all__ = [
     "RlOrchestrator",
     "RunPhase",
     "ServingEngine",
-    "exit_failure",
-    "failure_of",
 ]
 
 
@@ -86,8 +83,6 @@ class Orchestrator(str, enum.Enum):
     CUSTOM = "CUSTOM"
     NONE = "NONE"
 
-
-_LONGEST_REASON = 500
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
@@ -247,27 +242,3 @@ class MLRun:
     def __getstate__(self) -> dict[str, Any]:
         """What is copied and pickled."""
         return {name: value for name, value in self.__dict__.items() if name != "_finish"}
-
-
-def failure_of(error: BaseException) -> str:
-    """Returns how an exception that nobody catches fails a run; empty where it does not: `sys.exit(0)`."""
-    if isinstance(error, SystemExit):
-        return exit_failure(error.code)
-    try:
-        text = str(error)
-    except Exception:
-        text = ""
-    name = type(error).__name__
-    return f"{name}: {redact_text(text[:_LONGEST_REASON])}" if text.strip() else name
-
-
-def exit_failure(code: object) -> str:
-    """Returns how `sys.exit(code)` fails a run; empty where it does not."""
-    if code is None or (isinstance(code, int) and code == 0):
-        return ""
-    if isinstance(code, int):
-        return f"sys.exit({int(code)})"
-    try:
-        return f"sys.exit: {redact_text(str(code)[:_LONGEST_REASON])}"
-    except Exception:
-        return "sys.exit(1)"

@@ -21,7 +21,9 @@ from google_cloud_mldiagnostics.mlrun_types import (
 )
 from google_cloud_mldiagnostics.user_configs import as_mapping
 
-__all__ = ["RunArguments", "checked_environment", "checked_gcs_path", "checked_region"]
+__all__ = ["DEFAULT_REGION", "RunArguments", "checked_environment", "checked_gcs_path", "checked_region"]
+
+DEFAULT_REGION: Final = "us-central1"
 
 _INFO: Final = 20
 _ENVIRONMENTS: Final = ("prod", "staging", "autopush")

@@ -3,6 +3,6 @@
 from __future__ import annotations
 
 from google_cloud_mldiagnostics.active_run import ActiveRun, active_run
-from google_cloud_mldiagnostics.run import details_logger
+from google_cloud_mldiagnostics.beginning import details_logger
 
 __all__ = ["ActiveRun", "active_run", "details_logger"]

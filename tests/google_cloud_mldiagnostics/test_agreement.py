@@ -1,0 +1,81 @@
+"""All processes of a job agree, through the real coordination service of JAX, and none waits for one that is gone."""
+
+import os
+
+import pytest
+from google_cloud_mldiagnostics import agreement
+
+from . import run_programs as programs
+from .test_run import free_port
+
+CONNECTED = """
+import jax
+from google_cloud_mldiagnostics.agreement import agree, hear, jax_processes, tell
+jax.distributed.initialize("127.0.0.1:{port}", num_processes=1, process_id=0)
+"""
+
+
+def run(program: str, **arguments) -> programs.Ended:
+    return programs.run(CONNECTED.format(port=free_port()) + program, JAX_PLATFORMS="cpu", **arguments)
+
+
+def test_without_jax_distributed_each_process_goes_on_with_its_own():
+    assert agreement.agree("key", "mine") == "mine"
+    agreement.tell("key", "mine")
+    agreement.hear("key", lambda _: pytest.fail("nobody tells"))
+    assert agreement.jax_processes() is None
+
+
+def test_the_first_decides_and_nobody_waits():
+    ended = run("""
+started = time.monotonic()
+print(agree("a", "first"), agree("a", "second"), agree("b", "third"), jax_processes())
+assert time.monotonic() - started < 5
+""")
+    assert ended.output == "first first third (0, 1)\n", ended.errors
+
+
+def test_what_one_process_tells_the_others_hear():
+    ended = run("""
+heard = []
+hear("a", heard.append)
+time.sleep(0.1)
+tell("a", "1")
+while not heard:
+    time.sleep(0.01)
+tell("a", "2")
+time.sleep(0.2)
+hear("a", heard.append)
+while len(heard) < 2:
+    time.sleep(0.01)
+print(heard)
+""")
+    assert ended.output == "['1', '2']\n", ended.errors
+
+
+def test_a_coordinator_that_does_not_answer_costs_a_bounded_time_and_one_warning(monkeypatch, caplog):
+    class Silent:
+        def key_value_set(self, *_, **__):
+            os.read(reading, 1)
+
+        def blocking_key_value_get(self, *_):
+            return "too late"
+
+    reading, writing = os.pipe()
+    monkeypatch.setattr(agreement, "_coordination_client", Silent)
+    assert agreement.agree("key", "mine", timeout_seconds=0.05) == "mine"
+    assert "this one goes on with mine" in caplog.text
+    os.write(writing, b"x")
+
+
+@pytest.mark.skipif("sys.platform != 'linux'", reason="only Linux tells who has handlers in C")
+def test_the_handler_that_jax_has_for_preemptions_is_left_alone():
+    ended = run("""
+begin()
+os.kill(os.getpid(), signal.SIGTERM)
+time.sleep(0.2)
+print("goes on", flush=True)
+jax.distributed.shutdown()
+""")
+    assert (ended.code, ended.output) == (0, "goes on\n"), ended.errors
+    assert programs.kept_run()["runPhase"] == "COMPLETED"
