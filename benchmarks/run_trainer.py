@@ -144,9 +144,9 @@ def measure(*, quick: bool) -> list[Table]:
         f"{rounds} rounds of three blocks of {steps} steps in one process, in any order: without a run, again without,"
         " and within one that has Cloud Logging and the keeper of runs on loopback, a server for profiles on demand,"
         f" and system metrics every {_INTERVAL_SECONDS} s (20 times as often as by default). A step trains a small"
-        " network with JAX; four metrics are recorded, the loss as the array that the device still computes. CPU is the whole"
-        f" process's, shipping included. Differences have the 95 % interval of {paired.RESAMPLES:,} resamplings of the"
-        " rounds. The others are begun once and record floats, with their defaults."
+        " network with JAX; four metrics are recorded, the loss as the array that the device still computes. CPU is"
+        f" the whole process's, shipping included. Differences have the 95 % interval of {paired.RESAMPLES:,}"
+        " resamplings of the rounds. The others are begun once and record floats, with their defaults."
     )
     return [Table("The trainer's step time with a run", note, rows)]
 
