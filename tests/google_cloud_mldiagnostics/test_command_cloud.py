@@ -168,7 +168,7 @@ def profile(run_id: str, session: str, folder: str = "profiles") -> Path:
     file = place / "plugins" / "profile" / session / "host-0.xplane.pb"
     file.parent.mkdir(parents=True)
     file.write_bytes(b"xplane")
-    told = {"kind": "KIND_PROGRAMMATIC", "storageFolderUri": str(file.parent), "targetSessions": {"host-0": {}}}
+    told = {"kind": "KIND_SNAPSHOT", "storageFolderUri": str(file.parent), "targetSessions": {"host-0": {}}}
     LocalControlPlane(diagnostics_directory()).put_session(run_id, session, told)
     return file
 
@@ -197,6 +197,8 @@ def test_profiles_that_only_wait_here_are_moved(cloud: Cloud, capsys: Captured) 
     shown(capsys, "sync", run.name)
     assert cloud.bucket.names("test-bucket") == [f"{run.name}/plugins/profile/s1/host-0.xplane.pb"]
     assert not file.exists()
+    (known,) = json.loads(shown(capsys, "show", run.name, "--format", "json"))["profiles"]
+    assert known["folder"] == f"gs://test-bucket/{run.name}/plugins/profile/s1"
 
 
 def test_profiles_without_a_bucket_stay_and_that_is_said(cloud: Cloud, capsys: Captured) -> None:
@@ -265,6 +267,8 @@ def test_a_run_is_shown_elsewhere_as_it_is_here(cloud: Cloud, capsys: Captured, 
     another_machine()
     there = json.loads(shown(capsys, "show", run.name, "--format", "json", *PROJECT))
     assert shown(capsys, "metrics", run.name, "--format", "csv", *PROJECT) == values_here
+    losses = shown(capsys, "metrics", run.name, "loss", "--format", "csv", *PROJECT).splitlines()
+    assert losses == values_here.splitlines()[:6]
     same = ("run", "display_name", "group", "state", "configs", "metrics", "notes")
     assert {name: there[name] for name in same} == {name: here[name] for name in same}
     # What it told of itself is all that is known of a process there.
@@ -273,6 +277,22 @@ def test_a_run_is_shown_elsewhere_as_it_is_here(cloud: Cloud, capsys: Captured, 
     ]
     lines = shown(capsys, "runs", *PROJECT).splitlines()
     assert [line.split()[:2] for line in lines[1:]] == [[run.name, "COMPLETED"]]
+
+
+def test_what_was_not_sent_yet_is_shown_too_and_what_was_once(cloud: Cloud, capsys: Captured) -> None:
+    run = recorded()
+    shown(capsys, "sync", run.name)
+    metrics.record("loss", 0.5, step=5)
+    run.finish()
+    for names in ([], ["loss"]):
+        (loss,) = [
+            metric
+            for metric in json.loads(shown(capsys, "metrics", run.name, *names, "--format", "json", *PROJECT))[
+                "metrics"
+            ]
+            if metric["metric"] == "loss"
+        ]
+        assert [point["value"] for point in loss["points"]] == [5, 4, 3, 2, 1, 0.5]
 
 
 def test_a_killed_run_is_stale_elsewhere_until_somebody_tells(

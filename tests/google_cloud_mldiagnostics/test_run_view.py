@@ -141,6 +141,12 @@ def test_what_was_written_down_of_an_attempt_and_what_its_process_told_is_one() 
     assert [(one.pid, one.state, one.profiler_port) for one in second.processes] == [(200, State.ACTIVE, 9999)]
 
 
+def test_an_attempt_that_the_control_plane_does_not_know_of_yet_counts() -> None:
+    told = [process("COMPLETED", 10), process("ACTIVE", 20, pid=200, attempt=2)]
+    assert view(resource("COMPLETED", labels={"attempt": "1"}), *told, now=25).state is State.ACTIVE
+    assert view(resource("COMPLETED", labels={"attempt": "2"}), *told, now=25).state is State.COMPLETED
+
+
 def test_one_process_may_make_several_attempts() -> None:
     told = [
         process("ACTIVE", 0),
@@ -202,6 +208,13 @@ def test_a_profile_that_only_the_control_plane_knows_is_shown_and_one_that_both_
         2.5,
         at(30),
     )
+
+
+def test_a_profile_that_was_brought_to_a_bucket_is_there() -> None:
+    kept = {"name": "s1", "storageFolderUri": "gs://b/run-1/plugins/profile/s1"}
+    waiting = session("s1", "SUCCEEDED", 10, folder="/runs/run-1/staged/plugins/profile/s1")
+    (shown,) = view(resource(), waiting, now=20, sessions=[kept]).sessions
+    assert shown.folder == "gs://b/run-1/plugins/profile/s1"
 
 
 TOLD = [

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from ml_diagnostics_common.entry import LogEntry, parse_timestamp
 from ml_diagnostics_common.exceptions import CloudLoggingError
-from ml_diagnostics_common.reader import JournalReader
+from ml_diagnostics_common.reader import EntryReader, JournalReader, UnionReader
 
 from google_cloud_mldiagnostics.control_plane import Resource
 from google_cloud_mldiagnostics.entries import LOG_ID, PROCESS, SESSION
@@ -30,6 +30,7 @@ _PATIENCE_SECONDS: Final = 60.0
 _REQUEST_SECONDS: Final = 30.0
 _PAGE_SIZE: Final = 1000
 _MOST_PAGES: Final = 10
+_TELL_EVERY_SECONDS: Final = 5.0
 _RUNS_A_QUERY: Final = 50
 _OLDEST_FIRST, _NEWEST_FIRST = "timestamp asc", "timestamp desc"
 
@@ -39,6 +40,10 @@ class RunEntries(Protocol):
 
     def everything(self, run: Resource) -> Batches:
         """All entries of a run."""
+        ...
+
+    def of_metrics(self, run: Resource, names: Sequence[str]) -> Batches:
+        """Those of some of a run's metrics, and perhaps others; without names, of all."""
         ...
 
     def overview(self, run: Resource) -> Batches:
@@ -70,10 +75,18 @@ class JournalEntries:
 
     def everything(self, run: Resource) -> Batches:
         """See `RunEntries`."""
-        return run_reader(run_id_of(run), root=self._root).read_new()
+        return self.reader(run).read_new()
+
+    def reader(self, run: Resource) -> EntryReader:
+        """Reads all entries of a run."""
+        return run_reader(run_id_of(run), root=self._root)
 
     overview = everything
     of_processes = everything
+
+    def of_metrics(self, run: Resource, names: Sequence[str]) -> Batches:
+        """See `RunEntries`."""
+        return self.everything(run)
 
     def signs_of_life(self, runs: Sequence[Resource]) -> Batches:
         """See `RunEntries`."""
@@ -101,6 +114,13 @@ class CloudEntries:
     def everything(self, run: Resource) -> Batches:
         """See `RunEntries`."""
         return self._noted(run_reader(run_id_of(run), root=self._root, transport=self._transport).read_new())
+
+    def of_metrics(self, run: Resource, names: Sequence[str]) -> Batches:
+        """See `RunEntries`."""
+        if not names:
+            return self.everything(run)
+        pages = self._pages(f"{self._selection([run])} AND ({_namespaces(*names)})", started_ns_of(run))
+        return UnionReader([JournalEntries(self._root).reader(run), _Listing(pages)]).read_new()
 
     def overview(self, run: Resource) -> Batches:
         """See `RunEntries`."""
@@ -178,11 +198,34 @@ class CloudEntries:
                 return
 
     def _noted(self, batches: Batches) -> Batches:
-        """The batches, until Cloud Logging fails: then what is known counts."""
+        """The batches, until Cloud Logging fails: then what is known counts. Says how far it is, if it takes long."""
+        count, told_at = 0, time.monotonic()
         try:
-            yield from batches
+            for batch in batches:
+                count += len(batch)
+                if time.monotonic() - told_at > _TELL_EVERY_SECONDS:
+                    told_at = time.monotonic()
+                    self._notes(f"{count:,} entries read")
+                yield batch
         except CloudLoggingError as error:
             self._notes(f"Cloud Logging could not be read to the end: {error}")
+
+
+class _Listing:
+    """Batches as an `EntryReader` that is read once."""
+
+    skipped: Mapping[str, int] = {}
+
+    def __init__(self, batches: Batches) -> None:
+        self._batches = batches
+
+    def read_new(self) -> Batches:
+        """See `EntryReader`."""
+        return self._batches
+
+    def position(self) -> dict[str, Any]:
+        """See `EntryReader`; nobody goes on from it."""
+        return {}
 
 
 def run_id_of(run: Resource) -> str:

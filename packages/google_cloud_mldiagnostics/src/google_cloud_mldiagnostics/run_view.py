@@ -237,7 +237,9 @@ def view_run(
     last = attempts[-1] if attempts else None
     state, reason = phase_of(resource), _reason_of(resource)
     if last is not None and last.state is not State.UNKNOWN:
-        if state in (State.ACTIVE, State.UNKNOWN) or (state is State.COMPLETED and last.state is State.FAILED):
+        is_behind = last.number > (natural_number(_texts(resource.get("labels")).get("attempt")) or last.number)
+        goes_on = state in (State.ACTIVE, State.UNKNOWN)
+        if goes_on or is_behind or (state is State.COMPLETED and last.state is State.FAILED):
             state, reason = last.state, last.reason
         elif state is last.state:
             reason = reason or last.reason
@@ -391,7 +393,9 @@ def _sessions(history: RunHistory, resources: Iterable[Resource]) -> list[Sessio
         kept = _session_kept(resource)
         view = views.setdefault(kept.session_id, kept)
         if view is not kept:
-            view.kind, view.folder = view.kind or kept.kind, view.folder or kept.folder
+            view.kind = view.kind or kept.kind
+            if not view.folder or kept.folder.startswith("gs://"):  # It may have been brought there since.
+                view.folder = kept.folder or view.folder
             view.started_ns = _earliest([view.started_ns, kept.started_ns])
             view.duration_seconds = view.duration_seconds or kept.duration_seconds
             known = {host.host for host in view.hosts}

@@ -49,7 +49,7 @@ class MetricsCommand:
         run = source.find(options.run)
         run_id = run_id_of(run)
         series = MetricSeries()
-        for batch in source.entries.everything(run):
+        for batch in source.entries.of_metrics(run, options.names):
             series.add(batch)
         missing = [name for name in options.names if name not in series.names()]
         if missing or not series.names():

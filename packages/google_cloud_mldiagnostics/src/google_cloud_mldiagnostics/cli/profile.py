@@ -228,7 +228,8 @@ def _format(
     captured = sum(result.is_captured for result in results)
     lines = [f"profile {session_id}: {captured} of {len(results)} captured", "", *columns(cells, "<<<")]
     if captured:
-        lines += ["", *(f"  in    {folder}" for folder in folders)]
+        lines.append("")
+        lines += [f"  in    {folder}{', brought there by the job' * folder.startswith('gs://')}" for folder in folders]
         roots = dict.fromkeys(folder.partition("/plugins/profile")[0] for folder in folders)
         lines += [f"  open  xprof --logdir {shlex.quote(root)} --port 8791" for root in roots]
     return "\n".join(lines) + "\n"
