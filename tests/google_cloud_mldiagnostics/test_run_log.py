@@ -150,7 +150,7 @@ def test_nothing_leaves_the_machine_where_nothing_shall(
     with active(tmp_path, is_shipped=False, connect=pytest.fail) as run:
         record("loss", 1.0)
         assert run.log.flush(5)
-        assert set(threading.enumerate()) == threads
+        assert set(threading.enumerate()) <= threads
         assert run.log.statistics().shipper is None
     assert len(metrics_of(tmp_path)) == 1
 

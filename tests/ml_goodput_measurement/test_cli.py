@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from ml_diagnostics_common.environment import diagnostics_directory
+from ml_diagnostics_common.journal import Journal
 from ml_goodput_measurement import cli
 from ml_goodput_measurement.calculator import GoodputCalculator
 from ml_goodput_measurement.recorder import GoodputRecorder
@@ -177,6 +178,16 @@ def test_a_job_in_several_logs_is_asked_for_one(capsys: pytest.CaptureFixture[st
     assert cli.main(["report", "job"]) == 1
     assert "choose one with --logger: log_a, log_b" in capsys.readouterr().err
     assert cli.main(["report", "job", "--logger", "log_b"]) == 0
+
+
+@pytest.mark.parametrize("log", ["ml_diagnostics_metric", "tpu.googleapis.com/runtime_monitor"])
+def test_a_job_in_logs_of_our_other_libraries_is_found_in_its_own(capsys: pytest.CaptureFixture[str], log: str) -> None:
+    record("job", "log_a")
+    for job in ("job", "a-run"):
+        Journal(log, root=diagnostics_directory(), labels={"job": job}).append({"values": [1.0]})
+    assert cli.main(["report", "job"]) == 0
+    assert cli.main(["report", "another"]) == 1
+    assert "has these jobs: job." in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

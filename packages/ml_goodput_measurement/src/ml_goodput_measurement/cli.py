@@ -29,6 +29,8 @@ __all__ = ["main"]
 _EPILOG = "exit codes: 0 ok, 1 no such job or nothing recorded, 2 the command was not understood"
 _PICTURES = (".png", ".svg", ".pdf")
 _NAMES_SHOWN = 20
+_LOGS_OF_OTHERS = ("ml_diagnostics_metric", "tpu.googleapis.com/runtime_monitor")
+"""Of our other libraries: they name the same jobs, and tell nothing of goodput."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -87,7 +89,7 @@ def _report(job: str, logger: str | None, form: str, picture: Path | None, exclu
     from ml_goodput_measurement.calculator import GoodputCalculator
     from ml_goodput_measurement.exceptions import NoGoodputError
 
-    logs = jobs_by_log(diagnostics_directory())
+    logs = {log: jobs for log, jobs in jobs_by_log(diagnostics_directory()).items() if log not in _LOGS_OF_OTHERS}
     try:
         calculator = GoodputCalculator(job, logger or _log_of(job, logs))
         report = calculator.report(include_timeline=picture is not None, exclusions=exclusions)
