@@ -5,12 +5,11 @@ from __future__ import annotations
 import argparse
 from typing import Final, Protocol
 
-__all__ = ["EXIT_CODES", "NOT_DONE", "OK", "Command", "add_place_options", "format_option", "run_argument", "seconds"]
+__all__ = ["EXIT_CODES", "NOT_DONE", "OK", "Command", "add_place_options", "format_option", "run_argument"]
 
 OK: Final = 0
 NOT_DONE: Final = 1
 EXIT_CODES: Final = "exit codes: 0 ok, 1 it could not be done, or there is no such thing, 2 it was not understood"
-_UNITS: Final = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
 
 class Command(Protocol):
@@ -54,15 +53,3 @@ def add_place_options(parser: argparse.ArgumentParser) -> None:
 def format_option(parser: argparse.ArgumentParser, *choices: str) -> None:
     """Adds how the answer is written, a table by default."""
     parser.add_argument("--format", choices=("table", *choices), default="table", help="default: %(default)s")
-
-
-def seconds(text: str) -> float:
-    """Reads a time: seconds, or such as 30m, 2h, 7d."""
-    number, unit = (text[:-1], text[-1]) if text[-1:] in _UNITS else (text, "s")
-    try:
-        value = float(number) * _UNITS[unit]
-    except ValueError:
-        value = -1.0
-    if not 0 < value < 1e9:
-        raise argparse.ArgumentTypeError(f"{text!r} is no time: give seconds, or such as 30m, 2h, 7d")
-    return value

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any, Final, TypeVar
@@ -131,8 +132,8 @@ def _attempts(view: RunView) -> list[str]:
 
 
 def _processes(view: RunView, now_ns: int) -> list[str]:
-    """Those of the last attempt; first who is not as the others."""
-    processes = sorted(view.processes, key=lambda process: process.state is view.state)
+    """Those of the last attempt: first who failed, and of them who failed first."""
+    processes = sorted(view.processes, key=_by_need)
     if len(processes) < 2 and all(process.profiler_port is None for process in processes):
         return []
     cells = [("process", "host", "pid", "state", "last sign", "profiler", "why")]
@@ -151,8 +152,17 @@ def _processes(view: RunView, now_ns: int) -> list[str]:
     more = len(processes) - _SHOWN
     gap = [f"  ... {format_count(more, 'more process', 'more processes')}; --format json has all"] if more > 0 else []
     of = f" of attempt {view.attempts[-1].number}" if len(view.attempts) > 1 else ""
-    title = f"{format_count(len(processes), 'process', 'processes')}{of}"
+    counts = Counter(process.state for process in processes)
+    states = ", ".join(f"{count} {state.value}" for state, count in counts.items())
+    title = f"{format_count(len(processes), 'process', 'processes')}{of}: {states}"
     return [title, "", *columns(cells, "><><><<"), *gap]
+
+
+def _by_need(process: ProcessView) -> tuple[int, int, int]:
+    """Who needs to be looked at comes first."""
+    order = (State.FAILED, State.STALE, State.UNKNOWN, State.ACTIVE, State.COMPLETED)
+    when_ns = process.last_sign_ns if process.state is State.FAILED else 0
+    return order.index(process.state), when_ns, process.process_index or 0
 
 
 def _profiler(process: ProcessView) -> str:
