@@ -43,37 +43,34 @@ def train():
 """
 
 
-def run_job(program, count=2):
+def run_job(source, count=2):
+    """Runs a program in so many processes, and returns the last line of each, which is JSON."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    environ = {**os.environ, "JAX_PLATFORMS": "cpu"}
-    source = textwrap.dedent(JOB) + textwrap.dedent(program)
     jobs = [
         subprocess.Popen(
             [sys.executable, "-W", "ignore", "-c", source, str(index), str(port)],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
-            env=environ,
+            env={**os.environ, "JAX_PLATFORMS": "cpu"},
         )
         for index in range(count)
     ]
-    answers = []
-    for job in jobs:
-        try:
-            output, errors = job.communicate(timeout=100)
-        except subprocess.TimeoutExpired:
-            for other in jobs:
-                other.kill()
-            raise
-        assert job.returncode == 0, errors
-        answers.append(json.loads(output.splitlines()[-1]))
-    return answers
+    try:
+        answers = [job.communicate(timeout=100) for job in jobs]
+    finally:
+        for job in jobs:
+            job.kill()
+    assert [job.returncode for job in jobs] == [0] * count, answers
+    return [json.loads(output.splitlines()[-1]) for output, _ in answers]
 
 
 def test_two_processes_share_a_session_and_a_listed_one_profiles_alone(tmp_path):
-    answers = run_job("""
+    answers = run_job(
+        JOB
+        + textwrap.dedent("""
         if index == 0:  # A profile of which the other process knows nothing.
             with xprof(session_id="alone"):
                 train()
@@ -89,6 +86,7 @@ def test_two_processes_share_a_session_and_a_listed_one_profiles_alone(tmp_path)
         print(json.dumps(Registration.sessions))
         together("over")
     """)
+    )
     profiles = os.path.join(os.environ["ML_DIAGNOSTICS_DIR"], "runs/run-1/profiles/plugins/profile")  # noqa: PTH118
     files = [file.split("/") for file in xplanes(profiles)]
     shared = [session for session, _ in files if [name for name, _ in files].count(session) == 2]
@@ -105,3 +103,44 @@ def test_two_processes_share_a_session_and_a_listed_one_profiles_alone(tmp_path)
     assert {told["sessionPhase"] for told in last_of_0[1]["targetSessions"].values()} == {"SUCCEEDED"}
     assert last_of_1[0] not in (shared[0], "alone")
     assert len([told for told in sessions_told("run-1") if told == (shared[0], "SUCCEEDED")]) == 2
+
+
+CLOUD_JOB = """
+import json, sys, time
+import jax
+from google_cloud_mldiagnostics import machinelearning_run, xprof
+
+index, port = int(sys.argv[1]), sys.argv[2]
+jax.distributed.initialize(f"127.0.0.1:{port}", 2, index)
+run = machinelearning_run("job", project="test-project", gcs_path="gs://bucket/folder", log_system_metrics=False)
+together = jax._src.distributed.global_state.client.wait_at_barrier
+
+together("begin", 60_000)
+with xprof():
+    jax.numpy.ones(8).sum().block_until_ready()
+together("end", 60_000)
+time.sleep(2 if index == 0 else 0)  # The last that is said of a session, is said when all have uploaded theirs.
+print(json.dumps(run.name))
+"""
+
+
+def test_in_a_cloud_two_processes_make_one_session_of_one_run(
+    control_plane_server, cloud_logging_server, cloud_storage_server, monkeypatch
+):
+    pytest.importorskip("google.cloud.storage")
+    for server in (control_plane_server, cloud_logging_server, cloud_storage_server):
+        for name, value in server.environment().items():
+            monkeypatch.setenv(name, value)
+    monkeypatch.setenv("ML_DIAGNOSTICS_BACKEND", "cloud")
+    monkeypatch.setenv("ML_DIAGNOSTICS_RAISE", "0")
+    cloud_storage_server.create_bucket("bucket")
+    (run_id,) = set(run_job(CLOUD_JOB))
+    files = [name.split("/") for name in cloud_storage_server.names("bucket")]
+    assert len(files) == 2
+    assert {file[1] for file in files} == {run_id}
+    (session_id,) = {file[4] for file in files}
+    (session,) = control_plane_server.sessions(run_id)
+    assert session["name"].endswith(f"/profilerSessions/{session_id}")
+    assert session["storageFolderUri"] == f"gs://bucket/folder/{run_id}/plugins/profile/{session_id}"
+    phases = {host: told["sessionPhase"] for host, told in session["targetSessions"].items()}
+    assert phases == {file[5].removesuffix(".xplane.pb"): "SUCCEEDED" for file in files}

@@ -6,6 +6,7 @@ import inspect
 import logging
 import os
 import threading
+import warnings as warnings_module
 
 import pytest
 from google_cloud_mldiagnostics.active_run import set_active_run
@@ -150,6 +151,12 @@ def test_a_decorator_without_parentheses_is_an_error_that_says_so(run):
         @xprof
         def train():
             pass
+
+
+@pytest.mark.parametrize("indexes", [0, ["first"], [None], "ab"])
+def test_what_are_no_indexes_of_processes_is_an_error(indexes):
+    with pytest.raises(ProfilingError, match=r"such as \[0, 2\]"):
+        xprof(process_index_list=indexes)
 
 
 def test_the_run_may_be_named_as_the_first_argument(run):
@@ -377,6 +384,49 @@ def test_ctrl_c_inside_stop_leaves_profiling_usable(run, monkeypatch):
     with xprof(session_id="after"):
         work()
     assert taken(run) == ["after/host-a.xplane.pb"]
+
+
+def test_ctrl_c_inside_start_leaves_profiling_usable(run, monkeypatch):
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(xprof_module, "_register_exit", interrupted)  # JAX traces already.
+        with pytest.raises(KeyboardInterrupt):
+            xprof().start()
+    with xprof(session_id="after"):
+        work()
+    assert taken(run) == ["after/host-a.xplane.pb"]
+
+
+def test_a_control_plane_that_cannot_even_be_told_costs_the_telling(run, in_production):
+    run.registration.put_session = None
+    with xprof(session_id="untold"):
+        work()
+    assert finish_profiles(5)
+    assert taken(run) == ["untold/host-a.xplane.pb"]
+    assert sessions_told(run.run.name)[-1] == ("untold", "SUCCEEDED")
+
+
+def test_a_forked_child_neither_profiles_nor_ends_its_parents_profile(run):
+    profile = xprof(session_id="parents")
+    profile.start()
+    with warnings_module.catch_warnings():
+        warnings_module.simplefilter("ignore")  # JAX warns of any fork; this child uses no JAX.
+        child = os.fork()
+    if child == 0:
+        try:
+            profile.stop()
+            with xprof(session_id="childs"):
+                pass
+            finish_profiles(0)
+        finally:
+            os._exit(0)
+    os.waitpid(child, 0)
+    work()
+    profile.stop()
+    assert taken(run) == ["parents/host-a.xplane.pb"]
+    assert sessions_told(run.run.name) == [("parents", "ACTIVE"), ("parents", "SUCCEEDED")]
 
 
 def test_the_end_of_the_run_ends_its_profile(run):

@@ -191,21 +191,23 @@ class CaptureWatch:
     _known: set[str] = field(default_factory=set)
 
     def __post_init__(self) -> None:
-        self._known.update(session.name for session in self._sessions())
+        self._known.update(session.name for session in self._unknown_sessions())
 
     def __call__(self) -> float | None:
         """A job for the thread of deliveries: see `deliveries.Job`."""
         was_stopped = self.is_stopped()
-        for session in self._sessions():
-            if session.name not in self._known:
-                self._look_at(session)
+        for session in self._unknown_sessions():
+            self._look_at(session)
         return None if was_stopped else _LOOK_SECONDS
 
-    def _sessions(self) -> list[Path]:
+    def _unknown_sessions(self) -> list[Path]:
+        folder = self.place.captures
         try:
-            return sorted(entry for entry in self.place.captures.iterdir() if entry.is_dir())
-        except OSError:
+            with os.scandir(folder) as entries_there:
+                unknown = [entry.name for entry in entries_there if entry.name not in self._known and entry.is_dir()]
+        except OSError:  # There was no profile yet.
             return []
+        return [folder / name for name in sorted(unknown)]
 
     def _look_at(self, folder: Path) -> None:
         file = folder / f"{self.name}.xplane.pb"

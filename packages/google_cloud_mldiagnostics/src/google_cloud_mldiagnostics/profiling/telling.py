@@ -10,6 +10,7 @@ from typing import Any, Final
 
 from ml_diagnostics_common.backoff import Backoff
 from ml_diagnostics_common.exceptions import DiagnosticsError
+from ml_diagnostics_common.guard import guarded_as
 from ml_diagnostics_common.storage import storage_for
 
 from google_cloud_mldiagnostics import entries
@@ -89,6 +90,7 @@ class Session:
         )
         self.active.log.write(entries.SESSION, payload)
 
+    @guarded_as("tell the control plane of a profile")
     def tell_control_plane(self, hosts: Sequence[str], phase: str) -> None:
         """Hands the session, as all hosts make it, to the thread that tells the control plane."""
         registration = getattr(self.active, "registration", None)

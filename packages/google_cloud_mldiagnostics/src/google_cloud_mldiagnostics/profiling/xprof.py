@@ -56,6 +56,9 @@ class Xprof:
         run: The run to which the profiles belong; None is the current one, looked up when a profile starts.
         process_index_list: The processes that are profiled; None is all. The others do nothing.
         session_id: The name of the session. None is one that all processes agree upon which start within two minutes.
+
+    Raises:
+        ProfilingError: An argument cannot be used.
     """
 
     def __init__(
@@ -67,7 +70,7 @@ class Xprof:
         if callable(run):
             raise ProfilingError("xprof was given a function: write @xprof(), with parentheses")
         self._run = run
-        self._indexes = None if process_index_list is None else sorted({int(index) for index in process_index_list})
+        self._indexes = None if process_index_list is None else _checked_indexes(process_index_list)
         self._session_id = session_id
         self._capture: _Capture | None = None
         self._is_skipped = False
@@ -223,6 +226,13 @@ def finish_profiles(timeout_seconds: float = EXIT_SECONDS) -> bool:
     return is_delivered
 
 
+def _checked_indexes(indexes: Iterable[int]) -> list[int]:
+    try:
+        return sorted({int(index) for index in indexes})
+    except (TypeError, ValueError, OverflowError):
+        raise ProfilingError(f"process_index_list is {indexes!r}: give indexes of processes, such as [0, 2]") from None
+
+
 def _session_ids(active: ActiveRun) -> SessionIds:
     return _session_ids_of_this_process.setdefault(active.run.name, SessionIds(active.run.name))
 
@@ -240,6 +250,7 @@ def _begin(
     engine: Engine | None = None
     session: Session | None = None
     scratch: Path | None = None
+    is_tracing = False
     try:
         name = xplane_name(active, index, count)
         session = Session(
@@ -256,6 +267,7 @@ def _begin(
         scratch = scratch_folder(active)
         engine = engine_for(active.run.framework)
         engine.start(scratch)
+        is_tracing = True
         capture = _Capture(session, place, engine, scratch, os.getpid(), time.monotonic())
         _register_exit()
         _capture_of_this_process = capture
@@ -272,6 +284,8 @@ def _begin(
         return None
     finally:
         if _capture_of_this_process is None or _capture_of_this_process.session is not session:
+            if engine is not None and is_tracing:  # Interrupted.
+                engine.abandon()
             _give_turn_back()
             if scratch is not None:
                 shutil.rmtree(scratch, ignore_errors=True)
