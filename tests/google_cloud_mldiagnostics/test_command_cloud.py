@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 import pytest
 from google_cloud_mldiagnostics import entries, machinelearning_run, metrics, run_entries
 from google_cloud_mldiagnostics.active_run import active_run
-from google_cloud_mldiagnostics.attempts import WITHOUT_A_WORD
 from google_cloud_mldiagnostics.cli import main
 from google_cloud_mldiagnostics.control_plane.local import LocalControlPlane
 from google_cloud_mldiagnostics.mlrun_types import MLRun
@@ -148,17 +147,19 @@ def test_a_run_that_was_killed_is_failed_there(cloud: Cloud, capsys: Captured) -
     run_id = done.stdout.split()[0]
     shown(capsys, "sync", run_id)
     assert cloud.runs.run(run_id)["runPhase"] == "FAILED"
-    assert WITHOUT_A_WORD in str(cloud.runs.run(run_id)["errorDetails"])
 
 
-def test_what_is_known_there_of_a_later_attempt_is_not_undone(cloud: Cloud, capsys: Captured) -> None:
+@pytest.mark.parametrize(("phase", "attempt"), [("FAILED", "1"), ("FAILED", "2"), ("ACTIVE", "2")])
+def test_a_failure_and_a_later_attempt_that_are_known_there_are_not_undone(
+    phase: str, attempt: str, cloud: Cloud, capsys: Captured
+) -> None:
     run = recorded()
     run.finish()
-    labels = {"attempt": "2", "mine": "yes"}
-    cloud.runs.put_run(run.name, {"displayName": "trained", "runPhase": "FAILED", "labels": labels})
+    labels = {"attempt": attempt, "mine": "yes"}
+    cloud.runs.put_run(run.name, {"displayName": "trained", "runPhase": phase, "labels": labels})
     shown(capsys, "sync", run.name)
     kept = cloud.runs.run(run.name)
-    assert (kept["runPhase"], kept["labels"]) == ("FAILED", labels)
+    assert (kept["runPhase"], kept["labels"]["attempt"], kept["labels"]["mine"]) == (phase, attempt, "yes")
     assert kept["configs"]["userConfigs"] == {"layers": "2"}
 
 

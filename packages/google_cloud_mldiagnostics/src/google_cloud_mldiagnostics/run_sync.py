@@ -27,6 +27,7 @@ from ml_diagnostics_common.storage import storage_for
 from google_cloud_mldiagnostics.control_plane import ControlPlane, Resource
 from google_cloud_mldiagnostics.entries import LOG_ID
 from google_cloud_mldiagnostics.exceptions import RunNotFoundError
+from google_cloud_mldiagnostics.mirroring import as_cloud_run, attempt_of, mirrored
 
 __all__ = ["EntriesSent", "ProfilesSent", "profile_files", "send_entries", "send_profiles", "send_run", "send_sessions"]
 
@@ -36,7 +37,7 @@ _TELL_EVERY: Final = 10_000
 _REQUEST_SECONDS: Final = 30.0
 _PATIENCE_SECONDS: Final = 60.0
 _REFUSED: Final = frozenset({"INVALID_ARGUMENT", "FAILED_PRECONDITION", "OUT_OF_RANGE"})
-_KEPT_BY_EACH: Final = ("attempts", "createTime", "endTime", "etag", "metrics", "name", "state", "updateTime")
+_KEPT_BY_EACH: Final = ("createTime", "etag", "name", "updateTime")
 _CACHES: Final = (".SSTABLE", ".op_stats.pb", ".op_stats_v2.pb")
 """What XProf leaves beside the profiles that it has shown."""
 
@@ -90,33 +91,18 @@ def send_run(run: Resource, cloud: ControlPlane) -> bool:
     try:
         cloud.get_run(run_id)
     except RunNotFoundError:
-        cloud.create_run(run_id, run)
+        cloud.create_run(run_id, as_cloud_run(run))
         return True
-    cloud.update_run(run_id, lambda kept: _brought_up_to_date(kept, run))
+    cloud.update_run(run_id, lambda kept: mirrored(_not_behind(run, kept))(kept))
     return False
 
 
-def _brought_up_to_date(kept: Resource, run: Resource) -> Resource:
-    """What is kept, with what this machine knows; but no FAILED of this attempt, and no later attempt, is undone."""
-    known = {name: value for name, value in run.items() if name not in _KEPT_BY_EACH and value}
-    kept_attempt, attempt = _attempt(kept), _attempt(run)
-    if kept_attempt > attempt or (kept_attempt == attempt and kept.get("runPhase") == "FAILED"):
-        for name in ("runPhase", "errorDetails", "labels"):
-            known.pop(name, None)
-    for name in ("labels", "artifacts"):
-        if name in known:
-            known[name] = {**(kept.get(name) or {}), **known[name]}
-    if "configs" in known:
-        before = kept.get("configs") or {}
-        known["configs"] = before | {
-            section: {**(before.get(section) or {}), **configs} for section, configs in known["configs"].items()
-        }
-    return {**kept, **known}
-
-
-def _attempt(run: Resource) -> int:
-    text = str((run.get("labels") or {}).get("attempt", ""))
-    return int(text) if text.isdecimal() else 1
+def _not_behind(run: Resource, kept: Resource) -> Resource:
+    """The run, without what an attempt after those of this machine has changed."""
+    if attempt_of(kept) <= attempt_of(run):
+        return run
+    labels = {**(run.get("labels") or {}), "attempt": str(attempt_of(kept))}
+    return {**run, "labels": labels, "runPhase": kept.get("runPhase")}
 
 
 # --- Entries ------------------------------------------------------------------------------------------

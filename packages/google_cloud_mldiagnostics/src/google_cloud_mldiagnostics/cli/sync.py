@@ -62,9 +62,7 @@ def _as_it_is(local: LocalSource, name: str) -> dict[str, Any]:
         history.add(batch)
     view = local.view(run, history)
     if view.state.has_ended:
-        run = {**run, "runPhase": view.state.value}
-        if view.reason:
-            run["errorDetails"] = view.reason
+        return {**run, "runPhase": view.state.value}
     return run
 
 
