@@ -39,6 +39,7 @@ class Addresses:
             "CLOUDSDK_API_ENDPOINT_OVERRIDES_HYPERCOMPUTECLUSTER": self.control_plane,
             "CLOUDSDK_API_ENDPOINT_OVERRIDES_LOGGING": self.logging,
             "CLOUDSDK_AUTH_DISABLE_CREDENTIALS": "1",
+            "GOOGLE_CLOUD_PROJECT": PROJECT,
             "GCE_METADATA_HOST": NOWHERE,
         }
 
