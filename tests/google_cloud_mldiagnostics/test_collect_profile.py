@@ -68,6 +68,18 @@ def test_two_hosts_are_profiled_over_the_same_stretch_of_time(ports, tmp_path):
     assert apart_ns < 200e6 / 4
 
 
+def test_all_are_asked_to_begin_at_one_moment_ahead_and_one_alone_at_once(ports, tmp_path, monkeypatch):
+    asked = []
+    real = profiler_service.profile_request
+    monkeypatch.setattr(profiler_service, "profile_request", lambda *given: asked.append(given[-1]) or real(*given))
+    before_ns = time.time_ns()
+    SERVICE.capture([f"localhost:{port}" for port in ports], str(tmp_path), "both", 50)
+    assert len(set(asked)) == 1
+    assert asked[0] > before_ns
+    SERVICE.capture([f"localhost:{ports[0]}"], str(tmp_path), "alone", 50)
+    assert asked[2:] == [0]
+
+
 def test_a_host_that_cannot_be_reached_keeps_nobody_from_theirs(ports, closed_port, tmp_path):
     results = SERVICE.capture([f"localhost:{closed_port}", f"localhost:{ports[0]}"], str(tmp_path), "one", 100)
     assert [result.is_captured for result in results] == [False, True]

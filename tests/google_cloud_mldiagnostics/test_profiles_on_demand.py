@@ -10,7 +10,8 @@ import textwrap
 import pytest
 from google_cloud_mldiagnostics.exceptions import ProfilingError
 from google_cloud_mldiagnostics.profiling import on_demand
-from google_cloud_mldiagnostics.profiling.on_demand import start_on_demand_xprof, stop_on_demand_xprof
+from google_cloud_mldiagnostics.profiling.on_demand import CaptureWatch, start_on_demand_xprof, stop_on_demand_xprof
+from google_cloud_mldiagnostics.profiling.places import place_of
 from google_cloud_mldiagnostics.profiling.profiler_service import ProfilerService
 from google_cloud_mldiagnostics.profiling.verification import summary_of
 from google_cloud_mldiagnostics.profiling.xprof import Xprof
@@ -96,6 +97,25 @@ def test_profiles_of_earlier_attempts_are_not_told_again():
         capture(served("run-1"), "asked")
         eventually(lambda: sessions_told("run-1"))
         assert sessions_told("run-1") == [("asked", "SUCCEEDED")]
+
+
+def test_a_profile_is_not_told_before_all_of_it_is_there():
+    with profiled_run("run-1") as active:
+        watch = CaptureWatch(active, place_of(active), "host-a", 0, lambda: False)
+        session = active.folder / "profiles/plugins/profile/growing"
+        session.mkdir(parents=True)
+        with Xprof(session_id="a-real-one"):
+            jax.numpy.ones(8).sum().block_until_ready()
+        whole = (session.parent / "a-real-one" / "host-a.xplane.pb").read_bytes()
+        for part in (None, whole[:0], whole[: len(whole) // 2]):
+            if part is not None:
+                (session / "host-a.xplane.pb").write_bytes(part)
+            assert watch() is not None
+            assert ("growing", "SUCCEEDED") not in sessions_told("run-1")
+        (session / "host-a.xplane.pb").write_bytes(whole)
+        for _ in range(3):
+            watch()
+        assert sessions_told("run-1").count(("growing", "SUCCEEDED")) == 1
 
 
 def test_a_port_that_is_taken_is_said_once_and_another_one_registered(caplog):
