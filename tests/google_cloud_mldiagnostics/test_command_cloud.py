@@ -280,6 +280,20 @@ def test_a_run_is_shown_elsewhere_as_it_is_here(cloud: Cloud, capsys: Captured, 
     assert [line.split()[:2] for line in lines[1:]] == [[run.name, "COMPLETED"]]
 
 
+def test_a_run_that_was_brought_there_days_later_is_shown(cloud: Cloud, capsys: Captured, another_machine: Any) -> None:
+    run = recorded(steps=0)
+    week_ago = time.time() - 7 * 86_400
+    for step in range(5):
+        metrics.record("loss", 5.0 - step, step=step, timestamp=week_ago + step)
+    run.finish()
+    shown(capsys, "sync", run.name)
+    another_machine()
+    for command in (["show", run.name], ["metrics", run.name], ["metrics", run.name, "loss"]):
+        told = json.loads(shown(capsys, *command, "--format", "json", *PROJECT))
+        (loss,) = [metric for metric in told["metrics"] if metric["metric"] == "loss"]
+        assert (loss["count"], loss["last"]) == (5, 1)
+
+
 def test_what_was_not_sent_yet_is_shown_too_and_what_was_once(cloud: Cloud, capsys: Captured) -> None:
     run = recorded()
     shown(capsys, "sync", run.name)

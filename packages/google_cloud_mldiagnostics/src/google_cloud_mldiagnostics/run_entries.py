@@ -20,12 +20,14 @@ from google_cloud_mldiagnostics.run_reader import run_reader
 if TYPE_CHECKING:
     from ml_diagnostics_common.cloud_logging import LoggingTransport
 
-__all__ = ["Batches", "CloudEntries", "JournalEntries", "RunEntries", "run_id_of", "started_ns_of"]
+__all__ = ["Batches", "CloudEntries", "JournalEntries", "RunEntries", "run_id_of"]
 
 Batches = Iterator[list[LogEntry]]
 
 _SECOND_NS: Final = 1_000_000_000
 _CLOCKS_DIFFER_NS: Final = 600 * _SECOND_NS
+_BROUGHT_LATER_NS: Final = 35 * 86_400 * _SECOND_NS
+"""A run that `mldiagnostics sync` brought was created there after it had ended: by as much as its entries are kept."""
 _PATIENCE_SECONDS: Final = 60.0
 _REQUEST_SECONDS: Final = 30.0
 _PAGE_SIZE: Final = 1000
@@ -119,14 +121,14 @@ class CloudEntries:
         """See `RunEntries`."""
         if not names:
             return self.everything(run)
-        pages = self._pages(f"{self._selection([run])} AND ({_namespaces(*names)})", started_ns_of(run))
+        pages = self._pages(f"{self._selection([run])} AND ({_namespaces(*names)})", _since_ns(run))
         return UnionReader([JournalEntries(self._root).reader(run), _Listing(pages)]).read_new()
 
     def overview(self, run: Resource) -> Batches:
         """See `RunEntries`."""
         yield from self.of_processes(run)
         others = f"NOT ({_namespaces(PROCESS, SESSION)})"
-        newest = self._pages(f"{self._selection([run])} AND {others}", started_ns_of(run), _NEWEST_FIRST)
+        newest = self._pages(f"{self._selection([run])} AND {others}", _since_ns(run), _NEWEST_FIRST)
         yield from itertools.islice(newest, _MOST_PAGES)
         if next(newest, None):
             values = _MOST_PAGES * _PAGE_SIZE
@@ -136,14 +138,14 @@ class CloudEntries:
         """See `RunEntries`: all that is said, and the newest of what is said over and over."""
         said = "jsonPayload.phase!=ACTIVE OR jsonPayload.address:* OR jsonPayload.reason:*"
         told = f"{_namespaces(SESSION)} OR ({_namespaces(PROCESS)} AND ({said}))"
-        yield from self._pages(f"{self._selection([run])} AND ({told})", started_ns_of(run))
+        yield from self._pages(f"{self._selection([run])} AND ({told})", _since_ns(run))
         yield from self.signs_of_life([run])
 
     def signs_of_life(self, runs: Sequence[Resource]) -> Batches:
         """See `RunEntries`: a job of many hosts sends so many that only the newest are read."""
         for first in range(0, len(runs), _RUNS_A_QUERY):
             some = runs[first : first + _RUNS_A_QUERY]
-            since_ns = min(started_ns_of(run) for run in some)
+            since_ns = min(_since_ns(run) for run in some)
             selection = f"{self._selection(some)} AND {_namespaces(PROCESS)}"
             yield from itertools.islice(self._pages(selection, since_ns, _NEWEST_FIRST), _MOST_PAGES)
 
@@ -233,10 +235,10 @@ def run_id_of(run: Resource) -> str:
     return str(run.get("name", "")).rpartition("/")[2]
 
 
-def started_ns_of(run: Resource) -> int:
-    """When a run was created, in ns since 1970; 0 where that is not known."""
+def _since_ns(run: Resource) -> int:
+    """When the first entries of a run may have been recorded, in ns since 1970."""
     try:
-        return max(0, parse_timestamp(str(run.get("createTime", ""))))
+        return max(0, parse_timestamp(str(run.get("createTime", ""))) - _BROUGHT_LATER_NS)
     except ValueError:
         return 0
 
