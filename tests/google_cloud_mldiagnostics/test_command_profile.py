@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import socket
 import subprocess
 import sys
 import time
@@ -24,32 +25,49 @@ Captured = pytest.CaptureFixture[str]
 
 JOB = """
 import sys, pathlib
-from google_cloud_mldiagnostics import machinelearning_run, metrics
+flag, port, index = sys.argv[1:]
 import jax, jax.numpy as jnp
+jax.distributed.initialize(f"127.0.0.1:{port}", num_processes=2, process_id=int(index))
+from google_cloud_mldiagnostics import machinelearning_run
 run = machinelearning_run(name="profiled", on_demand_xprof=True)
 step = jax.jit(lambda x: jnp.tanh(x @ x))
 x = jnp.eye(64)
 print(run.name, flush=True)
-while not pathlib.Path(sys.argv[1]).exists():
+while not pathlib.Path(flag).exists():
     x = step(x).block_until_ready()
 """
 
 
 @contextlib.contextmanager
 def running_job(tmp_path: Path) -> Iterator[str]:
-    """A real JAX job that can be profiled; its run's id."""
+    """A real JAX job of two processes, as of two hosts; its run's id."""
     flag = tmp_path / "end"
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
     environ = {**os.environ, "JAX_PLATFORMS": "cpu"}
-    with subprocess.Popen(
-        [sys.executable, "-c", JOB, str(flag)], stdout=subprocess.PIPE, text=True, env=environ
-    ) as job:
+    with contextlib.ExitStack() as processes:
+        started = [
+            processes.enter_context(
+                subprocess.Popen(
+                    [sys.executable, "-c", JOB, str(flag), str(port), str(index)],
+                    stdout=subprocess.PIPE,
+                    text=True,
+                    env=environ,
+                )
+            )
+            for index in range(2)
+        ]
         try:
-            assert job.stdout is not None
-            yield job.stdout.readline().strip()
+            names = {process.stdout.readline().strip() for process in started if process.stdout is not None}
+            assert len(names) == 1
+            yield names.pop()
             flag.touch()
-            job.wait(60)
+            for process in started:
+                process.wait(60)
         finally:
-            job.kill()
+            for process in started:
+                process.kill()
 
 
 def told(capsys: Captured, *arguments: str) -> tuple[int, str, str]:
@@ -63,35 +81,36 @@ def wait_until_it_can_be_profiled(run_id: str, capsys: Captured) -> None:
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
         shown = json.loads(told(capsys, "show", run_id, "--format", "json")[1])
-        if any(one["profiler_port"] for attempt in shown["attempts"] for one in attempt["processes"]):
+        if sum(bool(one["profiler_port"]) for attempt in shown["attempts"] for one in attempt["processes"]) == 2:
             return
         time.sleep(0.2)
-    raise AssertionError(f"{run_id} tells of no profiler")
+    raise AssertionError(f"{run_id} tells of no two profilers")
 
 
-def test_a_running_job_is_profiled_and_its_run_knows_the_profile(tmp_path: Path, capsys: Captured) -> None:
+def test_a_running_job_is_profiled_on_all_hosts_at_once_and_its_run_knows_the_profile(
+    tmp_path: Path, capsys: Captured
+) -> None:
     with running_job(tmp_path) as run_id:
         wait_until_it_can_be_profiled(run_id, capsys)
         code, out, err = told(capsys, "profile", run_id, "--duration", "300", "--format", "json")
-        assert (code, "profiling 1 process" in err) == (0, True)
+        assert (code, "profiling 2 processes" in err) == (0, True)
         answer = json.loads(out)
         (folder,) = answer["folders"]
-        (file,) = Path(folder).glob("*.xplane.pb")
-        assert read_xplane(file).is_whole
-        # By the name of its host, and for people; an unknown one is refused.
-        code, out, _ = told(
-            capsys, "profile", run_id, "--duration", "100", "--hosts", identity().host, "--session", "s2"
-        )
+        files = list(Path(folder).glob("*.xplane.pb"))
+        assert len(files) == 2
+        assert all(read_xplane(file).is_whole for file in files)
+        # One of them, by its address, and for people; an unknown one is refused.
+        address = answer["hosts"][1]["address"]
+        code, out, _ = told(capsys, "profile", run_id, "--duration", "100", "--hosts", address, "--session", "s2")
         assert code == 0
         assert out.startswith("profile s2: 1 of 1 captured\n")
         assert f"xprof --logdir {folder.partition('/plugins/')[0]} --port 8791" in out
         assert told(capsys, "profile", run_id, "--hosts", "nobody")[0] == 1
     shown = json.loads(told(capsys, "show", run_id, "--format", "json")[1])
-    assert [(one["session"], one["kind"], one["state"]) for one in shown["profiles"]] == [
-        (answer["session"], "on_demand", "SUCCEEDED"),
-        ("s2", "on_demand", "SUCCEEDED"),
+    assert sorted((one["session"], one["kind"], one["state"], len(one["hosts"])) for one in shown["profiles"]) == [
+        (answer["session"], "on_demand", "SUCCEEDED", 2),
+        ("s2", "on_demand", "SUCCEEDED", 1),
     ]
-    assert [len(one["hosts"]) for one in shown["profiles"]] == [1, 1]
     code, _, err = told(capsys, "profile", run_id)
     assert (code, "has ended" in err) == (1, True)
 
