@@ -55,7 +55,7 @@ def test_values_are_folded_as_they_come() -> None:
     average = Average()
     for _ in range(100_000):
         average.add(1.0)
-        assert len(average._pending) < 512
+        assert len(average.pending) < 512
 
 
 def test_threads_lose_no_value() -> None:

@@ -10,9 +10,11 @@ from typing import Any
 
 from google_cloud_mldiagnostics.values import not_finite_text
 
-__all__ = ["Average", "Averages"]
+__all__ = ["FOLD_AT", "Average", "Averages"]
 
-_FOLD_AT = 512
+FOLD_AT = 512
+"""So many values wait to be folded in; whoever adds one more does it."""
+
 _MOST_NAMES = 10_000
 
 
@@ -21,12 +23,15 @@ class Average:
 
     `add` is called while recording, from any thread and in signal handlers: it takes no lock, since all it does is to
     append to a queue. Who brings the queue to 512 values, or asks, folds them in.
+
+    Attributes:
+        pending: The queue: a hot path appends to it, and calls `fold` when it has `FOLD_AT`.
     """
 
-    __slots__ = ("_count", "_folding", "_last", "_maximum", "_mean", "_minimum", "_not_finite", "_pending")
+    __slots__ = ("_count", "_folding", "_last", "_maximum", "_mean", "_minimum", "_not_finite", "pending")
 
     def __init__(self) -> None:
-        self._pending: deque[float] = deque()
+        self.pending: deque[float] = deque()
         self._folding = Lock()
         self._count = self._not_finite = 0
         self._mean = 0.0
@@ -35,16 +40,16 @@ class Average:
 
     def add(self, value: float) -> None:
         """Takes a value."""
-        self._pending.append(value)
-        if len(self._pending) >= _FOLD_AT:
-            self._fold()
+        self.pending.append(value)
+        if len(self.pending) >= FOLD_AT:
+            self.fold()
 
     def as_dict(self) -> dict[str, float | int | str]:
         """Returns mean, min, max, last, count, and how many values were not finite, where some were.
 
         Values that are not finite are counted and may be the last; they spoil neither mean nor extremes.
         """
-        self._fold()
+        self.fold()
         figures: dict[str, float | int | str] = {"count": self._count + self._not_finite}
         if self._count:
             figures |= {"mean": self._mean, "min": self._minimum, "max": self._maximum}
@@ -54,7 +59,8 @@ class Average:
             figures["not_finite"] = self._not_finite
         return figures
 
-    def _fold(self) -> None:
+    def fold(self) -> None:
+        """Takes what is pending into the figures, unless somebody is at it."""
         if not self._folding.acquire(blocking=False):
             return  # Whoever is at it, perhaps below us on this very stack, takes ours too, or the next one does.
         try:
@@ -64,8 +70,8 @@ class Average:
             self._folding.release()
 
     def _take(self) -> list[float]:
-        pending = self._pending
-        return [pending.popleft() for _ in range(min(len(pending), _FOLD_AT))]
+        pending = self.pending
+        return [pending.popleft() for _ in range(min(len(pending), FOLD_AT))]
 
     def _fold_batch(self, batch: list[float]) -> None:
         finite = [value for value in batch if math.isfinite(value)]

@@ -18,7 +18,7 @@ from ml_diagnostics_common.steady_clock import now_ns
 
 from google_cloud_mldiagnostics import active_run, device_values
 from google_cloud_mldiagnostics.active_run import ActiveRun
-from google_cloud_mldiagnostics.averages import Average
+from google_cloud_mldiagnostics.averages import FOLD_AT, Average
 from google_cloud_mldiagnostics.exceptions import RecordingError
 from google_cloud_mldiagnostics.metric_types import METRIC_UNITS, MetricType
 from google_cloud_mldiagnostics.run_log import namespace_fields
@@ -60,7 +60,7 @@ def record(
         timestamp: When the value was measured; None is now.
     """
     try:
-        run = active_run.active_run()
+        run = active_run._active_run_of_this_process  # As active_run() does it, without the call.
         if run is None:
             _lose_without_run()
             return
@@ -84,7 +84,10 @@ def record(
             metric = recorded.metrics.get(name) or recorded.metric(name)
             at = f'],"step_index":{step}' if step is not None else "]"
             recorded.write_text(str(now_ns()), f'{{"values":[{value!r}{at}{metric.tail}')
-            metric.average.add(value)
+            pending = metric.average.pending  # As its `add` does it, without the call.
+            pending.append(value)
+            if len(pending) >= FOLD_AT:
+                metric.average.fold()
         else:
             _record_any(recorded, name, value, step, labels, record_on_all_hosts, timestamp)
     except Exception as error:
