@@ -9,7 +9,8 @@ from google_cloud_mldiagnostics.active_run import active_run
 from google_cloud_mldiagnostics.control_plane.local import LocalControlPlane
 from google_cloud_mldiagnostics.exceptions import ControlPlaneError
 from ml_diagnostics_common.environment import diagnostics_directory
-from ml_diagnostics_common.exceptions import CredentialsError
+from ml_diagnostics_common.exceptions import ConfigurationError, CredentialsError
+from ml_diagnostics_testing.control_plane import SelfHostedServer
 from ml_diagnostics_testing.faults import Hang, Reset, Status
 
 from . import run_programs as programs
@@ -47,6 +48,15 @@ def kept_here() -> dict:
 
 def asked(server) -> list[str]:
     return [request.operation for request in server.requests]
+
+
+def leave_the_cloud(monkeypatch, folder):
+    """As on a laptop: no project and no credentials."""
+    for name in [name for name in os.environ if name.startswith(("CLOUDSDK_", "GOOGLE_"))]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("NO_GCE_CHECK", "true")
+    monkeypatch.setenv("CLOUDSDK_CONFIG", str(folder))
+    monkeypatch.setenv("HOME", str(folder))
 
 
 # --- What is told -------------------------------------------------------------------------------------
@@ -110,6 +120,64 @@ def test_what_somebody_else_changed_meanwhile_is_kept(server):
     run.finish()
     assert server.run(RUN)["labels"]["team"] == "vision"
     assert server.run(RUN)["runPhase"] == "COMPLETED"
+
+
+def test_a_profile_that_is_on_its_way_when_the_run_is_finished_is_told_of(server):
+    from google_cloud_mldiagnostics.profiling.deliveries import deliveries_of_this_process
+
+    run = begin(strict=True)
+    registration = active_run().registration
+
+    def deliver():
+        time.sleep(0.2)
+        registration.put_session("s1", {"kind": "KIND_PROGRAMMATIC"})
+
+    deliveries_of_this_process().add(deliver, is_awaited=True)
+    run.finish()
+    assert len(server.sessions(RUN)) == 1
+
+
+def test_a_session_after_the_end_is_kept_on_this_machine(server):
+    run = begin(strict=True)
+    registration = active_run().registration
+    run.finish()
+    registration.put_session("s1", {"kind": "KIND_PROGRAMMATIC"})
+    eventually(lambda: len(list(LocalControlPlane(diagnostics_directory()).list_sessions(RUN))) == 1)
+
+
+def test_a_self_hosted_control_plane_is_told_instead_of_google(server, monkeypatch):
+    with SelfHostedServer() as own:
+        run = begin(base_url=own.url, cluster_id="c1", strict=True)
+        assert active_run().is_local is True
+        ((told),) = own.runs.values()
+        assert told["displayName"] == "train"
+        run.finish("FAILED")
+        ((told),) = own.runs.values()
+        assert told["workload"]["state"] == "STATE_FAILED"
+    assert server.requests == []
+
+
+def test_a_cloud_that_must_be_there_and_is_not_raises_before_anything_is_created(monkeypatch, tmp_path):
+    leave_the_cloud(monkeypatch, tmp_path)
+    monkeypatch.setenv("ML_DIAGNOSTICS_BACKEND", "cloud")
+    with pytest.raises(CredentialsError):
+        begin()
+    assert active_run() is None
+    assert not programs.runs_folder().exists()
+
+
+def test_a_backend_that_there_is_not_raises(monkeypatch):
+    monkeypatch.setenv("ML_DIAGNOSTICS_BACKEND", "clod")
+    with pytest.raises(ConfigurationError, match="ML_DIAGNOSTICS_BACKEND"):
+        begin()
+
+
+def test_without_a_region_the_run_is_kept_where_the_machine_is(server, metadata_server, monkeypatch):
+    for name, text in metadata_server.environment().items():
+        monkeypatch.setenv(name, text)
+    run = begin(region=None, strict=True)
+    assert run.location == metadata_server.zone.rpartition("-")[0]
+    assert f"/locations/{run.location}/" in server.requests[0].path
 
 
 # --- Attempts -----------------------------------------------------------------------------------------
@@ -184,11 +252,7 @@ def test_a_strict_run_raises_what_the_control_plane_says_and_does_not_go_on(serv
 
 
 def test_a_strict_run_without_a_cloud_raises(monkeypatch, tmp_path):
-    for name in [name for name in os.environ if name.startswith(("CLOUDSDK_", "GOOGLE_"))]:
-        monkeypatch.delenv(name)
-    monkeypatch.setenv("NO_GCE_CHECK", "true")
-    monkeypatch.setenv("CLOUDSDK_CONFIG", str(tmp_path))
-    monkeypatch.setenv("HOME", str(tmp_path))
+    leave_the_cloud(monkeypatch, tmp_path)
     with pytest.raises(CredentialsError):
         begin(strict=True)
 

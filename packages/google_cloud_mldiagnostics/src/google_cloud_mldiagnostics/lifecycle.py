@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import os
 import queue
+import sys
 import time
 from collections.abc import Callable, Mapping
 from typing import Any, Final, NamedTuple
 
 from ml_diagnostics_common import background
 from ml_diagnostics_common.entry import format_timestamp
-from ml_diagnostics_common.guard import LOSSES, warn_once
+from ml_diagnostics_common.guard import LOSSES, guarded_as, warn_once
 
 from google_cloud_mldiagnostics import attempts, entries
 from google_cloud_mldiagnostics.active_run import ActiveRun, active_run, set_active_run
@@ -122,6 +123,7 @@ class Lifecycle:
         """Takes the number of this attempt from who knows it; from any thread."""
         self._inbox.put(lambda: self._set_attempt(number))
 
+    @guarded_as("end the run")
     def finish(self, phase: str, reason: str, wait_seconds: float | None = None) -> None:
         """Ends the run while the process goes on: see `end`."""
         if os.getpid() != self._pid:
@@ -130,8 +132,11 @@ class Lifecycle:
         if current is self._active:
             set_active_run(None)
         self._hooks.uninstall()
+        if wait_seconds is None:
+            _await_profiles(self._end_seconds)  # What is told of them is told of a run that goes on.
         self.end(phase, reason, wait_seconds)
 
+    @guarded_as("end the run")
     def end(self, phase: str, reason: str, wait_seconds: float | None = None) -> None:
         """Ends the run, and waits until that is told, for a bounded time; what is not told by then may be told later.
 
@@ -330,3 +335,10 @@ class Lifecycle:
                 type(error).__name__,
                 error,
             )
+
+
+def _await_profiles(timeout_seconds: float) -> None:
+    """Waits for profiles that are on their way, if this process has ever taken one."""
+    deliveries = sys.modules.get("google_cloud_mldiagnostics.profiling.deliveries")
+    if deliveries is not None:
+        deliveries.deliveries_of_this_process().wait(timeout_seconds)

@@ -215,8 +215,11 @@ class Registration:
 
     def _judge(self) -> None:
         if not self._judged.is_set():
+            try:
+                self._on_verdict()
+            except Exception as error:
+                LOSSES.add(f"registration: {type(error).__name__}")
             self._judged.set()
-            self._on_verdict()
 
     def _take_messages(self, timeout_seconds: float) -> None:
         """Waits for a message, and takes all that are there."""
