@@ -14,7 +14,9 @@ import pytest
 from google_cloud_mldiagnostics import machinelearning_run, metrics
 from google_cloud_mldiagnostics.attempts import WITHOUT_A_WORD
 from google_cloud_mldiagnostics.cli import main
+from google_cloud_mldiagnostics.run_history import COMPANION_LOG_ID
 from ml_diagnostics_common.environment import diagnostics_directory
+from ml_diagnostics_common.journal import Journal
 
 Captured = pytest.CaptureFixture[str]
 
@@ -117,6 +119,18 @@ def test_a_run_whose_process_was_killed_is_failed_at_once(capsys: Captured) -> N
     assert code == -9
     assert shown(capsys, "show", run_id).splitlines()[:2] == [f"{run_id}: FAILED", f"  {WITHOUT_A_WORD}"]
     assert "FAILED" in shown(capsys, "runs").splitlines()[1]
+
+
+def test_how_it_was_killed_is_told_by_its_companion(capsys: Captured) -> None:
+    run_id, _ = job("import time; time.sleep(1.5); os.kill(os.getpid(), 9)")
+    shown_before = json.loads(shown(capsys, "show", run_id, "--format", "json"))
+    (known,) = shown_before["attempts"][0]["processes"]
+    labels = {"host": known["host"], "pid": str(known["pid"]), "job": "", "run": ""}
+    companion = Journal(COMPANION_LOG_ID, root=diagnostics_directory(), labels=labels, about_pid=known["pid"])
+    companion.append({"kind": "job_ended", "how": "signal", "message": "The job was ended by SIGKILL"})
+    companion.close()
+    assert shown(capsys, "show", run_id).splitlines()[1] == "  The job was ended by SIGKILL"
+    assert "The job was ended by SIGKILL" in shown(capsys, "runs")
 
 
 def test_an_exception_and_what_a_restart_makes_of_it_are_two_attempts(capsys: Captured) -> None:

@@ -91,8 +91,9 @@ class JournalEntries:
         return self.everything(run)
 
     def signs_of_life(self, runs: Sequence[Resource]) -> Batches:
-        """See `RunEntries`."""
-        return itertools.chain.from_iterable(map(self.everything, runs))
+        """See `RunEntries`; the endings are among them."""
+        entries = itertools.chain.from_iterable(map(self.everything, runs))
+        return itertools.chain(entries, self.endings(0)) if runs else entries
 
     def endings(self, since_ns: int) -> Batches:
         """See `RunEntries`."""

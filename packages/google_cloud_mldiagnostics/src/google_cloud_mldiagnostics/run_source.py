@@ -75,12 +75,10 @@ class RunSource:
         except ControlPlaneError as error:
             sessions = []
             self._notes(f"profiles are known only as far as processes told of them: {error}")
-        view = view_run(run, history, sessions, now_ns=time.time_ns(), is_gone=self._is_gone)
-        if view.state in (State.ACTIVE, State.STALE) and history.processes:
-            for batch in self.entries.endings(view.started_ns or 0):
+        if not phase_of(run).has_ended and history.processes:
+            for batch in self.entries.endings(min(record.first_ns for record in history.processes.values())):
                 history.add(batch)
-            view = view_run(run, history, sessions, now_ns=time.time_ns(), is_gone=self._is_gone)
-        return view
+        return view_run(run, history, sessions, now_ns=time.time_ns(), is_gone=self._is_gone)
 
     def views(self, group: str | None, limit: int) -> list[RunView]:
         """Returns runs, the newest first, with as much of their entries as tells which of them go on.
@@ -99,6 +97,10 @@ class RunSource:
             for run_id, entries in itertools.groupby(batch, key=lambda entry: entry.resource_label("node_id")):
                 if run_id in histories:
                     histories[run_id].add(entries)
+                elif not run_id:  # Of a companion, which knows of no run.
+                    endings = list(entries)
+                    for history in histories.values():
+                        history.add(endings)
         now_ns = time.time_ns()
         return [view_run(run, histories[run_id_of(run)], now_ns=now_ns, is_gone=self._is_gone) for run in runs]
 
