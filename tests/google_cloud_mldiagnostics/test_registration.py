@@ -265,7 +265,8 @@ def test_a_fault_that_passes_is_not_seen(server, fault):
     assert len(server.runs()) == 1
 
 
-def test_nothing_waits_for_a_control_plane_that_never_answers(server):
+def test_nothing_waits_for_a_control_plane_that_never_answers(server, monkeypatch):
+    monkeypatch.setattr("google_cloud_mldiagnostics.lifecycle._END_SECONDS", 1.0)
     server.faults.always(Hang())
     started = time.monotonic()
     run = begin()
@@ -275,13 +276,19 @@ def test_nothing_waits_for_a_control_plane_that_never_answers(server):
     changed = time.monotonic()
     run.finish()
     ended = time.monotonic()
-    assert changed - begun < begun - started < ended - changed < 8.0
+    assert changed - begun < begun - started < ended - changed
+    assert ended - changed < 3.0  # Three times what it may wait.
     assert kept_here()["runPhase"] == "COMPLETED"
 
 
 def test_a_process_leaves_in_time_however_long_the_control_plane_is_silent(server):
     server.faults.always(Hang())
-    ended = programs.run("begin(); sys.exit(3)", ML_DIAGNOSTICS_BACKEND="auto")
+    ended = programs.run("""
+        from google_cloud_mldiagnostics import lifecycle
+        lifecycle._END_SECONDS = 1.0
+        begin()
+        sys.exit(3)
+    """)
     assert ended.code == 3
     assert programs.kept_run()["runPhase"] == "FAILED"
 

@@ -36,7 +36,7 @@ COLLECTED: Final = ("softwareConfigs", "hardwareConfigs")
 _HEARTBEAT_SECONDS = 60.0
 _HARDWARE_SECONDS = 5.0
 _DEBOUNCE_SECONDS = 1.0
-_END_SECONDS = 5.0
+_END_SECONDS = 5.0  # How long the end of the process waits for the network.
 _GRACE_SECONDS = 0.2
 _POLL_SECONDS = 0.005
 _FIRST_ENTRY_SECONDS = 1.0
@@ -58,8 +58,6 @@ class Lifecycle:
         registration: Who tells other keepers.
         collect: Returns sections of configs, as far as they are known by now, and whether that is all; called in a
             thread of its own, since it may wait for the devices.
-        heartbeat_seconds: Between two signs of life.
-        end_seconds: How long the end of the process waits for the network.
     """
 
     def __init__(
@@ -70,16 +68,12 @@ class Lifecycle:
         registration: Registration,
         *,
         collect: Callable[[], tuple[Mapping[str, Mapping[str, str]], bool]],
-        heartbeat_seconds: float = _HEARTBEAT_SECONDS,
-        end_seconds: float = _END_SECONDS,
     ) -> None:
         self._active = active
         self._member = member
         self._local = local
         self._registration = registration
         self._collect = collect
-        self._heartbeat_seconds = heartbeat_seconds
-        self._end_seconds = end_seconds
         self._pid = os.getpid()
         self._inbox: queue.SimpleQueue[Callable[[], object] | _End] = queue.SimpleQueue()
         self._hooks = ExitHooks(self.end, self._tell_signal)
@@ -107,7 +101,7 @@ class Lifecycle:
             self._tell_start()
         else:
             self._first_entry_at = now + _FIRST_ENTRY_SECONDS
-        self._beat_at = now + self._heartbeat_seconds
+        self._beat_at = now + _HEARTBEAT_SECONDS
         self._collect_at = now
         self._thread = background.start(self._run)
         self._hooks.install()
@@ -133,7 +127,7 @@ class Lifecycle:
             set_active_run(None)
         self._hooks.uninstall()
         if wait_seconds is None:
-            _await_profiles(self._end_seconds)  # What is told of them is told of a run that goes on.
+            _await_profiles(_END_SECONDS)  # What is told of them is told of a run that goes on.
         self.end(phase, reason, wait_seconds)
 
     @guarded_as("end the run")
@@ -150,7 +144,7 @@ class Lifecycle:
         """
         if os.getpid() != self._pid or self._has_ended:
             return
-        deadline = time.monotonic() + self._end_seconds
+        deadline = time.monotonic() + _END_SECONDS
         end = _End(phase, reason, deadline)
         if self._thread is None:  # There could be no more threads.
             self._do_end(end)
@@ -187,7 +181,7 @@ class Lifecycle:
         if self._configs_at is not None and self._configs_at <= now:
             self._send_user_configs()
         if self._beat_at <= now:
-            self._beat_at = now + self._heartbeat_seconds
+            self._beat_at = now + _HEARTBEAT_SECONDS
             self._beat()
 
     def _tell_start(self) -> None:
