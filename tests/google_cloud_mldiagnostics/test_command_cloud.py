@@ -92,6 +92,16 @@ def test_a_run_is_brought_to_the_cloud_with_all_its_entries(cloud: Cloud, capsys
     assert f"/{run.name}?project=test-project" in page
 
 
+def test_a_run_goes_where_its_job_wanted_it(cloud: Cloud, capsys: Captured) -> None:
+    run = recorded(project="their-project", region="europe-west4")
+    run.finish()
+    assert "created in the project their-project (europe-west4)" in shown(capsys, "sync", run.name)
+    assert [kept["name"] for kept in cloud.runs.runs()] == [
+        f"projects/their-project/locations/europe-west4/machineLearningRuns/{run.name}"
+    ]
+    assert "created in the project test-project (europe-west4)" in shown(capsys, "sync", run.name, *PROJECT)
+
+
 def test_twice_is_once(cloud: Cloud, capsys: Captured) -> None:
     run = recorded()
     run.finish()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
@@ -19,7 +19,7 @@ from ml_diagnostics_common.cloud_logging import LoggingTransport, TransportError
 from ml_diagnostics_common.cloud_logging.limits import cut_to_fit
 from ml_diagnostics_common.entry import EntryContext, LogEntry, encode_cloud
 from ml_diagnostics_common.exceptions import PreconditionFailedError
-from ml_diagnostics_common.journal.layout import Header, list_segments, log_directory, read_header
+from ml_diagnostics_common.journal.layout import Header, Segment, list_segments, log_directory, read_header
 from ml_diagnostics_common.reader import JournalReader
 from ml_diagnostics_common.shipper.outbox import shipped_place
 from ml_diagnostics_common.storage import storage_for
@@ -29,7 +29,16 @@ from google_cloud_mldiagnostics.entries import LOG_ID
 from google_cloud_mldiagnostics.exceptions import RunNotFoundError
 from google_cloud_mldiagnostics.mirroring import as_cloud_run, attempt_of, mirrored
 
-__all__ = ["EntriesSent", "ProfilesSent", "profile_files", "send_entries", "send_profiles", "send_run", "send_sessions"]
+__all__ = [
+    "EntriesSent",
+    "ProfilesSent",
+    "home_of",
+    "profile_files",
+    "send_entries",
+    "send_profiles",
+    "send_run",
+    "send_sessions",
+]
 
 _SESSIONS: Final = ("plugins", "profile")
 _BATCH: Final = 500
@@ -197,21 +206,32 @@ def _write(
         sent.why_refused = sent.why_refused or "".join(refused[:1])
 
 
+def home_of(run_id: str, root: Path) -> tuple[str, str]:
+    """Returns the project and the region that the job gave for its run, as far as it gave them."""
+    for _, header in _segments(run_id, root):
+        return header.project, str((header.resource.get("labels") or {}).get("location", ""))
+    return "", ""
+
+
 def _shipped(run_id: str, project: str, root: Path) -> dict[str, Any]:
     """The position behind what the run's own shipper has brought to this project."""
     writers: dict[str, dict[str, int]] = {}
+    for segment, header in _segments(run_id, root):
+        place = shipped_place(root, LOG_ID, segment.writer)
+        if header.ship and header.project == project and segment.number <= place.segment:
+            offset = segment.size if segment.number < place.segment else place.offset
+            writers.setdefault(segment.writer, {})[str(segment.number)] = offset
+    return {"writers": writers}
+
+
+def _segments(run_id: str, root: Path) -> Iterator[tuple[Segment, Header]]:
+    """The files of the journal that have entries of a run."""
     for segment in list_segments(log_directory(root, LOG_ID)):
         header: Header | None = None
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError):  # Dropped since it was listed.
             header = read_header(segment)
-        if header is None or not header.ship or header.project != project:
-            continue
-        if (header.resource.get("labels") or {}).get("node_id") == run_id:
-            place = shipped_place(root, LOG_ID, segment.writer)
-            if segment.number <= place.segment:
-                offset = segment.size if segment.number < place.segment else place.offset
-                writers.setdefault(segment.writer, {})[str(segment.number)] = offset
-    return {"writers": writers}
+        if header is not None and (header.resource.get("labels") or {}).get("node_id") == run_id:
+            yield segment, header
 
 
 # --- Profiles -----------------------------------------------------------------------------------------

@@ -24,8 +24,8 @@ class SyncCommand:
     def prepare_parser(self, parser: argparse.ArgumentParser) -> None:
         """Adds its arguments."""
         run_argument(parser)
-        parser.add_argument("--project", metavar="PROJECT", help="where to (default: the one that is found)")
-        parser.add_argument("--region", metavar="REGION", help="where runs are kept (default: us-central1)")
+        parser.add_argument("--project", metavar="PROJECT", help="where to (default: the job's, else what is found)")
+        parser.add_argument("--region", metavar="REGION", help="where it is kept (default: the job's, us-central1)")
         parser.add_argument(
             "--gcs-path", metavar="gs://...", type=_bucket, help="where to, for profiles (default: the run's)"
         )
@@ -34,16 +34,17 @@ class SyncCommand:
         """Sends what is not there yet, and says what that was."""
         from google_cloud_mldiagnostics.cli.text import note, print_data
         from google_cloud_mldiagnostics.run_source import CloudSource, LocalSource
-        from google_cloud_mldiagnostics.run_sync import send_run
+        from google_cloud_mldiagnostics.run_sync import home_of, send_run
 
         local = LocalSource(note)
         run = _as_it_is(local, options.run)
-        cloud = CloudSource(options.project, options.region, note)
+        run_id = str(run["name"])
+        project, region = home_of(run_id, local.root)
+        cloud = CloudSource(options.project or project or None, options.region or region or None, note)
         gcs_path = options.gcs_path or str((run.get("artifacts") or {}).get("gcsPath", ""))
         if options.gcs_path:
             run["artifacts"] = {**(run.get("artifacts") or {}), "gcsPath": gcs_path}
         was_created = send_run(run, cloud.control_plane)
-        run_id = str(run["name"])
         print_data(f"run       {'created' if was_created else 'brought up to date'} in {cloud.place}\n")
         entries = _send_entries(run_id, local, cloud)
         print_data(f"entries   {_told_of_entries(entries)}\n")
