@@ -1,5 +1,6 @@
 """Google's control plane, asked through the real google.auth and requests, keeps its promises whatever it does."""
 
+import contextlib
 import json
 import re
 import socket
@@ -18,6 +19,8 @@ from google_cloud_mldiagnostics.exceptions import (
     RunExistsError,
     RunNotFoundError,
 )
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from ml_diagnostics_testing.control_plane import ControlPlaneServer
 from ml_diagnostics_testing.faults import Delay, Hang, Reset, Status, Truncate
 from ml_diagnostics_testing.http_server import LoopbackServer, Response, json_response
@@ -428,6 +431,38 @@ def test_a_call_is_as_short_as_it_is_told_to_be(google, server, time):
         google.get_run("train-1")
 
 
+@pytest.mark.parametrize(
+    ("fault", "on"), [(Status(429, retry_after=3600), "update"), (Status(409), "update"), (None, "")]
+)
+def test_what_waits_is_given_up_for_what_is_more_urgent(server, fault, on):
+    hurried = GoogleControlPlane(
+        "test-project", "us-central1", AnonymousCredentials(), base_url=server.url, call_seconds=7200
+    )
+    server.put_run("train-1", RUN)
+    if fault:
+        server.faults.always(fault, on="update")
+    else:
+        server.operation_polls = 10**6
+    waited = []
+
+    def change_config():
+        try:
+            hurried.update_run("train-1", lambda run: {**run, "displayName": "renamed"})
+        except ControlPlaneError as error:
+            waited.append(error)
+
+    thread = threading.Thread(target=change_config)
+    thread.start()
+    while thread.is_alive() and not waited:
+        hurried.hurry()
+        thread.join(0.05)
+    assert waited[0].is_temporary
+    server.faults.clear()
+    server.operation_polls = 2
+    assert hurried.update_run("train-1", in_phase("COMPLETED"))["runPhase"] == "COMPLETED"
+    hurried.close()
+
+
 # --- Refusals --------------------------------------------------------------------------------------------
 
 
@@ -460,6 +495,48 @@ def test_a_proxys_page_is_no_answer(time, page):
         with pytest.raises(ControlPlaneError, match="no answer of the control plane") as raised:
             google.create_run("train-1", RUN)
         assert raised.value.is_temporary
+        google.close()
+
+
+NAMES = st.sampled_from(["name", "done", "error", "response", "code", "message", "details", "etag", "endTime"])
+NAMES |= st.sampled_from(["machineLearningRuns", "profilerSessions", "profilerTargets", "targetSessions", "labels"])
+TEXTS = st.sampled_from(["", "a/operations/b", "0001-01-01T00:00:00Z", "x"])
+JUNK = st.recursive(
+    st.none() | st.booleans() | st.integers(0, 20) | TEXTS,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(NAMES, inner, max_size=4),
+    max_leaves=12,
+)
+
+
+ANSWERS = st.tuples(st.dictionaries(NAMES, JUNK, max_size=5), st.sampled_from([200, 200, 409, 412, 503]))
+
+
+def test_whatever_is_answered_a_call_returns_or_raises_our_error(time):
+    class Confused(LoopbackServer):
+        left = ()
+
+        def handle(self, request):
+            return json_response(*next(self.left, ({}, 403)))
+
+    with Confused() as confused:
+        google = connected(confused, time)
+        calls = (
+            lambda: google.get_run("train-1"),
+            lambda: google.create_run("train-1", RUN),
+            lambda: google.update_run("train-1", in_phase("FAILED")),
+            lambda: list(google.list_runs()),
+            lambda: google.put_session("train-1", "s", session("host-0")),
+            lambda: list(google.list_sessions("train-1")),
+        )
+
+        @given(call=st.sampled_from(calls), answers=st.lists(ANSWERS, min_size=4, max_size=4))
+        @settings(max_examples=100, deadline=None, database=None)
+        def ends_well(call, answers):
+            confused.left = iter(answers)
+            with contextlib.suppress(ControlPlaneError):
+                call()
+
+        ends_well()
         google.close()
 
 
@@ -641,6 +718,14 @@ def test_a_session_that_another_host_is_creating_is_waited_for(google, server):
     google.put_session("train-1", "s1", session("host-1"))
     (kept,) = server.sessions("train-1")
     assert sorted(kept["targetSessions"]) == ["host-0", "host-1"]
+
+
+@pytest.mark.parametrize("kept", [{}, {"profilerTargets": None, "targetSessions": 7}, {"profilerTargets": [{}]}])
+def test_what_the_service_keeps_of_a_session_need_not_make_sense(google, server, kept):
+    answers = iter([({}, 409), (kept, 200), ({}, 200)])
+    server.handle = lambda request: json_response(*next(answers))
+    google.put_session("train-1", "s1", session("host-0"))
+    assert next(answers, None) is None
 
 
 def test_sessions_are_listed_oldest_first(google, server):

@@ -19,9 +19,18 @@ from ml_diagnostics_common.backoff import Backoff
 from ml_diagnostics_common.environment import endpoint
 
 from google_cloud_mldiagnostics.control_plane import Change, Resource
+from google_cloud_mldiagnostics.control_plane.google_resources import (
+    as_resource,
+    is_made_of,
+    merged,
+    only,
+    quoted,
+    writable,
+)
 from google_cloud_mldiagnostics.control_plane.refusals import Asker, refusal
 from google_cloud_mldiagnostics.control_plane.rest import CODES, RequestError, ask, open_session
 from google_cloud_mldiagnostics.exceptions import (
+    ControlPlaneError,
     MLRunConfigurationError,
     RunChangedError,
     RunExistsError,
@@ -42,8 +51,12 @@ _CONSOLE = "https://console.cloud.google.com/cluster-director/diagnostics/detail
 _PAGE_SIZE = "1000"  # The most that the API gives; its own choice is ten.
 _MOST_TRIES = 3  # Of a request that fails for a reason that may pass.
 _MOST_CONFLICTS = 8
-_NOT_OURS_TO_WRITE = ("@type", "attempts", "createTime", "endTime", "metrics", "state", "updateTime")
-_NOT_YET = "0001-01-01"  # The API's endTime of a run that has not ended.
+_PLAIN: Mapping[int, type[ControlPlaneError]] = {}
+_MISSING_OR_CHANGED: Mapping[int, type[ControlPlaneError]] = {
+    404: RunNotFoundError,
+    409: RunChangedError,
+    412: RunChangedError,
+}
 
 
 class _NotYetError(RequestError):
@@ -51,6 +64,30 @@ class _NotYetError(RequestError):
 
     def __init__(self, message: str) -> None:
         super().__init__(504, message, code="DEADLINE_EXCEEDED")
+
+
+class _Call:
+    """One call of a control plane: how long it may still take, and the waits in it.
+
+    Args:
+        clock: Monotonic seconds.
+        seconds: How long it may take.
+        sleep: Waits a number of seconds; returns whether the wait was cut short.
+    """
+
+    def __init__(self, clock: Callable[[], float], seconds: float, sleep: Callable[[float], object]) -> None:
+        self._clock = clock
+        self._deadline = clock() + seconds
+        self._sleep = sleep
+
+    @property
+    def seconds_left(self) -> float:
+        return self._deadline - self._clock()
+
+    def pause(self, error: RequestError, seconds: float) -> None:
+        """Waits before something is tried again; raises the error where there is no time for it."""
+        if seconds >= self.seconds_left or self._sleep(seconds):
+            raise error
 
 
 class GoogleControlPlane:
@@ -71,7 +108,7 @@ class GoogleControlPlane:
         call_seconds: The deadline of one call of this object, with all its requests and waits.
         environ: The environment variables.
         clock: Monotonic seconds.
-        sleep: Waits a number of seconds.
+        sleep: Waits a number of seconds; None can be cut short by `hurry`.
 
     Attributes:
         project: The project's id.
@@ -96,7 +133,7 @@ class GoogleControlPlane:
         call_seconds: float = 60.0,
         environ: Mapping[str, str] = os.environ,
         clock: Callable[[], float] = time.monotonic,
-        sleep: Callable[[float], None] = time.sleep,
+        sleep: Callable[[float], object] | None = None,
     ) -> None:
         if environment not in _HOSTS:
             raise MLRunConfigurationError(f"environment is {environment!r}; give one of {', '.join(_HOSTS)}")
@@ -112,6 +149,7 @@ class GoogleControlPlane:
         self._sleep = sleep
         self._session: AuthorizedSession | None = None
         self._session_lock = threading.Lock()
+        self._hurried = threading.Event()
 
     def get_run(self, run_id: str) -> Resource:
         """See `ControlPlane.get_run`.
@@ -120,8 +158,8 @@ class GoogleControlPlane:
             RunNotFoundError: There is none of that id.
             ControlPlaneError: The request was refused, or not answered.
         """
-        with self._explained(f"read the run {run_id}", missing=RunNotFoundError):
-            return _as_resource(self._get(self._run_path(run_id), self._deadline()))
+        with self._explained(f"read the run {run_id}", {404: RunNotFoundError}):
+            return as_resource(self._get(self._run_path(run_id), self._begin()))
 
     def create_run(self, run_id: str, run: Resource) -> Resource:
         """See `ControlPlane.create_run`.
@@ -132,23 +170,21 @@ class GoogleControlPlane:
             RunExistsError: There is one of that id.
             ControlPlaneError: The request was refused, or not answered.
         """
-        deadline, backoff = self._deadline(), Backoff(0.5, 5.0)
-        body = {**_writable(run), "name": run_id}
+        call, backoff = self._begin(), Backoff(0.5, 5.0)
+        body = {**writable(run), "name": run_id}
         body.pop("etag", None)
-        path, doing = self._run_path(run_id), f"create the run {run_id}"
-        with self._explained(doing):
+        path = self._run_path(run_id)
+        with self._explained(f"create the run {run_id}", {409: RunExistsError}):
             while True:
                 try:
-                    answer = self._ask("POST", self._runs, deadline, {"machine_learning_run_id": run_id}, body)
-                    return _as_resource(self._done(answer, deadline, path))
+                    answer = self._ask("POST", self._runs, call, {"machine_learning_run_id": run_id}, body)
+                    return as_resource(self._done(answer, call, path))
                 except RequestError as error:
-                    if error.status == 409:
-                        if backoff.failures:
-                            kept = _as_resource(self._appeared(path, deadline, error))
-                            if _is_made_of(kept, body):
-                                return kept
-                        raise refusal(self._asker, doing, error, RunExistsError) from error
-                    self._wait(error, backoff, deadline)
+                    if error.status == 409 and backoff.failures:
+                        kept = as_resource(self._appeared(path, call, error))
+                        if is_made_of(kept, body):
+                            return kept
+                    self._wait(error, backoff, call)
 
     def update_run(self, run_id: str, change: Change) -> Resource:
         """See `ControlPlane.update_run`.
@@ -158,26 +194,24 @@ class GoogleControlPlane:
             RunChangedError: Others kept changing it first.
             ControlPlaneError: A request was refused, or not answered.
         """
-        deadline, backoff, conflicts = self._deadline(), Backoff(0.5, 5.0), Backoff(0.1, 2.0)
-        path, doing = self._run_path(run_id), f"change the run {run_id}"
-        with self._explained(doing, missing=RunNotFoundError):
+        call, backoff, conflicts = self._begin(), Backoff(0.5, 5.0), Backoff(0.1, 2.0)
+        path = self._run_path(run_id)
+        with self._explained(f"change the run {run_id}", _MISSING_OR_CHANGED):
             while True:
-                kept = self._get(path, deadline)
-                given = _as_resource(kept)
+                kept = self._get(path, call)
+                given = as_resource(kept)
                 wanted = change(copy.deepcopy(given))
                 if wanted is None or wanted == given:
                     return given
-                body = {**_writable(wanted), **_only(kept, "name", "etag", "metrics")}
+                body = {**writable(wanted), **only(kept, "name", "etag", "metrics")}
                 try:
-                    answer = self._ask("PATCH", path, deadline, {"update_mask": "*"}, body)
-                    return _as_resource(self._done(answer, deadline, path))
+                    answer = self._ask("PATCH", path, call, {"update_mask": "*"}, body)
+                    return as_resource(self._done(answer, call, path))
                 except RequestError as error:
-                    if error.status not in (409, 412):
-                        self._wait(error, backoff, deadline)
-                    elif conflicts.failures == _MOST_CONFLICTS:
-                        raise refusal(self._asker, doing, error, RunChangedError) from error
+                    if error.status in (409, 412) and conflicts.failures < _MOST_CONFLICTS:
+                        call.pause(error, conflicts.failed())
                     else:
-                        self._pause(error, conflicts.failed(), deadline)
+                        self._wait(error, backoff, call)
 
     def list_runs(self, group: str | None = None) -> Iterator[Resource]:
         """See `ControlPlane.list_runs`. Pages are asked for as the iterator gets to them.
@@ -187,11 +221,11 @@ class GoogleControlPlane:
         """
         query = {"orderBy": "create_time desc"}
         if group is not None:
-            query["filter"] = f"run_set = {_quoted(group)}"
+            query["filter"] = f"run_set = {quoted(group)}"
         with self._explained("list the runs"):
             for run in self._pages(self._runs, "machineLearningRuns", query):
                 if group is None or run.get("runSet") == group:
-                    yield _as_resource(run)
+                    yield as_resource(run)
 
     def put_session(self, run_id: str, session_id: str, session: Resource) -> None:
         """See `ControlPlane.put_session`. What other hosts have told of the session is kept.
@@ -200,27 +234,27 @@ class GoogleControlPlane:
             RunNotFoundError: There is no run of that id.
             ControlPlaneError: A request was refused, or not answered.
         """
-        deadline, backoff, conflicts = self._deadline(), Backoff(0.5, 5.0), Backoff(0.1, 2.0)
+        call, backoff, conflicts = self._begin(), Backoff(0.5, 5.0), Backoff(0.1, 2.0)
         sessions = f"{self._run_path(run_id)}/profilerSessions"
         path = f"{sessions}/{quote(session_id, safe='')}"
         exists: RequestError | None = None
-        with self._explained(f"keep the session {session_id} of the run {run_id}", missing=RunNotFoundError):
+        with self._explained(f"keep the session {session_id} of the run {run_id}", _MISSING_OR_CHANGED):
             while True:
                 try:
                     if exists:
-                        body = _merged(self._appeared(path, deadline, exists), session)
-                        answer = self._ask("PATCH", path, deadline, {"update_mask": "target_sessions"}, body)
+                        body = merged(self._appeared(path, call, exists), session)
+                        answer = self._ask("PATCH", path, call, {"update_mask": "target_sessions"}, body)
                     else:
-                        answer = self._ask("POST", sessions, deadline, {"profiler_session_id": session_id}, session)
-                    self._done(answer, deadline, path)
+                        answer = self._ask("POST", sessions, call, {"profiler_session_id": session_id}, session)
+                    self._done(answer, call, path)
                     return
                 except RequestError as error:
                     if error.status == 409 and not exists:
                         exists = error
                     elif error.status in (409, 412) and conflicts.failures < _MOST_CONFLICTS:
-                        self._pause(error, conflicts.failed(), deadline)
+                        call.pause(error, conflicts.failed())
                     else:
-                        self._wait(error, backoff, deadline)
+                        self._wait(error, backoff, call)
 
     def list_sessions(self, run_id: str) -> Iterator[Resource]:
         """See `ControlPlane.list_sessions`.
@@ -229,13 +263,22 @@ class GoogleControlPlane:
             RunNotFoundError: There is no run of that id.
             ControlPlaneError: A request was refused, or not answered.
         """
-        with self._explained(f"list the sessions of the run {run_id}", missing=RunNotFoundError):
+        with self._explained(f"list the sessions of the run {run_id}", {404: RunNotFoundError}):
             found = list(self._pages(f"{self._run_path(run_id)}/profilerSessions", "profilerSessions", {}))
-        yield from map(_as_resource, sorted(found, key=lambda session: str(session.get("createTime", ""))))
+        yield from map(as_resource, sorted(found, key=lambda session: str(session.get("createTime", ""))))
 
     def link(self, run_id: str) -> str:
         """The run's page in Google Cloud's console."""
         return f"{_CONSOLE}/{quote(self.location)}/{quote(run_id)}?project={quote(self.project)}"
+
+    def hurry(self) -> None:
+        """Ends the waits of calls under way: what is not done by then fails as what takes too long does.
+
+        A process that is about to end has something newer to tell, and no time for an operation, or for a wait that
+        the service has asked for. Later calls wait as before.
+        """
+        hurried, self._hurried = self._hurried, threading.Event()
+        hurried.set()
 
     def close(self) -> None:
         """Closes the connections; a later call opens others."""
@@ -249,14 +292,14 @@ class GoogleControlPlane:
     def _run_path(self, run_id: str) -> str:
         return f"{self._runs}/{quote(run_id, safe='')}"
 
-    def _deadline(self) -> float:
-        return self._clock() + self.call_seconds
+    def _begin(self) -> _Call:
+        return _Call(self._clock, self.call_seconds, self._sleep or self._hurried.wait)
 
     def _ask(
         self,
         method: str,
         path: str,
-        deadline: float,
+        call: _Call,
         query: Mapping[str, str] | None = None,
         body: Mapping[str, Any] | None = None,
     ) -> Resource:
@@ -265,34 +308,34 @@ class GoogleControlPlane:
             if self._session is None:
                 self._session = open_session(self._asker.credentials)
             session = self._session
-        seconds = min(self._request_seconds, deadline - self._clock())
+        seconds = min(self._request_seconds, call.seconds_left)
         return ask(session, method, f"{self._api}/{path}", query=query, body=body, timeout_seconds=seconds)
 
-    def _get(self, path: str, deadline: float, query: Mapping[str, str] | None = None) -> Resource:
+    def _get(self, path: str, call: _Call, query: Mapping[str, str] | None = None) -> Resource:
         backoff = Backoff(0.5, 5.0)
         while True:
             try:
-                return self._ask("GET", path, deadline, query)
+                return self._ask("GET", path, call, query)
             except RequestError as error:
-                self._wait(error, backoff, deadline)
+                self._wait(error, backoff, call)
 
     def _pages(self, path: str, field: str, query: Mapping[str, str]) -> Iterator[Resource]:
-        token = ""
+        asked = {**query, "pageSize": _PAGE_SIZE}
         while True:
-            page = self._get(
-                path, self._deadline(), {**query, "pageSize": _PAGE_SIZE, **({"pageToken": token} if token else {})}
-            )
-            yield from page.get(field) or ()
-            token = page.get("nextPageToken") or ""
-            if not token:
+            page = self._get(path, self._begin(), asked)
+            found = page.get(field)
+            if isinstance(found, list):
+                yield from (one for one in found if isinstance(one, dict))
+            if not page.get("nextPageToken"):
                 return
+            asked = {**asked, "pageToken": str(page["nextPageToken"])}
 
-    def _done(self, answer: Resource, deadline: float, path: str) -> Resource:
+    def _done(self, answer: Resource, call: _Call, path: str) -> Resource:
         """What an operation has made, when it is done.
 
         Args:
             answer: What the write was answered with.
-            deadline: Until when to wait for it.
+            call: How long to wait for it.
             path: Of what it makes.
 
         Raises:
@@ -303,87 +346,38 @@ class GoogleControlPlane:
         name, delay_seconds = str(answer["name"]), 0.0
         while not answer.get("done"):
             if delay_seconds:
-                self._pause(_NotYetError(f"{name} is not done yet"), delay_seconds, deadline)
+                call.pause(_NotYetError(f"{name} is not done yet"), delay_seconds)
             delay_seconds = min(5.0, 2 * delay_seconds or 0.1)
-            answer = self._get(quote(name), deadline)
-        failed = answer.get("error")
-        if failed:
-            code, status = CODES.get(failed.get("code"), CODES[2])
+            answer = self._get(quote(name), call)
+        failed, response = answer.get("error"), answer.get("response")
+        if isinstance(failed, dict):
+            number = failed.get("code")
+            code, status = CODES.get(number if isinstance(number, int) else 2, CODES[2])
             raise RequestError(status, str(failed.get("message", "")), code=code, details=failed.get("details"))
-        return answer.get("response") or self._get(path, deadline)
+        return response if isinstance(response, dict) else self._get(path, call)
 
-    def _appeared(self, path: str, deadline: float, conflict: RequestError) -> Resource:
+    def _appeared(self, path: str, call: _Call, conflict: RequestError) -> Resource:
         """What is said to exist: while it is being created, it cannot be seen yet."""
         backoff = Backoff(0.1, 5.0)
         while True:
             try:
-                return self._get(path, deadline)
+                return self._get(path, call)
             except RequestError as error:
                 if error.status != 404:
                     raise
             not_yet = _NotYetError(f"{conflict.message}, but it cannot be seen yet")
-            self._pause(not_yet, backoff.failed(), deadline)
+            call.pause(not_yet, backoff.failed())
 
-    def _wait(self, error: RequestError, backoff: Backoff, deadline: float) -> None:
+    def _wait(self, error: RequestError, backoff: Backoff, call: _Call) -> None:
         """Waits before another try; raises the error where there shall be none."""
         if not error.is_temporary or isinstance(error, _NotYetError) or backoff.failures + 1 >= _MOST_TRIES:
             raise error
-        self._pause(error, backoff.failed(error.retry_after_seconds), deadline)
-
-    def _pause(self, error: RequestError, seconds: float, deadline: float) -> None:
-        if self._clock() + seconds >= deadline:
-            raise error
-        self._sleep(seconds)
+        call.pause(error, backoff.failed(error.retry_after_seconds))
 
     @contextlib.contextmanager
-    def _explained(self, doing: str, *, missing: type[RunNotFoundError] | None = None) -> Iterator[None]:
+    def _explained(self, doing: str, kinds: Mapping[int, type[ControlPlaneError]] = _PLAIN) -> Iterator[None]:
         """What a call raises: who was refused what, and what to do about it."""
         try:
             yield
         except RequestError as error:
-            kind = missing if error.status == 404 else None
-            raise refusal(self._asker, doing, error, kind) from error
-
-
-# --- Runs as the API has them, and as our callers do -------------------------------------------------
-
-
-def _as_resource(kept: Resource) -> Resource:
-    """What the API keeps, with the id for its name and without the time at which it has not ended."""
-    resource = {name: value for name, value in kept.items() if name != "@type"}
-    resource["name"] = str(kept.get("name", "")).rpartition("/")[2]
-    if str(kept.get("endTime", "")).startswith(_NOT_YET):
-        del resource["endTime"]
-    return resource
-
-
-def _writable(run: Resource) -> Resource:
-    return {name: value for name, value in run.items() if name not in _NOT_OURS_TO_WRITE}
-
-
-def _only(kept: Resource, *names: str) -> Resource:
-    return {name: kept[name] for name in names if name in kept}
-
-
-def _is_made_of(kept: Any, sent: Any) -> bool:
-    """Whether what is kept has all that was sent; what is empty may be left out."""
-    if not isinstance(sent, Mapping):
-        return bool(kept == sent)
-    return all(_is_made_of(kept.get(name), value) for name, value in sent.items() if value or name in kept)
-
-
-def _merged(kept: Resource, session: Resource) -> Resource:
-    """A session with what this host and others have told of it."""
-    targets = dict.fromkeys([*kept.get("profilerTargets", ()), *session.get("profilerTargets", ())])
-    told = {**kept.get("targetSessions", {}), **session.get("targetSessions", {})}
-    return {
-        **session,
-        **_only(kept, "name", "etag"),
-        **({"profilerTargets": list(targets)} if targets else {}),
-        **({"targetSessions": told} if told else {}),
-    }
-
-
-def _quoted(text: str) -> str:
-    escaped = text.replace("\\", "\\\\").replace('"', '\\"')
-    return f'"{escaped}"'
+            raise refusal(self._asker, doing, error, kinds.get(error.status, ControlPlaneError)) from error

@@ -44,7 +44,7 @@ class Asker:
 
 
 def refusal(
-    asker: Asker, doing: str, error: RequestError, kind: type[ControlPlaneError] | None = None
+    asker: Asker, doing: str, error: RequestError, kind: type[ControlPlaneError] = ControlPlaneError
 ) -> ControlPlaneError:
     """Returns the error to raise for a request that failed.
 
@@ -52,7 +52,7 @@ def refusal(
         asker: Who asked.
         doing: What was asked for: "create the run train-1".
         error: What came of it.
-        kind: The error's class; None is ControlPlaneError.
+        kind: The error's class.
     """
     shown = f"HTTP {error.status}{', ' if error.code else ''}{error.code}" if error.status else "no answer"
     message = (
@@ -60,7 +60,7 @@ def refusal(
         f"for {asker.principal}: {error.message.rstrip('. ')} ({shown})"
     )
     advice = _advice(asker, error)
-    return (kind or ControlPlaneError)(
+    return kind(
         f"{message}; {advice}" if advice else message,
         code=error.status,
         is_temporary=error.is_temporary or kind is RunChangedError,
