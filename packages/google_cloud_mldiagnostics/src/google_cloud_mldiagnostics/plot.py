@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
+import time
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from ml_diagnostics_common.exceptions import MissingExtraError
 
@@ -14,6 +15,7 @@ from google_cloud_mldiagnostics.metric_series import Point, Series
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 __all__ = ["Curve", "Limits", "curve_of", "limits_of", "plot_metrics"]
 
@@ -88,17 +90,12 @@ def plot_metrics(run_id: str, by_metric: Mapping[str, Sequence[Series]], path: s
     width, height = _PANEL_WIDTH * across, _TITLE_HEIGHT + _PANEL_HEIGHT * down
     figure = Figure(figsize=(width, height), dpi=_DOTS_PER_INCH, facecolor="white", layout="constrained")
     FigureCanvasAgg(figure)
-    figure.get_layout_engine().set(rect=(0, 0, 1, 1 - _TITLE_HEIGHT / height), w_pad=0.12, h_pad=0.1)  # type: ignore[union-attr, call-arg]
-    left = 0.15 / width
-    style: dict[str, Any] = {"color": _INK, "parse_math": False}
-    figure.text(left, 1 - 0.3 / height, _short(run_id, 70), fontsize=13, weight="bold", va="center", **style)
-    left_out = f"; {len(by_metric) - len(shown)} more are not drawn" if len(by_metric) > len(shown) else ""
-    figure.text(
-        1 - left, 1 - 0.3 / height, _when(by_metric) + left_out, fontsize=9, color=_FAINT, ha="right", va="center"
-    )
-    start_ns = min(
-        (one.points[0].timestamp_ns for series in by_metric.values() for one in series if one.points), default=0
-    )
+    below_title = (0, 0, 1, 1 - _TITLE_HEIGHT / height)
+    figure.get_layout_engine().set(rect=below_title, w_pad=0.12, h_pad=0.1)  # type: ignore[union-attr, call-arg]
+    points = [point for series in by_metric.values() for one in series for point in one.points[:1] + one.points[-1:]]
+    times_ns = [point.timestamp_ns for point in points]
+    start_ns = min(times_ns, default=0)
+    _write_title(figure, run_id, times_ns, left_out=len(by_metric) - len(shown))
     for number, (metric, series) in enumerate(shown, start=1):
         _draw_panel(figure.add_subplot(down, across, number), metric, series, start_ns)
     with warnings.catch_warnings():
@@ -141,7 +138,7 @@ def limits_of(values: Sequence[float]) -> Limits | None:
         return None
     few = max(2, len(ordered) // 100) if len(ordered) >= 20 else 0
     core = ordered[few : len(ordered) - few] if few else ordered
-    span = core[-1] - core[0] or abs(core[-1]) or 1.0
+    span = core[-1] - core[0] or math.inf  # Of values that are all the same nothing can be flattened.
     reach_low, reach_high = core[0] - _CUT_BEYOND * span, core[-1] + _CUT_BEYOND * span
     kept = [value for value in ordered if reach_low <= value <= reach_high]
     return Limits(
@@ -150,6 +147,22 @@ def limits_of(values: Sequence[float]) -> Limits | None:
         below=ordered[0] if ordered[0] < reach_low else None,
         above=ordered[-1] if ordered[-1] > reach_high else None,
     )
+
+
+def _write_title(figure: Figure, run_id: str, times_ns: Sequence[int], *, left_out: int) -> None:
+    """Writes the run on the left, and when it was on the right."""
+    width, height = figure.get_size_inches()
+    x, y = 0.15 / width, 1 - 0.3 / height
+    figure.text(x, y, _short(run_id, 70), fontsize=13, weight="bold", color=_INK, va="center", parse_math=False)
+    remarks = [f"{left_out} more metrics are not drawn"] if left_out else []
+    if times_ns:
+        first, last = (_minute(time_ns) for time_ns in (min(times_ns), max(times_ns)))
+        remarks.append(f"{first} to {last if first[:10] != last[:10] else last[11:]} UTC")
+    figure.text(1 - x, y, "; ".join(remarks), fontsize=9, color=_FAINT, ha="right", va="center")
+
+
+def _minute(time_ns: int) -> str:
+    return time.strftime("%Y-%m-%d %H:%M", time.gmtime(time_ns // _SECOND_NS))
 
 
 def _draw_panel(axes: Axes, metric: str, series: Sequence[Series], start_ns: int) -> None:
@@ -178,7 +191,7 @@ def _draw_panel(axes: Axes, metric: str, series: Sequence[Series], start_ns: int
         _draw_curve(axes, curve_of(everything), _COLORS[0], f"{len(series)} processes")
     _draw_attempts(axes, series, place)
     shown = [point for one in series for point in kept[id(one)]]
-    _set_limits(axes, shown, place, "step" if over_steps else f"{unit}:", has_legend=len(series) > 1)
+    _set_limits(axes, shown, place, "step {:.0f}" if over_steps else "{:.3g} " + unit, has_legend=len(series) > 1)
     _label(axes, metric, series, "step" if over_steps else f"time ({unit})")
 
 
@@ -238,7 +251,7 @@ def _set_limits(
         for value, arrow in ((limits.above, "\N{UPWARDS ARROW}"), (limits.below, "\N{DOWNWARDS ARROW}")):
             if value is not None:
                 where = next(place(point) for point in shown if value in point.values)
-                remarks.append(f"{arrow} {_tick(value)} at {at} {where:.4g}")
+                remarks.append(f"{arrow} {_tick(value)} at {at.format(where)}")
     odd = [place(point) for point in shown if not all(map(math.isfinite, point.values))]
     if odd:
         axes.plot(odd, [0.03] * len(odd), "x", color=_ALARM, markersize=5, transform=axes.get_xaxis_transform())
@@ -288,23 +301,6 @@ def _time_unit(series: Sequence[Series], start_ns: int) -> tuple[float, str]:
     seconds = (last_ns - start_ns) / _SECOND_NS
     units = ((2 * 86_400.0, 86_400.0, "days"), (2 * 3_600.0, 3_600.0, "h"), (180.0, 60.0, "min"))
     return next(((size, name) for least, size, name in units if seconds >= least), (1.0, "s"))
-
-
-def _when(by_metric: Mapping[str, Sequence[Series]]) -> str:
-    import time
-
-    times = [
-        point.timestamp_ns
-        for series in by_metric.values()
-        for one in series
-        for point in one.points[:: len(one.points) - 1 or 1]
-    ]
-    if not times:
-        return ""
-    first, last = (
-        time.strftime("%Y-%m-%d %H:%M", time.gmtime(time_ns // _SECOND_NS)) for time_ns in (min(times), max(times))
-    )
-    return f"{first} to {last if first[:10] != last[:10] else last[11:]} UTC"
 
 
 def _short(text: str, length: int) -> str:
