@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import time
@@ -396,6 +397,55 @@ def test_many_runs_cost_few_requests(cloud: Cloud, capsys: Captured, another_mac
     states = [run["state"] for run in json.loads(shown(capsys, "runs", "--format", "json", *PROJECT))]
     assert states == ["ACTIVE"] * 13
     assert len([request for request in cloud.log.requests if request.operation == "list"]) == 1
+
+
+JOB = """
+import pathlib, sys
+import jax, jax.numpy as jnp
+from google_cloud_mldiagnostics import machinelearning_run
+run = machinelearning_run(name="profiled", on_demand_xprof=True, gcs_path="gs://test-bucket/traces")
+step = jax.jit(lambda x: jnp.tanh(x @ x))
+x = jnp.eye(64)
+print(run.name, flush=True)
+while not pathlib.Path(sys.argv[1]).exists():
+    x = step(x).block_until_ready()
+"""
+
+
+def test_a_job_elsewhere_is_profiled_and_brings_its_profile_to_the_bucket(
+    cloud: Cloud, capsys: Captured, another_machine: Any, tmp_path: Path
+) -> None:
+    flag = tmp_path / "end"
+    environ = {**os.environ, "JAX_PLATFORMS": "cpu", "ML_DIAGNOSTICS_BACKEND": "cloud"}
+    another_machine()
+    with subprocess.Popen(
+        [sys.executable, "-c", JOB, str(flag)], stdout=subprocess.PIPE, text=True, env=environ
+    ) as job:
+        try:
+            assert job.stdout is not None
+            run_id = job.stdout.readline().strip()
+            deadline = time.monotonic() + 60
+            while (code := main(["profile", run_id, "--duration", "200", "--session", "s1", *PROJECT])) != 0:
+                assert time.monotonic() < deadline, capsys.readouterr().err
+                time.sleep(0.3)
+            assert code == 0
+            folder = f"gs://test-bucket/traces/{run_id}/plugins/profile/s1"
+            assert f"in    {folder}, brought there by the job" in capsys.readouterr().out
+            while not cloud.bucket.names("test-bucket"):
+                assert time.monotonic() < deadline
+                time.sleep(0.1)
+            flag.touch()
+            assert job.wait(60) == 0
+        finally:
+            job.kill()
+    (name,) = cloud.bucket.names("test-bucket")
+    assert name.startswith(f"traces/{run_id}/plugins/profile/s1/")
+    assert name.endswith(".xplane.pb")
+    (session,) = cloud.runs.sessions(run_id)
+    assert (session["kind"], session["storageFolderUri"]) == ("KIND_SNAPSHOT", folder)
+    told = json.loads(shown(capsys, "show", run_id, "--format", "json", *PROJECT))
+    assert told["state"] == "COMPLETED"
+    assert [(one["session"], one["folder"], one["state"]) for one in told["profiles"]] == [("s1", folder, "SUCCEEDED")]
 
 
 def test_where_cloud_logging_fails_the_run_is_shown_without_it(cloud: Cloud, capsys: Captured) -> None:
