@@ -36,6 +36,8 @@ FAILED: Final = "FAILED"
 _SUFFIX = ".xplane.pb"
 _NOT_ENDED = "0001-01-01T00:00:00Z"
 _WAIT_SECONDS = 120.0
+_LAST_WAIT_SECONDS = 5.0
+_LAST_PAUSE_SECONDS = 0.2
 
 told_folders_of_this_process: set[str] = set()
 """The folders of the sessions that this process has told of; a profile is rare, and a path short."""
@@ -135,15 +137,41 @@ class HostsCheck:
     Args:
         session: The session, of the process that speaks for all.
         wait_seconds: How long others may take after this process.
+
+    Attributes:
+        is_over: Whether it has told what there is to tell.
     """
 
     def __init__(self, session: Session, wait_seconds: float = _WAIT_SECONDS) -> None:
+        self.is_over = False
         self._session = session
         self._left_seconds = wait_seconds if session.expected_hosts > 1 else 0.0
         self._backoff = Backoff(1.0, 10.0)
 
     def __call__(self) -> float | None:
         """Looks once."""
+        pause = self._look()
+        self.is_over = pause is None
+        return pause
+
+    def at_the_end(self) -> float | None:
+        """Looks once, in the last seconds of the process: then those hosts are told that are there."""
+        if self.is_over:
+            return None
+        self._left_seconds = min(self._left_seconds, _LAST_WAIT_SECONDS) - _LAST_PAUSE_SECONDS
+        try:
+            hosts = hosts_of(self._session.folder)
+        except DiagnosticsError:
+            hosts = []
+        if len(hosts) < self._session.expected_hosts and self._left_seconds > 0:
+            return _LAST_PAUSE_SECONDS
+        self.is_over = True
+        self._session.tell_control_plane(hosts or [self._session.name], SUCCEEDED)
+        return None
+
+    def _look(self) -> float | None:
+        if self.is_over:
+            return None
         session, problem = self._session, ""
         try:
             hosts = hosts_of(session.folder)

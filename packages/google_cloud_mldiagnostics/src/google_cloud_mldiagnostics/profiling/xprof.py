@@ -45,6 +45,7 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 EXIT_SECONDS = 30.0
 """How long the end of the process waits for profiles that are being uploaded; the rest stays on this machine."""
+_LAST_LOOKS_SECONDS = 6.0
 
 
 class Xprof:
@@ -201,6 +202,7 @@ class _Capture:
 _capture_of_this_process: _Capture | None = None
 _is_capturing_in_this_process = False
 _lock_of_this_process = threading.Lock()  # Held for an assignment.
+_hosts_checks_of_this_process: list[HostsCheck] = []
 _session_ids_of_this_process: dict[str, SessionIds] = {}
 
 
@@ -223,6 +225,9 @@ def finish_profiles(timeout_seconds: float = EXIT_SECONDS) -> bool:
             "Profiles could not be uploaded within %g s. They wait on this machine: `mldiagnostics sync` uploads them.",
             timeout_seconds,
         )
+    for check in _hosts_checks_of_this_process:
+        deliveries_of_this_process().add(check.at_the_end, is_awaited=True)
+    deliveries_of_this_process().wait(_LAST_LOOKS_SECONDS if is_delivered else 0.0)
     return is_delivered
 
 
@@ -342,7 +347,10 @@ def _keep(capture: _Capture, file: Path) -> None:
         if problem:
             session.tell_control_plane([session.name], FAILED)
         elif session.speaks:
-            deliveries_of_this_process().add(HostsCheck(session), is_awaited=session.expected_hosts == 1)
+            check = HostsCheck(session)
+            going_on = [other for other in _hosts_checks_of_this_process if not other.is_over]
+            _hosts_checks_of_this_process[:] = [*going_on, check]
+            deliveries_of_this_process().add(check, is_awaited=session.expected_hosts == 1)
 
     if place.way is Way.MOVED:
         try:
