@@ -18,10 +18,14 @@ HEAVY = [
     "matplotlib",
     "numpy",
     "orbax",
+    "psutil",
+    "pynvml",
     "requests",
     "scipy",
     "tensorboard",
     "tensorstore",
+    "torch",
+    "xprof",
 ]
 # These subclass what another package brings, so they are loaded only by those who use that package.
 LOADED_ON_USE = ["ml_diagnostics_common.credentials.access_token"]
@@ -87,6 +91,12 @@ def test_a_job_that_may_collect_stack_traces_loads_next_to_nothing() -> None:
     assert heavy_ones(loaded_after(statement), HEAVY + HEAVY_FOR_A_TRAINER + unused) == []
 
 
+def test_a_trainer_that_begins_runs_loads_nothing_heavy_either() -> None:
+    statement = "from google_cloud_mldiagnostics import machinelearning_run, metric_types, metrics, xprof"
+    heavy = [name for name in HEAVY + HEAVY_FOR_A_TRAINER if name != "msgspec"]  # It stamps what a run is kept as.
+    assert heavy_ones(loaded_after(statement), heavy) == []
+
+
 def import_microseconds(statement: str) -> int:
     """The time that imports took: the sum of what each module took itself, best of five interpreters."""
     totals = []
@@ -103,3 +113,7 @@ def test_import_costs_a_few_times_what_starting_python_costs() -> None:
     assert ours - bare < 15 * bare
     diagnostics = import_microseconds("from cloud_tpu_diagnostics import diagnostic")
     assert diagnostics - bare < 6 * bare
+    runs = import_microseconds(
+        "from google_cloud_mldiagnostics import machinelearning_run, metric_types, metrics, xprof"
+    )
+    assert runs - bare < 20 * bare
