@@ -37,8 +37,21 @@ COMPILE = [
     "--no-annotate",
     "--custom-compile-command=nox -s lock",
 ]
-REFERENCES = ["reference", "reference-diagnostics", "reference-mldiagnostics-1.0.0", "reference-mldiagnostics-1.0.10"]
-PIN_SETS = ["nox", "build", "tests", "demo", "typing", "lint", "docs", "oldest", *REFERENCES, "bench-trackers"]
+PIN_SETS = [
+    "nox",
+    "build",
+    "tests",
+    "demo",
+    "typing",
+    "lint",
+    "docs",
+    "oldest",
+    "reference",
+    "reference-diagnostics",
+    "reference-mldiagnostics-1.0.0",
+    "reference-mldiagnostics-1.0.10",
+    "bench-trackers",
+]
 AS_IN_TESTS = ["demo", "typing", "reference-mldiagnostics-1.0.0", "reference-mldiagnostics-1.0.10", "bench-trackers"]
 
 
@@ -66,9 +79,10 @@ def install(session: nox.Session, pins: str, *packages: str) -> None:
 
 
 def run_tests(session: nox.Session, pins: str, *arguments: str) -> None:
-    """Run pytest in an environment of its own."""
+    """Run pytest in an environment of its own, a file of tests for each core."""
     install(session, pins, *PACKAGES)
-    session.run("python", "-m", "pytest", *arguments, *session.posargs, env={"JAX_PLATFORMS": "cpu"})
+    side_by_side = ["--numprocesses=auto", "--maxprocesses=4", "--dist=loadfile"]
+    session.run("python", "-m", "pytest", *side_by_side, *arguments, *session.posargs, env={"JAX_PLATFORMS": "cpu"})
 
 
 @nox.session
@@ -93,7 +107,7 @@ def everywhere(session: nox.Session) -> None:
 @nox.session
 def slow(session: nox.Session) -> None:
     """The tests that take minutes: soaks and long fuzzing."""
-    run_tests(session, "tests", "-m", "slow")
+    run_tests(session, "tests", "-m", "slow", "--numprocesses=0")
 
 
 @nox.session(python=PYTHONS[0])
