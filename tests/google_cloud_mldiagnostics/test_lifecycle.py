@@ -278,6 +278,21 @@ def test_sigterm_ends_no_run_where_it_ends_no_process():
 # --- Threads and forks --------------------------------------------------------------------------------
 
 
+def test_a_run_that_is_over_at_once_has_its_configs():
+    ended = programs.run(
+        """
+        import jax
+        begin()
+        jax.devices()
+        """,
+        JAX_PLATFORMS="cpu",
+    )
+    assert ended.code == 0
+    configs = programs.kept_run()["configs"]
+    assert configs["softwareConfigs"]["framework"] == "JAX"
+    assert configs["hardwareConfigs"]["device_type"] == "cpu"
+
+
 def test_a_run_can_begin_off_the_main_thread():
     ended = programs.run("""
         thread = threading.Thread(target=begin)

@@ -40,6 +40,7 @@ _END_SECONDS = 5.0  # How long the end of the process waits for the network.
 _GRACE_SECONDS = 0.2
 _POLL_SECONDS = 0.005
 _FIRST_ENTRY_SECONDS = 1.0
+_LAST_COLLECT_SECONDS = 0.5
 
 
 class _End(NamedTuple):
@@ -86,6 +87,8 @@ class Lifecycle:
         self._first_entry_at: float | None = None
         self._configs_at: float | None = None
         self._collect_at: float | None = None
+        self._collecting: background.Task | None = None
+        self._is_collected = False
         self._beat_at = 0.0
 
     def begin(self, user_configs: Mapping[str, str], *, is_settled: bool) -> None:
@@ -177,7 +180,7 @@ class Lifecycle:
             self._tell_start()
         if self._collect_at is not None and self._collect_at <= now:
             self._collect_at = None
-            background.start(self._collect_configs)
+            self._collecting = background.start(self._collect_configs)
         if self._configs_at is not None and self._configs_at <= now:
             self._send_user_configs()
         if self._beat_at <= now:
@@ -250,6 +253,7 @@ class Lifecycle:
         self._inbox.put(lambda: self._take_collected(sections, is_all=is_all))
 
     def _take_collected(self, sections: Mapping[str, Mapping[str, str]], *, is_all: bool) -> None:
+        self._is_collected = is_all
         self._collect_at = None if is_all else time.monotonic() + _HARDWARE_SECONDS
         configs = self._active.run.configs
         for section, values in sections.items():
@@ -284,6 +288,7 @@ class Lifecycle:
                 self._attempt_quietly(self._tell_start)
             self._attempt_quietly(lambda: self._tell_end(end))
             self._attempt_quietly(self._send_user_configs)
+            self._attempt_quietly(self._collect_at_the_end)
             self._registration.end(end.phase, end.deadline)
             for stop in self._on_end:
                 self._attempt_quietly(stop)
@@ -292,6 +297,20 @@ class Lifecycle:
             self._registration.wait(max(0.0, end.deadline - time.monotonic()))
         finally:
             self._has_ended = True
+
+    def _collect_at_the_end(self) -> None:
+        """A run may be over before anything was collected, or before its devices were known: it has that now."""
+        for _ in range(2):  # What was begun before may have come too early.
+            if self._is_collected:
+                return
+            task = self._collecting or background.start(self._collect_configs)
+            self._collecting = None
+            if task is None or not task.wait(_LAST_COLLECT_SECONDS):
+                return
+            while not self._inbox.empty():
+                message = self._inbox.get()
+                if not isinstance(message, _End):
+                    self._attempt_quietly(message)
 
     def _tell_end(self, end: _End) -> None:
         self._active.run.run_phase = RunPhase(end.phase)
