@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 from ml_diagnostics_common.backoff import Backoff
 from ml_diagnostics_common.cloud_logging import LoggingTransport, TransportError, full_log_name
@@ -40,6 +40,8 @@ __all__ = [
     "send_sessions",
 ]
 
+_Encoded: TypeAlias = dict[str, Any]
+"""An entry as Cloud Logging's REST takes it."""
 _SESSIONS: Final = ("plugins", "profile")
 _BATCH: Final = 500
 _TELL_EVERY: Final = 10_000
@@ -64,6 +66,11 @@ class EntriesSent:
     sent: int = 0
     refused: int = 0
     why_refused: str = ""
+
+    def refuse(self, reasons: Sequence[str]) -> None:
+        """Counts entries that were refused for good."""
+        self.refused += len(reasons)
+        self.why_refused = self.why_refused or next(iter(reasons), "")
 
 
 @dataclass
@@ -162,7 +169,7 @@ class _Encoder:
         self._project, self._location = project, location
         self._contexts: dict[str | None, EntryContext] = {}
 
-    def __call__(self, entry: LogEntry) -> dict[str, Any]:
+    def __call__(self, entry: LogEntry) -> _Encoded:
         context = entry.context
         cloud_context = self._contexts.get(context.writer)
         if cloud_context is None:
@@ -177,33 +184,48 @@ class _Encoder:
 
 
 def _write(
-    transport: LoggingTransport, entries: Sequence[Mapping[str, Any]], sent: EntriesSent, sleep: Callable[[float], None]
+    transport: LoggingTransport, entries: Sequence[_Encoded], sent: EntriesSent, sleep: Callable[[float], None]
 ) -> None:
     """Writes a batch until each of its entries was taken, or refused for good."""
     pending, backoff, deadline = [list(entries)], Backoff(longest_seconds=16.0), time.monotonic() + _PATIENCE_SECONDS
     while pending:
         part = pending.pop()
-        refused: list[str] = []
         try:
             transport.write(part, timeout_seconds=_REQUEST_SECONDS)
+            sent.sent += len(part)
         except TransportError as error:
-            if error.entry_errors:
-                refused = [entry_error.message for entry_error in error.entry_errors.values()]
-            elif error.code in _REFUSED and len(part) > 1:
-                pending += [part[len(part) // 2 :], part[: len(part) // 2]]
-                continue
-            elif error.code in _REFUSED and sent.sent:
-                refused = [error.message]
-            else:
+            pending += _not_written(part, error, sent)
+            passing = _passing_cause(error)
+            if passing is not None:
                 wait_seconds = backoff.failed(error.retry_after_seconds)
-                if not error.retryable or time.monotonic() + wait_seconds > deadline:
-                    raise
+                if not passing.retryable or time.monotonic() + wait_seconds > deadline:
+                    raise passing from error
                 sleep(wait_seconds)
-                pending.append(part)
-                continue
-        sent.sent += len(part) - len(refused)
-        sent.refused += len(refused)
-        sent.why_refused = sent.why_refused or "".join(refused[:1])
+
+
+def _not_written(part: list[_Encoded], error: TransportError, sent: EntriesSent) -> list[list[_Encoded]]:
+    """What of a batch goes again, and in which parts; counts the rest."""
+    if error.entry_errors:
+        again = [index for index, why in error.entry_errors.items() if why.code not in _REFUSED]
+        sent.sent += len(part) - len(error.entry_errors)
+        sent.refuse([why.message for why in error.entry_errors.values() if why.code in _REFUSED])
+        return [[part[index] for index in again]] if again else []
+    if error.code not in _REFUSED:
+        return [part]
+    if len(part) > 1:
+        return [part[len(part) // 2 :], part[: len(part) // 2]]
+    if not sent.sent:
+        raise error  # Nothing was taken yet: it is not the entry that the server does not like.
+    sent.refuse([error.message])
+    return []
+
+
+def _passing_cause(error: TransportError) -> TransportError | None:
+    """What kept a batch, or an entry of it, from being written, where it was not refused for good."""
+    if not error.entry_errors:
+        return None if error.code in _REFUSED else error
+    causes = (why for why in error.entry_errors.values() if why.code not in _REFUSED)
+    return next((TransportError(why.code, why.message) for why in causes), None)
 
 
 def home_of(run_id: str, root: Path) -> tuple[str, str]:

@@ -1,0 +1,109 @@
+"""Entries are sent until Cloud Logging has each, or never will: what it says of one is not said of the others."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import pytest
+from google_cloud_mldiagnostics.run_log import RunLog
+from google_cloud_mldiagnostics.run_sync import EntriesSent, send_entries
+from ml_diagnostics_common.cloud_logging import EntryError, Page, TransportError
+from ml_diagnostics_common.environment import diagnostics_directory
+
+Answer = Callable[[Sequence[Mapping[str, Any]]], TransportError | None]
+
+
+class Scripted:
+    """A transport that answers as it is told, and then takes everything."""
+
+    project = "p"
+    principal = None
+
+    def __init__(self, *answers: Answer) -> None:
+        self.answers = list(answers)
+        self.taken: list[int] = []
+
+    def write(self, entries: Sequence[Mapping[str, Any]], *, timeout_seconds: float) -> None:
+        error = self.answers.pop(0)(entries) if self.answers else None
+        refused = set(error.entry_errors) if error is not None else set()
+        if error is None or refused:
+            self.taken += [entry["jsonPayload"]["n"] for index, entry in enumerate(entries) if index not in refused]
+        if error is not None:
+            raise error
+
+    def list_page(self, *_: Any, **__: Any) -> Page:
+        raise NotImplementedError
+
+    def close(self) -> None:
+        pass
+
+
+def failing(code: str) -> Answer:
+    return lambda entries: TransportError(code, "no")
+
+
+def refusing(code: str, *numbers: int) -> Answer:
+    """Refuses some of the entries of a batch."""
+
+    def answer(entries: Sequence[Mapping[str, Any]]) -> TransportError | None:
+        found = [index for index, entry in enumerate(entries) if entry["jsonPayload"]["n"] in numbers]
+        return TransportError(code, "no", entry_errors={index: EntryError(code, f"not {index}") for index in found})
+
+    return answer
+
+
+def sent_by(transport: Scripted, count: int = 10) -> tuple[EntriesSent, list[float]]:
+    """Records entries and sends them; what came of it, and the waits."""
+    log = RunLog("run-1", location="here", project="", labels={"job": "run-1"}, is_shipped=False)
+    for number in range(count):
+        log.write("n", {"n": number})
+    log.close(5)
+    slept: list[float] = []
+    root = diagnostics_directory()
+    return send_entries("run-1", transport, root=root, location="there", sleep=slept.append), slept
+
+
+def test_a_failure_that_passes_is_waited_for() -> None:
+    transport = Scripted(failing("UNAVAILABLE"), failing("RESOURCE_EXHAUSTED"))
+    sent, slept = sent_by(transport)
+    assert (sent.sent, transport.taken, len(slept)) == (10, list(range(10)), 2)
+
+
+def test_an_entry_that_is_refused_for_now_goes_again_and_alone() -> None:
+    transport = Scripted(refusing("RESOURCE_EXHAUSTED", 3, 4))
+    sent, slept = sent_by(transport)
+    assert (sent.sent, sent.refused, sorted(transport.taken), len(slept)) == (10, 0, list(range(10)), 1)
+    assert transport.taken[-2:] == [3, 4]
+
+
+def test_an_entry_that_is_refused_for_good_is_counted_and_holds_nothing_up() -> None:
+    sent, slept = sent_by(Scripted(refusing("INVALID_ARGUMENT", 3, 4)))
+    assert (sent.sent, sent.refused, sent.why_refused, slept) == (8, 2, "not 3", [])
+
+
+def test_a_batch_that_is_refused_as_a_whole_is_halved_until_it_is_known_which_entry_it_was() -> None:
+    def answer(entries: Sequence[Mapping[str, Any]]) -> TransportError | None:
+        is_bad = any(entry["jsonPayload"]["n"] == 7 for entry in entries)
+        return TransportError("INVALID_ARGUMENT", "no") if is_bad else None
+
+    sent, _ = sent_by(Scripted(*[answer] * 30))
+    assert (sent.sent, sent.refused) == (9, 1)
+
+
+@pytest.mark.parametrize("code", ["PERMISSION_DENIED", "INVALID_ARGUMENT"])
+def test_what_is_refused_whatever_is_sent_is_an_error_and_nothing_is_ticked_off(code: str) -> None:
+    transport = Scripted(*[failing(code)] * 30)
+    with pytest.raises(TransportError, match=code):
+        sent_by(transport)
+    transport.answers = []
+    sent, _ = sent_by(transport, count=0)
+    assert sent.sent == 10
+
+
+def test_entries_say_in_the_cloud_where_they_are() -> None:
+    seen: list[Mapping[str, Any]] = []
+    sent_by(Scripted(lambda entries: seen.extend(entries)))
+    assert {entry["logName"] for entry in seen} == {"projects/p/logs/ml_diagnostics_metric"}
+    labels = seen[0]["resource"]["labels"]
+    assert labels == {"project_id": "p", "location": "there", "namespace": "n", "node_id": "run-1"}
