@@ -9,6 +9,7 @@ import sys
 import threading
 
 import pytest
+import urllib3.response
 from google.auth.credentials import AnonymousCredentials
 from google.oauth2 import service_account
 from google_cloud_mldiagnostics.control_plane.google import GoogleControlPlane
@@ -370,6 +371,9 @@ def test_a_black_hole_costs_three_requests_and_no_more(server, time):
     google.close()
 
 
+@pytest.mark.skipif(
+    not hasattr(urllib3.response.HTTPResponse, "read1"), reason="before urllib3 2 a piece may take as long as it drips"
+)
 def test_a_server_that_drips_is_given_up_at_the_deadline(time):
     with socket.create_server(("127.0.0.1", 0)) as listener:
         stop = threading.Event()
