@@ -117,6 +117,16 @@ def test_a_run_that_tells_of_no_process_may_go_on_or_not() -> None:
     assert "not known" in shown.notes[0]
 
 
+def test_an_attempt_that_ended_without_a_word_lasted_until_its_last_sign() -> None:
+    ended = kept_process() | {"phase": "FAILED", "endTime": rfc3339(300), "reason": WITHOUT_A_WORD}
+    first = attempt(1, "FAILED", 0, ended) | {"endTime": rfc3339(300), "reason": WITHOUT_A_WORD}
+    kept = resource(attempts=[first, attempt(2, "ACTIVE", 300, kept_process() | {"pid": 200})])
+    shown = view(
+        kept, process("ACTIVE", 0), metric("loss", 40, 0.1), process("ACTIVE", 300, pid=200, attempt=2), now=310
+    )
+    assert [one.ended_ns for one in shown.attempts] == [at(40), None]
+
+
 def test_an_attempt_that_another_followed_has_failed() -> None:
     told = [process("ACTIVE", 0), process("ACTIVE", 300, pid=200, attempt=2)]
     shown = view(resource(), *told, now=310)

@@ -298,6 +298,8 @@ class _Judge:
         state, reason = phase_of(told, "phase"), str(told.get("reason", ""))
         if not state.has_ended and phase_of(kept, "phase").has_ended:
             state, reason = phase_of(kept, "phase"), str(kept.get("reason", ""))
+        # Of one that ended without a word, the folder has when the next attempt found that out.
+        ended_ns = None if kept.get("reason") == WITHOUT_A_WORD else _time_ns(kept.get("endTime"))
         view = ProcessView(
             attempt=key.attempt,
             host=key.host,
@@ -307,7 +309,7 @@ class _Judge:
             state=state,
             reason=reason,
             started_ns=started_ns,
-            last_sign_ns=max(started_ns, self._history.last_sign_ns(key), _time_ns(kept.get("endTime")) or 0),
+            last_sign_ns=max(started_ns, self._history.last_sign_ns(key), ended_ns or 0),
             address=str(told.get("address", "")),
             profiler_port=natural_number(told.get("profiler_port")),
             capture_folder=str(told.get("capture_folder", "")),
@@ -347,7 +349,8 @@ def _attempt(
         state, reason = State.FAILED, WITHOUT_A_WORD
     started_ns = _earliest([_time_ns(kept.get("startTime")), *(process.started_ns for process in processes)])
     ended_ns = _time_ns(kept.get("endTime"))
-    if ended_ns is None and state.has_ended:
+    is_silent = any(process.reason == WITHOUT_A_WORD for process in processes)
+    if state.has_ended and (ended_ns is None or is_silent):
         ended_ns = max((process.last_sign_ns for process in processes), default=None)
     return AttemptView(attempt_number, state, reason, started_ns, ended_ns, processes)
 
