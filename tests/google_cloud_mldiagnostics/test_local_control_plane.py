@@ -118,12 +118,14 @@ def test_a_child_that_was_forked_in_the_middle_of_a_change_holds_nobody_up(plane
         return counted(run)
 
     reading, writing = os.pipe()
-    plane.update_run("train-1", fork_and_count)
-    assert plane.update_run("train-1", counted)["count"] == 2
-    os.write(writing, b"x")
-    os.waitpid(children[0], 0)
-    os.close(reading)
-    os.close(writing)
+    try:
+        plane.update_run("train-1", fork_and_count)
+        assert plane.update_run("train-1", counted)["count"] == 2
+    finally:
+        os.write(writing, b"x")
+        os.waitpid(children[0], 0)
+        os.close(reading)
+        os.close(writing)
 
 
 def test_runs_are_listed_newest_first_and_by_group_and_damaged_ones_are_passed_over(plane, tmp_path):

@@ -1,0 +1,180 @@
+"""Which attempt a process is of, and what its end makes of the attempt and the run."""
+
+import copy
+
+import pytest
+from google_cloud_mldiagnostics.attempts import (
+    WITHOUT_A_WORD,
+    Member,
+    begin,
+    end,
+    ended_without_a_word,
+    explain,
+    last_attempt,
+    new_run,
+    renumber,
+)
+
+NOW = "2026-03-10T01:02:03Z"
+LATER = "2026-03-10T02:00:00Z"
+
+
+def member(index=0, pid=100, host="a"):
+    return Member(host, index, pid, f"ticks-{pid}")
+
+
+def new(who, token="life-1", number=1):
+    return new_run({"displayName": "train", "labels": {}}, who, token=token, number=number, now=NOW)
+
+
+def joined(run, who, token="life-1", number=1, alive=()):
+    change = begin(
+        {"displayName": "train"},
+        who,
+        token=token,
+        number=number,
+        now=LATER,
+        is_alive=lambda process, _: process["pid"] in alive,
+    )
+    return change(copy.deepcopy(run))
+
+
+def ended(run, who, phase="COMPLETED", reason=""):
+    changed = end(who, phase, reason, now=LATER)(copy.deepcopy(run))
+    return run if changed is None else changed
+
+
+def phases(run):
+    return [attempt["phase"] for attempt in run["attempts"]]
+
+
+# --- Beginning ----------------------------------------------------------------------------------------
+
+
+def test_the_first_process_begins_the_first_attempt():
+    run = new(member())
+    assert (run["runPhase"], run["labels"], phases(run)) == ("ACTIVE", {"attempt": "1"}, ["ACTIVE"])
+
+
+def test_a_process_of_the_same_life_joins_its_attempt():
+    run = joined(new(member(0)), member(1, 101))
+    assert phases(run) == ["ACTIVE"]
+    assert [process["process_index"] for process in run["attempts"][0]["processes"]] == [0, 1]
+
+
+def test_a_process_of_another_life_begins_another_attempt_though_the_other_ones_live():
+    run = joined(new(member(0)), member(1, 101), token="life-2", alive={100})
+    assert phases(run) == ["FAILED", "ACTIVE"]
+
+
+def test_where_nothing_tells_the_life_a_process_joins_those_that_live():
+    run = joined(new(member(0), token=""), member(1, 101), token="", alive={100})
+    assert phases(run) == ["ACTIVE"]
+
+
+def test_where_nothing_tells_the_life_and_none_lives_another_attempt_begins():
+    run = joined(new(member(0), token=""), member(1, 101), token="")
+    assert phases(run) == ["FAILED", "ACTIVE"]
+
+
+def test_a_process_that_was_started_again_in_the_same_place_begins_another_attempt():
+    run = joined(new(member(0)), member(0, 101), alive={100})
+    assert phases(run) == ["FAILED", "ACTIVE"]
+    assert run["attempts"][0]["reason"] == WITHOUT_A_WORD
+    assert run["attempts"][0]["processes"][0]["phase"] == "FAILED"
+
+
+def test_a_pid_that_is_used_again_is_another_process():
+    again = Member("a", 0, 100, "later-ticks")
+    assert phases(joined(new(member(0)), again)) == ["FAILED", "ACTIVE"]
+
+
+@pytest.mark.parametrize("phase", ["COMPLETED", "FAILED"])
+def test_an_attempt_that_has_ended_is_followed_by_another_which_is_active(phase):
+    run = joined(ended(new(member()), member(), phase, "x"), member(0, 101))
+    assert phases(run) == [phase, "ACTIVE"]
+    assert (run["runPhase"], run["labels"]["attempt"]) == ("ACTIVE", "2")
+    assert not {"endTime", "errorDetails"} & set(run)
+
+
+def test_attempts_are_counted_at_least_as_far_as_the_scheduler_does():
+    assert last_attempt(new(member(), number=4))["number"] == 4
+    run = joined(ended(new(member()), member()), member(0, 101), token="life-2", number=7)
+    assert [attempt["number"] for attempt in run["attempts"]] == [1, 7]
+    assert run["labels"]["attempt"] == "7"
+
+
+def test_what_is_kept_of_a_run_gets_what_is_said_anew():
+    kept = {
+        **new(member()),
+        "configs": {"userConfigs": {"lr": "0.1", "old": "1"}},
+        "labels": {"attempt": "1", "x": "y"},
+    }
+    change = begin(
+        {"displayName": "new", "configs": {"userConfigs": {"lr": "0.2"}}, "labels": {"framework": "jax"}},
+        member(1, 101),
+        token="life-1",
+        number=1,
+        now=LATER,
+        is_alive=lambda *_: True,
+    )
+    run = change(kept)
+    assert run["configs"]["userConfigs"] == {"lr": "0.2", "old": "1"}
+    assert run["labels"] == {"framework": "jax", "attempt": "1"}
+    assert run["displayName"] == "new"
+
+
+def test_the_number_that_others_know_an_attempt_by_is_taken():
+    run = renumber(member(), 5)(new(member()))
+    assert (run["attempts"][0]["number"], run["labels"]["attempt"]) == (5, "5")
+    assert renumber(member(1, 101), 6)(run) is None
+
+
+# --- Ending -------------------------------------------------------------------------------------------
+
+
+def test_the_end_of_process_0_is_the_runs():
+    run = ended(joined(new(member(0)), member(1, 101)), member(0))
+    assert (run["runPhase"], run["endTime"], phases(run)) == ("COMPLETED", LATER, ["COMPLETED"])
+
+
+def test_the_end_of_a_worker_is_its_own():
+    run = ended(joined(new(member(0)), member(1, 101)), member(1, 101))
+    assert (run["runPhase"], phases(run)) == ("ACTIVE", ["ACTIVE"])
+
+
+def test_on_a_host_without_process_0_the_end_of_the_last_is_the_runs():
+    run = joined(new(member(2, 102)), member(3, 103))
+    run = ended(run, member(2, 102))
+    assert run["runPhase"] == "ACTIVE"
+    assert ended(run, member(3, 103))["runPhase"] == "COMPLETED"
+
+
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+def test_a_failure_of_any_process_is_the_runs_and_is_never_overwritten(order):
+    members = {0: member(0), 1: member(1, 101)}
+    run = joined(new(members[0]), members[1])
+    for index in order:
+        run = ended(run, members[index], *(("FAILED", "boom") if index == 1 else ("COMPLETED", "")))
+    assert (run["runPhase"], run["errorDetails"], phases(run)) == ("FAILED", "boom", ["FAILED"])
+
+
+def test_the_end_of_an_attempt_before_does_not_end_the_run():
+    run = joined(new(member(0)), member(0, 101))
+    late = ended(run, member(0), "FAILED", "late")
+    assert late["runPhase"] == "ACTIVE"
+    assert phases(late) == ["FAILED", "ACTIVE"]
+
+
+def test_a_process_that_nobody_knows_ends_nothing():
+    run = new(member())
+    assert end(member(0, 999), "FAILED", "", now=LATER)(run) is None
+
+
+def test_why_an_attempt_ended_may_be_known_later():
+    run = joined(new(member(0)), member(0, 101))
+    assert ended_without_a_word(run)["number"] == 1
+    told = explain(1, "FAILED", "out of memory")(run)
+    assert told["attempts"][0]["reason"] == "out of memory"
+    assert ended_without_a_word(told) is None
+    assert explain(1, "FAILED", "something else")(told) is None
