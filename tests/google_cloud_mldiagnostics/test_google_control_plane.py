@@ -374,7 +374,10 @@ def test_a_black_hole_costs_three_requests_and_no_more(server, time):
 @pytest.mark.skipif(
     not hasattr(urllib3.response.HTTPResponse, "read1"), reason="before urllib3 2 a piece may take as long as it drips"
 )
-def test_a_server_that_drips_is_given_up_at_the_deadline(time):
+@pytest.mark.parametrize(
+    ("length", "piece"), [(b"Transfer-Encoding: chunked", b"1\r\n \r\n"), (b"Content-Length: 100000", b" ")]
+)
+def test_a_server_that_drips_is_given_up_at_the_deadline(time, length, piece):
     with socket.create_server(("127.0.0.1", 0)) as listener:
         stop = threading.Event()
 
@@ -383,9 +386,9 @@ def test_a_server_that_drips_is_given_up_at_the_deadline(time):
                 connection, _ = listener.accept()
                 with connection:
                     try:
-                        connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 100000\r\n\r\n{")
+                        connection.sendall(b"HTTP/1.1 200 OK\r\n" + length + b"\r\n\r\n")
                         while not stop.wait(0.02):
-                            connection.sendall(b" ")
+                            connection.sendall(piece)
                     except OSError:
                         continue
 

@@ -8,6 +8,8 @@ import urllib.parse
 import urllib.request
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from ml_diagnostics_testing.control_plane import ControlPlaneServer, SelfHostedServer
 from ml_diagnostics_testing.faults import Status
 
@@ -149,6 +151,29 @@ def test_fields_and_values_that_the_api_does_not_know_are_refused(control_plane_
     status, answer = create(control_plane_server, **wrong)
     assert (status, answer["error"]["status"]) == (400, "INVALID_ARGUMENT")
     assert control_plane_server.runs() == []
+
+
+FIELDS = st.sampled_from([*RUN, "workloadDetails", "metrics", "etag", "endTime", "gke", "targets", "userConfigs", "x"])
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(FIELDS, inner, max_size=4),
+    max_leaves=12,
+)
+
+
+def test_any_json_is_taken_or_refused():
+    with ControlPlaneServer() as server:
+
+        @given(body=st.dictionaries(FIELDS, JSON, max_size=6) | JSON)
+        @settings(max_examples=100, deadline=None, database=None)
+        def is_answered(body):
+            server.clear()
+            session = f"{RUNS}/run-1/profilerSessions"
+            for path, query in ((RUNS, {"machine_learning_run_id": "run-1"}), (session, {"profiler_session_id": "s"})):
+                status, answer = ask(server, "POST", path, body, **query)
+                assert status in (200, 400, 404), answer
+
+        is_answered()
 
 
 @pytest.mark.parametrize("run_id", ["", "My_Run", "実験", "-x", "x" * 201])
