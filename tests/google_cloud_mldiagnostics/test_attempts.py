@@ -159,6 +159,14 @@ def test_a_failure_of_any_process_is_the_runs_and_is_never_overwritten(order):
     assert (run["runPhase"], run["errorDetails"], phases(run)) == ("FAILED", "boom", ["FAILED"])
 
 
+def test_the_first_failure_is_why_it_failed():
+    run = joined(new(member(0)), member(1, 101))
+    run = ended(run, member(1, 101), "FAILED", "nan loss")
+    run = ended(run, member(0), "FAILED", "SIGTERM")
+    assert (run["errorDetails"], run["attempts"][0]["reason"]) == ("nan loss", "nan loss")
+    assert [process["reason"] for process in run["attempts"][0]["processes"]] == ["SIGTERM", "nan loss"]
+
+
 def test_the_end_of_an_attempt_before_does_not_end_the_run():
     run = joined(new(member(0)), member(0, 101))
     late = ended(run, member(0), "FAILED", "late")

@@ -374,6 +374,16 @@ def test_a_forked_child_may_have_a_run_of_its_own():
     }
 
 
+def test_processes_of_one_host_share_an_attempt_though_nothing_tells_their_life():
+    job = {"RUN_WORKLOAD_ID": "w", "JAX_NUM_PROCESSES": "2"}
+    first = programs.start("begin(); ready(); sys.stdin.readline()", JAX_PROCESS_ID="0", **job)
+    programs.await_line(first, "ready")
+    assert programs.run("begin()", JAX_PROCESS_ID="1", **job).code == 0
+    assert programs.end(first, say="go on\n").code == 0
+    (attempt,) = programs.kept_run()["attempts"]
+    assert (attempt["phase"], len(attempt["processes"])) == ("COMPLETED", 2)
+
+
 # --- Ends that the user asks for ----------------------------------------------------------------------
 
 

@@ -1,0 +1,55 @@
+"""Whether a process of a run lives: real ones on this host, and by what they left on others."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+from google_cloud_mldiagnostics.attempts import Member
+from google_cloud_mldiagnostics.process_life import is_alive, start_mark
+
+HERE = Member("here", 0, os.getpid(), start_mark(os.getpid()))
+UPDATED = "2026-03-10T01:02:03Z"
+UPDATED_NS = 1_773_104_523 * 10**9
+
+
+def process(pid, started, host="here"):
+    return {"hostname": host, "pid": pid, "started": started, "updateTime": UPDATED}
+
+
+@pytest.fixture
+def child():
+    child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    yield child
+    child.kill()
+    child.communicate()
+
+
+def test_a_process_lives_until_it_is_killed_also_while_nobody_has_asked_for_its_status(child):
+    other = process(child.pid, start_mark(child.pid))
+    assert is_alive(other, HERE)
+    child.kill()
+    os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+    assert not is_alive(other, HERE)
+
+
+@pytest.mark.skipif("sys.platform != 'linux'", reason="only Linux tells when a process began")
+def test_another_process_of_the_same_pid_is_not_the_one(child):
+    assert not is_alive(process(child.pid, "1"), HERE)
+
+
+def test_where_the_system_does_not_tell_when_a_process_began_its_pid_must_do(child):
+    assert is_alive(process(child.pid, ""), HERE)
+    assert not is_alive(process(2**22 + 1, ""), HERE)
+
+
+@pytest.mark.parametrize("pid", [None, "12", 0, -1, 10**30, True])
+def test_what_is_no_pid_is_no_process(pid):
+    assert not is_alive(process(pid, "1"), HERE)
+
+
+def test_a_process_of_another_host_lives_while_the_runs_folder_changes():
+    other = process(1, "1", host="there")
+    assert is_alive(other, HERE, now_ns=UPDATED_NS + 170 * 10**9)
+    assert not is_alive(other, HERE, now_ns=UPDATED_NS + 190 * 10**9)
+    assert not is_alive({**other, "updateTime": None}, HERE)
