@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
+import google.auth.exceptions
 import pytest
 from google.auth.credentials import AnonymousCredentials, Credentials
 from hypothesis import given
@@ -185,6 +186,18 @@ def test_a_token_that_is_refused_is_renewed_within_the_call(cloud_logging_server
     transport.write([entry(1)], timeout_seconds=5)
     transport.close()
     assert (credentials.renewals, len(cloud_logging_server.entries())) == (2, 1)
+
+
+def test_a_token_service_that_cannot_be_reached_is_asked_again_soon(cloud_logging_server: CloudLoggingServer) -> None:
+    class OutOfReach(Credentials):
+        def refresh(self, request: Any) -> None:
+            raise google.auth.exceptions.TransportError("no route to the token service")
+
+    cloud = CloudEnvironment("test-project", OutOfReach(), None, "test")  # type: ignore[no-untyped-call]
+    transport = RestTransport(cloud, base_url=cloud_logging_server.rest_url)
+    error = failure(transport)
+    transport.close()
+    assert (error.code, error.retryable, error.access) == ("UNAVAILABLE", True, False)
 
 
 def test_a_poisoned_entry_is_named_and_the_rest_is_written(

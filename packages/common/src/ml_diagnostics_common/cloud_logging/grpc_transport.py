@@ -218,6 +218,8 @@ def _call_errors() -> Iterator[None]:
         yield
     except GoogleAPICallError as error:
         raise _error(error) from error
+    except google.auth.exceptions.TransportError as error:  # Nobody could be asked for a token.
+        raise TransportError("UNAVAILABLE", str(error)) from error
     except google.auth.exceptions.GoogleAuthError as error:
         code = "UNAVAILABLE" if getattr(error, "retryable", False) else "UNAUTHENTICATED"
         raise TransportError(code, str(error)) from error

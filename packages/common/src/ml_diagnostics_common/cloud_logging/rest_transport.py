@@ -188,6 +188,8 @@ def _connection_errors(timeout_seconds: float) -> Iterator[None]:
         raise TransportError("DEADLINE_EXCEEDED", f"no answer in {timeout_seconds:g} s") from error
     except (requests.exceptions.RequestException, urllib3.exceptions.HTTPError) as error:
         raise TransportError("UNAVAILABLE", str(error)) from error
+    except google.auth.exceptions.TransportError as error:  # Nobody could be asked for a token.
+        raise TransportError("UNAVAILABLE", str(error)) from error
     except google.auth.exceptions.GoogleAuthError as error:
         code = "UNAVAILABLE" if getattr(error, "retryable", False) else "UNAUTHENTICATED"
         raise TransportError(code, str(error)) from error
