@@ -71,6 +71,11 @@ def test_a_secret_is_known_by_its_form(secret, around):
         ("Config(password='a b', lr=0.1)", f"Config(password='{REDACTED}', lr=0.1)"),
         ("os.environ['SECRET'] = 'x y'", f"os.environ['SECRET'] = '{REDACTED}'"),
         ("url?access_token=abc&page=2", f"url?access_token={REDACTED}&page=2"),
+        ("https://h/?token=abc&page=2", f"https://h/?token={REDACTED}&page=2"),
+        ("at https://h:80/a?api_key=abc", f"at https://h:80/a?api_key={REDACTED}"),
+        ("https://h/o?X-Goog-Signature=abc", f"https://h/o?X-Goog-Signature={REDACTED}"),
+        ("https://h/o?sv=1&sig=abc%2F&se=2", f"https://h/o?sv=1&sig={REDACTED}&se=2"),
+        ("https://hooks.slack.com/services/T0/B0/abc", f"https://hooks.slack.com/services/{REDACTED}"),
         ("X-Goog-Signature=deadbeef", f"X-Goog-Signature={REDACTED}"),
     ],
 )

@@ -96,12 +96,17 @@ _SECRET_FORMS = re.compile(
 )
 _BEARER = re.compile(r"\b(bearer\s+)[\w.~+/=-]{8,}", re.IGNORECASE)
 _URL_USER = re.compile(r"(?<=://)[^\s/@:\"'<>]*:[^\s/@\"'<>]*@")
+# What a signed URL is signed with, and the path that is all that a webhook asks for.
+_URL_SECRET = re.compile(
+    r"(?<=[?&])((?:sig|signature)=)[^\s&\"'<>]+|(?<=://)(hooks\.slack\.com/services/)[^\s?\"'<>]+", re.IGNORECASE
+)
+_PARAMETER = re.compile(r"(?<=[?&])([\w.-]+)(=)([^\s&\"'<>]+)")  # of a URL, whose port is an assignment to the eye
 _USER_FLAG = re.compile(r"""(?<!\S)(-u|--user|--proxy-user)(\s+|=)([^\s:"']+:)[^\s"']+""")  # curl -u bob:hunter2
 _VALUE = (
     r"(?:(?:bearer|basic|token|digest|negotiate)\s+)?"
     r"""(?:"(?:[^"\\]|\\.)*"?|'(?:[^'\\]|\\.)*'?|[^\s,;&"'(){}\]]+\]?)"""
 )
-_ASSIGNMENT = re.compile(rf"""(?<![\w.-])([\w.-]+)(\\?["']?\]?\s*(?:=>|[:=])\s*)({_VALUE})""", re.IGNORECASE)
+_ASSIGNMENT = re.compile(rf"""(?<![\w.-])([\w.-]+)(\\?["']?\]?\s*(?:=>|[:=](?!//))\s*)({_VALUE})""", re.IGNORECASE)
 _FLAG = re.compile(rf"""(?<![\w.-])(--?[\w-]+)(\s+)(?!-)({_VALUE})""", re.IGNORECASE)
 
 
@@ -127,8 +132,10 @@ def redact_text(text: str) -> str:
 def _redact_once(text: str) -> str:
     text = _SECRET_FORMS.sub(REDACTED, text)
     text = _URL_USER.sub(f"{REDACTED}@", text)
+    text = _URL_SECRET.sub(lambda match: f"{match[1] or match[2]}{REDACTED}", text)
     text = _USER_FLAG.sub(rf"\1\2\3{REDACTED}", text)
     text = _BEARER.sub(rf"\1{REDACTED}", text)
+    text = _PARAMETER.sub(_redact_value, text)
     text = _ASSIGNMENT.sub(_redact_value, text)
     return _FLAG.sub(_redact_value, text)
 
