@@ -81,7 +81,7 @@ def test_two_processes_share_a_session_and_a_listed_one_profiles_alone(tmp_path)
             train()
         together("end")
         assert finish_profiles(60)
-        while index == 0 and Registration.sessions[-1][1]["targetSessions"]["host-a"]["sessionPhase"] == "ACTIVE":
+        while index == 0 and len(Registration.sessions[-1][1]["targetSessions"]) < 2:
             time.sleep(0.05)
         print(json.dumps(Registration.sessions))
         together("over")

@@ -176,7 +176,7 @@ def test_a_server_that_cannot_start_costs_no_more_than_itself(in_production, cap
 
 def test_the_server_waits_for_the_jobs_devices_and_initialises_none():
     program = """
-        import os, sys, threading, time
+        import atexit, os, sys, time
         from google_cloud_mldiagnostics.active_run import ActiveRun, set_active_run
         from google_cloud_mldiagnostics.mlrun_types import MLRun
         from google_cloud_mldiagnostics.profiling.on_demand import start_on_demand_xprof
@@ -199,7 +199,8 @@ def test_the_server_waits_for_the_jobs_devices_and_initialises_none():
         while active.profiler_port is None:
             time.sleep(0.05)
         if os.fork() == 0:  # A child does not end its parent's server.
-            sys.exit(0)
+            atexit._run_exitfuncs()
+            os._exit(0)  # As multiprocessing does: JAX of 2024 does not survive more.
         os.wait()
         import socket
         assert socket.socket().connect_ex(("127.0.0.1", active.profiler_port)) == 0
