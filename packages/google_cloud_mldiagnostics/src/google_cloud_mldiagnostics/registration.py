@@ -104,6 +104,8 @@ class Registration:
         self._due_at = 0.0
         self._sessions: dict[str, Resource] = {}
         self._end: _End | None = None
+        self._is_all = False
+        self._keeping = threading.Lock()  # Of sessions, in their order; never held by the job's threads.
         self.error: Exception | None = None
         """Why the other keeper does not know the run as it is; None when it does, or there shall be none."""
 
@@ -125,13 +127,12 @@ class Registration:
 
     def put_session(self, session_id: str, session: Resource) -> None:
         """Tells of a profiler session, here and at the other keeper."""
-        if not self._done.is_set():
-            self._inbox.put(lambda: self._note_session(session_id, session))
+        self._inbox.put(lambda: self._note_session(session_id, session))
         if self._done.is_set():  # Also if it has become so just now: then nobody looks into the inbox any more.
-            background.start(lambda: self._put_here(session_id, session))
+            background.start(self._keep_sessions_here)
 
     def end(self, phase: str, deadline: float) -> None:
-        """Tells how the run has ended, which its folder has already.
+        """Tells how the run has ended, which its folder has already; sessions may follow until `wait`.
 
         Args:
             phase: COMPLETED or FAILED.
@@ -144,8 +145,12 @@ class Registration:
         return self._judged.wait(timeout_seconds)
 
     def wait(self, timeout_seconds: float) -> bool:
-        """Waits until the end is told; False if that takes longer, or fails."""
-        return self._done.wait(timeout_seconds) and self.error is None
+        """Waits until the end is told, behind which nothing follows; False if that takes longer, or fails."""
+        self._inbox.put(self._note_all)
+        is_done = self._done.wait(timeout_seconds)
+        if is_done:
+            self._keep_sessions_here()
+        return is_done and self.error is None
 
     @property
     def link(self) -> str:
@@ -231,8 +236,8 @@ class Registration:
             pass
 
     def _seconds_until_due(self) -> float:
-        if not self._is_behind and not self._sessions and self._end is None:
-            return _LOOK_EVERY_SECONDS
+        if not self._is_behind and not self._sessions:
+            return _LOOK_EVERY_SECONDS if self._end is None else self._end.deadline - time.monotonic()
         return self._due_at - time.monotonic()
 
     def _note_change(self) -> None:
@@ -255,13 +260,16 @@ class Registration:
         self._is_behind = self._is_owner or end.phase == "FAILED"
         self._due_at = time.monotonic()  # Once more, whatever failed before.
 
+    def _note_all(self) -> None:
+        self._is_all = True
+
     def _is_ending(self) -> bool:
         return self._end is not None
 
     def _is_over(self) -> bool:
         if self._end is None:
             return False
-        is_told = not self._is_behind and not self._sessions
+        is_told = self._is_all and not self._is_behind and not self._sessions
         return is_told or time.monotonic() + _LEAST_CALL_SECONDS >= self._end.deadline or self._due_at == math.inf
 
     def _tell(self) -> None:
@@ -367,7 +375,8 @@ class Registration:
 
     def _keep_sessions_here(self) -> None:
         """What came while there was no other keeper, or came too late for it."""
-        self._take_messages(0.0)
+        with self._keeping:
+            self._take_messages(0.0)
 
 
 def _numbered(run: Resource, attempt: int) -> Resource:
