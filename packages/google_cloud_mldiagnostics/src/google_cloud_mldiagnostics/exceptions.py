@@ -3,7 +3,7 @@
     DiagnosticsError                              of all our libraries
     └── MLDiagnosticError
         ├── MLRunConfigurationError               (also a ConfigurationError) an argument cannot be used
-        ├── RecordingError                        (also a ValueError) never raised by `record`; for scripts that catch it
+        ├── RecordingError                        (also a ValueError) not raised by `record`; for scripts that catch it
         ├── NoActiveRunError                      something was asked of a run, and there is none
         ├── ProfilingError                        a profile could not be taken, or there is nowhere to put it
         └── ControlPlaneError                     the keeper of runs refused, or could not be asked
@@ -11,6 +11,8 @@
             ├── RunNotFoundError
             ├── RunExistsError
             └── RunChangedError                   somebody else changed the run first
+
+What goes wrong while the job runs is a warning in their place.
 """
 
 from __future__ import annotations
