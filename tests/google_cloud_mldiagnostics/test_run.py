@@ -319,6 +319,16 @@ def test_a_folder_that_cannot_be_written_does_not_stop_the_job(in_production, ca
     assert programs.phases() == ["ACTIVE", "COMPLETED"]
 
 
+@pytest.mark.parametrize("part", ["identify", "to_wire", "RunLog", "Lifecycle", "SystemMetrics", "resource_of"])
+def test_a_bug_of_ours_costs_the_run_and_never_the_job(part, in_production, monkeypatch, caplog):
+    monkeypatch.setattr(f"google_cloud_mldiagnostics.beginning.{part}", lambda *_, **__: 1 / 0)
+    with machinelearning_run("train", configs={"lr": 0.1}) as run:
+        run.configs.update(batch_size=64)
+        metrics.record("loss", 0.5)
+    assert run.display_name == "train"
+    assert "ZeroDivisionError" in caplog.text
+
+
 def test_a_run_file_that_somebody_has_spoilt_does_not_stop_the_job(in_production, caplog):
     programs.run("begin()", RUN_WORKLOAD_ID="w")
     path = programs.runs_folder() / "train-w" / "run.json"

@@ -7,12 +7,16 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from ml_diagnostics_common.environment import Backend, configured_backend
+from ml_diagnostics_common.exceptions import DiagnosticsError
+from ml_diagnostics_common.guard import report_loss
 
 from google_cloud_mldiagnostics.active_run import active_run
 from google_cloud_mldiagnostics.beginning import Beginning
+from google_cloud_mldiagnostics.identity import readable_id
 from google_cloud_mldiagnostics.mlrun_types import (
     AcceleratorOrchestrator,
     ApplicationFramework,
+    ConfigDict,
     Framework,
     MLRun,
     RlOrchestrator,
@@ -121,4 +125,16 @@ def machinelearning_run(
     previous = active_run()
     if previous is not None and previous.pid == os.getpid():
         previous.run.end("COMPLETED", "", wait_seconds=_WAIT_FOR_PREVIOUS_SECONDS)
-    return Beginning(arguments, backend).begin()
+    try:
+        return Beginning(arguments, backend).begin()
+    except DiagnosticsError:
+        raise  # A strict run's.
+    except Exception as error:
+        # A bug of ours costs the run, or a part of it, and never the job.
+        report_loss("machinelearning_run", error, "begin the run")
+        begun = active_run()
+        if begun is not None and begun.pid == os.getpid():
+            return begun.run
+        return MLRun(
+            name=readable_id(arguments.name), display_name=arguments.name, configs=ConfigDict(arguments.configs)
+        )
