@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
 from google_cloud_mldiagnostics.run_log import RunLog
-from google_cloud_mldiagnostics.run_sync import EntriesSent, send_entries
+from google_cloud_mldiagnostics.run_sync import EntriesSent, profile_files, send_entries
 from ml_diagnostics_common.cloud_logging import EntryError, Page, TransportError
 from ml_diagnostics_common.environment import diagnostics_directory
 
@@ -107,3 +108,18 @@ def test_entries_say_in_the_cloud_where_they_are() -> None:
     assert {entry["logName"] for entry in seen} == {"projects/p/logs/ml_diagnostics_metric"}
     labels = seen[0]["resource"]["labels"]
     assert labels == {"project_id": "p", "location": "there", "namespace": "n", "node_id": "run-1"}
+
+
+def test_what_xprof_leaves_beside_a_profile_is_none(tmp_path: Path) -> None:
+    session = tmp_path / "plugins" / "profile" / "s1"
+    session.mkdir(parents=True)
+    left = [
+        "ALL_HOSTS.op_stats_v2.pb",
+        ".cached_tools.json",
+        "cache_version.txt",
+        "jit_step(7).hlo_proto.pb",
+        "h.SSTABLE",
+    ]
+    for name in ["host-0.xplane.pb", "host-0.trace.json.gz", ".host-1.xplane.pb.77.tmp", *left]:
+        (session / name).touch()
+    assert sorted(profile_files([tmp_path])) == ["s1/host-0.trace.json.gz", "s1/host-0.xplane.pb"]

@@ -49,8 +49,8 @@ _REQUEST_SECONDS: Final = 30.0
 _PATIENCE_SECONDS: Final = 60.0
 _REFUSED: Final = frozenset({"INVALID_ARGUMENT", "FAILED_PRECONDITION", "OUT_OF_RANGE"})
 _KEPT_BY_EACH: Final = ("createTime", "etag", "name", "updateTime")
-_CACHES: Final = (".SSTABLE", ".op_stats.pb", ".op_stats_v2.pb")
-"""What XProf leaves beside the profiles that it has shown."""
+_PROFILES: Final = (".xplane.pb", ".trace.json.gz")
+"""What profilers write; what else is there, XProf has made of it when it showed the profile."""
 
 
 @dataclass
@@ -265,7 +265,7 @@ def profile_files(folders: Sequence[Path]) -> dict[str, Path]:
     for folder in folders:
         sessions = folder.joinpath(*_SESSIONS)
         for path in sorted(sessions.glob("*/*")):
-            if path.is_file() and not path.name.startswith(".") and not path.name.endswith(_CACHES):
+            if path.is_file() and not path.name.startswith(".") and path.name.endswith(_PROFILES):
                 files.setdefault(f"{path.parent.name}/{path.name}", path)
     return files
 
