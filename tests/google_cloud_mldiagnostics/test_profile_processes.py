@@ -60,9 +60,11 @@ def run_job(source, count=2):
     ]
     try:
         answers = [job.communicate(timeout=100) for job in jobs]
-    finally:
+    except subprocess.TimeoutExpired:
         for job in jobs:
             job.kill()
+            job.communicate()
+        raise
     assert [job.returncode for job in jobs] == [0] * count, answers
     return [json.loads(output.splitlines()[-1]) for output, _ in answers]
 
@@ -81,7 +83,7 @@ def test_two_processes_share_a_session_and_a_listed_one_profiles_alone(tmp_path)
             train()
         together("end")
         assert finish_profiles(60)
-        while index == 0 and len(Registration.sessions[-1][1]["targetSessions"]) < 2:
+        while index == 0 and not any(len(session["targetSessions"]) == 2 for _, session in Registration.sessions):
             time.sleep(0.05)
         print(json.dumps(Registration.sessions))
         together("over")

@@ -119,6 +119,33 @@ def test_of_too_many_that_wait_the_oldest_is_dropped_and_counted(monkeypatch, tm
     assert LOSSES["profile_dropped"] == 2
 
 
+@pytest.mark.parametrize("faults", [[], [Status(503)], [Status(403)] * 2])
+def test_an_interpreter_that_starts_no_more_threads_uploads_all_the_same(
+    bucket, run, in_production, faults, monkeypatch
+):
+    """Since Python 3.12 that is so in functions of atexit."""
+    bucket.faults.script(faults, on="upload")
+    monkeypatch.setattr(deliveries.background, "start", lambda job: None)
+    profile_once()
+    assert finish_profiles(20)
+    assert bucket.names("bucket") == [NAME]
+    assert sessions_told("run-1")[-1] == ("one", "SUCCEEDED")
+    assert run.registration.sessions[-1][1]["targetSessions"]["host-a"]["sessionPhase"] == "SUCCEEDED"
+
+
+def test_without_threads_the_end_is_bounded_too(bucket, run, in_production, monkeypatch):
+    bucket.faults.always(Status(503), on="upload")
+    monkeypatch.setattr(deliveries.background, "start", lambda job: None)
+    profile_once()
+    started = time.monotonic()
+    assert not finish_profiles(1.5)
+    once = time.monotonic() - started
+    assert not finish_profiles(0.0)
+    assert time.monotonic() - started < 3 * once
+    assert len(xplanes(run.folder / "staged")) == 1
+    bucket.faults.clear()
+
+
 def test_the_end_of_the_program_waits_for_uploads_and_ends_an_open_profile(bucket):
     bucket.faults.script([Status(503), Status(503)], on="upload")
     program = """

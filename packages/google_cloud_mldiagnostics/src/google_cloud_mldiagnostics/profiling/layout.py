@@ -1,0 +1,37 @@
+"""How XProf and TensorBoard have the files of profiles: `<logdir>/plugins/profile/<session>/<host>.xplane.pb`."""
+
+from __future__ import annotations
+
+from typing import Final
+
+__all__ = ["SESSIONS", "SUFFIX", "file_of", "is_in_bucket", "logdir_of", "session_folder", "sessions_folder"]
+
+SESSIONS: Final = ("plugins", "profile")
+"""The folders between a logdir and its sessions."""
+SUFFIX: Final = ".xplane.pb"
+"""The end of the names of the files."""
+
+
+def sessions_folder(logdir: str) -> str:
+    """Returns where the sessions of a logdir are."""
+    return "/".join((logdir, *SESSIONS))
+
+
+def session_folder(logdir: str, session_id: str) -> str:
+    """Returns where the files of one session are."""
+    return f"{sessions_folder(logdir)}/{session_id}"
+
+
+def logdir_of(folder: str) -> str:
+    """Returns what XProf is given to show a session, from the folder of that session or of all of them."""
+    return folder.partition(f"/{'/'.join(SESSIONS)}")[0]
+
+
+def file_of(host: str) -> str:
+    """Returns what a host's file is called."""
+    return host + SUFFIX
+
+
+def is_in_bucket(folder: str) -> bool:
+    """Whether others than this machine find a folder: the control plane in the cloud is told of no other."""
+    return folder.startswith("gs://")
