@@ -22,7 +22,7 @@ _SHORTEST_LINE = 100
 Times = dict[str, list[float]]
 
 
-def record(kind: str, urls: dict[str, str], tight: int, paced: int) -> dict[str, Any]:
+def record_metrics(kind: str, urls: dict[str, str], tight: int, paced: int) -> dict[str, Any]:
     """Records in a tight loop and then paced, there beside a bare append of as many bytes as an entry of ours.
 
     Args:
@@ -107,7 +107,7 @@ def measure(*, quick: bool) -> list[Table]:
 
 def _run(tracker: Tracker, tight: int, paced: int) -> dict[str, Any]:
     with run_cloud(logging_delay_seconds=_BACKEND_SECONDS) as cloud:
-        run: dict[str, Any] = tracker.run(record, cloud, tight=tight, paced=paced)
+        run: dict[str, Any] = tracker.run(record_metrics, cloud, tight=tight, paced=paced)
     return run
 
 
