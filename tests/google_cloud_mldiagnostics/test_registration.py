@@ -293,6 +293,35 @@ def test_a_process_leaves_in_time_however_long_the_control_plane_is_silent(serve
     assert programs.kept_run()["runPhase"] == "FAILED"
 
 
+def test_a_worker_that_is_forked_while_clients_are_loaded_can_load_them_too(server):
+    ended = programs.run("""
+        begin()
+        for pause in (0, 0.01, 0.02, 0.05, 0.1):
+            time.sleep(pause)
+            pid = os.fork()
+            if pid == 0:
+                signal.alarm(20)
+                import requests, google.auth.transport.requests, google.oauth2.service_account
+                os._exit(0)
+            print(os.waitpid(pid, 0)[1], end=" ")
+    """)
+    assert (ended.code, ended.output) == (0, "0 0 0 0 0 "), ended.errors
+
+
+def test_a_signal_ends_a_process_in_time_however_long_the_control_plane_is_silent(server):
+    server.faults.always(Hang())
+    ended = programs.run_until_ready(
+        """
+        from google_cloud_mldiagnostics import lifecycle
+        lifecycle._END_SECONDS = 1.0
+        begin()
+        """,
+        programs.SIGTERM,
+    )
+    assert ended.code == -programs.SIGTERM
+    assert programs.kept_run()["runPhase"] == "FAILED"
+
+
 def test_what_failed_at_first_is_told_later(server, monkeypatch):
     monkeypatch.setattr("google_cloud_mldiagnostics.registration._FIRST_ACCESS_SECONDS", 0.1)
     server.is_permitted = False

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from ml_diagnostics_common import background
+from ml_diagnostics_common.client_imports import import_undisturbed
 from ml_diagnostics_common.entry import format_timestamp
 from ml_diagnostics_common.environment import Backend, diagnostics_directory
 from ml_diagnostics_common.environment import identity as identity_of_process
@@ -272,7 +273,8 @@ def _attempt_told(text: str) -> int:
 
 
 def _collected(framework: Framework) -> tuple[dict[str, dict[str, str]], bool]:
-    """What is known of software and hardware by now, and whether that is all."""
+    """What is known of software and hardware by now, and whether that is all: in a thread of its own."""
+    import_undisturbed("importlib.metadata")
     hardware = collect_hardware()
     known = collect_host() if hardware is None else hardware
     return {"softwareConfigs": collect_software(framework), "hardwareConfigs": known}, hardware is not None

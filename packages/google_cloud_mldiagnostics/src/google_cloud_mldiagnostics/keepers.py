@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping
 
+from ml_diagnostics_common.client_imports import import_clients
+
 from google_cloud_mldiagnostics.identity import Workload
 from google_cloud_mldiagnostics.mlrun_types import MLRun
 from google_cloud_mldiagnostics.registration import Keeper
@@ -22,6 +24,7 @@ def find_google(project: str | None, location: str, environment: str) -> Callabl
     """
 
     def connect() -> Keeper:
+        import_clients()
         from ml_diagnostics_common.credentials import find_cloud
 
         from google_cloud_mldiagnostics.control_plane.google import GoogleControlPlane
@@ -49,6 +52,7 @@ def find_self_hosted(
     workload_id = environ.get("DIAGON_WORKLOAD_ID") or environ.get("WORKLOAD_ID") or "-".join(workload.id_parts)
 
     def connect() -> Keeper:
+        import_clients()
         from google_cloud_mldiagnostics.control_plane.self_hosted import SelfHostedControlPlane
 
         plane = SelfHostedControlPlane(

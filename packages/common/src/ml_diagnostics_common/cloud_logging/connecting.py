@@ -6,6 +6,7 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
+from ml_diagnostics_common.client_imports import import_clients
 from ml_diagnostics_common.cloud_logging.transport import LoggingTransport
 from ml_diagnostics_common.credentials import CloudEnvironment, find_cloud
 from ml_diagnostics_common.environment import endpoint, logging_grpc_target
@@ -54,4 +55,5 @@ def connect(
         MissingExtraError: google-cloud-logging is not installed.
         ConfigurationError: A variable of the environment cannot be an address.
     """
+    import_clients()
     return make_transport(find_cloud(project, credentials, environ=environ), environ)
