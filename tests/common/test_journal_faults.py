@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import resource
 import shutil
 import subprocess
+import sys
 import threading
 import time
 import weakref
@@ -465,3 +467,19 @@ def test_a_network_filesystem_is_written_by_the_caller_when_there_can_be_no_thre
     journal = new_journal(tmp_path, queued=True)
     journal.append({"n": 0})
     assert numbers(read_all(tmp_path)) == [0]
+
+
+def test_what_a_process_could_not_write_until_its_end_is_told(small_disk: Path) -> None:
+    (small_disk / "ballast").write_bytes(b"x" * 200_000)
+    program = f"""
+from pathlib import Path
+from ml_diagnostics_common.journal import Journal
+
+journal = Journal({LOG!r}, root=Path({str(small_disk)!r}), labels={{}})
+for n in range(3_000):
+    journal.append({{"n": n, "text": "x" * 100}})
+"""
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
+    lost = re.search(r"(\d+) of its entries are lost", ended.stderr)
+    assert lost is not None, ended.stderr
+    assert int(lost[1]) == 3_000 - len(numbers(read_all(small_disk))) > 0

@@ -131,8 +131,9 @@ def test_a_child_that_was_forked_in_the_middle_of_a_change_holds_nobody_up(plane
 def test_runs_are_listed_newest_first_and_by_group_and_damaged_ones_are_passed_over(plane, tmp_path):
     for number, group in enumerate(["a", "b", "a"]):
         plane.create_run(f"train-{number}", {"runSet": group})
-    (tmp_path / "runs" / "damaged").mkdir()
-    (tmp_path / "runs" / "damaged" / "run.json").write_text("{")
+    for number, damaged in enumerate(["{", "{}", '{"name": 1}', "[" * 200_000]):
+        (tmp_path / "runs" / f"damaged-{number}").mkdir()
+        (tmp_path / "runs" / f"damaged-{number}" / "run.json").write_text(damaged)
     assert [run["name"] for run in plane.list_runs()] == ["train-2", "train-1", "train-0"]
     assert [run["name"] for run in plane.list_runs("a")] == ["train-2", "train-0"]
 

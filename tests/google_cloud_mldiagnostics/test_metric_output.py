@@ -138,3 +138,5 @@ def test_the_course_of_values_is_drawn_from_the_lowest_to_the_highest() -> None:
     assert text.sparkline([1.0]) == ""
     assert len(text.sparkline(list(range(10_000)))) == 24
     assert text.sparkline([0, math.nan, 7]) == "▁█"
+    assert text.sparkline([-1.7e308, 0.0, 1.7e308]) == "▁▅█"
+    assert len(text.sparkline([1.7e308, -1.7e308] * 50)) == 24

@@ -247,6 +247,19 @@ class Journal:
         """
         self.flush(timeout_seconds)
 
+    def tell_losses(self) -> None:
+        """Says what of this process could not be written: it ends, and nobody else will."""
+        held = len(self._held)
+        unreported = sum(self._dropped.as_dict().values()) - sum(self._reported_drops.values())
+        if held + unreported > 0:
+            warn_once(
+                ("journal", self.log_id, self.writer, "lost"),
+                "This process ends, and %d of its entries are lost: the journal %s cannot be written to (%s).",
+                held + unreported,
+                self.folder,
+                self._failure or "it was not done in time",
+            )
+
     # The slow way: the first entry, one every five seconds, and all while the file cannot be written to.
 
     def _append_slowly(self, now: str, line: bytes) -> None:

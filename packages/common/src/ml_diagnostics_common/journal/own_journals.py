@@ -70,6 +70,7 @@ def _close_at_exit() -> None:
     for journal in list(_journals_of_this_process):
         try:
             journal.close(max(0.0, deadline - time.monotonic()))
+            journal.tell_losses()
         except Exception as error:
             LOSSES.add(f"close at exit: {type(error).__name__}")
 

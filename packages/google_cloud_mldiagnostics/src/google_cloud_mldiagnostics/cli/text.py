@@ -126,11 +126,13 @@ def sparkline(values: Sequence[float], length: int = 24) -> str:
     if len(finite) < 2 or not _can_print(_BARS):
         return ""
     parts = [finite[len(finite) * at // length : len(finite) * (at + 1) // length] for at in range(length)]
-    means = [sum(part) / len(part) for part in parts if part] if len(finite) >= length else finite
+    means = [sum(value / len(part) for value in part) for part in parts if part] if len(finite) >= length else finite
     low, high = min(means), max(means)
     if low == high:
         return _BARS[0] * len(means)
-    return "".join(_BARS[min(len(_BARS) - 1, int((mean - low) / (high - low) * len(_BARS)))] for mean in means)
+    # Halved: what lies between the ends of a job that diverges may be more than a float can hold.
+    share = [(mean / 2 - low / 2) / (high / 2 - low / 2) for mean in means]
+    return "".join(_BARS[min(len(_BARS) - 1, int(part * len(_BARS)))] for part in share)
 
 
 def _can_print(text: str) -> bool:

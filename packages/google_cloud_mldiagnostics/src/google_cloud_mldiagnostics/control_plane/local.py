@@ -137,10 +137,10 @@ def _read(path: Path) -> Resource:
         raise FileNotFoundError(str(path)) from None
     except OSError as error:
         raise ControlPlaneError(f"{path} cannot be read: {error.strerror}") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ControlPlaneError(f"{path} is damaged ({error}); move it away, and the run begins anew") from error
-    if not isinstance(content, dict):
-        raise ControlPlaneError(f"{path} is damaged: it holds no object; move it away, and the run begins anew")
+    if not isinstance(content, dict) or not isinstance(content.get("name"), str):
+        raise ControlPlaneError(f"{path} is damaged: it names nothing; move it away, and the run begins anew")
     return content
 
 
