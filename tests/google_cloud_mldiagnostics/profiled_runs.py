@@ -8,7 +8,7 @@ from pathlib import Path
 from google_cloud_mldiagnostics.active_run import ActiveRun, set_active_run
 from google_cloud_mldiagnostics.entries import PROCESS, SESSION
 from google_cloud_mldiagnostics.mlrun_types import MLRun
-from google_cloud_mldiagnostics.profiling import deliveries, on_demand, xprof
+from google_cloud_mldiagnostics.profiling import captures, deliveries, on_demand
 from google_cloud_mldiagnostics.run_log import RunLog
 from google_cloud_mldiagnostics.run_reader import run_reader
 from ml_diagnostics_common.environment import diagnostics_directory
@@ -44,10 +44,10 @@ def profiled_run(name, *, finish_seconds=5.0, is_local=True, process_index=0, pr
         yield active
     finally:
         on_demand.stop_on_demand_xprof()
-        xprof.finish_profiles(finish_seconds)
+        captures.finish_profiles(finish_seconds)
         deliveries.deliveries_of_this_process()._jobs.clear()
-        deliveries._deliveries_of_this_process = None
-        xprof._session_ids_of_this_process.clear()
+        deliveries._deliveries.forget()
+        captures._captures.forget()
         set_active_run(None)
 
 

@@ -12,12 +12,13 @@ import pytest
 from google_cloud_mldiagnostics.active_run import set_active_run
 from google_cloud_mldiagnostics.exceptions import ProfilingError
 from google_cloud_mldiagnostics.mlrun_types import MLRun
-from google_cloud_mldiagnostics.profiling import xprof as xprof_module
+from google_cloud_mldiagnostics.profiling import captures as captures_module
+from google_cloud_mldiagnostics.profiling.captures import captures_of_this_process, finish_profiles
+from google_cloud_mldiagnostics.profiling.hosts_check import HostsCheck
 from google_cloud_mldiagnostics.profiling.jax_engine import JaxEngine
-from google_cloud_mldiagnostics.profiling.telling import HostsCheck, Session
+from google_cloud_mldiagnostics.profiling.telling import Session
 from google_cloud_mldiagnostics.profiling.verification import read_xplane
 from google_cloud_mldiagnostics.profiling.xprof import Xprof as xprof  # noqa: N813
-from google_cloud_mldiagnostics.profiling.xprof import finish_profiles
 from ml_diagnostics_common.guard import LOSSES
 
 from .profiled_runs import eventually, profiled_run, sessions_told, xplanes
@@ -106,7 +107,7 @@ def test_a_coroutine_is_profiled_until_it_returns_not_until_it_is_made(run):
     @xprof()
     async def train():
         await asyncio.sleep(0)
-        during.append(xprof_module._capture_of_this_process)
+        during.append(captures_of_this_process().current)
         return "done"
 
     assert inspect.iscoroutinefunction(train)
@@ -119,7 +120,7 @@ def test_a_generator_is_profiled_while_it_is_iterated(run):
     @xprof()
     def batches():
         answer = yield 1
-        yield xprof_module._capture_of_this_process is not None
+        yield captures_of_this_process().current is not None
         return answer
 
     iterator = batches()
@@ -136,7 +137,7 @@ def test_an_asynchronous_generator_is_profiled_while_it_is_iterated(run):
     @xprof()
     async def batches():
         yield 1
-        yield xprof_module._capture_of_this_process is not None
+        yield captures_of_this_process().current is not None
 
     async def consume():
         return [item async for item in batches()]
@@ -217,8 +218,8 @@ def test_hosts_that_are_missing_are_said(warnings, content):
             (folder / "host-b.xplane.pb").write_bytes(content)
         now = datetime.datetime.now(datetime.timezone.utc)
         session = Session(active, "half", "programmatic", str(folder), "host-a", 0, 2, True, now)
-        check = HostsCheck(session, wait_seconds=2.0)
         waited = []
+        check = HostsCheck(session, wait_seconds=2.0, monotonic=lambda: sum(waited))
         while (pause := check()) is not None:
             waited.append(pause)
         assert sum(waited) >= 2.0
@@ -341,7 +342,7 @@ def test_a_trace_that_cannot_be_written_leaves_profiling_usable(run, warnings, m
     """JAX itself would refuse every later one."""
     scratch = []
     monkeypatch.setattr(
-        xprof_module, "scratch_folder", lambda active: scratch.append(active.folder / "no") or scratch[0]
+        captures_module, "scratch_folder", lambda active: scratch.append(active.folder / "no") or scratch[0]
     )
     (run.folder / "no").parent.mkdir(parents=True, exist_ok=True)
     (run.folder / "no").write_text("a file stands where the trace should go")
@@ -391,7 +392,7 @@ def test_ctrl_c_inside_start_leaves_profiling_usable(run, monkeypatch):
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(xprof_module, "_register_exit", interrupted)  # JAX traces already.
+        patch.setattr(captures_module, "_register_exit", interrupted)  # JAX traces already.
         with pytest.raises(KeyboardInterrupt):
             xprof().start()
     with xprof(session_id="after"):

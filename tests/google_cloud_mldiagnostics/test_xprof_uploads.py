@@ -8,7 +8,7 @@ import textwrap
 import time
 
 import pytest
-from google_cloud_mldiagnostics.profiling import deliveries
+from google_cloud_mldiagnostics.profiling import deliveries, uploads
 from google_cloud_mldiagnostics.profiling.verification import summary_of
 from google_cloud_mldiagnostics.profiling.xprof import Xprof, finish_profiles
 from ml_diagnostics_common import storage
@@ -27,7 +27,7 @@ NAME = "folder/run-1/plugins/profile/one/host-a.xplane.pb"
 def bucket(cloud_storage_server, monkeypatch):
     for name, value in cloud_storage_server.environment().items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setattr(deliveries, "_FIRST_PAUSE_SECONDS", 0.1)
+    monkeypatch.setattr(uploads, "_FIRST_PAUSE_SECONDS", 0.1)
     cloud_storage_server.create_bucket("bucket")
     return cloud_storage_server
 
@@ -85,7 +85,7 @@ def test_a_bucket_that_fails_for_a_while_gets_it_later(bucket, run, in_productio
 
 def test_what_sync_has_uploaded_meanwhile_is_not_missed(bucket, run, in_production, monkeypatch):
     bucket.faults.script([Status(403)], on="upload")
-    monkeypatch.setattr(deliveries, "_FIRST_PAUSE_SECONDS", 1.0)
+    monkeypatch.setattr(uploads, "_FIRST_PAUSE_SECONDS", 1.0)
     profile_once()
     (staged,) = (run.folder / "staged").rglob("*.xplane.pb")
     eventually(lambda: LOSSES.get("profile upload: StorageError"))
@@ -109,12 +109,12 @@ def test_without_a_cloud_it_is_staged_for_sync(caplog):
 
 
 def test_of_too_many_that_wait_the_oldest_is_dropped_and_counted(monkeypatch, tmp_path):
-    monkeypatch.setattr(deliveries, "_MOST_WAITING", 3)
+    monkeypatch.setattr(uploads, "_MOST_WAITING", 3)
     for number in range(5):
         source = tmp_path / "source"
         source.write_bytes(b"x")
         os.utime(source, ns=(number, number))
-        deliveries.stage(source, tmp_path / "staged" / str(number) / "host.xplane.pb", tmp_path / "staged")
+        uploads.stage(source, tmp_path / "staged" / str(number) / "host.xplane.pb", tmp_path / "staged")
     assert xplanes(tmp_path / "staged") == [f"{number}/host.xplane.pb" for number in (2, 3, 4)]
     assert LOSSES["profile_dropped"] == 2
 

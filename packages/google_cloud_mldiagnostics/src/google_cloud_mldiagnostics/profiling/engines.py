@@ -8,6 +8,7 @@ from typing import Protocol
 
 from google_cloud_mldiagnostics.exceptions import ProfilingError
 from google_cloud_mldiagnostics.mlrun_types import Framework
+from google_cloud_mldiagnostics.profiling.layout import file_of
 
 __all__ = ["Engine", "captured_file", "engine_for", "is_imported"]
 
@@ -72,7 +73,7 @@ def captured_file(folder: Path) -> Path:
     Raises:
         ProfilingError: There is none.
     """
-    found = sorted(folder.rglob("*.xplane.pb"))
+    found = sorted(folder.rglob(file_of("*")))
     if not found:
         raise ProfilingError(f"the profiler ended without an error and left no xplane.pb in {folder}")
     return found[-1]

@@ -61,7 +61,7 @@ class HostsCheck:
         self._backoff = Backoff(1.0, 10.0)
 
     def hurry(self, wait_seconds: float) -> None:
-        """Has it wait no longer than that from now on, as the process ends: then those hosts are told that are there."""
+        """Has it wait no longer than that from now on, as the process ends; then it tells the hosts that are there."""
         self._is_hurried = True
         self._deadline = min(self._deadline, self._monotonic() + wait_seconds)
 

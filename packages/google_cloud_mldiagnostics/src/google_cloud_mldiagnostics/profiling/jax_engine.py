@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from google_cloud_mldiagnostics.profiling.engines import captured_file, is_imported
+from google_cloud_mldiagnostics.profiling.layout import file_of
 
 __all__ = ["JaxEngine"]
 
@@ -33,7 +34,7 @@ class JaxEngine:
                 trace = state.profile_session.stop()
                 state.reset()
             if isinstance(trace, bytes):
-                file = folder / "trace.xplane.pb"
+                file = folder / file_of("trace")
                 file.write_bytes(trace)
                 return file
         jax.profiler.stop_trace()  # type: ignore[no-untyped-call, unused-ignore]

@@ -25,16 +25,14 @@ from google_cloud_mldiagnostics.active_run import ActiveRun, active_run
 from google_cloud_mldiagnostics.agreement import jax_processes
 from google_cloud_mldiagnostics.exceptions import ProfilingError
 from google_cloud_mldiagnostics.mlrun_types import Framework
-from google_cloud_mldiagnostics.profiling.deliveries import Upload, deliveries_of_this_process
+from google_cloud_mldiagnostics.profiling.captures import captures_of_this_process
+from google_cloud_mldiagnostics.profiling.deliveries import deliveries_of_this_process
 from google_cloud_mldiagnostics.profiling.engines import Engine, engine_for
+from google_cloud_mldiagnostics.profiling.hosts_check import HostsCheck
+from google_cloud_mldiagnostics.profiling.layout import file_of
 from google_cloud_mldiagnostics.profiling.places import Place, Way, place_of, xplane_name
-from google_cloud_mldiagnostics.profiling.telling import (
-    FAILED,
-    SUCCEEDED,
-    HostsCheck,
-    Session,
-    told_folders_of_this_process,
-)
+from google_cloud_mldiagnostics.profiling.telling import FAILED, SUCCEEDED, Session
+from google_cloud_mldiagnostics.profiling.uploads import Upload
 from google_cloud_mldiagnostics.profiling.verification import problem_of, read_xplane
 
 __all__ = ["DEFAULT_PORT", "address_of_this_host", "start_on_demand_xprof", "stop_on_demand_xprof"]
@@ -210,7 +208,7 @@ class CaptureWatch:
         return [folder / name for name in sorted(unknown)]
 
     def _look_at(self, folder: Path) -> None:
-        file = folder / f"{self.name}.xplane.pb"
+        file = folder / file_of(self.name)
         try:
             written = datetime.datetime.fromtimestamp(file.stat().st_mtime, datetime.timezone.utc)
             xplane = read_xplane(file)
@@ -219,7 +217,7 @@ class CaptureWatch:
         if not xplane.is_whole:
             return  # It is being written.
         self._known.add(folder.name)
-        if self.place.session(folder.name) in told_folders_of_this_process:
+        if captures_of_this_process().has_taken(self.place.session(folder.name)):
             return  # The program's own.
         is_moved = self.place.way is Way.MOVED
         session = Session(

@@ -15,11 +15,11 @@ from ml_diagnostics_common.journal.mounts import is_network_filesystem
 from google_cloud_mldiagnostics.active_run import ActiveRun
 from google_cloud_mldiagnostics.exceptions import ProfilingError
 from google_cloud_mldiagnostics.process_life import start_mark
+from google_cloud_mldiagnostics.profiling.layout import SESSIONS, session_folder
 
 __all__ = ["Place", "Way", "place_of", "scratch_folder", "xplane_name"]
 
 _LOCK_SECONDS = 2.0
-_SESSIONS = ("plugins", "profile")  # As XProf and TensorBoard look for them.
 
 
 class Way(enum.Enum):
@@ -49,16 +49,16 @@ class Place:
 
     def session(self, session_id: str) -> str:
         """Where a session's files are."""
-        return "/".join((self.logdir, *_SESSIONS, session_id))
+        return session_folder(self.logdir, session_id)
 
     def staged_session(self, session_id: str) -> Path:
         """Where they are until then."""
-        return self.staging.joinpath(*_SESSIONS, session_id)
+        return self.staging.joinpath(*SESSIONS, session_id)
 
     @property
     def captures(self) -> Path:
         """Where somebody outside who profiles this process lets it write: each session is a folder there."""
-        return (Path(self.logdir) if self.way is Way.MOVED else self.staging).joinpath(*_SESSIONS)
+        return (Path(self.logdir) if self.way is Way.MOVED else self.staging).joinpath(*SESSIONS)
 
 
 def place_of(active: ActiveRun) -> Place:

@@ -40,6 +40,15 @@ class TracerLevels:
     device: int = 1
     python: int = 1
 
+    def as_resource(self) -> dict[str, str]:
+        """The levels as a profilerSession of the control plane has them; only those whose names there are known."""
+        known = (
+            ("hostTracerLevel", self.host == 2, "HOST_TRACER_LEVEL_INFO"),
+            ("deviceTracerLevel", self.device == 1, "DEVICE_TRACER_LEVEL_ENABLED"),
+            ("pythonTracerLevel", self.python == 0, "PYTHON_TRACER_LEVEL_DISABLED"),
+        )
+        return {name: level for name, is_so, level in known if is_so}
+
 
 @dataclass(frozen=True)
 class CaptureResult:

@@ -80,17 +80,16 @@ class Session:
 
 
 def session_resource(session: Session, hosts: Sequence[str], phase: str) -> Resource:
-    """Returns a profilerSession of the control plane; the contract's section 2.1 has the form."""
+    """Returns a profilerSession as the control plane has it; docs/reference/wire-format.md shows the request."""
     times: dict[str, Any] = {"startTime": _timestamp(session.started), "sessionPhase": phase, "endTime": _NOT_ENDED}
     resource: Resource = {
         "profilerTargets": list(hosts),
         "storageFolderUri": session.folder,
         "dashboardUri": "",
-        "kind": "KIND_PROGRAMMATIC",
-        **TracerLevels().as_resource(),
+        "kind": "KIND_SNAPSHOT" if session.kind == "on_demand" else "KIND_PROGRAMMATIC",
     }
-    if session.kind == "on_demand":  # Who asked for it knows its levels.
-        resource = {**resource, "kind": "KIND_SNAPSHOT"}
+    if session.kind != "on_demand":  # Of those, who asked knows the levels.
+        resource |= TracerLevels().as_resource()
     if phase != ACTIVE:
         times["endTime"] = _timestamp(session.started + datetime.timedelta(seconds=session.duration_seconds or 0.0))
     if session.duration_seconds is not None:

@@ -13,6 +13,7 @@ from ml_diagnostics_common.exceptions import DiagnosticsError
 from ml_diagnostics_common.guard import LOSSES, warn_once
 from ml_diagnostics_common.storage import storage_for
 
+from google_cloud_mldiagnostics.profiling.deliveries import deliveries_of_this_process
 from google_cloud_mldiagnostics.profiling.layout import file_of
 
 __all__ = ["Upload", "move", "stage"]
