@@ -5,6 +5,7 @@ Once as two hosts in a cloud on loopback, each with a folder of its own; once as
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -66,17 +67,18 @@ def run_both(
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     numbers = [str(port), str(first_step), str(first_step + STEPS)]
-    processes = [
-        subprocess.Popen(
-            [sys.executable, "-W", "ignore", "-c", JOB, str(index), *numbers, hosts[index], gcs_path],
-            env={**environ, "ML_DIAGNOSTICS_DIR": str(folders[index]), "JAX_PLATFORMS": "cpu"},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for index in (0, 1)
-    ]
-    try:
+    with contextlib.ExitStack() as processes_end:
+        processes = []
+        for index in (0, 1):
+            process = subprocess.Popen(
+                [sys.executable, "-W", "ignore", "-c", JOB, str(index), *numbers, hosts[index], gcs_path],
+                env={**environ, "ML_DIAGNOSTICS_DIR": str(folders[index]), "JAX_PLATFORMS": "cpu"},
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+            processes.append(processes_end.enter_context(process))
+            processes_end.callback(process.kill)
         if first_step == 0:
             for process in processes:
                 assert process.stdout is not None
@@ -84,9 +86,6 @@ def run_both(
             for process in processes:
                 process.kill()
         errors = [process.communicate(timeout=120)[1] for process in processes]
-    finally:
-        for process in processes:
-            process.kill()
     expected = -signal.SIGKILL if first_step == 0 else 0
     assert [process.returncode for process in processes] == [expected, expected], errors
 
