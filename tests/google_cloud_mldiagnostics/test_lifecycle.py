@@ -39,6 +39,17 @@ def test_sys_exit_with_a_complaint_fails_the_run(status, code, reason):
     assert programs.kept_run()["errorDetails"] == reason
 
 
+@pytest.mark.parametrize("leave", ["exit", "quit"])
+def test_the_exits_that_are_for_people_count_too(leave):
+    assert programs.run(f"begin(); {leave}(5)").code == 5
+    assert programs.kept_run()["errorDetails"] == "sys.exit(5)"
+
+
+def test_a_program_without_them_has_a_run():
+    assert programs.run("import builtins; del builtins.exit, builtins.quit; begin().finish()").code == 0
+    assert last_phase() == "COMPLETED"
+
+
 def test_sys_exit_that_somebody_catches_ends_nothing():
     ended = programs.run("""
         begin()
@@ -389,12 +400,12 @@ def test_processes_of_one_host_share_an_attempt_though_nothing_tells_their_life(
 
 def test_finish_ends_the_run_and_leaves_nothing_of_ours_behind():
     ended = programs.run("""
-        before = sys.exit, sys.excepthook, signal.getsignal(signal.SIGTERM)
+        before = sys.exit, exit, quit, sys.excepthook, signal.getsignal(signal.SIGTERM)
         run = begin()
         assert before[0] is not sys.exit
         run.finish()
         assert run.run_phase.value == "COMPLETED"
-        assert before == (sys.exit, sys.excepthook, signal.getsignal(signal.SIGTERM))
+        assert before == (sys.exit, exit, quit, sys.excepthook, signal.getsignal(signal.SIGTERM))
         run.finish("FAILED")
         sys.exit(3)
     """)

@@ -2,11 +2,16 @@
 
 Each hook is chained: what was there before is called as ever, and put back afterwards, unless somebody else has come
 in between. In a forked child they do nothing of ours.
+
+Python tells nobody of a SystemExit that is raised by hand, or by a `sys.exit` that was imported by name before the run
+began: such an end looks like the program's last line.
 """
 
 from __future__ import annotations
 
 import atexit
+import builtins
+import functools
 import os
 import signal
 import sys
@@ -41,11 +46,10 @@ class ExitHooks:
         self._failure = ""
         self._exit: tuple[int, str] | None = None
         self._uncaught_before: BaseException | None = None
-        self._previous_exit: Callable[..., Any] = sys.exit
+        self._exits: list[tuple[Any, str, Any, Any]] = []  # Where it is, its name, what was there before, and ours.
         self._previous_excepthook: Callable[..., Any] = sys.excepthook
         self.previous_sigterm: Any = None
         # One object each, so that it is known again.
-        self._own_exit = self._sys_exit
         self._own_excepthook = self._on_uncaught
         self._own_sigterm = self._on_sigterm
 
@@ -53,7 +57,10 @@ class ExitHooks:
         """Begins to look. Off the main thread without signals: Python has none there."""
         self._is_installed = True
         self._uncaught_before = _last_uncaught()
-        self._previous_exit, sys.exit = sys.exit, self._own_exit  # type: ignore[assignment]
+        self._wrap_exit(sys, "exit")
+        if not _is_interactive():  # There they are for people, who read what they print.
+            self._wrap_exit(builtins, "exit")
+            self._wrap_exit(builtins, "quit")
         self._previous_excepthook, sys.excepthook = sys.excepthook, self._own_excepthook
         atexit.register(self._at_exit)
         if threading.current_thread() is threading.main_thread():
@@ -62,8 +69,9 @@ class ExitHooks:
     def uninstall(self) -> None:
         """Stops looking, and puts back what was there; what others have put over ours stays, and ours does nothing."""
         self._is_installed = False
-        if sys.exit is self._own_exit:
-            sys.exit = self._previous_exit
+        for place, name, previous, own in self._exits:
+            if getattr(place, name, None) is own:
+                setattr(place, name, previous)
         if sys.excepthook is self._own_excepthook:
             sys.excepthook = self._previous_excepthook
         atexit.unregister(self._at_exit)
@@ -94,9 +102,16 @@ class ExitHooks:
             return failure_of(uncaught)
         return ""
 
-    def _sys_exit(self, status: Any = None, /) -> None:
+    def _wrap_exit(self, place: Any, name: str) -> None:
+        previous = getattr(place, name, None)  # Python may run without those of `site`.
+        if previous is not None:
+            own = functools.partial(self._leave, previous)
+            self._exits.append((place, name, previous, own))
+            setattr(place, name, own)
+
+    def _leave(self, leave: Callable[[Any], object], status: Any = None) -> None:
         try:
-            self._previous_exit(status)
+            leave(status)
         except SystemExit as error:
             if not self.is_looking() or threading.current_thread() is not threading.main_thread():
                 raise
