@@ -61,7 +61,7 @@ def test_each_predefined_metric_has_its_name_and_unit(tmp_path: Path, run: Activ
     assert metrics_of(tmp_path) == [(metric.value, {"values": [1.0], "unit": METRIC_UNITS[metric.value]})]
 
 
-@pytest.mark.parametrize("name", ["custom", "eval/loss", 'quo"ted', "with\nnewline", "日本", "\ud83d", "a" * 3000])
+@pytest.mark.parametrize("name", ["custom", "eval/loss", 'quo"ted', "with\nnewline", "日本", "\ud83d", "a" * 500])
 def test_any_text_is_a_metric(tmp_path: Path, run: ActiveRun, name: str) -> None:
     record(name, 1.0, 2)
     record(name, 2.0, 3, {"split": "test"})

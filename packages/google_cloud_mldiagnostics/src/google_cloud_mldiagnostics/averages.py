@@ -8,7 +8,7 @@ from collections import deque
 from threading import Lock
 from typing import Any
 
-from google_cloud_mldiagnostics.values import not_finite_text
+from google_cloud_mldiagnostics.finite import json_number
 
 __all__ = ["FOLD_AT", "Average", "Averages"]
 
@@ -54,7 +54,7 @@ class Average:
         if self._count:
             figures |= {"mean": self._mean, "min": self._minimum, "max": self._maximum}
         if self._last is not None:
-            figures["last"] = self._last if math.isfinite(self._last) else not_finite_text(self._last)
+            figures["last"] = json_number(self._last)
         if self._not_finite:
             figures["not_finite"] = self._not_finite
         return figures

@@ -89,7 +89,9 @@ class _Worker:
         self._queue: queue.SimpleQueue[tuple[int, Callable[[], None]]] = queue.SimpleQueue()
         self._numbers = itertools.count()
         self._pending: dict[int, None] = {}
+        self._pid = os.getpid()
         self._is_started = False
+        self._starting = threading.Lock()  # Never waited for.
         self._thread_id = 0
         self._has_given_up = False
 
@@ -98,15 +100,23 @@ class _Worker:
             raise RecordingError(f"more than {MOST_PENDING:,} values of devices wait to be ready")
         number = next(self._numbers)
         self._pending[number] = None
-        if not self._is_started:
-            self._is_started = True
-            # Now, not at import: JAX is loaded by now and drops all arrays at exit; what comes last is called first.
-            atexit.register(self.give_up, _EXIT_SECONDS)
-            if background.start(self._run) is None:
-                self._is_started = False
-                del self._pending[number]
-                raise RecordingError("there can be no thread that waits for a device")
+        if not self._is_started and not self._start():
+            del self._pending[number]
+            raise RecordingError("there can be no thread that waits for a device")
         self._queue.put((number, deliver))
+
+    def _start(self) -> bool:
+        """Starts the thread; or leaves that to who does it at this moment, perhaps below us on this very stack."""
+        if not self._starting.acquire(blocking=False):
+            return True
+        try:
+            if not self._is_started and background.start(self._run) is not None:
+                self._is_started = True
+                # Not at import: JAX is loaded by now and drops all arrays at exit; what comes last is called first.
+                atexit.register(self.give_up, _EXIT_SECONDS)
+            return self._is_started
+        finally:
+            self._starting.release()
 
     def pending_count(self) -> int:
         return len(self._pending)
@@ -121,7 +131,9 @@ class _Worker:
         return True
 
     def give_up(self, timeout_seconds: float) -> None:
-        """For the end of the process: waits once, and lets nobody after us wait again."""
+        """For the end of the process: waits once, and lets nobody after us wait again. In a forked child, nothing."""
+        if os.getpid() != self._pid:
+            return
         self._has_given_up = not self.drain(timeout_seconds)
 
     def _run(self) -> None:

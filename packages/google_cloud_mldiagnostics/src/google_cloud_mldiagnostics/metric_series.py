@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from ml_diagnostics_common.entry import LogEntry
+
+from google_cloud_mldiagnostics.finite import mean_of_finite
 
 __all__ = ["MetricSeries", "Point", "Series"]
 
@@ -147,11 +148,10 @@ def _point(entry: LogEntry) -> Point | None:
         return None
     if not numbers:
         return None
-    finite = [number for number in numbers if math.isfinite(number)]
-    mean = math.fsum(number / len(finite) for number in finite) if finite else numbers[-1]
     labels = {name: value for name, value in payload.items() if name not in _OF_ENTRY}
     attempt = entry.context.labels.get("attempt", "")
-    return Point(entry.timestamp_ns, _step(payload.get("step_index")), mean, numbers, attempt, labels)
+    step = _step(payload.get("step_index"))
+    return Point(entry.timestamp_ns, step, mean_of_finite(numbers), numbers, attempt, labels)
 
 
 def _step(step: Any) -> int | None:

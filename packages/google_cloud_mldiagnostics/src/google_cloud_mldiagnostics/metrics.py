@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import datetime
 import enum
+import functools
+import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -14,11 +16,12 @@ from typing import Any, TypeAlias
 from ml_diagnostics_common.entry import parse_timestamp
 from ml_diagnostics_common.guard import LOSSES, report_loss, warn_once
 from ml_diagnostics_common.payload import encode_payload, encode_text
+from ml_diagnostics_common.redaction import REDACTED, is_secret_key, redact_text
 from ml_diagnostics_common.steady_clock import now_ns
 
 from google_cloud_mldiagnostics import active_run, device_values
 from google_cloud_mldiagnostics.active_run import ActiveRun
-from google_cloud_mldiagnostics.averages import FOLD_AT, Average
+from google_cloud_mldiagnostics.averages import FOLD_AT, Average, Averages
 from google_cloud_mldiagnostics.exceptions import RecordingError
 from google_cloud_mldiagnostics.metric_types import METRIC_UNITS, MetricType
 from google_cloud_mldiagnostics.run_log import namespace_fields
@@ -30,6 +33,8 @@ Moment: TypeAlias = "datetime.datetime | float | str"
 """When a value was measured: a datetime (naive: local time), seconds since 1970, or RFC 3339."""
 
 _MOST_NAMES = 10_000
+_LONGEST_NAME = 500
+_LONGEST_SHOWN = 100
 _OUR_PREFIX = "mlrun_"
 _RESERVED = frozenset({"values", "step_index", "unit", "not_finite"})
 _OF_HOST = frozenset({"hostname", "process_index"})
@@ -155,6 +160,8 @@ class _RecordedRun:
         self.run = run
         self.write_text: Callable[..., None] = run.log.write_text
         self.metrics: dict[str, _Metric] = {}
+        # Those of a forked child are nobody's, and a copy could be in the middle of a change for ever.
+        self._averages = run.log.averages if run.pid == os.getpid() else Averages()
 
     def metric(self, name: str) -> _Metric:
         """What is known of a metric by its name.
@@ -164,12 +171,15 @@ class _RecordedRun:
         """
         if not name or name.startswith(_OUR_PREFIX):
             raise RecordingError(f"a metric's name that is empty or begins with {_OUR_PREFIX}")
+        if len(name) > _LONGEST_NAME:
+            raise RecordingError(f"a metric's name of more than {_LONGEST_NAME} characters")
         known = self.metrics.get(name)
         if known is None:
             if len(self.metrics) >= _MOST_NAMES:
                 self.metrics.clear()
-            unit, fields = encode_text(METRIC_UNITS.get(name, "1")), namespace_fields(name)
-            known = _Metric(f',"unit":{unit}}}{fields}', unit, fields, self.run.log.averages.of(name))
+            shown = redact_text(name)
+            unit, fields = encode_text(METRIC_UNITS.get(name, "1")), namespace_fields(shown)
+            known = _Metric(f',"unit":{unit}}}{fields}', unit, fields, self._averages.of(shown))
             self.metrics[name] = known
         return known
 
@@ -181,6 +191,15 @@ def _begin(run: ActiveRun) -> _RecordedRun:
     global _recorded_run_of_this_process
     recorded = _recorded_run_of_this_process = _RecordedRun(run)
     return recorded
+
+
+def _begin_anew_in_child() -> None:
+    global _recorded_run_of_this_process
+    _recorded_run_of_this_process = None
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_begin_anew_in_child)
 
 
 # --- The way of all other values --------------------------------------------------------------------------
@@ -248,18 +267,30 @@ def _step_or_none(step: Any) -> int | None:
 
 
 def _details(host: Mapping[str, str], labels: Any) -> str:
-    """Host and labels as what follows in the payload. A label that has the name of a field of ours gets another."""
+    """Host and labels as what follows in the payload, without secrets.
+
+    A label that has the name of a field of ours gets another.
+    """
     details: dict[str, Any] = dict(host)
     if labels is not None and not isinstance(labels, Mapping):
         _lose(f"labels that are a {shown_type(labels)} (the value is recorded without them)", "labels")
         labels = None
     taken = _RESERVED | _OF_HOST if host else _RESERVED
     for key, label in (labels or {}).items():
-        name = str(key)
+        name = redact_text(str(key))
         while name in taken or name in details:
             name = _LABEL_PREFIX + name
-        details[name] = label if isinstance(label, str) else str(label)
+        details[name] = REDACTED if _is_secret(name[:_LONGEST_NAME]) else redact_text(_text(label))
     return f",{encode_payload(details)[1:-1]}" if details else ""
+
+
+def _text(label: Any) -> str:
+    return label if isinstance(label, str) else str(label)
+
+
+@functools.lru_cache(maxsize=1024)
+def _is_secret(label: str) -> bool:
+    return is_secret_key(label)
 
 
 def _timestamp(moment: Moment | None) -> str | None:
@@ -303,7 +334,7 @@ def _lose(reason: str, what: Any, recorded: _RecordedRun | None = None) -> None:
         ("metrics", reason),
         "A value of %s could not be recorded as it was given: %s. The job goes on; further losses of this kind are "
         "counted, not logged.",
-        name,
+        name[:_LONGEST_SHOWN],
         reason,
     )
 

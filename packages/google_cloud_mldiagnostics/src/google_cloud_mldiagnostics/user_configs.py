@@ -9,7 +9,6 @@ from __future__ import annotations
 import enum
 import itertools
 import json
-import math
 import re
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Set
@@ -21,6 +20,7 @@ from ml_diagnostics_common.payload import printable
 from ml_diagnostics_common.redaction import TRUNCATED, redact
 
 from google_cloud_mldiagnostics.exceptions import MLRunConfigurationError
+from google_cloud_mldiagnostics.finite import json_number
 
 __all__ = ["CUT_KEY", "MAX_CONFIG_BYTES", "MAX_TOTAL_BYTES", "as_mapping", "from_wire", "to_wire"]
 
@@ -185,7 +185,7 @@ class _Plain:
         if isinstance(value, int):
             return _tame_integer(int.__int__(value))
         if isinstance(value, float):
-            return _tame_float(float.__float__(value))
+            return json_number(float.__float__(value))
         if isinstance(value, (bytes, bytearray)):
             return bytes(value[: MAX_CONFIG_BYTES + 1]).decode("utf-8", "backslashreplace")
         if isinstance(value, type) or (callable(value) and hasattr(value, "__qualname__")):
@@ -303,12 +303,6 @@ def _code_name(value: Any) -> str:
 
 def _tame_integer(value: int) -> int | str:
     return value if value.bit_length() <= _MAX_INTEGER_BITS else f"{hex(value)[:64]}... ({value.bit_length():,} bits)"
-
-
-def _tame_float(value: float) -> float | str:
-    if math.isfinite(value):
-        return value
-    return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
 
 
 def _is_of_numpy(value: Any) -> bool:

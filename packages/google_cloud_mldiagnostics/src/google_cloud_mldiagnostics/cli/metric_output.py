@@ -13,6 +13,7 @@ from typing import Any
 from ml_diagnostics_common.entry import format_timestamp
 
 from google_cloud_mldiagnostics.cli.text import columns, format_bytes, format_number, one_line, sparkline
+from google_cloud_mldiagnostics.finite import not_finite_text
 from google_cloud_mldiagnostics.metric_series import Point, Series
 from google_cloud_mldiagnostics.metric_types import METRIC_UNITS
 from google_cloud_mldiagnostics.plot import limits_of
@@ -210,7 +211,7 @@ def _point_as_dict(point: Point) -> dict[str, Any]:
 def _json_number(value: float) -> float | int | str:
     if math.isfinite(value):
         return int(value) if value == int(value) and abs(value) < 2**53 else value
-    return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+    return not_finite_text(value)
 
 
 def _plain(value: Any) -> Any:

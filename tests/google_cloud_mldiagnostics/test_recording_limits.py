@@ -1,0 +1,149 @@
+"""What is recorded by mistake costs neither the job's time nor its memory, and no secret leaves by a metric."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from collections.abc import Callable
+from decimal import Decimal
+from pathlib import Path
+
+import pytest
+from google_cloud_mldiagnostics import device_values
+from google_cloud_mldiagnostics.exceptions import RecordingError
+from google_cloud_mldiagnostics.metrics import record
+from google_cloud_mldiagnostics.values import exact_step
+from ml_diagnostics_common import background
+from ml_diagnostics_common.guard import LOSSES
+
+from .recorded_runs import active, metrics_of
+
+
+def test_a_name_that_is_a_document_is_refused_and_not_kept(
+    tmp_path: Path, in_production: None, caplog: pytest.LogCaptureFixture
+) -> None:
+    with active(tmp_path) as run:
+        for number in range(3):
+            record(f"{number}" + "x" * 1_000_000, 1.0)
+        record("y" * 500, 2.0)
+        assert list(run.log.averages.as_dict()) == ["y" * 500]
+    assert [name for name, _ in metrics_of(tmp_path)] == ["y" * 500]
+    assert LOSSES["metrics: a metric's name of more than 500 characters"] == 3
+    assert max(len(logged.getMessage()) for logged in caplog.records) < 1000
+
+
+@pytest.mark.parametrize("step", [Decimal("1E+999999"), Decimal("-1E+999999"), "9" * 10_000, 2**63, 1e300])
+def test_a_step_beyond_64_bits_is_refused_before_it_is_made(step: object) -> None:
+    started = time.process_time()
+    with pytest.raises(RecordingError, match="beyond 64 bits"):
+        exact_step(step)
+    refused = time.process_time() - started
+    assert refused < _seconds(lambda: int(Decimal("1E+100000")))  # Quadratic: a hundredth of what it saved.
+
+
+def _seconds(work: Callable[[], object]) -> float:
+    started = time.process_time()
+    work()
+    return time.process_time() - started
+
+
+def test_secrets_in_labels_and_names_stay_home(tmp_path: Path) -> None:
+    labels = {"password": "hunter2-1", "note": "token=hunter2-2", "api_key=hunter2-3": "x", "token_count": "17"}
+    with active(tmp_path) as run:
+        record("loss", 1.0, labels=labels)
+        record("loss of https://bob:hunter2-4@host/", 1.0)
+        assert "hunter2" not in str(run.log.averages.as_dict())
+    assert "hunter2" not in "".join(path.read_text() for path in tmp_path.rglob("*") if path.is_file())
+    ((_, payload), _) = metrics_of(tmp_path)
+    assert (payload["password"], payload["note"], payload["token_count"]) == ("[REDACTED]", "token=[REDACTED]", "17")
+
+
+def test_a_child_that_is_forked_while_averages_change_records_in_memory_that_does_not_grow(tmp_path: Path) -> None:
+    with active(tmp_path) as run:
+        record("loss", 1.0)
+        average = run.log.averages.of("loss")
+        assert average._folding.acquire(blocking=False)  # As a thread has it that the child has not.
+        if (child := os.fork()) == 0:
+            try:
+                for step in range(2000):
+                    record("loss", 2.0, step=step)
+                own = [metric.average for metric in _recorded_metrics()]
+                os._exit(0 if own and all(len(one.pending) < 1000 for one in (*own, average)) else 1)
+            finally:
+                os._exit(2)
+        average._folding.release()
+        assert os.waitpid(child, 0)[1] == 0
+        assert run.log.averages.as_dict()["loss"]["count"] == 1
+    assert len(metrics_of(tmp_path)) == 2001
+
+
+def _recorded_metrics() -> list[object]:
+    from google_cloud_mldiagnostics import metrics
+
+    recorded = metrics._recorded_run_of_this_process
+    assert recorded is not None
+    return list(recorded.metrics.values())
+
+
+def test_a_forked_child_does_not_wait_for_its_parents_devices() -> None:
+    program = """
+        import os, sys, threading, time
+        from google_cloud_mldiagnostics import device_values
+
+        ready = threading.Event()
+        device_values.later(ready.wait)
+        if os.fork() == 0:
+            started = time.monotonic()
+            import atexit
+            atexit._run_exitfuncs()
+            os._exit(0 if time.monotonic() - started < device_values._EXIT_SECONDS / 2 else 1)
+        status = os.wait()[1]
+        ready.set()
+        sys.exit(os.waitstatus_to_exitcode(status))
+    """
+    subprocess.run([sys.executable, "-W", "ignore", "-c", textwrap.dedent(program)], check=True, timeout=60)
+
+
+def test_of_threads_that_record_devices_at_once_one_starts_the_worker(monkeypatch: pytest.MonkeyPatch) -> None:
+    worker = device_values._Worker()
+    starts: list[object] = []
+    gate = threading.Barrier(8)
+
+    def slow_start(function: Callable[[], object]) -> background.Task | None:
+        starts.append(function)
+        time.sleep(0.05)
+        return start(function)
+
+    start = background.start
+    monkeypatch.setattr(device_values.background, "start", slow_start)
+    done: list[int] = []
+
+    def add(number: int) -> None:
+        gate.wait()
+        worker.add(lambda: done.append(number))
+
+    threads = [threading.Thread(target=add, args=(number,)) for number in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert worker.drain(10)
+    assert sorted(done) == list(range(8))
+    assert len(starts) == 1
+
+
+def test_a_worker_that_could_not_start_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    worker = device_values._Worker()
+    done: list[int] = []
+    with monkeypatch.context() as patch:
+        patch.setattr(device_values.background, "start", lambda function: None)
+        with pytest.raises(RecordingError, match="no thread"):
+            worker.add(lambda: done.append(1))
+    assert worker.pending_count() == 0
+    worker.add(lambda: done.append(2))
+    assert worker.drain(10)
+    assert done == [2]
