@@ -344,7 +344,18 @@ def test_the_basic_example_runs_on_a_laptop(tmp_path: Path) -> None:
     [session] = found["profiles"]
     [staged] = (tmp_path / "diagnostics" / "runs").glob("*/staged/plugins/profile/*/*.xplane.pb")
     assert staged.parent == Path(session["folder"])  # There is no cloud to bring it to.
-    assert "mldiagnostics" not in done.stdout
+    assert done.stdout == ""
+
+
+def test_on_a_laptop_the_log_says_where_the_run_is(tmp_path: Path) -> None:
+    to_stderr = "logging.basicConfig(level=logging.INFO)\n"
+    done = run(on_a_laptop(IMPORTS + to_stderr + RUN), tmp_path, {})
+    found = shown(tmp_path)
+    own = [line for line in done.stderr.splitlines() if ":google_cloud_mldiagnostics:" in line]
+    assert len(own) == 1
+    assert found["folder"] in own[0]
+    assert f"mldiagnostics show {found['run']}" in own[0]
+    assert f"MLRun created: {found['run']}" in done.stderr
 
 
 def test_the_other_examples_run_in_the_cloud(cloud: Cloud, tmp_path: Path) -> None:
