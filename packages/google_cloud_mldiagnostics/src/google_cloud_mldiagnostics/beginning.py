@@ -172,7 +172,7 @@ class Beginning:
         run, is_owner = self._run, self.index == 0
         connect: Callable[[], Keeper] | None = None
         if self.arguments.base_url is not None:
-            connect = find_self_hosted(self.arguments.base_url, run, self.workload) if is_owner else None
+            connect = find_self_hosted(self.arguments.base_url, run, self.workload, is_owner=is_owner)
         elif self.backend is not Backend.LOCAL:
             connect = find_google(self.arguments.project, run.location, run.environment)
         return Registration(
@@ -180,9 +180,9 @@ class Beginning:
             self.local,
             connect,
             is_owner=is_owner,
-            found=self._found,
-            attempt_is=self._attempt_is,
-            judged=self._tell_people,
+            on_found=self._found,
+            on_attempt=self._attempt_is,
+            on_verdict=self._tell_people,
         )
 
     def _found(self, keeper: Keeper) -> None:

@@ -39,7 +39,7 @@ def find_google(project: str | None, location: str, environment: str) -> Callabl
 
 
 def find_self_hosted(
-    base_url: str, run: MLRun, workload: Workload, environ: Mapping[str, str] = os.environ
+    base_url: str, run: MLRun, workload: Workload, *, is_owner: bool, environ: Mapping[str, str] = os.environ
 ) -> Callable[[], Keeper]:
     """Returns what finds a control plane on a cluster of the user's own.
 
@@ -47,6 +47,7 @@ def find_self_hosted(
         base_url: Where it is.
         run: The run.
         workload: What started this process.
+        is_owner: Whether this process registers the run.
         environ: The environment variables.
     """
     workload_id = environ.get("DIAGON_WORKLOAD_ID") or environ.get("WORKLOAD_ID") or "-".join(workload.id_parts)
@@ -62,6 +63,8 @@ def find_self_hosted(
             cluster_id=run.cluster_id or "",
             agent_url=environ.get("DIAGON_AGENT_URL", ""),
         )
+        if not is_owner:
+            plane.join_run(run.name)
         return Keeper(plane, "")
 
     return connect

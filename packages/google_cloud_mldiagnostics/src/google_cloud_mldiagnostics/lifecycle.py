@@ -41,12 +41,14 @@ _GRACE_SECONDS = 0.2
 _POLL_SECONDS = 0.005
 _FIRST_ENTRY_SECONDS = 1.0
 _LAST_COLLECT_SECONDS = 0.5
+_PROFILES_POLL_SECONDS = 0.05
 
 
 class _End(NamedTuple):
     phase: str
     reason: str
     deadline: float
+    awaits_profiles: bool
 
 
 class Lifecycle:
@@ -80,6 +82,7 @@ class Lifecycle:
         self._hooks = ExitHooks(self.end, self._tell_signal)
         self._thread: background.Task | None = None
         self._has_ended = False
+        self._is_urgent = False
         self._on_end: list[Callable[[], object]] = []
         self._user_configs: dict[str, str] = {}
         self._have_configs_changed = False
@@ -122,38 +125,46 @@ class Lifecycle:
 
     @guarded_as("end the run")
     def finish(self, phase: str, reason: str, wait_seconds: float | None = None) -> None:
-        """Ends the run while the process goes on: see `end`."""
+        """Ends the run while the process goes on: see `end`. Profiles that are on their way are awaited, too.
+
+        The process may end meanwhile, or an interrupt come: the hooks see that until all is told.
+        """
         if os.getpid() != self._pid:
             return
-        current = active_run()
-        if current is self._active:
+        now = time.monotonic()
+        self._hand_over(_End(phase, reason, now + _END_SECONDS, awaits_profiles=wait_seconds is None))
+        if active_run() is self._active:
             set_active_run(None)
+        self._await_end(now + (2 * _END_SECONDS + _GRACE_SECONDS if wait_seconds is None else wait_seconds))
         self._hooks.uninstall()
-        if wait_seconds is None:
-            _await_profiles(_END_SECONDS)  # What is told of them is told of a run that goes on.
-        self.end(phase, reason, wait_seconds)
 
     @guarded_as("end the run")
-    def end(self, phase: str, reason: str, wait_seconds: float | None = None) -> None:
-        """Ends the run, and waits until that is told, for a bounded time; what is not told by then may be told later.
+    def end(self, phase: str, reason: str) -> None:
+        """Ends the run with the process, and waits until that is told, for a bounded time.
 
-        A signal handler may call it, also while the same thread is in here: nothing is locked, and the wait is a look
-        now and then.
+        What is not told by then may be told later. A signal handler may call it, also while the same thread is in here:
+        nothing is locked, and the wait is a look now and then. The first end counts.
 
         Args:
             phase: COMPLETED or FAILED.
             reason: Why.
-            wait_seconds: How long to wait, if less than the thread takes at most.
         """
-        if os.getpid() != self._pid or self._has_ended:
+        if os.getpid() != self._pid:
             return
+        self._is_urgent = True
         deadline = time.monotonic() + _END_SECONDS
-        end = _End(phase, reason, deadline)
+        self._hand_over(_End(phase, reason, deadline, awaits_profiles=False))
+        self._await_end(deadline + _GRACE_SECONDS)
+
+    def _hand_over(self, end: _End) -> None:
+        if self._has_ended:
+            return
         if self._thread is None:  # There could be no more threads.
             self._do_end(end)
-            return
-        self._inbox.put(end)
-        wait_until = deadline + _GRACE_SECONDS if wait_seconds is None else time.monotonic() + wait_seconds
+        else:
+            self._inbox.put(end)
+
+    def _await_end(self, wait_until: float) -> None:
         while not self._has_ended and time.monotonic() < wait_until:
             time.sleep(_POLL_SECONDS)
 
@@ -288,13 +299,17 @@ class Lifecycle:
                 self._attempt_quietly(self._tell_start)
             self._attempt_quietly(lambda: self._tell_end(end))
             self._attempt_quietly(self._send_user_configs)
+            deadline = end.deadline
+            if end.awaits_profiles:  # What is told of them is told of a run that goes on.
+                self._attempt_quietly(self._await_profiles)
+                deadline = time.monotonic() + _END_SECONDS
+            self._registration.end(end.phase, deadline)
             self._attempt_quietly(self._collect_at_the_end)
-            self._registration.end(end.phase, end.deadline)
             for stop in self._on_end:
                 self._attempt_quietly(stop)
-            self._attempt_quietly(lambda: self._active.log.close(max(0.0, end.deadline - time.monotonic())))
+            self._attempt_quietly(lambda: self._active.log.close(max(0.0, deadline - time.monotonic())))
             self._attempt_quietly(lambda: self._change(self._with_averages))  # With what devices still owed.
-            self._registration.wait(max(0.0, end.deadline - time.monotonic()))
+            self._registration.wait(max(0.0, deadline - time.monotonic()))
         finally:
             self._has_ended = True
 
@@ -311,6 +326,14 @@ class Lifecycle:
                 message = self._inbox.get()
                 if not isinstance(message, _End):
                     self._attempt_quietly(message)
+
+    def _await_profiles(self) -> None:
+        """Waits for profiles that are on their way, if this process has ever taken one; not if it is about to end."""
+        module = sys.modules.get("google_cloud_mldiagnostics.profiling.deliveries")
+        deadline = time.monotonic() + _END_SECONDS
+        while module is not None and not self._is_urgent and time.monotonic() < deadline:
+            if module.deliveries_of_this_process().wait(_PROFILES_POLL_SECONDS):
+                return
 
     def _tell_end(self, end: _End) -> None:
         self._active.run.run_phase = RunPhase(end.phase)
@@ -348,10 +371,3 @@ class Lifecycle:
                 type(error).__name__,
                 error,
             )
-
-
-def _await_profiles(timeout_seconds: float) -> None:
-    """Waits for profiles that are on their way, if this process has ever taken one."""
-    deliveries = sys.modules.get("google_cloud_mldiagnostics.profiling.deliveries")
-    if deliveries is not None:
-        deliveries.deliveries_of_this_process().wait(timeout_seconds)

@@ -11,14 +11,14 @@ import queue
 import threading
 import time
 from collections.abc import Callable
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from ml_diagnostics_common import background
 from ml_diagnostics_common.backoff import Backoff
 from ml_diagnostics_common.exceptions import CredentialsError
 from ml_diagnostics_common.guard import LOSSES, warn_once
 
-from google_cloud_mldiagnostics.control_plane import ControlPlane, Resource
+from google_cloud_mldiagnostics.control_plane import DistantControlPlane, Resource
 from google_cloud_mldiagnostics.control_plane.local import LocalControlPlane
 from google_cloud_mldiagnostics.exceptions import (
     ControlPlaneClientNotInitializedError,
@@ -37,6 +37,7 @@ _LOOK_EVERY_SECONDS = 60.0
 _LOOK_FOR_SECONDS = 600.0
 _LEAST_CALL_SECONDS = 0.5
 _FIRST_ACCESS_SECONDS = 60.0
+_DEAF_SECONDS = 0.5
 
 
 class Keeper(NamedTuple):
@@ -47,7 +48,7 @@ class Keeper(NamedTuple):
         project: Of Google Cloud; empty for another.
     """
 
-    plane: ControlPlane
+    plane: DistantControlPlane
     project: str
 
 
@@ -64,10 +65,10 @@ class Registration:
         local: Who keeps it on this machine.
         connect: Finds the other one; called in the thread. It raises where there is none. None: there shall be none.
         is_owner: Whether this process speaks for the run, as process 0 does. Others tell of profiles and their failure.
-        found: Called in the thread with what `connect` has found.
-        attempt_is: Called in the thread with the number that this attempt has there.
-        judged: Called in the thread once it is known whether there is another keeper and whether that has the run; at
-            the start if there shall be none.
+        on_found: Called in the thread with what `connect` has found.
+        on_attempt: Called in the thread with the number that this attempt has there.
+        on_verdict: Called in the thread once it is known whether there is another keeper and whether that has the run;
+            at the start if there shall be none.
         backoff: How long to wait after a failure that passes by itself.
         access_backoff: How long to wait after one that a person must mend.
     """
@@ -79,9 +80,9 @@ class Registration:
         connect: Callable[[], Keeper] | None,
         *,
         is_owner: bool,
-        found: Callable[[Keeper], object] = lambda _: None,
-        attempt_is: Callable[[int], object] = lambda _: None,
-        judged: Callable[[], object] = lambda: None,
+        on_found: Callable[[Keeper], object] = lambda _: None,
+        on_attempt: Callable[[int], object] = lambda _: None,
+        on_verdict: Callable[[], object] = lambda: None,
         backoff: Backoff | None = None,
         access_backoff: Backoff | None = None,
     ) -> None:
@@ -89,14 +90,14 @@ class Registration:
         self._local = local
         self._connect = connect
         self._is_owner = is_owner
-        self._found = found
-        self._attempt_is = attempt_is
-        self._on_verdict = judged
+        self._on_found = on_found
+        self._on_attempt = on_attempt
+        self._on_verdict = on_verdict
         self._backoff = backoff or Backoff(1.0, 60.0)
         self._access_backoff = access_backoff or Backoff(_FIRST_ACCESS_SECONDS, 600.0)
         self._inbox: queue.SimpleQueue[Callable[[], object]] = queue.SimpleQueue()
         self._configs_collected = threading.Event()
-        self._judged = threading.Event()
+        self._has_verdict = threading.Event()
         self._done = threading.Event()
         self._keeper: Keeper | None = None
         self._attempt: int | None = None
@@ -104,7 +105,9 @@ class Registration:
         self._due_at = 0.0
         self._sessions: dict[str, Resource] = {}
         self._end: _End | None = None
+        self._asked_end: _End | None = None
         self._is_all = False
+        self._is_explained = False
         self._keeping = threading.Lock()  # Of sessions, in their order; never held by the job's threads.
         self.error: Exception | None = None
         """Why the other keeper does not know the run as it is; None when it does, or there shall be none."""
@@ -114,7 +117,7 @@ class Registration:
     def start(self) -> None:
         """Starts the thread."""
         if self._connect is None or background.start(self._run) is None:
-            self._judge()
+            self._give_verdict()
             self._done.set()
 
     def changed(self) -> None:
@@ -138,19 +141,32 @@ class Registration:
             phase: COMPLETED or FAILED.
             deadline: Until when, in monotonic seconds.
         """
-        self._inbox.put(lambda: self._note_end(_End(phase, deadline)))
+        end = self._asked_end = _End(phase, deadline)
+        self._inbox.put(lambda: self._note_end(end))
+        if self._keeper is not None:
+            self._keeper.plane.hurry()  # What was told before is not waited for any more.
 
     def wait_for_verdict(self, timeout_seconds: float) -> bool:
         """Waits until the other keeper has the run, has refused it, or is not there; False if that takes longer."""
-        return self._judged.wait(timeout_seconds)
+        return self._has_verdict.wait(timeout_seconds)
 
     def wait(self, timeout_seconds: float) -> bool:
-        """Waits until the end is told, behind which nothing follows; False if that takes longer, or fails."""
+        """Waits until the end is told, behind which nothing follows.
+
+        Returns:
+            False if that takes longer, or fails; one WARNING says so.
+        """
+        deadline = time.monotonic() + timeout_seconds
         self._inbox.put(self._note_all)
-        is_done = self._done.wait(timeout_seconds)
+        is_done = self._done.wait(min(_DEAF_SECONDS, timeout_seconds))
+        is_deaf = not is_done and not self._is_ending()
+        is_done = is_done or (is_deaf and self._tell_beside()) or self._done.wait(max(0.0, deadline - time.monotonic()))
         if is_done:
             self._keep_sessions_here()
-        return is_done and self.error is None
+        if is_done and self.error is None:
+            return True
+        self._say_that_the_end_is_not_told()
+        return False
 
     @property
     def link(self) -> str:
@@ -163,11 +179,6 @@ class Registration:
     def is_looking(self) -> bool:
         """Whether there may be another keeper."""
         return self._connect is not None
-
-    @property
-    def is_registered(self) -> bool:
-        """Whether the other keeper has the run."""
-        return self._attempt is not None
 
     # --- The thread -----------------------------------------------------------------------------------
 
@@ -183,12 +194,11 @@ class Registration:
             LOSSES.add(f"registration: {type(error).__name__}")
             self._explain(error)
         finally:
-            self._judge()
+            self._give_verdict()
             self._keep_sessions_here()
             self._done.set()
-            close = getattr(self._keeper.plane, "close", None) if self._keeper else None
-            if close is not None:
-                close()
+            if self._keeper is not None:
+                self._keeper.plane.close()
 
     def _find_keeper(self) -> bool:
         """Looks for the other keeper at once, and every minute for ten; False when there is none, or it is over."""
@@ -202,7 +212,7 @@ class Registration:
             except Exception as error:
                 self.error = error
                 self._explain(error)
-            self._judge()
+            self._give_verdict()
             next_at = time.monotonic() + _LOOK_EVERY_SECONDS
             while not self._is_ending() and time.monotonic() < next_at <= give_up_at:
                 self._take_messages(next_at - time.monotonic())
@@ -211,20 +221,20 @@ class Registration:
         self.error = None
         if self._keeper is None:
             return False
-        self._found(self._keeper)
+        self._on_found(self._keeper)
         if self._is_owner:
             self._configs_collected.wait(_CONFIGS_SECONDS)
         else:
-            self._judge()
+            self._give_verdict()
         return True
 
-    def _judge(self) -> None:
-        if not self._judged.is_set():
+    def _give_verdict(self) -> None:
+        if not self._has_verdict.is_set():
             try:
                 self._on_verdict()
             except Exception as error:
                 LOSSES.add(f"registration: {type(error).__name__}")
-            self._judged.set()
+            self._has_verdict.set()
 
     def _take_messages(self, timeout_seconds: float) -> None:
         """Waits for a message, and takes all that are there."""
@@ -284,27 +294,29 @@ class Registration:
             self._failed(error)
             return
         self.error = None
+        self._is_explained = False
         self._backoff.succeeded()
         self._access_backoff.succeeded()
-        self._judge()
+        self._give_verdict()
         self._due_at = time.monotonic()
 
     def _allow_seconds(self) -> None:
         """Has a call end before the process shall."""
-        plane: Any = self._plane
-        if self._end is not None and hasattr(plane, "call_seconds"):
-            left = max(_LEAST_CALL_SECONDS, self._end.deadline - time.monotonic())
-            plane.call_seconds = min(plane.call_seconds, left)
+        if self._asked_end is not None:
+            left = max(_LEAST_CALL_SECONDS, self._asked_end.deadline - time.monotonic())
+            self._plane.call_seconds = min(self._plane.call_seconds, left)
 
     def _failed(self, error: Exception) -> None:
         self.error = error
         is_temporary = getattr(error, "is_temporary", False)
-        self._explain(error)
-        self._judge()
+        if not (is_temporary and self._asked_end is not None):  # What is hurried fails, and the end tells the same.
+            self._explain(error)
+        self._give_verdict()
         wait = (self._backoff if is_temporary else self._access_backoff).failed()
         self._due_at = math.inf if self._end is not None and not is_temporary else time.monotonic() + wait
 
     def _explain(self, error: Exception) -> None:
+        self._is_explained = True
         known = isinstance(error, ControlPlaneError)
         warn_once(
             ("registration", self._run_id, type(error), getattr(error, "code", None)),
@@ -316,10 +328,22 @@ class Registration:
             self._run_id,
         )
 
+    def _say_that_the_end_is_not_told(self) -> None:
+        if self._asked_end is not None and self._keeper is not None and not self._is_explained:
+            warn_once(
+                ("end not told", self._run_id),
+                "That the run %s is %s was not told to its other keeper in time (%s), which may show it as ACTIVE. "
+                "`mldiagnostics sync %s` tells it later.",
+                self._run_id,
+                self._asked_end.phase,
+                str(self.error).rstrip(".") if self.error is not None else "no answer",
+                self._run_id,
+            )
+
     # --- What is told ---------------------------------------------------------------------------------
 
     @property
-    def _plane(self) -> ControlPlane:
+    def _plane(self) -> DistantControlPlane:
         if self._keeper is None:
             raise ControlPlaneClientNotInitializedError("the run's other keeper was asked before it was found")
         return self._keeper.plane
@@ -341,6 +365,24 @@ class Registration:
         if self._end is not None and self._end.phase == "COMPLETED" and kept.get("runPhase") == "FAILED":
             self._local.update_run(self._run_id, _failed_elsewhere)
 
+    def _tell_beside(self) -> bool:
+        """Tells the end, in who waits for it: the thread is in a request that is not answered."""
+        end = self._asked_end
+        if self._keeper is None or end is None or (self._is_owner and self._attempt is None):
+            return False
+        try:
+            run = self._local.get_run(self._run_id)
+            self._allow_seconds()
+            if self._is_owner:
+                self._plane.update_run(self._run_id, mirrored(_numbered(run, self._attempt or 1)))
+            elif end.phase == "FAILED":
+                self._plane.update_run(self._run_id, failed(attempt_of(run)))
+        except Exception as error:
+            self.error = error
+            return False
+        self.error = None
+        return True
+
     def _register(self, run: Resource) -> None:
         """Creates the run, or begins another attempt of one that is there."""
         try:
@@ -359,7 +401,7 @@ class Registration:
 
     def _is_told_as(self, number: int) -> None:
         self._attempt = number
-        self._attempt_is(number)
+        self._on_attempt(number)
 
     def _tell_sessions(self) -> None:
         for session_id, session in list(self._sessions.items()):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any, Protocol, TypeAlias
 
-__all__ = ["Change", "ControlPlane", "Resource"]
+__all__ = ["Change", "ControlPlane", "DistantControlPlane", "Resource"]
 
 Resource: TypeAlias = dict[str, Any]
 """A run, or a profiler session, as the JSON of `hypercomputecluster.googleapis.com` has it."""
@@ -43,4 +43,22 @@ class ControlPlane(Protocol):
 
     def link(self, run_id: str) -> str:
         """Where a person looks at the run."""
+        ...
+
+
+class DistantControlPlane(ControlPlane, Protocol):
+    """One that is asked over a network.
+
+    Attributes:
+        call_seconds: How long a call may take, with all its requests and waits; holds for those that begin afterwards.
+    """
+
+    call_seconds: float
+
+    def hurry(self) -> None:
+        """Ends the waits of calls under way; those fail."""
+        ...
+
+    def close(self) -> None:
+        """Closes the connections; a later call opens others."""
         ...
