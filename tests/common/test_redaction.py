@@ -71,6 +71,7 @@ def test_a_secret_is_known_by_its_form(secret, around):
         ("Config(password='a b', lr=0.1)", f"Config(password='{REDACTED}', lr=0.1)"),
         ("os.environ['SECRET'] = 'x y'", f"os.environ['SECRET'] = '{REDACTED}'"),
         ("url?access_token=abc&page=2", f"url?access_token={REDACTED}&page=2"),
+        ("ValueError: password=abc is wrong", f"ValueError: password={REDACTED} is wrong"),
         ("https://h/?token=abc&page=2", f"https://h/?token={REDACTED}&page=2"),
         ("at https://h:80/a?api_key=abc", f"at https://h:80/a?api_key={REDACTED}"),
         ("https://h/o?X-Goog-Signature=abc", f"https://h/o?X-Goog-Signature={REDACTED}"),

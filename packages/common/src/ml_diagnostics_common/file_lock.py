@@ -1,6 +1,6 @@
 """Locks between processes: flock on a file, which the kernel lets go of however a process ends.
 
-A lock belongs to the open file: a forked child has it too, until both have closed it.
+A lock belongs to the open file: a forked child has it too, until both have closed it, or one lets go of it by `unlock`.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import os
 import time
 from pathlib import Path
 
-__all__ = ["open_lock_file", "try_lock", "wait_for_lock"]
+__all__ = ["open_lock_file", "try_lock", "unlock", "wait_for_lock"]
 
 _POLL_SECONDS = 0.005
 
@@ -50,3 +50,13 @@ def wait_for_lock(descriptor: int, timeout_seconds: float) -> None:
         if time.monotonic() > deadline:
             raise OSError(errno.ETIMEDOUT, f"another process holds the lock, for more than {timeout_seconds:g} s")
         time.sleep(_POLL_SECONDS)
+
+
+def unlock(descriptor: int) -> None:
+    """Lets go of the lock on an open file, also for children that were forked meanwhile; the file stays open."""
+    try:
+        import fcntl
+
+        fcntl.flock(descriptor, fcntl.LOCK_UN)
+    except (ImportError, OSError):
+        pass  # There are no locks.

@@ -100,13 +100,14 @@ _URL_USER = re.compile(r"(?<=://)[^\s/@:\"'<>]*:[^\s/@\"'<>]*@")
 _URL_SECRET = re.compile(
     r"(?<=[?&])((?:sig|signature)=)[^\s&\"'<>]+|(?<=://)(hooks\.slack\.com/services/)[^\s?\"'<>]+", re.IGNORECASE
 )
-_PARAMETER = re.compile(r"(?<=[?&])([\w.-]+)(=)([^\s&\"'<>]+)")  # of a URL, whose port is an assignment to the eye
 _USER_FLAG = re.compile(r"""(?<!\S)(-u|--user|--proxy-user)(\s+|=)([^\s:"']+:)[^\s"']+""")  # curl -u bob:hunter2
 _VALUE = (
     r"(?:(?:bearer|basic|token|digest|negotiate)\s+)?"
     r"""(?:"(?:[^"\\]|\\.)*"?|'(?:[^'\\]|\\.)*'?|[^\s,;&"'(){}\]]+\]?)"""
 )
-_ASSIGNMENT = re.compile(rf"""(?<![\w.-])([\w.-]+)(\\?["']?\]?\s*(?:=>|[:=](?!//))\s*)({_VALUE})""", re.IGNORECASE)
+# The key alone: what stands behind it may be another key, as in "ValueError: password=..." or "https://h:80/?token=...".
+_ASSIGNED = re.compile(r"""(?<![\w.-])([\w.-]+)(?:\\?["']?\]?\s*(?:=>|[:=](?!//))\s*)""")
+_ASSIGNED_VALUE = re.compile(_VALUE, re.IGNORECASE)
 _FLAG = re.compile(rf"""(?<![\w.-])(--?[\w-]+)(\s+)(?!-)({_VALUE})""", re.IGNORECASE)
 
 
@@ -135,17 +136,32 @@ def _redact_once(text: str) -> str:
     text = _URL_SECRET.sub(lambda match: f"{match[1] or match[2]}{REDACTED}", text)
     text = _USER_FLAG.sub(rf"\1\2\3{REDACTED}", text)
     text = _BEARER.sub(rf"\1{REDACTED}", text)
-    text = _PARAMETER.sub(_redact_value, text)
-    text = _ASSIGNMENT.sub(_redact_value, text)
-    return _FLAG.sub(_redact_value, text)
+    return _FLAG.sub(_redact_flag, _redact_assignments(text))
 
 
-def _redact_value(match: re.Match[str]) -> str:
-    key, between, value = match.groups()
-    if not is_secret_key(key) or value.strip("\"'").startswith((REDACTED, TRUNCATED)):
-        return match.group()
+def _redact_assignments(text: str) -> str:
+    parts: list[str] = []
+    end = 0
+    for match in _ASSIGNED.finditer(text):
+        if match.start() < end or not is_secret_key(match[1]):
+            continue
+        value = _ASSIGNED_VALUE.match(text, match.end())
+        if value is not None:
+            parts += [text[end : match.end()], _in_place_of(value.group())]
+            end = value.end()
+    return "".join([*parts, text[end:]])
+
+
+def _redact_flag(match: re.Match[str]) -> str:
+    flag, between, value = match.groups()
+    return f"{flag}{between}{_in_place_of(value)}" if is_secret_key(flag) else match.group()
+
+
+def _in_place_of(value: str) -> str:
+    if value.strip("\"'").startswith((REDACTED, TRUNCATED)):
+        return value
     quote = value[0] if value[0] in "\"'" else ""
-    return f"{key}{between}{quote}{REDACTED}{quote}"
+    return f"{quote}{REDACTED}{quote}"
 
 
 # --- Structures ---------------------------------------------------------------------------------------
