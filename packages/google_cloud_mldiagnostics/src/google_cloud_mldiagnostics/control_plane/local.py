@@ -20,7 +20,7 @@ from typing import Any
 from urllib.parse import quote
 
 from ml_diagnostics_common.entry import format_timestamp
-from ml_diagnostics_common.file_lock import open_lock_file, wait_for_lock
+from ml_diagnostics_common.file_lock import open_lock_file, unlock, wait_for_lock
 
 from google_cloud_mldiagnostics.control_plane import Change, Resource
 from google_cloud_mldiagnostics.exceptions import ControlPlaneError, RunExistsError, RunNotFoundError
@@ -182,19 +182,8 @@ def _locked(folder: Path) -> Iterator[None]:
         yield
     finally:
         if descriptor >= 0:
-            _unlock(descriptor)
-
-
-def _unlock(descriptor: int) -> None:
-    try:
-        import fcntl
-
-        # Not by closing it alone: a child that was forked meanwhile has the same open file, and with it the lock.
-        fcntl.flock(descriptor, fcntl.LOCK_UN)
-    except (ImportError, OSError):
-        pass
-    finally:
-        os.close(descriptor)
+            unlock(descriptor)  # Not by closing it alone: a child that was forked meanwhile has it open, too.
+            os.close(descriptor)
 
 
 def _file_name(name: str) -> str:

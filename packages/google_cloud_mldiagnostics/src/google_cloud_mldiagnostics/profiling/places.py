@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ml_diagnostics_common import child_process
-from ml_diagnostics_common.file_lock import open_lock_file, wait_for_lock
+from ml_diagnostics_common.file_lock import open_lock_file, unlock, wait_for_lock
 from ml_diagnostics_common.journal.mounts import is_network_filesystem
 
 from google_cloud_mldiagnostics.active_run import ActiveRun
@@ -124,6 +124,7 @@ def _claim(path: Path) -> bool:
         os.pwrite(descriptor, f"{os.getpid()} {start_mark(os.getpid())}".encode(), 0)
         return True
     finally:
+        unlock(descriptor)
         os.close(descriptor)
 
 

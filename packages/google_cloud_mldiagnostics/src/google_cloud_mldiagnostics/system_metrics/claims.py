@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import os
 import re
+import weakref
 from pathlib import Path
 
 from ml_diagnostics_common.descriptors import Descriptor
-from ml_diagnostics_common.file_lock import open_lock_file, try_lock
+from ml_diagnostics_common.file_lock import open_lock_file, try_lock, unlock
 
 __all__ = ["Claims"]
 
 
 class Claims:
     """The locks of one process. The kernel lets go of them when it ends, and the next to ask goes on.
+
+    A child that is forked has them open, too, and may outlive its parent: it closes its copies, which frees nothing.
 
     Args:
         folder: Where the lock files are: the same for all processes of the run on this host.
@@ -23,6 +27,7 @@ class Claims:
         self._folder = folder
         self._host = host
         self._held: dict[str, Descriptor] = {}
+        _claims_of_this_process.add(self)
 
     def hold(self, what: str) -> bool:
         """Whether it is this process that measures `what`. Where there are no locks, all do: twice is not wrong."""
@@ -47,8 +52,29 @@ class Claims:
             descriptor.close()
         return is_ours
 
+    def forget(self) -> None:
+        """In a forked child: closes its copies."""
+        held, self._held = self._held, {}
+        for descriptor in held.values():
+            descriptor.close()
+
     def release(self) -> None:
         """Leaves all of it to others."""
         held, self._held = self._held, {}
         for descriptor in held.values():
+            number = descriptor.number()
+            if number is not None:
+                unlock(number)
             descriptor.close()
+
+
+_claims_of_this_process: weakref.WeakSet[Claims] = weakref.WeakSet()
+
+
+def _forget_in_child() -> None:
+    for claims in list(_claims_of_this_process):
+        claims.forget()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget_in_child)
