@@ -1,21 +1,28 @@
 """Profiles in a bucket: a thread brings them there, however it behaves; until then they are on this machine."""
 
+from __future__ import annotations
+
 import logging
 import os
 import subprocess
 import sys
 import textwrap
 import time
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
+from google_cloud_mldiagnostics.active_run import ActiveRun
 from google_cloud_mldiagnostics.profiling import deliveries, uploads
 from google_cloud_mldiagnostics.profiling.verification import summary_of
 from google_cloud_mldiagnostics.profiling.xprof import Xprof, finish_profiles
 from ml_diagnostics_common import storage
 from ml_diagnostics_common.guard import LOSSES
-from ml_diagnostics_testing.faults import Hang, Status
+from ml_diagnostics_testing.cloud_storage import CloudStorageServer
+from ml_diagnostics_testing.faults import Fault, Hang, Status
 
-from .profiled_runs import eventually, profiled_run, sessions_told, xplanes
+from .profiled_runs import profiled_run, sessions_told, xplanes
+from .waiting import eventually
 
 jax = pytest.importorskip("jax")
 pytest.importorskip("google.cloud.storage")
@@ -24,7 +31,7 @@ NAME = "folder/run-1/plugins/profile/one/host-a.xplane.pb"
 
 
 @pytest.fixture
-def bucket(cloud_storage_server, monkeypatch):
+def bucket(cloud_storage_server: CloudStorageServer, monkeypatch: pytest.MonkeyPatch) -> CloudStorageServer:
     for name, value in cloud_storage_server.environment().items():
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(uploads, "_FIRST_PAUSE_SECONDS", 0.1)
@@ -33,17 +40,19 @@ def bucket(cloud_storage_server, monkeypatch):
 
 
 @pytest.fixture
-def run():
+def run() -> Iterator[ActiveRun]:
     with profiled_run("run-1", gcs_path="gs://bucket/folder", is_local=False) as active:
         yield active
 
 
-def profile_once():
+def profile_once() -> None:
     with Xprof(session_id="one"):
         jax.numpy.ones(8).sum().block_until_ready()
 
 
-def test_a_profile_comes_to_the_bucket_whole_and_leaves_nothing_behind(bucket, run):
+def test_a_profile_comes_to_the_bucket_whole_and_leaves_nothing_behind(
+    bucket: CloudStorageServer, run: ActiveRun
+) -> None:
     profile_once()
     assert finish_profiles(20)
     assert bucket.names("bucket") == [NAME]
@@ -55,7 +64,7 @@ def test_a_profile_comes_to_the_bucket_whole_and_leaves_nothing_behind(bucket, r
     assert session["profilerTargets"] == ["host-a"]
 
 
-def test_training_never_waits_for_the_bucket(bucket, run):
+def test_training_never_waits_for_the_bucket(bucket: CloudStorageServer, run: ActiveRun) -> None:
     bucket.faults.always(Hang(), on="upload")
     profile_once()  # JAX's first takes longer.
     started = time.monotonic()
@@ -70,9 +79,12 @@ def test_training_never_waits_for_the_bucket(bucket, run):
     bucket.faults.release()
 
 
-def test_a_bucket_that_fails_for_a_while_gets_it_later(bucket, run, in_production, caplog):
+def test_a_bucket_that_fails_for_a_while_gets_it_later(
+    bucket: CloudStorageServer, run: ActiveRun, in_production: None, caplog: pytest.LogCaptureFixture
+) -> None:
     bucket.faults.script([Status(403)] * 3, on="upload")
     profile_once()
+    eventually(lambda: bucket.names("bucket"))
     assert finish_profiles(20)
     assert bucket.names("bucket") == [NAME]
     assert LOSSES["profile upload: StorageError"] == 3
@@ -83,7 +95,9 @@ def test_a_bucket_that_fails_for_a_while_gets_it_later(bucket, run, in_productio
     assert sessions_told("run-1") == [("one", "ACTIVE"), ("one", "SUCCEEDED")]
 
 
-def test_what_sync_has_uploaded_meanwhile_is_not_missed(bucket, run, in_production, monkeypatch):
+def test_what_sync_has_uploaded_meanwhile_is_not_missed(
+    bucket: CloudStorageServer, run: ActiveRun, in_production: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     bucket.faults.script([Status(403)], on="upload")
     monkeypatch.setattr(uploads, "_FIRST_PAUSE_SECONDS", 1.0)
     profile_once()
@@ -95,7 +109,7 @@ def test_what_sync_has_uploaded_meanwhile_is_not_missed(bucket, run, in_producti
     assert sessions_told("run-1")[-1] == ("one", "SUCCEEDED")
 
 
-def test_without_a_cloud_it_is_staged_for_sync(caplog):
+def test_without_a_cloud_it_is_staged_for_sync(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     with profiled_run("run-1", gcs_path="gs://bucket/folder", is_local=True) as active:
         profile_once()
@@ -108,7 +122,9 @@ def test_without_a_cloud_it_is_staged_for_sync(caplog):
         assert sessions_told("run-1") == [("one", "ACTIVE"), ("one", "SUCCEEDED")]
 
 
-def test_of_too_many_that_wait_the_oldest_is_dropped_and_counted(monkeypatch, tmp_path):
+def test_of_too_many_that_wait_the_oldest_is_dropped_and_counted(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setattr(uploads, "_MOST_WAITING", 3)
     for number in range(5):
         source = tmp_path / "source"
@@ -119,10 +135,28 @@ def test_of_too_many_that_wait_the_oldest_is_dropped_and_counted(monkeypatch, tm
     assert LOSSES["profile_dropped"] == 2
 
 
-@pytest.mark.parametrize("faults", [[], [Status(503)], [Status(403)] * 2])
-def test_an_interpreter_that_starts_no_more_threads_uploads_all_the_same(
-    bucket, run, in_production, faults, monkeypatch
+def test_a_place_that_refuses_is_tried_once_more_at_the_end_and_then_not_waited_for(
+    bucket, run, in_production, monkeypatch
 ):
+    monkeypatch.setattr(uploads, "_FIRST_PAUSE_SECONDS", 60.0)
+    bucket.faults.always(Status(403), on="upload")
+    profile_once()
+    eventually(lambda: LOSSES.get("profile upload: StorageError"))
+    started = time.monotonic()
+    assert not finish_profiles(30)
+    assert time.monotonic() - started < 30 / 2
+    assert len(bucket.requests_for("upload")) == 2
+    assert xplanes(run.folder / "staged") == ["plugins/profile/one/host-a.xplane.pb"]
+
+
+@pytest.mark.parametrize("faults", [[], [Status(503)]])
+def test_an_interpreter_that_starts_no_more_threads_uploads_all_the_same(
+    bucket: CloudStorageServer,
+    run: ActiveRun,
+    in_production: None,
+    faults: list[Fault],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Since Python 3.12 that is so in functions of atexit."""
     bucket.faults.script(faults, on="upload")
     monkeypatch.setattr(deliveries.background, "start", lambda job: None)
@@ -133,7 +167,9 @@ def test_an_interpreter_that_starts_no_more_threads_uploads_all_the_same(
     assert run.registration.sessions[-1][1]["targetSessions"]["host-a"]["sessionPhase"] == "SUCCEEDED"
 
 
-def test_without_threads_the_end_is_bounded_too(bucket, run, in_production, monkeypatch):
+def test_without_threads_the_end_is_bounded_too(
+    bucket: CloudStorageServer, run: ActiveRun, in_production: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     bucket.faults.always(Status(503), on="upload")
     monkeypatch.setattr(deliveries.background, "start", lambda job: None)
     profile_once()
@@ -146,7 +182,7 @@ def test_without_threads_the_end_is_bounded_too(bucket, run, in_production, monk
     bucket.faults.clear()
 
 
-def test_the_end_of_the_program_waits_for_uploads_and_ends_an_open_profile(bucket):
+def test_the_end_of_the_program_waits_for_uploads_and_ends_an_open_profile(bucket: CloudStorageServer) -> None:
     bucket.faults.script([Status(503), Status(503)], on="upload")
     program = """
         import os

@@ -238,11 +238,12 @@ class Captures:
         if capture is not None:
             logger.info("Profile %s runs while the process ends: it is ended, too.", capture.session.session_id)
             self.end(capture)
+        deliveries_of_this_process().end()
         is_delivered = deliveries_of_this_process().wait(timeout_seconds)
         if not is_delivered:
             logger.warning(
-                "Profiles could not be uploaded within %g s. They wait on this machine: `mldiagnostics sync` uploads "
-                "them.",
+                "Profiles could not be uploaded at the end, in %g s at most. They wait on this machine: `mldiagnostics "
+                "sync` uploads them.",
                 timeout_seconds,
             )
         self._look_a_last_time(_LAST_LOOKS_SECONDS if is_delivered else 0.0)

@@ -22,7 +22,11 @@ Job: TypeAlias = Callable[[], "float | None"]
 
 
 class Deliveries:
-    """Runs jobs in one thread, each when it is due. The thread ends when there is nothing to do."""
+    """Runs jobs in one thread, each when it is due. The thread ends when there is nothing to do.
+
+    Attributes:
+        is_ending: Whether the process ends: a job that fails now is given up.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()  # Held for a few instructions, never while a job runs.
@@ -33,6 +37,8 @@ class Deliveries:
         self._all_delivered.set()
         self._is_running = False
         self._deadline = math.inf
+        self._given_up = 0
+        self.is_ending = False
         self._numbers = itertools.count()
 
     def add(self, job: Job, *, is_awaited: bool, delay_seconds: float = 0.0) -> None:
@@ -55,7 +61,7 @@ class Deliveries:
                 self._is_running = False  # The interpreter ends: `wait` does it, or what is staged stays there.
 
     def wait(self, timeout_seconds: float) -> bool:
-        """Waits until every awaited job is done; False if that takes longer."""
+        """Waits until every awaited job is done; False if that takes longer, or one was given up."""
         deadline = time.monotonic() + timeout_seconds
         with self._lock:
             must_work = self._awaited > 0 and not self._is_running
@@ -66,7 +72,20 @@ class Deliveries:
                 self._work()
             finally:
                 self._deadline = math.inf
-        return self._all_delivered.wait(max(0.0, deadline - time.monotonic()))
+        return self._all_delivered.wait(max(0.0, deadline - time.monotonic())) and not self._given_up
+
+    def end(self) -> None:
+        """Says that the process ends: what is awaited is tried now, though it should wait, and not again if it fails."""
+        now = time.monotonic()
+        with self._lock:
+            self.is_ending = True
+            self._jobs = [(now if job[2] else job[0], *job[1:]) for job in self._jobs]
+            heapq.heapify(self._jobs)
+        self._changed.set()
+
+    def give_up(self) -> None:
+        """Counts a job that is not tried again."""
+        self._given_up += 1
 
     def seconds_left(self) -> float:
         """How long a job may take: without end in the thread."""

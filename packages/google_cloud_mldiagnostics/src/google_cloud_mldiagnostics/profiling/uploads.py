@@ -46,8 +46,9 @@ class Upload:
         except FileNotFoundError:  # `mldiagnostics sync` was faster.
             self._when_done("")
             return None
+        deliveries = deliveries_of_this_process()
         try:
-            deadline_seconds = min(_REQUEST_DEADLINE_SECONDS, deliveries_of_this_process().seconds_left())
+            deadline_seconds = min(_REQUEST_DEADLINE_SECONDS, deliveries.seconds_left())
             storage_for(self._target, deadline_seconds=deadline_seconds).write(self._target, data)
         except DiagnosticsError as error:
             LOSSES.add(f"profile upload: {type(error).__name__}")
@@ -58,6 +59,9 @@ class Upload:
                 error,
                 self._file,
             )
+            if deliveries.is_ending:
+                deliveries.give_up()
+                return None
             return self._backoff.failed(None)
         del data
         self._file.unlink(missing_ok=True)
