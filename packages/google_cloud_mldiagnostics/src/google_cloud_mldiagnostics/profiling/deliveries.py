@@ -75,7 +75,7 @@ class Deliveries:
         return self._all_delivered.wait(max(0.0, deadline - time.monotonic())) and not self._given_up
 
     def end(self) -> None:
-        """Says that the process ends: what is awaited is tried now, though it should wait, and not again if it fails."""
+        """Says that the process ends: what is awaited is tried now, though it is not due, and then no more."""
         now = time.monotonic()
         with self._lock:
             self.is_ending = True
