@@ -54,8 +54,8 @@ class Upload:
             LOSSES.add(f"profile upload: {type(error).__name__}")
             warn_once(
                 ("profile upload", type(error)),
-                "A profile could not be brought to its place (%s). It waits in %s; it is tried again while this process lives, "
-                "and `mldiagnostics sync` uploads it later.",
+                "A profile could not be brought to its place (%s). It waits in %s; it is tried again while this "
+                "process lives, and `mldiagnostics sync` uploads it later.",
                 error,
                 self._file,
             )
