@@ -1,31 +1,44 @@
 """Runs to profile: with a real log, and a control plane's thread that only remembers."""
 
+from __future__ import annotations
+
 import contextlib
 import os
-import time
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from google_cloud_mldiagnostics.active_run import ActiveRun, set_active_run
+from google_cloud_mldiagnostics.control_plane import Resource
 from google_cloud_mldiagnostics.entries import PROCESS, SESSION
 from google_cloud_mldiagnostics.mlrun_types import MLRun
 from google_cloud_mldiagnostics.profiling import captures, deliveries, on_demand
 from google_cloud_mldiagnostics.run_log import RunLog
-from google_cloud_mldiagnostics.run_reader import run_reader
 from ml_diagnostics_common.environment import diagnostics_directory
+
+from .kept_entries import kept_payloads
 
 
 class Registration:
     """Remembers the sessions that it was given."""
 
-    def __init__(self):
-        self.sessions = []
+    def __init__(self) -> None:
+        self.sessions: list[tuple[str, Resource]] = []
 
-    def put_session(self, session_id, session):
+    def put_session(self, session_id: str, session: Resource) -> None:
         self.sessions.append((session_id, session))
 
 
 @contextlib.contextmanager
-def profiled_run(name, *, finish_seconds=5.0, is_local=True, process_index=0, process_count=1, **fields):
+def profiled_run(
+    name: str,
+    *,
+    finish_seconds: float = 5.0,
+    is_local: bool = True,
+    process_index: int = 0,
+    process_count: int = 1,
+    **fields: Any,
+) -> Iterator[ActiveRun]:
     """The run of this process, while the block lasts."""
     log = RunLog(name, location="us-central1", project="", labels={}, is_shipped=False)
     active = ActiveRun(
@@ -51,31 +64,15 @@ def profiled_run(name, *, finish_seconds=5.0, is_local=True, process_index=0, pr
         set_active_run(None)
 
 
-def payloads(run_id, namespace):
-    """What the run's log has, of one kind."""
-    reader = run_reader(run_id)
-    entries = [entry for batch in reader.read_new() for entry in (batch if isinstance(batch, list) else [batch])]
-    return [entry.payload for entry in entries if entry.resource["labels"]["namespace"] == namespace]
-
-
-def sessions_told(run_id):
+def sessions_told(run_id: str) -> list[tuple[str, str]]:
     """(session, phase) of each entry about a profile, in their order."""
-    return [(payload["session_id"], payload["phase"]) for payload in payloads(run_id, SESSION)]
+    return [(payload["session_id"], payload["phase"]) for payload in kept_payloads(SESSION, run_id=run_id)]
 
 
-def processes_told(run_id):
-    return payloads(run_id, PROCESS)
+def processes_told(run_id: str) -> list[dict[str, Any]]:
+    return kept_payloads(PROCESS, run_id=run_id)
 
 
-def xplanes(folder):
+def xplanes(folder: Path | str) -> list[str]:
     """The files of profiles below a folder, as paths from there."""
     return sorted(str(path.relative_to(folder)) for path in Path(folder).rglob("*.xplane.pb"))
-
-
-def eventually(holds, timeout_seconds=30.0):
-    """Waits until something holds, and returns it."""
-    end = time.monotonic() + timeout_seconds
-    while not (found := holds()):
-        assert time.monotonic() < end, "it never came"
-        time.sleep(0.02)
-    return found

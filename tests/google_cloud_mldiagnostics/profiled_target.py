@@ -1,9 +1,12 @@
 """Processes that compute and can be profiled, as jobs are that know nothing of this library."""
 
+from __future__ import annotations
+
 import contextlib
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 
 _PROGRAM = """
 import socket, sys, threading
@@ -25,7 +28,7 @@ while not is_over.wait(0.01):
 
 
 @contextlib.contextmanager
-def targets(count):
+def targets(count: int) -> Iterator[list[int]]:
     """The ports of so many processes, which end with the block."""
     jobs = [
         subprocess.Popen(

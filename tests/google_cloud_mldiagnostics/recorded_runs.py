@@ -11,8 +11,8 @@ from typing import Any
 from google_cloud_mldiagnostics.active_run import ActiveRun, set_active_run
 from google_cloud_mldiagnostics.mlrun_types import MLRun
 from google_cloud_mldiagnostics.run_log import RunLog
-from google_cloud_mldiagnostics.run_reader import run_reader
-from ml_diagnostics_common.entry import LogEntry
+
+from .kept_entries import kept_entries
 
 RUN = "my-run-20261121053242"
 
@@ -47,12 +47,7 @@ def begin(root: Path, *, process_index: int = 0, run_id: str = RUN, **options: A
     return run
 
 
-def entries_of(root: Path, run_id: str = RUN) -> list[LogEntry]:
-    """All that the journal has of a run."""
-    return [entry for batch in run_reader(run_id, root=root).read_new() for entry in batch]
-
-
 def metrics_of(root: Path, run_id: str = RUN) -> list[tuple[str, dict[str, Any]]]:
     """Names and payloads of a run's metrics."""
-    told = [(entry.resource_label("namespace"), entry.payload) for entry in entries_of(root, run_id)]
+    told = [(entry.resource_label("namespace"), entry.payload) for entry in kept_entries(run_id=run_id, root=root)]
     return [(name, payload) for name, payload in told if not name.startswith("mlrun_")]

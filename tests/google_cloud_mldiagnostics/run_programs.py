@@ -1,19 +1,21 @@
 """Programs that begin a run in a process of their own, and what is left of it when they have ended."""
 
-import contextlib
+from __future__ import annotations
+
 import json
 import os
 import signal
 import subprocess
 import sys
 import textwrap
-import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from ml_diagnostics_common.entry import LogEntry
-from ml_diagnostics_common.reader import JournalReader
+from google_cloud_mldiagnostics.entries import PROCESS
+from ml_diagnostics_common.environment import diagnostics_directory
+
+from .kept_entries import kept_entries
 
 BEGIN = """
 import atexit, os, signal, sys, threading, time
@@ -40,7 +42,7 @@ class Ended(NamedTuple):
     errors: str
 
 
-def start(program: str, prefix: Sequence[str] = (), **environment: str) -> subprocess.Popen:
+def start(program: str, prefix: Sequence[str] = (), **environment: str) -> subprocess.Popen[str]:
     """Starts a program; `begin()` in it begins a run."""
     return subprocess.Popen(
         [*prefix, sys.executable, "-c", BEGIN + textwrap.dedent(program)],
@@ -52,7 +54,7 @@ def start(program: str, prefix: Sequence[str] = (), **environment: str) -> subpr
     )
 
 
-def end(process: subprocess.Popen, timeout_seconds: float = 30.0, say: str | None = None) -> Ended:
+def end(process: subprocess.Popen[str], timeout_seconds: float = 30.0, say: str | None = None) -> Ended:
     """Waits until a program has ended; first, says something to it."""
     try:
         output, errors = process.communicate(say, timeout=timeout_seconds)
@@ -75,7 +77,7 @@ def run_until_ready(program: str, signal_number: int, **environment: str) -> End
     return end(process)
 
 
-def await_line(process: subprocess.Popen, text: str) -> None:
+def await_line(process: subprocess.Popen[str], text: str) -> None:
     """Reads what the program says until it says that."""
     for line in process.stdout:
         if line.strip() == text:
@@ -84,41 +86,23 @@ def await_line(process: subprocess.Popen, text: str) -> None:
 
 
 def runs_folder() -> Path:
-    return Path(os.environ["ML_DIAGNOSTICS_DIR"]) / "runs"
+    return diagnostics_directory() / "runs"
 
 
-def kept_runs() -> list[dict]:
+def kept_runs() -> list[dict[str, Any]]:
     """Every run of this test's folder, the oldest first."""
     found = [json.loads(path.read_text()) for path in runs_folder().glob("*/run.json")]
     return sorted(found, key=lambda run: run["createTime"])
 
 
-def kept_run() -> dict:
+def kept_run() -> dict[str, Any]:
     (only,) = kept_runs()
     return only
 
 
-def entries(namespace: str) -> list[LogEntry]:
-    """What the journal has under a namespace, in its order."""
-    reader = JournalReader("ml_diagnostics_metric", root=Path(os.environ["ML_DIAGNOSTICS_DIR"]))
-    return [entry for batch in reader.read_new() for entry in batch if entry.resource_label("namespace") == namespace]
-
-
 def phases() -> list[str]:
     """What the processes said of themselves, in order."""
-    return [entry.payload["phase"] for entry in entries("mlrun_process")]
-
-
-def eventually(condition, timeout_seconds: float = 20.0):
-    """Waits for something that another thread or process does, and returns it."""
-    deadline = time.monotonic() + timeout_seconds
-    while True:
-        with contextlib.suppress(FileNotFoundError, KeyError, IndexError):
-            found = condition()
-            if found:
-                return found
-        assert time.monotonic() < deadline, "it did not happen"
-        time.sleep(0.01)
+    return [entry.payload["phase"] for entry in kept_entries(PROCESS)]
 
 
 SIGTERM = signal.SIGTERM

@@ -1,12 +1,14 @@
 """All processes of a job agree, through the real coordination service of JAX, and none waits for one that is gone."""
 
+from __future__ import annotations
+
 import os
 
 import pytest
 from google_cloud_mldiagnostics import agreement
 
 from . import run_programs as programs
-from .test_run import free_port
+from .ports import free_port
 
 CONNECTED = """
 import jax
@@ -15,18 +17,18 @@ jax.distributed.initialize("127.0.0.1:{port}", num_processes=1, process_id=0)
 """
 
 
-def run(program: str, **arguments) -> programs.Ended:
+def run(program: str, **arguments: str) -> programs.Ended:
     return programs.run(CONNECTED.format(port=free_port()) + program, JAX_PLATFORMS="cpu", **arguments)
 
 
-def test_without_jax_distributed_each_process_goes_on_with_its_own():
+def test_without_jax_distributed_each_process_goes_on_with_its_own() -> None:
     assert agreement.agree("key", "mine") == "mine"
     agreement.tell("key", "mine")
     agreement.hear("key", lambda _: pytest.fail("nobody tells"))
     assert agreement.jax_processes() is None
 
 
-def test_the_first_decides_and_nobody_waits():
+def test_the_first_decides_and_nobody_waits() -> None:
     ended = run("""
 started = time.monotonic()
 print(agree("a", "first"), agree("a", "second"), agree("b", "third"), jax_processes())
@@ -35,7 +37,7 @@ assert time.monotonic() - started < 5
     assert ended.output == "first first third (0, 1)\n", ended.errors
 
 
-def test_what_one_process_tells_the_others_hear():
+def test_what_one_process_tells_the_others_hear() -> None:
     ended = run("""
 heard = []
 hear("a", heard.append)
@@ -53,12 +55,14 @@ print(heard)
     assert ended.output == "['1', '2']\n", ended.errors
 
 
-def test_a_coordinator_that_does_not_answer_costs_a_bounded_time_and_one_warning(monkeypatch, caplog):
+def test_a_coordinator_that_does_not_answer_costs_a_bounded_time_and_one_warning(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     class Silent:
-        def key_value_set(self, *_, **__):
+        def key_value_set(self, *_: object, **__: object) -> None:
             os.read(reading, 1)
 
-        def blocking_key_value_get(self, *_):
+        def blocking_key_value_get(self, *_: object) -> str:
             return "too late"
 
     reading, writing = os.pipe()
@@ -69,7 +73,7 @@ def test_a_coordinator_that_does_not_answer_costs_a_bounded_time_and_one_warning
 
 
 @pytest.mark.skipif("sys.platform != 'linux'", reason="only Linux tells who has handlers in C")
-def test_the_handler_that_jax_has_for_preemptions_is_left_alone():
+def test_the_handler_that_jax_has_for_preemptions_is_left_alone() -> None:
     ended = run("""
 begin()
 os.kill(os.getpid(), signal.SIGTERM)

@@ -1,6 +1,9 @@
 """Which attempt a process is of, and what its end makes of the attempt and the run."""
 
+from __future__ import annotations
+
 import copy
+from collections.abc import Collection
 
 import pytest
 from google_cloud_mldiagnostics.attempts import (
@@ -14,20 +17,21 @@ from google_cloud_mldiagnostics.attempts import (
     new_run,
     renumber,
 )
+from google_cloud_mldiagnostics.control_plane import Resource
 
 NOW = "2026-03-10T01:02:03Z"
 LATER = "2026-03-10T02:00:00Z"
 
 
-def member(index=0, pid=100, host="a"):
+def member(index: int = 0, pid: int = 100, host: str = "a") -> Member:
     return Member(host, index, pid, f"ticks-{pid}")
 
 
-def new(who, token="life-1", number=1):
+def new(who: Member, token: str = "life-1", number: int = 1) -> Resource:
     return new_run({"displayName": "train", "labels": {}}, who, token=token, number=number, now=NOW)
 
 
-def joined(run, who, token="life-1", number=1, alive=()):
+def joined(run: Resource, who: Member, token: str = "life-1", number: int = 1, alive: Collection[int] = ()) -> Resource:
     change = begin(
         {"displayName": "train"},
         who,
@@ -39,72 +43,72 @@ def joined(run, who, token="life-1", number=1, alive=()):
     return change(copy.deepcopy(run))
 
 
-def ended(run, who, phase="COMPLETED", reason=""):
+def ended(run: Resource, who: Member, phase: str = "COMPLETED", reason: str = "") -> Resource:
     changed = end(who, phase, reason, now=LATER)(copy.deepcopy(run))
     return run if changed is None else changed
 
 
-def phases(run):
+def phases(run: Resource) -> list[str]:
     return [attempt["phase"] for attempt in run["attempts"]]
 
 
 # --- Beginning ----------------------------------------------------------------------------------------
 
 
-def test_the_first_process_begins_the_first_attempt():
+def test_the_first_process_begins_the_first_attempt() -> None:
     run = new(member())
     assert (run["runPhase"], run["labels"], phases(run)) == ("ACTIVE", {"attempt": "1"}, ["ACTIVE"])
 
 
-def test_a_process_of_the_same_life_joins_its_attempt():
+def test_a_process_of_the_same_life_joins_its_attempt() -> None:
     run = joined(new(member(0)), member(1, 101))
     assert phases(run) == ["ACTIVE"]
     assert [process["process_index"] for process in run["attempts"][0]["processes"]] == [0, 1]
 
 
-def test_a_process_of_another_life_begins_another_attempt_though_the_other_ones_live():
+def test_a_process_of_another_life_begins_another_attempt_though_the_other_ones_live() -> None:
     run = joined(new(member(0)), member(1, 101), token="life-2", alive={100})
     assert phases(run) == ["FAILED", "ACTIVE"]
 
 
-def test_where_nothing_tells_the_life_a_process_joins_those_that_live():
+def test_where_nothing_tells_the_life_a_process_joins_those_that_live() -> None:
     run = joined(new(member(0), token=""), member(1, 101), token="", alive={100})
     assert phases(run) == ["ACTIVE"]
 
 
-def test_where_nothing_tells_the_life_and_none_lives_another_attempt_begins():
+def test_where_nothing_tells_the_life_and_none_lives_another_attempt_begins() -> None:
     run = joined(new(member(0), token=""), member(1, 101), token="")
     assert phases(run) == ["FAILED", "ACTIVE"]
 
 
-def test_a_process_that_was_started_again_in_the_same_place_begins_another_attempt():
+def test_a_process_that_was_started_again_in_the_same_place_begins_another_attempt() -> None:
     run = joined(new(member(0)), member(0, 101), alive={100})
     assert phases(run) == ["FAILED", "ACTIVE"]
     assert run["attempts"][0]["reason"] == WITHOUT_A_WORD
     assert run["attempts"][0]["processes"][0]["phase"] == "FAILED"
 
 
-def test_a_pid_that_is_used_again_is_another_process():
+def test_a_pid_that_is_used_again_is_another_process() -> None:
     again = Member("a", 0, 100, "later-ticks")
     assert phases(joined(new(member(0)), again)) == ["FAILED", "ACTIVE"]
 
 
 @pytest.mark.parametrize("phase", ["COMPLETED", "FAILED"])
-def test_an_attempt_that_has_ended_is_followed_by_another_which_is_active(phase):
+def test_an_attempt_that_has_ended_is_followed_by_another_which_is_active(phase: str) -> None:
     run = joined(ended(new(member()), member(), phase, "x"), member(0, 101))
     assert phases(run) == [phase, "ACTIVE"]
     assert (run["runPhase"], run["labels"]["attempt"]) == ("ACTIVE", "2")
     assert not {"endTime", "errorDetails"} & set(run)
 
 
-def test_attempts_are_counted_at_least_as_far_as_the_scheduler_does():
+def test_attempts_are_counted_at_least_as_far_as_the_scheduler_does() -> None:
     assert last_attempt(new(member(), number=4))["number"] == 4
     run = joined(ended(new(member()), member()), member(0, 101), token="life-2", number=7)
     assert [attempt["number"] for attempt in run["attempts"]] == [1, 7]
     assert run["labels"]["attempt"] == "7"
 
 
-def test_what_is_kept_of_a_run_gets_what_is_said_anew():
+def test_what_is_kept_of_a_run_gets_what_is_said_anew() -> None:
     kept = {
         **new(member()),
         "configs": {"userConfigs": {"lr": "0.1", "old": "1"}},
@@ -124,7 +128,7 @@ def test_what_is_kept_of_a_run_gets_what_is_said_anew():
     assert run["displayName"] == "new"
 
 
-def test_the_number_that_others_know_an_attempt_by_is_taken():
+def test_the_number_that_others_know_an_attempt_by_is_taken() -> None:
     run = renumber(member(), 5)(new(member()))
     assert (run["attempts"][0]["number"], run["labels"]["attempt"]) == (5, "5")
     assert renumber(member(1, 101), 6)(run) is None
@@ -133,17 +137,17 @@ def test_the_number_that_others_know_an_attempt_by_is_taken():
 # --- Ending -------------------------------------------------------------------------------------------
 
 
-def test_the_end_of_process_0_is_the_runs():
+def test_the_end_of_process_0_is_the_runs() -> None:
     run = ended(joined(new(member(0)), member(1, 101)), member(0))
     assert (run["runPhase"], run["endTime"], phases(run)) == ("COMPLETED", LATER, ["COMPLETED"])
 
 
-def test_the_end_of_a_worker_is_its_own():
+def test_the_end_of_a_worker_is_its_own() -> None:
     run = ended(joined(new(member(0)), member(1, 101)), member(1, 101))
     assert (run["runPhase"], phases(run)) == ("ACTIVE", ["ACTIVE"])
 
 
-def test_on_a_host_without_process_0_the_end_of_the_last_is_the_runs():
+def test_on_a_host_without_process_0_the_end_of_the_last_is_the_runs() -> None:
     run = joined(new(member(2, 102)), member(3, 103))
     run = ended(run, member(2, 102))
     assert run["runPhase"] == "ACTIVE"
@@ -151,7 +155,7 @@ def test_on_a_host_without_process_0_the_end_of_the_last_is_the_runs():
 
 
 @pytest.mark.parametrize("order", [(0, 1), (1, 0)])
-def test_a_failure_of_any_process_is_the_runs_and_is_never_overwritten(order):
+def test_a_failure_of_any_process_is_the_runs_and_is_never_overwritten(order: tuple[int, int]) -> None:
     members = {0: member(0), 1: member(1, 101)}
     run = joined(new(members[0]), members[1])
     for index in order:
@@ -159,7 +163,7 @@ def test_a_failure_of_any_process_is_the_runs_and_is_never_overwritten(order):
     assert (run["runPhase"], run["errorDetails"], phases(run)) == ("FAILED", "boom", ["FAILED"])
 
 
-def test_the_first_failure_is_why_it_failed():
+def test_the_first_failure_is_why_it_failed() -> None:
     run = joined(new(member(0)), member(1, 101))
     run = ended(run, member(1, 101), "FAILED", "nan loss")
     run = ended(run, member(0), "FAILED", "SIGTERM")
@@ -167,19 +171,19 @@ def test_the_first_failure_is_why_it_failed():
     assert [process["reason"] for process in run["attempts"][0]["processes"]] == ["SIGTERM", "nan loss"]
 
 
-def test_the_end_of_an_attempt_before_does_not_end_the_run():
+def test_the_end_of_an_attempt_before_does_not_end_the_run() -> None:
     run = joined(new(member(0)), member(0, 101))
     late = ended(run, member(0), "FAILED", "late")
     assert late["runPhase"] == "ACTIVE"
     assert phases(late) == ["FAILED", "ACTIVE"]
 
 
-def test_a_process_that_nobody_knows_ends_nothing():
+def test_a_process_that_nobody_knows_ends_nothing() -> None:
     run = new(member())
     assert end(member(0, 999), "FAILED", "", now=LATER)(run) is None
 
 
-def test_why_an_attempt_ended_may_be_known_later():
+def test_why_an_attempt_ended_may_be_known_later() -> None:
     run = joined(new(member(0)), member(0, 101))
     assert ended_without_a_word(run)["number"] == 1
     told = explain(1, "FAILED", "out of memory")(run)

@@ -1,5 +1,7 @@
 """collect_profile and the ProfilerService's client: all hosts at once, by grpcio alone, and what fails is said."""
 
+from __future__ import annotations
+
 import http.server
 import json
 import socket
@@ -7,7 +9,9 @@ import subprocess
 import sys
 import threading
 import time
-from typing import ClassVar
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, ClassVar
 
 import pytest
 from google_cloud_mldiagnostics.commands.collect_profile import main
@@ -16,6 +20,7 @@ from google_cloud_mldiagnostics.profiling.profiler_service import ProfilerServic
 from google_cloud_mldiagnostics.profiling.verification import read_xplane
 from ml_diagnostics_common.exceptions import ConfigurationError
 
+from .ports import free_port
 from .profiled_runs import xplanes
 from .profiled_target import targets
 
@@ -26,28 +31,21 @@ SERVICE = ProfilerService(connect_seconds=1.0)
 
 
 @pytest.fixture(scope="module")
-def ports():
+def ports() -> Iterator[list[int]]:
     with targets(2) as ports:
         yield ports
 
 
-@pytest.fixture
-def closed_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
-
-
 @pytest.fixture(autouse=True)
-def _impatient(monkeypatch):
+def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("google_cloud_mldiagnostics.commands.collect_profile.ProfilerService", lambda: SERVICE)
 
 
-def collect(*arguments):
+def collect(*arguments: object) -> int:
     return main([str(argument) for argument in arguments])
 
 
-def started_ns(path):
+def started_ns(path: Path) -> int:
     from jax.profiler import ProfileData
 
     (environment,) = [plane for plane in ProfileData.from_file(str(path)).planes if plane.name == "Task Environment"]
@@ -58,7 +56,7 @@ def started_ns(path):
 # --- The client ---------------------------------------------------------------------------------------
 
 
-def test_two_hosts_are_profiled_over_the_same_stretch_of_time(ports, tmp_path):
+def test_two_hosts_are_profiled_over_the_same_stretch_of_time(ports: list[int], tmp_path: Path) -> None:
     addresses = [f"localhost:{port}" for port in ports]
     results = SERVICE.capture(addresses, str(tmp_path), "both", 200, host_names=["a", "b"])
     assert [(result.address, result.problem) for result in results] == [(address, "") for address in addresses]
@@ -68,7 +66,9 @@ def test_two_hosts_are_profiled_over_the_same_stretch_of_time(ports, tmp_path):
     assert apart_ns < 200e6 / 4
 
 
-def test_all_are_asked_to_begin_at_one_moment_ahead_and_one_alone_at_once(ports, tmp_path, monkeypatch):
+def test_all_are_asked_to_begin_at_one_moment_ahead_and_one_alone_at_once(
+    ports: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     asked = []
     real = profiler_service.profile_request
     monkeypatch.setattr(profiler_service, "profile_request", lambda *given: asked.append(given[-1]) or real(*given))
@@ -80,14 +80,14 @@ def test_all_are_asked_to_begin_at_one_moment_ahead_and_one_alone_at_once(ports,
     assert asked[2:] == [0]
 
 
-def test_a_host_that_cannot_be_reached_keeps_nobody_from_theirs(ports, closed_port, tmp_path):
-    results = SERVICE.capture([f"localhost:{closed_port}", f"localhost:{ports[0]}"], str(tmp_path), "one", 100)
+def test_a_host_that_cannot_be_reached_keeps_nobody_from_theirs(ports: list[int], tmp_path: Path) -> None:
+    results = SERVICE.capture([f"localhost:{free_port()}", f"localhost:{ports[0]}"], str(tmp_path), "one", 100)
     assert [result.is_captured for result in results] == [False, True]
     assert "is the job running, with on_demand_xprof=True" in results[0].problem
     assert xplanes(tmp_path) == [f"one/localhost_{ports[0]}.xplane.pb"]
 
 
-def test_a_host_that_never_answers_is_given_up(tmp_path):
+def test_a_host_that_never_answers_is_given_up(tmp_path: Path) -> None:
     with socket.socket() as silent:
         silent.bind(("127.0.0.1", 0))
         silent.listen()
@@ -97,7 +97,7 @@ def test_a_host_that_never_answers_is_given_up(tmp_path):
         assert time.monotonic() - started < SERVICE.connect_seconds + SERVICE.extra_seconds
 
 
-def test_a_host_that_is_being_profiled_says_so(ports, tmp_path):
+def test_a_host_that_is_being_profiled_says_so(ports: list[int], tmp_path: Path) -> None:
     address = [f"localhost:{ports[0]}"]
     first = threading.Thread(target=SERVICE.capture, args=(address, str(tmp_path), "first", 1500))
     first.start()
@@ -120,12 +120,14 @@ def test_a_host_that_is_being_profiled_says_so(ports, tmp_path):
         (["host:1"], "/tmp", 100, ["../up"]),
     ],
 )
-def test_what_cannot_be_asked_is_said_before_anybody_is(addresses, root, duration_ms, names):
+def test_what_cannot_be_asked_is_said_before_anybody_is(
+    addresses: list[str], root: str, duration_ms: int, names: list[str] | None
+) -> None:
     with pytest.raises(ConfigurationError):
         SERVICE.capture(addresses, root, "s", duration_ms, host_names=names)
 
 
-def test_the_request_is_the_message_that_the_service_knows():
+def test_the_request_is_the_message_that_the_service_knows() -> None:
     """Against the message's definition, decoded field by field."""
     request = profile_request("/root", "session", 1500, "host", TracerLevels(3, 0, 1), start_ns=7)
     fields = dict(decoded(request))
@@ -133,10 +135,10 @@ def test_the_request_is_the_message_that_the_service_knows():
     assert dict(decoded(fields[4])) == {2: 3, 3: 0, 4: 1, 5: 1, 7: 1, 8: 7, 9: 1500}
 
 
-def decoded(message):
+def decoded(message: bytes) -> Iterator[tuple[int, Any]]:
     position = 0
 
-    def varint():
+    def varint() -> int:
         nonlocal position
         value = shift = 0
         while True:
@@ -157,7 +159,9 @@ def decoded(message):
             yield tag >> 3, value
 
 
-def test_without_grpcio_the_extra_is_named(monkeypatch, capsys, tmp_path):
+def test_without_grpcio_the_extra_is_named(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
     monkeypatch.setitem(sys.modules, "grpc", None)
     assert collect("--hosts", "h", "--port", 1, "--duration_in_ms", 100, "--log_dir", tmp_path) == 2
     assert "google-cloud-mldiagnostics[profile]" in capsys.readouterr().err
@@ -166,7 +170,9 @@ def test_without_grpcio_the_extra_is_named(monkeypatch, capsys, tmp_path):
 # --- The command --------------------------------------------------------------------------------------
 
 
-def test_the_command_writes_what_xprof_opens(ports, tmp_path, capsys):
+def test_the_command_writes_what_xprof_opens(
+    ports: list[int], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     status = collect(
         *("--hosts", "localhost", "--port", ports[0], "--duration_in_ms", 100, "--log_dir", f"{tmp_path}/"),
         *("--session_name", "mine"),
@@ -178,7 +184,7 @@ def test_the_command_writes_what_xprof_opens(ports, tmp_path, capsys):
     )
 
 
-def test_hosts_get_the_names_that_they_are_given(ports, tmp_path):
+def test_hosts_get_the_names_that_they_are_given(ports: list[int], tmp_path: Path) -> None:
     status = collect(
         *("--hosts", "localhost,127.0.0.1", "--port", ports[0], "--duration_in_ms", 100, "--log_dir", tmp_path),
         *("--session_name", "s", "--override_hostnames", "one,two"),
@@ -188,7 +194,7 @@ def test_hosts_get_the_names_that_they_are_given(ports, tmp_path):
     assert xplanes(tmp_path)[0].rpartition("/")[2] in ("one.xplane.pb", "two.xplane.pb")
 
 
-def test_hosts_are_called_what_they_call_themselves(ports, tmp_path):
+def test_hosts_are_called_what_they_call_themselves(ports: list[int], tmp_path: Path) -> None:
     status = collect(
         *("--hosts", "localhost", "--port", ports[0], "--duration_in_ms", 100, "--log_dir", tmp_path),
         *("--session_name", "s", "--use_system_hostname"),
@@ -197,7 +203,7 @@ def test_hosts_are_called_what_they_call_themselves(ports, tmp_path):
     assert xplanes(tmp_path) == [f"plugins/profile/s/{socket.gethostname()}.xplane.pb"]
 
 
-def test_without_a_name_the_session_is_the_time(ports, tmp_path):
+def test_without_a_name_the_session_is_the_time(ports: list[int], tmp_path: Path) -> None:
     assert collect("--hosts", "localhost", "--port", ports[0], "--duration_in_ms", 50, "--log_dir", tmp_path) == 0
     ((session),) = [file.split("/")[2] for file in xplanes(tmp_path)]
     time.strptime(session, "%Y_%m_%d_%H_%M_%S")
@@ -205,20 +211,20 @@ def test_without_a_name_the_session_is_the_time(ports, tmp_path):
 
 class ProfilingOverHttp(http.server.BaseHTTPRequestHandler):
     status = 200
-    asked: ClassVar[list] = []
+    asked: ClassVar[list[tuple[str, Any]]] = []
 
-    def do_POST(self):
+    def do_POST(self) -> None:
         body = self.rfile.read(int(self.headers["Content-Length"]))
         self.asked.append((self.path, json.loads(body)))
         self.send_response(self.status)
         self.end_headers()
 
-    def log_message(self, *_):
+    def log_message(self, *_: object) -> None:
         pass
 
 
 @pytest.fixture
-def over_http(monkeypatch):
+def over_http(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
     quick = ProfilerService(connect_seconds=0.2)
     monkeypatch.setattr("google_cloud_mldiagnostics.commands.collect_profile.ProfilerService", lambda: quick)
     monkeypatch.setattr(ProfilingOverHttp, "asked", [])
@@ -229,14 +235,18 @@ def over_http(monkeypatch):
     server.server_close()
 
 
-def test_a_host_without_the_service_is_asked_over_http(over_http, tmp_path, capsys):
+def test_a_host_without_the_service_is_asked_over_http(
+    over_http: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     status = collect("--hosts", "127.0.0.1", "--port", over_http, "--duration_in_ms", 100, "--log_dir", tmp_path)
     assert status == 0
     assert ProfilingOverHttp.asked == [("/profiling", {"duration_ms": 100, "repository_path": str(tmp_path)})]
     assert "1 of 1 hosts" in capsys.readouterr().out
 
 
-def test_what_fails_over_http_too_is_said_and_fails_the_command(over_http, tmp_path, capsys, monkeypatch):
+def test_what_fails_over_http_too_is_said_and_fails_the_command(
+    over_http: int, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(ProfilingOverHttp, "status", 500)
     status = collect("--hosts", "127.0.0.1", "--port", over_http, "--duration_in_ms", 100, "--log_dir", tmp_path)
     said = capsys.readouterr()
@@ -257,7 +267,9 @@ def test_what_fails_over_http_too_is_said_and_fails_the_command(over_http, tmp_p
         (["--hosts", ","], "names no host"),
     ],
 )
-def test_an_argument_that_cannot_be_used_is_said(arguments, complaint, capsys):
+def test_an_argument_that_cannot_be_used_is_said(
+    arguments: list[str], complaint: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(SystemExit) as ended:
         collect(
             *("--hosts", "h", "--port", 1, "--duration_in_ms", 100, "--log_dir", "/tmp"),
@@ -267,7 +279,7 @@ def test_an_argument_that_cannot_be_used_is_said(arguments, complaint, capsys):
     assert complaint in capsys.readouterr().err
 
 
-def test_its_help_needs_no_framework():
+def test_its_help_needs_no_framework() -> None:
     program = (
         "import sys, runpy\n"
         "sys.argv = ['collect_profile', '--help']\n"
@@ -279,7 +291,9 @@ def test_its_help_needs_no_framework():
     assert "--use_system_hostname" in done.stdout
 
 
-def test_a_folder_from_here_is_the_same_folder_there(tmp_path, monkeypatch, ports):
+def test_a_folder_from_here_is_the_same_folder_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ports: list[int]
+) -> None:
     """The process that is asked writes, and it runs somewhere else."""
     monkeypatch.chdir(tmp_path)
     arguments = ("--hosts", "localhost", "--port", ports[0], "--duration_in_ms", 50, "--session_name", "s")
@@ -287,7 +301,7 @@ def test_a_folder_from_here_is_the_same_folder_there(tmp_path, monkeypatch, port
     assert len(xplanes(tmp_path / "logs")) == 1
 
 
-def test_the_defaults_are_those_of_the_public_command(monkeypatch, tmp_path):
+def test_the_defaults_are_those_of_the_public_command(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     asked = []
     monkeypatch.setattr(
         profiler_service.ProfilerService, "capture", lambda self, *given, **named: asked.append((given, named)) or []

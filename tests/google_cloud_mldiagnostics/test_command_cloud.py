@@ -7,7 +7,6 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -48,7 +47,7 @@ def cloud(
     cloud_logging_server: CloudLoggingServer,
     cloud_storage_server: CloudStorageServer,
     monkeypatch: pytest.MonkeyPatch,
-) -> Iterator[Cloud]:
+) -> Cloud:
     servers = Cloud(control_plane_server, cloud_logging_server, cloud_storage_server)
     for server in servers:
         for name, value in server.environment().items():

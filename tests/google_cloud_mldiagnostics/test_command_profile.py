@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import socket
 import subprocess
 import sys
 import time
@@ -19,6 +18,7 @@ from google_cloud_mldiagnostics.exceptions import ProfilingError
 from google_cloud_mldiagnostics.profiling.verification import read_xplane
 from ml_diagnostics_common.environment import identity
 
+from .ports import free_port
 from .told_runs import process, resource, view
 
 Captured = pytest.CaptureFixture[str]
@@ -42,9 +42,7 @@ while not pathlib.Path(flag).exists():
 def running_job(tmp_path: Path) -> Iterator[str]:
     """A real JAX job of two processes, as of two hosts; its run's id."""
     flag = tmp_path / "end"
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     environ = {**os.environ, "JAX_PLATFORMS": "cpu"}
     with contextlib.ExitStack() as processes:
         started = [

@@ -20,7 +20,8 @@ from google_cloud_mldiagnostics.active_run import ActiveRun
 from google_cloud_mldiagnostics.metrics import record
 from ml_diagnostics_common.guard import LOSSES
 
-from .recorded_runs import active, entries_of, metrics_of
+from .kept_entries import kept_entries
+from .recorded_runs import active, metrics_of
 
 jax = pytest.importorskip("jax")
 jnp = jax.numpy
@@ -103,7 +104,7 @@ def test_an_entry_has_the_time_of_the_call(tmp_path: Path, run: ActiveRun, slow:
     record("other", 1.0)
     slow.set()
     recorded(tmp_path)
-    assert [entry.resource_label("namespace") for entry in entries_of(tmp_path)] == ["loss", "other"]
+    assert [entry.resource_label("namespace") for entry in kept_entries(root=tmp_path)] == ["loss", "other"]
 
 
 def test_at_most_a_thousand_values_are_pending_and_the_rest_is_counted(

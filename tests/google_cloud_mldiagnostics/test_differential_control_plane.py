@@ -124,7 +124,7 @@ def lives(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Life]:
 
 
 @pytest.mark.parametrize("version", [OLD, NEW, OURS])
-def test_each_of_them_has_its_run_kept(lives, version):
+def test_each_of_them_has_its_run_kept(lives: dict[str, Any], version: str) -> None:
     life = lives[version]
     assert life.code == 0, life.stderr
     (run,) = life.runs
@@ -135,7 +135,7 @@ def test_each_of_them_has_its_run_kept(lives, version):
     assert {record.status for record in life.requests} <= {200, 404, 409}  # Not there yet; there already.
 
 
-def test_ours_sends_what_theirs_sent(lives):
+def test_ours_sends_what_theirs_sent(lives: dict[str, Any]) -> None:
     theirs, ours = lives[OLD].sent("create"), lives[OURS].sent("create")
     assert theirs.keys() <= ours.keys()
     assert theirs["labels"].keys() <= ours["labels"].keys()
@@ -144,7 +144,7 @@ def test_ours_sends_what_theirs_sent(lives):
     assert ours["tools"] == theirs["tools"]
 
 
-def test_the_newer_one_and_ours_tell_of_profiles_alike(lives):
+def test_the_newer_one_and_ours_tell_of_profiles_alike(lives: dict[str, Any]) -> None:
     (theirs,), (ours,) = lives[NEW].sessions, lives[OURS].sessions
     for session in (theirs, ours):
         (target,) = session["targetSessions"].values()
@@ -154,13 +154,13 @@ def test_the_newer_one_and_ours_tell_of_profiles_alike(lives):
 
 
 @pytest.mark.parametrize("version", [OLD, NEW, OURS])
-def test_a_value_is_the_same_entry(lives, version):
+def test_a_value_is_the_same_entry(lives: dict[str, Any], version: str) -> None:
     (entry,) = lives[version].losses
     assert entry["jsonPayload"] == {"values": [0.5], "step_index": 1, "unit": "1"}
     assert entry["resource"]["labels"]["node_id"] == lives[version].runs[0]["name"].rpartition("/")[2]
 
 
-def test_a_service_account_needs_a_scope_which_the_old_one_does_not_ask_for(tmp_path):
+def test_a_service_account_needs_a_scope_which_the_old_one_does_not_ask_for(tmp_path: Path) -> None:
     theirs = live(OLD, tmp_path, as_service_account=True)
     assert theirs.code != 0
     assert "invalid_scope" in theirs.stderr

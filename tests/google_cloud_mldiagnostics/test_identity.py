@@ -1,7 +1,10 @@
 """One run has one id: on all hosts, in each attempt where somebody tells, in any script, and short enough."""
 
+from __future__ import annotations
+
 import json
 import re
+from collections.abc import Callable, Mapping
 
 import pytest
 from google_cloud_mldiagnostics.identity import identify, process_position, readable_id, workload_of
@@ -32,7 +35,7 @@ GKE = {
 }
 
 
-def run_id(name, environ, occasion=1, clock=lambda: NOON):
+def run_id(name: str, environ: Mapping[str, str], occasion: int = 1, clock: Callable[[], float] = lambda: NOON) -> str:
     workload = workload_of(environ=environ)
     return identify(
         name, workload, occasion=occasion, clock=clock, random_bytes=lambda n: b"\x12\x34" * (n // 2)
@@ -40,7 +43,7 @@ def run_id(name, environ, occasion=1, clock=lambda: NOON):
 
 
 @given(st.lists(st.text(max_size=80), min_size=1, max_size=6))
-def test_every_id_is_one_that_the_control_plane_takes(parts):
+def test_every_id_is_one_that_the_control_plane_takes(parts: list[str]) -> None:
     assert ID.fullmatch(readable_id(*parts))
 
 
@@ -56,17 +59,17 @@ def test_every_id_is_one_that_the_control_plane_takes(parts):
         ("***", r"run-[0-9a-f]{8}"),
     ],
 )
-def test_a_name_in_any_script_makes_an_id_that_people_recognise(name, expected):
+def test_a_name_in_any_script_makes_an_id_that_people_recognise(name: str, expected: str) -> None:
     assert re.fullmatch(expected, readable_id(name))
 
 
 @given(st.text("ab一二 ", max_size=6), st.text("ab一二 ", max_size=6))
-def test_names_in_another_script_stay_apart(one, other):
+def test_names_in_another_script_stay_apart(one: str, other: str) -> None:
     if one != other and not (one.isascii() and other.isascii()):
         assert readable_id(one) != readable_id(other)
 
 
-def test_a_long_id_is_cut_and_stays_apart_from_others_that_begin_alike():
+def test_a_long_id_is_cut_and_stays_apart_from_others_that_begin_alike() -> None:
     long = "experiment-" * 20
     one, other = readable_id(long + "a", "20260310-010203"), readable_id(long + "b", "20260310-010203")
     assert one != other
@@ -75,21 +78,21 @@ def test_a_long_id_is_cut_and_stays_apart_from_others_that_begin_alike():
     assert one.endswith("-20260310-010203")
 
 
-def test_without_anybody_to_tell_an_id_is_the_name_the_time_in_utc_and_chance():
+def test_without_anybody_to_tell_an_id_is_the_name_the_time_in_utc_and_chance() -> None:
     assert run_id("train", {}) == "train-20251121-120000-1234"
 
 
-def test_two_runs_of_one_name_in_one_second_are_two():
+def test_two_runs_of_one_name_in_one_second_are_two() -> None:
     workload = workload_of(environ={})
     assert identify("train", workload, clock=lambda: NOON) != identify("train", workload, clock=lambda: NOON)
 
 
-def test_on_gke_the_id_tells_the_workload_and_is_the_same_on_all_hosts_and_in_each_attempt():
+def test_on_gke_the_id_tells_the_workload_and_is_the_same_on_all_hosts_and_in_each_attempt() -> None:
     first, later = (run_id("train", GKE, clock=lambda now=now: now) for now in (NOON, NOON + 3600))
     assert first == later == "train-c1-ml-jobset-s5-20260310-010203"
 
 
-def test_on_gke_the_control_plane_is_told_the_workload():
+def test_on_gke_the_control_plane_is_told_the_workload() -> None:
     workload = workload_of(environ=GKE)
     assert workload.orchestrator is Orchestrator.GKE
     assert workload.wire == "GKE"
@@ -105,32 +108,32 @@ def test_on_gke_the_control_plane_is_told_the_workload():
     }
 
 
-def test_runs_of_one_workload_with_different_names_are_different():
+def test_runs_of_one_workload_with_different_names_are_different() -> None:
     assert run_id("train", GKE) != run_id("eval", GKE)
 
 
-def test_the_second_run_of_a_name_in_a_process_is_another_one():
+def test_the_second_run_of_a_name_in_a_process_is_another_one() -> None:
     assert run_id("train", GKE, occasion=2) == f"{run_id('train', GKE)}-2"
 
 
-def test_a_pod_without_the_webhook_has_a_run_and_is_told_what_to_do(caplog):
+def test_a_pod_without_the_webhook_has_a_run_and_is_told_what_to_do(caplog: pytest.LogCaptureFixture) -> None:
     workload = workload_of(environ={"KUBERNETES_SERVICE_HOST": "10.0.0.1"})
     assert (workload.orchestrator, workload.id_parts) == (Orchestrator.GKE, ())
     assert "managed-mldiagnostics-gke=true" in caplog.text
 
 
 @pytest.mark.parametrize("damaged", ["{", "[1]", "null", "[" * 100_000])
-def test_what_the_webhook_gives_damaged_is_not_used(damaged, caplog):
+def test_what_the_webhook_gives_damaged_is_not_used(damaged: str, caplog: pytest.LogCaptureFixture) -> None:
     assert workload_of(environ={**GKE, "GKE_DIAGON_IDENTIFIER": damaged}).id_parts == ()
     assert "GKE_DIAGON_IDENTIFIER holds no JSON object" in caplog.text
 
 
-def test_faked_variables_of_the_webhook_mean_nothing_outside_of_kubernetes():
+def test_faked_variables_of_the_webhook_mean_nothing_outside_of_kubernetes() -> None:
     fakes = {name: text for name, text in GKE.items() if name.startswith("GKE_")}
     assert run_id("train", fakes) == "train-20251121-120000-1234"
 
 
-def test_slurm_tells_the_run_by_its_job():
+def test_slurm_tells_the_run_by_its_job() -> None:
     environ = {"SLURM_JOB_ID": "4711", "SLURM_CLUSTER_NAME": "alps", "SLURM_JOB_NAME": "train.sh"}
     assert run_id("train", environ) == "train-alps-slurm-4711"
     workload = workload_of(environ=environ)
@@ -138,7 +141,7 @@ def test_slurm_tells_the_run_by_its_job():
     assert workload.token
 
 
-def test_a_requeued_slurm_job_is_the_same_run_in_another_life():
+def test_a_requeued_slurm_job_is_the_same_run_in_another_life() -> None:
     first = {"SLURM_JOB_ID": "4711", "SLURM_RESTART_COUNT": "0"}
     second = {"SLURM_JOB_ID": "4711", "SLURM_RESTART_COUNT": "1"}
     assert run_id("train", first) == run_id("train", second)
@@ -146,15 +149,15 @@ def test_a_requeued_slurm_job_is_the_same_run_in_another_life():
 
 
 @pytest.mark.parametrize("environ", [{}, GKE, {"SLURM_JOB_ID": "1"}])
-def test_run_workload_id_wins_over_all_who_tell(environ):
+def test_run_workload_id_wins_over_all_who_tell(environ: Mapping[str, str]) -> None:
     assert run_id("train", {**environ, "RUN_WORKLOAD_ID": "w-1"}) == "train-w-1"
     assert identify("train", workload_of("given", {**environ, "RUN_WORKLOAD_ID": "w-1"})).run_id == "train-given"
 
 
-def test_all_processes_take_the_identity_of_the_first():
-    agreed = {}
+def test_all_processes_take_the_identity_of_the_first() -> None:
+    agreed: dict[str, str] = {}
 
-    def agree_on(key, proposal):
+    def agree_on(key: str, proposal: str) -> str:
         return agreed.setdefault(key, proposal)
 
     workload = workload_of(environ={})
@@ -172,5 +175,7 @@ def test_all_processes_take_the_identity_of_the_first():
         ({"RANK": "x", "WORLD_SIZE": "y"}, (0, 1)),
     ],
 )
-def test_a_process_knows_its_place_by_what_its_launcher_tells(environ, position):
+def test_a_process_knows_its_place_by_what_its_launcher_tells(
+    environ: Mapping[str, str], position: tuple[int, int]
+) -> None:
     assert process_position(environ) == position

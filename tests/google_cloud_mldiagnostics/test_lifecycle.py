@@ -1,5 +1,7 @@
 """However a process ends, its run says so: real processes, real signals."""
 
+from __future__ import annotations
+
 import shutil
 import signal
 import subprocess
@@ -8,6 +10,7 @@ import pytest
 from google_cloud_mldiagnostics.attempts import WITHOUT_A_WORD
 
 from . import run_programs as programs
+from .kept_entries import kept_entries
 
 
 def last_phase() -> str:
@@ -19,7 +22,7 @@ def last_phase() -> str:
 # --- The table of endings -----------------------------------------------------------------------------
 
 
-def test_a_program_that_returns_has_completed_its_run():
+def test_a_program_that_returns_has_completed_its_run() -> None:
     ended = programs.run("begin()")
     assert ended.code == 0, ended.errors
     assert last_phase() == "COMPLETED"
@@ -27,30 +30,30 @@ def test_a_program_that_returns_has_completed_its_run():
 
 
 @pytest.mark.parametrize("status", ["", "0", "None", "False"])
-def test_sys_exit_without_a_complaint_completes_the_run(status):
+def test_sys_exit_without_a_complaint_completes_the_run(status: str) -> None:
     assert programs.run(f"begin(); sys.exit({status})").code == 0
     assert last_phase() == "COMPLETED"
 
 
 @pytest.mark.parametrize(("status", "code", "reason"), [("3", 3, "sys.exit(3)"), ("'no data'", 1, "sys.exit: no data")])
-def test_sys_exit_with_a_complaint_fails_the_run(status, code, reason):
+def test_sys_exit_with_a_complaint_fails_the_run(status: str, code: int, reason: str) -> None:
     assert programs.run(f"begin(); sys.exit({status})").code == code
     assert last_phase() == "FAILED"
     assert programs.kept_run()["errorDetails"] == reason
 
 
 @pytest.mark.parametrize("leave", ["exit", "quit"])
-def test_the_exits_that_are_for_people_count_too(leave):
+def test_the_exits_that_are_for_people_count_too(leave: str) -> None:
     assert programs.run(f"begin(); {leave}(5)").code == 5
     assert programs.kept_run()["errorDetails"] == "sys.exit(5)"
 
 
-def test_a_program_without_them_has_a_run():
+def test_a_program_without_them_has_a_run() -> None:
     assert programs.run("import builtins; del builtins.exit, builtins.quit; begin().finish()").code == 0
     assert last_phase() == "COMPLETED"
 
 
-def test_sys_exit_that_somebody_catches_ends_nothing():
+def test_sys_exit_that_somebody_catches_ends_nothing() -> None:
     ended = programs.run("""
         begin()
         try:
@@ -62,7 +65,7 @@ def test_sys_exit_that_somebody_catches_ends_nothing():
     assert last_phase() == "COMPLETED"
 
 
-def test_sys_exit_in_the_depth_of_the_program_is_known_to_end_it():
+def test_sys_exit_in_the_depth_of_the_program_is_known_to_end_it() -> None:
     ended = programs.run("""
         begin()
         def main():
@@ -76,7 +79,7 @@ def test_sys_exit_in_the_depth_of_the_program_is_known_to_end_it():
     assert last_phase() == "FAILED"
 
 
-def test_an_exception_that_nobody_catches_fails_the_run_and_is_shown_as_ever():
+def test_an_exception_that_nobody_catches_fails_the_run_and_is_shown_as_ever() -> None:
     ended = programs.run("begin(); raise ValueError('nan loss')")
     assert ended.code == 1
     assert "ValueError: nan loss" in ended.errors
@@ -85,13 +88,13 @@ def test_an_exception_that_nobody_catches_fails_the_run_and_is_shown_as_ever():
     assert programs.phases() == ["ACTIVE", "FAILED"]
 
 
-def test_a_secret_in_an_exception_stays_home():
+def test_a_secret_in_an_exception_stays_home() -> None:
     programs.run("begin(); raise ValueError(''.join(['password', '=hun', 'ter2 was refused']))")
     assert "hunter2" not in str(programs.kept_run())
-    assert "hunter2" not in str([entry.payload for entry in programs.entries("mlrun_process")])
+    assert "hunter2" not in str([entry.payload for entry in kept_entries("mlrun_process")])
 
 
-def test_the_excepthook_that_was_there_before_is_called():
+def test_the_excepthook_that_was_there_before_is_called() -> None:
     ended = programs.run("""
         sys.excepthook = lambda *_: print("mine", flush=True)
         begin()
@@ -101,7 +104,7 @@ def test_the_excepthook_that_was_there_before_is_called():
     assert last_phase() == "FAILED"
 
 
-def test_an_excepthook_put_over_ours_that_does_not_call_it_hides_no_failure():
+def test_an_excepthook_put_over_ours_that_does_not_call_it_hides_no_failure() -> None:
     programs.run("""
         begin()
         sys.excepthook = lambda *_: None
@@ -110,7 +113,7 @@ def test_an_excepthook_put_over_ours_that_does_not_call_it_hides_no_failure():
     assert programs.kept_run()["errorDetails"] == "ValueError: hidden"
 
 
-def test_an_exception_that_the_program_only_shows_fails_nothing():
+def test_an_exception_that_the_program_only_shows_fails_nothing() -> None:
     programs.run("""
         begin()
         try:
@@ -121,14 +124,14 @@ def test_an_exception_that_the_program_only_shows_fails_nothing():
     assert last_phase() == "COMPLETED"
 
 
-def test_an_interrupt_from_the_keyboard_fails_the_run():
+def test_an_interrupt_from_the_keyboard_fails_the_run() -> None:
     ended = programs.run_until_ready("begin()", programs.SIGINT)
     assert "KeyboardInterrupt" in ended.errors
     assert last_phase() == "FAILED"
     assert programs.kept_run()["errorDetails"] == "KeyboardInterrupt"
 
 
-def test_sigterm_fails_the_run_and_ends_the_process_by_the_signal():
+def test_sigterm_fails_the_run_and_ends_the_process_by_the_signal() -> None:
     ended = programs.run_until_ready("begin()", programs.SIGTERM)
     assert ended.code == -signal.SIGTERM
     assert last_phase() == "FAILED"
@@ -136,7 +139,7 @@ def test_sigterm_fails_the_run_and_ends_the_process_by_the_signal():
     assert programs.phases() == ["ACTIVE", "FAILED"]
 
 
-def test_the_users_sigterm_handler_runs_too_and_decides_how_it_ends():
+def test_the_users_sigterm_handler_runs_too_and_decides_how_it_ends() -> None:
     ended = programs.run_until_ready(
         """
         def save(*_):
@@ -149,11 +152,11 @@ def test_the_users_sigterm_handler_runs_too_and_decides_how_it_ends():
     )
     assert (ended.code, ended.output) == (0, "saved\n")
     assert last_phase() == "COMPLETED"
-    told = [entry.payload.get("reason", "") for entry in programs.entries("mlrun_process")]
+    told = [entry.payload.get("reason", "") for entry in kept_entries("mlrun_process")]
     assert any("SIGTERM" in reason for reason in told)
 
 
-def test_a_sigterm_handler_that_the_user_installs_later_is_never_replaced():
+def test_a_sigterm_handler_that_the_user_installs_later_is_never_replaced() -> None:
     ended = programs.run_until_ready(
         """
         run = begin()
@@ -167,7 +170,7 @@ def test_a_sigterm_handler_that_the_user_installs_later_is_never_replaced():
     assert [run["runPhase"] for run in programs.kept_runs()] == ["COMPLETED", "FAILED"]
 
 
-def test_a_signal_that_is_ignored_stays_so():
+def test_a_signal_that_is_ignored_stays_so() -> None:
     ended = programs.run("""
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         begin()
@@ -178,7 +181,7 @@ def test_a_signal_that_is_ignored_stays_so():
 
 
 @pytest.mark.skipif("sys.platform != 'linux'", reason="only Linux tells who has handlers in C")
-def test_a_handler_of_c_is_left_alone():
+def test_a_handler_of_c_is_left_alone() -> None:
     ended = programs.run("""
         import faulthandler
         faulthandler.register(signal.SIGTERM)
@@ -192,7 +195,7 @@ def test_a_handler_of_c_is_left_alone():
     assert last_phase() == "COMPLETED"
 
 
-def test_sigterm_while_the_run_ends_is_no_deadlock():
+def test_sigterm_while_the_run_ends_is_no_deadlock() -> None:
     ended = programs.run_until_ready(
         """
         from google_cloud_mldiagnostics.lifecycle import Lifecycle
@@ -211,7 +214,7 @@ def test_sigterm_while_the_run_ends_is_no_deadlock():
     assert last_phase() == "COMPLETED"  # It was, before the signal came.
 
 
-def test_sigterm_while_the_program_holds_the_locks_of_logging_is_no_deadlock():
+def test_sigterm_while_the_program_holds_the_locks_of_logging_is_no_deadlock() -> None:
     ended = programs.run_until_ready(
         """
         import logging
@@ -227,17 +230,17 @@ def test_sigterm_while_the_program_holds_the_locks_of_logging_is_no_deadlock():
 
 
 @pytest.mark.parametrize("ending", ["os.kill(os.getpid(), signal.SIGKILL)", "os._exit(0)", "os.abort()"])
-def test_a_run_whose_process_ends_without_a_word_is_found_failed_by_the_next_attempt(ending):
+def test_a_run_whose_process_ends_without_a_word_is_found_failed_by_the_next_attempt(ending: str) -> None:
     programs.run(f"begin(); {ending}", RUN_WORKLOAD_ID="w")
     assert last_phase() == "ACTIVE"
     programs.run("begin()", RUN_WORKLOAD_ID="w")
     first, second = programs.kept_run()["attempts"]
     assert (first["phase"], first["reason"]) == ("FAILED", WITHOUT_A_WORD)
     assert (second["phase"], second["number"]) == ("COMPLETED", 2)
-    assert [entry.payload["attempt"] for entry in programs.entries("mlrun_process")] == [1, 2, 2]
+    assert [entry.payload["attempt"] for entry in kept_entries("mlrun_process")] == [1, 2, 2]
 
 
-def test_what_the_companion_told_is_why_an_attempt_has_ended():
+def test_what_the_companion_told_is_why_an_attempt_has_ended() -> None:
     programs.run(
         """
         from pathlib import Path
@@ -255,7 +258,7 @@ def test_what_the_companion_told_is_why_an_attempt_has_ended():
     assert programs.kept_run()["attempts"][0]["reason"] == "The job was killed: out of memory"
 
 
-def test_a_failed_run_that_is_begun_again_is_active_and_then_completed():
+def test_a_failed_run_that_is_begun_again_is_active_and_then_completed() -> None:
     programs.run("begin(); sys.exit(1)", RUN_WORKLOAD_ID="w")
     programs.run("begin(); assert __import__('json')", RUN_WORKLOAD_ID="w")
     run = programs.kept_run()
@@ -270,7 +273,7 @@ def can_begin_as_the_first_process() -> bool:
 
 
 @pytest.mark.skipif(not can_begin_as_the_first_process(), reason="this user may not begin a container")
-def test_sigterm_ends_no_run_where_it_ends_no_process():
+def test_sigterm_ends_no_run_where_it_ends_no_process() -> None:
     """The first process of a container goes on after a signal that it has no handler for."""
     ended = programs.run(
         """
@@ -283,13 +286,13 @@ def test_sigterm_ends_no_run_where_it_ends_no_process():
     )
     assert (ended.code, ended.output) == (0, "1\n"), ended.errors
     assert last_phase() == "COMPLETED"
-    assert any("SIGTERM" in entry.payload.get("reason", "") for entry in programs.entries("mlrun_process"))
+    assert any("SIGTERM" in entry.payload.get("reason", "") for entry in kept_entries("mlrun_process"))
 
 
 # --- Threads and forks --------------------------------------------------------------------------------
 
 
-def test_a_run_that_is_over_at_once_has_its_configs():
+def test_a_run_that_is_over_at_once_has_its_configs() -> None:
     ended = programs.run(
         """
         import jax
@@ -304,7 +307,7 @@ def test_a_run_that_is_over_at_once_has_its_configs():
     assert configs["hardwareConfigs"]["device_type"] == "cpu"
 
 
-def test_a_run_can_begin_off_the_main_thread():
+def test_a_run_can_begin_off_the_main_thread() -> None:
     ended = programs.run("""
         thread = threading.Thread(target=begin)
         thread.start()
@@ -315,7 +318,7 @@ def test_a_run_can_begin_off_the_main_thread():
     assert last_phase() == "COMPLETED"
 
 
-def test_a_forked_child_reports_nothing_however_it_ends():
+def test_a_forked_child_reports_nothing_however_it_ends() -> None:
     ended = programs.run("""
         run = begin()
         for ending in ("sys.exit(1)", "1/0", "os.kill(os.getpid(), signal.SIGTERM)", "run.finish('FAILED')"):
@@ -332,7 +335,7 @@ def test_a_forked_child_reports_nothing_however_it_ends():
     assert programs.phases() == ["ACTIVE", "COMPLETED"]
 
 
-def test_a_pool_of_forked_workers_ends_as_ever():
+def test_a_pool_of_forked_workers_ends_as_ever() -> None:
     ended = programs.run("""
         import multiprocessing
         begin()
@@ -343,7 +346,7 @@ def test_a_pool_of_forked_workers_ends_as_ever():
     assert last_phase() == "COMPLETED"
 
 
-def test_a_failed_worker_process_fails_the_run_which_process_0_does_not_overwrite():
+def test_a_failed_worker_process_fails_the_run_which_process_0_does_not_overwrite() -> None:
     job = {"RUN_WORKLOAD_ID": "w", "TORCHELASTIC_RUN_ID": "t", "JAX_NUM_PROCESSES": "2"}
     first = programs.start("begin(); ready(); sys.stdin.readline()", JAX_PROCESS_ID="0", **job)
     programs.await_line(first, "ready")
@@ -355,7 +358,7 @@ def test_a_failed_worker_process_fails_the_run_which_process_0_does_not_overwrit
     assert {process["process_index"] for process in run["attempts"][0]["processes"]} == {0, 1}
 
 
-def test_a_run_that_another_thread_has_finished_leaves_the_next_one_its_end():
+def test_a_run_that_another_thread_has_finished_leaves_the_next_one_its_end() -> None:
     ended = programs.run_until_ready(
         """
         thread = threading.Thread(target=begin("first").finish)
@@ -369,7 +372,7 @@ def test_a_run_that_another_thread_has_finished_leaves_the_next_one_its_end():
     assert [run["runPhase"] for run in programs.kept_runs()] == ["COMPLETED", "FAILED"]
 
 
-def test_a_forked_child_may_have_a_run_of_its_own():
+def test_a_forked_child_may_have_a_run_of_its_own() -> None:
     ended = programs.run("""
         begin("parent")
         pid = os.fork()
@@ -385,7 +388,7 @@ def test_a_forked_child_may_have_a_run_of_its_own():
     }
 
 
-def test_processes_of_one_host_share_an_attempt_though_nothing_tells_their_life():
+def test_processes_of_one_host_share_an_attempt_though_nothing_tells_their_life() -> None:
     job = {"RUN_WORKLOAD_ID": "w", "JAX_NUM_PROCESSES": "2"}
     first = programs.start("begin(); ready(); sys.stdin.readline()", JAX_PROCESS_ID="0", **job)
     programs.await_line(first, "ready")
@@ -398,7 +401,7 @@ def test_processes_of_one_host_share_an_attempt_though_nothing_tells_their_life(
 # --- Ends that the user asks for ----------------------------------------------------------------------
 
 
-def test_finish_ends_the_run_and_leaves_nothing_of_ours_behind():
+def test_finish_ends_the_run_and_leaves_nothing_of_ours_behind() -> None:
     ended = programs.run("""
         before = sys.exit, exit, quit, sys.excepthook, signal.getsignal(signal.SIGTERM)
         run = begin()
@@ -413,7 +416,7 @@ def test_finish_ends_the_run_and_leaves_nothing_of_ours_behind():
     assert last_phase() == "COMPLETED"
 
 
-def test_a_block_that_an_exception_leaves_fails_the_run_and_the_exception_goes_on():
+def test_a_block_that_an_exception_leaves_fails_the_run_and_the_exception_goes_on() -> None:
     ended = programs.run("""
         error = ValueError("in the block")
         try:
@@ -429,7 +432,7 @@ def test_a_block_that_an_exception_leaves_fails_the_run_and_the_exception_goes_o
     assert [run["runPhase"] for run in programs.kept_runs()] == ["FAILED", "COMPLETED"]
 
 
-def test_another_run_completes_the_one_before():
+def test_another_run_completes_the_one_before() -> None:
     programs.run("begin('first'); begin('second'); sys.exit(1)")
     assert [(run["displayName"], run["runPhase"]) for run in programs.kept_runs()] == [
         ("first", "COMPLETED"),

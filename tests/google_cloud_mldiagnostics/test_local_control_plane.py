@@ -1,27 +1,32 @@
 """Runs in a folder: whole files, no change lost among processes, and nothing outside of the folder."""
 
+from __future__ import annotations
+
 import json
 import multiprocessing
 import os
 import threading
+import warnings
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from google_cloud_mldiagnostics.control_plane import Resource
 from google_cloud_mldiagnostics.control_plane.local import LocalControlPlane
 from google_cloud_mldiagnostics.exceptions import ControlPlaneError, RunExistsError, RunNotFoundError
 
 
 @pytest.fixture
-def plane(tmp_path):
+def plane(tmp_path: Path) -> LocalControlPlane:
     ticks = iter(range(10**18, 2 * 10**18, 10**9))
     return LocalControlPlane(tmp_path, clock_ns=lambda: next(ticks))
 
 
-def counted(run):
+def counted(run: Resource) -> Resource:
     return {**run, "count": run["count"] + 1}
 
 
-def test_a_run_is_kept_as_it_was_given_with_its_times(plane):
+def test_a_run_is_kept_as_it_was_given_with_its_times(plane: LocalControlPlane) -> None:
     created = plane.create_run("train-1", {"displayName": "实验", "configs": {"userConfigs": {"lr": "0.1"}}})
     assert plane.get_run("train-1") == created
     assert created["displayName"] == "实验"
@@ -29,14 +34,14 @@ def test_a_run_is_kept_as_it_was_given_with_its_times(plane):
     assert created["createTime"] == created["updateTime"] == "2001-09-09T01:46:40.000000000Z"
 
 
-def test_a_run_is_created_once(plane):
+def test_a_run_is_created_once(plane: LocalControlPlane) -> None:
     plane.create_run("train-1", {"displayName": "first"})
     with pytest.raises(RunExistsError):
         plane.create_run("train-1", {"displayName": "second"})
     assert plane.get_run("train-1")["displayName"] == "first"
 
 
-def test_a_change_is_made_of_what_is_kept_and_tells_so_by_its_etag(plane):
+def test_a_change_is_made_of_what_is_kept_and_tells_so_by_its_etag(plane: LocalControlPlane) -> None:
     created = plane.create_run("train-1", {"count": 0})
     changed = plane.update_run("train-1", counted)
     assert (changed["count"], changed["createTime"]) == (1, created["createTime"])
@@ -44,13 +49,13 @@ def test_a_change_is_made_of_what_is_kept_and_tells_so_by_its_etag(plane):
     assert changed["etag"] != created["etag"]
 
 
-def test_no_change_leaves_the_run_as_it_is(plane):
+def test_no_change_leaves_the_run_as_it_is(plane: LocalControlPlane) -> None:
     created = plane.create_run("train-1", {"count": 0})
     assert plane.update_run("train-1", lambda run: run.clear()) == created
     assert plane.get_run("train-1") == created
 
 
-def test_a_change_that_fails_changes_nothing_and_leaves_no_lock(plane):
+def test_a_change_that_fails_changes_nothing_and_leaves_no_lock(plane: LocalControlPlane) -> None:
     plane.create_run("train-1", {"count": 0})
     with pytest.raises(ZeroDivisionError):
         plane.update_run("train-1", lambda _: 1 / 0)
@@ -58,20 +63,22 @@ def test_a_change_that_fails_changes_nothing_and_leaves_no_lock(plane):
 
 
 @pytest.mark.parametrize("ask", [LocalControlPlane.get_run, lambda plane, run_id: plane.update_run(run_id, counted)])
-def test_a_run_that_is_not_there_is_said_not_to_be(plane, ask):
+def test_a_run_that_is_not_there_is_said_not_to_be(
+    plane: LocalControlPlane, ask: Callable[[LocalControlPlane, str], Resource]
+) -> None:
     with pytest.raises(RunNotFoundError, match="mldiagnostics runs"):
         ask(plane, "train-1")
 
 
 @pytest.mark.parametrize("run_id", ["", "..", "../other", "a/b", "/etc", "a\0b", ".hidden", "a" * 300, "ä"])
-def test_no_id_leads_out_of_the_folder(plane, tmp_path, run_id):
+def test_no_id_leads_out_of_the_folder(plane: LocalControlPlane, tmp_path: Path, run_id: str) -> None:
     for ask in (plane.get_run, lambda run_id: plane.create_run(run_id, {}), plane.link):
         with pytest.raises(ControlPlaneError):
             ask(run_id)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_changes_of_threads_are_all_kept(plane):
+def test_changes_of_threads_are_all_kept(plane: LocalControlPlane) -> None:
     plane.create_run("train-1", {"count": 0})
     threads = [
         threading.Thread(target=lambda: [plane.update_run("train-1", counted) for _ in range(20)]) for _ in range(4)
@@ -89,7 +96,9 @@ def _change_often(root: str) -> None:
         plane.update_run("train-1", counted)
 
 
-def test_changes_of_processes_are_all_kept_and_readers_see_whole_files(plane, tmp_path):
+def test_changes_of_processes_are_all_kept_and_readers_see_whole_files(
+    plane: LocalControlPlane, tmp_path: Path
+) -> None:
     plane.create_run("train-1", {"count": 0})
     context = multiprocessing.get_context("spawn")
     processes = [context.Process(target=_change_often, args=(str(tmp_path),)) for _ in range(3)]
@@ -105,12 +114,14 @@ def test_changes_of_processes_are_all_kept_and_readers_see_whole_files(plane, tm
     assert plane.get_run("train-1")["count"] == 60
 
 
-def test_a_child_that_was_forked_in_the_middle_of_a_change_holds_nobody_up(plane):
+def test_a_child_that_was_forked_in_the_middle_of_a_change_holds_nobody_up(plane: LocalControlPlane) -> None:
     plane.create_run("train-1", {"count": 0})
-    children = []
+    children: list[int] = []
 
-    def fork_and_count(run):
-        pid = os.fork()
+    def fork_and_count(run: Resource) -> Resource:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # JAX, where it is loaded, warns of any fork; this child uses no JAX.
+            pid = os.fork()
         if pid == 0:
             os.read(reading, 1)
             os._exit(0)
@@ -128,7 +139,9 @@ def test_a_child_that_was_forked_in_the_middle_of_a_change_holds_nobody_up(plane
         os.close(writing)
 
 
-def test_runs_are_listed_newest_first_and_by_group_and_damaged_ones_are_passed_over(plane, tmp_path):
+def test_runs_are_listed_newest_first_and_by_group_and_damaged_ones_are_passed_over(
+    plane: LocalControlPlane, tmp_path: Path
+) -> None:
     for number, group in enumerate(["a", "b", "a"]):
         plane.create_run(f"train-{number}", {"runSet": group})
     for number, damaged in enumerate(["{", "{}", '{"name": 1}', "[" * 200_000]):
@@ -138,19 +151,19 @@ def test_runs_are_listed_newest_first_and_by_group_and_damaged_ones_are_passed_o
     assert [run["name"] for run in plane.list_runs("a")] == ["train-2", "train-0"]
 
 
-def test_no_runs_at_all_are_an_empty_list(plane):
+def test_no_runs_at_all_are_an_empty_list(plane: LocalControlPlane) -> None:
     assert list(plane.list_runs()) == []
     assert list(plane.list_sessions("train-1")) == []
 
 
-def test_a_damaged_run_is_said_to_be(plane, tmp_path):
+def test_a_damaged_run_is_said_to_be(plane: LocalControlPlane, tmp_path: Path) -> None:
     plane.create_run("train-1", {})
     (tmp_path / "runs" / "train-1" / "run.json").write_text('["no object"]')
     with pytest.raises(ControlPlaneError, match="damaged"):
         plane.get_run("train-1")
 
 
-def test_a_session_is_what_all_hosts_said_of_it(plane):
+def test_a_session_is_what_all_hosts_said_of_it(plane: LocalControlPlane) -> None:
     plane.create_run("train-1", {})
     for host in ("a", "b"):
         plane.put_session("train-1", "warm/up: 1", {"kind": "K", "targetSessions": {host: {"sessionPhase": "ACTIVE"}}})
@@ -161,7 +174,9 @@ def test_a_session_is_what_all_hosts_said_of_it(plane):
 
 
 @pytest.mark.parametrize("session_id", ["../../escape", "x" * 5000, "..", ".", "a/b\0c", "\udc80"])
-def test_no_session_is_kept_outside_of_the_runs_folder(plane, tmp_path, session_id):
+def test_no_session_is_kept_outside_of_the_runs_folder(
+    plane: LocalControlPlane, tmp_path: Path, session_id: str
+) -> None:
     plane.create_run("train-1", {})
     plane.put_session("train-1", session_id, {"kind": "K"})
     (path,) = (tmp_path / "runs" / "train-1" / "sessions").glob("*.json")
@@ -171,14 +186,14 @@ def test_no_session_is_kept_outside_of_the_runs_folder(plane, tmp_path, session_
 
 
 @pytest.mark.skipif("os.getuid() == 0", reason="nothing is read-only for root")
-def test_a_folder_that_cannot_be_written_is_said_to_be(plane, tmp_path):
+def test_a_folder_that_cannot_be_written_is_said_to_be(plane: LocalControlPlane, tmp_path: Path) -> None:
     tmp_path.chmod(0o500)
     with pytest.raises(ControlPlaneError, match="cannot be made"):
         plane.create_run("train-1", {})
     tmp_path.chmod(0o700)
 
 
-def test_files_are_this_users_alone(plane, tmp_path):
+def test_files_are_this_users_alone(plane: LocalControlPlane, tmp_path: Path) -> None:
     plane.create_run("train-1", {})
     path = tmp_path / "runs" / "train-1" / "run.json"
     assert path.stat().st_mode & 0o777 == 0o600
@@ -186,5 +201,5 @@ def test_files_are_this_users_alone(plane, tmp_path):
     assert json.loads(path.read_text())["name"] == "train-1"
 
 
-def test_the_link_is_the_runs_folder(plane, tmp_path):
+def test_the_link_is_the_runs_folder(plane: LocalControlPlane, tmp_path: Path) -> None:
     assert plane.link("train-1") == str(tmp_path / "runs" / "train-1")

@@ -26,7 +26,8 @@ from hypothesis import strategies as st
 from ml_diagnostics_common.guard import LOSSES
 from ml_diagnostics_common.journal import journal as journal_module
 
-from .recorded_runs import RUN, active, entries_of, metrics_of
+from .kept_entries import kept_entries
+from .recorded_runs import RUN, active, metrics_of
 
 
 @pytest.fixture
@@ -45,7 +46,7 @@ def payload_of(root: Path) -> dict[str, Any]:
 
 def test_an_entry_is_that_of_the_public_package(tmp_path: Path, run: ActiveRun) -> None:
     record(MetricType.LOSS, 0.123, step=1)
-    [entry] = entries_of(tmp_path)
+    [entry] = kept_entries(root=tmp_path)
     assert entry.payload == {"values": [0.123], "step_index": 1, "unit": "1"}
     assert entry.resource == {
         "type": "generic_node",
@@ -227,7 +228,7 @@ def test_what_is_lost_is_told_in_the_log_itself(tmp_path: Path, run: ActiveRun) 
     record("x", None)
     run.log.flush(5)
     run.log.flush(5)
-    lost = [entry for entry in entries_of(tmp_path) if entry.resource_label("namespace") == "mlrun_losses"]
+    lost = [entry for entry in kept_entries(root=tmp_path) if entry.resource_label("namespace") == "mlrun_losses"]
     assert [sum(entry.payload["lost_values"].values()) for entry in lost] == [2, 1]
     assert lost[0].payload["hostname"] == "host-a"
 
@@ -257,7 +258,7 @@ def test_no_junk_raises_and_all_of_it_is_counted(
     record_metrics([{"metric_name": name, "value": value, "step": step, "labels": labels}], step=step)
     written = run.log.statistics().journal.accepted - before
     assert written + run.log.lost_values.total() - lost >= 2
-    assert len(entries_of(tmp_path)) == run.log.statistics().journal.written
+    assert len(kept_entries(root=tmp_path)) == run.log.statistics().journal.written
     LOSSES._counts.clear()
 
 
@@ -266,7 +267,7 @@ def test_no_junk_raises_and_all_of_it_is_counted(
 def test_every_number_comes_back_as_it_was(tmp_path: Path, run: ActiveRun, value: float, step: int) -> None:
     record("x", value, step)
     _, payload = max(
-        ((entry.sequence, entry.payload) for entry in entries_of(tmp_path)), key=lambda numbered: numbered[0]
+        ((entry.sequence, entry.payload) for entry in kept_entries(root=tmp_path)), key=lambda numbered: numbered[0]
     )
     [told] = payload["values"]
     assert float(told) == float(value) or (math.isnan(value) and told == "NaN")
@@ -344,14 +345,14 @@ def test_a_value_has_the_time_that_it_is_given(tmp_path: Path, run: ActiveRun, t
     record("loss", 1.0, 1, timestamp=timestamp)
     record_metrics([{"metric_name": "loss", "value": 1.0, "step": 1}], timestamp=timestamp)
     record_metrics([{"metric_name": "loss", "value": 1.0, "step": 1, "timestamp": timestamp}])
-    assert [entry.timestamp_ns for entry in entries_of(tmp_path)] == [1_795_239_403_250_000_000] * 3
+    assert [entry.timestamp_ns for entry in kept_entries(root=tmp_path)] == [1_795_239_403_250_000_000] * 3
 
 
 @pytest.mark.parametrize("timestamp", ["yesterday", math.nan, -1, 1e30, object(), datetime.date(2026, 11, 21), 0])
 def test_a_time_that_is_none_is_counted_and_now(tmp_path: Path, run: ActiveRun, timestamp: Any) -> None:
     record("loss", 1.0)
     record("loss", 2.0, timestamp=timestamp)
-    first, second = entries_of(tmp_path)
+    first, second = kept_entries(root=tmp_path)
     assert 0 <= second.timestamp_ns - first.timestamp_ns < 60 * 10**9
     assert run.log.lost_values.total() == 1
 
@@ -476,6 +477,6 @@ def test_a_full_disk_is_counted_and_told_afterwards(tmp_path: Path, monkeypatch:
         accepted, written, held, dropped = run.log.statistics().journal
     assert accepted == written + held + sum(dropped.values())
     assert held == 0
-    told = [entry for entry in entries_of(tmp_path) if entry.resource_label("namespace") == "mlrun_losses"]
+    told = [entry for entry in kept_entries(root=tmp_path) if entry.resource_label("namespace") == "mlrun_losses"]
     assert sum(entry.payload["lost_entries"]["disk_full"] for entry in told) == dropped["disk_full"] > 0
     assert len(metrics_of(tmp_path)) == 1002 - dropped["disk_full"]

@@ -1,8 +1,12 @@
 """Whether a process of a run lives: real ones on this host, and by what they left on others."""
 
+from __future__ import annotations
+
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from google_cloud_mldiagnostics.attempts import Member
@@ -13,19 +17,21 @@ UPDATED = "2026-03-10T01:02:03Z"
 UPDATED_NS = 1_773_104_523 * 10**9
 
 
-def process(pid, started, host="here"):
+def process(pid: object, started: str, host: str = "here") -> dict[str, Any]:
     return {"hostname": host, "pid": pid, "started": started, "updateTime": UPDATED}
 
 
 @pytest.fixture
-def child():
+def child() -> Iterator[subprocess.Popen[bytes]]:
     child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     yield child
     child.kill()
     child.communicate()
 
 
-def test_a_process_lives_until_it_is_killed_also_while_nobody_has_asked_for_its_status(child):
+def test_a_process_lives_until_it_is_killed_also_while_nobody_has_asked_for_its_status(
+    child: subprocess.Popen[bytes],
+) -> None:
     other = process(child.pid, start_mark(child.pid))
     assert is_alive(other, HERE)
     child.kill()
@@ -34,21 +40,21 @@ def test_a_process_lives_until_it_is_killed_also_while_nobody_has_asked_for_its_
 
 
 @pytest.mark.skipif("sys.platform != 'linux'", reason="only Linux tells when a process began")
-def test_another_process_of_the_same_pid_is_not_the_one(child):
+def test_another_process_of_the_same_pid_is_not_the_one(child: subprocess.Popen[bytes]) -> None:
     assert not is_alive(process(child.pid, "1"), HERE)
 
 
-def test_where_the_system_does_not_tell_when_a_process_began_its_pid_must_do(child):
+def test_where_the_system_does_not_tell_when_a_process_began_its_pid_must_do(child: subprocess.Popen[bytes]) -> None:
     assert is_alive(process(child.pid, ""), HERE)
     assert not is_alive(process(2**22 + 1, ""), HERE)
 
 
 @pytest.mark.parametrize("pid", [None, "12", 0, -1, 10**30, True])
-def test_what_is_no_pid_is_no_process(pid):
+def test_what_is_no_pid_is_no_process(pid: object) -> None:
     assert not is_alive(process(pid, "1"), HERE)
 
 
-def test_a_process_of_another_host_lives_while_the_runs_folder_changes():
+def test_a_process_of_another_host_lives_while_the_runs_folder_changes() -> None:
     other = process(1, "1", host="there")
     assert is_alive(other, HERE, now_ns=UPDATED_NS + 170 * 10**9)
     assert not is_alive(other, HERE, now_ns=UPDATED_NS + 190 * 10**9)

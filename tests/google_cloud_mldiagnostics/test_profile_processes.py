@@ -1,14 +1,21 @@
 """Real processes of one job, under jax.distributed: one session, a file each, one word to the control plane."""
 
+from __future__ import annotations
+
 import json
 import os
-import socket
 import subprocess
 import sys
 import textwrap
+from pathlib import Path
+from typing import Any
 
 import pytest
+from ml_diagnostics_testing.cloud_logging import CloudLoggingServer
+from ml_diagnostics_testing.cloud_storage import CloudStorageServer
+from ml_diagnostics_testing.control_plane import ControlPlaneServer
 
+from .ports import free_port
 from .profiled_runs import sessions_told, xplanes
 
 pytest.importorskip("jax")
@@ -43,11 +50,9 @@ def train():
 """
 
 
-def run_job(source, count=2):
+def run_job(source: str, count: int = 2) -> list[Any]:
     """Runs a program in so many processes, and returns the last line of each, which is JSON."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     jobs = [
         subprocess.Popen(
             [sys.executable, "-W", "ignore", "-c", source, str(index), str(port)],
@@ -69,7 +74,7 @@ def run_job(source, count=2):
     return [json.loads(output.splitlines()[-1]) for output, _ in answers]
 
 
-def test_two_processes_share_a_session_and_a_listed_one_profiles_alone(tmp_path):
+def test_two_processes_share_a_session_and_a_listed_one_profiles_alone(tmp_path: Path) -> None:
     answers = run_job(
         JOB
         + textwrap.dedent("""
@@ -127,8 +132,11 @@ print(json.dumps(run.name))
 
 
 def test_in_a_cloud_two_processes_make_one_session_of_one_run(
-    control_plane_server, cloud_logging_server, cloud_storage_server, monkeypatch
-):
+    control_plane_server: ControlPlaneServer,
+    cloud_logging_server: CloudLoggingServer,
+    cloud_storage_server: CloudStorageServer,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     pytest.importorskip("google.cloud.storage")
     for server in (control_plane_server, cloud_logging_server, cloud_storage_server):
         for name, value in server.environment().items():

@@ -1,8 +1,12 @@
 """Hosts that profile together share a session, what a session is called is safe, and no file overwrites another."""
 
+from __future__ import annotations
+
 import datetime
 import subprocess
 import sys
+from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 from google_cloud_mldiagnostics import agreement
@@ -16,25 +20,25 @@ from .profiled_runs import profiled_run
 NOON = datetime.datetime(2026, 11, 21, 12, tzinfo=datetime.timezone.utc)
 
 
-def after(seconds):
+def after(seconds: float) -> datetime.datetime:
     return NOON + datetime.timedelta(seconds=seconds)
 
 
 @pytest.fixture
-def coordinator(monkeypatch):
+def coordinator(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
     """What the first process says of a key, all hear: the rule of `agreement.agree`."""
-    said = {}
+    said: dict[str, str] = {}
     monkeypatch.setattr(sessions, "agree", lambda key, proposal, *, timeout_seconds: said.setdefault(key, proposal))
     return said
 
 
-def test_processes_that_begin_together_share_a_session_though_their_clocks_differ(coordinator):
+def test_processes_that_begin_together_share_a_session_though_their_clocks_differ(coordinator: dict[str, str]) -> None:
     one, other = SessionIds("run"), SessionIds("run")
     assert one.next(None, after(0)) == other.next(None, after(1.5)) == "2026_11_21_12_00_00_000"
     assert other.next(None, after(300)) == one.next(None, after(302)) == "2026_11_21_12_05_00_000"
 
 
-def test_a_process_that_profiled_alone_meets_the_others_again(coordinator):
+def test_a_process_that_profiled_alone_meets_the_others_again(coordinator: dict[str, str]) -> None:
     one, other = SessionIds("run"), SessionIds("run")
     alone = [one.next(None, after(600 * number)) for number in range(3)]
     together = other.next(None, after(3000))
@@ -42,20 +46,20 @@ def test_a_process_that_profiled_alone_meets_the_others_again(coordinator):
     assert one.next(None, after(3001)) == together
 
 
-def test_a_process_never_joins_a_session_that_it_was_in(coordinator):
+def test_a_process_never_joins_a_session_that_it_was_in(coordinator: dict[str, str]) -> None:
     one = SessionIds("run")
     coordinator["xprof/run/2"] = first = one.next(None, after(0))
     assert one.next(None, after(1)) != first
 
 
-def test_a_process_that_is_left_out_still_counts(coordinator):
+def test_a_process_that_is_left_out_still_counts(coordinator: dict[str, str]) -> None:
     one, other = SessionIds("run"), SessionIds("run")
     one.next(None, after(0))
     other.skip(None)
     assert one.next(None, after(5)) == other.next(None, after(5))
 
 
-def test_a_process_that_was_restarted_alone_meets_the_others_again(coordinator):
+def test_a_process_that_was_restarted_alone_meets_the_others_again(coordinator: dict[str, str]) -> None:
     one, other = SessionIds("run"), SessionIds("run")
     for number in range(3):
         assert one.next(None, after(600 * number)) == other.next(None, after(600 * number))
@@ -63,7 +67,7 @@ def test_a_process_that_was_restarted_alone_meets_the_others_again(coordinator):
     assert restarted.next(None, after(3000)) == one.next(None, after(3001))
 
 
-def test_a_name_that_the_user_gives_twice_overwrites_nothing():
+def test_a_name_that_the_user_gives_twice_overwrites_nothing() -> None:
     one = SessionIds("run")
     assert [one.next("warm", after(n)) for n in range(3)] == ["warm", "warm-2", "warm-3"]
     other = SessionIds("run")
@@ -85,11 +89,11 @@ def test_a_name_that_the_user_gives_twice_overwrites_nothing():
         ("x" * 500, "x" * 120),
     ],
 )
-def test_a_session_is_a_folder_inside_the_run(given, checked):
+def test_a_session_is_a_folder_inside_the_run(given: str | None, checked: str | None) -> None:
     assert checked_session_id(given) == checked
 
 
-def test_agreement_is_asked_as_it_is():
+def test_agreement_is_asked_as_it_is() -> None:
     """The stand-in above keeps to the real one's names."""
     assert agreement.agree("xprof/run/1", "mine", timeout_seconds=1.0) == "mine"
 
@@ -97,33 +101,33 @@ def test_agreement_is_asked_as_it_is():
 # --- Places -------------------------------------------------------------------------------------------
 
 
-def test_without_a_cloud_profiles_go_to_the_runs_own_folder():
+def test_without_a_cloud_profiles_go_to_the_runs_own_folder() -> None:
     with profiled_run("run-1") as active:
         place = place_of(active)
     assert (place.logdir, place.way) == (str(active.folder / "profiles"), Way.MOVED)
     assert place.session("s") == f"{active.folder}/profiles/plugins/profile/s"
 
 
-def test_with_a_cloud_a_place_must_be_given():
+def test_with_a_cloud_a_place_must_be_given() -> None:
     with profiled_run("run-1", is_local=False) as active, pytest.raises(ProfilingError, match="gcs_path="):
         place_of(active)
 
 
-def test_a_given_folder_holds_a_folder_of_each_run(tmp_path):
+def test_a_given_folder_holds_a_folder_of_each_run(tmp_path: Path) -> None:
     with profiled_run("run-1", gcs_path=str(tmp_path / "all")) as active:
         place = place_of(active)
     assert (place.logdir, place.way) == (f"{tmp_path}/all/run-1", Way.MOVED)
 
 
 @pytest.mark.parametrize(("is_local", "way"), [(True, Way.STAGED), (False, Way.UPLOADED)])
-def test_a_bucket_is_uploaded_to_where_there_is_a_cloud(is_local, way):
+def test_a_bucket_is_uploaded_to_where_there_is_a_cloud(is_local: bool, way: Way) -> None:
     with profiled_run("run-1", gcs_path="gs://bucket/folder", is_local=is_local) as active:
         place = place_of(active)
     assert (place.session("s"), place.way) == ("gs://bucket/folder/run-1/plugins/profile/s", way)
     assert place.staged_session("s") == active.folder / "staged/plugins/profile/s"
 
 
-def test_processes_of_one_host_have_files_of_their_own():
+def test_processes_of_one_host_have_files_of_their_own() -> None:
     with profiled_run("run-1") as active:
         assert xplane_name(active, 0, 1) == "host-a"
         names = named_elsewhere(active.folder, (2, 0, 3))
@@ -134,7 +138,7 @@ def test_processes_of_one_host_have_files_of_their_own():
         assert named_elsewhere(active.folder, (2,)) == ["host-a-2"]
 
 
-def named_elsewhere(folder, indexes):
+def named_elsewhere(folder: Path, indexes: Sequence[int]) -> list[str]:
     """What processes of their own, all alive at once, are called."""
     program = (
         "import sys, types\n"
@@ -156,8 +160,8 @@ def named_elsewhere(folder, indexes):
             job.communicate()
 
 
-def test_a_file_system_without_locks_still_keeps_processes_apart(monkeypatch):
-    def no_locks(*_):
+def test_a_file_system_without_locks_still_keeps_processes_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_locks(*_: object) -> None:
         raise OSError(95, "not supported")
 
     monkeypatch.setattr(places, "wait_for_lock", no_locks)

@@ -1,11 +1,15 @@
 """Profiles that others take of a job: its server disturbs nobody, and what it gives is the run's, as any other."""
 
+from __future__ import annotations
+
 import logging
 import os
 import socket
 import subprocess
 import sys
 import textwrap
+from collections.abc import Mapping
+from typing import Any
 
 import pytest
 from google_cloud_mldiagnostics.exceptions import ProfilingError
@@ -15,38 +19,40 @@ from google_cloud_mldiagnostics.profiling.places import place_of
 from google_cloud_mldiagnostics.profiling.profiler_service import ProfilerService
 from google_cloud_mldiagnostics.profiling.verification import summary_of
 from google_cloud_mldiagnostics.profiling.xprof import Xprof
+from ml_diagnostics_testing.cloud_storage import CloudStorageServer
 
-from .profiled_runs import eventually, processes_told, profiled_run, sessions_told, xplanes
+from .profiled_runs import processes_told, profiled_run, sessions_told, xplanes
+from .waiting import eventually
 
 jax = pytest.importorskip("jax")
 pytest.importorskip("grpc")
 
 
 @pytest.fixture(autouse=True)
-def _prompt(monkeypatch):
+def _prompt(monkeypatch: pytest.MonkeyPatch) -> None:
     jax.devices()
     monkeypatch.setattr(on_demand, "_LOOK_SECONDS", 0.05)
     monkeypatch.setattr(on_demand, "_READY_SECONDS", 0.02)
 
 
-def served(run_id):
+def served(run_id: str) -> dict[str, Any]:
     """Where the run's process can be profiled, as its log tells it."""
     return eventually(lambda: [told for told in processes_told(run_id) if "profiler_port" in told])[-1]
 
 
-def capture(process, session_id, host="localhost"):
+def capture(process: Mapping[str, Any], session_id: str, host: str = "localhost") -> None:
     address = f"{host}:{process['profiler_port']}"
     folder, name = process["capture_folder"], process["capture_name"]
     (result,) = ProfilerService().capture([address], folder, session_id, 100, host_names=[name])
     assert result.is_captured, result.problem
 
 
-def is_listening(port):
+def is_listening(port: int) -> bool:
     with socket.socket() as probe:
         return probe.connect_ex(("127.0.0.1", port)) == 0
 
 
-def test_what_others_take_is_a_session_of_the_run():
+def test_what_others_take_is_a_session_of_the_run() -> None:
     with profiled_run("run-1") as active:
         start_on_demand_xprof(0)
         process = served("run-1")
@@ -61,7 +67,9 @@ def test_what_others_take_is_a_session_of_the_run():
         assert session["targetSessions"]["host-a"]["sessionPhase"] == "SUCCEEDED"
 
 
-def test_into_a_bucket_it_goes_by_way_of_this_machine(cloud_storage_server, monkeypatch):
+def test_into_a_bucket_it_goes_by_way_of_this_machine(
+    cloud_storage_server: CloudStorageServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pytest.importorskip("google.cloud.storage")
     for name, value in cloud_storage_server.environment().items():
         monkeypatch.setenv(name, value)
@@ -76,7 +84,7 @@ def test_into_a_bucket_it_goes_by_way_of_this_machine(cloud_storage_server, monk
         assert not xplanes(active.folder)
 
 
-def test_the_programs_own_profiles_are_not_taken_for_others():
+def test_the_programs_own_profiles_are_not_taken_for_others() -> None:
     with profiled_run("run-1") as active:
         start_on_demand_xprof(0)
         process = served("run-1")
@@ -88,7 +96,7 @@ def test_the_programs_own_profiles_are_not_taken_for_others():
         assert len(xplanes(active.folder / "profiles")) == 2
 
 
-def test_profiles_of_earlier_attempts_are_not_told_again():
+def test_profiles_of_earlier_attempts_are_not_told_again() -> None:
     with profiled_run("run-1") as active:
         earlier = active.folder / "profiles/plugins/profile/earlier"
         earlier.mkdir(parents=True)
@@ -99,7 +107,7 @@ def test_profiles_of_earlier_attempts_are_not_told_again():
         assert sessions_told("run-1") == [("asked", "SUCCEEDED")]
 
 
-def test_a_profile_is_not_told_before_all_of_it_is_there():
+def test_a_profile_is_not_told_before_all_of_it_is_there() -> None:
     with profiled_run("run-1") as active:
         watch = CaptureWatch(active, place_of(active), "host-a", 0, lambda: False)
         session = active.folder / "profiles/plugins/profile/growing"
@@ -118,7 +126,7 @@ def test_a_profile_is_not_told_before_all_of_it_is_there():
         assert sessions_told("run-1").count(("growing", "SUCCEEDED")) == 1
 
 
-def test_a_port_that_is_taken_is_said_once_and_another_one_registered(caplog):
+def test_a_port_that_is_taken_is_said_once_and_another_one_registered(caplog: pytest.LogCaptureFixture) -> None:
     """JAX itself would share it: each process would get some of the requests."""
     with socket.socket() as other:
         other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
@@ -136,7 +144,7 @@ def test_a_port_that_is_taken_is_said_once_and_another_one_registered(caplog):
     assert str(process["profiler_port"]) in warnings[0]
 
 
-def test_the_server_ends_with_the_run_and_can_begin_again():
+def test_the_server_ends_with_the_run_and_can_begin_again() -> None:
     for name in ("run-1", "run-2"):
         with profiled_run(name) as active:
             start_on_demand_xprof(0)
@@ -147,7 +155,7 @@ def test_the_server_ends_with_the_run_and_can_begin_again():
         eventually(lambda port=port: not is_listening(port))
 
 
-def test_a_second_start_is_a_warning_and_a_second_stop_nothing(caplog):
+def test_a_second_start_is_a_warning_and_a_second_stop_nothing(caplog: pytest.LogCaptureFixture) -> None:
     with profiled_run("run-1"):
         start_on_demand_xprof(0)
         start_on_demand_xprof(0)
@@ -157,12 +165,14 @@ def test_a_second_start_is_a_warning_and_a_second_stop_nothing(caplog):
 
 
 @pytest.mark.parametrize("port", [-1, 65536, "9999", None])
-def test_what_is_no_port_is_an_error(port):
+def test_what_is_no_port_is_an_error(port: Any) -> None:
     with pytest.raises(ProfilingError, match="no port"):
         start_on_demand_xprof(port)
 
 
-def test_a_server_that_cannot_start_costs_no_more_than_itself(in_production, caplog):
+def test_a_server_that_cannot_start_costs_no_more_than_itself(
+    in_production: None, caplog: pytest.LogCaptureFixture
+) -> None:
     jax.profiler.start_server(0)  # JAX has one at most, and this is the user's.
     try:
         with profiled_run("run-1") as active:
@@ -174,7 +184,7 @@ def test_a_server_that_cannot_start_costs_no_more_than_itself(in_production, cap
         jax.profiler.stop_server()
 
 
-def test_the_server_waits_for_the_jobs_devices_and_initialises_none():
+def test_the_server_waits_for_the_jobs_devices_and_initialises_none() -> None:
     program = """
         import atexit, os, sys, time
         from google_cloud_mldiagnostics.active_run import ActiveRun, set_active_run

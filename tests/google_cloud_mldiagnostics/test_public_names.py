@@ -1,5 +1,7 @@
 """The names, signatures and values of the public package are all there, and cost nothing before they are used."""
 
+from __future__ import annotations
+
 import importlib
 import inspect
 import subprocess
@@ -34,7 +36,7 @@ OF_1_0_10 = {
 }
 
 
-def test_the_documented_import_gives_what_it_did():
+def test_the_documented_import_gives_what_it_did() -> None:
     from google_cloud_mldiagnostics import machinelearning_run, metric_types, metrics, xprof
 
     assert inspect.isfunction(machinelearning_run)
@@ -44,7 +46,7 @@ def test_the_documented_import_gives_what_it_did():
     assert package._version.get_version() == package.__version__
 
 
-def test_everything_that_is_named_is_there():
+def test_everything_that_is_named_is_there() -> None:
     for name in package.__all__:
         assert getattr(package, name) is not None
     assert dir(package) == package.__all__
@@ -70,13 +72,13 @@ def test_everything_that_is_named_is_there():
         "utils",
     ],
 )
-def test_modules_of_the_public_package_hold_what_they_name(module):
+def test_modules_of_the_public_package_hold_what_they_name(module: str) -> None:
     found = importlib.import_module(f"google_cloud_mldiagnostics.{module}")
     for name in found.__all__:
         assert hasattr(found, name)
 
 
-def test_the_arguments_are_those_of_the_first_release_in_its_order_and_those_of_the_last_by_name():
+def test_the_arguments_are_those_of_the_first_release_in_its_order_and_those_of_the_last_by_name() -> None:
     parameters = inspect.signature(package.machinelearning_run).parameters
     positional = [p for p in parameters.values() if p.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD]
     assert [(p.name, p.default) for p in positional] == OF_1_0_0
@@ -86,7 +88,7 @@ def test_the_arguments_are_those_of_the_first_release_in_its_order_and_those_of_
     assert keywords["strict"] is False
 
 
-def test_metrics_are_recorded_by_the_documented_arguments():
+def test_metrics_are_recorded_by_the_documented_arguments() -> None:
     from google_cloud_mldiagnostics.api import metrics
 
     record = list(inspect.signature(metrics.record).parameters)
@@ -99,7 +101,7 @@ def test_metrics_are_recorded_by_the_documented_arguments():
     ]
 
 
-def test_enumerations_have_the_values_of_the_wire():
+def test_enumerations_have_the_values_of_the_wire() -> None:
     assert {phase.name: phase.value for phase in mlrun_types.RunPhase} == {
         "PHASE_UNSPECIFIED": "RUN_PHASE_UNSPECIFIED",
         "PHASE_ACTIVE": "ACTIVE",
@@ -111,14 +113,14 @@ def test_enumerations_have_the_values_of_the_wire():
     assert isinstance(mlrun_types.Orchestrator.GKE, str)
 
 
-def test_errors_are_one_family_and_the_kinds_that_programs_catch():
+def test_errors_are_one_family_and_the_kinds_that_programs_catch() -> None:
     assert issubclass(exceptions.MLRunConfigurationError, ValueError)
     assert issubclass(exceptions.RecordingError, ValueError)
     for name in exceptions.__all__:
         assert issubclass(getattr(exceptions, name), exceptions.MLDiagnosticError)
 
 
-def test_a_run_of_the_users_own_has_no_project_of_somebody_elses():
+def test_a_run_of_the_users_own_has_no_project_of_somebody_elses() -> None:
     run = mlrun_types.MLRun("mine")
     assert (run.project, run.location, run.run_phase) == ("", "us-central1", mlrun_types.RunPhase.PHASE_ACTIVE)
     run.configs.update(lr=0.1)
@@ -126,13 +128,13 @@ def test_a_run_of_the_users_own_has_no_project_of_somebody_elses():
     run.finish()
 
 
-def test_importing_the_package_imports_nothing_of_its_own():
+def test_importing_the_package_imports_nothing_of_its_own() -> None:
     program = "import sys, google_cloud_mldiagnostics; print(sorted(n for n in sys.modules if 'diagnostics' in n))"
     loaded = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
     assert loaded.strip() == "['google_cloud_mldiagnostics', 'google_cloud_mldiagnostics._version']"
 
 
-def test_the_names_of_a_training_script_import_no_client_and_no_framework():
+def test_the_names_of_a_training_script_import_no_client_and_no_framework() -> None:
     program = (
         "import sys\n"
         "from google_cloud_mldiagnostics import machinelearning_run, metrics, xprof, metric_types\n"

@@ -1,26 +1,38 @@
 """A run reaches Google's control plane as it is on this machine, and nothing that fails there hurts the job."""
 
+from __future__ import annotations
+
 import os
 import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 from google_cloud_mldiagnostics import machinelearning_run
 from google_cloud_mldiagnostics.active_run import active_run
+from google_cloud_mldiagnostics.control_plane import Resource
 from google_cloud_mldiagnostics.control_plane.local import LocalControlPlane
 from google_cloud_mldiagnostics.exceptions import ControlPlaneError
+from google_cloud_mldiagnostics.mlrun_types import MLRun
 from ml_diagnostics_common.environment import diagnostics_directory
 from ml_diagnostics_common.exceptions import ConfigurationError, CredentialsError
-from ml_diagnostics_testing.control_plane import SelfHostedServer
-from ml_diagnostics_testing.faults import Hang, Reset, Status
+from ml_diagnostics_testing.cloud_logging import CloudLoggingServer
+from ml_diagnostics_testing.control_plane import ControlPlaneServer, SelfHostedServer
+from ml_diagnostics_testing.faults import Fault, Hang, Reset, Status
+from ml_diagnostics_testing.metadata import MetadataServer
 
 from . import run_programs as programs
-from .run_programs import eventually
+from .kept_entries import kept_entries
+from .waiting import eventually
 
 RUN = "train-w"
 
 
 @pytest.fixture(autouse=True)
-def cloud(monkeypatch, control_plane_server, cloud_logging_server):
+def cloud(
+    monkeypatch: pytest.MonkeyPatch, control_plane_server: ControlPlaneServer, cloud_logging_server: CloudLoggingServer
+) -> Iterator[ControlPlaneServer]:
     """A Google Cloud on loopback, and a workload whose run has a known id."""
     for name, text in (cloud_logging_server.environment() | control_plane_server.environment()).items():
         monkeypatch.setenv(name, text)
@@ -34,23 +46,23 @@ def cloud(monkeypatch, control_plane_server, cloud_logging_server):
 
 
 @pytest.fixture
-def server(cloud):
+def server(cloud: ControlPlaneServer) -> ControlPlaneServer:
     return cloud
 
 
-def begin(**arguments):
+def begin(**arguments: Any) -> MLRun:
     return machinelearning_run("train", log_system_metrics=False, **arguments)
 
 
-def kept_here() -> dict:
+def kept_here() -> Resource:
     return LocalControlPlane(diagnostics_directory()).get_run(RUN)
 
 
-def asked(server) -> list[str]:
+def asked(server: ControlPlaneServer) -> list[str]:
     return [request.operation for request in server.requests]
 
 
-def leave_the_cloud(monkeypatch, folder):
+def leave_the_cloud(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
     """As on a laptop: no project and no credentials."""
     for name in [name for name in os.environ if name.startswith(("CLOUDSDK_", "GOOGLE_"))]:
         monkeypatch.delenv(name)
@@ -62,7 +74,7 @@ def leave_the_cloud(monkeypatch, folder):
 # --- What is told -------------------------------------------------------------------------------------
 
 
-def test_a_run_is_asked_for_created_polled_and_ended(server):
+def test_a_run_is_asked_for_created_polled_and_ended(server: ControlPlaneServer) -> None:
     server.operation_polls = 2
     begin(strict=True).finish()
     sequence = asked(server)
@@ -71,7 +83,7 @@ def test_a_run_is_asked_for_created_polled_and_ended(server):
     assert server.run(RUN)["runPhase"] == "COMPLETED"
 
 
-def test_the_control_plane_has_what_the_folder_has_but_for_what_is_ours_alone(server):
+def test_the_control_plane_has_what_the_folder_has_but_for_what_is_ours_alone(server: ControlPlaneServer) -> None:
     begin(strict=True, run_group="sweep", configs={"lr": 0.1}, gcs_path="gs://bucket//folder/").finish()
     sent, here = server.run(RUN), kept_here()
     for field in ("displayName", "runSet", "configs", "artifacts", "labels", "runPhase", "tools", "orchestrator"):
@@ -82,7 +94,7 @@ def test_the_control_plane_has_what_the_folder_has_but_for_what_is_ours_alone(se
     assert not {"attempts", "metrics", "errorDetails"} & set(server.requests[1].body)
 
 
-def test_the_labels_are_those_that_the_console_looks_for(server):
+def test_the_labels_are_those_that_the_console_looks_for(server: ControlPlaneServer) -> None:
     begin(strict=True, on_demand_xprof=False)
     labels = server.run(RUN)["labels"]
     assert labels["created_by"] == "diagon_sdk"
@@ -92,29 +104,29 @@ def test_the_labels_are_those_that_the_console_looks_for(server):
     assert labels["attempt"] == "1"
 
 
-def test_the_run_knows_the_project_and_that_it_is_not_local(server):
+def test_the_run_knows_the_project_and_that_it_is_not_local(server: ControlPlaneServer) -> None:
     run = begin(strict=True)
     assert run.project == server.project
     assert active_run().is_local is False
 
 
-def test_a_changed_config_reaches_the_control_plane_and_the_log(server):
+def test_a_changed_config_reaches_the_control_plane_and_the_log(server: ControlPlaneServer) -> None:
     run = begin(strict=True, configs={"lr": 0.1})
     run.configs.update(batch_size=64)
     run.configs.lr = 0.2
     eventually(lambda: server.run(RUN)["configs"]["userConfigs"] == {"batch_size": "64", "lr": "0.2"})
     assert kept_here()["configs"]["userConfigs"] == {"batch_size": "64", "lr": "0.2"}
-    assert programs.entries("mlrun_configs")[-1].payload == {"userConfigs": {"batch_size": "64", "lr": "0.2"}}
+    assert kept_entries("mlrun_configs")[-1].payload == {"userConfigs": {"batch_size": "64", "lr": "0.2"}}
 
 
-def test_a_session_reaches_the_control_plane_and_the_folder(server):
+def test_a_session_reaches_the_control_plane_and_the_folder(server: ControlPlaneServer) -> None:
     begin(strict=True)
     active_run().registration.put_session("s1", {"kind": "KIND_PROGRAMMATIC", "storageFolderUri": "gs://b/s1"})
     eventually(lambda: [s["storageFolderUri"] for s in server.sessions(RUN)] == ["gs://b/s1"])
     assert [s["name"] for s in LocalControlPlane(diagnostics_directory()).list_sessions(RUN)] == ["s1"]
 
 
-def test_what_somebody_else_changed_meanwhile_is_kept(server):
+def test_what_somebody_else_changed_meanwhile_is_kept(server: ControlPlaneServer) -> None:
     run = begin(strict=True)
     server.change_run(RUN, labels={**server.run(RUN)["labels"], "team": "vision"})
     run.finish()
@@ -122,13 +134,13 @@ def test_what_somebody_else_changed_meanwhile_is_kept(server):
     assert server.run(RUN)["runPhase"] == "COMPLETED"
 
 
-def test_a_profile_that_is_on_its_way_when_the_run_is_finished_is_told_of(server):
+def test_a_profile_that_is_on_its_way_when_the_run_is_finished_is_told_of(server: ControlPlaneServer) -> None:
     from google_cloud_mldiagnostics.profiling.deliveries import deliveries_of_this_process
 
     run = begin(strict=True)
     registration = active_run().registration
 
-    def deliver():
+    def deliver() -> None:
         time.sleep(0.2)
         registration.put_session("s1", {"kind": "KIND_PROGRAMMATIC"})
 
@@ -137,7 +149,7 @@ def test_a_profile_that_is_on_its_way_when_the_run_is_finished_is_told_of(server
     assert len(server.sessions(RUN)) == 1
 
 
-def test_a_session_after_the_end_is_kept_on_this_machine(server):
+def test_a_session_after_the_end_is_kept_on_this_machine(server: ControlPlaneServer) -> None:
     run = begin(strict=True)
     registration = active_run().registration
     run.finish()
@@ -145,7 +157,9 @@ def test_a_session_after_the_end_is_kept_on_this_machine(server):
     eventually(lambda: len(list(LocalControlPlane(diagnostics_directory()).list_sessions(RUN))) == 1)
 
 
-def test_a_self_hosted_control_plane_is_told_instead_of_google(server, monkeypatch):
+def test_a_self_hosted_control_plane_is_told_instead_of_google(
+    server: ControlPlaneServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with SelfHostedServer() as own:
         run = begin(base_url=own.url, cluster_id="c1", strict=True)
         assert active_run().is_local is True
@@ -157,7 +171,9 @@ def test_a_self_hosted_control_plane_is_told_instead_of_google(server, monkeypat
     assert server.requests == []
 
 
-def test_a_cloud_that_must_be_there_and_is_not_raises_before_anything_is_created(monkeypatch, tmp_path):
+def test_a_cloud_that_must_be_there_and_is_not_raises_before_anything_is_created(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     leave_the_cloud(monkeypatch, tmp_path)
     monkeypatch.setenv("ML_DIAGNOSTICS_BACKEND", "cloud")
     with pytest.raises(CredentialsError):
@@ -166,13 +182,15 @@ def test_a_cloud_that_must_be_there_and_is_not_raises_before_anything_is_created
     assert not programs.runs_folder().exists()
 
 
-def test_a_backend_that_there_is_not_raises(monkeypatch):
+def test_a_backend_that_there_is_not_raises(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ML_DIAGNOSTICS_BACKEND", "clod")
     with pytest.raises(ConfigurationError, match="ML_DIAGNOSTICS_BACKEND"):
         begin()
 
 
-def test_without_a_region_the_run_is_kept_where_the_machine_is(server, metadata_server, monkeypatch):
+def test_without_a_region_the_run_is_kept_where_the_machine_is(
+    server: ControlPlaneServer, metadata_server: MetadataServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for name, text in metadata_server.environment().items():
         monkeypatch.setenv(name, text)
     run = begin(region=None, strict=True)
@@ -183,7 +201,7 @@ def test_without_a_region_the_run_is_kept_where_the_machine_is(server, metadata_
 # --- Attempts -----------------------------------------------------------------------------------------
 
 
-def test_a_restart_makes_a_failed_run_active_again_and_counts_on(server):
+def test_a_restart_makes_a_failed_run_active_again_and_counts_on(server: ControlPlaneServer) -> None:
     assert programs.run("begin(); sys.exit(1)").code == 1
     assert server.run(RUN)["runPhase"] == "FAILED"
     run = begin(strict=True)
@@ -193,20 +211,20 @@ def test_a_restart_makes_a_failed_run_active_again_and_counts_on(server):
     assert server.run(RUN)["runPhase"] == "COMPLETED"
 
 
-def test_a_restart_on_a_new_machine_counts_on_where_the_run_is_known(server):
+def test_a_restart_on_a_new_machine_counts_on_where_the_run_is_known(server: ControlPlaneServer) -> None:
     server.put_run(
         RUN, {"displayName": "train", "labels": {"attempt": "4"}, "runPhase": "COMPLETED", "tools": [{"xprof": {}}]}
     )
     run = begin(strict=True)
     assert server.run(RUN)["runPhase"] == "ACTIVE"
     eventually(lambda: run.attempt == 5)
-    eventually(lambda: [entry.payload["attempt"] for entry in programs.entries("mlrun_process")] == [5])
+    eventually(lambda: [entry.payload["attempt"] for entry in kept_entries("mlrun_process")] == [5])
     run.finish()
     assert kept_here()["attempts"][-1]["number"] == 5
     assert server.run(RUN)["labels"]["attempt"] == "5"
 
 
-def test_a_worker_that_fails_says_so_itself_and_process_0_does_not_take_it_back(server):
+def test_a_worker_that_fails_says_so_itself_and_process_0_does_not_take_it_back(server: ControlPlaneServer) -> None:
     job = {"TORCHELASTIC_RUN_ID": "t", "JAX_NUM_PROCESSES": "2"}
     first = programs.start("begin(strict=True); ready(); sys.stdin.readline()", JAX_PROCESS_ID="0", **job)
     programs.await_line(first, "ready")
@@ -219,7 +237,9 @@ def test_a_worker_that_fails_says_so_itself_and_process_0_does_not_take_it_back(
     assert kept_here()["runPhase"] == "FAILED"
 
 
-def test_a_signal_ends_a_run_there_too_and_loses_nothing(server, cloud_logging_server):
+def test_a_signal_ends_a_run_there_too_and_loses_nothing(
+    server: ControlPlaneServer, cloud_logging_server: CloudLoggingServer
+) -> None:
     ended = programs.run_until_ready("begin(); metrics.record('loss', 0.5, step=7)", programs.SIGTERM)
     assert ended.code == -programs.SIGTERM
     assert server.run(RUN)["runPhase"] == "FAILED"
@@ -231,7 +251,9 @@ def test_a_signal_ends_a_run_there_too_and_loses_nothing(server, cloud_logging_s
 # --- What may go wrong --------------------------------------------------------------------------------
 
 
-def test_a_control_plane_that_forbids_costs_one_warning_that_names_who_needs_what(server, caplog):
+def test_a_control_plane_that_forbids_costs_one_warning_that_names_who_needs_what(
+    server: ControlPlaneServer, caplog: pytest.LogCaptureFixture
+) -> None:
     server.is_permitted = False
     run = begin()
     eventually(lambda: "could not be told" in caplog.text)
@@ -243,7 +265,7 @@ def test_a_control_plane_that_forbids_costs_one_warning_that_names_who_needs_wha
     assert kept_here()["runPhase"] == "COMPLETED"
 
 
-def test_a_strict_run_raises_what_the_control_plane_says_and_does_not_go_on(server):
+def test_a_strict_run_raises_what_the_control_plane_says_and_does_not_go_on(server: ControlPlaneServer) -> None:
     server.is_enabled = False
     with pytest.raises(ControlPlaneError, match="enable"):
         begin(strict=True)
@@ -251,21 +273,23 @@ def test_a_strict_run_raises_what_the_control_plane_says_and_does_not_go_on(serv
     assert kept_here()["runPhase"] == "FAILED"
 
 
-def test_a_strict_run_without_a_cloud_raises(monkeypatch, tmp_path):
+def test_a_strict_run_without_a_cloud_raises(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     leave_the_cloud(monkeypatch, tmp_path)
     with pytest.raises(CredentialsError):
         begin(strict=True)
 
 
 @pytest.mark.parametrize("fault", [Status(503), Reset(), Status(503, after_apply=True), Reset(after_apply=True)])
-def test_a_fault_that_passes_is_not_seen(server, fault):
+def test_a_fault_that_passes_is_not_seen(server: ControlPlaneServer, fault: Fault) -> None:
     server.faults.script([fault], on="create")
     begin(strict=True)
     assert server.run(RUN)["runPhase"] == "ACTIVE"
     assert len(server.runs()) == 1
 
 
-def test_nothing_waits_for_a_control_plane_that_never_answers(server, monkeypatch):
+def test_nothing_waits_for_a_control_plane_that_never_answers(
+    server: ControlPlaneServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("google_cloud_mldiagnostics.lifecycle._END_SECONDS", 1.0)
     server.faults.always(Hang())
     started = time.monotonic()
@@ -281,7 +305,7 @@ def test_nothing_waits_for_a_control_plane_that_never_answers(server, monkeypatc
     assert kept_here()["runPhase"] == "COMPLETED"
 
 
-def test_a_process_leaves_in_time_however_long_the_control_plane_is_silent(server):
+def test_a_process_leaves_in_time_however_long_the_control_plane_is_silent(server: ControlPlaneServer) -> None:
     server.faults.always(Hang())
     ended = programs.run("""
         from google_cloud_mldiagnostics import lifecycle
@@ -293,7 +317,7 @@ def test_a_process_leaves_in_time_however_long_the_control_plane_is_silent(serve
     assert programs.kept_run()["runPhase"] == "FAILED"
 
 
-def test_a_worker_that_is_forked_while_clients_are_loaded_can_load_them_too(server):
+def test_a_worker_that_is_forked_while_clients_are_loaded_can_load_them_too(server: ControlPlaneServer) -> None:
     ended = programs.run("""
         begin()
         for pause in (0, 0.01, 0.02, 0.05, 0.1):
@@ -308,7 +332,7 @@ def test_a_worker_that_is_forked_while_clients_are_loaded_can_load_them_too(serv
     assert (ended.code, ended.output) == (0, "0 0 0 0 0 "), ended.errors
 
 
-def test_a_signal_ends_a_process_in_time_however_long_the_control_plane_is_silent(server):
+def test_a_signal_ends_a_process_in_time_however_long_the_control_plane_is_silent(server: ControlPlaneServer) -> None:
     server.faults.always(Hang())
     ended = programs.run_until_ready(
         """
@@ -322,7 +346,7 @@ def test_a_signal_ends_a_process_in_time_however_long_the_control_plane_is_silen
     assert programs.kept_run()["runPhase"] == "FAILED"
 
 
-def test_what_failed_at_first_is_told_later(server, monkeypatch):
+def test_what_failed_at_first_is_told_later(server: ControlPlaneServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("google_cloud_mldiagnostics.registration._FIRST_ACCESS_SECONDS", 0.1)
     server.is_permitted = False
     begin(configs={"lr": 0.1})
@@ -331,7 +355,7 @@ def test_what_failed_at_first_is_told_later(server, monkeypatch):
     eventually(lambda: server.run(RUN)["configs"]["userConfigs"] == {"lr": "0.1"})
 
 
-def test_a_run_that_somebody_deletes_is_created_again(server):
+def test_a_run_that_somebody_deletes_is_created_again(server: ControlPlaneServer) -> None:
     run = begin(strict=True)
     server.clear()
     run.finish()
@@ -341,7 +365,7 @@ def test_a_run_that_somebody_deletes_is_created_again(server):
 # --- People -------------------------------------------------------------------------------------------
 
 
-def test_one_line_tells_people_where_the_run_is(server, caplog):
+def test_one_line_tells_people_where_the_run_is(server: ControlPlaneServer, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO", logger="google_cloud_mldiagnostics")
     begin(strict=True)
     lines = [record.getMessage() for record in caplog.records if record.name == "google_cloud_mldiagnostics"]

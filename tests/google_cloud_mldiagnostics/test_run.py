@@ -1,43 +1,50 @@
 """machinelearning_run: what it takes, what it makes of it, and what it must never do."""
 
+from __future__ import annotations
+
 import copy
 import dataclasses
 import json
 import logging
 import pickle
-import socket
 import threading
 import types
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from google_cloud_mldiagnostics import machinelearning_run, metrics
 from google_cloud_mldiagnostics.active_run import active_run
+from google_cloud_mldiagnostics.control_plane import Resource
 from google_cloud_mldiagnostics.control_plane.local import LocalControlPlane
 from google_cloud_mldiagnostics.custom_types.exceptions import MLRunConfigurationError
 from google_cloud_mldiagnostics.custom_types.mlrun_types import Framework, Orchestrator, RunPhase
+from google_cloud_mldiagnostics.mlrun_types import MLRun
 from google_cloud_mldiagnostics.run_arguments import checked_gcs_path, checked_region
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from ml_diagnostics_common.environment import diagnostics_directory
 
 from . import run_programs as programs
-from .run_programs import eventually
+from .kept_entries import kept_entries
+from .ports import free_port
+from .waiting import eventually
 
 
 @pytest.fixture(autouse=True)
-def no_run_is_left():
+def no_run_is_left() -> Iterator[None]:
     yield
     active = active_run()
     if active is not None:
         active.run.finish()
 
 
-def begin(name="train", **arguments):
+def begin(name: str = "train", **arguments: Any) -> MLRun:
     return machinelearning_run(name, log_system_metrics=False, **arguments)
 
 
-def kept(run) -> dict:
+def kept(run: MLRun) -> Resource:
     return LocalControlPlane(diagnostics_directory()).get_run(run.name)
 
 
@@ -77,7 +84,7 @@ def kept(run) -> dict:
         {"run_workload_id": 3},
     ],
 )
-def test_an_argument_that_cannot_be_used_raises_before_anything_is_created(arguments):
+def test_an_argument_that_cannot_be_used_raises_before_anything_is_created(arguments: dict[str, Any]) -> None:
     with pytest.raises(MLRunConfigurationError) as caught:
         machinelearning_run(**{"name": "train", **arguments})
     assert next(iter(arguments)) in str(caught.value)
@@ -85,7 +92,7 @@ def test_an_argument_that_cannot_be_used_raises_before_anything_is_created(argum
     assert not programs.runs_folder().exists()
 
 
-def test_bad_arguments_do_not_end_the_run_that_there_is():
+def test_bad_arguments_do_not_end_the_run_that_there_is() -> None:
     run = begin()
     with pytest.raises(MLRunConfigurationError):
         begin("")
@@ -101,7 +108,7 @@ def test_bad_arguments_do_not_end_the_run_that_there_is():
         ),
     )
 )
-def test_junk_is_taken_or_refused_and_nothing_else(arguments):
+def test_junk_is_taken_or_refused_and_nothing_else(arguments: dict[str, Any]) -> None:
     try:
         run = begin(**arguments)
     except MLRunConfigurationError:
@@ -110,7 +117,7 @@ def test_junk_is_taken_or_refused_and_nothing_else(arguments):
     assert kept(run)["runPhase"] == "COMPLETED"
 
 
-def test_the_arguments_of_the_public_package_are_taken_in_its_order():
+def test_the_arguments_of_the_public_package_are_taken_in_its_order() -> None:
     run = machinelearning_run("n", "g", {"a": 1}, "gs://b//c/", "p", "us-east1", 5.0, False, "staging")
     assert (run.run_group, run.gcs_path, run.project, run.location) == ("g", "gs://b/c", "p", "us-east1")
     assert (run.environment, run.display_name) == ("staging", "n")
@@ -128,7 +135,7 @@ def test_the_arguments_of_the_public_package_are_taken_in_its_order():
         (Path("/data"), "/data"),
     ],
 )
-def test_a_place_for_profiles_has_no_doubled_slashes(given_path, kept_path):
+def test_a_place_for_profiles_has_no_doubled_slashes(given_path: str | Path | None, kept_path: str | None) -> None:
     assert checked_gcs_path(given_path) == kept_path
 
 
@@ -144,22 +151,22 @@ def test_a_place_for_profiles_has_no_doubled_slashes(given_path, kept_path):
         ("", None),
     ],
 )
-def test_a_region_may_be_given_by_a_zone(given_region, region):
+def test_a_region_may_be_given_by_a_zone(given_region: str | None, region: str | None) -> None:
     assert checked_region(given_region) == region
 
 
-def test_what_does_not_look_like_a_region_is_said_to(caplog):
+def test_what_does_not_look_like_a_region_is_said_to(caplog: pytest.LogCaptureFixture) -> None:
     checked_region("<some_zone>")
     assert "does not look like one" in caplog.text
 
 
-def test_the_environment_of_the_documented_example_is_prod_with_one_warning(caplog):
+def test_the_environment_of_the_documented_example_is_prod_with_one_warning(caplog: pytest.LogCaptureFixture) -> None:
     assert begin(environment="env").environment == "prod"
     begin(environment="env")
     assert caplog.text.count("is taken for 'prod'") == 1
 
 
-def test_enumerations_are_taken_by_their_text_too():
+def test_enumerations_are_taken_by_their_text_too() -> None:
     run = begin(framework="pytorch", application_framework="maxtext", rl_orchestrator="my own")
     assert run.framework is Framework.PYTORCH
     assert kept(run)["labels"]["application_framework"] == "maxtext"
@@ -169,7 +176,7 @@ def test_enumerations_are_taken_by_their_text_too():
 # --- The run ------------------------------------------------------------------------------------------
 
 
-def test_a_run_is_kept_in_a_folder_of_its_own_from_the_beginning():
+def test_a_run_is_kept_in_a_folder_of_its_own_from_the_beginning() -> None:
     run = begin("My Run 1", run_group="sweep", configs={"lr": 0.1, "model": {"layers": 2}})
     assert active_run().folder == diagnostics_directory() / "runs" / run.name
     here = kept(run)
@@ -179,17 +186,17 @@ def test_a_run_is_kept_in_a_folder_of_its_own_from_the_beginning():
     assert run.name.startswith("my-run-1-")
 
 
-def test_entries_carry_who_wrote_them():
+def test_entries_carry_who_wrote_them() -> None:
     run = begin("My Run 1")
     metrics.record("loss", 0.5, step=1)
-    (entry,) = programs.entries("loss")
+    (entry,) = kept_entries("loss")
     assert entry.resource_label("node_id") == run.name
     assert entry.resource_label("location") == "us-central1"
     labels = entry.context.labels
     assert (labels["run"], labels["attempt"], labels["process_index"]) == (run.name, "1", "0")
 
 
-def test_what_the_user_gave_is_not_changed_and_what_he_changes_later_changes_nothing():
+def test_what_the_user_gave_is_not_changed_and_what_he_changes_later_changes_nothing() -> None:
     configs = {"lr": 0.1, "nested": {"a": 1}}
     before = copy.deepcopy(configs)
     run = begin(configs=configs)
@@ -199,7 +206,7 @@ def test_what_the_user_gave_is_not_changed_and_what_he_changes_later_changes_not
     assert run.configs.lr == 0.1  # Also on process 0.
 
 
-def test_configs_may_be_changed_in_every_way_that_a_dict_and_an_object_can():
+def test_configs_may_be_changed_in_every_way_that_a_dict_and_an_object_can() -> None:
     run = begin(configs={"a": 1, "b": 2, "c": 3, "d": 4})
     run.configs.update({"e": 5})
     run.configs.f = 6
@@ -216,14 +223,14 @@ def test_configs_may_be_changed_in_every_way_that_a_dict_and_an_object_can():
         del run.configs.zzz
 
 
-def test_a_change_just_before_the_end_is_kept():
+def test_a_change_just_before_the_end_is_kept() -> None:
     run = begin()
     run.configs.update(final_loss=0.25)
     run.finish()
     assert kept(run)["configs"]["userConfigs"] == {"final_loss": "0.25"}
 
 
-def test_secrets_in_configs_stay_home():
+def test_secrets_in_configs_stay_home() -> None:
     run = begin(configs={"api_key": "AIza-hunter2", "nested": {"password": "hunter2"}})
     run.configs.token = "hunter2"
     run.finish()
@@ -231,7 +238,7 @@ def test_secrets_in_configs_stay_home():
     assert "hunter2" not in everything
 
 
-def test_what_the_job_runs_on_is_collected_without_being_asked():
+def test_what_the_job_runs_on_is_collected_without_being_asked() -> None:
     run = begin()
     eventually(lambda: run.configs.get("softwareConfigs"))
     assert run.configs.softwareConfigs["framework"] == "JAX"
@@ -239,7 +246,7 @@ def test_what_the_job_runs_on_is_collected_without_being_asked():
     eventually(lambda: kept(run)["configs"]["softwareConfigs"])
 
 
-def test_averages_of_the_metrics_are_kept_with_the_run():
+def test_averages_of_the_metrics_are_kept_with_the_run() -> None:
     run = begin()
     for loss in (1.0, 2.0, 6.0):
         metrics.record("loss", loss)
@@ -247,7 +254,7 @@ def test_averages_of_the_metrics_are_kept_with_the_run():
     assert kept(run)["metrics"]["loss"] == {"count": 3, "mean": 3.0, "min": 1.0, "max": 6.0, "last": 6.0}
 
 
-def test_a_run_can_be_copied_pickled_and_shown():
+def test_a_run_can_be_copied_pickled_and_shown() -> None:
     run = begin(configs={"lr": 0.1})
     others = [copy.copy(run), copy.deepcopy(run), pickle.loads(pickle.dumps(run))]
     assert all(other == run for other in others)
@@ -260,7 +267,7 @@ def test_a_run_can_be_copied_pickled_and_shown():
     assert "_finish" not in repr(run)
 
 
-def test_finish_takes_completed_and_failed_and_nothing_else():
+def test_finish_takes_completed_and_failed_and_nothing_else() -> None:
     run = begin()
     for wrong in ("DONE", "", None, "ACTIVE", 3):
         with pytest.raises(MLRunConfigurationError):
@@ -271,7 +278,7 @@ def test_finish_takes_completed_and_failed_and_nothing_else():
     assert kept(run)["runPhase"] == "FAILED"
 
 
-def test_a_heartbeat_tells_that_the_process_lives(monkeypatch):
+def test_a_heartbeat_tells_that_the_process_lives(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("google_cloud_mldiagnostics.lifecycle._HEARTBEAT_SECONDS", 0.05)
     begin()
     eventually(lambda: programs.phases().count("ACTIVE") >= 4)
@@ -280,7 +287,7 @@ def test_a_heartbeat_tells_that_the_process_lives(monkeypatch):
 # --- People -------------------------------------------------------------------------------------------
 
 
-def test_one_info_tells_where_the_run_is(caplog):
+def test_one_info_tells_where_the_run_is(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     run = begin()
     (line,) = [record.getMessage() for record in caplog.records if record.name.startswith("google_cloud_mldiag")]
@@ -288,7 +295,7 @@ def test_one_info_tells_where_the_run_is(caplog):
     assert f"mldiagnostics show {run.name}" in line
 
 
-def test_the_documented_debug_record_tells_the_details(caplog):
+def test_the_documented_debug_record_tells_the_details(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG)
     run = begin(gcs_path="gs://bucket/profiles")
     records = [r for r in caplog.records if r.name == "google_cloud_mldiagnostics.core.global_manager"]
@@ -298,7 +305,7 @@ def test_the_documented_debug_record_tells_the_details(caplog):
     assert "'gcs_path': 'gs://bucket/profiles'" in text
 
 
-def test_a_metric_is_not_a_line_of_the_log(caplog):
+def test_a_metric_is_not_a_line_of_the_log(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG)
     begin()
     caplog.clear()
@@ -309,18 +316,22 @@ def test_a_metric_is_not_a_line_of_the_log(caplog):
 # --- The job comes first ------------------------------------------------------------------------------
 
 
-def test_a_folder_that_cannot_be_written_does_not_stop_the_job(in_production, caplog):
+def test_a_folder_that_cannot_be_written_does_not_stop_the_job(
+    in_production: None, caplog: pytest.LogCaptureFixture
+) -> None:
     (diagnostics_directory() / "runs").write_text("in the way")
     run = begin()
     metrics.record("loss", 0.5)
     run.finish()
     assert "could not keep the run" in caplog.text
-    assert [entry.payload["values"] for entry in programs.entries("loss")] == [[0.5]]
+    assert [entry.payload["values"] for entry in kept_entries("loss")] == [[0.5]]
     assert programs.phases() == ["ACTIVE", "COMPLETED"]
 
 
 @pytest.mark.parametrize("part", ["identify", "to_wire", "RunLog", "Lifecycle", "SystemMetrics", "resource_of"])
-def test_a_bug_of_ours_costs_the_run_and_never_the_job(part, in_production, monkeypatch, caplog):
+def test_a_bug_of_ours_costs_the_run_and_never_the_job(
+    part: str, in_production: None, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     monkeypatch.setattr(f"google_cloud_mldiagnostics.beginning.{part}", lambda *_, **__: 1 / 0)
     with machinelearning_run("train", configs={"lr": 0.1}) as run:
         run.configs.update(batch_size=64)
@@ -329,7 +340,9 @@ def test_a_bug_of_ours_costs_the_run_and_never_the_job(part, in_production, monk
     assert "ZeroDivisionError" in caplog.text
 
 
-def test_a_run_file_that_somebody_has_spoilt_does_not_stop_the_job(in_production, caplog):
+def test_a_run_file_that_somebody_has_spoilt_does_not_stop_the_job(
+    in_production: None, caplog: pytest.LogCaptureFixture
+) -> None:
     programs.run("begin()", RUN_WORKLOAD_ID="w")
     path = programs.runs_folder() / "train-w" / "run.json"
     for spoilt in ('{"attempts": "none"}', "[]", "", '{"attempts": [{"processes": 5, "phase": []}]}', '{"labels": 3}'):
@@ -338,7 +351,7 @@ def test_a_run_file_that_somebody_has_spoilt_does_not_stop_the_job(in_production
         assert ended.code == 0, ended.errors
 
 
-def test_nothing_is_initialised_or_imported_that_the_job_did_not():
+def test_nothing_is_initialised_or_imported_that_the_job_did_not() -> None:
     ended = programs.run("""
         begin()
         metrics.record("loss", 0.5, step=1)
@@ -348,7 +361,7 @@ def test_nothing_is_initialised_or_imported_that_the_job_did_not():
     assert ended.output == "[]\n", ended.errors
 
 
-def test_jax_is_not_initialised_before_the_job_does_and_its_devices_are_known_then():
+def test_jax_is_not_initialised_before_the_job_does_and_its_devices_are_known_then() -> None:
     ended = programs.run(
         """
         import jax
@@ -369,7 +382,7 @@ def test_jax_is_not_initialised_before_the_job_does_and_its_devices_are_known_th
     assert programs.kept_run()["configs"]["hardwareConfigs"]["device_type"] == "cpu"
 
 
-def test_a_thread_that_changes_configs_all_the_time_costs_bounded_memory():
+def test_a_thread_that_changes_configs_all_the_time_costs_bounded_memory() -> None:
     run = begin()
     for number in range(100_000):
         run.configs["step"] = number
@@ -378,7 +391,7 @@ def test_a_thread_that_changes_configs_all_the_time_costs_bounded_memory():
     assert kept(run)["configs"]["userConfigs"] == {"step": "99999"}
 
 
-def test_without_the_network_a_run_begins_at_once_and_ends_in_time():
+def test_without_the_network_a_run_begins_at_once_and_ends_in_time() -> None:
     ended = programs.run(
         """
         from google_cloud_mldiagnostics import lifecycle
@@ -403,13 +416,7 @@ def test_without_the_network_a_run_begins_at_once_and_ends_in_time():
 # --- Several processes --------------------------------------------------------------------------------
 
 
-def free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return found.getsockname()[1]
-
-
-def test_two_processes_of_jax_share_a_run_though_their_clocks_differ():
+def test_two_processes_of_jax_share_a_run_though_their_clocks_differ() -> None:
     port = free_port()
     program = """
         import jax
@@ -428,11 +435,11 @@ def test_two_processes_of_jax_share_a_run_though_their_clocks_differ():
     run = programs.kept_run()
     assert run["runPhase"] == "COMPLETED"
     assert [process["process_index"] for process in run["attempts"][0]["processes"]] in ([0, 1], [1, 0])
-    assert {entry.payload["process_index"] for entry in programs.entries("loss")} == {"0", "1"}
-    assert {entry.payload["process_count"] for entry in programs.entries("mlrun_process")} == {2}
+    assert {entry.payload["process_index"] for entry in kept_entries("loss")} == {"0", "1"}
+    assert {entry.payload["process_count"] for entry in kept_entries("mlrun_process")} == {2}
 
 
-def test_a_run_that_began_before_its_processes_could_agree_says_so():
+def test_a_run_that_began_before_its_processes_could_agree_says_so() -> None:
     ended = programs.run(
         """
         import types
@@ -449,7 +456,7 @@ def test_a_run_that_began_before_its_processes_could_agree_says_so():
     assert "before jax.distributed.initialize" in ended.errors
 
 
-def test_threads_that_begin_runs_at_once_leave_one_active():
+def test_threads_that_begin_runs_at_once_leave_one_active() -> None:
     threads = [threading.Thread(target=begin, args=(f"run-{number}",)) for number in range(4)]
     for thread in threads:
         thread.start()
@@ -458,7 +465,7 @@ def test_threads_that_begin_runs_at_once_leave_one_active():
     assert active_run() is not None
 
 
-def test_on_gke_the_run_is_the_workloads(monkeypatch):
+def test_on_gke_the_run_is_the_workloads(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "10.0.0.1")
     identifier = {"metadata.name": "s5", "metadata.kind": "JobSet", "clustername": "c1", "namespace": "ml"}
     monkeypatch.setenv("GKE_DIAGON_IDENTIFIER", json.dumps(identifier))
@@ -470,5 +477,5 @@ def test_on_gke_the_run_is_the_workloads(monkeypatch):
     assert kept(run)["workloadDetails"]["gke"]["id"] == "s5"
 
 
-def test_a_namespace_of_arguments_is_configs_too():
+def test_a_namespace_of_arguments_is_configs_too() -> None:
     assert kept(begin(configs=types.SimpleNamespace(lr=0.1)))["configs"]["userConfigs"] == {"lr": "0.1"}

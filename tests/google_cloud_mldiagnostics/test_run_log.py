@@ -20,7 +20,8 @@ from ml_diagnostics_common.cloud_logging import LoggingTransport, connect
 from ml_diagnostics_testing.cloud_logging import CloudLoggingServer
 from ml_diagnostics_testing.faults import Hang, Status
 
-from .recorded_runs import RUN, active, entries_of, metrics_of
+from .kept_entries import kept_entries
+from .recorded_runs import RUN, active, metrics_of
 
 LABELS = {"job": RUN, "attempt": "1", "host": "host-a", "process_index": "0", "pid": "0"}
 
@@ -90,7 +91,7 @@ def test_here_and_there_a_run_reads_the_same(
         assert run.log.flush(20)
     with active(tmp_path, run_id="another", is_shipped=True, connect=connected):
         record("loss", 1.0)
-    here = entries_of(tmp_path)
+    here = kept_entries(run_id=RUN, root=tmp_path)
     there = [
         entry
         for batch in run_reader(RUN, root=tmp_path / "elsewhere", transport=transport).read_new()
@@ -174,7 +175,7 @@ def test_a_cloud_that_fails_costs_recording_nothing_and_loses_nothing(
         log.write("loss", {"values": [float(number)]})
     assert not log.flush(0.05)
     assert not log.close(0.05)
-    assert len(entries_of(tmp_path)) == 1000
+    assert len(kept_entries(root=tmp_path)) == 1000
     cloud_logging_server.faults.clear()
     with active(tmp_path, run_id="next", is_shipped=True, connect=connected) as run:
         run.log.flush(20)
@@ -187,13 +188,13 @@ def test_a_closed_log_still_takes_entries(tmp_path: Path, connected: Callable[[]
         assert run.log.close(20)
         record("loss", 2.0)
         run.log.write("mlrun_process", {"phase": "COMPLETED"})
-    assert len(entries_of(tmp_path)) == 3
+    assert len(kept_entries(root=tmp_path)) == 3
 
 
 def test_what_cannot_be_json_is_text(tmp_path: Path) -> None:
     with active(tmp_path) as run:
         run.log.write("mlrun_configs", {"a": object, "b": {1: float("nan")}, "c": "\ud800"})
-    [entry] = entries_of(tmp_path)
+    [entry] = kept_entries(root=tmp_path)
     assert entry.payload["b"] == {"1": "NaN"}
 
 

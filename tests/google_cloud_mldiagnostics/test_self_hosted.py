@@ -1,8 +1,12 @@
 """A self-hosted control plane is told of runs, without Google Cloud and without credentials."""
 
+from __future__ import annotations
+
 import uuid
+from collections.abc import Iterator
 
 import pytest
+from google_cloud_mldiagnostics.control_plane import Change
 from google_cloud_mldiagnostics.control_plane.self_hosted import SelfHostedControlPlane, logical_id
 from google_cloud_mldiagnostics.exceptions import ControlPlaneError, RunExistsError, RunNotFoundError
 from ml_diagnostics_testing.control_plane import SelfHostedServer
@@ -12,13 +16,13 @@ RUN = {"displayName": "Train", "runSet": "sweep", "artifacts": {"gcsPath": "gs:/
 
 
 @pytest.fixture
-def server():
+def server() -> Iterator[SelfHostedServer]:
     with SelfHostedServer("cluster-7") as server:
         yield server
 
 
 @pytest.fixture
-def control_plane(server):
+def control_plane(server: SelfHostedServer) -> Iterator[SelfHostedControlPlane]:
     control_plane = SelfHostedControlPlane(
         server.url, workload_id="job-1", namespace="ml", agent_url=server.url, request_seconds=0.5
     )
@@ -26,11 +30,13 @@ def control_plane(server):
     control_plane.close()
 
 
-def in_phase(phase):
+def in_phase(phase: str) -> Change:
     return lambda run: {**run, "runPhase": phase}
 
 
-def test_a_run_is_registered_and_its_end_is_told(control_plane, server):
+def test_a_run_is_registered_and_its_end_is_told(
+    control_plane: SelfHostedControlPlane, server: SelfHostedServer
+) -> None:
     control_plane.create_run("train-1", RUN)
     (kept,) = server.runs.values()
     assert kept["displayName"] == "Train"
@@ -43,7 +49,9 @@ def test_a_run_is_registered_and_its_end_is_told(control_plane, server):
     assert control_plane.get_run("train-1")["runPhase"] == "COMPLETED"
 
 
-def test_requests_are_those_of_the_public_package(control_plane, server):
+def test_requests_are_those_of_the_public_package(
+    control_plane: SelfHostedControlPlane, server: SelfHostedServer
+) -> None:
     control_plane.create_run("train-1", RUN)
     control_plane.update_run("train-1", in_phase("FAILED"))
     agent, register, end = server.requests
@@ -57,7 +65,7 @@ def test_requests_are_those_of_the_public_package(control_plane, server):
     assert end.body == {"name": kept, "workload": {"state": "STATE_FAILED"}}
 
 
-def test_a_workload_has_one_id_on_all_its_hosts():
+def test_a_workload_has_one_id_on_all_its_hosts() -> None:
     kept = logical_id("ml", "job-1", "cluster-7")
     assert kept == logical_id("ml", "job-1", "cluster-7")
     assert kept != logical_id("ml", "job-2", "cluster-7")
@@ -65,7 +73,9 @@ def test_a_workload_has_one_id_on_all_its_hosts():
     assert kept == "ca1f642b-ef5d-4e67-88bf-be9d61481af6"
 
 
-def test_a_run_that_is_registered_again_after_a_restart_is_one_run(control_plane, server):
+def test_a_run_that_is_registered_again_after_a_restart_is_one_run(
+    control_plane: SelfHostedControlPlane, server: SelfHostedServer
+) -> None:
     control_plane.create_run("train-1", RUN)
     restarted = SelfHostedControlPlane(server.url, workload_id="job-1", namespace="ml", cluster_id="cluster-7")
     restarted.create_run("train-1", RUN)
@@ -73,7 +83,7 @@ def test_a_run_that_is_registered_again_after_a_restart_is_one_run(control_plane
     assert len(server.runs) == 1
 
 
-def test_only_what_is_kept_there_is_told(control_plane, server):
+def test_only_what_is_kept_there_is_told(control_plane: SelfHostedControlPlane, server: SelfHostedServer) -> None:
     control_plane.create_run("train-1", RUN)
     before = len(server.requests)
     control_plane.update_run("train-1", lambda run: {**run, "configs": {"userConfigs": {"a": "1"}}})
@@ -85,7 +95,7 @@ def test_only_what_is_kept_there_is_told(control_plane, server):
     assert control_plane.get_run("train-1")["configs"] == {"userConfigs": {"a": "1"}}
 
 
-def test_it_knows_only_what_it_was_told_here(control_plane):
+def test_it_knows_only_what_it_was_told_here(control_plane: SelfHostedControlPlane) -> None:
     with pytest.raises(RunNotFoundError):
         control_plane.get_run("train-1")
     with pytest.raises(RunNotFoundError):
@@ -99,7 +109,9 @@ def test_it_knows_only_what_it_was_told_here(control_plane):
     assert list(control_plane.list_sessions("train-1")) == []
 
 
-def test_a_failure_says_where_and_what_to_look_at(control_plane, server):
+def test_a_failure_says_where_and_what_to_look_at(
+    control_plane: SelfHostedControlPlane, server: SelfHostedServer
+) -> None:
     server.faults.script([Status(500)], on="register")
     with pytest.raises(ControlPlaneError, match=f"{server.url} could not register.*DIAGON_BASE_URL") as raised:
         control_plane.create_run("train-1", RUN)
@@ -114,7 +126,7 @@ def test_a_failure_says_where_and_what_to_look_at(control_plane, server):
     assert control_plane.get_run("train-1")["runPhase"] == "ACTIVE"
 
 
-def test_no_credentials_are_sent(control_plane, server):
+def test_no_credentials_are_sent(control_plane: SelfHostedControlPlane, server: SelfHostedServer) -> None:
     headers = []
     handle = server.handle
     server.handle = lambda request: (headers.append(request.headers), handle(request))[1]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import platform
-import socket
 import subprocess
 import sys
 import textwrap
@@ -20,6 +19,8 @@ from google_cloud_mldiagnostics.git_revision import git_revision
 from google_cloud_mldiagnostics.mlrun_types import Framework
 from google_cloud_mldiagnostics.system_configs import collect_hardware, collect_host, collect_software
 from google_cloud_mldiagnostics.system_metrics.cgroup import cpu_limit, memory_limit_bytes, memory_used_bytes
+
+from .ports import free_port
 
 REVISION = "0123456789abcdef0123456789abcdef01234567"
 
@@ -151,9 +152,7 @@ JOB = """
 
 
 def test_processes_that_no_launcher_counts_say_on_which_hosts_they_are() -> None:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     environ = os.environ | {"JAX_PLATFORMS": "cpu"}
     processes = [
         subprocess.Popen(

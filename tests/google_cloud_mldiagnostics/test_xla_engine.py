@@ -4,8 +4,12 @@ torch_xla itself cannot be installed beside the rest (its torch alone is gigabyt
 its signatures and rules, and writes a real xplane with the profiler that both frameworks share.
 """
 
+from __future__ import annotations
+
 import sys
 import textwrap
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from google_cloud_mldiagnostics.mlrun_types import Framework
@@ -14,7 +18,8 @@ from google_cloud_mldiagnostics.profiling.on_demand import start_on_demand_xprof
 from google_cloud_mldiagnostics.profiling.xla_engine import XlaEngine
 from google_cloud_mldiagnostics.profiling.xprof import Xprof
 
-from .profiled_runs import eventually, processes_told, profiled_run, sessions_told, xplanes
+from .profiled_runs import processes_told, profiled_run, sessions_told, xplanes
+from .waiting import eventually
 
 pytest.importorskip("jax")
 
@@ -51,7 +56,7 @@ def start_server(port, only_on_master=True):
 
 
 @pytest.fixture
-def torch_xla(tmp_path, monkeypatch):
+def torch_xla(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     package = tmp_path / "torch_xla" / "debug"
     package.mkdir(parents=True)
     (package.parent / "__init__.py").write_text("")
@@ -63,7 +68,7 @@ def torch_xla(tmp_path, monkeypatch):
         del sys.modules[name]
 
 
-def test_a_run_of_pytorch_is_profiled_by_torch_xla(torch_xla):
+def test_a_run_of_pytorch_is_profiled_by_torch_xla(torch_xla: Path) -> None:
     with profiled_run("run-1", framework=Framework.PYTORCH) as active:
         with Xprof(session_id="torch"):
             sum(range(1000))
@@ -72,7 +77,7 @@ def test_a_run_of_pytorch_is_profiled_by_torch_xla(torch_xla):
         assert sessions_told("run-1") == [("torch", "ACTIVE"), ("torch", "SUCCEEDED")]
 
 
-def test_on_demand_its_server_runs_on_every_process_until_it_is_stopped(torch_xla):
+def test_on_demand_its_server_runs_on_every_process_until_it_is_stopped(torch_xla: Path) -> None:
     with profiled_run("run-1", framework=Framework.PYTORCH):
         start_on_demand_xprof(0)
         import torch_xla  # noqa: F401  # The server waits for this.
@@ -84,7 +89,9 @@ def test_on_demand_its_server_runs_on_every_process_until_it_is_stopped(torch_xl
         assert profiler.servers == []
 
 
-def test_a_torch_xla_without_start_trace_is_said_and_costs_a_profile(torch_xla, in_production, caplog):
+def test_a_torch_xla_without_start_trace_is_said_and_costs_a_profile(
+    torch_xla: Path, in_production: None, caplog: pytest.LogCaptureFixture
+) -> None:
     torch_xla.write_text("def start_server(port, only_on_master=True): ...")
     with profiled_run("run-1", framework=Framework.PYTORCH):
         with Xprof(session_id="old"):
@@ -93,19 +100,23 @@ def test_a_torch_xla_without_start_trace_is_said_and_costs_a_profile(torch_xla, 
         assert sessions_told("run-1") == [("old", "FAILED")]
 
 
-def test_without_torch_xla_it_is_said_and_costs_a_profile(in_production, caplog):
+def test_without_torch_xla_it_is_said_and_costs_a_profile(
+    in_production: None, caplog: pytest.LogCaptureFixture
+) -> None:
     with profiled_run("run-1", framework=Framework.PYTORCH), Xprof():
         pass
     assert "torch_xla cannot be imported" in caplog.text
 
 
 @pytest.mark.parametrize(("device", "expected"), [("TPU", True), ("CUDA", True), ("CPU", False), ("", False)])
-def test_pjrt_device_says_whether_a_device_is_expected(monkeypatch, device, expected):
+def test_pjrt_device_says_whether_a_device_is_expected(
+    monkeypatch: pytest.MonkeyPatch, device: str, expected: bool
+) -> None:
     monkeypatch.setenv("PJRT_DEVICE", device)
     assert XlaEngine().has_accelerator() is expected
 
 
-def test_a_program_that_has_only_torch_xla_need_not_say_so(torch_xla, monkeypatch):
+def test_a_program_that_has_only_torch_xla_need_not_say_so(torch_xla: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "jax", raising=False)
     import torch_xla  # noqa: F401
 

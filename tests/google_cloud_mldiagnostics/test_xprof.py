@@ -1,5 +1,7 @@
 """xprof(): three ways to say it, one profile at a time, in its place when stop() returns; never at the job's cost."""
 
+from __future__ import annotations
+
 import asyncio
 import datetime
 import inspect
@@ -7,9 +9,12 @@ import logging
 import os
 import threading
 import warnings as warnings_module
+from collections.abc import AsyncIterator, Callable, Generator, Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
-from google_cloud_mldiagnostics.active_run import set_active_run
+from google_cloud_mldiagnostics.active_run import ActiveRun, set_active_run
 from google_cloud_mldiagnostics.exceptions import ProfilingError
 from google_cloud_mldiagnostics.mlrun_types import MLRun
 from google_cloud_mldiagnostics.profiling import captures as captures_module
@@ -21,35 +26,36 @@ from google_cloud_mldiagnostics.profiling.verification import read_xplane
 from google_cloud_mldiagnostics.profiling.xprof import Xprof as xprof  # noqa: N813
 from ml_diagnostics_common.guard import LOSSES
 
-from .profiled_runs import eventually, profiled_run, sessions_told, xplanes
+from .profiled_runs import profiled_run, sessions_told, xplanes
+from .waiting import eventually
 
 jax = pytest.importorskip("jax")
 
 
 @pytest.fixture
-def run(request):
+def run(request: pytest.FixtureRequest) -> Iterator[ActiveRun]:
     with profiled_run(f"run-{abs(hash(request.node.name))}") as active:
         yield active
 
 
 @pytest.fixture
-def warnings(caplog):
+def warnings(caplog: pytest.LogCaptureFixture) -> Callable[[], list[str]]:
     caplog.set_level(logging.WARNING)
     return lambda: [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
 
 
-def work():
+def work() -> object:
     return jax.numpy.ones((64, 64)).sum().block_until_ready()
 
 
-def taken(active):
+def taken(active: ActiveRun) -> list[str]:
     return xplanes(active.folder / "profiles" / "plugins" / "profile")
 
 
 # --- Three ways to say it -----------------------------------------------------------------------------
 
 
-def test_start_and_stop_leave_a_profile_in_its_place(run):
+def test_start_and_stop_leave_a_profile_in_its_place(run: ActiveRun) -> None:
     profile = xprof()
     profile.start()
     work()
@@ -61,10 +67,10 @@ def test_start_and_stop_leave_a_profile_in_its_place(run):
     assert "/host:CPU" in found.planes
 
 
-def test_a_with_block_is_profiled_and_its_error_is_the_users(run):
+def test_a_with_block_is_profiled_and_its_error_is_the_users(run: ActiveRun) -> None:
     error = KeyError("the user's")
 
-    def train():
+    def train() -> None:
         with xprof() as profile:
             work()
             assert isinstance(profile, xprof)
@@ -76,23 +82,23 @@ def test_a_with_block_is_profiled_and_its_error_is_the_users(run):
     assert len(taken(run)) == 1
 
 
-def test_a_decorated_function_stays_itself_and_each_call_is_a_profile(run):
+def test_a_decorated_function_stays_itself_and_each_call_is_a_profile(run: ActiveRun) -> None:
     @xprof(session_id="called")
-    def train(first, *, second=2):
+    def train(first: int, *, second: int = 2) -> int:
         """The user's words."""
         work()
         return first + second
 
     assert (train.__name__, train.__doc__) == ("train", "The user's words.")
-    assert str(inspect.signature(train)) == "(first, *, second=2)"
+    assert str(inspect.signature(train)) == "(first: 'int', *, second: 'int' = 2) -> 'int'"
     assert [train(1), train(1, second=5)] == [3, 6]
     assert taken(run) == ["called-2/host-a.xplane.pb", "called/host-a.xplane.pb"]
 
 
-def test_a_method_can_be_decorated(run):
+def test_a_method_can_be_decorated(run: ActiveRun) -> None:
     class Trainer:
         @xprof()
-        def train(self):
+        def train(self) -> Trainer:
             work()
             return self
 
@@ -101,11 +107,11 @@ def test_a_method_can_be_decorated(run):
     assert len(taken(run)) == 1
 
 
-def test_a_coroutine_is_profiled_until_it_returns_not_until_it_is_made(run):
+def test_a_coroutine_is_profiled_until_it_returns_not_until_it_is_made(run: ActiveRun) -> None:
     during = []
 
     @xprof()
-    async def train():
+    async def train() -> str:
         await asyncio.sleep(0)
         during.append(captures_of_this_process().current)
         return "done"
@@ -116,9 +122,9 @@ def test_a_coroutine_is_profiled_until_it_returns_not_until_it_is_made(run):
     assert len(taken(run)) == 1
 
 
-def test_a_generator_is_profiled_while_it_is_iterated(run):
+def test_a_generator_is_profiled_while_it_is_iterated(run: ActiveRun) -> None:
     @xprof()
-    def batches():
+    def batches() -> Generator[object, str, str]:
         answer = yield 1
         yield captures_of_this_process().current is not None
         return answer
@@ -133,36 +139,36 @@ def test_a_generator_is_profiled_while_it_is_iterated(run):
     assert len(taken(run)) == 1
 
 
-def test_an_asynchronous_generator_is_profiled_while_it_is_iterated(run):
+def test_an_asynchronous_generator_is_profiled_while_it_is_iterated(run: ActiveRun) -> None:
     @xprof()
-    async def batches():
+    async def batches() -> AsyncIterator[object]:
         yield 1
         yield captures_of_this_process().current is not None
 
-    async def consume():
+    async def consume() -> list[object]:
         return [item async for item in batches()]
 
     assert asyncio.run(consume()) == [1, True]
     assert len(taken(run)) == 1
 
 
-def test_a_decorator_without_parentheses_is_an_error_that_says_so(run):
+def test_a_decorator_without_parentheses_is_an_error_that_says_so(run: ActiveRun) -> None:
     with pytest.raises(ProfilingError, match=r"@xprof\(\), with parentheses"):
 
         @xprof
-        def train():
+        def train() -> None:
             pass
 
 
 @pytest.mark.parametrize("indexes", [0, ["first"], [None], "ab"])
-def test_what_are_no_indexes_of_processes_is_an_error(indexes):
+def test_what_are_no_indexes_of_processes_is_an_error(indexes: Any) -> None:
     with pytest.raises(ProfilingError, match=r"such as \[0, 2\]"):
         xprof(process_index_list=indexes)
 
 
-def test_the_run_may_be_named_as_the_first_argument(run):
+def test_the_run_may_be_named_as_the_first_argument(run: ActiveRun) -> None:
     @xprof(run.run)
-    def train():
+    def train() -> None:
         work()
 
     train()
@@ -174,7 +180,7 @@ def test_the_run_may_be_named_as_the_first_argument(run):
 # --- Sessions -----------------------------------------------------------------------------------------
 
 
-def test_a_session_is_called_as_the_user_says(run):
+def test_a_session_is_called_as_the_user_says(run: ActiveRun) -> None:
     with xprof(session_id="in-the-block"):
         work()
     profile = xprof(session_id="of-the-object")
@@ -186,14 +192,14 @@ def test_a_session_is_called_as_the_user_says(run):
     assert names == ["in-the-block", "of-the-object", "of-the-start"]
 
 
-def test_profiles_that_follow_each_other_have_sessions_of_their_own(run):
+def test_profiles_that_follow_each_other_have_sessions_of_their_own(run: ActiveRun) -> None:
     for _ in range(3):
         with xprof():
             pass
     assert len(taken(run)) == 3
 
 
-def test_a_profile_is_told_as_a_session_of_the_run(run):
+def test_a_profile_is_told_as_a_session_of_the_run(run: ActiveRun) -> None:
     with xprof(session_id="told"):
         work()
     assert finish_profiles(5)
@@ -209,7 +215,7 @@ def test_a_profile_is_told_as_a_session_of_the_run(run):
 
 
 @pytest.mark.parametrize("content", [None, b""])
-def test_hosts_that_are_missing_are_said(warnings, content):
+def test_hosts_that_are_missing_are_said(warnings: Callable[[], list[str]], content: bytes | None) -> None:
     with profiled_run("run-1", process_count=2) as active:
         folder = active.folder / "profiles/plugins/profile/half"
         folder.mkdir(parents=True)
@@ -218,7 +224,7 @@ def test_hosts_that_are_missing_are_said(warnings, content):
             (folder / "host-b.xplane.pb").write_bytes(content)
         now = datetime.datetime.now(datetime.timezone.utc)
         session = Session(active, "half", "programmatic", str(folder), "host-a", 0, 2, True, now)
-        waited = []
+        waited: list[float] = []
         check = HostsCheck(session, wait_seconds=2.0, monotonic=lambda: sum(waited))
         while (pause := check()) is not None:
             waited.append(pause)
@@ -230,7 +236,9 @@ def test_hosts_that_are_missing_are_said(warnings, content):
         assert list(active.registration.sessions[-1][1]["targetSessions"]) == ["host-a", "host-b"]
 
 
-def test_a_process_that_is_not_listed_does_nothing_and_says_so(run, caplog):
+def test_a_process_that_is_not_listed_does_nothing_and_says_so(
+    run: ActiveRun, caplog: pytest.LogCaptureFixture
+) -> None:
     caplog.set_level(logging.INFO)
     profile = xprof(process_index_list=[1, 2])
     profile.start()
@@ -243,7 +251,7 @@ def test_a_process_that_is_not_listed_does_nothing_and_says_so(run, caplog):
     assert len(taken(run)) == 1
 
 
-def test_decorating_initialises_nothing():
+def test_decorating_initialises_nothing() -> None:
     import subprocess
     import sys
 
@@ -260,7 +268,7 @@ def test_decorating_initialises_nothing():
 # --- Wrong use ----------------------------------------------------------------------------------------
 
 
-def test_without_a_run_or_a_place_the_start_says_what_to_do():
+def test_without_a_run_or_a_place_the_start_says_what_to_do() -> None:
     set_active_run(None)
     with pytest.raises(ProfilingError, match="call machinelearning_run first"):
         xprof().start()
@@ -271,7 +279,7 @@ def test_without_a_run_or_a_place_the_start_says_what_to_do():
             work()
 
 
-def test_a_second_start_and_a_stop_too_many_are_warnings(run, warnings):
+def test_a_second_start_and_a_stop_too_many_are_warnings(run: ActiveRun, warnings: Callable[[], list[str]]) -> None:
     profile = xprof()
     profile.stop()
     profile.start()
@@ -286,7 +294,9 @@ def test_a_second_start_and_a_stop_too_many_are_warnings(run, warnings):
     assert len(taken(run)) == 1
 
 
-def test_one_profile_at_a_time_and_the_inner_one_does_not_end_the_outer(run, warnings):
+def test_one_profile_at_a_time_and_the_inner_one_does_not_end_the_outer(
+    run: ActiveRun, warnings: Callable[[], list[str]]
+) -> None:
     with xprof(session_id="outer"):
         with xprof(session_id="inner"):
             work()
@@ -296,11 +306,11 @@ def test_one_profile_at_a_time_and_the_inner_one_does_not_end_the_outer(run, war
     assert len(warnings()) == 1
 
 
-def test_of_many_threads_one_profiles_and_none_fails(run, warnings):
+def test_of_many_threads_one_profiles_and_none_fails(run: ActiveRun, warnings: Callable[[], list[str]]) -> None:
     gate = threading.Barrier(8)
     failed = []
 
-    def profile():
+    def profile() -> None:
         gate.wait()
         try:
             for _ in range(5):
@@ -323,7 +333,9 @@ def test_of_many_threads_one_profiles_and_none_fails(run, warnings):
 # --- What fails costs a profile -----------------------------------------------------------------------
 
 
-def test_beside_the_users_own_profiler_nothing_is_taken_from_it(run, warnings, tmp_path):
+def test_beside_the_users_own_profiler_nothing_is_taken_from_it(
+    run: ActiveRun, warnings: Callable[[], list[str]], tmp_path: Path
+) -> None:
     jax.profiler.start_trace(str(tmp_path))
     with xprof(session_id="refused"):
         work()
@@ -338,7 +350,9 @@ def test_beside_the_users_own_profiler_nothing_is_taken_from_it(run, warnings, t
     assert len(taken(run)) == 1
 
 
-def test_a_trace_that_cannot_be_written_leaves_profiling_usable(run, warnings, monkeypatch):
+def test_a_trace_that_cannot_be_written_leaves_profiling_usable(
+    run: ActiveRun, warnings: Callable[[], list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """JAX itself would refuse every later one."""
     scratch = []
     monkeypatch.setattr(
@@ -356,7 +370,9 @@ def test_a_trace_that_cannot_be_written_leaves_profiling_usable(run, warnings, m
     assert taken(run) == ["after/host-a.xplane.pb"]
 
 
-def test_a_place_that_cannot_be_written_keeps_the_profile_on_this_machine(in_production, warnings, tmp_path):
+def test_a_place_that_cannot_be_written_keeps_the_profile_on_this_machine(
+    in_production: None, warnings: Callable[[], list[str]], tmp_path: Path
+) -> None:
     (tmp_path / "file").write_text("")
     with profiled_run("run-1", finish_seconds=0.5, gcs_path=str(tmp_path / "file")) as active:
         with xprof(session_id="kept"):
@@ -365,7 +381,9 @@ def test_a_place_that_cannot_be_written_keeps_the_profile_on_this_machine(in_pro
         assert "waits in" in eventually(warnings)[0]
 
 
-def test_a_profile_without_the_device_is_told_as_failed(run, warnings, monkeypatch):
+def test_a_profile_without_the_device_is_told_as_failed(
+    run: ActiveRun, warnings: Callable[[], list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(JaxEngine, "has_accelerator", lambda self: True)
     with xprof(session_id="blind"):
         work()
@@ -374,8 +392,8 @@ def test_a_profile_without_the_device_is_told_as_failed(run, warnings, monkeypat
     assert len(taken(run)) == 1
 
 
-def test_ctrl_c_inside_stop_leaves_profiling_usable(run, monkeypatch):
-    def interrupted(self, folder):
+def test_ctrl_c_inside_stop_leaves_profiling_usable(run: ActiveRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(self: object, folder: str) -> None:
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
@@ -387,8 +405,8 @@ def test_ctrl_c_inside_stop_leaves_profiling_usable(run, monkeypatch):
     assert taken(run) == ["after/host-a.xplane.pb"]
 
 
-def test_ctrl_c_inside_start_leaves_profiling_usable(run, monkeypatch):
-    def interrupted(*_):
+def test_ctrl_c_inside_start_leaves_profiling_usable(run: ActiveRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
@@ -400,7 +418,7 @@ def test_ctrl_c_inside_start_leaves_profiling_usable(run, monkeypatch):
     assert taken(run) == ["after/host-a.xplane.pb"]
 
 
-def test_a_control_plane_that_cannot_even_be_told_costs_the_telling(run, in_production):
+def test_a_control_plane_that_cannot_even_be_told_costs_the_telling(run: ActiveRun, in_production: None) -> None:
     run.registration.put_session = None
     with xprof(session_id="untold"):
         work()
@@ -409,7 +427,7 @@ def test_a_control_plane_that_cannot_even_be_told_costs_the_telling(run, in_prod
     assert sessions_told(run.run.name)[-1] == ("untold", "SUCCEEDED")
 
 
-def test_a_forked_child_neither_profiles_nor_ends_its_parents_profile(run):
+def test_a_forked_child_neither_profiles_nor_ends_its_parents_profile(run: ActiveRun) -> None:
     profile = xprof(session_id="parents")
     profile.start()
     with warnings_module.catch_warnings():
@@ -430,7 +448,7 @@ def test_a_forked_child_neither_profiles_nor_ends_its_parents_profile(run):
     assert sessions_told(run.run.name) == [("parents", "ACTIVE"), ("parents", "SUCCEEDED")]
 
 
-def test_the_end_of_the_run_ends_its_profile(run):
+def test_the_end_of_the_run_ends_its_profile(run: ActiveRun) -> None:
     profile = xprof(session_id="open")
     profile.start()
     work()
@@ -440,13 +458,13 @@ def test_the_end_of_the_run_ends_its_profile(run):
     assert len(taken(run)) == 1
 
 
-def test_nothing_is_left_of_the_scratch(run):
+def test_nothing_is_left_of_the_scratch(run: ActiveRun) -> None:
     with xprof():
         work()
     assert os.listdir(run.folder / "scratch") == []  # noqa: PTH208
 
 
-def test_the_real_xprof_reads_it(run):
+def test_the_real_xprof_reads_it(run: ActiveRun) -> None:
     convert = pytest.importorskip("xprof.convert.raw_to_tool_data")
     with xprof(), jax.profiler.StepTraceAnnotation("train", step_num=1):
         work()

@@ -7,7 +7,6 @@ import gzip
 import json
 import re
 import shutil
-import socket
 import subprocess
 import sys
 import time
@@ -20,6 +19,7 @@ from typing import Any
 import pytest
 
 from . import run_programs
+from .ports import free_port
 
 pytest.importorskip("jax")
 pytest.importorskip("xprof")
@@ -55,7 +55,7 @@ def logdir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @contextlib.contextmanager
 def _served(logdir: Path) -> Iterator[str]:
-    port, grpc_port = _free_port(), _free_port()
+    port, grpc_port = free_port(), free_port()
     command = [sys.executable, "-m", "xprof.server", "--logdir", str(logdir), f"--port={port}"]
     command += [f"--grpc_port={grpc_port}", "--hide_capture_profile_button"]
     log = logdir / "server.log"
@@ -75,13 +75,6 @@ def _served(logdir: Path) -> Iterator[str]:
     finally:
         server.terminate()
         server.wait(20)
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 def _asked(url: str) -> Any:
