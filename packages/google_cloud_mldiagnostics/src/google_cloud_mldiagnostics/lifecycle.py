@@ -6,6 +6,7 @@ which may be a signal handler, hands the end over by a queue that takes no lock,
 
 from __future__ import annotations
 
+import math
 import os
 import queue
 import sys
@@ -41,7 +42,7 @@ _GRACE_SECONDS = 0.2
 _POLL_SECONDS = 0.005
 _FIRST_ENTRY_SECONDS = 1.0
 _LAST_COLLECT_SECONDS = 0.5
-_PROFILES_POLL_SECONDS = 0.05
+_PROFILES_SHARE = 0.6  # Of the seconds in which a process ends: for a profile that runs.
 
 
 class _End(NamedTuple):
@@ -82,7 +83,7 @@ class Lifecycle:
         self._hooks = ExitHooks(self.end, self._tell_signal)
         self._thread: background.Task | None = None
         self._has_ended = False
-        self._is_urgent = False
+        self._profiles_until = math.inf
         self._on_end: list[Callable[[], object]] = []
         self._user_configs: dict[str, str] = {}
         self._have_configs_changed = False
@@ -151,8 +152,9 @@ class Lifecycle:
         """
         if os.getpid() != self._pid:
             return
-        self._is_urgent = True
-        deadline = time.monotonic() + _END_SECONDS
+        now = time.monotonic()
+        deadline = now + _END_SECONDS
+        self._profiles_until = min(self._profiles_until, now + _PROFILES_SHARE * _END_SECONDS)
         self._hand_over(_End(phase, reason, deadline, awaits_profiles=False))
         self._await_end(deadline + _GRACE_SECONDS)
 
@@ -301,9 +303,11 @@ class Lifecycle:
             self._attempt_quietly(self._send_user_configs)
             deadline = end.deadline
             if end.awaits_profiles:  # What is told of them is told of a run that goes on.
-                self._attempt_quietly(self._await_profiles)
+                self._attempt_quietly(lambda: self._end_profiles(_END_SECONDS))
                 deadline = time.monotonic() + _END_SECONDS
             self._registration.end(end.phase, deadline)
+            if not end.awaits_profiles:
+                self._attempt_quietly(lambda: self._end_profiles(_PROFILES_SHARE * _END_SECONDS))
             self._attempt_quietly(self._collect_at_the_end)
             for stop in self._on_end:
                 self._attempt_quietly(stop)
@@ -327,13 +331,23 @@ class Lifecycle:
                 if not isinstance(message, _End):
                     self._attempt_quietly(message)
 
-    def _await_profiles(self) -> None:
-        """Waits for profiles that are on their way, if this process has ever taken one; not if it is about to end."""
-        module = sys.modules.get("google_cloud_mldiagnostics.profiling.deliveries")
-        deadline = time.monotonic() + _END_SECONDS
-        while module is not None and not self._is_urgent and time.monotonic() < deadline:
-            if module.deliveries_of_this_process().wait(_PROFILES_POLL_SECONDS):
-                return
+    def _end_profiles(self, most_seconds: float) -> None:
+        """Ends the profile that runs, and waits for those on their way; not as long if the process is about to end."""
+        if "google_cloud_mldiagnostics.profiling.deliveries" not in sys.modules:
+            return  # There never was one.
+        from google_cloud_mldiagnostics.profiling.captures import end_profiles_of
+
+        until = time.monotonic() + most_seconds
+
+        def seconds_left() -> float:
+            return min(until, self._profiles_until) - time.monotonic()
+
+        # Beside us: the thread that a signal has interrupted may have the lock of a profiler, or of deliveries.
+        task = background.start(lambda: end_profiles_of(self._active, seconds_left))
+        if task is None:  # The interpreter ends.
+            end_profiles_of(self._active, seconds_left)
+        while task is not None and not task.wait(_POLL_SECONDS) and seconds_left() > -_GRACE_SECONDS:
+            pass
 
     def _tell_end(self, end: _End) -> None:
         self._active.run.run_phase = RunPhase(end.phase)

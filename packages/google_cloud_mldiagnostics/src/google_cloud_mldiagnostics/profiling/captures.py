@@ -51,6 +51,7 @@ EXIT_SECONDS: Final = 30.0
 """How long the end of the process waits for profiles that are being uploaded; the rest stays on this machine."""
 _LAST_LOOKS_SECONDS: Final = 6.0
 _OTHER_HOSTS_SECONDS: Final = 5.0
+_LOOK_SECONDS: Final = 0.05
 _MOST_REMEMBERED: Final = 1000
 
 
@@ -246,29 +247,30 @@ class Captures:
                 "sync` uploads them.",
                 timeout_seconds,
             )
-        self._look_a_last_time(_LAST_LOOKS_SECONDS if is_delivered else 0.0)
+        self._hurry_checks(_OTHER_HOSTS_SECONDS)
+        deliveries_of_this_process().wait(_LAST_LOOKS_SECONDS if is_delivered else 0.0)
         return is_delivered
 
-    def end_with(self, active: ActiveRun, timeout_seconds: float) -> None:
+    def end_with(self, active: ActiveRun, seconds_left: Callable[[], float]) -> None:
         """See `end_profiles_of`."""
-        deadline = time.monotonic() + timeout_seconds
         capture = self._current
         if capture is not None and capture.session.active is active:
             logger.info("Profile %s runs while its run ends: it is ended, too.", capture.session.session_id)
             # Its profiler may take long, or wait for the very thread that a signal has interrupted.
             if background.start(functools.partial(self.end, capture)) is None:  # The interpreter ends.
                 self.end(capture)
-            if not capture.ended.wait(timeout_seconds):
+            if not _wait(capture.ended.is_set, capture.ended.wait, seconds_left):
                 _tell_failed(capture.session, "the run ended before its profiler had")
-        if deliveries_of_this_process().wait(deadline - time.monotonic()):
-            self._look_a_last_time(deadline - time.monotonic())
+        deliveries = deliveries_of_this_process()
+        if _wait(deliveries.is_idle, deliveries.wait, seconds_left):
+            self._hurry_checks(seconds_left())
+            _wait(deliveries.is_idle, deliveries.wait, seconds_left)
 
-    def _look_a_last_time(self, timeout_seconds: float) -> None:
-        """Tells of those hosts that have brought their file by now."""
+    def _hurry_checks(self, wait_seconds: float) -> None:
+        """Has those hosts told of that will have brought their file by then."""
         for check in self._checks:
-            check.hurry(min(_OTHER_HOSTS_SECONDS, timeout_seconds))
+            check.hurry(min(_OTHER_HOSTS_SECONDS, wait_seconds))
             deliveries_of_this_process().add(check, is_awaited=True)
-        deliveries_of_this_process().wait(timeout_seconds)
 
 
 _captures = PerProcess(Captures)
@@ -291,14 +293,21 @@ def finish_profiles(timeout_seconds: float = EXIT_SECONDS) -> bool:
     return captures_of_this_process().finish(timeout_seconds)
 
 
-def end_profiles_of(active: ActiveRun, timeout_seconds: float) -> None:
+def end_profiles_of(active: ActiveRun, seconds_left: Callable[[], float]) -> None:
     """Ends the profile of a run that ends, and waits until it and others on their way are told of, within a time.
 
     Args:
         active: The run.
-        timeout_seconds: For all of it. A profile that could not be ended by then is told as failed.
+        seconds_left: How long all of it may take from now on. A profile that cannot be ended by then is told as failed.
     """
-    captures_of_this_process().end_with(active, timeout_seconds)
+    captures_of_this_process().end_with(active, seconds_left)
+
+
+def _wait(holds: Callable[[], bool], wait: Callable[[float], bool], seconds_left: Callable[[], float]) -> bool:
+    """Waits until something holds, for as long as there is, which may become less meanwhile."""
+    while not holds() and (seconds := seconds_left()) > 0:
+        wait(min(_LOOK_SECONDS, seconds))
+    return holds()
 
 
 def _look_at(session: Session, file: Path, *, has_accelerator: bool) -> str:

@@ -74,6 +74,10 @@ class Deliveries:
                 self._deadline = math.inf
         return self._all_delivered.wait(max(0.0, deadline - time.monotonic())) and not self._given_up
 
+    def is_idle(self) -> bool:
+        """Whether no job is awaited."""
+        return self._all_delivered.is_set()
+
     def end(self) -> None:
         """Says that the process ends: what is awaited is tried now, though it is not due, and then no more."""
         now = time.monotonic()

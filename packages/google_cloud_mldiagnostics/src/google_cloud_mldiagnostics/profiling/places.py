@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import enum
+import glob
 import os
+import shutil
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -84,7 +86,7 @@ def place_of(active: ActiveRun) -> Place:
 
 
 def scratch_folder(active: ActiveRun) -> Path:
-    """Makes an empty folder for one trace, on a disk of this machine.
+    """Makes an empty folder for one trace, on a disk of this machine; removes those of processes that were killed.
 
     Raises:
         OSError: There is none.
@@ -93,7 +95,12 @@ def scratch_folder(active: ActiveRun) -> Path:
     if is_network_filesystem(parent):
         return Path(tempfile.mkdtemp(prefix="ml-diagnostics-xprof-"))
     parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    return Path(tempfile.mkdtemp(prefix=f"{os.getpid()}-", dir=parent))
+    for left in parent.glob(f"{glob.escape(active.host)}.*"):
+        pid, _, started = left.name.removeprefix(f"{active.host}.").rpartition(".")[0].partition(".")
+        if pid.isdecimal() and not _lives(int(pid), started):
+            shutil.rmtree(left, ignore_errors=True)
+    pid = str(os.getpid())
+    return Path(tempfile.mkdtemp(prefix=f"{active.host}.{pid}.{start_mark(os.getpid())}.", dir=parent))
 
 
 def xplane_name(active: ActiveRun, process_index: int, process_count: int) -> str:

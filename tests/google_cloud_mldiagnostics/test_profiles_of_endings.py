@@ -1,0 +1,157 @@
+"""A run that ends, however that comes, takes its open profile with it: kept, told of, and nothing left behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ml_diagnostics_testing.cloud_logging import CloudLoggingServer
+from ml_diagnostics_testing.control_plane import ControlPlaneServer
+
+from . import run_programs as programs
+from .kept_entries import kept_payloads
+
+pytest.importorskip("jax")
+
+OPEN = """
+import jax
+from google_cloud_mldiagnostics import xprof
+
+def train():
+    return jax.numpy.ones((64, 64)).sum().block_until_ready()
+
+train()
+run = begin()
+profile = xprof(session_id="open")
+profile.start()
+train()
+"""
+
+
+def the_session() -> dict[str, Any]:
+    (path,) = _folder().glob("sessions/*.json")
+    session: dict[str, Any] = json.loads(path.read_text())
+    return session
+
+
+def phases_of(session: dict[str, Any]) -> list[str]:
+    return [told["sessionPhase"] for told in session["targetSessions"].values()]
+
+
+def told() -> list[str]:
+    return [payload["phase"] for payload in kept_payloads("mlrun_session")]
+
+
+def kept_files() -> list[str]:
+    return [path.parent.name for path in _folder().rglob("*.xplane.pb")]
+
+
+def _folder() -> Path:
+    (folder,) = programs.runs_folder().iterdir()
+    return folder
+
+
+def assert_it_was_kept() -> None:
+    assert told() == ["ACTIVE", "SUCCEEDED"]
+    session = the_session()
+    assert phases_of(session) == ["SUCCEEDED"]
+    assert not any(target["endTime"].startswith("0001") for target in session["targetSessions"].values())
+    assert kept_files() == ["open"]
+    assert list((_folder() / "scratch").iterdir()) == []
+
+
+def test_a_run_that_is_finished_ends_its_profile_and_another_can_begin() -> None:
+    ended = programs.run(
+        OPEN
+        + """
+run.finish()
+with open(os.path.join(os.environ["ML_DIAGNOSTICS_DIR"], "runs", run.name, "sessions", "open.json")) as file:
+    assert "SUCCEEDED" in file.read()  # When finish() has returned.
+train()
+profile.stop()  # It is over.
+second = begin("second")
+with xprof(session_id="next"):
+    train()
+"""
+    )
+    assert ended.code == 0, ended.errors
+    sessions = {path.stem: json.loads(path.read_text()) for path in programs.runs_folder().glob("*/sessions/*.json")}
+    assert {name: phases_of(session) for name, session in sessions.items()} == {
+        "open": ["SUCCEEDED"],
+        "next": ["SUCCEEDED"],
+    }
+    assert [run["runPhase"] for run in programs.kept_runs()] == ["COMPLETED", "COMPLETED"]
+
+
+def test_sigterm_while_a_profile_is_open_keeps_it() -> None:
+    ended = programs.run_until_ready(OPEN, programs.SIGTERM)
+    assert ended.code == -signal.SIGTERM
+    assert programs.kept_run()["runPhase"] == "FAILED"
+    assert_it_was_kept()
+
+
+@pytest.mark.parametrize("end", ["run.finish()", "os.kill(os.getpid(), signal.SIGTERM)"])
+def test_the_control_plane_is_told_of_a_profile_that_ends_with_its_run(
+    control_plane_server: ControlPlaneServer, cloud_logging_server: CloudLoggingServer, end: str, tmp_path: Path
+) -> None:
+    settings = {**control_plane_server.environment(), **cloud_logging_server.environment()}
+    place = f"begin(strict=True, gcs_path={str(tmp_path)!r})"
+    ended = programs.run(
+        OPEN.replace("begin()", place) + end, ML_DIAGNOSTICS_BACKEND="cloud", RUN_WORKLOAD_ID="w", **settings
+    )
+    assert ended.code in (0, -signal.SIGTERM), ended.errors
+    phase = "COMPLETED" if end == "run.finish()" else "FAILED"
+    assert control_plane_server.run("train-w")["runPhase"] == phase
+    (session,) = control_plane_server.sessions("train-w")
+    assert phases_of(session) == ["SUCCEEDED"]
+
+
+def test_a_profiler_that_does_not_end_in_time_costs_the_profile_and_not_the_end() -> None:
+    ended = programs.run_until_ready(
+        """
+from google_cloud_mldiagnostics import lifecycle
+from google_cloud_mldiagnostics.profiling.jax_engine import JaxEngine
+lifecycle._END_SECONDS = 1.0
+JaxEngine.stop = lambda self, folder: time.sleep(60)
+"""
+        + OPEN,
+        programs.SIGTERM,
+    )
+    assert ended.code == -signal.SIGTERM
+    assert programs.kept_run()["runPhase"] == "FAILED"
+    assert told() == ["ACTIVE", "FAILED"]
+    assert phases_of(the_session()) == ["FAILED"]
+    assert "the run ended before its profiler had" in kept_payloads("mlrun_session")[-1]["problem"]
+
+
+def test_sigterm_while_the_profiler_is_being_stopped_is_no_deadlock() -> None:
+    ended = programs.run(
+        """
+from google_cloud_mldiagnostics import lifecycle
+from google_cloud_mldiagnostics.profiling.jax_engine import JaxEngine
+lifecycle._END_SECONDS = 1.0
+def stop(self, folder):
+    os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(60)
+JaxEngine.stop = stop
+"""
+        + OPEN
+        + "profile.stop()"
+    )
+    assert ended.code == -signal.SIGTERM
+    assert programs.kept_run()["runPhase"] == "FAILED"
+    assert phases_of(the_session()) == ["FAILED"]
+
+
+def test_what_a_killed_process_was_writing_is_removed_by_the_next_profile() -> None:
+    assert programs.run_until_ready(OPEN, programs.SIGKILL, RUN_WORKLOAD_ID="w").code == -signal.SIGKILL
+    (left,) = (_folder() / "scratch").iterdir()
+    neighbour = left.with_name(left.name.replace(left.name.split(".")[-4], "another-host", 1))
+    neighbour.mkdir()
+    assert programs.run(OPEN + "profile.stop()", RUN_WORKLOAD_ID="w").code == 0
+    assert list((_folder() / "scratch").iterdir()) == [neighbour]
+    assert os.listdir(neighbour) == []  # noqa: PTH208
