@@ -20,6 +20,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from google_cloud_mldiagnostics.control_plane import Change, Resource
+from google_cloud_mldiagnostics.failures import UNSEEN_EXIT
 
 __all__ = [
     "WITHOUT_A_WORD",
@@ -28,6 +29,7 @@ __all__ = [
     "end",
     "ended_without_a_word",
     "explain",
+    "has_unseen_exit",
     "last_attempt",
     "new_run",
     "renumber",
@@ -36,6 +38,7 @@ __all__ = [
 WITHOUT_A_WORD = "ended without a word: it was killed, or called os._exit"
 
 _ENDED = ("COMPLETED", "FAILED")
+_UNEXPLAINED = (WITHOUT_A_WORD, UNSEEN_EXIT)
 
 
 class Member(NamedTuple):
@@ -134,7 +137,7 @@ def end(member: Member, phase: str, reason: str, *, now: str) -> Change:
             attempt |= {"phase": phase, "endTime": now, "reason": reason}
             if attempt is last_attempt(kept):
                 kept |= {"runPhase": phase, "endTime": now}
-                if reason:
+                if phase == "FAILED" and reason:
                     kept["errorDetails"] = reason
         return kept
 
@@ -142,13 +145,19 @@ def end(member: Member, phase: str, reason: str, *, now: str) -> Change:
 
 
 def ended_without_a_word(run: Resource) -> dict[str, Any] | None:
-    """Returns the attempt before the last, if nobody knows how it ended."""
+    """Returns the attempt before the last, if nobody of it knows how it ended."""
     before = _attempts(run)[-2:-1]
-    return before[0] if before and before[0].get("reason") == WITHOUT_A_WORD else None
+    return before[0] if before and before[0].get("reason") in _UNEXPLAINED else None
+
+
+def has_unseen_exit(run: Resource) -> bool:
+    """Whether the last attempt says COMPLETED, and somebody who sees the exit code may know better."""
+    last = last_attempt(run)
+    return last is not None and last.get("reason") == UNSEEN_EXIT
 
 
 def explain(number: int, phase: str, reason: str) -> Change:
-    """Returns how it becomes known later how an attempt that ended without a word did.
+    """Returns how it becomes known later how an attempt ended of which nobody of it knows.
 
     Args:
         number: The attempt's.
@@ -158,7 +167,7 @@ def explain(number: int, phase: str, reason: str) -> Change:
 
     def change(kept: Resource) -> Resource | None:
         for attempt in _attempts(kept)[:-1]:
-            if attempt.get("number") == number and attempt.get("reason") == WITHOUT_A_WORD:
+            if attempt.get("number") == number and attempt.get("reason") in _UNEXPLAINED:
                 attempt |= {"phase": phase, "reason": reason}
                 return kept
         return None

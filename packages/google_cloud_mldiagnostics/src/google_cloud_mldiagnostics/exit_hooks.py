@@ -3,8 +3,8 @@
 Each hook is chained: what was there before is called as ever, and put back afterwards, unless somebody else has come
 in between. In a forked child they do nothing of ours.
 
-Python tells nobody of a SystemExit that is raised by hand, or by a `sys.exit` that was imported by name before the run
-began: such an end looks like the program's last line.
+Of a SystemExit that is raised by hand, or by a `sys.exit` that was imported by name before the run began, it is seen
+that it ended the program, but not with which code.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ from typing import Any
 
 from ml_diagnostics_common.guard import LOSSES
 
-from google_cloud_mldiagnostics.failures import exit_failure, failure_of
+from google_cloud_mldiagnostics.failures import UNSEEN_EXIT, exit_failure, failure_of
+from google_cloud_mldiagnostics.program_end import ProgramEnd, how_it_was_left, program_frame
 
 __all__ = ["ExitHooks"]
 
@@ -46,6 +47,7 @@ class ExitHooks:
         self._failure = ""
         self._exit: tuple[int, str] | None = None
         self._uncaught_before: BaseException | None = None
+        self._program: FrameType | None = None
         self._exits: list[tuple[Any, str, Any, Any]] = []  # Where it is, its name, what was there before, and ours.
         self._previous_excepthook: Callable[..., Any] = sys.excepthook
         self.previous_sigterm: Any = None
@@ -57,11 +59,12 @@ class ExitHooks:
         """Begins to look. Off the main thread without signals: Python has none there."""
         self._is_installed = True
         self._uncaught_before = _last_uncaught()
+        self._program = program_frame()
         self._wrap_exit(sys, "exit")
         if not _is_interactive():  # There they are for people, who read what they print.
             self._wrap_exit(builtins, "exit")
             self._wrap_exit(builtins, "quit")
-        self._previous_excepthook, sys.excepthook = sys.excepthook, self._own_excepthook
+        self._previous_excepthook, sys.excepthook = _living(sys.excepthook), self._own_excepthook
         atexit.register(self._at_exit)
         if threading.current_thread() is threading.main_thread():
             self._install_sigterm()
@@ -79,6 +82,10 @@ class ExitHooks:
         if is_main and self.previous_sigterm is not None and signal.getsignal(signal.SIGTERM) is self._own_sigterm:
             signal.signal(signal.SIGTERM, self.previous_sigterm)
 
+    def previous(self, own: object) -> Any:
+        """What was there before one of ours: the excepthook, or the handler of SIGTERM."""
+        return self._previous_excepthook if own == self._own_excepthook else self.previous_sigterm
+
     def is_looking(self) -> bool:
         """Whether this is the process that installed the hooks, and it still looks."""
         return self._is_installed and os.getpid() == self._pid
@@ -87,12 +94,16 @@ class ExitHooks:
 
     def _at_exit(self) -> None:
         if self.is_looking():
-            failure = self._failure_at_exit()
-            self._end("FAILED" if failure else "COMPLETED", failure)
+            how = how_it_was_left(self._program)
+            failure = self._failure_at_exit(how)
+            is_unseen = not failure and how is ProgramEnd.RAISED and self._exit is None and not _is_interactive()
+            self._end("FAILED" if failure else "COMPLETED", UNSEEN_EXIT if is_unseen else failure)
 
-    def _failure_at_exit(self) -> str:
+    def _failure_at_exit(self, how: ProgramEnd) -> str:
         if self._failure:
             return self._failure
+        if how is ProgramEnd.RETURNED:
+            return ""  # Somebody has caught that SystemExit, and kept it.
         if self._exit is not None:
             return self._exit[1]
         # Somebody's excepthook, put over ours, did not call it: rich's, for one.
@@ -103,7 +114,7 @@ class ExitHooks:
         return ""
 
     def _wrap_exit(self, place: Any, name: str) -> None:
-        previous = getattr(place, name, None)  # Python may run without those of `site`.
+        previous = _living(getattr(place, name, None))  # Python may run without those of `site`.
         if previous is not None:
             own = functools.partial(self._leave, previous)
             self._exits.append((place, name, previous, own))
@@ -141,7 +152,7 @@ class ExitHooks:
     def _install_sigterm(self) -> None:
         if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL and _is_caught_in_c(signal.SIGTERM):
             return
-        previous = _sigterm_handler()
+        previous = _living(signal.getsignal(signal.SIGTERM))
         # None is a handler of C's, which could not be chained: JAX's that sees preemptions.
         if previous is signal.SIG_DFL or (callable(previous) and not isinstance(previous, signal.Handlers)):
             self.previous_sigterm = previous
@@ -186,12 +197,14 @@ class _NotedExit(SystemExit):
             self.hooks.forget_exit(id(self))
 
 
-def _sigterm_handler() -> Any:
-    """The handler that there is; behind hooks that look no more, which another thread could not put back."""
-    handler: Any = signal.getsignal(signal.SIGTERM)
-    while isinstance(hooks := getattr(handler, "__self__", None), ExitHooks) and not hooks.is_looking():
-        handler = hooks.previous_sigterm
-    return handler
+def _living(hook: Any) -> Any:
+    """A hook; in place of one that looks no more, and that another thread could not put back, what was there before."""
+    while True:
+        method, *arguments = (hook.func, *hook.args) if isinstance(hook, functools.partial) else (hook,)
+        owner = getattr(method, "__self__", None)
+        if not isinstance(owner, ExitHooks) or owner.is_looking():
+            return hook
+        hook = arguments[0] if arguments else owner.previous(method)
 
 
 def _last_uncaught() -> BaseException | None:

@@ -6,7 +6,10 @@ from typing import Final
 
 from ml_diagnostics_common.redaction import redact_text
 
-__all__ = ["exit_failure", "failure_of"]
+__all__ = ["UNSEEN_EXIT", "exit_failure", "failure_of"]
+
+UNSEEN_EXIT: Final = "ended by a SystemExit whose code is not seen from inside"
+"""The reason of a COMPLETED that somebody who sees the code may correct."""
 
 _LONGEST_REASON: Final = 500
 

@@ -11,8 +11,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 from ml_diagnostics_common.environment import diagnostics_directory, identity
 
+from google_cloud_mldiagnostics.attempts import has_unseen_exit
 from google_cloud_mldiagnostics.control_plane import ControlPlane, Resource
 from google_cloud_mldiagnostics.exceptions import ControlPlaneError, RunNotFoundError
+from google_cloud_mldiagnostics.failures import UNSEEN_EXIT
 from google_cloud_mldiagnostics.run_entries import CloudEntries, JournalEntries, RunEntries, run_id_of
 from google_cloud_mldiagnostics.run_history import RunHistory
 from google_cloud_mldiagnostics.run_view import RunView, State, phase_of, view_run
@@ -75,7 +77,10 @@ class RunSource:
         except ControlPlaneError as error:
             sessions = []
             self._notes(f"profiles are known only as far as processes told of them: {error}")
-        if not phase_of(run).has_ended and history.processes:
+        is_open = not phase_of(run).has_ended or any(
+            record.told.get("reason") == UNSEEN_EXIT for record in history.processes.values()
+        )
+        if is_open and history.processes:
             for batch in self.entries.endings(min(record.first_ns for record in history.processes.values())):
                 history.add(batch)
         return view_run(run, history, sessions, now_ns=time.time_ns(), is_gone=self._is_gone)
@@ -92,8 +97,8 @@ class RunSource:
         """
         runs = list(itertools.islice(self.control_plane.list_runs(group), limit))
         histories = {run_id_of(run): RunHistory() for run in runs}
-        active = [run for run in runs if phase_of(run) is State.ACTIVE]
-        for batch in self.entries.signs_of_life(active):
+        is_open = [run for run in runs if phase_of(run) is State.ACTIVE or has_unseen_exit(run)]
+        for batch in self.entries.signs_of_life(is_open):
             for run_id, entries in itertools.groupby(batch, key=lambda entry: entry.resource_label("node_id")):
                 if run_id in histories:
                     histories[run_id].add(entries)

@@ -15,6 +15,7 @@ from ml_diagnostics_common.entry import parse_timestamp
 
 from google_cloud_mldiagnostics.attempts import WITHOUT_A_WORD
 from google_cloud_mldiagnostics.control_plane import Resource
+from google_cloud_mldiagnostics.failures import UNSEEN_EXIT
 from google_cloud_mldiagnostics.run_history import (
     ProcessKey,
     RunHistory,
@@ -317,17 +318,26 @@ class _Judge:
         )
         if not state.has_ended:
             self._judge(key, view, kept)
+        elif reason == UNSEEN_EXIT:
+            self._believe_companion(key, view)
         return view
+
+    def _believe_companion(self, key: ProcessKey, view: ProcessView) -> bool:
+        """Has its companion tell how a process has ended; False if that says nothing."""
+        ending = self._history.ending(key, view.started_ns)
+        if ending is None:
+            return False
+        is_clean = ending.payload.get("how") == "clean"
+        view.state = State.COMPLETED if is_clean else State.FAILED
+        view.reason = "" if is_clean else str(ending.payload.get("message") or ending.payload.get("how") or "")
+        view.last_sign_ns = max(view.last_sign_ns, ending.timestamp_ns)
+        return True
 
     def _judge(self, key: ProcessKey, view: ProcessView, kept: Mapping[str, Any]) -> None:
         """Tells of a process that did not say that it ended whether it goes on."""
-        ending = self._history.ending(key, view.started_ns)
-        if ending is not None:
-            is_clean = ending.payload.get("how") == "clean"
-            view.state = State.COMPLETED if is_clean else State.FAILED
-            view.reason = "" if is_clean else str(ending.payload.get("message") or ending.payload.get("how") or "")
-            view.last_sign_ns = max(view.last_sign_ns, ending.timestamp_ns)
-        elif kept and self._is_gone(kept):
+        if self._believe_companion(key, view):
+            return
+        if kept and self._is_gone(kept):
             view.state = State.FAILED
             view.reason = f"{view.reason}; it {WITHOUT_A_WORD}" if view.reason else WITHOUT_A_WORD
         elif key in self._history.processes and self._now_ns - view.last_sign_ns > SILENT_SECONDS * _SECOND_NS:

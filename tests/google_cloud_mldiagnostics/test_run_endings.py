@@ -1,0 +1,271 @@
+"""A run that ends is told as it has ended, though the process ends meanwhile, or who keeps it is slow."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from google_cloud_mldiagnostics import machinelearning_run
+from google_cloud_mldiagnostics.active_run import active_run
+from google_cloud_mldiagnostics.cli import main
+from google_cloud_mldiagnostics.failures import UNSEEN_EXIT
+from google_cloud_mldiagnostics.mlrun_types import MLRun
+from ml_diagnostics_testing.cloud_logging import CloudLoggingServer
+from ml_diagnostics_testing.control_plane import ControlPlaneServer, SelfHostedServer
+from ml_diagnostics_testing.faults import Hang, Status
+
+from . import run_programs as programs
+from .waiting import eventually
+
+RUN = "train-w"
+
+# A profile that is on its way for as long as `finish` waits for one.
+SLOW_PROFILE = """
+from google_cloud_mldiagnostics.profiling.deliveries import deliveries_of_this_process
+
+def profile_on_its_way():
+    return None if os.environ.get("DELIVERED") else 0.01
+
+"""
+
+
+@pytest.fixture
+def server(
+    monkeypatch: pytest.MonkeyPatch, control_plane_server: ControlPlaneServer, cloud_logging_server: CloudLoggingServer
+) -> Iterator[ControlPlaneServer]:
+    """A Google Cloud on loopback, and a workload whose run has a known id."""
+    for name, text in (cloud_logging_server.environment() | control_plane_server.environment()).items():
+        monkeypatch.setenv(name, text)
+    monkeypatch.setenv("ML_DIAGNOSTICS_BACKEND", "auto")
+    monkeypatch.setenv("RUN_WORKLOAD_ID", "w")
+    monkeypatch.setattr("google_cloud_mldiagnostics.beginning._occasions_of_this_process", {})
+    yield control_plane_server
+    active = active_run()
+    if active is not None:
+        active.run.finish()
+
+
+def begin(**arguments: object) -> MLRun:
+    return machinelearning_run("train", log_system_metrics=False, **arguments)  # type: ignore[arg-type]
+
+
+# --- The process ends, or is interrupted, while `finish` waits ----------------------------------------
+
+
+def test_sigterm_while_finish_waits_leaves_the_run_as_it_was_finished() -> None:
+    ended = programs.run_until_ready(
+        SLOW_PROFILE
+        + """
+run = begin()
+deliveries_of_this_process().add(profile_on_its_way, is_awaited=True)
+threading.Timer(0.3, ready).start()
+run.finish()
+""",
+        programs.SIGTERM,
+    )
+    assert ended.code == -signal.SIGTERM
+    assert programs.kept_run()["runPhase"] == "COMPLETED"
+    assert programs.phases() == ["ACTIVE", "COMPLETED"]
+
+
+@pytest.mark.parametrize("block", ["run.finish()", "with run: pass"])
+def test_an_interrupt_that_the_program_catches_while_finish_waits_ends_the_run_all_the_same(block: str) -> None:
+    ended = programs.run(
+        SLOW_PROFILE
+        + f"""
+run = begin()
+deliveries_of_this_process().add(profile_on_its_way, is_awaited=True)
+threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
+try:
+    {block}
+except KeyboardInterrupt:
+    print("caught", flush=True)
+"""
+    )
+    assert (ended.code, ended.output) == (0, "caught\n"), ended.errors
+    assert programs.kept_run()["runPhase"] == "COMPLETED"
+    assert programs.phases() == ["ACTIVE", "COMPLETED"]
+
+
+# --- Who keeps it is slow, or fails -------------------------------------------------------------------
+
+
+def test_an_operation_that_takes_long_does_not_keep_the_end_from_being_told(
+    server: ControlPlaneServer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("google_cloud_mldiagnostics.lifecycle._END_SECONDS", 2.0)
+    run = begin(strict=True)
+    server.operation_seconds = 3600
+    run.configs.update(lr=0.1)
+    eventually(lambda: "update" in [request.operation for request in server.requests])
+    run.finish()
+    assert server.run(RUN)["runPhase"] == "COMPLETED"
+    assert "not done yet" in caplog.text  # That nobody has seen it arrive is said.
+
+
+def test_a_request_that_is_never_answered_does_not_keep_the_end_from_being_told(server: ControlPlaneServer) -> None:
+    run = begin(strict=True)
+    server.faults.script([Hang()], on="update")
+    run.configs.update(lr=0.1)
+    eventually(lambda: "update" in [request.operation for request in server.requests])
+    run.finish()
+    assert server.run(RUN)["runPhase"] == "COMPLETED"
+    assert server.run(RUN)["configs"]["userConfigs"] == {"lr": "0.1"}
+
+
+def test_an_end_that_could_not_be_told_is_one_warning(
+    server: ControlPlaneServer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("google_cloud_mldiagnostics.lifecycle._END_SECONDS", 1.0)
+    run = begin(strict=True)
+    server.faults.always(Hang())
+    run.finish()
+    (warning,) = [record for record in caplog.records if RUN in record.getMessage() and record.levelname == "WARNING"]
+    assert "COMPLETED" in warning.getMessage()
+    assert f"mldiagnostics sync {RUN}" in warning.getMessage()
+
+
+@pytest.mark.parametrize(("ending", "phase"), [("pass", "COMPLETED"), ("sys.exit(3)", "FAILED")])
+def test_an_end_that_the_control_plane_refuses_for_the_moment_is_told_again(
+    server: ControlPlaneServer, ending: str, phase: str
+) -> None:
+    process = programs.start(f"begin(strict=True); ready(); sys.stdin.readline(); {ending}")
+    programs.await_line(process, "ready")
+    server.faults.script([Status(500), Status(500)], on="update")
+    programs.end(process, say="go on\n")
+    assert server.run(RUN)["runPhase"] == phase
+
+
+@pytest.mark.parametrize(("ending", "state"), [("sys.exit(2)", "STATE_FAILED"), ("pass", "STATE_ACTIVE")])
+def test_a_process_that_is_not_the_first_tells_a_control_plane_of_ones_own_only_that_it_failed(
+    ending: str, state: str
+) -> None:
+    with SelfHostedServer() as own:
+        job = {"TORCHELASTIC_RUN_ID": "t", "RUN_WORKLOAD_ID": "w", "DIAGON_BASE_URL": own.url, "WORLD_SIZE": "2"}
+        first = programs.start("begin(strict=True); ready(); sys.stdin.readline()", RANK="0", **job)
+        programs.await_line(first, "ready")
+        programs.run(f"begin(); {ending}", RANK="1", **job)
+        states = [run["workload"]["state"] for run in own.runs.values()]
+        assert programs.end(first, say="go on\n").code == 0
+        states += [run["workload"]["state"] for run in own.runs.values()]
+        assert states == [state, {"STATE_ACTIVE": "STATE_SUCCEEDED"}.get(state, state)]
+
+
+# --- Ends that are none, or not seen ------------------------------------------------------------------
+
+
+def test_an_exception_in_a_thread_is_the_programs_own_affair() -> None:
+    ended = programs.run("""
+        begin()
+        thread = threading.Thread(target=lambda: 1 / 0)
+        thread.start()
+        thread.join()
+    """)
+    assert ended.code == 0
+    assert "ZeroDivisionError" in ended.errors
+    assert programs.kept_run()["runPhase"] == "COMPLETED"
+
+
+@pytest.mark.parametrize(("left_by", "code"), [("pass", 0), ("sys.exit(0)", 0), ("sys.exit(4)", 4), ("1 / 0", 1)])
+def test_a_system_exit_that_somebody_has_caught_and_kept_ends_nothing(left_by: str, code: int) -> None:
+    ended = programs.run(f"""
+        begin()
+        kept = []
+        try:
+            sys.exit(3)
+        except SystemExit as error:
+            kept.append(error)
+        {left_by}
+    """)
+    assert ended.code == code
+    assert programs.kept_run()["runPhase"] == ("FAILED" if code else "COMPLETED")
+
+
+def test_a_system_exit_that_is_kept_and_raised_again_ends_the_program() -> None:
+    ended = programs.run("""
+        begin()
+        def main():
+            try:
+                sys.exit(3)
+            except SystemExit as error:
+                kept = error
+                raise
+        main()
+    """)
+    assert ended.code == 3
+    assert programs.kept_run()["errorDetails"] == "sys.exit(3)"
+
+
+UNSEEN = ["raise SystemExit({})", "leave({})", "sys.exit = leave; sys.exit({})"]
+
+
+@pytest.mark.parametrize("leave", UNSEEN)
+@pytest.mark.parametrize("code", [0, 3])
+def test_of_a_system_exit_that_is_not_seen_the_run_says_that_its_code_is_not_known(leave: str, code: int) -> None:
+    assert programs.run(f"from sys import exit as leave; begin(); {leave.format(code)}").code == code
+    run = programs.kept_run()
+    assert run["runPhase"] == "COMPLETED"
+    assert run["attempts"][-1]["reason"] == UNSEEN_EXIT
+    assert "errorDetails" not in run
+
+
+@pytest.mark.parametrize("arguments", [["-m", "left"], ["left.py"], ["."]])
+def test_a_program_is_known_to_have_come_to_its_last_line_however_it_was_started(
+    arguments: list[str], tmp_path: Path
+) -> None:
+    for name in ("left.py", "__main__.py"):
+        (tmp_path / name).write_text(programs.BEGIN + "begin()\nif len(sys.argv) > 1: raise SystemExit(3)\n")
+    for raised in ([], ["raised"]):
+        subprocess.run([sys.executable, *arguments, *raised], cwd=tmp_path, check=not raised)
+    returned, raised_by_hand = programs.kept_runs()
+    assert returned["attempts"][-1]["reason"] == ""
+    assert raised_by_hand["attempts"][-1]["reason"] == UNSEEN_EXIT
+
+
+COMPANION = """
+from pathlib import Path
+from ml_diagnostics_common.journal import Journal
+from ml_diagnostics_common.environment import identity
+
+def companion_tells(how, message):
+    root = Path(os.environ["ML_DIAGNOSTICS_DIR"])
+    journal = Journal("tpu.googleapis.com/runtime_monitor", root=root, labels=identity().labels())
+    journal.append({"kind": "job_ended", "how": how, "message": message})
+
+"""
+
+
+@pytest.mark.parametrize(("how", "phase"), [("exit", "FAILED"), ("clean", "COMPLETED")])
+def test_who_sees_the_code_of_an_exit_corrects_the_run(
+    how: str, phase: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    job = {"RUN_WORKLOAD_ID": "w"}
+    programs.run(COMPANION + f"begin(); companion_tells('{how}', 'The job exited'); raise SystemExit(3)", **job)
+    for command in (["show", RUN], ["runs"]):
+        assert main(command) == 0
+        assert phase in capsys.readouterr().out
+    programs.run("begin(); time.sleep(0.5)", **job)
+    assert programs.kept_run()["attempts"][0]["phase"] == phase
+
+
+def test_the_hooks_of_runs_that_are_over_do_not_pile_up() -> None:
+    ended = programs.run("""
+        begin("first")
+        ours = sys.exit
+        threads = [threading.Thread(target=begin, args=(f"run-{number}",)) for number in range(8)]
+        for thread in threads:
+            thread.start()
+            thread.join()
+        last = begin("last")
+        depth, hook = 0, sys.exit
+        while isinstance(hook, type(ours)):
+            depth, hook = depth + 1, hook.args[0]
+        print(depth, flush=True)
+        sys.exit(3)
+    """)
+    assert (ended.code, ended.output) == (3, "1\n"), ended.errors
+    assert [run["runPhase"] for run in programs.kept_runs()] == ["COMPLETED"] * 9 + ["FAILED"]
