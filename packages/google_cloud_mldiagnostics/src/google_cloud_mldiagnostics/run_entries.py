@@ -116,7 +116,8 @@ class CloudEntries:
 
     def everything(self, run: Resource) -> Batches:
         """See `RunEntries`."""
-        return self._noted(run_reader(run_id_of(run), root=self._root, transport=self._transport).read_new())
+        reader = run_reader(run_id_of(run), root=self._root, transport=self._transport, since_ns=_since_ns(run))
+        return self._noted(reader.read_new())
 
     def of_metrics(self, run: Resource, names: Sequence[str]) -> Batches:
         """See `RunEntries`."""

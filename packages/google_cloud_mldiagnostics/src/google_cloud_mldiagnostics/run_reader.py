@@ -22,6 +22,7 @@ def run_reader(
     *,
     root: Path | None = None,
     transport: LoggingTransport | None = None,
+    since_ns: int = 0,
     position: Mapping[str, Any] | None = None,
     patience_seconds: float = 60.0,
 ) -> EntryReader:
@@ -31,6 +32,8 @@ def run_reader(
         run_id: The run's id.
         root: The diagnostics folder; None for the usual one.
         transport: Cloud Logging, in the project that keeps the run; None reads the journal alone.
+        since_ns: Nothing of this time or older is read from Cloud Logging, in ns since 1970; 0 is all that it keeps,
+            for which it is asked back for years.
         position: Of an earlier reader with the same sources; None for the beginning.
         patience_seconds: How long requests to Cloud Logging may fail before a read gives up.
     """
@@ -49,6 +52,7 @@ def run_reader(
                 transport.project,
                 LOG_ID,
                 resource_labels=of_run,
+                start_time_ns=since_ns or None,
                 position=positions[1],
                 patience_seconds=patience_seconds,
             )
