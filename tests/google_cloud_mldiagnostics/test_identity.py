@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Callable, Mapping
 
@@ -11,6 +12,7 @@ from google_cloud_mldiagnostics.identity import identify, process_position, read
 from google_cloud_mldiagnostics.mlrun_types import Orchestrator
 from hypothesis import given
 from hypothesis import strategies as st
+from ml_diagnostics_testing.faults import Hang
 
 ID = re.compile(r"[a-z][a-z0-9-]{0,62}")
 NOON = 1_763_726_400.0  # 2025-11-21T12:00:00Z
@@ -69,6 +71,69 @@ def test_names_in_another_script_stay_apart(one: str, other: str) -> None:
         assert readable_id(one) != readable_id(other)
 
 
+NAME_AND_WORKLOAD = [
+    ("train", "w-2"),
+    ("train-w", "2"),
+    ("train", "w 2"),
+    ("train", "W2"),
+    ("train", "w2"),
+    ("Train", "w2"),
+    ("train ", "w2"),
+    ("lr=0.1", "w"),
+    ("lr 0 1", "w"),
+    ("lr-0", "1-w"),
+    ("7", "w"),
+    ("run", "7-w"),
+    ("run-7", "run-7"),
+    ("run 7", "run 7"),
+    ("實驗", "w"),
+]
+
+
+def test_a_workload_has_the_runs_of_no_other():
+    """They name a run for ever: one that had another's id would be its next attempt."""
+    runs = [
+        (name, workload, occasion, identify(name, workload_of(workload, {}), occasion=occasion).run_id)
+        for name, workload in NAME_AND_WORKLOAD
+        for occasion in (1, 2)
+    ]
+    assert len({run_id for *_, run_id in runs}) == len(runs), sorted(run_id for *_, run_id in runs)
+    assert ("train", "w2", 2, "train-w2-2") in runs
+    assert ("run-7", "run-7", 1, "run-7") in runs
+
+
+def test_processes_agree_upon_a_run_by_its_very_name():
+    keys = []
+
+    def agree_on(key, proposal):
+        keys.append(key)
+        return proposal
+
+    for name in ("lr=0.1", "lr 0 1", "LR 0 1", "lr-0-1"):
+        identify(name, workload_of(environ={}), agree_on=agree_on)
+    assert len(set(keys)) == len(keys)
+
+
+@pytest.mark.parametrize("form", ["creation-timestamp", "timestamp"])
+@pytest.mark.parametrize(
+    "written",
+    ["2026-03-10T01:02:03Z", "2026-03-10T01:02:03+00:00", "2026-03-10 01:02:03.123456Z", "2026-03-10T01:02:03"],
+)
+def test_on_gke_when_the_workload_was_made_is_understood_however_it_is_written(form, written):
+    environ = {**GKE, "GKE_DIAGON_METADATA": json.dumps({form: written})}
+    assert run_id("train", environ) == run_id("train", GKE)
+
+
+def test_a_metadata_server_that_is_silent_changes_no_id(metadata_server, monkeypatch):
+    for name, text in metadata_server.environment().items():
+        monkeypatch.setenv(name, text)
+    answered = run_id("train", {**os.environ, **GKE})
+    metadata_server.faults.always(Hang())
+    assert run_id("train", {**os.environ, **GKE}) == answered
+    assert workload_of(environ={**os.environ, **GKE}).orchestrator is Orchestrator.GKE
+    assert metadata_server.requests == []
+
+
 def test_a_long_id_is_cut_and_stays_apart_from_others_that_begin_alike() -> None:
     long = "experiment-" * 20
     one, other = readable_id(long + "a", "20260310-010203"), readable_id(long + "b", "20260310-010203")
@@ -89,7 +154,8 @@ def test_two_runs_of_one_name_in_one_second_are_two() -> None:
 
 def test_on_gke_the_id_tells_the_workload_and_is_the_same_on_all_hosts_and_in_each_attempt() -> None:
     first, later = (run_id("train", GKE, clock=lambda now=now: now) for now in (NOON, NOON + 3600))
-    assert first == later == "train-c1-ml-jobset-s5-20260310-010203"
+    assert first == later
+    assert re.fullmatch("train-c1-ml-jobset-s5-20260310-010203-[0-9a-f]{8}", first)
 
 
 def test_on_gke_the_control_plane_is_told_the_workload() -> None:
@@ -113,7 +179,8 @@ def test_runs_of_one_workload_with_different_names_are_different() -> None:
 
 
 def test_the_second_run_of_a_name_in_a_process_is_another_one() -> None:
-    assert run_id("train", GKE, occasion=2) == f"{run_id('train', GKE)}-2"
+    assert run_id("train", {"SLURM_JOB_ID": "1"}, occasion=2) == "train-slurm-1-2"
+    assert run_id("train", GKE, occasion=2).startswith("train-c1-ml-jobset-s5-20260310-010203-2-")
 
 
 def test_a_pod_without_the_webhook_has_a_run_and_is_told_what_to_do(caplog: pytest.LogCaptureFixture) -> None:
@@ -150,8 +217,8 @@ def test_a_requeued_slurm_job_is_the_same_run_in_another_life() -> None:
 
 @pytest.mark.parametrize("environ", [{}, GKE, {"SLURM_JOB_ID": "1"}])
 def test_run_workload_id_wins_over_all_who_tell(environ: Mapping[str, str]) -> None:
-    assert run_id("train", {**environ, "RUN_WORKLOAD_ID": "w-1"}) == "train-w-1"
-    assert identify("train", workload_of("given", {**environ, "RUN_WORKLOAD_ID": "w-1"})).run_id == "train-given"
+    assert run_id("train", {**environ, "RUN_WORKLOAD_ID": "w1"}) == "train-w1"
+    assert identify("train", workload_of("given", {**environ, "RUN_WORKLOAD_ID": "w1"})).run_id == "train-given"
 
 
 def test_all_processes_take_the_identity_of_the_first() -> None:

@@ -13,7 +13,7 @@ import os
 import re
 import time
 import unicodedata
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from ml_diagnostics_common import environment
@@ -103,12 +103,12 @@ def identify(
     chance = random_bytes(8).hex()
     if workload.id_parts:
         parts = workload.id_parts if workload.id_parts != (name,) else ()
-        run_id = readable_id(name, *parts, *again)
+        run_id = readable_id(name, *parts, *again, is_exact=True)
     else:
         # In UTC, and not alone: two runs of one name may begin in one second.
         run_id = readable_id(name, time.strftime("%Y%m%d-%H%M%S", time.gmtime(clock())), chance[:4])
     token = f"{workload.token}/{occasion}" if workload.token else ""
-    agreed = agree_on(f"run/{readable_id(name)}/{occasion}", json.dumps([run_id, token or chance]))
+    agreed = agree_on(f"run/{readable_id(name, is_exact=True)}/{occasion}", json.dumps([run_id, token or chance]))
     run_id, agreed_token = _strings(agreed) or (run_id, token)
     # Without somebody who tells all processes the same, chance is this process's own, and no token of the others'.
     return RunIdentity(run_id, agreed_token if jax_processes() is not None else token)
@@ -125,18 +125,21 @@ def process_position(environ: Mapping[str, str] = os.environ) -> tuple[int, int]
     return index, max(count, index + 1)
 
 
-def readable_id(*parts: str) -> str:
-    """Returns an id of `[a-z][a-z0-9-]{0,62}` that people recognise, and that is another for other parts.
+def readable_id(*parts: str, is_exact: bool = False) -> str:
+    """Returns an id of `[a-z][a-z0-9-]{0,62}` that people recognise.
 
     Where letters had to be left out (of a name in another script) or the id is too long, a digest of all of it keeps
     it apart from others. The last part is kept where there is room for it: it is a time, or a number.
 
     Args:
         *parts: Text in any script; the first is the name.
+        is_exact: Whether other parts must have another id, as where no time and no chance is among them: then the
+            digest is there, too, where capitals or punctuation were lost, or one of several parts has a dash of its
+            own. A name alone may still look like the parts of another.
     """
     words = [_plain(part) for part in parts]
     digest = hashlib.sha256("\0".join(parts).encode("utf-8", "backslashreplace")).hexdigest()[:8]
-    is_faithful = all(_is_plain(part) for part in parts)
+    is_faithful = _is_exact(parts, words) if is_exact else all(_is_plain(part) for part in parts)
     name = words[0] if words[0][:1].isalpha() else f"run-{words[0]}".rstrip("-")
     run_id = "-".join(word for word in [name, *words[1:], "" if is_faithful else digest] if word)
     if len(run_id) <= _LONGEST_ID:
@@ -150,6 +153,12 @@ def _plain(text: str) -> str:
     """Lower-case letters, digits and single dashes; accents are taken off."""
     ascii_text = unicodedata.normalize("NFKD", text).encode("ascii", "ignore").decode()
     return re.sub(r"[^a-z0-9]+", "-", ascii_text.lower()).strip("-")
+
+
+def _is_exact(parts: Sequence[str], words: Sequence[str]) -> bool:
+    """Whether parts can be told from the words that they were made, and those from their id."""
+    is_kept = list(parts) == list(words) and parts[0][:1].isalpha()
+    return is_kept and (len(parts) == 1 or not any("-" in word for word in words))
 
 
 def _is_plain(text: str) -> bool:
