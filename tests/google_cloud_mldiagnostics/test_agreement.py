@@ -30,11 +30,10 @@ def test_without_jax_distributed_each_process_goes_on_with_its_own() -> None:
 
 def test_the_first_decides_and_nobody_waits() -> None:
     ended = run("""
-started = time.monotonic()
 print(agree("a", "first"), agree("a", "second"), agree("b", "third"), jax_processes())
-assert time.monotonic() - started < 5
 """)
     assert ended.output == "first first third (0, 1)\n", ended.errors
+    assert "goes on with" not in ended.errors  # As who has waited until his time was over says.
 
 
 def test_what_one_process_tells_the_others_hear() -> None:

@@ -97,21 +97,20 @@ def test_a_cloud_that_hangs_holds_up_neither_the_steps_nor_the_exit(
 ) -> None:
     cloud_logging_server.faults.always(Hang(), on="write")
     timed = """
-began = time.perf_counter()
-for step in range(20_000):
-    record("loss", 0.5, step)
-recorded = time.perf_counter() - began
+def seconds():
+    began = time.perf_counter()
+    for step in range(1000):
+        record("loss", 0.5, step)
+    return time.perf_counter() - began
+before = min(seconds() for _ in range(20))
 log.flush(0.2)  # It has begun to ask, and hangs.
-began = time.perf_counter()
-for step in range(20_000):
-    record("loss", 0.5, step)
-print(recorded, time.perf_counter() - began, time.time())
+print(before, min(seconds() for _ in range(20)))
 """
     done = run(tmp_path, cloud_logging_server, 10, timed)
-    before, after, ended = map(float, done.stdout.split())
+    before, during = map(float, done.stdout.split())
     assert done.returncode == 0, done.stderr.decode()
-    assert after < 5 * before
-    assert time.time() - ended < 20  # A second of grace, and a busy machine.
+    assert during < 5 * before
+    assert len(cloud_logging_server.requests_for("write")) == 1  # The end came before that one was given up.
     assert len(metrics_of(tmp_path, "run")) == 40_010
 
 

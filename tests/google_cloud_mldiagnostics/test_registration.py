@@ -301,7 +301,7 @@ def test_nothing_waits_for_a_control_plane_that_never_answers(
     run.finish()
     ended = time.monotonic()
     assert changed - begun < begun - started < ended - changed
-    assert ended - changed < 3.0  # Three times what it may wait.
+    assert asked(server) == ["get"]  # All of it before even the first request was given up.
     assert kept_here()["runPhase"] == "COMPLETED"
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import datetime
 import inspect
+import json
 import logging
 import os
 import threading
@@ -471,4 +472,8 @@ def test_the_real_xprof_reads_it(run: ActiveRun) -> None:
     (file,) = taken(run)
     path = str(run.folder / "profiles/plugins/profile" / file)
     data, _ = convert.xspace_to_tool_data([path], "overview_page", {})
-    assert b"run_environment" in data or b"host_count" in data
+    page = json.loads(data)
+    facts = {name: value for table in page for name, value in (table.get("p") or {}).items()}
+    assert (facts["host_count"], facts["device_type"]) == ("1", "CPU")
+    (step,) = [row["c"][0]["v"] for row in page[1]["rows"]]
+    assert step.endswith("1"), step
