@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from ml_diagnostics_testing.cloud_logging import CloudLoggingServer
+from ml_diagnostics_testing.cloud_storage import CloudStorageServer
 from ml_diagnostics_testing.control_plane import ControlPlaneServer
 
 from . import run_programs as programs
@@ -96,18 +97,24 @@ def test_sigterm_while_a_profile_is_open_keeps_it() -> None:
 
 @pytest.mark.parametrize("end", ["run.finish()", "os.kill(os.getpid(), signal.SIGTERM)"])
 def test_the_control_plane_is_told_of_a_profile_that_ends_with_its_run(
-    control_plane_server: ControlPlaneServer, cloud_logging_server: CloudLoggingServer, end: str, tmp_path: Path
+    control_plane_server: ControlPlaneServer,
+    cloud_logging_server: CloudLoggingServer,
+    cloud_storage_server: CloudStorageServer,
+    end: str,
 ) -> None:
-    settings = {**control_plane_server.environment(), **cloud_logging_server.environment()}
-    place = f"begin(strict=True, gcs_path={str(tmp_path)!r})"
-    ended = programs.run(
-        OPEN.replace("begin()", place) + end, ML_DIAGNOSTICS_BACKEND="cloud", RUN_WORKLOAD_ID="w", **settings
-    )
+    pytest.importorskip("google.cloud.storage")
+    cloud_storage_server.create_bucket("bucket")
+    settings: dict[str, str] = {}
+    for server in (control_plane_server, cloud_logging_server, cloud_storage_server):
+        settings |= server.environment()
+    program = OPEN.replace("begin()", "begin(strict=True, gcs_path='gs://bucket')") + end
+    ended = programs.run(program, ML_DIAGNOSTICS_BACKEND="cloud", RUN_WORKLOAD_ID="w", **settings)
     assert ended.code in (0, -signal.SIGTERM), ended.errors
     phase = "COMPLETED" if end == "run.finish()" else "FAILED"
     assert control_plane_server.run("train-w")["runPhase"] == phase
     (session,) = control_plane_server.sessions("train-w")
     assert phases_of(session) == ["SUCCEEDED"]
+    assert len(cloud_storage_server.names("bucket")) == 1
 
 
 def test_a_profiler_that_does_not_end_in_time_costs_the_profile_and_not_the_end() -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from google_cloud_mldiagnostics.control_plane import Change, Resource
 
-__all__ = ["LOCAL_FIELDS", "as_cloud_run", "attempt_of", "failed", "mirrored"]
+__all__ = ["LOCAL_FIELDS", "as_cloud_run", "attempt_of", "failed", "is_told_of", "mirrored"]
 
 LOCAL_FIELDS = ("attempts", "createTime", "endTime", "errorDetails", "etag", "metrics", "state", "updateTime")
 """What a folder keeps beside what is sent: our own, and what a control plane sets itself."""
@@ -17,6 +17,15 @@ LOCAL_FIELDS = ("attempts", "createTime", "endTime", "errorDetails", "etag", "me
 def as_cloud_run(run: Resource) -> Resource:
     """Returns what is sent of a run that is kept in a folder."""
     return {key: value for key, value in run.items() if key not in LOCAL_FIELDS}
+
+
+def is_told_of(session: Resource) -> bool:
+    """Whether a control plane in the cloud is told of a profiler session: its files are where others find them, too.
+
+    One on a disk of this machine is kept in the run's folder alone, until `mldiagnostics sync` brings it to a bucket.
+    """
+    folder = str(session.get("storageFolderUri") or "")
+    return not folder or folder.startswith("gs://")
 
 
 def mirrored(run: Resource) -> Change:

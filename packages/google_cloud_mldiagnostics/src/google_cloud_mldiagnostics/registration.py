@@ -26,7 +26,7 @@ from google_cloud_mldiagnostics.exceptions import (
     RunExistsError,
     RunNotFoundError,
 )
-from google_cloud_mldiagnostics.mirroring import as_cloud_run, attempt_of, failed, mirrored
+from google_cloud_mldiagnostics.mirroring import as_cloud_run, attempt_of, failed, is_told_of, mirrored
 
 __all__ = ["Keeper", "Registration"]
 
@@ -260,7 +260,7 @@ class Registration:
             LOSSES.add("session_not_told")
             return
         self._put_here(session_id, session)
-        if self._keeper is not None or self._connect is not None:
+        if is_told_of(session) and (self._keeper is not None or self._connect is not None):
             self._sessions[session_id] = session
             if self.error is None:
                 self._due_at = time.monotonic()

@@ -28,6 +28,7 @@ from google_cloud_mldiagnostics.control_plane import ControlPlane, Resource
 from google_cloud_mldiagnostics.entries import LOG_ID
 from google_cloud_mldiagnostics.exceptions import RunNotFoundError
 from google_cloud_mldiagnostics.mirroring import as_cloud_run, attempt_of, mirrored
+from google_cloud_mldiagnostics.profiling.layout import SESSIONS, SUFFIX, session_folder, sessions_folder
 
 __all__ = [
     "EntriesSent",
@@ -42,14 +43,13 @@ __all__ = [
 
 _Encoded: TypeAlias = dict[str, Any]
 """An entry as Cloud Logging's REST takes it."""
-_SESSIONS: Final = ("plugins", "profile")
 _BATCH: Final = 500
 _TELL_EVERY: Final = 10_000
 _REQUEST_SECONDS: Final = 30.0
 _PATIENCE_SECONDS: Final = 60.0
 _REFUSED: Final = frozenset({"INVALID_ARGUMENT", "FAILED_PRECONDITION", "OUT_OF_RANGE"})
 _KEPT_BY_EACH: Final = ("createTime", "etag", "name", "updateTime")
-_PROFILES: Final = (".xplane.pb", ".trace.json.gz")
+_PROFILES: Final = (SUFFIX, ".trace.json.gz")
 """What profilers write; what else is there, XProf has made of it when it showed the profile."""
 
 
@@ -263,7 +263,7 @@ def profile_files(folders: Sequence[Path]) -> dict[str, Path]:
     """Returns the files of profiles below some folders that XProf would be given, by session and name."""
     files: dict[str, Path] = {}
     for folder in folders:
-        sessions = folder.joinpath(*_SESSIONS)
+        sessions = folder.joinpath(*SESSIONS)
         for path in sorted(sessions.glob("*/*")):
             if path.is_file() and not path.name.startswith(".") and path.name.endswith(_PROFILES):
                 files.setdefault(f"{path.parent.name}/{path.name}", path)
@@ -287,7 +287,7 @@ def send_profiles(
     """
     storage, sent = storage_for(logdir), ProfilesSent()
     for name, path in files.items():
-        target = "/".join((logdir, *_SESSIONS, name))
+        target = f"{sessions_folder(logdir)}/{name}"
         if storage.exists(target):
             sent.known += 1
         else:
@@ -330,7 +330,7 @@ def send_sessions(
         session_id = str(session.get("name", "")).rpartition("/")[2]
         folder = str(session.get("storageFolderUri", ""))
         if session_id in there:
-            folder = "/".join((logdir, *_SESSIONS, session_id))
+            folder = session_folder(logdir, session_id)
         if folder.startswith("gs://"):
             known = {name: value for name, value in session.items() if name not in _KEPT_BY_EACH}
             cloud.put_session(run_id, session_id, {**known, "storageFolderUri": folder})

@@ -74,8 +74,10 @@ class ProfileCommand:
         from google_cloud_mldiagnostics.cli.places import source_of
         from google_cloud_mldiagnostics.cli.text import note, print_data
         from google_cloud_mldiagnostics.exceptions import ControlPlaneError
+        from google_cloud_mldiagnostics.mirroring import is_told_of
         from google_cloud_mldiagnostics.profiling.profiler_service import ProfilerService, TracerLevels
         from google_cloud_mldiagnostics.run_history import RunHistory
+        from google_cloud_mldiagnostics.run_source import LocalSource
 
         source = source_of(options)
         run = source.find(options.run)
@@ -88,18 +90,20 @@ class ProfileCommand:
         hosts = "1 process" if len(targets) == 1 else f"{len(targets)} processes"
         note(f"profiling {hosts} of {view.run_id} for {options.duration / 1000:g} s")
         began_ns = time.time_ns()
+        levels = TracerLevels(options.host_tracer_level, options.device_tracer_level, options.python_tracer_level)
         results = ProfilerService().capture(
             [target.address for target in targets],
             [target.folder for target in targets],
             session_id,
             options.duration,
             host_names=[target.file_name for target in targets],
-            levels=TracerLevels(options.host_tracer_level, options.device_tracer_level, options.python_tracer_level),
+            levels=levels,
         )
         folders = _folders(view, targets, session_id)
         try:
-            kept = _session_resource(folders, targets, results, began_ns)
-            source.control_plane.put_session(view.run_id, session_id, kept)
+            kept = _session_resource(folders, targets, results, began_ns) | levels.as_resource()
+            if is_told_of(kept) or isinstance(source, LocalSource):
+                source.control_plane.put_session(view.run_id, session_id, kept)
         except ControlPlaneError as error:
             note(f"the profile is there, and the run was not told of it: {error}")
         if options.format == "json":
@@ -171,18 +175,21 @@ def _sessions_folder(view: RunView) -> str:
         ProfilingError: The run has no place for profiles.
     """
     from google_cloud_mldiagnostics.exceptions import ProfilingError
+    from google_cloud_mldiagnostics.profiling.layout import sessions_folder
 
     if not view.gcs_path:
         raise ProfilingError(
             f"the run {view.run_id} has no gcs_path: where shall a process that it does not know write?"
         )
-    return f"{view.gcs_path}/{view.run_id}/plugins/profile"
+    return sessions_folder(f"{view.gcs_path}/{view.run_id}")
 
 
 def _folders(view: RunView, targets: Sequence[Target], session_id: str) -> list[str]:
     """Where the profile is, or is brought to by the job: one folder, or one a host where they share none."""
+    from google_cloud_mldiagnostics.profiling.layout import session_folder
+
     if view.gcs_path.startswith("gs://"):
-        return [f"{view.gcs_path}/{view.run_id}/plugins/profile/{session_id}"]
+        return [session_folder(f"{view.gcs_path}/{view.run_id}", session_id)]
     return list(dict.fromkeys(f"{target.folder}/{session_id}" for target in targets))
 
 
@@ -216,6 +223,7 @@ def _format(
     import shlex
 
     from google_cloud_mldiagnostics.cli.text import columns, format_duration, one_line
+    from google_cloud_mldiagnostics.profiling.layout import logdir_of
 
     cells = [("process", "address", "result")]
     for target, result in zip(targets, results, strict=True):
@@ -230,7 +238,7 @@ def _format(
     if captured:
         lines.append("")
         lines += [f"  in    {folder}{', brought there by the job' * folder.startswith('gs://')}" for folder in folders]
-        roots = dict.fromkeys(folder.partition("/plugins/profile")[0] for folder in folders)
+        roots = dict.fromkeys(logdir_of(folder) for folder in folders)
         lines += [f"  open  xprof --logdir {shlex.quote(root)} --port 8791" for root in roots]
     return "\n".join(lines) + "\n"
 

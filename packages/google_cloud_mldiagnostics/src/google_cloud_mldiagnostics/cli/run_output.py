@@ -19,6 +19,7 @@ from google_cloud_mldiagnostics.cli.text import (
     format_duration,
     one_line,
 )
+from google_cloud_mldiagnostics.profiling.layout import logdir_of
 from google_cloud_mldiagnostics.run_view import AttemptView, ProcessView, RunView, SessionView, State
 
 __all__ = ["format_run", "format_runs", "run_as_dict", "runs_as_json"]
@@ -191,14 +192,9 @@ def _sessions(view: RunView) -> list[str]:
             )
         )
     lines = _with_gap(columns(cells, "<<<>>><<"), len(view.sessions))
-    roots = dict.fromkeys(_log_directory(session) for session in view.sessions if session.folder)
+    roots = dict.fromkeys(logdir_of(session.folder) for session in view.sessions if session.folder)
     opened = [f"  open: xprof --logdir {_quoted(root)} --port 8791" for root in roots]
     return [format_count(len(view.sessions), "profile"), "", *lines, *([""] if opened else []), *opened]
-
-
-def _log_directory(session: SessionView) -> str:
-    """What XProf and TensorBoard are given: the folder above plugins/profile."""
-    return session.folder.partition("/plugins/profile")[0]
 
 
 def _quoted(path: str) -> str:

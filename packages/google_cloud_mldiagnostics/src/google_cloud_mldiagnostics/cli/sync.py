@@ -90,6 +90,7 @@ def _told_of_entries(entries: EntriesSent) -> str:
 def _send_profiles(run_id: str, gcs_path: str, local: LocalSource, cloud: CloudSource) -> str:
     """Sends the run's profiles and what is told of them; says what that was."""
     from google_cloud_mldiagnostics.cli.text import format_bytes, format_count, note
+    from google_cloud_mldiagnostics.profiling.layout import session_folder
     from google_cloud_mldiagnostics.run_entries import run_id_of
     from google_cloud_mldiagnostics.run_sync import profile_files, send_profiles, send_sessions
 
@@ -111,7 +112,7 @@ def _send_profiles(run_id: str, gcs_path: str, local: LocalSource, cloud: CloudS
         session_id = run_id_of(session)
         if session_id in sent.sessions and str(session.get("storageFolderUri", "")).startswith(str(staging)):
             # It is not here any more.
-            moved = {"storageFolderUri": f"{logdir}/plugins/profile/{session_id}"}
+            moved = {"storageFolderUri": session_folder(logdir, session_id)}
             local.control_plane.put_session(run_id, session_id, moved)
     if not files and not told:
         return "none"

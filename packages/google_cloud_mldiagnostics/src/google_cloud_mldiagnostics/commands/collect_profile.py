@@ -18,6 +18,7 @@ from pathlib import Path
 from ml_diagnostics_common.exceptions import DiagnosticsError, StorageError
 from ml_diagnostics_common.storage import storage_for
 
+from google_cloud_mldiagnostics.profiling.layout import file_of, session_folder, sessions_folder
 from google_cloud_mldiagnostics.profiling.profiler_service import (
     CaptureResult,
     ProfilerService,
@@ -65,7 +66,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print(f"collect_profile: {result.address} was not profiled: {result.problem}", file=sys.stderr)
     captured = sum(result.is_captured for result in results)
     if captured:
-        folder = "/".join((_log_dir(options), "plugins", "profile", session))
+        folder = session_folder(_log_dir(options), session)
         print(f"Dumped profiling information of {captured} of {len(results)} hosts in: {folder}")
     return _OK if captured == len(results) else _FAILED
 
@@ -77,7 +78,7 @@ def _collect(
     log_dir, use_own_name = _log_dir(options), options.use_system_hostname
     results = ProfilerService().capture(
         addresses,
-        f"{log_dir}/plugins/profile",
+        sessions_folder(log_dir),
         session,
         options.duration_in_ms,
         host_names=list(names) or None,
@@ -86,7 +87,7 @@ def _collect(
 
     def second_try(result: CaptureResult) -> CaptureResult:
         if result.is_captured:
-            problem = _rename(f"{log_dir}/plugins/profile/{session}", result.address) if use_own_name else ""
+            problem = _rename(session_folder(log_dir, session), result.address) if use_own_name else ""
             return CaptureResult(result.address, problem, result.seconds)
         problem = _post(result.address, options.duration_in_ms, log_dir)
         return CaptureResult(result.address, f"{result.problem}; over HTTP: {problem}" if problem else "")
@@ -97,14 +98,14 @@ def _collect(
 
 def _rename(folder: str, address: str) -> str:
     """Gives a host's file the name that the host calls itself, which is in it; returns what is wrong, or nothing."""
-    path = f"{folder}/{file_name_of(address)}.xplane.pb"
+    path = f"{folder}/{file_of(file_name_of(address))}"
     try:
         store = storage_for(path)
         data = store.read(path)
         name = summary_of(data).host
         if not name:
             return f"it does not say in {path} what it calls itself; the file keeps its name"
-        store.write(f"{folder}/{file_name_of(name)}.xplane.pb", data, if_generation=0)
+        store.write(f"{folder}/{file_of(file_name_of(name))}", data, if_generation=0)
         store.delete(path)
     except StorageError as error:
         return f"it was profiled, but its file could not be renamed: {error}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-__all__ = ["SESSIONS", "SUFFIX", "file_of", "is_in_bucket", "logdir_of", "session_folder", "sessions_folder"]
+__all__ = ["SESSIONS", "SUFFIX", "file_of", "logdir_of", "session_folder", "sessions_folder"]
 
 SESSIONS: Final = ("plugins", "profile")
 """The folders between a logdir and its sessions."""
@@ -30,8 +30,3 @@ def logdir_of(folder: str) -> str:
 def file_of(host: str) -> str:
     """Returns what a host's file is called."""
     return host + SUFFIX
-
-
-def is_in_bucket(folder: str) -> bool:
-    """Whether others than this machine find a folder: the control plane in the cloud is told of no other."""
-    return folder.startswith("gs://")
