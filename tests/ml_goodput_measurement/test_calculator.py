@@ -402,7 +402,7 @@ WHEN = datetime.datetime(2026, 1, 1, tzinfo=datetime.timezone.utc)
 
 @pytest.mark.parametrize(
     "cursor",
-    [(None, 17), (WHEN, "id"), (WHEN, None), (WHEN, ("a", 3)), (None, b"id"), [WHEN, 5], ("any", object())],
+    [(None, 17), (WHEN, "id"), (WHEN, None), (WHEN, ("a", 3)), (None, b"id"), [WHEN, 5], ("any", ...)],
     ids=repr,
 )
 def test_a_cursor_is_given_back_as_it_was_whatever_it_holds(cursor: Any) -> None:
