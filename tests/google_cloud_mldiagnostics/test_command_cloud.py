@@ -24,6 +24,8 @@ from ml_diagnostics_testing.cloud_storage import CloudStorageServer
 from ml_diagnostics_testing.control_plane import ControlPlaneServer
 from ml_diagnostics_testing.faults import Status
 
+from .waiting import eventually
+
 Captured = pytest.CaptureFixture[str]
 PROJECT = ("--project", "test-project")
 
@@ -423,16 +425,11 @@ def test_a_job_elsewhere_is_profiled_and_brings_its_profile_to_the_bucket(
         try:
             assert job.stdout is not None
             run_id = job.stdout.readline().strip()
-            deadline = time.monotonic() + 60
-            while (code := main(["profile", run_id, "--duration", "200", "--session", "s1", *PROJECT])) != 0:
-                assert time.monotonic() < deadline, capsys.readouterr().err
-                time.sleep(0.3)
-            assert code == 0
+            arguments = ["profile", run_id, "--duration", "200", "--session", "s1", *PROJECT]
+            eventually(lambda: main(arguments) == 0, 60)
             folder = f"gs://test-bucket/traces/{run_id}/plugins/profile/s1"
             assert f"in    {folder}, brought there by the job" in capsys.readouterr().out
-            while not cloud.bucket.names("test-bucket"):
-                assert time.monotonic() < deadline
-                time.sleep(0.1)
+            eventually(lambda: cloud.bucket.names("test-bucket"), 60)
             flag.touch()
             assert job.wait(60) == 0
         finally:

@@ -7,7 +7,6 @@ import json
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -20,6 +19,7 @@ from ml_diagnostics_common.environment import identity
 
 from .ports import free_port
 from .told_runs import process, resource, view
+from .waiting import eventually
 
 Captured = pytest.CaptureFixture[str]
 
@@ -76,13 +76,11 @@ def told(capsys: Captured, *arguments: str) -> tuple[int, str, str]:
 
 
 def wait_until_it_can_be_profiled(run_id: str, capsys: Captured) -> None:
-    deadline = time.monotonic() + 60
-    while time.monotonic() < deadline:
+    def profilers() -> int:
         shown = json.loads(told(capsys, "show", run_id, "--format", "json")[1])
-        if sum(bool(one["profiler_port"]) for attempt in shown["attempts"] for one in attempt["processes"]) == 2:
-            return
-        time.sleep(0.2)
-    raise AssertionError(f"{run_id} tells of no two profilers")
+        return sum(bool(one["profiler_port"]) for attempt in shown["attempts"] for one in attempt["processes"])
+
+    eventually(lambda: profilers() == 2, 60)
 
 
 def test_a_running_job_is_profiled_on_all_hosts_at_once_and_its_run_knows_the_profile(

@@ -22,6 +22,7 @@ from ml_diagnostics_common.guard import LOSSES
 
 from .kept_entries import kept_entries
 from .recorded_runs import active, metrics_of
+from .waiting import eventually
 
 jax = pytest.importorskip("jax")
 jnp = jax.numpy
@@ -163,10 +164,7 @@ def test_the_memory_of_a_device_is_let_go(tmp_path: Path, run: ActiveRun) -> Non
     record("loss", value)
     del value
     recorded(tmp_path)
-    deadline = time.monotonic() + 10
-    while reference() is not None and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert reference() is None
+    eventually(lambda: reference() is None)
 
 
 def test_a_flush_waits_for_devices_within_its_time(tmp_path: Path, run: ActiveRun, slow: threading.Event) -> None:

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import pytest
 from ml_diagnostics_testing.cloud_logging import CloudLoggingServer
+from ml_diagnostics_testing.cloud_storage import CloudStorageServer
 from ml_diagnostics_testing.control_plane import ControlPlaneServer
 from ml_diagnostics_testing.http_server import RequestRecord
 from ml_diagnostics_testing.oauth import OAuthServer
@@ -84,11 +85,18 @@ def python_of(version: str) -> Path:
 
 
 def live(version: str, folder: Path, *, as_service_account: bool = False) -> Life:
-    with ControlPlaneServer() as plane, CloudLoggingServer() as logging, OAuthServer() as oauth:
+    with (
+        ControlPlaneServer() as plane,
+        CloudLoggingServer() as logging,
+        CloudStorageServer() as storage,
+        OAuthServer() as oauth,
+    ):
         plane.operation_polls = 1
+        storage.create_bucket("bucket")
         environ = {
             "CLOUDSDK_AUTH_DISABLE_CREDENTIALS": "1",
-            "FOLDER": str(folder / "profiles"),
+            # Ours tells the cloud of profiles only that are there; theirs find no bucket on loopback.
+            "FOLDER": "gs://bucket/profiles" if version == OURS else str(folder / "profiles"),
             "GOOGLE_CLOUD_DISABLE_GRPC": "1",
             "GOOGLE_CLOUD_PROJECT": "test-project",
             "HOME": str(folder),
@@ -99,6 +107,7 @@ def live(version: str, folder: Path, *, as_service_account: bool = False) -> Lif
             "ML_DIAGNOSTICS_DIR": str(folder / "diagnostics"),
             "NO_GCE_CHECK": "true",
             "PATH": os.environ["PATH"],
+            **storage.environment(),
         }
         if as_service_account:
             del environ["CLOUDSDK_AUTH_DISABLE_CREDENTIALS"]
@@ -124,7 +133,7 @@ def lives(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Life]:
 
 
 @pytest.mark.parametrize("version", [OLD, NEW, OURS])
-def test_each_of_them_has_its_run_kept(lives: dict[str, Any], version: str) -> None:
+def test_each_of_them_has_its_run_kept(lives: dict[str, Life], version: str) -> None:
     life = lives[version]
     assert life.code == 0, life.stderr
     (run,) = life.runs
@@ -135,7 +144,7 @@ def test_each_of_them_has_its_run_kept(lives: dict[str, Any], version: str) -> N
     assert {record.status for record in life.requests} <= {200, 404, 409}  # Not there yet; there already.
 
 
-def test_ours_sends_what_theirs_sent(lives: dict[str, Any]) -> None:
+def test_ours_sends_what_theirs_sent(lives: dict[str, Life]) -> None:
     theirs, ours = lives[OLD].sent("create"), lives[OURS].sent("create")
     assert theirs.keys() <= ours.keys()
     assert theirs["labels"].keys() <= ours["labels"].keys()
@@ -144,7 +153,7 @@ def test_ours_sends_what_theirs_sent(lives: dict[str, Any]) -> None:
     assert ours["tools"] == theirs["tools"]
 
 
-def test_the_newer_one_and_ours_tell_of_profiles_alike(lives: dict[str, Any]) -> None:
+def test_the_newer_one_and_ours_tell_of_profiles_alike(lives: dict[str, Life]) -> None:
     (theirs,), (ours,) = lives[NEW].sessions, lives[OURS].sessions
     for session in (theirs, ours):
         (target,) = session["targetSessions"].values()
@@ -154,7 +163,7 @@ def test_the_newer_one_and_ours_tell_of_profiles_alike(lives: dict[str, Any]) ->
 
 
 @pytest.mark.parametrize("version", [OLD, NEW, OURS])
-def test_a_value_is_the_same_entry(lives: dict[str, Any], version: str) -> None:
+def test_a_value_is_the_same_entry(lives: dict[str, Life], version: str) -> None:
     (entry,) = lives[version].losses
     assert entry["jsonPayload"] == {"values": [0.5], "step_index": 1, "unit": "1"}
     assert entry["resource"]["labels"]["node_id"] == lives[version].runs[0]["name"].rpartition("/")[2]

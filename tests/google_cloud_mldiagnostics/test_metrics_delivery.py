@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections import Counter
 from pathlib import Path
 
@@ -16,6 +15,7 @@ from ml_diagnostics_testing.cloud_logging import CloudLoggingServer
 from ml_diagnostics_testing.faults import Hang
 
 from .recorded_runs import active, metrics_of
+from .waiting import eventually
 
 PROGRAM = """
 import os, signal, sys, threading, time
@@ -56,11 +56,12 @@ def run(root: Path, server: CloudLoggingServer, count: int, end: str) -> subproc
 def ship_the_rest(root: Path, server: CloudLoggingServer, count: int) -> None:
     """As the next process does that begins a run."""
     environ = {**server.environment(), "ML_DIAGNOSTICS_LOGGING_GRPC": ""}
+
+    def arrived() -> int:
+        return sum(record.entries or 0 for record in server.requests_for("write")) - server.duplicates
+
     with active(root, run_id="next", is_shipped=True, connect=lambda: connect(environ=environ)):
-        deadline = time.monotonic() + 100
-        while sum(record.entries or 0 for record in server.requests_for("write")) - server.duplicates < count:
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
+        eventually(lambda: arrived() >= count, 100)
 
 
 def assert_arrived(server: CloudLoggingServer, count: int) -> None:

@@ -7,8 +7,8 @@ import dataclasses
 import json
 import logging
 import pickle
+import re
 import socket
-import threading
 import types
 from collections.abc import Iterator
 from pathlib import Path
@@ -462,13 +462,18 @@ def test_a_run_that_began_before_its_processes_could_agree_says_so() -> None:
     assert "before jax.distributed.initialize" in ended.errors
 
 
-def test_threads_that_begin_runs_at_once_leave_one_active() -> None:
-    threads = [threading.Thread(target=begin, args=(f"run-{number}",)) for number in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert kept(active_run().run)["runPhase"] == "ACTIVE"
+def test_of_runs_that_threads_begin_at_once_one_gets_what_is_recorded_and_all_end_with_the_program() -> None:
+    ended = programs.run("""
+        threads = [threading.Thread(target=begin, args=(f"run-{number}",)) for number in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        metrics.record("loss", 1.0)
+    """)
+    assert ended.code == 0, ended.errors
+    assert [run["runPhase"] for run in programs.kept_runs()] == ["COMPLETED"] * 4
+    assert len(kept_entries("loss")) == 1
 
 
 def test_on_gke_the_run_is_the_workloads(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -477,7 +482,7 @@ def test_on_gke_the_run_is_the_workloads(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setenv("GKE_DIAGON_IDENTIFIER", json.dumps(identifier))
     monkeypatch.setenv("GKE_DIAGON_METADATA", json.dumps({"creation-timestamp": "2026-03-10T01:02:03Z"}))
     run = begin("gke-train")
-    assert run.name == "gke-train-c1-ml-jobset-s5-20260310-010203"
+    assert re.fullmatch("gke-train-c1-ml-jobset-s5-20260310-010203-[0-9a-f]{8}", run.name)
     assert run.orchestrator is Orchestrator.GKE
     assert kept(run)["orchestrator"] == "GKE"
     assert kept(run)["workloadDetails"]["gke"]["id"] == "s5"

@@ -7,7 +7,6 @@ import os
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -22,6 +21,7 @@ from ml_diagnostics_testing.faults import Hang, Status
 
 from .kept_entries import kept_entries
 from .recorded_runs import RUN, active, metrics_of
+from .waiting import eventually
 
 LABELS = {"job": RUN, "attempt": "1", "host": "host-a", "process_index": "0", "pid": "0"}
 
@@ -136,7 +136,7 @@ def test_a_run_is_shipped_to_its_own_project(tmp_path: Path, cloud_logging_serve
     ) as run:
         record("loss", 1.0)
         assert run.log.flush(20)
-        _await(lambda: len(cloud_logging_server.entries()) >= 2)
+        eventually(lambda: len(cloud_logging_server.entries()) >= 2)
     arrived = {
         (entry["resource"]["labels"]["node_id"], entry["logName"].split("/")[1])
         for entry in cloud_logging_server.entries()
@@ -179,7 +179,7 @@ def test_a_cloud_that_fails_costs_recording_nothing_and_loses_nothing(
     cloud_logging_server.faults.clear()
     with active(tmp_path, run_id="next", is_shipped=True, connect=connected) as run:
         run.log.flush(20)
-        _await(lambda: len(cloud_logging_server.entries()) == 1000)
+        eventually(lambda: len(cloud_logging_server.entries()) == 1000)
 
 
 def test_a_closed_log_still_takes_entries(tmp_path: Path, connected: Callable[[], LoggingTransport]) -> None:
@@ -266,14 +266,7 @@ def test_without_a_cloud_one_warning_says_where_the_data_is(tmp_path: Path, capl
 
     with active(tmp_path, is_shipped=True, connect=no_cloud) as run:
         record("loss", 1.0)
-        _await(lambda: bool(caplog.records))
+        eventually(lambda: caplog.records)
         assert not run.log.flush(0.1)
     [told] = [record for record in caplog.records if record.levelno >= logging.WARNING]
     assert str(tmp_path) in told.getMessage()
-
-
-def _await(condition: Callable[[], bool], seconds: float = 30.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
