@@ -25,7 +25,7 @@ pytest.importorskip("jax")
 
 pytestmark = pytest.mark.timeout(300)
 
-RUN, STEPS = "pair-try-7", 20
+RUN, STEPS = "pair-try7", 20
 
 JOB = """
 import os, sys, time
@@ -43,7 +43,7 @@ from google_cloud_mldiagnostics.profiling.xprof import finish_profiles
 jax.distributed.initialize(f"127.0.0.1:{port}", 2, index)
 jax.devices()
 run = machinelearning_run(
-    "pair", run_group="e2e", gcs_path=gcs_path or None, run_workload_id="try-7", on_demand_xprof=True
+    "pair", run_group="e2e", gcs_path=gcs_path or None, run_workload_id="try7", on_demand_xprof=True
 )
 for step in range(first_step, last_step):
     metrics.record("loss", jax.numpy.float32(index + 1 / (1 + step)), step, record_on_all_hosts=True)

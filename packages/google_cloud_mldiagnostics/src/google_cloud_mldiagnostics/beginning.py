@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from ml_diagnostics_common import background
 from ml_diagnostics_common.client_imports import import_undisturbed
-from ml_diagnostics_common.entry import format_timestamp
+from ml_diagnostics_common.entry import format_timestamp, parse_timestamp
 from ml_diagnostics_common.environment import Backend, diagnostics_directory
 from ml_diagnostics_common.environment import identity as identity_of_process
 from ml_diagnostics_common.guard import report_loss
@@ -116,7 +116,10 @@ class Beginning:
             rl_orchestrator=given.rl_orchestrator,
             control_plane_url=given.base_url,
             cluster_id=given.cluster_id,
-            workload_id=self.workload.id_parts[0] if given.run_workload_id else None,
+            workload_id=self.workload.given_id or None,
+            namespace=((self.workload.details or {}).get("gke") or {}).get("namespace") or None,
+            metrics_exporter_config=given.metrics_exporter_config,
+            ml_run_id=self.identity.run_id,
         )
 
     def _begin_here(self, member: attempts.Member, number: int) -> int:
@@ -134,6 +137,7 @@ class Beginning:
         except Exception as error:  # Also of a file that somebody has written by hand.
             report_loss("machinelearning_run", error, f"keep the run {run_id} in its folder")
             return number
+        self._run.created_at = _moment(kept.get("createTime")) or self._run.created_at
         unexplained = attempts.ended_without_a_word(kept)
         if unexplained is not None and self.index == 0:
             background.start(lambda: self._explain(unexplained))
@@ -278,6 +282,13 @@ def _collected(framework: Framework) -> tuple[dict[str, dict[str, str]], bool]:
     hardware = collect_hardware()
     known = collect_host() if hardware is None else hardware
     return {"softwareConfigs": collect_software(framework), "hardwareConfigs": known}, hardware is not None
+
+
+def _moment(text: object) -> datetime.datetime | None:
+    try:
+        return datetime.datetime.fromtimestamp(parse_timestamp(str(text)) / 1e9, datetime.timezone.utc)
+    except (ValueError, OverflowError, OSError):
+        return None
 
 
 def _details(run: MLRun) -> dict[str, Any]:

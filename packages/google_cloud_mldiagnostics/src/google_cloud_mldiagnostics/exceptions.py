@@ -4,7 +4,7 @@
     └── MLDiagnosticError
         ├── MLRunConfigurationError               (also a ConfigurationError) an argument cannot be used
         ├── RecordingError                        (also a ValueError) not raised by `record`; for scripts that catch it
-        ├── NoActiveRunError                      something was asked of a run, and there is none
+        ├── NoActiveRunError                      never raised: without a run, recording and profiling warn
         ├── ProfilingError                        a profile could not be taken, or there is nowhere to put it
         └── ControlPlaneError                     the keeper of runs refused, or could not be asked
             ├── ControlPlaneClientNotInitializedError
@@ -46,7 +46,7 @@ class RecordingError(MLDiagnosticError, ValueError):
 
 
 class NoActiveRunError(MLDiagnosticError):
-    """Something was asked of the current run, and there is none: call `machinelearning_run` first."""
+    """There is no current run. Recording and profiling warn instead: this is here for scripts that catch it."""
 
 
 class ProfilingError(MLDiagnosticError):

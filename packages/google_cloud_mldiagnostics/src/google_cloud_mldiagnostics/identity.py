@@ -39,6 +39,7 @@ class Workload(NamedTuple):
             where nothing tells.
         token: What is the same in all processes of this life of the workload; empty where nothing tells.
         details: As the control plane has it.
+        given_id: What the caller or RUN_WORKLOAD_ID names it; empty where neither does.
     """
 
     orchestrator: Orchestrator
@@ -46,6 +47,7 @@ class Workload(NamedTuple):
     id_parts: tuple[str, ...] = ()
     token: str = ""
     details: Mapping[str, Any] | None = None
+    given_id: str = ""
 
 
 class RunIdentity(NamedTuple):
@@ -76,8 +78,8 @@ def workload_of(run_workload_id: str | None = None, environ: Mapping[str, str] =
         workload = _of_slurm(environ, token)
     elif orchestrator is environment.Orchestrator.GCE:
         workload = Workload(Orchestrator.CUSTOM, "GCE", token=token)
-    given = run_workload_id or environ.get("RUN_WORKLOAD_ID", "").strip()
-    return workload._replace(id_parts=(given[:_LONGEST_VALUE],)) if given else workload
+    given = (run_workload_id or environ.get("RUN_WORKLOAD_ID", "").strip())[:_LONGEST_VALUE]
+    return workload._replace(id_parts=(given,), given_id=given) if given else workload
 
 
 def identify(

@@ -162,10 +162,15 @@ class MLRun:
         location: The region in which the run is kept.
         project: The project in which it is kept; empty without a cloud.
         run_phase: What it does, as far as this process knows.
-        created_at: When its first attempt began.
+        created_at: When its first attempt began, as far as this machine knows.
         workload_details: What started it, as the control plane has it.
         orchestrator: Who started it.
         display_name: The name that the user gave.
+        metrics_exporter_config: As it was given; not used.
+        workload_id: What names the workload, where the caller or RUN_WORKLOAD_ID does.
+        namespace: That of the workload on GKE.
+        ml_run_id: The run's id, as `name`.
+        workload_targets: None; here for programs that read it.
         attempt: How often it has begun, this time included.
     """
 
@@ -194,6 +199,8 @@ class MLRun:
     cluster_id: str | None = None
     workload_id: str | None = None
     namespace: str | None = None
+    metrics_exporter_config: Any = None
+    ml_run_id: str | None = None
     attempt: int = 1
 
     def finish(self, status: str | RunPhase = "COMPLETED") -> None:
@@ -207,9 +214,11 @@ class MLRun:
         Raises:
             MLRunConfigurationError: The status is another.
         """
-        phase = status.value if isinstance(status, RunPhase) else str(status).strip().upper()
+        text = status.value if isinstance(status, RunPhase) else status if isinstance(status, str) else ""
+        phase = text.strip().upper()
         if phase not in ("COMPLETED", "FAILED"):
-            raise MLRunConfigurationError(f"status is {status!r}; give 'COMPLETED' or 'FAILED'")
+            shown = repr(text[:100]) if isinstance(status, (str, RunPhase)) else f"a {type(status).__name__}"
+            raise MLRunConfigurationError(f"status is {shown}; give 'COMPLETED' or 'FAILED'")
         self.end(phase, "" if phase == "COMPLETED" else "finish('FAILED')")
 
     def __enter__(self) -> Self:

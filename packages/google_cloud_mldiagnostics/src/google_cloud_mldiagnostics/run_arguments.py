@@ -32,6 +32,9 @@ _REGION: Final = re.compile(r"[a-z]+(-[a-z]+)*-[a-z]+[0-9]+|global", re.ASCII)
 _LONGEST_NAME: Final = 1024
 _SHORTEST_INTERVAL_SECONDS: Final = 0.1
 
+_TRUE: Final = ("true", "1", "yes", "on")
+_FALSE: Final = ("false", "0", "no", "off", "")
+
 _Enum = TypeVar("_Enum", bound=enum.Enum)
 
 
@@ -71,6 +74,7 @@ class RunArguments:
     application_framework: ApplicationFramework | str
     rl_orchestrator: RlOrchestrator | str
     strict: bool
+    metrics_exporter_config: Any
 
     @classmethod
     def checked(cls, *, environ: Mapping[str, str] = os.environ, **given: Any) -> RunArguments:
@@ -97,22 +101,23 @@ class RunArguments:
             project=_text("project", given["project"]) or None,
             region=checked_region(given["region"]),
             interval_seconds=_interval(given["metrics_record_interval_sec"]),
-            on_demand_xprof=bool(given["on_demand_xprof"]),
+            on_demand_xprof=_flag("on_demand_xprof", given["on_demand_xprof"]),
             on_demand_xprof_port=_port(given["on_demand_xprof_port"]),
             environment=checked_environment(given["environment"]),
-            base_url=_url(given["base_url"] or environ.get("DIAGON_BASE_URL")),
+            base_url=_url("base_url", given["base_url"]) or _url("DIAGON_BASE_URL", environ.get("DIAGON_BASE_URL")),
             cluster_id=_text("cluster_id", given["cluster_id"]) or environ.get("DIAGON_CLUSTER_ID") or None,
-            log_system_metrics=bool(given["log_system_metrics"]),
+            log_system_metrics=_flag("log_system_metrics", given["log_system_metrics"]),
             framework=_member(Framework, "framework", given["framework"]),
             serving_engine=_member(ServingEngine, "serving_engine", given["serving_engine"]),
             run_workload_id=_text("run_workload_id", given["run_workload_id"]) or None,
-            metric_only_run=bool(given["metric_only_run"]),
+            metric_only_run=_flag("metric_only_run", given["metric_only_run"]),
             accelerator_orchestrator=_member(
                 AcceleratorOrchestrator, "accelerator_orchestrator", given["accelerator_orchestrator"]
             ),
             application_framework=_known(ApplicationFramework, "application_framework", application),
             rl_orchestrator=_known(RlOrchestrator, "rl_orchestrator", rl),
-            strict=bool(given["strict"]),
+            strict=_flag("strict", given["strict"]),
+            metrics_exporter_config=given["metrics_exporter_config"],
         )
 
 
@@ -168,9 +173,9 @@ def checked_environment(environment: object) -> str:
     Raises:
         MLRunConfigurationError: It is another.
     """
-    if environment in _ENVIRONMENTS:
-        return str(environment)
-    if environment == "env":
+    if isinstance(environment, str) and environment in _ENVIRONMENTS:
+        return environment
+    if isinstance(environment, str) and environment == "env":
         warn_once("environment", "environment is 'env', which is taken for 'prod'; leave it out, or give 'prod'")
         return "prod"
     raise _wrong("environment", environment, f"give one of {', '.join(_ENVIRONMENTS)}")
@@ -188,6 +193,25 @@ def _text(name: str, value: object, *, required: bool = False) -> str:
     return value.strip()
 
 
+def _flag(name: str, value: object) -> bool:
+    """True or False, also as 1 and 0, as a text and in numpy's types; None is False."""
+    text = value.strip().lower() if isinstance(value, str) else str(_truth(value)).lower()
+    if text in _TRUE or text in _FALSE:
+        return text in _TRUE
+    raise _wrong(name, value, "give True or False")
+
+
+def _truth(value: object) -> bool | None:
+    """None for what is neither true nor false."""
+    if value is None:
+        return False
+    try:
+        is_number = isinstance(value, (bool, int, float)) or getattr(value, "shape", None) == ()
+        return bool(value) if is_number and value in (0, 1) else None
+    except Exception:
+        return None
+
+
 def _interval(value: object) -> float:
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not _SHORTEST_INTERVAL_SECONDS <= value < 1e9:
         raise _wrong("metrics_record_interval_sec", value, f"give seconds, {_SHORTEST_INTERVAL_SECONDS} or more")
@@ -200,12 +224,12 @@ def _port(value: object) -> int:
     return value
 
 
-def _url(value: object) -> str | None:
-    text = _text("base_url", value)
+def _url(name: str, value: object) -> str | None:
+    text = _text(name, value)
     if not text:
         return None
     if not re.match(r"https?://[^/\s]", text):
-        raise _wrong("base_url", value, "give a URL such as 'http://diagnostics.example:8080'")
+        raise _wrong(name, value, "give a URL such as 'http://diagnostics.example:8080'")
     return text.rstrip("/")
 
 
