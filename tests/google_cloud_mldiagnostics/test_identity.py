@@ -13,6 +13,7 @@ from google_cloud_mldiagnostics.mlrun_types import Orchestrator
 from hypothesis import given
 from hypothesis import strategies as st
 from ml_diagnostics_testing.faults import Hang
+from ml_diagnostics_testing.metadata import MetadataServer
 
 ID = re.compile(r"[a-z][a-z0-9-]{0,62}")
 NOON = 1_763_726_400.0  # 2025-11-21T12:00:00Z
@@ -90,7 +91,7 @@ NAME_AND_WORKLOAD = [
 ]
 
 
-def test_a_workload_has_the_runs_of_no_other():
+def test_a_workload_has_the_runs_of_no_other() -> None:
     """They name a run for ever: one that had another's id would be its next attempt."""
     runs = [
         (name, workload, occasion, identify(name, workload_of(workload, {}), occasion=occasion).run_id)
@@ -102,10 +103,10 @@ def test_a_workload_has_the_runs_of_no_other():
     assert ("run-7", "run-7", 1, "run-7") in runs
 
 
-def test_processes_agree_upon_a_run_by_its_very_name():
-    keys = []
+def test_processes_agree_upon_a_run_by_its_very_name() -> None:
+    keys: list[str] = []
 
-    def agree_on(key, proposal):
+    def agree_on(key: str, proposal: str) -> str:
         keys.append(key)
         return proposal
 
@@ -119,12 +120,14 @@ def test_processes_agree_upon_a_run_by_its_very_name():
     "written",
     ["2026-03-10T01:02:03Z", "2026-03-10T01:02:03+00:00", "2026-03-10 01:02:03.123456Z", "2026-03-10T01:02:03"],
 )
-def test_on_gke_when_the_workload_was_made_is_understood_however_it_is_written(form, written):
+def test_on_gke_when_the_workload_was_made_is_understood_however_it_is_written(form: str, written: str) -> None:
     environ = {**GKE, "GKE_DIAGON_METADATA": json.dumps({form: written})}
     assert run_id("train", environ) == run_id("train", GKE)
 
 
-def test_a_metadata_server_that_is_silent_changes_no_id(metadata_server, monkeypatch):
+def test_a_metadata_server_that_is_silent_changes_no_id(
+    metadata_server: MetadataServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for name, text in metadata_server.environment().items():
         monkeypatch.setenv(name, text)
     answered = run_id("train", {**os.environ, **GKE})

@@ -328,8 +328,7 @@ def test_with_debug_the_documented_record_shows_the_runs_details(cloud: Cloud, t
     run(program, tmp_path, cloud.environment(is_grpc=True))
 
     details = [line for line in cloud.lines() if line[1] == "google_cloud_mldiagnostics.core.global_manager"]
-    assert details != []
-    severity, _, text = details[0]
+    ((severity, _, text),) = details
     assert severity == "DEBUG"
     assert text.startswith("current run details: {'name': ")
     assert "'gcs_path': 'gs://my-bucket/folder1'" in text

@@ -634,7 +634,8 @@ def test_a_process_ends_while_a_source_hangs(tmp_path: Path) -> None:
         run = ActiveRun(MLRun(name="r"), log, root / "r", "h", 0, 1, os.getpid(), True)
         metrics = SystemMetrics(run, 0.1, chips=[Bounded("chips", lambda: time.sleep(3600), 0.2).collect])
         metrics.start()
-        time.sleep(1)
+        while "process_memory" not in log.averages.as_dict():
+            time.sleep(0.01)
         print(metrics.stop(10))
     """
     done = subprocess.run(

@@ -136,8 +136,8 @@ def test_of_too_many_that_wait_the_oldest_is_dropped_and_counted(
 
 
 def test_a_place_that_refuses_is_tried_once_more_at_the_end_and_then_not_waited_for(
-    bucket, run, in_production, monkeypatch
-):
+    bucket: CloudStorageServer, run: ActiveRun, in_production: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(uploads, "_FIRST_PAUSE_SECONDS", 60.0)
     bucket.faults.always(Status(403), on="upload")
     profile_once()
