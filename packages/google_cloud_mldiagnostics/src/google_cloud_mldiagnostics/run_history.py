@@ -6,11 +6,20 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import Any, Final, NamedTuple
 
-from ml_diagnostics_common.entry import LogEntry
+from ml_diagnostics_common.entry import LogEntry, parse_timestamp
 
 from google_cloud_mldiagnostics.entries import PROCESS, SESSION
 
-__all__ = ["COMPANION_LOG_ID", "ProcessKey", "RunHistory", "natural_number", "number"]
+__all__ = [
+    "COMPANION_LOG_ID",
+    "ProcessKey",
+    "RunHistory",
+    "SessionRecord",
+    "earliest",
+    "natural_number",
+    "number",
+    "time_ns",
+]
 
 COMPANION_LOG_ID: Final = "tpu.googleapis.com/runtime_monitor"
 """Where the companion of `cloud_tpu_diagnostics` tells how a process has ended."""
@@ -51,11 +60,13 @@ class SessionRecord:
     Attributes:
         first_ns: When it was first heard of, in ns since 1970.
         hosts: The last word of each process, by host and index: see `entries.session_entry`.
+        tellers: Which process said it, by host and pid.
     """
 
     def __init__(self, first_ns: int) -> None:
         self.first_ns = first_ns
         self.hosts: dict[tuple[str, int | None], Mapping[str, Any]] = {}
+        self.tellers: dict[tuple[str, int | None], tuple[str, int]] = {}
         self._said_ns: dict[tuple[str, int | None], int] = {}
 
     def add(self, entry: LogEntry) -> None:
@@ -65,6 +76,8 @@ class SessionRecord:
         if self._said_ns.get(who, 0) <= entry.timestamp_ns:
             self._said_ns[who] = entry.timestamp_ns
             self.hosts[who] = entry.payload
+            labels = entry.context.labels
+            self.tellers[who] = labels.get("host", ""), natural_number(labels.get("pid")) or 0
 
 
 class RunHistory:
@@ -142,3 +155,17 @@ def number(value: object) -> float | None:
     except (ValueError, OverflowError):
         return None
     return found if math.isfinite(found) else None
+
+
+def time_ns(text: object) -> int | None:
+    """A time of the API; None where there is none: it has year 1 for what has not been."""
+    try:
+        moment_ns = parse_timestamp(str(text)) if text else 0
+    except ValueError:
+        return None
+    return moment_ns if moment_ns > 0 else None
+
+
+def earliest(times_ns: Iterable[int | None]) -> int | None:
+    """The earliest of those that are known."""
+    return min((moment_ns for moment_ns in times_ns if moment_ns is not None), default=None)

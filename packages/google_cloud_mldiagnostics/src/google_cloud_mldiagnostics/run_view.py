@@ -9,9 +9,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, NamedTuple
-
-from ml_diagnostics_common.entry import parse_timestamp
+from typing import Any, Final
 
 from google_cloud_mldiagnostics.attempts import WITHOUT_A_WORD
 from google_cloud_mldiagnostics.control_plane import Resource
@@ -19,18 +17,17 @@ from google_cloud_mldiagnostics.failures import UNSEEN_EXIT
 from google_cloud_mldiagnostics.run_history import (
     ProcessKey,
     RunHistory,
-    SessionRecord,
+    earliest,
     natural_number,
-    number,
+    time_ns,
 )
+from google_cloud_mldiagnostics.session_view import SessionView, view_sessions
 
 __all__ = [
     "SILENT_SECONDS",
     "AttemptView",
-    "HostProfile",
     "ProcessView",
     "RunView",
-    "SessionView",
     "State",
     "phase_of",
     "view_run",
@@ -55,53 +52,6 @@ class State(str, enum.Enum):
     def has_ended(self) -> bool:
         """Whether it is known to have ended."""
         return self in (State.COMPLETED, State.FAILED)
-
-
-class HostProfile(NamedTuple):
-    """What one process has of a profile; a profile may fail on one host and be there on the others.
-
-    Attributes:
-        host: Its host's name.
-        process_index: Among all of the run; None where it is not known.
-        phase: ACTIVE, SUCCEEDED or FAILED.
-        size_bytes: Of its xplane.
-        planes: The names of the xplane's planes.
-        problem: What failed.
-    """
-
-    host: str
-    process_index: int | None
-    phase: str
-    size_bytes: int | None = None
-    planes: tuple[str, ...] = ()
-    problem: str = ""
-
-
-@dataclass
-class SessionView:
-    """One profile, on all hosts.
-
-    Attributes:
-        session_id: Its id.
-        kind: programmatic or on_demand; empty where it is not known.
-        folder: Where its files are.
-        started_ns: When it was first heard of, in ns since 1970.
-        duration_seconds: Of the longest of its hosts.
-        hosts: What each of them has.
-    """
-
-    session_id: str
-    kind: str = ""
-    folder: str = ""
-    started_ns: int | None = None
-    duration_seconds: float | None = None
-    hosts: list[HostProfile] = field(default_factory=list)
-
-    @property
-    def phase(self) -> str:
-        """FAILED if a host failed, ACTIVE while one is at it, else SUCCEEDED."""
-        phases = {host.phase for host in self.hosts}
-        return next((phase for phase in ("FAILED", "ACTIVE", "SUCCEEDED") if phase in phases), "UNKNOWN")
 
 
 @dataclass
@@ -245,14 +195,14 @@ def view_run(
         elif state is last.state:
             reason = reason or last.reason
     signs_ns = [process.last_sign_ns for attempt in attempts for process in attempt.processes]
-    ended_ns = _time_ns(resource.get("endTime")) or (last.ended_ns if last is not None else None)
+    ended_ns = time_ns(resource.get("endTime")) or (last.ended_ns if last is not None else None)
     return RunView(
         run_id=str(resource.get("name", "")).rpartition("/")[2],
         display_name=str(resource.get("displayName", "")),
         group=str(resource.get("runSet", "")),
         state=state,
         reason=reason,
-        started_ns=_earliest([_time_ns(resource.get("createTime")), *(attempt.started_ns for attempt in attempts)]),
+        started_ns=earliest([time_ns(resource.get("createTime")), *(attempt.started_ns for attempt in attempts)]),
         ended_ns=ended_ns if state.has_ended else None,
         last_sign_ns=max(signs_ns, default=None),
         gcs_path=_texts(resource.get("artifacts")).get("gcsPath", ""),
@@ -260,7 +210,7 @@ def view_run(
         labels=_texts(resource.get("labels")),
         configs=_configs(resource),
         attempts=attempts,
-        sessions=_sessions(history, sessions),
+        sessions=view_sessions(history, sessions, has_ended=lambda who: _has_ended(who, attempts, state)),
         notes=_notes(state, last, now_ns),
     )
 
@@ -295,12 +245,12 @@ class _Judge:
     def _process(self, key: ProcessKey, kept: Mapping[str, Any]) -> ProcessView:
         record = self._history.processes.get(key)
         told = {**kept, **(record.told if record is not None else {})}
-        started_ns = _earliest([_time_ns(kept.get("startTime")), record.first_ns if record is not None else None]) or 0
+        started_ns = earliest([time_ns(kept.get("startTime")), record.first_ns if record is not None else None]) or 0
         state, reason = phase_of(told, "phase"), str(told.get("reason", ""))
         if not state.has_ended and phase_of(kept, "phase").has_ended:
             state, reason = phase_of(kept, "phase"), str(kept.get("reason", ""))
         # Of one that ended without a word, the folder has when the next attempt found that out.
-        ended_ns = None if kept.get("reason") == WITHOUT_A_WORD else _time_ns(kept.get("endTime"))
+        ended_ns = None if kept.get("reason") == WITHOUT_A_WORD else time_ns(kept.get("endTime"))
         view = ProcessView(
             attempt=key.attempt,
             host=key.host,
@@ -357,8 +307,8 @@ def _attempt(
         state = kept_state
     if attempt_number < last_attempt and not state.has_ended:
         state, reason = State.FAILED, WITHOUT_A_WORD
-    started_ns = _earliest([_time_ns(kept.get("startTime")), *(process.started_ns for process in processes)])
-    ended_ns = _time_ns(kept.get("endTime"))
+    started_ns = earliest([time_ns(kept.get("startTime")), *(process.started_ns for process in processes)])
+    ended_ns = time_ns(kept.get("endTime"))
     is_silent = any(process.reason == WITHOUT_A_WORD for process in processes)
     if state.has_ended and (ended_ns is None or is_silent):
         ended_ns = max((process.last_sign_ns for process in processes), default=None)
@@ -381,6 +331,14 @@ def _state_of(processes: Sequence[ProcessView]) -> tuple[State, str]:
     return silent.state, silent.reason if len(processes) == 1 else silent.reason.replace("of it", "of any process")
 
 
+def _has_ended(who: tuple[str, int] | None, attempts: Sequence[AttemptView], state: State) -> bool:
+    """Whether a process, by host and pid, is over; of one that nobody knows, whether its run is."""
+    states = [
+        process.state for attempt in attempts for process in attempt.processes if (process.host, process.pid) == who
+    ]
+    return all(each.has_ended for each in states or [state])
+
+
 def _notes(state: State, last: AttemptView | None, now_ns: int) -> list[str]:
     """Says what the state alone does not."""
     processes = last.processes if last is not None else []
@@ -399,57 +357,6 @@ def _notes(state: State, last: AttemptView | None, now_ns: int) -> list[str]:
     return notes
 
 
-def _sessions(history: RunHistory, resources: Iterable[Resource]) -> list[SessionView]:
-    """What processes tell of their profiles, and the control plane of those of which none does."""
-    views = {session_id: _session_told(session_id, record) for session_id, record in history.sessions.items()}
-    for resource in resources:
-        kept = _session_kept(resource)
-        view = views.setdefault(kept.session_id, kept)
-        if view is not kept:
-            view.kind = view.kind or kept.kind
-            if not view.folder or kept.folder.startswith("gs://"):  # It may have been brought there since.
-                view.folder = kept.folder or view.folder
-            view.started_ns = _earliest([view.started_ns, kept.started_ns])
-            view.duration_seconds = view.duration_seconds or kept.duration_seconds
-            known = {host.host for host in view.hosts}
-            view.hosts += [host for host in kept.hosts if host.host not in known]
-    return sorted(views.values(), key=lambda session: (session.started_ns or 0, session.session_id))
-
-
-def _session_told(session_id: str, record: SessionRecord) -> SessionView:
-    """A profile as processes tell of it."""
-    view = SessionView(session_id, started_ns=record.first_ns)
-    for (host, index), payload in record.hosts.items():
-        view.kind = str(payload.get("kind", "")) or view.kind
-        view.folder = str(payload.get("folder", "")) or view.folder
-        seconds = number(payload.get("duration_seconds"))
-        if seconds is not None:
-            view.duration_seconds = max(seconds, view.duration_seconds or 0.0)
-        phase, problem = str(payload.get("phase", "")), str(payload.get("problem", ""))
-        size, planes = natural_number(payload.get("size_bytes")), payload.get("planes")
-        names = tuple(map(str, planes)) if isinstance(planes, (list, tuple)) else ()
-        view.hosts.append(HostProfile(host, index, phase, size, names, problem))
-    view.hosts.sort(key=lambda host: (host.process_index is None, host.process_index, host.host))
-    return view
-
-
-def _session_kept(resource: Resource) -> SessionView:
-    """A profiler session as the API has it."""
-    told = resource.get("targetSessions")
-    told = told if isinstance(told, Mapping) else {}
-    targets = {str(host): one for host, one in told.items() if isinstance(one, Mapping)}
-    kind = str(resource.get("kind", "")).removeprefix("KIND_").lower()
-    started_ns = [_time_ns(target.get("startTime")) for target in targets.values()]
-    return SessionView(
-        session_id=str(resource.get("name", "")).rpartition("/")[2],
-        kind={"snapshot": "on_demand"}.get(kind, kind),
-        folder=str(resource.get("storageFolderUri", "")),
-        started_ns=_earliest([*started_ns, _time_ns(resource.get("createTime"))]),
-        duration_seconds=number(str(resource.get("duration", "")).removesuffix("s")),
-        hosts=[HostProfile(host, None, str(one.get("sessionPhase", ""))) for host, one in targets.items()],
-    )
-
-
 def _configs(resource: Resource) -> dict[str, dict[str, str]]:
     configs = resource.get("configs")
     known = configs if isinstance(configs, Mapping) else {}
@@ -461,19 +368,6 @@ def _reason_of(resource: Resource) -> str:
     if isinstance(details, Mapping):
         return str(details.get("message") or details)
     return str(details or "")
-
-
-def _time_ns(text: object) -> int | None:
-    """A time of the API; None where there is none: it has year 1 for what has not been."""
-    try:
-        time_ns = parse_timestamp(str(text)) if text else 0
-    except ValueError:
-        return None
-    return time_ns if time_ns > 0 else None
-
-
-def _earliest(times_ns: Iterable[int | None]) -> int | None:
-    return min((time_ns for time_ns in times_ns if time_ns is not None), default=None)
 
 
 def _texts(mapping: object) -> dict[str, str]:

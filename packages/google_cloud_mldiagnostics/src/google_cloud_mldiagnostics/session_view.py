@@ -1,0 +1,135 @@
+"""The profiles of a run as they are shown: what its processes tell of them, and what a control plane has. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple
+
+from google_cloud_mldiagnostics.control_plane import Resource
+from google_cloud_mldiagnostics.run_history import (
+    RunHistory,
+    SessionRecord,
+    earliest,
+    natural_number,
+    number,
+    time_ns,
+)
+
+__all__ = ["HostProfile", "SessionView", "view_sessions"]
+
+_ACTIVE, _FAILED = "ACTIVE", "FAILED"
+_ENDED_FIRST: Final = "its process ended before it was there; `mldiagnostics sync` sends what waits on its machine"
+
+
+class HostProfile(NamedTuple):
+    """What one process has of a profile; a profile may fail on one host and be there on the others.
+
+    Attributes:
+        host: Its host's name.
+        process_index: Among all of the run; None where it is not known.
+        phase: ACTIVE, SUCCEEDED or FAILED.
+        size_bytes: Of its xplane.
+        planes: The names of the xplane's planes.
+        problem: What failed.
+    """
+
+    host: str
+    process_index: int | None
+    phase: str
+    size_bytes: int | None = None
+    planes: tuple[str, ...] = ()
+    problem: str = ""
+
+
+@dataclass
+class SessionView:
+    """One profile, on all hosts.
+
+    Attributes:
+        session_id: Its id.
+        kind: programmatic or on_demand; empty where it is not known.
+        folder: Where its files are.
+        started_ns: When it was first heard of, in ns since 1970.
+        duration_seconds: Of the longest of its hosts.
+        hosts: What each of them has.
+    """
+
+    session_id: str
+    kind: str = ""
+    folder: str = ""
+    started_ns: int | None = None
+    duration_seconds: float | None = None
+    hosts: list[HostProfile] = field(default_factory=list)
+
+    @property
+    def phase(self) -> str:
+        """FAILED if a host failed, ACTIVE while one is at it, else SUCCEEDED."""
+        phases = {host.phase for host in self.hosts}
+        return next((phase for phase in ("FAILED", "ACTIVE", "SUCCEEDED") if phase in phases), "UNKNOWN")
+
+
+def view_sessions(
+    history: RunHistory, resources: Iterable[Resource], *, has_ended: Callable[[tuple[str, int] | None], bool]
+) -> list[SessionView]:
+    """Returns what processes tell of their profiles, and the control plane of those of which none does.
+
+    Args:
+        history: What the run's entries tell.
+        resources: Its profiler sessions as a control plane has them.
+        has_ended: Whether a process, by host and pid, is over; given None, whether all are.
+    """
+    views = {session_id: _told(session_id, record, has_ended) for session_id, record in history.sessions.items()}
+    for resource in resources:
+        kept = _kept(resource, is_over=has_ended(None))
+        view = views.setdefault(kept.session_id, kept)
+        if view is not kept:
+            view.kind = view.kind or kept.kind
+            if not view.folder or kept.folder.startswith("gs://"):  # It may have been brought there since.
+                view.folder = kept.folder or view.folder
+            view.started_ns = earliest([view.started_ns, kept.started_ns])
+            view.duration_seconds = view.duration_seconds or kept.duration_seconds
+            known = {host.host for host in view.hosts}
+            view.hosts += [host for host in kept.hosts if host.host not in known]
+    return sorted(views.values(), key=lambda session: (session.started_ns or 0, session.session_id))
+
+
+def _told(session_id: str, record: SessionRecord, has_ended: Callable[[tuple[str, int] | None], bool]) -> SessionView:
+    """A profile as processes tell of it."""
+    view = SessionView(session_id, started_ns=record.first_ns)
+    for (host, index), payload in record.hosts.items():
+        view.kind = str(payload.get("kind", "")) or view.kind
+        view.folder = str(payload.get("folder", "")) or view.folder
+        seconds = number(payload.get("duration_seconds"))
+        if seconds is not None:
+            view.duration_seconds = max(seconds, view.duration_seconds or 0.0)
+        phase, problem = str(payload.get("phase", "")), str(payload.get("problem", ""))
+        size, planes = natural_number(payload.get("size_bytes")), payload.get("planes")
+        if phase == _ACTIVE and has_ended(record.tellers[host, index]):
+            phase, problem = _FAILED, _ENDED_FIRST
+        names = tuple(map(str, planes)) if isinstance(planes, (list, tuple)) else ()
+        view.hosts.append(HostProfile(host, index, phase, size, names, problem))
+    view.hosts.sort(key=lambda host: (host.process_index is None, host.process_index, host.host))
+    return view
+
+
+def _kept(resource: Resource, *, is_over: bool) -> SessionView:
+    """A profiler session as the API has it."""
+    told = resource.get("targetSessions")
+    told = told if isinstance(told, Mapping) else {}
+    targets = {str(host): one for host, one in told.items() if isinstance(one, Mapping)}
+    kind = str(resource.get("kind", "")).removeprefix("KIND_").lower()
+    started_ns = [time_ns(target.get("startTime")) for target in targets.values()]
+    return SessionView(
+        session_id=str(resource.get("name", "")).rpartition("/")[2],
+        kind={"snapshot": "on_demand"}.get(kind, kind),
+        folder=str(resource.get("storageFolderUri", "")),
+        started_ns=earliest([*started_ns, time_ns(resource.get("createTime"))]),
+        duration_seconds=number(str(resource.get("duration", "")).removesuffix("s")),
+        hosts=[_host_kept(host, str(one.get("sessionPhase", "")), is_over=is_over) for host, one in targets.items()],
+    )
+
+
+def _host_kept(host: str, phase: str, *, is_over: bool) -> HostProfile:
+    ended_first = phase == _ACTIVE and is_over
+    return HostProfile(host, None, _FAILED if ended_first else phase, problem=_ENDED_FIRST if ended_first else "")

@@ -1,0 +1,54 @@
+"""A profile whose process has ended goes on no more, whatever it said last."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from google_cloud_mldiagnostics.run_history import RunHistory
+from google_cloud_mldiagnostics.run_view import view_run
+from google_cloud_mldiagnostics.session_view import SessionView
+from ml_diagnostics_common.entry import LogEntry
+
+from .told_runs import at, process, resource, session
+
+
+def sessions_of(
+    kept: dict[str, Any], *told: LogEntry, now: float = 30, resources: tuple[dict[str, Any], ...] = ()
+) -> list[SessionView]:
+    history = RunHistory()
+    history.add(told)
+    return view_run(kept, history, resources, now_ns=at(now)).sessions
+
+
+BEGUN = (process("ACTIVE", 0), session("s1", "ACTIVE", 10))
+
+
+def test_while_its_process_lives_it_is_active() -> None:
+    (shown,) = sessions_of(resource(), *BEGUN)
+    assert shown.phase == "ACTIVE"
+
+
+@pytest.mark.parametrize("phase", ["COMPLETED", "FAILED"])
+def test_it_has_failed_with_its_process(phase: str) -> None:
+    (shown,) = sessions_of(resource(), *BEGUN, process(phase, 20))
+    assert shown.phase == "FAILED"
+    assert "its process ended before" in shown.hosts[0].problem
+
+
+def test_what_came_to_its_place_stays_there() -> None:
+    (shown,) = sessions_of(resource("FAILED"), *BEGUN, session("s1", "SUCCEEDED", 15), process("FAILED", 20))
+    assert (shown.phase, shown.hosts[0].problem) == ("SUCCEEDED", "")
+
+
+def test_of_two_processes_one_may_go_on() -> None:
+    other = process("ACTIVE", 0, host="host-1", index=1, count=2), session("s1", "ACTIVE", 10, host="host-1", index=1)
+    (shown,) = sessions_of(resource(), *BEGUN, *other, process("FAILED", 20))
+    assert [(host.host, host.phase) for host in shown.hosts] == [("host-0", "FAILED"), ("host-1", "ACTIVE")]
+
+
+@pytest.mark.parametrize(("phase", "shown_as"), [("ACTIVE", "ACTIVE"), ("COMPLETED", "FAILED")])
+def test_one_that_only_the_control_plane_knows_ends_with_the_run(phase: str, shown_as: str) -> None:
+    kept = {"name": "s1", "targetSessions": {"host-0": {"sessionPhase": "ACTIVE"}}}
+    (shown,) = sessions_of(resource(phase), resources=(kept,))
+    assert shown.phase == shown_as
