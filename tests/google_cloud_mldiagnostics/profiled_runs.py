@@ -19,8 +19,8 @@ from ml_diagnostics_common.environment import diagnostics_directory
 from .kept_entries import kept_payloads
 
 
-class Registration:
-    """Remembers the sessions that it was given."""
+class RememberedSessions:
+    """In the place of who tells control planes."""
 
     def __init__(self) -> None:
         self.sessions: list[tuple[str, Resource]] = []
@@ -50,7 +50,7 @@ def profiled_run(
         process_count=process_count,
         pid=os.getpid(),
         is_local=is_local,
-        registration=Registration(),
+        registration=RememberedSessions(),  # type: ignore[arg-type]
     )
     set_active_run(active)
     try:
@@ -62,6 +62,12 @@ def profiled_run(
         deliveries._deliveries.forget()
         captures._captures.forget()
         set_active_run(None)
+
+
+def sessions_put(active: ActiveRun) -> list[tuple[str, Resource]]:
+    """What a control plane would have been told of profiles, in its order."""
+    assert isinstance(active.registration, RememberedSessions)
+    return active.registration.sessions
 
 
 def sessions_told(run_id: str) -> list[tuple[str, str]]:

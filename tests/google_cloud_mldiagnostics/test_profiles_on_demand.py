@@ -21,7 +21,7 @@ from google_cloud_mldiagnostics.profiling.verification import summary_of
 from google_cloud_mldiagnostics.profiling.xprof import Xprof
 from ml_diagnostics_testing.cloud_storage import CloudStorageServer
 
-from .profiled_runs import processes_told, profiled_run, sessions_told, xplanes
+from .profiled_runs import processes_told, profiled_run, sessions_put, sessions_told, xplanes
 from .waiting import eventually
 
 jax = pytest.importorskip("jax")
@@ -58,10 +58,10 @@ def test_what_others_take_is_a_session_of_the_run() -> None:
         process = served("run-1")
         assert active.profiler_port == process["profiler_port"]
         capture(process, "asked", host=process["address"])
-        eventually(lambda: active.registration.sessions)
+        eventually(lambda: sessions_put(active))
         assert xplanes(active.folder / "profiles") == ["plugins/profile/asked/host-a.xplane.pb"]
         assert sessions_told("run-1") == [("asked", "SUCCEEDED")]
-        ((session_id, session),) = active.registration.sessions
+        ((session_id, session),) = sessions_put(active)
         assert session_id == "asked"
         assert session["kind"] == "KIND_SNAPSHOT"
         assert session["targetSessions"]["host-a"]["sessionPhase"] == "SUCCEEDED"
@@ -77,7 +77,7 @@ def test_into_a_bucket_it_goes_by_way_of_this_machine(
     with profiled_run("run-1", gcs_path="gs://bucket", is_local=False) as active:
         start_on_demand_xprof(0)
         capture(served("run-1"), "asked")
-        eventually(lambda: active.registration.sessions)
+        eventually(lambda: sessions_put(active))
         name = "run-1/plugins/profile/asked/host-a.xplane.pb"
         assert cloud_storage_server.names("bucket") == [name]
         assert summary_of(cloud_storage_server.read("bucket", name)).is_whole

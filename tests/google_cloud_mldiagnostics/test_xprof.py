@@ -27,7 +27,7 @@ from google_cloud_mldiagnostics.profiling.verification import read_xplane
 from google_cloud_mldiagnostics.profiling.xprof import Xprof as xprof  # noqa: N813
 from ml_diagnostics_common.guard import LOSSES
 
-from .profiled_runs import profiled_run, sessions_told, xplanes
+from .profiled_runs import profiled_run, sessions_put, sessions_told, xplanes
 from .waiting import eventually
 
 jax = pytest.importorskip("jax")
@@ -205,7 +205,7 @@ def test_a_profile_is_told_as_a_session_of_the_run(run: ActiveRun) -> None:
         work()
     assert finish_profiles(5)
     assert sessions_told(run.run.name) == [("told", "ACTIVE"), ("told", "SUCCEEDED")]
-    (began, started), (ended, session) = run.registration.sessions
+    (began, started), (ended, session) = sessions_put(run)
     assert began == ended == "told"
     assert started["targetSessions"]["host-a"]["sessionPhase"] == "ACTIVE"
     assert started["targetSessions"]["host-a"]["endTime"].startswith("0001")
@@ -231,10 +231,10 @@ def test_hosts_that_are_missing_are_said(warnings: Callable[[], list[str]], cont
             waited.append(pause)
         assert sum(waited) >= 2.0
         assert "1 of 2 hosts are there (host-a)" in warnings()[0]
-        assert list(active.registration.sessions[-1][1]["targetSessions"]) == ["host-a"]
+        assert list(sessions_put(active)[-1][1]["targetSessions"]) == ["host-a"]
         (folder / "host-b.xplane.pb").write_bytes(b"x")
         assert HostsCheck(session)() is None
-        assert list(active.registration.sessions[-1][1]["targetSessions"]) == ["host-a", "host-b"]
+        assert list(sessions_put(active)[-1][1]["targetSessions"]) == ["host-a", "host-b"]
 
 
 def test_a_process_that_is_not_listed_does_nothing_and_says_so(

@@ -21,7 +21,7 @@ from ml_diagnostics_common.guard import LOSSES
 from ml_diagnostics_testing.cloud_storage import CloudStorageServer
 from ml_diagnostics_testing.faults import Fault, Hang, Status
 
-from .profiled_runs import profiled_run, sessions_told, xplanes
+from .profiled_runs import profiled_run, sessions_put, sessions_told, xplanes
 from .waiting import eventually
 
 jax = pytest.importorskip("jax")
@@ -59,7 +59,7 @@ def test_a_profile_comes_to_the_bucket_whole_and_leaves_nothing_behind(
     assert summary_of(bucket.read("bucket", NAME)).is_whole
     assert not xplanes(run.folder)
     assert sessions_told("run-1") == [("one", "ACTIVE"), ("one", "SUCCEEDED")]
-    session = run.registration.sessions[-1][1]
+    session = sessions_put(run)[-1][1]
     assert session["storageFolderUri"] == "gs://bucket/folder/run-1/plugins/profile/one"
     assert session["profilerTargets"] == ["host-a"]
 
@@ -116,7 +116,7 @@ def test_without_a_cloud_it_is_staged_for_sync(caplog: pytest.LogCaptureFixture)
         assert finish_profiles(0)
         assert xplanes(active.folder / "staged") == ["plugins/profile/one/host-a.xplane.pb"]
         assert "mldiagnostics sync run-1" in caplog.text
-        session = active.registration.sessions[-1][1]
+        session = sessions_put(active)[-1][1]
         assert session["targetSessions"]["host-a"]["sessionPhase"] == "SUCCEEDED"
         assert session["storageFolderUri"] == str(active.folder / "staged/plugins/profile/one")
         assert sessions_told("run-1") == [("one", "ACTIVE"), ("one", "SUCCEEDED")]
@@ -164,7 +164,7 @@ def test_an_interpreter_that_starts_no_more_threads_uploads_all_the_same(
     assert finish_profiles(20)
     assert bucket.names("bucket") == [NAME]
     assert sessions_told("run-1")[-1] == ("one", "SUCCEEDED")
-    assert run.registration.sessions[-1][1]["targetSessions"]["host-a"]["sessionPhase"] == "SUCCEEDED"
+    assert sessions_put(run)[-1][1]["targetSessions"]["host-a"]["sessionPhase"] == "SUCCEEDED"
 
 
 def test_without_threads_the_end_is_bounded_too(
