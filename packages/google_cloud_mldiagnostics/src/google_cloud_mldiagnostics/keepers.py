@@ -7,9 +7,9 @@ from collections.abc import Callable, Mapping
 
 from ml_diagnostics_common.client_imports import import_clients
 
+from google_cloud_mldiagnostics.control_plane import Keeper
 from google_cloud_mldiagnostics.identity import Workload
 from google_cloud_mldiagnostics.mlrun_types import MLRun
-from google_cloud_mldiagnostics.registration import Keeper
 
 __all__ = ["find_google", "find_self_hosted"]
 

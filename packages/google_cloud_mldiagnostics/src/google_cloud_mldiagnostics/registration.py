@@ -18,7 +18,7 @@ from ml_diagnostics_common.backoff import Backoff
 from ml_diagnostics_common.exceptions import CredentialsError
 from ml_diagnostics_common.guard import LOSSES, warn_once
 
-from google_cloud_mldiagnostics.control_plane import DistantControlPlane, Resource
+from google_cloud_mldiagnostics.control_plane import DistantControlPlane, Keeper, Resource
 from google_cloud_mldiagnostics.control_plane.local import LocalControlPlane
 from google_cloud_mldiagnostics.exceptions import (
     ControlPlaneClientNotInitializedError,
@@ -28,7 +28,7 @@ from google_cloud_mldiagnostics.exceptions import (
 )
 from google_cloud_mldiagnostics.mirroring import as_cloud_run, attempt_of, failed, is_told_of, mirrored
 
-__all__ = ["Keeper", "Registration"]
+__all__ = ["Registration"]
 
 _MOST_SESSIONS: Final = 1000
 _CONFIGS_SECONDS = 0.5
@@ -38,18 +38,6 @@ _LOOK_FOR_SECONDS = 600.0
 _LEAST_CALL_SECONDS = 0.5
 _FIRST_ACCESS_SECONDS = 60.0
 _DEAF_SECONDS = 0.5
-
-
-class Keeper(NamedTuple):
-    """Another control plane.
-
-    Attributes:
-        plane: It.
-        project: Of Google Cloud; empty for another.
-    """
-
-    plane: DistantControlPlane
-    project: str
 
 
 class _End(NamedTuple):
@@ -413,7 +401,13 @@ class Registration:
             self._local.put_session(self._run_id, session_id, session)
         except ControlPlaneError as error:
             LOSSES.add("session_not_kept")
-            self._explain(error)
+            warn_once(
+                ("session not kept", self._run_id),
+                "A profile of the run %s could not be written down in its folder: %s. `mldiagnostics show` tells what "
+                "the journal has of it.",
+                self._run_id,
+                str(error).rstrip("."),
+            )
 
     def _keep_sessions_here(self) -> None:
         """What came while there was no other keeper, or came too late for it."""

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any, Protocol, TypeAlias
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
-__all__ = ["Change", "ControlPlane", "DistantControlPlane", "Resource"]
+__all__ = ["Change", "ControlPlane", "DistantControlPlane", "Keeper", "Resource"]
 
 Resource: TypeAlias = dict[str, Any]
 """A run, or a profiler session, as the JSON of `hypercomputecluster.googleapis.com` has it."""
 
 Change: TypeAlias = Callable[[Resource], "Resource | None"]
-"""Given a run as it is, returns it as it should be; None to leave it. Called again if somebody else was faster."""
+"""Given a copy of a run as it is, which it may alter, returns it as it should be; None to leave it.
+
+Called again if somebody else was faster.
+"""
 
 
 class ControlPlane(Protocol):
@@ -62,3 +65,15 @@ class DistantControlPlane(ControlPlane, Protocol):
     def close(self) -> None:
         """Closes the connections; a later call opens others."""
         ...
+
+
+class Keeper(NamedTuple):
+    """Another control plane.
+
+    Attributes:
+        plane: It.
+        project: Of Google Cloud; empty for another.
+    """
+
+    plane: DistantControlPlane
+    project: str
