@@ -11,6 +11,7 @@ from google_cloud_mldiagnostics.attempts import WITHOUT_A_WORD
 
 from . import run_programs as programs
 from .kept_entries import kept_entries
+from .waiting import eventually
 
 
 def last_phase() -> str:
@@ -254,8 +255,9 @@ def test_what_the_companion_told_is_why_an_attempt_has_ended() -> None:
         """,
         RUN_WORKLOAD_ID="w",
     )
-    programs.run("begin(); time.sleep(0.5)", RUN_WORKLOAD_ID="w")
-    assert programs.kept_run()["attempts"][0]["reason"] == "The job was killed: out of memory"
+    second = programs.start("begin(); sys.stdin.readline()", RUN_WORKLOAD_ID="w")
+    eventually(lambda: programs.kept_run()["attempts"][0].get("reason") == "The job was killed: out of memory")
+    assert programs.end(second, say="go on\n").code == 0
 
 
 def test_a_failed_run_that_is_begun_again_is_active_and_then_completed() -> None:

@@ -451,11 +451,13 @@ def test_a_run_that_began_before_its_processes_could_agree_says_so() -> None:
         import types
         from google_cloud_mldiagnostics import lifecycle
         lifecycle._HARDWARE_SECONDS = 0.05
+        from ml_diagnostics_common import guard
         begin()
         import jax._src.distributed as distributed
         state = distributed.global_state
         state.client, state.process_id, state.num_processes = object(), 1, 2
-        time.sleep(1.0)
+        while not guard._said_in_this_process:
+            time.sleep(0.01)
         state.client = None
         """
     )
