@@ -1,4 +1,6 @@
-"""What happens to a run when a process of it begins or ends: changes of a run that is kept on this machine. Pure.
+"""What happens to a run when a process of it begins or ends: changes of a run that is kept on this machine.
+
+They know no clock and no disk; what they are given they may alter, as any `Change` may.
 
 Beside what Google's API knows, the run has `attempts`, the oldest first:
 
@@ -112,7 +114,8 @@ def begin(
 def end(member: Member, phase: str, reason: str, *, now: str) -> Change:
     """Returns how a process leaves its attempt.
 
-    The attempt has ended when process 0 has, or a process has failed, or all that are known here have ended.
+    The attempt has ended when process 0 has (each of them, where several were told no other place), or a process has
+    failed, or all that are known here have ended.
 
     Args:
         member: The process.
@@ -133,7 +136,9 @@ def end(member: Member, phase: str, reason: str, *, now: str) -> Change:
         phases = [process.get("phase") for process in attempt["processes"]]
         if phase == "COMPLETED" and "FAILED" in phases:
             return kept
-        if phase == "FAILED" or member.process_index == 0 or all(other in _ENDED for other in phases):
+        first = [process.get("phase") for process in attempt["processes"] if process.get("process_index") == 0]
+        has_first_ended = member.process_index == 0 and all(other in _ENDED for other in first)
+        if phase == "FAILED" or has_first_ended or all(other in _ENDED for other in phases):
             attempt |= {"phase": phase, "endTime": now, "reason": reason}
             if attempt is last_attempt(kept):
                 kept |= {"runPhase": phase, "endTime": now}
@@ -209,8 +214,10 @@ def _belongs(
         for process in attempt.get("processes") or ()
         if (process.get("hostname"), process.get("process_index")) == (member.host, member.process_index)
     ]
+    going_on = [process for process in namesakes if process.get("phase") not in _ENDED]
     if namesakes:
-        return any(member.is_in(process) and process.get("phase") not in _ENDED for process in namesakes)
+        # Where nothing tells, two may be told the same place, as a trainer and its evaluator: the first goes on.
+        return any(member.is_in(process) or (not token and is_alive(process)) for process in going_on)
     if token and attempt.get("token"):
         return bool(token == attempt["token"])
     return any(is_alive(process) for process in attempt.get("processes") or ())

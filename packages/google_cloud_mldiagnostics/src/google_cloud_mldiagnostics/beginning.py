@@ -78,7 +78,7 @@ class Beginning:
         self._active = active = self._new_active_run(member)
         active.registration = self._registration = self._new_registration()
         self._lifecycle = lifecycle = Lifecycle(
-            active, member, self.local, active.registration, collect=lambda: _collected(self.arguments.framework)
+            active, member, self.local, active.registration, collect=_collector(self.arguments.framework)
         )
         set_active_run(active)
         lifecycle.begin(self.user_configs, is_settled=self._is_attempt_settled())
@@ -277,12 +277,19 @@ def _attempt_told(text: str) -> int:
     return int(text) + 1 if text.isascii() and text.isdigit() and len(text) < 9 else 1
 
 
-def _collected(framework: Framework) -> tuple[dict[str, dict[str, str]], bool]:
-    """What is known of software and hardware by now, and whether that is all: in a thread of its own."""
-    import_undisturbed("importlib.metadata")
-    hardware = collect_hardware()
-    known = collect_host() if hardware is None else hardware
-    return {"softwareConfigs": collect_software(framework), "hardwareConfigs": known}, hardware is not None
+def _collector(framework: Framework) -> Callable[[], tuple[dict[str, dict[str, str]], bool]]:
+    """Returns what tells what is known of software and hardware, and whether that is all: for a thread of its own."""
+    software: dict[str, str] = {}
+
+    def collect() -> tuple[dict[str, dict[str, str]], bool]:
+        if not software:  # It stays as it is.
+            import_undisturbed("importlib.metadata")
+            software.update(collect_software(framework))
+        hardware = collect_hardware()
+        known = collect_host() if hardware is None else hardware
+        return {"softwareConfigs": dict(software), "hardwareConfigs": known}, hardware is not None
+
+    return collect
 
 
 def _moment(text: object) -> datetime.datetime | None:

@@ -20,7 +20,7 @@ from collections.abc import Callable
 from types import FrameType, TracebackType
 from typing import Any
 
-from ml_diagnostics_common.guard import LOSSES
+from ml_diagnostics_common.guard import LOSSES, warn_once
 
 from google_cloud_mldiagnostics.failures import UNSEEN_EXIT, exit_failure, failure_of
 from google_cloud_mldiagnostics.program_end import ProgramEnd, how_it_was_left, program_frame
@@ -68,6 +68,12 @@ class ExitHooks:
         atexit.register(self._at_exit)
         if threading.current_thread() is threading.main_thread():
             self._install_sigterm()
+        if not threading.main_thread().is_alive():
+            warn_once(
+                "begun at exit",
+                "A run was begun while the interpreter ends, where Python calls nobody any more who would see it end. "
+                "Call its finish().",
+            )
 
     def uninstall(self) -> None:
         """Stops looking, and puts back what was there; what others have put over ours stays, and ours does nothing."""

@@ -35,13 +35,15 @@ COLLECTED: Final = ("softwareConfigs", "hardwareConfigs")
 """The sections of a run's configs that are not the user's."""
 
 _HEARTBEAT_SECONDS = 60.0
-_HARDWARE_SECONDS = 5.0
+_HARDWARE_SECONDS = 5.0  # At first; then ever less often, up to once a minute.
+_MOST_HARDWARE_SECONDS = 60.0
 _DEBOUNCE_SECONDS = 1.0
 _END_SECONDS = 5.0  # How long the end of the process waits for the network.
 _GRACE_SECONDS = 0.2
 _POLL_SECONDS = 0.005
 _FIRST_ENTRY_SECONDS = 1.0
 _LAST_COLLECT_SECONDS = 0.5
+_SYNC_SECONDS = 0.2
 _PROFILES_SHARE = 0.6  # Of the seconds in which a process ends: for a profile that runs.
 
 
@@ -93,6 +95,7 @@ class Lifecycle:
         self._collect_at: float | None = None
         self._collecting: background.Task | None = None
         self._is_collected = False
+        self._collect_pause = _HARDWARE_SECONDS
         self._beat_at = 0.0
 
     def begin(self, user_configs: Mapping[str, str], *, is_settled: bool) -> None:
@@ -205,6 +208,7 @@ class Lifecycle:
         self._tell_process("ACTIVE")
         if self._user_configs:
             self._active.log.write(entries.CONFIGS, {"userConfigs": self._user_configs})
+        self._active.log.sync()
 
     def _tell_process(self, phase: str, reason: str = "") -> None:
         active = self._active
@@ -267,7 +271,8 @@ class Lifecycle:
 
     def _take_collected(self, sections: Mapping[str, Mapping[str, str]], *, is_all: bool) -> None:
         self._is_collected = is_all
-        self._collect_at = None if is_all else time.monotonic() + _HARDWARE_SECONDS
+        self._collect_at = None if is_all else time.monotonic() + self._collect_pause
+        self._collect_pause = min(2 * self._collect_pause, _MOST_HARDWARE_SECONDS)
         configs = self._active.run.configs
         for section, values in sections.items():
             if values and configs.get(section) != values:
@@ -312,6 +317,7 @@ class Lifecycle:
             for stop in self._on_end:
                 self._attempt_quietly(stop)
             self._attempt_quietly(lambda: self._active.log.close(max(0.0, deadline - time.monotonic())))
+            self._attempt_quietly(lambda: self._active.log.sync(_SYNC_SECONDS))
             self._attempt_quietly(lambda: self._change(self._with_averages))  # With what devices still owed.
             self._registration.wait(max(0.0, deadline - time.monotonic()))
         finally:

@@ -50,6 +50,9 @@ _HOSTS_KEY: Final = "host"
 _HOSTS_SECONDS: Final = 5.0
 _POLL_SECONDS: Final = 0.1
 
+# State of the process: which of how many it has told the others that it is.
+_told_in_this_process: tuple[int, int] | None = None
+
 
 # --- Software -----------------------------------------------------------------------------------------
 
@@ -249,8 +252,11 @@ def _hosts(accelerator: str, processes: int, environ: Mapping[str, str]) -> int 
 
 
 def _tell_host() -> None:
+    """Once: the coordinator keeps it."""
+    global _told_in_this_process
     known = agreement.jax_processes()
-    if known is not None:
+    if known is not None and known != _told_in_this_process:
+        _told_in_this_process = known
         agreement.tell(f"{_HOSTS_KEY}/{known[0]}", platform.node())
 
 

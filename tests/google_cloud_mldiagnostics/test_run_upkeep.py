@@ -1,0 +1,134 @@
+"""What a run does beside what it is asked for: little, and less as time goes on; and what becomes of odd beginnings."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+from google_cloud_mldiagnostics import machinelearning_run
+from google_cloud_mldiagnostics.active_run import active_run
+from google_cloud_mldiagnostics.attempts import Member, begin, end, last_attempt, new_run
+from google_cloud_mldiagnostics.control_plane import Resource
+from google_cloud_mldiagnostics.control_plane.local import LocalControlPlane
+from google_cloud_mldiagnostics.exceptions import ControlPlaneError
+
+from . import run_programs as programs
+from .waiting import eventually
+
+
+def test_what_the_job_runs_is_collected_once_and_devices_are_looked_for_ever_less_often() -> None:
+    ended = programs.run("""
+        from google_cloud_mldiagnostics import beginning, lifecycle
+        lifecycle._HARDWARE_SECONDS = 0.02
+        asked = {"software": [], "hardware": []}
+        software, hardware = beginning.collect_software, beginning.collect_hardware
+        beginning.collect_software = lambda *a: asked["software"].append(time.monotonic()) or software(*a)
+        beginning.collect_hardware = lambda: asked["hardware"].append(time.monotonic()) or hardware()
+        begin()
+        while len(asked["hardware"]) < 7:
+            time.sleep(0.01)
+        pauses = [later - earlier for earlier, later in zip(asked["hardware"], asked["hardware"][1:])]
+        assert pauses[-1] > 3 * pauses[0], pauses
+        print(len(asked["software"]), flush=True)
+    """)
+    assert (ended.code, ended.output) == (0, "1\n"), ended.errors
+
+
+def test_a_runs_start_and_end_are_put_on_the_disk_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    kept: list[str] = []
+    sync = os.fdatasync
+
+    def note(descriptor: int) -> None:
+        kept.append(str(Path(f"/proc/self/fd/{descriptor}").readlink()))
+        sync(descriptor)
+
+    monkeypatch.setattr(os, "fdatasync", note)
+    run = machinelearning_run("train", log_system_metrics=False)
+    eventually(lambda: kept)
+    at_the_start = len(kept)
+    run.finish()
+    assert len(kept) > at_the_start
+    assert all("ml_diagnostics_metric" in path for path in kept)
+
+
+def test_a_run_that_begins_while_the_interpreter_ends_says_that_nobody_will_see_it_end() -> None:
+    ended = programs.run("""
+        import logging
+        logging.basicConfig()
+        atexit.register(begin, "first")
+        atexit.register(lambda: begin("second").finish())
+    """)
+    assert ended.code == 0
+    assert ended.errors.count("Call its finish()") == 1
+    assert {run["displayName"]: run["runPhase"] for run in programs.kept_runs()} == {
+        "first": "ACTIVE",
+        "second": "COMPLETED",
+    }
+
+
+def test_a_profile_that_cannot_be_written_down_is_not_told_as_a_matter_of_other_keepers(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refuse(*_: object) -> None:
+        raise ControlPlaneError("the disk is full")
+
+    monkeypatch.setattr(LocalControlPlane, "put_session", refuse)
+    run = machinelearning_run("train", log_system_metrics=False)
+    active = active_run()
+    assert active is not None
+    assert active.registration is not None
+    active.registration.put_session("s1", {"kind": "KIND_PROGRAMMATIC"})
+    run.finish()
+    eventually(lambda: "the disk is full" in caplog.text)
+    assert "keeper" not in caplog.text
+
+
+# --- Two that are told the same place -----------------------------------------------------------------
+
+TRAINER, EVALUATOR = Member("a", 0, 100, "ticks-100"), Member("a", 0, 101, "ticks-101")
+NOW = "2026-03-10T01:02:03Z"
+
+
+def joined(run: Resource, member: Member, *, is_alive: bool) -> Resource:
+    changed = begin({}, member, token="", number=1, now=NOW, is_alive=lambda *_: is_alive)(run)
+    assert changed is not None
+    return changed
+
+
+def ended(run: Resource, member: Member) -> Resource:
+    changed = end(member, "COMPLETED", "", now=NOW)(run)
+    assert changed is not None
+    return changed
+
+
+def phases(run: Resource) -> list[Any]:
+    return [attempt["phase"] for attempt in run["attempts"]]
+
+
+def test_a_process_that_lives_is_not_told_as_killed_by_another_in_its_place() -> None:
+    run = joined(new_run({}, TRAINER, token="", number=1, now=NOW), EVALUATOR, is_alive=True)
+    assert phases(run) == ["ACTIVE"]
+    run = ended(run, EVALUATOR)
+    assert (phases(run), run["runPhase"]) == (["ACTIVE"], "ACTIVE")
+    run = ended(run, TRAINER)
+    assert (phases(run), run["runPhase"]) == (["COMPLETED"], "COMPLETED")
+
+
+def test_a_process_in_the_place_of_one_that_is_gone_begins_another_attempt() -> None:
+    run = joined(new_run({}, TRAINER, token="", number=1, now=NOW), EVALUATOR, is_alive=False)
+    assert phases(run) == ["FAILED", "ACTIVE"]
+
+
+def test_two_programs_of_one_workload_at_once_share_its_attempt() -> None:
+    job = {"RUN_WORKLOAD_ID": "w"}
+    trainer = programs.start("begin(); ready(); sys.stdin.readline()", **job)
+    programs.await_line(trainer, "ready")
+    assert programs.run("begin()", **job).code == 0
+    assert programs.end(trainer, say="go on\n").code == 0
+    run = programs.kept_run()
+    last = last_attempt(run)
+    assert last is not None
+    assert (len(run["attempts"]), last["phase"], len(last["processes"])) == (1, "COMPLETED", 2)
+    assert "errorDetails" not in run
