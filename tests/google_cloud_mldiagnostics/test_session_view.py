@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from google_cloud_mldiagnostics.run_history import RunHistory
+from google_cloud_mldiagnostics.run_sync import arrived
 from google_cloud_mldiagnostics.run_view import view_run
 from google_cloud_mldiagnostics.session_view import SessionView
 from ml_diagnostics_common.entry import LogEntry
@@ -52,3 +53,24 @@ def test_one_that_only_the_control_plane_knows_ends_with_the_run(phase: str, sho
     kept = {"name": "s1", "targetSessions": {"host-0": {"sessionPhase": "ACTIVE"}}}
     (shown,) = sessions_of(resource(phase), resources=(kept,))
     assert shown.phase == shown_as
+
+
+@pytest.mark.parametrize(("kept_phase", "shown_as"), [("ACTIVE", "FAILED"), ("SUCCEEDED", "SUCCEEDED")])
+def test_one_that_was_brought_to_its_place_afterwards_is_there(kept_phase: str, shown_as: str) -> None:
+    kept = {"name": "s1", "targetSessions": {"host-0": {"sessionPhase": kept_phase}}}
+    (shown,) = sessions_of(resource("FAILED"), *BEGUN, process("FAILED", 20), resources=(kept,))
+    assert shown.phase == shown_as
+    assert bool(shown.hosts[0].problem) == (shown_as == "FAILED")
+
+
+def test_what_sync_finds_there_has_come() -> None:
+    targets = {host: {"sessionPhase": phase} for host, phase in (("a", "ACTIVE"), ("b", "FAILED"), ("c", "ACTIVE"))}
+    kept = {"name": "s1", "updateTime": "2026-11-21T12:00:00Z", "targetSessions": targets}
+    now = arrived(kept, ["a", "b"])["targetSessions"]
+    assert now == {
+        "a": {"sessionPhase": "SUCCEEDED", "endTime": "2026-11-21T12:00:00Z"},
+        "b": {"sessionPhase": "FAILED"},
+        "c": {"sessionPhase": "ACTIVE"},
+    }
+    assert arrived(kept, []) is kept
+    assert arrived({"name": "s1"}, ["a"]) == {"name": "s1"}

@@ -33,6 +33,7 @@ from google_cloud_mldiagnostics.profiling.layout import SESSIONS, SUFFIX, sessio
 __all__ = [
     "EntriesSent",
     "ProfilesSent",
+    "arrived",
     "home_of",
     "profile_files",
     "send_entries",
@@ -305,6 +306,22 @@ def send_profiles(
         if path.is_relative_to(staging):
             path.unlink(missing_ok=True)
     return sent
+
+
+def arrived(session: Resource, hosts: Sequence[str]) -> Resource:
+    """Returns a session whose processes ended before they could tell that their files are there.
+
+    Args:
+        session: As this machine keeps it.
+        hosts: Those whose files are there.
+    """
+    targets = session.get("targetSessions") or {}
+    ended = {"sessionPhase": "SUCCEEDED", "endTime": session.get("updateTime", "")}
+    now = {
+        host: {**told, **ended} if told.get("sessionPhase") == "ACTIVE" and host in hosts else told
+        for host, told in targets.items()
+    }
+    return {**session, "targetSessions": now} if now != targets else session
 
 
 def send_sessions(

@@ -18,7 +18,7 @@ from google_cloud_mldiagnostics.run_history import (
 
 __all__ = ["HostProfile", "SessionView", "view_sessions"]
 
-_ACTIVE, _FAILED = "ACTIVE", "FAILED"
+_ACTIVE, _FAILED, _SUCCEEDED = "ACTIVE", "FAILED", "SUCCEEDED"
 _ENDED_FIRST: Final = "its process ended before it was there; `mldiagnostics sync` sends what waits on its machine"
 
 
@@ -89,6 +89,8 @@ def view_sessions(
                 view.folder = kept.folder or view.folder
             view.started_ns = earliest([view.started_ns, kept.started_ns])
             view.duration_seconds = view.duration_seconds or kept.duration_seconds
+            brought = {host.host for host in kept.hosts if host.phase == _SUCCEEDED}  # By `mldiagnostics sync`.
+            view.hosts = [_came(host) if host.host in brought else host for host in view.hosts]
             known = {host.host for host in view.hosts}
             view.hosts += [host for host in kept.hosts if host.host not in known]
     return sorted(views.values(), key=lambda session: (session.started_ns or 0, session.session_id))
@@ -128,6 +130,10 @@ def _kept(resource: Resource, *, is_over: bool) -> SessionView:
         duration_seconds=number(str(resource.get("duration", "")).removesuffix("s")),
         hosts=[_host_kept(host, str(one.get("sessionPhase", "")), is_over=is_over) for host, one in targets.items()],
     )
+
+
+def _came(host: HostProfile) -> HostProfile:
+    return host._replace(phase=_SUCCEEDED, problem="") if host.problem == _ENDED_FIRST else host
 
 
 def _host_kept(host: str, phase: str, *, is_over: bool) -> HostProfile:

@@ -90,9 +90,10 @@ def _told_of_entries(entries: EntriesSent) -> str:
 def _send_profiles(run_id: str, gcs_path: str, local: LocalSource, cloud: CloudSource) -> str:
     """Sends the run's profiles and what is told of them; says what that was."""
     from google_cloud_mldiagnostics.cli.text import format_bytes, format_count, note
+    from google_cloud_mldiagnostics.profiling.hosts_check import hosts_of
     from google_cloud_mldiagnostics.profiling.layout import session_folder
     from google_cloud_mldiagnostics.run_entries import run_id_of
-    from google_cloud_mldiagnostics.run_sync import profile_files, send_profiles, send_sessions
+    from google_cloud_mldiagnostics.run_sync import arrived, profile_files, send_profiles, send_sessions
 
     folder = local.control_plane.folder(run_id)
     staging = folder / "staged"
@@ -106,13 +107,15 @@ def _send_profiles(run_id: str, gcs_path: str, local: LocalSource, cloud: CloudS
         return f"{format_count(len(files), 'file')} not sent: say where to with --gcs-path gs://bucket/folder"
     logdir = f"{gcs_path}/{run_id}"
     sent: ProfilesSent = send_profiles(files, logdir, staging=staging, told=lambda name: note(f"sending {name}"))
-    sessions = list(local.control_plane.list_sessions(run_id))
+    kept = {run_id_of(session): session for session in local.control_plane.list_sessions(run_id)}
+    there = {name: arrived(kept[name], hosts_of(session_folder(logdir, name))) for name in sent.sessions & kept.keys()}
+    sessions = [there.get(session_id, session) for session_id, session in kept.items()]
     told = send_sessions(run_id, sessions, logdir, sent.sessions, cloud.control_plane)
     for session in sessions:
         session_id = run_id_of(session)
-        if session_id in sent.sessions and str(session.get("storageFolderUri", "")).startswith(str(staging)):
-            # It is not here any more.
-            moved = {"storageFolderUri": session_folder(logdir, session_id)}
+        was_here = str(session.get("storageFolderUri", "")).startswith(str(staging))
+        if session_id in there and (was_here or session is not kept[session_id]):
+            moved = {**session, "storageFolderUri": session_folder(logdir, session_id)}
             local.control_plane.put_session(run_id, session_id, moved)
     if not files and not told:
         return "none"
