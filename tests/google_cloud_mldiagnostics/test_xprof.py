@@ -449,7 +449,7 @@ def test_a_forked_child_neither_profiles_nor_ends_its_parents_profile(run: Activ
     assert sessions_told(run.run.name) == [("parents", "ACTIVE"), ("parents", "SUCCEEDED")]
 
 
-def test_the_end_of_the_run_ends_its_profile(run: ActiveRun) -> None:
+def test_the_end_of_the_process_ends_its_profile(run: ActiveRun) -> None:
     profile = xprof(session_id="open")
     profile.start()
     work()
