@@ -82,7 +82,7 @@ def test_where_nothing_tells_the_life_and_none_lives_another_attempt_begins() ->
 
 
 def test_a_process_that_was_started_again_in_the_same_place_begins_another_attempt() -> None:
-    run = joined(new(member(0)), member(0, 101), alive={100})
+    run = joined(new(member(0)), member(0, 101), alive=set())
     assert phases(run) == ["FAILED", "ACTIVE"]
     assert run["attempts"][0]["reason"] == WITHOUT_A_WORD
     assert run["attempts"][0]["processes"][0]["phase"] == "FAILED"

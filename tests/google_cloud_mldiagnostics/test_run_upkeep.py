@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -91,8 +93,8 @@ TRAINER, EVALUATOR = Member("a", 0, 100, "ticks-100"), Member("a", 0, 101, "tick
 NOW = "2026-03-10T01:02:03Z"
 
 
-def joined(run: Resource, member: Member, *, is_alive: bool) -> Resource:
-    changed = begin({}, member, token="", number=1, now=NOW, is_alive=lambda *_: is_alive)(run)
+def joined(run: Resource, member: Member, *, is_alive: bool, token: str = "") -> Resource:
+    changed = begin({}, member, token=token, number=1, now=NOW, is_alive=lambda *_: is_alive)(run)
     assert changed is not None
     return changed
 
@@ -107,8 +109,9 @@ def phases(run: Resource) -> list[Any]:
     return [attempt["phase"] for attempt in run["attempts"]]
 
 
-def test_a_process_that_lives_is_not_told_as_killed_by_another_in_its_place() -> None:
-    run = joined(new_run({}, TRAINER, token="", number=1, now=NOW), EVALUATOR, is_alive=True)
+@pytest.mark.parametrize("token", ["", "life-1"])
+def test_a_process_that_lives_is_not_told_as_killed_by_another_in_its_place(token: str) -> None:
+    run = joined(new_run({}, TRAINER, token=token, number=1, now=NOW), EVALUATOR, is_alive=True, token=token)
     assert phases(run) == ["ACTIVE"]
     run = ended(run, EVALUATOR)
     assert (phases(run), run["runPhase"]) == (["ACTIVE"], "ACTIVE")
@@ -132,3 +135,54 @@ def test_two_programs_of_one_workload_at_once_share_its_attempt() -> None:
     assert last is not None
     assert (len(run["attempts"]), last["phase"], len(last["processes"])) == (1, "COMPLETED", 2)
     assert "errorDetails" not in run
+
+
+@pytest.mark.parametrize("method", ["spawn", "forkserver"])
+@pytest.mark.parametrize("workload", [{}, {"RUN_WORKLOAD_ID": "w"}, {"SLURM_JOB_ID": "7"}])
+def test_workers_that_import_the_script_anew_begin_no_run(
+    method: str, workload: dict[str, str], tmp_path: Path
+) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(
+        programs.BEGIN
+        + f"""
+import multiprocessing
+run = begin()
+
+def loaded(number):
+    run.configs.update(x=number)
+    metrics.record("loss", 0.5)
+    run.finish()
+    return number
+
+if __name__ == "__main__":
+    with multiprocessing.get_context("{method}").Pool(2) as pool:
+        print(sum(pool.map(loaded, range(4))), flush=True)
+"""
+    )
+    done = subprocess.run(
+        [sys.executable, str(script)], env={**os.environ, **workload}, capture_output=True, text=True, timeout=60
+    )
+    assert (done.returncode, done.stdout) == (0, "6\n"), done.stderr
+    run = programs.kept_run()
+    assert (run["runPhase"], len(run["attempts"]), len(run["attempts"][0]["processes"])) == ("COMPLETED", 1, 1)
+
+
+def test_a_worker_may_have_a_run_of_its_own(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(
+        programs.BEGIN
+        + """
+import multiprocessing
+
+def train():
+    begin("in the worker")
+
+if __name__ == "__main__":
+    worker = multiprocessing.get_context("spawn").Process(target=train)
+    worker.start()
+    worker.join()
+"""
+    )
+    subprocess.run([sys.executable, str(script)], check=True, timeout=60)
+    assert programs.kept_run()["displayName"] == "in the worker"

@@ -216,8 +216,9 @@ def _belongs(
     ]
     going_on = [process for process in namesakes if process.get("phase") not in _ENDED]
     if namesakes:
-        # Where nothing tells, two may be told the same place, as a trainer and its evaluator: the first goes on.
-        return any(member.is_in(process) or (not token and is_alive(process)) for process in going_on)
+        # One that lives was not started again: two are told the same place, as a trainer and its evaluator.
+        is_same_life = not token or token == attempt.get("token")
+        return any(member.is_in(process) or (is_same_life and is_alive(process)) for process in going_on)
     if token and attempt.get("token"):
         return bool(token == attempt["token"])
     return any(is_alive(process) for process in attempt.get("processes") or ())

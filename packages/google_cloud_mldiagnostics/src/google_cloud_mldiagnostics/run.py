@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import logging
 import os
+import sys
 from collections.abc import Mapping
+from types import FrameType
 from typing import Any, Final
 
 from ml_diagnostics_common.environment import Backend, configured_backend
 from ml_diagnostics_common.exceptions import DiagnosticsError
-from ml_diagnostics_common.guard import report_loss
+from ml_diagnostics_common.guard import log_once, report_loss
 
 from google_cloud_mldiagnostics.active_run import active_run
 from google_cloud_mldiagnostics.beginning import Beginning
@@ -117,6 +120,14 @@ def machinelearning_run(
         on_demand_xprof_port=on_demand_xprof_port,
         strict=strict,
     )
+    if _is_imported_by_a_worker():
+        log_once(
+            logging.INFO,
+            "worker",
+            "This worker of multiprocessing imports the script that began the run %s: it begins none of its own.",
+            arguments.name,
+        )
+        return _without_a_run(arguments)
     backend = configured_backend()
     if backend is Backend.CLOUD and arguments.base_url is None:
         from ml_diagnostics_common.credentials import find_cloud
@@ -135,6 +146,19 @@ def machinelearning_run(
         begun = active_run()
         if begun is not None and begun.pid == os.getpid():
             return begun.run
-        return MLRun(
-            name=readable_id(arguments.name), display_name=arguments.name, configs=ConfigDict(arguments.configs)
-        )
+        return _without_a_run(arguments)
+
+
+def _is_imported_by_a_worker() -> bool:
+    """Whether a worker that multiprocessing has spawned imports the script anew, under a name that is for that."""
+    frame: FrameType | None = sys._getframe()
+    while frame is not None:
+        if frame.f_code.co_name == "<module>" and frame.f_globals.get("__name__") == "__mp_main__":
+            return True
+        frame = frame.f_back
+    return False
+
+
+def _without_a_run(arguments: RunArguments) -> MLRun:
+    """What a program holds that goes on without a run."""
+    return MLRun(name=readable_id(arguments.name), display_name=arguments.name, configs=ConfigDict(arguments.configs))
