@@ -319,7 +319,9 @@ def test_the_basic_example_runs_in_the_cloud(is_grpc: bool, cloud: Cloud, tmp_pa
     texts = [f"MLRun created: {run_id}", "Loss metric recorded.", "Profile captured."]
     assert own == [("INFO", "root", text) for text in texts]
     assert [severity for severity, _, text in lines if cloud.link(run_id) in text] == ["INFO"]
-    assert [line for line in lines if line[0] in ("WARNING", "ERROR") and "urllib3" not in line[1]] == []
+    complaints = [line for line in lines if line[0] in ("WARNING", "ERROR") and "urllib3" not in line[1]]
+    # The example's port is one for all jobs of this machine, tests that run beside this one among them.
+    assert [line for line in complaints if "Port 9999 is taken" not in line[2]] == []
     assert [text for _, _, text in lines if "0.123" in text or "entries:write" in text] == []  # A metric is no line.
 
 
