@@ -8,7 +8,16 @@ from __future__ import annotations
 
 from google_cloud_mldiagnostics.control_plane import Change, Resource
 
-__all__ = ["LOCAL_FIELDS", "as_cloud_run", "attempt_of", "failed", "is_told_of", "mirrored"]
+__all__ = [
+    "LOCAL_FIELDS",
+    "as_cloud_run",
+    "attempt_of",
+    "failed",
+    "failed_elsewhere",
+    "is_told_of",
+    "mirrored",
+    "numbered",
+]
 
 LOCAL_FIELDS = ("attempts", "createTime", "endTime", "errorDetails", "etag", "metrics", "state", "updateTime")
 """What a folder keeps beside what is sent: our own, and what a control plane sets itself."""
@@ -67,3 +76,17 @@ def attempt_of(run: Resource) -> int:
     """Returns the number of the attempt that a run is in, by its labels."""
     text = str((run.get("labels") or {}).get("attempt", "1"))
     return int(text) if text.isascii() and text.isdigit() and len(text) < 10 else 1
+
+
+def numbered(run: Resource, attempt: int) -> Resource:
+    """Returns the run in the attempt that it is known to be in."""
+    return {**run, "labels": {**(run.get("labels") or {}), "attempt": str(attempt)}}
+
+
+def failed_elsewhere(kept: Resource) -> Resource:
+    """How a folder learns that a process on another machine has failed."""
+    reason = "another process of the run has failed"
+    attempts = kept.get("attempts") or []
+    for attempt in attempts[-1:]:
+        attempt |= {"phase": "FAILED", "reason": attempt.get("reason") or reason}
+    return {**kept, "runPhase": "FAILED", "errorDetails": kept.get("errorDetails") or reason}

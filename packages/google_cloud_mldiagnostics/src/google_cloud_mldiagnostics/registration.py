@@ -26,7 +26,15 @@ from google_cloud_mldiagnostics.exceptions import (
     RunExistsError,
     RunNotFoundError,
 )
-from google_cloud_mldiagnostics.mirroring import as_cloud_run, attempt_of, failed, is_told_of, mirrored
+from google_cloud_mldiagnostics.mirroring import (
+    as_cloud_run,
+    attempt_of,
+    failed,
+    failed_elsewhere,
+    is_told_of,
+    mirrored,
+    numbered,
+)
 
 __all__ = ["Registration"]
 
@@ -346,12 +354,12 @@ class Registration:
             self._register(run)
             return
         try:
-            kept = self._plane.update_run(self._run_id, mirrored(_numbered(run, self._attempt)))
+            kept = self._plane.update_run(self._run_id, mirrored(numbered(run, self._attempt)))
         except RunNotFoundError:  # Somebody has deleted it.
             self._register(run)
             return
         if self._end is not None and self._end.phase == "COMPLETED" and kept.get("runPhase") == "FAILED":
-            self._local.update_run(self._run_id, _failed_elsewhere)
+            self._local.update_run(self._run_id, failed_elsewhere)
 
     def _tell_beside(self) -> bool:
         """Tells the end, in who waits for it: the thread is in a request that is not answered."""
@@ -362,7 +370,7 @@ class Registration:
             run = self._local.get_run(self._run_id)
             self._allow_seconds()
             if self._is_owner:
-                self._plane.update_run(self._run_id, mirrored(_numbered(run, self._attempt or 1)))
+                self._plane.update_run(self._run_id, mirrored(numbered(run, self._attempt or 1)))
             elif end.phase == "FAILED":
                 self._plane.update_run(self._run_id, failed(attempt_of(run)))
         except Exception as error:
@@ -384,7 +392,7 @@ class Registration:
                 number = attempt_of(run)
         # It is counted there: a machine's folder may be as new as the machine.
         number = max(number, attempt_of(run))
-        self._plane.update_run(self._run_id, mirrored(_numbered(run, number)))
+        self._plane.update_run(self._run_id, mirrored(numbered(run, number)))
         self._is_told_as(number)
 
     def _is_told_as(self, number: int) -> None:
@@ -413,16 +421,3 @@ class Registration:
         """What came while there was no other keeper, or came too late for it."""
         with self._keeping:
             self._take_messages(0.0)
-
-
-def _numbered(run: Resource, attempt: int) -> Resource:
-    """The run as it is, in the attempt that it is known to be in."""
-    return {**run, "labels": {**(run.get("labels") or {}), "attempt": str(attempt)}}
-
-
-def _failed_elsewhere(kept: Resource) -> Resource:
-    reason = "another process of the run has failed"
-    attempts = kept.get("attempts") or []
-    for attempt in attempts[-1:]:
-        attempt |= {"phase": "FAILED", "reason": attempt.get("reason") or reason}
-    return {**kept, "runPhase": "FAILED", "errorDetails": kept.get("errorDetails") or reason}
