@@ -269,3 +269,14 @@ def test_the_hooks_of_runs_that_are_over_do_not_pile_up() -> None:
     """)
     assert (ended.code, ended.output) == (3, "1\n"), ended.errors
     assert [run["runPhase"] for run in programs.kept_runs()] == ["COMPLETED"] * 9 + ["FAILED"]
+
+
+def test_two_programs_of_one_workload_at_once_are_one_attempt_in_the_cloud_too(server: ControlPlaneServer) -> None:
+    trainer = programs.start("begin(strict=True); ready(); sys.stdin.readline()")
+    programs.await_line(trainer, "ready")
+    assert programs.run("begin(strict=True)").code == 0
+    kept = server.run(RUN)
+    assert (kept["runPhase"], kept["labels"]["attempt"]) == ("ACTIVE", "1")
+    assert programs.end(trainer, say="go on\n").code == 0
+    kept = server.run(RUN)
+    assert (kept["runPhase"], kept["labels"]["attempt"]) == ("COMPLETED", "1")

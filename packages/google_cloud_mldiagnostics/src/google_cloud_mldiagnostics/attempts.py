@@ -32,6 +32,7 @@ __all__ = [
     "ended_without_a_word",
     "explain",
     "has_unseen_exit",
+    "is_shared",
     "last_attempt",
     "new_run",
     "renumber",
@@ -153,6 +154,14 @@ def ended_without_a_word(run: Resource) -> dict[str, Any] | None:
     """Returns the attempt before the last, if nobody of it knows how it ended."""
     before = _attempts(run)[-2:-1]
     return before[0] if before and before[0].get("reason") in _UNEXPLAINED else None
+
+
+def is_shared(run: Resource, member: Member) -> bool:
+    """Whether a process has joined an attempt in which another one that goes on is told the same place."""
+    return any(
+        process.get("process_index") == member.process_index and process.get("phase") not in _ENDED
+        for process in _others(last_attempt(run) or {}, member)
+    )
 
 
 def has_unseen_exit(run: Resource) -> bool:

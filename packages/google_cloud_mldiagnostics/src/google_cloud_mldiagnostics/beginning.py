@@ -67,6 +67,7 @@ class Beginning:
         self.local = LocalControlPlane(diagnostics_directory())
         self.user_configs = to_wire(arguments.configs)
         self.location = arguments.region or _region_of_this_machine()
+        self._is_shared = False
 
     def begin(self) -> MLRun:
         """Begins the run; one that is strict, once the control plane has it."""
@@ -138,6 +139,7 @@ class Beginning:
         except Exception as error:  # Also of a file that somebody has written by hand.
             report_loss("machinelearning_run", error, f"keep the run {run_id} in its folder")
             return number
+        self._is_shared = attempts.is_shared(kept, member)
         self._run.created_at = _moment(kept.get("createTime")) or self._run.created_at
         unexplained = attempts.ended_without_a_word(kept)
         if unexplained is not None and self.index == 0:
@@ -185,6 +187,7 @@ class Beginning:
             self.local,
             connect,
             is_owner=is_owner,
+            is_shared=self._is_shared,
             on_found=self._found,
             on_attempt=self._attempt_is,
             on_verdict=self._tell_people,

@@ -61,6 +61,7 @@ class Registration:
         local: Who keeps it on this machine.
         connect: Finds the other one; called in the thread. It raises where there is none. None: there shall be none.
         is_owner: Whether this process speaks for the run, as process 0 does. Others tell of profiles and their failure.
+        is_shared: Whether it speaks beside another that goes on: then this is no other attempt.
         on_found: Called in the thread with what `connect` has found.
         on_attempt: Called in the thread with the number that this attempt has there.
         on_verdict: Called in the thread once it is known whether there is another keeper and whether that has the run;
@@ -76,6 +77,7 @@ class Registration:
         connect: Callable[[], Keeper] | None,
         *,
         is_owner: bool,
+        is_shared: bool = False,
         on_found: Callable[[Keeper], object] = lambda _: None,
         on_attempt: Callable[[int], object] = lambda _: None,
         on_verdict: Callable[[], object] = lambda: None,
@@ -86,6 +88,7 @@ class Registration:
         self._local = local
         self._connect = connect
         self._is_owner = is_owner
+        self._is_shared = is_shared
         self._on_found = on_found
         self._on_attempt = on_attempt
         self._on_verdict = on_verdict
@@ -382,7 +385,7 @@ class Registration:
     def _register(self, run: Resource) -> None:
         """Creates the run, or begins another attempt of one that is there."""
         try:
-            number = attempt_of(self._plane.get_run(self._run_id)) + 1
+            number = attempt_of(self._plane.get_run(self._run_id)) + (0 if self._is_shared else 1)
         except RunNotFoundError:
             try:
                 self._plane.create_run(self._run_id, as_cloud_run(run))
