@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from google_cloud_mldiagnostics.mlrun_types import MLRun
 
@@ -31,6 +31,7 @@ class ActiveRun:
             looked for, so as long as none is found.
         registration: Who tells the control planes, without ever being waited for.
         profiler_port: Of this process's profiler server; None while there is none.
+        known_metrics: What `metrics.record` knows of the metrics that this process records without being told to.
     """
 
     run: MLRun
@@ -43,6 +44,7 @@ class ActiveRun:
     is_local: bool
     registration: Registration | None = None
     profiler_port: int | None = None
+    known_metrics: dict[str, Any] = field(default_factory=dict)
 
 
 _active_run_of_this_process: ActiveRun | None = None

@@ -9,6 +9,7 @@ import datetime
 import enum
 import functools
 import os
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -69,32 +70,27 @@ def record(
         if run is None:
             _lose_without_run()
             return
-        if run.process_index and not record_on_all_hosts:
-            return
-        recorded = _recorded_run_of_this_process
-        if recorded is None or recorded.run is not run:
-            recorded = _begin(run)
         name = metric_name._value_ if type(metric_name) is MetricType else metric_name
+        metric = run.known_metrics.get(name) if type(name) is str else None
         if type(value) is int and -_EXACT_AS_FLOAT <= value <= _EXACT_AS_FLOAT:
             value = float(value)
         if (
-            type(value) is float
+            metric is not None
+            and type(value) is float
             and labels is None
             and timestamp is None
             and not record_on_all_hosts
             and (step is None or (type(step) is int and -LARGEST_STEP < step < LARGEST_STEP))
             and value - value == 0.0  # Finite.
-            and type(name) is str
         ):
-            metric = recorded.metrics.get(name) or recorded.metric(name)
             at = f'],"step_index":{step}' if step is not None else "]"
-            recorded.write_text(str(now_ns()), f'{{"values":[{value!r}{at}{metric.tail}')
-            pending = metric.average.pending  # As its `add` does it, without the call.
+            metric.write_text(str(now_ns()), f'{{"values":[{value!r}{at}{metric.tail}')
+            pending = metric.pending  # As its average's `add` does it, without the call.
             pending.append(value)
             if len(pending) >= FOLD_AT:
                 metric.average.fold()
-        else:
-            _record_any(recorded, name, value, step, labels, record_on_all_hosts, timestamp)
+        elif record_on_all_hosts or not run.process_index:
+            _record_any(_recorded(run), name, value, step, labels, record_on_all_hosts, timestamp)
     except Exception as error:
         _give_up(error, metric_name)
 
@@ -136,21 +132,25 @@ def record_metrics(
 # --- What is the same for many values ---------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class _Metric:
-    """One metric of one run.
+    """One metric of one run, with all at hand that each value needs: with cold caches every look-up costs.
 
     Attributes:
         tail: What follows the value and the step, in the line of an entry without labels: unit and namespace.
         unit: The unit, as JSON.
         fields: What follows the payload.
         average: Of what was recorded.
+        pending: The average's.
+        write_text: The log's.
     """
 
     tail: str
     unit: str
     fields: str
     average: Average
+    pending: deque[float]
+    write_text: Callable[..., None]
 
 
 class _RecordedRun:
@@ -177,24 +177,32 @@ class _RecordedRun:
         if known is None:
             if len(self.metrics) >= _MOST_NAMES:
                 self.metrics.clear()
+                self.run.known_metrics.clear()
             shown = redact_text(name)
             unit, fields = encode_text(METRIC_UNITS.get(name, "1")), namespace_fields(shown)
-            known = _Metric(f',"unit":{unit}}}{fields}', unit, fields, self._averages.of(shown))
+            average, tail = self._averages.of(shown), f',"unit":{unit}}}{fields}'
+            known = _Metric(tail, unit, fields, average, average.pending, self.write_text)
             self.metrics[name] = known
+            if not self.run.process_index:
+                self.run.known_metrics[name] = known
         return known
 
 
 _recorded_run_of_this_process: _RecordedRun | None = None
 
 
-def _begin(run: ActiveRun) -> _RecordedRun:
+def _recorded(run: ActiveRun) -> _RecordedRun:
     global _recorded_run_of_this_process
-    recorded = _recorded_run_of_this_process = _RecordedRun(run)
+    recorded = _recorded_run_of_this_process
+    if recorded is None or recorded.run is not run:
+        recorded = _recorded_run_of_this_process = _RecordedRun(run)
     return recorded
 
 
 def _begin_anew_in_child() -> None:
     global _recorded_run_of_this_process
+    if _recorded_run_of_this_process is not None:
+        _recorded_run_of_this_process.run.known_metrics = {}
     _recorded_run_of_this_process = None
 
 
