@@ -80,11 +80,10 @@ def run_both(
             processes.append(processes_end.enter_context(process))
             processes_end.callback(process.kill)
         if first_step == 0:
-            for process in processes:
-                assert process.stdout is not None
-                assert process.stdout.readline() == f"{RUN}\n", process.communicate()
+            said = [process.stdout.readline() for process in processes if process.stdout is not None]
             for process in processes:
                 process.kill()
+            assert said == [f"{RUN}\n"] * 2, [process.communicate()[1] for process in processes]
         errors = [process.communicate(timeout=120)[1] for process in processes]
     expected = -signal.SIGKILL if first_step == 0 else 0
     assert [process.returncode for process in processes] == [expected, expected], errors
