@@ -13,7 +13,7 @@ from google_cloud_mldiagnostics.control_plane import Resource
 from google_cloud_mldiagnostics.entries import PROCESS, SESSION
 from google_cloud_mldiagnostics.mlrun_types import MLRun
 from google_cloud_mldiagnostics.profiling import captures, deliveries, on_demand
-from google_cloud_mldiagnostics.run_log import RunLog
+from google_cloud_mldiagnostics.recording.run_log import RunLog
 from ml_diagnostics_common.environment import diagnostics_directory
 
 from .kept_entries import kept_payloads

@@ -10,7 +10,7 @@ from typing import Any
 
 from google_cloud_mldiagnostics.active_run import ActiveRun, set_active_run
 from google_cloud_mldiagnostics.mlrun_types import MLRun
-from google_cloud_mldiagnostics.run_log import RunLog
+from google_cloud_mldiagnostics.recording.run_log import RunLog
 
 from .kept_entries import kept_entries
 

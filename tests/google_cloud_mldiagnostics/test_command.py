@@ -14,7 +14,7 @@ import pytest
 from google_cloud_mldiagnostics import machinelearning_run, metrics
 from google_cloud_mldiagnostics.attempts import WITHOUT_A_WORD
 from google_cloud_mldiagnostics.cli import main
-from google_cloud_mldiagnostics.run_history import COMPANION_LOG_ID
+from google_cloud_mldiagnostics.reading.run_history import COMPANION_LOG_ID
 from ml_diagnostics_common.environment import diagnostics_directory
 from ml_diagnostics_common.journal import Journal
 

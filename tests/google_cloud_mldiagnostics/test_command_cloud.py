@@ -11,13 +11,14 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
-from google_cloud_mldiagnostics import entries, machinelearning_run, metrics, run_entries
+from google_cloud_mldiagnostics import entries, machinelearning_run, metrics
 from google_cloud_mldiagnostics.active_run import active_run
 from google_cloud_mldiagnostics.cli import main
 from google_cloud_mldiagnostics.control_plane.local import LocalControlPlane
 from google_cloud_mldiagnostics.mlrun_types import MLRun
-from google_cloud_mldiagnostics.run_log import namespace_fields
-from google_cloud_mldiagnostics.run_reader import run_reader
+from google_cloud_mldiagnostics.reading import run_entries
+from google_cloud_mldiagnostics.reading.run_reader import run_reader
+from google_cloud_mldiagnostics.recording.run_log import namespace_fields
 from ml_diagnostics_common.environment import diagnostics_directory
 from ml_diagnostics_testing.cloud_logging import CloudLoggingServer
 from ml_diagnostics_testing.cloud_storage import CloudStorageServer

@@ -15,9 +15,9 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-from google_cloud_mldiagnostics import device_values
 from google_cloud_mldiagnostics.active_run import ActiveRun
 from google_cloud_mldiagnostics.metrics import record
+from google_cloud_mldiagnostics.recording import device_values
 from ml_diagnostics_common.guard import LOSSES
 
 from .kept_entries import kept_entries
@@ -181,7 +181,7 @@ from pathlib import Path
 import jax, jax.numpy as jnp
 from google_cloud_mldiagnostics.active_run import ActiveRun, set_active_run
 from google_cloud_mldiagnostics.mlrun_types import MLRun
-from google_cloud_mldiagnostics.run_log import RunLog
+from google_cloud_mldiagnostics.recording.run_log import RunLog
 from google_cloud_mldiagnostics.metrics import record
 
 root = Path(sys.argv[1])
@@ -255,7 +255,7 @@ def test_a_forked_child_has_a_worker_of_its_own(tmp_path: Path) -> None:
     program = f"""
 import warnings; warnings.simplefilter("ignore")
 {END}
-from google_cloud_mldiagnostics import device_values
+from google_cloud_mldiagnostics.recording import device_values
 for step in range(5): record('loss', long(x), step)
 child = os.fork()
 if child == 0:

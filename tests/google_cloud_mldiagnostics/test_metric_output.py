@@ -17,7 +17,7 @@ from google_cloud_mldiagnostics.cli.metric_output import (
     metrics_as_dict,
     summarise,
 )
-from google_cloud_mldiagnostics.metric_series import MetricSeries, Series
+from google_cloud_mldiagnostics.reading.metric_series import MetricSeries, Series
 from ml_diagnostics_common.entry import LogEntry
 
 from .told_runs import entry, metric

@@ -7,7 +7,7 @@ import random
 from typing import Any
 
 import pytest
-from google_cloud_mldiagnostics.metric_series import MetricSeries
+from google_cloud_mldiagnostics.reading.metric_series import MetricSeries
 from ml_diagnostics_common.entry import EntryContext, LogEntry
 
 RESOURCE = {"type": "generic_node", "labels": {"namespace": "mlrun_losses", "node_id": "run"}}

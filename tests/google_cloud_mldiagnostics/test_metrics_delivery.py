@@ -23,7 +23,7 @@ from pathlib import Path
 from google_cloud_mldiagnostics.active_run import ActiveRun, set_active_run
 from google_cloud_mldiagnostics.metrics import record
 from google_cloud_mldiagnostics.mlrun_types import MLRun
-from google_cloud_mldiagnostics.run_log import RunLog
+from google_cloud_mldiagnostics.recording.run_log import RunLog
 
 root, count = Path(sys.argv[1]), int(sys.argv[2])
 log = RunLog(

@@ -190,7 +190,7 @@ def test_the_server_waits_for_the_jobs_devices_and_initialises_none() -> None:
         from google_cloud_mldiagnostics.active_run import ActiveRun, set_active_run
         from google_cloud_mldiagnostics.mlrun_types import MLRun
         from google_cloud_mldiagnostics.profiling.on_demand import start_on_demand_xprof
-        from google_cloud_mldiagnostics.run_log import RunLog
+        from google_cloud_mldiagnostics.recording.run_log import RunLog
         from ml_diagnostics_common.environment import diagnostics_directory
 
         log = RunLog("run-1", location="us-central1", project="", labels={}, is_shipped=False)

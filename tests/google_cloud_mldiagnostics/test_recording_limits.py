@@ -14,10 +14,10 @@ from decimal import Decimal
 from pathlib import Path
 
 import pytest
-from google_cloud_mldiagnostics import device_values
 from google_cloud_mldiagnostics.exceptions import RecordingError
 from google_cloud_mldiagnostics.metrics import record
-from google_cloud_mldiagnostics.values import exact_step
+from google_cloud_mldiagnostics.recording import device_values
+from google_cloud_mldiagnostics.recording.values import exact_step
 from ml_diagnostics_common import background
 from ml_diagnostics_common.guard import LOSSES
 
@@ -96,7 +96,7 @@ def _recorded_metrics() -> list[object]:
 def test_a_forked_child_does_not_wait_for_its_parents_devices() -> None:
     program = """
         import os, sys, threading, time
-        from google_cloud_mldiagnostics import device_values
+        from google_cloud_mldiagnostics.recording import device_values
 
         ready = threading.Event()
         device_values.later(ready.wait)

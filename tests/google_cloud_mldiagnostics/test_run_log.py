@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 from google_cloud_mldiagnostics.metrics import record
-from google_cloud_mldiagnostics.run_log import RunLog
-from google_cloud_mldiagnostics.run_reader import run_reader
+from google_cloud_mldiagnostics.reading.run_reader import run_reader
+from google_cloud_mldiagnostics.recording.run_log import RunLog
 from ml_diagnostics_common.cloud_logging import LoggingTransport, connect
 from ml_diagnostics_testing.cloud_logging import CloudLoggingServer
 from ml_diagnostics_testing.faults import Hang, Status
@@ -225,7 +225,7 @@ logging.getLogger().addHandler(console)
 from google_cloud_mldiagnostics.active_run import ActiveRun, set_active_run
 from google_cloud_mldiagnostics.metrics import record
 from google_cloud_mldiagnostics.mlrun_types import MLRun
-from google_cloud_mldiagnostics.run_log import RunLog
+from google_cloud_mldiagnostics.recording.run_log import RunLog
 root = Path(sys.argv[1])
 log = RunLog("run", location="here", project="", labels={{}}, is_shipped=True, root=root)
 set_active_run(ActiveRun(MLRun("run"), log, root, "h", 0, 1, os.getpid(), False))

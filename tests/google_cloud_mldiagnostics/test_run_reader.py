@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from google_cloud_mldiagnostics.run_entries import CloudEntries
+from google_cloud_mldiagnostics.reading.run_entries import CloudEntries
 from ml_diagnostics_common.cloud_logging import LoggingTransport, Page, connect
 from ml_diagnostics_common.entry import format_timestamp, parse_timestamp
 from ml_diagnostics_testing.cloud_logging import CloudLoggingServer

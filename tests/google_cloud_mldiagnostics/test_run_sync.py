@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from google_cloud_mldiagnostics.run_log import RunLog
+from google_cloud_mldiagnostics.recording.run_log import RunLog
 from google_cloud_mldiagnostics.run_sync import EntriesSent, profile_files, send_entries
 from ml_diagnostics_common.cloud_logging import EntryError, Page, TransportError
 from ml_diagnostics_common.environment import diagnostics_directory

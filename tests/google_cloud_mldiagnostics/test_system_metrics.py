@@ -22,7 +22,7 @@ import pytest
 from google_cloud_mldiagnostics.active_run import ActiveRun
 from google_cloud_mldiagnostics.metric_types import AcceleratorType
 from google_cloud_mldiagnostics.mlrun_types import MLRun
-from google_cloud_mldiagnostics.run_log import RunLog
+from google_cloud_mldiagnostics.recording.run_log import RunLog
 from google_cloud_mldiagnostics.system_metrics import SystemMetrics, cgroup, gpu, host, tpu
 from google_cloud_mldiagnostics.system_metrics.bounded import Bounded
 from google_cloud_mldiagnostics.system_metrics.claims import Claims
@@ -596,7 +596,7 @@ def test_starting_loads_nothing_in_the_jobs_thread(tmp_path: Path) -> None:
         from pathlib import Path
         from google_cloud_mldiagnostics.active_run import ActiveRun
         from google_cloud_mldiagnostics.mlrun_types import MLRun
-        from google_cloud_mldiagnostics.run_log import RunLog
+        from google_cloud_mldiagnostics.recording.run_log import RunLog
         from google_cloud_mldiagnostics.system_metrics import SystemMetrics
         root = Path(sys.argv[1])
         log = RunLog("r", location="l", project="", labels={}, is_shipped=False, root=root)
@@ -626,7 +626,7 @@ def test_a_process_ends_while_a_source_hangs(tmp_path: Path) -> None:
         from pathlib import Path
         from google_cloud_mldiagnostics.active_run import ActiveRun
         from google_cloud_mldiagnostics.mlrun_types import MLRun
-        from google_cloud_mldiagnostics.run_log import RunLog
+        from google_cloud_mldiagnostics.recording.run_log import RunLog
         from google_cloud_mldiagnostics.system_metrics import SystemMetrics
         from google_cloud_mldiagnostics.system_metrics.bounded import Bounded
         root = Path(sys.argv[1])

@@ -16,8 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 import yaml
-from google_cloud_mldiagnostics.exceptions import MLRunConfigurationError
-from google_cloud_mldiagnostics.user_configs import (
+from google_cloud_mldiagnostics.configs.user_configs import (
     CUT_KEY,
     MAX_CONFIG_BYTES,
     MAX_TOTAL_BYTES,
@@ -25,6 +24,7 @@ from google_cloud_mldiagnostics.user_configs import (
     from_wire,
     to_wire,
 )
+from google_cloud_mldiagnostics.exceptions import MLRunConfigurationError
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

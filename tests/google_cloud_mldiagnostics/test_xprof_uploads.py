@@ -190,7 +190,7 @@ def test_the_end_of_the_program_waits_for_uploads_and_ends_an_open_profile(bucke
         from google_cloud_mldiagnostics.active_run import ActiveRun, set_active_run
         from google_cloud_mldiagnostics.mlrun_types import MLRun
         from google_cloud_mldiagnostics.profiling.xprof import Xprof
-        from google_cloud_mldiagnostics.run_log import RunLog
+        from google_cloud_mldiagnostics.recording.run_log import RunLog
         from ml_diagnostics_common.environment import diagnostics_directory
 
         run = MLRun(name="run-1", gcs_path="gs://bucket/folder")

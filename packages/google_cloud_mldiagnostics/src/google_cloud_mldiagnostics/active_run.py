@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 from google_cloud_mldiagnostics.mlrun_types import MLRun
 
 if TYPE_CHECKING:
+    from google_cloud_mldiagnostics.recording.run_log import RunLog
     from google_cloud_mldiagnostics.registration import Registration
-    from google_cloud_mldiagnostics.run_log import RunLog
 
 __all__ = ["ActiveRun", "active_run", "set_active_run"]
 

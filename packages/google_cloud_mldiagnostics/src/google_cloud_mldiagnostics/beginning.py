@@ -19,6 +19,8 @@ from ml_diagnostics_common.guard import report_loss
 from google_cloud_mldiagnostics import attempts
 from google_cloud_mldiagnostics.active_run import ActiveRun, set_active_run
 from google_cloud_mldiagnostics.agreement import hear, jax_processes, tell
+from google_cloud_mldiagnostics.configs.system_configs import collect_hardware, collect_host, collect_software
+from google_cloud_mldiagnostics.configs.user_configs import to_wire
 from google_cloud_mldiagnostics.control_plane import Keeper
 from google_cloud_mldiagnostics.control_plane.local import LocalControlPlane
 from google_cloud_mldiagnostics.exceptions import ControlPlaneError, RunExistsError
@@ -27,13 +29,11 @@ from google_cloud_mldiagnostics.keepers import find_google, find_self_hosted
 from google_cloud_mldiagnostics.lifecycle import Lifecycle
 from google_cloud_mldiagnostics.mlrun_types import ConfigDict, Framework, MLRun
 from google_cloud_mldiagnostics.process_life import is_alive, start_mark
+from google_cloud_mldiagnostics.recording.run_log import RunLog
 from google_cloud_mldiagnostics.registration import Registration
 from google_cloud_mldiagnostics.run_arguments import DEFAULT_REGION, RunArguments
-from google_cloud_mldiagnostics.run_log import RunLog
 from google_cloud_mldiagnostics.run_resource import resource_of
-from google_cloud_mldiagnostics.system_configs import collect_hardware, collect_host, collect_software
 from google_cloud_mldiagnostics.system_metrics.sampler import SystemMetrics
-from google_cloud_mldiagnostics.user_configs import to_wire
 
 __all__ = ["Beginning", "details_logger"]
 

@@ -21,13 +21,13 @@ from ml_diagnostics_common.guard import LOSSES, guarded_as, warn_once
 from google_cloud_mldiagnostics import attempts, entries
 from google_cloud_mldiagnostics.active_run import ActiveRun, active_run, set_active_run
 from google_cloud_mldiagnostics.agreement import jax_processes
+from google_cloud_mldiagnostics.configs.user_configs import to_wire
 from google_cloud_mldiagnostics.control_plane import Change, Resource
 from google_cloud_mldiagnostics.control_plane.local import LocalControlPlane
 from google_cloud_mldiagnostics.exceptions import ControlPlaneError
 from google_cloud_mldiagnostics.exit_hooks import ExitHooks
 from google_cloud_mldiagnostics.mlrun_types import RunPhase
 from google_cloud_mldiagnostics.registration import Registration
-from google_cloud_mldiagnostics.user_configs import to_wire
 
 __all__ = ["COLLECTED", "Lifecycle"]
 

@@ -20,13 +20,14 @@ from ml_diagnostics_common.payload import encode_payload, encode_text
 from ml_diagnostics_common.redaction import REDACTED, is_secret_key, redact_text
 from ml_diagnostics_common.steady_clock import now_ns
 
-from google_cloud_mldiagnostics import active_run, device_values
+from google_cloud_mldiagnostics import active_run
 from google_cloud_mldiagnostics.active_run import ActiveRun
-from google_cloud_mldiagnostics.averages import FOLD_AT, Average, Averages
 from google_cloud_mldiagnostics.exceptions import RecordingError
 from google_cloud_mldiagnostics.metric_types import METRIC_UNITS, MetricType
-from google_cloud_mldiagnostics.run_log import namespace_fields
-from google_cloud_mldiagnostics.values import LARGEST_STEP, exact_step, host_numbers, shown_type
+from google_cloud_mldiagnostics.recording import device_values
+from google_cloud_mldiagnostics.recording.averages import FOLD_AT, Average, Averages
+from google_cloud_mldiagnostics.recording.run_log import namespace_fields
+from google_cloud_mldiagnostics.recording.values import LARGEST_STEP, exact_step, host_numbers, shown_type
 
 __all__ = ["Moment", "record", "record_metrics"]
 

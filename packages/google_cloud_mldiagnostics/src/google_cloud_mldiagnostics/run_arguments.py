@@ -11,6 +11,7 @@ from typing import Any, Final, TypeVar
 
 from ml_diagnostics_common.guard import log_once, warn_once
 
+from google_cloud_mldiagnostics.configs.user_configs import as_mapping
 from google_cloud_mldiagnostics.exceptions import MLRunConfigurationError
 from google_cloud_mldiagnostics.mlrun_types import (
     AcceleratorOrchestrator,
@@ -19,7 +20,6 @@ from google_cloud_mldiagnostics.mlrun_types import (
     RlOrchestrator,
     ServingEngine,
 )
-from google_cloud_mldiagnostics.user_configs import as_mapping
 
 __all__ = ["DEFAULT_REGION", "RunArguments", "checked_environment", "checked_gcs_path", "checked_region"]
 

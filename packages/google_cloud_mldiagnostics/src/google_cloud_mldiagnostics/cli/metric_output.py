@@ -14,9 +14,9 @@ from ml_diagnostics_common.entry import format_timestamp
 
 from google_cloud_mldiagnostics.cli.text import columns, format_bytes, format_number, one_line, sparkline
 from google_cloud_mldiagnostics.finite import not_finite_text
-from google_cloud_mldiagnostics.metric_series import Point, Series
 from google_cloud_mldiagnostics.metric_types import METRIC_UNITS
-from google_cloud_mldiagnostics.plot import limits_of
+from google_cloud_mldiagnostics.reading.metric_series import Point, Series
+from google_cloud_mldiagnostics.reading.plot import limits_of
 
 __all__ = ["Summary", "csv_lines", "format_summaries", "format_values", "in_order", "metrics_as_dict", "summarise"]
 

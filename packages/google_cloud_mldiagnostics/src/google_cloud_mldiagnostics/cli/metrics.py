@@ -42,8 +42,8 @@ class MetricsCommand:
         )
         from google_cloud_mldiagnostics.cli.places import source_of
         from google_cloud_mldiagnostics.cli.text import note, one_line, print_data
-        from google_cloud_mldiagnostics.metric_series import MetricSeries
-        from google_cloud_mldiagnostics.run_entries import run_id_of
+        from google_cloud_mldiagnostics.reading.metric_series import MetricSeries
+        from google_cloud_mldiagnostics.reading.run_entries import run_id_of
 
         source = source_of(options)
         run = source.find(options.run)
@@ -68,7 +68,7 @@ class MetricsCommand:
             table = format_summaries(by_metric) + (format_values(by_metric) if options.names else [])
             print_data("\n".join(table) + "\n")
         if options.plot is not None:
-            from google_cloud_mldiagnostics.plot import plot_metrics
+            from google_cloud_mldiagnostics.reading.plot import plot_metrics
 
             plot_metrics(run_id, by_metric, options.plot)
             note(f"drew {options.plot}")

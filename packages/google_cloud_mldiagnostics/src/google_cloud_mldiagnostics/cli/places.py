@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from google_cloud_mldiagnostics.cli.text import note
-from google_cloud_mldiagnostics.run_source import CloudSource, LocalSource, RunSource
+from google_cloud_mldiagnostics.reading.run_source import CloudSource, LocalSource, RunSource
 
 __all__ = ["source_of"]
 

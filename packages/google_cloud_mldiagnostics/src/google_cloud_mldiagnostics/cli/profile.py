@@ -12,7 +12,7 @@ from google_cloud_mldiagnostics.cli.command import NOT_DONE, OK, add_place_optio
 
 if TYPE_CHECKING:
     from google_cloud_mldiagnostics.profiling.profiler_service import CaptureResult
-    from google_cloud_mldiagnostics.run_view import ProcessView, RunView
+    from google_cloud_mldiagnostics.reading.run_view import ProcessView, RunView
 
 __all__ = ["ProfileCommand", "Target", "targets_of"]
 
@@ -76,8 +76,8 @@ class ProfileCommand:
         from google_cloud_mldiagnostics.exceptions import ControlPlaneError
         from google_cloud_mldiagnostics.mirroring import is_told_of
         from google_cloud_mldiagnostics.profiling.profiler_service import ProfilerService, TracerLevels
-        from google_cloud_mldiagnostics.run_history import RunHistory
-        from google_cloud_mldiagnostics.run_source import LocalSource
+        from google_cloud_mldiagnostics.reading.run_history import RunHistory
+        from google_cloud_mldiagnostics.reading.run_source import LocalSource
 
         source = source_of(options)
         run = source.find(options.run)

@@ -20,8 +20,8 @@ from google_cloud_mldiagnostics.cli.text import (
     one_line,
 )
 from google_cloud_mldiagnostics.profiling.layout import logdir_of
-from google_cloud_mldiagnostics.run_view import AttemptView, ProcessView, RunView, State
-from google_cloud_mldiagnostics.session_view import SessionView
+from google_cloud_mldiagnostics.reading.run_view import AttemptView, ProcessView, RunView, State
+from google_cloud_mldiagnostics.reading.session_view import SessionView
 
 __all__ = ["format_run", "format_runs", "run_as_dict", "runs_as_json"]
 

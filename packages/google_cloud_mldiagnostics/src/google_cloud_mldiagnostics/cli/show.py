@@ -30,8 +30,8 @@ class ShowCommand:
         from google_cloud_mldiagnostics.cli.places import source_of
         from google_cloud_mldiagnostics.cli.run_output import format_run, run_as_dict
         from google_cloud_mldiagnostics.cli.text import print_data
-        from google_cloud_mldiagnostics.metric_series import MetricSeries
-        from google_cloud_mldiagnostics.run_history import RunHistory
+        from google_cloud_mldiagnostics.reading.metric_series import MetricSeries
+        from google_cloud_mldiagnostics.reading.run_history import RunHistory
 
         source = source_of(options)
         run = source.find(options.run)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from google_cloud_mldiagnostics.cli.command import NOT_DONE, OK, run_argument
 
 if TYPE_CHECKING:
-    from google_cloud_mldiagnostics.run_source import CloudSource, LocalSource
+    from google_cloud_mldiagnostics.reading.run_source import CloudSource, LocalSource
     from google_cloud_mldiagnostics.run_sync import EntriesSent, ProfilesSent
 
 __all__ = ["SyncCommand"]
@@ -33,7 +33,7 @@ class SyncCommand:
     def run(self, options: argparse.Namespace) -> int:
         """Sends what is not there yet, and says what that was."""
         from google_cloud_mldiagnostics.cli.text import note, print_data
-        from google_cloud_mldiagnostics.run_source import CloudSource, LocalSource
+        from google_cloud_mldiagnostics.reading.run_source import CloudSource, LocalSource
         from google_cloud_mldiagnostics.run_sync import home_of, send_run
 
         local = LocalSource(note)
@@ -55,7 +55,7 @@ class SyncCommand:
 
 def _as_it_is(local: LocalSource, name: str) -> dict[str, Any]:
     """The run as this machine keeps it; of one that was killed, with the phase that it really has."""
-    from google_cloud_mldiagnostics.run_history import RunHistory
+    from google_cloud_mldiagnostics.reading.run_history import RunHistory
 
     run = local.find(name)
     history = RunHistory()
@@ -92,7 +92,7 @@ def _send_profiles(run_id: str, gcs_path: str, local: LocalSource, cloud: CloudS
     from google_cloud_mldiagnostics.cli.text import format_bytes, format_count, note
     from google_cloud_mldiagnostics.profiling.hosts_check import hosts_of
     from google_cloud_mldiagnostics.profiling.layout import session_folder
-    from google_cloud_mldiagnostics.run_entries import run_id_of
+    from google_cloud_mldiagnostics.reading.run_entries import run_id_of
     from google_cloud_mldiagnostics.run_sync import arrived, profile_files, send_profiles, send_sessions
 
     folder = local.control_plane.folder(run_id)

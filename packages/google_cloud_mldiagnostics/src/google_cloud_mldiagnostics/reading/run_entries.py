@@ -14,8 +14,8 @@ from ml_diagnostics_common.reader import EntryReader, JournalReader, UnionReader
 
 from google_cloud_mldiagnostics.control_plane import Resource
 from google_cloud_mldiagnostics.entries import LOG_ID, PROCESS, SESSION
-from google_cloud_mldiagnostics.run_history import COMPANION_LOG_ID
-from google_cloud_mldiagnostics.run_reader import run_reader
+from google_cloud_mldiagnostics.reading.run_history import COMPANION_LOG_ID
+from google_cloud_mldiagnostics.reading.run_reader import run_reader
 
 if TYPE_CHECKING:
     from ml_diagnostics_common.cloud_logging import LoggingTransport

@@ -21,7 +21,7 @@ from ml_diagnostics_common import background
 from ml_diagnostics_common.guard import LOSSES
 
 from google_cloud_mldiagnostics.exceptions import RecordingError
-from google_cloud_mldiagnostics.values import MOST_VALUES, check_shape, shown_type
+from google_cloud_mldiagnostics.recording.values import MOST_VALUES, check_shape, shown_type
 
 __all__ = ["MOST_PENDING", "Fetch", "drain", "fetch_of", "later", "pending_count"]
 

@@ -15,9 +15,9 @@ from google_cloud_mldiagnostics.attempts import has_unseen_exit
 from google_cloud_mldiagnostics.control_plane import ControlPlane, Resource
 from google_cloud_mldiagnostics.exceptions import ControlPlaneError, RunNotFoundError
 from google_cloud_mldiagnostics.failures import UNSEEN_EXIT
-from google_cloud_mldiagnostics.run_entries import CloudEntries, JournalEntries, RunEntries, run_id_of
-from google_cloud_mldiagnostics.run_history import RunHistory
-from google_cloud_mldiagnostics.run_view import RunView, State, phase_of, view_run
+from google_cloud_mldiagnostics.reading.run_entries import CloudEntries, JournalEntries, RunEntries, run_id_of
+from google_cloud_mldiagnostics.reading.run_history import RunHistory
+from google_cloud_mldiagnostics.reading.run_view import RunView, State, phase_of, view_run
 
 if TYPE_CHECKING:
     from ml_diagnostics_common.cloud_logging import LoggingTransport

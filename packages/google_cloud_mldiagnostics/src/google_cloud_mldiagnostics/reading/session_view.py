@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 from google_cloud_mldiagnostics.control_plane import Resource
-from google_cloud_mldiagnostics.run_history import (
+from google_cloud_mldiagnostics.reading.run_history import (
     RunHistory,
     SessionRecord,
     earliest,

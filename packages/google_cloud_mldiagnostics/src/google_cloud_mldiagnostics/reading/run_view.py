@@ -14,14 +14,14 @@ from typing import Any, Final
 from google_cloud_mldiagnostics.attempts import WITHOUT_A_WORD
 from google_cloud_mldiagnostics.control_plane import Resource
 from google_cloud_mldiagnostics.failures import UNSEEN_EXIT
-from google_cloud_mldiagnostics.run_history import (
+from google_cloud_mldiagnostics.reading.run_history import (
     ProcessKey,
     RunHistory,
     earliest,
     natural_number,
     time_ns,
 )
-from google_cloud_mldiagnostics.session_view import SessionView, view_sessions
+from google_cloud_mldiagnostics.reading.session_view import SessionView, view_sessions
 
 __all__ = [
     "SILENT_SECONDS",

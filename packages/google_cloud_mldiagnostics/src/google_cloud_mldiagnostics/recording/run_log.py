@@ -12,9 +12,9 @@ from ml_diagnostics_common.guard import LOSSES, Counters, guarded
 from ml_diagnostics_common.journal import Journal, JournalStatistics
 from ml_diagnostics_common.journal.layout import encode_own_fields
 
-from google_cloud_mldiagnostics import device_values
-from google_cloud_mldiagnostics.averages import Averages
 from google_cloud_mldiagnostics.entries import LOG_ID, LOSSES_NAMESPACE, RESOURCE_TYPE
+from google_cloud_mldiagnostics.recording import device_values
+from google_cloud_mldiagnostics.recording.averages import Averages
 
 if TYPE_CHECKING:
     from ml_diagnostics_common.cloud_logging import LoggingTransport

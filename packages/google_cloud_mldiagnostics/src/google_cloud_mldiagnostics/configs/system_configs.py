@@ -18,7 +18,7 @@ from typing import Any, Final
 from ml_diagnostics_common.redaction import redact, redact_text
 
 from google_cloud_mldiagnostics import agreement
-from google_cloud_mldiagnostics.git_revision import git_revision
+from google_cloud_mldiagnostics.configs.git_revision import git_revision
 from google_cloud_mldiagnostics.mlrun_types import Framework
 from google_cloud_mldiagnostics.runtimes import jax_is_initialised, torch_xla_is_initialised
 from google_cloud_mldiagnostics.system_metrics.cgroup import cpu_limit, memory_limit_bytes

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from ml_diagnostics_common.exceptions import MissingExtraError
 
-from google_cloud_mldiagnostics.metric_series import Point, Series
+from google_cloud_mldiagnostics.reading.metric_series import Point, Series
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
