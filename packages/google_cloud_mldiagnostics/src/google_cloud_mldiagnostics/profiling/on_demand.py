@@ -128,7 +128,7 @@ class _Server:
             logger.warning(
                 "Port %d is taken by another process: profiles on demand are at port %d.", wanted, self._port
             )
-        logger.info("Profiles on demand: port %d.", self._port)
+        logger.debug("Profiles on demand: port %d.", self._port)
         return True
 
     def _register(self, active: ActiveRun) -> None:
