@@ -1,0 +1,74 @@
+"""Google's control plane as tests ask it: with a clock that only sleeps, and the run that they keep there."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from google.auth.credentials import AnonymousCredentials, Credentials
+from google_cloud_mldiagnostics.control_plane import Change, Resource
+from google_cloud_mldiagnostics.control_plane.google import GoogleControlPlane
+from ml_diagnostics_testing.control_plane import ControlPlaneServer
+from ml_diagnostics_testing.faults import Fault, Hang, Reset, Status, Truncate
+
+RUN = {
+    "name": "train-1",
+    "displayName": "train",
+    "runSet": "sweep",
+    "configs": {"userConfigs": {"epochs": "100"}, "softwareConfigs": {}},
+    "labels": {"created_by": "diagon_sdk", "attempt": "1"},
+    "runPhase": "ACTIVE",
+    "tools": [{"xprof": {}}],
+}
+# Answers that are lost after the work was done, and requests that came to nothing.
+LOST = [Status(503, after_apply=True), Reset(after_apply=True), Hang(after_apply=True), Truncate(5)]
+NOT_DONE = [Status(503), Status(429), Status(500), Reset(), Hang()]
+ACCOUNT = "trainer@test-project.iam.gserviceaccount.com"
+
+
+class Time:
+    """Seconds that pass only when somebody sleeps."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+        self.slept: list[float] = []
+
+    def clock(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.slept.append(seconds)
+        self.now += seconds
+
+
+def connected(server: Any, time: Time, credentials: Credentials | None = None, **options: Any) -> GoogleControlPlane:
+    return GoogleControlPlane(
+        "test-project",
+        "us-central1",
+        credentials or AnonymousCredentials(),
+        base_url=server.url,
+        clock=time.clock,
+        sleep=time.sleep,
+        **{"principal": ACCOUNT, **options},
+    )
+
+
+def asked(server: ControlPlaneServer) -> list[str]:
+    return [record.operation for record in server.requests]
+
+
+def patience(fault: Fault) -> dict[str, Any]:
+    """The deadline of a request: short where there is no answer to wait for."""
+    return {"request_seconds": 0.4 if isinstance(fault, Hang) else 10.0}
+
+
+def in_phase(phase: str) -> Change:
+    return lambda run: {**run, "runPhase": phase}
+
+
+def session(host: str, phase: str = "ACTIVE") -> Resource:
+    return {
+        "profilerTargets": [host],
+        "targetSessions": {host: {"startTime": "2026-11-21T05:12:42Z", "sessionPhase": phase}},
+        "storageFolderUri": "gs://b/train-1/plugins/profile/s1",
+        "kind": "KIND_PROGRAMMATIC",
+    }

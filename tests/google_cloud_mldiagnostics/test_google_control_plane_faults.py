@@ -1,0 +1,197 @@
+"""Google's control plane keeps its promises whatever becomes of requests and answers."""
+
+from __future__ import annotations
+
+import socket
+import threading
+
+import pytest
+import urllib3.response
+from google.auth.credentials import AnonymousCredentials
+from google_cloud_mldiagnostics.control_plane.google import GoogleControlPlane
+from google_cloud_mldiagnostics.exceptions import (
+    ControlPlaneError,
+    RunExistsError,
+)
+from ml_diagnostics_testing.control_plane import ControlPlaneServer
+from ml_diagnostics_testing.faults import Fault, Hang, Reset, Status, Truncate
+
+from .asked_control_planes import LOST, NOT_DONE, RUN, Time, connected, in_phase, patience
+
+
+@pytest.mark.parametrize("fault", LOST + NOT_DONE, ids=repr)
+def test_a_creation_whose_answer_is_lost_is_one_run(server: ControlPlaneServer, time: Time, fault: Fault) -> None:
+    google = connected(server, time, **patience(fault))
+    server.faults.script([fault], on="create")
+    assert google.create_run("train-1", RUN)["name"] == "train-1"
+    assert len(server.runs()) == 1
+    google.close()
+
+
+def test_a_creation_whose_answer_is_lost_waits_until_the_run_is_seen(
+    google: GoogleControlPlane, server: ControlPlaneServer
+) -> None:
+    server.operation_polls = 2
+    server.faults.script([Reset(after_apply=True)], on="create")
+    server.faults.script([Status(404), Status(404)], on="get")
+    operations = server._operations
+
+    def finish() -> None:  # As the service does in a while, though nobody asks for the operation.
+        for name in list(operations._operations):
+            operations.poll(name)
+
+    threading.Timer(0.05, finish).start()
+    threading.Timer(0.1, finish).start()
+    patient = connected(server, Time(), call_seconds=3600)
+    assert patient.create_run("train-1", RUN)["name"] == "train-1"
+    patient.close()
+
+
+def test_a_run_of_somebody_else_is_not_taken_for_ours(google: GoogleControlPlane, server: ControlPlaneServer) -> None:
+    server.put_run("train-1", {**RUN, "labels": {**RUN["labels"], "attempt": "7"}})
+    server.faults.script([Status(503)], on="create")
+    with pytest.raises(RunExistsError):
+        google.create_run("train-1", RUN)
+
+
+@pytest.mark.parametrize("fault", LOST + NOT_DONE, ids=repr)
+def test_a_change_whose_answer_is_lost_is_made_once(server: ControlPlaneServer, time: Time, fault: Fault) -> None:
+    google = connected(server, time, **patience(fault))
+    server.put_run("train-1", RUN)
+    server.faults.script([fault], on="update")
+    assert google.update_run("train-1", in_phase("FAILED"))["runPhase"] == "FAILED"
+    assert len([record for record in server.requests_for("update") if record.status == 200]) <= 1
+    google.close()
+
+
+@pytest.mark.parametrize("fault", [*NOT_DONE, Truncate(5)], ids=repr)
+def test_reads_are_tried_again(server: ControlPlaneServer, time: Time, fault: Fault) -> None:
+    google = connected(server, time, **patience(fault))
+    server.put_run("train-1", RUN)
+    server.faults.script([fault, fault], on="get")
+    assert google.get_run("train-1")["name"] == "train-1"
+    google.close()
+
+
+def test_a_black_hole_costs_three_requests_and_no_more(server: ControlPlaneServer, time: Time) -> None:
+    google = connected(server, time, request_seconds=0.1)
+    server.faults.always(Hang())
+    for call in (
+        lambda: google.get_run("train-1"),
+        lambda: google.create_run("train-1", RUN),
+        lambda: google.update_run("train-1", in_phase("FAILED")),
+        lambda: list(google.list_runs()),
+        lambda: google.put_session("train-1", "s", {}),
+        lambda: list(google.list_sessions("train-1")),
+    ):
+        time.slept.clear()
+        with pytest.raises(ControlPlaneError, match="no answer in") as raised:
+            call()
+        assert raised.value.is_temporary
+        assert len(time.slept) == 2
+    google.close()
+
+
+@pytest.mark.skipif(
+    not hasattr(urllib3.response.HTTPResponse, "read1"), reason="before urllib3 2 a piece may take as long as it drips"
+)
+@pytest.mark.parametrize(
+    ("length", "piece"), [(b"Transfer-Encoding: chunked", b"1\r\n \r\n"), (b"Content-Length: 100000", b" ")]
+)
+def test_a_server_that_drips_is_given_up_at_the_deadline(time: Time, length: bytes, piece: bytes) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        stop = threading.Event()
+
+        def drip() -> None:
+            while not stop.is_set():
+                connection, _ = listener.accept()
+                with connection:
+                    try:
+                        connection.sendall(b"HTTP/1.1 200 OK\r\n" + length + b"\r\n\r\n")
+                        while not stop.wait(0.02):
+                            connection.sendall(piece)
+                    except OSError:
+                        continue
+
+        thread = threading.Thread(target=drip)
+        thread.start()
+
+        class Dripping:
+            url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+
+        google = connected(Dripping, time, request_seconds=0.2)
+        with pytest.raises(ControlPlaneError, match="no whole answer"):
+            google.get_run("train-1")
+        stop.set()
+        google.close()
+        socket.create_connection(listener.getsockname()).close()
+        thread.join()
+
+
+def test_nobody_at_the_address_is_told_as_such(time: Time) -> None:
+    with ControlPlaneServer() as gone:
+        pass
+    google = connected(gone, time)
+    with pytest.raises(ControlPlaneError, match=r"hypercomputecluster\.googleapis\.com") as raised:
+        google.get_run("train-1")
+    assert raised.value.is_temporary
+    assert raised.value.code == 0
+
+
+def test_a_wait_that_the_server_asks_for_is_kept(
+    google: GoogleControlPlane, server: ControlPlaneServer, time: Time
+) -> None:
+    server.put_run("train-1", RUN)
+    server.faults.script([Status(429, retry_after=7)], on="get")
+    google.get_run("train-1")
+    assert sum(time.slept) >= 7
+    server.faults.script([Status(429, retry_after=3600)], on="get")
+    with pytest.raises(ControlPlaneError, match="quota"):
+        google.get_run("train-1")
+
+
+def test_a_call_is_as_short_as_it_is_told_to_be(
+    google: GoogleControlPlane, server: ControlPlaneServer, time: Time
+) -> None:
+    google.call_seconds = 0.15
+    server.operation_polls = 10
+    with pytest.raises(ControlPlaneError):
+        google.create_run("train-1", RUN)
+    assert sum(time.slept) < 0.15
+    server.faults.always(Hang())
+    with pytest.raises(ControlPlaneError, match=r"no answer in 0\.15 s"):
+        google.get_run("train-1")
+
+
+@pytest.mark.parametrize(
+    ("fault", "on"), [(Status(429, retry_after=3600), "update"), (Status(409), "update"), (None, "")]
+)
+def test_what_waits_is_given_up_for_what_is_more_urgent(
+    server: ControlPlaneServer, fault: Fault | None, on: str
+) -> None:
+    hurried = GoogleControlPlane(
+        "test-project", "us-central1", AnonymousCredentials(), base_url=server.url, call_seconds=7200
+    )
+    server.put_run("train-1", RUN)
+    if fault:
+        server.faults.always(fault, on="update")
+    else:
+        server.operation_polls = 10**6
+    waited: list[ControlPlaneError] = []
+
+    def change_config() -> None:
+        try:
+            hurried.update_run("train-1", lambda run: {**run, "displayName": "renamed"})
+        except ControlPlaneError as error:
+            waited.append(error)
+
+    thread = threading.Thread(target=change_config)
+    thread.start()
+    while thread.is_alive() and not waited:
+        hurried.hurry()
+        thread.join(0.05)
+    assert waited[0].is_temporary
+    server.faults.clear()
+    server.operation_polls = 2
+    assert hurried.update_run("train-1", in_phase("COMPLETED"))["runPhase"] == "COMPLETED"
+    hurried.close()

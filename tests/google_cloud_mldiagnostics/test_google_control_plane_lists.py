@@ -1,0 +1,123 @@
+"""Runs are listed, and profiler sessions kept, by Google's control plane."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+from google_cloud_mldiagnostics.control_plane import Resource
+from google_cloud_mldiagnostics.control_plane.google import GoogleControlPlane
+from google_cloud_mldiagnostics.exceptions import (
+    RunNotFoundError,
+)
+from ml_diagnostics_testing.control_plane import ControlPlaneServer
+from ml_diagnostics_testing.faults import Fault, Status
+from ml_diagnostics_testing.http_server import json_response
+
+from .asked_control_planes import LOST, NOT_DONE, RUN, Time, asked, connected, patience, session
+
+
+def test_runs_are_listed_newest_first_in_pages_of_a_thousand(
+    google: GoogleControlPlane, server: ControlPlaneServer
+) -> None:
+    for index in range(1001):
+        server.put_run(f"run-{index:04}", {"runSet": "a"})
+    names = [run["name"] for run in google.list_runs()]
+    assert names == [f"run-{index:04}" for index in reversed(range(1001))]
+    assert [record.entries for record in server.requests] == [1000, 1]
+
+
+def test_a_page_is_asked_for_when_it_is_needed(google: GoogleControlPlane, server: ControlPlaneServer) -> None:
+    for index in range(1001):
+        server.put_run(f"run-{index:04}", {})
+    assert next(google.list_runs())["name"] == "run-1000"
+    assert len(server.requests) == 1
+
+
+@pytest.mark.parametrize("group", ["sweep", 'a "quoted" \\ group', "実験", "a AND b", ""])
+def test_a_group_is_listed_whatever_it_is_called(
+    google: GoogleControlPlane, server: ControlPlaneServer, group: str
+) -> None:
+    server.put_run("mine", {"runSet": group})
+    server.put_run("other", {"runSet": "another"})
+    assert [run["name"] for run in google.list_runs(group)] == ["mine"]
+    assert "filter=run_set" in server.requests[0].path
+
+
+def test_a_group_is_listed_alone_whatever_the_service_makes_of_the_filter(
+    google: GoogleControlPlane, server: ControlPlaneServer
+) -> None:
+    server.handle = lambda request: json_response(
+        {"machineLearningRuns": [{"name": "a", "runSet": "A"}, {"name": "b"}]}
+    )
+    assert [run["name"] for run in google.list_runs("A")] == ["a"]
+    assert list(google.list_runs("a")) == []
+
+
+def test_a_session_is_created_then_changed(google: GoogleControlPlane, server: ControlPlaneServer) -> None:
+    server.put_run("train-1", RUN)
+    google.put_session("train-1", "s1", session("host-0"))
+    google.put_session("train-1", "s1", session("host-0", "SUCCEEDED"))
+    (kept,) = google.list_sessions("train-1")
+    assert kept["name"] == "s1"
+    assert kept["targetSessions"]["host-0"]["sessionPhase"] == "SUCCEEDED"
+    assert asked(server)[:4] == ["session", "session", "get_session", "session"]
+    assert "update_mask=target_sessions" in server.requests[3].path
+
+
+def test_every_host_of_a_session_is_heard(google: GoogleControlPlane, server: ControlPlaneServer) -> None:
+    server.put_run("train-1", RUN)
+    hosts = [f"host-{index}" for index in range(4)]
+    threads = [threading.Thread(target=google.put_session, args=("train-1", "s1", session(host))) for host in hosts]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    (kept,) = server.sessions("train-1")
+    assert sorted(kept["targetSessions"]) == hosts
+
+
+@pytest.mark.parametrize("fault", LOST + NOT_DONE, ids=repr)
+def test_a_session_whose_answer_is_lost_is_there_once(server: ControlPlaneServer, time: Time, fault: Fault) -> None:
+    google = connected(server, time, **patience(fault))
+    server.put_run("train-1", RUN)
+    server.faults.script([fault], on="session")
+    google.put_session("train-1", "s1", session("host-0", "SUCCEEDED"))
+    (kept,) = server.sessions("train-1")
+    assert kept["targetSessions"]["host-0"]["sessionPhase"] == "SUCCEEDED"
+    google.close()
+
+
+def test_a_session_that_another_host_is_creating_is_waited_for(
+    google: GoogleControlPlane, server: ControlPlaneServer
+) -> None:
+    server.put_run("train-1", RUN)
+    google.put_session("train-1", "s1", session("host-0"))
+    server.faults.script([Status(404), Status(404)], on="get_session")
+    google.put_session("train-1", "s1", session("host-1"))
+    (kept,) = server.sessions("train-1")
+    assert sorted(kept["targetSessions"]) == ["host-0", "host-1"]
+
+
+@pytest.mark.parametrize("kept", [{}, {"profilerTargets": None, "targetSessions": 7}, {"profilerTargets": [{}]}])
+def test_what_the_service_keeps_of_a_session_need_not_make_sense(
+    google: GoogleControlPlane, server: ControlPlaneServer, kept: Resource
+) -> None:
+    answers = iter([({}, 409), (kept, 200), ({}, 200)])
+    server.handle = lambda request: json_response(*next(answers))
+    google.put_session("train-1", "s1", session("host-0"))
+    assert next(answers, None) is None
+
+
+def test_sessions_are_listed_oldest_first(google: GoogleControlPlane, server: ControlPlaneServer) -> None:
+    server.put_run("train-1", RUN)
+    for name in ("c", "a", "b"):
+        google.put_session("train-1", name, session("host-0"))
+    assert [kept["name"] for kept in google.list_sessions("train-1")] == ["c", "a", "b"]
+
+
+def test_a_session_without_its_run_is_refused(google: GoogleControlPlane) -> None:
+    with pytest.raises(RunNotFoundError):
+        google.put_session("train-1", "s1", session("host-0"))
+    with pytest.raises(RunNotFoundError):
+        list(google.list_sessions("train-1"))
