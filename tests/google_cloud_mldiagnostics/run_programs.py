@@ -21,6 +21,8 @@ BEGIN = """
 import atexit, os, signal, sys, threading, time
 from google_cloud_mldiagnostics import machinelearning_run, metrics
 
+signal.signal(signal.SIGINT, signal.default_int_handler)  # A shell has its background jobs ignore it.
+
 def begin(name="train", **arguments):
     return machinelearning_run(name, log_system_metrics=False, **arguments)
 

@@ -235,13 +235,14 @@ def test_a_stop_while_the_helper_is_dead_writes_the_last_point_and_the_helper_co
 
 
 def test_a_last_stop_while_the_helper_is_dead_that_skips_the_last_point_starts_nothing(uploaders: Uploaders) -> None:
+    threads_before = set(threading.enumerate())
     dead = DeadHelper(uploaders)
     threads = set(threading.enumerate())
     uploaders.stop(Upload.CUMULATIVE, flush=False)
     uploaders.stop(Upload.WINDOWS, flush=False)
     assert set(threading.enumerate()) == threads
     dead.come_back.set()
-    for thread in threads - {threading.main_thread()}:
+    for thread in threads - threads_before:
         thread.join(LONG_SECONDS)
     assert uploaders.pid is None
     uploaders.start(Upload.CUMULATIVE)
