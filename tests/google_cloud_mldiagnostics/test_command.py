@@ -59,7 +59,8 @@ def test_runs_are_listed_the_newest_first(capsys: Captured) -> None:
     lines = shown(capsys, "runs").splitlines()
     assert [line.split()[0] for line in lines] == ["run", second, first]
     assert [line.split()[1] for line in lines[1:]] == ["COMPLETED", "COMPLETED"]
-    assert shown(capsys, "runs", "--group", "sweep").splitlines()[1:] == lines[2:]
+    of_group = shown(capsys, "runs", "--group", "sweep").splitlines()
+    assert [line.split() for line in of_group[1:]] == [line.split() for line in lines[2:]]
     assert [run["run"] for run in json.loads(shown(capsys, "runs", "--limit", "1", "--format", "json"))] == [second]
 
 
