@@ -80,7 +80,7 @@ def test_a_real_fault_is_read(tmp_path: Path) -> None:
 def test_real_dumps_of_the_timer_and_a_cut_are_read() -> None:
     hang = (
         "import faulthandler, threading, time\n"
-        "for _ in range(120): threading.Thread(target=time.sleep, args=(1.2,), daemon=True).start()\n"
+        "for _ in range(120): threading.Thread(target=time.sleep, args=(60,), daemon=True).start()\n"
         "faulthandler.dump_traceback_later(0.5, repeat=True)\n"
         "time.sleep(1.2)"
     )
