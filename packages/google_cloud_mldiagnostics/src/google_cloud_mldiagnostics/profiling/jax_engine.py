@@ -44,7 +44,10 @@ class JaxEngine:
         """Forgets the trace: after a failure JAX keeps it, and would refuse all others."""
         state = _profile_state()
         try:
-            if state is not None and state.profile_session is not None:
+            newer = getattr(state, "session", None)  # Since JAX 0.12, with the trace inside of it.
+            if newer is not None:
+                newer._is_running, newer._raw_session = False, None
+            if newer is not None or getattr(state, "profile_session", None) is not None:
                 state.reset()
         except Exception:
             pass  # Another JAX: it may still work.
