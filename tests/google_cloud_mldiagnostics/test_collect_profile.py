@@ -15,10 +15,10 @@ from typing import Any, ClassVar
 
 import pytest
 from google_cloud_mldiagnostics.commands.collect_profile import main
-from google_cloud_mldiagnostics.profiling import profiler_service
-from google_cloud_mldiagnostics.profiling.profiler_service import ProfilerService, TracerLevels, profile_request
 from google_cloud_mldiagnostics.profiling.verification import read_xplane
+from ml_diagnostics_common import profiler_service
 from ml_diagnostics_common.exceptions import ConfigurationError
+from ml_diagnostics_common.profiler_service import ProfilerService, TracerLevels, profile_request
 
 from .ports import free_port
 from .profiled_runs import xplanes
@@ -82,7 +82,7 @@ def test_all_are_asked_to_begin_at_one_moment_ahead_and_one_alone_at_once(
 def test_a_host_that_cannot_be_reached_keeps_nobody_from_theirs(ports: list[int], tmp_path: Path) -> None:
     results = SERVICE.capture([f"localhost:{free_port()}", f"localhost:{ports[0]}"], str(tmp_path), "one", 100)
     assert [result.is_captured for result in results] == [False, True]
-    assert "is the job running, with on_demand_xprof=True" in results[0].problem
+    assert "is the job running, with jax.profiler.start_server(port)" in results[0].problem
     assert xplanes(tmp_path) == [f"one/localhost_{ports[0]}.xplane.pb"]
 
 
@@ -163,7 +163,7 @@ def test_without_grpcio_the_extra_is_named(
 ) -> None:
     monkeypatch.setitem(sys.modules, "grpc", None)
     assert collect("--hosts", "h", "--port", 1, "--duration_in_ms", 100, "--log_dir", tmp_path) == 2
-    assert "google-cloud-mldiagnostics[profile]" in capsys.readouterr().err
+    assert "ml-diagnostics-common[profile]" in capsys.readouterr().err
 
 
 # --- The command --------------------------------------------------------------------------------------

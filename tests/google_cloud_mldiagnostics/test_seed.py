@@ -364,7 +364,7 @@ def test_the_other_examples_run_in_the_cloud(cloud: Cloud, tmp_path: Path) -> No
     numbers = "step_size = loss = gradient = total_weights = step_time = throughput = latency = tflops = mfu = 0.5\n"
     program = IMPORTS + CLOUD_LOGGING + YAML + numbers + "num_steps = 30\n" + METRICS + "run = None\n" + POSITIONAL_RUN
     program += PROFILES + HOSTS
-    run(in_the_cloud(program, cloud), tmp_path, cloud.environment(is_grpc=True))
+    done = run(in_the_cloud(program, cloud), tmp_path, cloud.environment(is_grpc=True))
 
     [kept] = cloud.control_plane.runs()
     run_id = kept["name"].rpartition("/")[2]
@@ -377,7 +377,7 @@ def test_the_other_examples_run_in_the_cloud(cloud: Cloud, tmp_path: Path) -> No
 
     sessions = {name.split("/")[4] for name in cloud.storage.names("my-bucket")}
     assert "profiling_session" in sessions
-    assert len(sessions) == 6  # One of the decorator; within the third, it is one too many at a time.
+    assert len(sessions) == 6, done.stderr  # One of the decorator; within the third, it is one too many at a time.
     assert all(name.startswith(f"folder1/{run_id}/plugins/profile/") for name in cloud.storage.names("my-bucket"))
 
 

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from google_cloud_mldiagnostics.mirroring import is_told_of
 from google_cloud_mldiagnostics.profiling.layout import file_of, logdir_of, session_folder, sessions_folder
-from google_cloud_mldiagnostics.profiling.profiler_service import TracerLevels
 from google_cloud_mldiagnostics.profiling.telling import ACTIVE, FAILED, SUCCEEDED, Session, session_resource
+from ml_diagnostics_common.profiler_service import TracerLevels
 
 from .profiled_runs import profiled_run
 

@@ -141,7 +141,8 @@ class MemoryLog:
         self.entries_read += len(new)
         if not new:
             return [], (None, None)
-        return new, (_arrival(len(self.payloads)), len(self.payloads))
+        count = seen + len(new)  # More may have arrived since.
+        return new, (_arrival(count), count)
 
 
 def _arrival(number: int) -> datetime.datetime:

@@ -6,25 +6,26 @@ that. Its `list_entries` builds a wrapper object an entry, which is where 19 of 
 
 from __future__ import annotations
 
-import contextlib
-import email.utils
-import time
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
 
 import msgspec
 
 from ml_diagnostics_common._version import __version__
+from ml_diagnostics_common.authorized_requests import NoAnswerError, Why, exchange, open_session, shown
 from ml_diagnostics_common.cloud_logging.decoding import EntryDecoder, Origin, TimestampParser
 from ml_diagnostics_common.cloud_logging.transport import EntryError, Page, TransportError
 from ml_diagnostics_common.credentials import CloudEnvironment
 from ml_diagnostics_common.entry import LogEntry
-from ml_diagnostics_common.exceptions import MissingExtraError
 
 __all__ = ["RestTransport"]
 
 _BASE_URL = "https://logging.googleapis.com"
-_CONNECT_SECONDS = 5.0
+_CODE_WITHOUT_ANSWER = {
+    Why.TIMEOUT: "DEADLINE_EXCEEDED",
+    Why.UNREACHABLE: "UNAVAILABLE",
+    Why.TOKEN_REFUSED: "UNAUTHENTICATED",
+}
 
 
 class _Entry(msgspec.Struct, gc=False):
@@ -54,15 +55,11 @@ class RestTransport:
     """
 
     def __init__(self, cloud: CloudEnvironment, *, base_url: str | None = None) -> None:
-        try:
-            from google.auth.transport.requests import AuthorizedSession
-        except ImportError as error:
-            raise MissingExtraError("Cloud Logging", "ml-diagnostics-common", "logging") from error
+        self._session = open_session(cloud.credentials, "Cloud Logging")
         self.project = cloud.project
         self.principal = cloud.principal
         base = (base_url or _BASE_URL).rstrip("/")
         self._api = base if base.endswith("/v2") else f"{base}/v2"
-        self._session = AuthorizedSession(cloud.credentials)
         self._headers = {
             "Content-Type": "application/json",
             "User-Agent": f"ml-diagnostics/{__version__} (gzip)",
@@ -81,7 +78,7 @@ class RestTransport:
         answer = self._post("entries:write", body, timeout_seconds)
         if not _is_object(answer):
             # A proxy's page, which says 200 too: nobody told us that the entries were written.
-            raise TransportError("UNAVAILABLE", f"no answer of Cloud Logging: {_shown(answer)}")
+            raise TransportError("UNAVAILABLE", f"no answer of Cloud Logging: {shown(answer)}")
 
     def list_page(
         self, filter_: str, *, order_by: str, page_size: int, page_token: str = "", timeout_seconds: float
@@ -119,48 +116,17 @@ class RestTransport:
         return lambda index: self._timestamp_ns(entries[index].receiveTimestamp or entries[index].timestamp)
 
     def _post(self, method: str, body: bytes, timeout_seconds: float) -> bytes:
-        """One request, one answer; the answer's body if it is a good one.
-
-        The body is read in pieces, so that a server that drips cannot hold us beyond the deadline.
-        """
-        deadline = time.monotonic() + timeout_seconds
-        with _connection_errors(timeout_seconds):
-            response = self._session.request(
-                "POST",
-                f"{self._api}/{method}",
-                data=body,
-                headers=self._headers,
-                timeout=(min(_CONNECT_SECONDS, timeout_seconds), timeout_seconds),
-                max_allowed_time=timeout_seconds,
-                stream=True,
-                allow_redirects=False,  # Cloud Logging sends nobody elsewhere; who does is a login page.
-                hooks={"response": _finish_before_refresh},
+        """One request; the answer's body if it is a good one."""
+        url = f"{self._api}/{method}"
+        try:
+            answer = exchange(
+                self._session, "POST", url, headers=self._headers, timeout_seconds=timeout_seconds, body=body
             )
-            with contextlib.closing(response):
-                answer = bytearray()
-                for piece in _pieces(response):
-                    answer += piece
-                    if time.monotonic() > deadline:
-                        raise TransportError("DEADLINE_EXCEEDED", f"no whole answer in {timeout_seconds:g} s")
-        if response.status_code != 200:
-            raise _error(response.status_code, bytes(answer), response.headers.get("Retry-After"))
-        return bytes(answer)
-
-
-def _finish_before_refresh(response: Any, *_: object, **__: object) -> None:
-    """Reads a 401 to its end: google.auth drops it when it asks again with a new token, connection and all."""
-    if response.status_code == 401:
-        _ = response.content
-
-
-def _pieces(response: Any) -> Iterator[bytes]:
-    """The body as it comes in: each piece is there after one read from the socket, which has a timeout."""
-    read1 = getattr(response.raw, "read1", None)  # Since urllib3 2; before, a piece may take as long as it drips.
-    if read1 is None or response.status_code == 401:
-        yield from response.iter_content(1 << 18)
-        return
-    while piece := read1(1 << 18, decode_content=True):
-        yield piece
+        except NoAnswerError as error:
+            raise TransportError(_CODE_WITHOUT_ANSWER[error.why], str(error)) from error
+        if answer.status != 200:
+            raise _error(answer.status, answer.body, answer.retry_after_seconds)
+        return answer.body
 
 
 def _key(entry: _Entry) -> Hashable:
@@ -173,26 +139,6 @@ def _resource_key(entry: _Entry) -> Hashable:
 
 def _origin(entry: _Entry) -> Origin:
     return msgspec.json.decode(entry.labels), msgspec.json.decode(entry.resource)
-
-
-@contextlib.contextmanager
-def _connection_errors(timeout_seconds: float) -> Iterator[None]:
-    """What goes wrong before there is an answer, as TransportError."""
-    import google.auth.exceptions
-    import requests
-    import urllib3.exceptions
-
-    try:
-        yield
-    except (requests.exceptions.Timeout, urllib3.exceptions.TimeoutError) as error:
-        raise TransportError("DEADLINE_EXCEEDED", f"no answer in {timeout_seconds:g} s") from error
-    except (requests.exceptions.RequestException, urllib3.exceptions.HTTPError) as error:
-        raise TransportError("UNAVAILABLE", str(error)) from error
-    except google.auth.exceptions.TransportError as error:  # Nobody could be asked for a token.
-        raise TransportError("UNAVAILABLE", str(error)) from error
-    except google.auth.exceptions.GoogleAuthError as error:
-        code = "UNAVAILABLE" if getattr(error, "retryable", False) else "UNAUTHENTICATED"
-        raise TransportError(code, str(error)) from error
 
 
 # --- Errors in an answer ------------------------------------------------------------------------------
@@ -223,7 +169,7 @@ _CODE_OF_STATUS = {
 }
 
 
-def _error(status: int, body: bytes, retry_after: str | None) -> TransportError:
+def _error(status: int, body: bytes, wait: float | None) -> TransportError:
     """An answer that is not 200; its body may be Google's error in JSON, or a proxy's page in anything."""
     try:
         described = msgspec.json.decode(body)["error"]
@@ -233,11 +179,10 @@ def _error(status: int, body: bytes, retry_after: str | None) -> TransportError:
             described.get("details") or [],
         )
     except (msgspec.DecodeError, UnicodeDecodeError, KeyError, TypeError, AttributeError):
-        message, named, details = _shown(body), None, []
+        message, named, details = shown(body), None, []
     code = named if named in _CODES else _CODE_OF_STATUS.get(status)
     # What Cloud Logging never says comes from something in between: not a word about the entries.
     code = code or ("UNAVAILABLE" if status >= 500 else "UNIMPLEMENTED")
-    wait = _retry_after_seconds(retry_after)
     refused: dict[int, EntryError] = {}
     for detail in details:
         wait = _duration_seconds(detail.get("retryDelay")) if wait is None else wait
@@ -253,24 +198,6 @@ def _is_object(body: bytes) -> bool:
         return isinstance(msgspec.json.decode(body), dict)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return False
-
-
-def _shown(body: bytes) -> str:
-    return body[:300].decode("utf-8", "replace")
-
-
-def _retry_after_seconds(value: str | None) -> float | None:
-    """The header Retry-After: a number of seconds, or a date."""
-    if not value:
-        return None
-    try:
-        return max(0.0, float(value))
-    except ValueError:
-        pass
-    try:
-        return max(0.0, email.utils.parsedate_to_datetime(value).timestamp() - time.time())
-    except ValueError:
-        return None
 
 
 def _duration_seconds(value: Any) -> float | None:

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from google_cloud_mldiagnostics.cli.command import NOT_DONE, OK, add_place_options, format_option, run_argument
 
 if TYPE_CHECKING:
-    from google_cloud_mldiagnostics.profiling.profiler_service import CaptureResult
+    from ml_diagnostics_common.profiler_service import CaptureResult
+
     from google_cloud_mldiagnostics.reading.run_view import ProcessView, RunView
 
 __all__ = ["ProfileCommand", "Target", "targets_of"]
@@ -71,11 +72,12 @@ class ProfileCommand:
         """Asks all processes at once, waits for them, and says where the profile is."""
         import time
 
+        from ml_diagnostics_common.profiler_service import ProfilerService, TracerLevels
+
         from google_cloud_mldiagnostics.cli.places import source_of
         from google_cloud_mldiagnostics.cli.text import note, print_data
         from google_cloud_mldiagnostics.exceptions import ControlPlaneError
         from google_cloud_mldiagnostics.mirroring import is_told_of
-        from google_cloud_mldiagnostics.profiling.profiler_service import ProfilerService, TracerLevels
         from google_cloud_mldiagnostics.reading.run_history import RunHistory
         from google_cloud_mldiagnostics.reading.run_source import LocalSource
 

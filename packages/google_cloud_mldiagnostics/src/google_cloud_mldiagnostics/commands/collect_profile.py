@@ -16,15 +16,15 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from ml_diagnostics_common.exceptions import DiagnosticsError, StorageError
-from ml_diagnostics_common.storage import storage_for
-
-from google_cloud_mldiagnostics.profiling.layout import file_of, session_folder, sessions_folder
-from google_cloud_mldiagnostics.profiling.profiler_service import (
+from ml_diagnostics_common.profiler_service import (
     CaptureResult,
     ProfilerService,
     TracerLevels,
     file_name_of,
 )
+from ml_diagnostics_common.storage import storage_for
+
+from google_cloud_mldiagnostics.profiling.layout import file_of, session_folder, sessions_folder
 from google_cloud_mldiagnostics.profiling.verification import summary_of
 
 __all__ = ["main"]

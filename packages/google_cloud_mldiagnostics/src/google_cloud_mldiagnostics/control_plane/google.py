@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
+from ml_diagnostics_common.authorized_requests import open_session
 from ml_diagnostics_common.backoff import Backoff
 from ml_diagnostics_common.environment import endpoint
 
@@ -28,7 +29,7 @@ from google_cloud_mldiagnostics.control_plane.google_resources import (
     writable,
 )
 from google_cloud_mldiagnostics.control_plane.refusals import Asker, refusal
-from google_cloud_mldiagnostics.control_plane.rest import CODES, RequestError, ask, open_session
+from google_cloud_mldiagnostics.control_plane.rest import CODES, RequestError, ask
 from google_cloud_mldiagnostics.exceptions import (
     ControlPlaneError,
     MLRunConfigurationError,
@@ -306,7 +307,7 @@ class GoogleControlPlane:
         """One request, made once."""
         with self._session_lock:
             if self._session is None:
-                self._session = open_session(self._asker.credentials)
+                self._session = open_session(self._asker.credentials, "Google's control plane")
             session = self._session
         seconds = min(self._request_seconds, call.seconds_left)
         return ask(session, method, f"{self._api}/{path}", query=query, body=body, timeout_seconds=seconds)

@@ -15,8 +15,10 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 from urllib.parse import quote
 
+from ml_diagnostics_common.authorized_requests import open_session
+
 from google_cloud_mldiagnostics.control_plane import Change, Resource
-from google_cloud_mldiagnostics.control_plane.rest import RequestError, ask, open_session
+from google_cloud_mldiagnostics.control_plane.rest import RequestError, ask
 from google_cloud_mldiagnostics.exceptions import ControlPlaneError, RunExistsError, RunNotFoundError
 
 __all__ = ["SelfHostedControlPlane", "logical_id"]
@@ -195,7 +197,7 @@ class SelfHostedControlPlane:
             if self._session is None:
                 from google.auth.credentials import AnonymousCredentials
 
-                self._session = open_session(AnonymousCredentials())
+                self._session = open_session(AnonymousCredentials(), "a control plane of one's own")
             session = self._session
         return ask(session, method, url, query=query, body=body, timeout_seconds=self.call_seconds)
 

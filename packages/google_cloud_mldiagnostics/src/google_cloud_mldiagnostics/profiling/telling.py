@@ -9,11 +9,11 @@ from typing import Any, Final
 
 from ml_diagnostics_common.entry import format_timestamp
 from ml_diagnostics_common.guard import guarded_as
+from ml_diagnostics_common.profiler_service import TracerLevels
 
 from google_cloud_mldiagnostics import entries
 from google_cloud_mldiagnostics.active_run import ActiveRun
 from google_cloud_mldiagnostics.control_plane import Resource
-from google_cloud_mldiagnostics.profiling.profiler_service import TracerLevels
 
 __all__ = ["ACTIVE", "FAILED", "SUCCEEDED", "Session", "session_resource"]
 

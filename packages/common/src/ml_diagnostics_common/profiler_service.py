@@ -121,7 +121,7 @@ class ProfilerService:
         try:
             import grpc  # type: ignore[import-untyped]
         except ImportError as error:
-            raise MissingExtraError("profiling on demand", "google-cloud-mldiagnostics", "profile") from error
+            raise MissingExtraError("profiling on demand", "ml-diagnostics-common", "profile") from error
 
         channels = [grpc.insecure_channel(address, options=self._options) for address in addresses]
         try:
@@ -237,7 +237,7 @@ def _result(address: str, call: Any, began: float, connect_seconds: float) -> Ca
         return CaptureResult(
             address,
             f"no profiler's server answers there within {connect_seconds:g} s: is the job running, with "
-            "on_demand_xprof=True, and may this machine reach it?",
+            "jax.profiler.start_server(port) or on_demand_xprof=True, and may this machine reach it?",
         )
     try:
         call.result()
