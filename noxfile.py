@@ -25,6 +25,7 @@ PACKAGES = {
     "google_cloud_mldiagnostics": "google_cloud_mldiagnostics",
     "ml_goodput_measurement": "ml_goodput_measurement",
     "testing": "ml_diagnostics_testing",
+    "xprofiler": "xprofiler",
 }
 PYTHONS = ["3.10", "3.11", "3.12", "3.13"]
 COMPILE = [
@@ -171,11 +172,11 @@ def wheels(session: nox.Session) -> None:
     constraints = Path(session.create_tmp()) / "constraints.txt"
     pins = (ROOT / "requirements" / "tests.txt").read_text().splitlines()
     constraints.write_text("".join(line.rstrip(" \\") + "\n" for line in pins if line[:1].isalnum()))
-    for name, module in PACKAGES.items():
+    for name in PACKAGES:
         empty = Path(session.create_tmp()) / name
         session.run("python", "-m", "venv", "--clear", str(empty))
         python = str(empty / "bin" / "python")
-        wheel = next(dist.glob(f"{module}-*.whl"))
+        wheel = next(dist.glob(f"{distribution_of(name).replace('-', '_')}-*.whl"))
         common = next(dist.glob("ml_diagnostics_common-*.whl"))
         chosen = dict.fromkeys([str(common), str(wheel)] if name != "testing" else [str(wheel)])
         session.run(python, "-m", "pip", "install", "-qq", "-c", str(constraints), *chosen, external=True)
@@ -203,4 +204,11 @@ def lock(session: nox.Session) -> None:
 
 def distributions() -> list[str]:
     """The names of our own distributions."""
-    return [module.replace("_", "-") for module in PACKAGES.values()]
+    return [distribution_of(name) for name in PACKAGES]
+
+
+def distribution_of(package: str) -> str:
+    """The name of a package's distribution."""
+    found = re.search(r'^name = "(.+)"', (ROOT / "packages" / package / "pyproject.toml").read_text(), re.MULTILINE)
+    assert found is not None
+    return found[1]

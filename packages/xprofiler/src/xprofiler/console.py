@@ -1,0 +1,61 @@
+"""Where the command speaks and asks: data on standard output; progress, questions and errors on standard error."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TextIO
+
+__all__ = ["Console"]
+
+
+@dataclass
+class Console:
+    """The terminal, or what stands for it.
+
+    Attributes:
+        is_verbose: Whether every request and every argv is told.
+        is_quiet: Whether nothing is asked: every question counts as answered with yes.
+        out: For data.
+        err: For everything else.
+        answers: Where answers come from.
+    """
+
+    is_verbose: bool = False
+    is_quiet: bool = False
+    out: TextIO = field(default_factory=lambda: sys.stdout)
+    err: TextIO = field(default_factory=lambda: sys.stderr)
+    answers: TextIO = field(default_factory=lambda: sys.stdin)
+
+    def data(self, text: str) -> None:
+        """Writes lines of the answer."""
+        print(text, file=self.out, flush=True)
+
+    def say(self, text: str = "") -> None:
+        """Tells how far things are, or what went wrong."""
+        print(text, file=self.err, flush=True)
+
+    def detail(self, text: str) -> None:
+        """Tells what only `--verbose` wants to know."""
+        if self.is_verbose:
+            self.say(text)
+
+    def command(self, argv: Sequence[str]) -> None:
+        """Tells of a program that is started now, with `--verbose`: as a shell would take it."""
+        self.detail(f"$ {shlex.join(argv)}")
+
+    def confirms(self, question: str) -> bool:
+        """Asks; only y and Y mean yes. Without anybody to answer, that is a no.
+
+        Args:
+            question: Written as it is, with no line break after it.
+        """
+        if self.is_quiet:
+            return True
+        print(question, end="", file=self.err, flush=True)
+        answer = self.answers.readline()
+        if not answer.endswith("\n"):
+            self.say()
+        return answer.strip() in ("y", "Y")
