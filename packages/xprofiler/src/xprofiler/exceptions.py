@@ -6,6 +6,8 @@ XprofilerError             1  it could not be done
 ├── NotPermittedError      4  no credentials, or they may not do this
 ├── TimedOutError          5  it was not done in time
 └── DeclinedError          1  the user said no
+
+Its base is that of all our libraries, `DiagnosticsError`.
 """
 
 from __future__ import annotations
@@ -29,8 +31,8 @@ __all__ = [
 DONE: Final = 0
 INTERRUPTED: Final = 130
 EXIT_CODES: Final = (
-    "exit codes: 0 done, 1 failed or declined, 2 not understood, 3 not found, 4 credentials or permission, 5 timed out, "
-    "130 interrupted"
+    "exit codes: 0 done, 1 failed or declined, 2 not understood, 3 not found, 4 credentials or permission, "
+    "5 timed out, 130 interrupted"
 )
 
 
