@@ -7,7 +7,6 @@ import json
 import os
 import random
 import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -22,7 +21,6 @@ _INTERVAL_SECONDS = 0.5
 _RECORDS = 700
 _NUMBERS = 200_000
 _THREADS = 20
-_LONGEST_START_SECONDS = 60.0
 _SETTLE_STEPS = 100
 
 
@@ -67,42 +65,26 @@ def train(rounds: int, steps: int) -> dict[str, Any]:
     return {"times": times, "written": written}
 
 
-class _Trainer:
+class _Trainer(paired.Trainer):
     """Does steps of some milliseconds, half in JSON, which holds the GIL, and half in numpy; and tells of each."""
 
     def __init__(self, recorder: Any, heartbeat: Callable[[int], None]) -> None:
         import numpy
 
-        self._step = 0
+        super().__init__()
         self._record, self._heartbeat = recorder.record_step_start_time, heartbeat
         self._batch = [{"name": f"{number}", "value": number * 1.5} for number in range(_RECORDS)]
         self._square_root = numpy.sqrt
         self._numbers, self._roots = numpy.ones(_NUMBERS), numpy.empty(_NUMBERS)
         recorder.record_job_start_time()
 
-    def steps(self, count: int) -> list[Times]:
-        """How long each of so many steps takes."""
-        return [self._one() for _ in range(count)]
-
-    def steps_until(self, is_over: Callable[[], bool]) -> list[Times]:
-        """How long each step takes, until something holds."""
-        times: list[Times] = []
-        give_up = time.monotonic() + _LONGEST_START_SECONDS
-        while not is_over():
-            times += self.steps(5)
-            assert time.monotonic() < give_up, "the companion has written nothing"
-        return times
-
-    def _one(self) -> Times:
-        began, cpu_began = time.perf_counter(), time.thread_time()
-        self._record(self._step)
-        self._heartbeat(self._step)
+    def do(self, step: int) -> None:
+        self._record(step)
+        self._heartbeat(step)
         # No loop in Python: its speed depends on what was called before it, by up to a tenth.
         json.loads(json.dumps(self._batch))
         for _ in range(6):
             self._square_root(self._numbers, out=self._roots)
-        self._step += 1
-        return time.perf_counter() - began, time.thread_time() - cpu_began
 
 
 def _size(folder: Path) -> int:

@@ -2,17 +2,54 @@
 
 from __future__ import annotations
 
+import abc
 import random
 import statistics
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 
 from benchmarks import process
 from benchmarks.results import Row, seconds
 
 RESAMPLES = 1000
+_LONGEST_WAIT_SECONDS = 60.0
 
 Times = tuple[float, float]
 """Wall and CPU seconds of a step."""
+
+
+class Trainer(abc.ABC):
+    """Does steps, one after the other, and times each.
+
+    Attributes:
+        step: How many it has done.
+    """
+
+    def __init__(self) -> None:
+        self.step = 0
+
+    @abc.abstractmethod
+    def do(self, step: int) -> None:
+        """Does one step."""
+
+    def steps(self, count: int) -> list[Times]:
+        """How long each of so many steps takes."""
+        return [self._one() for _ in range(count)]
+
+    def steps_until(self, is_over: Callable[[], bool]) -> list[Times]:
+        """How long each step takes, until something holds."""
+        times: list[Times] = []
+        give_up = time.monotonic() + _LONGEST_WAIT_SECONDS
+        while not is_over():
+            times += self.steps(5)
+            assert time.monotonic() < give_up, "what is measured has not started"
+        return times
+
+    def _one(self) -> Times:
+        began, cpu_began = time.perf_counter(), time.thread_time()
+        self.do(self.step)
+        self.step += 1
+        return time.perf_counter() - began, time.thread_time() - cpu_began
 
 
 def step_time_rows(times: Mapping[str, list[list[Times]]]) -> list[Row]:

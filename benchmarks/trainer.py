@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import random
 import tempfile
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +16,6 @@ from benchmarks.results import Row, Table, seconds
 _UPLOAD_SECONDS = 0.5
 _WINDOWS = [3600, 24 * 3600]
 _WORK = 60_000
-_LONGEST_START_SECONDS = 60.0
 _SETTLE_STEPS = 100
 
 
@@ -62,33 +59,17 @@ def train(rounds: int, steps: int) -> dict[str, Any]:
     return {"times": times, "uploads": uploads, "last_step": last_step, "done": trainer.step - 2}
 
 
-class _Trainer:
+class _Trainer(paired.Trainer):
     """Does steps of a few milliseconds that hold the GIL, and records each."""
 
     def __init__(self, recorder: Any) -> None:
-        self.step = 0
+        super().__init__()
         self._record = recorder.record_step_start_time
         recorder.record_job_start_time()
 
-    def steps(self, count: int) -> list[Times]:
-        """How long each of so many steps takes."""
-        return [self._one() for _ in range(count)]
-
-    def steps_until(self, is_over: Callable[[], bool]) -> list[Times]:
-        """How long each step takes, until something holds."""
-        times: list[Times] = []
-        give_up = time.monotonic() + _LONGEST_START_SECONDS
-        while not is_over():
-            times += self.steps(5)
-            assert time.monotonic() < give_up, "the monitor has uploaded nothing"
-        return times
-
-    def _one(self) -> Times:
-        began, cpu_began = time.perf_counter(), time.thread_time()
-        self._record(self.step)
+    def do(self, step: int) -> None:
+        self._record(step)
         sum(number * number for number in range(_WORK))
-        self.step += 1
-        return time.perf_counter() - began, time.thread_time() - cpu_began
 
 
 def _started(monitoring: Any, folder: str) -> Any:

@@ -11,7 +11,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from cloud_tpu_diagnostics import diagnostic, trace_file
+from cloud_tpu_diagnostics import blocks, diagnostic, trace_file
 from cloud_tpu_diagnostics.configuration.debug_configuration import DebugConfig
 from cloud_tpu_diagnostics.configuration.diagnostic_configuration import DiagnosticConfig
 from cloud_tpu_diagnostics.configuration.hang_configuration import HangConfig
@@ -136,7 +136,8 @@ def test_an_interval_that_cannot_be_is_refused_when_the_block_is_entered(interva
 @pytest.mark.parametrize("interval", [1, 0.5, 1e-9, 1e300, 10**300])
 def test_any_number_above_zero_is_an_interval(interval: float) -> None:
     with diagnostic.diagnose(_config(interval)):
-        pass
+        assert blocks._current is not None
+    assert blocks._current is None
 
 
 _NO_CONFIGS = ["console", StackTraceConfig(True), DebugConfig(), DiagnosticConfig(StackTraceConfig())]  # type: ignore[arg-type]
@@ -182,7 +183,7 @@ def test_whatever_it_is_given_it_refuses_with_its_own_error(config: object) -> N
 
 def test_an_interval_is_not_looked_at_where_nothing_is_collected() -> None:
     with diagnostic.diagnose(_config("never", collect=False)):
-        pass
+        assert blocks._current is None
 
 
 def test_the_header_says_the_interval_as_it_was_given(tmp_path: Path) -> None:

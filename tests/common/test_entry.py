@@ -93,9 +93,10 @@ def test_every_form_of_rfc_3339_is_read(text: str, nanoseconds: int) -> None:
     assert parse_timestamp(text) == nanoseconds
 
 
-@given(st.text(max_size=40))
+@given(st.text(max_size=40) | st.from_regex(r"[0-9]{4}-[0-9]{2}-[0-9]{2}[Tt ][0-9:.]{0,12}(Z|[+-][0-9]{2}:?[0-9]{2})?"))
 def test_what_is_no_timestamp_is_refused_cleanly(text: str) -> None:
     try:
-        parse_timestamp(text)
+        nanoseconds = parse_timestamp(text)
     except ValueError:
-        pass
+        return
+    assert parse_timestamp(format_timestamp(nanoseconds)) == nanoseconds

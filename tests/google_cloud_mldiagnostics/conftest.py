@@ -1,11 +1,13 @@
-"""What tests of Google's control plane share."""
+"""What tests of Google's control plane share, alone and under a run."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 import pytest
+from google_cloud_mldiagnostics.active_run import active_run
 from google_cloud_mldiagnostics.control_plane.google import GoogleControlPlane
+from ml_diagnostics_testing.cloud_logging import CloudLoggingServer
 from ml_diagnostics_testing.control_plane import ControlPlaneServer
 
 from .asked_control_planes import Time, connected
@@ -19,6 +21,22 @@ def time() -> Time:
 @pytest.fixture
 def server(control_plane_server: ControlPlaneServer) -> ControlPlaneServer:
     return control_plane_server
+
+
+@pytest.fixture
+def cloud_of_a_run(
+    monkeypatch: pytest.MonkeyPatch, control_plane_server: ControlPlaneServer, cloud_logging_server: CloudLoggingServer
+) -> Iterator[ControlPlaneServer]:
+    """A Google Cloud on loopback, and a workload whose run has a known id."""
+    for name, text in (cloud_logging_server.environment() | control_plane_server.environment()).items():
+        monkeypatch.setenv(name, text)
+    monkeypatch.setenv("ML_DIAGNOSTICS_BACKEND", "auto")
+    monkeypatch.setenv("RUN_WORKLOAD_ID", "w")
+    monkeypatch.setattr("google_cloud_mldiagnostics.beginning._occasions_of_this_process", {})
+    yield control_plane_server
+    active = active_run()
+    if active is not None:
+        active.run.finish()
 
 
 @pytest.fixture

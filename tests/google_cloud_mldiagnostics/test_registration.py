@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -30,24 +29,8 @@ RUN = "train-w"
 
 
 @pytest.fixture(autouse=True)
-def cloud(
-    monkeypatch: pytest.MonkeyPatch, control_plane_server: ControlPlaneServer, cloud_logging_server: CloudLoggingServer
-) -> Iterator[ControlPlaneServer]:
-    """A Google Cloud on loopback, and a workload whose run has a known id."""
-    for name, text in (cloud_logging_server.environment() | control_plane_server.environment()).items():
-        monkeypatch.setenv(name, text)
-    monkeypatch.setenv("ML_DIAGNOSTICS_BACKEND", "auto")
-    monkeypatch.setenv("RUN_WORKLOAD_ID", "w")
-    monkeypatch.setattr("google_cloud_mldiagnostics.beginning._occasions_of_this_process", {})
-    yield control_plane_server
-    active = active_run()
-    if active is not None:
-        active.run.finish()
-
-
-@pytest.fixture
-def server(cloud: ControlPlaneServer) -> ControlPlaneServer:
-    return cloud
+def server(cloud_of_a_run: ControlPlaneServer) -> ControlPlaneServer:
+    return cloud_of_a_run
 
 
 def begin(**arguments: Any) -> MLRun:

@@ -5,16 +5,13 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from google_cloud_mldiagnostics import machinelearning_run
-from google_cloud_mldiagnostics.active_run import active_run
 from google_cloud_mldiagnostics.cli import main
 from google_cloud_mldiagnostics.failures import UNSEEN_EXIT
 from google_cloud_mldiagnostics.mlrun_types import MLRun
-from ml_diagnostics_testing.cloud_logging import CloudLoggingServer
 from ml_diagnostics_testing.control_plane import ControlPlaneServer, SelfHostedServer
 from ml_diagnostics_testing.faults import Hang, Status
 
@@ -34,19 +31,8 @@ def profile_on_its_way():
 
 
 @pytest.fixture
-def server(
-    monkeypatch: pytest.MonkeyPatch, control_plane_server: ControlPlaneServer, cloud_logging_server: CloudLoggingServer
-) -> Iterator[ControlPlaneServer]:
-    """A Google Cloud on loopback, and a workload whose run has a known id."""
-    for name, text in (cloud_logging_server.environment() | control_plane_server.environment()).items():
-        monkeypatch.setenv(name, text)
-    monkeypatch.setenv("ML_DIAGNOSTICS_BACKEND", "auto")
-    monkeypatch.setenv("RUN_WORKLOAD_ID", "w")
-    monkeypatch.setattr("google_cloud_mldiagnostics.beginning._occasions_of_this_process", {})
-    yield control_plane_server
-    active = active_run()
-    if active is not None:
-        active.run.finish()
+def server(cloud_of_a_run: ControlPlaneServer) -> ControlPlaneServer:
+    return cloud_of_a_run
 
 
 def begin(**arguments: object) -> MLRun:

@@ -284,5 +284,7 @@ def test_no_configs_are_none() -> None:
     )
 )
 def test_nothing_that_is_a_config_makes_it_fail(value: object) -> None:
-    [(_, text)] = to_wire({"config": value}).items()
-    text.encode()
+    wire = to_wire({"config": value})
+    assert set(wire) <= {"config", CUT_KEY}
+    assert len(wire["config"].encode()) <= MAX_CONFIG_BYTES
+    assert from_wire(wire)["config"] is not value or isinstance(value, str)
