@@ -80,10 +80,16 @@ def install(session: nox.Session, pins: str, *packages: str) -> None:
 
 
 def run_tests(session: nox.Session, pins: str, *arguments: str) -> None:
-    """Run pytest in an environment of its own, a file of tests for each core."""
+    """Run pytest in an environment of its own, a file of tests for each core.
+
+    Thousands of real processes, signals and sockets share few cores here. A test that fails is run once more, alone in
+    its place; one that then passes is listed as RERUN, for somebody to look at.
+    """
     install(session, pins, *PACKAGES)
     side_by_side = ["--numprocesses=auto", "--maxprocesses=4", "--dist=loadfile"]
-    session.run("python", "-m", "pytest", *side_by_side, *arguments, *session.posargs, env={"JAX_PLATFORMS": "cpu"})
+    again = ["--reruns=1", "-rR"]
+    environment = {"JAX_PLATFORMS": "cpu"}
+    session.run("python", "-m", "pytest", *side_by_side, *again, *arguments, *session.posargs, env=environment)
 
 
 @nox.session

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from email.message import Message
 from email.utils import formatdate
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from io import BufferedIOBase
 from typing import Any, TypeVar
 
 from ml_diagnostics_testing.faults import Fault, Faults, Hang, Plan, Reset, Status, Truncate
@@ -97,11 +98,20 @@ class Request:
 
 @dataclass(frozen=True)
 class Response:
-    """One HTTP response; Content-Length and Date are added."""
+    """One HTTP response; Content-Length and Date are added.
+
+    Attributes:
+        status: The HTTP status.
+        body: The body.
+        headers: Headers beside those.
+        takes_over: Speaks with the client from here on, after these headers: a stream, or another protocol. It is
+            given what the client sends and the connection, and the connection ends when it returns.
+    """
 
     status: int = 200
     body: bytes = b""
     headers: Mapping[str, str] = field(default_factory=dict)
+    takes_over: Callable[[BufferedIOBase, socket.socket], None] | None = None
 
 
 @dataclass
@@ -197,6 +207,10 @@ class LoopbackServer:
     def operation(self, method: str, path: str) -> str:
         """Name what a request asks for, as `faults` and `requests` shall call it."""
         return method
+
+    def refusal(self, error: ApiError, headers: Mapping[str, str] | None = None) -> Response:
+        """Answer with an error, as the service words it."""
+        return error_response(error, headers)
 
     def environment(self) -> dict[str, str]:
         """The environment variables that redirect clients to this server."""
@@ -304,17 +318,17 @@ class _Handler(BaseHTTPRequestHandler):
         try:
             return self.server.service.handle(request)
         except ApiError as error:
-            return error_response(error)
+            return self.server.service.refusal(error)
         except Exception as error:
             _log.exception("the loopback server failed at %s %s", request.method, request.target)
-            return error_response(ApiError(500, f"the loopback server failed: {error!r}"))
+            return self.server.service.refusal(ApiError(500, f"the loopback server failed: {error!r}"))
 
     def _end(self, request: Request, response: Response) -> None:
         """Answer as the request's fault, if it has one, says."""
         fault = request.record.fault
         if isinstance(fault, Status):
             wait = {} if fault.retry_after is None else {"Retry-After": f"{fault.retry_after:g}"}
-            response = error_response(ApiError(fault.code, "a scripted fault"), wait)
+            response = self.server.service.refusal(ApiError(fault.code, "a scripted fault"), wait)
         elif isinstance(fault, Hang):
             self.server.service.faults.wait(fault.seconds)
         if isinstance(fault, Reset | Hang):
@@ -330,12 +344,15 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_header("Date", formatdate(request.time, usegmt=True))
         for name, value in response.headers.items():
             self.send_header(name, value)
-        if response.status >= 200 and response.status != 204 and "Content-Length" not in response.headers:
+        has_length = "Content-Length" in response.headers or response.takes_over is not None
+        if response.status >= 200 and response.status != 204 and not has_length:
             self.send_header("Content-Length", str(len(response.body)))
         self.end_headers()
         self.wfile.write(body[:keep_bytes])
         self.wfile.flush()
-        self.close_connection |= keep_bytes is not None
+        self.close_connection |= keep_bytes is not None or response.takes_over is not None
+        if response.takes_over is not None and keep_bytes is None:
+            response.takes_over(self.rfile, self.connection)
 
     def log_message(self, format: str, *args: Any) -> None:
         _log.debug(format, *args)
