@@ -51,9 +51,17 @@ PIN_SETS = [
     "reference-diagnostics",
     "reference-mldiagnostics-1.0.0",
     "reference-mldiagnostics-1.0.10",
+    "reference-xprofiler",
     "bench-trackers",
 ]
-AS_IN_TESTS = ["demo", "typing", "reference-mldiagnostics-1.0.0", "reference-mldiagnostics-1.0.10", "bench-trackers"]
+AS_IN_TESTS = [
+    "demo",
+    "typing",
+    "reference-mldiagnostics-1.0.0",
+    "reference-mldiagnostics-1.0.10",
+    "reference-xprofiler",
+    "bench-trackers",
+]
 
 
 def offer_all_pyenv_pythons() -> None:
