@@ -1,0 +1,133 @@
+"""What gcloud is asked, as argv: pure functions, for what nothing else can do, such as keys and tunnels of ssh.
+
+A name comes as a positional argument, so it must be one that Google Cloud could have given; every other value comes as
+`--flag=value`, and cannot be taken for a flag. What runs on a VM goes through the shell that ssh always starts there,
+and is quoted for it, word by word.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from xprofiler.exceptions import UsageError
+
+__all__ = ["SshTarget", "checked_name", "ssh", "ssh_argv_in"]
+
+# https://cloud.google.com/compute/docs/naming-resources; TPU nodes, zones and projects keep to it, too. A project of a
+# domain is `domain.com:name`.
+_NAME = re.compile(r"[a-z](?:[-a-z0-9]{0,61}[a-z0-9])?", re.ASCII)
+_PROJECT = re.compile(r"(?:[a-z0-9][-a-z0-9.]*:)?[a-z0-9][-a-z0-9]{0,61}[a-z0-9]", re.ASCII)
+_USER = re.compile(r"[A-Za-z0-9_.][-A-Za-z0-9_.]*", re.ASCII)
+
+
+@dataclass(frozen=True)
+class SshTarget:
+    """A machine that gcloud knows the way to.
+
+    Attributes:
+        name: Of the VM or TPU; `user@name` logs in as that user.
+        zone: Its zone.
+        project: Its project; None is gcloud's own.
+        tpu_worker: Which VM of a TPU slice; None for what is no TPU.
+        through_iap: Whether to go through the Identity-Aware Proxy, as to a VM that has no external address.
+        proxy_through_ssh_helper: Whether ssh goes through `corp-ssh-helper`, inside of Google.
+    """
+
+    name: str
+    zone: str
+    project: str | None = None
+    tpu_worker: int | None = None
+    through_iap: bool = False
+    proxy_through_ssh_helper: bool = False
+
+
+def ssh(
+    target: SshTarget,
+    *,
+    options: Sequence[str] = (),
+    program: Sequence[str] = (),
+    extra: Sequence[str] = (),
+    is_dry_run: bool = False,
+) -> list[str]:
+    """Returns the argv that runs ssh to a machine.
+
+    gcloud makes the key if there is none, gives it to the machine, and knows the machine's address and host key.
+
+    Args:
+        target: The machine.
+        options: For ssh itself, such as `-N -L 6006:localhost:6006`, each a word.
+        program: What to run there and its arguments; none is a login shell.
+        extra: The user's own flags for gcloud.
+        is_dry_run: Only print the command of ssh: see `ssh_argv_in`.
+
+    Raises:
+        UsageError: A name cannot be one.
+    """
+    target = checked(target)
+    argv = ["gcloud", *_service(target), "ssh", target.name, f"--zone={target.zone}"]
+    if target.project is not None:
+        argv.append(f"--project={target.project}")
+    if target.tpu_worker is not None:
+        argv.append(f"--worker={target.tpu_worker}")
+    if target.through_iap:
+        argv.append("--tunnel-through-iap")
+    if program:
+        argv.append(f"--command={shlex.join(program)}")
+    argv += [*extra, *(["--dry-run"] if is_dry_run else [])]
+    if target.proxy_through_ssh_helper:
+        options = ["-o", "ProxyCommand=corp-ssh-helper %h %p", *options]
+    return [*argv, "--", *options] if options else argv
+
+
+def ssh_argv_in(dry_run: str) -> list[str]:
+    r"""Reads the command of ssh that `--dry-run` prints: words, with `"` around those that have a space, unescaped.
+
+    Args:
+        dry_run: One line of the output.
+
+    Returns:
+        The argv. A word that has `" ` within cannot be told from two; none of ours has.
+    """
+    return [quoted or plain for quoted, plain in re.findall(r'(?:^|(?<= ))(?:"(.*?)"|(\S+))(?= |$)', dry_run.strip())]
+
+
+def checked(target: SshTarget) -> SshTarget:
+    """Returns the target, its names proven.
+
+    Raises:
+        UsageError: A name cannot be one.
+    """
+    user, at, name = target.name.rpartition("@")
+    if at and not _USER.fullmatch(user):
+        raise UsageError(f"{user!r} is not the name of a user: use letters, digits, '.', '_' and '-'")
+    if target.project is not None and not _PROJECT.fullmatch(target.project):
+        raise UsageError(f"{target.project!r} is not the id of a project")
+    return replace(target, name=f"{user}{at}{checked_name(name, 'VM')}", zone=checked_name(target.zone, "zone"))
+
+
+def checked_name(name: str, what: str) -> str:
+    """Returns a name that Google Cloud could have given.
+
+    Args:
+        name: Any text.
+        what: What has that name, for the message: "VM", "zone", "machine type".
+
+    Raises:
+        UsageError: It could not.
+    """
+    if not _NAME.fullmatch(name):
+        raise UsageError(
+            f"{name!r} is not the name of a {what}: one has 1 to 63 lower-case letters, digits and dashes, begins with "
+            "a letter and does not end with a dash"
+        )
+    return name
+
+
+def _service(target: SshTarget) -> list[str]:
+    if target.tpu_worker is None:
+        return ["compute"]
+    # Only the alpha track tunnels to TPU VMs through the Identity-Aware Proxy.
+    return [*(["alpha"] if target.through_iap else []), "compute", "tpus", "tpu-vm"]
