@@ -10,7 +10,13 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-RUNTIME = ["cloud_tpu_diagnostics", "google_cloud_mldiagnostics", "ml_diagnostics_common", "ml_goodput_measurement"]
+RUNTIME = [
+    "cloud_tpu_diagnostics",
+    "google_cloud_mldiagnostics",
+    "ml_diagnostics_common",
+    "ml_goodput_measurement",
+    "xprofiler",
+]
 HEAVY = [
     "google",
     "grpc",

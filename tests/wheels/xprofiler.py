@@ -1,0 +1,34 @@
+"""Run in an empty environment with the wheel and common: the command, and what it says without its extras."""
+
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import xprofiler
+
+assert "site-packages" in xprofiler.__file__
+
+COMMAND = str(Path(sys.executable).with_name("xprofiler"))
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([COMMAND, *arguments], capture_output=True, text=True, timeout=60, check=False)
+
+
+assert run("--version").stdout == f"xprofiler {xprofiler.__version__}\n"
+for name in ("create", "list", "delete", "connect", "capture", "serve", "summary"):
+    assert name in run("--help").stdout
+    assert run(name, "--help").returncode == 0
+
+with tempfile.TemporaryDirectory() as folder:
+    nobody = run("capture", "-o", "local", "-f", "jax", "-n", "127.0.0.1:1", "-l", folder, "-d", "100")
+    assert nobody.returncode == 1, nobody
+    assert "127.0.0.1:1" in nobody.stderr, nobody.stderr
+    session = Path(folder, "plugins", "profile", "s")
+    session.mkdir(parents=True)
+    (session / "h.xplane.pb").write_bytes(b"\x0a\x00")
+    for command in (["serve", "-l", folder], ["summary", folder]):
+        missing = run(*command)
+        assert missing.returncode == 1, missing
+        assert "cloud-diagnostics-xprof[serve]" in missing.stderr, missing.stderr
