@@ -48,12 +48,22 @@ class ApiError(Exception):
         message: What the client is told.
         details: `google.rpc` details as JSON objects, each with its "@type".
         name: The error's name in `google.rpc.Code`; empty is the one that the status usually has.
+        reason: Its reason in the older form of errors, such as "notFound"; empty is the name in lower case.
     """
 
-    def __init__(self, code: int, message: str, *, details: Iterable[Mapping[str, Any]] = (), name: str = "") -> None:
+    def __init__(
+        self,
+        code: int,
+        message: str,
+        *,
+        details: Iterable[Mapping[str, Any]] = (),
+        name: str = "",
+        reason: str = "",
+    ) -> None:
         super().__init__(message)
         self.code = code
         self.name = name or STATUS_NAMES.get(code, "UNKNOWN")
+        self.reason = reason or self.name.lower()
         self.message = message
         self.details = tuple(details)
 
@@ -157,7 +167,7 @@ def error_response(error: ApiError, headers: Mapping[str, str] | None = None) ->
         "code": error.code,
         "message": error.message,
         "status": error.name,
-        "errors": [{"message": error.message, "domain": "global", "reason": error.name.lower()}],
+        "errors": [{"message": error.message, "domain": "global", "reason": error.reason}],
     }
     if error.details:
         body["details"] = list(error.details)

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from ml_diagnostics_testing.cloud_monitoring import CloudMonitoringServer
     from ml_diagnostics_testing.cloud_storage import CloudStorageServer
     from ml_diagnostics_testing.control_plane import ControlPlaneServer
+    from ml_diagnostics_testing.kubernetes import KubernetesServer
     from ml_diagnostics_testing.metadata import MetadataServer
     from ml_diagnostics_testing.oauth import OAuthServer
 
@@ -52,6 +53,15 @@ def control_plane_server() -> Iterator[ControlPlaneServer]:
     from ml_diagnostics_testing.control_plane import ControlPlaneServer
 
     with ControlPlaneServer() as server:
+        yield server
+
+
+@pytest.fixture
+def kubernetes_server() -> Iterator[KubernetesServer]:
+    """A Kubernetes cluster on loopback; `.environment()` leads kubectl to it."""
+    from ml_diagnostics_testing.kubernetes import KubernetesServer
+
+    with KubernetesServer() as server:
         yield server
 
 

@@ -1,0 +1,101 @@
+"""`kubectl exec`: a command of this machine, with its streams."""
+
+import json
+import threading
+from io import BufferedReader
+from typing import IO, Any
+
+from ml_diagnostics_testing.kubernetes.channels import ERROR, STDERR, STDOUT, Channels
+from ml_diagnostics_testing.kubernetes.pods import Pod, exit_code
+
+
+def execute(pod: Pod, argv: list[str], container: str, channels: Channels, *, with_stdin: bool) -> None:
+    """Run a command until it ends, as if it were in the pod.
+
+    A client that leaves does not end it: as in a real cluster it goes on, with its output closed.
+
+    Args:
+        pod: Where.
+        argv: The program and its arguments.
+        container: Where in the pod.
+        channels: The client.
+        with_stdin: Whether the client sends what the command reads.
+    """
+    receiving: threading.Thread | None = None
+    try:
+        process = pod.start(argv, container, with_stdin=with_stdin)
+        pumps = [
+            threading.Thread(target=_pump, args=(stream, channels, number), daemon=True)
+            for stream, number in ((process.stdout, STDOUT), (process.stderr, STDERR))
+        ]
+        receiving = threading.Thread(target=_feed, args=(channels, process.stdin), daemon=True)
+        for thread in (*pumps, receiving):
+            thread.start()
+        code = exit_code(process.wait())
+        for thread in pumps:
+            thread.join()
+        status = _ended(argv, code)
+    except OSError as error:
+        status = _not_started(argv, error)
+    try:
+        channels.send(ERROR, json.dumps(status).encode())
+    except OSError:  # the client is gone
+        pass
+    channels.close()
+    if receiving is None:
+        _feed(channels, None)
+    else:
+        receiving.join()
+
+
+def _pump(stream: IO[bytes] | None, channels: Channels, number: int) -> None:
+    """Send what a command writes, until it ends or the client is gone."""
+    assert isinstance(stream, BufferedReader)
+    with stream:
+        try:
+            while piece := stream.read1(32768):
+                channels.send(number, piece)
+        except OSError:  # the client is gone: let the command find out when it writes
+            pass
+
+
+def _feed(channels: Channels, stdin: IO[bytes] | None) -> None:
+    """Hand on what the client sends, until it is gone."""
+    for piece in channels.stdin():
+        try:
+            if stdin is not None and not stdin.closed:
+                stdin.write(piece)
+                stdin.flush()
+                if not piece:
+                    stdin.close()
+        except OSError:  # the command reads no more
+            stdin = None
+    if stdin is not None:
+        try:
+            stdin.close()
+        except OSError:  # it had ended before it read all
+            pass
+
+
+def _ended(argv: list[str], code: int | None) -> dict[str, Any]:
+    if not code:
+        return {"metadata": {}, "status": "Success"}
+    return {
+        "metadata": {},
+        "status": "Failure",
+        "reason": "NonZeroExitCode",
+        "message": f"command terminated with non-zero exit code: error executing command {argv}, exit code {code}",
+        "details": {"causes": [{"reason": "ExitCode", "message": str(code)}]},
+    }
+
+
+def _not_started(argv: list[str], error: OSError) -> dict[str, Any]:
+    program = argv[0] if argv else ""
+    return {
+        "metadata": {},
+        "status": "Failure",
+        "reason": "InternalError",
+        "message": "Internal error occurred: error executing command in container: OCI runtime exec failed: exec "
+        f'failed: unable to start container process: exec: "{program}": {error.strerror}: unknown',
+        "code": 500,
+    }

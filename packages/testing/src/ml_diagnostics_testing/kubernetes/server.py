@@ -1,0 +1,297 @@
+"""The loopback cluster: what it answers, and what tests ask of it."""
+
+import contextlib
+import re
+import tempfile
+import threading
+import time
+import urllib.parse
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ml_diagnostics_testing.http_server import (
+    ApiError,
+    LoopbackServer,
+    Request,
+    Response,
+    json_response,
+)
+from ml_diagnostics_testing.kubernetes import channels, execution, websocket
+from ml_diagnostics_testing.kubernetes.kinds import KINDS, Kind, discovery, find_kind
+from ml_diagnostics_testing.kubernetes.kubeconfig import kubeconfig
+from ml_diagnostics_testing.kubernetes.pods import Pod, pod_resource
+from ml_diagnostics_testing.kubernetes.store import ObjectStore, Resource
+from ml_diagnostics_testing.kubernetes.tables import table
+
+_PATH = re.compile(
+    r"/(?P<group>api/[^/]+|apis/[^/]+/[^/]+)(?:/namespaces/(?P<namespace>[^/]+))?"
+    r"/(?P<plural>[^/]+)(?:/(?P<name>[^/]+)(?:/(?P<part>[^/]+))?)?"
+)
+_VERBS: Mapping[tuple[str, bool], str] = {
+    ("GET", False): "list",
+    ("POST", False): "create",
+    ("DELETE", False): "deletecollection",
+    ("GET", True): "get",
+    ("PUT", True): "update",
+    ("PATCH", True): "patch",
+    ("DELETE", True): "delete",
+}
+_PARTS: Mapping[str, str] = {"exec": "exec", "portforward": "port_forward", "log": "log"}
+_REASONS: Mapping[int, str] = {
+    400: "BadRequest",
+    401: "Unauthorized",
+    403: "Forbidden",
+    404: "NotFound",
+    405: "MethodNotAllowed",
+    409: "Conflict",
+    422: "Invalid",
+    429: "TooManyRequests",
+    500: "InternalError",
+    503: "ServiceUnavailable",
+    504: "Timeout",
+}
+
+
+class KubernetesServer(LoopbackServer):
+    """A Kubernetes cluster of your own on 127.0.0.1, as far as the real kubectl needs one.
+
+    Its pods are folders of this machine: `kubectl exec` runs programs of this machine there, and its ports are ports
+    of this machine.
+
+    It runs from construction until `close`, and is a context manager. The operations of its `faults` and `requests`
+    are "get", "list", "create", "update", "patch", "delete", "deletecollection", "exec", "port_forward", "log" and
+    "discovery". Where exec or port_forward fails, kubectl asks again in an older way: let `faults.always` fail.
+
+    Args:
+        context: The context's name in the kubeconfig.
+        clock: Returns the time in seconds since the epoch.
+
+    Attributes:
+        denied: What nobody may do (403): verb and resource as roles have them, such as "create pods/exec".
+        accepted_tokens: The tokens that are let in, others get 401. None asks for none.
+        folder: Where the pods' folders and the kubeconfig are; gone after `close`.
+    """
+
+    def __init__(self, context: str = "test-cluster", *, clock: Callable[[], float] = time.time) -> None:
+        self.context = context
+        self.denied: set[str] = set()
+        self.accepted_tokens: set[str] | None = None
+        self._temporary = tempfile.TemporaryDirectory(prefix="loopback-kubernetes-", ignore_cleanup_errors=True)
+        self.folder = Path(self._temporary.name)
+        self._store = ObjectStore(clock)
+        self._pods: dict[tuple[str, str], Pod] = {}
+        self._timers: list[threading.Timer] = []
+        for name in ("default", "kube-system"):
+            self._store.put(_kind("namespaces"), "", {"metadata": {"name": name}, "status": {"phase": "Active"}})
+        super().__init__(clock=clock)
+
+    def environment(self) -> dict[str, str]:
+        """Return the variables that lead kubectl to this cluster; its cache is kept apart, too."""
+        path = self.folder / "kubeconfig"
+        path.write_text(self.kubeconfig())
+        return {"KUBECONFIG": str(path), "KUBECACHEDIR": str(self.folder / "cache")}
+
+    def kubeconfig(self, *, context: str = "", namespace: str = "", token: str = "") -> str:
+        """Return the text of a kubeconfig that leads here; see `kubeconfig.kubeconfig`."""
+        return kubeconfig(self.url, context or self.context, namespace, token)
+
+    def add_pod(
+        self,
+        name: str,
+        *,
+        namespace: str = "default",
+        containers: Sequence[str] = ("main",),
+        labels: Mapping[str, str] | None = None,
+        environment: Mapping[str, str] | None = None,
+        ports: Mapping[int, int] | None = None,
+        node: str = "node-1",
+        dies_after_seconds: float | None = None,
+    ) -> Pod:
+        """Have a pod run.
+
+        Args:
+            name: Its name; not checked.
+            namespace: Where; made where it is missing.
+            containers: Their names; the first is kubectl's default.
+            labels: Its labels.
+            environment: What its commands find in their environment, beside the usual.
+            ports: The port of this machine that stands for a port of the pod; others stand for themselves.
+            node: The machine that it is on.
+            dies_after_seconds: How long it lives after the first command, or connection to a port; None is for ever.
+        """
+        if not self.objects("namespaces", fields=f"metadata.name={namespace}"):
+            self.put("namespaces", {"metadata": {"name": namespace}})
+        self.put("pods", pod_resource(name, containers, labels or {}, node), namespace)
+        pod = self.pod(name, namespace)
+        pod.environment, pod.ports, pod.dies_after_seconds = environment or {}, ports or {}, dies_after_seconds
+        return pod
+
+    def pod(self, name: str, namespace: str = "default") -> Pod:
+        """Return a pod, also one that a client created.
+
+        Raises:
+            ApiError: There is none.
+        """
+        resource = self._store.get(_kind("pods"), namespace, name)
+        pod = self._pods.get((namespace, name))
+        if pod is None:
+            containers = tuple(container["name"] for container in resource["spec"]["containers"])
+            pod = Pod(name, namespace, containers, Path(tempfile.mkdtemp(prefix="pod-", dir=self.folder)))
+            pod = self._pods.setdefault((namespace, name), pod)
+        return pod
+
+    def kill_pod(self, name: str, namespace: str = "default") -> None:
+        """Let a pod die as if it ran out of memory: its commands end with 137, connections to its ports break."""
+        resource = self._store.get(_kind("pods"), namespace, name)
+        resource["status"] = {**resource.get("status", {}), "phase": "Failed", "reason": "OOMKilled"}
+        self.pod(name, namespace).die()
+        self._store.put(_kind("pods"), namespace, resource)
+
+    def objects(self, plural: str, namespace: str = "", *, labels: str = "", fields: str = "") -> list[Resource]:
+        """Return the objects of a kind: "services", "deployments", ...; of all namespaces if it is empty."""
+        return self._store.list(_kind(plural), namespace, labels, fields)
+
+    def put(self, plural: str, resource: Resource, namespace: str = "default") -> Resource:
+        """Keep an object as if another client had created or changed it; return it."""
+        kind = _kind(plural)
+        return self._store.put(kind, namespace if kind.is_namespaced else "", resource)
+
+    def close(self) -> None:
+        """Stop serving, and end what runs in the pods."""
+        for timer in self._timers:
+            timer.cancel()
+        for pod in self._pods.values():
+            pod.die()
+        super().close()
+        self._temporary.cleanup()
+
+    def operation(self, method: str, path: str) -> str:
+        """Name what is asked for."""
+        found = _PATH.fullmatch(path)
+        if found is None:
+            return "discovery"
+        return _PARTS.get(found["part"] or "", "") or _VERBS.get((method, found["name"] is not None), "other")
+
+    def refusal(self, error: ApiError, headers: Mapping[str, str] | None = None) -> Response:
+        """Answer with an error as Kubernetes words it."""
+        reason = error.name if error.name.istitle() or not error.name.isupper() else _REASONS.get(error.code, "Unknown")
+        status = {
+            "kind": "Status",
+            "apiVersion": "v1",
+            "metadata": {},
+            "status": "Failure",
+            "message": error.message,
+            "reason": reason,
+            "code": error.code,
+        }
+        return json_response(status, error.code, headers)
+
+    def handle(self, request: Request) -> Response:
+        """Answer one request."""
+        self._admit(request)
+        path = urllib.parse.unquote(request.path)
+        if path == "/version":
+            return json_response({"major": "1", "minor": "32", "gitVersion": "v1.32.4", "platform": "linux/amd64"})
+        found = _PATH.fullmatch(request.path)
+        told = discovery(path.strip("/"))
+        if told is not None:
+            return json_response(told)
+        parts = {name: urllib.parse.unquote(part or "") for name, part in found.groupdict().items()} if found else {}
+        kind = find_kind(parts["group"], parts["plural"]) if parts else None
+        if kind is None:
+            raise ApiError(404, "the server could not find the requested resource", name="NotFound")
+        verb = self.operation(request.method, request.path)
+        if verb in _PARTS.values():
+            self._check_allowed("get" if verb == "log" else "create", f"{kind.plural}/{parts['part']}", parts)
+            return self._connect(verb, request, parts)
+        self._check_allowed(verb, kind.plural, parts)
+        return self._do(verb, kind, request, parts)
+
+    def _admit(self, request: Request) -> None:
+        token = (request.headers.get("Authorization") or "").removeprefix("Bearer ")
+        if self.accepted_tokens is not None and token not in self.accepted_tokens:
+            raise ApiError(401, "Unauthorized")
+
+    def _check_allowed(self, verb: str, resource: str, parts: Mapping[str, str]) -> None:
+        if f"{verb} {resource}" not in self.denied:
+            return
+        name = f' "{parts["name"]}"' if parts["name"] else ""
+        plural, _, group = parts["plural"], "", parts["group"].split("/")[1] if parts["group"].count("/") > 1 else ""
+        raise ApiError(
+            403,
+            f'{plural}{name} is forbidden: User "tester" cannot {verb} resource "{resource}" in API group "{group}" '
+            f'in the namespace "{parts["namespace"] or "default"}"',
+        )
+
+    def _do(self, verb: str, kind: Kind, request: Request, parts: Mapping[str, str]) -> Response:
+        namespace, name, query = parts["namespace"], parts["name"], request.query
+        if verb == "list":
+            labels, fields = query.get("labelSelector", ""), query.get("fieldSelector", "")
+            found = self._store.list(kind, namespace, labels, fields)
+            request.record.entries = len(found)
+            return self._listing(kind, found, request)
+        if verb == "get":
+            found = [self._store.get(kind, namespace, name)]
+            return self._listing(kind, found, request) if _wants_table(request) else json_response(found[0])
+        if verb == "create":
+            return json_response(self._store.create(kind, namespace, request.json()), 201)
+        if verb == "delete":
+            return json_response(self._store.delete(kind, namespace, name))
+        raise ApiError(405, f"the loopback cluster does not {verb} {kind.plural}", name="MethodNotAllowed")
+
+    def _listing(self, kind: Kind, found: list[Resource], request: Request) -> Response:
+        if _wants_table(request):
+            return json_response(table(kind.plural, found, self._store.version, request.time))
+        listing = {"kind": f"{kind.name}List", "apiVersion": kind.api_version, "items": found}
+        return json_response({**listing, "metadata": {"resourceVersion": self._store.version}})
+
+    def _connect(self, verb: str, request: Request, parts: Mapping[str, str]) -> Response:
+        pod = self.pod(parts["name"], parts["namespace"])
+        if not pod.is_alive:
+            raise ApiError(500, f"container not running (pod {pod.name!r} has died)", name="InternalError")
+        if verb != "exec":
+            raise ApiError(405, f"the loopback cluster cannot {verb}", name="MethodNotAllowed")
+        return self._exec(pod, request)
+
+    def _exec(self, pod: Pod, request: Request) -> Response:
+        query = urllib.parse.parse_qs(request.target.partition("?")[2], keep_blank_values=True)
+        container = query.get("container", [pod.containers[0]])[0]
+        if container not in pod.containers:
+            raise ApiError(400, f"container {container} is not valid for pod {pod.name}", name="BadRequest")
+        if not websocket.is_upgrade(request.headers):
+            raise ApiError(400, "the loopback cluster speaks with kubectl over WebSockets only", name="BadRequest")
+        if query.get("tty") == ["true"]:
+            raise ApiError(400, "the loopback cluster has no terminals", name="BadRequest")
+        argv, with_stdin = query.get("command", []), query.get("stdin") == ["true"]
+        self._let_die(pod)
+
+        def takes_over(reader: Any, connection: Any) -> None:
+            client = channels.WebSocketChannels(websocket.WebSocket(reader, connection))
+            execution.execute(pod, argv, container, client, with_stdin=with_stdin)
+
+        return Response(101, headers=websocket.handshake(request.headers, channels.PROTOCOL), takes_over=takes_over)
+
+    def _let_die(self, pod: Pod) -> None:
+        if pod.dies_after_seconds is not None:
+            timer = threading.Timer(pod.dies_after_seconds, self._kill, (pod,))
+            timer.daemon = True
+            pod.dies_after_seconds = None
+            self._timers.append(timer)
+            timer.start()
+
+    def _kill(self, pod: Pod) -> None:
+        with contextlib.suppress(ApiError):  # it was deleted
+            self.kill_pod(pod.name, pod.namespace)
+
+
+def _kind(plural: str) -> Kind:
+    return next((kind for kind in KINDS if kind.plural == plural), None) or _no(plural)
+
+
+def _wants_table(request: Request) -> bool:
+    return "as=Table" in (request.headers.get("Accept") or "")
+
+
+def _no(plural: str) -> Kind:
+    raise KeyError(f"the loopback cluster has no {plural!r}")
