@@ -1,0 +1,122 @@
+"""The command `xprofiler`: a parser for each subcommand, and what its end means.
+
+Standard output is data, standard error the rest; the exit codes are those of `exceptions`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import sys
+from collections.abc import Sequence
+from typing import Final
+
+from xprofiler._version import __version__
+from xprofiler.command import Command
+from xprofiler.exceptions import DONE, EXIT_CODES, INTERRUPTED, UsageError, XprofilerError
+from xprofiler.unknown_options import nearest_flag, split_arguments
+
+__all__ = ["COMMAND_NAMES", "main", "make_parser"]
+
+COMMAND_NAMES: Final = ("create", "list", "delete", "connect", "capture", "serve", "summary", "completion")
+"""Each is a module of `commands` that has a class `<Name>Command`."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the command; returns its exit code.
+
+    Args:
+        arguments: What was typed after `xprofiler`; None is this process's.
+    """
+    is_own_process = arguments is None
+    typed = list(sys.argv[1:] if arguments is None else arguments)
+    parser = make_parser()
+    before, after = split_arguments(typed)
+    options, unknown = parser.parse_known_args(before)
+    command: Command | None = options.command
+    if command is None:
+        _refuse_unknown(parser, unknown, passes_on=False)
+        parser.print_help()
+        return DONE
+    _refuse_unknown(options.parser, unknown, passes_on=command.passes_on)
+    if after and not command.passes_on:
+        options.parser.error(f"{command.name} hands nothing on to gcloud: leave out -- and what follows it")
+    options.extra = [*unknown, *after]
+    return _run(command, options, is_own_process=is_own_process)
+
+
+def make_parser() -> argparse.ArgumentParser:
+    """Returns the parser of everything; `command` is the subcommand, `parser` its parser."""
+    parser = argparse.ArgumentParser(
+        prog="xprofiler",
+        description="Host XProf for a log directory, and capture profiles of many hosts at the same moment.",
+        epilog=EXIT_CODES,
+        allow_abbrev=False,
+    )
+    parser.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
+    parser.add_argument("-a", "--abbrev", action="store_true", help="accepted, and without effect")
+    parser.set_defaults(command=None)
+    subparsers = parser.add_subparsers(metavar="COMMAND")
+    for name in COMMAND_NAMES:
+        command = _command(name)
+        if command is None:
+            continue
+        subparser = subparsers.add_parser(
+            name,
+            help=command.summary,
+            description=f"{command.summary[0].upper()}{command.summary[1:]}.",
+            epilog=EXIT_CODES,
+            allow_abbrev=False,
+        )
+        command.prepare_parser(subparser)
+        subparser.add_argument("-v", "--verbose", action="store_true", help="tell every request and every program")
+        subparser.set_defaults(command=command, parser=subparser)
+    return parser
+
+
+def _command(name: str) -> Command | None:
+    try:
+        module = importlib.import_module(f"xprofiler.commands.{name}")
+    except ModuleNotFoundError:
+        return None
+    command: Command = getattr(module, f"{name.capitalize()}Command")()
+    return command
+
+
+def _refuse_unknown(parser: argparse.ArgumentParser, unknown: Sequence[str], *, passes_on: bool) -> None:
+    """Ends the process (2) where an option is a slip of the pen, or where nobody could take it."""
+    flags = [flag for action in parser._actions for flag in action.option_strings]
+    for option in unknown:
+        near = nearest_flag(option, flags)
+        if near:
+            parser.error(f"there is no option {option}: did you mean {near}?")
+    if unknown and not passes_on:
+        parser.error(f"unknown: {' '.join(unknown)}")
+
+
+def _run(command: Command, options: argparse.Namespace, *, is_own_process: bool) -> int:
+    import gc
+    import os
+
+    from ml_diagnostics_common.exceptions import DiagnosticsError
+
+    from xprofiler.console import Console
+
+    if is_own_process:
+        gc.disable()  # Nothing here goes in circles, and looking for that takes a tenth of a short command's time.
+    console = Console(is_verbose=options.verbose, is_quiet=getattr(options, "quiet", False))
+    try:
+        return command.run(options, console)
+    except UsageError as error:
+        options.parser.print_usage(sys.stderr)
+        console.say(f"xprofiler: {error}")
+        return error.exit_code
+    except BrokenPipeError:  # Whoever reads our output, `head` perhaps, has seen enough.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return DONE
+    except KeyboardInterrupt:
+        console.say("interrupted")
+        return INTERRUPTED
+    except (DiagnosticsError, OSError) as error:
+        console.say(f"xprofiler: {error}")
+        return error.exit_code if isinstance(error, XprofilerError) else 1

@@ -1,0 +1,159 @@
+"""Google's APIs as this command asks them: over gcloud's settings, with a deadline, again where that is safe.
+
+Clients are those of google-api-python-client, made from the descriptions of the APIs that it brings along.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Final
+
+from ml_diagnostics_common.backoff import Backoff
+
+from xprofiler.console import Console
+from xprofiler.gcloud_settings import GcloudSettings
+from xprofiler.google_errors import as_xprofiler_error, is_temporary, retry_after_seconds
+
+if TYPE_CHECKING:
+    from ml_diagnostics_common.credentials import CloudEnvironment
+    from ml_diagnostics_common.storage import GoogleCloudStorage
+
+__all__ = ["GoogleApi"]
+
+REQUEST_SECONDS: Final = 30.0
+_MOST_TRIES: Final = 5
+
+
+class GoogleApi:
+    """Google's APIs. May be used from several threads; nothing is imported or asked before the first use.
+
+        api = GoogleApi(GcloudSettings.load(), console)
+        request = api.compute.zones().get(project=api.project, zone="us-central1-a", fields="name")
+        api.execute(request, "look for the zone us-central1-a")
+
+    Args:
+        settings: gcloud's.
+        console: Told of every request, with `--verbose`.
+        sleep: Waits a number of seconds.
+    """
+
+    def __init__(
+        self, settings: GcloudSettings, console: Console, *, sleep: Callable[[float], object] = time.sleep
+    ) -> None:
+        self.settings = settings
+        self._console = console
+        self._sleep = sleep
+        self._of_thread = threading.local()
+
+    @functools.cached_property
+    def login(self) -> CloudEnvironment:
+        """The project and the credentials; found at the first use.
+
+        Raises:
+            NotPermittedError: There are no credentials.
+            UsageError: No project is set.
+        """
+        from xprofiler.google_login import find_login
+
+        return find_login(self.settings, self._console)
+
+    @property
+    def project(self) -> str:
+        """The project's id. Raises as `login`."""
+        return self.login.project
+
+    @property
+    def principal(self) -> str:
+        """Whom the credentials stand for, for messages."""
+        return self.login.principal or getattr(self.login.credentials, "account", "") or "this login"
+
+    @functools.cached_property
+    def compute(self) -> Any:
+        """A client of Compute Engine's API, v1."""
+        return self._client("compute", "v1")
+
+    @functools.cached_property
+    def tpu(self) -> Any:
+        """A client of the Cloud TPU API, v2."""
+        return self._client("tpu", "v2")
+
+    @functools.cached_property
+    def storage(self) -> GoogleCloudStorage:
+        """Cloud Storage with the same credentials, gcloud's login too."""
+        from ml_diagnostics_common.storage import GoogleCloudStorage
+
+        return GoogleCloudStorage(self.login.credentials, environ=self.settings.environ)
+
+    def execute(
+        self,
+        request: Any,
+        doing: str,
+        *,
+        timeout_seconds: float = REQUEST_SECONDS,
+        is_repeatable: bool | None = None,
+    ) -> dict[str, Any]:
+        """Sends a request and returns the answer; again, after a while, if it may succeed then.
+
+        Args:
+            request: What a method of a client returns.
+            doing: What it is for, for messages: "list the VMs".
+            timeout_seconds: How long one answer may take.
+            is_repeatable: Whether to send it again does no harm. None: it is a GET, or carries a requestId.
+
+        Raises:
+            NotFoundError: There is no such thing.
+            NotPermittedError: The credentials may not do this.
+            TimedOutError: There was no answer in time.
+            XprofilerError: It was refused, or cannot be asked.
+        """
+        if is_repeatable is None:
+            is_repeatable = request.method == "GET" or "requestId=" in request.uri
+        backoff = Backoff(0.2, 10.0)
+        while True:
+            self._console.detail(f"{request.method} {request.uri}")
+            try:
+                answer: dict[str, Any] = request.execute(http=self._http(timeout_seconds))
+                return answer
+            except Exception as error:
+                self._close()
+                is_last = backoff.failures + 1 >= _MOST_TRIES
+                if not is_repeatable or is_last or not is_temporary(error):
+                    raise as_xprofiler_error(error, doing, self.project, self.principal) from error
+                wait = backoff.failed(retry_after_seconds(error))
+                self._console.detail(f"  {error}: again in {wait:.1f} s")
+                self._sleep(wait)
+
+    def _client(self, service: str, version: str) -> Any:
+        from googleapiclient.discovery import build
+
+        url = self.settings.endpoint(service)
+        return build(
+            service,
+            version,
+            http=self._http(REQUEST_SECONDS),
+            static_discovery=True,
+            cache_discovery=False,
+            client_options={"api_endpoint": url} if url else None,
+        )
+
+    def _http(self, timeout_seconds: float) -> Any:
+        """A connection of this thread: httplib2's are for one thread only."""
+        import httplib2
+        from google_auth_httplib2 import AuthorizedHttp
+
+        if not hasattr(self._of_thread, "http"):
+            plain = httplib2.Http()
+            plain.follow_redirects = False  # No API sends anybody elsewhere; who does is a login page.
+            self._of_thread.http = AuthorizedHttp(self.login.credentials, http=plain)
+        http = self._of_thread.http
+        http.http.timeout = timeout_seconds
+        return http
+
+    def _close(self) -> None:
+        """Drops this thread's connection, which may be broken."""
+        http = self._of_thread.__dict__.pop("http", None)
+        if http is not None:
+            http.close()

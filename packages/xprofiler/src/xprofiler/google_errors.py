@@ -1,0 +1,128 @@
+"""What an answer that is no good means, and what to do about it: in our errors, with who was refused what."""
+
+from __future__ import annotations
+
+import http.client
+import json
+from collections.abc import Mapping
+from typing import Any, Final
+
+from ml_diagnostics_common.exceptions import DiagnosticsError
+
+from xprofiler.exceptions import NotFoundError, NotPermittedError, TimedOutError, UsageError, XprofilerError
+
+__all__ = ["as_xprofiler_error", "is_temporary", "operation_error", "retry_after_seconds"]
+
+_TEMPORARY: Final = frozenset({408, 429, 500, 502, 503, 504})
+_ROLES: Final[Mapping[str, str]] = {"tpu": "roles/tpu.viewer", "compute": "roles/compute.instanceAdmin.v1"}
+
+
+def is_temporary(error: Exception) -> bool:
+    """Whether the same request may succeed later."""
+    status = _status(error)
+    if status:
+        return status in _TEMPORARY
+    return isinstance(error, OSError | http.client.HTTPException)
+
+
+def retry_after_seconds(error: Exception) -> float | None:
+    """The wait that the server asks for."""
+    asked = getattr(error, "resp", {}).get("retry-after", "")
+    return float(asked) if asked.isdecimal() else None
+
+
+def as_xprofiler_error(error: Exception, doing: str, project: str, principal: str) -> DiagnosticsError:
+    """Returns the error to raise for a request that failed.
+
+    Args:
+        error: What google-api-python-client, google-auth or the connection raised.
+        doing: What was asked for: "list the VMs".
+        project: The project's id.
+        principal: Who asked.
+    """
+    if isinstance(error, DiagnosticsError):
+        return error
+    what = f"could not {doing} in project {project}"
+    status, message, reason = _status(error), *_told(error)
+    if status == 0:
+        return _no_answer(error, what)
+    what = f"{what} as {principal}: {message.rstrip('. ')} (HTTP {status})"
+    if status == 401:
+        return NotPermittedError(f"{what}; log in again: 'gcloud auth login'")
+    if status == 403:
+        return NotPermittedError(f"{what}; {_advice(error, message, reason, project, principal)}")
+    if status == 404:
+        return NotFoundError(what)
+    if status == 400:
+        return UsageError(what)
+    if status in (408, 504):
+        return TimedOutError(f"{what}; try again")
+    if status == 429:
+        return XprofilerError(f"{what}; the quota of requests is used up for now: try again in a minute")
+    return XprofilerError(f"{what}{'; try again' if status >= 500 else ''}")
+
+
+def operation_error(operation: Mapping[str, Any], doing: str) -> XprofilerError | None:
+    """Returns what an operation of Compute has failed with; None where it has not.
+
+    Args:
+        operation: One that is done.
+        doing: What it was for: "create the VM xprof-1".
+    """
+    errors = operation.get("error", {}).get("errors", [])
+    if not errors:
+        return None
+    code = str(errors[0].get("code", ""))
+    message = "; ".join(str(one.get("message") or one.get("code")).rstrip(". ") for one in errors)
+    what = f"could not {doing}: {message} ({code})"
+    if code.startswith("ZONE_RESOURCE_POOL_EXHAUSTED"):
+        return XprofilerError(f"{what}; the zone has no such machine free: try another zone, or later")
+    if code.startswith(("QUOTA_EXCEEDED", "QUOTA_LIMIT_EXCEEDED")):
+        return XprofilerError(f"{what}; ask for more quota, or delete what is not needed")
+    if code == "RESOURCE_NOT_FOUND":
+        return NotFoundError(what)
+    if code in ("PERMISSIONS_ERROR", "FORBIDDEN"):
+        return NotPermittedError(what)
+    return XprofilerError(what)
+
+
+def _status(error: Exception) -> int:
+    """The HTTP status; 0 where there was no answer."""
+    status = getattr(getattr(error, "resp", None), "status", 0)
+    return int(status or 0)
+
+
+def _told(error: Exception) -> tuple[str, str]:
+    """The server's message, and its reason, such as SERVICE_DISABLED."""
+    try:
+        described = json.loads(getattr(error, "content", b""))["error"]
+        message = str(described["message"])
+    except (ValueError, KeyError, TypeError):
+        return str(getattr(error, "reason", "") or error), ""
+    details = [*described.get("details", ()), *described.get("errors", ())]
+    reasons = [str(detail["reason"]) for detail in details if isinstance(detail, dict) and detail.get("reason")]
+    return message, reasons[0] if reasons else ""
+
+
+def _no_answer(error: Exception, what: str) -> XprofilerError:
+    import google.auth.exceptions
+
+    if isinstance(error, google.auth.exceptions.GoogleAuthError):
+        told = error.args[0] if error.args else error
+        return NotPermittedError(f"{what}: no access token: {told}; log in again: 'gcloud auth login'")
+    if isinstance(error, TimeoutError):
+        return TimedOutError(f"{what}: there was no answer in time; look at the network, and try again")
+    if isinstance(error, OSError | http.client.HTTPException):
+        return XprofilerError(f"{what}: {error or type(error).__name__}; look at the network, and try again")
+    return XprofilerError(f"{what}: {type(error).__name__}: {error}")
+
+
+def _advice(error: Exception, message: str, reason: str, project: str, principal: str) -> str:
+    service = "tpu" if "/v2/" in str(getattr(error, "uri", "")) else "compute"
+    if reason in ("SERVICE_DISABLED", "accessNotConfigured") or "has not been used in project" in message:
+        return (
+            f"enable the API: 'gcloud services enable {service}.googleapis.com --project={project}', and wait a minute"
+        )
+    if reason == "ACCESS_TOKEN_SCOPE_INSUFFICIENT":
+        return "give the machine's service account the scope https://www.googleapis.com/auth/cloud-platform"
+    return f"grant {principal} the role {_ROLES[service]} on project {project}"

@@ -1,0 +1,132 @@
+"""Whose credentials requests carry: application default credentials, else gcloud's own login, else the machine's.
+
+Imports google.auth.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+import shutil
+from typing import Any
+
+import google.auth.credentials
+import google.auth.exceptions
+from ml_diagnostics_common.credentials import CloudEnvironment, find_cloud, gcloud_directory
+from ml_diagnostics_common.exceptions import CredentialsError
+
+from xprofiler.console import Console
+from xprofiler.exceptions import NotPermittedError, UsageError, XprofilerError
+from xprofiler.gcloud_settings import GcloudSettings
+from xprofiler.processes import Programs
+
+__all__ = ["GcloudCredentials", "find_login"]
+
+_ARGV = ("gcloud", "config", "config-helper", "--format=json", "--min-expiry=5m")
+_TIMEOUT_SECONDS = 60.0
+_UNKNOWN_PROJECT = "unknown-project"
+
+
+class GcloudCredentials(google.auth.credentials.Credentials):
+    """The login of gcloud: it is asked for a token when there is none, or none any more.
+
+    Attributes:
+        account: Who is logged in, after the first token.
+    """
+
+    def __init__(self, settings: GcloudSettings, console: Console) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.account = settings.account
+        self._environ = dict(settings.environ)
+        self._console = console
+
+    def refresh(self, request: Any) -> None:
+        """Asks gcloud.
+
+        Args:
+            request: Not used.
+
+        Raises:
+            google.auth.exceptions.RefreshError: gcloud has no token for us; the message is its own.
+        """
+        try:
+            with Programs(self._console, self._environ) as programs:
+                ended = programs.run(_ARGV, timeout_seconds=_TIMEOUT_SECONDS)
+        except XprofilerError as error:
+            raise google.auth.exceptions.RefreshError(f"gcloud could not be asked for a token: {error}") from error
+        if ended.exit_code:
+            raise google.auth.exceptions.RefreshError(f"gcloud has no token: {ended.complaint}")
+        self._take(ended.output)
+
+    def _take(self, answer: bytes) -> None:
+        try:
+            told = json.loads(answer)
+            self.token = str(told["credential"]["access_token"])
+            expiry = datetime.datetime.strptime(told["credential"]["token_expiry"], "%Y-%m-%dT%H:%M:%SZ")
+            self.expiry = expiry
+            self.account = str(told["configuration"]["properties"]["core"].get("account", self.account))
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise google.auth.exceptions.RefreshError(f"gcloud's answer holds no token ({error!r})") from error
+
+
+def find_login(settings: GcloudSettings, console: Console) -> CloudEnvironment:
+    """Finds credentials and a project.
+
+    Args:
+        settings: gcloud's.
+        console: Told of gcloud, where that is asked.
+
+    Returns:
+        Both, and whom they stand for.
+
+    Raises:
+        NotPermittedError: There are no credentials, or a file that should hold some is broken.
+        UsageError: No project is set.
+    """
+    environ = dict(settings.environ)
+    project = settings.project or _UNKNOWN_PROJECT
+    try:
+        found = find_cloud(project, environ={**environ, "NO_GCE_CHECK": "true"})
+    except CredentialsError as error:
+        if _names_a_file(settings):
+            raise NotPermittedError(str(error)) from error
+        found = _gcloud_or_machine(settings, console, project)
+    if found.project == _UNKNOWN_PROJECT:
+        return _with_project(found, settings)
+    return found
+
+
+def _names_a_file(settings: GcloudSettings) -> bool:
+    named = ("GOOGLE_APPLICATION_CREDENTIALS", "CLOUDSDK_AUTH_ACCESS_TOKEN_FILE")
+    default = gcloud_directory(settings.environ) / "application_default_credentials.json"
+    return any(settings.environ.get(name) for name in named) or default.exists()
+
+
+def _gcloud_or_machine(settings: GcloudSettings, console: Console, project: str) -> CloudEnvironment:
+    said = "gcloud is not installed"
+    if shutil.which("gcloud", path=settings.environ.get("PATH")):
+        login = GcloudCredentials(settings, console)
+        try:
+            login.refresh(None)
+        except google.auth.exceptions.RefreshError as error:
+            said = str(error)
+        else:
+            return CloudEnvironment(project, login, login.account or None, str(settings.configuration))
+    try:
+        return find_cloud(project, environ=dict(settings.environ))
+    except CredentialsError as error:
+        raise NotPermittedError(
+            "no Google Cloud credentials: there are no application default credentials, no metadata server, and "
+            f"{said}; run 'gcloud auth login', or 'gcloud auth application-default login'"
+        ) from error
+
+
+def _with_project(found: CloudEnvironment, settings: GcloudSettings) -> CloudEnvironment:
+    """The project that a key file or the machine names."""
+    try:
+        return find_cloud(None, None, environ=dict(settings.environ))
+    except CredentialsError:
+        raise UsageError(
+            f"no Google Cloud project is set ({settings.configuration} names none): "
+            "run 'gcloud config set project PROJECT', or set CLOUDSDK_CORE_PROJECT"
+        ) from None
