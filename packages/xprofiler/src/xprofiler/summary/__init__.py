@@ -1,0 +1,1 @@
+"""What a captured profile says: steps, busy and idle, operations, input; read with XProf's own converters."""

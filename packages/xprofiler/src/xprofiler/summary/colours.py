@@ -1,0 +1,26 @@
+"""One colour for each thing that a step's time goes to, wherever it is drawn.
+
+After Okabe and Ito's palette for the colour-blind, https://jfly.uni-koeln.de/color/, toned for white and dark grounds.
+"""
+
+from __future__ import annotations
+
+from types import MappingProxyType
+from typing import Final
+
+__all__ = ["PART_COLOURS"]
+
+PART_COLOURS: Final = MappingProxyType(
+    {
+        "Device compute": "#3b82c4",
+        "Device to device": "#7c6fd0",
+        "Device collective communication": "#d9822b",
+        "Host compute": "#2f9e83",
+        "Kernel launch": "#c2679f",
+        "Input": "#d64550",
+        "Output": "#b59a2b",
+        "Compilation": "#8c6d52",
+        "All others": "#aab2bd",
+    }
+)
+"""By XProf's names."""

@@ -1,0 +1,226 @@
+"""From xplanes to a `Summary`, through XProf's own converters.
+
+`overview_page` has what the devices and the input did, `pod_viewer` each step on each core, `hlo_stats` (on a GPU
+`kernel_stats`) the operations.
+"""
+
+from __future__ import annotations
+
+import html
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Final
+
+from xprofiler.exceptions import XprofilerError
+from xprofiler.summary.converters import Tables, converted, tool_names
+from xprofiler.summary.host_operations import HostOperations, ProfileWindow, read_host
+from xprofiler.summary.summary import Host, InputPipeline, Operation, Step, Summary
+
+__all__ = ["hosts_of", "operations_of", "steps_of", "summarize"]
+
+_OTHERS: Final = "All others"
+_TAG = re.compile(r"<[^>]*>")
+_UTILIZATION: Final = {
+    "FLOP rate, of the roofline": "flop_rate_utilization_relative_to_roofline",
+    "memory bandwidth, of the hardware's": "memory_bw_utilization_relative_to_hw_limit",
+    "matrix unit": "mxu_utilization_percent",
+    "duty cycle": "device_duty_cycle_percent",
+}
+_INPUT_PARTS: Final = {
+    "enqueueing": "enqueue_us",
+    "preprocessing": "preprocessing_us",
+    "reading files in advance": "advanced_file_read_us",
+    "reading files on demand": "demanded_file_read_us",
+    "other": "unclassified_nonequeue_us",
+}
+
+
+def summarize(session: str, files: Mapping[str, Path]) -> Summary:
+    """Returns what a profile says. XProf speaks on standard error meanwhile, and writes beside the files.
+
+    Args:
+        session: Its name.
+        files: The xplane of each host.
+
+    Raises:
+        XprofilerError: XProf can read none of the files.
+    """
+    readable, notes = _readable(files)
+    paths = list(readable.values())
+    overview = Tables(converted(paths, "overview_page") or [])
+    pipeline = Tables(converted(paths, "input_pipeline_analyzer") or [])
+    pods = converted(paths, "pod_viewer") or {}
+    steps = steps_of(pods)
+    operations = operations_of(Tables(converted(paths, "hlo_stats") or []))
+    operations = operations or _kernels_of(Tables(converted(paths, "kernel_stats") or []))
+    devices = int(overview.number("device_core_count") or 0)
+    on_hosts = None if operations or devices else HostOperations()
+    windows = {host: read_host(file, on_hosts) for host, file in readable.items()}
+    busy, busy_on = _busy(overview, devices, on_hosts)
+    sizes = {host: file.stat().st_size for host, file in files.items()}
+    return Summary(
+        session=session,
+        device=overview.text("device_type") or "unknown device",
+        device_count=devices,
+        hosts=hosts_of(sizes, windows, pods, steps),
+        steps=steps,
+        busy_percent=busy,
+        busy_on=busy_on,
+        utilization=_utilization(overview) if devices else {},
+        operations=operations or _host_operations(on_hosts),
+        input=_input(overview, pipeline),
+        notes=[*notes, *(_plain(row["message"]) for row in overview.rows("severity"))],
+        tools=tool_names(paths),
+    )
+
+
+def _readable(files: Mapping[str, Path]) -> tuple[dict[str, Path], list[str]]:
+    """The files that XProf can read, and a note for each other one."""
+    readable = {host: file for host, file in files.items() if file.stat().st_size}
+    if len(tool_names(readable.values())) == 0:  # One file that is cut short spoils all.
+        readable = {host: file for host, file in readable.items() if tool_names([file])}
+    broken = sorted(set(files) - set(readable))
+    if not readable:
+        raise XprofilerError(
+            f"XProf cannot read the profile of {', '.join(broken)}: the file is empty, cut short, or no xplane; "
+            "capture it again"
+        )
+    return readable, [f"{host}: its profile is empty or cut short, and is left out" for host in broken]
+
+
+def steps_of(pods: Mapping[str, Any]) -> list[Step]:
+    """Returns the steps of XProf's pod viewer."""
+    names = {str(event["id"]): event["name"] for event in pods.get("stepBreakdownEvents", ())}
+    steps = []
+    for entry in pods.get("podStatsSequence", {}).get("podStatsMap", ()):
+        cores = list(entry["podStatsPerCore"].values())
+        if not cores:
+            continue
+        slowest = max(cores, key=lambda core: core["totalDurationUs"])
+        hosts = {core["hostName"] for core in cores if core["totalDurationUs"] == slowest["totalDurationUs"]}
+        parts = {name: slowest["stepBreakdownUs"].get(number, 0.0) for number, name in names.items()}
+        named = {name: float(spent) for name, spent in parts.items() if spent > 0}
+        alone = slowest["hostName"] if len(hosts) == 1 else ""
+        steps.append(Step(str(entry["stepNum"]), float(slowest["totalDurationUs"]), named, alone))
+    return steps
+
+
+def hosts_of(
+    sizes: Mapping[str, int], windows: Mapping[str, ProfileWindow], pods: Mapping[str, Any], steps: list[Step]
+) -> list[Host]:
+    """Returns the hosts.
+
+    Args:
+        sizes: In bytes, of each host's xplane.
+        windows: When each was profiled.
+        pods: XProf's pod viewer.
+        steps: Of that.
+    """
+    others = next((str(each["id"]) for each in pods.get("stepBreakdownEvents", ()) if each["name"] == _OTHERS), "")
+    cores: dict[str, set[str]] = {}
+    times: dict[str, list[float]] = {}
+    waits: dict[str, float] = {}
+    for entry in pods.get("podStatsSequence", {}).get("podStatsMap", ()):
+        for core, said in entry["podStatsPerCore"].items():
+            host = said["hostName"]
+            cores.setdefault(host, set()).add(core)
+            times.setdefault(host, []).append(float(said["totalDurationUs"]))
+            waits[host] = waits.get(host, 0.0) + float(said["stepBreakdownUs"].get(others, 0.0))
+    first_ns = min((window.begin_ns for window in windows.values() if window.begin_ns), default=0)
+    hosts = []
+    for host in sorted(sizes):
+        begin_ns = windows.get(host, ProfileWindow()).begin_ns
+        spent = sum(times.get(host, ()))
+        hosts.append(
+            Host(
+                name=host,
+                size_bytes=sizes[host],
+                cores=len(cores.get(host, ())),
+                start_offset_us=(begin_ns - first_ns) / 1e3 if begin_ns else None,
+                step_us=spent / len(times[host]) if host in times else None,
+                waiting_percent=100 * waits[host] / spent if spent else None,
+                slowest_steps=sum(step.slowest_host == host for step in steps),
+            )
+        )
+    return hosts
+
+
+def operations_of(stats: Tables) -> list[Operation]:
+    """Returns the operations of XProf's HLO statistics, the slowest first."""
+    found = [
+        Operation(
+            name=str(row["hlo_op_name"]),
+            category=str(row["category"]),
+            runs=int(row["occurrences"]),
+            self_us=float(row["total_self_time"]),
+            percent=0.0,
+            framework_name=str(row["tf_op_name"] or ""),
+            bound_by=str(row["bound_by"] or "").replace("Unknown", ""),
+            gflops_per_second=float(row["normalized_flop_rate"] or 0) or None,
+            gib_per_second=float(row["measured_memory_bw"] or 0) or None,
+        )
+        for row in stats.rows("hlo_op_name")
+        if str(row["category"]) != "IDLE"
+    ]
+    return _shared_out(found)
+
+
+def _kernels_of(stats: Tables) -> list[Operation]:
+    return _shared_out(
+        [
+            Operation(
+                name=str(row["kernel_name"]),
+                category="kernel",
+                runs=int(row["occurrences"]),
+                self_us=float(row["total_duration_us"]),
+                percent=0.0,
+                framework_name=str(row["op_name"] or ""),
+            )
+            for row in stats.rows("kernel_name")
+        ]
+    )
+
+
+def _host_operations(found: HostOperations | None) -> list[Operation]:
+    if found is None:
+        return []
+    return _shared_out(
+        [Operation(name, "CPU", found.runs[name], spent / 1e3, 0.0) for name, spent in found.self_ns.items()]
+    )
+
+
+def _shared_out(operations: list[Operation]) -> list[Operation]:
+    """The same, the slowest first, with the share of each."""
+    total = sum(operation.self_us for operation in operations) or 1.0
+    shares = [replace(operation, percent=100 * operation.self_us / total) for operation in operations]
+    return sorted(shares, key=lambda operation: (-operation.self_us, operation.name))
+
+
+def _busy(overview: Tables, devices: int, on_hosts: HostOperations | None) -> tuple[float | None, str]:
+    idle = overview.number("device_idle_time_percent")
+    if devices and idle is not None:
+        return 100 - idle, "device"
+    if on_hosts is not None and on_hosts.profiled_ns:
+        return min(100.0, 100 * on_hosts.busy_ns / on_hosts.profiled_ns), "host"
+    return None, "device"
+
+
+def _utilization(overview: Tables) -> dict[str, float]:
+    said = {name: overview.number(key) for name, key in _UTILIZATION.items()}
+    return {name: value for name, value in said.items() if value}
+
+
+def _input(overview: Tables, pipeline: Tables) -> InputPipeline:
+    parts = {name: pipeline.number(key) or 0.0 for name, key in _INPUT_PARTS.items()}
+    return InputPipeline(
+        conclusion=_plain(overview.text("input_conclusion")),
+        waiting_percent=overview.number("infeed_percent_average"),
+        parts_us={name: spent for name, spent in parts.items() if spent},
+    )
+
+
+def _plain(text: str) -> str:
+    """XProf's words without their links and the rest of HTML."""
+    return " ".join(html.unescape(_TAG.sub("", text)).split())

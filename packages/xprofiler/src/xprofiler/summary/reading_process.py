@@ -1,0 +1,74 @@
+"""The process that reads a profile for `xprofiler summary`.
+
+XProf's converters speak on standard error, and may end their process on some damage; here that is an error message.
+The request is JSON on standard input, the answer JSON on standard output.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from xprofiler.console import Console
+from xprofiler.exceptions import XprofilerError
+from xprofiler.summary.summary import Summary
+
+__all__ = ["main", "summarized"]
+
+
+@dataclass(frozen=True)
+class _Request:
+    session: str
+    files: dict[str, str]
+
+
+@dataclass(frozen=True)
+class _Answer:
+    summary: Summary | None = None
+    error: str = ""
+
+
+def summarized(session: str, files: Mapping[str, Path], console: Console) -> Summary:
+    """Returns what a profile says, read by another process: see `reading.summarize`.
+
+    Raises:
+        MissingExtraError: XProf is not installed.
+        XprofilerError: It cannot read the files, or failed.
+    """
+    from ml_diagnostics_common.child_process import module_folders, program_of, python_command
+
+    from xprofiler.processes import Programs
+    from xprofiler.summary.converters import require_xprof
+
+    require_xprof("a summary of a profile")
+    request = msgspec.json.encode(_Request(session, {host: str(file) for host, file in files.items()}))
+    with Programs(console) as programs:
+        done = programs.run([*python_command(), "-c", program_of(__name__), *module_folders()], stdin=request)
+    if done.exit_code != 0:
+        raise XprofilerError(f"XProf failed on {session} ({done.exit_code}):\n{done.complaint}")
+    for line in done.errors.decode("utf-8", "replace").splitlines():
+        console.detail(line)
+    answer = msgspec.json.decode(done.output, type=_Answer)
+    if answer.summary is None:
+        raise XprofilerError(answer.error)
+    return answer.summary
+
+
+def main() -> None:
+    """Answers one request."""
+    from xprofiler.summary.reading import summarize
+
+    request = msgspec.json.decode(sys.stdin.buffer.read(), type=_Request)
+    output = os.dup(1)
+    os.dup2(2, 1)  # What XProf prints is no part of the answer.
+    try:
+        answer = _Answer(summarize(request.session, {host: Path(file) for host, file in request.files.items()}))
+    except XprofilerError as error:
+        answer = _Answer(error=str(error))
+    with os.fdopen(output, "wb") as file:
+        file.write(msgspec.json.encode(answer))

@@ -1,0 +1,150 @@
+"""What is said of a profile: plain values, with no trace of where they come from."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+__all__ = ["Host", "InputPipeline", "Operation", "Step", "StepTimes", "Summary", "step_times"]
+
+
+@dataclass(frozen=True)
+class Step:
+    """One step, as long as it took on its slowest core.
+
+    Attributes:
+        name: Its number, or what the program called it.
+        duration_us: From its begin to its end, in microseconds.
+        parts_us: What that time went to, in microseconds, by what XProf calls it.
+        slowest_host: The host of that core; empty if another host took as long.
+    """
+
+    name: str
+    duration_us: float
+    parts_us: Mapping[str, float]
+    slowest_host: str
+
+
+@dataclass(frozen=True)
+class Host:
+    """One host of the profile.
+
+    Attributes:
+        name: Its name.
+        size_bytes: How large its xplane is.
+        cores: How many of its cores (on a CPU: the host itself) have steps in the profile.
+        start_offset_us: How much later than on the first host its profile began; None if the profile does not say.
+        step_us: The mean time of its steps, in microseconds; None without steps.
+        waiting_percent: The mean share of its steps in which it did nothing that XProf could name: 0 to 100.
+        slowest_steps: How many steps it was the slowest in.
+    """
+
+    name: str
+    size_bytes: int
+    cores: int = 0
+    start_offset_us: float | None = None
+    step_us: float | None = None
+    waiting_percent: float | None = None
+    slowest_steps: int = 0
+
+
+@dataclass(frozen=True)
+class Operation:
+    """One operation of the program, over all cores and steps.
+
+    Attributes:
+        name: What the compiler calls it.
+        category: Its kind.
+        framework_name: What the program calls it; empty if that is unknown.
+        runs: How often it ran.
+        self_us: How long it ran, in microseconds, without the operations that it called.
+        percent: The share of the time of all operations: 0 to 100.
+        bound_by: What it waits for, if XProf knows the device.
+        gflops_per_second: How fast it computed; None if unknown.
+        gib_per_second: How fast it moved memory; None if unknown.
+    """
+
+    name: str
+    category: str
+    runs: int
+    self_us: float
+    percent: float
+    framework_name: str = ""
+    bound_by: str = ""
+    gflops_per_second: float | None = None
+    gib_per_second: float | None = None
+
+
+@dataclass(frozen=True)
+class InputPipeline:
+    """How the program gets its data.
+
+    Attributes:
+        conclusion: XProf's.
+        waiting_percent: The mean share of a step that waits for input: 0 to 100; None if it is not measured.
+        parts_us: What the hosts did for it, in microseconds.
+    """
+
+    conclusion: str = ""
+    waiting_percent: float | None = None
+    parts_us: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Summary:
+    """A profile in short.
+
+    Attributes:
+        session: Which.
+        device: What computed, such as "TPU v5p" or "CPU".
+        device_count: How many cores of it; 0 on a CPU.
+        hosts: In the order of their names.
+        steps: In their order.
+        busy_percent: The share of the profiled time in which the devices ran operations; None if there are none.
+        busy_on: What that is the share of: "device", or "host" where the program ran on a CPU.
+        utilization: What XProf says of the hardware's use, in percent, by what it is; only what is known.
+        operations: The slowest first.
+        input: How the program gets its data.
+        notes: What XProf, or we, warn of.
+        tools: XProf's tools for this profile.
+    """
+
+    session: str
+    device: str = ""
+    device_count: int = 0
+    hosts: Sequence[Host] = ()
+    steps: Sequence[Step] = ()
+    busy_percent: float | None = None
+    busy_on: str = "device"
+    utilization: Mapping[str, float] = field(default_factory=dict)
+    operations: Sequence[Operation] = ()
+    input: InputPipeline = field(default_factory=InputPipeline)
+    notes: Sequence[str] = ()
+    tools: Sequence[str] = ()
+
+    @property
+    def idle_percent(self) -> float | None:
+        """What is not busy."""
+        return None if self.busy_percent is None else 100 - self.busy_percent
+
+
+@dataclass(frozen=True)
+class StepTimes:
+    """Steps in a few numbers, all in microseconds."""
+
+    mean_us: float
+    median_us: float
+    minimum_us: float
+    maximum_us: float
+    deviation_us: float
+
+
+def step_times(steps: Sequence[Step]) -> StepTimes | None:
+    """Returns the steps' times in short; None if there are no steps."""
+    if not steps:
+        return None
+    times = [step.duration_us for step in steps]
+    return StepTimes(
+        statistics.fmean(times), statistics.median(times), min(times), max(times), statistics.pstdev(times)
+    )

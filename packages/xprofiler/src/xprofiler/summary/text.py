@@ -1,0 +1,179 @@
+"""A summary for the terminal, as wide as that is."""
+
+from __future__ import annotations
+
+import re
+import textwrap
+from collections.abc import Mapping, Sequence
+
+from xprofiler.summary.summary import Operation, Summary, step_times
+from xprofiler.summary.units import format_bytes, format_count, format_duration, format_percent
+
+__all__ = ["format_summary", "headline", "mean_parts"]
+
+_LABEL_WIDTH = 11
+_OPERATIONS = 15
+_RULING = re.compile(r"[\x00-\x1f\x7f-\x9f]")
+"""What rules a terminal: names are others' words."""
+
+
+def format_summary(summary: Summary, width: int) -> str:
+    """Returns the lines of a summary.
+
+    Args:
+        summary: Of what.
+        width: In columns; long names are cut to fit.
+    """
+    blocks = [headline(summary), _figures(summary, width)]
+    blocks += [block for block in (_parts(summary, width), _operations(summary, width), _hosts(summary)) if block]
+    blocks += ["\n".join(textwrap.fill(f"Note: {note}", width) for note in summary.notes)] if summary.notes else []
+    return "\n\n".join(_printable(block) for block in blocks)
+
+
+def headline(summary: Summary) -> str:
+    """Returns what was profiled, in a line."""
+    cores = f"{format_count(summary.device_count, 'core')} of " if summary.device_count else ""
+    hosts, steps = format_count(len(summary.hosts), "host"), format_count(len(summary.steps), "step")
+    return f"{summary.session}: {hosts}, {cores}{summary.device}, {steps}"
+
+
+def mean_parts(summary: Summary) -> dict[str, float]:
+    """Returns what the mean step's time goes to, in microseconds, the most first."""
+    totals: dict[str, float] = {}
+    for step in summary.steps:
+        for part, spent in step.parts_us.items():
+            totals[part] = totals.get(part, 0.0) + spent
+    means = {part: total / len(summary.steps) for part, total in totals.items()}
+    return dict(sorted(means.items(), key=lambda item: -item[1]))
+
+
+def _figures(summary: Summary, width: int) -> str:
+    lines = [*_labelled("Step time", _step_time(summary), width), *_labelled("Busy", _busy(summary), width)]
+    for name, percent in summary.utilization.items():
+        lines += _labelled("", f"{name}: {format_percent(percent)}", width)
+    waiting = summary.input.waiting_percent
+    if waiting is not None:
+        lines += _labelled("Input", f"{format_percent(waiting)} of a step waits for input", width)
+    if summary.input.conclusion:
+        lines += _labelled("" if waiting is not None else "Input", summary.input.conclusion, width)
+    for name, spent in summary.input.parts_us.items():
+        lines += _labelled("", f"{name}: {format_duration(spent)}", width)
+    return "\n".join(lines)
+
+
+def _step_time(summary: Summary) -> str:
+    times = step_times(summary.steps)
+    if times is None:
+        return "not known: the program marks no steps (jax.profiler.StepTraceAnnotation), or none was whole"
+    return (
+        f"{format_duration(times.mean_us)} mean, {format_duration(times.median_us)} median, "
+        f"{format_duration(times.minimum_us)} to {format_duration(times.maximum_us)}, "
+        f"deviation {format_duration(times.deviation_us)}"
+    )
+
+
+def _busy(summary: Summary) -> str:
+    if summary.busy_percent is None or summary.idle_percent is None:
+        return "not known: no operations were profiled"
+    what = "devices" if summary.busy_on == "device" else "hosts, in which XLA's operations ran on the CPU"
+    return f"{format_percent(summary.busy_percent)} busy, {format_percent(summary.idle_percent)} idle: {what}"
+
+
+def _labelled(label: str, text: str, width: int) -> list[str]:
+    return textwrap.wrap(
+        text, width, initial_indent=label.ljust(_LABEL_WIDTH), subsequent_indent=" " * _LABEL_WIDTH
+    ) or [label]
+
+
+def _parts(summary: Summary, width: int) -> str:
+    means = mean_parts(summary)
+    total = sum(means.values())
+    if not total:
+        return ""
+    longest = max(10, min(40, width - 52))
+    rows = [
+        (part, format_duration(spent), format_percent(100 * spent / total), "#" * round(longest * spent / total))
+        for part, spent in means.items()
+    ]
+    return _table(("The mean step's time", "Spent", "Share", ""), rows, "<>><")
+
+
+def _operations(summary: Summary, width: int) -> str:
+    if not summary.operations:
+        return ""
+    shown = summary.operations[:_OPERATIONS]
+    texts = {
+        "Operation": [operation.name for operation in shown],
+        "Category": [operation.category for operation in shown],
+        "Called by": [operation.framework_name for operation in shown],
+        "Bound by": [operation.bound_by for operation in shown],
+    }
+    texts = _fitted({header: cells for header, cells in texts.items() if any(cells)}, width - _figures_width(shown))
+    figures = {
+        "Runs": [f"{operation.runs:,}" for operation in shown],
+        "Self time": [format_duration(operation.self_us) for operation in shown],
+        "Share": [format_percent(operation.percent) for operation in shown],
+    }
+    columns = {**texts, **figures}
+    table = _table(list(columns), list(zip(*columns.values(), strict=True)), "<" * len(texts) + ">" * len(figures))
+    more = len(summary.operations) - len(shown)
+    return table + (f"\n... and {format_count(more, 'operation')} more" if more else "")
+
+
+def _figures_width(shown: Sequence[Operation]) -> int:
+    return 2 + max(4, *(len(f"{operation.runs:,}") for operation in shown)) + 2 + len("Self time") + 2 + len("100.0 %")
+
+
+def _fitted(columns: Mapping[str, list[str]], width: int) -> dict[str, list[str]]:
+    """Columns cut so that all fit into a width, the widest first; those that stay unreadable go."""
+    fitted = dict(columns)
+    widths = {header: max(len(header), *map(len, cells)) for header, cells in fitted.items()}
+    while sum(widths.values()) + 2 * (len(widths) - 1) > width:
+        widest = max(widths, key=lambda header: widths[header])
+        if widths[widest] <= 12 and len(widths) > 1:
+            dropped = list(widths)[-1]
+            del widths[dropped], fitted[dropped]
+        elif widths[widest] <= 12:
+            break
+        else:
+            widths[widest] -= 1
+    return {header: [_cut(cell, widths[header]) for cell in cells] for header, cells in fitted.items()}
+
+
+def _cut(text: str, width: int) -> str:
+    return text if len(text) <= width else f"{text[: width - 3]}..."
+
+
+def _hosts(summary: Summary) -> str:
+    rows = [
+        (
+            host.name,
+            format_bytes(host.size_bytes),
+            "" if host.start_offset_us is None else f"+{format_duration(host.start_offset_us)}",
+            "" if host.step_us is None else format_duration(host.step_us),
+            "" if host.waiting_percent is None else format_percent(host.waiting_percent),
+            format_count(host.slowest_steps, "step") if host.slowest_steps and len(summary.hosts) > 1 else "",
+        )
+        for host in summary.hosts
+    ]
+    return _table(("Host", "Size", "Start", "Mean step", "All others", "Slowest in"), rows, "<>>>>>")
+
+
+def _table(headers: Sequence[str], rows: Sequence[Sequence[str]], align: str) -> str:
+    """Lines in the manner of tabulate's "simple", without the columns that are empty."""
+    columns = [
+        (side, [header, *cells])
+        for side, header, cells in zip(align, headers, zip(*rows, strict=True), strict=True)
+        if any(cells)
+    ]
+    widths = [max(map(len, cells)) for _, cells in columns]
+    texts = [
+        [cell.ljust(width) if side == "<" else cell.rjust(width) for cell in cells]
+        for (side, cells), width in zip(columns, widths, strict=True)
+    ]
+    head, *body = ("  ".join(line).rstrip() for line in zip(*texts, strict=True))
+    return "\n".join([head, "  ".join("-" * width for width in widths), *body])
+
+
+def _printable(text: str) -> str:
+    return _RULING.sub(lambda ruling: ruling[0] if ruling[0] == "\n" else f"\\x{ord(ruling[0]):02x}", text)

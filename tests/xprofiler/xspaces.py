@@ -1,0 +1,178 @@
+"""XSpaces as a TPU host writes them, made by hand: no accelerator is needed to see what its profile looks like.
+
+The encoding is that of protocol buffers, the fields those of tsl/profiler/protobuf/xplane.proto.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+Stat = str | int | float
+
+_US = 1_000_000  # picoseconds
+
+
+def _varint(value: int) -> bytes:
+    value &= (1 << 64) - 1
+    out = bytearray()
+    while value > 0x7F:
+        out.append(value & 0x7F | 0x80)
+        value >>= 7
+    out.append(value)
+    return bytes(out)
+
+
+def _number(field: int, value: int) -> bytes:
+    return _varint(field << 3) + _varint(value)
+
+
+def _text(field: int, value: str | bytes) -> bytes:
+    data = value.encode() if isinstance(value, str) else value
+    return _varint(field << 3 | 2) + _varint(len(data)) + data
+
+
+class _Plane:
+    """One XPlane; names of events and statistics get their numbers as they come."""
+
+    def __init__(self, number: int, name: str, stats: Mapping[str, Stat] | None = None) -> None:
+        self._number, self._name = number, name
+        self._events: dict[str, bytes] = {}
+        self._stat_ids: dict[str, int] = {}
+        self._lines: list[bytes] = []
+        self._stats = self._encoded(6, stats or {})
+
+    def _encoded(self, field: int, stats: Mapping[str, Stat]) -> bytes:
+        out = b""
+        for name, value in stats.items():
+            identifier = self._stat_ids.setdefault(name, len(self._stat_ids) + 1)
+            stat = _number(1, identifier)
+            if isinstance(value, str):
+                stat += _text(5, value)
+            elif isinstance(value, float):
+                stat += _varint(2 << 3 | 1) + struct.pack("<d", value)
+            else:
+                stat += _number(4, value)
+            out += _text(field, stat)
+        return out
+
+    def event(
+        self, name: str, begin_ps: int, end_ps: int, stats: Mapping[str, Stat] | None = None, **of_all: Stat
+    ) -> bytes:
+        """One event; `of_all` are statistics of every event of this name."""
+        if name not in self._events:
+            number = len(self._events) + 1
+            self._events[name] = _number(1, number) + _text(2, name) + _text(4, name) + self._encoded(5, of_all)
+        number = list(self._events).index(name) + 1
+        return _number(1, number) + _number(2, begin_ps) + _number(3, end_ps - begin_ps) + self._encoded(4, stats or {})
+
+    def line(self, number: int, name: str, begin_ns: int, events: Iterable[bytes]) -> None:
+        out = _number(1, number) + _text(2, name) + _number(3, begin_ns)
+        self._lines.append(out + b"".join(_text(4, event) for event in events))
+
+    def encode(self) -> bytes:
+        out = _number(1, self._number) + _text(2, self._name)
+        out += b"".join(_text(3, line) for line in self._lines)
+        for number, metadata in enumerate(self._events.values(), 1):
+            out += _text(4, _number(1, number) + _text(2, metadata))
+        for name, number in self._stat_ids.items():
+            out += _text(5, _number(1, number) + _text(2, _number(1, number) + _text(2, name)))
+        return out + self._stats
+
+
+@dataclass(frozen=True)
+class Operation:
+    """What runs once in every step.
+
+    Attributes:
+        name: As HLO calls it.
+        category: HLO's.
+        duration_us: How long.
+        flops: Of one run.
+        bytes_accessed: Of one run.
+    """
+
+    name: str
+    category: str
+    duration_us: int
+    flops: int = 0
+    bytes_accessed: int = 0
+
+
+OPERATIONS = (
+    Operation("%infeed.1", "infeed", 60),
+    Operation("%convolution.7", "convolution", 420, 40_000_000_000, 30_000_000),
+    Operation("%fusion.21", "convolution fusion", 260, 18_000_000_000, 60_000_000),
+    Operation("%fusion.4", "loop fusion", 140, 90_000_000, 90_000_000),
+    Operation("%all-reduce.3", "all-reduce", 110, 1_000_000, 20_000_000),
+    Operation("%copy.2", "data formatting", 30, 0, 12_000_000),
+)
+
+
+def tpu_host(
+    *,
+    host: str = "t1v-n-0",
+    devices: int = 4,
+    first_device: int = 0,
+    steps: int = 12,
+    operations: Sequence[Operation] = OPERATIONS,
+    idle_us: int = 180,
+    extra_us: Mapping[int, int] | None = None,
+) -> bytes:
+    """The XSpace of one TPU host.
+
+    Args:
+        host: Its name.
+        devices: How many chips it has.
+        first_device: The number of the first.
+        steps: How many steps were captured.
+        operations: What every step does, one after the other.
+        idle_us: How long each device waits between steps.
+        extra_us: By step, how much longer its first operation took.
+    """
+    begin_ns = 1_795_292_000_000_000_000
+    planes = []
+    for device in range(devices):
+        plane = _Plane(
+            device + 1,
+            f"/device:TPU:{first_device + device}",
+            {
+                "device_type_string": "TPU v5p",
+                "peak_teraflops_per_second": 459.0,
+                "peak_hbm_bw_gigabytes_per_second": 2765.0,
+                "global_chip_id": first_device + device,
+                "core_details": "",
+            },
+        )
+        at = 0
+        of_steps, of_modules, of_operations = [], [], []
+        for step in range(steps):
+            begin = at
+            for operation in operations:
+                longer = (extra_us or {}).get(step, 0) if operation is operations[0] else 0
+                duration = (operation.duration_us + longer) * _US
+                of_operations.append(
+                    plane.event(
+                        f"{operation.name} = bf16[1024,1024]{{1,0}} {operation.category}()",
+                        at,
+                        at + duration,
+                        {"run_id": step, "group_id": step},
+                        hlo_category=operation.category,
+                        program_id=7,
+                        symbol_id=list(operations).index(operation) + 1,
+                        flops=operation.flops,
+                        model_flops=operation.flops,
+                        bytes_accessed=operation.bytes_accessed,
+                        tf_op=f"jit(train)/{operation.category.replace(' ', '_')}",
+                    )
+                )
+                at += duration
+            of_modules.append(plane.event("jit_train(7)", begin, at, {"run_id": step, "group_id": step}, program_id=7))
+            of_steps.append(plane.event(str(step), begin, at + idle_us * _US, {"group_id": step, "step_num": step}))
+            at += idle_us * _US
+        plane.line(1, "Steps", begin_ns, of_steps)
+        plane.line(2, "XLA Modules", begin_ns, of_modules)
+        plane.line(3, "XLA Ops", begin_ns, of_operations)
+        planes.append(plane)
+    return b"".join(_text(1, plane.encode()) for plane in planes) + _text(4, host)
