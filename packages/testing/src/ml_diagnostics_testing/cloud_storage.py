@@ -12,24 +12,16 @@ everywhere and answered with 412. Objects have one live generation; there is no 
 API: https://cloud.google.com/storage/docs/json_api/v1
 """
 
-import email
 import itertools
 import re
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from http import HTTPStatus
 from typing import Any
 from urllib.parse import unquote
 
-from ml_diagnostics_testing.http_server import (
-    ApiError,
-    LoopbackServer,
-    Request,
-    Response,
-    error_response,
-    json_response,
-)
+from ml_diagnostics_testing.batches import answer_batch
+from ml_diagnostics_testing.http_server import ApiError, LoopbackServer, Request, Response, json_response
 from ml_diagnostics_testing.storage_objects import (
     ObjectStore,
     StoredObject,
@@ -147,7 +139,7 @@ class CloudStorageServer(LoopbackServer):
         """Routes a request by its path."""
         with self._store.lock:
             if request.path.startswith("/batch/"):
-                return self._batch(request)
+                return answer_batch(request, self.handle)
             parsed = _PATH.fullmatch(request.path)
             if parsed is None:
                 raise ApiError(404, f"There is no {request.path} in the JSON API")
@@ -356,47 +348,3 @@ class CloudStorageServer(LoopbackServer):
         session.received += data[missing:]
         if not is_last:  # The real server keeps whole multiples of 256 KiB only.
             del session.received[len(session.received) // _CHUNK_BYTES * _CHUNK_BYTES :]
-
-    # --- Batches ---
-
-    def _batch(self, request: Request) -> Response:
-        """Does many requests that came as one, and answers each."""
-        content_type = request.headers.get("Content-Type", "")
-        message = email.message_from_bytes(b"Content-Type: " + content_type.encode() + b"\n\n" + request.body)
-        if not message.is_multipart():
-            raise ApiError(400, "a batch is multipart/mixed")
-        boundary = "batch_of_the_loopback_server"
-        parts = []
-        for index, part in enumerate(message.get_payload()):
-            answer = self._one_of_batch(request, str(part.get_payload()))
-            head = {**answer.headers, "Content-Length": str(len(answer.body))}
-            lines = [
-                f"--{boundary}",
-                "Content-Type: application/http",
-                f"Content-ID: <response-{part.get('Content-ID', index)}>",
-                "",
-                f"HTTP/1.1 {answer.status} {HTTPStatus(answer.status).phrase}",
-                *(f"{name}: {value}" for name, value in head.items()),
-                "",
-                answer.body.decode(),
-            ]
-            parts.append("\r\n".join(lines) + "\r\n")
-        body = "".join(parts) + f"--{boundary}--\r\n"
-        return Response(200, body.encode(), {"Content-Type": f"multipart/mixed; boundary={boundary}"})
-
-    def _one_of_batch(self, request: Request, text: str) -> Response:
-        line, _, rest = text.lstrip().partition("\n")
-        method, _, target = line.strip().removesuffix("HTTP/1.1").strip().partition(" ")
-        headers = email.message_from_string(rest)
-        inner = Request(
-            method=method,
-            target=re.sub(r"^https?://[^/]+", "", target.strip()),
-            headers=headers,
-            body=str(headers.get_payload()).strip().encode(),
-            time=request.time,
-            record=request.record,
-        )
-        try:
-            return self.handle(inner)
-        except ApiError as error:
-            return error_response(error)

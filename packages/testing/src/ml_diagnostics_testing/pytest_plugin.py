@@ -14,10 +14,12 @@ if TYPE_CHECKING:
     from ml_diagnostics_testing.cloud_logging import CloudLoggingServer
     from ml_diagnostics_testing.cloud_monitoring import CloudMonitoringServer
     from ml_diagnostics_testing.cloud_storage import CloudStorageServer
+    from ml_diagnostics_testing.compute import ComputeServer
     from ml_diagnostics_testing.control_plane import ControlPlaneServer
     from ml_diagnostics_testing.kubernetes import KubernetesServer
     from ml_diagnostics_testing.metadata import MetadataServer
     from ml_diagnostics_testing.oauth import OAuthServer
+    from ml_diagnostics_testing.profiler_service import ProfilerServiceServer
 
 
 @pytest.fixture
@@ -44,6 +46,15 @@ def cloud_storage_server() -> Iterator[CloudStorageServer]:
     from ml_diagnostics_testing.cloud_storage import CloudStorageServer
 
     with CloudStorageServer() as server:
+        yield server
+
+
+@pytest.fixture
+def compute_server() -> Iterator[ComputeServer]:
+    """A Compute on loopback, with a Cloud Storage beside it; `.environment()` redirects clients to both."""
+    from ml_diagnostics_testing.compute import ComputeServer
+
+    with ComputeServer() as server:
         yield server
 
 
@@ -80,4 +91,13 @@ def oauth_server() -> Iterator[OAuthServer]:
     from ml_diagnostics_testing.oauth import OAuthServer
 
     with OAuthServer() as server:
+        yield server
+
+
+@pytest.fixture
+def profiler_service_server() -> Iterator[ProfilerServiceServer]:
+    """The ProfilerService of a job on loopback; `.address` is where it is asked."""
+    from ml_diagnostics_testing.profiler_service import ProfilerServiceServer
+
+    with ProfilerServiceServer() as server:
         yield server

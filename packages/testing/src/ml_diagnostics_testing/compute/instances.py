@@ -1,0 +1,285 @@
+"""VMs as Compute keeps and shows them: what may be in one, and what it adds by itself.
+
+Format: https://cloud.google.com/compute/docs/reference/rest/v1/instances
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import itertools
+import json
+import re
+import threading
+from collections.abc import Mapping
+from typing import Any, Final
+
+from ml_diagnostics_testing.compute.catalog import Catalog
+from ml_diagnostics_testing.control_plane.store import timestamp
+from ml_diagnostics_testing.http_server import ApiError
+
+Resource = dict[str, Any]
+
+_WRITABLE = """advancedMachineFeatures canIpForward confidentialInstanceConfig deletionProtection description disks
+    displayDevice guestAccelerators hostname keyRevocationActionType labels machineType metadata minCpuPlatform name
+    networkInterfaces networkPerformanceConfig params privateIpv6GoogleAccess reservationAffinity resourcePolicies
+    scheduling serviceAccounts shieldedInstanceConfig sourceMachineImage tags"""
+_ADDED = """cpuPlatform creationTimestamp fingerprint id kind labelFingerprint lastStartTimestamp lastStopTimestamp
+    resourceStatus selfLink startRestricted status statusMessage zone"""
+FIELDS: Final = frozenset([*_WRITABLE.split(), *_ADDED.split()])
+_NAME = re.compile(r"[a-z]([-a-z0-9]{0,61}[a-z0-9])?")
+_LABEL_KEY = re.compile(r"[a-z][a-z0-9_-]{0,62}")
+_LABEL_VALUE = re.compile(r"[a-z0-9_-]{0,63}")
+_METADATA_KEY = re.compile(r"[a-zA-Z0-9_-]{1,128}")
+_MAX_METADATA_BYTES = 256 * 1024
+_MAX_ALL_METADATA_BYTES = 512 * 1024
+_MAX_LABELS = 64
+
+
+class Instances:
+    """The VMs of one project. What it returns is never changed afterwards: a change makes another resource.
+
+    Args:
+        project_url: Where the project is.
+        catalog: Zones and types of machines.
+    """
+
+    def __init__(self, project_url: str, catalog: Catalog) -> None:
+        self._url = project_url
+        self._project = project_url.rpartition("/projects/")[2]
+        self._catalog = catalog
+        self._kept: dict[tuple[str, str], Resource] = {}
+        self._lock = threading.RLock()
+        self._numbers = itertools.count(1)
+
+    def create(self, zone: str, body: Mapping[str, Any], now: float, status: str = "PROVISIONING") -> Resource:
+        """Keep a new VM, and return it.
+
+        Raises:
+            ApiError: There is one of that name, or the real service would refuse it for what it says.
+        """
+        self._catalog.check_zone(zone)
+        check_instance(body)
+        name = body["name"]
+        machine_type = str(body.get("machineType", "")).rpartition("/")[2]
+        self._catalog.check_machine_type(zone, machine_type)
+        with self._lock:
+            if (zone, name) in self._kept:
+                message = f"The resource 'projects/{self._project}/zones/{zone}/instances/{name}' already exists"
+                raise ApiError(409, message, name="ALREADY_EXISTS", reason="alreadyExists")
+            number = next(self._numbers)
+            url = f"{self._url}/zones/{zone}"
+            resource = {
+                **body,
+                "kind": "compute#instance",
+                "id": str(5_000_000_000_000_000_000 + number),
+                "creationTimestamp": timestamp(now),
+                "machineType": f"{url}/machineTypes/{machine_type}",
+                "status": status,
+                "zone": url,
+                "networkInterfaces": _interfaces(body.get("networkInterfaces"), self._url, number),
+                "disks": _disks(body.get("disks"), f"{url}/disks/{name}"),
+                "tags": with_fingerprint(body.get("tags") or {}),
+                "metadata": {"kind": "compute#metadata", **with_fingerprint(body.get("metadata") or {})},
+                "labelFingerprint": _fingerprint(body.get("labels")),
+                "scheduling": {
+                    "onHostMaintenance": "MIGRATE",
+                    "automaticRestart": True,
+                    "preemptible": False,
+                    "provisioningModel": "STANDARD",
+                    **(body.get("scheduling") or {}),
+                },
+                "cpuPlatform": "Intel Emerald Rapids",
+                "lastStartTimestamp": timestamp(now),
+                "selfLink": f"{url}/instances/{name}",
+                "fingerprint": _fingerprint([name, number]),
+            }
+            self._kept[zone, name] = resource
+            return resource
+
+    def get(self, zone: str, name: str) -> Resource:
+        """Return a VM.
+
+        Raises:
+            ApiError: There is no such zone, or no VM of that name in it.
+        """
+        self._catalog.check_zone(zone)
+        with self._lock:
+            found = self._kept.get((zone, name))
+        if found is None:
+            message = f"The resource 'projects/{self._project}/zones/{zone}/instances/{name}' was not found"
+            raise ApiError(404, message, reason="notFound")
+        return found
+
+    def change(self, zone: str, name: str, **fields: Any) -> Resource:
+        """Give a VM other values in some fields, and return it.
+
+        Raises:
+            ApiError: There is none of that name.
+        """
+        with self._lock:
+            changed = {**self.get(zone, name), **fields}
+            if "labels" in fields:
+                changed["labelFingerprint"] = _fingerprint(changed["labels"])
+            if "metadata" in fields:
+                changed["metadata"] = {"kind": "compute#metadata", **with_fingerprint(changed["metadata"])}
+            self._kept[zone, name] = changed
+            return changed
+
+    def restore(self, zone: str, resource: Resource) -> None:
+        """Have a VM as it was."""
+        with self._lock:
+            self._kept[zone, resource["name"]] = resource
+
+    def set_labels(self, zone: str, name: str, labels: Mapping[str, str], fingerprint: str) -> Resource:
+        """Give a VM other labels, and return it.
+
+        Raises:
+            ApiError: There is none of that name, the fingerprint is of other labels than it has, or labels are wrong.
+        """
+        check_labels(labels)
+        with self._lock:
+            if self.get(zone, name)["labelFingerprint"] != fingerprint:
+                message = "Labels fingerprint either invalid or resource labels have changed"
+                raise ApiError(412, message, reason="conditionNotMet")
+            return self.change(zone, name, labels=dict(labels))
+
+    def set_metadata(self, zone: str, name: str, metadata: Mapping[str, Any]) -> Resource:
+        """Give a VM other metadata, and return it.
+
+        Raises:
+            ApiError: There is none of that name, the fingerprint is of other metadata than it has, or what is given is
+                wrong.
+        """
+        check_metadata(metadata)
+        with self._lock:
+            if self.get(zone, name)["metadata"]["fingerprint"] != metadata.get("fingerprint"):
+                message = "Supplied fingerprint does not match current metadata fingerprint."
+                raise ApiError(412, message, reason="conditionNotMet")
+            return self.change(zone, name, metadata={"items": metadata.get("items", [])})
+
+    def remove(self, zone: str, name: str) -> None:
+        """Forget a VM, if there is one."""
+        with self._lock:
+            self._kept.pop((zone, name), None)
+
+    def all(self, zone: str | None = None) -> list[Resource]:
+        """Return the VMs of a zone or of all, by zone and name."""
+        with self._lock:
+            return [self._kept[key] for key in sorted(self._kept) if zone in (None, key[0])]
+
+
+def check_instance(body: Mapping[str, Any]) -> None:
+    """Refuse what the real service would for what it says.
+
+    Raises:
+        ApiError: A field is not known, or a name, a label or metadata are not as they must be.
+    """
+    unknown = sorted(set(body) - FIELDS)
+    if unknown:
+        message = f"Invalid JSON payload received. Unknown name \"{unknown[0]}\" at 'resource': Cannot find field."
+        raise ApiError(400, message, reason="badRequest")
+    name = body.get("name")
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
+        pattern = "(?:[a-z](?:[-a-z0-9]{0,61}[a-z0-9])?)"
+        message = f"Invalid value for field 'resource.name': '{name}'. Must be a match of regex '{pattern}'"
+        raise ApiError(400, message, reason="invalid")
+    check_labels(body.get("labels") or {})
+    check_metadata(body.get("metadata") or {})
+
+
+def check_labels(labels: Mapping[str, str]) -> None:
+    """Refuse labels that no resource can have.
+
+    Rules: https://cloud.google.com/compute/docs/labeling-resources#requirements, in ASCII.
+
+    Raises:
+        ApiError: There are too many, or a key or a value has characters that it must not have, or too many.
+    """
+    if len(labels) > _MAX_LABELS:
+        raise ApiError(400, f"Invalid value for field 'resource.labels': Too many labels, {len(labels)}.")
+    for key, value in labels.items():
+        for text, pattern in ((key, _LABEL_KEY), (value, _LABEL_VALUE)):
+            if not isinstance(text, str) or not pattern.fullmatch(text):
+                message = (
+                    f"Invalid value for field 'resource.labels': '{text}'. Label {'key' if text is key else 'value'} "
+                    f"'{text}' violates format constraints. It must match '{pattern.pattern}'."
+                )
+                raise ApiError(400, message, reason="invalid")
+
+
+def check_metadata(metadata: Mapping[str, Any]) -> None:
+    """Refuse metadata that no VM can have.
+
+    Raises:
+        ApiError: A key is wrong or there twice, or there is too much.
+    """
+    items = metadata.get("items") or []
+    keys = [str(item.get("key")) for item in items]
+    sizes = [len(str(item.get("value", "")).encode()) for item in items]
+    wrong = [key for key in keys if not _METADATA_KEY.fullmatch(key)]
+    twice = [key for key in keys if keys.count(key) > 1]
+    field = "Invalid value for field 'resource.metadata'"
+    if wrong:
+        raise ApiError(400, f"{field}: '{wrong[0]}'. Metadata keys match '{_METADATA_KEY.pattern}'.", reason="invalid")
+    if twice:
+        raise ApiError(400, f"{field}: Metadata has duplicate key: '{twice[0]}'.", reason="invalid")
+    if max(sizes, default=0) > _MAX_METADATA_BYTES or sum(sizes) > _MAX_ALL_METADATA_BYTES:
+        raise ApiError(400, f"{field}: Metadata values are too large.", reason="invalid")
+
+
+def metadata_of(instance: Mapping[str, Any]) -> dict[str, str]:
+    """Return a VM's metadata by its keys."""
+    return {item["key"]: item.get("value", "") for item in instance["metadata"].get("items", [])}
+
+
+def with_fingerprint(value: Mapping[str, Any]) -> Resource:
+    """Return tags or metadata with the fingerprint of their items."""
+    kept = {name: inner for name, inner in value.items() if name not in ("fingerprint", "kind")}
+    return {**kept, "fingerprint": _fingerprint(kept.get("items"))}
+
+
+def _fingerprint(value: Any) -> str:
+    """Changes with the value. An empty one has the one that the real service gives it."""
+    if not value:
+        return "42WmSpB8rSM="
+    return base64.b64encode(hashlib.sha1(json.dumps(value, sort_keys=True).encode()).digest()[:8]).decode()
+
+
+def _interfaces(given: Any, project_url: str, number: int) -> list[Resource]:
+    """The network interfaces with addresses. Those outside are in a range kept for examples (RFC 5737)."""
+    low = number % 254 + 1
+    inside, outside = f"10.128.{number // 254 % 256}.{low}", f"203.0.113.{low}"
+    interfaces = []
+    for index, interface in enumerate(given or [{}]):
+        configs = [
+            {
+                "kind": "compute#accessConfig",
+                "type": "ONE_TO_ONE_NAT",
+                "name": "external-nat",
+                "natIP": outside,
+                **config,
+            }
+            for config in interface.get("accessConfigs", [])
+        ]
+        interfaces.append(
+            {
+                "kind": "compute#networkInterface",
+                "network": f"{project_url}/global/networks/default",
+                "name": f"nic{index}",
+                "stackType": "IPV4_ONLY",
+                **interface,
+                "networkIP": interface.get("networkIP", inside),
+                **({"accessConfigs": configs} if configs else {}),
+            }
+        )
+    return interfaces
+
+
+def _disks(given: Any, url: str) -> list[Resource]:
+    disks = []
+    for index, disk in enumerate(given or [{"boot": True}]):
+        kept = {name: value for name, value in disk.items() if name != "initializeParams"}
+        kind = {"kind": "compute#attachedDisk", "type": "PERSISTENT", "mode": "READ_WRITE", "index": index}
+        disks.append({**kind, **kept, "source": url if index == 0 else f"{url}-{index}", "diskSizeGb": "10"})
+    return disks

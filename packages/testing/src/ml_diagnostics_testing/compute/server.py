@@ -1,0 +1,270 @@
+"""The loopback Compute: what it answers, and what tests ask of it."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Final
+from urllib.parse import unquote
+
+from ml_diagnostics_testing.batches import answer_batch
+from ml_diagnostics_testing.cloud_storage import CloudStorageServer
+from ml_diagnostics_testing.compute.catalog import DEFAULT_MACHINE_TYPES, DEFAULT_ZONES, Catalog
+from ml_diagnostics_testing.compute.fields import parse_fields, select
+from ml_diagnostics_testing.compute.instances import Instances
+from ml_diagnostics_testing.compute.operations import Operations
+from ml_diagnostics_testing.compute.project import Project
+from ml_diagnostics_testing.compute.routes import find
+from ml_diagnostics_testing.compute.vms import Callback, Vms
+from ml_diagnostics_testing.http_server import ApiError, LoopbackServer, Request, Response, json_response
+
+Resource = dict[str, Any]
+
+_PERMISSIONS: Final[Mapping[str, str]] = {
+    "list": "instances.list",
+    "get": "instances.get",
+    "insert": "instances.create",
+    "delete": "instances.delete",
+    "set_labels": "instances.setLabels",
+    "set_metadata": "instances.setMetadata",
+    "guest_attributes": "instances.getGuestAttributes",
+    "operation": "zoneOperations.get",
+    "wait": "zoneOperations.get",
+    "zone": "zones.get",
+    "region": "regions.get",
+    "machine_type": "machineTypes.get",
+    "project": "projects.get",
+    "set_project_metadata": "projects.setCommonInstanceMetadata",
+}
+
+
+class ComputeServer(LoopbackServer):
+    """A Compute Engine of your own on 127.0.0.1, with the buckets that VMs read and write.
+
+    It serves version v1 of the API, as far as VMs are made, found, labelled and deleted: instances, operations, zones,
+    regions, types of machines, the project's metadata, and batches. It refuses what the real service refuses, and
+    answers changes with operations.
+
+    It runs from construction until `close`, and is a context manager. The operations of its `faults` and `requests`
+    are "list" (of VMs, of a zone or of all), "get", "insert", "delete", "set_labels", "set_metadata",
+    "guest_attributes", "operation" and "wait", "zone", "region", "machine_type", "project", "set_project_metadata" and
+    "batch". `requests` has the JSON that was sent as `body`.
+
+    Args:
+        project: The project that there is; others are not found.
+        zones: The zones that there are.
+        machine_types: The zones of each type of machine.
+        buckets: The buckets that there are.
+        clock: Returns the time in seconds since the epoch.
+
+    Attributes:
+        storage: The Cloud Storage beside it, with faults and requests of its own.
+        is_enabled: Whether the API is enabled in the project: 403 otherwise.
+        is_permitted: Whether the caller may do what it asks: 403 otherwise.
+        accepted_tokens: The access tokens that are let in, others get 401. None asks for none.
+    """
+
+    def __init__(
+        self,
+        project: str = "test-project",
+        *,
+        zones: Iterable[str] = DEFAULT_ZONES,
+        machine_types: Mapping[str, Iterable[str]] = DEFAULT_MACHINE_TYPES,
+        buckets: Iterable[str] = ("test-bucket",),
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self.project = project
+        self.is_enabled = True
+        self.is_permitted = True
+        self.accepted_tokens: set[str] | None = None
+        super().__init__(clock=clock)
+        self.storage = CloudStorageServer(buckets, clock=clock)
+        self._callbacks: list[threading.Thread] = []
+        self._on_created: list[Callback] = []
+        self._on_deleted: list[Callback] = []
+        url = f"{self.url}/compute/v1/projects/{project}"
+        catalog = Catalog(url, zones, machine_types)
+        self._instances = Instances(url, catalog)
+        self._operations = Operations(url, clock)
+        self._project = Project(url, catalog, self._operations)
+        self._vms = Vms(
+            url,
+            catalog,
+            self._instances,
+            self._operations,
+            created=lambda instance: self._call(self._on_created, instance),
+            deleted=lambda instance: self._call(self._on_deleted, instance),
+        )
+        self._routes = [*self._vms.routes(), *self._project.routes()]
+
+    # --- For tests ---
+
+    @property
+    def operation_seconds(self) -> float:
+        """How long an operation takes. Settable; 0 at first, infinity is for ever."""
+        return self._operations.seconds
+
+    @operation_seconds.setter
+    def operation_seconds(self, seconds: float) -> None:
+        self._operations.seconds = seconds
+
+    @property
+    def wait_seconds(self) -> float:
+        """How long a `wait` for an operation lasts at most. Settable; 120 at first, as with the real service."""
+        return self._project.wait_seconds
+
+    @wait_seconds.setter
+    def wait_seconds(self, seconds: float) -> None:
+        self._project.wait_seconds = seconds
+
+    def fail_operations(
+        self, code: str, message: str = "a scripted fault", *, on: str | None = None, times: int = 1, status: int = 503
+    ) -> None:
+        """Let the next changes be accepted, and their operations end with an error. Nothing is changed.
+
+        Args:
+            code: The error's code, such as ZONE_RESOURCE_POOL_EXHAUSTED or QUOTA_EXCEEDED.
+            message: What the client is told.
+            on: The type of operation: insert, delete, setLabels, ...; None is any.
+            times: How many operations.
+            status: The operation's HTTP status.
+        """
+        error = {
+            "error": {"errors": [{"code": code, "message": message}]},
+            "httpErrorStatusCode": status,
+            "httpErrorMessage": {403: "FORBIDDEN", 503: "SERVICE UNAVAILABLE"}.get(status, "ERROR"),
+        }
+        self._operations.fail_next(error, on, times)
+
+    def on_instance_created(self, callback: Callback) -> None:
+        """Call this for each VM that clients make, from then on, in a thread of its own: to play what it does.
+
+        Args:
+            callback: Gets the VM as the API shows it, when its operation is done; its work may take its time.
+        """
+        self._on_created.append(callback)
+
+    def on_instance_deleted(self, callback: Callback) -> None:
+        """Call this for each VM that clients delete, from then on, in a thread of its own."""
+        self._on_deleted.append(callback)
+
+    def add_instance(self, name: str, zone: str = "us-central1-a", **fields: Any) -> Resource:
+        """Keep a running VM as if somebody had made it before; return it.
+
+        Args:
+            name: Its name.
+            zone: Its zone.
+            **fields: As in the API: labels, machineType, networkInterfaces, ...; `metadata` may be a plain mapping.
+                It has an address outside, unless `networkInterfaces=[{}]` says that it has not.
+        """
+        metadata = fields.get("metadata", {})
+        if "items" not in metadata:
+            metadata = {"items": [{"key": key, "value": value} for key, value in metadata.items()]}
+        interfaces: list[Resource] = [{"accessConfigs": [{}]}]
+        body = {
+            "machineType": "n2-standard-8",
+            "networkInterfaces": interfaces,
+            **fields,
+            "name": name,
+            "metadata": metadata,
+        }
+        return self._instances.create(zone, body, self.clock(), status=fields.get("status", "RUNNING"))
+
+    def change_instance(self, name: str, zone: str | None = None, **fields: Any) -> Resource:
+        """Give a VM other values in some fields, as if another program had; return it."""
+        return self._instances.change(self._zone_of(name, zone), name, **fields)
+
+    def remove_instance(self, name: str, zone: str | None = None) -> None:
+        """Delete a VM behind the clients' backs."""
+        self._instances.remove(self._zone_of(name, zone), name)
+
+    def instance(self, name: str, zone: str | None = None) -> Resource:
+        """Return a VM as the API shows it.
+
+        Raises:
+            KeyError: There is none of that name.
+        """
+        return self._instances.get(self._zone_of(name, zone), name)
+
+    def instances(self) -> list[Resource]:
+        """Return every VM, by zone and name."""
+        return self._instances.all()
+
+    def environment(self) -> dict[str, str]:
+        """Return the variables that bring gcloud and the ML diagnostics libraries here, without credentials.
+
+        gcloud keeps its own settings in the folder that CLOUDSDK_CONFIG names: give a test one of its own.
+        """
+        return {
+            **self.storage.environment(),
+            "CLOUDSDK_API_ENDPOINT_OVERRIDES_COMPUTE": f"{self.url}/compute/v1/",
+            "CLOUDSDK_AUTH_DISABLE_CREDENTIALS": "true",
+            "CLOUDSDK_COMPONENT_MANAGER_DISABLE_UPDATE_CHECK": "true",
+            "CLOUDSDK_CORE_DISABLE_PROMPTS": "1",
+            "CLOUDSDK_CORE_DISABLE_USAGE_REPORTING": "true",
+            "CLOUDSDK_CORE_PROJECT": self.project,
+            "CLOUDSDK_SURVEY_DISABLE_PROMPTS": "true",
+            "GOOGLE_CLOUD_PROJECT": self.project,
+        }
+
+    def close(self) -> None:
+        """Stop serving. Safe to call twice."""
+        self._operations.close()
+        super().close()
+        self.storage.close()
+        for thread in self._callbacks:
+            thread.join(5)
+
+    # --- Serving ---
+
+    def operation(self, method: str, path: str) -> str:
+        """Name what is asked for."""
+        if path.startswith("/batch/"):
+            return "batch"
+        found = find(self._routes, method, path)
+        return found[0].operation if found else "other"
+
+    def handle(self, request: Request) -> Response:
+        """Answer one request."""
+        if request.path.startswith("/batch/"):
+            return answer_batch(request, self.handle)
+        found = find(self._routes, request.method, request.path)
+        if found is None:
+            raise ApiError(404, f"the loopback Compute has no {request.method} {request.path}", reason="notFound")
+        asked, parts = found
+        self._admit(request, asked.operation, parts.get("project", self.project))
+        if request.method != "GET":
+            request.record.body = request.json()
+        return json_response(select(asked.answer(request, parts), parse_fields(request.query.get("fields", ""))))
+
+    def _admit(self, request: Request, operation: str, project: str) -> None:
+        """Refuse whom the real service would."""
+        token = (request.headers.get("Authorization") or "").removeprefix("Bearer ")
+        if self.accepted_tokens is not None and token not in self.accepted_tokens:
+            message = "Request had invalid authentication credentials. Expected OAuth 2 access token."
+            raise ApiError(401, message, reason="authError")
+        if project != self.project:
+            raise ApiError(404, f"The resource 'projects/{project}' was not found", reason="notFound")
+        if not self.is_enabled:
+            message = (
+                f"Compute Engine API has not been used in project {project} before or it is disabled. Enable it by "
+                "visiting https://console.developers.google.com/apis/api/compute.googleapis.com/overview then retry."
+            )
+            raise ApiError(403, message, reason="accessNotConfigured")
+        if not self.is_permitted:
+            permission = f"compute.{_PERMISSIONS[operation]}"
+            resource = unquote(request.path).partition("/compute/v1/")[2]
+            raise ApiError(403, f"Required '{permission}' permission for '{resource}'", reason="forbidden")
+
+    def _zone_of(self, name: str, zone: str | None) -> str:
+        for found in self._instances.all(zone):
+            if found["name"] == name:
+                return str(found["zone"]).rpartition("/")[2]
+        raise KeyError(f"there is no VM {name!r}" + (f" in {zone}" if zone else ""))
+
+    def _call(self, callbacks: list[Callback], instance: Resource) -> None:
+        for callback in callbacks:
+            thread = threading.Thread(target=callback, args=[instance], name=f"vm-{instance['name']}", daemon=True)
+            self._callbacks.append(thread)
+            thread.start()
