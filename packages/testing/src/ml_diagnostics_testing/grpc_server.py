@@ -11,7 +11,7 @@ from google.rpc import code_pb2, error_details_pb2, status_pb2  # type: ignore[i
 from grpc_status import rpc_status  # type: ignore[import-untyped]
 
 from ml_diagnostics_testing.faults import Ending, Hang, Reset, Status, Truncate
-from ml_diagnostics_testing.http_server import STATUS_NAMES, ApiError, LoopbackServer, RequestRecord
+from ml_diagnostics_testing.http_server import STATUS_NAMES, ApiError, RequestRecord, Service
 
 _WORKERS = 32  # each hanging call keeps one
 _RETRY_INFO = f"type.googleapis.com/{error_details_pb2.RetryInfo.DESCRIPTOR.full_name}"
@@ -32,15 +32,19 @@ class Method:
 
 
 class GrpcServer:
-    """Serves one gRPC service, without TLS, on a free port of 127.0.0.1, from construction until `close`.
+    """Serves one gRPC service, without TLS, on a port of 127.0.0.1, from construction until `close`.
 
     Args:
         service: Whose faults, log of requests and clock count.
         name: The service's full name.
         methods: Its methods, by name.
+        port: Where it listens; 0 is any free port.
+
+    Attributes:
+        is_serving: Whether it takes calls.
     """
 
-    def __init__(self, service: LoopbackServer, name: str, methods: Mapping[str, Method]) -> None:
+    def __init__(self, service: Service, name: str, methods: Mapping[str, Method], *, port: int = 0) -> None:
         self._service = service
         self._executor = futures.ThreadPoolExecutor(_WORKERS, thread_name_prefix="loopback-grpc")
         self._server = grpc.server(
@@ -51,11 +55,18 @@ class GrpcServer:
             for short, method in methods.items()
         }
         self._server.add_generic_rpc_handlers([grpc.method_handlers_generic_handler(name, handlers)])
-        self.port: int = self._server.add_insecure_port("127.0.0.1:0")
+        self.port: int = self._server.add_insecure_port(f"127.0.0.1:{port}")
         self._server.start()
+        self.is_serving = True
+
+    def stop(self) -> None:
+        """End every call and take no more; `close` shall follow."""
+        self.is_serving = False
+        self._server.stop(None)
 
     def close(self) -> None:
         """End every call and stop serving."""
+        self.is_serving = False
         self._server.stop(None).wait()
         self._executor.shutdown()
 

@@ -174,10 +174,8 @@ def error_response(error: ApiError, headers: Mapping[str, str] | None = None) ->
     return json_response({"error": body}, error.code, headers)
 
 
-class LoopbackServer:
-    """Serves one API on a free port of 127.0.0.1, from construction until `close`; a context manager.
-
-    Subclasses implement `handle` and, so that faults and the log can tell requests apart, `operation`.
+class Service:
+    """What every loopback service has: its faults, and its log of requests.
 
     Args:
         clock: Returns the time in seconds since the epoch.
@@ -191,6 +189,32 @@ class LoopbackServer:
         self.clock = clock
         self.faults = Faults()
         self.requests: list[RequestRecord] = []
+
+    def requests_for(self, operation: str) -> list[RequestRecord]:
+        """The requests for one operation, oldest first."""
+        return [record for record in self.requests if record.operation == operation]
+
+    def begin(self, operation: str, method: str, path: str, size_bytes: int) -> tuple[Plan, RequestRecord]:
+        """Decide what a request suffers, note it in `requests` and hold it for as long as it is delayed."""
+        plan = self.faults.plan(operation)
+        record = RequestRecord(operation, method, path, size_bytes, self.clock(), fault=plan.ending)
+        self.requests.append(record)
+        if plan.delay_seconds:
+            self.faults.wait(plan.delay_seconds)
+        return plan, record
+
+
+class LoopbackServer(Service):
+    """Serves one API on a free port of 127.0.0.1, from construction until `close`; a context manager.
+
+    Subclasses implement `handle` and, so that faults and the log can tell requests apart, `operation`.
+
+    Args:
+        clock: Returns the time in seconds since the epoch.
+    """
+
+    def __init__(self, *, clock: Callable[[], float] = time.time) -> None:
+        super().__init__(clock=clock)
         self._http = _HttpServer(self)
         self._thread = threading.Thread(
             target=self._http.serve_forever,
@@ -225,19 +249,6 @@ class LoopbackServer:
     def environment(self) -> dict[str, str]:
         """The environment variables that redirect clients to this server."""
         return {}
-
-    def requests_for(self, operation: str) -> list[RequestRecord]:
-        """The requests for one operation, oldest first."""
-        return [record for record in self.requests if record.operation == operation]
-
-    def begin(self, operation: str, method: str, path: str, size_bytes: int) -> tuple[Plan, RequestRecord]:
-        """Decide what a request suffers, note it in `requests` and hold it for as long as it is delayed."""
-        plan = self.faults.plan(operation)
-        record = RequestRecord(operation, method, path, size_bytes, self.clock(), fault=plan.ending)
-        self.requests.append(record)
-        if plan.delay_seconds:
-            self.faults.wait(plan.delay_seconds)
-        return plan, record
 
     def close(self) -> None:
         """Stop serving: break what connections are left, wake what hangs. Safe to call twice."""
