@@ -73,6 +73,16 @@ def test_the_first_bytes_are_read_with_the_generation_of_the_whole(store, data, 
         keep.read_with_generation(f"{root}/none", first_bytes=4)
 
 
+@pytest.mark.parametrize("data", [b"", b"hel", b"hello" * 9999])
+def test_a_part_is_read_without_the_rest_and_ends_with_the_content(store, data):
+    keep, root = store
+    keep.write(f"{root}/x", data)
+    assert keep.size(f"{root}/x") == len(data)
+    for start, end in ((0, 2), (1, 3), (2, 2), (3, 1), (4, 100), (len(data) - 1, len(data)), (len(data), 60000)):
+        if start >= 0:
+            assert keep.read_part(f"{root}/x", start, end) == data[start : max(start, end)]
+
+
 def test_every_write_has_a_greater_generation(store):
     keep, root = store
     generations = [keep.write(f"{root}/x", b"%d" % number) for number in range(20)]
@@ -98,6 +108,14 @@ def test_what_is_not_there_is_an_error_that_names_it(store, method):
         getattr(keep, method)(f"{root}/none")
     with pytest.raises(FileNotFoundError):
         getattr(keep, method)(f"{root}/none")
+
+
+def test_there_is_neither_a_size_nor_a_part_of_what_is_not_there(store):
+    keep, root = store
+    with pytest.raises(ObjectNotFoundError):
+        keep.size(f"{root}/none")
+    with pytest.raises(ObjectNotFoundError):
+        keep.read_part(f"{root}/none", 0, 1)
 
 
 def test_generation_zero_means_must_not_exist(store):

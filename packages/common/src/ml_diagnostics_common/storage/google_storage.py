@@ -87,6 +87,34 @@ class GoogleCloudStorage:
 
         return self._call("read", path, download)
 
+    def read_part(self, path: str, start: int, end: int) -> bytes:
+        """The bytes from one place to another."""
+        from google.api_core.exceptions import RequestRangeNotSatisfiable
+
+        blob = self._blob(path)
+        unchecked: dict[str, Any] = {"checksum": None, "retry": None}  # The checksum that comes along is of the whole.
+
+        def download(timeout: float, attempt: int) -> bytes:
+            try:
+                part: bytes = blob.download_as_bytes(
+                    start=start, end=end - 1, timeout=timeout, retry=None, checksum=None
+                )
+                return part
+            except RequestRangeNotSatisfiable:  # The content ends before.
+                return b""
+
+        return self._call("read", path, download) if start < end else b""
+
+    def size(self, path: str) -> int:
+        """How many bytes there are."""
+        blob = self._blob(path)
+
+        def look(timeout: float, attempt: int) -> int:
+            blob.reload(timeout=timeout, retry=None)
+            return int(blob.size)
+
+        return self._call("read", path, look)
+
     def write(self, path: str, data: bytes, *, if_generation: int | None = None) -> int:
         """Puts the content in place, whole."""
         from google.api_core.exceptions import PreconditionFailed

@@ -14,6 +14,7 @@ import stat
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import BinaryIO
 
 from ml_diagnostics_common.exceptions import (
     ConfigurationError,
@@ -40,14 +41,19 @@ class LocalStorage:
 
     def read_with_generation(self, path: str, *, first_bytes: int | None = None) -> tuple[bytes, int]:
         """The content, or its first bytes, and its generation."""
-        with _explained("read", path):
-            # Without O_NONBLOCK, to open a named pipe would wait for its writer.
-            flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
-            with os.fdopen(os.open(_absolute(path), flags), "rb") as file:
-                found = os.fstat(file.fileno())
-                if not stat.S_ISREG(found.st_mode):
-                    raise IsADirectoryError(errno.EISDIR, "not a regular file")
-                return file.read(first_bytes), _generation_of(found)
+        with _explained("read", path), _opened(path) as (file, found):
+            return file.read(-1 if first_bytes is None else first_bytes), _generation_of(found)
+
+    def read_part(self, path: str, start: int, end: int) -> bytes:
+        """The bytes from one place to another."""
+        with _explained("read", path), _opened(path) as (file, _):
+            file.seek(start)
+            return file.read(max(0, end - start))
+
+    def size(self, path: str) -> int:
+        """How many bytes there are."""
+        with _explained("read", path), _opened(path) as (_, found):
+            return found.st_size
 
     def write(self, path: str, data: bytes, *, if_generation: int | None = None) -> int:
         """Puts the content in place, whole."""
@@ -105,6 +111,17 @@ def _generation(target: Path) -> int:
 
 def _generation_of(found: os.stat_result) -> int:
     return max(found.st_mtime_ns, 1)  # 0 says that there is none, and some archives are unpacked with that time.
+
+
+@contextlib.contextmanager
+def _opened(path: str) -> Iterator[tuple[BinaryIO, os.stat_result]]:
+    # Without O_NONBLOCK, to open a named pipe would wait for its writer.
+    flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
+    with os.fdopen(os.open(_absolute(path), flags), "rb") as file:
+        found = os.fstat(file.fileno())
+        if not stat.S_ISREG(found.st_mode):
+            raise IsADirectoryError(errno.EISDIR, "not a regular file")
+        yield file, found
 
 
 @contextlib.contextmanager

@@ -59,6 +59,14 @@ class Storage(Protocol):
         """
         ...
 
+    def read_part(self, path: str, start: int, end: int) -> bytes:
+        """The bytes from `start` up to `end`, or to where the content ends; `ObjectNotFoundError` if there is none."""
+        ...
+
+    def size(self, path: str) -> int:
+        """How many bytes the content has; `ObjectNotFoundError` if there is none."""
+        ...
+
     def write(self, path: str, data: bytes, *, if_generation: int | None = None) -> int:
         """Puts the content in place, whole; readers see the old one or the new.
 
