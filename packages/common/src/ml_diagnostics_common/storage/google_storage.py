@@ -92,14 +92,11 @@ class GoogleCloudStorage:
         from google.api_core.exceptions import RequestRangeNotSatisfiable
 
         blob = self._blob(path)
-        unchecked: dict[str, Any] = {"checksum": None, "retry": None}  # The checksum that comes along is of the whole.
+        one_time: dict[str, Any] = {"retry": None, "checksum": None}  # The checksum that comes along is of the whole.
 
         def download(timeout: float, attempt: int) -> bytes:
             try:
-                part: bytes = blob.download_as_bytes(
-                    start=start, end=end - 1, timeout=timeout, retry=None, checksum=None
-                )
-                return part
+                return bytes(blob.download_as_bytes(start=start, end=end - 1, timeout=timeout, **one_time))
             except RequestRangeNotSatisfiable:  # The content ends before.
                 return b""
 
