@@ -1,0 +1,92 @@
+"""Runs a command to its end, and tells how long it took and how much memory."""
+
+from __future__ import annotations
+
+import os
+import resource
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmarks import process
+
+_TIMEOUT_SECONDS = 300
+
+
+@dataclass(frozen=True)
+class Finished:
+    """What came of a command.
+
+    Attributes:
+        seconds: From its start to its end.
+        mib: The most memory that it, or one of the programs that it started, has had at once.
+        out: What it printed.
+        err: What it said beside it.
+        code: Its exit code.
+    """
+
+    seconds: float
+    mib: float
+    out: str
+    err: str
+    code: int
+
+
+def run(argv: Sequence[str], environment: Mapping[str, str], *, typed: str = "") -> Finished:
+    """Runs a command.
+
+    Args:
+        argv: The program and its arguments.
+        environment: What is set for it; what a person has set for ours is not inherited.
+        typed: What is typed while it runs.
+
+    Raises:
+        AssertionError: It did not end with 0.
+    """
+    measured = [sys.executable, "-m", "benchmarks.commands", *argv]
+    done = subprocess.run(
+        measured,
+        cwd=process.REPOSITORY,
+        env=process.environment_of_a_job(dict(environment)),
+        input=typed,
+        capture_output=True,
+        text=True,
+        timeout=_TIMEOUT_SECONDS,
+        check=False,
+    )
+    err, _, told = done.stderr.rstrip("\n").rpartition("\n")
+    seconds, kib = told.split()
+    finished = Finished(float(seconds), int(kib) / 1024, done.stdout, err, done.returncode)
+    assert finished.code == 0, f"{' '.join(argv)} ended with {finished.code}:\n{finished.err[-2000:]}"
+    return finished
+
+
+def median(runs: Sequence[Finished]) -> Finished:
+    """The run that took neither longest nor shortest."""
+    return sorted(runs, key=lambda run: run.seconds)[(len(runs) - 1) // 2]
+
+
+def ours() -> str:
+    """The path of our `xprofiler`."""
+    return str(Path(sys.executable).with_name("xprofiler"))
+
+
+def reference() -> str:
+    """The path of the public command, in an environment of its own."""
+    return str(process.reference_python_of("reference-xprofiler").with_name("xprofiler"))
+
+
+def _measured() -> int:
+    """In a process of its own, whose only child is the command: that is whose memory the system tells."""
+    began = time.perf_counter()
+    code = subprocess.run(sys.argv[1:], env=os.environ, check=False).returncode
+    took = time.perf_counter() - began
+    print(f"\n{took:.6f} {resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss}", file=sys.stderr)
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(_measured())
