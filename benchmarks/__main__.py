@@ -26,6 +26,8 @@ FIGURES = [
     "metrics_kept",
     "run_begun",
     "run_trainer",
+    "viewers",
+    "captures",
 ]
 RESULTS = Path(__file__).parent / "RESULTS.md"
 

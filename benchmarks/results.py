@@ -10,8 +10,16 @@ from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 
-REFERENCES = "ml-goodput-measurement 0.2.3, cloud-tpu-diagnostics 0.1.5, google-cloud-mldiagnostics 1.0.0 and 1.0.10"
-OURS = ["ml-goodput-measurement", "cloud-tpu-diagnostics", "google-cloud-mldiagnostics"]
+REFERENCES = (
+    "ml-goodput-measurement 0.2.3, cloud-tpu-diagnostics 0.1.5, google-cloud-mldiagnostics 1.0.0 and 1.0.10,"
+    " cloud-diagnostics-xprof 0.1.1"
+)
+OURS = [
+    "ml-goodput-measurement",
+    "cloud-tpu-diagnostics",
+    "google-cloud-mldiagnostics",
+    "cloud-diagnostics-xprof",
+]
 BESIDE = "W&B 0.31.0 and MLflow 3.17.2"
 
 
