@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from xprofiler.exceptions import UsageError
 
-__all__ = ["SshTarget", "checked_name", "ssh", "ssh_argv_in"]
+__all__ = ["SshTarget", "checked_name", "create_instance", "ssh", "ssh_argv_in"]
 
 # https://cloud.google.com/compute/docs/naming-resources; TPU nodes, zones and projects keep to it, too. A project of a
 # domain is `domain.com:name`.
@@ -92,6 +92,66 @@ def ssh_argv_in(dry_run: str) -> list[str]:
         The argv. A word that has `" ` within cannot be told from two; none of ours has.
     """
     return [quoted or plain for quoted, plain in re.findall(r'(?:^|(?<= ))(?:"(.*?)"|(\S+))(?= |$)', dry_run.strip())]
+
+
+def create_instance(
+    name: str, zone: str, flags: Sequence[str], pairs: Mapping[str, Mapping[str, str]], extra: Sequence[str] = ()
+) -> list[str]:
+    """Returns the argv that creates a VM.
+
+    Args:
+        name: Its name.
+        zone: Its zone.
+        flags: Others, each `--flag=value`.
+        pairs: Flags that take keys and values: gcloud takes each but once.
+        extra: The user's own flags, as typed. Pairs among them join ours, and ours win.
+
+    Raises:
+        UsageError: Such a flag of the user's has no pairs.
+    """
+    rest, given = _take_pairs(extra, pairs)
+    joined = {flag: {**given.get(flag, {}), **ours} for flag, ours in pairs.items()}
+    return [
+        *("gcloud", "compute", "instances", "create", checked_name(name, "VM")),
+        f"--zone={checked_name(zone, 'zone')}",
+        *flags,
+        *(f"{flag}={_render_pairs(values)}" for flag, values in joined.items()),
+        *rest,
+    ]
+
+
+def _take_pairs(extra: Sequence[str], flags: Mapping[str, object]) -> tuple[list[str], dict[str, dict[str, str]]]:
+    rest: list[str] = []
+    given: dict[str, dict[str, str]] = {}
+    words = list(extra)
+    while words:
+        word = words.pop(0)
+        flag, equals, value = word.partition("=")
+        if flag not in flags:
+            rest.append(word)
+            continue
+        if not equals:
+            value = words.pop(0) if words else ""
+        given.setdefault(flag, {}).update(_parse_pairs(flag, value))
+    return rest, given
+
+
+def _parse_pairs(flag: str, text: str) -> dict[str, str]:
+    """Reads `a=b,c=d`, or `^:^a=b:c=d` with a separator of one's own: see `gcloud topic escaping`."""
+    found = re.fullmatch(r"\^([^^]+)\^(.*)", text, re.DOTALL)
+    separator, text = (found[1], found[2]) if found else (",", text)
+    pairs = [pair.partition("=") for pair in text.split(separator)]
+    if any(not key or not equals for key, equals, _ in pairs):
+        raise UsageError(f"{flag} takes KEY=VALUE,...: {text!r} is not of that form")
+    return {key: value for key, _, value in pairs}
+
+
+def _render_pairs(pairs: Mapping[str, str]) -> str:
+    text = "".join((*pairs, *pairs.values()))
+    candidates = (",", *"|;:~#", *(f"--{number}--" for number in range(len(text) + 1)))
+    separator = next(candidate for candidate in candidates if candidate not in text)
+    joined = separator.join(f"{key}={value}" for key, value in pairs.items())
+    return joined if separator == "," else f"^{separator}^{joined}"
 
 
 def checked(target: SshTarget) -> SshTarget:

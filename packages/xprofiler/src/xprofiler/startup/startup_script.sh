@@ -1,0 +1,89 @@
+#!/bin/bash
+# Hosts XProf on 127.0.0.1:6006 of this VM, for ssh tunnels and for the agent of the proxy. What differs from VM to VM
+# is read from the metadata server. Every step, and how it ended, is told in startup_output.json in the log directory.
+set -euo pipefail
+umask 022
+
+readonly metadata=http://${GCE_METADATA_HOST:-metadata.google.internal}/computeMetadata/v1/instance
+readonly storage=${STORAGE_EMULATOR_HOST:-https://storage.googleapis.com}
+readonly home=${XPROFILER_HOME:-/opt/xprofiler} port=${XPROFILER_PORT:-6006}
+started=$(date +%s) launched=0 attempts=0 backend='' step='' object='' note=''
+
+get() { curl -sSf --retry 3 --max-time 60 "$@"; }
+about() { get -H 'Metadata-Flavor: Google' "$metadata/$1"; }
+token() { about service-accounts/default/token | field access_token; }
+field() { python3 -c 'import functools as f, json, sys
+print(f.reduce(lambda found, key: found[int(key) if key == "0" else key], sys.argv[1:], json.load(sys.stdin)))' "$@"; }
+
+tell() { # state, error
+  [[ $object ]] || return 0
+  python3 -c 'import json, sys
+pairs = zip(sys.argv[1::2], sys.argv[2::2])
+print(json.dumps({key: int(value) if value.isdigit() else value for key, value in pairs}))' \
+    state "$1" error "${2:-}" step "$step" startup_script_begin_ts "$started" tb_launched_ts "$launched" \
+    tb_attempts_count "$attempts" tb_backend_id "$backend" |
+    get -o /dev/null -H "Authorization: Bearer $(token)" --data-binary @- "$object" ||
+    echo "cannot write to $logs: this VM's service account needs roles/storage.objectUser" >&3
+}
+at() { step=$1 && echo "xprofiler: $step" >&3 && tell starting; }
+finish() {
+  local code=$?
+  trap - EXIT
+  cat startup.log >&3 || true
+  if ((code)); then tell failed "exit code $code: $(tail -n 5 startup.log | cut -c -300)"; else tell ready "$note"; fi
+  exit "$code"
+}
+proxy_of() { # region
+  get "$storage/storage/v1/b/dl-platform-public-configs/o/proxy-agent-config.json?alt=media" |
+    field agent-docker-containers latest proxy-urls "$1" 0
+}
+register() { # proxy. It answers with the id under which it knows this VM.
+  local identity
+  identity=$(about "service-accounts/default/identity?format=full&audience=$1/request-endpoint") || return
+  get -d '' -H "Authorization: Bearer $(token)" -H "X-Inverting-Proxy-VM-ID: $identity" "$1/request-endpoint" |
+    field backendID
+}
+add() { DEBIAN_FRONTEND=noninteractive apt-get -o DPkg::Lock::Timeout=300 -yq install --no-install-recommends "$@"; }
+forward() { # proxy, id. From the proxy to XProf, for as long as the VM lives.
+  add docker.io && { docker rm -f xprofiler-agent || true; } && docker run -d --name xprofiler-agent --restart=always \
+    --net=host -e "PROXY=$1/" -e "BACKEND=$2" -e HOSTNAME=127.0.0.1 -e "PORT=$port" gcr.io/inverting-proxy/agent:latest
+}
+
+mkdir -p "$home" && cd "$home"
+exec 3>&1 >startup.log 2>&1
+trap finish EXIT
+trap 'exit 143' TERM
+logs=$(about attributes/xprofiler_log_directory) path=${logs#gs://}
+zone=$(about zone) key=$(about name)/startup_output.json
+[[ $path == */* ]] && key=${path#*/}/$key
+key=$(python3 -c 'import sys, urllib.parse as u; print(u.quote(sys.argv[1], safe=""))' "$key")
+object="$storage/upload/storage/v1/b/${path%%/*}/o?uploadType=media&name=$key"
+
+at 'registering with the proxy' # Without it, ssh still works.
+region=${zone##*/} region=${region%-*}
+if proxy=$(proxy_of "$region") && id=$(register "$proxy"); then backend=$id; else note='no proxy'; fi
+at 'installing Python'
+apt-get -q update
+add python3-venv
+if [[ $backend ]]; then forward "$proxy" "$backend" & fi
+at 'installing XProf'
+python3 -m venv venv
+venv/bin/pip install -q "xprof==$(about attributes/tensorboard-plugin-profile)"
+at 'starting XProf' # Its own command would listen on every interface. systemd would expand a $ in arguments.
+systemd-run --unit=xprofiler --property=DynamicUser=yes --property=Restart=always \
+  --setenv="LOGS=$logs" --setenv="PORT=$port" -- "$home/venv/bin/python" -c 'import os
+from xprof import server
+logs = os.environ["LOGS"]
+context = server.TBContext(logs, server.DataProvider(logs), server.TBContext.Flags(False))
+context.hide_capture_profile_button = True
+server.run_server(server.ProfilePluginLoader().load(context), "127.0.0.1", int(os.environ["PORT"]))'
+until curl -sf -o /dev/null --max-time 5 "http://127.0.0.1:$port/"; do
+  if ((++attempts == 240)); then
+    journalctl -u xprofiler -n 5 || true
+    exit 1
+  fi
+  sleep 0.5
+done
+launched=$(date +%s) step=serving
+tell ready
+if [[ $backend ]]; then wait "$!" || { backend='' note='the agent of the proxy did not start'; }; fi

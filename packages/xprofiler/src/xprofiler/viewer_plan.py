@@ -1,0 +1,126 @@
+"""A viewer VM that is to be: what it is made of, for Compute and for gcloud alike. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from xprofiler._version import __version__
+from xprofiler.exceptions import UsageError
+from xprofiler.gcloud import checked_name, create_instance
+from xprofiler.labels import LOG_DIRECTORY_KEY, PLUGIN_LABEL, VERSION_LABEL, label_value
+from xprofiler.log_directory import LogDirectory
+from xprofiler.startup import STARTUP_SCRIPT, XPROF_VERSION
+
+__all__ = ["TTL_LABEL", "ViewerPlan", "seconds_of"]
+
+TTL_LABEL: Final = "xprofiler_ttl"
+_TAG: Final = "default-allow-ssh"
+_IMAGE_PROJECT, _IMAGE_FAMILY = "debian-cloud", "debian-12"
+_SCOPE: Final = "https://www.googleapis.com/auth/cloud-platform"
+_UNITS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+_TTL_SECONDS: Final = range(30, 120 * 86400 + 1)  # https://cloud.google.com/compute/docs/instances/limit-vm-runtime
+
+
+@dataclass(frozen=True)
+class ViewerPlan:
+    """A viewer VM that is to be.
+
+    Attributes:
+        name: The VM's name.
+        zone: Where.
+        machine_type: Such as c4-highmem-8.
+        log_directory: What it shows.
+        ttl_seconds: After how long Compute deletes it; None is never.
+    """
+
+    name: str
+    zone: str
+    machine_type: str
+    log_directory: LogDirectory
+    ttl_seconds: int | None = None
+
+    def __post_init__(self) -> None:
+        """Refuses names that cannot be any."""
+        checked_name(self.name, "VM")
+        checked_name(self.zone, "zone")
+        checked_name(self.machine_type, "machine type")
+
+    @property
+    def labels(self) -> dict[str, str]:
+        """By which it is found."""
+        labels = {VERSION_LABEL: label_value(__version__), PLUGIN_LABEL: label_value(XPROF_VERSION)}
+        return labels if self.ttl_seconds is None else {**labels, TTL_LABEL: f"{self.ttl_seconds}s"}
+
+    @property
+    def metadata(self) -> dict[str, str]:
+        """What it is told; the startup script comes beside it."""
+        return {
+            VERSION_LABEL: __version__,
+            LOG_DIRECTORY_KEY: self.log_directory.path,
+            "tensorboard-plugin-profile": XPROF_VERSION,
+        }
+
+    def body(self) -> dict[str, Any]:
+        """Returns the VM as Compute wants it."""
+        metadata = {**self.metadata, "startup-script": STARTUP_SCRIPT.read_text(encoding="utf-8")}
+        scheduling: dict[str, Any] = {"automaticRestart": True}
+        if self.ttl_seconds is not None:
+            scheduling |= {"maxRunDuration": {"seconds": str(self.ttl_seconds)}, "instanceTerminationAction": "DELETE"}
+        image = f"projects/{_IMAGE_PROJECT}/global/images/family/{_IMAGE_FAMILY}"
+        return {
+            "name": self.name,
+            "machineType": f"zones/{self.zone}/machineTypes/{self.machine_type}",
+            "disks": [{"boot": True, "autoDelete": True, "initializeParams": {"sourceImage": image}}],
+            "networkInterfaces": [
+                {
+                    "network": "global/networks/default",
+                    "accessConfigs": [{"name": "external-nat", "type": "ONE_TO_ONE_NAT"}],
+                }
+            ],
+            "serviceAccounts": [{"email": "default", "scopes": [_SCOPE]}],
+            "tags": {"items": [_TAG]},
+            "labels": self.labels,
+            "metadata": {"items": [{"key": key, "value": value} for key, value in metadata.items()]},
+            "scheduling": scheduling,
+        }
+
+    def gcloud_argv(self, extra: Sequence[str] = ()) -> list[str]:
+        """Returns the argv of gcloud that creates the same VM.
+
+        Args:
+            extra: The user's own flags; their labels and metadata join ours.
+
+        Raises:
+            UsageError: Those are not what gcloud takes.
+        """
+        flags = [
+            f"--machine-type={self.machine_type}",
+            f"--tags={_TAG}",
+            f"--image-family={_IMAGE_FAMILY}",
+            f"--image-project={_IMAGE_PROJECT}",
+            "--scopes=cloud-platform",
+        ]
+        if self.ttl_seconds is not None:
+            flags += [f"--max-run-duration={self.ttl_seconds}s", "--instance-termination-action=DELETE"]
+        pairs = {
+            "--labels": self.labels,
+            "--metadata": self.metadata,
+            "--metadata-from-file": {"startup-script": str(STARTUP_SCRIPT)},
+        }
+        return create_instance(self.name, self.zone, flags, pairs, extra)
+
+
+def seconds_of(text: str) -> int:
+    """Reads how long a VM shall live: `8h`, `90m`, `2d`, `3600s`, or seconds.
+
+    Raises:
+        UsageError: It is no duration, or not between 30 seconds and 120 days.
+    """
+    found = re.fullmatch(r"([0-9]{1,9})([smhd]?)", text)
+    seconds = int(found[1]) * _UNITS[found[2] or "s"] if found else 0
+    if seconds not in _TTL_SECONDS:
+        raise UsageError(f"--ttl {text!r}: give a duration between 30s and 120d, such as 90m, 8h or 2d")
+    return seconds
