@@ -1,11 +1,13 @@
-"""The streams between kubectl and a command: one message a piece, which begins with the number of its stream.
+"""The streams between kubectl and a command.
 
 Source: https://github.com/kubernetes/kubernetes/blob/master/staging/src/k8s.io/apimachinery/pkg/util/remotecommand
 """
 
-from collections.abc import Iterator
+import threading
+from collections.abc import Iterable, Iterator
 from typing import Final, Protocol
 
+from ml_diagnostics_testing.kubernetes.spdy import Session, Stream
 from ml_diagnostics_testing.kubernetes.websocket import WebSocket
 
 STDIN: Final = 0
@@ -13,6 +15,8 @@ STDOUT: Final = 1
 STDERR: Final = 2
 ERROR: Final = 3
 PROTOCOL: Final = "v5.channel.k8s.io"
+SPDY_PROTOCOL: Final = "v4.channel.k8s.io"
+_NAMES: Final = ("stdin", "stdout", "stderr", "error")
 _END_OF_STREAM: Final = 255
 
 
@@ -30,7 +34,7 @@ class Channels(Protocol):
 
 
 class WebSocketChannels:
-    """Streams over one WebSocket, version 5: the client may end its own."""
+    """Streams over one WebSocket: each message is a piece of one, and begins with its number."""
 
     def __init__(self, websocket: WebSocket) -> None:
         self._websocket = websocket
@@ -50,3 +54,51 @@ class WebSocketChannels:
     def close(self) -> None:
         """End all streams."""
         self._websocket.close()
+
+
+class SpdyChannels:
+    """Streams of SPDY, as older kubectls have them.
+
+    Args:
+        session: The client.
+        expected: Which streams it will begin beside that of errors: "stdin", "stdout", "stderr".
+    """
+
+    def __init__(self, session: Session, expected: Iterable[str]) -> None:
+        self._session = session
+        self._expected = {"error", *expected}
+        self._streams: dict[str, Stream] = {}
+        self._ready = threading.Event()
+        self._receiving = threading.Thread(target=self._receive, daemon=True)
+        self._receiving.start()
+        self._ready.wait()
+
+    def send(self, channel: int, data: bytes) -> None:
+        """Send a piece of a stream; OSError if the client is gone."""
+        stream = self._streams.get(_NAMES[channel])
+        if stream is not None:
+            stream.send(data)
+
+    def stdin(self) -> Iterator[bytes]:
+        """Yield what the client sends, b"" where it ends the stream, until it is gone."""
+        if "stdin" in self._streams:
+            yield from self._streams["stdin"].pieces()
+            yield b""
+        self._receiving.join()
+
+    def close(self) -> None:
+        """End all streams."""
+        try:
+            for stream in self._streams.values():
+                stream.end()
+        except OSError:  # the client is gone
+            pass
+
+    def _receive(self) -> None:
+        self._session.receive(self._begin)
+        self._ready.set()
+
+    def _begin(self, stream: Stream) -> None:
+        self._streams[stream.headers.get("streamtype", "")] = stream
+        if self._expected <= self._streams.keys():
+            self._ready.set()

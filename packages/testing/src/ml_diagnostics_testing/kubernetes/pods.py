@@ -5,7 +5,8 @@ import os
 import signal
 import subprocess
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -51,8 +52,10 @@ class Pod:
         environment: What commands find in their environment beside PATH, HOME, HOSTNAME and TMPDIR.
         ports: The port of this machine that stands for a port of the pod; others stand for themselves.
         dies_after_seconds: How long it lives after the first command, or connection to a port. None is for ever.
+        log: What `kubectl logs` shows.
         commands: What was run in it, oldest first.
         is_alive: Whether it can be used.
+        on_death: Called when it dies.
     """
 
     name: str
@@ -62,10 +65,13 @@ class Pod:
     environment: Mapping[str, str] = field(default_factory=dict)
     ports: Mapping[int, int] = field(default_factory=dict)
     dies_after_seconds: float | None = None
+    log: str = ""
     commands: list[Command] = field(default_factory=list)
     is_alive: bool = True
-    _breakers: list[Callable[[], None]] = field(default_factory=list)
-    _lock: threading.Lock = field(default_factory=threading.Lock)
+    on_death: Callable[["Pod"], None] = field(default=lambda pod: None, repr=False)
+    _breakers: dict[Callable[[], None], bool] = field(default_factory=dict, repr=False)
+    _death: threading.Timer | None = field(default=None, repr=False)
+    _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
 
     def start(self, argv: Sequence[str], container: str, *, with_stdin: bool) -> subprocess.Popen[bytes]:
         """Start a program and note it in `commands`; without `with_stdin` it has nothing to read.
@@ -89,20 +95,43 @@ class Pod:
             )
             return command.process
 
-    def break_at_death(self, breaks: Callable[[], None]) -> None:
-        """Have a connection broken when the pod dies."""
-        with self._lock:
-            self._breakers.append(breaks)
+    @contextmanager
+    def used(self, breaks: Callable[[], None], *, by_command: bool) -> Iterator[None]:
+        """While a client uses it. From the first use on its life is counted, if it has a length.
 
-    def die(self) -> None:
-        """Kill what runs in it and break the connections to its ports."""
+        Args:
+            breaks: Breaks the client's connection.
+            by_command: Whether it is a command, which is told of its end unless the whole node dies.
+        """
+        with self._lock:
+            self._breakers[breaks] = by_command
+            if self.dies_after_seconds is not None and self._death is None:
+                self._death = threading.Timer(self.dies_after_seconds, self.die)
+                self._death.daemon = True
+                self._death.start()
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._breakers.pop(breaks, None)
+
+    def die(self, *, with_its_node: bool = False) -> None:
+        """End it as if it ran out of memory: its commands end with 137, connections to its ports break.
+
+        Args:
+            with_its_node: Break the connections of commands too, so that nobody is told how these end.
+        """
         with self._lock:
             self.is_alive = False
-            breakers, self._breakers = self._breakers, []
-            for command in self.commands:
-                command.kill()
+            breakers = [breaks for breaks, by_command in self._breakers.items() if with_its_node or not by_command]
+            self._breakers.clear()
+            if self._death is not None:
+                self._death.cancel()
+        self.on_death(self)
         for breaks in breakers:
             breaks()
+        for command in self.commands:
+            command.kill()
 
     def _environment(self) -> dict[str, str]:
         temporary = self.folder / "tmp"

@@ -3,12 +3,10 @@
 import contextlib
 import re
 import tempfile
-import threading
 import time
 import urllib.parse
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from ml_diagnostics_testing.http_server import (
     ApiError,
@@ -17,12 +15,12 @@ from ml_diagnostics_testing.http_server import (
     Response,
     json_response,
 )
-from ml_diagnostics_testing.kubernetes import channels, execution, websocket
 from ml_diagnostics_testing.kubernetes.kinds import KINDS, Kind, discovery, find_kind
 from ml_diagnostics_testing.kubernetes.kubeconfig import kubeconfig
 from ml_diagnostics_testing.kubernetes.pods import Pod, pod_resource
 from ml_diagnostics_testing.kubernetes.store import ObjectStore, Resource
 from ml_diagnostics_testing.kubernetes.tables import table
+from ml_diagnostics_testing.kubernetes.upgrades import exec_response, port_forward_response
 
 _PATH = re.compile(
     r"/(?P<group>api/[^/]+|apis/[^/]+/[^/]+)(?:/namespaces/(?P<namespace>[^/]+))?"
@@ -81,7 +79,6 @@ class KubernetesServer(LoopbackServer):
         self.folder = Path(self._temporary.name)
         self._store = ObjectStore(clock)
         self._pods: dict[tuple[str, str], Pod] = {}
-        self._timers: list[threading.Timer] = []
         for name in ("default", "kube-system"):
             self._store.put(_kind("namespaces"), "", {"metadata": {"name": name}, "status": {"phase": "Active"}})
         super().__init__(clock=clock)
@@ -137,16 +134,10 @@ class KubernetesServer(LoopbackServer):
         pod = self._pods.get((namespace, name))
         if pod is None:
             containers = tuple(container["name"] for container in resource["spec"]["containers"])
-            pod = Pod(name, namespace, containers, Path(tempfile.mkdtemp(prefix="pod-", dir=self.folder)))
+            folder = Path(tempfile.mkdtemp(prefix="pod-", dir=self.folder))
+            pod = Pod(name, namespace, containers, folder, on_death=self._on_death)
             pod = self._pods.setdefault((namespace, name), pod)
         return pod
-
-    def kill_pod(self, name: str, namespace: str = "default") -> None:
-        """Let a pod die as if it ran out of memory: its commands end with 137, connections to its ports break."""
-        resource = self._store.get(_kind("pods"), namespace, name)
-        resource["status"] = {**resource.get("status", {}), "phase": "Failed", "reason": "OOMKilled"}
-        self.pod(name, namespace).die()
-        self._store.put(_kind("pods"), namespace, resource)
 
     def objects(self, plural: str, namespace: str = "", *, labels: str = "", fields: str = "") -> list[Resource]:
         """Return the objects of a kind: "services", "deployments", ...; of all namespaces if it is empty."""
@@ -159,8 +150,6 @@ class KubernetesServer(LoopbackServer):
 
     def close(self) -> None:
         """Stop serving, and end what runs in the pods."""
-        for timer in self._timers:
-            timer.cancel()
         for pod in self._pods.values():
             pod.die()
         super().close()
@@ -250,39 +239,15 @@ class KubernetesServer(LoopbackServer):
         pod = self.pod(parts["name"], parts["namespace"])
         if not pod.is_alive:
             raise ApiError(500, f"container not running (pod {pod.name!r} has died)", name="InternalError")
-        if verb != "exec":
-            raise ApiError(405, f"the loopback cluster cannot {verb}", name="MethodNotAllowed")
-        return self._exec(pod, request)
+        if verb == "log":
+            return Response(200, pod.log.encode(), {"Content-Type": "text/plain"})
+        return exec_response(pod, request) if verb == "exec" else port_forward_response(pod, request)
 
-    def _exec(self, pod: Pod, request: Request) -> Response:
-        query = urllib.parse.parse_qs(request.target.partition("?")[2], keep_blank_values=True)
-        container = query.get("container", [pod.containers[0]])[0]
-        if container not in pod.containers:
-            raise ApiError(400, f"container {container} is not valid for pod {pod.name}", name="BadRequest")
-        if not websocket.is_upgrade(request.headers):
-            raise ApiError(400, "the loopback cluster speaks with kubectl over WebSockets only", name="BadRequest")
-        if query.get("tty") == ["true"]:
-            raise ApiError(400, "the loopback cluster has no terminals", name="BadRequest")
-        argv, with_stdin = query.get("command", []), query.get("stdin") == ["true"]
-        self._let_die(pod)
-
-        def takes_over(reader: Any, connection: Any) -> None:
-            client = channels.WebSocketChannels(websocket.WebSocket(reader, connection))
-            execution.execute(pod, argv, container, client, with_stdin=with_stdin)
-
-        return Response(101, headers=websocket.handshake(request.headers, channels.PROTOCOL), takes_over=takes_over)
-
-    def _let_die(self, pod: Pod) -> None:
-        if pod.dies_after_seconds is not None:
-            timer = threading.Timer(pod.dies_after_seconds, self._kill, (pod,))
-            timer.daemon = True
-            pod.dies_after_seconds = None
-            self._timers.append(timer)
-            timer.start()
-
-    def _kill(self, pod: Pod) -> None:
+    def _on_death(self, pod: Pod) -> None:
         with contextlib.suppress(ApiError):  # it was deleted
-            self.kill_pod(pod.name, pod.namespace)
+            resource = self._store.get(_kind("pods"), pod.namespace, pod.name)
+            resource["status"] = {**resource.get("status", {}), "phase": "Failed", "reason": "OOMKilled"}
+            self._store.put(_kind("pods"), pod.namespace, resource)
 
 
 def _kind(plural: str) -> Kind:
