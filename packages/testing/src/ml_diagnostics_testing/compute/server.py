@@ -12,30 +12,36 @@ from ml_diagnostics_testing.batches import answer_batch
 from ml_diagnostics_testing.cloud_storage import CloudStorageServer
 from ml_diagnostics_testing.compute.catalog import DEFAULT_MACHINE_TYPES, DEFAULT_ZONES, Catalog
 from ml_diagnostics_testing.compute.fields import parse_fields, select
-from ml_diagnostics_testing.compute.instances import Instances
+from ml_diagnostics_testing.compute.instances import Instances, metadata_of, with_fingerprint
 from ml_diagnostics_testing.compute.operations import Operations
+from ml_diagnostics_testing.compute.os_login import OsLogin
 from ml_diagnostics_testing.compute.project import Project
 from ml_diagnostics_testing.compute.routes import find
+from ml_diagnostics_testing.compute.tpu import Tpus
 from ml_diagnostics_testing.compute.vms import Callback, Vms
 from ml_diagnostics_testing.http_server import ApiError, LoopbackServer, Request, Response, json_response
 
 Resource = dict[str, Any]
 
 _PERMISSIONS: Final[Mapping[str, str]] = {
-    "list": "instances.list",
-    "get": "instances.get",
-    "insert": "instances.create",
-    "delete": "instances.delete",
-    "set_labels": "instances.setLabels",
-    "set_metadata": "instances.setMetadata",
-    "guest_attributes": "instances.getGuestAttributes",
-    "operation": "zoneOperations.get",
-    "wait": "zoneOperations.get",
-    "zone": "zones.get",
-    "region": "regions.get",
-    "machine_type": "machineTypes.get",
-    "project": "projects.get",
-    "set_project_metadata": "projects.setCommonInstanceMetadata",
+    "list": "compute.instances.list",
+    "get": "compute.instances.get",
+    "insert": "compute.instances.create",
+    "delete": "compute.instances.delete",
+    "set_labels": "compute.instances.setLabels",
+    "set_metadata": "compute.instances.setMetadata",
+    "guest_attributes": "compute.instances.getGuestAttributes",
+    "operation": "compute.zoneOperations.get",
+    "wait": "compute.zoneOperations.get",
+    "zone": "compute.zones.get",
+    "region": "compute.regions.get",
+    "machine_type": "compute.machineTypes.get",
+    "project": "compute.projects.get",
+    "set_project_metadata": "compute.projects.setCommonInstanceMetadata",
+    "tpu": "tpu.nodes.get",
+    "update_tpu": "tpu.nodes.update",
+    "os_login": "compute.instances.osLogin",
+    "import_key": "compute.instances.osLogin",
 }
 
 
@@ -43,13 +49,13 @@ class ComputeServer(LoopbackServer):
     """A Compute Engine of your own on 127.0.0.1, with the buckets that VMs read and write.
 
     It serves version v1 of the API, as far as VMs are made, found, labelled and deleted: instances, operations, zones,
-    regions, types of machines, the project's metadata, and batches. It refuses what the real service refuses, and
-    answers changes with operations.
+    regions, types of machines, the project's metadata, and batches; Cloud TPU's nodes, and OS Login. It refuses what
+    the real service refuses, and answers changes with operations.
 
     It runs from construction until `close`, and is a context manager. The operations of its `faults` and `requests`
     are "list" (of VMs, of a zone or of all), "get", "insert", "delete", "set_labels", "set_metadata",
-    "guest_attributes", "operation" and "wait", "zone", "region", "machine_type", "project", "set_project_metadata" and
-    "batch". `requests` has the JSON that was sent as `body`.
+    "guest_attributes", "operation" and "wait", "zone", "region", "machine_type", "project", "set_project_metadata",
+    "tpu", "update_tpu", "os_login", "import_key" and "batch". `requests` has the JSON that was sent as `body`.
 
     Args:
         project: The project that there is; others are not found.
@@ -96,7 +102,11 @@ class ComputeServer(LoopbackServer):
             created=lambda instance: self._call(self._on_created, instance),
             deleted=lambda instance: self._call(self._on_deleted, instance),
         )
-        self._routes = [*self._vms.routes(), *self._project.routes()]
+        self._tpus = Tpus(project)
+        self._os_login = OsLogin(project)
+        self._routes = [
+            made for part in (self._vms, self._project, self._tpus, self._os_login) for made in part.routes()
+        ]
 
     # --- For tests ---
 
@@ -191,6 +201,46 @@ class ComputeServer(LoopbackServer):
         """Return every VM, by zone and name."""
         return self._instances.all()
 
+    def add_tpu(self, name: str, zone: str = "us-central1-a", *, workers: int = 1, **fields: Any) -> Resource:
+        """Keep a TPU that is ready for work; return it.
+
+        Args:
+            name: Its name.
+            zone: Its zone.
+            workers: How many VMs it has.
+            **fields: As in the API: state, health, networkEndpoints, ...
+        """
+        return self._tpus.add(name, zone, workers, self.clock(), fields)
+
+    def tpu(self, name: str, zone: str = "us-central1-a") -> Resource:
+        """Return a TPU as the API shows it, with the keys that it was given in its metadata."""
+        return self._tpus.find(name, zone)
+
+    def set_guest_attributes(self, name: str, attributes: Mapping[str, str], zone: str | None = None) -> None:
+        """Let a VM say something of itself.
+
+        Args:
+            name: The VM.
+            attributes: The values by "namespace/key", such as "hostkeys/ssh-ed25519".
+            zone: Its zone.
+        """
+        self._vms.guest_attributes[self._zone_of(name, zone), name] = dict(attributes)
+
+    @property
+    def project_metadata(self) -> dict[str, str]:
+        """What all VMs are told, such as the "ssh-keys" that gcloud adds. Settable."""
+        return metadata_of({"metadata": self._project.metadata})
+
+    @project_metadata.setter
+    def project_metadata(self, values: Mapping[str, str]) -> None:
+        items = [{"key": key, "value": value} for key, value in values.items()]
+        self._project.metadata = with_fingerprint({"items": items})
+
+    @property
+    def login_keys(self) -> dict[str, list[str]]:
+        """The keys that were given to OS Login, by the address of their owner."""
+        return self._os_login.keys
+
     def environment(self) -> dict[str, str]:
         """Return the variables that bring gcloud and the ML diagnostics libraries here, without credentials.
 
@@ -199,6 +249,8 @@ class ComputeServer(LoopbackServer):
         return {
             **self.storage.environment(),
             "CLOUDSDK_API_ENDPOINT_OVERRIDES_COMPUTE": f"{self.url}/compute/v1/",
+            "CLOUDSDK_API_ENDPOINT_OVERRIDES_OSLOGIN": f"{self.url}/",
+            "CLOUDSDK_API_ENDPOINT_OVERRIDES_TPU": f"{self.url}/",
             "CLOUDSDK_AUTH_DISABLE_CREDENTIALS": "true",
             "CLOUDSDK_COMPONENT_MANAGER_DISABLE_UPDATE_CHECK": "true",
             "CLOUDSDK_CORE_DISABLE_PROMPTS": "1",
@@ -253,9 +305,9 @@ class ComputeServer(LoopbackServer):
             )
             raise ApiError(403, message, reason="accessNotConfigured")
         if not self.is_permitted:
-            permission = f"compute.{_PERMISSIONS[operation]}"
-            resource = unquote(request.path).partition("/compute/v1/")[2]
-            raise ApiError(403, f"Required '{permission}' permission for '{resource}'", reason="forbidden")
+            resource = unquote(request.path).removeprefix("/compute/v1/")
+            message = f"Required '{_PERMISSIONS[operation]}' permission for '{resource}'"
+            raise ApiError(403, message, reason="forbidden")
 
     def _zone_of(self, name: str, zone: str | None) -> str:
         for found in self._instances.all(zone):
