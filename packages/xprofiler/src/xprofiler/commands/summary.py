@@ -40,6 +40,7 @@ class SummaryCommand:
         import tempfile
         from pathlib import Path
 
+        from xprofiler.log_directory import LogDirectory
         from xprofiler.summary.private_copy import PrivateCopy
         from xprofiler.summary.profiles import find_profile
         from xprofiler.summary.reading_process import summarized
@@ -49,7 +50,8 @@ class SummaryCommand:
             from xprofiler.summary.plot import require_matplotlib
 
             require_matplotlib()
-        profile = find_profile(options.path, options.session)
+        place = LogDirectory.parse(options.path, may_be_local=True).path
+        profile = find_profile(place, options.session)
         console.detail(f"Reading {profile.folder}")
         with tempfile.TemporaryDirectory(prefix="xprofiler-") as folder:
             files = PrivateCopy(Path(folder)).place(profile)

@@ -16,11 +16,10 @@ from typing import Any, Final
 from xprofiler.exceptions import XprofilerError
 from xprofiler.summary.converters import Tables, converted, tool_names
 from xprofiler.summary.host_operations import HostOperations, ProfileWindow, read_host
-from xprofiler.summary.summary import Host, InputPipeline, Operation, Step, Summary
+from xprofiler.summary.summary import OTHERS, Host, InputPipeline, Operation, Step, Summary
 
 __all__ = ["hosts_of", "operations_of", "steps_of", "summarize"]
 
-_OTHERS: Final = "All others"
 _TAG = re.compile(r"<[^>]*>")
 _UTILIZATION: Final = {
     "FLOP rate, of the roofline": "flop_rate_utilization_relative_to_roofline",
@@ -118,7 +117,7 @@ def hosts_of(
         pods: XProf's pod viewer.
         steps: Of that.
     """
-    others = next((str(each["id"]) for each in pods.get("stepBreakdownEvents", ()) if each["name"] == _OTHERS), "")
+    others = next((str(each["id"]) for each in pods.get("stepBreakdownEvents", ()) if each["name"] == OTHERS), "")
     cores: dict[str, set[str]] = {}
     times: dict[str, list[float]] = {}
     waits: dict[str, float] = {}

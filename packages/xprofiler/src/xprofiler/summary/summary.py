@@ -5,8 +5,12 @@ from __future__ import annotations
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Final
 
-__all__ = ["Host", "InputPipeline", "Operation", "Step", "StepTimes", "Summary", "step_times"]
+__all__ = ["OTHERS", "Host", "InputPipeline", "Operation", "Step", "StepTimes", "Summary", "step_times"]
+
+OTHERS: Final = "All others"
+"""What XProf calls the part of a step that it has no name for; on a TPU the core is idle then."""
 
 
 @dataclass(frozen=True)

@@ -6,10 +6,10 @@ import re
 import textwrap
 from collections.abc import Mapping, Sequence
 
-from xprofiler.summary.summary import Operation, Summary, step_times
+from xprofiler.summary.summary import OTHERS, Operation, Summary, step_times
 from xprofiler.summary.units import format_bytes, format_count, format_duration, format_percent
 
-__all__ = ["format_summary", "headline", "mean_parts"]
+__all__ = ["about", "format_summary", "headline", "mean_parts"]
 
 _LABEL_WIDTH = 11
 _OPERATIONS = 15
@@ -31,20 +31,25 @@ def format_summary(summary: Summary, width: int) -> str:
 
 
 def headline(summary: Summary) -> str:
-    """Returns what was profiled, in a line."""
+    """Returns which profile it is, and of what, in a line."""
+    return f"{summary.session}: {about(summary)}"
+
+
+def about(summary: Summary) -> str:
+    """Returns what was profiled."""
     cores = f"{format_count(summary.device_count, 'core')} of " if summary.device_count else ""
     hosts, steps = format_count(len(summary.hosts), "host"), format_count(len(summary.steps), "step")
-    return f"{summary.session}: {hosts}, {cores}{summary.device}, {steps}"
+    return f"{hosts}, {cores}{summary.device}, {steps}"
 
 
 def mean_parts(summary: Summary) -> dict[str, float]:
-    """Returns what the mean step's time goes to, in microseconds, the most first."""
+    """Returns what the mean step's time goes to, in microseconds: the most first, what has no name last."""
     totals: dict[str, float] = {}
     for step in summary.steps:
         for part, spent in step.parts_us.items():
             totals[part] = totals.get(part, 0.0) + spent
     means = {part: total / len(summary.steps) for part, total in totals.items()}
-    return dict(sorted(means.items(), key=lambda item: -item[1]))
+    return dict(sorted(means.items(), key=lambda item: (item[0] == OTHERS, -item[1])))
 
 
 def _figures(summary: Summary, width: int) -> str:

@@ -1,0 +1,86 @@
+"""`xprofiler serve -l PATH`: XProf and a summary page on this machine, for a local or gs:// log directory."""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING
+
+from xprofiler.exceptions import DONE
+
+if TYPE_CHECKING:
+    from xprofiler.console import Console
+
+__all__ = ["ServeCommand"]
+
+_PORT = 6006
+
+
+class ServeCommand:
+    """Serves a log directory on loopback until Ctrl-C."""
+
+    name = "serve"
+    summary = "look at profiles on this machine: XProf, and a summary page that needs no internet"
+    passes_on = False
+
+    def prepare_parser(self, parser: argparse.ArgumentParser) -> None:
+        """Adds its arguments."""
+        parser.add_argument(
+            "-l", "--log-directory", metavar="PATH", required=True, help="a folder of this machine, or gs://bucket/path"
+        )
+        parser.add_argument(
+            "-p",
+            "--port",
+            type=_port,
+            default=_PORT,
+            help="of 127.0.0.1; the next free one where it is taken, any for 0 (default: %(default)s)",
+        )
+        parser.add_argument("--no-browser", action="store_true", help="open no browser")
+
+    def run(self, options: argparse.Namespace, console: Console) -> int:
+        """Serves; Ctrl-C and SIGTERM are the way to end it, so they end it well."""
+        from xprofiler.log_directory import LogDirectory
+        from xprofiler.serve.server import Server, ends_with_sigterm
+
+        place = LogDirectory.parse(options.log_directory, may_be_local=True).path
+        with ends_with_sigterm():
+            try:
+                with Server(place, options.port, console) as server:
+                    _tell_what_is_there(place, console)
+                    url = server.wait_until_ready()
+                    if options.port not in (0, server.port):
+                        console.say(f"Port {options.port} is taken; using {server.port}.")
+                    console.data(url)
+                    console.say("Press Ctrl-C to end it.")
+                    if not options.no_browser:
+                        _open_browser(url, console)
+                    server.wait()
+            except KeyboardInterrupt:
+                console.say()
+        return DONE
+
+
+def _port(text: str) -> int:
+    port = int(text)
+    if not 0 <= port <= 65535:
+        raise ValueError(text)
+    return port
+
+
+def _tell_what_is_there(place: str, console: Console) -> None:
+    from xprofiler.summary.profiles import find_profiles
+
+    profiles = find_profiles(place)
+    if profiles:
+        console.say(f"Found {len(profiles)} session(s) in {place}, the newest {profiles[0].name}.")
+    else:
+        console.say(f"There is no profile in {place} yet; reload the page when there is one.")
+
+
+def _open_browser(url: str, console: Console) -> None:
+    import webbrowser
+
+    from xprofiler.serve.server import has_display
+
+    if has_display():
+        console.detail(f"Opening {url} in a browser")
+        webbrowser.open(url)

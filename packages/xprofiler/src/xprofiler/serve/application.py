@@ -1,0 +1,148 @@
+"""What the listener answers: our summary page at /, and XProf where XProf's page expects itself.
+
+The listener is on loopback, and still a page of the internet could ask it through the user's browser. So the Host must
+be this machine (which a rebound name is not), and what writes files or reads folders that were not asked for is closed:
+XProf's own capture, its generation of caches, and its parameters that name a path.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from urllib.parse import parse_qs
+
+from ml_diagnostics_common.exceptions import DiagnosticsError
+
+from xprofiler.exceptions import NotFoundError
+from xprofiler.serve.page import POLICY, empty_page, failure_page, summary_page
+from xprofiler.serve.tools import XPROF_PREFIX
+from xprofiler.summary.json_form import as_json
+
+if TYPE_CHECKING:
+    from xprofiler.serve.catalog import Catalog
+
+__all__ = ["Application", "Wsgi"]
+
+Wsgi = Callable[[dict[str, Any], Callable[..., Any]], Iterable[bytes]]
+
+_OUR_NAMES: Final = frozenset({"localhost", "127.0.0.1", "[::1]"})
+_CLOSED: Final = frozenset({f"{XPROF_PREFIX}/capture_profile", f"{XPROF_PREFIX}/generate_cache"})
+_PATH_PARAMETERS: Final = ("session_path", "run_path")
+_HTML, _JSON, _TEXT = "text/html; charset=utf-8", "application/json", "text/plain; charset=utf-8"
+
+
+class _Answer(NamedTuple):
+    status: str
+    content_type: str
+    body: bytes
+    headers: tuple[tuple[str, str], ...] = ()
+
+
+class Application:
+    """The WSGI application.
+
+    Args:
+        catalog: The profiles.
+        xprof: XProf's application, over the folder that the catalog fills.
+    """
+
+    def __init__(self, catalog: Catalog, xprof: Wsgi) -> None:
+        self._catalog = catalog
+        self._xprof = xprof
+
+    def __call__(self, environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
+        """Answers one request."""
+        answer = self._refused(environ) or self._own(environ) or self._before_xprof(environ)
+        if answer is None:
+            return self._xprof(environ, start_response)
+        headers = [
+            ("Content-Type", answer.content_type),
+            ("Content-Length", str(len(answer.body))),
+            ("Content-Security-Policy", POLICY),
+            ("X-Content-Type-Options", "nosniff"),
+            ("Referrer-Policy", "no-referrer"),
+            ("Cache-Control", "no-store"),
+            *answer.headers,
+        ]
+        start_response(answer.status, headers)
+        return [] if environ["REQUEST_METHOD"] == "HEAD" else [answer.body]
+
+    def _refused(self, environ: Mapping[str, Any]) -> _Answer | None:
+        if _host_name(environ.get("HTTP_HOST", "")) not in _OUR_NAMES:
+            return _text("403 Forbidden", "This server answers only to localhost and 127.0.0.1.")
+        if environ["REQUEST_METHOD"] not in ("GET", "HEAD"):
+            return _text("405 Method Not Allowed", "Only GET and HEAD.")
+        if environ["PATH_INFO"].rstrip("/") in _CLOSED:
+            return _text("403 Forbidden", "Not from here: capture with `xprofiler capture`.")
+        if any(name in _parameters(environ) for name in _PATH_PARAMETERS):
+            return _text("403 Forbidden", "Only sessions of the log directory that is served.")
+        return None
+
+    def _own(self, environ: Mapping[str, Any]) -> _Answer | None:
+        session = _parameters(environ).get("session")
+        path = environ["PATH_INFO"]
+        if path == "/":
+            return self._page(session)
+        if path == "/summary.json":
+            return self._json(session)
+        if path == XPROF_PREFIX:
+            return _Answer("308 Permanent Redirect", _TEXT, b"", (("Location", f"{XPROF_PREFIX}/"),))
+        if not path.startswith(f"{XPROF_PREFIX}/"):
+            return _text("404 Not Found", "There is nothing here. The summary is at /.")
+        return None
+
+    def _before_xprof(self, environ: Mapping[str, Any]) -> _Answer | None:
+        """Puts the session that is asked for where XProf finds it, and answers what we know better."""
+        try:
+            if environ["PATH_INFO"] == f"{XPROF_PREFIX}/runs":
+                names = sorted((profile.name for profile in self._catalog.profiles()), reverse=True)
+                return _Answer("200 OK", _JSON, json.dumps(names).encode())
+            run = _parameters(environ).get("run")
+            if run is not None:
+                self._catalog.files(self._catalog.profile(run))
+        except (DiagnosticsError, OSError) as error:
+            return _text(_status(error), str(error))
+        return None
+
+    def _page(self, session: str | None) -> _Answer:
+        place = self._catalog.place
+        try:
+            profiles = self._catalog.profiles()
+        except (DiagnosticsError, OSError) as error:
+            return _Answer(_status(error), _HTML, failure_page("The log directory", str(error), [], place))
+        if session is None and not profiles:
+            return _Answer("200 OK", _HTML, empty_page(place))
+        name = session if session is not None else profiles[0].name
+        try:
+            summary = self._catalog.summary(self._catalog.profile(name))
+        except (DiagnosticsError, OSError) as error:
+            return _Answer(_status(error), _HTML, failure_page(name, str(error), profiles, place))
+        return _Answer("200 OK", _HTML, summary_page(summary, profiles, place))
+
+    def _json(self, session: str | None) -> _Answer:
+        try:
+            profiles = self._catalog.profiles()
+            if session is None and not profiles:
+                raise NotFoundError(f"there is no profile below {self._catalog.place}")
+            profile = profiles[0] if session is None else self._catalog.profile(session)
+            return _Answer("200 OK", _JSON, as_json(self._catalog.summary(profile)))
+        except (DiagnosticsError, OSError) as error:
+            return _Answer(_status(error), _JSON, json.dumps({"error": str(error)}).encode())
+
+
+def _parameters(environ: Mapping[str, Any]) -> dict[str, str]:
+    asked = parse_qs(environ.get("QUERY_STRING", ""), keep_blank_values=True)
+    return {name: values[0] for name, values in asked.items()}
+
+
+def _host_name(host: str) -> str:
+    return (host[: host.find("]") + 1] if host.startswith("[") else host.partition(":")[0]).lower()
+
+
+def _status(error: Exception) -> str:
+    return "404 Not Found" if isinstance(error, NotFoundError) else "500 Internal Server Error"
+
+
+def _text(status: str, message: str) -> _Answer:
+    return _Answer(status, _TEXT, f"{message}\n".encode())

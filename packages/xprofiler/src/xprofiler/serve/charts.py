@@ -1,0 +1,117 @@
+"""Charts as SVG, drawn without a script: the colours come from the page's style, so that they are right in the dark."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+from xprofiler.serve.markup import Markup, element, joined
+from xprofiler.summary.summary import Step
+from xprofiler.summary.units import format_duration, format_percent
+
+__all__ = ["legend", "meter", "part_class", "share_bar", "step_chart", "ticks"]
+
+_WIDTH, _HEIGHT = 960.0, 220.0
+_LEFT, _BOTTOM, _TOP = 58.0, 24.0, 8.0
+_MOST_LABELS = 24
+
+
+def part_class(part: str) -> str:
+    """Returns the class of what a step's time goes to, by XProf's name of it."""
+    return "part-" + "".join(letter if letter.isascii() and letter.isalnum() else "-" for letter in part.lower())
+
+
+def step_chart(steps: Sequence[Step], parts: Sequence[str]) -> Markup:
+    """Returns a bar for each step, made of what its time went to.
+
+    Args:
+        steps: In their order; at least one.
+        parts: From the bottom up.
+    """
+    longest = max(step.duration_us for step in steps)
+    marks = ticks(longest)
+    top = max(marks[-1], longest)
+    floor, height = _HEIGHT - _BOTTOM, _HEIGHT - _BOTTOM - _TOP
+    slot = (_WIDTH - _LEFT) / len(steps)
+    every = math.ceil(len(steps) / _MOST_LABELS)
+    drawn = [_grid_line(mark, floor - height * mark / top) for mark in marks]
+    for index, step in enumerate(steps):
+        left = _LEFT + index * slot
+        drawn.append(_bar(step, parts, left, slot, floor, height / top))
+        if index % every == 0:
+            centre = left + slot / 2
+            drawn.append(element("text", step.name, x=centre, y=_HEIGHT - 8, text_anchor="middle"))
+    drawn.append(element("line", x1=_LEFT, x2=_WIDTH, y1=floor, y2=floor, class_="axis"))
+    label = f"The time of {len(steps)} steps"
+    return element("svg", *drawn, viewBox=f"0 0 {_WIDTH:g} {_HEIGHT:g}", role="img", aria_label=label, class_="chart")
+
+
+def ticks(longest: float) -> list[float]:
+    """Returns where to put marks from 0 on: round numbers, three to six of them, the last at or above the longest."""
+    if longest <= 0:
+        return [0.0, 1.0]
+    power = 10.0 ** math.floor(math.log10(longest))
+    step = next(power * factor for factor in (0.2, 0.5, 1.0, 2.0) if longest / (power * factor) <= 5)
+    return [step * number for number in range(math.ceil(longest / step - 1e-9) + 1)]
+
+
+def _grid_line(mark: float, height: float) -> Markup:
+    return joined(
+        element("line", x1=_LEFT, x2=_WIDTH, y1=height, y2=height, class_="grid"),
+        element("text", format_duration(mark, "µs") if mark else "0", x=_LEFT - 8, y=height + 4, text_anchor="end"),
+    )
+
+
+def _bar(step: Step, parts: Sequence[str], left: float, slot: float, floor: float, scale: float) -> Markup:
+    gap = min(slot * 0.18, 6)
+    inner = left + gap / 2
+    lines, pieces, bottom = [f"Step {step.name}: {format_duration(step.duration_us, 'µs')}"], [], floor
+    for part in parts:
+        spent = step.parts_us.get(part, 0.0)
+        if spent:
+            height = spent * scale
+            bottom -= height
+            pieces.append(element("rect", x=inner, y=bottom, width=slot - gap, height=height, class_=part_class(part)))
+            lines.append(f"{part}: {format_duration(spent, 'µs')}")
+    if step.slowest_host:
+        lines.append(f"slowest on {step.slowest_host}")
+    return element("g", element("title", "\n".join(lines)), *pieces)
+
+
+def legend(parts_us: Mapping[str, float]) -> Markup:
+    """Returns a line for each part of a time: its colour, its name, how long and which share.
+
+    Args:
+        parts_us: In microseconds, in the order of the lines.
+    """
+    total = sum(parts_us.values()) or 1.0
+    return element(
+        "table",
+        *(
+            element(
+                "tr",
+                element("td", element("span", class_=f"swatch {part_class(part)}"), part),
+                element("td", format_duration(spent, "µs"), class_="number"),
+                element("td", format_percent(100 * spent / total), class_="number"),
+                element("td", share_bar(100 * spent / total, part_class(part)), class_="bar"),
+            )
+            for part, spent in parts_us.items()
+        ),
+        class_="legend",
+    )
+
+
+def share_bar(percent: float, class_: str = "share") -> Markup:
+    """Returns a bar as long as a share of a hundred."""
+    return _bar_of(percent, class_, "bar")
+
+
+def meter(percent: float) -> Markup:
+    """Returns a bar in a trough: what is full of a hundred."""
+    return _bar_of(percent, "share", "meter")
+
+
+def _bar_of(percent: float, class_: str, kind: str) -> Markup:
+    width = min(100.0, max(0.0, percent))
+    rect = element("rect", width=width, height=10, class_=class_)
+    return element("svg", rect, viewBox="0 0 100 10", preserveAspectRatio="none", class_=kind, aria_hidden="true")

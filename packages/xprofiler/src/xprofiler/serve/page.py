@@ -1,0 +1,263 @@
+"""The summary page: whole in itself, without a script and without the internet."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from importlib.resources import files
+from typing import Final, TypeAlias
+from urllib.parse import quote
+
+from xprofiler.serve.charts import legend, meter, part_class, share_bar, step_chart
+from xprofiler.serve.markup import Markup, element, joined
+from xprofiler.serve.tools import tools_section
+from xprofiler.summary.colours import PART_COLOURS
+from xprofiler.summary.profiles import Profile
+from xprofiler.summary.summary import OTHERS, Operation, Summary, step_times
+from xprofiler.summary.text import about, mean_parts
+from xprofiler.summary.units import format_bytes, format_count, format_duration, format_percent, format_rate
+
+__all__ = ["POLICY", "empty_page", "failure_page", "summary_page"]
+
+POLICY: Final = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; frame-ancestors 'none'"
+"""The Content-Security-Policy of the page: it loads nothing."""
+
+_OPERATIONS = 30
+
+_Column: TypeAlias = tuple[str, str, Sequence[str]]
+"""A title, the class of the cells, and the cells."""
+
+
+def summary_page(summary: Summary, profiles: Sequence[Profile], place: str) -> bytes:
+    """Returns the page of one profile.
+
+    Args:
+        summary: Of the profile.
+        profiles: All, the newest first.
+        place: The log directory.
+    """
+    main = [
+        element("h1", summary.session),
+        element("p", about(summary), class_="about"),
+        *(element("p", note, class_="note") for note in summary.notes),
+        _tiles(summary),
+        _steps(summary),
+        _operations(summary.operations),
+        element("div", _hosts(summary), _input(summary), class_="pair"),
+        tools_section(summary.session, summary.tools),
+    ]
+    return _page(summary.session, profiles, place, joined(*main))
+
+
+def empty_page(place: str) -> bytes:
+    """Returns the page of a log directory without a profile."""
+    command = f"xprofiler capture -o local -n localhost:9012 -l {place}"
+    main = [
+        element("h1", "No profile yet"),
+        element("p", "Nothing has been captured into this log directory. Reload the page when something has."),
+        element("section", element("h2", "Capture one"), element("p", element("code", command))),
+    ]
+    return _page("No profile yet", [], place, joined(*main))
+
+
+def failure_page(name: str, message: str, profiles: Sequence[Profile], place: str) -> bytes:
+    """Returns the page of a profile that cannot be shown, with the reason."""
+    return _page(name, profiles, place, joined(element("h1", name), element("p", message, class_="note")))
+
+
+def _page(title: str, profiles: Sequence[Profile], place: str, main: Markup) -> bytes:
+    head = element(
+        "head",
+        element("meta", charset="utf-8"),
+        element("meta", name="viewport", content="width=device-width, initial-scale=1"),
+        element("title", f"{title} - xprofiler"),
+        element("link", rel="icon", href="data:,"),
+        element("style", _style()),
+    )
+    frame = element("div", _navigation(title, profiles, place), element("main", main), class_="frame")
+    return f"<!doctype html>\n{element('html', head, element('body', frame), lang='en')}\n".encode()
+
+
+def _style() -> Markup:
+    parts = "".join(
+        f".{part_class(part)}{{fill:{colour};background:{colour}}}" for part, colour in PART_COLOURS.items()
+    )
+    return Markup(files("xprofiler.serve").joinpath("page.css").read_text("utf-8") + parts)
+
+
+def _navigation(chosen: str, profiles: Sequence[Profile], place: str) -> Markup:
+    listed = [
+        element(
+            "li",
+            element(
+                "a",
+                profile.name,
+                element("small", format_count(len(profile.xplanes), "host")),
+                href=f"/?session={quote(profile.name)}",
+                aria_current="page" if profile.name == chosen else None,
+            ),
+        )
+        for profile in profiles
+    ]
+    return element(
+        "nav",
+        element("p", "xprofiler", class_="brand"),
+        element("p", place, class_="place"),
+        element("h2", "Sessions"),
+        element("ul", *listed),
+    )
+
+
+def _tiles(summary: Summary) -> Markup:
+    return element(
+        "div", _step_tile(summary), _busy_tile(summary), *_input_tile(summary), *_slowest_tile(summary), class_="tiles"
+    )
+
+
+def _tile(title: str, figure: str, *details: str | None, kind: str = "figure") -> Markup:
+    return element("div", element("h2", title), element("div", figure, class_=kind), *details, class_="tile")
+
+
+def _step_tile(summary: Summary) -> Markup:
+    times = step_times(summary.steps)
+    if times is None:
+        return _tile("Step time", "not known", element("p", "the program marks no steps, or none was whole"))
+    low, high = format_duration(times.minimum_us, "µs"), format_duration(times.maximum_us, "µs")
+    return _tile(
+        "Step time, mean",
+        format_duration(times.mean_us, "µs"),
+        element("p", f"median {format_duration(times.median_us, 'µs')}, {low} to {high}"),
+        element("p", f"deviation {format_duration(times.deviation_us, 'µs')}"),
+    )
+
+
+def _busy_tile(summary: Summary) -> Markup:
+    title = "Devices busy" if summary.busy_on == "device" else "Hosts busy"
+    if summary.busy_percent is None or summary.idle_percent is None:
+        return _tile(title, "not known", element("p", "no operations were profiled"))
+    details = [f"idle {format_percent(summary.idle_percent)}"]
+    details += [f"{name} {format_percent(percent)}" for name, percent in summary.utilization.items()]
+    if summary.busy_on == "host":
+        details.append("XLA's operations on the CPU")
+    said = [element("p", ", ".join(details[:2])), *(element("p", detail) for detail in details[2:])]
+    return _tile(title, format_percent(summary.busy_percent), meter(summary.busy_percent), *said)
+
+
+def _input_tile(summary: Summary) -> list[Markup]:
+    waiting = summary.input.waiting_percent
+    if waiting is None:
+        return []
+    return [_tile("Waiting for input", format_percent(waiting), meter(waiting), element("p", "of the mean step"))]
+
+
+def _slowest_tile(summary: Summary) -> list[Markup]:
+    if not summary.operations:
+        return []
+    slowest = summary.operations[0]
+    share = f"{format_percent(slowest.percent)} of all operations' time, {slowest.runs:,} runs"
+    return [_tile("Slowest operation", slowest.name, element("p", share), kind="figure name")]
+
+
+def _steps(summary: Summary) -> Markup | None:
+    if not summary.steps:
+        return None
+    means = mean_parts(summary)
+    return element(
+        "section",
+        element("h2", "Steps, on the slowest core"),
+        step_chart(summary.steps, list(means)),
+        element("h2", "The mean step", style="margin-top:.9rem"),
+        legend(means),
+    )
+
+
+def _operations(operations: Sequence[Operation]) -> Markup:
+    if not operations:
+        return element(
+            "section",
+            element("h2", "Operations"),
+            element(
+                "p", "None were profiled: the profile has no device, and no XLA operation on the CPU.", class_="soft"
+            ),
+        )
+    shown = operations[:_OPERATIONS]
+    columns: list[_Column] = [
+        ("Operation", "name", [operation.name for operation in shown]),
+        ("Category", "short", [operation.category for operation in shown]),
+        ("Called by", "name soft", [operation.framework_name for operation in shown]),
+        ("Runs", "number", [f"{operation.runs:,}" for operation in shown]),
+        ("Self time", "number", [format_duration(operation.self_us, "µs") for operation in shown]),
+        ("Share", "number", [format_percent(operation.percent) for operation in shown]),
+        ("", "bar", [share_bar(operation.percent) for operation in shown]),
+        ("Compute", "number", [_rate(operation.gflops_per_second, "FLOP") for operation in shown]),
+        ("Memory", "number", [_rate(operation.gib_per_second, "iB") for operation in shown]),
+        ("Bound by", "short", [operation.bound_by for operation in shown]),
+    ]
+    more = len(operations) - len(shown)
+    return element(
+        "section",
+        element("h2", f"Operations, the slowest of {len(operations):,}" if more else "Operations, the slowest first"),
+        _table(columns),
+    )
+
+
+def _rate(giga_per_second: float | None, unit: str) -> str:
+    return "" if giga_per_second is None else format_rate(giga_per_second, unit)
+
+
+def _hosts(summary: Summary) -> Markup:
+    hosts, several = summary.hosts, len(summary.hosts) > 1
+    columns: list[_Column] = [
+        ("Host", "name", [host.name for host in hosts]),
+        ("Size", "number", [format_bytes(host.size_bytes) for host in hosts]),
+        ("Started", "number", [_offset(host.start_offset_us) if several else "" for host in hosts]),
+        ("Mean step", "number", [_duration(host.step_us) for host in hosts]),
+        (OTHERS, "number", [_percent(host.waiting_percent) for host in hosts]),
+        ("Slowest in", "number", [_steps_of(host.slowest_steps) if several else "" for host in hosts]),
+    ]
+    return element("section", element("h2", format_count(len(hosts), "host")), _table(columns))
+
+
+def _offset(offset_us: float | None) -> str:
+    return "" if offset_us is None else f"+{format_duration(offset_us, 'µs')}"
+
+
+def _duration(spent_us: float | None) -> str:
+    return "" if spent_us is None else format_duration(spent_us, "µs")
+
+
+def _percent(percent: float | None) -> str:
+    return "" if percent is None else format_percent(percent)
+
+
+def _steps_of(count: int) -> str:
+    return format_count(count, "step") if count else ""
+
+
+def _input(summary: Summary) -> Markup:
+    parts = summary.input.parts_us
+    return element(
+        "section",
+        element("h2", "Input pipeline"),
+        element("p", summary.input.conclusion or "XProf comes to no conclusion."),
+        _table(
+            [
+                ("On the hosts", "", list(parts)),
+                ("Spent", "number", [format_duration(spent, "µs") for spent in parts.values()]),
+            ]
+        )
+        if parts
+        else element("p", "The hosts did nothing that XProf knows as input, such as tf.data.", class_="soft"),
+    )
+
+
+def _table(columns: Sequence[_Column]) -> Markup:
+    """A table without the columns that are empty."""
+    filled = [column for column in columns if any(column[2])]
+    head = element("tr", *(element("th", title, class_=kind or None) for title, kind, _ in filled))
+    rows = zip(*(cells for _, _, cells in filled), strict=True)
+    kinds = [kind or None for _, kind, _ in filled]
+    body = [
+        element("tr", *(element("td", cell, class_=kind) for cell, kind in zip(row, kinds, strict=True)))
+        for row in rows
+    ]
+    return element("div", element("table", head, *body), class_="wide")

@@ -1,0 +1,65 @@
+"""XProf's own tools: what they are called, and which of them draw without the internet."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from types import MappingProxyType
+from typing import Final
+from urllib.parse import quote
+
+from xprofiler.serve.markup import Markup, element
+
+__all__ = ["XPROF_PREFIX", "tool_link", "tools_section"]
+
+XPROF_PREFIX: Final = "/data/plugin/profile"
+"""Where XProf's page expects its data, and so where it is served."""
+
+_TITLES: Final = MappingProxyType(
+    {
+        "overview_page": "Overview",
+        "trace_viewer@": "Trace viewer",
+        "trace_viewer": "Trace viewer",
+        "graph_viewer": "Graph viewer",
+        "op_profile": "HLO op profile",
+        "hlo_op_profile": "HLO op profile",
+        "input_pipeline_analyzer": "Input pipeline",
+        "kernel_stats": "GPU kernels",
+        "memory_profile": "Memory profile",
+        "memory_viewer": "Memory viewer",
+        "roofline_model": "Roofline model",
+        "perf_counters": "Performance counters",
+        "pod_viewer": "Pod viewer",
+        "framework_op_stats": "Framework op statistics",
+        "hlo_stats": "HLO op statistics",
+        "inference_profile": "Inference profile",
+        "megascale_stats": "Megascale statistics",
+        "utilization_viewer": "Utilization",
+        "smart_suggestion": "Smart suggestions",
+    }
+)
+# XProf 2.24 loads Google Charts from www.gstatic.com; without it, its other tools stay blank or show numbers only.
+_WITHOUT_INTERNET: Final = frozenset({"trace_viewer@", "trace_viewer"})
+
+
+def tool_link(tool: str, session: str) -> str:
+    """Returns where XProf shows a session in a tool."""
+    return f"{XPROF_PREFIX}/#/{quote(tool, safe='@')}/{quote(session)}"
+
+
+def tools_section(session: str, tools: Iterable[str]) -> Markup:
+    """Returns links to XProf's tools, those that need the internet apart."""
+    known = sorted(set(tools), key=lambda tool: _TITLES.get(tool, tool))
+    offline = [_link(tool, session) for tool in known if tool in _WITHOUT_INTERNET]
+    online = [_link(tool, session) for tool in known if tool not in _WITHOUT_INTERNET]
+    return element(
+        "section",
+        element("h2", "This session in XProf"),
+        element("h3", "Works without the internet"),
+        element("ul", *offline, class_="tools"),
+        element("h3", "Draws its charts with Google Charts, from www.gstatic.com"),
+        element("ul", *online, class_="tools"),
+    )
+
+
+def _link(tool: str, session: str) -> Markup:
+    return element("li", element("a", _TITLES.get(tool, tool), href=tool_link(tool, session)))
