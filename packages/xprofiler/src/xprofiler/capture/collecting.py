@@ -1,0 +1,185 @@
+"""What a host has written: brought to where it belongs, and looked at."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from tempfile import TemporaryFile
+from typing import Any, Final
+
+from ml_diagnostics_common.exceptions import DiagnosticsError, ObjectNotFoundError
+from ml_diagnostics_common.storage import Storage
+from ml_diagnostics_common.xplane import Xplane, summary_of
+
+from xprofiler.capture.places import Place
+from xprofiler.capture.session import Session
+from xprofiler.capture.targets import Target
+from xprofiler.exceptions import XprofilerError
+from xprofiler.parallel import in_parallel
+from xprofiler.processes import Programs
+
+__all__ = ["Collector", "Outcome", "Parts", "problem_of"]
+
+_READ: Final = 'wc -c < "$1" && cat "$1"'
+_REMOTE_SECONDS: Final = 600.0
+_PAGE_BYTES: Final = 1 << 16
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What came of a host.
+
+    Attributes:
+        name: As it was typed, or with the worker of a TPU slice.
+        title: What a person calls it.
+        file_name: What its file is called, without `.xplane.pb`.
+        problem: Why there is no profile of it; empty if there is one.
+        size_bytes: Of its file.
+        start_ns: When its profile began, in nanoseconds since 1970; 0 if it does not say.
+        has_events: Whether anything happened meanwhile.
+    """
+
+    name: str
+    title: str
+    file_name: str = ""
+    problem: str = ""
+    size_bytes: int = 0
+    start_ns: int = 0
+    has_events: bool = False
+
+    @classmethod
+    def of(cls, target: Target, xplane: Xplane | None = None, problem: str = "") -> Outcome:
+        """What came of a target.
+
+        Args:
+            target: The target.
+            xplane: Its file, if that has been seen.
+            problem: Why there is no profile of it; on one line.
+        """
+        about = (target.name, target.title, target.file_name, " ".join(problem.split()))
+        if xplane is None:
+            return cls(*about)
+        return cls(*about, xplane.size_bytes, xplane.start_ns, bool(xplane.planes))
+
+    @property
+    def is_captured(self) -> bool:
+        """Whether its profile is where it belongs."""
+        return not self.problem
+
+
+@dataclass(frozen=True)
+class Collector:
+    """Brings the files of a session together.
+
+    Attributes:
+        session: Where they belong.
+        storage: In which that is.
+        local: The storage that is this machine's files.
+        programs: Where the programs run that fetch files.
+    """
+
+    session: Session
+    storage: Storage
+    local: Storage
+    programs: Programs
+
+    def collect(self, written: Sequence[tuple[Target, Place]]) -> list[Outcome]:
+        """Looks at each target's file, where it belongs; an outcome for each, in their order."""
+        collected = in_parallel(lambda one: self._collect(*one), written)
+        return [
+            _failed(target, one) if isinstance(one, Exception) else one
+            for (target, _), one in zip(written, collected, strict=True)
+        ]
+
+    def clean_up(self, staged: Sequence[tuple[Target, str]]) -> list[str]:
+        """Removes the folders that targets wrote to on the way; returns what could not be removed.
+
+        Args:
+            staged: Targets with a way to their machine, and the folder there.
+        """
+        removed = in_parallel(lambda one: self._remove(*one), staged)
+        return [
+            f"{folder} on {target.name} may remain: {problem}"
+            for (target, folder), problem in zip(staged, removed, strict=True)
+            if problem
+        ]
+
+    def _collect(self, target: Target, place: Place) -> Outcome:
+        path = self.session.path_of(target.file_name)
+        if not place.is_final:
+            self.storage.write(path, self._fetch(target, self.session.below(place.root).path_of(target.file_name)))
+        try:
+            xplane = summary_of(Parts(self.storage, path))
+        except ObjectNotFoundError:
+            return Outcome.of(target, problem=f"it says that all is well, but there is no {path}")
+        return Outcome.of(target, xplane, problem_of(xplane, path))
+
+    def _fetch(self, target: Target, path: str) -> bytes:
+        if target.access is None:
+            return self.local.read(path)
+        with TemporaryFile() as file:
+            argv = target.access.execute(["sh", "-c", _READ, "sh", path])
+            ended = self.programs.run(argv, stdout=file, timeout_seconds=_REMOTE_SECONDS)
+            file.seek(0)
+            size, data = file.readline().strip(), file.read()
+        if ended.exit_code or not size.isdigit():
+            raise XprofilerError(f"cannot fetch {path} from {target.name}: {ended.complaint}")
+        if len(data) != int(size):
+            raise XprofilerError(f"{path} of {target.name} came in part only: {len(data)} of {int(size)} bytes")
+        return data
+
+    def _remove(self, target: Target, folder: str) -> str:
+        assert target.access is not None
+        ended = self.programs.run(target.access.execute(["rm", "-rf", folder]), timeout_seconds=_REMOTE_SECONDS)
+        return ended.complaint if ended.exit_code else ""
+
+
+def _failed(target: Target, error: Exception) -> Outcome:
+    if not isinstance(error, DiagnosticsError):
+        raise error
+    return Outcome.of(target, problem=str(error))
+
+
+class Parts:
+    """The content of an object, of which pages are fetched as they are looked at.
+
+    Args:
+        storage: Where it is.
+        path: The object.
+
+    Raises:
+        ObjectNotFoundError: There is none.
+        StorageError: It cannot be read.
+    """
+
+    def __init__(self, storage: Storage, path: str) -> None:
+        self._storage = storage
+        self._path = path
+        self._size = storage.size(path)
+        self._pages: dict[int, bytes] = {}
+
+    def __len__(self) -> int:
+        return self._size
+
+    def __getitem__(self, place: Any, /) -> Any:
+        if not isinstance(place, slice):
+            return self._page(place // _PAGE_BYTES)[place % _PAGE_BYTES]
+        start, end, _ = place.indices(self._size)
+        first, last = start // _PAGE_BYTES, max(start, end - 1) // _PAGE_BYTES
+        joined = b"".join(self._page(number) for number in range(first, last + 1)) if start < end else b""
+        return joined[start - first * _PAGE_BYTES : end - first * _PAGE_BYTES]
+
+    def _page(self, number: int) -> bytes:
+        if number not in self._pages:
+            start = number * _PAGE_BYTES
+            self._pages[number] = self._storage.read_part(self._path, start, min(start + _PAGE_BYTES, self._size))
+        return self._pages[number]
+
+
+def problem_of(xplane: Xplane, path: str) -> str:
+    """Says what is wrong with a file; empty when nothing is. A host that did nothing meanwhile has a profile, too."""
+    if not xplane.size_bytes:
+        return f"its file is empty: {path}"
+    if not xplane.is_whole:
+        return f"its file is cut off, or is no profile: {path}"
+    return ""

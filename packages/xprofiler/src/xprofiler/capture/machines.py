@@ -1,0 +1,150 @@
+"""VMs as targets: those of TPUs, each worker of a slice by itself, and others. By the APIs, and ssh through gcloud."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from xprofiler import gcloud
+from xprofiler.capture.targets import Found, Target
+from xprofiler.exceptions import NotFoundError
+from xprofiler.google_api import GoogleApi
+from xprofiler.parallel import in_parallel
+
+__all__ = ["MachineAccess", "find_machines", "has_ssh_key"]
+
+_INTERNAL: Final = "--internal-ip"
+
+
+@dataclass(frozen=True)
+class MachineAccess:
+    """The way to a VM: see `targets.Access`.
+
+    Attributes:
+        machine: As gcloud finds it.
+        extra: The user's own flags for gcloud.
+    """
+
+    machine: gcloud.SshTarget
+    extra: tuple[str, ...] = ()
+
+    def forward(self, local_port: int, port: int) -> list[str]:
+        """The argv that brings a port of the VM here."""
+        tunnel = f"127.0.0.1:{local_port}:localhost:{port}"
+        options = ("-N", "-L", tunnel, "-o", "ExitOnForwardFailure=yes")
+        return gcloud.ssh(self.machine, options=options, extra=self._flags)
+
+    def execute(self, program: Sequence[str]) -> list[str]:
+        """The argv that runs a program on the VM."""
+        return gcloud.ssh(self.machine, program=program, extra=self._flags)
+
+    @property
+    def _flags(self) -> list[str]:
+        return ["--quiet", *self.extra]  # Nobody answers its questions.
+
+
+def has_ssh_key() -> bool:
+    """Whether gcloud has made its key. It makes one at its first ssh, and two at a time would disturb each other."""
+    return Path("~/.ssh/google_compute_engine").expanduser().exists()
+
+
+def find_machines(
+    names: Sequence[str],
+    zone: str,
+    port: int,
+    api: GoogleApi,
+    *,
+    may_be_tpus: bool,
+    uses_ssh_helper: bool = False,
+    extra: Sequence[str] = (),
+) -> Found:
+    """Finds VMs by their names.
+
+    Args:
+        names: Of TPU VMs, slices of them too, or of other VMs.
+        zone: Where they are.
+        port: Of the profiler's server on each.
+        api: Google's APIs.
+        may_be_tpus: Whether to look for TPU VMs first.
+        uses_ssh_helper: Whether ssh goes through `corp-ssh-helper`.
+        extra: The user's own flags for gcloud.
+
+    Raises:
+        UsageError: A name cannot be one.
+        NotPermittedError: The credentials may not look for them.
+        XprofilerError: The APIs cannot be asked.
+    """
+    wanted = [gcloud.checked_name(name, "VM") for name in dict.fromkeys(names)]
+    gcloud.checked_name(zone, "zone")
+    kinds = "TPU VM, and no other VM," if may_be_tpus else "VM"
+    targets: list[Target] = []
+    missing: dict[str, str] = {}
+
+    def find(name: str) -> list[Target]:
+        way = _Way(name, zone, port, uses_ssh_helper, tuple(extra))
+        return (_tpu_workers(way, api) if may_be_tpus else []) or _instance(way, api)
+
+    for name, found in zip(wanted, in_parallel(find, wanted), strict=True):
+        if isinstance(found, Exception):
+            raise found
+        targets += found
+        if not found:
+            missing[name] = f"Host {name} does not exist: there is no {kinds} of that name in {zone} of {api.project}."
+    return Found(tuple(targets), missing)
+
+
+@dataclass(frozen=True)
+class _Way:
+    """What all targets of one name share."""
+
+    name: str
+    zone: str
+    port: int
+    uses_ssh_helper: bool
+    extra: tuple[str, ...]
+
+    def to(self, target_name: str, worker: int | None, project: str, *, is_external: bool) -> Target:
+        machine = gcloud.SshTarget(
+            self.name,
+            self.zone,
+            project,
+            worker,
+            through_iap=not is_external and _INTERNAL not in self.extra and not self.uses_ssh_helper,
+            proxy_through_ssh_helper=self.uses_ssh_helper,
+        )
+        access = MachineAccess(machine, self.extra)
+        return Target(target_name, target_name, self.port, access=access, title=f"host {target_name}")
+
+
+def _tpu_workers(way: _Way, api: GoogleApi) -> list[Target]:
+    """The workers of a TPU, `NAME-w0` and so on; NAME itself where there is but one."""
+    place = f"projects/{api.project}/locations/{way.zone}/nodes/{way.name}"
+    request = api.tpu.projects().locations().nodes().get(name=place, fields="name,state,networkEndpoints")
+    try:
+        node = api.execute(request, f"look for the TPU VM {way.name}")
+    except NotFoundError:
+        return []
+    workers: list[Mapping[str, Any]] = list(node.get("networkEndpoints", ())) or [{}]
+    return [
+        way.to(
+            way.name if len(workers) == 1 else f"{way.name}-w{number}",
+            number,
+            api.project,
+            is_external=bool(worker.get("accessConfig", {}).get("externalIp")),
+        )
+        for number, worker in enumerate(workers)
+    ]
+
+
+def _instance(way: _Way, api: GoogleApi) -> list[Target]:
+    fields = "name,status,networkInterfaces/accessConfigs/natIP"
+    request = api.compute.instances().get(project=api.project, zone=way.zone, instance=way.name, fields=fields)
+    try:
+        instance = api.execute(request, f"look for the VM {way.name}")
+    except NotFoundError:
+        return []
+    interfaces = instance.get("networkInterfaces", ())
+    is_external = any(config.get("natIP") for one in interfaces for config in one.get("accessConfigs", ()))
+    return [way.to(way.name, None, api.project, is_external=is_external)]

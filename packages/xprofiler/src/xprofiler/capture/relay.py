@@ -1,0 +1,86 @@
+"""A port of this machine whose connections go through a program: the way to a port that nothing can forward."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import socket
+import subprocess
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from tempfile import TemporaryFile
+from typing import IO, Final, cast
+
+from xprofiler.exceptions import XprofilerError
+from xprofiler.processes import Process, Programs
+
+__all__ = ["Relay", "remote_program"]
+
+_PIECE_BYTES: Final = 1 << 16
+_SHOWN_BYTES: Final = 2000
+
+
+def remote_program(port: int) -> list[str]:
+    """Returns what runs on the target: its only argument is a number."""
+    return ["python3", "-c", Path(__file__).with_name("remote_relay.py").read_text(), str(int(port))]
+
+
+class Relay:
+    """Listens at a port of 127.0.0.1; each connection is a run of the program, whose input and output are its bytes.
+
+    Args:
+        programs: Where the programs run; they end with it.
+        argv: The program.
+
+    Attributes:
+        port: Where it listens.
+    """
+
+    def __init__(self, programs: Programs, argv: Sequence[str]) -> None:
+        self._programs = programs
+        self._argv = list(argv)
+        self._errors: IO[bytes] = TemporaryFile("a+b")  # noqa: SIM115 (appending, since programs and we share its place)
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port: int = self._listener.getsockname()[1]
+        threading.Thread(target=self._accept, name="relay", daemon=True).start()
+
+    @property
+    def complaint(self) -> str:
+        """What the last programs said on standard error."""
+        self._errors.seek(0)
+        return self._errors.read()[-_SHOWN_BYTES:].decode("utf-8", "replace").strip()
+
+    def close(self) -> None:
+        """Takes no more connections; those that are there end with their programs."""
+        with contextlib.suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)  # Wakes up the thread.
+        self._listener.close()
+
+    def _accept(self) -> None:
+        with contextlib.suppress(OSError, XprofilerError):
+            while True:
+                connection, _ = self._listener.accept()
+                process = self._programs.start(
+                    self._argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors
+                )
+                for pump in (_up, _down):
+                    threading.Thread(target=pump, args=(connection, process), name="relay", daemon=True).start()
+
+
+def _up(connection: socket.socket, process: Process) -> None:
+    assert process.stdin is not None
+    with contextlib.suppress(OSError, ValueError):  # Either side has ended.
+        while piece := connection.recv(_PIECE_BYTES):
+            process.stdin.write(piece)
+            process.stdin.flush()
+    with contextlib.suppress(OSError):
+        process.stdin.close()
+
+
+def _down(connection: socket.socket, process: Process) -> None:
+    output = cast("io.BufferedReader", process.stdout)
+    with connection, contextlib.suppress(OSError, ValueError):
+        while piece := output.read1(_PIECE_BYTES):
+            connection.sendall(piece)
+        connection.shutdown(socket.SHUT_RDWR)

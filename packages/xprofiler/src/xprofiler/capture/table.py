@@ -1,0 +1,74 @@
+"""What is said of a capture: lines for each host in the words of the public command, a table, or JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from xprofiler.capture.collecting import Outcome
+from xprofiler.capture.session import Session
+from xprofiler.console import Console
+from xprofiler.output import format_records, format_table
+
+__all__ = ["report", "size_text"]
+
+_HEADERS: Final = ("Host", "Status", "Size", "Start")
+_FIELDS: Final = ("host", "status", "problem", "path", "size_bytes", "start_ns")
+_KB: Final = 1000
+
+
+def report(outcomes: Sequence[Outcome], session: Session, saved_to: str, style: str, console: Console) -> None:
+    """Says what came of each host.
+
+    Args:
+        outcomes: Of the hosts.
+        session: Where their files are.
+        saved_to: What a viewer is given.
+        style: "table" for people, or one of `output.FORMATS`.
+        console: Where to say it.
+    """
+    for outcome in outcomes:
+        console.say(f"Starting profile capture on {outcome.title}.")
+        if not outcome.is_captured:
+            console.say(f"Failed to profile host {outcome.name} with error: {outcome.problem}\n")
+        elif style == "table":
+            console.data(f"Profile saved to {saved_to} and session id is {session.name}.\n")
+    if style == "table":
+        console.data(_table(outcomes))
+    else:
+        console.data(format_records([_record(outcome, session) for outcome in outcomes], style, _FIELDS))
+
+
+def size_text(size_bytes: int) -> str:
+    """Returns a number of bytes for people: 12.5 kB is 12,500."""
+    if size_bytes < _KB:
+        return f"{size_bytes} B"
+    size, unit = size_bytes / _KB, "kB"
+    for larger in ("MB", "GB"):
+        if size >= _KB:
+            size, unit = size / _KB, larger
+    return f"{size:.1f} {unit}"
+
+
+def _table(outcomes: Sequence[Outcome]) -> str:
+    """A row for each host: its file's size, and how long after the first host it began."""
+    first_ns = min((outcome.start_ns for outcome in outcomes if outcome.start_ns), default=0)
+    return format_table(_HEADERS, [_cells(outcome, first_ns) for outcome in outcomes])
+
+
+def _cells(outcome: Outcome, first_ns: int) -> tuple[str, str, str, str]:
+    if not outcome.is_captured:
+        return outcome.name, "failed", "", ""
+    start = f"+{(outcome.start_ns - first_ns) / 1e6:.1f} ms" if outcome.start_ns else ""
+    return outcome.name, "captured" if outcome.has_events else "no events", size_text(outcome.size_bytes), start
+
+
+def _record(outcome: Outcome, session: Session) -> dict[str, object]:
+    return {
+        "host": outcome.name,
+        "status": "captured" if outcome.is_captured else "failed",
+        "problem": outcome.problem or None,
+        "path": session.path_of(outcome.file_name) if outcome.is_captured else None,
+        "size_bytes": outcome.size_bytes if outcome.is_captured else None,
+        "start_ns": outcome.start_ns or None,
+    }

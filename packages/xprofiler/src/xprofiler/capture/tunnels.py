@@ -1,0 +1,150 @@
+"""Tunnels: a port of this machine for each target, at which its profiler's server has been heard."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from tempfile import TemporaryFile
+from typing import Final
+
+from xprofiler.capture.relay import Relay, remote_program
+from xprofiler.capture.targets import Access, Target, host_and_port
+from xprofiler.console import Console
+from xprofiler.exceptions import XprofilerError
+from xprofiler.parallel import in_parallel
+from xprofiler.processes import Programs
+
+__all__ = ["Tunnel", "open_tunnels", "problem_at"]
+
+_HELLO: Final = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))  # And no settings of ours.
+_SETTINGS_FRAME: Final = 4
+_GREETING_SECONDS: Final = 5.0
+_OPENING_SECONDS: Final = 60.0  # gcloud may have to make a key, and the VM to take it.
+_LOOK_SECONDS: Final = 0.02
+_SHOWN_BYTES: Final = 2000
+_NOBODY: Final = (
+    "{what}. Is the job running there, with jax.profiler.start_server({port}) (or PyTorch/XLA's or TensorFlow's "
+    "start_server), and is that its port (-p)?"
+)
+
+
+@dataclass(frozen=True)
+class Tunnel:
+    """The way to a target, or why there is none.
+
+    Attributes:
+        target: The target.
+        address: `host:port` for this machine.
+        problem: Why its server cannot be asked; empty if it can.
+    """
+
+    target: Target
+    address: str = ""
+    problem: str = ""
+
+
+def open_tunnels(targets: Sequence[Target], programs: Programs, console: Console) -> list[Tunnel]:
+    """Opens the ways to all targets at the same time, and hears each server's greeting.
+
+    Args:
+        targets: The targets.
+        programs: Where the programs run that keep tunnels open; they are closed with it.
+        console: Is told of every program.
+
+    Returns:
+        A tunnel for each target, in their order.
+    """
+    opened = in_parallel(lambda target: _open(target, programs, console), targets)
+    return [_as_tunnel(target, one) for target, one in zip(targets, opened, strict=True)]
+
+
+def _as_tunnel(target: Target, opened: Tunnel | Exception) -> Tunnel:
+    if isinstance(opened, Tunnel):
+        return opened
+    if not isinstance(opened, XprofilerError):
+        raise opened
+    return Tunnel(target, problem=str(opened))
+
+
+def _open(target: Target, programs: Programs, console: Console) -> Tunnel:
+    if target.access is None:
+        problem = problem_at(target.address)
+        return Tunnel(target, target.address, _NOBODY.format(what=problem, port=target.port) if problem else "")
+    forwarded = _forward(target, target.access, programs)
+    if not forwarded.problem:
+        return forwarded
+    console.detail(f"{target.title}: its port was not forwarded ({forwarded.problem}): trying a relay there")
+    return _relay(target, target.access, programs)
+
+
+def _forward(target: Target, access: Access, programs: Programs) -> Tunnel:
+    """Has a program forward the port."""
+    local_port = _free_port()
+    address = f"127.0.0.1:{local_port}"
+    deadline = time.monotonic() + _OPENING_SECONDS
+    with TemporaryFile("a+b") as said:
+        process = programs.start(access.forward(local_port, target.port), stdout=subprocess.DEVNULL, stderr=said)
+        problem = f"no tunnel within {_OPENING_SECONDS:g} s"
+        while process.poll() is None and time.monotonic() < deadline:
+            try:
+                problem = _problem_of_greeting(address, _GREETING_SECONDS)
+                break
+            except ConnectionRefusedError:  # It does not listen yet.
+                time.sleep(_LOOK_SECONDS)
+        if not problem and process.poll() is None:
+            return Tunnel(target, address)
+        programs.end(process)
+        said.seek(0)
+        return Tunnel(target, problem=said.read()[-_SHOWN_BYTES:].decode("utf-8", "replace").strip() or problem)
+
+
+def _relay(target: Target, access: Access, programs: Programs) -> Tunnel:
+    """Has a program on the target pass the bytes on."""
+    relay = Relay(programs, access.execute(remote_program(target.port)))
+    problem = problem_at(f"127.0.0.1:{relay.port}", _OPENING_SECONDS)
+    if not problem:
+        return Tunnel(target, f"127.0.0.1:{relay.port}")
+    relay.close()
+    return Tunnel(target, problem=_NOBODY.format(what=relay.complaint or problem, port=target.port))
+
+
+def problem_at(address: str, seconds: float = _GREETING_SECONDS) -> str:
+    """Says why nobody there can be asked; empty if somebody speaks HTTP/2, as each server of gRPC does at once.
+
+    Args:
+        address: `host:port`.
+        seconds: How long it may take.
+    """
+    try:
+        return _problem_of_greeting(address, seconds)
+    except ConnectionRefusedError:
+        return f"nothing listens at {address}"
+
+
+def _problem_of_greeting(address: str, seconds: float) -> str:
+    try:
+        with socket.create_connection(host_and_port(address), seconds) as connection:
+            connection.settimeout(seconds)
+            connection.sendall(_HELLO)
+            answer = connection.recv(9)
+    except ConnectionRefusedError:
+        raise
+    except TimeoutError:
+        return f"no answer at {address} within {seconds:g} s"
+    except ConnectionError:
+        answer = b""
+    except OSError as error:
+        return f"no way to {address}: {error.strerror or error}"
+    if not answer:
+        return f"{address} closes every connection"
+    return "" if answer[3:4] == bytes([_SETTINGS_FRAME]) else f"what answers at {address} is no profiler's server"
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port

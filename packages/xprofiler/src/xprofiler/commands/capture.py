@@ -1,0 +1,203 @@
+"""`xprofiler capture`: a profile of many hosts at the same moment."""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING, Final
+
+from xprofiler.exceptions import DONE, NotFoundError, UsageError, XprofilerError
+from xprofiler.output import add_format_option
+
+if TYPE_CHECKING:
+    from ml_diagnostics_common.storage import Storage
+
+    from xprofiler.capture.session import Session
+    from xprofiler.capture.targets import Found
+    from xprofiler.console import Console
+    from xprofiler.google_api import GoogleApi
+    from xprofiler.log_directory import LogDirectory
+
+__all__ = ["CaptureCommand"]
+
+_PORT: Final = 9012
+_DURATION_MS: Final = 2000
+_LONGEST_MS: Final = 3_600_000
+
+
+class CaptureCommand:
+    """Has processes profile themselves, all over the same stretch of time, into one session."""
+
+    name = "capture"
+    summary = "capture a profile of many hosts at the same moment"
+    passes_on = True
+
+    def prepare_parser(self, parser: argparse.ArgumentParser) -> None:
+        """Adds its arguments."""
+        parser.add_argument(
+            "-l",
+            "--log-directory",
+            metavar="PATH",
+            required=True,
+            help="gs://bucket/run, or a folder of this machine; profiles go to PATH/tensorboard/plugins/profile",
+        )
+        parser.add_argument(
+            "-n",
+            "--hosts",
+            metavar="HOST_NAME",
+            nargs="+",
+            required=True,
+            help="VMs and TPU VMs (gce), pods (gke), or addresses such as localhost:9012 (local)",
+        )
+        parser.add_argument("-z", "--zone", metavar="ZONE_NAME", help="the zone of the VMs (needed with -o gce)")
+        parser.add_argument(
+            "-f",
+            "--framework",
+            choices=("pytorch", "jax", "tensorflow"),
+            default="jax",
+            help="what the job runs; all are asked in the same way (default: %(default)s)",
+        )
+        parser.add_argument(
+            "-o",
+            "--orchestrator",
+            choices=("gce", "gke", "local"),
+            default="gce",
+            help="where the hosts are (default: %(default)s)",
+        )
+        parser.add_argument(
+            "-p",
+            "--port",
+            metavar="PORT",
+            type=_port,
+            default=_PORT,
+            help="of the profiler's server in the job (default: %(default)s)",
+        )
+        parser.add_argument(
+            "-d", "--duration", metavar="MS", type=_milliseconds, default=_DURATION_MS, help="default: %(default)s"
+        )
+        parser.add_argument("-u", "--use-ssh-proxy", action="store_true", help="ssh through corp-ssh-helper")
+        parser.add_argument("--non-tpu-vm", action="store_true", help="the hosts are VMs without TPUs (gce)")
+        parser.add_argument("--namespace", metavar="NAME", help="of the pods (gke; default: that of the context)")
+        parser.add_argument("--container", metavar="NAME", help="in the pods (gke; default: the pod's default)")
+        parser.add_argument("--context", metavar="NAME", help="of the kubeconfig (gke; default: the current one)")
+        add_format_option(parser, ("table", "json", "yaml"))
+
+    def run(self, options: argparse.Namespace, console: Console) -> int:
+        """Finds the hosts, captures, and says what came of each."""
+        import shlex
+        import time
+
+        from ml_diagnostics_common.profiler_service import ProfilerService
+
+        from xprofiler.capture.capturing import Capture
+        from xprofiler.capture.reserving import reserved
+        from xprofiler.capture.table import report
+        from xprofiler.gcloud_settings import GcloudSettings
+        from xprofiler.google_api import GoogleApi
+
+        log_directory = _log_directory(options.log_directory, console)
+        api = GoogleApi(GcloudSettings.load(), console)
+        found = _find(options, api, console)
+        if not found.targets:
+            raise NotFoundError("\n".join(found.missing.values()))
+        for problem in found.missing.values():
+            console.say(problem)
+        storage = _storage(log_directory, api)
+        with reserved(log_directory.capture_root, storage, time.localtime()) as session:
+            names = ", ".join(target.name for target in found.targets)
+            console.say(f"Capturing {options.duration} ms of {names}, all at the same moment.\n")
+            capture = Capture(session, options.duration, storage, console, ProfilerService())
+            try:
+                outcomes = capture.run(found.targets)
+            except KeyboardInterrupt:
+                _tell_what_is_there(session, storage, console)
+                raise
+            report(outcomes, session, log_directory.tensorboard, options.format, console)
+        all_captured = not found.missing and all(outcome.is_captured for outcome in outcomes)
+        if all_captured:
+            console.say(f"\nLook at it with: xprofiler serve -l {shlex.quote(log_directory.path)}")
+        return DONE if all_captured else XprofilerError.exit_code
+
+
+def _log_directory(text: str, console: Console) -> LogDirectory:
+    """The log directory; absolute, since jobs work elsewhere."""
+    from pathlib import Path
+
+    from xprofiler.log_directory import LogDirectory
+
+    log_directory = LogDirectory.parse(text, may_be_local=True)
+    if log_directory.note:
+        console.say(log_directory.note)
+    if log_directory.is_in_cloud:
+        return log_directory
+    return LogDirectory.parse(str(Path(log_directory.path).expanduser().resolve()), may_be_local=True)
+
+
+def _find(options: argparse.Namespace, api: GoogleApi, console: Console) -> Found:
+    """Looks for the hosts where the orchestrator has them."""
+    if options.extra and options.orchestrator != "gce":
+        raise UsageError(
+            f"unknown: {' '.join(options.extra)}; nothing goes on to gcloud with -o {options.orchestrator}"
+        )
+    if options.orchestrator == "local":
+        from xprofiler.capture.targets import addresses
+
+        return addresses(options.hosts, options.port)
+    if options.orchestrator == "gke":
+        from xprofiler.capture.pods import find_pods
+        from xprofiler.kubectl import Cluster
+        from xprofiler.processes import Programs
+
+        with Programs(console) as programs:
+            cluster = Cluster(options.namespace, options.context)
+            return find_pods(options.hosts, cluster, options.container, options.port, programs)
+    from xprofiler.capture.machines import find_machines
+
+    zone = options.zone or api.settings.zone
+    if not zone:
+        raise UsageError("the zone of the VMs is missing: give -z ZONE_NAME")
+    return find_machines(
+        options.hosts,
+        zone,
+        options.port,
+        api,
+        may_be_tpus=not options.non_tpu_vm,
+        uses_ssh_helper=options.use_ssh_proxy,
+        extra=options.extra,
+    )
+
+
+def _storage(log_directory: LogDirectory, api: GoogleApi) -> Storage:
+    from ml_diagnostics_common.storage import LocalStorage
+
+    return api.storage if log_directory.is_in_cloud else LocalStorage()
+
+
+def _tell_what_is_there(session: Session, storage: Storage, console: Console) -> None:
+    """After an interrupt: what of the session is there, and that more may come."""
+    from ml_diagnostics_common.exceptions import DiagnosticsError
+
+    from xprofiler.capture.session import SUFFIX
+
+    try:
+        there = [path for path in storage.list_prefix(f"{session.folder}/") if path.endswith(SUFFIX)]
+    except DiagnosticsError:
+        there = []
+    files = "1 file" if len(there) == 1 else f"{len(there)} files"
+    console.say(
+        f"Interrupted: the session {session.name} has {files} so far, in {session.folder}; hosts that are capturing "
+        "finish that, and may still write theirs"
+    )
+
+
+def _port(text: str) -> int:
+    return _number(text, 1, 65535)
+
+
+def _milliseconds(text: str) -> int:
+    return _number(text, 1, _LONGEST_MS)
+
+
+def _number(text: str, least: int, most: int) -> int:
+    if not text.isascii() or not text.isdigit() or not least <= int(text) <= most:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from {least} to {most}")
+    return int(text)
