@@ -233,6 +233,13 @@ def metadata_of(instance: Mapping[str, Any]) -> dict[str, str]:
     return {item["key"]: item.get("value", "") for item in instance["metadata"].get("items", [])}
 
 
+def vm_addresses(instance: Mapping[str, Any]) -> str:
+    """Return the addresses by which ssh may be told to find a VM, with spaces between: `ssh.write_ssh` takes them."""
+    interface = instance["networkInterfaces"][0]
+    outside = [config["natIP"] for config in interface.get("accessConfigs", [])]
+    return " ".join([*outside, interface["networkIP"], f"compute.{instance['id']}"])
+
+
 def with_fingerprint(value: Mapping[str, Any]) -> Resource:
     """Return tags or metadata with the fingerprint of their items."""
     kept = {name: inner for name, inner in value.items() if name not in ("fingerprint", "kind")}

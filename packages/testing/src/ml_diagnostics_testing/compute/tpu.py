@@ -143,6 +143,7 @@ def worker_name(node: str, worker: int) -> str:
 def _attributes_of(node: str, worker: int) -> Resource:
     items = [
         {"namespace": "hostkeys", "key": "hostname", "value": worker_name(node, worker)},
+        {"namespace": "hostkeys", "key": "ssh-ed25519", "value": f"AAAAC3NzaC1lZDI1NTE5AAAAIworker{worker:02}"},
         {"namespace": "tpu", "key": "worker-id", "value": str(worker)},
     ]
     return {"queryPath": "", "queryValue": {"items": items}}

@@ -1,0 +1,267 @@
+"""An ssh server on loopback: the machine that the real ssh, and gcloud, log in to.
+
+    with SshServer(ports={9012: 40123}) as machine:
+        ssh = write_ssh(folder, {"203.0.113.2": machine})
+        subprocess.run([ssh, "me@203.0.113.2", "echo hello"])
+
+A command runs on this machine, in a folder of its own. A forwarded port leads to a port of this machine. `write_ssh`
+makes an `ssh` that finds such servers by the addresses that gcloud knows. It needs `asyncssh`: install
+`ml-diagnostics-testing[ssh]`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shlex
+import shutil
+import signal
+import threading
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import asyncssh
+
+from ml_diagnostics_testing.faults import Ending, Hang
+from ml_diagnostics_testing.http_server import RequestRecord, Service
+
+__all__ = ["SshServer", "write_ssh"]
+
+_CHUNK_BYTES = 65536
+
+
+class SshServer(Service):
+    """One machine that can be logged in to, on a free port of 127.0.0.1; from construction until `close`.
+
+    The operations of its `faults` and `requests` are "login", "exec" and "forward"; a request's `path` is the user,
+    the command, or the host and port, and the `status` of a command is its exit status. A `Hang` says nothing, any
+    other fault refuses: the login (permission denied), the command (it never runs, and the connection breaks), the
+    connection to the port.
+
+    As with the real one, a command lives on when its connection breaks, unless it has a terminal; not after `close`.
+
+    Args:
+        folder: Where commands run; None is where this process does.
+        environment: More variables for commands.
+        ports: Where forwarded ports lead, by the port that is asked for: each machine has its own port 9012. Others
+            lead to the same port of this machine.
+        authorized_keys: Returns the text that has the public keys that may log in, asked at each login; None lets in
+            any key.
+        clock: Returns the time in seconds since the epoch.
+
+    Attributes:
+        port: Where it listens.
+        ports: As given; may be changed.
+        authorized_keys: As given; may be changed.
+        connections: The connections that there are.
+    """
+
+    def __init__(
+        self,
+        *,
+        folder: str | os.PathLike[str] | None = None,
+        environment: Mapping[str, str] | None = None,
+        ports: Mapping[int, int] | None = None,
+        authorized_keys: Callable[[], str] | None = None,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        super().__init__(clock=clock)
+        self.port = 0
+        self.ports = dict(ports or {})
+        self.authorized_keys = authorized_keys
+        self._folder = folder
+        self._environment = dict(environment or {})
+        self.connections: set[Any] = set()
+        self._children: set[asyncio.subprocess.Process] = set()
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="SshServer", daemon=True)
+        self._thread.start()
+        self._server: Any = asyncio.run_coroutine_threadsafe(self._listen(), self._loop).result()
+
+    def close(self) -> None:
+        """Stop: break what connections there are, and end what commands still run. Safe to call twice."""
+        self.faults.close()
+        if self._loop.is_closed():
+            return
+        asyncio.run_coroutine_threadsafe(self._stop(), self._loop).result()
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+    def __enter__(self) -> SshServer:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    async def _listen(self) -> Any:
+        server = await asyncssh.create_server(
+            lambda: _Login(self),
+            "127.0.0.1",
+            0,
+            server_host_keys=[asyncssh.generate_private_key("ssh-ed25519")],
+            process_factory=self._run,
+            encoding=None,
+            line_editor=False,
+        )
+        self.port = server.sockets[0].getsockname()[1]
+        return server
+
+    async def _stop(self) -> None:
+        self._server.close()
+        for connection in list(self.connections):
+            connection.abort()
+        for child in list(self._children):
+            _signal_group(child, signal.SIGKILL)
+        await self._server.wait_closed()
+        tasks = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._loop.shutdown_default_executor()
+
+    async def suffer(self, operation: str, what: str) -> tuple[Ending | None, RequestRecord]:
+        """Note a request and let it suffer: what is returned is how it shall end."""
+        plan, record = await self._loop.run_in_executor(None, self.begin, operation, "ssh", what, 0)
+        if isinstance(plan.ending, Hang):
+            await self._loop.run_in_executor(None, self.faults.wait, plan.ending.seconds)
+        return plan.ending, record
+
+    async def _run(self, process: Any) -> None:
+        """Run a command, or a shell, between the client's streams."""
+        fault, record = await self.suffer("exec", process.command or "")
+        if fault is not None:
+            process.channel.get_connection().abort()
+            return
+        child = await asyncio.create_subprocess_exec(
+            *(["/bin/sh", "-c", process.command] if process.command else ["/bin/sh"]),
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+            cwd=self._folder,
+            env={**os.environ, **self._environment},
+            start_new_session=True,
+        )
+        self._children.add(child)
+        feeding = asyncio.ensure_future(_feed(process.stdin, child))
+        try:
+            await asyncio.gather(_pump(child.stdout, process.stdout), _pump(child.stderr, process.stderr))
+            record.status = await child.wait()
+            _tell_end(process, record.status)
+        except (OSError, asyncssh.Error):  # the client has left
+            if process.term_type:
+                _signal_group(child, signal.SIGHUP)
+            await child.wait()
+        finally:
+            feeding.cancel()
+            self._children.discard(child)
+
+    async def forward(self, connection: Any, host: str, port: int) -> Any:
+        """Lead a forwarded connection to where it shall go."""
+        fault, _ = await self.suffer("forward", f"{host}:{port}")
+        if fault is not None or host not in ("localhost", "127.0.0.1", "::1"):
+            raise asyncssh.ChannelOpenError(asyncssh.OPEN_CONNECT_FAILED, f"cannot connect to {host}:{port}")
+        return await connection.forward_connection("127.0.0.1", self.ports.get(port, port))
+
+
+class _Login(asyncssh.SSHServer):
+    """One connection, from its first byte on."""
+
+    def __init__(self, machine: SshServer) -> None:
+        self._machine = machine
+        self._connection: Any = None
+        self._is_refused = False
+
+    def connection_made(self, conn: Any) -> None:
+        self._connection = conn
+        self._machine.connections.add(conn)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._machine.connections.discard(self._connection)
+
+    async def begin_auth(self, username: str) -> bool:
+        fault, _ = await self._machine.suffer("login", username)
+        self._is_refused = fault is not None
+        return True
+
+    def public_key_auth_supported(self) -> bool:
+        return True
+
+    def validate_public_key(self, username: str, key: Any) -> bool:
+        if self._is_refused:
+            return False
+        if self._machine.authorized_keys is None:
+            return True
+        text = key.export_public_key().decode().split()[1]
+        return text in self._machine.authorized_keys()
+
+    def connection_requested(self, dest_host: str, dest_port: int, orig_host: str, orig_port: int) -> Any:
+        return self._machine.forward(self._connection, dest_host, dest_port)
+
+
+def write_ssh(folder: str | os.PathLike[str], machines: Mapping[str, SshServer]) -> Path:
+    """Write an `ssh` that finds servers on loopback by the addresses that the machines have in the cloud.
+
+    Put its folder in front of PATH, and gcloud uses it. It is the real ssh, with a configuration of its own. Proxies,
+    the Identity-Aware Proxy among them, are passed by. An address that is not given refuses connections.
+
+    Args:
+        folder: Where to write it.
+        machines: The servers by their addresses: `compute.vm_addresses(vm)` are those of a VM. Several, and patterns
+            of ssh, have spaces between them.
+
+    Returns:
+        Its path.
+
+    Raises:
+        FileNotFoundError: There is no ssh on this machine.
+    """
+    real = shutil.which("ssh")
+    if real is None:
+        raise FileNotFoundError("there is no ssh on this machine: install openssh-client")
+    configuration = Path(folder, "ssh_config")
+    lines = [
+        f"Host {addresses}\n  HostName 127.0.0.1\n  Port {server.port}\n" for addresses, server in machines.items()
+    ]
+    configuration.write_text("".join([*lines, "Host *\n  HostName 127.0.0.1\n  Port 1\n"]), encoding="utf-8")
+    program = Path(folder, "ssh")
+    options = f"-F {shlex.quote(str(configuration))} -o ProxyCommand=none"
+    program.write_text(f'#!/bin/sh\nexec {shlex.quote(real)} {options} "$@"\n', encoding="utf-8")
+    program.chmod(0o755)
+    return program
+
+
+async def _pump(reader: asyncio.StreamReader | None, writer: Any) -> None:
+    while reader is not None and (data := await reader.read(_CHUNK_BYTES)):
+        writer.write(data)
+        await writer.drain()
+
+
+async def _feed(reader: Any, child: asyncio.subprocess.Process) -> None:
+    """Give a command what the client sends it, until either ends."""
+    if child.stdin is None:
+        return
+    try:
+        while data := await reader.read(_CHUNK_BYTES):
+            child.stdin.write(data)
+            await child.stdin.drain()
+    except (OSError, asyncssh.Error, asyncssh.BreakReceived, asyncssh.SignalReceived):
+        pass
+    finally:
+        child.stdin.close()
+
+
+def _tell_end(process: Any, status: int) -> None:
+    if status >= 0:
+        process.exit(status)
+    else:
+        process.exit_with_signal(signal.Signals(-status).name.removeprefix("SIG"))
+
+
+def _signal_group(child: asyncio.subprocess.Process, number: signal.Signals) -> None:
+    try:
+        os.killpg(child.pid, number)
+    except ProcessLookupError:  # it has ended
+        pass
