@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TextIO
+from typing import Final, TextIO
 
 __all__ = ["Console"]
+
+_RULING: Final = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
+"""What rules a terminal, ends of lines and tabs apart, and what none can show."""
 
 
 @dataclass
@@ -30,12 +34,12 @@ class Console:
     answers: TextIO = field(default_factory=lambda: sys.stdin)
 
     def data(self, text: str) -> None:
-        """Writes lines of the answer."""
-        print(text, file=self.out, flush=True)
+        """Writes lines of the answer. Names are others' words: none of them may move the cursor."""
+        print(_printable(text, self.out), file=self.out, flush=True)
 
     def say(self, text: str = "") -> None:
         """Tells how far things are, or what went wrong."""
-        print(text, file=self.err, flush=True)
+        print(_printable(text, self.err), file=self.err, flush=True)
 
     def detail(self, text: str) -> None:
         """Tells what only `--verbose` wants to know."""
@@ -54,8 +58,15 @@ class Console:
         """
         if self.is_quiet:
             return True
-        print(question, end="", file=self.err, flush=True)
+        print(_printable(question, self.err), end="", file=self.err, flush=True)
         answer = self.answers.readline()
         if not answer.endswith("\n"):
             self.say()
         return answer.strip() in ("y", "Y")
+
+
+def _printable(text: str, stream: TextIO) -> str:
+    """The text with what rules a terminal, or what the stream has no letters for, written as an escape."""
+    plain = _RULING.sub(lambda ruling: ascii(ruling[0])[1:-1], text)
+    encoding = getattr(stream, "encoding", None) or "utf-8"
+    return plain.encode(encoding, "backslashreplace").decode(encoding)

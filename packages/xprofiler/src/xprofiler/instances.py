@@ -1,4 +1,4 @@
-"""VMs of Compute Engine, and among them the viewers: those that host XProf for a log directory.
+"""VMs of Compute Engine: one is looked at, made, labelled or deleted; and what zones have.
 
 API: https://cloud.google.com/compute/docs/reference/rest/v1/instances
 """
@@ -7,65 +7,20 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, Final
 
 from ml_diagnostics_common.backoff import Backoff
 
-from xprofiler.exceptions import NotFoundError, TimedOutError, XprofilerError
+from xprofiler.exceptions import NotFoundError, TimedOutError
 from xprofiler.gcloud import checked_name
 from xprofiler.google_api import GoogleApi
 from xprofiler.google_errors import operation_error
-from xprofiler.labels import BACKEND_LABEL, LOG_DIRECTORY_KEY, VERSION_LABEL, log_directory_of, viewer_url
+from xprofiler.viewers import Sought, Viewer
 
-__all__ = ["Instances", "Viewer", "as_viewer"]
+__all__ = ["Instances"]
 
-_OURS: Final = f"(labels.{VERSION_LABEL}:*) OR (labels.{LOG_DIRECTORY_KEY}:*)"
-_FIELDS: Final = ("name", "zone", "status", "labels", "metadata/items", "networkInterfaces/accessConfigs/natIP")
-_PAGE_SIZE: Final = 500
 _WAIT_SECONDS: Final = 150.0  # The API answers within 120.
-
-
-@dataclass(frozen=True)
-class Viewer:
-    """A VM that hosts XProf for a log directory.
-
-    Attributes:
-        name: The VM's name.
-        zone: Its zone.
-        log_directory: `gs://bucket/path`.
-        url: The proxy's link; None while the proxy does not know the VM.
-        status: Of the VM: RUNNING, STAGING, TERMINATED, ...
-        has_external_address: Whether ssh reaches it without the Identity-Aware Proxy.
-        labels: All that it bears.
-    """
-
-    name: str
-    zone: str
-    log_directory: str
-    url: str | None
-    status: str
-    has_external_address: bool = False
-    labels: Mapping[str, str] = field(default_factory=dict)
-
-
-def as_viewer(instance: Mapping[str, Any]) -> Viewer:
-    """Reads a VM as Compute shows it."""
-    labels = instance.get("labels", {})
-    zone = str(instance.get("zone", "")).rpartition("/")[2]
-    interfaces = instance.get("networkInterfaces", ())
-    return Viewer(
-        name=str(instance.get("name", "")),
-        zone=zone,
-        log_directory=log_directory_of(instance),
-        url=viewer_url(labels.get(BACKEND_LABEL), zone),
-        status=str(instance.get("status", "")),
-        has_external_address=any(
-            config.get("natIP") for interface in interfaces for config in interface.get("accessConfigs", ())
-        ),
-        labels=dict(labels),
-    )
 
 
 class Instances:
@@ -88,8 +43,6 @@ class Instances:
         self._clock = clock
         self._sleep = sleep
 
-    # --- Viewers ---------------------------------------------------------------------------------------
-
     def list_viewers(
         self,
         zones: Collection[str] = (),
@@ -97,52 +50,10 @@ class Instances:
         names: Collection[str] = (),
         filters: Collection[str] = (),
     ) -> list[Viewer]:
-        """Finds viewers, by one list of the API; sorted by log directory and name.
+        """Finds viewers: see `Sought`."""
+        from xprofiler.viewers_on_compute import ViewersOnCompute
 
-        Args:
-            zones: Only in these; none means everywhere.
-            log_directories: Only of these, as `LogDirectory.path` has them, or those in `names`.
-            names: Only of these names, or those in `log_directories`.
-            filters: What gcloud takes as `--filter`; each must hold.
-
-        Raises:
-            UsageError: A filter is not one.
-            XprofilerError: They could not be listed.
-        """
-        found = map(as_viewer, self._list(zones, _OURS, _FIELDS))
-        wanted = [
-            viewer
-            for viewer in found
-            if viewer.log_directory
-            and (not (log_directories or names) or viewer.log_directory in log_directories or viewer.name in names)
-        ]
-        return sorted(wanted, key=lambda viewer: (viewer.log_directory, viewer.name, viewer.zone))
-
-    def _list(self, zones: Collection[str], filter_: str, fields: Sequence[str]) -> Iterator[dict[str, Any]]:
-        of_one = f"instances({','.join(fields)})"
-        instances = self._api.compute.instances()
-        asked = {"project": self._api.project, "filter": filter_, "maxResults": _PAGE_SIZE}
-        if len(zones) == 1:
-            zone = checked_name(next(iter(zones)), "zone")
-            shown = f"nextPageToken,items({','.join(fields)})"
-            request = instances.list(zone=zone, fields=shown, **asked)
-        else:
-            request = instances.aggregatedList(
-                fields=f"nextPageToken,items/*/{of_one}", returnPartialSuccess=True, **asked
-            )
-        while request is not None:
-            answer = self._api.execute(request, "list the VMs")
-            items = answer.get("items", {})
-            if isinstance(items, list):
-                yield from items
-            else:
-                for scope, part in items.items():
-                    if not zones or scope.rpartition("/")[2] in zones:
-                        yield from part.get("instances", ())
-            again = instances.list_next if len(zones) == 1 else instances.aggregatedList_next
-            request = again(request, answer)
-
-    # --- One VM ----------------------------------------------------------------------------------------
+        return ViewersOnCompute(self._api).find(Sought(zones, log_directories, names, filters))
 
     def get(self, zone: str, name: str, fields: str | None = None) -> dict[str, Any]:
         """Returns a VM as Compute shows it.
@@ -230,11 +141,9 @@ class Instances:
             )
             if operation.get("status") != "DONE" and self._clock() - began < 1.0:
                 self._sleep(backoff.failed())
-        error: XprofilerError | None = operation_error(operation, doing)
+        error = operation_error(operation, doing)
         if error is not None:
             raise error
-
-    # --- Zones and machine types -----------------------------------------------------------------------
 
     def zone_exists(self, zone: str) -> bool:
         """Whether there is such a zone."""
@@ -260,7 +169,6 @@ class Instances:
             project=self._api.project,
             filter=f"name = {checked_name(machine_type, 'machine type')}",
             fields="nextPageToken,items/*/machineTypes/name",
-            returnPartialSuccess=True,
         )
         zones: set[str] = set()
         while request is not None:

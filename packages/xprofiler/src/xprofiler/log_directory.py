@@ -10,7 +10,7 @@ from xprofiler.exceptions import UsageError
 
 __all__ = ["LogDirectory"]
 
-_BUCKET: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{1,220}[A-Za-z0-9]")
+_BUCKET: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,221}")
 _UNUSABLE: Final = re.compile(r"[\x00-\x1f\x7f\u0085\u2028\u2029\ud800-\udfff]")
 _LONGEST_KEY_BYTES: Final = 1024 - 200  # An object's name has 1024; the session and the host come after the path.
 _ADVISED_LENGTH: Final = 64
@@ -49,8 +49,8 @@ class LogDirectory:
         bucket, _, key = path.removeprefix("gs://").partition("/")
         if not path.startswith("gs://") or not _BUCKET.fullmatch(bucket):
             raise UsageError(
-                f"log directory {text!r} names no bucket: give gs://bucket/path, the bucket with 3 to 222 letters, "
-                "digits, dots, dashes and underscores"
+                f"log directory {text!r} names no bucket: give gs://bucket/path, the bucket of letters, digits, "
+                "dots, dashes and underscores"
             )
         if key and any(part in ("", ".", "..") for part in key.split("/")):
             raise UsageError(f"log directory {text!r} has an empty folder, or one called . or ..: leave that out")

@@ -1,0 +1,97 @@
+"""`xprofiler delete`: viewers of a zone, by log directory or name, each of them after a yes."""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from xprofiler.exceptions import DONE, DeclinedError, NotFoundError, UsageError
+
+if TYPE_CHECKING:
+    from xprofiler.console import Console
+    from xprofiler.viewers import Viewer, Viewers
+
+__all__ = ["DeleteCommand"]
+
+
+class DeleteCommand:
+    """Deletes viewers."""
+
+    name = "delete"
+    summary = "delete VMs that host XProf"
+    passes_on = True
+
+    def prepare_parser(self, parser: argparse.ArgumentParser) -> None:
+        """Adds its arguments."""
+        parser.add_argument("-z", "--zone", metavar="ZONE_NAME", required=True, help="where they are")
+        parser.add_argument(
+            "-l", "--log-directory", metavar="GS_PATH", nargs="+", default=[], help="those of these log directories"
+        )
+        parser.add_argument("-n", "--vm-name", metavar="VM_NAME", nargs="+", default=[], help="those of these names")
+        parser.add_argument("--gke", action="store_true", help="those on the current Kubernetes cluster")
+        parser.add_argument("-q", "--quiet", action="store_true", help="ask nothing")
+        parser.add_argument("--dry-run", action="store_true", help="print what would do it, and delete nothing")
+
+    def run(self, options: argparse.Namespace, console: Console) -> int:
+        """Deletes what is found and confirmed.
+
+        Raises:
+            NotFoundError: There is nothing to delete, or not all that was named.
+            DeclinedError: Nothing was confirmed.
+        """
+        from xprofiler.log_directory import LogDirectory
+        from xprofiler.output import format_viewers
+        from xprofiler.viewers import Sought, viewers_of
+
+        if not (options.vm_name or options.log_directory):
+            raise UsageError("Either --vm-name or --log-directory must be specified.")
+        directories = [LogDirectory.parse(text).path for text in options.log_directory]
+        sought = Sought([options.zone], directories, options.vm_name)
+        viewers = viewers_of(console, sought, options.extra, is_on_gke=options.gke)
+        found = viewers.find(sought)
+        if not found:
+            console.say(f"No {viewers.noun}(s) to delete.")
+            return NotFoundError.exit_code
+        console.data(f"Found {len(found)} {viewers.noun}(s) to delete.")
+        console.data(format_viewers(found))
+        if options.dry_run:
+            console.data("\n".join(["", *map(shlex.join, viewers.delete_argv(found))]))
+            return DONE
+        _delete_confirmed(console, viewers, found)
+        missing = [*sorted(set(directories) - {one.log_directory for one in found})]
+        missing += sorted(set(options.vm_name) - {one.name for one in found})
+        if missing:
+            raise NotFoundError(f"no {viewers.noun} in {options.zone} is for or called {', '.join(missing)}")
+        return DONE
+
+
+def _delete_confirmed(console: Console, viewers: Viewers, found: Sequence[Viewer]) -> None:
+    """Asks for each, and then deletes those together.
+
+    Raises:
+        DeclinedError: The answer was no for each.
+        XprofilerError: One or more could not be deleted.
+    """
+    confirmed = []
+    for viewer in found:
+        question = f"\nDo you want to continue to delete the {viewers.noun} `{viewer.name}`?\nEnter y/n: "
+        if console.confirms(question):
+            console.say(f"Will delete {viewers.noun} `{viewer.name}`")
+            confirmed.append(viewer)
+        else:
+            console.say(f"Keep {viewers.noun} `{viewer.name}`")
+    if not confirmed:
+        raise DeclinedError("nothing was deleted")
+    try:
+        outcomes = viewers.delete(confirmed)
+    except KeyboardInterrupt:
+        names = " ".join(viewer.name for viewer in confirmed)
+        console.say(f"\ninterrupted: Google goes on to delete {names}; look with: xprofiler list -n {names}")
+        raise
+    failures = [outcome for outcome in outcomes if outcome and not isinstance(outcome, NotFoundError)]
+    for failure in failures[:-1]:
+        console.say(f"xprofiler: {failure}")
+    if failures:
+        raise failures[-1]

@@ -1,0 +1,52 @@
+"""`xprofiler list`: the viewers of a project, by zone, log directory, name, or a filter of gcloud's."""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING
+
+from xprofiler.exceptions import DONE
+from xprofiler.output import add_format_option
+
+if TYPE_CHECKING:
+    from xprofiler.console import Console
+
+__all__ = ["ListCommand"]
+
+
+class ListCommand:
+    """Lists viewers."""
+
+    name = "list"
+    summary = "list the VMs that host XProf"
+    passes_on = True
+
+    def prepare_parser(self, parser: argparse.ArgumentParser) -> None:
+        """Adds its arguments."""
+        parser.add_argument("-z", "--zones", metavar="ZONE_NAME", nargs="+", default=[], help="only in these zones")
+        parser.add_argument(
+            "-l", "--log-directory", metavar="GS_PATH", nargs="+", default=[], help="only of these log directories"
+        )
+        parser.add_argument("-n", "--vm-name", metavar="VM_NAME", nargs="+", default=[], help="only of these names")
+        parser.add_argument(
+            "-f",
+            "--filter",
+            metavar="FILTER_NAME",
+            nargs="+",
+            default=[],
+            help="only what gcloud's --filter would list",
+        )
+        parser.add_argument("--gke", action="store_true", help="those on the current Kubernetes cluster")
+        add_format_option(parser)
+
+    def run(self, options: argparse.Namespace, console: Console) -> int:
+        """Prints a row a viewer."""
+        from xprofiler.log_directory import LogDirectory
+        from xprofiler.output import format_viewers
+        from xprofiler.viewers import Sought, viewers_of
+
+        directories = [LogDirectory.parse(text).path for text in options.log_directory]
+        sought = Sought(options.zones, directories, options.vm_name, options.filter)
+        viewers = viewers_of(console, sought, options.extra, is_on_gke=options.gke).find(sought)
+        console.data(format_viewers(viewers, options.format))
+        return DONE

@@ -1,0 +1,149 @@
+"""Completion scripts for shells, made from the parser, so that they know what it knows. Pure."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+__all__ = ["completion_script"]
+
+
+@dataclass(frozen=True)
+class _Option:
+    """One option or argument: its flags, none for an argument; what it takes, and what may be said there."""
+
+    flags: tuple[str, ...]
+    takes_value: bool
+    choices: tuple[str, ...]
+    help: str
+
+
+def completion_script(shell: str, parser: argparse.ArgumentParser) -> str:
+    """Returns a script that the shell sources.
+
+    Args:
+        shell: bash, zsh or fish.
+        parser: The command's, with its subcommands.
+    """
+    commands = dict(_commands(parser))
+    return {"bash": _bash, "zsh": _zsh, "fish": _fish}[shell](parser, commands)
+
+
+def _commands(parser: argparse.ArgumentParser) -> Iterator[tuple[str, argparse.ArgumentParser]]:
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            yield from action.choices.items()
+
+
+def _options(parser: argparse.ArgumentParser) -> list[_Option]:
+    return [
+        _Option(
+            flags=tuple(action.option_strings),
+            takes_value=action.nargs != 0,
+            choices=tuple(map(str, action.choices or ())),
+            help=(action.help or "").partition(" (default")[0].replace("%%", "%"),
+        )
+        for action in parser._actions
+        if not isinstance(action, argparse._SubParsersAction)
+    ]
+
+
+def _flags(parser: argparse.ArgumentParser) -> str:
+    return " ".join(flag for option in _options(parser) for flag in option.flags)
+
+
+def _bash(parser: argparse.ArgumentParser, commands: Mapping[str, argparse.ArgumentParser]) -> str:
+    """The words after an option with choices are these; else what begins with a dash is a flag, the rest a file."""
+    after, flags = [], [f"      '') words='{' '.join(commands)} {_flags(parser)}' ;;"]
+    for name, command in commands.items():
+        flags.append(f"      {name}) words='{_flags(command)}' ;;")
+        for option in _options(command):
+            pattern = "|".join(f"{name}:{flag}" for flag in option.flags) or f"{name}:{name}"
+            if option.choices:
+                after.append(f"      {pattern}) words='{' '.join(option.choices)}' ;;")
+    return "\n".join(
+        [
+            "_xprofiler() {",
+            "  local current=${COMP_WORDS[COMP_CWORD]} before=${COMP_WORDS[COMP_CWORD-1]} command='' words='' word",
+            '  for word in "${COMP_WORDS[@]:1:COMP_CWORD-1}"; do',
+            f"    case $word in {'|'.join(commands)}) command=$word; break ;; esac",
+            "  done",
+            "  if [[ $current != -* ]]; then",
+            "    case $command:$before in",
+            *after,
+            "    esac",
+            "  fi",
+            "  if [[ -z $words && ( -z $command || $current == -* ) ]]; then",
+            "    case $command in",
+            *flags,
+            "    esac",
+            "  fi",
+            '  while IFS= read -r word; do COMPREPLY+=("$word"); done < <(compgen -W "$words" -- "$current")',
+            "}",
+            "complete -o bashdefault -o default -F _xprofiler xprofiler",
+        ]
+    )
+
+
+def _zsh(parser: argparse.ArgumentParser, commands: Mapping[str, argparse.ArgumentParser]) -> str:
+    lines = ["#compdef xprofiler", "_xprofiler() {", "  local -a commands", "  commands=("]
+    for name, command in commands.items():
+        lines.append(f"    {_quoted(f'{name}:{command.description or name}')}")
+    lines += ["  )", "  if (( CURRENT == 2 )); then", "    _describe command commands", *_zsh_arguments(parser)]
+    lines += [
+        "    return",
+        "  fi",
+        "  local command=${words[2]}",
+        "  shift words",
+        "  (( CURRENT-- ))",
+        "  case $command in",
+    ]
+    for name, command in commands.items():
+        lines += [f"    {name})", *_zsh_arguments(command), "      ;;"]
+    return "\n".join([*lines, "  esac", "}", "compdef _xprofiler xprofiler"])
+
+
+def _zsh_arguments(parser: argparse.ArgumentParser) -> list[str]:
+    words = []
+    for option in _options(parser):
+        values = f"({' '.join(option.choices)})" if option.choices else "_files"
+        if not option.flags:
+            words.append(_quoted(f"1:{_plain(option.help)}:{values}"))
+        for flag in option.flags:
+            value = f":value:{values}" if option.takes_value else ""
+            words.append(_quoted(f"*{flag}[{_plain(option.help)}]{value}"))
+    return [f"      _arguments {' '.join(words)}"]
+
+
+def _fish(parser: argparse.ArgumentParser, commands: Mapping[str, argparse.ArgumentParser]) -> str:
+    lines = []
+    for name, command in commands.items():
+        lines.append(
+            f"complete -c xprofiler -f -n __fish_use_subcommand -a {name} -d {_quoted(command.description or name)}"
+        )
+    for option in _options(parser):
+        lines.append(_fish_option("__fish_use_subcommand", option))
+    for name, command in commands.items():
+        for option in _options(command):
+            lines.append(_fish_option(f"__fish_seen_subcommand_from {name}", option))
+    return "\n".join(lines)
+
+
+def _fish_option(condition: str, option: _Option) -> str:
+    words = ["complete -c xprofiler", f"-n {_quoted(condition)}"]
+    words += [f"-l {flag[2:]}" if flag.startswith("--") else f"-s {flag[1:]}" for flag in option.flags]
+    if option.choices:
+        words += ["-x" if option.flags else "-f", f"-a {_quoted(' '.join(option.choices))}"]
+    elif option.takes_value and option.flags:
+        words.append("-r")
+    return " ".join([*words, f"-d {_quoted(option.help)}"])
+
+
+def _plain(text: str) -> str:
+    """Without what rules zsh's specifications."""
+    return text.replace("[", "(").replace("]", ")").replace(":", " -")
+
+
+def _quoted(text: str) -> str:
+    return "'" + text.replace("'", "'\\''") + "'"

@@ -1,0 +1,86 @@
+"""How lists are written: a table for people; JSON, YAML and CSV for programs. Imported by parsers, so it is light."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from xprofiler.viewers import Viewer
+
+__all__ = ["FORMATS", "add_format_option", "format_records", "format_table", "format_viewers"]
+
+FORMATS: Final = ("table", "json", "yaml", "csv")
+_HEADERS: Final = ("Log_Directory", "URL", "Name", "Zone")
+_COMING: Final = ("PROVISIONING", "STAGING", "RUNNING")
+
+
+def add_format_option(parser: argparse.ArgumentParser, formats: Sequence[str] = FORMATS) -> None:
+    """Adds `--format`."""
+    parser.add_argument("--format", choices=formats, default=formats[0], help="how to write it (default: %(default)s)")
+
+
+def format_viewers(viewers: Sequence[Viewer], style: str = "table") -> str:
+    """Returns the list of viewers, in the columns that all releases have had.
+
+    Args:
+        viewers: A row each.
+        style: One of `FORMATS`. In a table a link that is not there yet says why.
+    """
+    if style == "table":
+        rows = [(viewer.log_directory, _link(viewer), viewer.name, viewer.zone) for viewer in viewers]
+        return format_table(_HEADERS, rows)
+    records = [
+        {
+            "log_directory": viewer.log_directory,
+            "url": viewer.url,
+            "name": viewer.name,
+            "zone": viewer.zone,
+            "status": viewer.status,
+        }
+        for viewer in viewers
+    ]
+    return format_records(records, style, ("log_directory", "url", "name", "zone", "status"))
+
+
+def _link(viewer: Viewer) -> str:
+    return viewer.url or ("starting" if viewer.status in _COMING else viewer.status.lower())
+
+
+def format_table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Returns a table with a line under its head; without rows, just that."""
+    import tabulate
+
+    # A name such as 1e5 is no number.
+    return tabulate.tabulate([[_one_line(cell) for cell in row] for row in rows], headers, disable_numparse=True)
+
+
+def format_records(records: Sequence[Mapping[str, Any]], style: str, fields: Sequence[str]) -> str:
+    """Returns records for programs.
+
+    Args:
+        records: Each with all the fields; None is null, or nothing at all in CSV.
+        style: json, yaml or csv.
+        fields: The columns of CSV, in their order.
+    """
+    if style == "json":
+        import json
+
+        return json.dumps(list(records), indent=2)
+    if style == "yaml":
+        import yaml
+
+        return yaml.safe_dump([dict(record) for record in records], sort_keys=False).rstrip("\n")
+    import csv
+    import io
+
+    lines = io.StringIO()
+    writer = csv.DictWriter(lines, fields, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(records)
+    return lines.getvalue().rstrip("\n")
+
+
+def _one_line(cell: str) -> str:
+    return "".join(character if character.isprintable() else " " for character in cell)

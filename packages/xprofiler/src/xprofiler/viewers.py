@@ -1,0 +1,138 @@
+"""Those that host XProf, wherever they are: what they are, and how commands find and delete them."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol
+
+from xprofiler.labels import BACKEND_LABEL, log_directory_of, viewer_url
+
+if TYPE_CHECKING:
+    from xprofiler.console import Console
+
+__all__ = ["Sought", "Viewer", "Viewers", "as_viewer", "viewers_of"]
+
+
+@dataclass(frozen=True)
+class Viewer:
+    """A VM, or a pod, that hosts XProf for a log directory.
+
+    Attributes:
+        name: Its name.
+        zone: Its zone.
+        log_directory: `gs://bucket/path`; empty for a VM that hosts nothing.
+        url: The proxy's link; None while the proxy does not know it.
+        status: Of the VM: RUNNING, STAGING, TERMINATED, ...
+        has_external_address: Whether ssh reaches it without the Identity-Aware Proxy.
+        labels: All that it bears.
+    """
+
+    name: str
+    zone: str
+    log_directory: str
+    url: str | None
+    status: str
+    has_external_address: bool = False
+    labels: Mapping[str, str] = field(default_factory=dict)
+
+
+def as_viewer(instance: Mapping[str, Any]) -> Viewer:
+    """Reads a VM as Compute shows it."""
+    labels = instance.get("labels", {})
+    zone = str(instance.get("zone", "")).rpartition("/")[2]
+    interfaces = instance.get("networkInterfaces", ())
+    return Viewer(
+        name=str(instance.get("name", "")),
+        zone=zone,
+        log_directory=log_directory_of(instance),
+        url=viewer_url(labels.get(BACKEND_LABEL), zone),
+        status=str(instance.get("status", "")),
+        has_external_address=any(
+            config.get("natIP") for interface in interfaces for config in interface.get("accessConfigs", ())
+        ),
+        labels=dict(labels),
+    )
+
+
+@dataclass(frozen=True)
+class Sought:
+    """Which viewers are sought.
+
+    Attributes:
+        zones: Those in one of these; none is everywhere.
+        log_directories: Of these, as `LogDirectory.path` has them, or of `names`.
+        names: Of these names, or of `log_directories`; none of either is all.
+        filters: What gcloud takes as `--filter`; each must hold, too.
+    """
+
+    zones: Collection[str] = ()
+    log_directories: Collection[str] = ()
+    names: Collection[str] = ()
+    filters: Collection[str] = ()
+
+    def among(self, viewers: Iterable[Viewer]) -> list[Viewer]:
+        """Returns those that are sought, as far as zone, log directory and name say; by log directory and name."""
+        found = [viewer for viewer in viewers if viewer.log_directory and self._takes(viewer)]
+        return sorted(found, key=lambda viewer: (viewer.log_directory, viewer.name, viewer.zone))
+
+    def _takes(self, viewer: Viewer) -> bool:
+        is_any = not (self.log_directories or self.names)
+        is_named = viewer.log_directory in self.log_directories or viewer.name in self.names
+        return (not self.zones or viewer.zone in self.zones) and (is_any or is_named)
+
+
+class Viewers(Protocol):
+    """A place where viewers are.
+
+    Attributes:
+        noun: What each of them is: "VM", "Pod".
+    """
+
+    noun: str
+
+    def find(self, sought: Sought) -> list[Viewer]:
+        """Returns those sought, by log directory and name.
+
+        Raises:
+            XprofilerError: They cannot be listed.
+        """
+        ...
+
+    def delete(self, viewers: Sequence[Viewer]) -> list[Exception | None]:
+        """Deletes these, at once, and waits until they are gone; returns what went wrong with each."""
+        ...
+
+    def delete_argv(self, viewers: Sequence[Viewer]) -> list[list[str]]:
+        """Returns the programs that would do the same."""
+        ...
+
+
+def viewers_of(console: Console, sought: Sought, extra: Sequence[str] = (), *, is_on_gke: bool = False) -> Viewers:
+    """Returns the place to look in.
+
+    Compute is asked by its API, which is fast; gcloud does what only it can: flags of its own, and filters that are
+    not plain.
+
+    Args:
+        console: Told of requests and programs.
+        sought: Which viewers.
+        extra: Flags for gcloud.
+        is_on_gke: Whether they are on the current Kubernetes cluster.
+    """
+    if is_on_gke:
+        from xprofiler.viewers_on_gke import ViewersOnGke
+
+        return ViewersOnGke(console, extra)
+    from xprofiler.filters import parse_filters
+    from xprofiler.gcloud_settings import GcloudSettings
+
+    settings = GcloudSettings.load()
+    if extra or parse_filters(sought.filters) is None:
+        from xprofiler.viewers_by_gcloud import ViewersByGcloud
+
+        return ViewersByGcloud(settings.project, console, extra)
+    from xprofiler.google_api import GoogleApi
+    from xprofiler.viewers_on_compute import ViewersOnCompute
+
+    return ViewersOnCompute(GoogleApi(settings, console))

@@ -1,0 +1,98 @@
+"""Viewers by gcloud, for what only it can do: its own flags, and filters that are not plain."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Final
+
+from xprofiler.console import Console
+from xprofiler.exceptions import NotPermittedError, XprofilerError
+from xprofiler.gcloud import checked_name
+from xprofiler.labels import LOG_DIRECTORY_KEY, VERSION_LABEL
+from xprofiler.processes import Programs
+from xprofiler.viewers import Sought, Viewer, as_viewer
+
+__all__ = ["ViewersByGcloud", "delete_argv"]
+
+_OURS: Final = f"(labels.{VERSION_LABEL}:* OR labels.{LOG_DIRECTORY_KEY}:*)"
+_SHOWN: Final = "json(name,zone,status,labels,metadata.items,networkInterfaces)"
+_DENIALS: Final = ("permission", "PERMISSION_DENIED", "active account", "gcloud auth login")
+
+
+class ViewersByGcloud:
+    """A `Viewers`: VMs of Compute, as gcloud sees them.
+
+    Args:
+        project: The project's id; empty is gcloud's own.
+        console: Told of each program.
+        extra: The user's own flags.
+    """
+
+    noun = "VM"
+
+    def __init__(self, project: str, console: Console, extra: Sequence[str]) -> None:
+        self._project = project
+        self._console = console
+        self._extra = list(extra)
+
+    def find(self, sought: Sought) -> list[Viewer]:
+        """See `Viewers.find`."""
+        filters = " AND ".join([_OURS, *(f"({text})" for text in sought.filters)])
+        zones = ",".join(checked_name(zone, "zone") for zone in sought.zones)
+        chosen = [f"--zones={zones}"] if zones else []
+        argv = _argv("list", [*chosen, f"--filter={filters}", f"--format={_SHOWN}"], self._project, self._extra)
+        listed = self._run(argv, "list the VMs")
+        try:
+            return sought.among(as_viewer(instance) for instance in json.loads(listed))
+        except (ValueError, TypeError, AttributeError) as error:
+            raise XprofilerError(
+                f"gcloud's list of VMs cannot be read ({error}): leave out flags that shape it"
+            ) from error
+
+    def delete(self, viewers: Sequence[Viewer]) -> list[Exception | None]:
+        """See `Viewers.delete`. gcloud says of all at once what went wrong."""
+        try:
+            for argv in self.delete_argv(viewers):
+                self._run(argv, "delete the VMs")
+        except XprofilerError as error:
+            return [error] * len(viewers)
+        return [None] * len(viewers)
+
+    def delete_argv(self, viewers: Sequence[Viewer]) -> list[list[str]]:
+        """See `Viewers.delete_argv`."""
+        return delete_argv(viewers, self._project, self._extra)
+
+    def _run(self, argv: Sequence[str], doing: str) -> bytes:
+        with Programs(self._console) as programs:
+            ended = programs.run(argv)
+        if ended.exit_code:
+            is_denied = any(word in ended.complaint for word in _DENIALS)
+            raise (NotPermittedError if is_denied else XprofilerError)(f"gcloud could not {doing}: {ended.complaint}")
+        return ended.output
+
+
+def delete_argv(viewers: Sequence[Viewer], project: str, extra: Sequence[str] = ()) -> list[list[str]]:
+    """Returns the argv of gcloud that deletes VMs, one a zone.
+
+    Args:
+        viewers: The VMs.
+        project: The project's id; empty is gcloud's own.
+        extra: The user's own flags.
+
+    Raises:
+        UsageError: A name cannot be one.
+    """
+    by_zone: dict[str, list[str]] = {}
+    for viewer in viewers:
+        by_zone.setdefault(checked_name(viewer.zone, "zone"), []).append(checked_name(viewer.name, "VM"))
+    return [_argv("delete", [*names, "--quiet", f"--zone={zone}"], project, extra) for zone, names in by_zone.items()]
+
+
+def _argv(verb: str, words: Sequence[str], project: str, extra: Sequence[str]) -> list[str]:
+    chosen = [] if not project or _names_project(extra) else [f"--project={project}"]
+    return ["gcloud", "compute", "instances", verb, *words, *chosen, *extra]
+
+
+def _names_project(extra: Sequence[str]) -> bool:
+    return any(word.partition("=")[0] == "--project" for word in extra)

@@ -1,0 +1,81 @@
+"""Viewers on Compute Engine, by its API: one list, and deletions side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from typing import Any, Final
+
+from xprofiler.exceptions import UsageError
+from xprofiler.filters import parse_filters
+from xprofiler.gcloud import checked_name
+from xprofiler.google_api import GoogleApi
+from xprofiler.instances import Instances
+from xprofiler.labels import LOG_DIRECTORY_KEY, VERSION_LABEL
+from xprofiler.parallel import in_parallel
+from xprofiler.viewers import Sought, Viewer, as_viewer
+from xprofiler.viewers_by_gcloud import delete_argv
+
+__all__ = ["ViewersOnCompute"]
+
+# OR binds tighter than AND: https://cloud.google.com/compute/docs/reference/rest/v1/instances/aggregatedList
+_OURS: Final = f"(labels.{VERSION_LABEL}:*) OR (labels.{LOG_DIRECTORY_KEY}:*)"
+_FIELDS: Final = "name,zone,status,machineType,labels,metadata/items,networkInterfaces/accessConfigs/natIP"
+_PAGE_SIZE: Final = 500
+
+
+class ViewersOnCompute:
+    """A `Viewers`: VMs of a project.
+
+    Args:
+        api: Google's APIs.
+    """
+
+    noun = "VM"
+
+    def __init__(self, api: GoogleApi) -> None:
+        self._api = api
+
+    def find(self, sought: Sought) -> list[Viewer]:
+        """See `Viewers.find`.
+
+        Raises:
+            UsageError: A filter is not plain, or a name cannot be one.
+            XprofilerError: They could not be listed.
+        """
+        terms = parse_filters(sought.filters)
+        if terms is None:
+            raise UsageError(f"not a plain filter: {' '.join(sought.filters)}")
+        asked = [_OURS, *(term.for_compute for term in terms if term.for_compute)]
+        if sought.names and not sought.log_directories:
+            asked.append(" OR ".join(f'(name = "{checked_name(name, "VM")}")' for name in sought.names))
+        found = self._list(sought.zones, " AND ".join(asked))
+        return sought.among(as_viewer(instance) for instance in found if all(term.holds(instance) for term in terms))
+
+    def delete(self, viewers: Sequence[Viewer]) -> list[Exception | None]:
+        """See `Viewers.delete`."""
+        instances = Instances(self._api)
+        return in_parallel(lambda viewer: instances.delete(viewer.zone, viewer.name), viewers)
+
+    def delete_argv(self, viewers: Sequence[Viewer]) -> list[list[str]]:
+        """See `Viewers.delete_argv`."""
+        return delete_argv(viewers, self._api.project)
+
+    def _list(self, zones: Collection[str], filter_: str) -> Iterator[dict[str, Any]]:
+        """The VMs that pass a filter: of one zone, or by one list of all."""
+        instances = self._api.compute.instances()
+        asked = {"project": self._api.project, "filter": filter_, "maxResults": _PAGE_SIZE}
+        if len(zones) == 1:
+            zone = checked_name(next(iter(zones)), "zone")
+            request = instances.list(zone=zone, fields=f"nextPageToken,items({_FIELDS})", **asked)
+            following = instances.list_next
+        else:
+            fields = f"nextPageToken,items/*/instances({_FIELDS})"
+            request = instances.aggregatedList(fields=fields, **asked)
+            following = instances.aggregatedList_next
+        while request is not None:
+            answer = self._api.execute(request, "list the VMs")
+            found = answer.get("items", [])
+            parts = [found] if isinstance(found, list) else [part.get("instances", ()) for part in found.values()]
+            for part in parts:
+                yield from part
+            request = following(request, answer)
