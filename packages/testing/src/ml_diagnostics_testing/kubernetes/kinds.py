@@ -67,6 +67,16 @@ def find_kind(path: str, plural: str) -> Kind | None:
     return next((kind for kind in KINDS if (kind.path, kind.plural) == (path, plural)), None)
 
 
+def find_plural(plural: str) -> Kind:
+    """Returns the kind of a plural name; KeyError if there is none."""
+    return {kind.plural: kind for kind in KINDS}[plural]
+
+
+def kind_of(resource: Mapping[str, Any]) -> Kind:
+    """Returns an object's kind; KeyError if there is none."""
+    return {kind.name: kind for kind in KINDS}[resource["kind"]]
+
+
 def discovery(path: str) -> Mapping[str, Any] | None:
     """Returns what there is to be told under a path, without slashes around it; None if it is not about kinds."""
     if path == "api":

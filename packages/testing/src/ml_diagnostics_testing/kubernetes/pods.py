@@ -145,24 +145,20 @@ def exit_code(code: int | None) -> int | None:
     return code if code is None or code >= 0 else 128 - code
 
 
-def pod_resource(name: str, containers: Sequence[str], labels: Mapping[str, str], node: str) -> dict[str, Any]:
-    """Returns a running pod as the API shows it."""
+def running(resource: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns a pod, as the API has it, with the status of one that runs."""
+    spec: dict[str, Any] = {"nodeName": "node-1", **resource["spec"]}
     statuses = [
         {
-            "name": container,
+            "name": container["name"],
             "ready": True,
             "restartCount": 0,
-            "image": "test",
-            "imageID": "test",
+            "image": container.get("image", ""),
+            "imageID": "",
             "state": {"running": {}},
         }
-        for container in containers
+        for container in spec["containers"]
     ]
-    return {
-        "metadata": {"name": name, "labels": dict(labels)},
-        "spec": {
-            "containers": [{"name": container, "image": "test"} for container in containers],
-            "nodeName": node,
-        },
-        "status": {"phase": "Running", "podIP": "127.0.0.1", "containerStatuses": statuses},
-    }
+    ready = [{"type": "Ready", "status": "True"}]
+    status = {"phase": "Running", "podIP": "127.0.0.1", "conditions": ready, "containerStatuses": statuses}
+    return {**resource, "spec": spec, "status": status}

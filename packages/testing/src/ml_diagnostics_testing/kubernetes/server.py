@@ -15,11 +15,11 @@ from ml_diagnostics_testing.http_server import (
     Response,
     json_response,
 )
-from ml_diagnostics_testing.kubernetes.kinds import KINDS, Kind, discovery, find_kind
+from ml_diagnostics_testing.kubernetes.kinds import Kind, discovery, find_kind, find_plural
 from ml_diagnostics_testing.kubernetes.kubeconfig import kubeconfig
-from ml_diagnostics_testing.kubernetes.pods import Pod, pod_resource
+from ml_diagnostics_testing.kubernetes.objects import Objects
+from ml_diagnostics_testing.kubernetes.pods import Pod, running
 from ml_diagnostics_testing.kubernetes.store import ObjectStore, Resource
-from ml_diagnostics_testing.kubernetes.tables import table
 from ml_diagnostics_testing.kubernetes.upgrades import exec_response, port_forward_response
 
 _PATH = re.compile(
@@ -67,20 +67,19 @@ class KubernetesServer(LoopbackServer):
 
     Attributes:
         denied: What nobody may do (403): verb and resource as roles have them, such as "create pods/exec".
-        accepted_tokens: The tokens that are let in, others get 401. None asks for none.
         folder: Where the pods' folders and the kubeconfig are; gone after `close`.
     """
 
     def __init__(self, context: str = "test-cluster", *, clock: Callable[[], float] = time.time) -> None:
         self.context = context
         self.denied: set[str] = set()
-        self.accepted_tokens: set[str] | None = None
         self._temporary = tempfile.TemporaryDirectory(prefix="loopback-kubernetes-", ignore_cleanup_errors=True)
         self.folder = Path(self._temporary.name)
         self._store = ObjectStore(clock)
+        self._objects = Objects(self._store, self._on_deleted)
         self._pods: dict[tuple[str, str], Pod] = {}
         for name in ("default", "kube-system"):
-            self._store.put(_kind("namespaces"), "", {"metadata": {"name": name}, "status": {"phase": "Active"}})
+            self._store.put(find_plural("namespaces"), "", {"metadata": {"name": name}, "status": {"phase": "Active"}})
         super().__init__(clock=clock)
 
     def environment(self) -> dict[str, str]:
@@ -89,9 +88,9 @@ class KubernetesServer(LoopbackServer):
         path.write_text(self.kubeconfig())
         return {"KUBECONFIG": str(path), "KUBECACHEDIR": str(self.folder / "cache")}
 
-    def kubeconfig(self, *, context: str = "", namespace: str = "", token: str = "") -> str:
-        """Return the text of a kubeconfig that leads here; see `kubeconfig.kubeconfig`."""
-        return kubeconfig(self.url, context or self.context, namespace, token)
+    def kubeconfig(self, *, context: str = "", namespace: str = "") -> str:
+        """Return the text of a kubeconfig that leads here, with one context and its namespace ("default" if empty)."""
+        return kubeconfig(self.url, context or self.context, namespace)
 
     def add_pod(
         self,
@@ -105,7 +104,7 @@ class KubernetesServer(LoopbackServer):
         node: str = "node-1",
         dies_after_seconds: float | None = None,
     ) -> Pod:
-        """Have a pod run.
+        """Have a pod run, in place of the one of its name if there was one.
 
         Args:
             name: Its name; not checked.
@@ -119,7 +118,9 @@ class KubernetesServer(LoopbackServer):
         """
         if not self.objects("namespaces", fields=f"metadata.name={namespace}"):
             self.put("namespaces", {"metadata": {"name": namespace}})
-        self.put("pods", pod_resource(name, containers, labels or {}, node), namespace)
+        spec = {"containers": [{"name": container, "image": "test"} for container in containers], "nodeName": node}
+        self._on_deleted(find_plural("pods"), namespace, name)
+        self.put("pods", running({"metadata": {"name": name, "labels": dict(labels or {})}, "spec": spec}), namespace)
         pod = self.pod(name, namespace)
         pod.environment, pod.ports, pod.dies_after_seconds = environment or {}, ports or {}, dies_after_seconds
         return pod
@@ -130,7 +131,7 @@ class KubernetesServer(LoopbackServer):
         Raises:
             ApiError: There is none.
         """
-        resource = self._store.get(_kind("pods"), namespace, name)
+        resource = self._store.get(find_plural("pods"), namespace, name)
         pod = self._pods.get((namespace, name))
         if pod is None:
             containers = tuple(container["name"] for container in resource["spec"]["containers"])
@@ -141,16 +142,16 @@ class KubernetesServer(LoopbackServer):
 
     def objects(self, plural: str, namespace: str = "", *, labels: str = "", fields: str = "") -> list[Resource]:
         """Return the objects of a kind: "services", "deployments", ...; of all namespaces if it is empty."""
-        return self._store.list(_kind(plural), namespace, labels, fields)
+        return self._store.select(find_plural(plural), namespace, labels, fields)
 
     def put(self, plural: str, resource: Resource, namespace: str = "default") -> Resource:
         """Keep an object as if another client had created or changed it; return it."""
-        kind = _kind(plural)
+        kind = find_plural(plural)
         return self._store.put(kind, namespace if kind.is_namespaced else "", resource)
 
     def close(self) -> None:
         """Stop serving, and end what runs in the pods."""
-        for pod in self._pods.values():
+        for pod in list(self._pods.values()):
             pod.die()
         super().close()
         self._temporary.cleanup()
@@ -164,7 +165,7 @@ class KubernetesServer(LoopbackServer):
 
     def refusal(self, error: ApiError, headers: Mapping[str, str] | None = None) -> Response:
         """Answer with an error as Kubernetes words it."""
-        reason = error.name if error.name.istitle() or not error.name.isupper() else _REASONS.get(error.code, "Unknown")
+        reason = _REASONS.get(error.code, "Unknown") if error.name.isupper() else error.name
         status = {
             "kind": "Status",
             "apiVersion": "v1",
@@ -178,7 +179,6 @@ class KubernetesServer(LoopbackServer):
 
     def handle(self, request: Request) -> Response:
         """Answer one request."""
-        self._admit(request)
         path = urllib.parse.unquote(request.path)
         if path == "/version":
             return json_response({"major": "1", "minor": "32", "gitVersion": "v1.32.4", "platform": "linux/amd64"})
@@ -195,45 +195,18 @@ class KubernetesServer(LoopbackServer):
             self._check_allowed("get" if verb == "log" else "create", f"{kind.plural}/{parts['part']}", parts)
             return self._connect(verb, request, parts)
         self._check_allowed(verb, kind.plural, parts)
-        return self._do(verb, kind, request, parts)
-
-    def _admit(self, request: Request) -> None:
-        token = (request.headers.get("Authorization") or "").removeprefix("Bearer ")
-        if self.accepted_tokens is not None and token not in self.accepted_tokens:
-            raise ApiError(401, "Unauthorized")
+        return self._objects.do(verb, kind, parts["namespace"], parts["name"], request)
 
     def _check_allowed(self, verb: str, resource: str, parts: Mapping[str, str]) -> None:
         if f"{verb} {resource}" not in self.denied:
             return
         name = f' "{parts["name"]}"' if parts["name"] else ""
-        plural, _, group = parts["plural"], "", parts["group"].split("/")[1] if parts["group"].count("/") > 1 else ""
+        group = parts["group"].split("/")[1] if parts["group"].startswith("apis/") else ""
         raise ApiError(
             403,
-            f'{plural}{name} is forbidden: User "tester" cannot {verb} resource "{resource}" in API group "{group}" '
-            f'in the namespace "{parts["namespace"] or "default"}"',
+            f'{parts["plural"]}{name} is forbidden: User "tester" cannot {verb} resource "{resource}" in API group '
+            f'"{group}" in the namespace "{parts["namespace"] or "default"}"',
         )
-
-    def _do(self, verb: str, kind: Kind, request: Request, parts: Mapping[str, str]) -> Response:
-        namespace, name, query = parts["namespace"], parts["name"], request.query
-        if verb == "list":
-            labels, fields = query.get("labelSelector", ""), query.get("fieldSelector", "")
-            found = self._store.list(kind, namespace, labels, fields)
-            request.record.entries = len(found)
-            return self._listing(kind, found, request)
-        if verb == "get":
-            found = [self._store.get(kind, namespace, name)]
-            return self._listing(kind, found, request) if _wants_table(request) else json_response(found[0])
-        if verb == "create":
-            return json_response(self._store.create(kind, namespace, request.json()), 201)
-        if verb == "delete":
-            return json_response(self._store.delete(kind, namespace, name))
-        raise ApiError(405, f"the loopback cluster does not {verb} {kind.plural}", name="MethodNotAllowed")
-
-    def _listing(self, kind: Kind, found: list[Resource], request: Request) -> Response:
-        if _wants_table(request):
-            return json_response(table(kind.plural, found, self._store.version, request.time))
-        listing = {"kind": f"{kind.name}List", "apiVersion": kind.api_version, "items": found}
-        return json_response({**listing, "metadata": {"resourceVersion": self._store.version}})
 
     def _connect(self, verb: str, request: Request, parts: Mapping[str, str]) -> Response:
         pod = self.pod(parts["name"], parts["namespace"])
@@ -245,18 +218,11 @@ class KubernetesServer(LoopbackServer):
 
     def _on_death(self, pod: Pod) -> None:
         with contextlib.suppress(ApiError):  # it was deleted
-            resource = self._store.get(_kind("pods"), pod.namespace, pod.name)
+            resource = self._store.get(find_plural("pods"), pod.namespace, pod.name)
             resource["status"] = {**resource.get("status", {}), "phase": "Failed", "reason": "OOMKilled"}
-            self._store.put(_kind("pods"), pod.namespace, resource)
+            self._store.put(find_plural("pods"), pod.namespace, resource)
 
-
-def _kind(plural: str) -> Kind:
-    return next((kind for kind in KINDS if kind.plural == plural), None) or _no(plural)
-
-
-def _wants_table(request: Request) -> bool:
-    return "as=Table" in (request.headers.get("Accept") or "")
-
-
-def _no(plural: str) -> Kind:
-    raise KeyError(f"the loopback cluster has no {plural!r}")
+    def _on_deleted(self, kind: Kind, namespace: str, name: str) -> None:
+        pod = self._pods.pop((namespace, name), None) if kind.name == "Pod" else None
+        if pod is not None:
+            pod.die()

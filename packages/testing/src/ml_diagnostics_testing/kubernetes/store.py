@@ -4,7 +4,9 @@ import copy
 import re
 import threading
 import uuid
+from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
 from datetime import datetime, timezone
 from typing import Any
 
@@ -14,7 +16,23 @@ from ml_diagnostics_testing.kubernetes.selectors import fields_match, labels_mat
 
 Resource = dict[str, Any]
 _Key = tuple[str, str, str]
+_REMEMBERED = 1000
 _NAME = re.compile(r"[a-z0-9]([-.a-z0-9]{0,251}[a-z0-9])?")
+
+
+@dataclass(frozen=True)
+class Change:
+    """What became of an object.
+
+    Attributes:
+        kind: ADDED, MODIFIED or DELETED.
+        version: The resourceVersion since when.
+        resource: The object, as it is or was.
+    """
+
+    kind: str
+    version: int
+    resource: Resource
 
 
 class ObjectStore:
@@ -28,7 +46,8 @@ class ObjectStore:
         self._clock = clock
         self._objects: dict[_Key, Resource] = {}
         self._version = 1
-        self._lock = threading.RLock()
+        self._changes: deque[tuple[_Key, Change]] = deque(maxlen=_REMEMBERED)
+        self._lock = threading.Condition()
 
     @property
     def version(self) -> str:
@@ -44,20 +63,37 @@ class ObjectStore:
         with self._lock:
             return copy.deepcopy(self._find(kind, namespace, name))
 
-    def list(self, kind: Kind, namespace: str = "", labels: str = "", fields: str = "") -> list[Resource]:
+    def select(self, kind: Kind, namespace: str = "", labels: str = "", fields: str = "") -> list[Resource]:
         """Returns the objects of a kind that selectors take, by namespace and name; an empty namespace is all."""
         with self._lock:
             return [
                 copy.deepcopy(found)
                 for (plural, where, _), found in sorted(self._objects.items())
-                if plural == kind.plural
-                and where == (namespace or where)
-                and labels_match(labels, found["metadata"].get("labels") or {})
-                and fields_match(fields, found)
+                if plural == kind.plural and where == (namespace or where) and _is_meant(found, labels, fields)
             ]
 
-    def create(self, kind: Kind, namespace: str, resource: Resource) -> Resource:
-        """Keeps a new object; returns it as it is kept.
+    def changes(
+        self, kind: Kind, namespace: str, labels: str, fields: str, after: int, *, wait_seconds: float
+    ) -> list[Change]:
+        """Returns what changed after a resourceVersion, oldest first; waits for something to, for at most a time."""
+        with self._lock:
+            if self._version <= after:
+                self._lock.wait(wait_seconds)
+            return [
+                change
+                for (plural, where, _), change in self._changes
+                if change.version > after
+                and (plural, where) == (kind.plural, namespace or where)
+                and _is_meant(change.resource, labels, fields)
+            ]
+
+    def everything_in(self, namespace: str) -> list[Resource]:
+        """Returns the objects of all kinds in a namespace."""
+        with self._lock:
+            return [copy.deepcopy(found) for (_, where, _), found in self._objects.items() if where == namespace]
+
+    def create(self, kind: Kind, namespace: str, resource: Resource, *, is_dry: bool = False) -> Resource:
+        """Keeps a new object, unless it is dry; returns it as it is kept.
 
         Raises:
             ApiError: There is one of that name, or the name cannot be one.
@@ -71,14 +107,14 @@ class ObjectStore:
                 )
             if (kind.plural, namespace, name) in self._objects:
                 raise ApiError(409, f'{kind.plural} "{name}" already exists', name="AlreadyExists")
-            return self.put(kind, namespace, {**resource, "metadata": {**metadata, "name": name}})
+            return self.put(kind, namespace, {**resource, "metadata": {**metadata, "name": name}}, is_dry=is_dry)
 
-    def put(self, kind: Kind, namespace: str, resource: Resource) -> Resource:
-        """Keeps an object in place of the one of its name, if there is one; returns it as it is kept."""
+    def put(self, kind: Kind, namespace: str, resource: Resource, *, is_dry: bool = False) -> Resource:
+        """Keeps an object in place of the one of its name, unless it is dry; returns it as it is kept."""
         with self._lock:
             name = resource["metadata"]["name"]
             before = self._objects.get((kind.plural, namespace, name), {"metadata": {}})["metadata"]
-            self._version += 1
+            self._version += not is_dry
             created = datetime.fromtimestamp(self._clock(), timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
             kept = copy.deepcopy(resource)
             kept |= {"apiVersion": kind.api_version, "kind": kind.name}
@@ -88,7 +124,11 @@ class ObjectStore:
                 "resourceVersion": self.version,
                 **({"namespace": namespace} if kind.is_namespaced else {}),
             }
-            self._objects[kind.plural, namespace, name] = kept
+            if is_dry:
+                return kept
+            key = (kind.plural, namespace, name)
+            self._note(key, "MODIFIED" if key in self._objects else "ADDED", kept)
+            self._objects[key] = kept
             return copy.deepcopy(kept)
 
     def delete(self, kind: Kind, namespace: str, name: str) -> Resource:
@@ -101,7 +141,13 @@ class ObjectStore:
             found = self._find(kind, namespace, name)
             del self._objects[kind.plural, namespace, name]
             self._version += 1
+            found["metadata"]["resourceVersion"] = self.version
+            self._note((kind.plural, namespace, name), "DELETED", found)
             return found
+
+    def _note(self, key: _Key, kind: str, resource: Resource) -> None:
+        self._changes.append((key, Change(kind, self._version, copy.deepcopy(resource))))
+        self._lock.notify_all()
 
     def _find(self, kind: Kind, namespace: str, name: str) -> Resource:
         found = self._objects.get((kind.plural, namespace, name))
@@ -109,3 +155,7 @@ class ObjectStore:
             of = f".{kind.group}" if kind.group else ""
             raise ApiError(404, f'{kind.plural}{of} "{name}" not found', name="NotFound")
         return found
+
+
+def _is_meant(resource: Resource, labels: str, fields: str) -> bool:
+    return labels_match(labels, resource["metadata"].get("labels") or {}) and fields_match(fields, resource)

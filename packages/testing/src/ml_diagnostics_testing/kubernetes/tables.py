@@ -7,8 +7,15 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from typing import Any, Final
 
+from ml_diagnostics_testing.http_server import Request
+
 Resource = Mapping[str, Any]
 _Column = tuple[str, bool, Callable[[Resource, float], str]]
+
+
+def wants_table(request: Request) -> bool:
+    """Returns whether a client asks for a table."""
+    return "as=Table" in (request.headers.get("Accept") or "")
 
 
 def table(plural: str, resources: Sequence[Resource], version: str, now: float) -> dict[str, Any]:

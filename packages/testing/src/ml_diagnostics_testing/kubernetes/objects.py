@@ -1,0 +1,116 @@
+"""What clients do with objects: get, list, watch, create, update, patch, delete."""
+
+import contextlib
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from ml_diagnostics_testing.http_server import ApiError, Request, Response, json_response
+from ml_diagnostics_testing.kubernetes.kinds import Kind, find_plural, kind_of
+from ml_diagnostics_testing.kubernetes.patches import is_apply, patched
+from ml_diagnostics_testing.kubernetes.pods import running
+from ml_diagnostics_testing.kubernetes.store import ObjectStore, Resource
+from ml_diagnostics_testing.kubernetes.tables import table, wants_table
+from ml_diagnostics_testing.kubernetes.watching import watch_response
+
+
+@dataclass(frozen=True)
+class Objects:
+    """The verbs of objects.
+
+    Attributes:
+        store: Where they are.
+        on_deleted: Called with the kind, namespace and name of what was deleted.
+    """
+
+    store: ObjectStore
+    on_deleted: Callable[[Kind, str, str], None]
+
+    def do(self, verb: str, kind: Kind, namespace: str, name: str, request: Request) -> Response:
+        """Do what a request asks for.
+
+        Raises:
+            ApiError: It cannot be done.
+        """
+        _check_readable(request)
+        is_dry = "dryRun" in request.query
+        if verb == "list":
+            if request.query.get("watch") in ("1", "true"):
+                return watch_response(self.store, kind, namespace, request)
+            return self._listing(kind, self._meant(kind, namespace, request), request)
+        if verb == "get":
+            found = self.store.get(kind, namespace, name)
+            return self._listing(kind, [found], request) if wants_table(request) else json_response(found)
+        if verb == "create":
+            self._check_namespace(kind, namespace)
+            created = self.store.create(kind, namespace, _brought_up(kind, request.json()), is_dry=is_dry)
+            return json_response(created, 201)
+        if verb == "update":
+            self.store.get(kind, namespace, name)
+            return json_response(self.store.put(kind, namespace, request.json(), is_dry=is_dry))
+        if verb == "patch":
+            return self._patch(kind, namespace, name, request, is_dry=is_dry)
+        if verb == "delete":
+            return json_response(self._delete(kind, namespace, name, is_dry=is_dry))
+        if verb == "deletecollection":
+            for found in self._meant(kind, namespace, request):
+                self._delete(kind, found["metadata"].get("namespace", ""), found["metadata"]["name"], is_dry=is_dry)
+            return json_response({"kind": "Status", "apiVersion": "v1", "status": "Success"})
+        raise ApiError(405, f"the loopback cluster cannot {verb} {kind.plural}", name="MethodNotAllowed")
+
+    def _meant(self, kind: Kind, namespace: str, request: Request) -> list[Resource]:
+        query = request.query
+        found = self.store.select(kind, namespace, query.get("labelSelector", ""), query.get("fieldSelector", ""))
+        request.record.entries = len(found)
+        return found
+
+    def _listing(self, kind: Kind, found: list[Resource], request: Request) -> Response:
+        if wants_table(request):
+            return json_response(table(kind.plural, found, self.store.version, request.time))
+        listing = {"kind": f"{kind.name}List", "apiVersion": kind.api_version, "items": found}
+        return json_response({**listing, "metadata": {"resourceVersion": self.store.version}})
+
+    def _patch(self, kind: Kind, namespace: str, name: str, request: Request, *, is_dry: bool) -> Response:
+        content_type, patch = request.headers.get("Content-Type") or "", request.json()
+        try:
+            found = self.store.get(kind, namespace, name)
+        except ApiError:
+            if not is_apply(content_type):
+                raise
+            self._check_namespace(kind, namespace)
+            created = self.store.create(kind, namespace, _brought_up(kind, patch), is_dry=is_dry)
+            return json_response(created, 201)
+        return json_response(self.store.put(kind, namespace, patched(found, patch, content_type), is_dry=is_dry))
+
+    def _delete(self, kind: Kind, namespace: str, name: str, *, is_dry: bool) -> Resource:
+        if is_dry:
+            return self.store.get(kind, namespace, name)
+        deleted = self.store.delete(kind, namespace, name)
+        self.on_deleted(kind, namespace, name)
+        if kind.plural == "namespaces":
+            for found in self.store.everything_in(name):
+                with contextlib.suppress(ApiError):  # somebody else was faster
+                    self._delete(kind_of(found), name, found["metadata"]["name"], is_dry=False)
+        return deleted
+
+    def _check_namespace(self, kind: Kind, namespace: str) -> None:
+        if kind.is_namespaced:
+            self.store.get(find_plural("namespaces"), "", namespace)
+
+
+def _check_readable(request: Request) -> None:
+    """`kubectl create configmap` and its like send protocol buffers: only what comes from a file is JSON."""
+    content_type = request.headers.get("Content-Type") or ""
+    if "protobuf" in content_type and request.body and request.method != "DELETE":
+        message = f"the loopback cluster reads JSON, not {content_type}: create it with kubectl apply -f"
+        raise ApiError(415, message, name="UnsupportedMediaType")
+
+
+def _brought_up(kind: Kind, resource: Resource) -> Resource:
+    """The object with the status that controllers would soon give it."""
+    if kind.name == "Pod":
+        return running(resource)
+    if kind.name == "Deployment":
+        wanted = resource.get("spec", {}).get("replicas", 1)
+        counts = ("replicas", "updatedReplicas", "readyReplicas", "availableReplicas")
+        return {**resource, "status": dict.fromkeys(counts, wanted)}
+    return resource
