@@ -117,6 +117,9 @@ class GoogleApi:
             try:
                 answer: dict[str, Any] = request.execute(http=self._http(timeout_seconds))
                 return answer
+            except KeyboardInterrupt:
+                self._close()  # What is asked next must not get the answer to this.
+                raise
             except Exception as error:
                 self._close()
                 is_last = backoff.failures + 1 >= _MOST_TRIES

@@ -1,0 +1,250 @@
+"""The making of a viewer VM, from the first request until XProf answers there; or its undoing, at whatever stage."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from ml_diagnostics_common.backoff import Backoff
+from ml_diagnostics_common.exceptions import DiagnosticsError, ObjectNotFoundError
+from ml_diagnostics_common.storage import Storage
+
+from xprofiler.console import Console
+from xprofiler.exceptions import NotFoundError, NotPermittedError, TimedOutError, UsageError, XprofilerError
+from xprofiler.instances import Instances
+from xprofiler.startup.status import StartupStatus, status_path
+from xprofiler.viewer_plan import ViewerPlan
+
+__all__ = ["Patience", "ViewerSetup"]
+
+_ENDING = ("STOPPING", "SUSPENDING", "SUSPENDED", "TERMINATED")
+_LOOKS_FOR_A_LATE_VM = 4
+
+
+@dataclass(frozen=True)
+class Patience:
+    """How long to wait, in seconds.
+
+    Attributes:
+        startup: For XProf to answer, from when the VM is there.
+        first_look: Before its status is read for the first time.
+        look: Between two looks at its status: what it costs to learn late that XProf answers.
+        vm_look: Between two looks at the VM itself, which may have been stopped or deleted.
+        removal: For the VM to be gone.
+    """
+
+    startup: float = 300.0
+    first_look: float = 2.0
+    look: float = 1.0
+    vm_look: float = 10.0
+    removal: float = 120.0
+
+
+class ViewerSetup:
+    """Makes one viewer VM.
+
+    Args:
+        plan: What it is to be.
+        instances: The VMs of the project.
+        storage: Where it tells how far it is.
+        console: Is told how far things are.
+        patience: How long to wait.
+        clock: Monotonic seconds.
+        sleep: Waits a number of seconds.
+
+    Attributes:
+        may_exist: Whether the VM was asked for, and was not refused.
+    """
+
+    def __init__(
+        self,
+        plan: ViewerPlan,
+        instances: Instances,
+        storage: Storage,
+        console: Console,
+        patience: Patience,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], object] = time.sleep,
+    ) -> None:
+        self.may_exist = False
+        self._plan = plan
+        self._instances = instances
+        self._storage = storage
+        self._console = console
+        self._patience = patience
+        self._clock = clock
+        self._sleep = sleep
+        self._status_path = status_path(plan.log_directory, plan.name)
+        self._old_generation = 0
+        self._is_there = False
+
+    def check(self) -> None:
+        """Proves that the VM can be made, as far as that can be known before.
+
+        Raises:
+            NotFoundError: There is no such zone, machine type or bucket.
+            NotPermittedError: The credentials may not even look.
+            UsageError: There is a VM of that name.
+        """
+        plan = self._plan
+        if not self._instances.zone_exists(plan.zone):
+            raise NotFoundError(f"there is no zone {plan.zone}; see 'gcloud compute zones list'")
+        if not self._instances.machine_type_exists(plan.zone, plan.machine_type):
+            raise NotFoundError(self._without_machine_type())
+        self._check_bucket()
+        with contextlib.suppress(NotFoundError):
+            self._instances.get(plan.zone, plan.name, "name")
+            raise UsageError(f"there is a VM {plan.name} in zone {plan.zone} already: give another name by --vm-name")
+
+    def make(self, create: Callable[[], None]) -> StartupStatus:
+        """Creates the VM, and returns when XProf answers there; its link is in its labels then.
+
+        Args:
+            create: Asks for the VM, and waits until it is there.
+
+        Raises:
+            XprofilerError: It was not made, or XProf does not answer; `may_exist` says whether to `remove` it.
+            StorageError: For a minute, nobody could be asked how far it is.
+        """
+        self.may_exist = True
+        try:
+            create()
+        except DiagnosticsError as error:
+            self.may_exist = not _is_refusal(error)
+            raise
+        self._is_there = True
+        self._console.say(f"The VM {self._plan.name} is there; XProf is being installed on it.")
+        status = self._wait()
+        self._label(status)
+        return status
+
+    def remove(self) -> DiagnosticsError | None:
+        """Deletes the VM, whatever has become of it; returns why it may still be there, or None when it is gone.
+
+        A VM whose creation was interrupted may appear only now, so it is looked for more than once.
+        """
+        deadline = self._clock() + self._patience.removal
+        backoff = Backoff(0.5, 5.0)
+        looks = 1 if self._is_there else _LOOKS_FOR_A_LATE_VM
+        while True:
+            try:
+                left = max(1.0, deadline - self._clock())
+                self._instances.delete(self._plan.zone, self._plan.name, timeout_seconds=left)
+                return None
+            except NotFoundError:
+                looks -= 1
+                if not looks:
+                    return None
+            except NotPermittedError as error:
+                return error
+            except DiagnosticsError as error:  # It is not ready yet, or the network is gone.
+                if self._clock() >= deadline:
+                    return error
+                self._console.detail(f"  {error}")
+            self._sleep(backoff.failed())
+
+    # --- Before ----------------------------------------------------------------------------------------
+
+    def _check_bucket(self) -> None:
+        from ml_diagnostics_common.exceptions import StorageError
+
+        where = self._plan.log_directory
+        try:
+            # Of an object that is not there, only a list tells whether its bucket is.
+            if self._storage.list_prefix(self._status_path):
+                self._old_generation = self._storage.read_with_generation(self._status_path, first_bytes=1)[1]
+        except ObjectNotFoundError as error:
+            raise NotFoundError(
+                f"Log directory {where} does not exist: there is no bucket {where.bucket}, or you may not know of it"
+            ) from error
+        except StorageError as error:
+            if type(error.__cause__).__name__ in ("Forbidden", "Unauthorized"):
+                raise NotPermittedError(str(error)) from error
+            raise
+
+    def _without_machine_type(self) -> str:
+        plan = self._plan
+        try:
+            zones = self._instances.zones_with(plan.machine_type)
+        except DiagnosticsError:
+            zones = []
+        return (
+            f"Please check the machine type w/ {plan.zone} and try again. You can investigate zones with the machine "
+            f"type {plan.machine_type} available:\n"
+            f'gcloud compute machine-types list --filter="name={plan.machine_type}" --format="value(zone)"\n'
+            "The machine type and zone do not match.\n"
+            f"Suggested zones with machine type {plan.machine_type}:\n{zones}"
+        )
+
+    # --- Until XProf answers ---------------------------------------------------------------------------
+
+    def _wait(self) -> StartupStatus:
+        began = vm_seen = self._clock()
+        told = StartupStatus("starting")
+        self._sleep(min(self._patience.first_look, self._patience.startup))
+        while True:
+            status = self._read() or told
+            if (status.state, status.step) != (told.state, told.step):
+                self._console.say(f"  {self._clock() - began:3.0f} s: {status.step}")
+                told = status
+            if status.state == "ready":
+                return status
+            if status.state != "starting":
+                raise XprofilerError(f"XProf does not run on {self._plan.name}: {status.step}: {status.error}")
+            now = self._clock()
+            if now - vm_seen >= self._patience.vm_look:
+                self._look_at_vm()
+                vm_seen = now
+            if now - began >= self._patience.startup:
+                raise TimedOutError(self._too_late(told))
+            self._sleep(self._patience.look)
+
+    def _read(self) -> StartupStatus | None:
+        """What the VM has told; None before it told anything. What a VM of that name told before is not it."""
+        try:
+            data, generation = self._storage.read_with_generation(self._status_path)
+        except ObjectNotFoundError:
+            return None
+        return None if generation == self._old_generation else StartupStatus.parse(data)
+
+    def _look_at_vm(self) -> None:
+        name = self._plan.name
+        try:
+            state = self._instances.get(self._plan.zone, name, "status").get("status")
+        except NotFoundError as error:
+            raise XprofilerError(f"the VM {name} was deleted while XProf was being installed on it") from error
+        if state in _ENDING:
+            raise XprofilerError(f"the VM {name} was stopped while XProf was being installed on it ({state})")
+
+    def _too_late(self, told: StartupStatus) -> str:
+        name, zone = self._plan.name, self._plan.zone
+        if told.step:
+            why = f"it is still at this: {told.step}"
+        else:
+            why = (
+                f"it has told nothing in {self._plan.log_directory}: may its service account write there "
+                "(roles/storage.objectUser), and does it reach the internet?"
+            )
+        return (
+            f"XProf did not answer on {name} within {self._patience.startup:g} s; {why}. What it says: "
+            f"'gcloud compute instances get-serial-port-output {name} --zone={zone}', with "
+            "--auto-delete-on-failure-off"
+        )
+
+    def _label(self, status: StartupStatus) -> None:
+        """Asks for the labels, and does not wait for them; who lists the VM without them reads its status."""
+        try:
+            self._instances.set_labels(self._plan.zone, self._plan.name, status.labels, timeout_seconds=0)
+        except TimedOutError:
+            pass
+        except DiagnosticsError as error:
+            self._console.say(f"note: {error}")
+
+
+def _is_refusal(error: DiagnosticsError) -> bool:
+    """Whether a VM was refused before anything was made of it: there may be another's of that name."""
+    status = int(getattr(getattr(error.__cause__, "resp", None), "status", 0) or 0)
+    return 400 <= status < 500 and status != 408

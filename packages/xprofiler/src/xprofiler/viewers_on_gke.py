@@ -1,0 +1,201 @@
+"""Viewers on the current Kubernetes cluster: services with a label, an annotation with the link, and what is behind."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from xprofiler.console import Console
+from xprofiler.exceptions import UsageError, XprofilerError
+from xprofiler.kubectl import Cluster, complaint
+from xprofiler.log_directory import LogDirectory
+from xprofiler.processes import Programs
+from xprofiler.startup import XPROF_VERSION
+from xprofiler.viewers import Sought, Viewer
+
+__all__ = ["ViewersOnGke", "manifest"]
+
+_ROLE: Final = "role=xprofiler-proxy-service"
+_URL: Final = "proxy-url"
+_LOG_DIRECTORY: Final = "xprofiler_log_directory"
+_DEFAULTS: Final = {"namespace": "xprofiler", "pod-port": "9001", "image": "python:3.12-slim", "context": ""}
+_LABEL_VALUE: Final = re.compile(r"[A-Za-z0-9](?:[-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?", re.ASCII)
+_NAME: Final = re.compile(r"[a-z](?:[-a-z0-9]{0,47}[a-z0-9])?", re.ASCII)
+_FOLDER: Final = Path(__file__).parent / "startup"
+_TIMEOUT_SECONDS: Final = 60.0
+
+
+class ViewersOnGke:
+    """The viewers on a cluster, by kubectl.
+
+    Args:
+        console: Told of programs.
+        extra: `--namespace`, `--context`, `--pod-port` and `--image`, each with a value.
+
+    Attributes:
+        noun: What each of them is.
+
+    Raises:
+        UsageError: An extra flag is another.
+    """
+
+    noun = "Pod"
+
+    def __init__(self, console: Console, extra: Sequence[str] = ()) -> None:
+        self._console = console
+        self._settings = {**_DEFAULTS, **_settings_in(extra)}
+        self._cluster = Cluster(self._settings["namespace"], self._settings["context"] or None)
+
+    def find(self, sought: Sought) -> list[Viewer]:
+        """Returns those sought, by log directory and name.
+
+        Raises:
+            XprofilerError: They cannot be listed.
+        """
+        selector = ",".join([_ROLE, *_in("zone", sought.zones)])
+        answer = self._kubectl([*self._cluster.argv("get"), "services", f"--selector={selector}", "--output=json"])
+        return sought.among(_viewer(service) for service in json.loads(answer)["items"])
+
+    def delete(self, viewers: Sequence[Viewer]) -> list[Exception | None]:
+        """Deletes these, and waits until they are gone; returns what went wrong with each."""
+        problems: list[Exception | None] = []
+        for argv in self.delete_argv(viewers):
+            try:
+                self._kubectl(argv, timeout_seconds=5 * _TIMEOUT_SECONDS)
+                problems.append(None)
+            except XprofilerError as error:
+                problems.append(error)
+        return problems
+
+    def delete_argv(self, viewers: Sequence[Viewer]) -> list[list[str]]:
+        """Returns the programs that would do the same: one a viewer."""
+        selectors = [f"--selector=instance={_label_value('name', viewer.name)}" for viewer in viewers]
+        return [[*self._cluster.argv("delete"), "all", selector] for selector in selectors]
+
+    def manifest(self, name: str, zone: str, log_directory: LogDirectory) -> dict[str, Any]:
+        """Returns what `apply` gets: see `manifest`."""
+        return manifest(name, zone, log_directory, self._settings)
+
+    def apply(self, objects: Mapping[str, Any]) -> None:
+        """Creates objects; they reach kubectl by its standard input, and no file.
+
+        Raises:
+            XprofilerError: They could not be created.
+        """
+        self._kubectl([*self._cluster.argv("apply"), "--filename=-"], stdin=json.dumps(objects).encode())
+
+    def url(self, name: str) -> str | None:
+        """Returns the proxy's link to a viewer; None while the proxy does not know it."""
+        selector = f"--selector={_ROLE},instance={_label_value('name', name)}"
+        answer = self._kubectl([*self._cluster.argv("get"), "services", selector, "--output=json"])
+        return next((viewer.url for viewer in map(_viewer, json.loads(answer)["items"])), None)
+
+    def _kubectl(self, argv: Sequence[str], *, stdin: bytes = b"", timeout_seconds: float = _TIMEOUT_SECONDS) -> bytes:
+        with Programs(self._console) as programs:
+            ended = programs.run(argv, stdin=stdin, timeout_seconds=timeout_seconds)
+        if ended.exit_code:
+            verb = next(word for word in argv[1:] if not word.startswith("-"))
+            raise complaint(ended.complaint, f"{verb} viewers in namespace {self._cluster.namespace}")
+        return ended.output
+
+
+def manifest(name: str, zone: str, log_directory: LogDirectory, settings: Mapping[str, str]) -> dict[str, Any]:
+    """Returns the objects of a viewer.
+
+    Args:
+        name: By which it is found; a prefix of the objects' names.
+        zone: Where it is said to be; its region's proxy is used.
+        log_directory: What it shows.
+        settings: namespace, pod-port and image.
+
+    Raises:
+        UsageError: A value cannot be one.
+    """
+    import yaml
+
+    port = settings["pod-port"]
+    if not port.isdecimal() or not 0 < int(port) < 65536:
+        raise UsageError(f"--pod-port={port} is not the number of a port")
+    if not _NAME.fullmatch(name):
+        raise UsageError(
+            f"{name!r} is no name for a viewer on Kubernetes: one has 1 to 49 lower-case letters, digits and dashes, "
+            "begins with a letter and does not end with a dash"
+        )
+    values = {
+        "name": name,
+        "zone": _label_value("zone", zone),
+        "region": zone.rpartition("-")[0],
+        "namespace": settings["namespace"],
+        "image": settings["image"],
+        "pod_port": port,
+        "xprof_version": XPROF_VERSION,
+        "log_directory": _literal(log_directory.path),
+        "log_directory_annotation": log_directory.path,
+        "viewer_program": _literal((_FOLDER / "gke_viewer.py").read_text(encoding="utf-8")),
+        "agent_program": _literal((_FOLDER / "gke_agent.py").read_text(encoding="utf-8")),
+    }
+    objects = yaml.safe_load((_FOLDER / "gke_manifest.yaml").read_text(encoding="utf-8"))
+    filled: dict[str, Any] = _filled(objects, values)
+    return filled
+
+
+def _filled(part: Any, values: Mapping[str, str]) -> Any:
+    if isinstance(part, dict):
+        return {key: _filled(value, values) for key, value in part.items()}
+    if isinstance(part, list):
+        return [_filled(value, values) for value in part]
+    if not isinstance(part, str):
+        return part
+    number = re.fullmatch(r"\{\{(\w+):number\}\}", part)
+    if number:
+        return int(values[number[1]])
+    return re.sub(r"\{\{(\w+)\}\}", lambda found: values[found[1]], part)
+
+
+def _literal(text: str) -> str:
+    """A text as Kubernetes leaves it in a container's arguments: it would replace $(NAME) by a variable."""
+    return text.replace("$", "$$")
+
+
+def _viewer(service: Mapping[str, Any]) -> Viewer:
+    metadata = service.get("metadata", {})
+    labels, annotations = metadata.get("labels", {}), metadata.get("annotations", {})
+    link = str(annotations.get(_URL, "")).strip()
+    return Viewer(
+        name=str(labels.get("instance", "")),
+        zone=str(labels.get("zone", "")),
+        log_directory=str(annotations.get(_LOG_DIRECTORY, "")),
+        url=(link if "://" in link else f"https://{link}") if link else None,
+        status="RUNNING",
+        labels=dict(labels),
+    )
+
+
+def _in(label: str, values: Collection[str]) -> list[str]:
+    return [f"{label} in ({','.join(_label_value(label, value) for value in values)})"] if values else []
+
+
+def _label_value(what: str, text: str) -> str:
+    if not _LABEL_VALUE.fullmatch(text):
+        raise UsageError(
+            f"{text!r} is no {what} on Kubernetes: one has 1 to 63 letters, digits, '-', '_' and '.', and begins and "
+            "ends with a letter or digit"
+        )
+    return text
+
+
+def _settings_in(extra: Sequence[str]) -> dict[str, str]:
+    settings: dict[str, str] = {}
+    words = list(extra)
+    while words:
+        flag, equals, value = words.pop(0).partition("=")
+        if not equals and words:
+            value = words.pop(0)
+        if flag.removeprefix("--") not in _DEFAULTS or not flag.startswith("--") or not value:
+            known = ", ".join(f"--{name}" for name in _DEFAULTS)
+            raise UsageError(f"{flag}: with --gke, other flags are {known}, each with a value")
+        settings[flag.removeprefix("--")] = value
+    return settings
