@@ -140,8 +140,8 @@ def measure(*, quick: bool) -> list[Table]:
         Row(f"{_MANY} simulated services", seconds(took), few, "", f"<= {bare + 0.5:.2f} s", took <= bare + 0.5)
     )
     note = (
-        f"`xprofiler capture -o local` for {_DURATION_MS / 1000:g} s, whole commands; the middle of {repetitions} runs, and"
-        " the largest difference between the starts that the files tell. The jobs are JAX processes of this machine,"
+        f"`xprofiler capture -o local` for {_DURATION_MS / 1000:g} s, whole commands; the middle of"
+        f" {repetitions} runs, and the largest difference between the starts that the files tell. The jobs are JAX processes,"
         " which rest 50 ms after each step, or never. The public command profiles pods of a Kubernetes on loopback,"
         f" {_HOSTS} times the same job."
     )
