@@ -10,13 +10,13 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
-from urllib.parse import parse_qs
+from urllib.parse import parse_qsl, urlencode
 
 from ml_diagnostics_common.exceptions import DiagnosticsError
 
 from xprofiler.exceptions import NotFoundError
 from xprofiler.serve.page import POLICY, empty_page, failure_page, summary_page
-from xprofiler.serve.tools import XPROF_PREFIX
+from xprofiler.serve.tools import TRACE_VIEWERS, XPROF_PREFIX
 from xprofiler.summary.json_form import as_json
 
 if TYPE_CHECKING:
@@ -29,6 +29,8 @@ Wsgi = Callable[[dict[str, Any], Callable[..., Any]], Iterable[bytes]]
 _OUR_NAMES: Final = frozenset({"localhost", "127.0.0.1", "[::1]"})
 _CLOSED: Final = frozenset({f"{XPROF_PREFIX}/capture_profile", f"{XPROF_PREFIX}/generate_cache"})
 _PATH_PARAMETERS: Final = ("session_path", "run_path")
+# These keep what they compute by host, or by program.
+_NOT_BY_HOST: Final = TRACE_VIEWERS | {"graph_viewer", "memory_viewer"}
 _HTML, _JSON, _TEXT = "text/html; charset=utf-8", "application/json", "text/plain; charset=utf-8"
 
 
@@ -92,18 +94,28 @@ class Application:
             return _text("404 Not Found", "There is nothing here. The summary is at /.")
         return None
 
-    def _before_xprof(self, environ: Mapping[str, Any]) -> _Answer | None:
+    def _before_xprof(self, environ: dict[str, Any]) -> _Answer | None:
         """Puts the session that is asked for where XProf finds it, and answers what we know better."""
         try:
             if environ["PATH_INFO"] == f"{XPROF_PREFIX}/runs":
                 names = sorted((profile.name for profile in self._catalog.profiles()), reverse=True)
                 return _Answer("200 OK", _JSON, json.dumps(names).encode())
-            run = _parameters(environ).get("run")
-            if run is not None:
-                self._catalog.files(self._catalog.profile(run))
+            if "run" in _parameters(environ):
+                asked = parse_qsl(environ["QUERY_STRING"], keep_blank_values=True)
+                run = self._placed(_parameters(environ))
+                environ["QUERY_STRING"] = urlencode([(key, run if key == "run" else value) for key, value in asked])
         except (DiagnosticsError, OSError) as error:
             return _text(_status(error), str(error))
         return None
+
+    def _placed(self, asked: Mapping[str, str]) -> str:
+        """Puts the session where XProf finds it, of one host where that is asked; returns its name there."""
+        profile = self._catalog.profile(asked["run"])
+        self._catalog.files(profile)
+        host, is_one = asked.get("host", ""), len(profile.xplanes) == 1
+        if is_one or host not in profile.xplanes or asked.get("tag") in _NOT_BY_HOST:
+            return profile.name
+        return self._catalog.only(profile, host)
 
     def _page(self, session: str | None) -> _Answer:
         place = self._catalog.place
@@ -132,8 +144,7 @@ class Application:
 
 
 def _parameters(environ: Mapping[str, Any]) -> dict[str, str]:
-    asked = parse_qs(environ.get("QUERY_STRING", ""), keep_blank_values=True)
-    return {name: values[0] for name, values in asked.items()}
+    return dict(reversed(parse_qsl(environ.get("QUERY_STRING", ""), keep_blank_values=True)))  # The first of a name.
 
 
 def _host_name(host: str) -> str:

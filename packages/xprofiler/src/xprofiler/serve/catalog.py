@@ -67,6 +67,16 @@ class Catalog:
         """Returns its xplanes by host, where XProf may read them and write beside them."""
         return self._copy.place(profile)
 
+    def only(self, profile: Profile, host: str) -> str:
+        """Puts one of its hosts where XProf finds no other, and returns what XProf then calls the profile.
+
+        XProf 2.24 keeps what it has computed of one host under the name that it also looks for when it is asked for
+        all, or for another: its first answer would be its answer to every question.
+        """
+        name = f".hosts/{host}/{profile.name}"
+        self._copy.place(Profile(name, profile.folder, {host: str(self.files(profile)[host])}))
+        return name
+
     def summary(self, profile: Profile) -> Summary:
         """Returns what it says; read again only when a file has changed."""
         files = self.files(profile)

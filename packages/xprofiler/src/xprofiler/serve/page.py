@@ -9,7 +9,7 @@ from urllib.parse import quote
 
 from xprofiler.serve.charts import legend, meter, part_class, share_bar, step_chart
 from xprofiler.serve.markup import Markup, element, joined
-from xprofiler.serve.tools import tools_section
+from xprofiler.serve.tools import tool_link, tools_section
 from xprofiler.summary.colours import PART_COLOURS
 from xprofiler.summary.profiles import Profile
 from xprofiler.summary.summary import OTHERS, Operation, Summary, step_times
@@ -21,7 +21,7 @@ __all__ = ["POLICY", "empty_page", "failure_page", "summary_page"]
 POLICY: Final = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; frame-ancestors 'none'"
 """The Content-Security-Policy of the page: it loads nothing."""
 
-_OPERATIONS = 30
+_OPERATIONS = 25
 
 _Column: TypeAlias = tuple[str, str, Sequence[str]]
 """A title, the class of the cells, and the cells."""
@@ -37,13 +37,13 @@ def summary_page(summary: Summary, profiles: Sequence[Profile], place: str) -> b
     """
     main = [
         element("h1", summary.session),
-        element("p", about(summary), class_="about"),
+        element("p", element("span", about(summary)), *_ways_out(summary), class_="about"),
         *(element("p", note, class_="note") for note in summary.notes),
         _tiles(summary),
         _steps(summary),
-        _operations(summary.operations),
         element("div", _hosts(summary), _input(summary), class_="pair"),
-        tools_section(summary.session, summary.tools),
+        _operations(summary.operations),
+        tools_section(summary.session, summary.tools, [host.name for host in summary.hosts]),
     ]
     return _page(summary.session, profiles, place, joined(*main))
 
@@ -107,6 +107,16 @@ def _navigation(chosen: str, profiles: Sequence[Profile], place: str) -> Markup:
     )
 
 
+def _ways_out(summary: Summary) -> list[Markup]:
+    hosts = [host.name for host in summary.hosts]
+    ways = {"Trace viewer": "trace_viewer@", "All of XProf": "overview_page"}
+    return [
+        element("a", f"{title} \N{RIGHTWARDS ARROW}", href=tool_link(tool, summary.session, hosts))
+        for title, tool in ways.items()
+        if tool in summary.tools
+    ]
+
+
 def _tiles(summary: Summary) -> Markup:
     return element(
         "div", _step_tile(summary), _busy_tile(summary), *_input_tile(summary), *_slowest_tile(summary), class_="tiles"
@@ -125,8 +135,8 @@ def _step_tile(summary: Summary) -> Markup:
     return _tile(
         "Step time, mean",
         format_duration(times.mean_us, "µs"),
-        element("p", f"median {format_duration(times.median_us, 'µs')}, {low} to {high}"),
-        element("p", f"deviation {format_duration(times.deviation_us, 'µs')}"),
+        element("p", f"median {format_duration(times.median_us, 'µs')}"),
+        element("p", f"{low} to {high}"),
     )
 
 
@@ -187,7 +197,7 @@ def _operations(operations: Sequence[Operation]) -> Markup:
         ("Runs", "number", [f"{operation.runs:,}" for operation in shown]),
         ("Self time", "number", [format_duration(operation.self_us, "µs") for operation in shown]),
         ("Share", "number", [format_percent(operation.percent) for operation in shown]),
-        ("", "bar", [share_bar(operation.percent) for operation in shown]),
+        ("", "bar", [share_bar(100 * operation.self_us / (shown[0].self_us or 1)) for operation in shown]),
         ("Compute", "number", [_rate(operation.gflops_per_second, "FLOP") for operation in shown]),
         ("Memory", "number", [_rate(operation.gib_per_second, "iB") for operation in shown]),
         ("Bound by", "short", [operation.bound_by for operation in shown]),
@@ -214,7 +224,9 @@ def _hosts(summary: Summary) -> Markup:
         (OTHERS, "number", [_percent(host.waiting_percent) for host in hosts]),
         ("Slowest in", "number", [_steps_of(host.slowest_steps) if several else "" for host in hosts]),
     ]
-    return element("section", element("h2", format_count(len(hosts), "host")), _table(columns))
+    return element(
+        "section", element("h2", format_count(len(hosts), "host")), element("div", _table(columns), class_="tall")
+    )
 
 
 def _offset(offset_us: float | None) -> str:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from types import MappingProxyType
 from typing import Final
-from urllib.parse import quote
+from urllib.parse import urlencode
 
 from xprofiler.serve.markup import Markup, element
 
-__all__ = ["XPROF_PREFIX", "tool_link", "tools_section"]
+__all__ = ["TRACE_VIEWERS", "XPROF_PREFIX", "tool_link", "tools_section"]
 
 XPROF_PREFIX: Final = "/data/plugin/profile"
 """Where XProf's page expects its data, and so where it is served."""
@@ -37,20 +37,32 @@ _TITLES: Final = MappingProxyType(
         "smart_suggestion": "Smart suggestions",
     }
 )
+TRACE_VIEWERS: Final = frozenset({"trace_viewer@", "trace_viewer"})
+_HOSTS_IN_A_TRACE = 8  # More are slow to load.
 # XProf 2.24 loads Google Charts from www.gstatic.com; without it, its other tools stay blank or show numbers only.
-_WITHOUT_INTERNET: Final = frozenset({"trace_viewer@", "trace_viewer"})
+_WITHOUT_INTERNET: Final = TRACE_VIEWERS | {"op_profile", "hlo_op_profile"}
 
 
-def tool_link(tool: str, session: str) -> str:
-    """Returns where XProf shows a session in a tool."""
-    return f"{XPROF_PREFIX}/#/{quote(tool, safe='@')}/{quote(session)}"
+def tool_link(tool: str, session: str, hosts: Sequence[str] = ()) -> str:
+    """Returns where XProf shows a session in a tool.
+
+    Args:
+        tool: XProf's name of it.
+        session: Which.
+        hosts: All; a few are shown in one trace, else XProf takes the first.
+    """
+    asked = {"run": session, "tag": tool}
+    if tool in TRACE_VIEWERS and 1 < len(hosts) <= _HOSTS_IN_A_TRACE:
+        asked["hosts"] = ",".join(hosts)
+    return f"{XPROF_PREFIX}/?{urlencode(asked, safe='@,')}"
 
 
-def tools_section(session: str, tools: Iterable[str]) -> Markup:
+def tools_section(session: str, tools: Iterable[str], hosts: Sequence[str]) -> Markup:
     """Returns links to XProf's tools, those that need the internet apart."""
     known = sorted(set(tools), key=lambda tool: _TITLES.get(tool, tool))
-    offline = [_link(tool, session) for tool in known if tool in _WITHOUT_INTERNET]
-    online = [_link(tool, session) for tool in known if tool not in _WITHOUT_INTERNET]
+    links = {tool: _link(tool, tool_link(tool, session, hosts)) for tool in known}
+    offline = [link for tool, link in links.items() if tool in _WITHOUT_INTERNET]
+    online = [link for tool, link in links.items() if tool not in _WITHOUT_INTERNET]
     return element(
         "section",
         element("h2", "This session in XProf"),
@@ -61,5 +73,5 @@ def tools_section(session: str, tools: Iterable[str]) -> Markup:
     )
 
 
-def _link(tool: str, session: str) -> Markup:
-    return element("li", element("a", _TITLES.get(tool, tool), href=tool_link(tool, session)))
+def _link(tool: str, href: str) -> Markup:
+    return element("li", element("a", _TITLES.get(tool, tool), href=href))

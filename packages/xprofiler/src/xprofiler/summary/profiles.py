@@ -49,8 +49,8 @@ class Profile:
 def find_profiles(path: str) -> list[Profile]:
     """Returns the profiles below a path, the newest first.
 
-    A log directory is looked at where captures are written; only when there are none, all below it is listed, which
-    takes its time where a bucket holds a million objects.
+    In Cloud Storage a log directory is looked at where captures are written; only when there are none, all below it is
+    listed, which takes its time where a bucket holds a million objects.
 
     Raises:
         NotFoundError: There is no such folder on this machine.
@@ -62,7 +62,8 @@ def find_profiles(path: str) -> list[Profile]:
     try:
         if root.endswith(_SUFFIX):
             return profiles_among([root], posixpath.dirname(root))
-        found = [each for place in _KNOWN_PLACES for each in storage.list_prefix(f"{root}/{place}")]
+        places = _KNOWN_PLACES if "://" in root else ()
+        found = [each for place in places for each in storage.list_prefix(f"{root}/{place}")]
         return profiles_among(map(_slashed, found or storage.list_prefix(f"{root}/")), root)
     except ConfigurationError as error:
         raise UsageError(str(error)) from error
@@ -111,8 +112,9 @@ def profiles_among(paths: Iterable[str], root: str) -> list[Profile]:
     for path in paths:
         folder, file = posixpath.split(path)
         is_profile = posixpath.dirname(folder).endswith("/plugins/profile") or folder == root
-        if file.endswith(_SUFFIX) and file != _SUFFIX and is_profile and _is_plain(path):
-            hosts.setdefault(folder, {})[file.removesuffix(_SUFFIX)] = path
+        host = file.removesuffix(_SUFFIX)
+        if is_profile and host != file and host not in ("", ".", "..") and _is_plain(path):
+            hosts.setdefault(folder, {})[host] = path
     profiles = [Profile(_name(folder, root), folder, xplanes) for folder, xplanes in hosts.items()]
     return sorted(profiles, key=_age, reverse=True)
 
