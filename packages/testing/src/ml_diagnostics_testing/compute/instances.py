@@ -188,6 +188,21 @@ def check_instance(body: Mapping[str, Any]) -> None:
     check_metadata(body.get("metadata") or {})
 
 
+def check_parts(body: Mapping[str, Any]) -> None:
+    """Refuse a VM that lacks what the real service has no default for.
+
+    Raises:
+        ApiError: It has no type, no disk to boot from, or no network.
+    """
+    for field, why in (
+        ("machineType", "A machine type must be given."),
+        ("disks", "At least one disk must be given."),
+        ("networkInterfaces", "At least one network interface is required."),
+    ):
+        if not body.get(field):
+            raise ApiError(400, f"Invalid value for field 'resource.{field}': ''. {why}", reason="invalid")
+
+
 def check_labels(labels: Mapping[str, str]) -> None:
     """Refuse labels that no resource can have.
 
@@ -197,7 +212,8 @@ def check_labels(labels: Mapping[str, str]) -> None:
         ApiError: There are too many, or a key or a value has characters that it must not have, or too many.
     """
     if len(labels) > _MAX_LABELS:
-        raise ApiError(400, f"Invalid value for field 'resource.labels': Too many labels, {len(labels)}.")
+        message = f"Invalid value for field 'resource.labels': '{len(labels)}'. There are at most {_MAX_LABELS} labels."
+        raise ApiError(400, message, reason="invalid")
     for key, value in labels.items():
         for text, pattern in ((key, _LABEL_KEY), (value, _LABEL_VALUE)):
             if not isinstance(text, str) or not pattern.fullmatch(text):

@@ -29,7 +29,7 @@ class Change:
     Attributes:
         kind: insert, delete, setLabels, ...
         scope: Where: "zones/us-central1-a" or "global".
-        target: The URL of what is changed, below the project's: "zones/us-central1-a/instances/a". Empty is the project.
+        target: The URL of what is changed, below the project's: "zones/us-central1-a/instances/a"; empty is itself.
         start: Called at once; returns the target's id. What it raises is the answer.
         finish: Called when the operation is done.
         fail: Called when it ends with an error instead.

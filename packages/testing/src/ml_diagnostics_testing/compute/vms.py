@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from ml_diagnostics_testing.compute.catalog import Catalog
-from ml_diagnostics_testing.compute.instances import FIELDS, Instances
+from ml_diagnostics_testing.compute.instances import FIELDS, Instances, check_parts
 from ml_diagnostics_testing.compute.listing import page_of, show_aggregated, show_list
 from ml_diagnostics_testing.compute.operations import Change, Operations
 from ml_diagnostics_testing.compute.routes import Parts, Route, route
@@ -82,6 +82,7 @@ class Vms:
     def _insert(self, request: Request, parts: Parts) -> Resource:
         zone, body = parts["zone"], request.json()
         self._catalog.check_zone(zone)
+        check_parts(body)
         name = str(body.get("name"))
         change = Change(
             kind="insert",
