@@ -5,8 +5,7 @@ from __future__ import annotations
 import tempfile
 import uuid
 from collections.abc import Sequence
-from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from ml_diagnostics_common.profiler_service import ProfilerService
@@ -16,16 +15,31 @@ from xprofiler.capture.collecting import Collector, Outcome
 from xprofiler.capture.places import Place, places_of
 from xprofiler.capture.session import Session
 from xprofiler.capture.targets import Target
-from xprofiler.capture.tunnels import Tunnel, open_tunnels
+from xprofiler.capture.tunnels import open_tunnels
 from xprofiler.console import Console
 from xprofiler.processes import Programs
 
 __all__ = ["Capture"]
 
-_ROUNDS: Final = 2
+_DIRECT_EXTRA_SECONDS: Final = 30.0
 
 
-@dataclass
+@dataclass(frozen=True)
+class _Asked:
+    """A target that can be asked.
+
+    Attributes:
+        target: The target.
+        address: `host:port` for this machine.
+        places: Where it writes in the first round, and in the second.
+    """
+
+    target: Target
+    address: str
+    places: tuple[Place, Place]
+
+
+@dataclass(frozen=True)
 class Capture:
     """One capture.
 
@@ -52,50 +66,74 @@ class Capture:
         Returns:
             An outcome for each, in their order.
         """
-        with ExitStack() as stack:
-            programs = stack.enter_context(Programs(self.console))
+        there = f"/tmp/xprofiler-{uuid.uuid4().hex}"
+        with Programs(self.console) as programs, tempfile.TemporaryDirectory(prefix="xprofiler-") as here:
             tunnels = open_tunnels(targets, programs, self.console)
+            asked = [
+                _Asked(target, tunnel.address, places_of(target, self.session, there if target.access else here))
+                for target, tunnel in zip(targets, tunnels, strict=True)
+                if not tunnel.problem
+            ]
             collector = Collector(self.session, self.storage, LocalStorage(), programs)
-            remote = f"/tmp/xprofiler-{uuid.uuid4().hex}"
-            here = stack.enter_context(tempfile.TemporaryDirectory(prefix="xprofiler-"))
-            places = {
-                tunnel.target.name: places_of(tunnel.target, self.session, remote if tunnel.target.access else here)
-                for tunnel in tunnels
-            }
-            outcomes = {tunnel.target.name: Outcome.of(tunnel.target, problem=tunnel.problem) for tunnel in tunnels}
-            todo = [tunnel for tunnel in tunnels if not tunnel.problem]
-            used: dict[str, Target] = {}
-            for number in range(_ROUNDS):
-                if not todo:
-                    break
-                asked = [(tunnel, places[tunnel.target.name][number]) for tunnel in todo]
-                used |= {t.target.name: t.target for t, place in asked if t.target.access and not place.is_final}
-                if number:
-                    self._tell_of_second_round(todo, outcomes)
-                outcomes |= {outcome.name: outcome for outcome in self._round(asked, collector)}
-                todo = [tunnel for tunnel in todo if not outcomes[tunnel.target.name].is_captured]
-            for left in collector.clean_up([(target, remote) for target in used.values()]):
-                self.console.say(left)
-            return [outcomes[target.name] for target in targets]
-
-    def _round(self, asked: Sequence[tuple[Tunnel, Place]], collector: Collector) -> list[Outcome]:
-        """Asks all at once, and collects what they wrote."""
-        results = self.service.capture(
-            [tunnel.address for tunnel, _ in asked],
-            [place.root for _, place in asked],
-            self.session.name,
-            self.duration_ms,
-            host_names=[tunnel.target.file_name for tunnel, _ in asked],
-        )
-        both = list(zip(asked, results, strict=True))
-        captured = iter(collector.collect([(tunnel.target, place) for (tunnel, place), r in both if r.is_captured]))
+            staged: list[Target] = []
+            try:
+                came = self._rounds(asked, collector, staged)
+            except BaseException:
+                for target in staged:
+                    self.console.say(f"{there} on {target.name} may remain.")
+                raise
+            for problem in collector.clean_up([(target, there) for target in dict.fromkeys(staged)]):
+                self.console.say(problem)
         return [
-            next(captured) if result.is_captured else Outcome.of(tunnel.target, problem=result.problem)
-            for (tunnel, _), result in both
+            came.get(target.name, Outcome.of(target, problem=tunnel.problem))
+            for target, tunnel in zip(targets, tunnels, strict=True)
         ]
 
-    def _tell_of_second_round(self, todo: Sequence[Tunnel], outcomes: dict[str, Outcome]) -> None:
-        for tunnel in todo:
-            self.console.detail(f"{tunnel.target.title}: {outcomes[tunnel.target.name].problem}")
-        names = ", ".join(tunnel.target.name for tunnel in todo)
-        self.console.say(f"No profile came of {names}: capturing again.")
+    def _rounds(self, asked: Sequence[_Asked], collector: Collector, staged: list[Target]) -> dict[str, Outcome]:
+        """Asks all, and then once more those of whom there is no profile.
+
+        Args:
+            asked: Whom.
+            collector: Looks at what they wrote.
+            staged: Is given the targets that write into a folder of their machine.
+
+        Returns:
+            Outcomes by the targets' names.
+        """
+        came: dict[str, Outcome] = {}
+        for number in (0, 1):
+            todo = [one for one in asked if number == 0 or not came[one.target.name].is_captured]
+            if not todo:
+                break
+            if number:
+                for one in todo:
+                    self.console.detail(f"{one.target.name}: {came[one.target.name].problem}")
+                names = ", ".join(one.target.name for one in todo)
+                self.console.say(f"No profile came of {names}: capturing again.")
+            staged += [one.target for one in todo if one.target.access and not one.places[number].is_final]
+            came |= {outcome.name: outcome for outcome in self._round(todo, number, collector)}
+        return came
+
+    def _round(self, asked: Sequence[_Asked], number: int, collector: Collector) -> list[Outcome]:
+        """Asks all at once, and looks at what they wrote: the answer of one that wrote its file may have got lost."""
+        results = self._service(asked, number).capture(
+            [one.address for one in asked],
+            [one.places[number].root for one in asked],
+            self.session.name,
+            self.duration_ms,
+            host_names=[one.target.file_name for one in asked],
+        )
+        outcomes = collector.collect([(one.target, one.places[number]) for one in asked])
+        return [
+            outcome if outcome.is_captured or result.is_captured else Outcome.of(one.target, problem=result.problem)
+            for one, result, outcome in zip(asked, results, outcomes, strict=True)
+        ]
+
+    def _service(self, asked: Sequence[_Asked], number: int) -> ProfilerService:
+        """The service, with less patience where there is another way.
+
+        A job that does not reach the bucket tries for minutes: JAX's does so when its connections are refused.
+        """
+        has_another = number == 0 and any(one.places[0] != one.places[1] for one in asked)
+        seconds = min(self.service.extra_seconds, _DIRECT_EXTRA_SECONDS)
+        return replace(self.service, extra_seconds=seconds) if has_another else self.service
