@@ -13,6 +13,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -116,17 +117,29 @@ class Programs:
     def run_at_terminal(self, argv: Sequence[str]) -> int:
         """Runs a program that may ask at the terminal, and returns its exit code; all that it says is shown there.
 
-        What it says on standard output is progress, too, and no data: it goes to standard error.
+        What it says on standard output is progress, too, and no data: it goes to standard error. Where that is no
+        terminal it is passed on when the program has ended, since what it leaves in the background must not keep a pipe
+        of ours open.
 
         Raises:
             NotFoundError: There is no such program on this machine.
             XprofilerError: It cannot be started, or the command is being interrupted.
         """
-        process = self._start(argv, _Manner(leads_session=False), None, sys.stderr.fileno(), None)
-        try:
-            return process.wait()
-        finally:
-            self.end(process)
+        manner = _Manner(leads_session=False)
+        if self._console.err.isatty():
+            process = self._start(argv, manner, None, sys.stderr.fileno(), None)
+            try:
+                return process.wait()
+            finally:
+                self.end(process)
+        with tempfile.TemporaryFile() as said:
+            process = self._start(argv, manner, None, said, said)
+            try:
+                return process.wait()
+            finally:
+                self.end(process)
+                said.seek(0)
+                self._console.say(said.read().decode("utf-8", "replace").rstrip())
 
     def start(
         self,

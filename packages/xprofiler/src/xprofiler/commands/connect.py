@@ -1,0 +1,223 @@
+"""`xprofiler connect`: a tunnel to a viewer VM, or the link through the proxy."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from typing import TYPE_CHECKING
+
+from xprofiler.exceptions import DONE, NotFoundError, XprofilerError
+
+if TYPE_CHECKING:
+    from xprofiler.console import Console
+    from xprofiler.gcloud import SshTarget
+    from xprofiler.google_api import GoogleApi
+    from xprofiler.log_directory import LogDirectory
+    from xprofiler.processes import Programs
+    from xprofiler.ssh_tunnel import SshTunnel
+    from xprofiler.viewers import Viewer
+
+__all__ = ["ConnectCommand"]
+
+_XPROF_PORT = 6006
+_ANSWER_SECONDS = 20.0
+
+
+class ConnectCommand:
+    """Connects to a viewer."""
+
+    name = "connect"
+    summary = "open a tunnel to a VM that hosts XProf"
+    passes_on = True
+
+    def prepare_parser(self, parser: argparse.ArgumentParser) -> None:
+        """Adds its arguments."""
+        add = parser.add_argument
+        add("-l", "--log-directory", metavar="GS_PATH", required=True, help="what the VM shows: gs://bucket/path")
+        add("-z", "--zone", metavar="ZONE_NAME", required=True, help="where the VM is")
+        add(
+            "-m",
+            "--mode",
+            choices=("ssh", "proxy"),
+            default="ssh",
+            help="ssh opens a tunnel; proxy prints the link, for small profiles (default: %(default)s)",
+        )
+        add(
+            "-p",
+            "--port",
+            metavar="LOCAL_PORT",
+            type=port_number,
+            default=_XPROF_PORT,
+            help="of this machine; another one where it is taken (default: %(default)s)",
+        )
+        add(
+            "--host-port",
+            metavar="HOST_PORT",
+            type=port_number,
+            default=_XPROF_PORT,
+            help="XProf's on the VM (default: %(default)s)",
+        )
+        add("-d", "--disconnect", action="store_true", help="close the tunnel")
+        add("-u", "--use-ssh-proxy", action="store_true", help="go through corp-ssh-helper")
+        add(
+            "--foreground",
+            action="store_true",
+            default=os.name == "nt",
+            help="keep the tunnel until Ctrl-C, instead of in the background",
+        )
+
+    def run(self, options: argparse.Namespace, console: Console) -> int:
+        """Connects, and tells where."""
+        from xprofiler.log_directory import LogDirectory
+        from xprofiler.processes import Programs
+
+        log_directory = LogDirectory.parse(options.log_directory)
+        with Programs(console) as programs:
+            if options.disconnect:
+                return _disconnect(options, log_directory, console, programs)
+            return _connect(options, log_directory, console, programs)
+
+
+def port_number(text: str) -> int:
+    """Reads a port's number.
+
+    Raises:
+        ValueError: It is none.
+    """
+    port = int(text)
+    if not 0 < port < 65536:
+        raise ValueError(f"not between 1 and 65535: {port}")
+    return port
+
+
+def _connect(options: argparse.Namespace, log_directory: LogDirectory, console: Console, programs: Programs) -> int:
+    from xprofiler.gcloud import SshTarget
+    from xprofiler.gcloud_settings import GcloudSettings
+    from xprofiler.google_api import GoogleApi
+
+    api = GoogleApi(GcloudSettings.load(), console)
+    viewer = _find(options.zone, log_directory, api, console)
+    if options.mode == "proxy":
+        return _print_link(viewer, api, console)
+    console.say(
+        "CONNECTING TO VM...\n"
+        "Note: The initial SSH connection can take a while when connecting to a VM on a new project for the first time."
+    )
+    target = SshTarget(
+        viewer.name,
+        viewer.zone,
+        project=api.project,
+        through_iap=not viewer.has_external_address,
+        proxy_through_ssh_helper=options.use_ssh_proxy,
+    )
+    if options.foreground:
+        return _hold_tunnel(target, options, console, programs)
+    tunnel = _open_tunnel(target, viewer, options, console, programs)
+    _tell(tunnel.url, console)
+    console.say(f"It stays open; close it: xprofiler connect -z {viewer.zone} -l {viewer.log_directory} --disconnect")
+    return DONE
+
+
+def _find(zone: str, log_directory: LogDirectory, api: GoogleApi, console: Console) -> Viewer:
+    from xprofiler.viewers import Sought
+    from xprofiler.viewers_on_compute import ViewersOnCompute
+
+    found = ViewersOnCompute(api).find(Sought([zone], [log_directory.path]))
+    running = [viewer for viewer in found if viewer.status == "RUNNING"]
+    if not found:
+        raise NotFoundError(
+            "No VM name found associated with the log directory. "
+            f"Look for it with 'xprofiler list -z {zone}', or create one with 'xprofiler create'"
+        )
+    if not running:
+        raise NotFoundError(f"the VM {found[0].name} does not run ({found[0].status}); start it, or create another")
+    if len(running) > 1:
+        console.say(f"note: {len(running)} VMs show {log_directory}; this is about {running[0].name}")
+    return running[0]
+
+
+def _print_link(viewer: Viewer, api: GoogleApi, console: Console) -> int:
+    from xprofiler.instances import Instances
+    from xprofiler.viewer_link import link_to
+
+    url = link_to(viewer, Instances(api), api.storage)
+    if url is None:
+        raise NotFoundError(f"the proxy does not know {viewer.name} (yet); try --mode ssh")
+    console.data(url)
+    return DONE
+
+
+def _open_tunnel(
+    target: SshTarget, viewer: Viewer, options: argparse.Namespace, console: Console, programs: Programs
+) -> SshTunnel:
+    from xprofiler.gcloud import ssh
+    from xprofiler.ssh_tunnel import SshTunnel, private_folder, wait_until_answered
+
+    folder = private_folder()
+    for tunnel in SshTunnel.all_noted(folder):
+        if (tunnel.vm_name, tunnel.zone) == (viewer.name, viewer.zone) and tunnel.is_open(folder, programs):
+            console.say(f"There is a tunnel to {viewer.name} already.")
+            wait_until_answered(tunnel.url, _ANSWER_SECONDS)
+            return tunnel
+    tunnel = SshTunnel(viewer.name, viewer.zone, viewer.log_directory, _port(options.port, console))
+    tunnel.close(folder, programs)  # What one that broke has left.
+    try:
+        argv = ssh(target, options=tunnel.options(folder, options.host_port), extra=options.extra)
+        code = programs.run_at_terminal(argv)
+        if code:
+            raise XprofilerError(
+                f"gcloud could not open a tunnel to {viewer.name} (exit code {code}); what to do about it: "
+                f"'gcloud compute ssh {viewer.name} --zone={viewer.zone} --troubleshoot'"
+            )
+        tunnel.note(folder)
+        wait_until_answered(tunnel.url, _ANSWER_SECONDS, lambda: tunnel.is_open(folder, programs))
+    except BaseException:
+        tunnel.close(folder, programs)
+        raise
+    return tunnel
+
+
+def _hold_tunnel(target: SshTarget, options: argparse.Namespace, console: Console, programs: Programs) -> int:
+    from xprofiler.gcloud import ssh
+    from xprofiler.ssh_tunnel import forwarding, wait_until_answered
+
+    port = _port(options.port, console)
+    argv = ssh(target, options=forwarding(port, options.host_port), extra=options.extra)
+    process = programs.start(argv, stdout=2, stderr=2)
+    wait_until_answered(f"http://localhost:{port}", 3 * _ANSWER_SECONDS, lambda: process.poll() is None)
+    _tell(f"http://localhost:{port}", console)
+    console.say("Press Ctrl-C to close it.")
+    process.wait()
+    raise XprofilerError(f"the tunnel to {target.name} broke; connect again")
+
+
+def _port(wanted: int, console: Console) -> int:
+    from xprofiler.ssh_tunnel import free_port
+
+    port = free_port(wanted)
+    if port != wanted:
+        console.say(f"note: port {wanted} of this machine is taken; it is {port} instead")
+    return port
+
+
+def _tell(url: str, console: Console) -> None:
+    console.say("Connected successfully!")
+    console.data(f"URL: {url}\n\nxprofiler instance can be accessed at {url}.")
+
+
+def _disconnect(options: argparse.Namespace, log_directory: LogDirectory, console: Console, programs: Programs) -> int:
+    from xprofiler.ssh_tunnel import SshTunnel, private_folder
+
+    console.say("DISCONNECTING FROM VM...")
+    folder = private_folder()
+    noted = [
+        tunnel
+        for tunnel in SshTunnel.all_noted(folder)
+        if (tunnel.zone, tunnel.log_directory) == (options.zone, log_directory.path)
+    ]
+    closed = [tunnel for tunnel in noted if tunnel.close(folder, programs)]
+    if not closed:
+        raise NotFoundError(f"there is no tunnel to a VM in zone {options.zone} that shows {log_directory}")
+    for tunnel in closed:
+        console.say(f"Disconnected from {tunnel.vm_name}: {tunnel.url} is no more.")
+    return DONE
