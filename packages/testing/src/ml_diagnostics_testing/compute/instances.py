@@ -266,7 +266,7 @@ def _fingerprint(value: Any) -> str:
     """Changes with the value. An empty one has the one that the real service gives it."""
     if not value:
         return "42WmSpB8rSM="
-    return base64.b64encode(hashlib.sha1(json.dumps(value, sort_keys=True).encode()).digest()[:8]).decode()
+    return base64.urlsafe_b64encode(hashlib.sha1(json.dumps(value, sort_keys=True).encode()).digest()[:8]).decode()
 
 
 def _interfaces(given: Any, project_url: str, number: int) -> list[Resource]:
