@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from ml_diagnostics_common.backoff import Backoff
@@ -16,7 +16,6 @@ from xprofiler.exceptions import NotFoundError, TimedOutError
 from xprofiler.gcloud import checked_name
 from xprofiler.google_api import GoogleApi
 from xprofiler.google_errors import operation_error
-from xprofiler.viewers import Sought, Viewer
 
 __all__ = ["Instances"]
 
@@ -42,18 +41,6 @@ class Instances:
         self._api = api
         self._clock = clock
         self._sleep = sleep
-
-    def list_viewers(
-        self,
-        zones: Collection[str] = (),
-        log_directories: Collection[str] = (),
-        names: Collection[str] = (),
-        filters: Collection[str] = (),
-    ) -> list[Viewer]:
-        """Finds viewers: see `Sought`."""
-        from xprofiler.viewers_on_compute import ViewersOnCompute
-
-        return ViewersOnCompute(self._api).find(Sought(zones, log_directories, names, filters))
 
     def get(self, zone: str, name: str, fields: str | None = None) -> dict[str, Any]:
         """Returns a VM as Compute shows it.
@@ -169,6 +156,7 @@ class Instances:
             project=self._api.project,
             filter=f"name = {checked_name(machine_type, 'machine type')}",
             fields="nextPageToken,items/*/machineTypes/name",
+            returnPartialSuccess=True,
         )
         zones: set[str] = set()
         while request is not None:

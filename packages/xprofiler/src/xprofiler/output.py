@@ -49,11 +49,16 @@ def _link(viewer: Viewer) -> str:
 
 
 def format_table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Returns a table with a line under its head; without rows, just that."""
-    import tabulate
+    """Returns a table with a line under its head; without rows, just that.
 
-    # A name such as 1e5 is no number.
-    return tabulate.tabulate([[_one_line(cell) for cell in row] for row in rows], headers, disable_numparse=True)
+    It is the style "simple" of tabulate, which all releases have used: a column is two wider than its head, at least.
+    """
+    cells = [[_one_line(cell) for cell in row] for row in rows]
+    widths = [max([len(header) + 2, *(len(row[column]) for row in cells)]) for column, header in enumerate(headers)]
+    lines = [headers, ["-" * width for width in widths], *cells]
+    return "\n".join(
+        "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines
+    )
 
 
 def format_records(records: Sequence[Mapping[str, Any]], style: str, fields: Sequence[str]) -> str:
@@ -83,4 +88,4 @@ def format_records(records: Sequence[Mapping[str, Any]], style: str, fields: Seq
 
 
 def _one_line(cell: str) -> str:
-    return "".join(character if character.isprintable() else " " for character in cell)
+    return cell if cell.isprintable() else "".join(letter if letter.isprintable() else " " for letter in cell)

@@ -70,7 +70,7 @@ class ViewersOnCompute:
             following = instances.list_next
         else:
             fields = f"nextPageToken,items/*/instances({_FIELDS})"
-            request = instances.aggregatedList(fields=fields, **asked)
+            request = instances.aggregatedList(fields=fields, returnPartialSuccess=True, **asked)
             following = instances.aggregatedList_next
         while request is not None:
             answer = self._api.execute(request, "list the VMs")
