@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import shutil
 import socket
 import subprocess
@@ -52,10 +53,10 @@ def _free_ports(count: int) -> list[int]:
 
 
 @contextlib.contextmanager
-def _program(source: str, *arguments: str) -> Iterator[str]:
+def _program(source: str, *arguments: str, **variables: str) -> Iterator[str]:
     """Runs a program until the block is left; gives the first line that it prints."""
     command = [sys.executable, "-c", source, *arguments]
-    environment = process.environment_of_a_job({"JAX_PLATFORMS": "cpu", "XLA_FLAGS": ""})
+    environment = process.environment_of_a_job({"JAX_PLATFORMS": "cpu", "XLA_FLAGS": "", **variables})
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment) as job:
         assert job.stdout is not None
         try:
@@ -97,16 +98,25 @@ def _reference_seconds() -> float | None:
     """The public command, on pods of a Kubernetes on loopback: it knows no other way to reach this machine."""
     if not shutil.which("kubectl"):
         return None
+    from ml_diagnostics_testing.cloud_storage import CloudStorageServer
     from ml_diagnostics_testing.kubernetes import KubernetesServer
 
-    with tempfile.TemporaryDirectory() as folder, KubernetesServer() as cluster, _jobs(0.05) as hosts:
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        KubernetesServer() as cluster,
+        CloudStorageServer(["bucket"]) as storage,
+    ):
         config = Path(folder, "kubeconfig")
         config.write_text(cluster.kubeconfig(), encoding="utf-8")
-        cluster.add_pod("localhost")
-        port = hosts[0].rpartition(":")[2]
-        argv = [commands.reference(), "capture", "-o", "gke", "-z", "z", "-f", "jax", "-d", str(_DURATION_MS)]
-        argv += ["-p", port, "-l", folder, "-n", *["localhost"] * _HOSTS]
-        return commands.run(argv, {**cluster.environment(), "KUBECONFIG": str(config)}).seconds
+        # It runs Python with XProf in the pod, and has no host for a job but the pod's own name.
+        path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+        cluster.add_pod("localhost", environment={"PATH": path})
+        with _program(_SERVICES, "1", **storage.environment()) as address:
+            argv = [commands.reference(), "capture", "-o", "gke", "-z", "z", "-f", "jax", "-d", str(_DURATION_MS)]
+            argv += ["-p", address.rpartition(":")[2], "-l", "gs://bucket", "-n", *["localhost"] * _HOSTS]
+            took = commands.run(argv, {**cluster.environment(), "KUBECONFIG": str(config)}).seconds
+        assert storage.names("bucket"), "the public command has captured nothing"
+        return took
 
 
 def measure(*, quick: bool) -> list[Table]:
@@ -141,8 +151,8 @@ def measure(*, quick: bool) -> list[Table]:
     )
     note = (
         f"`xprofiler capture -o local` for {_DURATION_MS / 1000:g} s, whole commands; the middle of"
-        f" {repetitions} runs, and the largest difference between the starts that the files tell. The jobs are JAX processes,"
-        " which rest 50 ms after each step, or never. The public command profiles pods of a Kubernetes on loopback,"
-        f" {_HOSTS} times the same job."
+        f" {repetitions} runs, and the largest difference between the starts that the files tell. The jobs are of JAX,"
+        " which rest 50 ms after each step, or never. The public command profiles pods of a Kubernetes on"
+        f" loopback, {_HOSTS} times the same simulated service."
     )
     return [Table("xprofiler: captures", note, rows)]
