@@ -90,8 +90,8 @@ def _navigation(chosen: str, profiles: Sequence[Profile], place: str) -> Markup:
             "li",
             element(
                 "a",
-                profile.name,
-                element("small", format_count(len(profile.xplanes), "host")),
+                profile.session,
+                element("small", _below(profile)),
                 href=f"/?session={quote(profile.name)}",
                 aria_current="page" if profile.name == chosen else None,
             ),
@@ -105,6 +105,11 @@ def _navigation(chosen: str, profiles: Sequence[Profile], place: str) -> Markup:
         element("h2", "Sessions"),
         element("ul", *listed),
     )
+
+
+def _below(profile: Profile) -> str:
+    run, hosts = profile.name.rpartition("/")[0], format_count(len(profile.xplanes), "host")
+    return f"{run}, {hosts}" if run else hosts
 
 
 def _ways_out(summary: Summary) -> list[Markup]:

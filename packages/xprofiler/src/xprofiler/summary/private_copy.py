@@ -17,6 +17,7 @@ from ml_diagnostics_common import storage
 
 from xprofiler.exceptions import XprofilerError
 from xprofiler.summary.profiles import Profile
+from xprofiler.summary.storage_errors import translated
 
 __all__ = ["PrivateCopy"]
 
@@ -41,7 +42,8 @@ class PrivateCopy:
         What XProf has computed of an earlier state goes: a host's file may have come later than the others'.
 
         Raises:
-            StorageError: A file could not be read.
+            NotPermittedError: A file may not be read.
+        StorageError: It could not.
             XprofilerError: There is no room for it here.
         """
         run, _, session = profile.name.rpartition("/")
@@ -83,6 +85,8 @@ def _fill(target: Path, profile: Profile, files: Mapping[str, Path]) -> None:
 
 def _fetch(path: str, file: Path) -> None:
     if "://" in path:
-        file.write_bytes(storage.read(path))
+        with translated():
+            data = storage.read(path)
+        file.write_bytes(data)
     else:
         file.symlink_to(path)

@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from typing import Final
 
 from ml_diagnostics_common import storage
-from ml_diagnostics_common.exceptions import ConfigurationError, CredentialsError
 
-from xprofiler.exceptions import NotFoundError, NotPermittedError, UsageError
+from xprofiler.exceptions import NotFoundError, UsageError
+from xprofiler.summary.storage_errors import translated
 
 __all__ = ["Profile", "find_profile", "find_profiles", "profiles_among"]
 
@@ -53,22 +53,18 @@ def find_profiles(path: str) -> list[Profile]:
     listed, which takes its time where a bucket holds a million objects.
 
     Raises:
-        NotFoundError: There is no such folder on this machine.
+        NotFoundError: There is no such folder on this machine, or no such bucket.
         NotPermittedError: There are no credentials, or they may not list this.
         UsageError: It cannot be a path.
         StorageError: The store failed.
     """
     root = _absolute(path)
-    try:
-        if root.endswith(_SUFFIX):
-            return profiles_among([root], posixpath.dirname(root))
+    if root.endswith(_SUFFIX):
+        return profiles_among([root], posixpath.dirname(root))
+    with translated():
         places = _KNOWN_PLACES if "://" in root else ()
         found = [each for place in places for each in storage.list_prefix(f"{root}/{place}")]
         return profiles_among(map(_slashed, found or storage.list_prefix(f"{root}/")), root)
-    except ConfigurationError as error:
-        raise UsageError(str(error)) from error
-    except CredentialsError as error:
-        raise NotPermittedError(str(error)) from error
 
 
 def find_profile(path: str, session: str | None = None) -> Profile:

@@ -1,0 +1,144 @@
+"""`summary` and `serve` find what was captured, wherever capture or a program put it, and nothing else."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from ml_diagnostics_testing.cloud_storage import CloudStorageServer
+from ml_diagnostics_testing.faults import Status
+from xprofiler.exceptions import NotFoundError, NotPermittedError, UsageError
+from xprofiler.summary.private_copy import PrivateCopy
+from xprofiler.summary.profiles import find_profile, find_profiles, profiles_among
+
+_OLD, _NEW = "session_2026_11_21_10_00_00", "2026_11_21_10_00_01"
+
+
+def _capture(folder: Path, session: str, *hosts: str) -> Path:
+    made = folder / "plugins" / "profile" / session
+    made.mkdir(parents=True)
+    for host in hosts:
+        (made / f"{host}.xplane.pb").write_bytes(b"x")
+    return made
+
+
+def _names(path: str | Path) -> list[str]:
+    return [profile.name for profile in find_profiles(str(path))]
+
+
+def test_what_capture_and_what_a_program_wrote_are_both_found_the_newest_first(tmp_path: Path) -> None:
+    _capture(tmp_path / "tensorboard", _OLD, "a", "b")
+    _capture(tmp_path, _NEW, "a")
+    assert _names(tmp_path) == [_NEW, f"tensorboard/{_OLD}"]
+    assert sorted(find_profiles(str(tmp_path))[1].xplanes) == ["a", "b"]
+
+
+def test_any_folder_on_the_way_to_a_profile_leads_to_it(tmp_path: Path) -> None:
+    folder = _capture(tmp_path / "run" / "tensorboard", _OLD, "a")
+    assert _names(tmp_path) == [f"run/tensorboard/{_OLD}"]
+    for path in (folder, folder.parent, folder.parent.parent, folder / "a.xplane.pb", f"{folder}/"):
+        assert _names(path) == [_OLD], path
+    loose = tmp_path / "loose"
+    loose.mkdir()
+    (loose / "h.xplane.pb").write_bytes(b"x")
+    assert _names(loose) == ["loose"]
+
+
+def test_a_path_may_begin_at_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _capture(tmp_path / "logs", _OLD, "a")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert _names("~/logs") == [_OLD]
+
+
+def test_what_is_no_profile_is_passed_over(tmp_path: Path) -> None:
+    folder = _capture(tmp_path, _OLD, "a")
+    (folder / "a.trace.json.gz").write_bytes(b"x")
+    (folder / ".xplane.pb").write_bytes(b"x")
+    (folder / "deeper").mkdir()
+    (folder / "deeper" / "b.xplane.pb").write_bytes(b"x")
+    (tmp_path / "elsewhere.xplane.pb.txt").write_bytes(b"x")
+    (profile,) = find_profiles(str(tmp_path))
+    assert list(profile.xplanes) == ["a"]
+
+
+def test_names_that_lead_out_of_their_folder_are_passed_over() -> None:
+    root = "gs://bucket/logs"
+    evil = [
+        f"{root}/../plugins/profile/s/h.xplane.pb",
+        f"{root}/plugins/profile/../h.xplane.pb",
+        f"{root}/plugins/profile/s/..xplane.pb",
+        f"{root}/plugins/profile/s/...xplane.pb",
+        f"{root}//plugins/profile/s/h.xplane.pb",
+    ]
+    assert profiles_among(evil, root) == []
+    assert [each.name for each in profiles_among([f"{root}/a/plugins/profile/s/h.xplane.pb"], root)] == ["a/s"]
+
+
+def test_a_session_is_chosen_by_its_name_and_what_is_missing_is_said(tmp_path: Path) -> None:
+    with pytest.raises(NotFoundError, match="capture one with"):
+        find_profile(str(tmp_path))
+    with pytest.raises(NotFoundError, match=r"there is no .*nowhere"):
+        find_profile(str(tmp_path / "nowhere"))
+    _capture(tmp_path / "one", _OLD, "a")
+    _capture(tmp_path / "two", _OLD, "a")
+    _capture(tmp_path, _NEW, "a")
+    assert find_profile(str(tmp_path)).name == _NEW
+    assert find_profile(str(tmp_path), f"one/{_OLD}").name == f"one/{_OLD}"
+    with pytest.raises(UsageError, match="give the whole name"):
+        find_profile(str(tmp_path), _OLD)
+    with pytest.raises(NotFoundError, match=f"the newest are {_NEW}"):
+        find_profile(str(tmp_path), "session_no")
+
+
+def test_a_bucket_is_looked_at_where_captures_are_written_and_else_as_a_whole(
+    cloud_storage_server: CloudStorageServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in cloud_storage_server.environment().items():
+        monkeypatch.setenv(name, value)
+    cloud_storage_server.create_bucket("bucket")
+    cloud_storage_server.write("bucket", f"logs/run/plugins/profile/{_OLD}/a.xplane.pb", b"old")
+    assert _names("gs://bucket/logs") == [f"run/{_OLD}"]
+    assert _names("gs://bucket") == [f"logs/run/{_OLD}"]
+    cloud_storage_server.write("bucket", f"logs/tensorboard/plugins/profile/{_NEW}/a.xplane.pb", b"new")
+    assert _names("gs://bucket/logs/") == [f"tensorboard/{_NEW}"]
+    assert _names("gs://bucket/none") == []
+
+
+def test_a_bucket_that_is_not_there_or_not_ours_is_said(
+    cloud_storage_server: CloudStorageServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in cloud_storage_server.environment().items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(NotFoundError, match="no-such-bucket"):
+        find_profiles("gs://no-such-bucket/logs")
+    cloud_storage_server.faults.always(Status(403))
+    with pytest.raises(NotPermittedError, match="test-bucket"):
+        find_profiles("gs://test-bucket/logs")
+
+
+def test_a_copy_is_xprofs_to_write_beside_and_follows_what_changes(tmp_path: Path) -> None:
+    folder = _capture(tmp_path / "logs", _OLD, "a")
+    copy = PrivateCopy(tmp_path / "copy")
+    files = copy.place(find_profile(str(tmp_path / "logs")))
+    assert files["a"].read_bytes() == b"x"
+    cache = files["a"].parent / "ALL_HOSTS.op_stats_v2.pb"
+    cache.write_bytes(b"computed")
+    assert copy.place(find_profile(str(tmp_path / "logs"))) == files
+    assert cache.exists()
+    (folder / "b.xplane.pb").write_bytes(b"later")
+    assert copy.place(find_profile(str(tmp_path / "logs")))["b"].read_bytes() == b"later"
+    assert not cache.exists(), "what was computed of one host stands for both"
+    assert sorted(file.name for file in folder.iterdir()) == ["a.xplane.pb", "b.xplane.pb"]
+
+
+def test_a_copy_of_objects_is_whole(
+    cloud_storage_server: CloudStorageServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in cloud_storage_server.environment().items():
+        monkeypatch.setenv(name, value)
+    cloud_storage_server.create_bucket("bucket")
+    for host in range(6):
+        cloud_storage_server.write("bucket", f"l/plugins/profile/{_OLD}/h{host}.xplane.pb", b"%d" % host * 1000)
+    files = PrivateCopy(tmp_path).place(find_profile("gs://bucket/l"))
+    assert {host: file.read_bytes() for host, file in files.items()} == {f"h{n}": b"%d" % n * 1000 for n in range(6)}
+    assert files["h0"] == tmp_path / "plugins" / "profile" / _OLD / "h0.xplane.pb"
