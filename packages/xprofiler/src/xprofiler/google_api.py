@@ -138,7 +138,8 @@ class GoogleApi:
         """
         if is_repeatable is None:
             is_repeatable = request.method == "GET" or "requestId=" in request.uri
-        backoff = Backoff(0.2, 10.0)
+        request.headers["user-agent"] = f"xprofiler/{__version__} (gzip)"  # Google's servers look for that word.
+        began, backoff = self._clock(), Backoff(0.2, 10.0)
         while True:
             self._console.detail(f"{request.method} {request.uri}")
             try:
@@ -149,11 +150,11 @@ class GoogleApi:
                 raise
             except Exception as error:
                 self._close()
-                is_last = backoff.failures + 1 >= _MOST_TRIES
-                if not is_repeatable or is_last or not is_temporary(error):
-                    raise as_xprofiler_error(error, doing, self.project, self.principal) from error
                 wait = backoff.failed(retry_after_seconds(error))
-                self._console.detail(f"  {error}: again in {wait:.1f} s")
+                is_late = self._clock() - began + wait > _CALL_SECONDS or backoff.failures >= _MOST_TRIES
+                if is_late or not is_repeatable or not is_temporary(error):
+                    raise as_xprofiler_error(error, doing, self.project, self.principal) from error
+                self._console.detail(f"  {str(error) or type(error).__name__}: again in {wait:.1f} s")
                 self._sleep(wait)
 
     def _at(self, service: str) -> dict[str, str]:
