@@ -1,0 +1,181 @@
+"""`xprofiler summary` says of a profile what XProf's own converters make of it."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from xprofiler.console import Console
+from xprofiler.exceptions import NotFoundError, XprofilerError
+from xprofiler.summary.host_operations import covered_ns, self_times
+from xprofiler.summary.profiles import find_profile
+from xprofiler.summary.reading_process import summarized
+from xprofiler.summary.summary import Summary
+
+from .made_profiles import SESSION, cpu_session, tpu_session
+from .typed_commands import typed
+
+pytest.importorskip("xprof")
+
+
+def _summary(path: Path) -> Summary:
+    profile = find_profile(str(path))
+    return summarized(profile.name, {host: Path(file) for host, file in profile.xplanes.items()}, Console())
+
+
+def _json(*arguments: str) -> dict[str, Any]:
+    ended = typed("summary", *arguments, "--format", "json")
+    assert ended.code == 0, ended.errors
+    found: dict[str, Any] = json.loads(ended.output)
+    return found
+
+
+def test_a_tpu_profile_is_summed_up_as_it_was_made(tmp_path: Path) -> None:
+    tpu_session(tmp_path)
+    found = _json(str(tmp_path))
+    assert (found["session"], found["device"], found["device_count"]) == (f"tensorboard/{SESSION}", "TPU v5p", 8)
+    steps = {step["name"]: step for step in found["steps"]}
+    assert len(steps) == 12
+    assert steps["5"]["duration_us"] == pytest.approx(1_500)
+    assert steps["5"]["slowest_host"] == "host-b"
+    assert steps["5"]["parts_us"] == pytest.approx(
+        {"Device compute": 850, "Device collective communication": 110, "Input": 360, "All others": 180}
+    )
+    assert (steps["4"]["duration_us"], steps["4"]["slowest_host"]) == (pytest.approx(1_200), "")
+    assert found["step_times"] == pytest.approx(
+        {"mean_us": 1_225, "median_us": 1_200, "minimum_us": 1_200, "maximum_us": 1_500, "deviation_us": 82.9}, rel=1e-3
+    )
+    assert (found["busy_percent"], found["busy_on"]) == (pytest.approx(85.2), "device")
+    assert found["busy_percent"] + found["idle_percent"] == pytest.approx(100)
+    assert "input-bound" in found["input"]["conclusion"]
+    assert found["input"]["waiting_percent"] == pytest.approx(6.6)
+    assert "trace_viewer@" in found["tools"]
+
+
+def test_a_tpu_profiles_operations_are_those_that_ran_the_slowest_first(tmp_path: Path) -> None:
+    tpu_session(tmp_path)
+    operations = _summary(tmp_path).operations
+    assert [operation.name for operation in operations][:2] == ["convolution.7", "fusion.21"]
+    slowest = operations[0]
+    assert (slowest.runs, slowest.self_us) == (2 * 4 * 12, pytest.approx(2 * 4 * 12 * 420))
+    assert slowest.gflops_per_second == pytest.approx(40e9 / 420e-6 / 1e9)
+    assert (slowest.category, slowest.framework_name) == ("convolution", "jit(train)/convolution")
+    assert sum(operation.percent for operation in operations) == pytest.approx(100)
+
+
+def test_each_host_says_how_its_steps_went(tmp_path: Path) -> None:
+    tpu_session(tmp_path)
+    one, other = _summary(tmp_path).hosts
+    assert (one.name, one.cores, one.step_us, one.slowest_steps) == ("host-a", 4, pytest.approx(1_200), 0)
+    assert (other.name, other.cores, other.step_us, other.slowest_steps) == ("host-b", 4, pytest.approx(1_225), 1)
+    assert one.waiting_percent == pytest.approx(15)
+
+
+def test_a_jax_program_on_the_cpu_shows_its_steps_and_its_operations(tmp_path: Path) -> None:
+    pytest.importorskip("jax")
+    cpu_session(tmp_path, "laptop-1", "laptop-2")
+    found = _summary(tmp_path)
+    assert (found.device, found.device_count, found.busy_on) == ("CPU", 0, "host")
+    assert [host.name for host in found.hosts] == ["laptop-1", "laptop-2"]
+    assert {host.start_offset_us for host in found.hosts} == {0.0}
+    assert len(found.steps) >= 5
+    assert all(0 < step.duration_us < 60e6 for step in found.steps)
+    assert found.busy_percent is not None
+    assert 0 < found.busy_percent <= 100
+    assert found.operations
+    assert found.operations[0].runs >= 2 * 8
+    assert not any(operation.name.startswith("Threadpool") for operation in found.operations)
+
+
+def test_nothing_is_written_beside_what_was_captured(tmp_path: Path) -> None:
+    folder = tpu_session(tmp_path)
+    before = {file.name: file.stat().st_mtime_ns for file in folder.iterdir()}
+    folder.chmod(0o500)
+    try:
+        _json(str(tmp_path))
+    finally:
+        folder.chmod(0o700)
+    assert {file.name: file.stat().st_mtime_ns for file in folder.iterdir()} == before
+
+
+def test_a_host_whose_profile_is_damaged_is_left_out_and_named(tmp_path: Path) -> None:
+    folder = tpu_session(tmp_path)
+    whole = (folder / "host-a.xplane.pb").read_bytes()
+    (folder / "cut.xplane.pb").write_bytes(whole[: len(whole) // 2])
+    (folder / "empty.xplane.pb").write_bytes(b"")
+    found = _json(str(tmp_path))
+    assert found["device_count"] == 8
+    assert [note.partition(":")[0] for note in found["notes"]][:2] == ["cut", "empty"]
+
+
+def test_a_profile_that_nobody_can_read_is_an_error_that_names_its_hosts(tmp_path: Path) -> None:
+    folder = tmp_path / "plugins" / "profile" / SESSION
+    folder.mkdir(parents=True)
+    (folder / "a.xplane.pb").write_bytes(b"this is no xplane")
+    (folder / "b.xplane.pb").write_bytes(b"")
+    ended = typed("summary", str(tmp_path))
+    assert (ended.code, ended.output) == (1, "")
+    assert re.search(r"cannot read the profile of a, b.*capture it again", ended.errors)
+
+
+def test_without_a_profile_the_exit_code_says_so(tmp_path: Path) -> None:
+    assert typed("summary", str(tmp_path / "nowhere")).code == NotFoundError.exit_code
+    assert typed("summary", str(tmp_path)).code == NotFoundError.exit_code
+    tpu_session(tmp_path)
+    assert typed("summary", str(tmp_path), "--session", "no").code == NotFoundError.exit_code
+    assert typed("summary", "s3://bucket/logs").code == 2
+
+
+def test_a_converter_that_dies_is_an_error_and_not_ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tpu_session(tmp_path)
+    broken = tmp_path / "modules" / "xprof"
+    broken.mkdir(parents=True)
+    (broken / "__init__.py").write_text("import os\nos.write(2, b'check failed')\nos.abort()\n")
+    monkeypatch.setenv("PYTHONPATH", str(broken.parent))
+    with pytest.raises(XprofilerError, match=r"(?s)XProf failed on .*check failed"):
+        _summary(tmp_path)
+
+
+def test_a_plot_is_a_picture_and_another_suffix_an_error(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    tpu_session(tmp_path)
+    plot = tmp_path / "plot.png"
+    ended = typed("summary", str(tmp_path), "--plot", str(plot))
+    assert (ended.code, ended.errors) == (0, f"Plot saved to {plot}.\n")
+    assert plot.read_bytes().startswith(b"\x89PNG")
+    ended = typed("summary", str(tmp_path), "--plot", str(tmp_path / "plot.nothing"))
+    assert ended.code == 1
+    assert "cannot write the plot" in ended.errors
+
+
+@pytest.mark.parametrize(
+    ("spans", "expected"),
+    [
+        ([(0, 10, "call"), (2, 4, "a"), (5, 9, "b"), (6, 7, "a")], {"call": 4, "a": 3, "b": 3}),
+        ([(0, 10, "a"), (10, 20, "a")], {"a": 20}),
+        ([], {}),
+    ],
+)
+def test_the_time_of_an_operation_is_without_those_that_it_calls(
+    spans: Sequence[tuple[int, int, str]], expected: dict[str, int]
+) -> None:
+    assert self_times(spans) == expected
+    assert sum(self_times(spans).values()) == covered_ns(spans)
+
+
+def test_threads_that_overlap_are_busy_once() -> None:
+    assert covered_ns([(0, 10, "a"), (5, 12, "b"), (20, 21, "c"), (6, 7, "d")]) == 13
+
+
+def test_verbose_tells_what_xprof_said(tmp_path: Path) -> None:
+    tpu_session(tmp_path)
+    errors = io.StringIO()
+    profile = find_profile(str(tmp_path))
+    files = {host: Path(file) for host, file in profile.xplanes.items()}
+    summarized(profile.name, files, Console(is_verbose=True, err=errors))
+    assert "profiler_plugin" in errors.getvalue(), "a file of XProf's C++"

@@ -1,0 +1,29 @@
+"""The command as it is typed: a process of its own, with what it said and how it ended."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from typing import NamedTuple
+
+
+class Ended(NamedTuple):
+    code: int
+    output: str
+    errors: str
+
+
+def typed(*arguments: str, columns: int | None = None, timeout_seconds: float = 60) -> Ended:
+    """Runs `xprofiler` with these arguments to its end; `columns` is how wide its terminal says that it is."""
+    environ = {**os.environ, "PYTHONWARNINGS": "error"} | ({} if columns is None else {"COLUMNS": str(columns)})
+    ended = subprocess.run(
+        [sys.executable, "-m", "xprofiler", *arguments],
+        env=environ,
+        capture_output=True,
+        timeout=timeout_seconds,
+        check=False,
+        text=True,
+        stdin=subprocess.DEVNULL,
+    )
+    return Ended(ended.returncode, ended.stdout, ended.stderr)
