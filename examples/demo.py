@@ -1,8 +1,8 @@
 """The life of a training job in a minute: trained, profiled, killed, resumed, and accounted for.
 
 Starts `train_digits.py`, has it profiled from outside while it trains, kills it without warning, and starts the same
-command again, which goes on from the last checkpoint. Then it asks where the time went and what the run did. Everything
-stays under `out/`; no cloud is asked for anything.
+command again, which goes on from the last checkpoint. Then it asks where the time went, what the run did and why a step
+takes its time, and has a browser look at the profiles. Everything stays under `out/`; no cloud is asked for anything.
 """
 
 import argparse
@@ -11,14 +11,17 @@ import datetime
 import io
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import google_cloud_mldiagnostics.cli
 import ml_goodput_measurement.cli
+import xprofiler.cli
 from ml_diagnostics_common.environment import diagnostics_directory
 from ml_diagnostics_common.journal import log_directory
 
@@ -41,6 +44,39 @@ def train(command: list[str], at_steps: Mapping[int, Callable[[subprocess.Popen[
             while done and waiting and int(done[1]) >= min(waiting):
                 waiting.pop(min(waiting))(job)
     return job.returncode
+
+
+def picture_of_the_profiles(folder: Path, picture: Path) -> str:
+    """Serves a folder of profiles for a moment, and takes a picture of its summary page.
+
+    Returns:
+        Why there is no picture; empty if there is one.
+    """
+    browser = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+    if browser is None:
+        return "no picture: there is no Chromium on this machine"
+    command = [
+        str(Path(sys.executable).with_name("xprofiler")),
+        "serve",
+        "-l",
+        str(folder),
+        "--port",
+        "0",
+        "--no-browser",
+    ]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as server:
+        assert server.stdout is not None
+        try:
+            url = server.stdout.readline().strip()
+            flags = ["--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--window-size=1280,1600"]
+            with tempfile.TemporaryDirectory() as profile:
+                flags += [f"--user-data-dir={profile}", f"--screenshot={picture.resolve()}"]
+                taken = subprocess.run([browser, *flags, url], capture_output=True, text=True, timeout=60, check=False)
+        except subprocess.TimeoutExpired:
+            return f"no picture: {browser} did not end within a minute"
+        finally:
+            server.send_signal(signal.SIGINT)
+    return "" if picture.exists() else f"no picture: {browser} says {taken.stderr.strip()[-200:]}"
 
 
 def say(text: str) -> None:
@@ -102,12 +138,16 @@ def main() -> int:
         )
 
     root, profiles = diagnostics_directory(), arguments.out / "profiles" / run
+    say(f"Why a step takes its time (xprofiler summary {os.path.relpath(profiles)}):\n")
+    exit_code = xprofiler.cli.main(["summary", str(profiles)]) or exit_code
+    summary = arguments.out / f"{run}-profiles.png"
+    no_picture = picture_of_the_profiles(profiles, summary)
     journals = [log_directory(root, log) for log in (f"goodput_{run}", "ml_diagnostics_metric")]
     say(
         f"Timeline  {os.path.relpath(timeline)}\n"
         f"Curves    {os.path.relpath(curves)} (mldiagnostics metrics {run} loss step_time --plot ...)\n"
         f"Goodput   tensorboard --logdir {os.path.relpath(arguments.out / 'tensorboard')}\n"
-        f"Profiles  xprof --logdir {os.path.relpath(profiles)} --port 8791 (pip install xprof)\n"
+        f"Profiles  {no_picture or os.path.relpath(summary)} (xprofiler serve -l {os.path.relpath(profiles)})\n"
         f"Journal   {os.path.relpath(journals[0])}\n"
         f"          {os.path.relpath(journals[1])}"
     )
