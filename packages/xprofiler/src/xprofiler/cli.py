@@ -59,8 +59,6 @@ def make_parser() -> argparse.ArgumentParser:
     subparsers = parser.add_subparsers(metavar="COMMAND")
     for name in COMMAND_NAMES:
         command = _command(name)
-        if command is None:
-            continue
         subparser = subparsers.add_parser(
             name,
             help=command.summary,
@@ -74,11 +72,8 @@ def make_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _command(name: str) -> Command | None:
-    try:
-        module = importlib.import_module(f"xprofiler.commands.{name}")
-    except ModuleNotFoundError:
-        return None
+def _command(name: str) -> Command:
+    module = importlib.import_module(f"xprofiler.commands.{name}")
     command: Command = getattr(module, f"{name.capitalize()}Command")()
     return command
 

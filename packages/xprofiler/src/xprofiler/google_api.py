@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import threading
 import time
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -59,6 +60,8 @@ class GoogleApi:
         self._clock = clock
         self._sleep = sleep
         self._of_thread = threading.local()
+        self._connections: list[Any] = []
+        weakref.finalize(self, _close_all, self._connections)
 
     @functools.cached_property
     def login(self) -> CloudEnvironment:
@@ -171,8 +174,13 @@ class GoogleApi:
             plain = httplib2.Http()
             plain.follow_redirects = False  # No API sends anybody elsewhere; who does is a login page.
             self._of_thread.http = AuthorizedHttp(self.login.credentials, http=plain)
+            self._connections.append(plain)
         http = self._of_thread.http
         http.http.timeout = timeout_seconds or self._request_seconds
+        for connection in http.connections.values():  # Those that are open keep to what they were opened with.
+            connection.timeout = http.http.timeout
+            if connection.sock:
+                connection.sock.settimeout(http.http.timeout)
         return http
 
     def _close(self) -> None:
@@ -180,3 +188,8 @@ class GoogleApi:
         http = self._of_thread.__dict__.pop("http", None)
         if http is not None:
             http.close()
+
+
+def _close_all(connections: list[Any]) -> None:
+    for connection in connections:
+        connection.close()

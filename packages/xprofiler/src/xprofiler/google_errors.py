@@ -18,11 +18,11 @@ _ROLES: Final[Mapping[str, str]] = {"tpu": "roles/tpu.viewer", "compute": "roles
 
 
 def is_temporary(error: Exception) -> bool:
-    """Whether the same request may succeed later."""
+    """Whether the same request may succeed later. One that was not answered in time has been waited for enough."""
     status = _status(error)
     if status:
         return status in _TEMPORARY
-    return isinstance(error, OSError | http.client.HTTPException)
+    return isinstance(error, OSError | http.client.HTTPException) and not isinstance(error, TimeoutError)
 
 
 def retry_after_seconds(error: Exception) -> float | None:

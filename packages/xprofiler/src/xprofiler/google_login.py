@@ -55,7 +55,7 @@ class GcloudCredentials(google.auth.credentials.Credentials):
         except XprofilerError as error:
             raise google.auth.exceptions.RefreshError(f"gcloud could not be asked for a token: {error}") from error
         if ended.exit_code:
-            raise google.auth.exceptions.RefreshError(f"gcloud has no token: {ended.complaint}")
+            raise google.auth.exceptions.RefreshError(f"gcloud has no token: {ended.complaint.splitlines()[0]}")
         self._take(ended.output)
 
     def _take(self, answer: bytes) -> None:

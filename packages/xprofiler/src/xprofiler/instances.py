@@ -5,6 +5,7 @@ API: https://cloud.google.com/compute/docs/reference/rest/v1/instances
 
 from __future__ import annotations
 
+import contextlib
 import time
 import uuid
 from collections.abc import Callable, Mapping
@@ -120,17 +121,17 @@ class Instances:
             began = self._clock()
             if began >= deadline:
                 raise TimedOutError(f"could not {doing} within {timeout_seconds:g} s; it may still be done")
-            request = self._api.compute.zoneOperations().wait(
-                project=self._api.project, zone=zone, operation=operation["name"]
-            )
-            operation = self._api.execute(
-                request, doing, timeout_seconds=min(_WAIT_SECONDS, max(1.0, deadline - began)), is_repeatable=True
-            )
-            if operation.get("status") != "DONE" and self._clock() - began < 1.0:
+            with contextlib.suppress(TimedOutError):
+                operation = self._wait(zone, operation["name"], doing, min(_WAIT_SECONDS, deadline - began))
+            if self._clock() - began < 1.0 and operation.get("status") != "DONE":
                 self._sleep(backoff.failed())
         error = operation_error(operation, doing)
         if error is not None:
             raise error
+
+    def _wait(self, zone: str, operation: str, doing: str, seconds: float) -> dict[str, Any]:
+        request = self._api.compute.zoneOperations().wait(project=self._api.project, zone=zone, operation=operation)
+        return self._api.execute(request, doing, timeout_seconds=seconds, is_repeatable=True)
 
     def zone_exists(self, zone: str) -> bool:
         """Whether there is such a zone."""
