@@ -1,5 +1,6 @@
 """`kubectl exec`: a command of this machine, with its streams."""
 
+import contextlib
 import json
 import threading
 from io import BufferedReader
@@ -60,21 +61,24 @@ def _pump(stream: IO[bytes] | None, channels: Channels, number: int) -> None:
 
 
 def _feed(channels: Channels, stdin: IO[bytes] | None) -> None:
-    """Hand on what the client sends, until it is gone."""
+    """Hand on what the client sends, until it is gone; the command may read less."""
     for piece in channels.stdin():
+        if stdin is None or stdin.closed:
+            continue
         try:
-            if stdin is not None and not stdin.closed:
-                stdin.write(piece)
-                stdin.flush()
-                if not piece:
-                    stdin.close()
-        except OSError:  # the command reads no more
-            stdin = None
+            stdin.write(piece)
+            stdin.flush()
+            if not piece:
+                stdin.close()
+        except OSError:
+            _close(stdin)
     if stdin is not None:
-        try:
-            stdin.close()
-        except OSError:  # it had ended before it read all
-            pass
+        _close(stdin)
+
+
+def _close(stdin: IO[bytes]) -> None:
+    with contextlib.suppress(OSError):  # the command has not read all
+        stdin.close()
 
 
 def _ended(argv: list[str], code: int | None) -> dict[str, Any]:

@@ -51,7 +51,7 @@ class PortForwarding:
         thread.start()
 
     def _carry(self, data: Stream, error: Stream) -> None:
-        """Carry one connection's bytes both ways, until both ends have ended it."""
+        """Carry one connection's bytes both ways, until the program at the port has ended it."""
         port = int(data.headers["port"])
         with contextlib.suppress(OSError):  # the client is gone
             try:
@@ -64,8 +64,8 @@ class PortForwarding:
                     connection.settimeout(None)
                     _exchange(connection, data)
                     self._connections.remove(connection)
-            data.end()
             error.end()
+            data.end()
 
 
 def _exchange(connection: socket.socket, data: Stream) -> None:
@@ -76,6 +76,7 @@ def _exchange(connection: socket.socket, data: Stream) -> None:
             data.send(piece)
     except OSError:  # either end is gone
         _break(connection)
+    data.take(b"")  # kubectl, too, ends a connection when it is ended there
     inward.join()
 
 

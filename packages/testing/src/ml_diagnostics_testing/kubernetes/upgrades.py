@@ -21,7 +21,7 @@ def exec_response(pod: Pod, request: Request) -> Response:
     Raises:
         ApiError: It cannot be.
     """
-    query = urllib.parse.parse_qs(request.target.partition("?")[2], keep_blank_values=True)
+    query = urllib.parse.parse_qs(request.target.partition("?")[2], keep_blank_values=True, errors="surrogateescape")
     container = query.get("container", [pod.containers[0]])[0]
     if container not in pod.containers:
         raise ApiError(400, f"container {container} is not valid for pod {pod.name}", name="BadRequest")
