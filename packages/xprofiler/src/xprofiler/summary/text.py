@@ -13,6 +13,8 @@ __all__ = ["about", "format_summary", "headline", "mean_parts"]
 
 _LABEL_WIDTH = 11
 _OPERATIONS = 15
+_LEAST_IMPORTANT = ("Called by", "Bound by", "Category", "Operation")
+_READABLE = 14  # Columns that a name needs.
 _RULING = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 """What rules a terminal: names are others' words."""
 
@@ -130,19 +132,17 @@ def _figures_width(shown: Sequence[Operation]) -> int:
 
 
 def _fitted(columns: Mapping[str, list[str]], width: int) -> dict[str, list[str]]:
-    """Columns cut so that all fit into a width, the widest first; those that stay unreadable go."""
-    fitted = dict(columns)
-    widths = {header: max(len(header), *map(len, cells)) for header, cells in fitted.items()}
-    while sum(widths.values()) + 2 * (len(widths) - 1) > width:
-        widest = max(widths, key=lambda header: widths[header])
-        if widths[widest] <= 12 and len(widths) > 1:
-            dropped = list(widths)[-1]
-            del widths[dropped], fitted[dropped]
-        elif widths[widest] <= 12:
+    """Columns cut so that all fit into a width, the least important first; it goes where that is not enough."""
+    for dropped in range(len(_LEAST_IMPORTANT)):
+        kept = {header: cells for header, cells in columns.items() if header not in _LEAST_IMPORTANT[:dropped]}
+        widths = {header: max(len(header), *map(len, cells)) for header, cells in kept.items()}
+        for header in _LEAST_IMPORTANT:
+            excess = sum(widths.values()) + 2 * (len(widths) - 1) - width
+            if header in widths and excess > 0:
+                widths[header] = max(min(widths[header], _READABLE), widths[header] - excess)
+        if sum(widths.values()) + 2 * (len(widths) - 1) <= width:
             break
-        else:
-            widths[widest] -= 1
-    return {header: [_cut(cell, widths[header]) for cell in cells] for header, cells in fitted.items()}
+    return {header: [_cut(cell, widths[header]) for cell in cells] for header, cells in kept.items()}
 
 
 def _cut(text: str, width: int) -> str:
@@ -161,7 +161,8 @@ def _hosts(summary: Summary) -> str:
         )
         for host in summary.hosts
     ]
-    return _table(("Host", "Size", "Start", "Mean step", "All others", "Slowest in"), rows, "<>>>>>")
+    headers = ("Host", "Size", "Start", "Mean step", "All others", "Slowest in")
+    return _table(headers, rows, "<>>>>>") if rows else ""
 
 
 def _table(headers: Sequence[str], rows: Sequence[Sequence[str]], align: str) -> str:

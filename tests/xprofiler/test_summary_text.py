@@ -1,0 +1,155 @@
+"""What `xprofiler summary` prints, letter by letter, at 80 and at 200 columns; others' words rule no terminal."""
+
+from __future__ import annotations
+
+import textwrap
+from pathlib import Path
+
+import pytest
+from xprofiler.summary.summary import Host, Operation, Step, Summary
+from xprofiler.summary.text import format_summary
+from xprofiler.summary.units import format_bytes, format_count, format_duration, format_rate
+
+from .made_profiles import tpu_session
+from .typed_commands import typed
+
+_AT_80 = """\
+tensorboard/session_2026_11_21_10_00_00: 2 hosts, 8 cores of TPU v5p, 12 steps
+
+Step time  1.23 ms mean, 1.20 ms median, 1.20 ms to 1.50 ms, deviation 82.9 us
+Busy       85.2 % busy, 14.8 % idle: devices
+           duty cycle: 80.2 %
+Input      6.6 % of a step waits for input
+           Your program is MODERATELY input-bound because 7.0% of the total step
+           time sampled is waiting for input. Therefore, you would need to
+           reduce both the input time and other time.
+
+The mean step's time               Spent   Share
+-------------------------------  -------  ------  -------------------
+Device compute                    850 us  69.4 %  ###################
+Device collective communication   110 us   9.0 %  ###
+Input                            85.0 us   6.9 %  ##
+All others                        180 us  14.7 %  ####
+
+Operation      Category            Bound by  Runs  Self time   Share
+-------------  ------------------  --------  ----  ---------  ------
+convolution.7  convolution         Compute     96    40.3 ms  40.7 %
+fusion.21      convolution fusion  Compute     96    25.0 ms  25.2 %
+fusion.4       loop fusion         HBM         96    13.4 ms  13.6 %
+all-reduce.3   all-reduce          HBM         96    10.6 ms  10.7 %
+infeed.1       infeed                          96    6.96 ms   7.0 %
+copy.2         data formatting     HBM         96    2.88 ms   2.9 %
+
+Host       Size  Mean step  All others  Slowest in
+------  -------  ---------  ----------  ----------
+host-a  17.9 kB    1.20 ms      15.0 %
+host-b  17.9 kB    1.23 ms      14.7 %      1 step
+"""
+_AT_200 = """\
+tensorboard/session_2026_11_21_10_00_00: 2 hosts, 8 cores of TPU v5p, 12 steps
+
+Step time  1.23 ms mean, 1.20 ms median, 1.20 ms to 1.50 ms, deviation 82.9 us
+Busy       85.2 % busy, 14.8 % idle: devices
+           duty cycle: 80.2 %
+Input      6.6 % of a step waits for input
+           Your program is MODERATELY input-bound because 7.0% of the total step time sampled is waiting for input. Therefore, you would need to reduce both the input time and other time.
+
+The mean step's time               Spent   Share
+-------------------------------  -------  ------  ----------------------------
+Device compute                    850 us  69.4 %  ############################
+Device collective communication   110 us   9.0 %  ####
+Input                            85.0 us   6.9 %  ###
+All others                        180 us  14.7 %  ######
+
+Operation      Category            Called by                      Bound by  Runs  Self time   Share
+-------------  ------------------  -----------------------------  --------  ----  ---------  ------
+convolution.7  convolution         jit(train)/convolution         Compute     96    40.3 ms  40.7 %
+fusion.21      convolution fusion  jit(train)/convolution_fusion  Compute     96    25.0 ms  25.2 %
+fusion.4       loop fusion         jit(train)/loop_fusion         HBM         96    13.4 ms  13.6 %
+all-reduce.3   all-reduce          jit(train)/all-reduce          HBM         96    10.6 ms  10.7 %
+infeed.1       infeed              jit(train)/infeed                          96    6.96 ms   7.0 %
+copy.2         data formatting     jit(train)/data_formatting     HBM         96    2.88 ms   2.9 %
+
+Host       Size  Mean step  All others  Slowest in
+------  -------  ---------  ----------  ----------
+host-a  17.9 kB    1.20 ms      15.0 %
+host-b  17.9 kB    1.23 ms      14.7 %      1 step
+"""  # noqa: E501 - as wide as it is printed
+
+
+@pytest.mark.parametrize(("columns", "expected"), [(80, _AT_80), (200, _AT_200)])
+def test_a_tpu_profile_is_printed_for_the_width_of_the_terminal(columns: int, expected: str, tmp_path: Path) -> None:
+    pytest.importorskip("xprof")
+    tpu_session(tmp_path)
+    ended = typed("summary", str(tmp_path), columns=columns)
+    assert (ended.code, ended.errors) == (0, "")
+    assert ended.output == expected
+    assert max(map(len, ended.output.splitlines())) <= columns
+
+
+def test_without_a_terminal_names_are_whole(tmp_path: Path) -> None:
+    pytest.importorskip("xprof")
+    tpu_session(tmp_path)
+    assert "jit(train)/convolution_fusion" in typed("summary", str(tmp_path)).output
+
+
+def test_what_is_not_known_is_said_to_be_so() -> None:
+    shown = format_summary(Summary("s", "CPU", hosts=[Host("h", 1234)], notes=["no step marker " * 8]), 80)
+    assert shown == textwrap.dedent(
+        """\
+        s: 1 host, CPU, 0 steps
+
+        Step time  not known: the program marks no steps
+                   (jax.profiler.StepTraceAnnotation), or none was whole
+        Busy       not known: no operations were profiled
+
+        Host    Size
+        ----  ------
+        h     1.2 kB
+
+        Note: no step marker no step marker no step marker no step marker no step marker
+        no step marker no step marker no step marker"""
+    )
+
+
+def test_the_words_of_others_rule_no_terminal() -> None:
+    evil = "\x1b[2J\x9b31m\rname\n\x07"
+    summary = Summary(
+        evil,
+        evil,
+        hosts=[Host(evil, 1)],
+        steps=[Step(evil, 1.0, {evil: 1.0}, evil)],
+        operations=[Operation(evil, evil, 1, 1.0, 100.0, evil, evil)],
+        notes=[evil],
+    )
+    assert not set(format_summary(summary, 80)) & set(map(chr, [*range(10), *range(11, 32), *range(127, 160)]))
+
+
+@pytest.mark.parametrize("width", [60, 72, 80, 120])
+def test_long_names_are_cut_before_a_line_is_too_long(width: int) -> None:
+    operations = [Operation("fusion" * 30, "custom-call" * 9, 10**6, 1e6, 100.0, "jit(f)/" * 40, "Compute")]
+    lines = format_summary(Summary("s", operations=operations), width).splitlines()
+    table = lines[lines.index(next(line for line in lines if line.startswith("Operation"))) :]
+    assert max(map(len, table)) <= width
+    assert any("fusion" in line for line in table)
+
+
+@pytest.mark.parametrize(
+    ("shown", "expected"),
+    [
+        (format_duration(0), "0 us"),
+        (format_duration(999.4), "999 us"),
+        (format_duration(999.6), "1.00 ms"),
+        (format_duration(12_345), "12.3 ms"),
+        (format_duration(999_600), "1.00 s"),
+        (format_duration(123e6), "123 s"),
+        (format_bytes(999), "999 B"),
+        (format_bytes(20_600_000), "20.6 MB"),
+        (format_rate(999.0, "FLOP"), "999 GFLOP/s"),
+        (format_rate(95_238.0, "FLOP"), "95.2 TFLOP/s"),
+        (format_count(1, "host"), "1 host"),
+        (format_count(2000, "host"), "2,000 hosts"),
+    ],
+)
+def test_figures_have_three_digits_and_a_unit(shown: str, expected: str) -> None:
+    assert shown == expected
