@@ -32,7 +32,7 @@ class Objects:
             ApiError: It cannot be done.
         """
         _check_readable(request)
-        is_dry = "dryRun" in request.query
+        is_dry = _is_dry(request)
         if verb == "list":
             if request.query.get("watch") in ("1", "true"):
                 return watch_response(self.store, kind, namespace, request)
@@ -46,7 +46,7 @@ class Objects:
             return json_response(created, 201)
         if verb == "update":
             self.store.get(kind, namespace, name)
-            return json_response(self.store.put(kind, namespace, request.json(), is_dry=is_dry))
+            return self._change(kind, namespace, name, request.json(), is_dry=is_dry)
         if verb == "patch":
             return self._patch(kind, namespace, name, request, is_dry=is_dry)
         if verb == "delete":
@@ -79,7 +79,13 @@ class Objects:
             self._check_namespace(kind, namespace)
             created = self.store.create(kind, namespace, _brought_up(kind, patch), is_dry=is_dry)
             return json_response(created, 201)
-        return json_response(self.store.put(kind, namespace, patched(found, patch, content_type), is_dry=is_dry))
+        return self._change(kind, namespace, name, patched(found, patch, content_type), is_dry=is_dry)
+
+    def _change(self, kind: Kind, namespace: str, name: str, resource: Resource, *, is_dry: bool) -> Response:
+        metadata = resource.get("metadata")
+        if not isinstance(metadata, dict) or metadata.get("name") != name:
+            raise ApiError(422, f'{kind.name} "{name}" is invalid: metadata.name: field is immutable', name="Invalid")
+        return json_response(self.store.put(kind, namespace, resource, is_dry=is_dry))
 
     def _delete(self, kind: Kind, namespace: str, name: str, *, is_dry: bool) -> Resource:
         if is_dry:
@@ -100,9 +106,14 @@ class Objects:
 def _check_readable(request: Request) -> None:
     """`kubectl create configmap` and its like send protocol buffers: only what comes from a file is JSON."""
     content_type = request.headers.get("Content-Type") or ""
-    if "protobuf" in content_type and request.body and request.method != "DELETE":
+    if "protobuf" in content_type and request.body:
         message = f"the loopback cluster reads JSON, not {content_type}: create it with kubectl apply -f"
         raise ApiError(415, message, name="UnsupportedMediaType")
+
+
+def _is_dry(request: Request) -> bool:
+    """Whether nothing shall be changed: a deletion says so in its body."""
+    return "dryRun" in request.query or (request.method == "DELETE" and bool(request.json().get("dryRun")))
 
 
 def _brought_up(kind: Kind, resource: Resource) -> Resource:

@@ -46,9 +46,11 @@ def patched(resource: Mapping[str, Any], patch: Any, content_type: str) -> dict[
         )
     try:
         changed = apply(copy.deepcopy(dict(resource)), patch)
+        if not isinstance(changed, dict):
+            raise TypeError(f"it leaves {changed!r}")
     except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
         raise ApiError(422, f"the patch cannot be applied: {error!r}", name="Invalid") from error
-    return dict(changed)
+    return changed
 
 
 def _merge(resource: Any, patch: Any) -> Any:
