@@ -1,0 +1,281 @@
+"""The summary page is whole without the internet, shows what the summary says, and takes nobody's words for markup."""
+
+from __future__ import annotations
+
+import html.parser
+import re
+import shutil
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from wsgiref.util import setup_testing_defaults
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from xprofiler.exceptions import XprofilerError
+from xprofiler.serve.application import Application
+from xprofiler.serve.catalog import Catalog
+from xprofiler.serve.charts import step_chart, ticks
+from xprofiler.serve.markup import Markup, element, joined
+from xprofiler.serve.page import empty_page, failure_page, summary_page
+from xprofiler.serve.tools import tool_link
+from xprofiler.summary.colours import PART_COLOURS
+from xprofiler.summary.profiles import Profile
+from xprofiler.summary.summary import Host, InputPipeline, Operation, Step, Summary
+
+from .made_profiles import SESSION, tpu_session
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+_EVIL = "<script>alert(1)</script>\"'&<img src=x onerror=alert(2)>"
+_VOID = ("meta", "link", "br", "rect", "line")
+
+
+class _Page(html.parser.HTMLParser):
+    """Sees that elements are closed in their order, and keeps what was found."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.tags: list[str] = []
+        self.attributes: list[tuple[str, str | None]] = []
+        self.text = ""
+        self.feed(page)
+        self.close()
+        assert self.open == []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.attributes += attrs
+        if tag not in _VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.attributes += attrs
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.text += data + " "
+
+
+def _summary(word: str = "fusion.1") -> Summary:
+    return Summary(
+        session=f"run/{word}",
+        device=word,
+        device_count=8,
+        hosts=[Host(word, 2_000_000, 4, 0.0, 1_200.0, 15.0, 0), Host("b", 10, 4, 350.0, 1_300.0, 14.0, 2)],
+        steps=[Step(word, 1_200.0, {"Device compute": 1_000.0, word: 200.0}, word), Step("2", 1_500.0, {}, "")],
+        busy_percent=85.2,
+        utilization={word: 12.3},
+        operations=[Operation(word, word, 96, 4_000.0, 80.0, word, word, 95_238.0, 66.5)],
+        input=InputPipeline(word, 6.6, {word: 5.0}),
+        notes=[word],
+        tools=["trace_viewer@", "overview_page", "op_profile", word],
+    )
+
+
+def _page(summary: Summary, word: str = "run") -> tuple[str, _Page]:
+    profiles = [Profile(f"{word}/s{number}", "/l", {"h": "/l/h.xplane.pb"}) for number in range(3)]
+    page = summary_page(summary, profiles, word).decode()
+    return page, _Page(page)
+
+
+def test_the_page_shows_what_the_summary_says() -> None:
+    _, page = _page(_summary())
+    shown = " ".join(page.text.split())
+    for words in (
+        "2 hosts, 8 cores of fusion.1",
+        "85.2 %",
+        "idle 14.8 %",
+        "1.35 ms",
+        "6.6 %",
+        "95.2 TFLOP/s",
+        "+350 µs",
+    ):
+        assert words in shown, (words, shown)
+    assert "Trace viewer" in shown.partition("Works without the internet")[2].partition("Google Charts")[0]
+    assert "Overview" in shown.partition("Google Charts")[2]
+
+
+def test_the_page_asks_nobody_but_its_own_server() -> None:
+    page, parsed = _page(_summary())
+    links = [value or "" for name, value in parsed.attributes if name in ("href", "src", "action", "data", "srcset")]
+    assert all(link.startswith(("/", "data:,")) and not link.startswith("//") for link in links), links
+    assert not {"script", "iframe", "img", "object", "embed", "form"} & set(parsed.tags)
+    assert not re.search(r"@import|url\(", page)
+
+
+def test_nobodys_words_are_markup() -> None:
+    page, parsed = _page(_summary(_EVIL), _EVIL)
+    assert "script" not in parsed.tags
+    assert "img" not in parsed.tags
+    assert not any(name.startswith("on") for name, _ in parsed.attributes)
+    assert _EVIL.split('"', 1)[0] in parsed.text
+    assert "<script" not in page
+
+
+@given(st.text(), st.text())
+def test_any_text_is_text(text: str, attribute: str) -> None:
+    made = element("p", text, title=attribute)
+    assert made.count("<") == made.count(">") == 2
+    assert joined(made, Markup("<br>")) == f"{made}<br>"
+
+
+def test_pages_without_a_profile_say_what_to_do() -> None:
+    assert "xprofiler capture -o local" in empty_page("/logs").decode()
+    broken = _Page(failure_page(_EVIL, _EVIL, [], _EVIL).decode())
+    assert "script" not in broken.tags
+    nothing = Summary("s", "CPU")
+    assert "not known" in summary_page(nothing, [], "/logs").decode()
+
+
+def test_bars_are_as_long_as_the_steps() -> None:
+    parts = ["Device compute", "Input"]
+    first = Step("1", 1_000.0, {"Device compute": 1_000.0}, "")
+    second = Step("2", 4_000.0, {"Device compute": 1_000.0, "Input": 3_000.0}, "")
+    heights = [
+        float(height) for height in re.findall(r'<rect [^>]*height="([\d.]+)"', step_chart([first, second], parts))
+    ]
+    assert heights[0] == heights[1]
+    assert heights[2] == pytest.approx(3 * heights[1], rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("longest", "expected"),
+    [
+        (0.0, [0, 1]),
+        (0.3, [0, 0.1, 0.2, 0.3]),
+        (1.0, [0, 0.2, 0.4, 0.6, 0.8, 1.0]),
+        (1_500.0, [0, 500, 1_000, 1_500]),
+        (1_501.0, [0, 500, 1_000, 1_500, 2_000]),
+        (9_999.0, [0, 2_000, 4_000, 6_000, 8_000, 10_000]),
+    ],
+)
+def test_an_axis_has_round_marks_that_reach_over_the_longest(longest: float, expected: list[float]) -> None:
+    assert ticks(longest) == pytest.approx(expected)
+
+
+def test_a_link_into_xprof_survives_any_name() -> None:
+    link = tool_link("trace_viewer@", "run one/s&host=x#y", ["a", "b"])
+    assert link == "/data/plugin/profile/?run=run+one%2Fs%26host%3Dx%23y&tag=trace_viewer@&hosts=a,b"
+
+
+def _asked(application: Application, path: str, query: str = "", **environ: str) -> tuple[str, dict[str, str], bytes]:
+    asked: dict[str, Any] = {"PATH_INFO": path, "QUERY_STRING": query, "HTTP_HOST": "localhost:6006", **environ}
+    setup_testing_defaults(asked)
+    answer: list[Any] = []
+    body = b"".join(application(asked, lambda *said: answer.extend(said)))
+    return answer[0], dict(answer[1]), body
+
+
+@pytest.fixture
+def xprof_asked() -> list[str]:
+    return []
+
+
+@pytest.fixture
+def application(tmp_path: Path, xprof_asked: list[str]) -> Application:
+    tpu_session(tmp_path / "logs")
+
+    def xprof(environ: dict[str, Any], start_response: Callable[..., Any]) -> list[bytes]:
+        xprof_asked.append(environ["PATH_INFO"] + "?" + environ["QUERY_STRING"])
+        start_response("200 OK", [])
+        return [b"xprof"]
+
+    def summarize(name: str, files: dict[str, Path]) -> Summary:
+        if not all(file.stat().st_size for file in files.values()):
+            raise XprofilerError(f"{name} is broken")
+        return Summary(name, "TPU", hosts=[Host(host, 1) for host in files])
+
+    return Application(Catalog(str(tmp_path / "logs"), tmp_path / "copy", summarize, clock=lambda: 0.0), xprof)
+
+
+@pytest.mark.parametrize("host", ["localhost", "LOCALHOST:6006", "127.0.0.1:1", "[::1]:6006"])
+def test_this_machines_names_are_answered(application: Application, host: str) -> None:
+    status, headers, _ = _asked(application, "/", HTTP_HOST=host)
+    assert status == "200 OK"
+    assert headers["Content-Security-Policy"].startswith("default-src 'none'")
+
+
+@pytest.mark.parametrize("host", ["", "evil.example", "localhost.evil.example:6006", "127.0.0.1.evil.example", "[::2]"])
+@pytest.mark.parametrize("path", ["/", "/summary.json", "/data/plugin/profile/runs"])
+def test_a_name_that_is_not_this_machines_is_refused(
+    application: Application, xprof_asked: list[str], host: str, path: str
+) -> None:
+    assert _asked(application, path, HTTP_HOST=host)[0] == "403 Forbidden"
+    assert xprof_asked == []
+
+
+@pytest.mark.parametrize(
+    ("path", "query", "status"),
+    [
+        ("/data/plugin/profile/capture_profile", "service_addr=localhost:1", "403"),
+        ("/data/plugin/profile/capture_profile/", "", "403"),
+        ("/data/plugin/profile/generate_cache", "", "403"),
+        ("/data/plugin/profile/runs", "session_path=/etc", "403"),
+        ("/data/plugin/profile/data", "run_path=/etc&run=x", "403"),
+        ("/data/plugin/profile/data", "run=../../etc&tag=overview_page", "404"),
+        ("/data/plugin/profile/data", f"run=../../etc&run={SESSION}", "404"),
+        ("/capture_profile", "", "404"),
+        ("/", "session=../../etc", "404"),
+        ("/summary.json", "session=no", "404"),
+    ],
+)
+def test_what_writes_or_reads_elsewhere_is_closed(
+    application: Application, xprof_asked: list[str], path: str, query: str, status: str
+) -> None:
+    assert _asked(application, path, query)[0].startswith(status)
+    assert xprof_asked == []
+
+
+def test_only_reading_is_answered(application: Application) -> None:
+    assert _asked(application, "/", REQUEST_METHOD="POST")[0].startswith("405")
+    status, headers, body = _asked(application, "/", REQUEST_METHOD="HEAD")
+    assert (status, body) == ("200 OK", b"")
+    assert int(headers["Content-Length"]) > 100
+
+
+def test_xprof_is_asked_for_one_host_where_it_sees_no_other(
+    application: Application, xprof_asked: list[str], tmp_path: Path
+) -> None:
+    name = f"tensorboard%2F{SESSION}"
+    _asked(application, "/data/plugin/profile/data", f"run={name}&tag=hlo_stats&host=host-b&x=")
+    _asked(application, "/data/plugin/profile/data", f"run={name}&tag=hlo_stats&host=ALL_HOSTS")
+    _asked(application, "/data/plugin/profile/data", f"run={name}&tag=trace_viewer%40&host=host-b")
+    one, *others = xprof_asked
+    assert one.endswith(f"data?run=.hosts%2Fhost-b%2F{name}&tag=hlo_stats&host=host-b&x=")
+    assert all(f"?run={name}&" in other for other in others)
+    folder = tmp_path / "copy" / ".hosts" / "host-b" / "tensorboard" / "plugins" / "profile" / SESSION
+    assert [file.name for file in folder.iterdir()] == ["host-b.xplane.pb"]
+
+
+def test_a_profile_that_cannot_be_read_is_said_on_the_page(application: Application, tmp_path: Path) -> None:
+    folder = tpu_session(tmp_path / "logs", "session_2026_11_21_11_00_00")
+    (folder / "host-a.xplane.pb").write_bytes(b"")
+    status, _, body = _asked(application, "/")
+    assert status.startswith("500")
+    assert b"is broken" in body
+    assert SESSION.encode() in body, "the others can be chosen still"
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium here")
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_a_browser_draws_the_page(scheme: str, tmp_path: Path) -> None:
+    image = pytest.importorskip("PIL.Image")
+    assert CHROMIUM is not None
+    file, picture = tmp_path / "page.html", tmp_path / "page.png"
+    file.write_bytes(summary_page(_summary(), [], "/logs"))
+    browser = [CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path / 'browser'}"]
+    browser += ["--window-size=1200,900", "--hide-scrollbars", f"--screenshot={picture}"]
+    browser += ["--force-dark-mode"] if scheme == "dark" else []
+    subprocess.run([*browser, file.as_uri()], check=True, capture_output=True, timeout=60)
+    drawn = image.open(picture).convert("RGB")
+    count = {colour: number for number, colour in drawn.getcolors(1 << 20)}
+    compute = tuple(bytes.fromhex(PART_COLOURS["Device compute"][1:]))
+    assert count.get(compute, 0) > 5_000, "the bars of the steps"
+    corner = drawn.getpixel((5, 890))
+    assert (sum(corner) < 200) == (scheme == "dark"), corner
