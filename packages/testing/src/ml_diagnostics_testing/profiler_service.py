@@ -76,7 +76,7 @@ class ProfilerServiceServer(Service):
         clock: Returns the time in seconds since the epoch, for `requests`.
 
     Attributes:
-        writes: What it writes: a profile, an empty file, or nothing although it says that all is well.
+        writes: What it writes, and says that all is well: a profile, half of one, an empty file, or nothing.
         write_seconds: How long it takes to write.
         dies_after_seconds: How long after the beginning of a profile it dies; None is never.
         has_bucket_access: Whether it can write to gs://.
@@ -85,7 +85,7 @@ class ProfilerServiceServer(Service):
 
     def __init__(self, port: int = 0, *, storage_url: str = "", clock: Callable[[], float] = time.time) -> None:
         super().__init__(clock=clock)
-        self.writes: Literal["profile", "empty", "nothing"] = "profile"
+        self.writes: Literal["profile", "half", "empty", "nothing"] = "profile"
         self.write_seconds = 0.0
         self.dies_after_seconds: float | None = None
         self.has_bucket_access = True
@@ -150,7 +150,8 @@ class ProfilerServiceServer(Service):
     def _write(self, profile: Profile) -> None:
         if self.writes == "nothing":
             return
-        data = xspace(profile.host_name, profile.began_ns, profile.duration_ms) if self.writes == "profile" else b""
+        whole = xspace(profile.host_name, profile.began_ns, profile.duration_ms)
+        data = {"profile": whole, "half": whole[: len(whole) // 2], "empty": b""}[self.writes]
         try:
             if profile.root.startswith("gs://"):
                 self._upload(profile.path, data)
