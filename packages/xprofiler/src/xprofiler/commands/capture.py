@@ -129,7 +129,7 @@ def _log_directory(text: str, console: Console) -> LogDirectory:
         console.say(log_directory.note)
     if log_directory.is_in_cloud:
         return log_directory
-    return LogDirectory.parse(str(Path(log_directory.path).expanduser().resolve()), may_be_local=True)
+    return LogDirectory.parse(str(Path(log_directory.path).expanduser().absolute()), may_be_local=True)
 
 
 def _find(options: argparse.Namespace, api: GoogleApi, console: Console) -> Found:

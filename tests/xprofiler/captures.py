@@ -1,0 +1,78 @@
+"""What tests of captures share: the command, run in this process, and what it has left behind."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+from xprofiler.cli import main
+
+
+class Ran(NamedTuple):
+    """What came of the command."""
+
+    exit_code: int
+    out: str
+    err: str
+
+    @property
+    def session(self) -> str:
+        """The session's name, as told."""
+        return self.out.partition("session id is ")[2].partition(".")[0]
+
+
+class Command:
+    """`xprofiler capture`, in this process."""
+
+    def __init__(self, capsys: pytest.CaptureFixture[str]) -> None:
+        self._capsys = capsys
+
+    def __call__(self, *arguments: object) -> Ran:
+        self._capsys.readouterr()
+        try:
+            exit_code = main(["capture", *map(str, arguments)])
+        except SystemExit as error:
+            exit_code = int(error.code or 0)
+        return Ran(exit_code, *self._capsys.readouterr())
+
+
+def records(ran: Ran) -> list[dict[str, Any]]:
+    """The hosts, as `--format json` tells them."""
+    told = json.loads(ran.out)
+    assert isinstance(told, list)
+    return told
+
+
+def files_below(folder: Path) -> list[str]:
+    """The files below a folder, with their paths from there."""
+    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
+
+
+_CONVERTERS = """
+import json, sys
+from xprof.convert import raw_to_tool_data
+
+overview, _ = raw_to_tool_data.xspace_to_tool_data(sys.argv[1:], "overview_page", {})
+trace, _ = raw_to_tool_data.xspace_to_tool_data(sys.argv[1:2], "trace_viewer", {})
+tables = {key: value for table in json.loads(overview) for key, value in (table.get("p") or {}).items()}
+events = {event["name"] for event in json.loads(trace)["traceEvents"] if event.get("ph") == "X"}
+print(json.dumps({"tasks": tables["task_count"], "device": tables["device_type"], "events": sorted(events)}))
+"""
+
+
+def opened_by_xprof(paths: Sequence[Path], scratch: Path) -> dict[str, Any]:
+    """What XProf's own converters see in the files of a session; they write beside them, so they get copies."""
+    pytest.importorskip("xprof")
+    scratch.mkdir()
+    copies = [str(shutil.copy(path, scratch)) for path in paths]
+    ran = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", _CONVERTERS, *copies], capture_output=True, text=True, check=True
+    )
+    seen: dict[str, Any] = json.loads(ran.stdout)
+    return seen

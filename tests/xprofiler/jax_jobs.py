@@ -1,0 +1,53 @@
+"""Real JAX programs on this machine that compute and can be profiled, as jobs are that know nothing of this command."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+
+_PROGRAM = """
+import socket, time
+import jax
+
+with socket.socket() as probe:
+    probe.bind(("127.0.0.1", 0))
+    port = probe.getsockname()[1]
+step = jax.jit(lambda x: x @ x / 100)
+x = jax.numpy.ones((100, 100))
+step(x).block_until_ready()
+jax.profiler.start_server(port)
+print(port, flush=True)
+while True:
+    time.sleep(0.02)
+    step(x).block_until_ready()
+"""
+
+
+@contextlib.contextmanager
+def jax_jobs(count: int, environment: Mapping[str, str] | None = None) -> Iterator[list[int]]:
+    """The ports of the profiler's servers of so many jobs, which end with the block.
+
+    Args:
+        count: How many.
+        environment: More variables for them.
+    """
+    jobs = [
+        subprocess.Popen(
+            [sys.executable, "-W", "ignore", "-c", _PROGRAM],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+            env={**os.environ, "JAX_PLATFORMS": "cpu", **(environment or {})},
+        )
+        for _ in range(count)
+    ]
+    try:
+        yield [int(job.stdout.readline()) for job in jobs if job.stdout is not None]
+    finally:
+        for job in jobs:  # Killed, since one that tries to reach a bucket does not end before it gives that up.
+            job.kill()
+            job.communicate()

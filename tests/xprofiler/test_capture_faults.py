@@ -1,0 +1,119 @@
+"""Captures whose hosts misbehave: what can be had is had, in a bounded time, and what is missing is named."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from ml_diagnostics_common.profiler_service import ProfilerService
+from ml_diagnostics_common.storage import LocalStorage
+from ml_diagnostics_testing.faults import Delay, Hang, Status
+from ml_diagnostics_testing.profiler_service import ProfilerServiceServer
+from xprofiler.capture.capturing import Capture
+from xprofiler.capture.collecting import Outcome
+from xprofiler.capture.session import Session
+from xprofiler.capture.targets import addresses
+from xprofiler.console import Console
+
+pytest.importorskip("grpc")
+
+_MS = 200
+_SERVICE = ProfilerService(connect_seconds=2, extra_seconds=1)
+
+
+@pytest.fixture
+def jobs() -> Iterator[list[ProfilerServiceServer]]:
+    servers = [ProfilerServiceServer() for _ in range(3)]
+    yield servers
+    for server in servers:
+        server.close()
+
+
+def capture(jobs: list[ProfilerServiceServer], folder: Path, duration_ms: int = _MS) -> list[Outcome]:
+    found = addresses([job.address for job in jobs], 0)
+    session = Session(str(folder), "session")
+    return Capture(session, duration_ms, LocalStorage(), Console(), _SERVICE).run(found.targets)
+
+
+def asked(job: ProfilerServiceServer) -> int:
+    return len(job.profiles)
+
+
+@pytest.mark.parametrize("writes", ["empty", "nothing"])
+def test_a_host_without_a_file_is_asked_again_and_then_named(
+    jobs: list[ProfilerServiceServer], tmp_path: Path, writes: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    jobs[1].writes = writes  # type: ignore[assignment]
+    outcomes = capture(jobs, tmp_path)
+    assert [outcome.is_captured for outcome in outcomes] == [True, False, True]
+    assert {"empty": "its file is empty", "nothing": "there is no"}[writes] in outcomes[1].problem
+    assert [asked(job) for job in jobs] == [1, 2, 1]
+    assert f"No profile came of {jobs[1].address}: capturing again." in capsys.readouterr().err
+
+
+def test_a_host_that_fails_once_is_captured_the_second_time(jobs: list[ProfilerServiceServer], tmp_path: Path) -> None:
+    jobs[2].faults.script([Status(503)])
+    outcomes = capture(jobs, tmp_path)
+    assert all(outcome.is_captured for outcome in outcomes)
+    assert outcomes[2].start_ns - outcomes[0].start_ns > _MS * 1e6
+
+
+def test_a_file_counts_even_where_its_answer_got_lost(jobs: list[ProfilerServiceServer], tmp_path: Path) -> None:
+    jobs[0].faults.script([Status(503, after_apply=True)])
+    outcomes = capture(jobs, tmp_path)
+    assert all(outcome.is_captured for outcome in outcomes)
+    assert asked(jobs[0]) == 1
+
+
+def test_a_host_that_never_answers_is_given_up(jobs: list[ProfilerServiceServer], tmp_path: Path) -> None:
+    jobs[0].faults.always(Hang())
+    began = time.monotonic()
+    outcomes = capture(jobs, tmp_path)
+    assert time.monotonic() - began < 10 * (_MS / 1000 + _SERVICE.extra_seconds)
+    assert [outcome.is_captured for outcome in outcomes] == [False, True, True]
+    assert "DEADLINE_EXCEEDED" in outcomes[0].problem
+
+
+def test_a_host_that_dies_in_mid_capture_is_named(jobs: list[ProfilerServiceServer], tmp_path: Path) -> None:
+    jobs[1].dies_after_seconds = _MS / 2000
+    outcomes = capture(jobs, tmp_path)
+    assert [outcome.is_captured for outcome in outcomes] == [True, False, True]
+    assert "no profiler's server answers" in outcomes[1].problem
+
+
+def test_a_host_that_is_slow_to_begin_is_waited_for(jobs: list[ProfilerServiceServer], tmp_path: Path) -> None:
+    jobs[1].faults.script([Delay(_SERVICE.extra_seconds / 2)])
+    assert all(outcome.is_captured for outcome in capture(jobs, tmp_path))
+    assert asked(jobs[1]) == 1
+
+
+def test_a_host_that_is_being_profiled_is_asked_again_afterwards(
+    jobs: list[ProfilerServiceServer], tmp_path: Path
+) -> None:
+    others = threading.Thread(
+        target=_SERVICE.capture, args=([jobs[0].address], str(tmp_path / "other"), "session", _MS)
+    )
+    others.start()
+    while not asked(jobs[0]):
+        time.sleep(0.01)
+    outcomes = capture(jobs, tmp_path / "ours", 2 * _MS)
+    others.join()
+    assert all(outcome.is_captured for outcome in outcomes)
+
+
+def test_64_hosts_take_no_longer_than_their_profile_and_begin_together(tmp_path: Path) -> None:
+    jobs = [ProfilerServiceServer() for _ in range(64)]
+    try:
+        began = time.monotonic()
+        outcomes = capture(jobs, tmp_path, 2000)
+        seconds = time.monotonic() - began
+    finally:
+        for job in jobs:
+            job.close()
+    assert all(outcome.is_captured for outcome in outcomes)
+    assert seconds < 2 * 2.0  # One after the other they take 128 s.
+    assert len({job.profiles[0].start_ns for job in jobs}) == 1
+    assert len(list((tmp_path / "session").iterdir())) == 64

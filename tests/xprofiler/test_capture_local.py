@@ -1,0 +1,172 @@
+"""`xprofiler capture -o local`: real JAX programs of this machine, captured at the same moment, without any cloud."""
+
+from __future__ import annotations
+
+import re
+import socket
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from ml_diagnostics_testing.cloud_storage import CloudStorageServer
+
+from .captures import Command, files_below, opened_by_xprof, records
+from .jax_jobs import jax_jobs
+
+pytest.importorskip("jax")
+pytest.importorskip("grpc")
+
+_MS = 300
+
+
+@pytest.fixture(scope="module")
+def ports() -> Iterator[list[int]]:
+    with jax_jobs(3) as ports:
+        yield ports
+
+
+@pytest.fixture
+def capture(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Command:
+    monkeypatch.setenv("CLOUDSDK_CONFIG", str(tmp_path / "no-gcloud"))
+    return Command(capsys)
+
+
+@pytest.fixture
+def bucket(cloud_storage_server: CloudStorageServer, monkeypatch: pytest.MonkeyPatch) -> CloudStorageServer:
+    for name, value in cloud_storage_server.environment().items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("CLOUDSDK_AUTH_DISABLE_CREDENTIALS", "true")
+    monkeypatch.setenv("CLOUDSDK_CORE_PROJECT", "test-project")
+    cloud_storage_server.create_bucket("bucket")
+    return cloud_storage_server
+
+
+def test_all_hosts_begin_together_and_land_in_one_session_that_xprof_opens(
+    capture: Command, ports: list[int], tmp_path: Path
+) -> None:
+    hosts = [f"localhost:{port}" for port in ports]
+    ran = capture("-o", "local", "-n", *hosts, "-l", tmp_path / "logs", "-d", _MS, "--format", "json")
+    assert ran.exit_code == 0, ran.err
+    told = records(ran)
+    assert [(one["host"], one["status"], one["problem"]) for one in told] == [(h, "captured", None) for h in hosts]
+    paths = [Path(one["path"]) for one in told]
+    assert [path.stat().st_size for path in paths] == [one["size_bytes"] for one in told]
+    (session,) = {path.parent for path in paths}
+    assert session.parent == tmp_path / "logs/tensorboard/plugins/profile"
+    assert re.fullmatch(r"session_\d{4}(_\d\d){5}", session.name)
+    starts = [one["start_ns"] for one in told]
+    assert max(starts) - min(starts) < _MS * 1e6 / 4
+    seen = opened_by_xprof(paths, tmp_path / "copies")
+    assert seen["tasks"].startswith("3 ")
+    assert seen["device"] == "CPU"
+    assert any("Execute" in event for event in seen["events"]), seen["events"]
+    assert files_below(session) == sorted(path.name for path in paths)
+
+
+def test_it_speaks_in_the_words_of_the_readme(capture: Command, ports: list[int], tmp_path: Path) -> None:
+    host = f"localhost:{ports[0]}"
+    ran = capture("-o", "local", "-n", host, "-l", tmp_path / "logs", "-d", _MS)
+    assert ran.exit_code == 0
+    saved = f"Profile saved to {tmp_path}/logs/tensorboard and session id is {ran.session}."
+    lines = ran.out.splitlines()
+    assert lines[:2] == [saved, ""]
+    assert lines[2].split() == ["Host", "Status", "Size", "Start"]
+    assert re.fullmatch(rf"{host}  captured  \d+\.\d kB  \+0\.0 ms", lines[4])
+    assert f"Starting profile capture on host {host}.\n" in ran.err
+    assert f"xprofiler serve -l {tmp_path}/logs" in ran.err
+
+
+def test_a_log_directory_that_ends_in_tensorboard_gets_no_second_one(
+    capture: Command, ports: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    ran = capture("-o", "local", "-n", f"localhost:{ports[0]}", "-l", "runs/a/tensorboard/", "-d", _MS)
+    assert ran.exit_code == 0
+    name = f"localhost_{ports[0]}.xplane.pb"
+    assert files_below(tmp_path / "runs") == [f"a/tensorboard/plugins/profile/{ran.session}/{name}"]
+
+
+def test_the_port_of_an_address_wins_over_the_option(capture: Command, ports: list[int], tmp_path: Path) -> None:
+    ran = capture("-o", "local", "-n", "localhost", f"127.0.0.1:{ports[1]}", "-p", ports[0], "-l", tmp_path, "-d", _MS)
+    assert ran.exit_code == 0, ran.err
+    names = [f"127.0.0.1_{ports[1]}.xplane.pb", f"localhost_{ports[0]}.xplane.pb"]
+    assert [Path(file).name for file in files_below(tmp_path / "tensorboard")] == names
+
+
+def test_a_host_where_nobody_listens_is_named_and_keeps_no_other_from_its_profile(
+    capture: Command, ports: list[int], tmp_path: Path
+) -> None:
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))
+        nobody = f"127.0.0.1:{closed.getsockname()[1]}"
+        ran = capture("-o", "local", "-n", nobody, f"localhost:{ports[0]}", "-l", tmp_path, "-d", _MS)
+    assert ran.exit_code == 1
+    assert f"Failed to profile host {nobody} with error: nothing listens at {nobody}." in ran.err
+    assert "jax.profiler.start_server" in ran.err
+    assert [line.split()[1] for line in ran.out.splitlines()[-2:]] == ["failed", "captured"]
+    assert len(files_below(tmp_path / "tensorboard")) == 1
+
+
+def test_where_nothing_was_captured_no_session_is_left(capture: Command, tmp_path: Path) -> None:
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))
+        ran = capture("-o", "local", "-n", f"127.0.0.1:{closed.getsockname()[1]}", "-l", tmp_path, "-d", _MS)
+    assert ran.exit_code == 1
+    assert not list((tmp_path / "tensorboard/plugins/profile").iterdir())
+
+
+def test_what_is_no_profilers_server_is_said_to_be_none(capture: Command, tmp_path: Path) -> None:
+    with CloudStorageServer() as web_server:
+        ran = capture("-o", "local", "-n", web_server.url.removeprefix("http://"), "-l", tmp_path, "-d", _MS)
+    assert ran.exit_code == 1
+    assert "is no profiler's server" in ran.err
+
+
+def test_into_a_bucket_the_file_goes_by_way_of_this_machine(
+    capture: Command, ports: list[int], bucket: CloudStorageServer, tmp_path: Path
+) -> None:
+    ran = capture("-o", "local", "-n", f"localhost:{ports[0]}", "-l", "gs://bucket/run", "-d", _MS)
+    assert ran.exit_code == 0, ran.err
+    assert f"Profile saved to gs://bucket/run/tensorboard and session id is {ran.session}." in ran.out
+    name = f"run/tensorboard/plugins/profile/{ran.session}/localhost_{ports[0]}.xplane.pb"
+    assert bucket.names("bucket") == [name]
+    copy = tmp_path / "copy.xplane.pb"
+    copy.write_bytes(bucket.read("bucket", name))
+    assert opened_by_xprof([copy], tmp_path / "copies")["tasks"].startswith("1 ")
+
+
+def test_a_job_that_cannot_reach_the_bucket_does_not_hold_a_capture_up(tmp_path: Path) -> None:
+    """JAX can write to gs:// by itself. Where its connections are refused it tries again for minutes."""
+    from ml_diagnostics_common.profiler_service import ProfilerService
+
+    with jax_jobs(1, {"https_proxy": "http://127.0.0.1:9", "NO_GCE_CHECK": "true"}) as (port,):
+        address = [f"localhost:{port}"]
+        began = time.monotonic()
+        (refused,) = ProfilerService(extra_seconds=2).capture(address, "gs://bucket/run", "session", 100)
+        assert time.monotonic() - began < 20
+        assert refused.problem
+        (result,) = ProfilerService(extra_seconds=20).capture(address, str(tmp_path), "session", 100)
+        assert not result.problem
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        (("-n", "localhost:0"), "is not an address"),
+        (("-n", "localhost:99999"), "is not an address"),
+        (("-n", "a b:1"), "is not an address"),
+        (("-n", "localhost:1", "-d", "0"), "is not a whole number"),
+        (("-n", "localhost:1", "-d", "soon"), "is not a whole number"),
+        (("-n", "localhost:1", "-p", "70000"), "is not a whole number"),
+        (("-n", "localhost:1", "--image-family=debian-12"), "nothing goes on to gcloud with -o local"),
+        (("-n", "localhost:1", "--durations", "5"), "did you mean --duration"),
+    ],
+)
+def test_what_cannot_be_is_refused_before_anything_is_asked(
+    capture: Command, tmp_path: Path, arguments: tuple[str, ...], problem: str
+) -> None:
+    ran = capture("-o", "local", "-l", tmp_path, *arguments)
+    assert ran.exit_code == 2
+    assert problem in ran.err
+    assert not files_below(tmp_path)

@@ -1,0 +1,292 @@
+"""The parts of a capture: names of sessions, where hosts write, what files say, and how it is told."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from ml_diagnostics_common.exceptions import ObjectNotFoundError
+from ml_diagnostics_common.storage import GoogleCloudStorage, LocalStorage
+from ml_diagnostics_common.xplane import read_xplane, summary_of
+from ml_diagnostics_testing.cloud_storage import CloudStorageServer
+from ml_diagnostics_testing.faults import Status
+from ml_diagnostics_testing.xspace import message, xspace
+from xprofiler.capture.collecting import Outcome, Parts, problem_of
+from xprofiler.capture.places import places_of
+from xprofiler.capture.reserving import reserved
+from xprofiler.capture.session import Session, unused_name
+from xprofiler.capture.table import report, size_text
+from xprofiler.capture.targets import Target, addresses, is_this_machine
+from xprofiler.console import Console
+from xprofiler.exceptions import NotFoundError, NotPermittedError, UsageError, XprofilerError
+
+_MOMENT = time.struct_time((2025, 4, 3, 18, 13, 49, 3, 93, 0))
+_NAME = "session_2025_04_03_18_13_49"
+
+
+@pytest.fixture
+def bucket(cloud_storage_server: CloudStorageServer) -> GoogleCloudStorage:
+    cloud_storage_server.create_bucket("bucket")
+    return GoogleCloudStorage(environ=cloud_storage_server.environment(), sleep=lambda seconds: None)
+
+
+# --- Sessions -----------------------------------------------------------------------------------------
+
+
+def test_a_session_bears_the_local_time_and_a_number_where_that_is_taken() -> None:
+    assert unused_name(_MOMENT, lambda name: False) == _NAME
+    taken = {_NAME, f"{_NAME}_2"}
+    assert unused_name(_MOMENT, taken.__contains__) == f"{_NAME}_3"
+
+
+@pytest.mark.parametrize("place", ["local", "bucket"])
+def test_captures_of_one_second_get_sessions_of_their_own(
+    place: str, tmp_path: Path, cloud_storage_server: CloudStorageServer, bucket: GoogleCloudStorage
+) -> None:
+    root, storage = (str(tmp_path), LocalStorage()) if place == "local" else ("gs://bucket/run", bucket)
+    names: list[str] = []
+    met = threading.Barrier(5)
+
+    def take() -> None:
+        met.wait()
+        with reserved(root, storage, _MOMENT) as session:
+            names.append(session.name)
+            met.wait()
+
+    threads = [threading.Thread(target=take) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    met.wait()
+    met.wait()
+    for thread in threads:
+        thread.join()
+    assert sorted(names) == [_NAME, *(f"{_NAME}_{number}" for number in (2, 3, 4))]
+    assert not list(tmp_path.iterdir())
+    assert not cloud_storage_server.names("bucket")
+
+
+def test_a_session_that_has_files_is_not_taken_again_and_stays(tmp_path: Path, bucket: GoogleCloudStorage) -> None:
+    for root, storage in ((str(tmp_path), LocalStorage()), ("gs://bucket/run", bucket)):
+        with reserved(root, storage, _MOMENT) as session:
+            storage.write(session.path_of("host"), b"x")
+        assert storage.read(f"{root}/{_NAME}/host.xplane.pb") == b"x"
+        with reserved(root, storage, _MOMENT) as session:
+            assert session.name == f"{_NAME}_2"
+
+
+def test_a_bucket_that_is_not_there_is_no_place_for_a_session(bucket: GoogleCloudStorage) -> None:
+    with pytest.raises(NotFoundError, match="no such bucket"), reserved("gs://other/run", bucket, _MOMENT):
+        pass
+
+
+def test_who_may_not_look_at_the_bucket_cannot_capture_to_it(
+    cloud_storage_server: CloudStorageServer, bucket: GoogleCloudStorage
+) -> None:
+    cloud_storage_server.faults.always(Status(403), on="list")
+    with pytest.raises(NotPermittedError, match="may not"), reserved("gs://bucket/run", bucket, _MOMENT):
+        pass
+
+
+def test_who_may_only_look_can_capture_since_the_jobs_write(
+    cloud_storage_server: CloudStorageServer, bucket: GoogleCloudStorage
+) -> None:
+    cloud_storage_server.faults.always(Status(403), on="upload")
+    with reserved("gs://bucket/run", bucket, _MOMENT) as session:
+        assert session == Session("gs://bucket/run", _NAME)
+
+
+def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with (
+        pytest.raises(XprofilerError, match="choose another log directory"),
+        reserved(f"{tmp_path}/file/logs", LocalStorage(), _MOMENT),
+    ):
+        pass
+
+
+# --- Targets, and where they write --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("host", "address"),
+    [
+        ("localhost", "localhost:9012"),
+        ("localhost:1", "localhost:1"),
+        ("10.0.0.2:9013", "10.0.0.2:9013"),
+        ("[::1]:9013", "[::1]:9013"),
+        ("[::1]", "[::1]:9012"),
+        ("tpu-host.internal", "tpu-host.internal:9012"),
+    ],
+)
+def test_addresses_are_hosts_with_a_port_or_without(host: str, address: str) -> None:
+    (target,) = addresses([host], 9012).targets
+    assert (target.name, target.address) == (host, address)
+
+
+def test_a_host_that_is_named_twice_is_asked_once() -> None:
+    assert len(addresses(["a:1", "a:1", "b:1"], 9012).targets) == 2
+
+
+@pytest.mark.parametrize("host", ["", ":1", "a:", "a:0", "a:65536", "a b:1", "a/b:1", "-a;b:1", "a:1\n", "::1"])
+def test_what_cannot_be_an_address_is_refused(host: str) -> None:
+    with pytest.raises(UsageError, match="is not an address"):
+        addresses([host], 9012)
+
+
+def test_this_machine_knows_its_own_addresses() -> None:
+    assert all(map(is_this_machine, ("localhost:1", "127.0.0.1:1", "127.9.9.9:1", "[::1]:1")))
+    assert not any(map(is_this_machine, ("10.0.0.2:1", "host.example:1", "[2001:db8::1]:1")))
+
+
+class _Way:
+    def forward(self, local_port: int, port: int) -> list[str]:
+        return ["forward"]
+
+    def execute(self, program: object) -> list[str]:
+        return ["execute"]
+
+
+@pytest.mark.parametrize(
+    ("root", "address", "has_access", "places"),
+    [
+        ("/logs", "localhost:1", False, ("/logs", "/logs")),
+        ("/logs", "10.0.0.2:1", False, ("/logs", "/logs")),
+        ("gs://b/r", "localhost:1", False, ("/staging/profile", "/staging/profile")),
+        ("gs://b/r", "10.0.0.2:1", False, ("gs://b/r", "gs://b/r")),
+        ("gs://b/r", "", True, ("gs://b/r", "/staging/profile")),
+        ("/logs", "", True, ("/staging/profile", "/staging/profile")),
+    ],
+)
+def test_a_host_writes_where_it_can_and_where_its_file_can_be_had(
+    root: str, address: str, has_access: bool, places: tuple[str, str]
+) -> None:
+    target = Target("host", "host", 9012, address, _Way() if has_access else None)
+    found = places_of(target, Session(root, _NAME), "/staging")
+    assert tuple(place.root for place in found) == places
+    assert [place.is_final for place in found] == [place == root for place in places]
+
+
+# --- Files --------------------------------------------------------------------------------------------
+
+
+def _large_profile() -> bytes:
+    """Several planes of more than a page each, and the environment after them."""
+    planes = [
+        (1, message((1, number), (2, f"/device:TPU:{number}"), (3, message((1, 1), (2, "x" * 200_000)))))
+        for number in range(3)
+    ]
+    return message(*planes) + xspace("host-a", 1_700_000_000_123_456_789, 100)
+
+
+def test_a_profile_is_summed_up_by_the_parts_that_say_something(
+    tmp_path: Path, cloud_storage_server: CloudStorageServer, bucket: GoogleCloudStorage
+) -> None:
+    data = _large_profile()
+    (tmp_path / "host.xplane.pb").write_bytes(data)
+    bucket.write("gs://bucket/host.xplane.pb", data)
+    cloud_storage_server.requests.clear()
+    whole = read_xplane(tmp_path / "host.xplane.pb")
+    assert whole.planes == ("/device:TPU:0", "/device:TPU:1", "/device:TPU:2", "/host:CPU")
+    assert (whole.host, whole.start_ns, whole.is_whole) == ("host-a", 1_700_000_000_123_456_789, True)
+    assert summary_of(data) == whole
+    assert summary_of(Parts(bucket, "gs://bucket/host.xplane.pb")) == whole
+    assert len(cloud_storage_server.requests) <= 6
+
+
+@pytest.mark.parametrize("page", [1, 7, 4096])
+def test_parts_read_as_the_whole_does(tmp_path: Path, page: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("xprofiler.capture.collecting._PAGE_BYTES", page)
+    data = bytes(range(256)) * 2
+    (tmp_path / "file").write_bytes(data)
+    parts = Parts(LocalStorage(), str(tmp_path / "file"))
+    assert len(parts) == len(data)
+    assert bytes(parts[number] for number in range(len(data))) == data
+    for start, end in ((0, 0), (0, 1), (5, 20), (500, 600), (511, 512), (20, 5)):
+        assert parts[start:end] == data[start:end]
+
+
+def test_there_are_no_parts_of_what_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(ObjectNotFoundError):
+        Parts(LocalStorage(), str(tmp_path / "none"))
+
+
+@pytest.mark.parametrize(
+    ("data", "problem"),
+    [
+        (b"", "is empty"),
+        (xspace("host", 1, 100)[:-3], "is cut off"),
+        (b"<html>", "is no profile"),
+        (xspace("host", 1, 100), ""),
+    ],
+)
+def test_a_file_that_is_no_whole_profile_is_none(data: bytes, problem: str) -> None:
+    told = problem_of(summary_of(data), "path")
+    assert (problem in told) if problem else not told
+
+
+# --- What is said -------------------------------------------------------------------------------------
+
+
+def _outcomes() -> list[Outcome]:
+    return [
+        Outcome("vm_name1", "host vm_name1", "vm_name1", "", 129_000, 1_000_000_000, True),
+        Outcome("vm_name2", "host vm_name2", "vm_name2", "", 20_600_000, 1_000_700_000, True),
+        Outcome("vm_name3", "host vm_name3", "vm_name3", "it said no"),
+        Outcome("vm_name4", "host vm_name4", "vm_name4", "", 812, 0, False),
+    ]
+
+
+def test_the_words_are_those_of_the_readme_and_the_table_has_a_row_for_each_host(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    tensorboard = "gs://b/r/tensorboard"
+    report(_outcomes(), Session(f"{tensorboard}/plugins/profile", _NAME), tensorboard, "table", Console())
+    said = capsys.readouterr()
+    saved = f"Profile saved to {tensorboard} and session id is {_NAME}."
+    assert said.out.splitlines() == [
+        *(saved, "") * 3,
+        "Host      Status     Size      Start",
+        "--------  ---------  --------  -------",
+        "vm_name1  captured   129.0 kB  +0.0 ms",
+        "vm_name2  captured   20.6 MB   +0.7 ms",
+        "vm_name3  failed",
+        "vm_name4  no events  812 B",
+    ]
+    assert said.err.splitlines() == [
+        "Starting profile capture on host vm_name1.",
+        "Starting profile capture on host vm_name2.",
+        "Starting profile capture on host vm_name3.",
+        "Failed to profile host vm_name3 with error: it said no",
+        "",
+        "Starting profile capture on host vm_name4.",
+    ]
+
+
+def test_programs_get_records(capsys: pytest.CaptureFixture[str]) -> None:
+    report(_outcomes()[1:3], Session("gs://b/r", _NAME), "gs://b/r", "json", Console())
+    assert json.loads(capsys.readouterr().out) == [
+        {
+            "host": "vm_name2",
+            "status": "captured",
+            "problem": None,
+            "path": f"gs://b/r/{_NAME}/vm_name2.xplane.pb",
+            "size_bytes": 20_600_000,
+            "start_ns": 1_000_700_000,
+        },
+        {
+            "host": "vm_name3",
+            "status": "failed",
+            "problem": "it said no",
+            "path": None,
+            "size_bytes": None,
+            "start_ns": None,
+        },
+    ]
+
+
+def test_sizes_are_for_people() -> None:
+    shown = [size_text(size) for size in (0, 999, 1_000, 12_500, 999_999, 1_500_000, 2_500_000_000)]
+    assert shown == ["0 B", "999 B", "1.0 kB", "12.5 kB", "1000.0 kB", "1.5 MB", "2.5 GB"]
