@@ -81,7 +81,7 @@ def execute(cluster: Cluster, pod: str, program: Sequence[str], *, container: st
         UsageError: A name cannot be one.
     """
     chosen = [] if container is None else [f"--container={checked_name(container, 'container')}"]
-    return [*cluster.argv("exec"), "--stdin", *chosen, f"pod/{checked_name(pod, 'pod')}", "--", *program]
+    return [*cluster.argv("exec"), "--stdin", "--quiet", *chosen, f"pod/{checked_name(pod, 'pod')}", "--", *program]
 
 
 def checked_name(name: str, what: str) -> str:
@@ -112,7 +112,7 @@ def complaint(said: str, what: str) -> XprofilerError:
     problem = f"kubectl could not {what}: {said}"
     if re.search(r"\(Forbidden\)|\(Unauthorized\)|must be logged in|executable gke-gcloud-auth-plugin", said):
         return NotPermittedError(f"{problem}\nLook who you are there with `kubectl auth whoami`; {_SET_UP}")
-    if re.search(r"\(NotFound\)|context .* does not exist|does not have a resource type", said):
+    if re.search(r"\(NotFound\)|context was not found|does not have a resource type", said):
         return NotFoundError(problem)
     if re.search(r"connection to the server \S+ was refused|Unable to connect|current-context is not set", said):
         return XprofilerError(

@@ -67,8 +67,11 @@ class Capture:
             An outcome for each, in their order.
         """
         there = f"/tmp/xprofiler-{uuid.uuid4().hex}"
-        with Programs(self.console) as programs, tempfile.TemporaryDirectory(prefix="xprofiler-") as here:
-            tunnels = open_tunnels(targets, programs, self.console)
+        with (
+            tempfile.TemporaryDirectory(prefix="xprofiler-") as here,
+            Programs(self.console) as programs,
+            open_tunnels(targets, programs, self.console) as tunnels,
+        ):
             asked = [
                 _Asked(target, tunnel.address, places_of(target, self.session, there if target.access else here))
                 for target, tunnel in zip(targets, tunnels, strict=True)

@@ -43,19 +43,22 @@ class Relay:
         self._errors: IO[bytes] = TemporaryFile("a+b")  # noqa: SIM115 (appending, since programs and we share its place)
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port: int = self._listener.getsockname()[1]
-        threading.Thread(target=self._accept, name="relay", daemon=True).start()
+        self._thread = threading.Thread(target=self._accept, name="relay", daemon=True)
+        self._thread.start()
 
-    @property
-    def complaint(self) -> str:
-        """What the last programs said on standard error."""
-        self._errors.seek(0)
-        return self._errors.read()[-_SHOWN_BYTES:].decode("utf-8", "replace").strip()
+    def close(self) -> str:
+        """Takes no more connections; those that are there end with their programs.
 
-    def close(self) -> None:
-        """Takes no more connections; those that are there end with their programs."""
+        Returns:
+            What the last programs said on standard error.
+        """
         with contextlib.suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)  # Wakes up the thread.
         self._listener.close()
+        self._thread.join()
+        with self._errors:
+            self._errors.seek(0)
+            return self._errors.read()[-_SHOWN_BYTES:].decode("utf-8", "replace").strip()
 
     def _accept(self) -> None:
         with contextlib.suppress(OSError, XprofilerError):

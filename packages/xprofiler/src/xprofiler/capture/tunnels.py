@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import subprocess
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from tempfile import TemporaryFile
 from typing import Final
@@ -39,14 +40,17 @@ class Tunnel:
         target: The target.
         address: `host:port` for this machine.
         problem: Why its server cannot be asked; empty if it can.
+        relay: What passes the bytes on, where no port could be forwarded.
     """
 
     target: Target
     address: str = ""
     problem: str = ""
+    relay: Relay | None = None
 
 
-def open_tunnels(targets: Sequence[Target], programs: Programs, console: Console) -> list[Tunnel]:
+@contextlib.contextmanager
+def open_tunnels(targets: Sequence[Target], programs: Programs, console: Console) -> Iterator[list[Tunnel]]:
     """Opens the ways to all targets at the same time, and hears each server's greeting.
 
     Args:
@@ -54,11 +58,17 @@ def open_tunnels(targets: Sequence[Target], programs: Programs, console: Console
         programs: Where the programs run that keep tunnels open; they are closed with it.
         console: Is told of every program.
 
-    Returns:
+    Yields:
         A tunnel for each target, in their order.
     """
     opened = in_parallel(lambda target: _open(target, programs, console), targets)
-    return [_as_tunnel(target, one) for target, one in zip(targets, opened, strict=True)]
+    tunnels = [_as_tunnel(target, one) for target, one in zip(targets, opened, strict=True)]
+    try:
+        yield tunnels
+    finally:
+        for tunnel in tunnels:
+            if tunnel.relay is not None:
+                tunnel.relay.close()
 
 
 def _as_tunnel(target: Target, opened: Tunnel | Exception) -> Tunnel:
@@ -106,9 +116,9 @@ def _relay(target: Target, access: Access, programs: Programs) -> Tunnel:
     relay = Relay(programs, access.execute(remote_program(target.port)))
     problem = problem_at(f"127.0.0.1:{relay.port}", _OPENING_SECONDS)
     if not problem:
-        return Tunnel(target, f"127.0.0.1:{relay.port}")
-    relay.close()
-    return Tunnel(target, problem=_NOBODY.format(what=relay.complaint or problem, port=target.port))
+        return Tunnel(target, f"127.0.0.1:{relay.port}", relay=relay)
+    told = relay.close()
+    return Tunnel(target, problem=_NOBODY.format(what=told or problem, port=target.port))
 
 
 def problem_at(address: str, seconds: float = _GREETING_SECONDS) -> str:

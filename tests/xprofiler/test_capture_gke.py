@@ -1,0 +1,200 @@
+"""`xprofiler capture -o gke`: pods of a loopback cluster, through the real kubectl."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from ml_diagnostics_testing.cloud_storage import CloudStorageServer
+from ml_diagnostics_testing.kubernetes import KubernetesServer
+from ml_diagnostics_testing.profiler_service import ProfilerServiceServer
+
+from .captures import Command, opened_by_xprof
+from .jax_jobs import jax_jobs
+
+pytest.importorskip("grpc")
+pytestmark = pytest.mark.skipif(shutil.which("kubectl") is None, reason="there is no kubectl on this machine")
+
+_MS = 200
+_PODS = ("pod-1", "pod-2", "pod-3")
+
+
+@pytest.fixture
+def cluster(kubernetes_server: KubernetesServer, monkeypatch: pytest.MonkeyPatch) -> KubernetesServer:
+    for name, value in kubernetes_server.environment().items():
+        monkeypatch.setenv(name, value)
+    return kubernetes_server
+
+
+@pytest.fixture
+def bucket(cloud_storage_server: CloudStorageServer, monkeypatch: pytest.MonkeyPatch) -> CloudStorageServer:
+    settings = {"CLOUDSDK_AUTH_DISABLE_CREDENTIALS": "true", "CLOUDSDK_CORE_PROJECT": "test-project"}
+    for name, value in {**cloud_storage_server.environment(), **settings}.items():
+        monkeypatch.setenv(name, value)
+    cloud_storage_server.create_bucket("bucket")
+    return cloud_storage_server
+
+
+@pytest.fixture
+def jobs(cluster: KubernetesServer) -> Iterator[list[ProfilerServiceServer]]:
+    """The jobs of three pods, each at port 9012 of its own."""
+    servers = [ProfilerServiceServer() for _ in _PODS]
+    for name, server in zip(_PODS, servers, strict=True):
+        cluster.add_pod(name, containers=("main", "side"), ports={9012: server.port})
+    yield servers
+    for server in servers:
+        server.close()
+
+
+@pytest.fixture
+def capture(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Command:
+    monkeypatch.setenv("CLOUDSDK_CONFIG", str(tmp_path / "no-gcloud"))
+    return Command(capsys)
+
+
+def commands_in(cluster: KubernetesServer, pod: str) -> list[tuple[str, ...]]:
+    return [command.argv for command in cluster.pod(pod).commands]
+
+
+def test_all_pods_begin_together_and_write_to_the_bucket_themselves(
+    capture: Command, cluster: KubernetesServer, jobs: list[ProfilerServiceServer], bucket: CloudStorageServer
+) -> None:
+    ran = capture("-z", "us-central1-a", "-o", "gke", "-l", "gs://bucket/run", "-f", "jax", "-n", *_PODS, "-d", _MS)
+    assert ran.exit_code == 0, ran.err
+    for pod in _PODS:
+        assert f"Starting profile capture on {pod}.\n" in ran.err
+    assert ran.out.count(f"Profile saved to gs://bucket/run/tensorboard and session id is {ran.session}.\n\n") == 3
+    folder = f"run/tensorboard/plugins/profile/{ran.session}"
+    assert bucket.names("bucket") == [f"{folder}/{pod}.xplane.pb" for pod in _PODS]
+    assert len({job.profiles[0].start_ns for job in jobs}) == 1
+    assert [job.profiles[0].root for job in jobs] == ["gs://bucket/run/tensorboard/plugins/profile"] * 3
+    assert all(not commands_in(cluster, pod) for pod in _PODS)
+
+
+def test_where_pods_cannot_write_to_the_bucket_their_files_are_brought_there(
+    capture: Command, cluster: KubernetesServer, jobs: list[ProfilerServiceServer], bucket: CloudStorageServer
+) -> None:
+    for job in jobs[:2]:
+        job.has_bucket_access = False
+    ran = capture("-o", "gke", "-l", "gs://bucket/run", "-n", *_PODS, "-d", _MS)
+    assert ran.exit_code == 0, ran.err
+    folder = f"run/tensorboard/plugins/profile/{ran.session}"
+    assert bucket.names("bucket") == [f"{folder}/{pod}.xplane.pb" for pod in _PODS]
+    assert "No profile came of pod-1, pod-2: capturing again." in ran.err
+    staging = Path(jobs[0].profiles[1].root)
+    assert staging.parent.name.startswith("xprofiler-")
+    assert not staging.parent.exists()
+    assert not commands_in(cluster, "pod-3")
+
+
+def test_to_a_folder_of_this_machine_pods_can_be_captured_without_any_bucket(
+    capture: Command, cluster: KubernetesServer, tmp_path: Path
+) -> None:
+    pytest.importorskip("jax")
+    with jax_jobs(2) as ports:
+        for pod, port in zip(_PODS, ports, strict=False):
+            cluster.add_pod(pod, ports={9012: port})
+        ran = capture("-o", "gke", "-l", tmp_path / "logs", "-n", *_PODS[:2], "-d", _MS)
+    assert ran.exit_code == 0, ran.err
+    folder = tmp_path / "logs/tensorboard/plugins/profile" / ran.session
+    paths = sorted(folder.iterdir())
+    assert [path.name for path in paths] == ["pod-1.xplane.pb", "pod-2.xplane.pb"]
+    assert opened_by_xprof(paths, tmp_path / "copies")["tasks"].startswith("2 ")
+
+
+def test_where_no_port_may_be_forwarded_a_relay_in_the_pod_leads_to_it(
+    capture: Command, cluster: KubernetesServer, jobs: list[ProfilerServiceServer], tmp_path: Path
+) -> None:
+    cluster.denied.add("create pods/portforward")
+    ran = capture("-o", "gke", "-l", tmp_path, "-n", "pod-1", "-p", jobs[0].port, "-d", _MS, "-v")
+    assert ran.exit_code == 0, ran.err
+    assert "its port was not forwarded" in ran.err
+    assert "forbidden" in ran.err
+    programs = [argv for argv in commands_in(cluster, "pod-1") if argv[:2] == ("python3", "-c")]
+    assert programs
+    assert all(argv[3:] == (str(jobs[0].port),) for argv in programs)
+
+
+def test_where_nobody_listens_in_the_pod_that_is_said(
+    capture: Command, cluster: KubernetesServer, jobs: list[ProfilerServiceServer], tmp_path: Path
+) -> None:
+    jobs[0].die()
+    ran = capture("-o", "gke", "-l", tmp_path, "-n", *_PODS[:2], "-p", "9012", "-d", _MS)
+    assert ran.exit_code == 1
+    assert "Failed to profile host pod-1 with error: nothing answers at port 9012 there" in ran.err
+    assert [line.split()[1] for line in ran.out.splitlines()[-2:]] == ["failed", "captured"]
+
+
+def test_a_pod_that_dies_in_mid_capture_is_named_and_keeps_no_other_from_its_profile(
+    capture: Command, cluster: KubernetesServer, jobs: list[ProfilerServiceServer], tmp_path: Path
+) -> None:
+    cluster.pod("pod-1").dies_after_seconds = 0.6
+    ran = capture("-o", "gke", "-l", tmp_path, "-n", *_PODS, "-d", "1500")
+    assert ran.exit_code == 1
+    assert "Failed to profile host pod-1 with error: " in ran.err
+    assert [line.split()[1] for line in ran.out.splitlines()[-3:]] == ["failed", "captured", "captured"]
+
+
+def test_pods_that_are_not_there_are_named_and_the_others_captured(
+    capture: Command, jobs: list[ProfilerServiceServer], tmp_path: Path
+) -> None:
+    ran = capture("-o", "gke", "-l", tmp_path, "-n", "none", "pod-2", "-d", _MS)
+    assert ran.exit_code == 1
+    assert "Pod none does not exist" in ran.err
+    assert [line.split()[:2] for line in ran.out.splitlines()[-1:]] == [["pod-2", "captured"]]
+
+
+def test_where_no_pod_is_there_nothing_is_begun(
+    capture: Command, jobs: list[ProfilerServiceServer], tmp_path: Path
+) -> None:
+    ran = capture("-o", "gke", "-l", tmp_path / "logs", "-n", "none", "nobody", "-d", _MS)
+    assert ran.exit_code == 3
+    assert ran.out == ""
+    assert "Pod none does not exist" in ran.err
+    assert "Pod nobody does not exist" in ran.err
+    assert not (tmp_path / "logs").exists()
+
+
+def test_the_namespace_the_context_and_the_container_are_the_callers(
+    capture: Command, cluster: KubernetesServer, jobs: list[ProfilerServiceServer], tmp_path: Path
+) -> None:
+    cluster.add_pod("pod-9", namespace="team", containers=("main", "trainer"), ports={9012: jobs[0].port})
+    place = ("--namespace", "team", "--context", "test-cluster", "--container", "trainer")
+    ran = capture("-o", "gke", "-l", tmp_path, "-n", "pod-9", "-d", _MS, *place)
+    assert ran.exit_code == 0, ran.err
+    assert {command.container for command in cluster.pod("pod-9", "team").commands} == {"trainer"}
+    assert capture("-o", "gke", "-l", tmp_path, "-n", "pod-9", "-d", _MS).exit_code == 3
+    other = capture("-o", "gke", "-l", tmp_path, "-n", "pod-9", "--namespace", "team", "--container", "nobody")
+    assert (other.exit_code, "has no container nobody; it has main, trainer" in other.err) == (3, True)
+    elsewhere = capture("-o", "gke", "-l", tmp_path, "-n", "pod-9", "--context", "elsewhere")
+    assert (elsewhere.exit_code, "context" in elsewhere.err) == (3, True)
+
+
+def test_who_may_not_look_for_pods_is_told_so(
+    capture: Command, cluster: KubernetesServer, jobs: list[ProfilerServiceServer], tmp_path: Path
+) -> None:
+    cluster.denied.add("get pods")
+    ran = capture("-o", "gke", "-l", tmp_path, "-n", "pod-1", "-d", _MS)
+    assert ran.exit_code == 4
+    assert "forbidden" in ran.err
+
+
+def test_without_a_cluster_the_way_to_one_is_said(
+    capture: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "none"))
+    monkeypatch.setenv("HOME", str(tmp_path))
+    ran = capture("-o", "gke", "-l", tmp_path, "-n", "pod-1", "-d", _MS)
+    assert ran.exit_code == 1
+    assert "gcloud container clusters get-credentials" in ran.err
+
+
+def test_without_kubectl_it_is_said_how_to_get_it(
+    capture: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    ran = capture("-o", "gke", "-l", tmp_path, "-n", "pod-1", "-d", _MS)
+    assert ran.exit_code == 3
+    assert "https://kubernetes.io/docs/tasks/tools/" in ran.err
