@@ -12,14 +12,18 @@ import time
 import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
-from ml_diagnostics_testing.faults import Delay, Hang, Reset, Status
+from ml_diagnostics_common.profiler_service import ProfilerService
+from ml_diagnostics_testing.faults import Delay, Hang, Reset, Status, Truncate
 from ml_diagnostics_testing.kubernetes import KubernetesServer, Pod
 from ml_diagnostics_testing.kubernetes.spdy import Session
+from ml_diagnostics_testing.profiler_service import ProfilerServiceServer
 
 from .kubectl import OVER_SPDY, Kubectl, needs_kubectl
 
@@ -212,6 +216,7 @@ def test_whom_a_role_does_not_let_in_is_told_which_is_missing(
         (Status(503), "ServiceUnavailable"),
         (Reset(), "connection reset by peer"),
         (Hang(0.2), "connection reset by peer"),
+        (Truncate(), "abnormal closure"),
     ],
 )
 def test_a_fault_in_exec_reaches_kubectl(
@@ -242,6 +247,21 @@ def test_a_port_of_a_pod_is_one_of_this_machine(
         assert read(port) == PAGE
         with ThreadPoolExecutor(6) as threads:
             assert set(threads.map(read, [port] * 12)) == {PAGE}
+
+
+def test_profiles_are_captured_through_ports_of_pods(
+    kubectl: Kubectl, kubernetes_server: KubernetesServer, tmp_path: Path
+) -> None:
+    with ExitStack() as stack:
+        jobs = [stack.enter_context(ProfilerServiceServer()) for _ in range(3)]
+        for number, job in enumerate(jobs):
+            kubernetes_server.add_pod(f"worker-{number}", ports={9012: job.port})
+        tunnels = [stack.enter_context(kubectl.forwarding(f"worker-{number}", 9012)) for number in range(3)]
+        addresses = [f"127.0.0.1:{port}" for port, _ in tunnels]
+        results = ProfilerService().capture(addresses, str(tmp_path), "session", 200)
+        assert [result.problem for result in results] == [""] * 3
+        assert len({job.profiles[0].start_ns for job in jobs}) == 1
+    assert len(list(tmp_path.glob("session/*.xplane.pb"))) == 3
 
 
 def test_a_service_leads_to_its_pods(new_kubectl: Kubectl, kubernetes_server: KubernetesServer, page_port: int) -> None:

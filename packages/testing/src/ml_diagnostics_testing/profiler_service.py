@@ -111,7 +111,7 @@ class ProfilerServiceServer(Service):
 
     def close(self) -> None:
         """Stop serving; profiles under way end unwritten."""
-        self.faults.close()
+        self.die()
         self._grpc.close()
 
     def __enter__(self) -> "ProfilerServiceServer":

@@ -60,6 +60,7 @@ class KubernetesServer(LoopbackServer):
     It runs from construction until `close`, and is a context manager. The operations of its `faults` and `requests`
     are "get", "list", "create", "update", "patch", "delete", "deletecollection", "exec", "port_forward", "log" and
     "discovery". Where exec or port_forward fails, kubectl asks again in an older way: let `faults.always` fail.
+    `Truncate` accepts it and breaks it at once.
 
     Args:
         context: The context's name in the kubeconfig.
