@@ -13,10 +13,20 @@ from xprofiler.labels import LOG_DIRECTORY_KEY, VERSION_LABEL
 from xprofiler.processes import Programs
 from xprofiler.viewers import Sought, Viewer, as_viewer
 
-__all__ = ["ViewersByGcloud", "delete_argv"]
+__all__ = ["ViewersByGcloud", "delete_argv", "flags_of_all_commands"]
 
 _OURS: Final = f"(labels.{VERSION_LABEL}:* OR labels.{LOG_DIRECTORY_KEY}:*)"
 _SHOWN: Final = "json(name,zone,status,labels,metadata.items,networkInterfaces)"
+_OF_ALL_COMMANDS: Final = frozenset(
+    {
+        "--access-token-file",
+        "--account",
+        "--billing-project",
+        "--configuration",
+        "--impersonate-service-account",
+        "--project",
+    }
+)
 _DENIALS: Final = ("permission", "PERMISSION_DENIED", "active account", "gcloud auth login")
 
 
@@ -87,6 +97,15 @@ def delete_argv(viewers: Sequence[Viewer], project: str, extra: Sequence[str] = 
     for viewer in viewers:
         by_zone.setdefault(checked_name(viewer.zone, "zone"), []).append(checked_name(viewer.name, "VM"))
     return [_argv("delete", [*names, "--quiet", f"--zone={zone}"], project, extra) for zone, names in by_zone.items()]
+
+
+def flags_of_all_commands(extra: Sequence[str]) -> list[str]:
+    """Returns those of the user's flags that say who asks, and in which project: they hold for a list as well."""
+    kept: list[str] = []
+    for word, following in zip(extra, [*extra, "-"][1:], strict=True):
+        if word.partition("=")[0] in _OF_ALL_COMMANDS:
+            kept += [word] if "=" in word or following.startswith("-") else [word, following]
+    return kept
 
 
 def _argv(verb: str, words: Sequence[str], project: str, extra: Sequence[str]) -> list[str]:

@@ -11,7 +11,7 @@ from xprofiler.exceptions import DONE, DeclinedError, NotFoundError, UsageError
 
 if TYPE_CHECKING:
     from xprofiler.console import Console
-    from xprofiler.viewers import Viewer, Viewers
+    from xprofiler.viewers import Sought, Viewer, Viewers
 
 __all__ = ["DeleteCommand"]
 
@@ -50,7 +50,7 @@ class DeleteCommand:
         directories = [LogDirectory.parse(text).path for text in options.log_directory]
         sought = Sought([options.zone], directories, options.vm_name)
         viewers = viewers_of(console, sought, options.extra, is_on_gke=options.gke)
-        found = viewers.find(sought)
+        found = _place_to_look(options, sought, console).find(sought)
         if not found:
             console.say(f"No {viewers.noun}(s) to delete.")
             return NotFoundError.exit_code
@@ -65,6 +65,15 @@ class DeleteCommand:
         if missing:
             raise NotFoundError(f"no {viewers.noun} in {options.zone} is for or called {', '.join(missing)}")
         return DONE
+
+
+def _place_to_look(options: argparse.Namespace, sought: Sought, console: Console) -> Viewers:
+    """Where they are found: what only a deletion takes is no flag of a list."""
+    from xprofiler.viewers import viewers_of
+    from xprofiler.viewers_by_gcloud import flags_of_all_commands
+
+    extra = options.extra if options.gke else flags_of_all_commands(options.extra)
+    return viewers_of(console, sought, extra, is_on_gke=options.gke)
 
 
 def _delete_confirmed(console: Console, viewers: Viewers, found: Sequence[Viewer]) -> None:

@@ -1,0 +1,52 @@
+"""What tests of the command share: a Google Cloud on loopback, and the command in this process."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from ml_diagnostics_testing.compute import ComputeServer
+from xprofiler.cli import main
+from xprofiler.console import Console
+from xprofiler.gcloud_settings import GcloudSettings
+from xprofiler.google_api import GoogleApi
+
+from .typed_commands import Ended
+
+Run = Callable[..., Ended]
+
+
+@pytest.fixture
+def cloud(compute_server: ComputeServer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> ComputeServer:
+    """A Compute and a Cloud Storage; gcloud, its settings and all clients of this test are led there."""
+    settings = tmp_path / "gcloud"
+    settings.mkdir()
+    for name, value in {**compute_server.environment(), "CLOUDSDK_CONFIG": str(settings)}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("NO_GCE_CHECK", "true")
+    return compute_server
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+    """Runs the command in this process: `run("list", "-z", zone)`, or with what is typed as `answers`."""
+
+    def run_once(*arguments: str, answers: str = "") -> Ended:
+        monkeypatch.setattr("sys.stdin", io.StringIO(answers))
+        capsys.readouterr()
+        try:
+            code = main(arguments)
+        except SystemExit as end:
+            code = int(end.code or 0)
+        output, errors = capsys.readouterr()
+        return Ended(code, output, errors)
+
+    return run_once
+
+
+@pytest.fixture
+def api(cloud: ComputeServer) -> GoogleApi:
+    """Google's APIs, as the command asks them; waits between tries are left out."""
+    return GoogleApi(GcloudSettings.load(), Console(), sleep=lambda seconds: None)

@@ -1,0 +1,268 @@
+"""`xprofiler delete` with a Compute on loopback: it asks for each, deletes what was confirmed, and nothing else."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+from ml_diagnostics_testing.compute import ComputeServer
+from ml_diagnostics_testing.faults import Reset, Status
+from xprofiler.viewers_by_gcloud import flags_of_all_commands
+
+from .conftest import Run
+from .viewer_vms import ZONE, add_viewer
+
+needs_gcloud = pytest.mark.skipif(shutil.which("gcloud") is None, reason="gcloud is not installed")
+
+VM = "xprof-8187640b-e612-4c47-b4df-59a7fc86b253"
+QUESTION = "\nDo you want to continue to delete the VM `{}`?\nEnter y/n: "
+
+
+@pytest.fixture(autouse=True)
+def _here(cloud: ComputeServer) -> None:
+    """All tests ask the Compute on loopback."""
+
+
+def left(server: ComputeServer) -> list[str]:
+    return [vm["name"] for vm in server.instances()]
+
+
+def test_the_walk_of_the_readme(run: Run, cloud: ComputeServer) -> None:
+    add_viewer(cloud, VM, logs="gs://some-bucket/some-run/tensorboard", link="60ea5ae6")
+    ended = run("delete", "-z", ZONE, "-l", "gs://some-bucket/some-run/tensorboard", answers="y\n")
+    head, lines, row = ended.output.splitlines()[1:]
+    assert ended.output.startswith("Found 1 VM(s) to delete.\nLog_Directory  ")
+    assert head.split() == ["Log_Directory", "URL", "Name", "Zone"]
+    assert set(lines) == {"-", " "}
+    assert row.split() == [
+        "gs://some-bucket/some-run/tensorboard",
+        "https://60ea5ae6-dot-us-central1.notebooks.googleusercontent.com",
+        VM,
+        ZONE,
+    ]
+    assert ended.errors == QUESTION.format(VM) + f"Will delete VM `{VM}`\n"
+    assert (ended.code, left(cloud)) == (0, [])
+
+
+def test_by_name_as_in_the_readme(run: Run, cloud: ComputeServer) -> None:
+    add_viewer(cloud, VM)
+    assert run("delete", "-z", ZONE, "--vm-name", VM, answers="Y\n").code == 0
+    assert left(cloud) == []
+
+
+def test_each_is_asked_for_and_only_those_confirmed_are_deleted(run: Run, cloud: ComputeServer) -> None:
+    for name in ("xprof-a", "xprof-b", "xprof-c", "xprof-d"):
+        add_viewer(cloud, name, logs="gs://bucket/run")
+    ended = run("delete", "-z", ZONE, "-l", "gs://bucket/run", answers="n\ny\nyes\ny\n")
+    assert left(cloud) == ["xprof-a", "xprof-c"]
+    assert ended.code == 0
+    assert "Keep VM `xprof-a`\n" in ended.errors
+    assert "Keep VM `xprof-c`\n" in ended.errors
+    assert {record.path.partition("?")[0].rpartition("/")[2] for record in cloud.requests_for("delete")} == {
+        "xprof-b",
+        "xprof-d",
+    }
+
+
+@pytest.mark.parametrize("answers", ["n\n", "", "\n", "delete\n"], ids=repr)
+def test_without_a_yes_nothing_is_deleted(run: Run, cloud: ComputeServer, answers: str) -> None:
+    add_viewer(cloud, VM)
+    ended = run("delete", "-z", ZONE, "-n", VM, answers=answers)
+    assert (ended.code, left(cloud)) == (1, [VM])
+    assert ended.errors.endswith(f"Keep VM `{VM}`\nxprofiler: nothing was deleted\n")
+
+
+def test_quiet_asks_nothing(run: Run, cloud: ComputeServer) -> None:
+    add_viewer(cloud, VM)
+    ended = run("delete", "-q", "-z", ZONE, "-n", VM)
+    assert (ended.code, left(cloud), ended.errors) == (0, [], f"Will delete VM `{VM}`\n")
+
+
+def test_other_zones_other_logs_and_vms_that_are_no_viewers_are_left_alone(run: Run, cloud: ComputeServer) -> None:
+    cloud.add_instance("trainer")
+    add_viewer(cloud, "xprof-a", logs="gs://bucket/run")
+    add_viewer(cloud, "xprof-far", "us-east5-a", logs="gs://bucket/run")
+    add_viewer(cloud, "xprof-longer", logs="gs://bucket/run/2")
+    assert run("delete", "-q", "-z", ZONE, "-l", "gs://bucket/run/").code == 0
+    assert sorted(left(cloud)) == ["trainer", "xprof-far", "xprof-longer"]
+    assert run("delete", "-q", "-z", ZONE, "-n", "trainer").code == 3
+    assert "trainer" in left(cloud)
+
+
+def test_nothing_named_is_not_everything(run: Run, cloud: ComputeServer) -> None:
+    add_viewer(cloud, VM)
+    ended = run("delete", "-q", "-z", ZONE)
+    assert ended.code == 2
+    assert "Either --vm-name or --log-directory must be specified." in ended.errors
+    assert run("delete", "-q", "-n", VM).code == 2
+    assert left(cloud) == [VM]
+
+
+def test_nothing_found_is_not_found(run: Run) -> None:
+    assert run("delete", "-z", ZONE, "-n", "xprof-z") == (3, "", "No VM(s) to delete.\n")
+
+
+def test_what_is_missing_is_named_and_the_rest_deleted(run: Run, cloud: ComputeServer) -> None:
+    add_viewer(cloud, "xprof-a")
+    ended = run("delete", "-q", "-z", ZONE, "-n", "xprof-a", "xprof-y", "xprof-z", "-l", "gs://bucket/none")
+    assert (ended.code, left(cloud)) == (3, [])
+    assert ended.errors.endswith("is for or called gs://bucket/none, xprof-y, xprof-z\n")
+
+
+def test_a_dry_run_prints_what_gcloud_would_do_and_does_nothing(run: Run, cloud: ComputeServer) -> None:
+    add_viewer(cloud, "xprof-a")
+    add_viewer(cloud, "xprof-b")
+    ended = run("delete", "--dry-run", "-z", ZONE, "-n", "xprof-a", "xprof-b")
+    assert ended.code == 0
+    assert ended.output.splitlines()[-1] == (
+        f"gcloud compute instances delete xprof-a xprof-b --quiet --zone={ZONE} --project=test-project"
+    )
+    assert left(cloud) == ["xprof-a", "xprof-b"]
+
+
+@needs_gcloud
+def test_what_a_dry_run_prints_does_the_same(run: Run, cloud: ComputeServer) -> None:
+    add_viewer(cloud, "xprof-a")
+    add_viewer(cloud, "xprof-b")
+    command = run("delete", "--dry-run", "-z", ZONE, "-n", "xprof-b").output.splitlines()[-1]
+    subprocess.run(command.split(), check=True, capture_output=True)
+    assert left(cloud) == ["xprof-a"]
+
+
+@needs_gcloud
+def test_flags_of_gcloud_are_its(run: Run, cloud: ComputeServer) -> None:
+    add_viewer(cloud, "xprof-a")
+    ended = run("delete", "-q", "-v", "-z", ZONE, "-n", "xprof-a", "--keep-disks=all")
+    assert (ended.code, left(cloud)) == (0, [])
+    assert (
+        f"$ gcloud compute instances delete xprof-a --quiet --zone={ZONE} --project=test-project --keep-disks=all\n"
+        in (ended.errors)
+    )
+
+
+def test_flags_that_say_who_asks_hold_for_finding_too() -> None:
+    extra = ["--async", "--project", "other", "--keep-disks=all", "--account=me@example.com", "--project"]
+    assert flags_of_all_commands(extra) == ["--project", "other", "--account=me@example.com", "--project"]
+
+
+# --- Side by side --------------------------------------------------------------------------------------
+
+
+def test_ten_are_deleted_side_by_side(run: Run, cloud: ComputeServer) -> None:
+    for number in range(10):
+        add_viewer(cloud, f"xprof-{number}", logs="gs://bucket/run")
+    cloud.operation_seconds = 1.0
+    assert run("delete", "-q", "-z", ZONE, "-l", "gs://bucket/run").code == 0
+    assert left(cloud) == []
+    times = [record.time for record in cloud.requests_for("delete")]
+    assert len(times) == 10
+    assert max(times) - min(times) < cloud.operation_seconds
+
+
+def test_of_several_the_one_that_fails_is_named_and_the_others_go(run: Run, cloud: ComputeServer) -> None:
+    for name in ("xprof-a", "xprof-b", "xprof-c"):
+        add_viewer(cloud, name)
+    cloud.fail_operations("RESOURCE_IN_USE", "it is being used", on="delete")
+    ended = run("delete", "-q", "-z", ZONE, "-n", "xprof-a", "xprof-b", "xprof-c")
+    (name,) = left(cloud)
+    assert ended.code == 1
+    assert ended.errors.endswith(
+        f"xprofiler: could not delete the VM {name} in zone {ZONE}: it is being used (RESOURCE_IN_USE)\n"
+    )
+
+
+def test_who_may_not_delete_is_told_of_the_role(run: Run, cloud: ComputeServer) -> None:
+    add_viewer(cloud, VM)
+    cloud.faults.always(Status(403), on="delete")
+    ended = run("delete", "-q", "-z", ZONE, "-n", VM)
+    assert ended.code == 4
+    assert "grant anonymous the role roles/compute.instanceAdmin.v1" in ended.errors
+
+
+def test_what_another_has_deleted_meanwhile_is_as_it_should_be(run: Run, cloud: ComputeServer) -> None:
+    add_viewer(cloud, VM)
+    cloud.faults.script([Status(404)], on="delete")
+    assert run("delete", "-q", "-z", ZONE, "-n", VM).code == 0
+
+
+@pytest.mark.parametrize("fault", [Status(503, after_apply=True), Reset(after_apply=True), Status(429)], ids=repr)
+def test_a_lost_answer_is_asked_for_again_and_means_the_same_deletion(
+    run: Run, cloud: ComputeServer, fault: Status | Reset
+) -> None:
+    add_viewer(cloud, VM)
+    cloud.faults.script([fault], on="delete")
+    assert run("delete", "-q", "-z", ZONE, "-n", VM).code == 0
+    assert left(cloud) == []
+    assert len({record.path for record in cloud.requests_for("delete")}) == 1
+
+
+def test_an_operation_that_takes_longer_than_one_wait_is_waited_for(run: Run, cloud: ComputeServer) -> None:
+    add_viewer(cloud, VM)
+    cloud.operation_seconds, cloud.wait_seconds = 1.0, 0.2
+    assert run("delete", "-q", "-z", ZONE, "-n", VM).code == 0
+    assert left(cloud) == []
+    assert len(cloud.requests_for("wait")) > 1
+
+
+# --- Interrupted ---------------------------------------------------------------------------------------
+
+
+def interrupted(*arguments: str, after: threading.Event, answers: str = "") -> subprocess.CompletedProcess[str]:
+    """Runs the command and sends it SIGINT when the event is set."""
+    argv = [sys.executable, "-m", "xprofiler", *arguments]
+    with subprocess.Popen(
+        argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=dict(os.environ)
+    ) as process:
+        assert process.stdin
+        process.stdin.write(answers)
+        process.stdin.flush()
+        assert after.wait(30)
+        process.send_signal(signal.SIGINT)
+        output, errors = process.communicate(timeout=30)
+    return subprocess.CompletedProcess(argv, process.returncode, output, errors)
+
+
+class _Asked(threading.Event):
+    """Set when a Compute is asked for something."""
+
+    def __init__(self, server: ComputeServer, operation: str) -> None:
+        super().__init__()
+        begin = server.begin
+
+        def seen(name: str, method: str, path: str, size_bytes: int):  # type: ignore[no-untyped-def]
+            if name == operation:
+                self.set()
+            return begin(name, method, path, size_bytes)
+
+        server.begin = seen  # type: ignore[method-assign]
+
+
+def test_ctrl_c_while_it_asks_deletes_nothing(cloud: ComputeServer) -> None:
+    add_viewer(cloud, "xprof-a")
+    add_viewer(cloud, "xprof-b")
+    ended = interrupted("delete", "-z", ZONE, "-n", "xprof-a", "xprof-b", answers="y\n", after=_Asked(cloud, "list"))
+    assert ended.returncode == 130
+    assert left(cloud) == ["xprof-a", "xprof-b"]
+    assert "Traceback" not in ended.stderr
+
+
+def test_ctrl_c_while_it_waits_says_what_goes_on(cloud: ComputeServer) -> None:
+    add_viewer(cloud, "xprof-a")
+    cloud.operation_seconds = 60.0
+    ended = interrupted("delete", "-q", "-z", ZONE, "-n", "xprof-a", after=_Asked(cloud, "wait"))
+    assert ended.returncode == 130
+    assert "interrupted: Google goes on to delete xprof-a; look with: xprofiler list -n xprof-a" in ended.stderr
+    assert "Traceback" not in ended.stderr
+
+
+def test_without_gcloud_it_works_as_well(run: Run, cloud: ComputeServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    add_viewer(cloud, VM)
+    monkeypatch.setenv("PATH", str(Path(os.devnull)))
+    assert run("delete", "-q", "-z", ZONE, "-n", VM).code == 0
+    assert left(cloud) == []

@@ -1,0 +1,328 @@
+"""`xprofiler list` with a Compute on loopback: what it shows, what it asks for, and how it fails."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import shutil
+from urllib.parse import parse_qs, urlsplit
+
+import pytest
+import yaml
+from ml_diagnostics_testing.compute import ComputeServer
+from ml_diagnostics_testing.faults import Reset, Status, Truncate
+
+from .conftest import Run
+from .viewer_vms import ZONE, add_viewer
+
+needs_gcloud = pytest.mark.skipif(shutil.which("gcloud") is None, reason="gcloud is not installed")
+
+HEAD = "Log_Directory    URL    Name    Zone\n---------------  -----  ------  ------\n"
+
+
+@pytest.fixture(autouse=True)
+def _here(cloud: ComputeServer) -> None:
+    """All tests ask the Compute on loopback."""
+
+
+def names(output: str) -> list[str]:
+    return [line.split()[2] for line in output.splitlines()[2:]]
+
+
+def asked(server: ComputeServer) -> list[dict[str, str]]:
+    """The queries of the lists that were asked for."""
+    return [
+        {name: values[0] for name, values in parse_qs(urlsplit(record.path).query).items()}
+        for record in server.requests_for("list")
+    ]
+
+
+# --- What it shows -------------------------------------------------------------------------------------
+
+
+def test_the_table_of_the_readme(run: Run, cloud: ComputeServer) -> None:
+    for name in ("xprof-97db0ee6-93f6-46d4-b4c4-6d024b34a99f", "xprof-e386f7c5-3d09-4b9b-a8e5-a495f5996eef"):
+        add_viewer(cloud, name, logs="gs://some-bucket/some-run/tensorboard", link="60ea5ae6")
+    assert run("list", "-z", ZONE).output == (
+        "Log_Directory                          URL                                                               "
+        "Name                                        Zone\n"
+        "-------------------------------------  ----------------------------------------------------------------  "
+        "------------------------------------------  -------------\n"
+        "gs://some-bucket/some-run/tensorboard  https://60ea5ae6-dot-us-central1.notebooks.googleusercontent.com  "
+        "xprof-97db0ee6-93f6-46d4-b4c4-6d024b34a99f  us-central1-a\n"
+        "gs://some-bucket/some-run/tensorboard  https://60ea5ae6-dot-us-central1.notebooks.googleusercontent.com  "
+        "xprof-e386f7c5-3d09-4b9b-a8e5-a495f5996eef  us-central1-a\n"
+    )
+
+
+def test_without_viewers_there_is_a_head_and_that_is_no_failure(run: Run, cloud: ComputeServer) -> None:
+    cloud.add_instance("somebody-elses")
+    assert run("list") == (0, HEAD, "")
+
+
+def test_what_starts_has_no_link_that_leads_nowhere(run: Run, cloud: ComputeServer) -> None:
+    add_viewer(cloud, "xprof-a")
+    add_viewer(cloud, "xprof-b", status="STAGING")
+    add_viewer(cloud, "xprof-c", status="TERMINATED")
+    output = run("list").output
+    assert [line.split()[1] for line in output.splitlines()[2:]] == ["starting", "starting", "terminated"]
+    assert "None" not in output + run("list", "--format", "json").output
+
+
+def test_vms_without_a_log_directory_are_hidden(run: Run, cloud: ComputeServer) -> None:
+    cloud.add_instance("xprof-by-name-only")
+    cloud.add_instance("labelled", labels={"xprofiler_version": "1-0-0"})
+    assert names(run("list").output) == []
+
+
+def test_vms_of_old_releases_have_their_log_directory_in_a_label(run: Run, cloud: ComputeServer) -> None:
+    cloud.add_instance("xprof-old", labels={"xprofiler_log_directory": "bucket--slash--run--slash--tensorboard"})
+    assert run("list").output.splitlines()[2].split()[0] == "gs://bucket/run/tensorboard"
+    assert names(run("list", "-l", "gs://bucket/run/tensorboard/").output) == ["xprof-old"]
+
+
+def test_every_format_has_the_same_rows(run: Run, cloud: ComputeServer) -> None:
+    add_viewer(cloud, "xprof-a", link="1")
+    add_viewer(cloud, "xprof-b", "us-east5-b", logs='gs://bucket/a,"b"')
+    records = json.loads(run("list", "--format", "json").output)
+    assert records == [
+        {
+            "log_directory": 'gs://bucket/a,"b"',
+            "url": None,
+            "name": "xprof-b",
+            "zone": "us-east5-b",
+            "status": "RUNNING",
+        },
+        {
+            "log_directory": "gs://bucket/xprof-a",
+            "url": "https://1-dot-us-central1.notebooks.googleusercontent.com",
+            "name": "xprof-a",
+            "zone": ZONE,
+            "status": "RUNNING",
+        },
+    ]
+    assert yaml.safe_load(run("list", "--format=yaml").output) == records
+    rows = list(csv.DictReader(io.StringIO(run("list", "--format=csv").output)))
+    assert rows == [{**record, "url": record["url"] or ""} for record in records]
+    assert names(run("list").output) == [record["name"] for record in records]
+
+
+def test_no_viewers_are_an_empty_list_in_every_format(run: Run) -> None:
+    assert json.loads(run("list", "--format=json").output) == []
+    assert yaml.safe_load(run("list", "--format=yaml").output) == []
+    assert run("list", "--format=csv").output == "log_directory,url,name,zone,status\n"
+
+
+def test_what_others_have_written_does_not_rule_the_terminal(run: Run, cloud: ComputeServer) -> None:
+    add_viewer(cloud, "xprof-a", logs="gs://b/\x1b[2J\nfaked-row\u202e")
+    for style in ("table", "json", "yaml", "csv"):
+        output = run("list", f"--format={style}").output
+        assert "\x1b" not in output
+    assert len(run("list").output.splitlines()) == 3
+
+
+# --- What it asks for ----------------------------------------------------------------------------------
+
+
+def test_all_zones_are_one_request_that_names_what_it_wants(run: Run, cloud: ComputeServer) -> None:
+    for number, zone in enumerate(("us-central1-a", "us-east5-a", "europe-west4-b")):
+        add_viewer(cloud, f"xprof-{number}", zone)
+        cloud.add_instance(f"other-{number}", zone)
+    assert names(run("list").output) == ["xprof-0", "xprof-1", "xprof-2"]
+    (query,) = asked(cloud)
+    assert "labels.xprofiler_version:*" in query["filter"]
+    assert query["fields"].startswith("nextPageToken,items/*/instances(name,")
+    assert [record.path.partition("?")[0] for record in cloud.requests] == [
+        "/compute/v1/projects/test-project/aggregated/instances"
+    ]
+
+
+def test_one_zone_is_asked_alone(run: Run, cloud: ComputeServer) -> None:
+    add_viewer(cloud, "xprof-a")
+    add_viewer(cloud, "xprof-b", "us-east5-a")
+    assert names(run("list", "-z", "us-east5-a").output) == ["xprof-b"]
+    assert "/zones/us-east5-a/instances" in cloud.requests[0].path
+
+
+def test_several_zones_are_one_request(run: Run, cloud: ComputeServer) -> None:
+    for zone in ("us-central1-a", "us-east5-a", "europe-west4-b"):
+        add_viewer(cloud, f"in-{zone}", zone)
+    assert names(run("list", "--zones", "us-east5-a", "us-central1-a").output) == ["in-us-central1-a", "in-us-east5-a"]
+    assert len(cloud.requests) == 1
+
+
+def test_all_pages_are_read(run: Run, cloud: ComputeServer) -> None:
+    for number in range(1_203):
+        add_viewer(cloud, f"xprof-{number:04d}", ("us-central1-a", "us-east5-a")[number % 2])
+    assert names(run("list").output) == [f"xprof-{number:04d}" for number in range(1_203)]
+    assert len(cloud.requests) == 3
+
+
+def test_log_directories_and_names_are_alternatives(run: Run, cloud: ComputeServer) -> None:
+    for name in ("xprof-a", "xprof-b", "xprof-c"):
+        add_viewer(cloud, name)
+    assert names(run("list", "-l", "gs://bucket/xprof-a/", "-n", "xprof-c").output) == ["xprof-a", "xprof-c"]
+    assert names(run("list", "-l", "gs://bucket/xprof", "gs://bucket").output) == []
+
+
+def test_names_are_looked_for_by_the_server(run: Run, cloud: ComputeServer) -> None:
+    for name in ("xprof-a", "xprof-b", "xprof-c"):
+        add_viewer(cloud, name)
+    assert names(run("list", "-n", "xprof-a", "xprof-b").output) == ["xprof-a", "xprof-b"]
+    assert '(name = "xprof-a") OR (name = "xprof-b")' in asked(cloud)[0]["filter"]
+
+
+@pytest.mark.parametrize("name", ['x" OR name="y', "-x", "a b", "", "X", "a\n"])
+def test_a_name_that_cannot_be_one_is_refused_and_not_sent(run: Run, cloud: ComputeServer, name: str) -> None:
+    ended = run("list", f"--vm-name={name}")
+    assert ended.code == 2
+    assert ended.errors.endswith("and does not end with a dash\n")
+    assert cloud.requests == []
+
+
+def test_verbose_tells_every_request_and_no_secret(
+    run: Run, cloud: ComputeServer, monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    token = tmp_path_factory.mktemp("secrets") / "token"
+    token.write_text("a-secret-token")
+    cloud.accepted_tokens = {"a-secret-token"}
+    monkeypatch.delenv("CLOUDSDK_AUTH_DISABLE_CREDENTIALS")
+    monkeypatch.setenv("CLOUDSDK_AUTH_ACCESS_TOKEN_FILE", str(token))
+    ended = run("list", "--verbose")
+    assert ended.code == 0
+    assert ended.errors.startswith(f"GET {cloud.url}/compute/v1/projects/test-project/aggregated/instances?")
+    assert "a-secret-token" not in ended.errors
+    assert run("list").errors == ""
+
+
+# --- Filters -------------------------------------------------------------------------------------------
+
+
+def add_many(server: ComputeServer) -> None:
+    add_viewer(server, "xprof-a", labels={"owner": "ann"})
+    add_viewer(server, "xprof-bee", "us-central1-b", labels={"owner": "ann-marie"}, status="TERMINATED")
+    add_viewer(server, "xprof-c", "us-east5-a", labels={"owner": "bob"}, machineType="e2-standard-2")
+    add_viewer(server, "other", "us-east5-a")
+
+
+def test_a_filter_is_applied(run: Run, cloud: ComputeServer) -> None:
+    add_many(cloud)
+    assert names(run("list", "-f", "labels.owner:ann", "status=RUNNING").output) == ["xprof-a"]
+    assert names(run("list", "--filter=-labels.owner:ann").output) == ["other", "xprof-c"]
+
+
+def test_what_the_server_can_look_for_is_asked_of_it(run: Run, cloud: ComputeServer) -> None:
+    add_many(cloud)
+    assert names(run("list", "-f", "labels.owner=ANN", "name:a").output) == ["xprof-a"]
+    assert asked(cloud)[0]["filter"].endswith('(labels.xprofiler_log_directory:*) AND (labels.owner = "ann")')
+
+
+@needs_gcloud
+def test_what_is_no_plain_filter_goes_to_gcloud(run: Run, cloud: ComputeServer) -> None:
+    add_many(cloud)
+    ended = run("list", "-f", "(name:bee OR labels.owner=bob) AND creationTimestamp>-P1D", "--verbose")
+    assert names(ended.output) == ["xprof-bee", "xprof-c"]
+    assert ended.errors.startswith("$ gcloud compute instances list ")
+
+
+@needs_gcloud
+def test_what_is_no_filter_at_all_is_refused_by_gcloud_in_its_words(run: Run, cloud: ComputeServer) -> None:
+    ended = run("list", "-f", "name=(a")
+    assert ended.code == 1
+    assert ended.errors.startswith("xprofiler: gcloud could not list the VMs: ERROR: (gcloud.compute.instances.list)")
+
+
+@needs_gcloud
+def test_flags_of_gcloud_are_its(run: Run, cloud: ComputeServer) -> None:
+    add_many(cloud)
+    zones = ("us-central1-a", "us-central1-b")
+    assert names(run("list", "--sort-by=~name", "--limit=3", "-z", *zones).output) == ["xprof-a", "xprof-bee"]
+    assert len(names(run("list", "--", "--limit=2").output)) == 2
+
+
+@pytest.mark.parametrize(
+    ("typed", "meant"), [("--zonse", "--zones"), ("--zone=us-east5-a", "--zones"), ("--fromat=json", "--format")]
+)
+def test_a_slip_of_the_pen_is_refused(run: Run, cloud: ComputeServer, typed: str, meant: str) -> None:
+    ended = run("list", typed)
+    assert ended.code == 2
+    assert f"did you mean {meant}?" in ended.errors
+    assert cloud.requests == []
+
+
+# --- How it fails --------------------------------------------------------------------------------------
+
+
+def test_a_path_that_is_no_log_directory_is_refused(run: Run, cloud: ComputeServer) -> None:
+    ended = run("list", "-l", "my_other_bucket/main_directory/sub-1/sub-2")
+    assert ended.code == 2
+    assert "does not start with gs://" in ended.errors
+    assert cloud.requests == []
+
+
+def test_a_zone_that_there_is_not_is_not_found(run: Run) -> None:
+    ended = run("list", "-z", "us-nowhere1-a")
+    assert ended.code == 3
+    assert "zones/us-nowhere1-a' was not found (HTTP 404)" in ended.errors
+
+
+def test_credentials_that_are_refused_are_no_permission(run: Run, cloud: ComputeServer) -> None:
+    cloud.accepted_tokens = {"another"}
+    ended = run("list")
+    assert ended.code == 4
+    assert "gcloud auth login" in ended.errors
+
+
+def test_who_may_not_is_told_of_the_role(run: Run, cloud: ComputeServer) -> None:
+    cloud.is_permitted = False
+    ended = run("list")
+    assert ended.code == 4
+    assert "Required 'compute.instances.list' permission" in ended.errors
+    assert "grant anonymous the role roles/compute.instanceAdmin.v1 on project test-project" in ended.errors
+
+
+def test_where_the_api_is_off_the_way_to_turn_it_on_is_told(run: Run, cloud: ComputeServer) -> None:
+    cloud.is_enabled = False
+    ended = run("list")
+    assert ended.code == 4
+    assert "'gcloud services enable compute.googleapis.com --project=test-project'" in ended.errors
+
+
+def test_a_project_that_there_is_not_is_not_found(
+    run: Run, cloud: ComputeServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GOOGLE_CLOUD_PROJECT", "test-porject")
+    assert run("list").code == 3
+
+
+def test_no_project_is_one_clear_sentence(run: Run, cloud: ComputeServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("GOOGLE_CLOUD_PROJECT")
+    monkeypatch.delenv("CLOUDSDK_CORE_PROJECT")
+    ended = run("list")
+    assert ended.code == 2
+    assert ended.errors.splitlines()[-1].endswith(
+        "names none): run 'gcloud config set project PROJECT', or set CLOUDSDK_CORE_PROJECT"
+    )
+
+
+@pytest.mark.parametrize("fault", [Status(429), Status(503), Status(500), Reset()], ids=repr)
+def test_what_may_pass_is_asked_again(run: Run, cloud: ComputeServer, fault: Status | Reset) -> None:
+    add_viewer(cloud, "xprof-a")
+    cloud.faults.script([fault, None], on="list")
+    assert names(run("list").output) == ["xprof-a"]
+    assert len(cloud.requests) == 2
+
+
+def test_an_answer_that_breaks_off_is_asked_for_again(run: Run, cloud: ComputeServer) -> None:
+    add_viewer(cloud, "xprof-a")
+    cloud.faults.script([Truncate(30)], on="list")
+    assert names(run("list").output) == ["xprof-a"]
+
+
+def test_a_page_that_fails_for_good_fails_the_list(run: Run, cloud: ComputeServer) -> None:
+    for number in range(501):
+        add_viewer(cloud, f"xprof-{number}")
+    cloud.faults.script([None, Status(403)], on="list")
+    ended = run("list")
+    assert (ended.code, ended.output) == (4, "")

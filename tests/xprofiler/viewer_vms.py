@@ -1,0 +1,27 @@
+"""VMs as `xprofiler create` leaves them behind, in a Compute on loopback."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ml_diagnostics_testing.compute import ComputeServer
+
+ZONE = "us-central1-a"
+
+
+def add_viewer(
+    server: ComputeServer, name: str, zone: str = ZONE, *, logs: str = "", link: str = "", **fields: Any
+) -> None:
+    """Adds a viewer.
+
+    Args:
+        server: Where.
+        name: The VM's name.
+        zone: Its zone.
+        logs: Its log directory; `gs://bucket/NAME` where none is given.
+        link: What the proxy knows it by; nothing while it is starting.
+        **fields: Others, as in the API.
+    """
+    labels = {"xprofiler_version": "1-0-0", **({"tb_backend_id": link} if link else {}), **fields.pop("labels", {})}
+    metadata = {"xprofiler_log_directory": logs or f"gs://bucket/{name}", "startup-script": "echo started"}
+    server.add_instance(name, zone, labels=labels, metadata=metadata, **fields)
