@@ -12,12 +12,14 @@ makes an `ssh` that finds such servers by the addresses that gcloud knows. It ne
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import shlex
 import shutil
 import signal
 import threading
 import time
+from asyncio.subprocess import Process, SubprocessStreamProtocol
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -74,7 +76,7 @@ class SshServer(Service):
         self._folder = folder
         self._environment = dict(environment or {})
         self.connections: set[Any] = set()
-        self._children: set[asyncio.subprocess.Process] = set()
+        self._children: set[Process] = set()
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="SshServer", daemon=True)
         self._thread.start()
@@ -117,6 +119,8 @@ class SshServer(Service):
             _signal_group(child, signal.SIGKILL)
         await self._server.wait_closed()
         tasks = asyncio.all_tasks() - {asyncio.current_task()}
+        if tasks:
+            await asyncio.wait(tasks, timeout=1)  # commands end now, and with them what waits for them
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -135,28 +139,30 @@ class SshServer(Service):
         if fault is not None:
             process.channel.get_connection().abort()
             return
-        child = await asyncio.create_subprocess_exec(
-            *(["/bin/sh", "-c", process.command] if process.command else ["/bin/sh"]),
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.PIPE,
+        child, transport = await self._start(process.command)
+        self._children.add(child)
+        helpers = [asyncio.ensure_future(_feed(process.stdin, child)), asyncio.ensure_future(_hang_up(process, child))]
+        try:
+            await asyncio.gather(_pump(child.stdout, process.stdout), _pump(child.stderr, process.stderr))
+            record.status = await child.wait()
+            with contextlib.suppress(OSError, asyncssh.Error):  # the client has left
+                _tell_end(process, record.status)
+        finally:
+            for helper in helpers:
+                helper.cancel()
+            self._children.discard(child)
+            transport.close()
+
+    async def _start(self, command: str | None) -> tuple[Process, asyncio.SubprocessTransport]:
+        """Start a command, or a shell. asyncio's own function for this does not return what can be closed."""
+        transport, protocol = await self._loop.subprocess_exec(
+            lambda: SubprocessStreamProtocol(_CHUNK_BYTES, self._loop),
+            *(["/bin/sh", "-c", command] if command else ["/bin/sh"]),
             cwd=self._folder,
             env={**os.environ, **self._environment},
             start_new_session=True,
         )
-        self._children.add(child)
-        feeding = asyncio.ensure_future(_feed(process.stdin, child))
-        try:
-            await asyncio.gather(_pump(child.stdout, process.stdout), _pump(child.stderr, process.stderr))
-            record.status = await child.wait()
-            _tell_end(process, record.status)
-        except (OSError, asyncssh.Error):  # the client has left
-            if process.term_type:
-                _signal_group(child, signal.SIGHUP)
-            await child.wait()
-        finally:
-            feeding.cancel()
-            self._children.discard(child)
+        return Process(transport, protocol, self._loop), transport
 
     async def forward(self, connection: Any, host: str, port: int) -> Any:
         """Lead a forwarded connection to where it shall go."""
@@ -234,12 +240,25 @@ def write_ssh(folder: str | os.PathLike[str], machines: Mapping[str, SshServer])
 
 
 async def _pump(reader: asyncio.StreamReader | None, writer: Any) -> None:
+    """Give the client what a command says, to its end, though the client may leave before."""
+    is_heard = True
     while reader is not None and (data := await reader.read(_CHUNK_BYTES)):
-        writer.write(data)
-        await writer.drain()
+        if is_heard:
+            try:
+                writer.write(data)
+                await writer.drain()
+            except (OSError, asyncssh.Error):
+                is_heard = False
 
 
-async def _feed(reader: Any, child: asyncio.subprocess.Process) -> None:
+async def _hang_up(process: Any, child: Process) -> None:
+    """End a command with its terminal."""
+    await process.channel.wait_closed()
+    if process.term_type:
+        _signal_group(child, signal.SIGHUP)
+
+
+async def _feed(reader: Any, child: Process) -> None:
     """Give a command what the client sends it, until either ends."""
     if child.stdin is None:
         return
@@ -260,8 +279,6 @@ def _tell_end(process: Any, status: int) -> None:
         process.exit_with_signal(signal.Signals(-status).name.removeprefix("SIG"))
 
 
-def _signal_group(child: asyncio.subprocess.Process, number: signal.Signals) -> None:
-    try:
+def _signal_group(child: Process, number: signal.Signals) -> None:
+    with contextlib.suppress(ProcessLookupError):  # it has ended
         os.killpg(child.pid, number)
-    except ProcessLookupError:  # it has ended
-        pass
