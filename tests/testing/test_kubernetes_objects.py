@@ -231,6 +231,19 @@ def test_a_namespace_goes_with_all_that_is_in_it(
 
 
 @needs_kubectl
+def test_a_test_can_play_the_controllers(kubectl: Kubectl, kubernetes_server: KubernetesServer, tmp_path: Path) -> None:
+    def annotate(created: Any) -> None:
+        if created["kind"] == "Service":
+            created["metadata"]["annotations"] = {"proxy-url": "https://x"}
+            kubernetes_server.put("services", created, created["metadata"]["namespace"])
+
+    kubernetes_server.on_created(annotate)
+    kubectl("apply", "-f", manifest(tmp_path, VIEWER))
+    wait = "--for=jsonpath={.metadata.annotations.proxy-url}=https://x"
+    assert kubectl("-n", "xprofiler", "wait", "service/viewer", wait, "--timeout=30s").code == 0
+
+
+@needs_kubectl
 def test_what_kubectl_sends_in_another_form_is_refused_with_a_way_out(kubectl: Kubectl) -> None:
     assert "kubectl apply -f" in kubectl("create", "configmap", "c", "--from-literal=a=b").errors
 

@@ -19,10 +19,12 @@ class Objects:
 
     Attributes:
         store: Where they are.
+        on_created: Called with what was created.
         on_deleted: Called with the kind, namespace and name of what was deleted.
     """
 
     store: ObjectStore
+    on_created: Callable[[Resource], None]
     on_deleted: Callable[[Kind, str, str], None]
 
     def do(self, verb: str, kind: Kind, namespace: str, name: str, request: Request) -> Response:
@@ -41,9 +43,7 @@ class Objects:
             found = self.store.get(kind, namespace, name)
             return self._listing(kind, [found], request) if wants_table(request) else json_response(found)
         if verb == "create":
-            self._check_namespace(kind, namespace)
-            created = self.store.create(kind, namespace, _brought_up(kind, request.json()), is_dry=is_dry)
-            return json_response(created, 201)
+            return self._create(kind, namespace, request.json(), is_dry=is_dry)
         if verb == "update":
             self.store.get(kind, namespace, name)
             return self._change(kind, namespace, name, request.json(), is_dry=is_dry)
@@ -69,6 +69,14 @@ class Objects:
         listing = {"kind": f"{kind.name}List", "apiVersion": kind.api_version, "items": found}
         return json_response({**listing, "metadata": {"resourceVersion": self.store.version}})
 
+    def _create(self, kind: Kind, namespace: str, resource: Resource, *, is_dry: bool) -> Response:
+        if kind.is_namespaced:
+            self.store.get(find_plural("namespaces"), "", namespace)
+        created = self.store.create(kind, namespace, _brought_up(kind, resource), is_dry=is_dry)
+        if not is_dry:
+            self.on_created(created)
+        return json_response(created, 201)
+
     def _patch(self, kind: Kind, namespace: str, name: str, request: Request, *, is_dry: bool) -> Response:
         content_type, patch = request.headers.get("Content-Type") or "", request.json()
         try:
@@ -76,9 +84,7 @@ class Objects:
         except ApiError:
             if not is_apply(content_type):
                 raise
-            self._check_namespace(kind, namespace)
-            created = self.store.create(kind, namespace, _brought_up(kind, patch), is_dry=is_dry)
-            return json_response(created, 201)
+            return self._create(kind, namespace, patch, is_dry=is_dry)
         return self._change(kind, namespace, name, patched(found, patch, content_type), is_dry=is_dry)
 
     def _change(self, kind: Kind, namespace: str, name: str, resource: Resource, *, is_dry: bool) -> Response:
@@ -97,10 +103,6 @@ class Objects:
                 with contextlib.suppress(ApiError):  # somebody else was faster
                     self._delete(kind_of(found), name, found["metadata"]["name"], is_dry=False)
         return deleted
-
-    def _check_namespace(self, kind: Kind, namespace: str) -> None:
-        if kind.is_namespaced:
-            self.store.get(find_plural("namespaces"), "", namespace)
 
 
 def _check_readable(request: Request) -> None:

@@ -3,6 +3,7 @@
 import contextlib
 import re
 import tempfile
+import threading
 import time
 import urllib.parse
 from collections.abc import Callable, Mapping, Sequence
@@ -77,7 +78,9 @@ class KubernetesServer(LoopbackServer):
         self._temporary = tempfile.TemporaryDirectory(prefix="loopback-kubernetes-", ignore_cleanup_errors=True)
         self.folder = Path(self._temporary.name)
         self._store = ObjectStore(clock)
-        self._objects = Objects(self._store, self._on_deleted)
+        self._objects = Objects(self._store, self._call, self._on_deleted)
+        self._callbacks: list[Callable[[Resource], object]] = []
+        self._threads: list[threading.Thread] = []
         self._pods: dict[tuple[str, str], Pod] = {}
         for name in ("default", "kube-system"):
             self._store.put(find_plural("namespaces"), "", {"metadata": {"name": name}, "status": {"phase": "Active"}})
@@ -150,11 +153,21 @@ class KubernetesServer(LoopbackServer):
         kind = find_plural(plural)
         return self._store.put(kind, namespace if kind.is_namespaced else "", resource)
 
+    def on_created(self, callback: Callable[[Resource], object]) -> None:
+        """Call this for each object that clients create, from then on, in a thread of its own: to play a controller.
+
+        Args:
+            callback: Gets the object.
+        """
+        self._callbacks.append(callback)
+
     def close(self) -> None:
         """Stop serving, and end what runs in the pods."""
         for pod in list(self._pods.values()):
             pod.die()
         super().close()
+        for thread in self._threads:
+            thread.join(5)
         self._temporary.cleanup()
 
     def operation(self, method: str, path: str) -> str:
@@ -216,6 +229,12 @@ class KubernetesServer(LoopbackServer):
         if verb == "log":
             return Response(200, pod.log.encode(), {"Content-Type": "text/plain"})
         return exec_response(pod, request) if verb == "exec" else port_forward_response(pod, request)
+
+    def _call(self, created: Resource) -> None:
+        for callback in self._callbacks:
+            thread = threading.Thread(target=callback, args=[created], daemon=True)
+            self._threads.append(thread)
+            thread.start()
 
     def _on_death(self, pod: Pod) -> None:
         with contextlib.suppress(ApiError):  # it was deleted
