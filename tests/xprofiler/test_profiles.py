@@ -61,7 +61,7 @@ def test_what_is_no_profile_is_passed_over(tmp_path: Path) -> None:
     assert list(profile.xplanes) == ["a"]
 
 
-def test_names_that_lead_out_of_their_folder_are_passed_over() -> None:
+def test_names_that_lead_out_of_their_folder_or_rule_a_terminal_are_passed_over() -> None:
     root = "gs://bucket/logs"
     evil = [
         f"{root}/../plugins/profile/s/h.xplane.pb",
@@ -69,6 +69,8 @@ def test_names_that_lead_out_of_their_folder_are_passed_over() -> None:
         f"{root}/plugins/profile/s/..xplane.pb",
         f"{root}/plugins/profile/s/...xplane.pb",
         f"{root}//plugins/profile/s/h.xplane.pb",
+        f"{root}/plugins/profile/s\x1b[2J/h.xplane.pb",
+        f"{root}/plugins/profile/s/\udcff.xplane.pb",
     ]
     assert profiles_among(evil, root) == []
     assert [each.name for each in profiles_among([f"{root}/a/plugins/profile/s/h.xplane.pb"], root)] == ["a/s"]

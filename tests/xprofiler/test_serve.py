@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gzip
+import html
 import json
 import os
 import shutil
@@ -13,6 +14,7 @@ import subprocess
 import sys
 import time
 import urllib.error
+import urllib.parse
 import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -27,6 +29,7 @@ from xprofiler.serve.server import Server
 
 from .made_profiles import SESSION, cpu_session, tpu_session
 from .typed_commands import typed
+from .xspaces import tpu_host
 
 pytest.importorskip("xprof")
 
@@ -168,6 +171,26 @@ def test_profiles_in_a_bucket_are_served_and_the_bucket_stays_as_it_is(
         overview = serving.json(f"{_XPROF}/data?run={_NAME}&tag=overview_page")
         assert any("device_duty_cycle_percent" in table.get("p", {}) for table in overview)
     assert cloud_storage_server.names("test-bucket") == before
+
+
+def test_names_of_any_letters_are_served(tmp_path: Path, temporary: Path) -> None:
+    name = "séance 'a\" <b>&%2F+#?;*[x]$(y)"
+    host = "h<1>&'%41 +*"
+    folder = tmp_path / "logs ü&" / "plugins" / "profile" / name
+    folder.mkdir(parents=True)
+    for each in (host, "other"):
+        (folder / f"{each}.xplane.pb").write_bytes(tpu_host(host=each))
+    with _serving(tmp_path / "logs ü&") as serving:
+        run, one = urllib.parse.quote(name), urllib.parse.quote(host)
+        assert serving.json(f"/summary.json?session={run}")["session"] == name
+        assert f"?session={html.escape(run)}" in serving.read("/").decode()
+        assert serving.json(f"{_XPROF}/runs") == [name]
+        hosts = serving.json(f"{_XPROF}/hosts?run={run}&tag=trace_viewer@")
+        assert [each["hostname"] for each in hosts] == sorted([host, "other"])
+        stats = serving.json(f"{_XPROF}/data?run={run}&tag=hlo_stats&host={one}")
+        assert len(stats["rows"]) == 6
+        trace = serving.json(f"{_XPROF}/data?run={run}&tag=trace_viewer@&host={one}")
+        assert trace["traceEvents"]
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from xprofiler.exceptions import XprofilerError
 from xprofiler.serve.application import Application
 from xprofiler.serve.catalog import Catalog
-from xprofiler.serve.charts import step_chart, ticks
+from xprofiler.serve.charts import MOST_BARS, slowest_of_each, step_chart, ticks
 from xprofiler.serve.markup import Markup, element, joined
 from xprofiler.serve.page import empty_page, failure_page, summary_page
 from xprofiler.serve.tools import tool_link
@@ -142,6 +142,15 @@ def test_bars_are_as_long_as_the_steps() -> None:
     ]
     assert heights[0] == heights[1]
     assert heights[2] == pytest.approx(3 * heights[1], rel=0.01)
+
+
+def test_of_many_steps_the_slow_ones_are_drawn() -> None:
+    steps = [Step(str(number), 900.0 if number == 4_321 else 1.0, {}, "") for number in range(8_000)]
+    shown = slowest_of_each(steps)
+    assert len(shown) <= MOST_BARS
+    assert "4321" in {step.name for step in shown}
+    assert slowest_of_each(steps[:MOST_BARS]) == steps[:MOST_BARS]
+    assert "slowest of each 27 steps" in summary_page(Summary("s", steps=steps), [], "/logs").decode()
 
 
 @pytest.mark.parametrize(

@@ -111,11 +111,10 @@ class Application:
     def _placed(self, asked: Mapping[str, str]) -> str:
         """Puts the session where XProf finds it, of one host where that is asked; returns its name there."""
         profile = self._catalog.profile(asked["run"])
-        self._catalog.files(profile)
         host, is_one = asked.get("host", ""), len(profile.xplanes) == 1
         if is_one or host not in profile.xplanes or asked.get("tag") in _NOT_BY_HOST:
-            return profile.name
-        return self._catalog.only(profile, host)
+            return self._catalog.xprof_name(profile)
+        return self._catalog.xprof_name_of_host(profile, host)
 
     def _page(self, session: str | None) -> _Answer:
         place = self._catalog.place

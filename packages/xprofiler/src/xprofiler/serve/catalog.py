@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from xprofiler.exceptions import NotFoundError
-from xprofiler.summary.private_copy import PrivateCopy
+from xprofiler.summary.private_copy import PrivateCopy, xprof_name
 from xprofiler.summary.profiles import Profile, find_profiles
 from xprofiler.summary.summary import Summary
 
@@ -67,15 +67,20 @@ class Catalog:
         """Returns its xplanes by host, where XProf may read them and write beside them."""
         return self._copy.place(profile)
 
-    def only(self, profile: Profile, host: str) -> str:
-        """Puts one of its hosts where XProf finds no other, and returns what XProf then calls the profile.
+    def xprof_name(self, profile: Profile) -> str:
+        """Puts it where XProf finds it, and returns what XProf calls it."""
+        self.files(profile)
+        return xprof_name(profile.name)
+
+    def xprof_name_of_host(self, profile: Profile, host: str) -> str:
+        """The same with one of its hosts, where XProf finds no other.
 
         XProf 2.24 keeps what it has computed of one host under the name that it also looks for when it is asked for
         all, or for another: its first answer would be its answer to every question.
         """
         name = f".hosts/{host}/{profile.name}"
         self._copy.place(Profile(name, profile.folder, {host: str(self.files(profile)[host])}))
-        return name
+        return xprof_name(name)
 
     def summary(self, profile: Profile) -> Summary:
         """Returns what it says; read again only when a file has changed."""

@@ -4,21 +4,31 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from typing import Final
 
 from xprofiler.serve.markup import Markup, element, joined
 from xprofiler.summary.summary import Step
 from xprofiler.summary.units import format_duration, format_percent
 
-__all__ = ["legend", "meter", "part_class", "share_bar", "step_chart", "ticks"]
+__all__ = ["MOST_BARS", "legend", "meter", "part_class", "share_bar", "slowest_of_each", "step_chart", "ticks"]
 
 _WIDTH, _HEIGHT = 960.0, 220.0
 _LEFT, _BOTTOM, _TOP = 58.0, 24.0, 8.0
 _MOST_LABELS = 24
+MOST_BARS: Final = 300
+"""More are no wider than a pixel or two."""
 
 
 def part_class(part: str) -> str:
     """Returns the class of what a step's time goes to, by XProf's name of it."""
     return "part-" + "".join(letter if letter.isascii() and letter.isalnum() else "-" for letter in part.lower())
+
+
+def slowest_of_each(steps: Sequence[Step], most: int = MOST_BARS) -> list[Step]:
+    """Returns no more steps than can be told apart: of each few that follow each other, the slowest."""
+    group = math.ceil(len(steps) / most)
+    groups = (steps[first : first + group] for first in range(0, len(steps), group or 1))
+    return [max(each, key=lambda step: step.duration_us) for each in groups]
 
 
 def step_chart(steps: Sequence[Step], parts: Sequence[str]) -> Markup:

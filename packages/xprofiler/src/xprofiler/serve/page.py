@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from importlib.resources import files
 from typing import Final, TypeAlias
 from urllib.parse import quote
 
-from xprofiler.serve.charts import legend, meter, part_class, share_bar, step_chart
+from xprofiler.serve.charts import legend, meter, part_class, share_bar, slowest_of_each, step_chart
 from xprofiler.serve.markup import Markup, element, joined
 from xprofiler.serve.tools import tool_link, tools_section
 from xprofiler.summary.colours import PART_COLOURS
@@ -175,11 +176,13 @@ def _slowest_tile(summary: Summary) -> list[Markup]:
 def _steps(summary: Summary) -> Markup | None:
     if not summary.steps:
         return None
-    means = mean_parts(summary)
+    means, shown = mean_parts(summary), slowest_of_each(summary.steps)
+    group = math.ceil(len(summary.steps) / len(shown))
+    title = "Steps, on the slowest core" if group == 1 else f"The slowest of each {group} steps, on its slowest core"
     return element(
         "section",
-        element("h2", "Steps, on the slowest core"),
-        step_chart(summary.steps, list(means)),
+        element("h2", title),
+        step_chart(shown, list(means)),
         element("h2", "The mean step", style="margin-top:.9rem"),
         legend(means),
     )

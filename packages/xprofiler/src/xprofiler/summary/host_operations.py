@@ -73,11 +73,14 @@ def read_host(file: Path, into: HostOperations | None) -> ProfileWindow:
 def _operations(line: Any) -> list[_Span]:
     if not line.name.startswith("tf_XLA"):
         return []
-    return [
-        (int(event.start_ns), int(event.start_ns + event.duration_ns), event.name)
-        for event in line.events
-        if event.duration_ns > 0 and any(name == "hlo_op" for name, _ in event.stats)
-    ]
+    spans, is_operation = [], dict[str, bool]()  # One look at a name is enough, and statistics are slow to read.
+    for event in line.events:
+        name, lasted_ns = event.name, event.duration_ns
+        if name not in is_operation:
+            is_operation[name] = any(key == "hlo_op" for key, _ in event.stats)
+        if is_operation[name] and lasted_ns > 0:
+            spans.append((int(event.start_ns), int(event.start_ns + lasted_ns), name))
+    return spans
 
 
 def self_times(spans: Iterable[_Span]) -> dict[str, int]:

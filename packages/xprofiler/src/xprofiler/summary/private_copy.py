@@ -7,11 +7,13 @@ this command honours. So it is given a folder of ours: links to local files, cop
 
 from __future__ import annotations
 
+import hashlib
 import shutil
 import threading
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from urllib.parse import quote
 
 from ml_diagnostics_common import storage
 
@@ -19,8 +21,9 @@ from xprofiler.exceptions import XprofilerError
 from xprofiler.summary.profiles import Profile
 from xprofiler.summary.storage_errors import translated
 
-__all__ = ["PrivateCopy"]
+__all__ = ["PrivateCopy", "xprof_name"]
 
+_LONGEST_NAME = 160
 _DOWNLOADS = 4  # At once: each is in memory as a whole.
 
 
@@ -46,7 +49,7 @@ class PrivateCopy:
         StorageError: It could not.
             XprofilerError: There is no room for it here.
         """
-        run, _, session = profile.name.rpartition("/")
+        run, _, session = xprof_name(profile.name).rpartition("/")
         target = self.folder / run / "plugins" / "profile" / session
         files = {host: target / f"{host}.xplane.pb" for host in profile.xplanes}
         with self._lock:
@@ -62,6 +65,16 @@ class PrivateCopy:
                     ) from error
                 self._placed[profile.name] = state
         return files
+
+
+def xprof_name(name: str) -> str:
+    """Returns what XProf calls the copy of a profile: it takes some letters for patterns, and folders have a limit."""
+    return "/".join(_plain(part) for part in name.split("/"))
+
+
+def _plain(part: str) -> str:
+    quoted = quote(part, safe="")
+    return quoted if len(quoted) <= _LONGEST_NAME else hashlib.sha256(part.encode()).hexdigest()
 
 
 _State = tuple[tuple[str, int, int], ...]

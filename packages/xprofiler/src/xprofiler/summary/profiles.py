@@ -23,6 +23,8 @@ __all__ = ["Profile", "find_profile", "find_profiles", "profiles_among"]
 
 _SUFFIX: Final = ".xplane.pb"
 _KNOWN_PLACES: Final = ("plugins/profile/", "tensorboard/plugins/profile/")
+_NO_TEXT = re.compile("[\x00-\x1f\x7f-\x9f\ud800-\udfff]")
+"""What rules a terminal, and bytes that are no UTF-8."""
 _TIME = re.compile(r"\d{4}(?:_\d\d){5}")
 
 
@@ -128,10 +130,10 @@ def _age(profile: Profile) -> tuple[str, str]:
 
 
 def _is_plain(path: str) -> bool:
-    # An object may be called a/../b, which would lead a copy of it out of its folder.
+    # An object may be called a/../b, which would lead a copy of it out of its folder; and names are shown to people.
     scheme, _, rest = path.rpartition("://")
     parts = rest.split("/") if scheme else rest.split("/")[1:]
-    return not any(part in ("", ".", "..") or "\0" in part for part in parts)
+    return not any(part in ("", ".", "..") for part in parts) and not _NO_TEXT.search(path)
 
 
 def _absolute(path: str) -> str:

@@ -150,14 +150,15 @@ def _cut(text: str, width: int) -> str:
 
 
 def _hosts(summary: Summary) -> str:
+    several = len(summary.hosts) > 1
     rows = [
         (
             host.name,
             format_bytes(host.size_bytes),
-            "" if host.start_offset_us is None else f"+{format_duration(host.start_offset_us)}",
+            "" if host.start_offset_us is None or not several else f"+{format_duration(host.start_offset_us)}",
             "" if host.step_us is None else format_duration(host.step_us),
             "" if host.waiting_percent is None else format_percent(host.waiting_percent),
-            format_count(host.slowest_steps, "step") if host.slowest_steps and len(summary.hosts) > 1 else "",
+            format_count(host.slowest_steps, "step") if host.slowest_steps and several else "",
         )
         for host in summary.hosts
     ]
