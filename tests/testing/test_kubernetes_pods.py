@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.server
 import os
+import shutil
 import socket
 import subprocess
 import sys
@@ -141,6 +142,24 @@ def test_arguments_arrive_as_they_were_given(
     assert [os.fsencode(argument) for argument in pod.commands[0].argv[3:]] == arguments
 
 
+@pytest.mark.parametrize("name", ["a b;$(touch x)'\"", "é", "line\nbreak", "a&b=c#d?e", "\\", "A"])
+def test_a_pods_name_arrives_as_it_was_given(
+    new_kubectl: Kubectl, kubernetes_server: KubernetesServer, name: str
+) -> None:
+    pod = kubernetes_server.add_pod(name)
+    assert new_kubectl("exec", name, "--", "echo", "$HOSTNAME").text == "$HOSTNAME\n"
+    assert len(pod.commands) == 1
+
+
+@pytest.mark.skipif(shutil.which("tar") is None, reason="kubectl cp needs a tar in the pod")
+def test_files_are_copied_both_ways(new_kubectl: Kubectl, pod: Pod, tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(PAGE)
+    assert new_kubectl("cp", "-c", "main", str(tmp_path / "file"), "worker-0:there").code == 0
+    assert (pod.folder / "there").read_bytes() == PAGE
+    assert new_kubectl("cp", "-c", "main", "worker-0:there", str(tmp_path / "back")).code == 0
+    assert (tmp_path / "back").read_bytes() == PAGE
+
+
 def test_many_commands_run_at_once(new_kubectl: Kubectl, kubernetes_server: KubernetesServer) -> None:
     meeting = "touch $0; until [ $(ls | grep -c came) = 6 ]; do sleep 0.02; done"
     pod = kubernetes_server.add_pod("worker-0")
@@ -193,6 +212,34 @@ def test_a_deleted_pod_ends_its_commands(new_kubectl: Kubectl, pod: Pod) -> None
         eventually(lambda: pod.commands and pod.commands[0].process)
         assert new_kubectl("delete", "pod", "worker-0").text == 'pod "worker-0" deleted\n'
         assert ended.result().code == 137
+
+
+@pytest.mark.parametrize("settings", [{}, OVER_SPDY])
+def test_closing_leaves_neither_a_process_nor_a_thread_nor_a_folder(settings: dict[str, str]) -> None:
+    before = set(threading.enumerate())
+    server = KubernetesServer()
+    pod = server.add_pod("worker-0")
+    kubectl = Kubectl(server, settings)
+    commands = (["exec", "-i", "worker-0", "--", "sh", "-c", "sleep 60 & sleep 60"], ["get", "pods", "--watch"])
+    with ExitStack() as stack:
+        listener = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
+        pod.ports = {9012: listener.getsockname()[1]}
+        port, _ = stack.enter_context(kubectl.forwarding("worker-0", 9012))
+        stack.enter_context(socket.create_connection(("127.0.0.1", port)))
+        stack.enter_context(listener.accept()[0])
+        for command in commands:
+            pipe = subprocess.PIPE
+            begun = subprocess.Popen(
+                ["kubectl", *command], env=kubectl.environment, stdin=pipe, stdout=pipe, stderr=pipe
+            )
+            stack.enter_context(begun)
+            stack.callback(begun.kill)
+        eventually(lambda: pod.commands and pod.commands[0].process)
+        eventually(lambda: any("watch=true" in request.path for request in server.requests))
+        server.close()
+        assert pod.commands[0].exit_code == 137
+    assert not server.folder.exists()
+    eventually(lambda: set(threading.enumerate()) <= before)
 
 
 # --- Faults ---------------------------------------------------------------------------------------------

@@ -62,6 +62,7 @@ class PortForwarding:
                 with connection:
                     self._connections.append(connection)
                     connection.settimeout(None)
+                    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                     _exchange(connection, data)
                     self._connections.remove(connection)
             error.end()
