@@ -31,19 +31,26 @@ def page_of(
         ApiError: One of these cannot be read.
     """
     test = compile_filter(query.get("filter", ""), known)
-    found = _ordered([resource for resource in resources if test(resource)], query.get("orderBy", ""))
+    candidates = _ordered(list(resources), query.get("orderBy", ""))
     asked = [query.get("filter", ""), query.get("orderBy", "")]
     try:
         size = int(query.get("maxResults") or _MAX_PAGE)
         first, *before = json.loads(query.get("pageToken") or json.dumps([0, *asked]))
-    except ValueError:
+        position = int(first)
+    except (TypeError, ValueError):
         raise _invalid("pageToken or maxResults", query.get("pageToken", "")) from None
     if not 0 < size <= _MAX_PAGE:
         raise _invalid("maxResults", str(size), "Must be greater than 0 and at most 500.")
     if before != asked:
         raise _invalid("pageToken", query["pageToken"], "It is that of another list.")
-    last = first + size
-    return found[first:last], json.dumps([last, *asked]) if last < len(found) else ""
+    page: list[Resource] = []
+    for index in range(position, len(candidates)):
+        if not test(candidates[index]):
+            continue
+        if len(page) == size:
+            return page, json.dumps([index, *asked])
+        page.append(candidates[index])
+    return page, ""
 
 
 def show_list(kind: str, url: str, page: list[Resource], token: str) -> Resource:
