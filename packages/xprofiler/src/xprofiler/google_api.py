@@ -146,8 +146,7 @@ class GoogleApi:
         while True:
             self._console.detail(f"{request.method} {request.uri}")
             try:
-                answer: dict[str, Any] = request.execute(http=self._http(timeout_seconds))
-                return answer
+                return _object(request.execute(http=self._http(timeout_seconds)))
             except KeyboardInterrupt:
                 self._close()  # What is asked next must not get the answer to this.
                 raise
@@ -193,3 +192,14 @@ class GoogleApi:
 def _close_all(connections: list[Any]) -> None:
     for connection in connections:
         connection.close()
+
+
+def _object(answer: Any) -> dict[str, Any]:
+    """The answer's JSON; a proxy's page says 200 too, and comes as text.
+
+    Raises:
+        ValueError: It is not an object.
+    """
+    if not isinstance(answer, dict):
+        raise ValueError(str(answer)[:100])
+    return answer

@@ -107,14 +107,14 @@ def _told(error: Exception) -> tuple[str, str]:
 def _no_answer(error: Exception, what: str) -> XprofilerError:
     import google.auth.exceptions
 
-    told = error.args[0] if error.args else error
+    told = error.args[0] if error.args and not isinstance(error, OSError) else error
     if isinstance(error, google.auth.exceptions.GoogleAuthError) and not _is_nobody_there(error):
         return NotPermittedError(f"{what}: no access token: {told}; log in again: 'gcloud auth login'")
     if isinstance(error, TimeoutError):
         return TimedOutError(f"{what}: there was no answer in time; look at the network, and try again")
     if isinstance(error, ValueError):
         return XprofilerError(f"{what}: the answer is no answer of Google's ({told}); look for a proxy in between")
-    return XprofilerError(f"{what}: {told or type(error).__name__}; look at the network, and try again")
+    return XprofilerError(f"{what}: {str(told) or type(error).__name__}; look at the network, and try again")
 
 
 def _is_nobody_there(error: Exception) -> bool:

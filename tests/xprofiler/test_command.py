@@ -1,0 +1,194 @@
+"""The command line itself: its help, its flags, its streams and exit codes."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from ml_diagnostics_testing.compute import ComputeServer
+from ml_diagnostics_testing.faults import Hang
+from xprofiler import __version__
+from xprofiler.cli import COMMAND_NAMES
+from xprofiler.unknown_options import edits, nearest_flag, split_arguments
+
+from .conftest import Run
+from .viewer_vms import add_viewer
+
+_LOADED = """
+import sys
+from xprofiler.cli import main
+try:
+    main(sys.argv[1:])
+except SystemExit:
+    print("loaded:", *sys.modules, sep="\\n")
+"""
+_HEAVY = ("google", "grpc", "httplib2", "json", "matplotlib", "requests", "subprocess", "tabulate", "urllib", "yaml")
+
+
+# --- Help ----------------------------------------------------------------------------------------------
+
+
+def test_without_a_command_there_is_help_and_that_is_no_failure(run: Run) -> None:
+    ended = run()
+    assert (ended.code, ended.errors) == (0, "")
+    assert ended.output == run("--help").output
+    assert all(name in ended.output for name in COMMAND_NAMES)
+    assert "exit codes: 0 done, 1 failed" in ended.output
+
+
+def test_the_version_is_told(run: Run) -> None:
+    assert run("--version") == (0, f"xprofiler {__version__}\n", "")
+
+
+@pytest.mark.parametrize("name", COMMAND_NAMES)
+@pytest.mark.parametrize("flag", ["-h", "--help"])
+def test_every_command_has_help(run: Run, name: str, flag: str) -> None:
+    ended = run(name, flag)
+    assert (ended.code, ended.errors) == (0, "")
+    assert ended.output.startswith(f"usage: xprofiler {name} ")
+    assert "--verbose" in ended.output
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["list", "--help"], ["capture", "--help"], ["serve", "--help"]])
+def test_help_loads_nothing_that_it_does_not_need(arguments: list[str]) -> None:
+    argv = [sys.executable, "-c", _LOADED, *arguments]
+    shown = subprocess.run(argv, capture_output=True, text=True, check=True).stdout
+    loaded = set(shown.partition("loaded:")[2].split())
+    assert "xprofiler.commands.capture" in loaded
+    assert sorted(loaded & set(_HEAVY)) == []
+
+
+def test_it_runs_as_a_module() -> None:
+    ended = subprocess.run([sys.executable, "-m", "xprofiler", "--version"], capture_output=True, text=True, check=True)
+    assert ended.stdout == f"xprofiler {__version__}\n"
+
+
+# --- Flags ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("flag", ["-a", "--abbrev"])
+def test_abbrev_is_accepted(run: Run, cloud: ComputeServer, flag: str) -> None:
+    assert run(flag, "list").code == 0
+    assert run(flag).code == 0
+
+
+def test_there_are_no_abbreviations_that_a_later_release_could_break(run: Run) -> None:
+    assert run("list", "--log", "gs://b").code != 0
+    assert run("--vers").code == 2
+
+
+def test_an_unknown_command_is_refused(run: Run) -> None:
+    ended = run("lits")
+    assert (ended.code, ended.output) == (2, "")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "meant"),
+    [
+        (["list", "--verbsoe"], "--verbose"),
+        (["delete", "-z", "z", "--log-drectory=gs://b"], "--log-directory"),
+        (["delete", "-z", "z", "-n", "x", "--queit"], "--quiet"),
+        (["create", "-z", "z", "-l", "gs://b", "--machine_type=n2"], "--machine-type"),
+        (["capture", "-l", "gs://b", "-n", "h", "-f", "jax", "--duratoin=1"], "--duration"),
+        (["--versoin"], "--version"),
+    ],
+)
+def test_the_nearest_flag_is_named(run: Run, arguments: list[str], meant: str) -> None:
+    ended = run(*arguments)
+    assert ended.code == 2
+    assert f"did you mean {meant}?" in ended.errors
+
+
+@pytest.mark.parametrize(
+    "arguments", [["completion", "bash", "--project=p"], ["completion", "bash", "--", "--limit=1"]]
+)
+def test_a_command_that_asks_no_gcloud_takes_no_flags_for_it(run: Run, arguments: list[str]) -> None:
+    ended = run(*arguments)
+    assert (ended.code, ended.output) == (2, "")
+
+
+@given(st.text("abcdef-", min_size=1), st.text("abcdef-", min_size=1))
+def test_edits_are_a_distance(one: str, other: str) -> None:
+    assert edits(one, other) == edits(other, one)
+    assert (edits(one, other) == 0) == (one == other)
+    assert abs(len(one) - len(other)) <= edits(one, other) <= max(len(one), len(other))
+
+
+@given(st.text("abcdef-", min_size=4), st.data())
+def test_two_letters_put_wrong_are_two_edits(word: str, data: st.DataObject) -> None:
+    first, second = sorted(data.draw(st.sets(st.integers(0, len(word) - 1), min_size=2, max_size=2)))
+    typed = word[:first] + "\0" + word[first + 1 : second] + word[second + 1 :]
+    assert edits(typed, word) == 2
+
+
+def test_a_swap_is_one_edit() -> None:
+    assert edits("--zonse", "--zones") == 1
+
+
+def test_what_is_more_than_two_edits_away_is_gclouds() -> None:
+    flags = ["-z", "--zones", "--filter", "--format"]
+    assert nearest_flag("--zoness=a", flags) == "--zones"
+    assert nearest_flag("--limit=2", flags) is None
+    assert nearest_flag("--project", flags) is None
+    assert nearest_flag("zones", flags) is None
+    assert nearest_flag("-zone", flags) is None
+
+
+def test_what_follows_two_dashes_is_not_looked_at() -> None:
+    assert split_arguments(["list", "-v", "--", "--zone=a", "--", "x"]) == (["list", "-v"], ["--zone=a", "--", "x"])
+    assert split_arguments(["list"]) == (["list"], [])
+
+
+# --- Streams and ends ----------------------------------------------------------------------------------
+
+
+def test_a_usage_error_says_how_to_use_it_and_prints_no_data(run: Run, cloud: ComputeServer) -> None:
+    ended = run("list", "-l", "bucket")
+    assert (ended.code, ended.output) == (2, "")
+    assert ended.errors.startswith("usage: xprofiler list ")
+
+
+@pytest.mark.skipif(os.name == "nt", reason="there is no SIGINT to send")
+def test_ctrl_c_is_130_without_a_traceback(cloud: ComputeServer) -> None:
+    cloud.faults.always(Hang(), on="list")
+    with subprocess.Popen([sys.executable, "-m", "xprofiler", "list"], stderr=subprocess.PIPE, text=True) as process:
+        while not cloud.requests:
+            assert process.poll() is None
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=30)
+    assert (process.returncode, errors) == (130, "interrupted\n")
+
+
+@pytest.mark.skipif(shutil.which("bash") is None, reason="there is no bash")
+def test_a_reader_that_has_seen_enough_is_no_failure(cloud: ComputeServer) -> None:
+    for number in range(600):
+        add_viewer(cloud, f"xprof-{number:03d}", logs=f"gs://bucket/{'x' * 200}")
+    command = f"set -o pipefail; {shlex.quote(sys.executable)} -m xprofiler list | head -n 1"
+    ended = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False)
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert ended.stdout.startswith("Log_Directory")
+
+
+def test_names_that_the_terminal_has_no_letters_for_are_escaped(cloud: ComputeServer) -> None:
+    add_viewer(cloud, "xprof-a", logs="gs://bucket/\u65e5\u672c")
+    environ = {**os.environ, "PYTHONIOENCODING": "ascii"}
+    argv = [sys.executable, "-m", "xprofiler", "list"]
+    ended = subprocess.run(argv, capture_output=True, text=True, check=False, env=environ)
+    assert ended.returncode == 0, ended.stderr
+    assert "gs://bucket/\\u65e5\\u672c" in ended.stdout
+
+
+def test_nothing_warns(cloud: ComputeServer) -> None:
+    add_viewer(cloud, "xprof-a")
+    argv = [sys.executable, "-W", "error", "-m", "xprofiler", "list", "--format=json"]
+    ended = subprocess.run(argv, capture_output=True, text=True, check=True)
+    assert ended.stderr == ""
+    assert json.loads(ended.stdout)[0]["name"] == "xprof-a"

@@ -1,0 +1,383 @@
+"""How Google's APIs are asked: by gcloud's settings, as whom, how often, and what is said when that fails."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from googleapiclient import discovery_cache
+from ml_diagnostics_common.exceptions import DiagnosticsError
+from ml_diagnostics_testing.compute import ComputeServer
+from ml_diagnostics_testing.faults import Delay, Hang, Reset, Status, Truncate
+from ml_diagnostics_testing.metadata import MetadataServer
+from ml_diagnostics_testing.oauth import OAuthServer
+from xprofiler import __version__, google_api
+from xprofiler.console import Console
+from xprofiler.exceptions import NotFoundError, NotPermittedError, TimedOutError, UsageError, XprofilerError
+from xprofiler.gcloud_settings import GcloudSettings
+from xprofiler.google_api import GoogleApi
+from xprofiler.google_errors import operation_error
+
+from .conftest import Run
+from .viewer_vms import ZONE, add_viewer
+
+
+def zone_of(api: GoogleApi, zone: str = ZONE) -> dict[str, Any]:
+    return api.execute(api.compute.zones().get(project=api.project, zone=zone), f"look for the zone {zone}")
+
+
+# --- gcloud's settings ---------------------------------------------------------------------------------
+
+
+def configured(folder: Path, text: str, name: str = "default") -> dict[str, str]:
+    """A folder of gcloud's with one configuration; the variable that names it."""
+    (folder / "configurations").mkdir(parents=True, exist_ok=True)
+    (folder / "configurations" / f"config_{name}").write_text(text)
+    return {"CLOUDSDK_CONFIG": str(folder)}
+
+
+def test_the_configuration_says_what_no_variable_says(tmp_path: Path) -> None:
+    environ = configured(
+        tmp_path,
+        "[core]\nproject = p1\naccount = me@example.com\n[compute]\nzone = z1\n[auth]\ndisable_credentials = True\n"
+        "[api_endpoint_overrides]\ncompute = http://127.0.0.1:1/compute/v1/\n",
+    )
+    settings = GcloudSettings.load(environ)
+    assert (settings.project, settings.zone, settings.account) == ("p1", "z1", "me@example.com")
+    assert settings.endpoint("compute") == "http://127.0.0.1:1/compute/v1/"
+    assert settings.endpoint("tpu") is None
+    assert settings.environ["CLOUDSDK_AUTH_DISABLE_CREDENTIALS"] == "True"
+
+
+def test_variables_win(tmp_path: Path) -> None:
+    environ = configured(tmp_path, "[core]\nproject = p1\n[compute]\nzone = z1\n")
+    settings = GcloudSettings.load({**environ, "CLOUDSDK_CORE_PROJECT": "p2", "CLOUDSDK_COMPUTE_ZONE": "z2"})
+    assert (settings.project, settings.zone) == ("p2", "z2")
+
+
+@pytest.mark.parametrize("by", ["file", "variable"])
+def test_the_active_configuration_is_read(tmp_path: Path, by: str) -> None:
+    environ = configured(tmp_path, "[core]\nproject = p1\n")
+    configured(tmp_path, "[core]\nproject = p3\n", "work")
+    if by == "file":
+        (tmp_path / "active_config").write_text("work\n")
+    else:
+        environ["CLOUDSDK_ACTIVE_CONFIG_NAME"] = "work"
+    assert GcloudSettings.load(environ).project == "p3"
+
+
+@pytest.mark.parametrize("text", ["", "no section", "[core\nproject=p", "\udcff", "[core]\nproject = %(x)s"])
+def test_a_broken_configuration_is_none(tmp_path: Path, text: str) -> None:
+    environ = configured(tmp_path, "")
+    (tmp_path / "configurations" / "config_default").write_bytes(text.encode(errors="surrogateescape"))
+    assert GcloudSettings.load(environ).project in ("", "%(x)s")
+
+
+def test_what_only_the_configuration_says_leads_the_command(
+    run: Run, compute_server: ComputeServer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    add_viewer(compute_server, "xprof-a")
+    text = (
+        "[core]\nproject = test-project\n[auth]\ndisable_credentials = True\n"
+        f"[api_endpoint_overrides]\ncompute = {compute_server.url}/compute/v1/\n"
+    )
+    for name, value in configured(tmp_path, text).items():
+        monkeypatch.setenv(name, value)
+    assert "xprof-a" in run("list").output
+
+
+# --- As whom -------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def unknown(cloud: ComputeServer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> ComputeServer:
+    """A cloud that wants a token, and nobody who has one; no gcloud."""
+    cloud.accepted_tokens = set()
+    monkeypatch.delenv("CLOUDSDK_AUTH_DISABLE_CREDENTIALS")
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
+    (tmp_path / "bin").mkdir()
+    return cloud
+
+
+Gcloud = Callable[..., Path]
+
+
+@pytest.fixture
+def gcloud(tmp_path: Path) -> Gcloud:
+    """Puts a program in gcloud's place, which counts its calls."""
+
+    def place(answer: Mapping[str, Any] | None, complaint: str = "") -> Path:
+        calls, program = tmp_path / "calls", tmp_path / "bin" / "gcloud"
+        (tmp_path / "answer").write_text(json.dumps(answer))
+        end = "exit 1" if answer is None else f"IFS= read -r line < {tmp_path}/answer; printf '%s' \"$line\""
+        program.write_text(f"#!/bin/sh\necho \"$*\" >> {calls}\necho '{complaint}' >&2\n{end}\n")
+        program.chmod(0o755)
+        return calls
+
+    return place
+
+
+def told(token: str, expiry: str = "2099-01-01T00:00:00Z") -> dict[str, Any]:
+    """What `gcloud config config-helper` says."""
+    return {
+        "configuration": {"properties": {"core": {"account": "me@example.com"}}},
+        "credential": {"access_token": token, "token_expiry": expiry},
+    }
+
+
+def test_application_default_credentials_come_first(
+    unknown: ComputeServer,
+    gcloud: Gcloud,
+    oauth_server: OAuthServer,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    run: Run,
+) -> None:
+    pytest.importorskip("cryptography")
+    unknown.accepted_tokens = oauth_server.tokens
+    calls = gcloud(told("of-gcloud"))
+    monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(oauth_server.write_key(tmp_path / "key.json")))
+    add_viewer(unknown, "xprof-a")
+    ended = run("list")
+    assert "xprof-a" in ended.output, ended.errors
+    assert not calls.exists()
+
+
+def test_without_them_gclouds_login_is_used_and_asked_once(unknown: ComputeServer, gcloud: Gcloud, run: Run) -> None:
+    unknown.accepted_tokens = {"of-gcloud"}
+    calls = gcloud(told("of-gcloud"))
+    for number in range(501):
+        add_viewer(unknown, f"xprof-{number}")
+    ended = run("list", "-v")
+    assert ended.code == 0
+    assert len(unknown.requests) == 2
+    assert calls.read_text() == "config config-helper --format=json --min-expiry=5m\n"
+    assert "of-gcloud" not in ended.errors
+
+
+def test_gclouds_login_reads_and_writes_buckets_too(unknown: ComputeServer, gcloud: Gcloud) -> None:
+    gcloud(told("of-gcloud"))
+    api = GoogleApi(GcloudSettings.load(), Console())
+    api.storage.write("gs://test-bucket/a", b"1")
+    assert unknown.storage.read("test-bucket", "a") == b"1"
+
+
+def test_a_token_that_has_run_out_is_asked_for_again(unknown: ComputeServer, gcloud: Gcloud) -> None:
+    unknown.accepted_tokens = {"first", "second"}
+    calls = gcloud(told("first", "2000-01-01T00:00:00Z"))
+    api = GoogleApi(GcloudSettings.load(), Console())
+    zone_of(api)
+    gcloud(told("second"))
+    zone_of(api)
+    unknown.accepted_tokens = {"second"}
+    before = len(calls.read_text().splitlines())
+    zone_of(api)
+    assert len(calls.read_text().splitlines()) == before
+
+
+def test_who_gcloud_says_is_named_in_refusals(unknown: ComputeServer, gcloud: Gcloud, run: Run) -> None:
+    unknown.accepted_tokens = {"t"}
+    unknown.is_permitted = False
+    gcloud(told("t"))
+    assert "grant me@example.com the role" in run("list").errors
+
+
+def test_the_machines_own_account_comes_last(
+    unknown: ComputeServer, metadata_server: MetadataServer, monkeypatch: pytest.MonkeyPatch, gcloud: Gcloud, run: Run
+) -> None:
+    monkeypatch.delenv("NO_GCE_CHECK")
+    for name, value in metadata_server.environment().items():
+        monkeypatch.setenv(name, value)
+    gcloud(None, "ERROR: You do not currently have an active account selected.")
+    unknown.accepted_tokens = None
+    add_viewer(unknown, "xprof-a")
+    ended = run("list")
+    assert "xprof-a" in ended.output, ended.errors
+    assert metadata_server.requests
+
+
+@pytest.mark.parametrize("has_gcloud", [True, False])
+def test_without_any_login_one_sentence_says_what_to_do(
+    unknown: ComputeServer, gcloud: Gcloud, run: Run, has_gcloud: bool
+) -> None:
+    if has_gcloud:
+        gcloud(None, "ERROR: (gcloud.config.config-helper) You do not currently have an active account selected.")
+    ended = run("list")
+    why = "You do not currently have an active account selected." if has_gcloud else "gcloud is not installed"
+    assert ended.code == 4
+    assert len(ended.errors.splitlines()) == 1
+    assert why in ended.errors
+    assert ended.errors.endswith("run 'gcloud auth login', or 'gcloud auth application-default login'\n")
+
+
+@pytest.mark.parametrize("answer", [{}, {"credential": {}}, [], "text", told("t", "tomorrow")], ids=repr)
+def test_what_gcloud_says_may_be_anything(unknown: ComputeServer, gcloud: Gcloud, run: Run, answer: Any) -> None:
+    gcloud(answer)
+    ended = run("list")
+    assert ended.code == 4
+    assert "gcloud's answer holds no token" in ended.errors
+
+
+def test_a_broken_key_is_not_passed_over_for_another_login(
+    unknown: ComputeServer, gcloud: Gcloud, run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    calls = gcloud(told("t"))
+    monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(tmp_path / "missing.json"))
+    ended = run("list")
+    assert ended.code == 4
+    assert "missing.json, which does not exist" in ended.errors
+    assert not calls.exists()
+
+
+def test_the_project_of_a_key_will_do(
+    unknown: ComputeServer, oauth_server: OAuthServer, run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    pytest.importorskip("cryptography")
+    unknown.accepted_tokens = oauth_server.tokens
+    monkeypatch.delenv("GOOGLE_CLOUD_PROJECT")
+    monkeypatch.delenv("CLOUDSDK_CORE_PROJECT")
+    monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(oauth_server.write_key(tmp_path / "key.json")))
+    assert run("list").code == 0
+
+
+# --- How often, and how long ---------------------------------------------------------------------------
+
+
+def test_requests_say_who_we_are(cloud: ComputeServer, api: GoogleApi, monkeypatch: pytest.MonkeyPatch) -> None:
+    agents = []
+    handle = cloud.handle
+    monkeypatch.setattr(
+        cloud, "handle", lambda request: agents.append(request.headers["User-Agent"]) or handle(request)
+    )
+    zone_of(api)
+    assert agents == [f"xprofiler/{__version__} (gzip)"]
+
+
+def test_what_does_not_pass_is_given_up(cloud: ComputeServer, api: GoogleApi) -> None:
+    cloud.faults.always(Status(503))
+    with pytest.raises(XprofilerError, match=r"a scripted fault \(HTTP 503\); try again"):
+        zone_of(api)
+    assert 2 < len(cloud.requests) < 10
+
+
+def test_waits_grow_and_keep_to_what_the_server_asks(cloud: ComputeServer) -> None:
+    waits: list[float] = []
+    api = GoogleApi(GcloudSettings.load(), Console(), sleep=waits.append)
+    cloud.faults.script([Status(503), Status(503), Status(429, retry_after=7)])
+    zone_of(api)
+    assert waits[0] < 0.3 < 7 <= waits[2]
+
+
+def test_a_server_that_asks_for_too_long_a_wait_is_given_up(cloud: ComputeServer, api: GoogleApi) -> None:
+    cloud.faults.always(Status(429, retry_after=3600))
+    with pytest.raises(XprofilerError, match="quota of requests"):
+        zone_of(api)
+    assert len(cloud.requests) == 1
+
+
+@pytest.mark.parametrize("status", [400, 401, 403, 404, 409])
+def test_what_is_refused_is_not_asked_again(cloud: ComputeServer, api: GoogleApi, status: int) -> None:
+    cloud.faults.always(Status(status))
+    kinds = {400: UsageError, 401: NotPermittedError, 403: NotPermittedError, 404: NotFoundError, 409: XprofilerError}
+    with pytest.raises(DiagnosticsError) as raised:
+        zone_of(api)
+    assert type(raised.value) is kinds[status]
+    assert len(cloud.requests) == 1
+
+
+def test_a_server_that_is_silent_is_not_waited_for(cloud: ComputeServer) -> None:
+    cloud.faults.always(Hang())
+    api = GoogleApi(GcloudSettings.load(), Console(), request_seconds=0.2)
+    with pytest.raises(TimedOutError, match="there was no answer in time"):
+        zone_of(api)
+    assert len(cloud.requests) == 1
+
+
+def test_a_request_that_may_take_long_has_its_time_on_a_connection_that_is_open(cloud: ComputeServer) -> None:
+    api = GoogleApi(GcloudSettings.load(), Console(), request_seconds=0.3)
+    zone_of(api)
+    cloud.faults.script([Delay(0.8)])
+    request = api.compute.zones().get(project=api.project, zone=ZONE)
+    assert api.execute(request, "wait", timeout_seconds=20)["name"] == ZONE
+
+
+@pytest.mark.parametrize("fault", [Reset(), Truncate(5)], ids=repr)
+def test_a_broken_connection_is_replaced(cloud: ComputeServer, api: GoogleApi, fault: Reset | Truncate) -> None:
+    zone_of(api)
+    cloud.faults.script([fault, fault])
+    assert zone_of(api)["name"] == ZONE
+
+
+def test_nobody_there_is_said_so(cloud: ComputeServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CLOUDSDK_API_ENDPOINT_OVERRIDES_COMPUTE", "http://127.0.0.1:1/compute/v1/")
+    api = GoogleApi(GcloudSettings.load(), Console(), sleep=lambda seconds: None)
+    with pytest.raises(XprofilerError, match=r"could not look for .* Connection refused.*; look at the network"):
+        zone_of(api)
+
+
+def test_a_page_of_a_proxy_is_no_answer(cloud: ComputeServer, api: GoogleApi, monkeypatch: pytest.MonkeyPatch) -> None:
+    from ml_diagnostics_testing.http_server import Response
+
+    monkeypatch.setattr(cloud, "handle", lambda request: Response(200, b"<html>log in", {}))
+    with pytest.raises(XprofilerError, match="no answer of Google's"):
+        zone_of(api)
+
+
+def test_an_endpoint_that_is_no_url_is_named(cloud: ComputeServer, monkeypatch: pytest.MonkeyPatch, run: Run) -> None:
+    monkeypatch.setenv("CLOUDSDK_API_ENDPOINT_OVERRIDES_COMPUTE", "localhost")
+    ended = run("list")
+    assert ended.code == 1
+    assert "CLOUDSDK_API_ENDPOINT_OVERRIDES_COMPUTE is 'localhost'" in ended.errors
+
+
+# --- Operations, and the description of the API --------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("code", "kind", "advice"),
+    [
+        ("ZONE_RESOURCE_POOL_EXHAUSTED_WITH_DETAILS", XprofilerError, "try another zone, or later"),
+        ("QUOTA_EXCEEDED", XprofilerError, "ask for more quota"),
+        ("RESOURCE_NOT_FOUND", NotFoundError, ""),
+        ("PERMISSIONS_ERROR", NotPermittedError, ""),
+        ("SOMETHING_NEW", XprofilerError, ""),
+    ],
+)
+def test_operations_that_failed_say_what_to_do(code: str, kind: type[XprofilerError], advice: str) -> None:
+    failed = {"status": "DONE", "error": {"errors": [{"code": code, "message": "It is so."}]}}
+    error = operation_error(failed, "create the VM a")
+    assert type(error) is kind
+    assert str(error).startswith(f"could not create the VM a: It is so ({code})")
+    assert advice in str(error)
+
+
+def test_operations_that_succeeded_are_no_error() -> None:
+    assert operation_error({"status": "DONE"}, "do it") is None
+
+
+def test_our_part_of_the_description_is_googles() -> None:
+    ours = json.loads(Path(google_api.__file__).with_name("compute_api.json").read_text())
+    theirs = json.loads(discovery_cache.get_static_doc("compute", "v1"))
+    assert all(ours[field] == theirs[field] for field in ("id", "rootUrl", "servicePath"))
+    for name, resource in ours["resources"].items():
+        for verb, method in resource["methods"].items():
+            real = theirs["resources"][name]["methods"][verb]
+            for field in ("id", "httpMethod", "path", "parameterOrder", "request", "response"):
+                assert method.get(field) == real.get(field), method["id"]
+            for parameter, described in method["parameters"].items():
+                if parameter == "returnPartialSuccess":  # gcloud sends it; not every description has it.
+                    continue
+                assert described.items() <= real["parameters"][parameter].items(), (method["id"], parameter)
+            required = {key for key, value in real["parameters"].items() if value.get("required")}
+            assert required <= method["parameters"].keys()
+
+
+def test_messages_name_no_url_with_a_query(cloud: ComputeServer, api: GoogleApi) -> None:
+    cloud.faults.always(Status(403))
+    with pytest.raises(NotPermittedError) as raised:
+        zone_of(api)
+    assert not re.search(r"https?://127", str(raised.value))
