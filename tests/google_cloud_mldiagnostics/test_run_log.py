@@ -234,6 +234,9 @@ for step in range(10):
     record("loss", 1.0, step)
     assert log.flush(20)
 logging.info("the user's")
+for handler in logging.getLogger().handlers:
+    if hasattr(handler, "transport"):
+        handler.transport.flush()  # Google's, which waits for a few seconds only at the end of a process.
 set_active_run(None)
 assert log.close(20)
 """

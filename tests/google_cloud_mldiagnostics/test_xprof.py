@@ -8,6 +8,7 @@ import inspect
 import json
 import logging
 import os
+import sys
 import threading
 import warnings as warnings_module
 from collections.abc import AsyncIterator, Callable, Generator, Iterator
@@ -332,6 +333,17 @@ def test_of_many_threads_one_profiles_and_none_fails(run: ActiveRun, warnings: C
 
 
 # --- What fails costs a profile -----------------------------------------------------------------------
+
+
+def test_without_jax_the_extra_is_named_and_the_job_goes_on(
+    run: ActiveRun, warnings: Callable[[], list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "jax.profiler", None)
+    with xprof():
+        done = "trained"
+    assert done == "trained"
+    assert not taken(run)
+    assert "pip install 'google-cloud-mldiagnostics[jax]'" in warnings()[0]
 
 
 def test_beside_the_users_own_profiler_nothing_is_taken_from_it(

@@ -135,6 +135,16 @@ def test_of_too_many_that_wait_the_oldest_is_dropped_and_counted(
     assert LOSSES["profile_dropped"] == 2
 
 
+def test_a_file_that_is_uploaded_while_another_is_staged_costs_neither(tmp_path: Path) -> None:
+    staging, source = tmp_path / "staged", tmp_path / "source"
+    uploaded = staging / "0" / "host.xplane.pb"
+    uploaded.parent.mkdir(parents=True)
+    uploaded.symlink_to(tmp_path / "gone")  # Listed, and gone when it is looked at.
+    source.write_bytes(b"x")
+    uploads.stage(source, staging / "1" / "host.xplane.pb", staging)
+    assert (staging / "1" / "host.xplane.pb").read_bytes() == b"x"
+
+
 def test_a_place_that_refuses_is_tried_once_more_at_the_end_and_then_not_waited_for(
     bucket: CloudStorageServer, run: ActiveRun, in_production: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -265,9 +265,11 @@ def profile_files(folders: Sequence[Path]) -> dict[str, Path]:
     files: dict[str, Path] = {}
     for folder in folders:
         sessions = folder.joinpath(*SESSIONS)
-        for path in sorted(sessions.glob("*/*")):
-            if path.is_file() and not path.name.startswith(".") and path.name.endswith(_PROFILES):
-                files.setdefault(f"{path.parent.name}/{path.name}", path)
+        for session in sorted(sessions.glob("*")):
+            with contextlib.suppress(FileNotFoundError, NotADirectoryError):  # The job has sent it meanwhile.
+                for path in sorted(session.iterdir()):
+                    if path.is_file() and not path.name.startswith(".") and path.name.endswith(_PROFILES):
+                        files.setdefault(f"{session.name}/{path.name}", path)
     return files
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from ml_diagnostics_common.exceptions import MissingExtraError
+
 from google_cloud_mldiagnostics.profiling.engines import captured_file, is_imported
 from google_cloud_mldiagnostics.profiling.layout import file_of
 
@@ -16,7 +18,10 @@ class JaxEngine:
 
     def start(self, folder: Path) -> None:
         """Begins to trace; JAX initialises its backends, if the job has not yet."""
-        import jax.profiler
+        try:
+            import jax.profiler
+        except ImportError as error:
+            raise MissingExtraError("a profile of JAX", "google-cloud-mldiagnostics", "jax") from error
 
         jax.profiler.start_trace(str(folder))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 from collections.abc import Callable
@@ -14,7 +15,7 @@ from ml_diagnostics_common.guard import LOSSES, warn_once
 from ml_diagnostics_common.storage import storage_for
 
 from google_cloud_mldiagnostics.profiling.deliveries import deliveries_of_this_process
-from google_cloud_mldiagnostics.profiling.layout import file_of
+from google_cloud_mldiagnostics.profiling.layout import SUFFIX
 
 __all__ = ["Upload", "move", "stage"]
 
@@ -96,8 +97,7 @@ def stage(source: Path, target: Path, staging: Path) -> None:
         OSError: It cannot be done.
     """
     move(source, target)
-    waiting = sorted(staging.rglob(file_of("*")), key=lambda file: file.stat().st_mtime_ns)
-    for file in waiting[:-_MOST_WAITING]:
+    for file in _waiting(staging)[:-_MOST_WAITING]:
         file.unlink(missing_ok=True)
         LOSSES.add("profile_dropped")
         warn_once(
@@ -107,6 +107,16 @@ def stage(source: Path, target: Path, staging: Path) -> None:
             _MOST_WAITING,
             staging,
         )
+
+
+def _waiting(staging: Path) -> list[Path]:
+    """The files that wait, oldest first; what is uploaded at this very moment may be among them, or not."""
+    times: dict[Path, int] = {}
+    for folder, _, names in os.walk(staging):  # Unlike rglob, it bears with folders that vanish.
+        for file in (Path(folder, name) for name in names if name.endswith(SUFFIX)):
+            with contextlib.suppress(FileNotFoundError):
+                times[file] = file.stat().st_mtime_ns
+    return sorted(times, key=times.__getitem__)
 
 
 def _remove_if_empty(folder: Path) -> None:
