@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -116,6 +117,16 @@ def test_a_bucket_that_is_not_there_or_not_ours_is_said(
     cloud_storage_server.faults.always(Status(403))
     with pytest.raises(NotPermittedError, match="test-bucket"):
         find_profiles("gs://test-bucket/logs")
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
+def test_a_folder_that_may_not_be_read_is_said(tmp_path: Path) -> None:
+    tmp_path.chmod(0)
+    try:
+        with pytest.raises(NotPermittedError):
+            find_profiles(str(tmp_path))
+    finally:
+        tmp_path.chmod(0o700)
 
 
 def test_a_copy_is_xprofs_to_write_beside_and_follows_what_changes(tmp_path: Path) -> None:

@@ -206,6 +206,18 @@ def test_it_ends_when_it_is_told_and_leaves_nothing(number: int, tmp_path: Path,
     assert list(temporary.iterdir()) == []
 
 
+def test_a_server_that_cannot_start_says_why(tmp_path: Path, temporary: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    broken = tmp_path / "modules" / "cheroot"
+    broken.mkdir(parents=True)
+    (broken / "__init__.py").write_text("raise ImportError('this cheroot is broken')\n")
+    monkeypatch.setenv("PYTHONPATH", str(broken.parent))
+    ended = typed("serve", "-l", str(tmp_path))
+    assert (ended.code, ended.output) == (1, "")
+    assert "the server did not start (exit code 1)" in ended.errors
+    assert "this cheroot is broken" in ended.errors
+    assert list(temporary.iterdir()) == []
+
+
 def test_a_server_whose_command_was_killed_ends_too(tmp_path: Path, temporary: Path) -> None:
     tpu_session(tmp_path / "logs")
     with _serving(tmp_path / "logs") as serving:

@@ -19,6 +19,7 @@ from xprofiler.summary.summary import Summary
 
 from .made_profiles import SESSION, cpu_session, tpu_session
 from .typed_commands import typed
+from .xspaces import tpu_host
 
 pytest.importorskip("xprof")
 
@@ -76,6 +77,18 @@ def test_each_host_says_how_its_steps_went(tmp_path: Path) -> None:
     assert one.waiting_percent == pytest.approx(15)
 
 
+def test_processes_of_one_machine_are_told_apart(tmp_path: Path) -> None:
+    folder = tmp_path / "plugins" / "profile" / SESSION
+    folder.mkdir(parents=True)
+    for name, late_us in (("vm_9013", 0), ("vm_9012", 300), ("a", 40)):
+        (folder / f"{name}.xplane.pb").write_bytes(tpu_host(host="vm", devices=1, extra_us={2: late_us}))
+    found = _summary(tmp_path)
+    assert {host.name: host.step_us for host in found.hosts} == pytest.approx(
+        {"a": 1_200 + 40 / 12, "vm_9012": 1_200 + 300 / 12, "vm_9013": 1_200}
+    )
+    assert {step.name: step.slowest_host for step in found.steps if step.slowest_host} == {"2": "vm_9012"}
+
+
 def test_a_jax_program_on_the_cpu_shows_its_steps_and_its_operations(tmp_path: Path) -> None:
     pytest.importorskip("jax")
     cpu_session(tmp_path, "laptop-1", "laptop-2")
@@ -84,6 +97,7 @@ def test_a_jax_program_on_the_cpu_shows_its_steps_and_its_operations(tmp_path: P
     assert [host.name for host in found.hosts] == ["laptop-1", "laptop-2"]
     assert {host.start_offset_us for host in found.hosts} == {0.0}
     assert len(found.steps) >= 5
+    assert [host.cores for host in found.hosts] == [1, 1]
     assert all(0 < step.duration_us < 60e6 for step in found.steps)
     assert found.busy_percent is not None
     assert 0 < found.busy_percent <= 100

@@ -42,18 +42,17 @@ class ServeCommand:
         from xprofiler.serve.server import Server, ends_with_sigterm
 
         place = LogDirectory.parse(options.log_directory, may_be_local=True).path
-        with ends_with_sigterm():
+        with ends_with_sigterm(), Server(place, options.port, console) as server:
+            _tell_what_is_there(place, console)
+            url = server.wait_until_ready()
+            if options.port not in (0, server.port):
+                console.say(f"Port {options.port} is taken; using {server.port}.")
             try:
-                with Server(place, options.port, console) as server:
-                    _tell_what_is_there(place, console)
-                    url = server.wait_until_ready()
-                    if options.port not in (0, server.port):
-                        console.say(f"Port {options.port} is taken; using {server.port}.")
-                    console.data(url)
-                    console.say("Press Ctrl-C to end it.")
-                    if not options.no_browser:
-                        _open_browser(url, console)
-                    server.wait()
+                console.data(url)
+                console.say("Press Ctrl-C to end it.")
+                if not options.no_browser:
+                    _open_browser(url, console)
+                server.wait()
             except KeyboardInterrupt:
                 console.say()
         return DONE

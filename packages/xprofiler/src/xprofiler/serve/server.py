@@ -6,16 +6,17 @@ import collections
 import os
 import signal
 import sys
-import tempfile
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
+from subprocess import PIPE
+from tempfile import TemporaryDirectory
 from typing import IO, TYPE_CHECKING, NoReturn
 
 import msgspec
 
 from xprofiler.exceptions import XprofilerError
-from xprofiler.processes import Process, Programs
+from xprofiler.processes import Programs
 from xprofiler.serve.serving_process import LOOPBACK, Order, Started
 
 if TYPE_CHECKING:
@@ -52,23 +53,23 @@ class Server:
         from xprofiler.summary.converters import require_xprof
 
         require_xprof("xprofiler serve")
-        self._folder = tempfile.TemporaryDirectory(prefix="xprofiler-serve-", ignore_cleanup_errors=True)
-        self._programs = Programs(self._console)
-        argv = [*python_command(), "-c", program_of("xprofiler.serve.serving_process"), *module_folders()]
-        pipe = -1  # subprocess.PIPE
-        self._process = self._programs.start(argv, stdin=pipe, stdout=pipe, stderr=pipe)
-        self._listener = threading.Thread(target=self._listen, daemon=True)
-        self._listener.start()
-        order = Order(self._place, self._folder.name, self._port)
-        _written(self._process).write(msgspec.json.encode(order) + b"\n")
-        _written(self._process).flush()
+        with ExitStack() as undone:
+            folder = undone.enter_context(TemporaryDirectory(prefix="xprofiler-serve-", ignore_cleanup_errors=True))
+            programs = undone.enter_context(Programs(self._console))
+            argv = [*python_command(), "-c", program_of("xprofiler.serve.serving_process"), *module_folders()]
+            self._process = programs.start(argv, stdin=PIPE)
+            self._listener = threading.Thread(target=self._listen, daemon=True)
+            self._listener.start()
+            with suppress(BrokenPipeError):  # It is dead: `wait_until_ready` says why.
+                order = Order(self._place, folder, self._port)
+                _piped(self._process.stdin).write(msgspec.json.encode(order) + b"\n")
+                _piped(self._process.stdin).flush()
+            self._undo = undone.pop_all()
         return self
 
     def __exit__(self, *_: object) -> None:
         """Ends it, at once."""
-        self._programs.end_all()
-        self._listener.join(2)
-        self._folder.cleanup()
+        self._undo.close()
 
     def wait_until_ready(self) -> str:
         """Returns the URL once it answers.
@@ -76,7 +77,7 @@ class Server:
         Raises:
             XprofilerError: It does not start; with what it said.
         """
-        line = _read(self._process).readline()
+        line = _piped(self._process.stdout).readline()
         if not line:
             self._fail("did not start")
         started = msgspec.json.decode(line, type=Started)
@@ -96,8 +97,7 @@ class Server:
 
     def _listen(self) -> None:
         """Reads what the server says, so that it never waits for a reader."""
-        errors = self._process.stderr
-        for line in errors or ():
+        for line in _piped(self._process.stderr):
             text = line.decode("utf-8", "replace").rstrip()
             self._said.append(text)
             self._console.detail(text)
@@ -129,11 +129,6 @@ def ends_with_sigterm() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-def _written(process: Process) -> IO[bytes]:
-    assert process.stdin is not None
-    return process.stdin
-
-
-def _read(process: Process) -> IO[bytes]:
-    assert process.stdout is not None
-    return process.stdout
+def _piped(pipe: IO[bytes] | None) -> IO[bytes]:
+    assert pipe is not None, "`start` was asked for a pipe"
+    return pipe

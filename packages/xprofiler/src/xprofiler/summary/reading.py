@@ -11,14 +11,15 @@ import re
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from xprofiler.exceptions import XprofilerError
 from xprofiler.summary.converters import Tables, converted, tool_names
-from xprofiler.summary.host_operations import HostOperations, ProfileWindow, read_host
-from xprofiler.summary.summary import OTHERS, Host, InputPipeline, Operation, Step, Summary
+from xprofiler.summary.host_operations import HostOperations, read_host
+from xprofiler.summary.pods import core_steps, hosts_of, steps_of
+from xprofiler.summary.summary import InputPipeline, Operation, Summary
 
-__all__ = ["hosts_of", "operations_of", "steps_of", "summarize"]
+__all__ = ["operations_of", "summarize"]
 
 _TAG = re.compile(r"<[^>]*>")
 _UTILIZATION: Final = {
@@ -50,8 +51,8 @@ def summarize(session: str, files: Mapping[str, Path]) -> Summary:
     paths = list(readable.values())
     overview = Tables(converted(paths, "overview_page") or [])
     pipeline = Tables(converted(paths, "input_pipeline_analyzer") or [])
-    pods = converted(paths, "pod_viewer") or {}
-    steps = steps_of(pods)
+    rounds = core_steps(converted(paths, "pod_viewer") or {}, list(readable))
+    steps = steps_of(rounds)
     operations = operations_of(Tables(converted(paths, "hlo_stats") or []))
     operations = operations or _kernels_of(Tables(converted(paths, "kernel_stats") or []))
     devices = int(overview.number("device_core_count") or 0)
@@ -63,7 +64,7 @@ def summarize(session: str, files: Mapping[str, Path]) -> Summary:
         session=session,
         device=overview.text("device_type") or "unknown device",
         device_count=devices,
-        hosts=hosts_of(sizes, windows, pods, steps),
+        hosts=hosts_of(sizes, windows, rounds, steps),
         steps=steps,
         busy_percent=busy,
         busy_on=busy_on,
@@ -87,63 +88,6 @@ def _readable(files: Mapping[str, Path]) -> tuple[dict[str, Path], list[str]]:
             "capture it again"
         )
     return readable, [f"{host}: its profile is empty or cut short, and is left out" for host in broken]
-
-
-def steps_of(pods: Mapping[str, Any]) -> list[Step]:
-    """Returns the steps of XProf's pod viewer."""
-    names = {str(event["id"]): event["name"] for event in pods.get("stepBreakdownEvents", ())}
-    steps = []
-    for entry in pods.get("podStatsSequence", {}).get("podStatsMap", ()):
-        cores = list(entry["podStatsPerCore"].values())
-        if not cores:
-            continue
-        slowest = max(cores, key=lambda core: core["totalDurationUs"])
-        hosts = {core["hostName"] for core in cores if core["totalDurationUs"] == slowest["totalDurationUs"]}
-        parts = {name: slowest["stepBreakdownUs"].get(number, 0.0) for number, name in names.items()}
-        named = {name: float(spent) for name, spent in parts.items() if spent > 0}
-        alone = slowest["hostName"] if len(hosts) == 1 else ""
-        steps.append(Step(str(entry["stepNum"]), float(slowest["totalDurationUs"]), named, alone))
-    return steps
-
-
-def hosts_of(
-    sizes: Mapping[str, int], windows: Mapping[str, ProfileWindow], pods: Mapping[str, Any], steps: list[Step]
-) -> list[Host]:
-    """Returns the hosts.
-
-    Args:
-        sizes: In bytes, of each host's xplane.
-        windows: When each was profiled.
-        pods: XProf's pod viewer.
-        steps: Of that.
-    """
-    others = next((str(each["id"]) for each in pods.get("stepBreakdownEvents", ()) if each["name"] == OTHERS), "")
-    cores: dict[str, set[str]] = {}
-    times: dict[str, list[float]] = {}
-    waits: dict[str, float] = {}
-    for entry in pods.get("podStatsSequence", {}).get("podStatsMap", ()):
-        for core, said in entry["podStatsPerCore"].items():
-            host = said["hostName"]
-            cores.setdefault(host, set()).add(core)
-            times.setdefault(host, []).append(float(said["totalDurationUs"]))
-            waits[host] = waits.get(host, 0.0) + float(said["stepBreakdownUs"].get(others, 0.0))
-    first_ns = min((window.begin_ns for window in windows.values() if window.begin_ns), default=0)
-    hosts = []
-    for host in sorted(sizes):
-        begin_ns = windows.get(host, ProfileWindow()).begin_ns
-        spent = sum(times.get(host, ()))
-        hosts.append(
-            Host(
-                name=host,
-                size_bytes=sizes[host],
-                cores=len(cores.get(host, ())),
-                start_offset_us=(begin_ns - first_ns) / 1e3 if begin_ns else None,
-                step_us=spent / len(times[host]) if host in times else None,
-                waiting_percent=100 * waits[host] / spent if spent else None,
-                slowest_steps=sum(step.slowest_host == host for step in steps),
-            )
-        )
-    return hosts
 
 
 def operations_of(stats: Tables) -> list[Operation]:

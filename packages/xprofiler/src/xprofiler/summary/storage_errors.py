@@ -29,7 +29,7 @@ def translated() -> Iterator[None]:
         raise NotPermittedError(str(error)) from error
     except StorageError as error:
         code = getattr(error.__cause__, "code", None)  # Of google.api_core's exceptions, the HTTP status.
-        if code in (401, 403):
+        if code in (401, 403) or isinstance(error.__cause__, PermissionError):
             raise NotPermittedError(str(error)) from error
         if code == 404 or isinstance(error, ObjectNotFoundError):
             raise NotFoundError(str(error)) from error

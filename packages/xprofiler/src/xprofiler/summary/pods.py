@@ -1,0 +1,103 @@
+"""Steps and hosts, from XProf's pod viewer: each step on each core of each host."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, NamedTuple
+
+from xprofiler.summary.host_operations import ProfileWindow
+from xprofiler.summary.summary import OTHERS, Host, Step
+
+__all__ = ["CoreStep", "core_steps", "hosts_of", "steps_of"]
+
+_CORES_OF_A_HOST: Final = 1000  # XProf 2.24 numbers cores so: 1000 times the place of the host's file, and the device.
+
+
+class CoreStep(NamedTuple):
+    """One step on one core.
+
+    Attributes:
+        step: Its number.
+        core: XProf's number of the core.
+        host: The name of the file that it is in.
+        duration_us: How long it took, in microseconds.
+        parts_us: What that went to, in microseconds, by XProf's names.
+    """
+
+    step: str
+    core: str
+    host: str
+    duration_us: float
+    parts_us: Mapping[str, float]
+
+
+def core_steps(pods: Mapping[str, Any], hosts: Sequence[str]) -> list[list[CoreStep]]:
+    """Returns the steps, each on all its cores.
+
+    The name of the host that XProf gives is what the machine called itself: one name for several processes of it.
+
+    Args:
+        pods: What XProf's pod viewer says.
+        hosts: In the order in which XProf was given their files.
+    """
+    names = {str(event["id"]): str(event["name"]) for event in pods.get("stepBreakdownEvents", ())}
+    steps = []
+    for entry in pods.get("podStatsSequence", {}).get("podStatsMap", ()):
+        of_step = []
+        for core, said in entry["podStatsPerCore"].items():
+            spent = said["stepBreakdownUs"].items()
+            parts = {
+                names.get(number, OTHERS): float(microseconds) for number, microseconds in spent if microseconds > 0
+            }
+            place = int(core) // _CORES_OF_A_HOST
+            host = hosts[place] if place < len(hosts) else str(said["hostName"])
+            of_step.append(CoreStep(str(entry["stepNum"]), core, host, float(said["totalDurationUs"]), parts))
+        if of_step:
+            steps.append(of_step)
+    return steps
+
+
+def steps_of(rounds: Sequence[Sequence[CoreStep]]) -> list[Step]:
+    """Returns each step as it was on its slowest core."""
+    steps = []
+    for of_step in rounds:
+        slowest = max(of_step, key=lambda core: (core.duration_us, core.host, core.core))
+        hosts = {core.host for core in of_step if core.duration_us == slowest.duration_us}
+        alone = slowest.host if len(hosts) == 1 else ""
+        steps.append(Step(slowest.step, slowest.duration_us, slowest.parts_us, alone))
+    return steps
+
+
+def hosts_of(
+    sizes: Mapping[str, int],
+    windows: Mapping[str, ProfileWindow],
+    rounds: Sequence[Sequence[CoreStep]],
+    steps: Sequence[Step],
+) -> list[Host]:
+    """Returns the hosts.
+
+    Args:
+        sizes: In bytes, of each host's xplane.
+        windows: When each was profiled.
+        rounds: Their steps on all their cores.
+        steps: The same on the slowest.
+    """
+    first_ns = min((window.begin_ns for window in windows.values() if window.begin_ns), default=0)
+    hosts = []
+    for host in sorted(sizes):
+        begin_ns = windows.get(host, ProfileWindow()).begin_ns
+        own = [core for of_step in rounds for core in of_step if core.host == host]
+        spent_us = sum(core.duration_us for core in own)
+        others_us = sum(core.parts_us.get(OTHERS, 0.0) for core in own)
+        hosts.append(
+            Host(
+                name=host,
+                size_bytes=sizes[host],
+                cores=len({core.core for core in own}),
+                start_offset_us=(begin_ns - first_ns) / 1e3 if begin_ns else None,
+                step_us=spent_us / len(own) if own else None,
+                waiting_percent=100 * others_us / spent_us if spent_us else None,
+                slowest_steps=sum(step.slowest_host == host for step in steps),
+            )
+        )
+    return hosts
