@@ -97,10 +97,11 @@ class Server:
 
     def _listen(self) -> None:
         """Reads what the server says, so that it never waits for a reader."""
-        for line in _piped(self._process.stderr):
-            text = line.decode("utf-8", "replace").rstrip()
-            self._said.append(text)
-            self._console.detail(text)
+        with suppress(ValueError):  # It was ended, and the pipe closed.
+            for line in _piped(self._process.stderr):
+                text = line.decode("utf-8", "replace").rstrip()
+                self._said.append(text)
+                self._console.detail(text)
 
     def _fail(self, how: str) -> NoReturn:
         code = self._process.wait()

@@ -45,10 +45,8 @@ def core_steps(pods: Mapping[str, Any], hosts: Sequence[str]) -> list[list[CoreS
     for entry in pods.get("podStatsSequence", {}).get("podStatsMap", ()):
         of_step = []
         for core, said in entry["podStatsPerCore"].items():
-            spent = said["stepBreakdownUs"].items()
-            parts = {
-                names.get(number, OTHERS): float(microseconds) for number, microseconds in spent if microseconds > 0
-            }
+            spent_us = said["stepBreakdownUs"].items()
+            parts = {names.get(number, OTHERS): float(spent) for number, spent in spent_us if spent > 0}
             place = int(core) // _CORES_OF_A_HOST
             host = hosts[place] if place < len(hosts) else str(said["hostName"])
             of_step.append(CoreStep(str(entry["stepNum"]), core, host, float(said["totalDurationUs"]), parts))
