@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 import signal
 import subprocess
@@ -78,6 +79,16 @@ def test_without_a_yes_nothing_is_deleted(run: Run, cloud: ComputeServer, answer
     assert ended.errors.endswith(f"Keep VM `{VM}`\nxprofiler: nothing was deleted\n")
 
 
+@pytest.mark.parametrize("stdin", ["<&-", "</dev/null", "<<< $'\\xff'"])
+@pytest.mark.skipif(shutil.which("bash") is None, reason="there is no bash")
+def test_nobody_to_answer_is_a_no(cloud: ComputeServer, stdin: str) -> None:
+    add_viewer(cloud, VM)
+    command = f"{shlex.quote(sys.executable)} -m xprofiler delete -z {ZONE} -n {VM} {stdin}"
+    ended = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False)
+    assert (ended.returncode, left(cloud)) == (1, [VM])
+    assert ended.stderr.endswith("xprofiler: nothing was deleted\n")
+
+
 def test_quiet_asks_nothing(run: Run, cloud: ComputeServer) -> None:
     add_viewer(cloud, VM)
     ended = run("delete", "-q", "-z", ZONE, "-n", VM)
@@ -100,8 +111,19 @@ def test_nothing_named_is_not_everything(run: Run, cloud: ComputeServer) -> None
     ended = run("delete", "-q", "-z", ZONE)
     assert ended.code == 2
     assert "Either --vm-name or --log-directory must be specified." in ended.errors
-    assert run("delete", "-q", "-n", VM).code == 2
     assert left(cloud) == [VM]
+
+
+def test_the_zone_is_gclouds_where_none_is_named(
+    run: Run, cloud: ComputeServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    add_viewer(cloud, VM)
+    ended = run("delete", "-q", "-n", VM)
+    assert (ended.code, left(cloud)) == (2, [VM])
+    assert "the zone is missing: give -z ZONE_NAME" in ended.errors
+    monkeypatch.setenv("CLOUDSDK_COMPUTE_ZONE", ZONE)
+    assert run("delete", "-q", "-n", VM).code == 0
+    assert left(cloud) == []
 
 
 def test_nothing_found_is_not_found(run: Run) -> None:

@@ -17,7 +17,7 @@ from ml_diagnostics_testing.metadata import MetadataServer
 from ml_diagnostics_testing.oauth import OAuthServer
 from xprofiler import __version__, google_api
 from xprofiler.console import Console
-from xprofiler.exceptions import NotFoundError, NotPermittedError, TimedOutError, UsageError, XprofilerError
+from xprofiler.exceptions import NotFoundError, NotPermittedError, TimedOutError, XprofilerError
 from xprofiler.gcloud_settings import GcloudSettings
 from xprofiler.google_api import GoogleApi
 from xprofiler.google_errors import operation_error
@@ -166,6 +166,29 @@ def test_gclouds_login_reads_and_writes_buckets_too(unknown: ComputeServer, gclo
     assert unknown.storage.read("test-bucket", "a") == b"1"
 
 
+def test_verbose_tells_of_requests_to_storage_and_no_secret(
+    unknown: ComputeServer, gcloud: Gcloud, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Reads:
+        name, summary, passes_on = "list", "read", False
+
+        def prepare_parser(self, parser: object) -> None:
+            pass
+
+        def run(self, options: object, console: Console) -> int:
+            GoogleApi(GcloudSettings.load(), console).storage.write("gs://test-bucket/a", b"1" * 9_000_000)
+            return 0
+
+    gcloud(told("a-secret"))
+    monkeypatch.setattr("xprofiler.commands.list.ListCommand", Reads)
+    ended = run("list", "--verbose")
+    assert ended.code == 0, ended.errors
+    assert '"POST /upload/storage/v1/b/test-bucket/o?' in ended.errors
+    assert "a-secret" not in ended.errors
+    assert not re.search(r"upload_id=(?!\.\.\.)", ended.errors)
+    assert run("list").errors == ""
+
+
 def test_a_token_that_has_run_out_is_asked_for_again(unknown: ComputeServer, gcloud: Gcloud) -> None:
     unknown.accepted_tokens = {"first", "second"}
     calls = gcloud(told("first", "2000-01-01T00:00:00Z"))
@@ -282,7 +305,13 @@ def test_a_server_that_asks_for_too_long_a_wait_is_given_up(cloud: ComputeServer
 @pytest.mark.parametrize("status", [400, 401, 403, 404, 409])
 def test_what_is_refused_is_not_asked_again(cloud: ComputeServer, api: GoogleApi, status: int) -> None:
     cloud.faults.always(Status(status))
-    kinds = {400: UsageError, 401: NotPermittedError, 403: NotPermittedError, 404: NotFoundError, 409: XprofilerError}
+    kinds = {
+        400: XprofilerError,
+        401: NotPermittedError,
+        403: NotPermittedError,
+        404: NotFoundError,
+        409: XprofilerError,
+    }
     with pytest.raises(DiagnosticsError) as raised:
         zone_of(api)
     assert type(raised.value) is kinds[status]

@@ -14,6 +14,7 @@ from ml_diagnostics_testing.compute import ComputeServer
 from ml_diagnostics_testing.faults import Reset, Status, Truncate
 
 from .conftest import Run
+from .typed_commands import typed
 from .viewer_vms import ZONE, add_viewer
 
 needs_gcloud = pytest.mark.skipif(shutil.which("gcloud") is None, reason="gcloud is not installed")
@@ -54,6 +55,13 @@ def test_the_table_of_the_readme(run: Run, cloud: ComputeServer) -> None:
         "gs://some-bucket/some-run/tensorboard  https://60ea5ae6-dot-us-central1.notebooks.googleusercontent.com  "
         "xprof-e386f7c5-3d09-4b9b-a8e5-a495f5996eef  us-central1-a\n"
     )
+
+
+def test_a_row_is_a_line_however_wide_the_terminal(cloud: ComputeServer) -> None:
+    add_viewer(cloud, "xprof-97db0ee6-93f6-46d4-b4c4-6d024b34a99f", logs=f"gs://bucket/{'x' * 100}", link="60ea5ae6")
+    narrow, wide = typed("list", columns=80), typed("list", columns=200)
+    assert narrow == wide
+    assert len(narrow.output.splitlines()) == 3
 
 
 def test_without_viewers_there_is_a_head_and_that_is_no_failure(run: Run, cloud: ComputeServer) -> None:

@@ -101,7 +101,12 @@ def _run(command: Command, options: argparse.Namespace, *, is_own_process: bool)
         gc.disable()  # Nothing here goes in circles, and looking for that takes a tenth of a short command's time.
     console = Console(is_verbose=options.verbose, is_quiet=getattr(options, "quiet", False))
     try:
-        return command.run(options, console)
+        if not console.is_verbose:
+            return command.run(options, console)
+        from xprofiler.told_requests import told_requests
+
+        with told_requests(console):
+            return command.run(options, console)
     except UsageError as error:
         options.parser.print_usage(sys.stderr)
         console.say(f"xprofiler: {error}")

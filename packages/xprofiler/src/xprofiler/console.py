@@ -24,14 +24,14 @@ class Console:
         is_quiet: Whether nothing is asked: every question counts as answered with yes.
         out: For data.
         err: For everything else.
-        answers: Where answers come from.
+        answers: Where answers come from; None is nobody.
     """
 
     is_verbose: bool = False
     is_quiet: bool = False
     out: TextIO = field(default_factory=lambda: sys.stdout)
     err: TextIO = field(default_factory=lambda: sys.stderr)
-    answers: TextIO = field(default_factory=lambda: sys.stdin)
+    answers: TextIO | None = field(default_factory=lambda: sys.stdin)
 
     def data(self, text: str) -> None:
         """Writes lines of the answer. Names are others' words: none of them may move the cursor."""
@@ -59,7 +59,10 @@ class Console:
         if self.is_quiet:
             return True
         print(_printable(question, self.err), end="", file=self.err, flush=True)
-        answer = self.answers.readline()
+        try:
+            answer = self.answers.readline() if self.answers else ""
+        except UnicodeDecodeError:
+            answer = ""
         if not answer.endswith("\n"):
             self.say()
         return answer.strip() in ("y", "Y")

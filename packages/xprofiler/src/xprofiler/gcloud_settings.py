@@ -14,6 +14,8 @@ from pathlib import Path
 from ml_diagnostics_common.credentials import gcloud_directory
 from ml_diagnostics_common.environment import endpoint
 
+from xprofiler.exceptions import UsageError
+
 __all__ = ["GcloudSettings"]
 
 
@@ -63,6 +65,16 @@ class GcloudSettings:
     def zone(self) -> str:
         """The zone where none is named, or empty."""
         return self.value("compute", "zone")
+
+    def zone_or_default(self, zone: str | None) -> str:
+        """Returns the zone that was named, or else gcloud's.
+
+        Raises:
+            UsageError: There is neither.
+        """
+        if not (zone or self.zone):
+            raise UsageError("the zone is missing: give -z ZONE_NAME, or 'gcloud config set compute/zone ZONE_NAME'")
+        return zone or self.zone
 
     @property
     def account(self) -> str:

@@ -170,7 +170,7 @@ class GoogleApi:
         from google_auth_httplib2 import AuthorizedHttp
 
         if not hasattr(self._of_thread, "http"):
-            plain = httplib2.Http()
+            plain = httplib2.Http(ca_certs=self.settings.value("core", "custom_ca_certs_file") or None)
             plain.follow_redirects = False  # No API sends anybody elsewhere; who does is a login page.
             self._of_thread.http = AuthorizedHttp(self.login.credentials, http=plain)
             self._connections.append(plain)

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from ml_diagnostics_common.exceptions import DiagnosticsError
 
-from xprofiler.exceptions import NotFoundError, NotPermittedError, TimedOutError, UsageError, XprofilerError
+from xprofiler.exceptions import NotFoundError, NotPermittedError, TimedOutError, XprofilerError
 
 __all__ = ["as_xprofiler_error", "is_temporary", "operation_error", "retry_after_seconds"]
 
@@ -53,8 +53,6 @@ def as_xprofiler_error(error: Exception, doing: str, project: str, principal: st
         return NotPermittedError(f"{what}; {_advice(error, message, reason, project, principal)}")
     if status == 404:
         return NotFoundError(what)
-    if status == 400:
-        return UsageError(what)
     if status in (408, 504):
         return TimedOutError(f"{what}; try again")
     if status == 429:

@@ -25,7 +25,7 @@ class DeleteCommand:
 
     def prepare_parser(self, parser: argparse.ArgumentParser) -> None:
         """Adds its arguments."""
-        parser.add_argument("-z", "--zone", metavar="ZONE_NAME", required=True, help="where they are")
+        parser.add_argument("-z", "--zone", metavar="ZONE_NAME", help="where they are (default: gcloud's zone)")
         parser.add_argument(
             "-l", "--log-directory", metavar="GS_PATH", nargs="+", default=[], help="those of these log directories"
         )
@@ -41,6 +41,7 @@ class DeleteCommand:
             NotFoundError: There is nothing to delete, or not all that was named.
             DeclinedError: Nothing was confirmed.
         """
+        from xprofiler.gcloud_settings import GcloudSettings
         from xprofiler.log_directory import LogDirectory
         from xprofiler.output import format_viewers
         from xprofiler.viewers import Sought, viewers_of
@@ -48,7 +49,8 @@ class DeleteCommand:
         if not (options.vm_name or options.log_directory):
             raise UsageError("Either --vm-name or --log-directory must be specified.")
         directories = [LogDirectory.parse(text).path for text in options.log_directory]
-        sought = Sought([options.zone], directories, options.vm_name)
+        zone = GcloudSettings.load().zone_or_default(options.zone)
+        sought = Sought([zone], directories, options.vm_name)
         viewers = viewers_of(console, sought, options.extra, is_on_gke=options.gke)
         found = _place_to_look(options, sought, console).find(sought)
         if not found:
@@ -63,7 +65,7 @@ class DeleteCommand:
         missing = [*sorted(set(directories) - {one.log_directory for one in found})]
         missing += sorted(set(options.vm_name) - {one.name for one in found})
         if missing:
-            raise NotFoundError(f"no {viewers.noun} in {options.zone} is for or called {', '.join(missing)}")
+            raise NotFoundError(f"no {viewers.noun} in {zone} is for or called {', '.join(missing)}")
         return DONE
 
 
