@@ -19,7 +19,7 @@ from xprofiler.summary.summary import Summary
 
 from .made_profiles import SESSION, cpu_session, tpu_session
 from .typed_commands import typed
-from .xspaces import tpu_host
+from .xspaces import gpu_host, tpu_host
 
 pytest.importorskip("xprof")
 
@@ -104,6 +104,18 @@ def test_a_jax_program_on_the_cpu_shows_its_steps_and_its_operations(tmp_path: P
     assert found.operations
     assert found.operations[0].runs >= 2 * 8
     assert not any(operation.name.startswith("Threadpool") for operation in found.operations)
+
+
+def test_a_gpu_profile_shows_its_kernels_and_does_not_guess_the_rest(tmp_path: Path) -> None:
+    folder = tmp_path / "plugins" / "profile" / SESSION
+    folder.mkdir(parents=True)
+    (folder / "gpu-0.xplane.pb").write_bytes(gpu_host())
+    found = _summary(tmp_path)
+    slowest = found.operations[0]
+    assert (slowest.name, slowest.framework_name) == ("kernel_convolution.7", "jit(train)/convolution")
+    assert (slowest.runs, slowest.self_us) == (2 * 10, pytest.approx(2 * 10 * 420))
+    assert (found.device_count, found.busy_percent, list(found.steps)) == (2, None, [])
+    assert any("No step marker" in note for note in found.notes)
 
 
 def test_nothing_is_written_beside_what_was_captured(tmp_path: Path) -> None:

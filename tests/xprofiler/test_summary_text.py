@@ -101,7 +101,7 @@ def test_what_is_not_known_is_said_to_be_so() -> None:
 
         Step time  not known: the program marks no steps
                    (jax.profiler.StepTraceAnnotation), or none was whole
-        Busy       not known: no operations were profiled
+        Busy       not known: XProf measured it on no device
 
         Host    Size
         ----  ------

@@ -1,4 +1,4 @@
-"""XSpaces as a TPU host writes them, made by hand: no accelerator is needed to see what its profile looks like.
+"""XSpaces as a TPU or a GPU host writes them, made by hand: nobody needs one to see what its profile looks like.
 
 The encoding is that of protocol buffers, the fields those of tsl/profiler/protobuf/xplane.proto.
 """
@@ -12,6 +12,7 @@ from dataclasses import dataclass
 Stat = str | int | float
 
 _US = 1_000_000  # picoseconds
+_BEGIN_NS = 1_795_292_000_000_000_000
 
 
 def _varint(value: int) -> bytes:
@@ -131,7 +132,6 @@ def tpu_host(
         idle_us: How long each device waits between steps.
         extra_us: By step, how much longer its first operation took.
     """
-    begin_ns = 1_795_292_000_000_000_000
     planes = []
     for device in range(devices):
         plane = _Plane(
@@ -171,8 +171,32 @@ def tpu_host(
             of_modules.append(plane.event("jit_train(7)", begin, at, {"run_id": step, "group_id": step}, program_id=7))
             of_steps.append(plane.event(str(step), begin, at + idle_us * _US, {"group_id": step, "step_num": step}))
             at += idle_us * _US
-        plane.line(1, "Steps", begin_ns, of_steps)
-        plane.line(2, "XLA Modules", begin_ns, of_modules)
-        plane.line(3, "XLA Ops", begin_ns, of_operations)
+        plane.line(1, "Steps", _BEGIN_NS, of_steps)
+        plane.line(2, "XLA Modules", _BEGIN_NS, of_modules)
+        plane.line(3, "XLA Ops", _BEGIN_NS, of_operations)
+        planes.append(plane)
+    return b"".join(_text(1, plane.encode()) for plane in planes) + _text(4, host)
+
+
+def gpu_host(
+    *, host: str = "gpu-0", devices: int = 2, runs: int = 10, operations: Sequence[Operation] = OPERATIONS
+) -> bytes:
+    """The XSpace of one GPU host: its kernels, on one stream of each device, and no steps."""
+    planes = []
+    for device in range(devices):
+        plane = _Plane(device + 1, f"/device:GPU:{device}")
+        at, kernels = 0, []
+        for _ in range(runs):
+            for operation in operations:
+                stats: dict[str, Stat] = {
+                    "correlation_id": len(kernels),
+                    "hlo_op": operation.name,
+                    "tf_op": f"jit(train)/{operation.category.replace(' ', '_')}",
+                    "kernel_details": "regs:32 static_shared:0 dynamic_shared:0 grid:1,1,1 block:128,1,1 occ_pct:50",
+                }
+                end = at + operation.duration_us * _US
+                kernels.append(plane.event(f"kernel_{operation.name[1:]}", at, end, stats))
+                at = end
+        plane.line(13, "Stream #13(Compute)", _BEGIN_NS, kernels)
         planes.append(plane)
     return b"".join(_text(1, plane.encode()) for plane in planes) + _text(4, host)

@@ -149,7 +149,7 @@ def _step_tile(summary: Summary) -> Markup:
 def _busy_tile(summary: Summary) -> Markup:
     title = "Devices busy" if summary.busy_on == "device" else "Hosts busy"
     if summary.busy_percent is None or summary.idle_percent is None:
-        return _tile(title, "not known", element("p", "no operations were profiled"))
+        return _tile(title, "not known", element("p", "XProf measured it on no device"))
     details = [f"idle {format_percent(summary.idle_percent)}"]
     details += [f"{name} {format_percent(percent)}" for name, percent in summary.utilization.items()]
     if summary.busy_on == "host":

@@ -81,7 +81,7 @@ def _step_time(summary: Summary) -> str:
 
 def _busy(summary: Summary) -> str:
     if summary.busy_percent is None or summary.idle_percent is None:
-        return "not known: no operations were profiled"
+        return "not known: XProf measured it on no device"
     what = "devices" if summary.busy_on == "device" else "hosts, in which XLA's operations ran on the CPU"
     return f"{format_percent(summary.busy_percent)} busy, {format_percent(summary.idle_percent)} idle: {what}"
 
