@@ -12,10 +12,12 @@ from typing import Any
 import pytest
 from xprofiler.console import Console
 from xprofiler.exceptions import NotFoundError, XprofilerError
+from xprofiler.summary.converters import Tables
 from xprofiler.summary.host_operations import covered_ns, self_times
 from xprofiler.summary.profiles import find_profile
+from xprofiler.summary.reading import operations_of
 from xprofiler.summary.reading_process import summarized
-from xprofiler.summary.summary import Summary
+from xprofiler.summary.summary import Operation, Summary
 
 from .made_profiles import SESSION, cpu_session, tpu_session
 from .typed_commands import typed
@@ -67,6 +69,16 @@ def test_a_tpu_profiles_operations_are_those_that_ran_the_slowest_first(tmp_path
     assert slowest.gflops_per_second == pytest.approx(40e9 / 420e-6 / 1e9)
     assert (slowest.category, slowest.framework_name) == ("convolution", "jit(train)/convolution")
     assert sum(operation.percent for operation in operations) == pytest.approx(100)
+
+
+def test_a_rate_that_xprof_cannot_compute_is_not_known() -> None:
+    columns = ["hlo_op_name", "category", "occurrences", "total_self_time", "tf_op_name", "bound_by"]
+    cells = ["fusion.1", "loop fusion", 1.0, 2.0, None, "Unknown", float("nan"), float("inf")]
+    table = {
+        "cols": [{"id": name} for name in [*columns, "normalized_flop_rate", "measured_memory_bw"]],
+        "rows": [{"c": [{"v": cell} for cell in cells]}],
+    }
+    assert operations_of(Tables([{}, table])) == [Operation("fusion.1", "loop fusion", 1, 2.0, 100.0)]
 
 
 def test_each_host_says_how_its_steps_went(tmp_path: Path) -> None:

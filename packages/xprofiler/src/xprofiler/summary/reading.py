@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import html
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import replace
@@ -101,13 +102,18 @@ def operations_of(stats: Tables) -> list[Operation]:
             percent=0.0,
             framework_name=str(row["tf_op_name"] or ""),
             bound_by=str(row["bound_by"] or "").replace("Unknown", ""),
-            gflops_per_second=float(row["normalized_flop_rate"] or 0) or None,
-            gib_per_second=float(row["measured_memory_bw"] or 0) or None,
+            gflops_per_second=_known(row["normalized_flop_rate"]),
+            gib_per_second=_known(row["measured_memory_bw"]),
         )
         for row in stats.rows("hlo_op_name")
         if str(row["category"]) != "IDLE"
     ]
     return _shared_out(found)
+
+
+def _known(rate: Any) -> float | None:
+    """A rate that XProf could compute: it writes 0, or no number at all, for one that it could not."""
+    return float(rate) if isinstance(rate, (int, float)) and math.isfinite(rate) and rate > 0 else None
 
 
 def _kernels_of(stats: Tables) -> list[Operation]:
