@@ -12,6 +12,7 @@ import pytest
 import yaml
 from ml_diagnostics_testing.compute import ComputeServer
 from ml_diagnostics_testing.faults import Reset, Status, Truncate
+from ml_diagnostics_testing.http_server import Request, Response, json_response
 
 from .conftest import Run
 from .typed_commands import typed
@@ -234,6 +235,17 @@ def test_what_is_no_plain_filter_goes_to_gcloud(run: Run, cloud: ComputeServer) 
     assert ended.errors.startswith("$ gcloud compute instances list ")
 
 
+def test_without_gcloud_what_is_not_plain_is_refused(
+    run: Run, cloud: ComputeServer, monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path_factory.mktemp("empty")))
+    for arguments in (["-f", "name:a OR name:b"], ["--limit=1"]):
+        ended = run("list", *arguments)
+        assert (ended.code, ended.output) == (2, "")
+        assert f"only gcloud understands '{arguments[-1]}'" in ended.errors
+    assert run("list", "-f", "name:a").code == 0
+
+
 @needs_gcloud
 def test_what_is_no_filter_at_all_is_refused_by_gcloud_in_its_words(run: Run, cloud: ComputeServer) -> None:
     ended = run("list", "-f", "name=(a")
@@ -273,6 +285,30 @@ def test_a_zone_that_there_is_not_is_not_found(run: Run) -> None:
     ended = run("list", "-z", "us-nowhere1-a")
     assert ended.code == 3
     assert "zones/us-nowhere1-a' was not found (HTTP 404)" in ended.errors
+
+
+def test_a_zone_among_several_that_there_is_not_is_not_found(run: Run, cloud: ComputeServer) -> None:
+    add_viewer(cloud, "xprof-a")
+    ended = run("list", "-z", ZONE, "us-east5-b", "us-nowhere1-a")
+    assert (ended.code, ended.output) == (3, "")
+    assert ended.errors == "xprofiler: there is no zone us-nowhere1-a in project test-project\n"
+
+
+def test_a_zone_that_does_not_answer_is_told_of(
+    run: Run, cloud: ComputeServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    add_viewer(cloud, "xprof-a")
+    handle = cloud.handle
+
+    def partly(request: Request) -> Response:
+        answer = json.loads(handle(request).body)
+        answer["items"]["zones/us-east5-a"] = {"warning": {"code": "UNREACHABLE"}}
+        return json_response(answer)
+
+    monkeypatch.setattr(cloud, "handle", partly)
+    ended = run("list")
+    assert names(ended.output) == ["xprof-a"]
+    assert (ended.code, ended.errors) == (0, "note: us-east5-a does not answer: its VMs are missing\n")
 
 
 def test_credentials_that_are_refused_are_no_permission(run: Run, cloud: ComputeServer) -> None:

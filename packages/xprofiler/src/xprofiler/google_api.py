@@ -55,7 +55,7 @@ class GoogleApi:
         sleep: Callable[[float], object] = time.sleep,
     ) -> None:
         self.settings = settings
-        self._console = console
+        self.console = console
         self._request_seconds = request_seconds
         self._clock = clock
         self._sleep = sleep
@@ -73,7 +73,7 @@ class GoogleApi:
         """
         from xprofiler.google_login import find_login
 
-        return find_login(self.settings, self._console)
+        return find_login(self.settings, self.console)
 
     @property
     def project(self) -> str:
@@ -144,7 +144,7 @@ class GoogleApi:
         request.headers["user-agent"] = f"xprofiler/{__version__} (gzip)"  # Google's servers look for that word.
         began, backoff = self._clock(), Backoff(0.2, 10.0)
         while True:
-            self._console.detail(f"{request.method} {request.uri}")
+            self.console.detail(f"{request.method} {request.uri}")
             try:
                 return _object(request.execute(http=self._http(timeout_seconds)))
             except KeyboardInterrupt:
@@ -156,7 +156,7 @@ class GoogleApi:
                 is_late = self._clock() - began + wait > _CALL_SECONDS or backoff.failures >= _MOST_TRIES
                 if is_late or not is_repeatable or not is_temporary(error):
                     raise as_xprofiler_error(error, doing, self.project, self.principal) from error
-                self._console.detail(f"  {str(error) or type(error).__name__}: again in {wait:.1f} s")
+                self.console.detail(f"  {str(error) or type(error).__name__}: again in {wait:.1f} s")
                 self._sleep(wait)
 
     def _at(self, service: str) -> dict[str, str]:
@@ -174,19 +174,19 @@ class GoogleApi:
             plain.follow_redirects = False  # No API sends anybody elsewhere; who does is a login page.
             self._of_thread.http = AuthorizedHttp(self.login.credentials, http=plain)
             self._connections.append(plain)
-        http = self._of_thread.http
-        http.http.timeout = timeout_seconds or self._request_seconds
-        for connection in http.connections.values():  # Those that are open keep to what they were opened with.
-            connection.timeout = http.http.timeout
+        plain = self._of_thread.http.http
+        plain.timeout = timeout_seconds or self._request_seconds
+        for connection in plain.connections.values():  # Those that are open keep to what they were opened with.
+            connection.timeout = plain.timeout
             if connection.sock:
-                connection.sock.settimeout(http.http.timeout)
-        return http
+                connection.sock.settimeout(plain.timeout)
+        return self._of_thread.http
 
     def _close(self) -> None:
         """Drops this thread's connection, which may be broken."""
         http = self._of_thread.__dict__.pop("http", None)
         if http is not None:
-            http.close()
+            http.http.close()
 
 
 def _close_all(connections: list[Any]) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
+from xprofiler.exceptions import UsageError
 from xprofiler.labels import BACKEND_LABEL, log_directory_of, viewer_url
 
 if TYPE_CHECKING:
@@ -119,6 +120,9 @@ def viewers_of(console: Console, sought: Sought, extra: Sequence[str] = (), *, i
         sought: Which viewers.
         extra: Flags for gcloud.
         is_on_gke: Whether they are on the current Kubernetes cluster.
+
+    Raises:
+        UsageError: It takes gcloud, which is not there.
     """
     if is_on_gke:
         from xprofiler.viewers_on_gke import ViewersOnGke
@@ -131,8 +135,19 @@ def viewers_of(console: Console, sought: Sought, extra: Sequence[str] = (), *, i
     if extra or parse_filters(sought.filters) is None:
         from xprofiler.viewers_by_gcloud import ViewersByGcloud
 
+        _require_gcloud(settings.environ, extra or sought.filters)
         return ViewersByGcloud(settings.project, console, extra)
     from xprofiler.google_api import GoogleApi
     from xprofiler.viewers_on_compute import ViewersOnCompute
 
     return ViewersOnCompute(GoogleApi(settings, console))
+
+
+def _require_gcloud(environ: Mapping[str, str], what: Iterable[str]) -> None:
+    import shutil
+
+    if not shutil.which("gcloud", path=environ.get("PATH")):
+        raise UsageError(
+            f"only gcloud understands {' '.join(what)!r}, and it is not here: install the Google Cloud CLI, or "
+            "use plain filters such as labels.KEY=VALUE, name:VALUE or status!=VALUE, all of which must hold"
+        )

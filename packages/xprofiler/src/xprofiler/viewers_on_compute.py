@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any, Final
 
-from xprofiler.exceptions import UsageError
+from xprofiler.exceptions import NotFoundError, UsageError
 from xprofiler.filters import parse_filters
 from xprofiler.gcloud import checked_name
 from xprofiler.google_api import GoogleApi
@@ -61,21 +61,35 @@ class ViewersOnCompute:
         return delete_argv(viewers, self._api.project)
 
     def _list(self, zones: Collection[str], filter_: str) -> Iterator[dict[str, Any]]:
-        """The VMs that pass a filter: of one zone, or by one list of all."""
-        instances = self._api.compute.instances()
+        """The VMs that pass a filter: of one zone, or by one list of all.
+
+        Raises:
+            NotFoundError: There is no such zone.
+        """
         asked = {"project": self._api.project, "filter": filter_, "maxResults": _PAGE_SIZE}
-        if len(zones) == 1:
-            zone = checked_name(next(iter(zones)), "zone")
-            request = instances.list(zone=zone, fields=f"nextPageToken,items({_FIELDS})", **asked)
-            following = instances.list_next
-        else:
-            fields = f"nextPageToken,items/*/instances({_FIELDS})"
-            request = instances.aggregatedList(fields=fields, returnPartialSuccess=True, **asked)
-            following = instances.aggregatedList_next
+        wanted = {checked_name(zone, "zone") for zone in zones}
+        instances = self._api.compute.instances()
+        if len(wanted) == 1:
+            request = instances.list(zone=min(wanted), fields=f"nextPageToken,items({_FIELDS})", **asked)
+            for page in self._pages(request, instances.list_next):
+                yield from page.get("items", ())
+            return
+        fields = f"nextPageToken,items/*/instances({_FIELDS}),items/*/warning/code"
+        request = instances.aggregatedList(fields=fields, returnPartialSuccess=True, **asked)
+        unseen = set(wanted)
+        for page in self._pages(request, instances.aggregatedList_next):
+            for scope, part in page.get("items", {}).items():
+                zone = scope.rpartition("/")[2]
+                if not wanted or zone in wanted:
+                    unseen.discard(zone)
+                    yield from part.get("instances", ())
+                    if part.get("warning", {}).get("code") == "UNREACHABLE":
+                        self._api.console.say(f"note: {zone} does not answer: its VMs are missing")
+        if unseen:  # Every zone that there is comes up, with VMs or without.
+            raise NotFoundError(f"there is no zone {', '.join(sorted(unseen))} in project {self._api.project}")
+
+    def _pages(self, request: Any, following: Callable[[Any, Any], Any]) -> Iterator[dict[str, Any]]:
         while request is not None:
-            answer = self._api.execute(request, "list the VMs")
-            found = answer.get("items", [])
-            parts = [found] if isinstance(found, list) else [part.get("instances", ()) for part in found.values()]
-            for part in parts:
-                yield from part
-            request = following(request, answer)
+            page = self._api.execute(request, "list the VMs")
+            yield page
+            request = following(request, page)
