@@ -12,7 +12,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from xprofiler.exceptions import XprofilerError
 from xprofiler.summary.converters import Tables, converted, tool_names
