@@ -29,14 +29,12 @@ class Patience:
 
     Attributes:
         startup: For XProf to answer, from when the VM is there.
-        first_look: Before its status is read for the first time.
-        look: Between two looks at its status: what it costs to learn late that XProf answers.
+        look: Before each look at its status: so late it is learnt, at most, that XProf answers.
         vm_look: Between two looks at the VM itself, which may have been stopped or deleted.
         removal: For the VM to be gone.
     """
 
     startup: float = 300.0
-    first_look: float = 2.0
     look: float = 1.0
     vm_look: float = 10.0
     removal: float = 120.0
@@ -184,8 +182,8 @@ class ViewerSetup:
     def _wait(self) -> StartupStatus:
         began = vm_seen = self._clock()
         told = StartupStatus("starting")
-        self._sleep(min(self._patience.first_look, self._patience.startup))
         while True:
+            self._sleep(min(self._patience.look, self._patience.startup))
             status = self._read() or told
             if (status.state, status.step) != (told.state, told.step):
                 self._console.say(f"  {self._clock() - began:3.0f} s: {status.step}")
@@ -200,7 +198,6 @@ class ViewerSetup:
                 vm_seen = now
             if now - began >= self._patience.startup:
                 raise TimedOutError(self._too_late(told))
-            self._sleep(self._patience.look)
 
     def _read(self) -> StartupStatus | None:
         """What the VM has told; None before it told anything. What a VM of that name told before is not it."""

@@ -1,0 +1,143 @@
+"""Ctrl-C, at every stage of `xprofiler create`: a real signal to a real process, and no VM is left behind."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+from pathlib import Path
+
+import pytest
+from ml_diagnostics_testing.compute import ComputeServer
+from ml_diagnostics_testing.faults import Delay, Hang
+
+from .viewer_cloud import INSTALLING, LOGS, ZONE, Running, ViewerCloud, wait_until
+
+pytestmark = pytest.mark.skipif(os.name == "nt", reason="needs POSIX signals")
+
+CREATE = ("create", "-z", ZONE, "-l", LOGS)
+
+
+@pytest.fixture
+def cloud(compute_server: ComputeServer, tmp_path: Path) -> ViewerCloud:
+    cloud = ViewerCloud(compute_server, tmp_path)
+    cloud.tells = [INSTALLING]
+    return cloud
+
+
+def _interrupted(running: Running, number: int = signal.SIGINT) -> str:
+    running.interrupt(number)
+    assert running.end() == 130
+    assert "Traceback" not in running.said
+    assert running.said.endswith("interrupted\n")
+    return running.said
+
+
+@pytest.mark.parametrize("operation", ["zone", "machine_type", "get", "list"])
+def test_while_it_is_proven_that_the_vm_can_be(cloud: ViewerCloud, operation: str) -> None:
+    cloud.compute.faults.always(Hang(), on=operation)
+    running = cloud.start(*CREATE)
+    cloud.wait_for(operation)
+    assert "cleanup" not in _interrupted(running)
+    assert cloud.names() == []
+
+
+def test_while_the_bucket_is_looked_for(cloud: ViewerCloud) -> None:
+    cloud.compute.storage.faults.always(Hang(), on="list")
+    running = cloud.start(*CREATE)
+    cloud.wait_for("list", storage=True)
+    _interrupted(running)
+    assert cloud.names() == []
+
+
+def test_while_it_asks(cloud: ViewerCloud) -> None:
+    cloud.add_viewer("xprof-old")
+    running = cloud.start(*CREATE)
+    running.wait_for("(y/n)")
+    _interrupted(running)
+    assert cloud.names() == ["xprof-old"]
+
+
+def test_while_compute_has_made_the_vm_and_not_answered_yet(cloud: ViewerCloud) -> None:
+    cloud.compute.faults.always(Hang(after_apply=True), on="insert")
+    running = cloud.start(*CREATE)
+    wait_until(lambda: len(cloud.names()) == 1)
+    assert "Nothing remains" in _interrupted(running)
+    assert cloud.names() == []
+
+
+def test_while_the_request_is_under_way_and_the_vm_comes_only_later(cloud: ViewerCloud) -> None:
+    cloud.compute.faults.always(Delay(0.7), on="insert")
+    running = cloud.start(*CREATE)
+    cloud.wait_for("insert")
+    assert cloud.names() == []
+    assert "Nothing remains" in _interrupted(running)
+    (made,) = [request for request in cloud.compute.requests if request.operation == "insert"]
+    assert made.status == 200  # It came, and went again.
+    assert cloud.names() == []
+
+
+def test_while_the_vm_is_being_made(cloud: ViewerCloud) -> None:
+    cloud.compute.operation_seconds = 1.0
+    running = cloud.start(*CREATE)
+    cloud.wait_for("wait")
+    assert "Nothing remains" in _interrupted(running)
+    wait_until(lambda: cloud.names() == [])
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_while_xprof_is_being_installed(cloud: ViewerCloud, number: int) -> None:
+    running = cloud.start(*CREATE)
+    running.wait_for("installing XProf")
+    said = _interrupted(running, number)
+    assert "Unable to set up instance. Initiating cleanup.\n" in said
+    assert cloud.names() == []
+
+
+def test_while_the_vm_has_told_nothing(cloud: ViewerCloud) -> None:
+    cloud.tells = []
+    running = cloud.start(*CREATE)
+    running.wait_for("is there; XProf is being installed")
+    _interrupted(running)
+    assert cloud.names() == []
+
+
+def test_while_its_status_is_read(cloud: ViewerCloud) -> None:
+    cloud.compute.storage.faults.always(Hang(), on="get")
+    cloud.compute.storage.faults.always(Hang(), on="read")
+    running = cloud.start(*CREATE)
+    running.wait_for("is there; XProf is being installed")
+    wait_until(lambda: any(request.operation in ("get", "read") for request in cloud.compute.storage.requests))
+    _interrupted(running)
+    assert cloud.names() == []
+
+
+@pytest.mark.skipif(shutil.which("gcloud") is None, reason="gcloud is not installed")
+def test_while_gcloud_makes_the_vm(cloud: ViewerCloud) -> None:
+    cloud.compute.operation_seconds = 2.0
+    running = cloud.start(*CREATE, "--no-address")
+    cloud.wait_for("insert")
+    assert "Nothing remains" in _interrupted(running)
+    wait_until(lambda: cloud.names() == [])
+
+
+def test_again_while_it_cleans_up(cloud: ViewerCloud) -> None:
+    cloud.compute.faults.always(Hang(), on="delete")
+    running = cloud.start(*CREATE)
+    running.wait_for("installing XProf")
+    running.interrupt()
+    cloud.wait_for("delete")
+    said = _interrupted(running)
+    (name,) = cloud.names()
+    assert f"The VM {name} in zone {ZONE} MAY REMAIN, and cost money: its deletion was interrupted" in said
+    assert f"xprofiler delete -z {ZONE} -n {name}" in said
+
+
+def test_a_closed_terminal_keeps_nobody_from_cleaning_up(cloud: ViewerCloud) -> None:
+    running = cloud.start(*CREATE)
+    running.wait_for("installing XProf")
+    assert running.process.stdout is not None
+    running.process.stdout.close()
+    running.interrupt(signal.SIGHUP)
+    running.end()
+    assert cloud.names() == []

@@ -1,0 +1,166 @@
+"""The making of a viewer VM by a clock of ours: how soon it returns, how long it waits, what it sees meanwhile."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from ml_diagnostics_common.exceptions import StorageError
+from ml_diagnostics_common.storage import GoogleCloudStorage
+from ml_diagnostics_testing.compute import ComputeServer
+from ml_diagnostics_testing.faults import Reset, Status
+from xprofiler.console import Console
+from xprofiler.exceptions import TimedOutError, UsageError, XprofilerError
+from xprofiler.gcloud_settings import GcloudSettings
+from xprofiler.google_api import GoogleApi
+from xprofiler.instances import Instances
+from xprofiler.log_directory import LogDirectory
+from xprofiler.viewer_plan import ViewerPlan, seconds_of
+from xprofiler.viewer_setup import Patience, ViewerSetup
+
+from .viewer_cloud import INSTALLING, LOGS, READY, ZONE, ViewerCloud
+
+
+class Scene:
+    """A setup of a VM whose time is played: events happen when the clock passes them."""
+
+    def __init__(self, cloud: ViewerCloud, patience: Patience | None = None) -> None:
+        self.now = 0.0
+        self.events: list[tuple[float, Callable[[], object]]] = []
+        environ = cloud.environment()
+        api = GoogleApi(GcloudSettings.load(environ), Console(), sleep=self.sleep)
+        self.plan = ViewerPlan("xprof-1", ZONE, "c4-highmem-8", LogDirectory.parse(LOGS))
+        self.instances = Instances(api, clock=self.clock, sleep=self.sleep)
+        self.storage = GoogleCloudStorage(environ=environ, deadline_seconds=60.0, clock=self.clock, sleep=self.sleep)
+        self.setup = ViewerSetup(
+            self.plan,
+            self.instances,
+            self.storage,
+            Console(),
+            patience or Patience(),
+            clock=self.clock,
+            sleep=self.sleep,
+        )
+
+    def clock(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+        while self.events and self.events[0][0] <= self.now:
+            self.events.pop(0)[1]()
+
+    def make(self) -> None:
+        self.setup.make(lambda: self.instances.insert(ZONE, self.plan.body()))
+
+
+@pytest.fixture
+def cloud(compute_server: ComputeServer, tmp_path: Path) -> Iterator[ViewerCloud]:
+    cloud = ViewerCloud(compute_server, tmp_path)
+    cloud.tells = []
+    return cloud
+
+
+@pytest.mark.parametrize("ready_at", [0.0, 1.9, 33.3, 120.5, 299.0])
+def test_it_returns_within_two_seconds_of_the_first_healthy_answer(cloud: ViewerCloud, ready_at: float) -> None:
+    scene = Scene(cloud)
+    scene.events = [(ready_at, lambda: cloud.tell("xprof-1", READY))]
+    scene.make()
+    assert ready_at <= scene.now <= ready_at + 2.0
+
+
+def test_the_labels_cost_it_no_wait(cloud: ViewerCloud) -> None:
+    scene = Scene(cloud)
+    scene.events = [(5.0, lambda: (cloud.tell("xprof-1", READY), _slow_operations(cloud)))]
+    scene.make()
+    assert scene.now <= 7.0
+    assert not [request for request in cloud.compute.requests if request.operation == "wait"]
+
+
+def _slow_operations(cloud: ViewerCloud) -> None:
+    cloud.compute.operation_seconds = 5.0
+
+
+def test_it_waits_as_long_as_it_was_told_and_names_the_step(cloud: ViewerCloud) -> None:
+    scene = Scene(cloud, Patience(startup=90.0))
+    scene.events = [(3.0, lambda: cloud.tell("xprof-1", INSTALLING))]
+    with pytest.raises(TimedOutError, match="it is still at this: installing XProf"):
+        scene.make()
+    assert 90.0 <= scene.now <= 92.0
+
+
+def test_a_vm_that_somebody_deletes_is_not_waited_for(cloud: ViewerCloud) -> None:
+    scene = Scene(cloud)
+    scene.events = [(12.0, lambda: cloud.compute.remove_instance("xprof-1"))]
+    with pytest.raises(XprofilerError, match="was deleted while"):
+        scene.make()
+    assert scene.now < 30.0
+    assert scene.setup.remove() is None
+
+
+def test_a_vm_that_stops_is_not_waited_for(cloud: ViewerCloud) -> None:
+    scene = Scene(cloud)
+    scene.events = [(12.0, lambda: cloud.compute.change_instance("xprof-1", status="TERMINATED"))]
+    with pytest.raises(XprofilerError, match="was stopped while"):
+        scene.make()
+    assert scene.now < 30.0
+
+
+def test_a_network_that_is_lost_for_a_while_is_waited_for(cloud: ViewerCloud) -> None:
+    scene = Scene(cloud)
+    faults = cloud.compute.storage.faults
+    scene.events = [
+        (10.0, lambda: faults.always(Reset())),
+        (40.0, faults.clear),
+        (50.0, lambda: cloud.tell("xprof-1", READY)),
+    ]
+    scene.make()
+    assert scene.now <= 62.0
+
+
+def test_a_network_that_is_lost_for_good_ends_it_and_what_may_remain_is_known(cloud: ViewerCloud) -> None:
+    scene = Scene(cloud)
+    scene.events = [
+        (10.0, lambda: (cloud.compute.storage.faults.always(Reset()), cloud.compute.faults.always(Reset())))
+    ]
+    with pytest.raises((StorageError, XprofilerError)):
+        scene.make()
+    assert scene.setup.may_exist
+    before = scene.now
+    why = scene.setup.remove()
+    assert why is not None
+    assert scene.now - before >= 120.0
+    cloud.compute.faults.clear()
+    assert scene.setup.remove() is None
+    assert cloud.names() == []
+
+
+def test_what_a_vm_of_that_name_told_before_is_not_believed(cloud: ViewerCloud) -> None:
+    cloud.tell("xprof-1", READY)
+    scene = Scene(cloud)
+    scene.setup.check()
+    scene.events = [(20.0, lambda: cloud.tell("xprof-1", READY))]
+    scene.make()
+    assert 20.0 <= scene.now <= 22.0
+
+
+def test_a_vm_that_is_not_ready_to_be_deleted_is_deleted_later(cloud: ViewerCloud) -> None:
+    scene = Scene(cloud)
+    scene.instances.insert(ZONE, scene.plan.body())
+    cloud.compute.faults.script([Status(400), Status(409)], on="delete")
+    assert scene.setup.remove() is None
+    assert cloud.names() == []
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"), [("90m", 5400), ("8h", 28800), ("2d", 172800), ("3600s", 3600), ("60", 60)]
+)
+def test_durations_are_read(text: str, seconds: int) -> None:
+    assert seconds_of(text) == seconds
+
+
+@pytest.mark.parametrize("text", ["", "h", "-1h", "8 h", "1w", "٣h", "29s", "121d", "9999999999h"])
+def test_what_is_no_duration_is_refused(text: str) -> None:
+    with pytest.raises(UsageError, match="--ttl"):
+        seconds_of(text)

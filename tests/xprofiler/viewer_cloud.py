@@ -1,0 +1,147 @@
+"""A loopback Google Cloud whose viewer VMs do as they are told, and the command as a process beside it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ml_diagnostics_testing.compute import ComputeServer
+
+ZONE = "us-central1-a"
+BUCKET = "test-bucket"
+LOGS = f"gs://{BUCKET}/run"
+READY = {
+    "state": "ready",
+    "step": "serving",
+    "startup_script_begin_ts": 1,
+    "tb_launched_ts": 2,
+    "tb_attempts_count": 3,
+    "tb_backend_id": "4f1e",
+}
+INSTALLING = {"state": "starting", "step": "installing XProf"}
+FAILED = {"state": "failed", "step": "installing XProf", "error": "exit code 1: no such release"}
+
+
+class ViewerCloud:
+    """Compute and Cloud Storage; each VM that is made tells `tells`, one after the other."""
+
+    def __init__(self, compute: ComputeServer, folder: Path) -> None:
+        self.compute = compute
+        self.tells: Sequence[Mapping[str, Any]] = [INSTALLING, READY]
+        self.pause_seconds = 0.2
+        self._environment = {
+            **{name: value for name, value in os.environ.items() if not name.startswith("XPROFILER_")},
+            **compute.environment(),
+            "CLOUDSDK_CONFIG": str(folder),
+            "HOME": str(folder),
+            "XDG_RUNTIME_DIR": str(folder),
+        }
+        compute.on_instance_created(self._play)
+
+    def _play(self, instance: Mapping[str, Any]) -> None:
+        for told in self.tells:
+            time.sleep(self.pause_seconds)
+            self.tell(instance["name"], told)
+
+    def tell(self, name: str, told: Mapping[str, Any]) -> None:
+        """Writes what a VM tells of itself."""
+        self.compute.storage.write(BUCKET, f"run/{name}/startup_output.json", json.dumps(told).encode())
+
+    def add_viewer(self, name: str, **fields: Any) -> dict[str, Any]:
+        """Keeps a viewer that is there already."""
+        defaults = {"labels": {"xprofiler_version": "1-0-0"}, "metadata": {"xprofiler_log_directory": LOGS}}
+        return self.compute.add_instance(name, ZONE, **{**defaults, **fields})
+
+    def names(self) -> list[str]:
+        """The VMs that there are."""
+        return [instance["name"] for instance in self.compute.instances()]
+
+    def environment(self, **more: str) -> dict[str, str]:
+        """What the command runs in."""
+        return {**self._environment, **more}
+
+    def start(self, *arguments: str, **environment: str) -> Running:
+        """Starts `xprofiler`."""
+        return Running(arguments, self.environment(**environment))
+
+    def run(self, *arguments: str, stdin: str = "", **environment: str) -> subprocess.CompletedProcess[str]:
+        """Runs `xprofiler` to its end."""
+        return subprocess.run(
+            [sys.executable, "-m", "xprofiler", *arguments],
+            env=self.environment(**environment),
+            input=stdin,
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+
+    def wait_for(self, operation: str, *, storage: bool = False) -> None:
+        """Waits until the server was asked for something."""
+        server = self.compute.storage if storage else self.compute
+        wait_until(lambda: any(request.operation == operation for request in server.requests))
+
+
+class Running:
+    """The command, while it runs."""
+
+    def __init__(self, arguments: Sequence[str], environment: Mapping[str, str]) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "xprofiler", *arguments],
+            env=dict(environment),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+        self._said: list[str] = []
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def _read(self) -> None:
+        assert self.process.stderr is not None
+        while character := self.process.stderr.read(1):
+            self._said.append(character)
+
+    @property
+    def said(self) -> str:
+        """All that it has written to standard error."""
+        return "".join(self._said)
+
+    def wait_for(self, text: str) -> None:
+        """Waits until it says something."""
+        wait_until(lambda: text in self.said or self.process.poll() is not None)
+        assert text in self.said
+
+    def interrupt(self, number: int = signal.SIGINT) -> None:
+        """Does as Ctrl-C."""
+        self.process.send_signal(number)
+
+    def end(self) -> int:
+        """Waits for its end; returns its exit code."""
+        try:
+            code = self.process.wait(30)
+        finally:
+            self.process.kill()
+            self.process.wait()
+            self._reader.join()
+            for pipe in (self.process.stdin, self.process.stdout, self.process.stderr):
+                if pipe is not None:
+                    pipe.close()
+        return code
+
+
+def wait_until(condition: Any, timeout_seconds: float = 20.0) -> None:
+    """Waits until something is so."""
+    deadline = time.monotonic() + timeout_seconds
+    while not condition():
+        assert time.monotonic() < deadline, "it never was so"
+        time.sleep(0.01)
