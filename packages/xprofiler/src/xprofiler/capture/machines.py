@@ -12,10 +12,12 @@ from xprofiler.capture.targets import Found, Target
 from xprofiler.exceptions import NotFoundError
 from xprofiler.google_api import GoogleApi
 from xprofiler.parallel import in_parallel
+from xprofiler.processes import Programs
 
-__all__ = ["MachineAccess", "find_machines", "has_ssh_key"]
+__all__ = ["MachineAccess", "find_machines", "make_ssh_key"]
 
 _INTERNAL: Final = "--internal-ip"
+_FIRST_LOGIN_SECONDS: Final = 180.0
 
 
 @dataclass(frozen=True)
@@ -45,9 +47,20 @@ class MachineAccess:
         return ["--quiet", *self.extra]  # Nobody answers its questions.
 
 
-def has_ssh_key() -> bool:
-    """Whether gcloud has made its key. It makes one at its first ssh, and two at a time would disturb each other."""
-    return Path("~/.ssh/google_compute_engine").expanduser().exists()
+def make_ssh_key(targets: Sequence[Target], programs: Programs) -> None:
+    """Has gcloud make its ssh key, if there is none, before many of it would do so at the same time.
+
+    Args:
+        targets: The VMs; the first is logged in to.
+        programs: Where gcloud runs.
+
+    Raises:
+        NotFoundError: There is no gcloud on this machine.
+        TimedOutError: It did not end in time.
+    """
+    access = targets[0].access
+    if access is not None and not Path("~/.ssh/google_compute_engine").expanduser().exists():
+        programs.run(access.execute(["true"]), timeout_seconds=_FIRST_LOGIN_SECONDS)
 
 
 def find_machines(

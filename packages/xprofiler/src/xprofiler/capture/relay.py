@@ -15,10 +15,19 @@ from typing import IO, Final, cast
 from xprofiler.exceptions import XprofilerError
 from xprofiler.processes import Process, Programs
 
-__all__ = ["Relay", "remote_program"]
+__all__ = ["NOTHING_THERE", "Relay", "last_lines", "remote_program"]
 
+NOTHING_THERE: Final = "nothing answers at port"
+"""How the remote program says that there is no server."""
 _PIECE_BYTES: Final = 1 << 16
-_SHOWN_BYTES: Final = 2000
+_SHOWN_LINES: Final = 4
+_ADVICE: Final = "\nRecommendation:"
+
+
+def last_lines(said: bytes) -> str:
+    """Returns the end of what a program said, which is what it failed with; without the advice that gcloud adds."""
+    text = said.decode("utf-8", "replace").strip().partition(_ADVICE)[0]
+    return "\n".join([line.strip() for line in text.splitlines() if line.strip()][-_SHOWN_LINES:])
 
 
 def remote_program(port: int) -> list[str]:
@@ -50,7 +59,7 @@ class Relay:
         """Takes no more connections; those that are there end with their programs.
 
         Returns:
-            What the last programs said on standard error.
+            What the last program said on standard error at its end.
         """
         with contextlib.suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)  # Wakes up the thread.
@@ -58,7 +67,7 @@ class Relay:
         self._thread.join()
         with self._errors:
             self._errors.seek(0)
-            return self._errors.read()[-_SHOWN_BYTES:].decode("utf-8", "replace").strip()
+            return last_lines(self._errors.read())
 
     def _accept(self) -> None:
         with contextlib.suppress(OSError, XprofilerError):

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from tempfile import TemporaryFile
 from typing import Final
 
-from xprofiler.capture.relay import Relay, remote_program
+from xprofiler.capture.relay import NOTHING_THERE, Relay, last_lines, remote_program
 from xprofiler.capture.targets import Access, Target, host_and_port
 from xprofiler.console import Console
 from xprofiler.exceptions import XprofilerError
@@ -25,7 +25,6 @@ _SETTINGS_FRAME: Final = 4
 _GREETING_SECONDS: Final = 5.0
 _OPENING_SECONDS: Final = 60.0  # gcloud may have to make a key, and the VM to take it.
 _LOOK_SECONDS: Final = 0.02
-_SHOWN_BYTES: Final = 2000
 _NOBODY: Final = (
     "{what}. Is the job running there, with jax.profiler.start_server({port}) (or PyTorch/XLA's or TensorFlow's "
     "start_server), and is that its port (-p)?"
@@ -108,7 +107,7 @@ def _forward(target: Target, access: Access, programs: Programs) -> Tunnel:
             return Tunnel(target, address)
         programs.end(process)
         said.seek(0)
-        return Tunnel(target, problem=said.read()[-_SHOWN_BYTES:].decode("utf-8", "replace").strip() or problem)
+        return Tunnel(target, problem=last_lines(said.read()) or problem)
 
 
 def _relay(target: Target, access: Access, programs: Programs) -> Tunnel:
@@ -118,6 +117,8 @@ def _relay(target: Target, access: Access, programs: Programs) -> Tunnel:
     if not problem:
         return Tunnel(target, f"127.0.0.1:{relay.port}", relay=relay)
     told = relay.close()
+    if told and NOTHING_THERE not in told:
+        return Tunnel(target, problem=told)  # The way there failed, not the server.
     return Tunnel(target, problem=_NOBODY.format(what=told or problem, port=target.port))
 
 

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from xprofiler.console import Console
     from xprofiler.google_api import GoogleApi
     from xprofiler.log_directory import LogDirectory
+    from xprofiler.processes import Programs
 
 __all__ = ["CaptureCommand"]
 
@@ -134,28 +135,32 @@ def _log_directory(text: str, console: Console) -> LogDirectory:
 
 def _find(options: argparse.Namespace, api: GoogleApi, console: Console) -> Found:
     """Looks for the hosts where the orchestrator has them."""
+    from xprofiler.processes import Programs
+
     if options.extra and options.orchestrator != "gce":
-        raise UsageError(
-            f"unknown: {' '.join(options.extra)}; nothing goes on to gcloud with -o {options.orchestrator}"
-        )
+        unknown = " ".join(options.extra)
+        raise UsageError(f"unknown: {unknown}; nothing goes on to gcloud with -o {options.orchestrator}")
     if options.orchestrator == "local":
         from xprofiler.capture.targets import addresses
 
         return addresses(options.hosts, options.port)
-    if options.orchestrator == "gke":
-        from xprofiler.capture.pods import find_pods
-        from xprofiler.kubectl import Cluster
-        from xprofiler.processes import Programs
+    with Programs(console) as programs:
+        if options.orchestrator == "gke":
+            from xprofiler.capture.pods import find_pods
+            from xprofiler.kubectl import Cluster
 
-        with Programs(console) as programs:
             cluster = Cluster(options.namespace, options.context)
             return find_pods(options.hosts, cluster, options.container, options.port, programs)
-    from xprofiler.capture.machines import find_machines
+        return _find_machines(options, api, programs)
+
+
+def _find_machines(options: argparse.Namespace, api: GoogleApi, programs: Programs) -> Found:
+    from xprofiler.capture.machines import find_machines, make_ssh_key
 
     zone = options.zone or api.settings.zone
     if not zone:
         raise UsageError("the zone of the VMs is missing: give -z ZONE_NAME")
-    return find_machines(
+    found = find_machines(
         options.hosts,
         zone,
         options.port,
@@ -164,6 +169,9 @@ def _find(options: argparse.Namespace, api: GoogleApi, console: Console) -> Foun
         uses_ssh_helper=options.use_ssh_proxy,
         extra=options.extra,
     )
+    if found.targets:
+        make_ssh_key(found.targets, programs)
+    return found
 
 
 def _storage(log_directory: LogDirectory, api: GoogleApi) -> Storage:

@@ -1,0 +1,215 @@
+"""`xprofiler capture` on VMs and TPU VMs of a loopback Compute, through the real gcloud and the real ssh."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from ml_diagnostics_testing.compute import ComputeServer, vm_addresses
+from ml_diagnostics_testing.faults import Status
+from ml_diagnostics_testing.profiler_service import ProfilerServiceServer
+
+from .captures import Command, Ran
+
+pytest.importorskip("grpc")
+pytest.importorskip("googleapiclient")
+ssh = pytest.importorskip("ml_diagnostics_testing.ssh")
+_MISSING = [program for program in ("gcloud", "ssh", "ssh-keygen") if shutil.which(program) is None]
+needs_gcloud = pytest.mark.skipif(bool(_MISSING), reason=f"not on this machine: {', '.join(_MISSING)}")
+
+_MS = 200
+_ZONE = "us-central1-a"
+
+
+class Machines:
+    """VMs and TPUs that run a job each, and that ssh finds."""
+
+    def __init__(self, compute: ComputeServer, folder: Path) -> None:
+        self.compute = compute
+        self.jobs: dict[str, ProfilerServiceServer] = {}
+        self.servers: dict[str, ssh.SshServer] = {}
+        self._folder = folder
+        self._path = os.environ["PATH"]
+        self._known: dict[str, ssh.SshServer] = {}
+        self._stack = contextlib.ExitStack()
+
+    def add_vm(self, name: str, **fields: object) -> None:
+        self._add(name, vm_addresses(self.compute.add_instance(name, _ZONE, **fields)))
+
+    def add_tpu(self, name: str, workers: int) -> None:
+        node = self.compute.add_tpu(name, _ZONE, workers=workers)
+        for number, endpoint in enumerate(node["networkEndpoints"]):
+            address = f"{endpoint['accessConfig']['externalIp']} {endpoint['ipAddress']}"
+            self._add(name if workers == 1 else f"{name}-w{number}", address)
+
+    def close(self) -> None:
+        self._stack.close()
+
+    def _add(self, name: str, addresses: str) -> None:
+        job = self._stack.enter_context(ProfilerServiceServer(storage_url=self.compute.storage.url))
+        server = self._stack.enter_context(ssh.SshServer(ports={9012: job.port}))
+        self.jobs[name], self.servers[name] = job, server
+        self._known[addresses] = server
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("PATH", self._path)  # With the real ssh, and not the one that is written.
+            ssh.write_ssh(self._folder, self._known)
+
+
+@pytest.fixture
+def machines(
+    compute_server: ComputeServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gcloud_home: Path
+) -> Iterator[Machines]:
+    for name, value in compute_server.environment().items():
+        monkeypatch.setenv(name, value)
+    programs = tmp_path / "bin"
+    programs.mkdir()
+    monkeypatch.setenv("CLOUDSDK_CONFIG", str(tmp_path / "gcloud"))
+    monkeypatch.setenv("HOME", str(gcloud_home))
+    machines = Machines(compute_server, programs)
+    monkeypatch.setenv("PATH", f"{programs}{os.pathsep}{os.environ['PATH']}")
+    keys = gcloud_home / "keys-of-the-project"
+    if keys.exists():  # Else gcloud waits for a minute until machines may know a new key.
+        compute_server.project_metadata = {"ssh-keys": keys.read_text()}
+    yield machines
+    machines.close()
+    keys.write_text(compute_server.project_metadata.get("ssh-keys", ""))
+    (gcloud_home / ".ssh/google_compute_known_hosts").unlink(missing_ok=True)
+
+
+@pytest.fixture(scope="module")
+def gcloud_home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A home, in which gcloud keeps its ssh key."""
+    return tmp_path_factory.mktemp("home")
+
+
+@pytest.fixture
+def capture(capsys: pytest.CaptureFixture[str]) -> Command:
+    return Command(capsys)
+
+
+def statuses(ran: Ran) -> dict[str, str]:
+    """What the table says of each host."""
+    rows = ran.out.rpartition("  -----")[2].splitlines()[1:]
+    return {row.split()[0]: row.split()[1] for row in rows}
+
+
+@needs_gcloud
+def test_vms_and_every_worker_of_a_slice_begin_together_and_write_to_the_bucket_themselves(
+    capture: Command, machines: Machines
+) -> None:
+    machines.add_vm("vm-1")
+    machines.add_tpu("tpu-1", 2)
+    ran = capture("-z", _ZONE, "-l", "gs://test-bucket/run", "-f", "jax", "-n", "vm-1", "tpu-1", "-d", _MS)
+    assert ran.exit_code == 0, ran.err
+    hosts = ["vm-1", "tpu-1-w0", "tpu-1-w1"]
+    for host in hosts:
+        assert f"Starting profile capture on host {host}.\n" in ran.err
+    assert ran.out.count(f"Profile saved to gs://test-bucket/run/tensorboard and session id is {ran.session}.") == 3
+    folder = f"run/tensorboard/plugins/profile/{ran.session}"
+    assert machines.compute.storage.names("test-bucket") == [f"{folder}/{host}.xplane.pb" for host in sorted(hosts)]
+    asked = [machines.jobs[host].profiles for host in hosts]
+    assert [len(profiles) for profiles in asked] == [1, 1, 1]
+    assert len({profiles[0].start_ns for profiles in asked}) == 1
+    assert statuses(ran) == dict.fromkeys(hosts, "captured")
+
+
+@needs_gcloud
+def test_a_host_that_refuses_ssh_and_one_that_forwards_no_port_keep_no_other_from_its_profile(
+    capture: Command, machines: Machines
+) -> None:
+    """The one is named; to the other a relay there leads; and a third cannot write to the bucket."""
+    for name in ("vm-1", "vm-2", "vm-3"):
+        machines.add_vm(name)
+    machines.servers["vm-1"].faults.always(Status(403), on="login")
+    machines.servers["vm-2"].faults.always(Status(403), on="forward")
+    machines.jobs["vm-3"].has_bucket_access = False
+    ports = {name: job.port for name, job in machines.jobs.items()}
+    relayed = machines.servers["vm-2"]
+    relayed.ports.clear()  # A program there finds the job at the port that was given.
+    for name in ("vm-1", "vm-3"):
+        machines.servers[name].ports[ports["vm-2"]] = ports[name]
+    ran = capture(
+        *("-z", _ZONE, "-l", "gs://test-bucket/run", "-p", ports["vm-2"], "-d", _MS, "--non-tpu-vm", "-v"),
+        *("-n", "vm-1", "vm-2", "vm-3"),
+    )
+    assert ran.exit_code == 1
+    assert statuses(ran) == {"vm-1": "failed", "vm-2": "captured", "vm-3": "captured"}
+    assert "Failed to profile host vm-1 with error: " in ran.err
+    assert "Permission denied" in ran.err, ran.err[-3000:]
+    assert any("python3 -c" in request.path for request in relayed.requests if request.operation == "exec")
+    assert "No profile came of vm-3: capturing again." in ran.err
+    staging = Path(machines.jobs["vm-3"].profiles[1].root).parent
+    assert staging.name.startswith("xprofiler-")
+    assert not staging.exists()
+    assert len(machines.compute.storage.names("test-bucket")) == 2
+
+
+@needs_gcloud
+def test_what_goes_on_to_gcloud_goes_to_every_ssh_and_a_vm_inside_is_reached_through_iap(
+    capture: Command, machines: Machines
+) -> None:
+    machines.add_vm("vm-1", networkInterfaces=[{}])
+    ran = capture(
+        *("-z", _ZONE, "-l", "gs://test-bucket/run", "-d", _MS, "-n", "vm-1", "--non-tpu-vm", "-v"),
+        "--ssh-key-expire-after=1h",
+    )
+    assert ran.exit_code == 0, ran.err
+    started = [line for line in ran.err.splitlines() if line.startswith("$ gcloud compute ssh")]
+    assert started
+    assert all("--tunnel-through-iap" in line and "--ssh-key-expire-after=1h" in line for line in started)
+
+
+def test_hosts_that_are_not_there_are_named_and_nothing_is_begun(capture: Command, machines: Machines) -> None:
+    ran = capture("-z", _ZONE, "-l", "gs://test-bucket/run", "-n", "vm-1", "vm-2", "-d", _MS)
+    assert ran.exit_code == 3
+    assert "Host vm-1 does not exist: there is no TPU VM, and no other VM, of that name in us-central1-a" in ran.err
+    assert "Host vm-2 does not exist" in ran.err
+    assert not machines.compute.storage.names("test-bucket")
+
+
+def test_who_says_that_a_host_has_no_tpu_is_believed(capture: Command, machines: Machines) -> None:
+    machines.compute.add_tpu("vm-1", _ZONE)
+    ran = capture("-z", _ZONE, "-l", "gs://test-bucket/run", "-n", "vm-1", "--non-tpu-vm")
+    assert ran.exit_code == 3
+    assert "there is no VM of that name" in ran.err
+    assert not [request for request in machines.compute.requests if request.operation == "tpu"]
+
+
+@pytest.mark.parametrize(("fault", "exit_code"), [(Status(401), 4), (Status(403), 4)])
+def test_a_refusal_to_look_for_hosts_is_said_and_nothing_is_begun(
+    capture: Command, machines: Machines, fault: Status, exit_code: int
+) -> None:
+    machines.compute.faults.always(fault, on="get")
+    ran = capture("-z", _ZONE, "-l", "gs://test-bucket/run", "-n", "vm-1", "--non-tpu-vm")
+    assert ran.exit_code == exit_code
+    assert "look for the VM vm-1" in ran.err
+
+
+def test_a_bucket_that_is_not_there_is_said_before_anything_is_asked_of_hosts(
+    capture: Command, machines: Machines, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machines.add_vm("vm-1")
+    monkeypatch.setattr("xprofiler.capture.machines.make_ssh_key", lambda targets, programs: None)
+    ran = capture("-z", _ZONE, "-l", "gs://no-such-bucket/run", "-n", "vm-1", "--non-tpu-vm")
+    assert ran.exit_code == 3
+    assert "there is no such bucket" in ran.err
+    assert not machines.servers["vm-1"].requests
+
+
+def test_the_zone_is_gclouds_where_none_is_given(
+    capture: Command, machines: Machines, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    without = capture("-l", "gs://test-bucket/run", "-n", "vm-1")
+    assert (without.exit_code, "give -z ZONE_NAME" in without.err) == (2, True)
+    monkeypatch.setenv("CLOUDSDK_COMPUTE_ZONE", "us-central1-b")
+    assert "in us-central1-b of" in capture("-l", "gs://test-bucket/run", "-n", "vm-1").err
+
+
+@pytest.mark.parametrize("name", ["-n; reboot", "VM", "vm 1", "$(reboot)", "vm-1/..", "", "vm\n1"])
+def test_what_cannot_be_the_name_of_a_host_is_refused(capture: Command, machines: Machines, name: str) -> None:
+    assert capture("-z", _ZONE, "-l", "gs://test-bucket/run", f"-n={name}").exit_code == 2
+    assert not machines.compute.requests
