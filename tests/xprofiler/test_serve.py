@@ -87,7 +87,11 @@ def _serving(place: Path | str, *arguments: str) -> Iterator[_Serving]:
             pytest.fail(process.communicate()[1])
         yield _Serving(process, url)
     finally:
-        for each in [process.pid, *(child.pid for child in _children(process.pid))]:
+        family = _children(process.pid)
+        process.terminate()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(_PATIENCE_SECONDS)
+        for each in [process.pid, *(child.pid for child in family)] if process.returncode is None else ():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(each, signal.SIGKILL)
         process.communicate()
