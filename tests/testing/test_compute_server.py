@@ -244,6 +244,24 @@ def test_a_test_plays_the_vm(compute, compute_server):
     assert deleted.wait(10)
 
 
+def test_a_vm_may_be_deleted_while_it_is_made(compute, compute_server):
+    deleted = []
+    compute_server.on_instance_deleted(deleted.append)
+    compute_server.operation_seconds = 0.3
+    made = insert(compute)
+    compute_server.operation_seconds = 0
+    compute.instances().delete(project=PROJECT, zone=ZONE, instance="xprof-1").execute()
+    assert wait(compute, made)["status"] == "DONE"
+    assert compute_server.instances() == []
+
+    compute_server.add_instance("twice")
+    compute_server.operation_seconds = 0.1
+    deletions = [compute.instances().delete(project=PROJECT, zone=ZONE, instance="twice").execute() for _ in range(2)]
+    assert [wait(compute, deletion)["status"] for deletion in deletions] == ["DONE", "DONE"]
+    compute_server.close()
+    assert [vm["name"] for vm in deleted] == ["xprof-1", "twice"]
+
+
 def test_a_vm_that_is_never_made_is_not_played(compute, compute_server):
     played = []
     compute_server.on_instance_created(played.append)

@@ -104,12 +104,16 @@ class Instances:
             ApiError: There is no such zone, or no VM of that name in it.
         """
         self._catalog.check_zone(zone)
-        with self._lock:
-            found = self._kept.get((zone, name))
+        found = self.find(zone, name)
         if found is None:
             message = f"The resource 'projects/{self._project}/zones/{zone}/instances/{name}' was not found"
             raise ApiError(404, message, reason="notFound")
         return found
+
+    def find(self, zone: str, name: str) -> Resource | None:
+        """Return a VM, if there is one of that name in the zone."""
+        with self._lock:
+            return self._kept.get((zone, name))
 
     def change(self, zone: str, name: str, **fields: Any) -> Resource:
         """Give a VM other values in some fields, and return it.
@@ -127,9 +131,10 @@ class Instances:
             return changed
 
     def restore(self, zone: str, resource: Resource) -> None:
-        """Have a VM as it was."""
+        """Have a VM as it was, unless it is deleted."""
         with self._lock:
-            self._kept[zone, resource["name"]] = resource
+            if (zone, resource["name"]) in self._kept:
+                self._kept[zone, resource["name"]] = resource
 
     def set_labels(self, zone: str, name: str, labels: Mapping[str, str], fingerprint: str) -> Resource:
         """Give a VM other labels, and return it.

@@ -84,12 +84,17 @@ class Vms:
         self._catalog.check_zone(zone)
         check_parts(body)
         name = str(body.get("name"))
+
+        def finish() -> None:
+            if self._instances.find(zone, name):  # not deleted meanwhile
+                self._created(self._instances.change(zone, name, status="RUNNING"))
+
         change = Change(
             kind="insert",
             scope=f"zones/{zone}",
             target=f"zones/{zone}/instances/{name}",
             start=lambda: str(self._instances.create(zone, body, request.time)["id"]),
-            finish=lambda: self._created(self._instances.change(zone, name, status="RUNNING")),
+            finish=finish,
             fail=lambda: self._instances.remove(zone, name),
         )
         return self._operations.begin(change, request.query.get("requestId", ""))
@@ -98,9 +103,10 @@ class Vms:
         zone, name = parts["zone"], parts["name"]
 
         def finish() -> None:
-            instance = self._instances.get(zone, name)
-            self._instances.remove(zone, name)
-            self._deleted(instance)
+            instance = self._instances.find(zone, name)
+            if instance:  # not deleted twice
+                self._instances.remove(zone, name)
+                self._deleted(instance)
 
         return self._change(
             request, "delete", parts, lambda: self._instances.change(zone, name, status="STOPPING"), finish
