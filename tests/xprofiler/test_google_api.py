@@ -17,7 +17,7 @@ from ml_diagnostics_testing.metadata import MetadataServer
 from ml_diagnostics_testing.oauth import OAuthServer
 from xprofiler import __version__, google_api
 from xprofiler.console import Console
-from xprofiler.exceptions import NotFoundError, NotPermittedError, TimedOutError, XprofilerError
+from xprofiler.exceptions import NotFoundError, NotPermittedError, TimedOutError, XprofilerError, exit_code_of
 from xprofiler.gcloud_settings import GcloudSettings
 from xprofiler.google_api import GoogleApi
 from xprofiler.google_errors import operation_error
@@ -187,6 +187,19 @@ def test_verbose_tells_of_requests_to_storage_and_no_secret(
     assert "a-secret" not in ended.errors
     assert not re.search(r"upload_id=(?!\.\.\.)", ended.errors)
     assert run("list").errors == ""
+
+
+@pytest.mark.parametrize(
+    ("status", "path", "code"), [(403, "gs://test-bucket/a", 4), (401, "gs://test-bucket/a", 4), (None, "gs://no/a", 3)]
+)
+def test_what_storage_refuses_has_the_same_exit_codes(
+    cloud: ComputeServer, api: GoogleApi, status: int | None, path: str, code: int
+) -> None:
+    if status:
+        cloud.storage.faults.always(Status(status))
+    with pytest.raises(DiagnosticsError) as raised:
+        api.storage.read(path)
+    assert exit_code_of(raised.value) == code
 
 
 def test_a_token_that_has_run_out_is_asked_for_again(unknown: ComputeServer, gcloud: Gcloud) -> None:
@@ -359,7 +372,7 @@ def test_a_page_of_a_proxy_is_no_answer(cloud: ComputeServer, api: GoogleApi, mo
 def test_an_endpoint_that_is_no_url_is_named(cloud: ComputeServer, monkeypatch: pytest.MonkeyPatch, run: Run) -> None:
     monkeypatch.setenv("CLOUDSDK_API_ENDPOINT_OVERRIDES_COMPUTE", "localhost")
     ended = run("list")
-    assert ended.code == 1
+    assert ended.code == 2
     assert "CLOUDSDK_API_ENDPOINT_OVERRIDES_COMPUTE is 'localhost'" in ended.errors
 
 

@@ -246,6 +246,12 @@ def test_without_gcloud_what_is_not_plain_is_refused(
     assert run("list", "-f", "name:a").code == 0
 
 
+def test_a_cluster_has_no_filters(run: Run, cloud: ComputeServer) -> None:
+    ended = run("list", "--gke", "-f", "name:a")
+    assert ended.code == 2
+    assert "--filter is for VMs" in ended.errors
+
+
 @needs_gcloud
 def test_what_is_no_filter_at_all_is_refused_by_gcloud_in_its_words(run: Run, cloud: ComputeServer) -> None:
     ended = run("list", "-f", "name=(a")

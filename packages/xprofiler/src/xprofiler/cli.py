@@ -13,7 +13,7 @@ from typing import Final
 
 from xprofiler._version import __version__
 from xprofiler.command import Command
-from xprofiler.exceptions import DONE, EXIT_CODES, INTERRUPTED, UsageError, XprofilerError
+from xprofiler.exceptions import DONE, EXIT_CODES, INTERRUPTED, UsageError, exit_code_of
 from xprofiler.unknown_options import nearest_flag, split_arguments
 
 __all__ = ["COMMAND_NAMES", "main", "make_parser"]
@@ -119,4 +119,4 @@ def _run(command: Command, options: argparse.Namespace, *, is_own_process: bool)
         return INTERRUPTED
     except (DiagnosticsError, OSError) as error:
         console.say(f"xprofiler: {error}")
-        return error.exit_code if isinstance(error, XprofilerError) else 1
+        return exit_code_of(error)

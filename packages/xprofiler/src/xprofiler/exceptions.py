@@ -14,7 +14,12 @@ from __future__ import annotations
 
 from typing import ClassVar, Final
 
-from ml_diagnostics_common.exceptions import DiagnosticsError
+from ml_diagnostics_common.exceptions import (
+    ConfigurationError,
+    CredentialsError,
+    DiagnosticsError,
+    ObjectNotFoundError,
+)
 
 __all__ = [
     "DONE",
@@ -26,6 +31,7 @@ __all__ = [
     "TimedOutError",
     "UsageError",
     "XprofilerError",
+    "exit_code_of",
 ]
 
 DONE: Final = 0
@@ -72,3 +78,19 @@ class TimedOutError(XprofilerError):
 
 class DeclinedError(XprofilerError):
     """The user said no."""
+
+
+def exit_code_of(error: BaseException) -> int:
+    """Returns what the process ends with for an error that nobody has put into words of ours.
+
+    Args:
+        error: Ours, or one of the libraries below.
+    """
+    if isinstance(error, XprofilerError):
+        return error.exit_code
+    status = getattr(error.__cause__, "code", None)  # What Cloud Storage has answered.
+    if isinstance(error, CredentialsError) or status in (401, 403):
+        return NotPermittedError.exit_code
+    if isinstance(error, ObjectNotFoundError | FileNotFoundError):
+        return NotFoundError.exit_code
+    return UsageError.exit_code if isinstance(error, ConfigurationError) else XprofilerError.exit_code

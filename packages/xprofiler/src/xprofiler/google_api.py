@@ -115,7 +115,9 @@ class GoogleApi:
         """Cloud Storage with the same credentials, gcloud's login too."""
         from ml_diagnostics_common.storage import GoogleCloudStorage
 
-        return GoogleCloudStorage(self.login.credentials, environ=self.settings.environ)
+        storage = GoogleCloudStorage(self.login.credentials, environ=self.settings.environ)
+        self._connections.append(storage)
+        return storage
 
     def execute(
         self,

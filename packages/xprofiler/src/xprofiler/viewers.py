@@ -122,9 +122,11 @@ def viewers_of(console: Console, sought: Sought, extra: Sequence[str] = (), *, i
         is_on_gke: Whether they are on the current Kubernetes cluster.
 
     Raises:
-        UsageError: It takes gcloud, which is not there.
+        UsageError: It takes gcloud, which is not there; or a cluster has no such filters.
     """
     if is_on_gke:
+        if sought.filters:
+            raise UsageError("--filter is for VMs: with --gke, give zones, log directories or names")
         from xprofiler.viewers_on_gke import ViewersOnGke
 
         return ViewersOnGke(console, extra)
