@@ -5,7 +5,6 @@ import math
 import subprocess
 import sys
 import threading
-import urllib.error
 import urllib.request
 import uuid
 
@@ -13,6 +12,8 @@ import httplib2
 import pytest
 from googleapiclient.discovery import build
 from googleapiclient.errors import HttpError
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from ml_diagnostics_testing.compute import ComputeServer, metadata_of
 from ml_diagnostics_testing.faults import Reset, Status
 
@@ -28,6 +29,19 @@ VM = {
     "labels": {"xprofiler_version": "1-0-0"},
     "metadata": {"items": [{"key": "xprofiler_log_directory", "value": "gs://b/a,b='c'"}]},
 }
+
+FIELDS = [
+    *VM,
+    "items",
+    "key",
+    "value",
+    "accessConfigs",
+    "natIP",
+    "tags",
+    "scheduling",
+    "fingerprint",
+    "labelFingerprint",
+]
 
 
 @pytest.fixture
@@ -137,6 +151,32 @@ def test_a_vm_that_the_real_service_would_refuse_is_refused(compute, compute_ser
     assert compute_server.instances() == []
 
 
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(FIELDS), inner, max_size=4),
+    max_leaves=12,
+)
+
+
+def test_any_json_is_taken_or_refused():
+    with ComputeServer() as server:
+        vm = f"{server.url}/compute/v1/projects/{PROJECT}/zones/{ZONE}/instances"
+        urls = [vm, f"{vm}/a/setLabels", f"{vm}/a/setMetadata", f"{server.url}/v1/users/me:importSshPublicKey"]
+        server.add_instance("a")
+        http = httplib2.Http()
+
+        @given(body=st.dictionaries(st.sampled_from(FIELDS), JSON, max_size=6) | JSON)
+        @settings(max_examples=100, deadline=None, database=None)
+        def is_answered(body):
+            for url in urls:
+                data = json.dumps({**VM, **body} if url == vm and isinstance(body, dict) else body)
+                response, answer = http.request(url, "POST", body=data)
+                assert response.status in (200, 400, 409, 412), answer
+
+        is_answered()
+        http.close()
+
+
 def test_what_there_is_not_is_not_found(compute):
     assert refusal(get, compute, "nobody")[0] == 404
     assert refusal(get, compute, zone="mars-central1-a")[0] == 404
@@ -144,6 +184,26 @@ def test_what_there_is_not_is_not_found(compute):
     assert refusal(compute.instances().list(project="another", zone=ZONE).execute)[0] == 404
     assert refusal(compute.zones().get(project=PROJECT, zone="mars-central1-a").execute)[0] == 404
     assert refusal(wait, compute, {"name": "operation-0"})[0] == 404
+
+
+def test_a_vm_says_of_itself_what_a_test_lets_it_say(compute, compute_server):
+    compute_server.add_instance("a")
+    asked = compute.instances().getGuestAttributes(project=PROJECT, zone=ZONE, instance="a", queryPath="hostkeys/")
+    assert refusal(asked.execute)[0] == 404
+    compute_server.set_guest_attributes("a", {"hostkeys/ssh-ed25519": "AAAA", "other/key": "x"})
+    assert asked.execute()["queryValue"]["items"] == [{"namespace": "hostkeys", "key": "ssh-ed25519", "value": "AAAA"}]
+
+
+def test_a_project_tells_all_its_vms_what_was_set_with_its_fingerprint(compute, compute_server):
+    compute_server.project_metadata = {"enable-oslogin": "TRUE"}
+    now = compute.projects().get(project=PROJECT).execute()["commonInstanceMetadata"]
+    items = [*now["items"], {"key": "k", "value": "v"}]
+    change = {"project": PROJECT, "body": {"items": items, "fingerprint": now["fingerprint"]}}
+    operation = compute.projects().setCommonInstanceMetadata(**change).execute()
+    done = compute.globalOperations().wait(project=PROJECT, operation=operation["name"]).execute()
+    assert done["status"] == "DONE"
+    assert compute_server.project_metadata == {"enable-oslogin": "TRUE", "k": "v"}
+    assert refusal(compute.projects().setCommonInstanceMetadata(**change).execute)[0] == 412
 
 
 # --- Operations ------------------------------------------------------------------------------------------

@@ -11,6 +11,7 @@ from urllib.parse import unquote
 from ml_diagnostics_testing.batches import answer_batch
 from ml_diagnostics_testing.cloud_storage import CloudStorageServer
 from ml_diagnostics_testing.compute.catalog import DEFAULT_MACHINE_TYPES, DEFAULT_ZONES, Catalog
+from ml_diagnostics_testing.compute.checks import check_shape
 from ml_diagnostics_testing.compute.fields import parse_fields, select
 from ml_diagnostics_testing.compute.instances import Instances, metadata_of, with_fingerprint
 from ml_diagnostics_testing.compute.operations import Operations
@@ -288,6 +289,7 @@ class ComputeServer(LoopbackServer):
         self._admit(request, asked.operation, parts.get("project", self.project))
         if request.method != "GET":
             request.record.body = request.json()
+            check_shape("resource", request.record.body, dict)
         return json_response(select(asked.answer(request, parts), parse_fields(request.query.get("fields", ""))))
 
     def _admit(self, request: Request, operation: str, project: str) -> None:

@@ -6,7 +6,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from ml_diagnostics_testing.compute.catalog import Catalog
-from ml_diagnostics_testing.compute.instances import FIELDS, Instances, check_parts
+from ml_diagnostics_testing.compute.checks import FIELDS, check_parts
+from ml_diagnostics_testing.compute.instances import Instances
 from ml_diagnostics_testing.compute.listing import page_of, show_aggregated, show_list
 from ml_diagnostics_testing.compute.operations import Change, Operations
 from ml_diagnostics_testing.compute.routes import Parts, Route, route
