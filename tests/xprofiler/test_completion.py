@@ -79,6 +79,7 @@ def test_every_script_is_well_formed_and_knows_every_command(run: Run, tmp_path:
     ended = run("completion", shell)
     assert (ended.code, ended.errors) == (0, "")
     script.write_text(ended.output)
+    assert "%(" not in ended.output
     assert all(name in ended.output for name in (*COMMAND_NAMES, "dry-run", "orchestrator", "tensorflow"))
     if shutil.which(shell):
         subprocess.run([shell, "-n", str(script)], check=True, capture_output=True)

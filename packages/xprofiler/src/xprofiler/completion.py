@@ -42,7 +42,7 @@ def _options(parser: argparse.ArgumentParser) -> list[_Option]:
             flags=tuple(action.option_strings),
             takes_value=action.nargs != 0,
             choices=tuple(map(str, action.choices or ())),
-            help=(action.help or "").partition(" (default")[0].replace("%%", "%"),
+            help=((action.help or "") % {**vars(action), "prog": parser.prog}).partition(" (default")[0],
         )
         for action in parser._actions
         if not isinstance(action, argparse._SubParsersAction)
@@ -101,7 +101,10 @@ def _zsh(parser: argparse.ArgumentParser, commands: Mapping[str, argparse.Argume
     ]
     for name, command in commands.items():
         lines += [f"    {name})", *_zsh_arguments(command), "      ;;"]
-    return "\n".join([*lines, "  esac", "}", "compdef _xprofiler xprofiler"])
+    lines += ["  esac", "}"]
+    # Sourced, it is registered; found by its name in $fpath, it is called at once.
+    lines += ["if [[ $funcstack[1] == _xprofiler ]]; then _xprofiler; else compdef _xprofiler xprofiler; fi"]
+    return "\n".join(lines)
 
 
 def _zsh_arguments(parser: argparse.ArgumentParser) -> list[str]:
@@ -142,7 +145,7 @@ def _fish_option(condition: str, option: _Option) -> str:
 
 def _plain(text: str) -> str:
     """Without what rules zsh's specifications."""
-    return text.replace("[", "(").replace("]", ")").replace(":", " -")
+    return text.replace("[", "(").replace("]", ")").replace(":", "\\:")
 
 
 def _quoted(text: str) -> str:
