@@ -22,7 +22,6 @@ def gcloud(compute_server, tmp_path):
         **os.environ,
         **compute_server.environment(),
         "HOME": str(tmp_path),
-        "CLOUDSDK_CONFIG": str(tmp_path),
     }
 
     def run(*arguments, **variables):

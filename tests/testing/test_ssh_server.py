@@ -230,7 +230,6 @@ def gcloud(compute_server, tmp_path):
         **os.environ,
         **compute_server.environment(),
         "HOME": str(tmp_path),
-        "CLOUDSDK_CONFIG": str(tmp_path),
         "PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}",
     }
     return lambda *arguments: run(["gcloud", *arguments], env=environment, stdin=subprocess.DEVNULL)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -87,6 +88,7 @@ class ComputeServer(LoopbackServer):
         self.accepted_tokens: set[str] | None = None
         super().__init__(clock=clock)
         self.storage = CloudStorageServer(buckets, clock=clock)
+        self._settings = tempfile.TemporaryDirectory(prefix="gcloud-", ignore_cleanup_errors=True)
         self._callbacks: list[threading.Thread] = []
         self._on_created: list[Callback] = []
         self._on_deleted: list[Callback] = []
@@ -245,7 +247,8 @@ class ComputeServer(LoopbackServer):
     def environment(self) -> dict[str, str]:
         """Return the variables that bring gcloud and the ML diagnostics libraries here, without credentials.
 
-        gcloud keeps its own settings in the folder that CLOUDSDK_CONFIG names: give a test one of its own.
+        gcloud's settings are in an empty folder of this server's, which is gone with it. It keeps its keys in HOME:
+        give a test that uses `gcloud compute ssh` one of its own.
         """
         return {
             **self.storage.environment(),
@@ -254,6 +257,7 @@ class ComputeServer(LoopbackServer):
             "CLOUDSDK_API_ENDPOINT_OVERRIDES_TPU": f"{self.url}/",
             "CLOUDSDK_AUTH_DISABLE_CREDENTIALS": "true",
             "CLOUDSDK_COMPONENT_MANAGER_DISABLE_UPDATE_CHECK": "true",
+            "CLOUDSDK_CONFIG": self._settings.name,
             "CLOUDSDK_CORE_DISABLE_PROMPTS": "1",
             "CLOUDSDK_CORE_DISABLE_USAGE_REPORTING": "true",
             "CLOUDSDK_CORE_PROJECT": self.project,
@@ -268,6 +272,7 @@ class ComputeServer(LoopbackServer):
         self.storage.close()
         for thread in self._callbacks:
             thread.join(5)
+        self._settings.cleanup()
 
     # --- Serving ---
 
