@@ -37,11 +37,11 @@ class ViewerCloud:
         self.compute = compute
         self.tells: Sequence[Mapping[str, Any]] = [INSTALLING, READY]
         self.pause_seconds = 0.2
+        self.home = folder
         self._environment = {
             **{name: value for name, value in os.environ.items() if not name.startswith("XPROFILER_")},
             **compute.environment(),
             "CLOUDSDK_CONFIG": str(folder),
-            "HOME": str(folder),
             "XDG_RUNTIME_DIR": str(folder),
         }
         compute.on_instance_created(self._play)
@@ -66,7 +66,7 @@ class ViewerCloud:
 
     def environment(self, **more: str) -> dict[str, str]:
         """What the command runs in."""
-        return {**self._environment, **more}
+        return {**self._environment, "HOME": str(self.home), **more}
 
     def start(self, *arguments: str, **environment: str) -> Running:
         """Starts `xprofiler`."""

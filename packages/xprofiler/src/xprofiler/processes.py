@@ -125,21 +125,26 @@ class Programs:
             NotFoundError: There is no such program on this machine.
             XprofilerError: It cannot be started, or the command is being interrupted.
         """
-        manner = _Manner(leads_session=False)
         if self._console.err.isatty():
-            process = self._start(argv, manner, None, sys.stderr.fileno(), None)
-            try:
-                return process.wait()
-            finally:
-                self.end(process)
+            return self._wait_at_terminal(argv, sys.stderr.fileno(), None)
         with tempfile.TemporaryFile() as said:
-            process = self._start(argv, manner, None, said, said)
             try:
-                return process.wait()
+                return self._wait_at_terminal(argv, said, said)
             finally:
-                self.end(process)
                 said.seek(0)
                 self._console.say(said.read().decode("utf-8", "replace").rstrip())
+
+    def _wait_at_terminal(self, argv: Sequence[str], stdout: _Stream, stderr: _Stream) -> int:
+        # Where nobody can be asked, the terminal need not be shared.
+        process = self._start(argv, _Manner(leads_session=not _can_be_asked()), None, stdout, stderr)
+        try:
+            code = process.wait()
+        except BaseException:
+            self.end(process)
+            raise
+        with self._lock:
+            self._running.pop(process, None)  # What it has left in the background stays there.
+        return code
 
     def start(
         self,
@@ -213,6 +218,10 @@ class _Manner:
 
     leads_session: bool
     is_read: bool = False
+
+
+def _can_be_asked() -> bool:
+    return sys.stdin is not None and sys.stdin.isatty()
 
 
 def _session(manner: _Manner) -> dict[str, Any]:

@@ -1,0 +1,250 @@
+"""`xprofiler connect`: the real gcloud and the real ssh, to a machine on loopback that has an XProf which answers."""
+
+from __future__ import annotations
+
+import http.server
+import os
+import shutil
+import signal
+import socket
+import tempfile
+import threading
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from ml_diagnostics_testing.compute import ComputeServer, vm_addresses
+from ml_diagnostics_testing.faults import Hang, Status
+from xprofiler.exceptions import XprofilerError
+from xprofiler.ssh_tunnel import free_port, private_folder
+
+from .viewer_cloud import LOGS, READY, ZONE, ViewerCloud, wait_until
+
+pytest.importorskip("asyncssh")
+if not all(map(shutil.which, ("gcloud", "ssh", "ssh-keygen"))):
+    pytest.skip("needs gcloud and ssh", allow_module_level=True)
+
+from ml_diagnostics_testing.ssh import SshServer, write_ssh  # It needs asyncssh.
+
+CONNECT = ("connect", "-z", ZONE, "-l", LOGS)
+
+
+class Machine:
+    """A viewer VM that can be logged in to, and its XProf."""
+
+    def __init__(self, cloud: ViewerCloud, folder: Path) -> None:
+        self.cloud = cloud
+        self.xprof = http.server.ThreadingHTTPServer(("127.0.0.1", 0), http.server.SimpleHTTPRequestHandler)
+        self.xprof.RequestHandlerClass = _Page
+        threading.Thread(target=self.xprof.serve_forever, daemon=True).start()
+        self.ssh = SshServer(ports={6006: self.xprof.server_port})
+        self.folder = folder
+        self.port = free_port(0)
+
+    def add(self, name: str = "xprof-1", **fields: object) -> None:
+        instance = self.cloud.add_viewer(name, **fields)
+        write_ssh(self.folder, {" ".join(_texts(vm_addresses(instance))): self.ssh})
+
+    def environment(self) -> dict[str, str]:
+        return {"PATH": f"{self.folder}{os.pathsep}{os.environ['PATH']}", "XDG_RUNTIME_DIR": str(self.folder)}
+
+    def close(self) -> None:
+        self.ssh.close()
+        self.xprof.shutdown()
+        self.xprof.server_close()
+
+
+class _Page(http.server.BaseHTTPRequestHandler):
+    def do_GET(self) -> None:
+        self.send_response(200)
+        self.send_header("Content-Length", "5")
+        self.end_headers()
+        self.wfile.write(b"XProf")
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+def _texts(addresses: object) -> list[str]:
+    return [addresses] if isinstance(addresses, str) else [str(address) for address in addresses]  # type: ignore[attr-defined]
+
+
+@pytest.fixture(scope="module")
+def key_folder() -> Iterator[Path]:
+    """A home with a key of gcloud's, which takes a second to make."""
+    with tempfile.TemporaryDirectory(prefix="home-") as folder:
+        yield Path(folder)
+
+
+@pytest.fixture
+def machine(compute_server: ComputeServer, tmp_path: Path, key_folder: Path) -> Iterator[Machine]:
+    cloud = ViewerCloud(compute_server, tmp_path)
+    cloud.home = key_folder
+    (key_folder / ".ssh" / "google_compute_known_hosts").unlink(missing_ok=True)  # The last test's machine.
+    with tempfile.TemporaryDirectory(prefix="x-") as short:  # A socket's path is short.
+        machine = Machine(cloud, Path(short))
+        yield machine
+        cloud.run(*CONNECT, "--disconnect", **machine.environment())
+        machine.close()
+
+
+def _fetch(port: int) -> bytes:
+    with urllib.request.urlopen(f"http://localhost:{port}/", timeout=5) as answer:
+        body: bytes = answer.read()
+        return body
+
+
+def _answers(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
+def test_it_connects_tells_where_and_disconnects(machine: Machine) -> None:
+    machine.add()
+    arguments = (*CONNECT, "-p", str(machine.port))
+    ended = machine.cloud.run(*arguments, **machine.environment())
+    assert ended.returncode == 0, ended.stderr
+    url = f"http://localhost:{machine.port}"
+    assert ended.stdout == f"URL: {url}\n\nxprofiler instance can be accessed at {url}.\n"
+    assert ended.stderr.startswith(
+        "CONNECTING TO VM...\nNote: The initial SSH connection can take a while when connecting to a VM on a new "
+        "project for the first time.\n"
+    )
+    assert "Connected successfully!\n" in ended.stderr
+    assert _fetch(machine.port) == b"XProf"
+    again = machine.cloud.run(*arguments, **machine.environment())
+    assert (again.returncode, again.stdout) == (0, ended.stdout)
+    assert len(machine.ssh.connections) == 1
+    gone = machine.cloud.run(*CONNECT, "-d", **machine.environment())
+    assert (gone.returncode, gone.stdout) == (0, "")
+    assert gone.stderr.startswith("DISCONNECTING FROM VM...\n")
+    assert not _answers(machine.port)
+    assert machine.cloud.run(*CONNECT, "-d", **machine.environment()).returncode == 3
+
+
+def test_another_port_where_it_is_taken(machine: Machine) -> None:
+    machine.add()
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        taken = other.getsockname()[1]
+        ended = machine.cloud.run(*CONNECT, "-p", str(taken), **machine.environment())
+    assert ended.returncode == 0, ended.stderr
+    assert f"note: port {taken} of this machine is taken" in ended.stderr
+    port = int(ended.stdout.split("localhost:")[1].split()[0])
+    assert port != taken
+    assert _fetch(port) == b"XProf"
+
+
+def test_a_vm_without_an_external_address_is_reached_through_iap(machine: Machine) -> None:
+    machine.add(networkInterfaces=[{}])
+    ended = machine.cloud.run(*CONNECT, "-v", "-p", str(machine.port), **machine.environment())
+    assert "gcloud compute ssh xprof-1 " in ended.stderr
+    assert "--tunnel-through-iap" in ended.stderr
+
+
+def test_it_says_nothing_of_success_where_nobody_answers(machine: Machine) -> None:
+    machine.add()
+    machine.ssh.ports[6006] = free_port(0)
+    running = machine.cloud.start(*CONNECT, "-p", str(machine.port), **machine.environment())
+    wait_until(lambda: any(request.operation == "forward" for request in machine.ssh.requests))
+    running.interrupt(signal.SIGINT)
+    assert running.end() == 130
+    assert "Connected successfully" not in running.said
+    wait_until(lambda: not machine.ssh.connections)
+    assert not _answers(machine.port)
+
+
+def test_a_host_that_refuses_ssh_is_told(machine: Machine) -> None:
+    machine.add()
+    machine.cloud.run(*CONNECT, "-p", str(machine.port), **machine.environment())  # Where a key is new, gcloud waits.
+    machine.cloud.run(*CONNECT, "-d", **machine.environment())
+    machine.ssh.faults.always(Status(403), on="login")
+    ended = machine.cloud.run(*CONNECT, "-p", str(machine.port), **machine.environment())
+    assert ended.returncode == 1
+    assert "Permission denied" in ended.stderr
+    assert f"gcloud compute ssh xprof-1 --zone={ZONE} --troubleshoot" in ended.stderr
+    assert not _answers(machine.port)
+
+
+def test_ctrl_c_while_ssh_logs_in_leaves_no_ssh(machine: Machine) -> None:
+    machine.add()
+    machine.ssh.faults.always(Hang(), on="login")
+    running = machine.cloud.start(*CONNECT, "-p", str(machine.port), **machine.environment())
+    wait_until(lambda: any(request.operation == "login" for request in machine.ssh.requests))
+    running.interrupt()
+    assert running.end() == 130
+    wait_until(lambda: not machine.ssh.connections)
+
+
+def test_in_the_foreground_it_holds_until_ctrl_c(machine: Machine) -> None:
+    machine.add()
+    running = machine.cloud.start(*CONNECT, "--foreground", "-p", str(machine.port), **machine.environment())
+    running.wait_for("Press Ctrl-C")
+    assert _fetch(machine.port) == b"XProf"
+    running.interrupt()
+    assert running.end() == 130
+    wait_until(lambda: not _answers(machine.port))
+
+
+def test_other_flags_go_to_gcloud(machine: Machine) -> None:
+    machine.add()
+    ended = machine.cloud.run(*CONNECT, "--ssh-key-expire-after=1h", "-v", **machine.environment())
+    assert " --ssh-key-expire-after=1h " in ended.stderr
+
+
+@pytest.mark.parametrize(("arguments", "code"), [(("-p", "0"), 2), (("--host-port", "x"), 2), (("-m", "telnet"), 2)])
+def test_what_is_not_understood_is_refused(machine: Machine, arguments: tuple[str, ...], code: int) -> None:
+    assert machine.cloud.run(*CONNECT, *arguments).returncode == code
+
+
+def test_a_log_directory_that_no_vm_shows_is_told(machine: Machine) -> None:
+    ended = machine.cloud.run(*CONNECT)
+    assert ended.returncode == 3
+    assert "No VM name found associated with the log directory." in ended.stderr
+
+
+def test_a_vm_that_does_not_run_is_told(machine: Machine) -> None:
+    machine.cloud.add_viewer("xprof-1", status="TERMINATED")
+    ended = machine.cloud.run(*CONNECT)
+    assert ended.returncode == 3
+    assert "TERMINATED" in ended.stderr
+
+
+# --- The link ---
+
+
+def test_the_proxy_mode_prints_the_link(machine: Machine) -> None:
+    labels = {"xprofiler_version": "1-0-0", "tb_backend_id": "4f1e"}
+    machine.cloud.add_viewer("xprof-1", labels=labels)
+    ended = machine.cloud.run(*CONNECT, "-m", "proxy")
+    assert (ended.returncode, ended.stdout) == (0, "https://4f1e-dot-us-central1.notebooks.googleusercontent.com\n")
+
+
+def test_a_link_that_its_creator_did_not_live_to_label_is_mended(machine: Machine) -> None:
+    machine.cloud.add_viewer("xprof-1")
+    without = machine.cloud.run(*CONNECT, "-m", "proxy")
+    assert (without.returncode, without.stdout) == (3, "")
+    machine.cloud.tell("xprof-1", READY)
+    ended = machine.cloud.run(*CONNECT, "-m", "proxy")
+    assert ended.stdout == "https://4f1e-dot-us-central1.notebooks.googleusercontent.com\n"
+    assert machine.cloud.compute.instance("xprof-1")["labels"]["tb_backend_id"] == "4f1e"
+
+
+# --- Where control sockets are ---
+
+
+def test_the_folder_of_sockets_is_this_users_alone(tmp_path: Path) -> None:
+    folder = private_folder({"XDG_RUNTIME_DIR": str(tmp_path)})
+    assert folder.stat().st_mode & 0o777 == 0o700
+    folder.chmod(0o755)
+    with pytest.raises(XprofilerError, match="not a folder of yours alone"):
+        private_folder({"XDG_RUNTIME_DIR": str(tmp_path)})
+
+
+def test_a_planted_link_is_no_folder_of_sockets(tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").mkdir(mode=0o700)
+    (tmp_path / f"xprofiler-{os.getuid()}").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(XprofilerError, match="not a folder of yours alone"):
+        private_folder({"XDG_RUNTIME_DIR": str(tmp_path)})
