@@ -166,3 +166,19 @@ def test_it_tells_of_a_missing_role(gcloud, compute_server):
     done = gcloud("compute", "instances", "delete", "a", f"--zone={ZONE}", "--quiet")
     assert done.returncode == 1
     assert "Required 'compute.instances.delete' permission" in done.stderr
+
+
+@pytest.mark.skipif(not shutil.which("ssh") or not shutil.which("ssh-keygen"), reason="ssh is not installed")
+def test_it_prints_how_it_would_log_in(gcloud, compute_server):
+    vm = compute_server.add_instance("a")
+    address = vm["networkInterfaces"][0]["accessConfigs"][0]["natIP"]
+    done = gcloud("compute", "ssh", "a", f"--zone={ZONE}", "--dry-run", "--", "-N", "-L", "6006:localhost:6006")
+    assert done.stdout.rstrip().endswith(f"@{address} -N -L 6006:localhost:6006"), done.stderr
+
+    done = gcloud("compute", "ssh", "a", f"--zone={ZONE}", "--dry-run", "--tunnel-through-iap")
+    assert f"start-iap-tunnel 'a' '%p' --listen-on-stdin --project=test-project --zone={ZONE}" in done.stdout
+
+    workers = compute_server.add_tpu("slice", ZONE, workers=2)["networkEndpoints"]
+    tpu = ("compute", "tpus", "tpu-vm", "ssh", "slice", f"--zone={ZONE}", "--worker=all", "--command=true")
+    printed = gcloud(*tpu, "--dry-run").stdout
+    assert all(f"@{worker['accessConfig']['externalIp']} -- true" in printed for worker in workers)
