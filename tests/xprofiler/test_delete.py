@@ -89,6 +89,15 @@ def test_nobody_to_answer_is_a_no(cloud: ComputeServer, stdin: str) -> None:
     assert ended.stderr.endswith("xprofiler: nothing was deleted\n")
 
 
+@pytest.mark.skipif(shutil.which("bash") is None, reason="there is no bash")
+def test_where_nobody_reads_what_is_found_nothing_is_deleted(cloud: ComputeServer) -> None:
+    add_viewer(cloud, VM)
+    command = f"{shlex.quote(sys.executable)} -m xprofiler delete -q -z {ZONE} -n {VM} | true; exit ${{PIPESTATUS[0]}}"
+    ended = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False)
+    assert (ended.returncode, left(cloud)) == (1, [VM])
+    assert ended.stderr == "xprofiler: nothing was deleted: nobody reads what that would be\n"
+
+
 def test_quiet_asks_nothing(run: Run, cloud: ComputeServer) -> None:
     add_viewer(cloud, VM)
     ended = run("delete", "-q", "-z", ZONE, "-n", VM)
@@ -279,7 +288,7 @@ def test_ctrl_c_while_it_waits_says_what_goes_on(cloud: ComputeServer) -> None:
     cloud.operation_seconds = 60.0
     ended = interrupted("delete", "-q", "-z", ZONE, "-n", "xprof-a", after=_Asked(cloud, "wait"))
     assert ended.returncode == 130
-    assert "interrupted: Google goes on to delete xprof-a; look with: xprofiler list -n xprof-a" in ended.stderr
+    assert "xprof-a may be deleted all the same; look with: xprofiler list -n xprof-a\ninterrupted\n" in ended.stderr
     assert "Traceback" not in ended.stderr
 
 

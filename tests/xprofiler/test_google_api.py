@@ -267,6 +267,24 @@ def test_a_broken_key_is_not_passed_over_for_another_login(
     assert not calls.exists()
 
 
+def test_gclouds_login_without_a_project_is_not_exchanged_for_the_machines(
+    unknown: ComputeServer,
+    metadata_server: MetadataServer,
+    monkeypatch: pytest.MonkeyPatch,
+    gcloud: Gcloud,
+    run: Run,
+) -> None:
+    gcloud(told("t"))
+    monkeypatch.delenv("NO_GCE_CHECK")
+    monkeypatch.delenv("GOOGLE_CLOUD_PROJECT")
+    monkeypatch.delenv("CLOUDSDK_CORE_PROJECT")
+    for name, value in metadata_server.environment().items():
+        monkeypatch.setenv(name, value)
+    ended = run("list")
+    assert ended.code == 2
+    assert "no Google Cloud project is set" in ended.errors
+
+
 def test_the_project_of_a_key_will_do(
     unknown: ComputeServer, oauth_server: OAuthServer, run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import datetime
 import json
+import os
 import shutil
 from typing import Any
 
@@ -99,7 +100,8 @@ def find_login(settings: GcloudSettings, console: Console) -> CloudEnvironment:
 def _names_a_file(settings: GcloudSettings) -> bool:
     named = ("GOOGLE_APPLICATION_CREDENTIALS", "CLOUDSDK_AUTH_ACCESS_TOKEN_FILE")
     default = gcloud_directory(settings.environ) / "application_default_credentials.json"
-    return any(settings.environ.get(name) for name in named) or default.exists()
+    # Path.is_file raises where the folder is not ours to see.
+    return any(settings.environ.get(name) for name in named) or os.path.isfile(default)  # noqa: PTH113
 
 
 def _gcloud_or_machine(settings: GcloudSettings, console: Console, project: str) -> CloudEnvironment:
@@ -122,11 +124,13 @@ def _gcloud_or_machine(settings: GcloudSettings, console: Console, project: str)
 
 
 def _with_project(found: CloudEnvironment, settings: GcloudSettings) -> CloudEnvironment:
-    """The project that a key file or the machine names."""
+    """The same with the project that the key file or the machine names; gcloud's login names none."""
     try:
-        return find_cloud(None, None, environ=dict(settings.environ))
+        if not isinstance(found.credentials, GcloudCredentials):
+            return find_cloud(environ=dict(settings.environ))
     except CredentialsError:
-        raise UsageError(
-            f"no Google Cloud project is set ({settings.configuration} names none): "
-            "run 'gcloud config set project PROJECT', or set CLOUDSDK_CORE_PROJECT"
-        ) from None
+        pass
+    raise UsageError(
+        f"no Google Cloud project is set ({settings.configuration} names none): "
+        "run 'gcloud config set project PROJECT', or set CLOUDSDK_CORE_PROJECT"
+    )

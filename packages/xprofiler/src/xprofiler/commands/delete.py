@@ -7,7 +7,7 @@ import shlex
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from xprofiler.exceptions import DONE, DeclinedError, NotFoundError, UsageError
+from xprofiler.exceptions import DONE, DeclinedError, NotFoundError, UsageError, XprofilerError
 
 if TYPE_CHECKING:
     from xprofiler.console import Console
@@ -56,8 +56,10 @@ class DeleteCommand:
         if not found:
             console.say(f"No {viewers.noun}(s) to delete.")
             return NotFoundError.exit_code
-        console.data(f"Found {len(found)} {viewers.noun}(s) to delete.")
-        console.data(format_viewers(found))
+        try:
+            console.data(f"Found {len(found)} {viewers.noun}(s) to delete.\n{format_viewers(found)}")
+        except BrokenPipeError as error:
+            raise XprofilerError("nothing was deleted: nobody reads what that would be") from error
         if options.dry_run:
             console.data("\n".join(["", *map(shlex.join, viewers.delete_argv(found))]))
             return DONE
@@ -99,7 +101,7 @@ def _delete_confirmed(console: Console, viewers: Viewers, found: Sequence[Viewer
         outcomes = viewers.delete(confirmed)
     except KeyboardInterrupt:
         names = " ".join(viewer.name for viewer in confirmed)
-        console.say(f"\ninterrupted: Google goes on to delete {names}; look with: xprofiler list -n {names}")
+        console.say(f"\n{names} may be deleted all the same; look with: xprofiler list -n {names}")
         raise
     failures = [outcome for outcome in outcomes if outcome and not isinstance(outcome, NotFoundError)]
     for failure in failures[:-1]:
