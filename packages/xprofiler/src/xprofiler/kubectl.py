@@ -17,6 +17,7 @@ __all__ = ["Cluster", "checked_name", "complaint", "execute", "get", "port_forwa
 
 # https://kubernetes.io/docs/concepts/overview/working-with-objects/names, and the underscore, which some servers take.
 _NAME: Final = re.compile(r"[A-Za-z0-9](?:[-A-Za-z0-9._]{0,251}[A-Za-z0-9])?", re.ASCII)
+_KLOG: Final = re.compile(r"[EWI]\d{4} ")  # What its libraries log for themselves: E1121 21:02:04.335571 ...
 _SET_UP: Final = "set the cluster up with `gcloud container clusters get-credentials CLUSTER --region=REGION`"
 
 
@@ -109,7 +110,8 @@ def complaint(said: str, what: str) -> XprofilerError:
         said: What it wrote to standard error.
         what: What was to be done, for the message: "look for pods".
     """
-    problem = f"kubectl could not {what}: {said}"
+    told = "\n".join(line for line in said.splitlines() if not _KLOG.match(line))
+    problem = f"kubectl could not {what}: {told or said}"
     if re.search(r"\(Forbidden\)|\(Unauthorized\)|must be logged in|executable gke-gcloud-auth-plugin", said):
         return NotPermittedError(f"{problem}\nLook who you are there with `kubectl auth whoami`; {_SET_UP}")
     if re.search(r"\(NotFound\)|context was not found|does not have a resource type", said):
