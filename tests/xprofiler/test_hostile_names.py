@@ -1,0 +1,299 @@
+"""Names and paths that would like to be flags or programs: they come through to the letter, or are refused.
+
+10,000 of them against what is started, 300 through the real kubectl and 30 through the real gcloud and ssh.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import shlex
+import shutil
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from ml_diagnostics_testing.cloud_storage import CloudStorageServer
+from ml_diagnostics_testing.compute import ComputeServer, vm_addresses
+from ml_diagnostics_testing.kubernetes import KubernetesServer
+from ml_diagnostics_testing.profiler_service import ProfilerServiceServer
+from xprofiler import gcloud, kubectl
+from xprofiler.capture.machines import MachineAccess
+from xprofiler.capture.pods import PodAccess
+from xprofiler.capture.targets import addresses
+from xprofiler.console import Console
+from xprofiler.exceptions import UsageError, XprofilerError
+from xprofiler.log_directory import LogDirectory
+from xprofiler.processes import Programs
+
+from .captures import Command
+
+_ATTACKS = (
+    "'; touch pwned; echo '",
+    '"; touch pwned; echo "',
+    "$(touch pwned)",
+    "`touch pwned`",
+    "a\ntouch pwned\n",
+    "| touch pwned",
+    "&& touch pwned",
+    "> pwned",
+    "--",
+    "-n",
+    "--help",
+    "--kubeconfig=/dev/null",
+    "--context=other",
+    "--command=touch pwned",
+    "--impersonate-service-account=other",
+    "-oProxyCommand=touch pwned",
+    "user@host",
+    "pod/other",
+    "../../etc/passwd",
+    "*",
+    "~",
+    "%s%n",
+    "a b",
+    " ",
+    "",
+    "\\",
+    "é\u2028😀",
+)
+_SPECIAL = "'\"`$(){}[];&|<>*?!#~\\ \n\t\r-=%/.,:@a0Zé\u2028😀"
+_ANY = st.one_of(
+    st.sampled_from(_ATTACKS),
+    st.text(st.sampled_from(_SPECIAL), max_size=40),
+    st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=40),
+    st.text(st.sampled_from("abc-09"), min_size=1, max_size=20),
+)
+_QUICK = settings(
+    deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow], database=None
+)
+_PRINT = ("printf", "%s\\0")
+
+
+def read_as_program(argv: Sequence[str]) -> tuple[dict[str, str], list[str], list[str]]:
+    """What a program makes of its arguments: flags, what is none, and what comes after `--`."""
+    flags: dict[str, str] = {}
+    words: list[str] = []
+    rest = list(argv[1:])
+    while rest:
+        word = rest.pop(0)
+        if word == "--":
+            return flags, words, rest
+        if word.startswith("-"):
+            name, _, value = word.partition("=")
+            flags[name] = value
+        else:
+            words.append(word)
+    return flags, words, []
+
+
+# --- 10,000 against what is started -------------------------------------------------------------------
+
+
+@given(st.lists(_ANY, min_size=20, max_size=20))
+@settings(_QUICK, max_examples=500)
+def test_what_kubectl_is_started_with_says_what_was_given_and_nothing_else(names: list[str]) -> None:
+    for name, program in zip(names, itertools.pairwise(names), strict=False):
+        for build in (_in_namespace, _with_context, _pod_forwarded, _pod_asked, _in_container):
+            try:
+                argv, flags, words = build(name)
+            except UsageError:
+                continue
+            found_flags, found_words, _ = read_as_program(argv)
+            assert flags.items() <= found_flags.items()
+            assert found_words == words
+            assert set(found_flags) <= _KUBECTL_FLAGS
+        argv = kubectl.execute(kubectl.Cluster(), "pod", program)
+        assert read_as_program(argv)[2] == list(program)
+
+
+_KUBECTL_FLAGS = {
+    "--address",
+    "--container",
+    "--context",
+    "--ignore-not-found",
+    "--namespace",
+    "--output",
+    "--quiet",
+    "--stdin",
+}
+_Built = tuple[list[str], dict[str, str], list[str]]
+
+
+def _in_namespace(name: str) -> _Built:
+    argv = kubectl.get(kubectl.Cluster(namespace=name), "pod", ["pod-1"])
+    return argv, {"--namespace": name}, ["get", "pod", "pod-1"]
+
+
+def _with_context(name: str) -> _Built:
+    argv = kubectl.get(kubectl.Cluster(context=name), "pod", ["pod-1"])
+    return argv, {"--context": name}, ["get", "pod", "pod-1"]
+
+
+def _pod_forwarded(name: str) -> _Built:
+    argv = PodAccess(kubectl.Cluster(), name).forward(40000, 9012)
+    return argv, {}, ["port-forward", f"pod/{name}", "40000:9012"]
+
+
+def _pod_asked(name: str) -> _Built:
+    argv = kubectl.get(kubectl.Cluster(), "pod", ["pod-1", name])
+    return argv, {}, ["get", "pod", "pod-1", name]
+
+
+def _in_container(name: str) -> _Built:
+    argv = PodAccess(kubectl.Cluster(), "pod-1", name).execute(["true"])
+    return argv, {"--container": name}, ["exec", "pod/pod-1"]
+
+
+@given(st.lists(_ANY, min_size=20, max_size=20))
+@settings(_QUICK, max_examples=500)
+def test_what_gcloud_is_started_with_says_what_was_given_and_nothing_else(names: list[str]) -> None:
+    for name, program in zip(names, itertools.pairwise(names), strict=False):
+        for target in (gcloud.SshTarget(name, "zone"), gcloud.SshTarget("vm", name), gcloud.SshTarget("vm", "z", name)):
+            try:
+                argv = MachineAccess(target).execute(program)
+            except UsageError:
+                continue
+            flags, words, rest = read_as_program(argv)
+            assert words == ["compute", "ssh", target.name]
+            assert flags["--zone"] == target.zone
+            assert flags.get("--project") == target.project
+            assert set(flags) <= {"--zone", "--project", "--command", "--quiet"}
+            assert shlex.split(flags["--command"]) == list(program)
+            assert not rest
+
+
+@given(st.lists(_ANY, min_size=20, max_size=20))
+@settings(_QUICK, max_examples=500)
+def test_a_log_directory_and_an_address_are_taken_to_the_letter_or_refused(names: list[str]) -> None:
+    for name in names:
+        for text in (name, f"gs://bucket/{name}", f"gs://{name}/run"):
+            try:
+                taken = LogDirectory.parse(text, may_be_local=True)
+            except UsageError:
+                continue
+            assert taken.path == (text.rstrip("/") or "/")
+            assert taken.capture_root.startswith(taken.path.rstrip("/"))
+        try:
+            (target,) = addresses([name], 9012).targets
+        except UsageError:
+            continue
+        assert target.address in (name, f"{name}:9012")
+        assert "/" not in target.file_name
+        assert not target.file_name.isspace()
+
+
+@pytest.mark.parametrize("argument", ["a\0b", "\ud800"])
+def test_what_no_program_can_be_given_is_refused(argument: str) -> None:
+    with Programs(Console()) as programs, pytest.raises(XprofilerError, match="cannot start"):
+        programs.run(["printf", argument])
+
+
+# --- 300 through the real kubectl ---------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[KubernetesServer]:
+    if shutil.which("kubectl") is None:
+        pytest.skip("there is no kubectl on this machine")
+    with KubernetesServer() as server:
+        server.add_pod("pod-1")
+        yield server
+
+
+def arguments_in(output: bytes) -> list[str]:
+    return output.decode().split("\0")[:-1]
+
+
+@given(st.lists(_ANY, min_size=20, max_size=20))
+@settings(_QUICK, max_examples=15)
+def test_a_program_in_a_pod_gets_its_arguments_to_the_letter(cluster: KubernetesServer, names: list[str]) -> None:
+    with Programs(Console(), {**os.environ, **cluster.environment()}) as programs:
+        ended = programs.run(PodAccess(kubectl.Cluster(), "pod-1").execute([*_PRINT, *names]))
+    assert ended.exit_code == 0, ended.complaint
+    assert arguments_in(ended.output) == names
+    assert not list(cluster.pod("pod-1").folder.rglob("pwned"))
+
+
+@pytest.mark.parametrize(
+    "context", ["gke_project_us-central1_name", "; touch pwned", "$(touch pwned)", "--help", "a b"]
+)
+def test_a_context_is_found_whatever_it_is_called(cluster: KubernetesServer, context: str, tmp_path: Path) -> None:
+    (tmp_path / "config").write_text(cluster.kubeconfig(context=context))
+    environment = {**os.environ, **cluster.environment(), "KUBECONFIG": str(tmp_path / "config")}
+    with Programs(Console(), environment) as programs:
+        ended = programs.run(kubectl.get(kubectl.Cluster(context=context), "pod", ["pod-1"]))
+    assert ended.exit_code == 0, ended.complaint
+    assert b'"pod-1"' in ended.output
+
+
+@pytest.mark.parametrize(
+    "run", ["r';touch pwned;echo '", "$(touch pwned) `touch pwned`", '--help "; touch pwned #', "%2e%2e"]
+)
+def test_a_log_directory_reaches_the_job_to_the_letter(
+    cluster: KubernetesServer,
+    cloud_storage_server: CloudStorageServer,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    run: str,
+) -> None:
+    pytest.importorskip("grpc")
+    monkeypatch.chdir(tmp_path)
+    cloud_storage_server.create_bucket("bucket")
+    settings = {"CLOUDSDK_AUTH_DISABLE_CREDENTIALS": "true", "CLOUDSDK_CORE_PROJECT": "test-project"}
+    for name, value in {**cluster.environment(), **cloud_storage_server.environment(), **settings}.items():
+        monkeypatch.setenv(name, value)
+    with ProfilerServiceServer() as job:
+        job.has_bucket_access = False  # So that its file is brought from the pod, too.
+        cluster.add_pod("pod-2", ports={9012: job.port})
+        ran = Command(capsys)("-o", "gke", "-l", f"gs://bucket/{run}", "-n", "pod-2", "-d", 50)
+    assert ran.exit_code == 0, ran.err
+    root = f"{run}/tensorboard/plugins/profile"
+    assert job.profiles[0].root == f"gs://bucket/{root}"
+    assert cloud_storage_server.names("bucket") == [f"{root}/{ran.session}/pod-2.xplane.pb"]
+    assert f"Profile saved to gs://bucket/{run}/tensorboard and session id is {ran.session}." in ran.out
+    assert not list(tmp_path.rglob("pwned"))
+    assert not list(cluster.pod("pod-2").folder.rglob("pwned"))
+
+
+# --- 30 through the real gcloud -----------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def machine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, dict[str, str]]]:
+    """The folder in which programs run on the VM vm-1, and the environment in which gcloud finds that."""
+    ssh = pytest.importorskip("ml_diagnostics_testing.ssh")
+    missing = [program for program in ("gcloud", "ssh", "ssh-keygen") if shutil.which(program) is None]
+    if missing:
+        pytest.skip(f"not on this machine: {', '.join(missing)}")
+    folder = tmp_path_factory.mktemp("vm")
+    own = {name: tmp_path_factory.mktemp(name) for name in ("gcloud", "home", "bin")}
+    with ComputeServer() as compute, ssh.SshServer(folder=folder) as server:
+        ssh.write_ssh(own["bin"], {vm_addresses(compute.add_instance("vm-1")): server})
+        settings = {
+            "CLOUDSDK_CONFIG": str(own["gcloud"]),
+            "HOME": str(own["home"]),
+            "PATH": f"{own['bin']}{os.pathsep}{os.environ['PATH']}",
+        }
+        environment = {**os.environ, **compute.environment(), **settings}
+        way = MachineAccess(gcloud.SshTarget("vm-1", "us-central1-a"))
+        with Programs(Console(), environment) as programs:
+            programs.run(way.execute(["true"]))  # gcloud makes its key, and tells of that on standard output.
+        yield folder, environment
+
+
+@given(st.lists(_ANY, min_size=10, max_size=10))
+@settings(_QUICK, max_examples=3)
+def test_a_program_on_a_vm_gets_its_arguments_to_the_letter(
+    machine: tuple[Path, dict[str, str]], names: list[str]
+) -> None:
+    folder, environment = machine
+    with Programs(Console(), environment) as programs:
+        way = MachineAccess(gcloud.SshTarget("vm-1", "us-central1-a"))
+        ended = programs.run(way.execute([*_PRINT, *names]))
+    assert ended.exit_code == 0, ended.complaint
+    assert arguments_in(ended.output) == names
+    assert not list(folder.rglob("pwned"))
