@@ -1,0 +1,162 @@
+"""Programs of this machine: by argv, told of, and ended with all that they started."""
+
+from __future__ import annotations
+
+import io
+import os
+import shlex
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from xprofiler.console import Console
+from xprofiler.exceptions import NotFoundError, TimedOutError, XprofilerError
+from xprofiler.processes import Programs
+
+from .viewer_cloud import wait_until
+
+pytestmark = pytest.mark.skipif(os.name == "nt", reason="its programs are those of POSIX")
+
+_PRINT_ARGUMENTS = "import json, sys; print(json.dumps(sys.argv[1:]))"
+
+
+def _console() -> Console:
+    return Console(is_verbose=True, err=io.StringIO())
+
+
+def test_what_a_program_reads_writes_and_ends_with() -> None:
+    with Programs(_console()) as programs:
+        ended = programs.run(["sh", "-c", "cat; echo no >&2; exit 3"], stdin=b"\x00yes")
+    assert ended == (3, b"\x00yes", b"no\n")
+    assert ended.complaint == "no"
+
+
+def test_large_output_goes_to_a_file(tmp_path: Path) -> None:
+    with Programs(_console()) as programs, (tmp_path / "out").open("wb") as file:
+        ended = programs.run(["sh", "-c", "head -c 3000000 /dev/zero"], stdout=file)
+    assert ended.output == b""
+    assert (tmp_path / "out").stat().st_size == 3_000_000
+
+
+@settings(max_examples=15, deadline=None)
+@given(st.lists(st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), max_size=20), max_size=5))
+def test_arguments_arrive_as_they_are(arguments: list[str]) -> None:
+    import json
+
+    with Programs(Console(err=io.StringIO())) as programs:
+        ended = programs.run([sys.executable, "-S", "-c", _PRINT_ARGUMENTS, *arguments])
+    assert json.loads(ended.output) == arguments
+
+
+def test_every_program_is_told_as_a_shell_would_take_it() -> None:
+    console = _console()
+    with Programs(console) as programs:
+        programs.run(["echo", "a b", "$(c)"])
+    assert isinstance(console.err, io.StringIO)
+    told = console.err.getvalue()
+    assert shlex.split(told.removeprefix("$ ")) == ["echo", "a b", "$(c)"]
+
+
+@pytest.mark.parametrize(("name", "todo"), [("gcloud", "cloud.google.com/sdk"), ("no-such", "install it")])
+def test_a_program_that_is_missing_is_named_with_what_to_install(
+    name: str, todo: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with Programs(_console()) as programs, pytest.raises(NotFoundError, match=f"no program '{name}'.*{todo}"):
+        programs.run([name])
+
+
+def test_what_cannot_be_an_argument_is_refused() -> None:
+    with Programs(_console()) as programs, pytest.raises(XprofilerError, match="cannot start echo"):
+        programs.run(["echo", "a\0b"])
+
+
+def test_a_program_that_takes_too_long_ends_with_its_children(tmp_path: Path) -> None:
+    program = _with_child(tmp_path)
+    with Programs(_console()) as programs, pytest.raises(TimedOutError, match=r"did not end in 0\.5 s"):
+        programs.run(program, timeout_seconds=0.5)
+    _assert_ended(tmp_path)
+
+
+def test_what_runs_at_the_end_of_the_block_ends_with_its_children(tmp_path: Path) -> None:
+    with Programs(_console()) as programs:
+        process = programs.start(_with_child(tmp_path))
+        wait_until((tmp_path / "child").exists)
+    assert process.returncode is not None
+    _assert_ended(tmp_path)
+
+
+def test_a_program_that_does_not_want_to_end_is_killed(tmp_path: Path) -> None:
+    with Programs(_console()) as programs:
+        programs.start(["sh", "-c", f"trap '' TERM; {_shell_of_child(tmp_path)}"])
+        wait_until((tmp_path / "child").exists)
+    _assert_ended(tmp_path)
+
+
+def test_threads_that_wait_for_programs_end_with_the_block(tmp_path: Path) -> None:
+    with ThreadPoolExecutor() as threads, Programs(_console()) as programs:
+        waiting = [threads.submit(programs.run, ["sleep", "60"]) for _ in range(4)]
+        wait_until(lambda: len(programs._running) == 4)
+    assert all(future.result().exit_code < 0 for future in waiting)
+
+
+def test_nothing_is_started_after_the_end() -> None:
+    with Programs(_console()) as programs:
+        pass
+    with pytest.raises(XprofilerError, match="not started any more"):
+        programs.run(["true"])
+
+
+def test_an_interrupt_ends_what_runs(tmp_path: Path) -> None:
+    script = tmp_path / "run.py"
+    script.write_text(
+        "from xprofiler.console import Console\nfrom xprofiler.processes import Programs\n"
+        f"with Programs(Console()) as programs: programs.run({_with_child(tmp_path)!r})\n"
+    )
+    process = subprocess.Popen([sys.executable, str(script)], stderr=subprocess.DEVNULL)
+    wait_until((tmp_path / "child").exists)
+    process.send_signal(2)
+    process.wait(20)
+    _assert_ended(tmp_path)
+
+
+def test_what_is_said_without_a_terminal_is_passed_on_at_the_end() -> None:
+    console = Console(err=io.StringIO())
+    with Programs(console) as programs:
+        assert programs.run_at_terminal(["sh", "-c", "echo out; echo err >&2; exit 4"]) == 4
+    assert isinstance(console.err, io.StringIO)
+    assert sorted(console.err.getvalue().split()) == ["err", "out"]
+
+
+def test_what_a_program_leaves_in_the_background_stays(tmp_path: Path) -> None:
+    with Programs(Console(err=io.StringIO())) as programs:
+        programs.run_at_terminal(["sh", "-c", f"(sleep 0.3; touch {shlex.quote(str(tmp_path / 'late'))}) &"])
+    wait_until((tmp_path / "late").exists)
+
+
+def _shell_of_child(folder: Path) -> str:
+    return f"sleep 60 & echo $! >{shlex.quote(str(folder / 'pid'))}; touch {shlex.quote(str(folder / 'child'))}; wait"
+
+
+def _with_child(folder: Path) -> list[str]:
+    return ["sh", "-c", _shell_of_child(folder)]
+
+
+def _assert_ended(folder: Path) -> None:
+    pid = int((folder / "pid").read_text())
+
+    def is_gone() -> bool:
+        try:
+            return Path(f"/proc/{pid}/stat").read_text().split()[2] == "Z"
+        except FileNotFoundError:
+            try:
+                os.kill(pid, 0)
+            except ProcessLookupError:
+                return True
+            return False
+
+    wait_until(is_gone)
