@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from ml_diagnostics_testing.cloud_storage import CloudStorageServer
 from ml_diagnostics_testing.compute import ComputeServer, vm_addresses
@@ -69,6 +69,7 @@ _ANY = st.one_of(
 _QUICK = settings(
     deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow], database=None
 )
+_REAL = settings(_QUICK, phases=[Phase.explicit, Phase.generate])  # To look for a smaller failure would take minutes.
 _PRINT = ("printf", "%s\\0")
 
 
@@ -208,7 +209,7 @@ def arguments_in(output: bytes) -> list[str]:
 
 
 @given(st.lists(_ANY, min_size=20, max_size=20))
-@settings(_QUICK, max_examples=15)
+@settings(_REAL, max_examples=15)
 def test_a_program_in_a_pod_gets_its_arguments_to_the_letter(cluster: KubernetesServer, names: list[str]) -> None:
     with Programs(Console(), {**os.environ, **cluster.environment()}) as programs:
         ended = programs.run(PodAccess(kubectl.Cluster(), "pod-1").execute([*_PRINT, *names]))
@@ -286,7 +287,7 @@ def machine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, di
 
 
 @given(st.lists(_ANY, min_size=10, max_size=10))
-@settings(_QUICK, max_examples=3)
+@settings(_REAL, max_examples=3)
 def test_a_program_on_a_vm_gets_its_arguments_to_the_letter(
     machine: tuple[Path, dict[str, str]], names: list[str]
 ) -> None:

@@ -98,4 +98,4 @@ def is_this_machine(address: str) -> bool:
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
-        return host in ("localhost", socket.gethostname(), socket.getfqdn())
+        return host in ("localhost", socket.gethostname())

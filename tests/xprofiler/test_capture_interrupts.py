@@ -1,0 +1,99 @@
+"""Ctrl-C during a capture: all that it has started ends, what is there is told, and the exit code says so."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+
+import pytest
+from ml_diagnostics_testing.faults import Hang
+from ml_diagnostics_testing.kubernetes import KubernetesServer
+from ml_diagnostics_testing.profiler_service import ProfilerServiceServer
+
+pytest.importorskip("grpc")
+psutil = pytest.importorskip("psutil")
+needs_kubectl = pytest.mark.skipif(shutil.which("kubectl") is None, reason="there is no kubectl on this machine")
+
+_LONG_MS = "60000"
+_PATIENCE_SECONDS = 30.0
+
+
+@pytest.fixture
+def job() -> Iterator[ProfilerServiceServer]:
+    with ProfilerServiceServer() as server:
+        yield server
+
+
+def until(condition: Callable[[], object]) -> None:
+    deadline = time.monotonic() + _PATIENCE_SECONDS
+    while not condition():
+        assert time.monotonic() < deadline, "it did not come to that"
+        time.sleep(0.02)
+
+
+def interrupted(
+    arguments: list[str], condition: Callable[[], object], environment: Mapping[str, str] | None = None
+) -> tuple[int, str]:
+    """Presses Ctrl-C once something is so; returns the exit code and what was said, when nothing is left running."""
+    with subprocess.Popen(
+        [sys.executable, "-m", "xprofiler", "capture", *arguments],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, **(environment or {})},
+    ) as command:
+        try:
+            until(condition)
+            started = psutil.Process(command.pid).children(recursive=True)
+            command.send_signal(signal.SIGINT)
+            _, said = command.communicate(timeout=_PATIENCE_SECONDS)
+        finally:
+            command.kill()
+    until(lambda: not any(process.is_running() for process in started))
+    return command.returncode, said
+
+
+def test_in_mid_capture_it_tells_what_is_there(job: ProfilerServiceServer, tmp_path: Path) -> None:
+    began = time.monotonic()
+    arguments = ["-o", "local", "-n", job.address, "-l", str(tmp_path), "-d", _LONG_MS]
+    exit_code, said = interrupted(arguments, lambda: job.profiles)
+    assert exit_code == 130
+    assert "has 0 files so far" in said
+    assert job.profiles[0].session_id in said
+    assert "Traceback" not in said
+    assert time.monotonic() - began < int(_LONG_MS) / 1000
+
+
+@needs_kubectl
+def test_in_mid_capture_of_a_pod_its_tunnel_ends(
+    job: ProfilerServiceServer, kubernetes_server: KubernetesServer, tmp_path: Path
+) -> None:
+    kubernetes_server.add_pod("pod-1", ports={9012: job.port})
+    arguments = ["-o", "gke", "-n", "pod-1", "-l", str(tmp_path), "-d", _LONG_MS]
+    exit_code, said = interrupted(arguments, lambda: job.profiles, kubernetes_server.environment())
+    assert exit_code == 130
+    assert "on pod-1 may remain" in said
+    assert "Traceback" not in said
+
+
+@needs_kubectl
+@pytest.mark.parametrize("stage", ["get", "port_forward"])
+def test_before_a_capture_nothing_is_begun(
+    job: ProfilerServiceServer, kubernetes_server: KubernetesServer, tmp_path: Path, stage: str
+) -> None:
+    kubernetes_server.add_pod("pod-1", ports={9012: job.port})
+    kubernetes_server.faults.always(Hang(), on=stage)
+    arguments = ["-o", "gke", "-n", "pod-1", "-l", str(tmp_path), "-d", _LONG_MS]
+    is_there = lambda: [one for one in kubernetes_server.requests if one.operation == stage]  # noqa: E731
+    exit_code, said = interrupted(arguments, is_there, kubernetes_server.environment())
+    assert exit_code == 130
+    assert "Traceback" not in said
+    assert not job.profiles
+    assert not list(tmp_path.rglob("session_*"))
