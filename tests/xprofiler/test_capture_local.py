@@ -36,8 +36,6 @@ def capture(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch,
 def bucket(cloud_storage_server: CloudStorageServer, monkeypatch: pytest.MonkeyPatch) -> CloudStorageServer:
     for name, value in cloud_storage_server.environment().items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setenv("CLOUDSDK_AUTH_DISABLE_CREDENTIALS", "true")
-    monkeypatch.setenv("CLOUDSDK_CORE_PROJECT", "test-project")
     cloud_storage_server.create_bucket("bucket")
     return cloud_storage_server
 

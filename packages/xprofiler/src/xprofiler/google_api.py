@@ -115,7 +115,9 @@ class GoogleApi:
         """Cloud Storage with the same credentials, gcloud's login too."""
         from ml_diagnostics_common.storage import GoogleCloudStorage
 
-        storage = GoogleCloudStorage(self.login.credentials, environ=self.settings.environ)
+        is_emulated = bool(self.settings.environ.get("STORAGE_EMULATOR_HOST"))  # Nobody logs in there.
+        credentials = None if is_emulated else self.login.credentials
+        storage = GoogleCloudStorage(credentials, environ=self.settings.environ)
         self._connections.append(storage)
         return storage
 
