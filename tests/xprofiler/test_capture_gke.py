@@ -18,7 +18,7 @@ pytest.importorskip("grpc")
 pytestmark = pytest.mark.skipif(shutil.which("kubectl") is None, reason="there is no kubectl on this machine")
 
 _MS = 200
-_PODS = ("pod-1", "pod-2", "pod-3")
+_PODS = ("pod_1", "pod_2", "pod_3")
 
 
 @pytest.fixture
@@ -82,11 +82,11 @@ def test_where_pods_cannot_write_to_the_bucket_their_files_are_brought_there(
     assert ran.exit_code == 0, ran.err
     folder = f"run/tensorboard/plugins/profile/{ran.session}"
     assert bucket.names("bucket") == [f"{folder}/{pod}.xplane.pb" for pod in _PODS]
-    assert "No profile came of pod-1, pod-2: capturing again." in ran.err
+    assert "No profile came of pod_1, pod_2: capturing again." in ran.err
     staging = Path(jobs[0].profiles[1].root)
     assert staging.parent.name.startswith("xprofiler-")
     assert not staging.parent.exists()
-    assert not commands_in(cluster, "pod-3")
+    assert not commands_in(cluster, "pod_3")
 
 
 def test_to_a_folder_of_this_machine_pods_can_be_captured_without_any_bucket(
@@ -100,7 +100,7 @@ def test_to_a_folder_of_this_machine_pods_can_be_captured_without_any_bucket(
     assert ran.exit_code == 0, ran.err
     folder = tmp_path / "logs/tensorboard/plugins/profile" / ran.session
     paths = sorted(folder.iterdir())
-    assert [path.name for path in paths] == ["pod-1.xplane.pb", "pod-2.xplane.pb"]
+    assert [path.name for path in paths] == ["pod_1.xplane.pb", "pod_2.xplane.pb"]
     assert opened_by_xprof(paths, tmp_path / "copies")["tasks"].startswith("2 ")
 
 
@@ -108,11 +108,11 @@ def test_where_no_port_may_be_forwarded_a_relay_in_the_pod_leads_to_it(
     capture: Command, cluster: KubernetesServer, jobs: list[ProfilerServiceServer], tmp_path: Path
 ) -> None:
     cluster.denied.add("create pods/portforward")
-    ran = capture("-o", "gke", "-l", tmp_path, "-n", "pod-1", "-p", jobs[0].port, "-d", _MS, "-v")
+    ran = capture("-o", "gke", "-l", tmp_path, "-n", "pod_1", "-p", jobs[0].port, "-d", _MS, "-v")
     assert ran.exit_code == 0, ran.err
     assert "its port was not forwarded" in ran.err
     assert "forbidden" in ran.err
-    programs = [argv for argv in commands_in(cluster, "pod-1") if argv[:2] == ("python3", "-c")]
+    programs = [argv for argv in commands_in(cluster, "pod_1") if argv[:2] == ("python3", "-c")]
     assert programs
     assert all(argv[3:] == (str(jobs[0].port),) for argv in programs)
 
@@ -123,27 +123,27 @@ def test_where_nobody_listens_in_the_pod_that_is_said(
     jobs[0].die()
     ran = capture("-o", "gke", "-l", tmp_path, "-n", *_PODS[:2], "-p", "9012", "-d", _MS)
     assert ran.exit_code == 1
-    assert "Failed to profile host pod-1 with error: nothing answers at port 9012 there" in ran.err
+    assert "Failed to profile host pod_1 with error: nothing answers at port 9012 there" in ran.err
     assert [line.split()[1] for line in ran.out.splitlines()[-2:]] == ["failed", "captured"]
 
 
 def test_a_pod_that_dies_in_mid_capture_is_named_and_keeps_no_other_from_its_profile(
     capture: Command, cluster: KubernetesServer, jobs: list[ProfilerServiceServer], tmp_path: Path
 ) -> None:
-    cluster.pod("pod-1").dies_after_seconds = 0.6
+    cluster.pod("pod_1").dies_after_seconds = 0.6
     ran = capture("-o", "gke", "-l", tmp_path, "-n", *_PODS, "-d", "1500")
     assert ran.exit_code == 1
-    assert "Failed to profile host pod-1 with error: " in ran.err
+    assert "Failed to profile host pod_1 with error: " in ran.err
     assert [line.split()[1] for line in ran.out.splitlines()[-3:]] == ["failed", "captured", "captured"]
 
 
 def test_pods_that_are_not_there_are_named_and_the_others_captured(
     capture: Command, jobs: list[ProfilerServiceServer], tmp_path: Path
 ) -> None:
-    ran = capture("-o", "gke", "-l", tmp_path, "-n", "none", "pod-2", "-d", _MS)
+    ran = capture("-o", "gke", "-l", tmp_path, "-n", "none", "pod_2", "-d", _MS)
     assert ran.exit_code == 1
     assert "Pod none does not exist" in ran.err
-    assert [line.split()[:2] for line in ran.out.splitlines()[-1:]] == [["pod-2", "captured"]]
+    assert [line.split()[:2] for line in ran.out.splitlines()[-1:]] == [["pod_2", "captured"]]
 
 
 def test_where_no_pod_is_there_nothing_is_begun(
@@ -176,7 +176,7 @@ def test_who_may_not_look_for_pods_is_told_so(
     capture: Command, cluster: KubernetesServer, jobs: list[ProfilerServiceServer], tmp_path: Path
 ) -> None:
     cluster.denied.add("get pods")
-    ran = capture("-o", "gke", "-l", tmp_path, "-n", "pod-1", "-d", _MS)
+    ran = capture("-o", "gke", "-l", tmp_path, "-n", "pod_1", "-d", _MS)
     assert ran.exit_code == 4
     assert "forbidden" in ran.err
 
@@ -186,7 +186,7 @@ def test_without_a_cluster_the_way_to_one_is_said(
 ) -> None:
     monkeypatch.setenv("KUBECONFIG", str(tmp_path / "none"))
     monkeypatch.setenv("HOME", str(tmp_path))
-    ran = capture("-o", "gke", "-l", tmp_path, "-n", "pod-1", "-d", _MS)
+    ran = capture("-o", "gke", "-l", tmp_path, "-n", "pod_1", "-d", _MS)
     assert ran.exit_code == 1
     assert "gcloud container clusters get-credentials" in ran.err
 
@@ -195,6 +195,6 @@ def test_without_kubectl_it_is_said_how_to_get_it(
     capture: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    ran = capture("-o", "gke", "-l", tmp_path, "-n", "pod-1", "-d", _MS)
+    ran = capture("-o", "gke", "-l", tmp_path, "-n", "pod_1", "-d", _MS)
     assert ran.exit_code == 3
     assert "https://kubernetes.io/docs/tasks/tools/" in ran.err

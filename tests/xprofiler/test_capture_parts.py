@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import threading
 import time
@@ -263,6 +264,20 @@ def test_the_words_are_those_of_the_readme_and_the_table_has_a_row_for_each_host
         "",
         "Starting profile capture on host vm_name4.",
     ]
+
+
+def test_a_terminal_shows_what_the_readme_shows() -> None:
+    terminal = io.StringIO()
+    outcomes = [Outcome(f"pod_{n}", f"pod_{n}", f"pod_{n}", "", 1000, 10**9, True) for n in (1, 2)]
+    report(outcomes, Session("gs://b/r", _NAME), "gs://b/r/tensorboard", "table", Console(out=terminal, err=terminal))
+    assert terminal.getvalue().startswith(
+        "Starting profile capture on pod_1.\n"
+        f"Profile saved to gs://b/r/tensorboard and session id is {_NAME}.\n"
+        "\n"
+        "Starting profile capture on pod_2.\n"
+        f"Profile saved to gs://b/r/tensorboard and session id is {_NAME}.\n"
+        "\n"
+    )
 
 
 def test_programs_get_records(capsys: pytest.CaptureFixture[str]) -> None:
