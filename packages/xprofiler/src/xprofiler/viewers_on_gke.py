@@ -75,17 +75,19 @@ class ViewersOnGke:
         selectors = [f"--selector=instance={_label_value('name', viewer.name)}" for viewer in viewers]
         return [[*self._cluster.argv("delete"), "all", selector] for selector in selectors]
 
-    def manifest(self, name: str, zone: str, log_directory: LogDirectory) -> dict[str, Any]:
+    def manifest(self, name: str, zone: str, log_directory: LogDirectory) -> list[dict[str, Any]]:
         """Returns what `apply` gets: see `manifest`."""
         return manifest(name, zone, log_directory, self._settings)
 
-    def apply(self, objects: Mapping[str, Any]) -> None:
+    def apply(self, objects: Sequence[Mapping[str, Any]]) -> None:
         """Creates objects; they reach kubectl by its standard input, and no file.
 
         Raises:
             XprofilerError: They could not be created.
         """
-        self._kubectl([*self._cluster.argv("apply"), "--filename=-"], stdin=json.dumps(objects).encode())
+        self._kubectl(
+            [*self._cluster.argv("apply"), "--filename=-"], stdin="\n".join(map(json.dumps, objects)).encode()
+        )
 
     def url(self, name: str) -> str | None:
         """Returns the proxy's link to a viewer; None while the proxy does not know it."""
@@ -102,7 +104,7 @@ class ViewersOnGke:
         return ended.output
 
 
-def manifest(name: str, zone: str, log_directory: LogDirectory, settings: Mapping[str, str]) -> dict[str, Any]:
+def manifest(name: str, zone: str, log_directory: LogDirectory, settings: Mapping[str, str]) -> list[dict[str, Any]]:
     """Returns the objects of a viewer.
 
     Args:
@@ -137,9 +139,8 @@ def manifest(name: str, zone: str, log_directory: LogDirectory, settings: Mappin
         "viewer_program": _literal((_FOLDER / "gke_viewer.py").read_text(encoding="utf-8")),
         "agent_program": _literal((_FOLDER / "gke_agent.py").read_text(encoding="utf-8")),
     }
-    objects = yaml.safe_load((_FOLDER / "gke_manifest.yaml").read_text(encoding="utf-8"))
-    filled: dict[str, Any] = _filled(objects, values)
-    return filled
+    objects = yaml.safe_load_all((_FOLDER / "gke_manifest.yaml").read_text(encoding="utf-8"))
+    return [_filled(one, values) for one in objects]
 
 
 def _filled(part: Any, values: Mapping[str, str]) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import time
 import uuid
 from typing import Final
@@ -39,7 +40,7 @@ def create_on_gke(options: argparse.Namespace, log_directory: LogDirectory, cons
     if options.dry_run:
         import yaml
 
-        console.data("# kubectl apply --filename=- <<EOF\n" + yaml.safe_dump(objects, sort_keys=False).rstrip("\n"))
+        console.data("# for: kubectl apply --filename=-\n" + yaml.safe_dump_all(objects, sort_keys=False).rstrip("\n"))
         return DONE
     others = viewers.find(Sought(log_directories=[log_directory.path]))
     if others:
@@ -76,16 +77,19 @@ def _wait(viewers: ViewersOnGke, name: str, timeout_seconds: float) -> str:
 
 
 def _undo(viewers: ViewersOnGke, viewer: Viewer, options: argparse.Namespace, console: Console) -> None:
+    """Deletes what was made, and tells what remains; also where nobody can read that any more."""
+
+    def say(text: str) -> None:
+        with contextlib.suppress(OSError):
+            console.say(text)
+
     how = f"Delete it: xprofiler delete --gke -z {viewer.zone} -n {viewer.name}"
     if options.auto_delete_on_failure_off:
-        console.say(f"Failure in setting up {viewer.name}. Note that it was NOT deleted. {how}")
+        say(f"Failure in setting up {viewer.name}. Note that it was NOT deleted. {how}")
         return
-    console.say("Unable to set up instance. Initiating cleanup.\n")
+    say("Unable to set up instance. Initiating cleanup.\n")
     why: object = "its deletion was interrupted"
     try:
         (why,) = viewers.delete([viewer])
     finally:
-        if why is None:
-            console.say(f"{viewer.name} is deleted. Nothing remains.")
-        else:
-            console.say(f"{viewer.name} MAY REMAIN: {why}. {how}")
+        say(f"{viewer.name} MAY REMAIN: {why}. {how}" if why else f"{viewer.name} is deleted. Nothing remains.")
