@@ -121,9 +121,11 @@ def test_where_nobody_listens_in_the_pod_that_is_said(
     capture: Command, cluster: KubernetesServer, jobs: list[ProfilerServiceServer], tmp_path: Path
 ) -> None:
     jobs[0].die()
-    ran = capture("-o", "gke", "-l", tmp_path, "-n", *_PODS[:2], "-p", "9012", "-d", _MS)
+    nobodys = jobs[0].port
+    cluster.pod("pod_2").ports = {nobodys: jobs[1].port}
+    ran = capture("-o", "gke", "-l", tmp_path, "-n", *_PODS[:2], "-p", nobodys, "-d", _MS)
     assert ran.exit_code == 1
-    assert "Failed to profile host pod_1 with error: nothing answers at port 9012 there" in ran.err
+    assert f"Failed to profile host pod_1 with error: nothing answers at port {nobodys} there" in ran.err
     assert [line.split()[1] for line in ran.out.splitlines()[-2:]] == ["failed", "captured"]
 
 
@@ -143,7 +145,8 @@ def test_pods_that_are_not_there_are_named_and_the_others_captured(
     ran = capture("-o", "gke", "-l", tmp_path, "-n", "none", "pod_2", "-d", _MS)
     assert ran.exit_code == 1
     assert "Pod none does not exist" in ran.err
-    assert [line.split()[:2] for line in ran.out.splitlines()[-1:]] == [["pod_2", "captured"]]
+    assert "Failed to profile host none with error: " in ran.err
+    assert [line.split()[:2] for line in ran.out.splitlines()[-2:]] == [["pod_2", "captured"], ["none", "failed"]]
 
 
 def test_where_no_pod_is_there_nothing_is_begun(

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import tempfile
 import uuid
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
 from ml_diagnostics_common.profiler_service import ProfilerService
-from ml_diagnostics_common.storage import LocalStorage, Storage
+from ml_diagnostics_common.storage import Storage
 
 from xprofiler.capture.collecting import Collector, Outcome
 from xprofiler.capture.places import Place, places_of
 from xprofiler.capture.session import Session
 from xprofiler.capture.targets import Target
-from xprofiler.capture.tunnels import open_tunnels
+from xprofiler.capture.tunnels import open_tunnels, problem_at
 from xprofiler.console import Console
+from xprofiler.parallel import in_parallel
 from xprofiler.processes import Programs
 
 __all__ = ["Capture"]
@@ -77,7 +78,7 @@ class Capture:
                 for target, tunnel in zip(targets, tunnels, strict=True)
                 if not tunnel.problem
             ]
-            collector = Collector(self.session, self.storage, LocalStorage(), programs)
+            collector = Collector(self.session, self.storage, programs)
             staged: list[Target] = []
             try:
                 came = self._rounds(asked, collector, staged)
@@ -104,18 +105,28 @@ class Capture:
             Outcomes by the targets' names.
         """
         came: dict[str, Outcome] = {}
-        for number in (0, 1):
-            todo = [one for one in asked if number == 0 or not came[one.target.name].is_captured]
-            if not todo:
-                break
-            if number:
-                for one in todo:
-                    self.console.detail(f"{one.target.name}: {came[one.target.name].problem}")
-                names = ", ".join(one.target.name for one in todo)
-                self.console.say(f"No profile came of {names}: capturing again.")
-            staged += [one.target for one in todo if one.target.access and not one.places[number].is_final]
-            came |= {outcome.name: outcome for outcome in self._round(todo, number, collector)}
+
+        def ask(todo: Sequence[_Asked], number: int) -> None:
+            staged.extend(one.target for one in todo if one.target.access and not one.places[number].is_final)
+            came.update({outcome.name: outcome for outcome in self._round(todo, number, collector)})
+
+        if asked:
+            ask(asked, 0)
+        again = self._still_there([one for one in asked if not came[one.target.name].is_captured], came)
+        if again:
+            ask(again, 1)
         return came
+
+    def _still_there(self, failed: Sequence[_Asked], came: Mapping[str, Outcome]) -> list[_Asked]:
+        """Returns those of whom there is no profile, and that can be asked again; says so."""
+        for one in failed:
+            self.console.detail(f"{one.target.name}: {came[one.target.name].problem}")
+        problems = in_parallel(lambda one: problem_at(one.address), failed)
+        todo = [one for one, problem in zip(failed, problems, strict=True) if not problem]
+        if todo:
+            names = ", ".join(one.target.name for one in todo)
+            self.console.say(f"No profile came of {names}: capturing again.")
+        return todo
 
     def _round(self, asked: Sequence[_Asked], number: int, collector: Collector) -> list[Outcome]:
         """Asks all at once, and looks at what they wrote: the answer of one that wrote its file may have got lost."""

@@ -8,7 +8,7 @@ from tempfile import TemporaryFile
 from typing import Any, Final
 
 from ml_diagnostics_common.exceptions import DiagnosticsError, ObjectNotFoundError
-from ml_diagnostics_common.storage import Storage
+from ml_diagnostics_common.storage import LocalStorage, Storage
 from ml_diagnostics_common.xplane import Xplane, summary_of
 
 from xprofiler.capture.places import Place
@@ -74,13 +74,11 @@ class Collector:
     Attributes:
         session: Where they belong.
         storage: In which that is.
-        local: The storage that is this machine's files.
         programs: Where the programs run that fetch files.
     """
 
     session: Session
     storage: Storage
-    local: Storage
     programs: Programs
 
     def collect(self, written: Sequence[tuple[Target, Place]]) -> list[Outcome]:
@@ -107,16 +105,24 @@ class Collector:
     def _collect(self, target: Target, place: Place) -> Outcome:
         path = self.session.path_of(target.file_name)
         if not place.is_final:
-            self.storage.write(path, self._fetch(target, self.session.below(place.root).path_of(target.file_name)))
+            return self._bring(target, self.session.below(place.root).path_of(target.file_name), path)
         try:
             xplane = summary_of(Parts(self.storage, path))
         except ObjectNotFoundError:
             return Outcome.of(target, problem=f"it says that all is well, but there is no {path}")
         return Outcome.of(target, xplane, problem_of(xplane, path))
 
+    def _bring(self, target: Target, source: str, path: str) -> Outcome:
+        data = self._fetch(target, source)
+        xplane = summary_of(data)
+        problem = problem_of(xplane, source)
+        if not problem:
+            self.storage.write(path, data)
+        return Outcome.of(target, xplane, problem)
+
     def _fetch(self, target: Target, path: str) -> bytes:
         if target.access is None:
-            return self.local.read(path)
+            return LocalStorage().read(path)
         with TemporaryFile() as file:
             argv = target.access.execute(["sh", "-c", _READ, "sh", path])
             ended = self.programs.run(argv, stdout=file, timeout_seconds=_REMOTE_SECONDS)

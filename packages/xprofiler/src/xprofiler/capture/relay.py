@@ -20,6 +20,7 @@ __all__ = ["NOTHING_THERE", "Relay", "last_lines", "remote_program"]
 NOTHING_THERE: Final = "nothing answers at port"
 """How the remote program says that there is no server."""
 _PIECE_BYTES: Final = 1 << 16
+_LOOK_SECONDS: Final = 0.1
 _SHOWN_LINES: Final = 4
 _ADVICE: Final = "\nRecommendation:"
 
@@ -50,7 +51,9 @@ class Relay:
         self._programs = programs
         self._argv = list(argv)
         self._errors: IO[bytes] = TemporaryFile("a+b")  # noqa: SIM115 (appending, since programs and we share its place)
+        self._is_closed = threading.Event()
         self._listener = socket.create_server(("127.0.0.1", 0))
+        self._listener.settimeout(_LOOK_SECONDS)  # Not every system wakes up who accepts when another thread closes.
         self.port: int = self._listener.getsockname()[1]
         self._thread = threading.Thread(target=self._accept, name="relay", daemon=True)
         self._thread.start()
@@ -61,18 +64,19 @@ class Relay:
         Returns:
             What the last program said on standard error at its end.
         """
-        with contextlib.suppress(OSError):
-            self._listener.shutdown(socket.SHUT_RDWR)  # Wakes up the thread.
-        self._listener.close()
+        self._is_closed.set()
         self._thread.join()
         with self._errors:
             self._errors.seek(0)
             return last_lines(self._errors.read())
 
     def _accept(self) -> None:
-        with contextlib.suppress(OSError, XprofilerError):
-            while True:
-                connection, _ = self._listener.accept()
+        with self._listener, contextlib.suppress(OSError, XprofilerError):
+            while not self._is_closed.is_set():
+                try:
+                    connection, _ = self._listener.accept()
+                except TimeoutError:
+                    continue
                 process = self._programs.start(
                     self._argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors
                 )

@@ -90,6 +90,7 @@ class CaptureCommand:
         from ml_diagnostics_common.profiler_service import ProfilerService
 
         from xprofiler.capture.capturing import Capture
+        from xprofiler.capture.collecting import Outcome
         from xprofiler.capture.reserving import reserved
         from xprofiler.capture.table import report
         from xprofiler.gcloud_settings import GcloudSettings
@@ -100,8 +101,6 @@ class CaptureCommand:
         found = _find(options, api, console)
         if not found.targets:
             raise NotFoundError("\n".join(found.missing.values()))
-        for problem in found.missing.values():
-            console.say(problem)
         storage = _storage(log_directory, api)
         with reserved(log_directory.capture_root, storage, time.localtime()) as session:
             names = ", ".join(target.name for target in found.targets)
@@ -112,8 +111,9 @@ class CaptureCommand:
             except KeyboardInterrupt:
                 _tell_what_is_there(session, storage, console)
                 raise
+            outcomes += [Outcome(name, name, problem=problem) for name, problem in found.missing.items()]
             report(outcomes, session, log_directory.tensorboard, options.format, console)
-        all_captured = not found.missing and all(outcome.is_captured for outcome in outcomes)
+        all_captured = all(outcome.is_captured for outcome in outcomes)
         if all_captured:
             console.say(f"\nLook at it with: xprofiler serve -l {shlex.quote(log_directory.path)}")
         return DONE if all_captured else XprofilerError.exit_code
