@@ -77,7 +77,7 @@ class ViewerSetup:
         self._sleep = sleep
         self._status_path = status_path(plan.log_directory, plan.name)
         self._old_generation = 0
-        self._is_there = False
+        self._may_come_late = True
 
     def check(self) -> None:
         """Proves that the VM can be made, as far as that can be known before.
@@ -112,8 +112,10 @@ class ViewerSetup:
             create()
         except DiagnosticsError as error:
             self.may_exist = not _is_refusal(error)
+            # What has no cause is how the operation ended, and so no lost answer.
+            self._may_come_late = error.__cause__ is not None or isinstance(error, TimedOutError)
             raise
-        self._is_there = True
+        self._may_come_late = False
         self._console.say(f"The VM {self._plan.name} is there; XProf is being installed on it.")
         status = self._wait()
         self._label(status)
@@ -126,7 +128,7 @@ class ViewerSetup:
         """
         deadline = self._clock() + self._patience.removal
         backoff = Backoff(0.5, 5.0)
-        looks = 1 if self._is_there else _LOOKS_FOR_A_LATE_VM
+        looks = _LOOKS_FOR_A_LATE_VM if self._may_come_late else 1
         while True:
             try:
                 left = max(1.0, deadline - self._clock())

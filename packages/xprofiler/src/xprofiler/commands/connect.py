@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import shlex
 from typing import TYPE_CHECKING
 
 from xprofiler.exceptions import DONE, NotFoundError, XprofilerError
@@ -114,7 +115,8 @@ def _connect(options: argparse.Namespace, log_directory: LogDirectory, console: 
         return _hold_tunnel(target, options, console, programs)
     tunnel = _open_tunnel(target, viewer, options, console, programs)
     _tell(tunnel.url, console)
-    console.say(f"It stays open; close it: xprofiler connect -z {viewer.zone} -l {viewer.log_directory} --disconnect")
+    where = shlex.quote(viewer.log_directory)
+    console.say(f"It stays open; close it: xprofiler connect -z {viewer.zone} -l {where} --disconnect")
     return DONE
 
 
