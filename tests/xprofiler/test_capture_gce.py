@@ -12,6 +12,10 @@ import pytest
 from ml_diagnostics_testing.compute import ComputeServer, vm_addresses
 from ml_diagnostics_testing.faults import Status
 from ml_diagnostics_testing.profiler_service import ProfilerServiceServer
+from xprofiler.capture.machines import find_machines
+from xprofiler.console import Console
+from xprofiler.gcloud_settings import GcloudSettings
+from xprofiler.google_api import GoogleApi
 
 from .captures import Command, Ran
 
@@ -161,6 +165,28 @@ def test_what_goes_on_to_gcloud_goes_to_every_ssh_and_a_vm_inside_is_reached_thr
     started = [line for line in ran.err.splitlines() if line.startswith("$ gcloud compute ssh")]
     assert started
     assert all("--tunnel-through-iap" in line and "--ssh-key-expire-after=1h" in line for line in started)
+
+
+@pytest.mark.parametrize("extra", [(), ("--internal-ip",)])
+def test_workers_without_an_address_outside_are_reached_through_iap_unless_the_caller_is_inside(
+    machines: Machines, extra: tuple[str, ...]
+) -> None:
+    machines.compute.add_tpu("tpu-1", _ZONE, networkEndpoints=[{"ipAddress": "10.0.0.2"}, {"ipAddress": "10.0.0.3"}])
+    api = GoogleApi(GcloudSettings.load(), Console())
+    found = find_machines(["tpu-1"], _ZONE, 9012, api, may_be_tpus=True, extra=extra)
+    assert [target.name for target in found.targets] == ["tpu-1-w0", "tpu-1-w1"]
+    for number, target in enumerate(found.targets):
+        assert target.access is not None
+        argv = target.access.forward(40000, 9012)
+        assert ("--tunnel-through-iap" in argv) == (not extra)
+        assert f"--worker={number}" in argv
+        assert argv[argv.index("-L") + 1] == "127.0.0.1:40000:localhost:9012"
+
+
+def test_a_tpu_of_one_worker_keeps_its_name(machines: Machines) -> None:
+    machines.compute.add_tpu("tpu-1", _ZONE, workers=1)
+    found = find_machines(["tpu-1"], _ZONE, 9012, GoogleApi(GcloudSettings.load(), Console()), may_be_tpus=True)
+    assert [target.file_name for target in found.targets] == ["tpu-1"]
 
 
 def test_hosts_that_are_not_there_are_named_and_nothing_is_begun(capture: Command, machines: Machines) -> None:

@@ -109,7 +109,7 @@ class Collector:
         try:
             xplane = summary_of(Parts(self.storage, path))
         except ObjectNotFoundError:
-            return Outcome.of(target, problem=f"it says that all is well, but there is no {path}")
+            return Outcome.of(target, problem=f"it says that all is well, but there is no {path}{_advice(path)}")
         return Outcome.of(target, xplane, problem_of(xplane, path))
 
     def _bring(self, target: Target, source: str, path: str) -> Outcome:
@@ -138,6 +138,12 @@ class Collector:
         assert target.access is not None
         ended = self.programs.run(target.access.execute(["rm", "-rf", folder]), timeout_seconds=_REMOTE_SECONDS)
         return ended.complaint if ended.exit_code else ""
+
+
+def _advice(path: str) -> str:
+    if path.startswith("gs://"):
+        return ""
+    return "; it may have written that on a machine of its own: give gs://bucket/path, or a folder that both share"
 
 
 def _failed(target: Target, error: Exception) -> Outcome:

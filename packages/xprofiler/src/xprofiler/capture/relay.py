@@ -33,7 +33,8 @@ def last_lines(said: bytes) -> str:
 
 def remote_program(port: int) -> list[str]:
     """Returns what runs on the target: its only argument is a number."""
-    return ["python3", "-c", Path(__file__).with_name("remote_relay.py").read_text(), str(int(port))]
+    program = Path(__file__).with_name("remote_relay.py").read_text(encoding="utf-8")
+    return ["python3", "-c", program, str(int(port))]
 
 
 class Relay:
