@@ -89,6 +89,27 @@ def test_where_pods_cannot_write_to_the_bucket_their_files_are_brought_there(
     assert not commands_in(cluster, "pod_3")
 
 
+def test_a_real_job_that_cannot_reach_the_bucket_is_captured_all_the_same(
+    capture: Command,
+    cluster: KubernetesServer,
+    bucket: CloudStorageServer,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    """JAX tries for minutes where its connections are refused: its patience is not ours."""
+    pytest.importorskip("jax")
+    monkeypatch.setattr("xprofiler.capture.capturing._DIRECT_EXTRA_SECONDS", 1.0)
+    with jax_jobs(1, {"https_proxy": "http://127.0.0.1:9", "NO_GCE_CHECK": "true"}) as (port,):
+        cluster.add_pod("pod_1", ports={9012: port})
+        ran = capture("-o", "gke", "-l", "gs://bucket/run", "-n", "pod_1", "-d", _MS)
+    assert ran.exit_code == 0, ran.err
+    assert "capturing again" in ran.err
+    (name,) = bucket.names("bucket")
+    copy = tmp_path / "copy.xplane.pb"
+    copy.write_bytes(bucket.read("bucket", name))
+    assert opened_by_xprof([copy], tmp_path / "copies")["tasks"].startswith("1 ")
+
+
 def test_to_a_folder_of_this_machine_pods_can_be_captured_without_any_bucket(
     capture: Command, cluster: KubernetesServer, tmp_path: Path
 ) -> None:
