@@ -15,10 +15,10 @@ from typing import Any, ClassVar
 
 import pytest
 from google_cloud_mldiagnostics.commands.collect_profile import main
-from google_cloud_mldiagnostics.profiling.verification import read_xplane
 from ml_diagnostics_common import profiler_service
 from ml_diagnostics_common.exceptions import ConfigurationError
 from ml_diagnostics_common.profiler_service import ProfilerService, TracerLevels, profile_request
+from ml_diagnostics_common.xplane import read_xplane
 
 from .ports import free_port
 from .profiled_runs import xplanes

@@ -14,8 +14,8 @@ import pytest
 from google_cloud_mldiagnostics.cli import main
 from google_cloud_mldiagnostics.cli.profile import targets_of
 from google_cloud_mldiagnostics.exceptions import ProfilingError
-from google_cloud_mldiagnostics.profiling.verification import read_xplane
 from ml_diagnostics_common.environment import identity
+from ml_diagnostics_common.xplane import read_xplane
 
 from .ports import free_port
 from .told_runs import process, resource, view

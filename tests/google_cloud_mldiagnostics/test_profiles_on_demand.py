@@ -16,9 +16,9 @@ from google_cloud_mldiagnostics.exceptions import ProfilingError
 from google_cloud_mldiagnostics.profiling import on_demand
 from google_cloud_mldiagnostics.profiling.on_demand import CaptureWatch, start_on_demand_xprof, stop_on_demand_xprof
 from google_cloud_mldiagnostics.profiling.places import place_of
-from google_cloud_mldiagnostics.profiling.verification import summary_of
 from google_cloud_mldiagnostics.profiling.xprof import Xprof
 from ml_diagnostics_common.profiler_service import ProfilerService
+from ml_diagnostics_common.xplane import summary_of
 from ml_diagnostics_testing.cloud_storage import CloudStorageServer
 
 from .profiled_runs import processes_told, profiled_run, sessions_put, sessions_told, xplanes

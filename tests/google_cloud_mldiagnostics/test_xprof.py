@@ -24,9 +24,9 @@ from google_cloud_mldiagnostics.profiling.captures import captures_of_this_proce
 from google_cloud_mldiagnostics.profiling.hosts_check import HostsCheck
 from google_cloud_mldiagnostics.profiling.jax_engine import JaxEngine
 from google_cloud_mldiagnostics.profiling.telling import Session
-from google_cloud_mldiagnostics.profiling.verification import read_xplane
 from google_cloud_mldiagnostics.profiling.xprof import Xprof as xprof  # noqa: N813
 from ml_diagnostics_common.guard import LOSSES
+from ml_diagnostics_common.xplane import read_xplane
 
 from .profiled_runs import profiled_run, sessions_put, sessions_told, xplanes
 from .waiting import eventually

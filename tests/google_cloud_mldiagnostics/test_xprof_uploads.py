@@ -14,10 +14,10 @@ from pathlib import Path
 import pytest
 from google_cloud_mldiagnostics.active_run import ActiveRun
 from google_cloud_mldiagnostics.profiling import deliveries, uploads
-from google_cloud_mldiagnostics.profiling.verification import summary_of
 from google_cloud_mldiagnostics.profiling.xprof import Xprof, finish_profiles
 from ml_diagnostics_common import storage
 from ml_diagnostics_common.guard import LOSSES
+from ml_diagnostics_common.xplane import summary_of
 from ml_diagnostics_testing.cloud_storage import CloudStorageServer
 from ml_diagnostics_testing.faults import Fault, Hang, Status
 

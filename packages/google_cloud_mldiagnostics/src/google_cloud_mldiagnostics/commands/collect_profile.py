@@ -23,9 +23,9 @@ from ml_diagnostics_common.profiler_service import (
     file_name_of,
 )
 from ml_diagnostics_common.storage import storage_for
+from ml_diagnostics_common.xplane import summary_of
 
 from google_cloud_mldiagnostics.profiling.layout import file_of, session_folder, sessions_folder
-from google_cloud_mldiagnostics.profiling.verification import summary_of
 
 __all__ = ["main"]
 

@@ -22,6 +22,7 @@ from typing import Final
 
 from ml_diagnostics_common import background
 from ml_diagnostics_common.guard import LOSSES, guarded_as
+from ml_diagnostics_common.xplane import read_xplane
 
 from google_cloud_mldiagnostics.active_run import ActiveRun
 from google_cloud_mldiagnostics.per_process import PerProcess
@@ -33,7 +34,7 @@ from google_cloud_mldiagnostics.profiling.places import Place, Way, place_of, sc
 from google_cloud_mldiagnostics.profiling.sessions import SessionIds
 from google_cloud_mldiagnostics.profiling.telling import ACTIVE, FAILED, SUCCEEDED, Session
 from google_cloud_mldiagnostics.profiling.uploads import Upload, move, stage
-from google_cloud_mldiagnostics.profiling.verification import problem_of, read_xplane
+from google_cloud_mldiagnostics.profiling.verification import problem_of
 
 __all__ = [
     "EXIT_SECONDS",

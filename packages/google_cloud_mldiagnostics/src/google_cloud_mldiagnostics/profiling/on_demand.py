@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Final
 
 from ml_diagnostics_common.guard import LOSSES, guarded_as, warn_once
+from ml_diagnostics_common.xplane import read_xplane
 
 from google_cloud_mldiagnostics import entries
 from google_cloud_mldiagnostics.active_run import ActiveRun, active_run
@@ -33,7 +34,7 @@ from google_cloud_mldiagnostics.profiling.layout import file_of
 from google_cloud_mldiagnostics.profiling.places import Place, Way, place_of, xplane_name
 from google_cloud_mldiagnostics.profiling.telling import FAILED, SUCCEEDED, Session
 from google_cloud_mldiagnostics.profiling.uploads import Upload
-from google_cloud_mldiagnostics.profiling.verification import problem_of, read_xplane
+from google_cloud_mldiagnostics.profiling.verification import problem_of
 
 __all__ = ["DEFAULT_PORT", "address_of_this_host", "start_on_demand_xprof", "stop_on_demand_xprof"]
 
