@@ -165,9 +165,14 @@ def test_the_demo_trains_kills_resumes_and_reports(tmp_path: Path, monkeypatch: 
         ("programmatic", "SUCCEEDED"),
         ("on_demand", "SUCCEEDED"),
     ]
-    logdir = re.search(r"^Profiles +xprof --logdir (\S+)", demo.stdout, re.MULTILINE)
-    assert logdir is not None
-    found = list(Path(logdir[1]).glob("plugins/profile/*/*.xplane.pb"))
+    told_profiles = re.search(r"^Profiles +(.+) \(xprofiler serve -l (\S+)\)$", demo.stdout, re.MULTILINE)
+    assert told_profiles is not None
+    picture_of_profiles, logdir = told_profiles.groups()
+    assert picture_of_profiles.startswith("no picture: ") or Path(picture_of_profiles).read_bytes().startswith(
+        b"\x89PNG"
+    )
+    assert re.search(r"^Step time +\d", demo.stdout, re.MULTILINE)
+    found = list(Path(logdir).glob("plugins/profile/*/*.xplane.pb"))
     assert {file.parent.name for file in found} == {profile["session"] for profile in run["profiles"]}
 
     # Nothing but out/ was written to, and nothing leaves the machine, not even when a later process finds a cloud.

@@ -16,7 +16,10 @@ class Ended(NamedTuple):
 
 def typed(*arguments: str, columns: int | None = None, timeout_seconds: float = 60) -> Ended:
     """Runs `xprofiler` with these arguments to its end; `columns` is how wide its terminal says that it is."""
-    environ = {**os.environ, "PYTHONWARNINGS": "error"} | ({} if columns is None else {"COLUMNS": str(columns)})
+    environ = {**os.environ, "PYTHONWARNINGS": "error"}
+    environ.pop("COLUMNS", None)
+    if columns is not None:
+        environ["COLUMNS"] = str(columns)
     ended = subprocess.run(
         [sys.executable, "-m", "xprofiler", *arguments],
         env=environ,
