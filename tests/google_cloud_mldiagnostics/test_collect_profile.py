@@ -20,9 +20,9 @@ from ml_diagnostics_common.exceptions import ConfigurationError
 from ml_diagnostics_common.profiler_service import ProfilerService, TracerLevels, profile_request
 from ml_diagnostics_common.xplane import read_xplane
 
+from ..jax_jobs import jax_jobs
 from .ports import free_port
 from .profiled_runs import xplanes
-from .profiled_target import targets
 
 pytest.importorskip("jax")
 pytest.importorskip("grpc")
@@ -32,7 +32,7 @@ SERVICE = ProfilerService(connect_seconds=1.0)
 
 @pytest.fixture(scope="module")
 def ports() -> Iterator[list[int]]:
-    with targets(2) as ports:
+    with jax_jobs(2) as ports:
         yield ports
 
 

@@ -11,8 +11,8 @@ from ml_diagnostics_testing.cloud_storage import CloudStorageServer
 from ml_diagnostics_testing.kubernetes import KubernetesServer
 from ml_diagnostics_testing.profiler_service import ProfilerServiceServer
 
+from ..jax_jobs import jax_jobs
 from .captures import Command, opened_by_xprof
-from .jax_jobs import jax_jobs
 
 pytest.importorskip("grpc")
 pytestmark = pytest.mark.skipif(shutil.which("kubectl") is None, reason="there is no kubectl on this machine")

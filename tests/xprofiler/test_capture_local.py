@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from ml_diagnostics_testing.cloud_storage import CloudStorageServer
 
+from ..jax_jobs import jax_jobs
 from .captures import Command, files_below, opened_by_xprof, records
-from .jax_jobs import jax_jobs
 
 pytest.importorskip("jax")
 pytest.importorskip("grpc")

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from ml_diagnostics_common.credentials import gcloud_directory
+from ml_diagnostics_common.credentials import active_configuration
 from ml_diagnostics_common.environment import endpoint
 
 from xprofiler.exceptions import UsageError
@@ -39,7 +39,7 @@ class GcloudSettings:
         Args:
             environ: The environment variables.
         """
-        configuration = _active_configuration(environ)
+        configuration = active_configuration(environ)
         parser = configparser.ConfigParser(interpolation=None, strict=False)
         try:
             parser.read_string(configuration.read_text(encoding="utf-8"))
@@ -92,14 +92,3 @@ class GcloudSettings:
         """
         url = endpoint(service, self.environ)
         return f"{url}/" if url else None
-
-
-def _active_configuration(environ: Mapping[str, str]) -> Path:
-    folder = gcloud_directory(environ)
-    name = environ.get("CLOUDSDK_ACTIVE_CONFIG_NAME", "").strip()
-    if not name:
-        try:
-            name = (folder / "active_config").read_text(encoding="utf-8").strip()
-        except (OSError, ValueError):
-            name = ""
-    return folder / "configurations" / f"config_{name or 'default'}"

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
-from ml_diagnostics_common.credentials.credentials import CloudEnvironment, find_cloud, gcloud_directory
+from ml_diagnostics_common.credentials.credentials import (
+    CloudEnvironment,
+    active_configuration,
+    find_cloud,
+    gcloud_directory,
+)
 
-__all__ = ["CloudEnvironment", "find_cloud", "gcloud_directory"]
+__all__ = ["CloudEnvironment", "active_configuration", "find_cloud", "gcloud_directory"]

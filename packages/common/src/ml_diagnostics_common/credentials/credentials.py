@@ -16,7 +16,7 @@ from typing import Any
 from ml_diagnostics_common.credentials.instance_metadata import InstanceMetadata, instance_metadata, metadata_host
 from ml_diagnostics_common.exceptions import CredentialsError, MissingExtraError
 
-__all__ = ["CloudEnvironment", "find_cloud", "gcloud_directory"]
+__all__ = ["CloudEnvironment", "active_configuration", "find_cloud", "gcloud_directory"]
 
 _SCOPES = ("https://www.googleapis.com/auth/cloud-platform",)
 _PROJECT_VARIABLES = ("GOOGLE_CLOUD_PROJECT", "CLOUDSDK_CORE_PROJECT")
@@ -117,7 +117,7 @@ def _find_project(
         looked.append(f"{variable} is not set")
     if found and found.project:
         return _Project(found.project, found.source), []
-    configuration = _active_configuration(environ)
+    configuration = active_configuration(environ)
     configured = _configured_project(configuration)
     if configured:
         return _Project(configured, str(configuration)), []
@@ -137,7 +137,8 @@ def gcloud_directory(environ: Mapping[str, str] = os.environ) -> Path:
     return Path(environ.get("HOME") or os.path.expanduser("~")) / ".config" / "gcloud"  # noqa: PTH111
 
 
-def _active_configuration(environ: Mapping[str, str]) -> Path:
+def active_configuration(environ: Mapping[str, str] = os.environ) -> Path:
+    """The INI file of the configuration that gcloud uses, which need not be there."""
     folder = gcloud_directory(environ)
     name = environ.get("CLOUDSDK_ACTIVE_CONFIG_NAME", "").strip()
     if not name:

@@ -1,4 +1,4 @@
-"""Processes that compute and can be profiled, as jobs are that know nothing of this library."""
+"""Real JAX programs on this machine that compute and can be profiled, as jobs are that know nothing of us."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import contextlib
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 _PROGRAM = """
 import socket, sys, threading
@@ -28,8 +28,13 @@ while not is_over.wait(0.01):
 
 
 @contextlib.contextmanager
-def targets(count: int) -> Iterator[list[int]]:
-    """The ports of so many processes, which end with the block."""
+def jax_jobs(count: int, environment: Mapping[str, str] | None = None) -> Iterator[list[int]]:
+    """The ports of the profiler's servers of so many jobs, which end with the block, or with this process.
+
+    Args:
+        count: How many.
+        environment: More variables for them.
+    """
     jobs = [
         subprocess.Popen(
             [sys.executable, "-W", "ignore", "-c", _PROGRAM],
@@ -37,12 +42,13 @@ def targets(count: int) -> Iterator[list[int]]:
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             text=True,
-            env={**os.environ, "JAX_PLATFORMS": "cpu"},
+            env={**os.environ, "JAX_PLATFORMS": "cpu", **(environment or {})},
         )
         for _ in range(count)
     ]
     try:
-        yield [int(job.stdout.readline()) for job in jobs]
+        yield [int(job.stdout.readline()) for job in jobs if job.stdout is not None]
     finally:
-        for job in jobs:
+        for job in jobs:  # Killed, since one that tries to reach a bucket does not end before it gives that up.
+            job.kill()
             job.communicate()
