@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import random
 import shutil
 import signal
+import time
 from pathlib import Path
 
 import pytest
@@ -141,3 +143,22 @@ def test_a_closed_terminal_keeps_nobody_from_cleaning_up(cloud: ViewerCloud) -> 
     running.interrupt(signal.SIGHUP)
     running.end()
     assert cloud.names() == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("extra", [(), ("--no-address",)], ids=["by the API", "by gcloud"])
+def test_at_any_moment(tmp_path: Path, extra: tuple[str, ...]) -> None:
+    moments = random.Random(8)
+    for _ in range(20):
+        with ComputeServer() as compute:
+            cloud = ViewerCloud(compute, tmp_path)
+            compute.operation_seconds = 0.3
+            running = cloud.start(*CREATE, *extra)
+            running.wait_for("Waiting for instance")
+            time.sleep(moments.uniform(0, 3 if extra else 1.8))
+            running.interrupt()
+            assert running.process.stdout is not None
+            was_told = "has been created" in running.process.stdout.read()
+            running.end()
+            time.sleep(0.5)  # For what may still come.
+            assert cloud.names() == [] or was_told

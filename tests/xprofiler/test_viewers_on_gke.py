@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import shutil
@@ -19,6 +20,7 @@ from ml_diagnostics_testing.faults import Status
 from ml_diagnostics_testing.kubernetes import KubernetesServer
 from xprofiler.exceptions import UsageError
 from xprofiler.log_directory import LogDirectory
+from xprofiler.ssh_tunnel import free_port, wait_until_answered
 from xprofiler.startup import STARTUP_SCRIPT
 from xprofiler.viewers_on_gke import manifest
 
@@ -256,6 +258,25 @@ def test_the_init_container_registers_annotates_and_leaves_what_the_agent_needs(
     assert (tmp_path / "agent.env").read_text() == f"PROXY={proxy.url}/\nBACKEND=4f1e-backend\n"
     (viewer,) = json.loads(cluster.run("list", "--gke", "--format", "json").stdout)
     assert viewer["url"] == "https://4f1e-backend-dot-us-central1.example"
+
+
+@pytest.mark.skipif(importlib.util.find_spec("xprof") is None, reason="needs xprof")
+def test_the_program_of_the_pod_serves_the_log_directory(tmp_path: Path) -> None:
+    made = manifest("one", ZONE, LogDirectory.parse(LOGS), SETTINGS)[0]
+    program = _as_the_kubelet_reads(made["spec"]["template"]["spec"]["containers"][0]["args"][1])
+    port = free_port(0)
+    process = subprocess.Popen([sys.executable, "-c", program, str(tmp_path), str(port)], stderr=subprocess.DEVNULL)
+    try:
+        wait_until_answered(f"http://127.0.0.1:{port}", 20, lambda: process.poll() is None)
+    finally:
+        process.kill()
+        process.wait()
+
+
+def test_a_ttl_is_for_vms() -> None:
+    ended = subprocess.run([sys.executable, "-m", "xprofiler", *CREATE, "--ttl", "8h"], capture_output=True, text=True)
+    assert ended.returncode == 2
+    assert "--ttl" in ended.stderr
 
 
 def test_what_is_run_in_pods_and_on_vms_is_in_the_package() -> None:

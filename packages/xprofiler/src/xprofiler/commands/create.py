@@ -6,7 +6,7 @@ import argparse
 import shlex
 from typing import TYPE_CHECKING
 
-from xprofiler.exceptions import DONE, DeclinedError, XprofilerError
+from xprofiler.exceptions import DONE, DeclinedError, UsageError, XprofilerError
 
 if TYPE_CHECKING:
     from xprofiler.console import Console
@@ -69,6 +69,10 @@ class CreateCommand:
         if log_directory.note:
             console.say(log_directory.note)
         if options.gke:
+            if options.ttl is not None:
+                raise UsageError(
+                    "--ttl is kept by Compute, for VMs; on GKE, delete the viewer with 'xprofiler delete --gke'"
+                )
             from xprofiler.commands.create_on_gke import create_on_gke
 
             return create_on_gke(options, log_directory, console)

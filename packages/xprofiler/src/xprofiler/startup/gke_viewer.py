@@ -8,7 +8,13 @@ import sys
 
 from xprof import server
 
-logs, port = sys.argv[1:]
-context = server.TBContext(logs, server.DataProvider(logs), server.TBContext.Flags(False))
-context.hide_capture_profile_button = True
-server.run_server(server.ProfilePluginLoader().load(context), "0.0.0.0", int(port))
+
+def main(logs: str, port: str) -> None:
+    """Hosts XProf until the pod ends."""
+    context = server.TBContext(logs, server.DataProvider(logs), server.TBContext.Flags(False))
+    context.hide_capture_profile_button = True
+    server.run_server(server.ProfilePluginLoader().load(context), "0.0.0.0", int(port))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
