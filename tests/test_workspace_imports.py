@@ -36,10 +36,10 @@ HEAVY = [
 # These subclass what another package brings, so they are loaded only by those who use that package.
 LOADED_ON_USE = [
     "ml_diagnostics_common.credentials.access_token",
-    "xprofiler.google_login",
+    "xprofiler.cloud.login",
     # Programs that are run elsewhere, as text.
     "xprofiler.capture.remote_relay",
-    "xprofiler.startup.gke_viewer",
+    "xprofiler.viewers.startup.gke_viewer",
 ]
 HEAVY_FOR_A_TRAINER = [
     "asyncio",

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from ml_diagnostics_testing.compute import ComputeServer
 from xprofiler.cli import main
+from xprofiler.cloud.api import GoogleApi
+from xprofiler.cloud.settings import GcloudSettings
 from xprofiler.console import Console
-from xprofiler.gcloud_settings import GcloudSettings
-from xprofiler.google_api import GoogleApi
 
 from .typed_commands import Ended
 

@@ -13,9 +13,9 @@ from ml_diagnostics_testing.compute import ComputeServer, vm_addresses
 from ml_diagnostics_testing.faults import Status
 from ml_diagnostics_testing.profiler_service import ProfilerServiceServer
 from xprofiler.capture.machines import find_machines
+from xprofiler.cloud.api import GoogleApi
+from xprofiler.cloud.settings import GcloudSettings
 from xprofiler.console import Console
-from xprofiler.gcloud_settings import GcloudSettings
-from xprofiler.google_api import GoogleApi
 
 from .captures import Command, Ran
 

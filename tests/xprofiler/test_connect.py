@@ -17,7 +17,7 @@ import pytest
 from ml_diagnostics_testing.compute import ComputeServer, vm_addresses
 from ml_diagnostics_testing.faults import Hang, Status
 from xprofiler.exceptions import XprofilerError
-from xprofiler.ssh_tunnel import free_port, private_folder
+from xprofiler.viewers.ssh_tunnel import free_port, private_folder
 
 from .viewer_cloud import LOGS, READY, ZONE, ViewerCloud, wait_until
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from ml_diagnostics_testing.compute import ComputeServer
 from ml_diagnostics_testing.faults import Reset, Status
-from xprofiler.viewers_by_gcloud import flags_of_all_commands
+from xprofiler.viewers.by_gcloud import flags_of_all_commands
 
 from .conftest import Run
 from .viewer_vms import ZONE, add_viewer

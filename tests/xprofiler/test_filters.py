@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 from ml_diagnostics_testing.compute import ComputeServer
-from xprofiler.filters import parse_filters
-from xprofiler.google_api import GoogleApi
-from xprofiler.viewers import Sought
-from xprofiler.viewers_on_compute import ViewersOnCompute
+from xprofiler.cloud.api import GoogleApi
+from xprofiler.viewers.filters import parse_filters
+from xprofiler.viewers.on_compute import ViewersOnCompute
+from xprofiler.viewers.viewer import Sought
 
 from .viewer_vms import add_viewer
 

@@ -15,12 +15,13 @@ from ml_diagnostics_testing.compute import ComputeServer
 from ml_diagnostics_testing.faults import Delay, Hang, Reset, Status, Truncate
 from ml_diagnostics_testing.metadata import MetadataServer
 from ml_diagnostics_testing.oauth import OAuthServer
-from xprofiler import __version__, google_api
+from xprofiler import __version__
+from xprofiler.cloud import api as google_api
+from xprofiler.cloud.api import GoogleApi
+from xprofiler.cloud.errors import operation_error
+from xprofiler.cloud.settings import GcloudSettings
 from xprofiler.console import Console
 from xprofiler.exceptions import NotFoundError, NotPermittedError, TimedOutError, XprofilerError, exit_code_of
-from xprofiler.gcloud_settings import GcloudSettings
-from xprofiler.google_api import GoogleApi
-from xprofiler.google_errors import operation_error
 
 from .conftest import Run
 from .typed_commands import typed

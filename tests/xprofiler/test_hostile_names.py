@@ -19,14 +19,14 @@ from ml_diagnostics_testing.cloud_storage import CloudStorageServer
 from ml_diagnostics_testing.compute import ComputeServer, vm_addresses
 from ml_diagnostics_testing.kubernetes import KubernetesServer
 from ml_diagnostics_testing.profiler_service import ProfilerServiceServer
-from xprofiler import gcloud, kubectl
 from xprofiler.capture.machines import MachineAccess
 from xprofiler.capture.pods import PodAccess
 from xprofiler.capture.targets import addresses
 from xprofiler.console import Console
 from xprofiler.exceptions import UsageError, XprofilerError
 from xprofiler.log_directory import LogDirectory
-from xprofiler.processes import Programs
+from xprofiler.programs import gcloud, kubectl
+from xprofiler.programs.processes import Programs
 
 from .captures import Command
 

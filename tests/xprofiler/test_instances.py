@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 from ml_diagnostics_testing.compute import ComputeServer
 from ml_diagnostics_testing.faults import Hang, Reset, Status
+from xprofiler.cloud.api import GoogleApi
+from xprofiler.cloud.settings import GcloudSettings
 from xprofiler.console import Console
 from xprofiler.exceptions import NotFoundError, TimedOutError, UsageError, XprofilerError
-from xprofiler.gcloud_settings import GcloudSettings
-from xprofiler.google_api import GoogleApi
-from xprofiler.instances import Instances
+from xprofiler.viewers.instances import Instances
 
 from .viewer_vms import ZONE, add_viewer
 

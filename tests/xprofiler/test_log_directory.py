@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from xprofiler.exceptions import UsageError
-from xprofiler.labels import label_value, log_directory_of, viewer_url
 from xprofiler.log_directory import LogDirectory
+from xprofiler.viewers.labels import label_value, log_directory_of, viewer_url
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from xprofiler.console import Console
 from xprofiler.exceptions import NotFoundError, TimedOutError, XprofilerError
-from xprofiler.processes import Programs
+from xprofiler.programs.processes import Programs
 
 from .viewer_cloud import wait_until
 
@@ -114,7 +114,7 @@ def test_nothing_is_started_after_the_end() -> None:
 def test_an_interrupt_ends_what_runs(tmp_path: Path) -> None:
     script = tmp_path / "run.py"
     script.write_text(
-        "from xprofiler.console import Console\nfrom xprofiler.processes import Programs\n"
+        "from xprofiler.console import Console\nfrom xprofiler.programs.processes import Programs\n"
         f"with Programs(Console()) as programs: programs.run({_with_child(tmp_path)!r})\n"
     )
     process = subprocess.Popen([sys.executable, str(script)], stderr=subprocess.DEVNULL)

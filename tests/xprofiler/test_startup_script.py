@@ -15,8 +15,8 @@ from pathlib import Path
 
 import pytest
 from ml_diagnostics_testing.faults import Status
-from xprofiler.startup import STARTUP_SCRIPT, XPROF_VERSION
-from xprofiler.startup.status import StartupStatus
+from xprofiler.viewers.startup import STARTUP_SCRIPT, XPROF_VERSION
+from xprofiler.viewers.startup.status import StartupStatus
 
 from .viewer_vm import BUCKET, PlayedVm
 

@@ -10,14 +10,14 @@ from ml_diagnostics_common.exceptions import StorageError
 from ml_diagnostics_common.storage import GoogleCloudStorage
 from ml_diagnostics_testing.compute import ComputeServer
 from ml_diagnostics_testing.faults import Reset, Status
+from xprofiler.cloud.api import GoogleApi
+from xprofiler.cloud.settings import GcloudSettings
 from xprofiler.console import Console
 from xprofiler.exceptions import TimedOutError, UsageError, XprofilerError
-from xprofiler.gcloud_settings import GcloudSettings
-from xprofiler.google_api import GoogleApi
-from xprofiler.instances import Instances
 from xprofiler.log_directory import LogDirectory
-from xprofiler.viewer_plan import ViewerPlan, seconds_of
-from xprofiler.viewer_setup import Patience, ViewerSetup
+from xprofiler.viewers.instances import Instances
+from xprofiler.viewers.plan import ViewerPlan, seconds_of
+from xprofiler.viewers.setup import Patience, ViewerSetup
 
 from .viewer_cloud import INSTALLING, LOGS, READY, ZONE, ViewerCloud
 

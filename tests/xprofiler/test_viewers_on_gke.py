@@ -20,9 +20,9 @@ from ml_diagnostics_testing.faults import Status
 from ml_diagnostics_testing.kubernetes import KubernetesServer
 from xprofiler.exceptions import UsageError
 from xprofiler.log_directory import LogDirectory
-from xprofiler.ssh_tunnel import free_port, wait_until_answered
-from xprofiler.startup import STARTUP_SCRIPT
-from xprofiler.viewers_on_gke import manifest
+from xprofiler.viewers.on_gke import manifest
+from xprofiler.viewers.ssh_tunnel import free_port, wait_until_answered
+from xprofiler.viewers.startup import STARTUP_SCRIPT
 
 from .viewer_cloud import LOGS, ZONE, Running, wait_until
 from .viewer_vm import ProxyServer, VmMetadataServer

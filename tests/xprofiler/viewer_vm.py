@@ -17,7 +17,7 @@ from typing import Any
 from ml_diagnostics_testing.cloud_storage import CloudStorageServer
 from ml_diagnostics_testing.http_server import Request, Response
 from ml_diagnostics_testing.metadata import MetadataServer
-from xprofiler.startup import STARTUP_SCRIPT
+from xprofiler.viewers.startup import STARTUP_SCRIPT
 
 BUCKET = "test-bucket"
 _CONFIGURATIONS = "dl-platform-public-configs"

@@ -103,7 +103,7 @@ def _run(command: Command, options: argparse.Namespace, *, is_own_process: bool)
     try:
         if not console.is_verbose:
             return command.run(options, console)
-        from xprofiler.told_requests import told_requests
+        from xprofiler.cloud.told_requests import told_requests
 
         with told_requests(console):
             return command.run(options, console)

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
-    from xprofiler.viewers import Viewer
+    from xprofiler.viewers.viewer import Viewer
 
 __all__ = ["FORMATS", "add_format_option", "format_records", "format_table", "format_viewers"]
 

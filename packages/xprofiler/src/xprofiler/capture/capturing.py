@@ -18,7 +18,7 @@ from xprofiler.capture.targets import Target
 from xprofiler.capture.tunnels import open_tunnels, problem_at
 from xprofiler.console import Console
 from xprofiler.parallel import in_parallel
-from xprofiler.processes import Programs
+from xprofiler.programs.processes import Programs
 
 __all__ = ["Capture"]
 

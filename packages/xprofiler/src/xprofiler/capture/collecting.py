@@ -16,7 +16,7 @@ from xprofiler.capture.session import Session
 from xprofiler.capture.targets import Target
 from xprofiler.exceptions import XprofilerError
 from xprofiler.parallel import in_parallel
-from xprofiler.processes import Programs
+from xprofiler.programs.processes import Programs
 
 __all__ = ["Collector", "Outcome", "Parts", "problem_of"]
 

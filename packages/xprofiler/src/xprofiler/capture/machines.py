@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from xprofiler import gcloud
 from xprofiler.capture.targets import Found, Target
+from xprofiler.cloud.api import GoogleApi
 from xprofiler.exceptions import NotFoundError
-from xprofiler.google_api import GoogleApi
 from xprofiler.parallel import in_parallel
-from xprofiler.processes import Programs
+from xprofiler.programs import gcloud
+from xprofiler.programs.processes import Programs
 
 __all__ = ["MachineAccess", "find_machines", "make_ssh_key"]
 

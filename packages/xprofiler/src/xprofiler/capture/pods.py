@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from xprofiler import kubectl
 from xprofiler.capture.targets import Found, Target
 from xprofiler.exceptions import XprofilerError
-from xprofiler.processes import Programs
+from xprofiler.programs import kubectl
+from xprofiler.programs.processes import Programs
 
 __all__ = ["PodAccess", "find_pods"]
 

@@ -13,7 +13,7 @@ from tempfile import TemporaryFile
 from typing import IO, Final, cast
 
 from xprofiler.exceptions import XprofilerError
-from xprofiler.processes import Process, Programs
+from xprofiler.programs.processes import Process, Programs
 
 __all__ = ["NOTHING_THERE", "Relay", "last_lines", "remote_program"]
 

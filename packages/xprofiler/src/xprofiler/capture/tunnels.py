@@ -16,7 +16,7 @@ from xprofiler.capture.targets import Access, Target, host_and_port
 from xprofiler.console import Console
 from xprofiler.exceptions import XprofilerError
 from xprofiler.parallel import in_parallel
-from xprofiler.processes import Programs
+from xprofiler.programs.processes import Programs
 
 __all__ = ["Tunnel", "open_tunnels", "problem_at"]
 

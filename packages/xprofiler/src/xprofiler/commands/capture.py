@@ -13,10 +13,10 @@ if TYPE_CHECKING:
 
     from xprofiler.capture.session import Session
     from xprofiler.capture.targets import Found
+    from xprofiler.cloud.api import GoogleApi
     from xprofiler.console import Console
-    from xprofiler.google_api import GoogleApi
     from xprofiler.log_directory import LogDirectory
-    from xprofiler.processes import Programs
+    from xprofiler.programs.processes import Programs
 
 __all__ = ["CaptureCommand"]
 
@@ -93,8 +93,8 @@ class CaptureCommand:
         from xprofiler.capture.collecting import Outcome
         from xprofiler.capture.reserving import reserved
         from xprofiler.capture.table import report
-        from xprofiler.gcloud_settings import GcloudSettings
-        from xprofiler.google_api import GoogleApi
+        from xprofiler.cloud.api import GoogleApi
+        from xprofiler.cloud.settings import GcloudSettings
 
         log_directory = _log_directory(options.log_directory, console)
         api = GoogleApi(GcloudSettings.load(), console)
@@ -135,7 +135,7 @@ def _log_directory(text: str, console: Console) -> LogDirectory:
 
 def _find(options: argparse.Namespace, api: GoogleApi, console: Console) -> Found:
     """Looks for the hosts where the orchestrator has them."""
-    from xprofiler.processes import Programs
+    from xprofiler.programs.processes import Programs
 
     if options.extra and options.orchestrator != "gce":
         unknown = " ".join(options.extra)
@@ -147,7 +147,7 @@ def _find(options: argparse.Namespace, api: GoogleApi, console: Console) -> Foun
     with Programs(console) as programs:
         if options.orchestrator == "gke":
             from xprofiler.capture.pods import find_pods
-            from xprofiler.kubectl import Cluster
+            from xprofiler.programs.kubectl import Cluster
 
             cluster = Cluster(options.namespace, options.context)
             return find_pods(options.hosts, cluster, options.container, options.port, programs)

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING
 from xprofiler.exceptions import DONE, NotFoundError, XprofilerError
 
 if TYPE_CHECKING:
+    from xprofiler.cloud.api import GoogleApi
     from xprofiler.console import Console
-    from xprofiler.gcloud import SshTarget
-    from xprofiler.google_api import GoogleApi
     from xprofiler.log_directory import LogDirectory
-    from xprofiler.processes import Programs
-    from xprofiler.ssh_tunnel import SshTunnel
-    from xprofiler.viewers import Viewer
+    from xprofiler.programs.gcloud import SshTarget
+    from xprofiler.programs.processes import Programs
+    from xprofiler.viewers.ssh_tunnel import SshTunnel
+    from xprofiler.viewers.viewer import Viewer
 
 __all__ = ["ConnectCommand"]
 
@@ -70,7 +70,7 @@ class ConnectCommand:
     def run(self, options: argparse.Namespace, console: Console) -> int:
         """Connects, and tells where."""
         from xprofiler.log_directory import LogDirectory
-        from xprofiler.processes import Programs
+        from xprofiler.programs.processes import Programs
 
         log_directory = LogDirectory.parse(options.log_directory)
         with Programs(console) as programs:
@@ -92,9 +92,9 @@ def port_number(text: str) -> int:
 
 
 def _connect(options: argparse.Namespace, log_directory: LogDirectory, console: Console, programs: Programs) -> int:
-    from xprofiler.gcloud import SshTarget
-    from xprofiler.gcloud_settings import GcloudSettings
-    from xprofiler.google_api import GoogleApi
+    from xprofiler.cloud.api import GoogleApi
+    from xprofiler.cloud.settings import GcloudSettings
+    from xprofiler.programs.gcloud import SshTarget
 
     api = GoogleApi(GcloudSettings.load(), console)
     viewer = _find(options.zone, log_directory, api, console)
@@ -121,8 +121,8 @@ def _connect(options: argparse.Namespace, log_directory: LogDirectory, console: 
 
 
 def _find(zone: str, log_directory: LogDirectory, api: GoogleApi, console: Console) -> Viewer:
-    from xprofiler.viewers import Sought
-    from xprofiler.viewers_on_compute import ViewersOnCompute
+    from xprofiler.viewers.on_compute import ViewersOnCompute
+    from xprofiler.viewers.viewer import Sought
 
     found = ViewersOnCompute(api).find(Sought([zone], [log_directory.path]))
     running = [viewer for viewer in found if viewer.status == "RUNNING"]
@@ -139,8 +139,8 @@ def _find(zone: str, log_directory: LogDirectory, api: GoogleApi, console: Conso
 
 
 def _print_link(viewer: Viewer, api: GoogleApi, console: Console) -> int:
-    from xprofiler.instances import Instances
-    from xprofiler.viewer_link import link_to
+    from xprofiler.viewers.instances import Instances
+    from xprofiler.viewers.link import link_to
 
     url = link_to(viewer, Instances(api), api.storage)
     if url is None:
@@ -152,8 +152,8 @@ def _print_link(viewer: Viewer, api: GoogleApi, console: Console) -> int:
 def _open_tunnel(
     target: SshTarget, viewer: Viewer, options: argparse.Namespace, console: Console, programs: Programs
 ) -> SshTunnel:
-    from xprofiler.gcloud import ssh
-    from xprofiler.ssh_tunnel import SshTunnel, private_folder, wait_until_answered
+    from xprofiler.programs.gcloud import ssh
+    from xprofiler.viewers.ssh_tunnel import SshTunnel, private_folder, wait_until_answered
 
     folder = private_folder()
     for tunnel in SshTunnel.all_noted(folder):
@@ -180,8 +180,8 @@ def _open_tunnel(
 
 
 def _hold_tunnel(target: SshTarget, options: argparse.Namespace, console: Console, programs: Programs) -> int:
-    from xprofiler.gcloud import ssh
-    from xprofiler.ssh_tunnel import forwarding, wait_until_answered
+    from xprofiler.programs.gcloud import ssh
+    from xprofiler.viewers.ssh_tunnel import forwarding, wait_until_answered
 
     port = _port(options.port, console)
     argv = ssh(target, options=forwarding(port, options.host_port), extra=options.extra)
@@ -194,7 +194,7 @@ def _hold_tunnel(target: SshTarget, options: argparse.Namespace, console: Consol
 
 
 def _port(wanted: int, console: Console) -> int:
-    from xprofiler.ssh_tunnel import free_port
+    from xprofiler.viewers.ssh_tunnel import free_port
 
     port = free_port(wanted)
     if port != wanted:
@@ -208,7 +208,7 @@ def _tell(url: str, console: Console) -> None:
 
 
 def _disconnect(options: argparse.Namespace, log_directory: LogDirectory, console: Console, programs: Programs) -> int:
-    from xprofiler.ssh_tunnel import SshTunnel, private_folder
+    from xprofiler.viewers.ssh_tunnel import SshTunnel, private_folder
 
     console.say("DISCONNECTING FROM VM...")
     folder = private_folder()

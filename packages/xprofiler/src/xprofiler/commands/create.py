@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING
 from xprofiler.exceptions import DONE, DeclinedError, UsageError, XprofilerError
 
 if TYPE_CHECKING:
+    from xprofiler.cloud.api import GoogleApi
     from xprofiler.console import Console
-    from xprofiler.google_api import GoogleApi
-    from xprofiler.instances import Instances
     from xprofiler.log_directory import LogDirectory
-    from xprofiler.startup.status import StartupStatus
-    from xprofiler.viewer_plan import ViewerPlan
-    from xprofiler.viewer_setup import ViewerSetup
+    from xprofiler.viewers.instances import Instances
+    from xprofiler.viewers.plan import ViewerPlan
+    from xprofiler.viewers.setup import ViewerSetup
+    from xprofiler.viewers.startup.status import StartupStatus
 
 __all__ = ["CreateCommand"]
 
@@ -86,7 +86,7 @@ class CreateCommand:
 def _plan(options: argparse.Namespace, log_directory: LogDirectory) -> ViewerPlan:
     import uuid
 
-    from xprofiler.viewer_plan import ViewerPlan, seconds_of
+    from xprofiler.viewers.plan import ViewerPlan, seconds_of
 
     return ViewerPlan(
         name=options.vm_name or f"xprof-{uuid.uuid4()}",
@@ -98,11 +98,11 @@ def _plan(options: argparse.Namespace, log_directory: LogDirectory) -> ViewerPla
 
 
 def _create(plan: ViewerPlan, options: argparse.Namespace, console: Console) -> int:
-    from xprofiler.gcloud_settings import GcloudSettings
-    from xprofiler.google_api import GoogleApi
-    from xprofiler.instances import Instances
+    from xprofiler.cloud.api import GoogleApi
+    from xprofiler.cloud.settings import GcloudSettings
     from xprofiler.interrupts import all_as_keyboard_interrupt
-    from xprofiler.viewer_setup import Patience, ViewerSetup
+    from xprofiler.viewers.instances import Instances
+    from xprofiler.viewers.setup import Patience, ViewerSetup
 
     api = GoogleApi(GcloudSettings.load(), console)
     instances = Instances(api)
@@ -127,8 +127,8 @@ def _create(plan: ViewerPlan, options: argparse.Namespace, console: Console) -> 
 def _end_for_others(plan: ViewerPlan, options: argparse.Namespace, api: GoogleApi, console: Console) -> int | None:
     """Tells of viewers that there are for the log directory; returns the exit code if there shall be no other."""
     from xprofiler.output import format_viewers
-    from xprofiler.viewers import Sought
-    from xprofiler.viewers_on_compute import ViewersOnCompute
+    from xprofiler.viewers.on_compute import ViewersOnCompute
+    from xprofiler.viewers.viewer import Sought
 
     others = ViewersOnCompute(api).find(Sought(zones=[plan.zone], log_directories=[plan.log_directory.path]))
     if not others:
@@ -144,7 +144,7 @@ def _end_for_others(plan: ViewerPlan, options: argparse.Namespace, api: GoogleAp
 
 def _ask_for_vm(plan: ViewerPlan, options: argparse.Namespace, instances: Instances, console: Console) -> None:
     """By Compute's API; by gcloud, where the user has flags for it."""
-    from xprofiler.processes import Programs
+    from xprofiler.programs.processes import Programs
 
     if not options.extra:
         instances.insert(plan.zone, plan.body())
@@ -156,7 +156,7 @@ def _ask_for_vm(plan: ViewerPlan, options: argparse.Namespace, instances: Instan
 
 
 def _say_where_it_is(plan: ViewerPlan, status: StartupStatus, console: Console) -> None:
-    from xprofiler.labels import BACKEND_LABEL, viewer_url
+    from xprofiler.viewers.labels import BACKEND_LABEL, viewer_url
 
     url = viewer_url(status.labels.get(BACKEND_LABEL), plan.zone)
     where = plan.log_directory

@@ -13,8 +13,8 @@ from xprofiler.exceptions import DONE, DeclinedError, TimedOutError
 from xprofiler.interrupts import all_as_keyboard_interrupt
 from xprofiler.log_directory import LogDirectory
 from xprofiler.output import format_viewers
-from xprofiler.viewers import Sought, Viewer
-from xprofiler.viewers_on_gke import ViewersOnGke
+from xprofiler.viewers.on_gke import ViewersOnGke
+from xprofiler.viewers.viewer import Sought, Viewer
 
 __all__ = ["create_on_gke"]
 

@@ -11,7 +11,7 @@ from xprofiler.exceptions import DONE, DeclinedError, NotFoundError, UsageError,
 
 if TYPE_CHECKING:
     from xprofiler.console import Console
-    from xprofiler.viewers import Sought, Viewer, Viewers
+    from xprofiler.viewers.viewer import Sought, Viewer, Viewers
 
 __all__ = ["DeleteCommand"]
 
@@ -41,10 +41,11 @@ class DeleteCommand:
             NotFoundError: There is nothing to delete, or not all that was named.
             DeclinedError: Nothing was confirmed.
         """
-        from xprofiler.gcloud_settings import GcloudSettings
+        from xprofiler.cloud.settings import GcloudSettings
         from xprofiler.log_directory import LogDirectory
         from xprofiler.output import format_viewers
-        from xprofiler.viewers import Sought, viewers_of
+        from xprofiler.viewers.finding import viewers_of
+        from xprofiler.viewers.viewer import Sought
 
         if not (options.vm_name or options.log_directory):
             raise UsageError("Either --vm-name or --log-directory must be specified.")
@@ -73,8 +74,8 @@ class DeleteCommand:
 
 def _place_to_look(options: argparse.Namespace, sought: Sought, console: Console) -> Viewers:
     """Where they are found: what only a deletion takes is no flag of a list."""
-    from xprofiler.viewers import viewers_of
-    from xprofiler.viewers_by_gcloud import flags_of_all_commands
+    from xprofiler.viewers.by_gcloud import flags_of_all_commands
+    from xprofiler.viewers.finding import viewers_of
 
     extra = options.extra if options.gke else flags_of_all_commands(options.extra)
     return viewers_of(console, sought, extra, is_on_gke=options.gke)

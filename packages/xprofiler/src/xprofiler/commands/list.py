@@ -43,7 +43,8 @@ class ListCommand:
         """Prints a row a viewer."""
         from xprofiler.log_directory import LogDirectory
         from xprofiler.output import format_viewers
-        from xprofiler.viewers import Sought, viewers_of
+        from xprofiler.viewers.finding import viewers_of
+        from xprofiler.viewers.viewer import Sought
 
         directories = [LogDirectory.parse(text).path for text in options.log_directory]
         sought = Sought(options.zones, directories, options.vm_name, options.filter)

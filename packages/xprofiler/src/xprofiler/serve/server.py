@@ -16,7 +16,7 @@ from typing import IO, TYPE_CHECKING, NoReturn
 import msgspec
 
 from xprofiler.exceptions import XprofilerError
-from xprofiler.processes import Programs
+from xprofiler.programs.processes import Programs
 from xprofiler.serve.serving_process import LOOPBACK, Order, Started
 
 if TYPE_CHECKING:

@@ -42,7 +42,7 @@ def summarized(session: str, files: Mapping[str, Path], console: Console) -> Sum
     """
     from ml_diagnostics_common.child_process import module_folders, program_of, python_command
 
-    from xprofiler.processes import Programs
+    from xprofiler.programs.processes import Programs
     from xprofiler.summary.converters import require_xprof
 
     require_xprof("a summary of a profile")

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Final
 
 from xprofiler.exceptions import TimedOutError, XprofilerError
-from xprofiler.processes import Programs
+from xprofiler.programs.processes import Programs
 
 __all__ = ["SshTunnel", "forwarding", "free_port", "private_folder", "wait_until_answered"]
 

@@ -6,13 +6,12 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
-from xprofiler.exceptions import UsageError
-from xprofiler.labels import BACKEND_LABEL, log_directory_of, viewer_url
+from xprofiler.viewers.labels import BACKEND_LABEL, log_directory_of, viewer_url
 
 if TYPE_CHECKING:
-    from xprofiler.console import Console
+    pass
 
-__all__ = ["Sought", "Viewer", "Viewers", "as_viewer", "viewers_of"]
+__all__ = ["Sought", "Viewer", "Viewers", "as_viewer"]
 
 
 @dataclass(frozen=True)
@@ -107,49 +106,3 @@ class Viewers(Protocol):
     def delete_argv(self, viewers: Sequence[Viewer]) -> list[list[str]]:
         """Returns the programs that would do the same."""
         ...
-
-
-def viewers_of(console: Console, sought: Sought, extra: Sequence[str] = (), *, is_on_gke: bool = False) -> Viewers:
-    """Returns the place to look in.
-
-    Compute is asked by its API, which is fast; gcloud does what only it can: flags of its own, and filters that are
-    not plain.
-
-    Args:
-        console: Told of requests and programs.
-        sought: Which viewers.
-        extra: Flags for gcloud.
-        is_on_gke: Whether they are on the current Kubernetes cluster.
-
-    Raises:
-        UsageError: It takes gcloud, which is not there; or a cluster has no such filters.
-    """
-    if is_on_gke:
-        if sought.filters:
-            raise UsageError("--filter is for VMs: with --gke, give zones, log directories or names")
-        from xprofiler.viewers_on_gke import ViewersOnGke
-
-        return ViewersOnGke(console, extra)
-    from xprofiler.filters import parse_filters
-    from xprofiler.gcloud_settings import GcloudSettings
-
-    settings = GcloudSettings.load()
-    if extra or parse_filters(sought.filters) is None:
-        from xprofiler.viewers_by_gcloud import ViewersByGcloud
-
-        _require_gcloud(settings.environ, extra or sought.filters)
-        return ViewersByGcloud(settings.project, console, extra)
-    from xprofiler.google_api import GoogleApi
-    from xprofiler.viewers_on_compute import ViewersOnCompute
-
-    return ViewersOnCompute(GoogleApi(settings, console))
-
-
-def _require_gcloud(environ: Mapping[str, str], what: Iterable[str]) -> None:
-    import shutil
-
-    if not shutil.which("gcloud", path=environ.get("PATH")):
-        raise UsageError(
-            f"only gcloud understands {' '.join(what)!r}, and it is not here: install the Google Cloud CLI, or "
-            "use plain filters such as labels.KEY=VALUE, name:VALUE or status!=VALUE, all of which must hold"
-        )

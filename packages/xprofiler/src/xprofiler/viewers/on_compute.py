@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any, Final
 
+from xprofiler.cloud.api import GoogleApi
 from xprofiler.exceptions import NotFoundError, UsageError
-from xprofiler.filters import parse_filters
-from xprofiler.gcloud import checked_name
-from xprofiler.google_api import GoogleApi
-from xprofiler.instances import Instances
-from xprofiler.labels import LOG_DIRECTORY_KEY, VERSION_LABEL
 from xprofiler.parallel import in_parallel
-from xprofiler.viewers import Sought, Viewer, as_viewer
-from xprofiler.viewers_by_gcloud import delete_argv
+from xprofiler.programs.gcloud import checked_name
+from xprofiler.viewers.by_gcloud import delete_argv
+from xprofiler.viewers.filters import parse_filters
+from xprofiler.viewers.instances import Instances
+from xprofiler.viewers.labels import LOG_DIRECTORY_KEY, VERSION_LABEL
+from xprofiler.viewers.viewer import Sought, Viewer, as_viewer
 
 __all__ = ["ViewersOnCompute"]
 

@@ -7,11 +7,11 @@ import contextlib
 from ml_diagnostics_common.exceptions import DiagnosticsError
 from ml_diagnostics_common.storage import Storage
 
-from xprofiler.instances import Instances
-from xprofiler.labels import BACKEND_LABEL, viewer_url
 from xprofiler.log_directory import LogDirectory
-from xprofiler.startup.status import StartupStatus, status_path
-from xprofiler.viewers import Viewer
+from xprofiler.viewers.instances import Instances
+from xprofiler.viewers.labels import BACKEND_LABEL, viewer_url
+from xprofiler.viewers.startup.status import StartupStatus, status_path
+from xprofiler.viewers.viewer import Viewer
 
 __all__ = ["link_to"]
 

@@ -16,10 +16,10 @@ import google.auth.exceptions
 from ml_diagnostics_common.credentials import CloudEnvironment, find_cloud, gcloud_directory
 from ml_diagnostics_common.exceptions import CredentialsError
 
+from xprofiler.cloud.settings import GcloudSettings
 from xprofiler.console import Console
 from xprofiler.exceptions import NotPermittedError, UsageError, XprofilerError
-from xprofiler.gcloud_settings import GcloudSettings
-from xprofiler.processes import Programs
+from xprofiler.programs.processes import Programs
 
 __all__ = ["GcloudCredentials", "find_login"]
 

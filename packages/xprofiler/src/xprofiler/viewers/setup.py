@@ -13,9 +13,9 @@ from ml_diagnostics_common.storage import Storage
 
 from xprofiler.console import Console
 from xprofiler.exceptions import NotFoundError, NotPermittedError, TimedOutError, UsageError, XprofilerError
-from xprofiler.instances import Instances
-from xprofiler.startup.status import StartupStatus, status_path
-from xprofiler.viewer_plan import ViewerPlan
+from xprofiler.viewers.instances import Instances
+from xprofiler.viewers.plan import ViewerPlan
+from xprofiler.viewers.startup.status import StartupStatus, status_path
 
 __all__ = ["Patience", "ViewerSetup"]
 

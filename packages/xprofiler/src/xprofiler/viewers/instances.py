@@ -13,10 +13,10 @@ from typing import Any, Final
 
 from ml_diagnostics_common.backoff import Backoff
 
+from xprofiler.cloud.api import GoogleApi
+from xprofiler.cloud.errors import operation_error
 from xprofiler.exceptions import NotFoundError, TimedOutError
-from xprofiler.gcloud import checked_name
-from xprofiler.google_api import GoogleApi
-from xprofiler.google_errors import operation_error
+from xprofiler.programs.gcloud import checked_name
 
 __all__ = ["Instances"]
 

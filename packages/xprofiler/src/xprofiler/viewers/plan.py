@@ -9,10 +9,10 @@ from typing import Any, Final
 
 from xprofiler._version import __version__
 from xprofiler.exceptions import UsageError
-from xprofiler.gcloud import checked_name, create_instance
-from xprofiler.labels import LOG_DIRECTORY_KEY, PLUGIN_LABEL, VERSION_LABEL, label_value
 from xprofiler.log_directory import LogDirectory
-from xprofiler.startup import STARTUP_SCRIPT, XPROF_VERSION
+from xprofiler.programs.gcloud import checked_name, create_instance
+from xprofiler.viewers.labels import LOG_DIRECTORY_KEY, PLUGIN_LABEL, VERSION_LABEL, label_value
+from xprofiler.viewers.startup import STARTUP_SCRIPT, XPROF_VERSION
 
 __all__ = ["TTL_LABEL", "ViewerPlan", "seconds_of"]
 

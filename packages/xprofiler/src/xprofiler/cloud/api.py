@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any, Final
 from ml_diagnostics_common.backoff import Backoff
 
 from xprofiler._version import __version__
+from xprofiler.cloud.errors import as_xprofiler_error, is_temporary, retry_after_seconds
+from xprofiler.cloud.settings import GcloudSettings
 from xprofiler.console import Console
-from xprofiler.gcloud_settings import GcloudSettings
-from xprofiler.google_errors import as_xprofiler_error, is_temporary, retry_after_seconds
 
 if TYPE_CHECKING:
     from ml_diagnostics_common.credentials import CloudEnvironment
@@ -71,7 +71,7 @@ class GoogleApi:
             NotPermittedError: There are no credentials.
             UsageError: No project is set.
         """
-        from xprofiler.google_login import find_login
+        from xprofiler.cloud.login import find_login
 
         return find_login(self.settings, self.console)
 

@@ -10,11 +10,11 @@ from typing import Any, Final
 
 from xprofiler.console import Console
 from xprofiler.exceptions import UsageError, XprofilerError
-from xprofiler.kubectl import Cluster, complaint
 from xprofiler.log_directory import LogDirectory
-from xprofiler.processes import Programs
-from xprofiler.startup import XPROF_VERSION
-from xprofiler.viewers import Sought, Viewer
+from xprofiler.programs.kubectl import Cluster, complaint
+from xprofiler.programs.processes import Programs
+from xprofiler.viewers.startup import XPROF_VERSION
+from xprofiler.viewers.viewer import Sought, Viewer
 
 __all__ = ["ViewersOnGke", "manifest"]
 

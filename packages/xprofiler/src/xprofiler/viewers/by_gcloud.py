@@ -8,10 +8,10 @@ from typing import Final
 
 from xprofiler.console import Console
 from xprofiler.exceptions import NotPermittedError, XprofilerError
-from xprofiler.gcloud import checked_name
-from xprofiler.labels import LOG_DIRECTORY_KEY, VERSION_LABEL
-from xprofiler.processes import Programs
-from xprofiler.viewers import Sought, Viewer, as_viewer
+from xprofiler.programs.gcloud import checked_name
+from xprofiler.programs.processes import Programs
+from xprofiler.viewers.labels import LOG_DIRECTORY_KEY, VERSION_LABEL
+from xprofiler.viewers.viewer import Sought, Viewer, as_viewer
 
 __all__ = ["ViewersByGcloud", "delete_argv", "flags_of_all_commands"]
 

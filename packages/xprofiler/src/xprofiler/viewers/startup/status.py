@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from xprofiler.labels import BACKEND_LABEL, label_value
 from xprofiler.log_directory import LogDirectory
+from xprofiler.viewers.labels import BACKEND_LABEL, label_value
 
 __all__ = ["StartupStatus", "status_path"]
 

@@ -1,0 +1,1 @@
+"""What hosts XProf elsewhere, VMs and pods: how it is found, made, reached and deleted."""

@@ -1,0 +1,60 @@
+"""Where viewers are looked for, and through whom."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from xprofiler.exceptions import UsageError
+
+if TYPE_CHECKING:
+    from xprofiler.console import Console
+    from xprofiler.viewers.viewer import Sought, Viewers
+
+__all__ = ["viewers_of"]
+
+
+def viewers_of(console: Console, sought: Sought, extra: Sequence[str] = (), *, is_on_gke: bool = False) -> Viewers:
+    """Returns the place to look in.
+
+    Compute is asked by its API, which is fast; gcloud does what only it can: flags of its own, and filters that are
+    not plain.
+
+    Args:
+        console: Told of requests and programs.
+        sought: Which viewers.
+        extra: Flags for gcloud.
+        is_on_gke: Whether they are on the current Kubernetes cluster.
+
+    Raises:
+        UsageError: It takes gcloud, which is not there; or a cluster has no such filters.
+    """
+    if is_on_gke:
+        if sought.filters:
+            raise UsageError("--filter is for VMs: with --gke, give zones, log directories or names")
+        from xprofiler.viewers.on_gke import ViewersOnGke
+
+        return ViewersOnGke(console, extra)
+    from xprofiler.cloud.settings import GcloudSettings
+    from xprofiler.viewers.filters import parse_filters
+
+    settings = GcloudSettings.load()
+    if extra or parse_filters(sought.filters) is None:
+        from xprofiler.viewers.by_gcloud import ViewersByGcloud
+
+        _require_gcloud(settings.environ, extra or sought.filters)
+        return ViewersByGcloud(settings.project, console, extra)
+    from xprofiler.cloud.api import GoogleApi
+    from xprofiler.viewers.on_compute import ViewersOnCompute
+
+    return ViewersOnCompute(GoogleApi(settings, console))
+
+
+def _require_gcloud(environ: Mapping[str, str], what: Iterable[str]) -> None:
+    import shutil
+
+    if not shutil.which("gcloud", path=environ.get("PATH")):
+        raise UsageError(
+            f"only gcloud understands {' '.join(what)!r}, and it is not here: install the Google Cloud CLI, or "
+            "use plain filters such as labels.KEY=VALUE, name:VALUE or status!=VALUE, all of which must hold"
+        )
