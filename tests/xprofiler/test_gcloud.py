@@ -127,8 +127,8 @@ def _path_with_recorder(folder: Path) -> str:
 
 
 def test_a_dry_run_is_read_as_gcloud_writes_it() -> None:
-    line = '/usr/bin/ssh -t -i /home/me/.ssh/key -o "ProxyCommand=python3 gcloud.py start-iap-tunnel vm %p" me@host\n'
+    line = '/usr/bin/ssh -t -i /home/user/.ssh/key -o "ProxyCommand=python3 gcloud.py start-iap-tunnel vm %p" me@host\n'
     assert ssh_argv_in(line) == [
-        *("/usr/bin/ssh", "-t", "-i", "/home/me/.ssh/key"),
+        *("/usr/bin/ssh", "-t", "-i", "/home/user/.ssh/key"),
         *("-o", "ProxyCommand=python3 gcloud.py start-iap-tunnel vm %p", "me@host"),
     ]
