@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from ml_diagnostics_testing.compute import ComputeServer
 from ml_diagnostics_testing.faults import Hang
 from xprofiler import __version__
-from xprofiler.cli import COMMAND_NAMES
+from xprofiler.cli import COMMAND_NAMES, main
 from xprofiler.unknown_options import edits, nearest_flag, split_arguments
 
 from .conftest import Run
@@ -192,3 +192,21 @@ def test_nothing_warns(cloud: ComputeServer) -> None:
     ended = subprocess.run(argv, capture_output=True, text=True, check=True)
     assert ended.stderr == ""
     assert json.loads(ended.stdout)[0]["name"] == "xprof-a"
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("serve", "-l", "logs", "-p", "70000"),
+        ("connect", "-l", "gs://bucket/run", "-z", "zone", "-p", "0"),
+        ("capture", "-o", "local", "-l", "logs", "-n", "localhost:1", "-d", "-1"),
+        ("capture", "-o", "local", "-l", "logs", "-n", "localhost:1", "-p", "٣"),
+    ],
+)
+def test_a_number_that_cannot_be_is_refused_in_a_sentence(
+    arguments: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(arguments)
+    assert ended.value.code == 2
+    assert f"{arguments[-1]!r} is not a whole number from " in capsys.readouterr().err

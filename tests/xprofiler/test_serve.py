@@ -137,6 +137,9 @@ def test_the_summary_and_the_real_xprof_are_on_one_listener_of_loopback(tmp_path
         assert b"<html" in serving.read(f"{_XPROF}/")
         assert b"2.24" in serving.read(f"{_XPROF}/version")
         assert _status(f"{serving.url}/", Host="evil.example") == 403
+        assert _status(f"{serving.url}/", Host="[::1].evil.example") == 403
+        assert _status(f"{serving.url}/", Host="[::1]:80") == 200
+        assert _status(f"{serving.url}{_XPROF}/hosts?tag=trace_viewer") == 400
         assert _status(f"{serving.url}{_XPROF}/capture_profile?service_addr=localhost:1&duration=1") == 403
         assert serving.json(f"{_XPROF}/config")["hideCaptureProfileButton"] is True
         listeners = {

@@ -187,8 +187,10 @@ def test_a_plot_is_a_picture_and_another_suffix_an_error(tmp_path: Path) -> None
     assert (ended.code, ended.errors) == (0, f"Plot saved to {plot}.\n")
     assert plot.read_bytes().startswith(b"\x89PNG")
     ended = typed("summary", str(tmp_path), "--plot", str(tmp_path / "plot.nothing"))
-    assert ended.code == 1
-    assert "cannot write the plot" in ended.errors
+    assert (ended.code, ended.output) == (2, "")
+    assert "a picture's name ends in one of .png, .svg, .pdf" in ended.errors
+    ended = typed("summary", str(tmp_path), "--plot", str(tmp_path / "gone" / "plot.png"))
+    assert (ended.code, ended.output) == (2, "")
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING, Final
 
+from xprofiler.arguments import port, whole_number
 from xprofiler.exceptions import DONE, NotFoundError, UsageError, XprofilerError
 from xprofiler.output import add_format_option
 
@@ -68,12 +69,17 @@ class CaptureCommand:
             "-p",
             "--port",
             metavar="PORT",
-            type=_port,
+            type=port,
             default=_PORT,
             help="of the profiler's server in the job (default: %(default)s)",
         )
         parser.add_argument(
-            "-d", "--duration", metavar="MS", type=_milliseconds, default=_DURATION_MS, help="default: %(default)s"
+            "-d",
+            "--duration",
+            metavar="MS",
+            type=whole_number(1, _LONGEST_MS),
+            default=_DURATION_MS,
+            help="default: %(default)s",
         )
         parser.add_argument("-u", "--use-ssh-proxy", action="store_true", help="ssh through corp-ssh-helper")
         parser.add_argument("--non-tpu-vm", action="store_true", help="the hosts are VMs without TPUs (gce)")
@@ -195,17 +201,3 @@ def _tell_what_is_there(session: Session, storage: Storage, console: Console) ->
         f"Interrupted: the session {session.name} has {files} so far, in {session.folder}; hosts that are capturing "
         "finish that, and may still write theirs"
     )
-
-
-def _port(text: str) -> int:
-    return _number(text, 1, 65535)
-
-
-def _milliseconds(text: str) -> int:
-    return _number(text, 1, _LONGEST_MS)
-
-
-def _number(text: str, least: int, most: int) -> int:
-    if not text.isascii() or not text.isdigit() or not least <= int(text) <= most:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from {least} to {most}")
-    return int(text)

@@ -7,6 +7,7 @@ import os
 import shlex
 from typing import TYPE_CHECKING
 
+from xprofiler.arguments import port
 from xprofiler.exceptions import DONE, NotFoundError, XprofilerError
 
 if TYPE_CHECKING:
@@ -47,14 +48,14 @@ class ConnectCommand:
             "-p",
             "--port",
             metavar="LOCAL_PORT",
-            type=port_number,
+            type=port,
             default=_XPROF_PORT,
             help="of this machine; another one where it is taken (default: %(default)s)",
         )
         add(
             "--host-port",
             metavar="HOST_PORT",
-            type=port_number,
+            type=port,
             default=_XPROF_PORT,
             help="XProf's on the VM (default: %(default)s)",
         )
@@ -77,18 +78,6 @@ class ConnectCommand:
             if options.disconnect:
                 return _disconnect(options, log_directory, console, programs)
             return _connect(options, log_directory, console, programs)
-
-
-def port_number(text: str) -> int:
-    """Reads a port's number.
-
-    Raises:
-        ValueError: It is none.
-    """
-    port = int(text)
-    if not 0 < port < 65536:
-        raise ValueError(f"not between 1 and 65535: {port}")
-    return port
 
 
 def _connect(options: argparse.Namespace, log_directory: LogDirectory, console: Console, programs: Programs) -> int:

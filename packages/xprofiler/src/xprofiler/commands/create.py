@@ -6,6 +6,7 @@ import argparse
 import shlex
 from typing import TYPE_CHECKING
 
+from xprofiler.arguments import seconds
 from xprofiler.exceptions import DONE, DeclinedError, UsageError, XprofilerError
 
 if TYPE_CHECKING:
@@ -47,7 +48,7 @@ class CreateCommand:
         add(
             "--timeout",
             metavar="SECONDS",
-            type=float,
+            type=seconds,
             default=300.0,
             help="how long XProf may take (default: %(default)g)",
         )

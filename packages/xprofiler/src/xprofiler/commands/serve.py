@@ -5,7 +5,8 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
-from xprofiler.exceptions import DONE
+from xprofiler.arguments import whole_number
+from xprofiler.exceptions import DONE, UsageError
 
 if TYPE_CHECKING:
     from xprofiler.console import Console
@@ -30,7 +31,7 @@ class ServeCommand:
         parser.add_argument(
             "-p",
             "--port",
-            type=_port,
+            type=whole_number(0, 65535),
             default=_PORT,
             help="of 127.0.0.1; the next free one where it is taken, any for 0 (default: %(default)s)",
         )
@@ -38,10 +39,14 @@ class ServeCommand:
 
     def run(self, options: argparse.Namespace, console: Console) -> int:
         """Serves; Ctrl-C and SIGTERM are the way to end it, so they end it well."""
+        from pathlib import Path
+
         from xprofiler.log_directory import LogDirectory
         from xprofiler.serve.server import Server, ends_with_sigterm
 
         place = LogDirectory.parse(options.log_directory, may_be_local=True).path
+        if Path(place).is_file():
+            raise UsageError(f"{place} is a file: give the folder that has plugins/profile, or see `xprofiler summary`")
         with ends_with_sigterm(), Server(place, options.port, console) as server:
             _tell_what_is_there(place, console)
             url = server.wait_until_ready()
@@ -56,13 +61,6 @@ class ServeCommand:
             except KeyboardInterrupt:
                 console.say()
         return DONE
-
-
-def _port(text: str) -> int:
-    port = int(text)
-    if not 0 <= port <= 65535:
-        raise ValueError(text)
-    return port
 
 
 def _tell_what_is_there(place: str, console: Console) -> None:

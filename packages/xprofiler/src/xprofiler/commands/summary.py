@@ -47,9 +47,9 @@ class SummaryCommand:
         from xprofiler.summary.text import format_summary
 
         if options.plot:
-            from xprofiler.summary.plot import require_matplotlib
+            from xprofiler.summary.plot import check_target
 
-            require_matplotlib()
+            check_target(Path(options.plot))
         place = LogDirectory.parse(options.path, may_be_local=True).path
         profile = find_profile(place, options.session)
         console.detail(f"Reading {profile.folder}")

@@ -8,6 +8,7 @@ XProf's own capture, its generation of caches, and its parameters that name a pa
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from urllib.parse import parse_qsl, urlencode
@@ -27,8 +28,13 @@ __all__ = ["Application", "Wsgi"]
 Wsgi = Callable[[dict[str, Any], Callable[..., Any]], Iterable[bytes]]
 
 _OUR_NAMES: Final = frozenset({"localhost", "127.0.0.1", "[::1]"})
+_HOST: Final = re.compile(r"(?P<name>\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9.-]+)(?::[0-9]{1,5})?", re.ASCII)
 _CLOSED: Final = frozenset({f"{XPROF_PREFIX}/capture_profile", f"{XPROF_PREFIX}/generate_cache"})
 _PATH_PARAMETERS: Final = ("session_path", "run_path")
+# Without one, XProf breaks the connection.
+_NEED_A_RUN: Final = frozenset(
+    f"{XPROF_PREFIX}/{name}" for name in ("data", "data_csv", "hosts", "module_list", "run_tools")
+)
 # These keep what they compute by host, or by program.
 _NOT_BY_HOST: Final = TRACE_VIEWERS | {"graph_viewer", "memory_viewer"}
 _HTML, _JSON, _TEXT = "text/html; charset=utf-8", "application/json", "text/plain; charset=utf-8"
@@ -75,7 +81,7 @@ class Application:
             return _text("403 Forbidden", "This server answers only to localhost and 127.0.0.1.")
         if environ["REQUEST_METHOD"] not in ("GET", "HEAD"):
             return _text("405 Method Not Allowed", "Only GET and HEAD.")
-        if environ["PATH_INFO"].rstrip("/") in _CLOSED:
+        if _route(environ) in _CLOSED:
             return _text("403 Forbidden", "Not from here: capture with `xprofiler capture`.")
         if any(name in _parameters(environ) for name in _PATH_PARAMETERS):
             return _text("403 Forbidden", "Only sessions of the log directory that is served.")
@@ -100,6 +106,8 @@ class Application:
             if environ["PATH_INFO"] == f"{XPROF_PREFIX}/runs":
                 names = sorted((profile.name for profile in self._catalog.profiles()), reverse=True)
                 return _Answer("200 OK", _JSON, json.dumps(names).encode())
+            if "run" not in _parameters(environ) and _route(environ) in _NEED_A_RUN:
+                return _text("400 Bad Request", "Say which session: ?run=NAME.")
             if "run" in _parameters(environ):
                 asked = parse_qsl(environ["QUERY_STRING"], keep_blank_values=True)
                 run = self._placed(_parameters(environ))
@@ -147,7 +155,13 @@ def _parameters(environ: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _host_name(host: str) -> str:
-    return (host[: host.find("]") + 1] if host.startswith("[") else host.partition(":")[0]).lower()
+    """The name in a Host header; empty where it is not of the form `name:port`."""
+    found = _HOST.fullmatch(host)
+    return found["name"].lower() if found else ""
+
+
+def _route(environ: Mapping[str, Any]) -> str:
+    return str(environ["PATH_INFO"]).rstrip("/")
 
 
 def _status(error: Exception) -> str:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from ml_diagnostics_common.exceptions import MissingExtraError
 
-from xprofiler.exceptions import XprofilerError
+from xprofiler.exceptions import UsageError, XprofilerError
 from xprofiler.summary.colours import PART_COLOURS
 from xprofiler.summary.text import headline, mean_parts
 from xprofiler.summary.units import format_percent
@@ -15,18 +15,28 @@ from xprofiler.summary.units import format_percent
 if TYPE_CHECKING:
     from xprofiler.summary.summary import Summary
 
-__all__ = ["require_matplotlib", "save_plot"]
+__all__ = ["check_target", "save_plot"]
 
+_SUFFIXES = (".png", ".svg", ".pdf")
 _OPERATIONS = 12
 _INK, _FAINT = "#1f2933", "#8a94a3"
 
 
-def require_matplotlib() -> None:
-    """Raises `MissingExtraError` where there is no matplotlib."""
+def check_target(file: Path) -> None:
+    """Says before any work whether a picture can be drawn there.
+
+    Raises:
+        MissingExtraError: There is no matplotlib.
+        UsageError: The file's suffix is not that of a picture that is drawn here, or there is no such folder.
+    """
     from importlib.util import find_spec
 
     if find_spec("matplotlib") is None:
         raise MissingExtraError("--plot", "cloud-diagnostics-xprof", "plot")
+    if file.suffix.lower() not in _SUFFIXES:
+        raise UsageError(f"--plot {file}: a picture's name ends in one of {', '.join(_SUFFIXES)}")
+    if not file.parent.is_dir():
+        raise UsageError(f"--plot {file}: there is no folder {file.parent}; make it first")
 
 
 def save_plot(summary: Summary, file: Path) -> None:
