@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -119,6 +121,40 @@ def test_vms_and_every_worker_of_a_slice_begin_together_and_write_to_the_bucket_
     assert [len(profiles) for profiles in asked] == [1, 1, 1]
     assert len({profiles[0].start_ns for profiles in asked}) == 1
     assert statuses(ran) == dict.fromkeys(hosts, "captured")
+
+
+@needs_gcloud
+def test_the_line_of_the_readme_does_what_it_shows(
+    machines: Machines, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Given to a shell as it stands there, `\\` before comments apart, and on one terminal."""
+    for name in ("vm_name1", "vm_name2", "vm_name3"):
+        machines.add_vm(name)
+    line = f"""xprofiler capture \\
+-z {_ZONE} \\
+-l gs://test-bucket/some-run \\
+-f jax \\
+-n vm_name1 vm_name2 vm_name3 \\
+-d 2000 # duration in ms
+"""
+    monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
+    ran = subprocess.run(
+        ["sh", "-c", line], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=tmp_path, check=False
+    )
+    assert ran.returncode == 0, ran.stdout
+    session = ran.stdout.partition("session id is ")[2].partition(".")[0]
+    saved = f"Profile saved to gs://test-bucket/some-run/tensorboard and session id is {session}."
+    for host in ("vm_name1", "vm_name2", "vm_name3"):
+        assert f"Starting profile capture on host {host}.\n{saved}\n\n" in ran.stdout
+    folder = f"some-run/tensorboard/plugins/profile/{session}"
+    names = [f"{folder}/vm_name{number}.xplane.pb" for number in (1, 2, 3)]
+    assert machines.compute.storage.names("test-bucket") == names
+
+
+def test_a_tpu_may_be_called_as_in_the_readme_too(machines: Machines) -> None:
+    machines.compute.add_tpu("vm_name1", _ZONE, workers=2)
+    found = find_machines(["vm_name1"], _ZONE, 9012, GoogleApi(GcloudSettings.load(), Console()), may_be_tpus=True)
+    assert [target.name for target in found.targets] == ["vm_name1-w0", "vm_name1-w1"]
 
 
 @needs_gcloud

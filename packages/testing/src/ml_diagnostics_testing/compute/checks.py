@@ -42,7 +42,7 @@ def check_instance(body: Mapping[str, Any]) -> None:
     """Refuse what the real service would for what it says.
 
     Raises:
-        ApiError: A field is not known, or a name, a label or metadata are not as they must be.
+        ApiError: A field is not known, or a label or metadata are not as they must be.
     """
     unknown = sorted(set(body) - FIELDS)
     if unknown:
@@ -52,13 +52,20 @@ def check_instance(body: Mapping[str, Any]) -> None:
         check_shape(f"resource.{field}", body.get(field) or shape(), shape)
     for interface in body.get("networkInterfaces") or []:
         check_shape("resource.networkInterfaces.accessConfigs", interface.get("accessConfigs") or [], list)
-    name = body.get("name") or ""
+    check_labels(body.get("labels") or {})
+    check_metadata(body.get("metadata") or {})
+
+
+def check_name(name: str) -> None:
+    """Refuse a name that the real service gives to no VM.
+
+    Raises:
+        ApiError: It is such a name.
+    """
     if not _NAME.fullmatch(name):
         pattern = "(?:[a-z](?:[-a-z0-9]{0,61}[a-z0-9])?)"
         message = f"Invalid value for field 'resource.name': '{name}'. Must be a match of regex '{pattern}'"
         raise ApiError(400, message, reason="invalid")
-    check_labels(body.get("labels") or {})
-    check_metadata(body.get("metadata") or {})
 
 
 def check_shape(field: str, value: Any, shape: type) -> None:

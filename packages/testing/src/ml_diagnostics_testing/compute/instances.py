@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ml_diagnostics_testing.compute.catalog import Catalog
-from ml_diagnostics_testing.compute.checks import check_instance, check_labels, check_metadata
+from ml_diagnostics_testing.compute.checks import check_instance, check_labels, check_metadata, check_name
 from ml_diagnostics_testing.control_plane.store import timestamp
 from ml_diagnostics_testing.http_server import ApiError
 
@@ -42,6 +42,15 @@ class Instances:
 
         Raises:
             ApiError: There is one of that name, or the real service would refuse it for what it says.
+        """
+        check_name(body.get("name") or "")
+        return self.add(zone, body, now, status)
+
+    def add(self, zone: str, body: Mapping[str, Any], now: float, status: str = "RUNNING") -> Resource:
+        """Keep a VM of any name, as texts call theirs: `vm_name1`; return it.
+
+        Raises:
+            ApiError: As `create`.
         """
         self._catalog.check_zone(zone)
         check_instance(body)

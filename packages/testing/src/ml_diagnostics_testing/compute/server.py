@@ -166,7 +166,7 @@ class ComputeServer(LoopbackServer):
         """Keep a running VM as if somebody had made it before; return it.
 
         Args:
-            name: Its name.
+            name: Its name; any, though Compute itself would make none that has an underscore.
             zone: Its zone.
             **fields: As in the API: labels, machineType, networkInterfaces, ...; `metadata` may be a plain mapping.
                 It has an address outside, unless `networkInterfaces=[{}]` says that it has not.
@@ -182,7 +182,7 @@ class ComputeServer(LoopbackServer):
             "name": name,
             "metadata": metadata,
         }
-        return self._instances.create(zone, body, self.clock(), status=fields.get("status", "RUNNING"))
+        return self._instances.add(zone, body, self.clock(), status=fields.get("status", "RUNNING"))
 
     def change_instance(self, name: str, zone: str | None = None, **fields: Any) -> Resource:
         """Give a VM other values in some fields, as if another program had; return it."""

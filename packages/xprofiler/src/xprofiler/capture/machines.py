@@ -89,7 +89,7 @@ def find_machines(
         NotPermittedError: The credentials may not look for them.
         XprofilerError: The APIs cannot be asked.
     """
-    wanted = [gcloud.checked_name(name, "VM") for name in dict.fromkeys(names)]
+    wanted = [gcloud.checked_host(name) for name in dict.fromkeys(names)]
     gcloud.checked_name(zone, "zone")
     kinds = "TPU VM, and no other VM," if may_be_tpus else "VM"
     targets: list[Target] = []

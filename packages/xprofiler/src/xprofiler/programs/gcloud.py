@@ -14,11 +14,12 @@ from dataclasses import dataclass, replace
 
 from xprofiler.exceptions import UsageError
 
-__all__ = ["SshTarget", "checked_name", "create_instance", "ssh", "ssh_argv_in"]
+__all__ = ["SshTarget", "checked_host", "checked_name", "create_instance", "ssh", "ssh_argv_in"]
 
 # https://cloud.google.com/compute/docs/naming-resources; TPU nodes, zones and projects keep to it, too. A project of a
 # domain is `domain.com:name`.
 _NAME = re.compile(r"[a-z](?:[-a-z0-9]{0,61}[a-z0-9])?", re.ASCII)
+_HOST = re.compile(r"[a-z](?:[-_a-z0-9]{0,61}[a-z0-9])?", re.ASCII)  # The README's hosts are called vm_name1.
 _PROJECT = re.compile(r"(?:[a-z0-9][-a-z0-9.]*:)?[a-z0-9][-a-z0-9]{0,61}[a-z0-9]", re.ASCII)
 _USER = re.compile(r"[A-Za-z0-9_.][-A-Za-z0-9_.]*", re.ASCII)
 
@@ -165,7 +166,7 @@ def checked(target: SshTarget) -> SshTarget:
         raise UsageError(f"{user!r} is not the name of a user: use letters, digits, '.', '_' and '-'")
     if target.project is not None and not _PROJECT.fullmatch(target.project):
         raise UsageError(f"{target.project!r} is not the id of a project")
-    return replace(target, name=f"{user}{at}{checked_name(name, 'VM')}", zone=checked_name(target.zone, "zone"))
+    return replace(target, name=f"{user}{at}{checked_host(name)}", zone=checked_name(target.zone, "zone"))
 
 
 def checked_name(name: str, what: str) -> str:
@@ -184,6 +185,15 @@ def checked_name(name: str, what: str) -> str:
             "a letter and does not end with a dash"
         )
     return name
+
+
+def checked_host(name: str) -> str:
+    """Returns the name of a VM or TPU that is looked for: one with an underscore may be, though Compute makes none.
+
+    Raises:
+        UsageError: It could not be one.
+    """
+    return name if _HOST.fullmatch(name) else checked_name(name, "VM")
 
 
 def _service(target: SshTarget) -> list[str]:
