@@ -56,12 +56,13 @@ def check_instance(body: Mapping[str, Any]) -> None:
     check_metadata(body.get("metadata") or {})
 
 
-def check_name(name: str) -> None:
+def check_name(name: Any) -> None:
     """Refuse a name that the real service gives to no VM.
 
     Raises:
         ApiError: It is such a name.
     """
+    check_shape("resource.name", name, str)
     if not _NAME.fullmatch(name):
         pattern = "(?:[a-z](?:[-a-z0-9]{0,61}[a-z0-9])?)"
         message = f"Invalid value for field 'resource.name': '{name}'. Must be a match of regex '{pattern}'"
