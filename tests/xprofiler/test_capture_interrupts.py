@@ -1,4 +1,4 @@
-"""Ctrl-C during a capture: all that it has started ends, what is there is told, and the exit code says so."""
+"""Ctrl-C during a capture, or `kill`, or a closed terminal: all that it has started ends, and what is there is told."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ needs_kubectl = pytest.mark.skipif(shutil.which("kubectl") is None, reason="ther
 
 _LONG_MS = "60000"
 _PATIENCE_SECONDS = 30.0
+_ENDINGS = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
 
 
 @pytest.fixture
@@ -38,7 +39,10 @@ def until(condition: Callable[[], object]) -> None:
 
 
 def interrupted(
-    arguments: list[str], condition: Callable[[], object], environment: Mapping[str, str] | None = None
+    arguments: list[str],
+    condition: Callable[[], object],
+    environment: Mapping[str, str] | None = None,
+    number: int = signal.SIGINT,
 ) -> tuple[int, str]:
     """Presses Ctrl-C once something is so; returns the exit code and what was said, when nothing is left running."""
     with subprocess.Popen(
@@ -52,7 +56,7 @@ def interrupted(
         try:
             until(condition)
             started = psutil.Process(command.pid).children(recursive=True)
-            command.send_signal(signal.SIGINT)
+            command.send_signal(number)
             _, said = command.communicate(timeout=_PATIENCE_SECONDS)
         finally:
             command.kill()
@@ -60,10 +64,11 @@ def interrupted(
     return command.returncode, said
 
 
-def test_in_mid_capture_it_tells_what_is_there(job: ProfilerServiceServer, tmp_path: Path) -> None:
+@pytest.mark.parametrize("number", _ENDINGS)
+def test_in_mid_capture_it_tells_what_is_there(job: ProfilerServiceServer, tmp_path: Path, number: int) -> None:
     began = time.monotonic()
     arguments = ["-o", "local", "-n", job.address, "-l", str(tmp_path), "-d", _LONG_MS]
-    exit_code, said = interrupted(arguments, lambda: job.profiles)
+    exit_code, said = interrupted(arguments, lambda: job.profiles, number=number)
     assert exit_code == 130
     assert "has 0 files so far" in said
     assert job.profiles[0].session_id in said
@@ -72,12 +77,13 @@ def test_in_mid_capture_it_tells_what_is_there(job: ProfilerServiceServer, tmp_p
 
 
 @needs_kubectl
+@pytest.mark.parametrize("number", _ENDINGS)
 def test_in_mid_capture_of_a_pod_its_tunnel_ends(
-    job: ProfilerServiceServer, kubernetes_server: KubernetesServer, tmp_path: Path
+    job: ProfilerServiceServer, kubernetes_server: KubernetesServer, tmp_path: Path, number: int
 ) -> None:
     kubernetes_server.add_pod("pod-1", ports={9012: job.port})
     arguments = ["-o", "gke", "-n", "pod-1", "-l", str(tmp_path), "-d", _LONG_MS]
-    exit_code, said = interrupted(arguments, lambda: job.profiles, kubernetes_server.environment())
+    exit_code, said = interrupted(arguments, lambda: job.profiles, kubernetes_server.environment(), number)
     assert exit_code == 130
     assert "on pod-1 may remain" in said
     assert "Traceback" not in said

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from ml_diagnostics_testing.compute import ComputeServer
-from ml_diagnostics_testing.faults import Hang
+from ml_diagnostics_testing.faults import Delay, Hang
 from xprofiler import __version__
 from xprofiler.cli import COMMAND_NAMES, main
 from xprofiler.unknown_options import edits, nearest_flag, split_arguments
@@ -156,13 +156,14 @@ def test_a_usage_error_says_how_to_use_it_and_prints_no_data(run: Run, cloud: Co
     assert ended.errors.startswith("usage: xprofiler list ")
 
 
-@pytest.mark.skipif(os.name == "nt", reason="there is no SIGINT to send")
-def test_ctrl_c_is_130_without_a_traceback(cloud: ComputeServer) -> None:
+@pytest.mark.skipif(os.name == "nt", reason="there are no such signals to send")
+@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGHUP"])
+def test_to_be_ended_is_130_without_a_traceback(cloud: ComputeServer, name: str) -> None:
     cloud.faults.always(Hang(), on="list")
     with subprocess.Popen([sys.executable, "-m", "xprofiler", "list"], stderr=subprocess.PIPE, text=True) as process:
         while not cloud.requests:
             assert process.poll() is None
-        process.send_signal(signal.SIGINT)
+        process.send_signal(getattr(signal, name))
         _, errors = process.communicate(timeout=30)
     assert (process.returncode, errors) == (130, "interrupted\n")
 
@@ -175,6 +176,28 @@ def test_a_reader_that_has_seen_enough_is_no_failure(cloud: ComputeServer) -> No
     ended = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False)
     assert (ended.returncode, ended.stderr) == (0, "")
     assert ended.stdout.startswith("Log_Directory")
+
+
+@pytest.mark.skipif(os.name == "nt", reason="there is no SIGHUP to send")
+def test_one_that_a_closed_terminal_shall_not_end_goes_on(cloud: ComputeServer) -> None:
+    ignoring = "import signal, sys; signal.signal(signal.SIGHUP, signal.SIG_IGN)"
+    program = f"{ignoring}; from xprofiler.cli import main; sys.exit(main())"
+    cloud.faults.script([Delay(1.0)], on="list")
+    with subprocess.Popen([sys.executable, "-c", program, "list"], stdout=subprocess.DEVNULL) as process:
+        while not cloud.requests:
+            assert process.poll() is None
+        process.send_signal(signal.SIGHUP)
+        assert process.wait(30) == 0
+
+
+@pytest.mark.skipif(shutil.which("bash") is None, reason="there is no bash")
+@pytest.mark.parametrize("arguments", ["list --verbose", "list -l bucket", "delete -n xprof-a -z us-central1-a"])
+def test_to_lose_whoever_reads_what_is_said_is_a_failure(cloud: ComputeServer, arguments: str) -> None:
+    add_viewer(cloud, "xprof-a")
+    command = f"{shlex.quote(sys.executable)} -m xprofiler {arguments} 2>&1 >/dev/null </dev/null | true"
+    ended = subprocess.run(["bash", "-c", f"{command}; exit ${{PIPESTATUS[0]}}"], capture_output=True, check=False)
+    assert ended.returncode == (2 if "-l bucket" in arguments else 1)
+    assert [vm["name"] for vm in cloud.instances()] == ["xprof-a"]
 
 
 def test_names_that_the_terminal_has_no_letters_for_are_escaped(cloud: ComputeServer) -> None:

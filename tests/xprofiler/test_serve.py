@@ -200,7 +200,7 @@ def test_names_of_any_letters_are_served(tmp_path: Path, temporary: Path) -> Non
         assert trace["traceEvents"]
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_it_ends_when_it_is_told_and_leaves_nothing(number: int, tmp_path: Path, temporary: Path) -> None:
     tpu_session(tmp_path / "logs")
     with _serving(tmp_path / "logs") as serving:

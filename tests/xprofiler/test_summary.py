@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import re
+import signal
+import subprocess
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -219,3 +223,22 @@ def test_verbose_tells_what_xprof_said(tmp_path: Path) -> None:
     files = {host: Path(file) for host, file in profile.xplanes.items()}
     summarized(profile.name, files, Console(is_verbose=True, err=errors))
     assert "profiler_plugin" in errors.getvalue(), "a file of XProf's C++"
+
+
+@pytest.mark.skipif(os.name == "nt", reason="there are no such signals to send")
+@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGHUP"])
+def test_a_summary_that_is_ended_leaves_nothing(
+    tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, name: str
+) -> None:
+    psutil = pytest.importorskip("psutil")
+    tpu_session(tmp_path)
+    temporary = tmp_path_factory.mktemp("temporary")
+    argv = [sys.executable, "-m", "xprofiler", "summary", str(tmp_path)]
+    with subprocess.Popen(argv, env={**os.environ, "TMPDIR": str(temporary)}, stderr=subprocess.PIPE) as process:
+        while not (readers := psutil.Process(process.pid).children()):
+            assert process.poll() is None
+        process.send_signal(getattr(signal, name))
+        _, errors = process.communicate(timeout=30)
+    assert (process.returncode, errors) == (130, b"interrupted\n")
+    assert psutil.wait_procs(readers, timeout=30)[1] == []
+    assert list(temporary.iterdir()) == []

@@ -9,12 +9,16 @@ import argparse
 import importlib
 import sys
 from collections.abc import Sequence
-from typing import Final
+from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING, Final, TextIO
 
 from xprofiler._version import __version__
 from xprofiler.command import Command
 from xprofiler.exceptions import DONE, EXIT_CODES, INTERRUPTED, UsageError, exit_code_of
 from xprofiler.unknown_options import nearest_flag, split_arguments
+
+if TYPE_CHECKING:
+    from xprofiler.console import Console
 
 __all__ = ["COMMAND_NAMES", "main", "make_parser"]
 
@@ -91,32 +95,50 @@ def _refuse_unknown(parser: argparse.ArgumentParser, unknown: Sequence[str], *, 
 
 def _run(command: Command, options: argparse.Namespace, *, is_own_process: bool) -> int:
     import gc
-    import os
 
     from ml_diagnostics_common.exceptions import DiagnosticsError
 
-    from xprofiler.console import Console
+    from xprofiler.console import Console, ReaderGoneError
+    from xprofiler.interrupts import all_as_keyboard_interrupt
 
     if is_own_process:
         gc.disable()  # Nothing here goes in circles, and looking for that takes a tenth of a short command's time.
     console = Console(is_verbose=options.verbose, is_quiet=getattr(options, "quiet", False))
     try:
-        if not console.is_verbose:
-            return command.run(options, console)
-        from xprofiler.cloud.told_requests import told_requests
-
-        with told_requests(console):
+        with all_as_keyboard_interrupt(), _requests_told(console):
             return command.run(options, console)
     except UsageError as error:
-        options.parser.print_usage(sys.stderr)
-        console.say(f"xprofiler: {error}")
+        _say_last(console, f"{options.parser.format_usage()}xprofiler: {error}")
         return error.exit_code
-    except BrokenPipeError:  # Whoever reads our output, `head` perhaps, has seen enough.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except ReaderGoneError:  # Whoever reads our output, `head` perhaps, has seen enough.
+        _lead_nowhere(sys.stdout)
         return DONE
     except KeyboardInterrupt:
-        console.say("interrupted")
+        _say_last(console, "interrupted")
         return INTERRUPTED
     except (DiagnosticsError, OSError) as error:
-        console.say(f"xprofiler: {error}")
+        _say_last(console, f"xprofiler: {error}")
         return exit_code_of(error)
+
+
+def _requests_told(console: Console) -> AbstractContextManager[None]:
+    if not console.is_verbose:
+        return nullcontext()
+    from xprofiler.cloud.told_requests import told_requests
+
+    return told_requests(console)
+
+
+def _say_last(console: Console, text: str) -> None:
+    """Says it, if anybody still listens: the terminal may be closed."""
+    try:
+        console.say(text)
+    except OSError:
+        _lead_nowhere(sys.stderr)
+
+
+def _lead_nowhere(stream: TextIO) -> None:
+    """Else Python tries once more to write what it could not, at its end, and makes that the exit code."""
+    import os
+
+    os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())

@@ -9,10 +9,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final, TextIO
 
-__all__ = ["Console"]
+__all__ = ["Console", "ReaderGoneError"]
 
 _RULING: Final = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
 """What rules a terminal, ends of lines and tabs apart, and what none can show."""
+
+
+class ReaderGoneError(BrokenPipeError):
+    """Nobody reads standard output any more. Of standard error that is a plain BrokenPipeError."""
 
 
 @dataclass
@@ -34,8 +38,15 @@ class Console:
     answers: TextIO | None = field(default_factory=lambda: sys.stdin)
 
     def data(self, text: str) -> None:
-        """Writes lines of the answer. Names are others' words: none of them may move the cursor."""
-        print(_printable(text, self.out), file=self.out, flush=True)
+        """Writes lines of the answer. Names are others' words: none of them may move the cursor.
+
+        Raises:
+            ReaderGoneError: Nobody reads them any more.
+        """
+        try:
+            print(_printable(text, self.out), file=self.out, flush=True)
+        except BrokenPipeError as error:
+            raise ReaderGoneError(*error.args) from error
 
     def say(self, text: str = "") -> None:
         """Tells how far things are, or what went wrong."""

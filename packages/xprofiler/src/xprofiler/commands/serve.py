@@ -38,16 +38,17 @@ class ServeCommand:
         parser.add_argument("--no-browser", action="store_true", help="open no browser")
 
     def run(self, options: argparse.Namespace, console: Console) -> int:
-        """Serves; Ctrl-C and SIGTERM are the way to end it, so they end it well."""
+        """Serves; Ctrl-C, and what counts as that, is the way to end it, so it ends it well."""
+        import contextlib
         from pathlib import Path
 
         from xprofiler.log_directory import LogDirectory
-        from xprofiler.serve.server import Server, ends_with_sigterm
+        from xprofiler.serve.server import Server
 
         place = LogDirectory.parse(options.log_directory, may_be_local=True).path
         if Path(place).is_file():
             raise UsageError(f"{place} is a file: give the folder that has plugins/profile, or see `xprofiler summary`")
-        with ends_with_sigterm(), Server(place, options.port, console) as server:
+        with Server(place, options.port, console) as server:
             _tell_what_is_there(place, console)
             url = server.wait_until_ready()
             if options.port not in (0, server.port):
@@ -59,7 +60,8 @@ class ServeCommand:
                     _open_browser(url, console)
                 server.wait()
             except KeyboardInterrupt:
-                console.say()
+                with contextlib.suppress(OSError):  # The terminal may be closed.
+                    console.say()
         return DONE
 
 

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import collections
 import os
-import signal
 import sys
 import threading
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, suppress
 from subprocess import PIPE
 from tempfile import TemporaryDirectory
 from typing import IO, TYPE_CHECKING, NoReturn
@@ -22,7 +20,7 @@ from xprofiler.serve.serving_process import LOOPBACK, Order, Started
 if TYPE_CHECKING:
     from xprofiler.console import Console
 
-__all__ = ["Server", "ends_with_sigterm", "has_display"]
+__all__ = ["Server", "has_display"]
 
 _REMEMBERED_LINES = 12
 
@@ -115,19 +113,6 @@ def has_display() -> bool:
     if sys.platform in ("darwin", "win32") or os.environ.get("BROWSER"):
         return True
     return bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))
-
-
-@contextmanager
-def ends_with_sigterm() -> Iterator[None]:
-    """SIGTERM is Ctrl-C within the block, where the block is in the main thread."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 def _piped(pipe: IO[bytes] | None) -> IO[bytes]:
