@@ -283,6 +283,24 @@ def test_other_flags_go_to_gcloud_and_pairs_join_ours(cloud: ViewerCloud) -> Non
 
 
 @needs_gcloud
+def test_gcloud_makes_the_vm_in_the_project_in_which_it_is_looked_for(cloud: ViewerCloud) -> None:
+    other = {"GOOGLE_CLOUD_PROJECT": "test-project", "CLOUDSDK_CORE_PROJECT": "gclouds-own"}
+    assert "--project=test-project" in shlex.split(cloud.run(*CREATE, "--dry-run", **other).stdout)
+    ended = cloud.run(*CREATE, "--no-address", **other)
+    assert ended.returncode == 0, ended.stderr
+    assert "gclouds-own" not in str([request.path for request in cloud.compute.requests])
+    assert len(cloud.names()) == 1
+
+
+@pytest.mark.parametrize("flag", ["--project=other", "--zone=us-east5-a", "--async"])
+def test_a_flag_that_would_leave_the_vm_to_itself_is_refused_before(cloud: ViewerCloud, flag: str) -> None:
+    ended = cloud.run(*CREATE, "--", "--no-address", flag)
+    assert ended.returncode == 2
+    assert f"{flag.partition('=')[0]} cannot go on to gcloud" in ended.stderr
+    assert cloud.compute.requests == []
+
+
+@needs_gcloud
 def test_a_flag_that_gcloud_refuses_makes_nothing(cloud: ViewerCloud) -> None:
     ended = cloud.run(*CREATE, "--no-such-flag-of-gcloud")
     assert ended.returncode == 1

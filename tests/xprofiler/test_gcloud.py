@@ -50,7 +50,7 @@ def test_what_google_cloud_could_not_have_named_is_refused(name: str) -> None:
         with pytest.raises(UsageError, match="is not the name"):
             ssh(target)
     with pytest.raises(UsageError):
-        create_instance(name, "us-central1-a", [], {})
+        create_instance(name, "us-central1-a", "project-1", [], {})
 
 
 @given(st.lists(_TEXT, min_size=1, max_size=5))
@@ -66,7 +66,7 @@ _KEYS = st.from_regex(r"[a-z][a-z0-9_-]{0,10}", fullmatch=True)
 @example({"a": "1,2"}, {"b": ",|;:~#--0--"})
 def test_pairs_of_the_users_join_ours_whatever_is_in_them(ours: dict[str, str], theirs: dict[str, str]) -> None:
     extra = [] if not theirs else ["--metadata", _as_gcloud_takes_it(theirs)]
-    argv = create_instance("vm-1", "us-central1-a", [], {"--metadata": ours}, extra)
+    argv = create_instance("vm-1", "us-central1-a", "project-1", [], {"--metadata": ours}, extra)
     (rendered,) = [word for word in argv if word.startswith("--metadata=")]
     joined = {**theirs, **ours}
     assert _read_as_gcloud_does(rendered.removeprefix("--metadata=")) == joined
@@ -87,7 +87,20 @@ def _read_as_gcloud_does(text: str) -> dict[str, str]:
 def test_a_flag_of_pairs_without_any_is_refused() -> None:
     for extra in (["--labels", "a"], ["--labels"], ["--labels="]):
         with pytest.raises(UsageError, match="--labels takes KEY=VALUE"):
-            create_instance("vm-1", "us-central1-a", [], {"--labels": {}}, extra)
+            create_instance("vm-1", "us-central1-a", "project-1", [], {"--labels": {}}, extra)
+
+
+@pytest.mark.parametrize(
+    "flag",
+    [
+        *("--project", "--zone", "--async", "--account", "--impersonate-service-account"),
+        *("--access-token-file", "--configuration", "--flags-file"),
+    ],
+)
+def test_what_would_make_a_vm_that_is_not_looked_after_is_refused(flag: str) -> None:
+    for extra in ([flag], [f"{flag}=other"], ["--no-address", flag, "other"]):
+        with pytest.raises(UsageError, match=f"^{flag} cannot go on to gcloud"):
+            create_instance("vm-1", "us-central1-a", "project-1", [], {}, extra)
 
 
 needs_gcloud = pytest.mark.skipif(shutil.which("gcloud") is None, reason="gcloud is not installed")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import shlex
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from xprofiler.arguments import seconds
@@ -78,9 +79,6 @@ class CreateCommand:
 
             return create_on_gke(options, log_directory, console)
         plan = _plan(options, log_directory)
-        if options.dry_run:
-            console.data(shlex.join(plan.gcloud_argv(options.extra)))
-            return DONE
         return _create(plan, options, console)
 
 
@@ -105,7 +103,12 @@ def _create(plan: ViewerPlan, options: argparse.Namespace, console: Console) -> 
     from xprofiler.viewers.instances import Instances
     from xprofiler.viewers.setup import Patience, ViewerSetup
 
-    api = GoogleApi(GcloudSettings.load(), console)
+    settings = GcloudSettings.load()
+    api = GoogleApi(settings, console)
+    argv = plan.gcloud_argv(settings.project or api.project, options.extra)
+    if options.dry_run:
+        console.data(shlex.join(argv))
+        return DONE
     instances = Instances(api)
     setup = ViewerSetup(plan, instances, api.storage, console, Patience(startup=options.timeout))
     setup.check()
@@ -115,7 +118,7 @@ def _create(plan: ViewerPlan, options: argparse.Namespace, console: Console) -> 
     console.say("Waiting for instance to be created. It can take a few minutes.\n")
     with all_as_keyboard_interrupt():
         try:
-            status = setup.make(lambda: _ask_for_vm(plan, options, instances, console))
+            status = setup.make(lambda: _ask_for_vm(plan, argv if options.extra else None, instances, console))
             _say_where_it_is(plan, status, console)
         except BrokenPipeError:  # It is there; nobody wants to read where.
             raise
@@ -143,15 +146,15 @@ def _end_for_others(plan: ViewerPlan, options: argparse.Namespace, api: GoogleAp
     return DONE if options.skip_creation_if_exists else DeclinedError.exit_code
 
 
-def _ask_for_vm(plan: ViewerPlan, options: argparse.Namespace, instances: Instances, console: Console) -> None:
+def _ask_for_vm(plan: ViewerPlan, argv: Sequence[str] | None, instances: Instances, console: Console) -> None:
     """By Compute's API; by gcloud, where the user has flags for it."""
     from xprofiler.programs.processes import Programs
 
-    if not options.extra:
+    if argv is None:
         instances.insert(plan.zone, plan.body())
         return
     with Programs(console) as programs:
-        ended = programs.run([*plan.gcloud_argv(options.extra), "--quiet"])
+        ended = programs.run([*argv, "--quiet"])
     if ended.exit_code:
         raise XprofilerError(f"gcloud could not create the VM {plan.name}: {ended.complaint}")
 

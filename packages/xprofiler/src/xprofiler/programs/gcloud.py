@@ -23,6 +23,19 @@ _HOST = re.compile(r"[a-z](?:[-_a-z0-9]{0,61}[a-z0-9])?", re.ASCII)  # The READM
 _PROJECT = re.compile(r"(?:[a-z0-9][-a-z0-9.]*:)?[a-z0-9][-a-z0-9]{0,61}[a-z0-9]", re.ASCII)
 _USER = re.compile(r"[A-Za-z0-9_.][-A-Za-z0-9_.]*", re.ASCII)
 
+_WHO = "log in as whoever is to have it: 'gcloud config set account ACCOUNT'"
+# They would make a VM where, when or as whom it is neither looked for nor deleted again. gcloud takes no short forms.
+_NOT_FOR_CREATE = {
+    "--account": _WHO,
+    "--access-token-file": "set CLOUDSDK_AUTH_ACCESS_TOKEN_FILE",
+    "--async": "create waits until XProf answers",
+    "--configuration": "set CLOUDSDK_ACTIVE_CONFIG_NAME",
+    "--flags-file": "give the flags themselves",
+    "--impersonate-service-account": _WHO,
+    "--project": "set the project as for gcloud: 'gcloud config set project PROJECT'",
+    "--zone": "give -z ZONE_NAME",
+}
+
 
 @dataclass(frozen=True)
 class SshTarget:
@@ -96,25 +109,39 @@ def ssh_argv_in(dry_run: str) -> list[str]:
 
 
 def create_instance(
-    name: str, zone: str, flags: Sequence[str], pairs: Mapping[str, Mapping[str, str]], extra: Sequence[str] = ()
+    name: str,
+    zone: str,
+    project: str,
+    flags: Sequence[str],
+    pairs: Mapping[str, Mapping[str, str]],
+    extra: Sequence[str] = (),
 ) -> list[str]:
     """Returns the argv that creates a VM.
 
     Args:
         name: Its name.
         zone: Its zone.
+        project: Its project; gcloud's own may be another.
         flags: Others, each `--flag=value`.
         pairs: Flags that take keys and values: gcloud takes each but once.
         extra: The user's own flags, as typed. Pairs among them join ours, and ours win.
 
     Raises:
-        UsageError: Such a flag of the user's has no pairs.
+        UsageError: Such a flag of the user's has no pairs, or one says where or as whom: those are ours.
     """
+    for word in extra:
+        flag = word.partition("=")[0]
+        if flag in _NOT_FOR_CREATE:
+            raise UsageError(
+                f"{flag} cannot go on to gcloud: the VM is watched from here, and deleted after a failure, which "
+                f"needs to know the same; {_NOT_FOR_CREATE[flag]}"
+            )
     rest, given = _take_pairs(extra, pairs)
     joined = {flag: {**given.get(flag, {}), **ours} for flag, ours in pairs.items()}
     return [
         *("gcloud", "compute", "instances", "create", checked_name(name, "VM")),
         f"--zone={checked_name(zone, 'zone')}",
+        f"--project={_checked_project(project)}",
         *flags,
         *(f"{flag}={_render_pairs(values)}" for flag, values in joined.items()),
         *rest,
@@ -164,8 +191,8 @@ def checked(target: SshTarget) -> SshTarget:
     user, at, name = target.name.rpartition("@")
     if at and not _USER.fullmatch(user):
         raise UsageError(f"{user!r} is not the name of a user: use letters, digits, '.', '_' and '-'")
-    if target.project is not None and not _PROJECT.fullmatch(target.project):
-        raise UsageError(f"{target.project!r} is not the id of a project")
+    if target.project is not None:
+        _checked_project(target.project)
     return replace(target, name=f"{user}{at}{checked_host(name)}", zone=checked_name(target.zone, "zone"))
 
 
@@ -194,6 +221,12 @@ def checked_host(name: str) -> str:
         UsageError: It could not be one.
     """
     return name if _HOST.fullmatch(name) else checked_name(name, "VM")
+
+
+def _checked_project(project: str) -> str:
+    if not _PROJECT.fullmatch(project):
+        raise UsageError(f"{project!r} is not the id of a project")
+    return project
 
 
 def _service(target: SshTarget) -> list[str]:

@@ -87,14 +87,15 @@ class ViewerPlan:
             "scheduling": scheduling,
         }
 
-    def gcloud_argv(self, extra: Sequence[str] = ()) -> list[str]:
+    def gcloud_argv(self, project: str, extra: Sequence[str] = ()) -> list[str]:
         """Returns the argv of gcloud that creates the same VM.
 
         Args:
+            project: Where.
             extra: The user's own flags; their labels and metadata join ours.
 
         Raises:
-            UsageError: Those are not what gcloud takes.
+            UsageError: Those are not what gcloud takes, or change which VM it is.
         """
         flags = [
             f"--machine-type={self.machine_type}",
@@ -110,7 +111,7 @@ class ViewerPlan:
             "--metadata": self.metadata,
             "--metadata-from-file": {"startup-script": str(STARTUP_SCRIPT)},
         }
-        return create_instance(self.name, self.zone, flags, pairs, extra)
+        return create_instance(self.name, self.zone, project, flags, pairs, extra)
 
 
 def seconds_of(text: str) -> int:
