@@ -242,3 +242,15 @@ def test_a_summary_that_is_ended_leaves_nothing(
     assert (process.returncode, errors) == (130, b"interrupted\n")
     assert psutil.wait_procs(readers, timeout=30)[1] == []
     assert list(temporary.iterdir()) == []
+
+
+def test_without_room_for_xprof_no_figures_are_shown(tmp_path: Path) -> None:
+    """It keeps what it computes beside the files, and where that fails it shows a part of it, without a word."""
+    pytest.importorskip("xprof")
+    tpu_session(tmp_path)
+    program = "import resource, sys; resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000)); "
+    program += f"from xprofiler.cli import main; sys.exit(main(['summary', {str(tmp_path)!r}]))"
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
+    assert (ended.returncode, ended.stdout) == (1, "")
+    assert "MB of temporary space" in ended.stderr
+    assert "set TMPDIR to another folder" in ended.stderr

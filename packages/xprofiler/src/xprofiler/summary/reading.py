@@ -18,6 +18,7 @@ from xprofiler.exceptions import XprofilerError
 from xprofiler.summary.converters import Tables, converted, tool_names
 from xprofiler.summary.host_operations import HostOperations, read_host
 from xprofiler.summary.pods import core_steps, hosts_of, steps_of
+from xprofiler.summary.room import require_room
 from xprofiler.summary.summary import InputPipeline, Operation, Summary
 
 __all__ = ["operations_of", "summarize"]
@@ -46,8 +47,9 @@ def summarize(session: str, files: Mapping[str, Path]) -> Summary:
         files: The xplane of each host.
 
     Raises:
-        XprofilerError: XProf can read none of the files.
+        XprofilerError: XProf can read none of the files, or has no room to do so.
     """
+    require_room(list(files.values()))
     readable, notes = _readable(files)
     paths = list(readable.values())
     overview = Tables(converted(paths, "overview_page") or [])
