@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+from pathlib import Path
 
 import pytest
 from ml_diagnostics_testing.faults import Status
 from ml_diagnostics_testing.kubernetes import KubernetesServer
+from xprofiler.console import Console
+from xprofiler.viewers.on_gke import ViewersOnGke
+from xprofiler.viewers.viewer import Viewer
 
 from .conftest import Run
 
@@ -28,7 +33,7 @@ def add_viewer(server: KubernetesServer, name: str, *, logs: str, zone: str = ZO
     """Adds the two services of a viewer, as `create --gke` does."""
     labels = {"instance": name, "zone": zone}
     annotations = {"xprofiler_log_directory": logs, **({"proxy-url": link} if link else {})}
-    for suffix, role in (("agent-service", "xprofiler-proxy-service"), ("service", "xprofiler-service")):
+    for suffix, role in (("agent-service", "xprofiler-proxy-service"), ("service", "xprofiler-tb")):
         metadata = {
             "name": f"{name}-{suffix}",
             "labels": {**labels, "role": role},
@@ -81,6 +86,51 @@ def test_several_names_are_all_deleted(run: Run, kubernetes_server: KubernetesSe
         add_viewer(kubernetes_server, name, logs="gs://bucket/run")
     assert run("delete", "--gke", "-q", "-z", ZONE, "-n", "xprofiler-a", "xprofiler-b").code == 0
     assert services(kubernetes_server) == []
+
+
+def _put_deployment(server: KubernetesServer, name: str, **labels: str) -> None:
+    metadata = {"name": name, "labels": labels}
+    server.put("deployments", {"apiVersion": "apps/v1", "kind": "Deployment", "metadata": metadata}, NAMESPACE)
+
+
+def test_what_is_no_viewers_is_kept_whatever_its_labels(run: Run, kubernetes_server: KubernetesServer) -> None:
+    add_viewer(kubernetes_server, "one", logs="gs://bucket/run")
+    _put_deployment(kubernetes_server, "one-tb", instance="one", role="xprofiler-tb")
+    _put_deployment(kubernetes_server, "payments", instance="one")
+    _put_deployment(kubernetes_server, "trainer", instance="one", role="trainer")
+    kubernetes_server.add_pod("pod-1", namespace=NAMESPACE, labels={"instance": "one", "role": "xprofiler-tb"})
+    assert run("delete", "--gke", "-z", ZONE, "-n", "one", answers="y\n").code == 0
+    assert services(kubernetes_server) == []
+    kept = [one["metadata"]["name"] for one in kubernetes_server.objects("deployments", NAMESPACE)]
+    assert sorted(kept) == ["payments", "trainer"]
+    assert len(kubernetes_server.objects("pods", NAMESPACE)) == 1
+
+
+def test_rights_on_what_viewers_are_made_of_are_enough(run: Run, kubernetes_server: KubernetesServer) -> None:
+    add_viewer(kubernetes_server, "one", logs="gs://bucket/run")
+    others = ("pods", "jobs", "replicasets", "statefulsets")
+    kubernetes_server.denied = {f"{verb} {kind}" for verb in ("list", "delete", "deletecollection") for kind in others}
+    assert run("delete", "--gke", "-q", "-z", ZONE, "-n", "one").code == 0
+    assert services(kubernetes_server) == []
+
+
+_MEET = """#!/bin/sh
+touch "$FOLDER/$$"
+for _ in $(seq 100); do [ "$(ls "$FOLDER" | wc -l)" = 3 ] && exit 0; sleep 0.1; done
+exit 1
+"""
+
+
+def test_viewers_are_deleted_side_by_side(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "met").mkdir()
+    kubectl = tmp_path / "bin" / "kubectl"
+    kubectl.write_text(_MEET)
+    kubectl.chmod(0o755)
+    monkeypatch.setenv("FOLDER", str(tmp_path / "met"))
+    monkeypatch.setenv("PATH", f"{kubectl.parent}{os.pathsep}{os.environ['PATH']}")
+    viewers = [Viewer(name, ZONE, "gs://bucket/run", None, "RUNNING") for name in ("one", "two", "three")]
+    assert ViewersOnGke(Console()).delete(viewers) == [None, None, None]
 
 
 def test_a_dry_run_says_what_kubectl_would_do(run: Run, kubernetes_server: KubernetesServer) -> None:

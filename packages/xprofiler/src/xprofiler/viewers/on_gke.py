@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from xprofiler.console import Console
-from xprofiler.exceptions import UsageError, XprofilerError
+from xprofiler.exceptions import UsageError
 from xprofiler.log_directory import LogDirectory
+from xprofiler.parallel import in_parallel
 from xprofiler.programs.kubectl import Cluster, complaint
 from xprofiler.programs.processes import Programs
 from xprofiler.viewers.startup import XPROF_VERSION
@@ -19,6 +20,8 @@ from xprofiler.viewers.viewer import Sought, Viewer
 __all__ = ["ViewersOnGke", "manifest"]
 
 _ROLE: Final = "role=xprofiler-proxy-service"
+_KINDS: Final = "deployments,services,horizontalpodautoscalers"
+_ROLES: Final = "role in (xprofiler-tb,xprofiler-proxy-service,xprofiler-agent)"
 _URL: Final = "proxy-url"
 _LOG_DIRECTORY: Final = "xprofiler_log_directory"
 _DEFAULTS: Final = {"namespace": "xprofiler", "pod-port": "9001", "image": "python:3.12-slim", "context": ""}
@@ -60,20 +63,20 @@ class ViewersOnGke:
         return sought.among(_viewer(service) for service in json.loads(answer)["items"])
 
     def delete(self, viewers: Sequence[Viewer]) -> list[Exception | None]:
-        """Deletes these, and waits until they are gone; returns what went wrong with each."""
-        problems: list[Exception | None] = []
-        for argv in self.delete_argv(viewers):
-            try:
-                self._kubectl(argv, timeout_seconds=5 * _TIMEOUT_SECONDS)
-                problems.append(None)
-            except XprofilerError as error:
-                problems.append(error)
-        return problems
+        """Deletes these, at once, and waits until they are gone; returns what went wrong with each."""
+        with Programs(self._console) as programs:  # An interrupt ends them all.
+            outcomes = in_parallel(lambda argv: self._delete(argv, programs), self.delete_argv(viewers))
+        return list(outcomes)
+
+    def _delete(self, argv: Sequence[str], programs: Programs) -> None:
+        self._run(programs, argv, timeout_seconds=5 * _TIMEOUT_SECONDS)
 
     def delete_argv(self, viewers: Sequence[Viewer]) -> list[list[str]]:
-        """Returns the programs that would do the same: one a viewer."""
-        selectors = [f"--selector=instance={_label_value('name', viewer.name)}" for viewer in viewers]
-        return [[*self._cluster.argv("delete"), "all", selector] for selector in selectors]
+        """Returns the programs that would do the same: one a viewer.
+
+        They name what viewers are made of: others may use the label `instance`, too.
+        """
+        return [[*self._cluster.argv("delete"), _KINDS, f"--selector={_parts_of(viewer.name)}"] for viewer in viewers]
 
     def manifest(self, name: str, zone: str, log_directory: LogDirectory) -> list[dict[str, Any]]:
         """Returns what `apply` gets: see `manifest`."""
@@ -95,9 +98,14 @@ class ViewersOnGke:
         answer = self._kubectl([*self._cluster.argv("get"), "services", selector, "--output=json"])
         return next((viewer.url for viewer in map(_viewer, json.loads(answer)["items"])), None)
 
-    def _kubectl(self, argv: Sequence[str], *, stdin: bytes = b"", timeout_seconds: float = _TIMEOUT_SECONDS) -> bytes:
+    def _kubectl(self, argv: Sequence[str], *, stdin: bytes = b"") -> bytes:
         with Programs(self._console) as programs:
-            ended = programs.run(argv, stdin=stdin, timeout_seconds=timeout_seconds)
+            return self._run(programs, argv, stdin=stdin)
+
+    def _run(
+        self, programs: Programs, argv: Sequence[str], *, stdin: bytes = b"", timeout_seconds: float = _TIMEOUT_SECONDS
+    ) -> bytes:
+        ended = programs.run(argv, stdin=stdin, timeout_seconds=timeout_seconds)
         if ended.exit_code:
             verb = next(word for word in argv[1:] if not word.startswith("-"))
             raise complaint(ended.complaint, f"{verb} viewers in namespace {self._cluster.namespace}")
@@ -173,6 +181,11 @@ def _viewer(service: Mapping[str, Any]) -> Viewer:
         status="RUNNING",
         labels=dict(labels),
     )
+
+
+def _parts_of(name: str) -> str:
+    """Selects what a viewer is made of."""
+    return f"{_ROLES},instance={_label_value('name', name)}"
 
 
 def _in(label: str, values: Collection[str]) -> list[str]:
