@@ -17,7 +17,7 @@ from ml_diagnostics_testing.compute import ComputeServer
 from ml_diagnostics_testing.faults import Delay, Hang
 from xprofiler import __version__
 from xprofiler.cli import COMMAND_NAMES, main
-from xprofiler.unknown_options import edits, nearest_flag, split_arguments
+from xprofiler.unknown_options import edits, flags_for_gcloud, nearest_flag, split_arguments
 
 from .conftest import Run
 from .viewer_vms import add_viewer
@@ -140,6 +140,52 @@ def test_what_is_more_than_two_edits_away_is_gclouds() -> None:
     assert nearest_flag("--project", flags) is None
     assert nearest_flag("zones", flags) is None
     assert nearest_flag("-zone", flags) is None
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["trainer"],
+        ["-x"],
+        ["--keep-disks", "all", "trainer"],
+        ["--", "trainer"],
+        ["--", "--keep-disks=all", "trainer"],
+        ["--", "--", "trainer"],
+        ["--", "--no-graceful-shutdown", "--", "trainer"],
+        ["--", "--zone=us-east5-a"],
+        ["--", "--zone", "us-east5-a"],
+    ],
+)
+def test_gcloud_gets_flags_and_no_other_vm_or_zone(run: Run, cloud: ComputeServer, words: list[str]) -> None:
+    for name, zone in (("xprof-a", "us-central1-a"), ("xprof-a", "us-east5-a"), ("trainer", "us-central1-a")):
+        add_viewer(cloud, name, zone)
+    ended = run("delete", "-n", "xprof-a", "-z", "us-central1-a", "-q", *words)
+    assert (ended.code, ended.output) == (2, "")
+    assert cloud.requests == []
+
+
+@pytest.mark.parametrize("words", [["oops"], ["--filter=name:a", "--", "--filter=name:b"], ["--", "--zones=z"]])
+def test_a_list_gets_flags_too(run: Run, cloud: ComputeServer, words: list[str]) -> None:
+    assert run("list", *words).code == 2
+    assert cloud.requests == []
+
+
+@pytest.mark.parametrize("words", [["-m", "proxy", "--internal-ip"], ["-d", "--internal-ip"], ["--project=other"]])
+def test_connect_takes_no_flags_that_do_nothing_or_lead_elsewhere(
+    run: Run, cloud: ComputeServer, words: list[str]
+) -> None:
+    assert run("connect", "-z", "us-central1-a", "-l", "gs://bucket/run", *words).code == 2
+    assert cloud.requests == []
+
+
+def test_a_flag_and_its_value_are_one_word_for_gcloud() -> None:
+    assert flags_for_gcloud(["--a", "b", "--c"], ["--d=e", "-q", "--f", ""], []) == [
+        "--a=b",
+        "--c",
+        "--d=e",
+        "-q",
+        "--f=",
+    ]
 
 
 def test_what_follows_two_dashes_is_not_looked_at() -> None:

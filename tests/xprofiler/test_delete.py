@@ -172,14 +172,32 @@ def test_flags_of_gcloud_are_its(run: Run, cloud: ComputeServer) -> None:
     ended = run("delete", "-q", "-v", "-z", ZONE, "-n", "xprof-a", "--keep-disks=all")
     assert (ended.code, left(cloud)) == (0, [])
     assert (
-        f"$ gcloud compute instances delete xprof-a --quiet --zone={ZONE} --project=test-project --keep-disks=all\n"
+        f"$ gcloud compute instances delete xprof-a --keep-disks=all --quiet --zone={ZONE} --project=test-project\n"
         in (ended.errors)
     )
 
 
 def test_flags_that_say_who_asks_hold_for_finding_too() -> None:
-    extra = ["--async", "--project", "other", "--keep-disks=all", "--account=me@example.com", "--project"]
-    assert flags_of_all_commands(extra) == ["--project", "other", "--account=me@example.com", "--project"]
+    extra = ["--async", "--project=other", "--keep-disks=all", "--account=me@example.com"]
+    assert flags_of_all_commands(extra) == ["--project=other", "--account=me@example.com"]
+
+
+@needs_gcloud
+def test_a_flag_that_needs_no_value_gets_no_vm_for_one(run: Run, cloud: ComputeServer) -> None:
+    for name in ("xprof-a", "trainer"):
+        add_viewer(cloud, name)
+    assert run("delete", "-q", "-z", ZONE, "-n", "xprof-a", "--no-graceful-shutdown", "trainer").code == 1
+    assert sorted(left(cloud)) == ["trainer", "xprof-a"]
+
+
+@needs_gcloud
+def test_no_file_of_flags_leads_to_another_zone(run: Run, cloud: ComputeServer, tmp_path: Path) -> None:
+    for zone in (ZONE, "us-east5-a"):
+        add_viewer(cloud, "xprof-a", zone)
+    flags = tmp_path / "flags.yaml"
+    flags.write_text("--zone: us-east5-a\n")
+    assert run("delete", "-q", "-z", ZONE, "-n", "xprof-a", f"--flags-file={flags}").code == 0
+    assert [vm["zone"].rpartition("/")[2] for vm in cloud.instances()] == ["us-east5-a"]
 
 
 # --- Side by side --------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final, TextIO
 from xprofiler._version import __version__
 from xprofiler.command import Command
 from xprofiler.exceptions import DONE, EXIT_CODES, INTERRUPTED, UsageError, exit_code_of
-from xprofiler.unknown_options import nearest_flag, split_arguments
+from xprofiler.unknown_options import flags_for_gcloud, nearest_flag, split_arguments
 
 if TYPE_CHECKING:
     from xprofiler.console import Console
@@ -45,7 +45,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     _refuse_unknown(options.parser, unknown, passes_on=command.passes_on)
     if after and not command.passes_on:
         options.parser.error(f"{command.name} hands nothing on to gcloud: leave out -- and what follows it")
-    options.extra = [*unknown, *after]
+    try:
+        options.extra = flags_for_gcloud(unknown, after, _flags_of(options.parser))
+    except UsageError as error:
+        options.parser.error(str(error))
     return _run(command, options, is_own_process=is_own_process)
 
 
@@ -84,13 +87,16 @@ def _command(name: str) -> Command:
 
 def _refuse_unknown(parser: argparse.ArgumentParser, unknown: Sequence[str], *, passes_on: bool) -> None:
     """Ends the process (2) where an option is a slip of the pen, or where nobody could take it."""
-    flags = [flag for action in parser._actions for flag in action.option_strings]
     for option in unknown:
-        near = nearest_flag(option, flags)
+        near = nearest_flag(option, _flags_of(parser))
         if near:
             parser.error(f"there is no option {option}: did you mean {near}?")
     if unknown and not passes_on:
         parser.error(f"unknown: {' '.join(unknown)}")
+
+
+def _flags_of(parser: argparse.ArgumentParser) -> list[str]:
+    return [flag for action in parser._actions for flag in action.option_strings]
 
 
 def _run(command: Command, options: argparse.Namespace, *, is_own_process: bool) -> int:

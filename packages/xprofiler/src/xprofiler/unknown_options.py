@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
-__all__ = ["nearest_flag", "split_arguments"]
+from xprofiler.exceptions import UsageError
+
+__all__ = ["flags_for_gcloud", "nearest_flag", "split_arguments"]
 
 _MOST_EDITS = 2
 
@@ -29,6 +31,39 @@ def nearest_flag(option: str, flags: Iterable[str]) -> str | None:
     near = [(edits(name, flag), flag) for flag in flags if flag.startswith("--")]
     distance, flag = min(near, default=(_MOST_EDITS + 1, ""))
     return flag if distance <= _MOST_EDITS else None
+
+
+def flags_for_gcloud(unknown: Sequence[str], after: Sequence[str], ours: Collection[str]) -> list[str]:
+    """Returns what is handed on to gcloud, a word for each flag and its value.
+
+    So no word can become the name of a VM that nobody was shown, and no flag can lead elsewhere than ours do.
+
+    Args:
+        unknown: What was typed before `--` and is not ours.
+        after: What was typed after it.
+        ours: The flags that the command has itself.
+
+    Raises:
+        UsageError: A word belongs to no flag, or a flag is one of ours.
+    """
+    short = [word for word in unknown if word.startswith("-") and not word.startswith("--")]
+    if short:
+        raise UsageError(f"there is no option {short[0]}; one of gcloud's goes after --")
+    flags: list[str] = []
+    awaits_value = False
+    for word in (*unknown, *after):
+        if word.startswith("-") and word != "--":
+            flag = word.partition("=")[0]
+            if flag in ours:
+                raise UsageError(f"{flag} cannot go on to gcloud: it is an option of this command, and goes before --")
+            flags.append(word)
+            awaits_value = word.startswith("--") and "=" not in word
+        elif awaits_value and word != "--":
+            flags[-1] += f"={word}"
+            awaits_value = False
+        else:
+            raise UsageError(f"{word!r} belongs to no option: gcloud gets flags only, --flag or --flag=value")
+    return flags
 
 
 def edits(one: str, other: str) -> int:

@@ -8,7 +8,7 @@ import shlex
 from typing import TYPE_CHECKING
 
 from xprofiler.arguments import port
-from xprofiler.exceptions import DONE, NotFoundError, XprofilerError
+from xprofiler.exceptions import DONE, NotFoundError, UsageError, XprofilerError
 
 if TYPE_CHECKING:
     from xprofiler.cloud.api import GoogleApi
@@ -74,10 +74,23 @@ class ConnectCommand:
         from xprofiler.programs.processes import Programs
 
         log_directory = LogDirectory.parse(options.log_directory)
+        _refuse_flags(options)
         with Programs(console) as programs:
             if options.disconnect:
                 return _disconnect(options, log_directory, console, programs)
             return _connect(options, log_directory, console, programs)
+
+
+def _refuse_flags(options: argparse.Namespace) -> None:
+    """Refuses flags for gcloud where they would do nothing, or lead to another VM than was found.
+
+    Raises:
+        UsageError: There are such.
+    """
+    if options.extra and (options.mode == "proxy" or options.disconnect):
+        raise UsageError(f"gcloud is not asked for this: leave out {' '.join(options.extra)}")
+    if any(word.partition("=")[0] == "--project" for word in options.extra):
+        raise UsageError("set the project by the variable CLOUDSDK_CORE_PROJECT, or 'gcloud config set project'")
 
 
 def _connect(options: argparse.Namespace, log_directory: LogDirectory, console: Console, programs: Programs) -> int:

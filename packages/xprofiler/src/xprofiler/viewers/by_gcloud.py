@@ -36,7 +36,7 @@ class ViewersByGcloud:
     Args:
         project: The project's id; empty is gcloud's own.
         console: Told of each program.
-        extra: The user's own flags.
+        extra: The user's own flags, each with its value.
     """
 
     noun = "VM"
@@ -51,7 +51,8 @@ class ViewersByGcloud:
         filters = " AND ".join([_OURS, *(f"({text})" for text in sought.filters)])
         zones = ",".join(checked_name(zone, "zone") for zone in sought.zones)
         chosen = [f"--zones={zones}"] if zones else []
-        argv = _argv("list", [*chosen, f"--filter={filters}", f"--format={_SHOWN}"], self._project, self._extra)
+        flags = [*chosen, f"--filter={filters}", f"--format={_SHOWN}"]
+        argv = _argv(["list"], flags, self._project, self._extra)
         listed = self._run(argv, "list the VMs")
         try:
             return sought.among(as_viewer(instance) for instance in json.loads(listed))
@@ -88,7 +89,7 @@ def delete_argv(viewers: Sequence[Viewer], project: str, extra: Sequence[str] = 
     Args:
         viewers: The VMs.
         project: The project's id; empty is gcloud's own.
-        extra: The user's own flags.
+        extra: The user's own flags, each with its value.
 
     Raises:
         UsageError: A name cannot be one.
@@ -96,21 +97,18 @@ def delete_argv(viewers: Sequence[Viewer], project: str, extra: Sequence[str] = 
     by_zone: dict[str, list[str]] = {}
     for viewer in viewers:
         by_zone.setdefault(checked_name(viewer.zone, "zone"), []).append(checked_name(viewer.name, "VM"))
-    return [_argv("delete", [*names, "--quiet", f"--zone={zone}"], project, extra) for zone, names in by_zone.items()]
+    return [_argv(["delete", *names], ["--quiet", f"--zone={zone}"], project, extra) for zone, names in by_zone.items()]
 
 
 def flags_of_all_commands(extra: Sequence[str]) -> list[str]:
     """Returns those of the user's flags that say who asks, and in which project: they hold for a list as well."""
-    kept: list[str] = []
-    for word, following in zip(extra, [*extra, "-"][1:], strict=True):
-        if word.partition("=")[0] in _OF_ALL_COMMANDS:
-            kept += [word] if "=" in word or following.startswith("-") else [word, following]
-    return kept
+    return [word for word in extra if word.partition("=")[0] in _OF_ALL_COMMANDS]
 
 
-def _argv(verb: str, words: Sequence[str], project: str, extra: Sequence[str]) -> list[str]:
+def _argv(verb: Sequence[str], flags: Sequence[str], project: str, extra: Sequence[str]) -> list[str]:
+    """Ours come last: the last of a kind counts, wherever a file of flags among the user's may lead."""
     chosen = [] if not project or _names_project(extra) else [f"--project={project}"]
-    return ["gcloud", "compute", "instances", verb, *words, *chosen, *extra]
+    return ["gcloud", "compute", "instances", *verb, *extra, *flags, *chosen]
 
 
 def _names_project(extra: Sequence[str]) -> bool:
