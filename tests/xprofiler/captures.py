@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import queue
 import shutil
+import socket
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -25,6 +30,58 @@ class Ran(NamedTuple):
     def session(self) -> str:
         """The session's name, as told."""
         return self.out.partition("session id is ")[2].partition(".")[0]
+
+
+class SlowWay:
+    """A port that leads to another one; every byte is under way for some time, in either direction."""
+
+    def __init__(self, port: int, seconds: float) -> None:
+        self._to = port
+        self._seconds = seconds
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self._open: list[socket.socket] = [self._listener]
+        self.address = f"127.0.0.1:{self._listener.getsockname()[1]}"
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def __enter__(self) -> SlowWay:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for one in self._open:
+            with contextlib.suppress(OSError):
+                one.shutdown(socket.SHUT_RDWR)
+            one.close()
+
+    def _accept(self) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                near, _ = self._listener.accept()
+                far = socket.create_connection(("127.0.0.1", self._to))
+                self._open += [near, far]
+                for source, target in ((near, far), (far, near)):
+                    pieces: queue.SimpleQueue[tuple[float, bytes]] = queue.SimpleQueue()
+                    threading.Thread(target=self._take, args=(source, pieces), daemon=True).start()
+                    threading.Thread(target=self._give, args=(target, pieces), daemon=True).start()
+
+    def _take(self, source: socket.socket, pieces: queue.SimpleQueue[tuple[float, bytes]]) -> None:
+        piece = b"-"
+        while piece:
+            try:
+                piece = source.recv(1 << 16)
+            except OSError:
+                piece = b""
+            pieces.put((time.monotonic() + self._seconds, piece))
+
+    @staticmethod
+    def _give(target: socket.socket, pieces: queue.SimpleQueue[tuple[float, bytes]]) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                due, piece = pieces.get()
+                time.sleep(max(0.0, due - time.monotonic()))
+                if not piece:
+                    target.shutdown(socket.SHUT_WR)
+                    return
+                target.sendall(piece)
 
 
 class Command:

@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import re
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from ml_diagnostics_common.profiler_service import ProfilerService
 from ml_diagnostics_common.storage import LocalStorage
-from ml_diagnostics_testing.faults import Delay, Hang, Status
+from ml_diagnostics_testing.faults import Delay, Hang, Skew, Status
 from ml_diagnostics_testing.profiler_service import ProfilerServiceServer
 from xprofiler.capture.capturing import Capture
 from xprofiler.capture.collecting import Outcome
 from xprofiler.capture.session import Session
+from xprofiler.capture.table import report
 from xprofiler.capture.targets import addresses
 from xprofiler.console import Console
+
+from .captures import Command, SlowWay
 
 pytest.importorskip("grpc")
 
@@ -102,6 +107,85 @@ def test_a_host_that_is_being_profiled_is_asked_again_afterwards(
     outcomes = capture(jobs, tmp_path / "ours", 2 * _MS)
     others.join()
     assert all(outcome.is_captured for outcome in outcomes)
+
+
+# --- Clocks, and slow ways ----------------------------------------------------------------------------
+
+
+def test_a_host_whose_clock_is_behind_gets_its_profile_after_the_others(
+    jobs: list[ProfilerServiceServer], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It waits for the moment that it was given for longer than it is waited for, and is busy with that meanwhile."""
+    jobs[1].faults.always(Skew(-4))
+    outcomes = capture(jobs, tmp_path)
+    assert [outcome.problem for outcome in outcomes] == ["", "", ""]
+    assert [asked(job) for job in (jobs[0], jobs[2])] == [1, 1]
+    assert asked(jobs[1]) > 2
+    assert jobs[1].profiles[-1].start_ns == 0
+    said = capsys.readouterr().err
+    assert said.count(f"{jobs[1].address}: still at the profile that was asked for first; ") == 1
+
+
+def test_a_clock_that_is_behind_for_ever_is_said_to_be_the_likely_cause(
+    jobs: list[ProfilerServiceServer], tmp_path: Path
+) -> None:
+    jobs[1].faults.always(Skew(-1000))
+    targets = addresses([job.address for job in jobs], 0).targets
+    session = Session(str(tmp_path), "session")
+    outcomes = Capture(session, _MS, LocalStorage(), Console(), _SERVICE, busy_seconds=0).run(targets)
+    assert [outcome.is_captured for outcome in outcomes] == [True, False, True]
+    assert "by a clock that is behind" in outcomes[1].problem
+
+
+def test_a_host_whose_clock_is_fast_is_captured_and_a_note_says_what_that_means(
+    jobs: list[ProfilerServiceServer], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    jobs[1].faults.always(Skew(5))
+    outcomes = capture(jobs, tmp_path)
+    assert all(outcome.is_captured for outcome in outcomes)
+    capsys.readouterr()
+    report(outcomes, Session(str(tmp_path), "session"), str(tmp_path), "table", Console())
+    said = capsys.readouterr().err
+    assert f"Note: by the hosts' own clocks {jobs[1].address} began" in said
+    assert "compare `date`" in said
+
+
+def test_hosts_that_begin_together_need_no_note(
+    jobs: list[ProfilerServiceServer], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    outcomes = [replace(outcome, start_ns=10**9 + number) for number, outcome in enumerate(capture(jobs, tmp_path))]
+    report(outcomes, Session(str(tmp_path), "session"), str(tmp_path), "table", Console())
+    assert "Note" not in capsys.readouterr().err
+
+
+def test_a_host_behind_a_slow_tunnel_has_heard_before_all_begin(
+    jobs: list[ProfilerServiceServer], tmp_path: Path
+) -> None:
+    with SlowWay(jobs[1].port, _SERVICE.lead_seconds * 2) as way:
+        targets = addresses([jobs[0].address, way.address, jobs[2].address], 0).targets
+        outcomes = Capture(Session(str(tmp_path), "session"), _MS, LocalStorage(), Console(), _SERVICE).run(targets)
+    assert all(outcome.is_captured for outcome in outcomes)
+    (start_ns,) = {job.profiles[0].start_ns for job in jobs}
+    assert all(job.requests[0].time < start_ns / 1e9 for job in jobs)
+
+
+def test_every_call_of_a_job_is_told_with_verbose(
+    jobs: list[ProfilerServiceServer], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    jobs[1].writes = "nothing"
+    hosts = [job.address for job in jobs[:2]]
+    ran = Command(capsys)("-v", "-o", "local", "-n", *hosts, "-l", tmp_path, "-d", _MS)
+    (session,) = {profile.session_id for job in jobs for profile in job.profiles}
+    root = f"{tmp_path}/tensorboard/plugins/profile"
+    for job in jobs[:2]:
+        name = job.profiles[0].host_name
+        what = f"{job.address} is asked: Profile {session}/{name}.xplane.pb in {root}, {_MS} ms, from "
+        assert f"{what}{job.profiles[0].start_ns} ns on\n" in ran.err
+        answer = re.escape(f"{job.address} answers after ") + r"\d+\.\d{3} s: OK\n"
+        assert len(re.findall(answer, ran.err)) == len(job.profiles)
+    again = f"{jobs[1].address} is asked: "
+    assert ran.err.count(again) == 2
+    assert "at once\n" in ran.err.rpartition(again)[2]
 
 
 def test_64_hosts_take_no_longer_than_their_profile_and_begin_together(tmp_path: Path) -> None:

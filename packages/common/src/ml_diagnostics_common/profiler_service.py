@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -20,9 +20,11 @@ from ml_diagnostics_common.exceptions import ConfigurationError, MissingExtraErr
 __all__ = ["CaptureResult", "ProfilerService", "TracerLevels", "file_name_of", "profile_request"]
 
 _METHOD: Final = "/tensorflow.ProfilerService/Profile"
+_NO_METHOD: Final = "/ml_diagnostics.RoundTrip/Measure"  # Nobody has it: every server of gRPC says so at once.
 _OPTIONS_VERSION: Final = 1
 _CONNECT_SECONDS: Final = 5.0
 _LEAD_SECONDS: Final = 0.15
+_LONGEST_ROUND_TRIP_SECONDS: Final = 2.0
 _EXTRA_SECONDS: Final = 60.0
 
 
@@ -58,11 +60,15 @@ class CaptureResult:
         address: The host, as it was asked.
         problem: Why there is no profile of it; empty if there is one.
         seconds: How long it took to answer.
+        is_late: Whether it did not answer in time; it may still be waiting for the moment to begin, by its own clock.
+        is_busy: Whether another profile ran there.
     """
 
     address: str
     problem: str = ""
     seconds: float = 0.0
+    is_late: bool = False
+    is_busy: bool = False
 
     @property
     def is_captured(self) -> bool:
@@ -77,12 +83,16 @@ class ProfilerService:
     Attributes:
         connect_seconds: How long to wait until a host can be reached.
         extra_seconds: How long a host may take over the duration of the profile: it writes it in that time.
-        lead_seconds: How far ahead the moment is set at which all hosts begin, where there are several.
+        lead_seconds: How far ahead the moment is set at which all hosts begin, where there are several, over the time
+            that the slowest way to one takes. Each takes the moment by its own clock: one whose clock is fast begins
+            when it is asked, one whose clock is slow begins later by as much.
+        tell: Is told of every call, and of what came of it.
     """
 
     connect_seconds: float = _CONNECT_SECONDS
     extra_seconds: float = _EXTRA_SECONDS
     lead_seconds: float = _LEAD_SECONDS
+    tell: Callable[[str], object] = field(default=lambda text: None, repr=False)
     _options: tuple[tuple[str, int], ...] = field(
         default=(("grpc.max_receive_message_length", -1), ("grpc.enable_http_proxy", 0)), repr=False
     )
@@ -96,6 +106,7 @@ class ProfilerService:
         *,
         host_names: Sequence[str] | None = None,
         levels: TracerLevels | None = None,
+        at_once: Sequence[bool] | None = None,
     ) -> list[CaptureResult]:
         """Profiles all hosts over the same stretch of time.
 
@@ -106,6 +117,7 @@ class ProfilerService:
             duration_ms: How long.
             host_names: What their files are called, without `.xplane.pb`; None, or an empty one, is `host_port`.
             levels: How much is traced.
+            at_once: For each, whether it begins when it is asked, and not at the moment of the others; None is nobody.
 
         Returns:
             A result for each address, in their order. A host that fails does not keep the others from theirs.
@@ -126,22 +138,33 @@ class ProfilerService:
         channels = [grpc.insecure_channel(address, options=self._options) for address in addresses]
         try:
             reached = self._connect(channels)
-            start_ns = time.time_ns() + int(self.lead_seconds * 1e9) if len(addresses) > 1 else 0
+            alone = list(at_once or [len(addresses) == 1] * len(addresses))
+            lead = 0.0 if all(alone) else self.lead_seconds + _slowest_round_trip(channels, reached)
+            start_ns = time.time_ns() + int(lead * 1e9)
+            starts = [0 if is_alone else start_ns for is_alone in alone]
             requests = [
-                profile_request(folder, session_id, duration_ms, name, levels or TracerLevels(), start_ns)
-                for folder, name in zip(roots, names, strict=True)
+                profile_request(folder, session_id, duration_ms, name, levels or TracerLevels(), start)
+                for folder, name, start in zip(roots, names, starts, strict=True)
             ]
             began = time.monotonic()
-            timeout = duration_ms / 1000 + self.lead_seconds + self.extra_seconds
+            timeout = duration_ms / 1000 + lead + self.extra_seconds
             calls = {
-                number: channels[number].unary_unary(_METHOD).future(requests[number], timeout=timeout)
+                number: _Call(channels[number].unary_unary(_METHOD).future(requests[number], timeout=timeout))
                 for number, is_reached in enumerate(reached)
                 if is_reached
             }
-            return [
+            for number in calls:
+                self.tell(
+                    f"{addresses[number]} is asked: Profile {session_id}/{names[number]}.xplane.pb in {roots[number]}, "
+                    f"{duration_ms} ms, {f'from {starts[number]} ns on' if starts[number] else 'at once'}"
+                )
+            results = [
                 _result(address, calls.get(number), began, self.connect_seconds)
                 for number, address in enumerate(addresses)
             ]
+            for result in results:
+                self.tell(f"{result.address} answers after {result.seconds:.3f} s: {result.problem or 'OK'}")
+            return results
         finally:
             for channel in channels:
                 channel.close()
@@ -161,6 +184,46 @@ class ProfilerService:
                 future.cancel()
                 reached.append(False)
         return reached
+
+
+class _Call:
+    """A call under way, and when it ended."""
+
+    def __init__(self, future: Any) -> None:
+        self._future = future
+        self._ended = 0.0
+        future.add_done_callback(self._end)
+
+    def result(self) -> float:
+        """Waits for its end, and returns when that was, in monotonic seconds; raises what it failed with."""
+        self._future.result()
+        return self.ended
+
+    @property
+    def ended(self) -> float:
+        return self._ended or time.monotonic()  # It may have ended, and not told yet.
+
+    def _end(self, _: Any) -> None:
+        self._ended = time.monotonic()
+
+
+def _slowest_round_trip(channels: Sequence[Any], reached: Sequence[bool]) -> float:
+    """How long a question and its answer take on the slowest way, in seconds, of those that can be used."""
+    import grpc
+
+    began = time.monotonic()
+    timeout = _LONGEST_ROUND_TRIP_SECONDS
+    calls = [
+        channel.unary_unary(_NO_METHOD).future(b"", timeout=timeout)
+        for channel, is_reached in zip(channels, reached, strict=True)
+        if is_reached
+    ]
+    for call in calls:
+        try:
+            call.result()
+        except grpc.RpcError:
+            pass  # That it has no such method, most often.
+    return time.monotonic() - began
 
 
 def file_name_of(address: str) -> str:
@@ -230,7 +293,7 @@ def _check(addresses: Sequence[str], roots: Sequence[str], names: Sequence[str],
         raise ConfigurationError(f"{list(names)!r}: two hosts of one name would overwrite each other")
 
 
-def _result(address: str, call: Any, began: float, connect_seconds: float) -> CaptureResult:
+def _result(address: str, call: _Call | None, began: float, connect_seconds: float) -> CaptureResult:
     import grpc
 
     if call is None:
@@ -240,14 +303,11 @@ def _result(address: str, call: Any, began: float, connect_seconds: float) -> Ca
             "jax.profiler.start_server(port) or on_demand_xprof=True, and may this machine reach it?",
         )
     try:
-        call.result()
+        return CaptureResult(address, "", call.result() - began)
     except grpc.RpcError as error:
-        return CaptureResult(address, _explained(error), time.monotonic() - began)
-    return CaptureResult(address, "", time.monotonic() - began)
-
-
-def _explained(error: Any) -> str:
-    status, details = error.code().name, error.details() or ""
-    if status == "ALREADY_EXISTS" or "another profiling session" in details.lower():
-        return f"another profile runs there ({details}); try again when it has ended"
-    return f"{status}: {details}"
+        status, details = error.code().name, error.details() or ""
+        is_busy = status == "ALREADY_EXISTS" or "another profiling session" in details.lower()
+        problem = f"{status}: {details}"
+        if is_busy:
+            problem = f"another profile runs there ({details}); try again when it has ended"
+        return CaptureResult(address, problem, call.ended - began, status == "DEADLINE_EXCEEDED", is_busy)

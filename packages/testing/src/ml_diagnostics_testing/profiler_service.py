@@ -44,7 +44,7 @@ class Profile:
         duration_ms: How long.
         start_ns: When it shall begin, in nanoseconds since 1970; 0 is at once.
         levels: How much is traced, by the numbers of ProfileOptions: 2 the host, 3 the device, 4 Python.
-        began_ns: When it began; 0 before that.
+        began_ns: When it began, by the server's clock; 0 before that.
         is_written: Whether the file is there.
     """
 
@@ -68,7 +68,7 @@ class ProfilerServiceServer(Service):
 
     It profiles one session at a time, and refuses others meanwhile. The operation of its `faults` and `requests` is
     "profile": `Status(503)` cannot be reached, `Hang()` never answers, `Status(503, after_apply=True)` loses the
-    answer, `Delay` is slow to begin.
+    answer, `Delay` is slow to begin, `Skew` has a wrong clock, by which it waits for the moment of a profile.
 
     Args:
         port: Where it listens on 127.0.0.1; 0 is any free port.
@@ -129,17 +129,17 @@ class ProfilerServiceServer(Service):
         if not self._busy.acquire(blocking=False):
             raise ApiError(500, "Another profiling session active.")
         try:
-            self._trace(profile)
+            self._trace(profile, int((now - record.time) * 1e9))
             if self._grpc.is_serving:
                 self._write(profile)
         finally:
             self._busy.release()
         return b""
 
-    def _trace(self, profile: Profile) -> None:
+    def _trace(self, profile: Profile, skew_ns: int) -> None:
         """Pass the time of a profile, or of its part before death."""
-        self.faults.wait(max(0.0, (profile.start_ns - time.time_ns()) / 1e9))
-        profile.began_ns = time.time_ns()
+        self.faults.wait(max(0.0, (profile.start_ns - time.time_ns() - skew_ns) / 1e9))
+        profile.began_ns = time.time_ns() + skew_ns
         seconds = profile.duration_ms / 1000
         if self.dies_after_seconds is not None and self.dies_after_seconds < seconds:
             self.faults.wait(self.dies_after_seconds)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import tempfile
+import time
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from ml_diagnostics_common.profiler_service import ProfilerService
+from ml_diagnostics_common.profiler_service import CaptureResult, ProfilerService
 from ml_diagnostics_common.storage import Storage
 
 from xprofiler.capture.collecting import Collector, Outcome
@@ -23,6 +24,9 @@ from xprofiler.programs.processes import Programs
 __all__ = ["Capture"]
 
 _DIRECT_EXTRA_SECONDS: Final = 30.0
+_BUSY_SECONDS: Final = 300.0
+_LOOK_SECONDS: Final = 1.0
+_CLOCK: Final = "it may have waited for the moment to begin, by a clock that is behind: compare `date` there and here"
 
 
 @dataclass(frozen=True)
@@ -41,6 +45,19 @@ class _Asked:
 
 
 @dataclass(frozen=True)
+class _Round:
+    """What came of asking once.
+
+    Attributes:
+        outcomes: By the targets' names.
+        late: Those that did not answer in time.
+    """
+
+    outcomes: dict[str, Outcome]
+    late: frozenset[str]
+
+
+@dataclass(frozen=True)
 class Capture:
     """One capture.
 
@@ -50,6 +67,7 @@ class Capture:
         storage: In which the session is.
         console: Is told how far it is.
         service: Asks processes to profile themselves.
+        busy_seconds: How long to go on asking one that still waits for the moment that it was given first.
     """
 
     session: Session
@@ -57,6 +75,7 @@ class Capture:
     storage: Storage
     console: Console
     service: ProfilerService
+    busy_seconds: float = _BUSY_SECONDS
 
     def run(self, targets: Sequence[Target]) -> list[Outcome]:
         """Captures all that can be captured.
@@ -78,49 +97,41 @@ class Capture:
                 for target, tunnel in zip(targets, tunnels, strict=True)
                 if not tunnel.problem
             ]
-            collector = Collector(self.session, self.storage, programs)
-            staged: list[Target] = []
-            try:
-                came = self._rounds(asked, collector, staged)
-            except BaseException:
-                for target in staged:
-                    self.console.say(f"{there} on {target.name} may remain.")
-                raise
-            for problem in collector.clean_up([(target, there) for target in dict.fromkeys(staged)]):
-                self.console.say(problem)
+            came = self._captured(asked, Collector(self.session, self.storage, programs), there)
         return [
             came.get(target.name, Outcome.of(target, problem=tunnel.problem))
             for target, tunnel in zip(targets, tunnels, strict=True)
         ]
 
-    def _rounds(self, asked: Sequence[_Asked], collector: Collector, staged: list[Target]) -> dict[str, Outcome]:
+    def _captured(self, asked: Sequence[_Asked], collector: Collector, there: str) -> dict[str, Outcome]:
         """Asks all, and then once more those of whom there is no profile.
 
         Args:
             asked: Whom.
             collector: Looks at what they wrote.
-            staged: Is given the targets that write into a folder of their machine.
+            there: The folder for this capture on machines that we have a way to; removed at the end.
 
         Returns:
             Outcomes by the targets' names.
         """
-        came: dict[str, Outcome] = {}
+        staged = _staged(asked, 0)
+        try:
+            first = self._round(asked, 0, collector)
+            again = self._still_there([one for one in asked if not first.outcomes[one.target.name].is_captured], first)
+            staged += _staged(again, 1)
+            second = self._round(again, 1, collector, first.late)
+        except BaseException:
+            for target in dict.fromkeys(staged):
+                self.console.say(f"{there} on {target.name} may remain.")
+            raise
+        for problem in collector.clean_up([(target, there) for target in dict.fromkeys(staged)]):
+            self.console.say(problem)
+        return {**first.outcomes, **second.outcomes}
 
-        def ask(todo: Sequence[_Asked], number: int) -> None:
-            staged.extend(one.target for one in todo if one.target.access and not one.places[number].is_final)
-            came.update({outcome.name: outcome for outcome in self._round(todo, number, collector)})
-
-        if asked:
-            ask(asked, 0)
-        again = self._still_there([one for one in asked if not came[one.target.name].is_captured], came)
-        if again:
-            ask(again, 1)
-        return came
-
-    def _still_there(self, failed: Sequence[_Asked], came: Mapping[str, Outcome]) -> list[_Asked]:
+    def _still_there(self, failed: Sequence[_Asked], first: _Round) -> list[_Asked]:
         """Returns those of whom there is no profile, and that can be asked again; says so."""
         for one in failed:
-            self.console.detail(f"{one.target.name}: {came[one.target.name].problem}")
+            self.console.detail(f"{one.target.name}: {first.outcomes[one.target.name].problem}")
         problems = in_parallel(lambda one: problem_at(one.address), failed)
         todo = [one for one, problem in zip(failed, problems, strict=True) if not problem]
         if todo:
@@ -128,20 +139,51 @@ class Capture:
             self.console.say(f"No profile came of {names}: capturing again.")
         return todo
 
-    def _round(self, asked: Sequence[_Asked], number: int, collector: Collector) -> list[Outcome]:
+    def _round(self, asked: Sequence[_Asked], number: int, collector: Collector, late: Collection[str] = ()) -> _Round:
         """Asks all at once, and looks at what they wrote: the answer of one that wrote its file may have got lost."""
+        if not asked:
+            return _Round({}, frozenset())
+        results = self._results(asked, number, late)
+        outcomes = {}
+        for one, found in zip(asked, collector.collect([(o.target, o.places[number]) for o in asked]), strict=True):
+            result = results[one.target.name]
+            if not found.is_captured and not result.is_captured:
+                advice = f"; {_CLOCK}" if result.is_late or one.target.name in late else ""
+                found = Outcome.of(one.target, problem=f"{result.problem}{advice}")
+            outcomes[one.target.name] = found
+        return _Round(outcomes, frozenset(name for name, result in results.items() if result.is_late))
+
+    def _results(self, asked: Sequence[_Asked], number: int, late: Collection[str]) -> dict[str, CaptureResult]:
+        """What all answer, by their names; those that were late begin when they are asked.
+
+        A host whose clock is behind holds on to the moment that it was given first, and takes no other profile before
+        that: it is asked until it does.
+        """
+        results = self._ask(asked, number, late)
+        deadline = time.monotonic() + self.busy_seconds
+        is_said = False
+        while time.monotonic() < deadline:
+            busy = [one for one in asked if one.target.name in late and results[one.target.name].is_busy]
+            if not busy:
+                break
+            if not is_said:
+                names = ", ".join(one.target.name for one in busy)
+                self.console.say(f"{names}: still at the profile that was asked for first; {_CLOCK}. Waiting.")
+                is_said = True
+            time.sleep(_LOOK_SECONDS)
+            results |= self._ask(busy, number, late)
+        return results
+
+    def _ask(self, asked: Sequence[_Asked], number: int, late: Collection[str]) -> dict[str, CaptureResult]:
         results = self._service(asked, number).capture(
             [one.address for one in asked],
             [one.places[number].root for one in asked],
             self.session.name,
             self.duration_ms,
             host_names=[one.target.file_name for one in asked],
+            at_once=[one.target.name in late for one in asked] if late else None,
         )
-        outcomes = collector.collect([(one.target, one.places[number]) for one in asked])
-        return [
-            outcome if outcome.is_captured or result.is_captured else Outcome.of(one.target, problem=result.problem)
-            for one, result, outcome in zip(asked, results, outcomes, strict=True)
-        ]
+        return {one.target.name: result for one, result in zip(asked, results, strict=True)}
 
     def _service(self, asked: Sequence[_Asked], number: int) -> ProfilerService:
         """The service, with less patience where there is another way.
@@ -151,3 +193,8 @@ class Capture:
         has_another = number == 0 and any(one.places[0] != one.places[1] for one in asked)
         seconds = min(self.service.extra_seconds, _DIRECT_EXTRA_SECONDS)
         return replace(self.service, extra_seconds=seconds) if has_another else self.service
+
+
+def _staged(asked: Sequence[_Asked], number: int) -> list[Target]:
+    """Those that write into a folder of a machine that we have a way to."""
+    return [one.target for one in asked if one.target.access and not one.places[number].is_final]

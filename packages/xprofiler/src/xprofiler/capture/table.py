@@ -15,6 +15,7 @@ __all__ = ["report", "size_text"]
 _HEADERS: Final = ("Host", "Status", "Size", "Start")
 _FIELDS: Final = ("host", "status", "problem", "path", "size_bytes", "start_ns")
 _KB: Final = 1000
+_TOGETHER_MS: Final = 50
 
 
 def report(outcomes: Sequence[Outcome], session: Session, saved_to: str, style: str, console: Console) -> None:
@@ -37,6 +38,9 @@ def report(outcomes: Sequence[Outcome], session: Session, saved_to: str, style: 
         console.data(_table(outcomes))
     else:
         console.data(format_records([_record(outcome, session) for outcome in outcomes], style, _FIELDS))
+    note = _note(outcomes)
+    if note:
+        console.say(f"\n{note}")
 
 
 def size_text(size_bytes: int) -> str:
@@ -48,6 +52,19 @@ def size_text(size_bytes: int) -> str:
         if size >= _KB:
             size, unit = size / _KB, larger
     return f"{size:.1f} {unit}"
+
+
+def _note(outcomes: Sequence[Outcome]) -> str:
+    """Says how far apart the hosts began, where that is more than the steps of a job can hide."""
+    started = sorted((outcome for outcome in outcomes if outcome.start_ns), key=lambda outcome: outcome.start_ns)
+    apart_ms = (started[-1].start_ns - started[0].start_ns) / 1e6 if started else 0.0
+    if apart_ms <= _TOGETHER_MS:
+        return ""
+    return (
+        f"Note: by the hosts' own clocks {started[-1].name} began {apart_ms:,.0f} ms after {started[0].name}: what one "
+        "shows in the beginning is not what the other does. Either clocks differ (compare `date` on the hosts and "
+        "here), or the way to one was slow, or it was captured again after the others."
+    )
 
 
 def _table(outcomes: Sequence[Outcome]) -> str:

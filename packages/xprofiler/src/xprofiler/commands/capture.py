@@ -111,7 +111,7 @@ class CaptureCommand:
         with reserved(log_directory.capture_root, storage, time.localtime()) as session:
             names = ", ".join(target.name for target in found.targets)
             console.say(f"Capturing {options.duration} ms of {names}, all at the same moment.\n")
-            capture = Capture(session, options.duration, storage, console, ProfilerService())
+            capture = Capture(session, options.duration, storage, console, ProfilerService(tell=console.detail))
             try:
                 outcomes = capture.run(found.targets)
             except KeyboardInterrupt:
