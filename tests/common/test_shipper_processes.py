@@ -51,7 +51,9 @@ def run(
     body: str, root: Path, server: CloudLoggingServer, first: int = 0, count: int = 100, **arguments: Any
 ) -> subprocess.Popen[bytes]:
     environ = {**os.environ, **server.environment(), "ML_DIAGNOSTICS_LOGGING_GRPC": ""}
-    command = [sys.executable, "-c", PROGRAM + body, str(root), str(first), str(count)]
+    # From Python 3.12 on a fork beside threads warns; these programs fork on purpose.
+    command = [sys.executable, "-W", "ignore:This process:DeprecationWarning", "-c", PROGRAM + body]
+    command += [str(root), str(first), str(count)]
     return subprocess.Popen(command, env=environ, stdout=subprocess.PIPE, stderr=subprocess.PIPE, **arguments)
 
 

@@ -16,7 +16,8 @@ class Ended(NamedTuple):
 
 def typed(*arguments: str, columns: int | None = None, timeout_seconds: float = 60) -> Ended:
     """Runs `xprofiler` with these arguments to its end; `columns` is how wide its terminal says that it is."""
-    environ = {**os.environ, "PYTHONWARNINGS": "error"}
+    # Google's clients warn of the oldest Python at its every start.
+    environ = {**os.environ, "PYTHONWARNINGS": "error,ignore::FutureWarning"}
     environ.pop("COLUMNS", None)
     if columns is not None:
         environ["COLUMNS"] = str(columns)
