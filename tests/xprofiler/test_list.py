@@ -5,13 +5,15 @@ from __future__ import annotations
 import csv
 import io
 import json
+import re
 import shutil
+import time
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
 import yaml
 from ml_diagnostics_testing.compute import ComputeServer
-from ml_diagnostics_testing.faults import Reset, Status, Truncate
+from ml_diagnostics_testing.faults import Delay, Hang, Reset, Status, Truncate
 from ml_diagnostics_testing.http_server import Request, Response, json_response
 
 from .conftest import Run
@@ -29,7 +31,7 @@ def _here(cloud: ComputeServer) -> None:
 
 
 def names(output: str) -> list[str]:
-    return [line.split()[2] for line in output.splitlines()[2:]]
+    return [re.split(" {2,}", line)[2] for line in output.splitlines()[2:]]
 
 
 def asked(server: ComputeServer) -> list[dict[str, str]]:
@@ -77,6 +79,49 @@ def test_what_starts_has_no_link_that_leads_nowhere(run: Run, cloud: ComputeServ
     output = run("list").output
     assert [line.split()[1] for line in output.splitlines()[2:]] == ["starting", "starting", "terminated"]
     assert "None" not in output + run("list", "--format", "json").output
+
+
+def tell(server: ComputeServer, name: str, **told: object) -> None:
+    """What a viewer in gs://test-bucket/run tells of itself."""
+    server.storage.write("test-bucket", f"run/{name}/startup_output.json", json.dumps(told).encode())
+
+
+def test_what_runs_without_a_link_is_shown_as_it_tells(run: Run, cloud: ComputeServer) -> None:
+    for name in ("linked", "proxyless", "installing", "broken"):
+        add_viewer(cloud, name, logs="gs://test-bucket/run")
+    tell(cloud, "linked", state="ready", tb_backend_id="4f1e")
+    tell(cloud, "proxyless", state="ready", error="the proxy does not know it")
+    tell(cloud, "installing", state="starting", step="installing XProf")
+    tell(cloud, "broken", state="failed", step="installing XProf")
+    rows = [re.split(" {2,}", line) for line in run("list").output.splitlines()[2:]]
+    link = "https://4f1e-dot-us-central1.notebooks.googleusercontent.com"
+    assert [(row[2], row[1]) for row in rows] == [
+        ("broken", "failed"),
+        ("installing", "starting"),
+        ("linked", link),
+        ("proxyless", "no link"),
+    ]
+    assert [record["url"] for record in json.loads(run("list", "--format=json").output)] == [None, None, link, None]
+    assert cloud.requests_for("setLabels") == []
+
+
+def test_of_many_without_a_link_few_are_asked_and_side_by_side(run: Run, cloud: ComputeServer) -> None:
+    for number in range(80):
+        add_viewer(cloud, f"xprof-{number:02d}", logs="gs://test-bucket/run")
+    cloud.storage.faults.always(Delay(0.5))
+    assert len(run("list").output.splitlines()) == 82
+    times = [record.time for record in cloud.storage.requests]
+    assert len(times) == 64
+    assert max(times[:20]) - min(times[:20]) < 0.5
+
+
+def test_a_storage_that_does_not_answer_costs_a_list_seconds_and_the_links_only(run: Run, cloud: ComputeServer) -> None:
+    add_viewer(cloud, "xprof-a", logs="gs://test-bucket/run")
+    cloud.storage.faults.always(Hang())
+    began = time.monotonic()
+    ended = run("list")
+    assert time.monotonic() - began < 20
+    assert (ended.code, re.split(" {2,}", ended.output.splitlines()[2])[1]) == (0, "no link")
 
 
 def test_vms_without_a_log_directory_are_hidden(run: Run, cloud: ComputeServer) -> None:

@@ -20,7 +20,7 @@ Found 2 VM(s) to delete.
 Log_Directory                     URL                                                          Name       Zone
 --------------------------------  -----------------------------------------------------------  ---------  -------------
 gs://test-bucket/run/tensorboard  https://one-dot-us-central1.notebooks.googleusercontent.com  xprof-one  us-central1-a
-gs://test-bucket/run/tensorboard  starting                                                     xprof-two  us-central1-a
+gs://test-bucket/run/tensorboard  no link                                                      xprof-two  us-central1-a
 """
 WILL_DELETE = "Will delete VM `xprof-one`\nWill delete VM `xprof-two`\n"
 PLANNED = """\

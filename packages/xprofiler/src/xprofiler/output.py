@@ -13,7 +13,7 @@ __all__ = ["FORMATS", "add_format_option", "format_records", "format_table", "fo
 
 FORMATS: Final = ("table", "json", "yaml", "csv")
 _HEADERS: Final = ("Log_Directory", "URL", "Name", "Zone")
-_COMING: Final = ("PROVISIONING", "STAGING", "RUNNING")
+_COMING: Final = ("PROVISIONING", "STAGING")
 
 
 def add_format_option(parser: argparse.ArgumentParser, formats: Sequence[str] = FORMATS) -> None:
@@ -45,7 +45,12 @@ def format_viewers(viewers: Sequence[Viewer], style: str = "table") -> str:
 
 
 def _link(viewer: Viewer) -> str:
-    return viewer.url or ("starting" if viewer.status in _COMING else viewer.status.lower())
+    """The link, or why there is none: one that is ready has none that will come."""
+    if viewer.url:
+        return viewer.url
+    if viewer.status == "RUNNING":
+        return viewer.state if viewer.state in ("starting", "failed") else "no link"
+    return "starting" if viewer.status in _COMING else viewer.status.lower()
 
 
 def format_table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

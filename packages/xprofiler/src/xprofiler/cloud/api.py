@@ -113,11 +113,19 @@ class GoogleApi:
     @functools.cached_property
     def storage(self) -> GoogleCloudStorage:
         """Cloud Storage with the same credentials, gcloud's login too."""
+        return self.storage_within(_CALL_SECONDS)
+
+    def storage_within(self, seconds: float) -> GoogleCloudStorage:
+        """The same, for who does not wait that long.
+
+        Args:
+            seconds: After this long a call that gets no good answer is given up.
+        """
         from ml_diagnostics_common.storage import GoogleCloudStorage
 
         is_emulated = bool(self.settings.environ.get("STORAGE_EMULATOR_HOST"))  # Nobody logs in there.
         credentials = None if is_emulated else self.login.credentials
-        storage = GoogleCloudStorage(credentials, environ=self.settings.environ)
+        storage = GoogleCloudStorage(credentials, environ=self.settings.environ, deadline_seconds=seconds)
         self._connections.append(storage)
         return storage
 

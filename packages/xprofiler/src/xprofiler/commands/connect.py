@@ -142,11 +142,16 @@ def _find(zone: str, log_directory: LogDirectory, api: GoogleApi, console: Conso
 
 def _print_link(viewer: Viewer, api: GoogleApi, console: Console) -> int:
     from xprofiler.viewers.instances import Instances
-    from xprofiler.viewers.link import link_to
+    from xprofiler.viewers.labels import BACKEND_LABEL, viewer_url
+    from xprofiler.viewers.link import label_as_told, told_by
 
-    url = link_to(viewer, Instances(api), api.storage)
+    url = viewer.url
     if url is None:
-        raise NotFoundError(f"the proxy does not know {viewer.name} (yet); try --mode ssh")
+        told = told_by(viewer, api.storage)
+        url = viewer_url(told.labels.get(BACKEND_LABEL), viewer.zone)
+        if url is None:
+            raise NotFoundError(f"the proxy does not know {viewer.name} (yet); try --mode ssh")
+        label_as_told(viewer, told, Instances(api))
     console.data(url)
     return DONE
 

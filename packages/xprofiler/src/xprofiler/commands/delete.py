@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from xprofiler.exceptions import DONE, DeclinedError, NotFoundError, UsageError, XprofilerError
 
 if TYPE_CHECKING:
+    from xprofiler.cloud.api import GoogleApi
     from xprofiler.console import Console
     from xprofiler.viewers.viewer import Sought, Viewer, Viewers
 
@@ -41,6 +42,7 @@ class DeleteCommand:
             NotFoundError: There is nothing to delete, or not all that was named.
             DeclinedError: Nothing was confirmed.
         """
+        from xprofiler.cloud.api import GoogleApi
         from xprofiler.cloud.settings import GcloudSettings
         from xprofiler.log_directory import LogDirectory
         from xprofiler.output import format_viewers
@@ -50,10 +52,11 @@ class DeleteCommand:
         if not (options.vm_name or options.log_directory):
             raise UsageError("Either --vm-name or --log-directory must be specified.")
         directories = [LogDirectory.parse(text).path for text in options.log_directory]
-        zone = GcloudSettings.load().zone_or_default(options.zone)
+        api = GoogleApi(GcloudSettings.load(), console)
+        zone = api.settings.zone_or_default(options.zone)
         sought = Sought([zone], directories, options.vm_name)
-        viewers = viewers_of(console, sought, options.extra, is_on_gke=options.gke)
-        found = _place_to_look(options, sought, console).find(sought)
+        viewers = viewers_of(api, sought, options.extra, is_on_gke=options.gke)
+        found = _place_to_look(options, sought, api).find(sought)
         if not found:
             console.say(f"No {viewers.noun}(s) to delete.")
             return NotFoundError.exit_code
@@ -72,13 +75,13 @@ class DeleteCommand:
         return DONE
 
 
-def _place_to_look(options: argparse.Namespace, sought: Sought, console: Console) -> Viewers:
+def _place_to_look(options: argparse.Namespace, sought: Sought, api: GoogleApi) -> Viewers:
     """Where they are found: what only a deletion takes is no flag of a list."""
     from xprofiler.viewers.by_gcloud import flags_of_all_commands
     from xprofiler.viewers.finding import viewers_of
 
     extra = options.extra if options.gke else flags_of_all_commands(options.extra)
-    return viewers_of(console, sought, extra, is_on_gke=options.gke)
+    return viewers_of(api, sought, extra, is_on_gke=options.gke)
 
 
 def _delete_confirmed(console: Console, viewers: Viewers, found: Sequence[Viewer]) -> None:

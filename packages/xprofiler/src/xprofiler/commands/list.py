@@ -13,6 +13,8 @@ if TYPE_CHECKING:
 
 __all__ = ["ListCommand"]
 
+_TOLD_SECONDS = 3.0  # What VMs tell of themselves is not worth waiting for.
+
 
 class ListCommand:
     """Lists viewers."""
@@ -41,6 +43,8 @@ class ListCommand:
 
     def run(self, options: argparse.Namespace, console: Console) -> int:
         """Prints a row a viewer."""
+        from xprofiler.cloud.api import GoogleApi
+        from xprofiler.cloud.settings import GcloudSettings
         from xprofiler.log_directory import LogDirectory
         from xprofiler.output import format_viewers
         from xprofiler.viewers.finding import viewers_of
@@ -48,6 +52,11 @@ class ListCommand:
 
         directories = [LogDirectory.parse(text).path for text in options.log_directory]
         sought = Sought(options.zones, directories, options.vm_name, options.filter)
-        viewers = viewers_of(console, sought, options.extra, is_on_gke=options.gke).find(sought)
+        api = GoogleApi(GcloudSettings.load(), console)
+        viewers = viewers_of(api, sought, options.extra, is_on_gke=options.gke).find(sought)
+        if not options.gke and not all(viewer.url for viewer in viewers):
+            from xprofiler.viewers.link import with_told_links
+
+            viewers = with_told_links(viewers, api.storage_within(_TOLD_SECONDS))
         console.data(format_viewers(viewers, options.format))
         return DONE

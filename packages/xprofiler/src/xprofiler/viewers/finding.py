@@ -8,20 +8,20 @@ from typing import TYPE_CHECKING
 from xprofiler.exceptions import UsageError
 
 if TYPE_CHECKING:
-    from xprofiler.console import Console
+    from xprofiler.cloud.api import GoogleApi
     from xprofiler.viewers.viewer import Sought, Viewers
 
 __all__ = ["viewers_of"]
 
 
-def viewers_of(console: Console, sought: Sought, extra: Sequence[str] = (), *, is_on_gke: bool = False) -> Viewers:
+def viewers_of(api: GoogleApi, sought: Sought, extra: Sequence[str] = (), *, is_on_gke: bool = False) -> Viewers:
     """Returns the place to look in.
 
     Compute is asked by its API, which is fast; gcloud does what only it can: flags of its own, and filters that are
     not plain.
 
     Args:
-        console: Told of requests and programs.
+        api: Google's APIs.
         sought: Which viewers.
         extra: Flags for gcloud.
         is_on_gke: Whether they are on the current Kubernetes cluster.
@@ -34,20 +34,17 @@ def viewers_of(console: Console, sought: Sought, extra: Sequence[str] = (), *, i
             raise UsageError("--filter is for VMs: with --gke, give zones, log directories or names")
         from xprofiler.viewers.on_gke import ViewersOnGke
 
-        return ViewersOnGke(console, extra)
-    from xprofiler.cloud.settings import GcloudSettings
+        return ViewersOnGke(api.console, extra)
     from xprofiler.viewers.filters import parse_filters
 
-    settings = GcloudSettings.load()
     if extra or parse_filters(sought.filters) is None:
         from xprofiler.viewers.by_gcloud import ViewersByGcloud
 
-        _require_gcloud(settings.environ, extra or sought.filters)
-        return ViewersByGcloud(settings.project, console, extra)
-    from xprofiler.cloud.api import GoogleApi
+        _require_gcloud(api.settings.environ, extra or sought.filters)
+        return ViewersByGcloud(api.settings.project, api.console, extra)
     from xprofiler.viewers.on_compute import ViewersOnCompute
 
-    return ViewersOnCompute(GoogleApi(settings, console))
+    return ViewersOnCompute(api)
 
 
 def _require_gcloud(environ: Mapping[str, str], what: Iterable[str]) -> None:

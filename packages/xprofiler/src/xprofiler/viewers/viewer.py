@@ -4,12 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 from xprofiler.viewers.labels import BACKEND_LABEL, log_directory_of, viewer_url
-
-if TYPE_CHECKING:
-    pass
 
 __all__ = ["Sought", "Viewer", "Viewers", "as_viewer"]
 
@@ -26,6 +23,7 @@ class Viewer:
         status: Of the VM: RUNNING, STAGING, TERMINATED, ...
         has_external_address: Whether ssh reaches it without the Identity-Aware Proxy.
         labels: All that it bears.
+        state: How far it tells that XProf is: starting, ready or failed; empty where nobody has asked it.
     """
 
     name: str
@@ -35,6 +33,7 @@ class Viewer:
     status: str
     has_external_address: bool = False
     labels: Mapping[str, str] = field(default_factory=dict)
+    state: str = ""
 
 
 def as_viewer(instance: Mapping[str, Any]) -> Viewer:
