@@ -251,6 +251,17 @@ def test_a_refusal_to_look_for_hosts_is_said_and_nothing_is_begun(
     assert "look for the VM vm-1" in ran.err
 
 
+def test_a_host_that_cannot_be_looked_for_keeps_no_other_from_its_profile(machines: Machines) -> None:
+    for name in ("vm-1", "vm-2"):
+        machines.compute.add_instance(name, _ZONE)
+    machines.compute.faults.script([Status(501)], on="get")
+    api = GoogleApi(GcloudSettings.load(), Console())
+    found = find_machines(["vm-1", "vm-2"], _ZONE, 9012, api, may_be_tpus=False)
+    assert len(found.targets) == 1
+    (problem,) = found.missing.values()
+    assert "look for the VM" in problem
+
+
 def test_a_bucket_that_is_not_there_is_said_before_anything_is_asked_of_hosts(
     capture: Command, machines: Machines, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -6,6 +6,7 @@ import io
 import json
 import threading
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -15,14 +16,17 @@ from ml_diagnostics_common.xplane import read_xplane, summary_of
 from ml_diagnostics_testing.cloud_storage import CloudStorageServer
 from ml_diagnostics_testing.faults import Status
 from ml_diagnostics_testing.xspace import message, xspace
-from xprofiler.capture.collecting import Outcome, Parts, problem_of
-from xprofiler.capture.places import places_of
+from xprofiler.capture.collecting import Collector, Outcome, Parts, problem_of
+from xprofiler.capture.places import Place, places_of
 from xprofiler.capture.reserving import reserved
 from xprofiler.capture.session import Session, unused_name
 from xprofiler.capture.table import report, size_text
-from xprofiler.capture.targets import Target, addresses, is_this_machine
+from xprofiler.capture.targets import Target, addresses, check_distinct, is_this_machine
 from xprofiler.console import Console
 from xprofiler.exceptions import NotFoundError, NotPermittedError, UsageError, XprofilerError
+from xprofiler.programs.processes import Programs
+
+from .captures import Command
 
 _MOMENT = time.struct_time((2025, 4, 3, 18, 13, 49, 3, 93, 0))
 _NAME = "session_2025_04_03_18_13_49"
@@ -131,6 +135,26 @@ def test_a_host_that_is_named_twice_is_asked_once() -> None:
     assert len(addresses(["a:1", "a:1", "b:1"], 9012).targets) == 2
 
 
+@pytest.mark.parametrize(
+    "hosts",
+    [("127.0.0.1", "127.0.0.1:9012"), ("localhost", "LOCALHOST"), ("localhost", "127.0.0.1"), ("a_9012:1", "a:9012_1")],
+)
+def test_names_of_one_process_or_one_file_are_refused_before_anything_begins(
+    hosts: tuple[str, str], capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    ran = Command(capsys)("-o", "local", "-n", *hosts, "-l", tmp_path / "logs")
+    assert ran.exit_code == 2
+    assert "Capturing" not in ran.err
+    assert not (tmp_path / "logs").exists()
+
+
+def test_a_vm_called_as_a_worker_of_a_slice_is_not_captured_with_it() -> None:
+    worker, vm = (Target("tpu-w0", "tpu-w0", 9012, access=_Way()) for _ in range(2))
+    with pytest.raises(UsageError, match="would write to one file"):
+        check_distinct([worker, vm])
+    check_distinct([worker, Target("tpu-w1", "tpu-w1", 9012, access=_Way())])
+
+
 @pytest.mark.parametrize("host", ["", ":1", "a:", "a:0", "a:65536", "a b:1", "a/b:1", "-a;b:1", "a:1\n", "::1"])
 def test_what_cannot_be_an_address_is_refused(host: str) -> None:
     with pytest.raises(UsageError, match="is not an address"):
@@ -228,6 +252,56 @@ def test_a_file_that_is_no_whole_profile_is_none(data: bytes, problem: str) -> N
     assert (problem in told) if problem else not told
 
 
+class _FromHere:
+    """A way to this machine itself."""
+
+    def forward(self, local_port: int, port: int) -> list[str]:
+        raise AssertionError
+
+    def execute(self, program: Sequence[str]) -> list[str]:
+        return list(program)
+
+
+class _Storage(LocalStorage):
+    """Counts how many files are being written at once."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._now = self.most = 0
+
+    def write(self, path: str, data: bytes, *, if_generation: int | None = None) -> int:
+        with self._lock:
+            self._now += 1
+            self.most = max(self.most, self._now)
+        time.sleep(0.05)
+        with self._lock:
+            self._now -= 1
+        return super().write(path, data, if_generation=if_generation)
+
+
+@pytest.mark.parametrize("access", [None, _FromHere()])
+def test_of_many_hosts_few_files_are_in_memory_at_once(access: _FromHere | None, tmp_path: Path) -> None:
+    here = Session(str(tmp_path / "staged"), _NAME)
+    targets = [Target(f"h{number}", f"h{number}", 9012, "localhost:1", access) for number in range(16)]
+    data = xspace("host", 1, 100)
+    for target in targets:
+        LocalStorage().write(here.path_of(target.file_name), data)
+    storage = _Storage()
+    with Programs(Console()) as programs:
+        collector = Collector(Session(str(tmp_path / "there"), _NAME), storage, programs)
+        outcomes = collector.collect([(target, Place(here.root, False)) for target in targets])
+    assert [outcome.problem for outcome in outcomes] == [""] * 16
+    assert [outcome.size_bytes for outcome in outcomes] == [len(data)] * 16
+    assert storage.most <= 4
+    assert storage.read(f"{tmp_path}/there/{_NAME}/h3.xplane.pb") == data
+
+
+def test_a_file_without_events_is_there_and_no_success() -> None:
+    outcome = Outcome.of(Target("host", "host", 1), summary_of(message((1, message((2, "/host:CPU"))))))
+    assert (outcome.status, outcome.is_there, outcome.is_captured) == ("no events", True, False)
+    assert "nothing ran there" in outcome.problem
+
+
 # --- What is said -------------------------------------------------------------------------------------
 
 
@@ -236,7 +310,7 @@ def _outcomes() -> list[Outcome]:
         Outcome("vm_name1", "host vm_name1", "vm_name1", "", 129_000, 1_000_000_000, True),
         Outcome("vm_name2", "host vm_name2", "vm_name2", "", 20_600_000, 1_000_700_000, True),
         Outcome("vm_name3", "host vm_name3", "vm_name3", "it said no"),
-        Outcome("vm_name4", "host vm_name4", "vm_name4", "", 812, 0, False),
+        Outcome("vm_name4", "host vm_name4", "vm_name4", "its profile shows nothing", 812, 0, True),
     ]
 
 
@@ -248,7 +322,7 @@ def test_the_words_are_those_of_the_readme_and_the_table_has_a_row_for_each_host
     said = capsys.readouterr()
     saved = f"Profile saved to {tensorboard} and session id is {_NAME}."
     assert said.out.splitlines() == [
-        *(saved, "") * 3,
+        *(saved, "") * 2,
         "Host      Status     Size      Start",
         "--------  ---------  --------  -------",
         "vm_name1  captured   129.0 kB  +0.0 ms",
@@ -263,6 +337,8 @@ def test_the_words_are_those_of_the_readme_and_the_table_has_a_row_for_each_host
         "Failed to profile host vm_name3 with error: it said no",
         "",
         "Starting profile capture on host vm_name4.",
+        "Failed to profile host vm_name4 with error: its profile shows nothing",
+        "",
     ]
 
 
@@ -281,7 +357,7 @@ def test_a_terminal_shows_what_the_readme_shows() -> None:
 
 
 def test_programs_get_records(capsys: pytest.CaptureFixture[str]) -> None:
-    report(_outcomes()[1:3], Session("gs://b/r", _NAME), "gs://b/r", "json", Console())
+    report(_outcomes()[1:], Session("gs://b/r", _NAME), "gs://b/r", "json", Console())
     assert json.loads(capsys.readouterr().out) == [
         {
             "host": "vm_name2",
@@ -297,6 +373,14 @@ def test_programs_get_records(capsys: pytest.CaptureFixture[str]) -> None:
             "problem": "it said no",
             "path": None,
             "size_bytes": None,
+            "start_ns": None,
+        },
+        {
+            "host": "vm_name4",
+            "status": "no events",
+            "problem": "its profile shows nothing",
+            "path": f"gs://b/r/{_NAME}/vm_name4.xplane.pb",
+            "size_bytes": 812,
             "start_ns": None,
         },
     ]

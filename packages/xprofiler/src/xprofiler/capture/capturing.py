@@ -147,7 +147,7 @@ class Capture:
         outcomes = {}
         for one, found in zip(asked, collector.collect([(o.target, o.places[number]) for o in asked]), strict=True):
             result = results[one.target.name]
-            if not found.is_captured and not result.is_captured:
+            if not found.is_there and not result.is_captured:
                 advice = f"; {_CLOCK}" if result.is_late or one.target.name in late else ""
                 found = Outcome.of(one.target, problem=f"{result.problem}{advice}")
             outcomes[one.target.name] = found

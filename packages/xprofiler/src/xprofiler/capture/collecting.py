@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import threading
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from tempfile import TemporaryFile
-from typing import Any, Final
+from typing import IO, Any, Final
 
 from ml_diagnostics_common.exceptions import DiagnosticsError, ObjectNotFoundError
 from ml_diagnostics_common.storage import LocalStorage, Storage
@@ -13,7 +15,7 @@ from ml_diagnostics_common.xplane import Xplane, summary_of
 
 from xprofiler.capture.places import Place
 from xprofiler.capture.session import Session
-from xprofiler.capture.targets import Target
+from xprofiler.capture.targets import Access, Target
 from xprofiler.exceptions import XprofilerError
 from xprofiler.parallel import in_parallel
 from xprofiler.programs.processes import Programs
@@ -21,8 +23,11 @@ from xprofiler.programs.processes import Programs
 __all__ = ["Collector", "Outcome", "Parts", "problem_of"]
 
 _READ: Final = 'wc -c < "$1" && cat "$1"'
+_NO_EVENTS: Final = "its profile shows nothing: nothing ran there meanwhile; look at the job, or give a longer -d"
 _REMOTE_SECONDS: Final = 600.0
+_LONGEST_NUMBER: Final = 40
 _PAGE_BYTES: Final = 1 << 16
+_IN_MEMORY: Final = 4  # Files at once: one may have hundreds of megabytes, and is written as a whole.
 
 
 @dataclass(frozen=True)
@@ -33,10 +38,10 @@ class Outcome:
         name: As it was typed, or with the worker of a TPU slice.
         title: What a person calls it.
         file_name: What its file is called, without `.xplane.pb`.
-        problem: Why there is no profile of it; empty if there is one.
+        problem: Why there is no profile of it, or none that shows anything; empty if there is one.
         size_bytes: Of its file.
         start_ns: When its profile began, in nanoseconds since 1970; 0 if it does not say.
-        has_events: Whether anything happened meanwhile.
+        is_there: Whether its file, whole, is where it belongs.
     """
 
     name: str
@@ -45,7 +50,7 @@ class Outcome:
     problem: str = ""
     size_bytes: int = 0
     start_ns: int = 0
-    has_events: bool = False
+    is_there: bool = False
 
     @classmethod
     def of(cls, target: Target, xplane: Xplane | None = None, problem: str = "") -> Outcome:
@@ -54,17 +59,23 @@ class Outcome:
         Args:
             target: The target.
             xplane: Its file, if that has been seen.
-            problem: Why there is no profile of it; on one line.
+            problem: Why there is no profile of it.
         """
-        about = (target.name, target.title, target.file_name, " ".join(problem.split()))
         if xplane is None:
-            return cls(*about)
-        return cls(*about, xplane.size_bytes, xplane.start_ns, bool(xplane.planes))
+            return cls(target.name, target.title, target.file_name, " ".join(problem.split()))
+        told = " ".join(problem.split()) or ("" if xplane.planes else _NO_EVENTS)
+        about = (xplane.size_bytes, xplane.start_ns, not problem)
+        return cls(target.name, target.title, target.file_name, told, *about)
 
     @property
     def is_captured(self) -> bool:
-        """Whether its profile is where it belongs."""
+        """Whether a profile that shows something is where it belongs."""
         return not self.problem
+
+    @property
+    def status(self) -> str:
+        """That in a word or two: "captured", "no events" or "failed"."""
+        return "captured" if self.is_captured else "no events" if self.is_there else "failed"
 
 
 @dataclass(frozen=True)
@@ -80,6 +91,9 @@ class Collector:
     session: Session
     storage: Storage
     programs: Programs
+    _in_memory: threading.BoundedSemaphore = field(
+        default_factory=lambda: threading.BoundedSemaphore(_IN_MEMORY), repr=False, compare=False
+    )
 
     def collect(self, written: Sequence[tuple[Target, Place]]) -> list[Outcome]:
         """Looks at each target's file, where it belongs; an outcome for each, in their order."""
@@ -113,26 +127,28 @@ class Collector:
         return Outcome.of(target, xplane, problem_of(xplane, path))
 
     def _bring(self, target: Target, source: str, path: str) -> Outcome:
-        data = self._fetch(target, source)
-        xplane = summary_of(data)
-        problem = problem_of(xplane, source)
-        if not problem:
-            self.storage.write(path, data)
+        with TemporaryFile() as file:
+            if target.access is not None:
+                self._fetch(target, target.access, source, file)
+            with self._in_memory:
+                data = file.read() if target.access is not None else LocalStorage().read(source)
+                xplane = summary_of(data)
+                problem = problem_of(xplane, source)
+                if not problem:
+                    self.storage.write(path, data)
         return Outcome.of(target, xplane, problem)
 
-    def _fetch(self, target: Target, path: str) -> bytes:
-        if target.access is None:
-            return LocalStorage().read(path)
-        with TemporaryFile() as file:
-            argv = target.access.execute(["sh", "-c", _READ, "sh", path])
-            ended = self.programs.run(argv, stdout=file, timeout_seconds=_REMOTE_SECONDS)
-            file.seek(0)
-            size, data = file.readline().strip(), file.read()
+    def _fetch(self, target: Target, access: Access, path: str, file: IO[bytes]) -> None:
+        """Copies a file of a target, and leaves ours where its content begins."""
+        argv = access.execute(["sh", "-c", _READ, "sh", path])
+        ended = self.programs.run(argv, stdout=file, timeout_seconds=_REMOTE_SECONDS)
+        file.seek(0)
+        size = file.readline(_LONGEST_NUMBER).strip()
         if ended.exit_code or not size.isdigit():
             raise XprofilerError(f"cannot fetch {path} from {target.name}: {ended.complaint}")
-        if len(data) != int(size):
-            raise XprofilerError(f"{path} of {target.name} came in part only: {len(data)} of {int(size)} bytes")
-        return data
+        came = os.fstat(file.fileno()).st_size - file.tell()
+        if came != int(size):
+            raise XprofilerError(f"{path} of {target.name} came in part only: {came} of {int(size)} bytes")
 
     def _remove(self, target: Target, folder: str) -> str:
         assert target.access is not None
@@ -189,7 +205,7 @@ class Parts:
 
 
 def problem_of(xplane: Xplane, path: str) -> str:
-    """Says what is wrong with a file; empty when nothing is. A host that did nothing meanwhile has a profile, too."""
+    """Says what is wrong with a file; empty when nothing is."""
     if not xplane.size_bytes:
         return f"its file is empty: {path}"
     if not xplane.is_whole:

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from ml_diagnostics_common.exceptions import DiagnosticsError
+
 from xprofiler.capture.targets import Found, Target
 from xprofiler.cloud.api import GoogleApi
 from xprofiler.exceptions import NotFoundError
@@ -73,7 +75,7 @@ def find_machines(
     uses_ssh_helper: bool = False,
     extra: Sequence[str] = (),
 ) -> Found:
-    """Finds VMs by their names.
+    """Finds VMs by their names; one that cannot be looked for keeps no other from its profile.
 
     Args:
         names: Of TPU VMs, slices of them too, or of other VMs.
@@ -86,8 +88,8 @@ def find_machines(
 
     Raises:
         UsageError: A name cannot be one.
-        NotPermittedError: The credentials may not look for them.
-        XprofilerError: The APIs cannot be asked.
+        NotPermittedError: The credentials may look for none of them.
+        XprofilerError: The APIs could be asked for none of them.
     """
     wanted = [gcloud.checked_host(name) for name in dict.fromkeys(names)]
     gcloud.checked_name(zone, "zone")
@@ -99,9 +101,15 @@ def find_machines(
         way = _Way(name, zone, port, uses_ssh_helper, tuple(extra))
         return (_tpu_workers(way, api) if may_be_tpus else []) or _instance(way, api)
 
-    for name, found in zip(wanted, in_parallel(find, wanted), strict=True):
+    looked = in_parallel(find, wanted)
+    failures = [one for one in looked if isinstance(one, Exception)]
+    for failure in failures:
+        if len(failures) == len(wanted) or not isinstance(failure, DiagnosticsError):
+            raise failure
+    for name, found in zip(wanted, looked, strict=True):
         if isinstance(found, Exception):
-            raise found
+            missing[name] = str(found)
+            continue
         targets += found
         if not found:
             missing[name] = f"Host {name} does not exist: there is no {kinds} of that name in {zone} of {api.project}."

@@ -30,7 +30,7 @@ def report(outcomes: Sequence[Outcome], session: Session, saved_to: str, style: 
     """
     for outcome in outcomes:
         console.say(f"Starting profile capture on {outcome.title}.")
-        if not outcome.is_captured:
+        if not outcome.is_captured:  # One without events, too: it shows nothing.
             console.say(f"Failed to profile host {outcome.name} with error: {outcome.problem}\n")
         elif style == "table":
             console.data(f"Profile saved to {saved_to} and session id is {session.name}.\n")
@@ -74,18 +74,18 @@ def _table(outcomes: Sequence[Outcome]) -> str:
 
 
 def _cells(outcome: Outcome, first_ns: int) -> tuple[str, str, str, str]:
-    if not outcome.is_captured:
-        return outcome.name, "failed", "", ""
+    if not outcome.is_there:
+        return outcome.name, outcome.status, "", ""
     start = f"+{(outcome.start_ns - first_ns) / 1e6:.1f} ms" if outcome.start_ns else ""
-    return outcome.name, "captured" if outcome.has_events else "no events", size_text(outcome.size_bytes), start
+    return outcome.name, outcome.status, size_text(outcome.size_bytes), start
 
 
 def _record(outcome: Outcome, session: Session) -> dict[str, object]:
     return {
         "host": outcome.name,
-        "status": "captured" if outcome.is_captured else "failed",
+        "status": outcome.status,
         "problem": outcome.problem or None,
-        "path": session.path_of(outcome.file_name) if outcome.is_captured else None,
-        "size_bytes": outcome.size_bytes if outcome.is_captured else None,
+        "path": session.path_of(outcome.file_name) if outcome.is_there else None,
+        "size_bytes": outcome.size_bytes if outcome.is_there else None,
         "start_ns": outcome.start_ns or None,
     }

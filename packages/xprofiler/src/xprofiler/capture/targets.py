@@ -11,7 +11,7 @@ from typing import Final, Protocol
 
 from xprofiler.exceptions import UsageError
 
-__all__ = ["Access", "Found", "Target", "addresses", "host_and_port", "is_this_machine"]
+__all__ = ["Access", "Found", "Target", "addresses", "check_distinct", "host_and_port", "is_this_machine"]
 
 _ADDRESS: Final = re.compile(r"(?P<host>\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9_.-]+)(?::(?P<port>\d{1,5}))?", re.ASCII)
 _LAST_PORT: Final = 65535
@@ -84,6 +84,25 @@ def addresses(hosts: Sequence[str], port: int) -> Found:
         address = f"{found['host']}:{own_port}"
         targets.append(Target(host, file_name_of(address), own_port, address, title=f"host {host}"))
     return Found(tuple(targets))
+
+
+def check_distinct(targets: Sequence[Target]) -> None:
+    """Refuses names that mean one process, or of which one's file would overwrite the other's.
+
+    Raises:
+        UsageError: There are such.
+    """
+    seen: dict[tuple[str, str], str] = {}
+    for target in targets:
+        place = target.address.lower().replace("localhost:", "127.0.0.1:")
+        for key, problem in (
+            (("address", place), "lead to the same process: give one of them"),
+            (("file", target.file_name.lower()), "would write to one file: capture them one after the other"),
+        ):
+            if key in seen:
+                raise UsageError(f"{seen[key]} and {target.name} {problem}")
+            if key[1]:
+                seen[key] = target.name
 
 
 def host_and_port(address: str) -> tuple[str, int]:

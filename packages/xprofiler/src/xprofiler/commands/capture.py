@@ -99,6 +99,7 @@ class CaptureCommand:
         from xprofiler.capture.collecting import Outcome
         from xprofiler.capture.reserving import reserved
         from xprofiler.capture.table import report
+        from xprofiler.capture.targets import check_distinct
         from xprofiler.cloud.api import GoogleApi
         from xprofiler.cloud.settings import GcloudSettings
 
@@ -107,6 +108,7 @@ class CaptureCommand:
         found = _find(options, api, console)
         if not found.targets:
             raise NotFoundError("\n".join(found.missing.values()))
+        check_distinct(found.targets)
         storage = _storage(log_directory, api)
         with reserved(log_directory.capture_root, storage, time.localtime()) as session:
             names = ", ".join(target.name for target in found.targets)
