@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import re
+import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 from googleapiclient import discovery_cache
+from ml_diagnostics_common.credentials import CloudEnvironment
 from ml_diagnostics_common.exceptions import DiagnosticsError
 from ml_diagnostics_testing.compute import ComputeServer
 from ml_diagnostics_testing.faults import Delay, Hang, Reset, Status, Truncate
@@ -17,11 +19,13 @@ from ml_diagnostics_testing.metadata import MetadataServer
 from ml_diagnostics_testing.oauth import OAuthServer
 from xprofiler import __version__
 from xprofiler.cloud import api as google_api
+from xprofiler.cloud import login
 from xprofiler.cloud.api import GoogleApi
 from xprofiler.cloud.errors import operation_error
 from xprofiler.cloud.settings import GcloudSettings
 from xprofiler.console import Console
 from xprofiler.exceptions import NotFoundError, NotPermittedError, TimedOutError, XprofilerError, exit_code_of
+from xprofiler.parallel import in_parallel
 
 from .conftest import Run
 from .typed_commands import typed
@@ -441,3 +445,16 @@ def test_messages_name_no_url_with_a_query(cloud: ComputeServer, api: GoogleApi)
     with pytest.raises(NotPermittedError) as raised:
         zone_of(api)
     assert not re.search(r"https?://127", str(raised.value))
+
+
+def test_threads_that_ask_first_together_find_one_login(api: GoogleApi, monkeypatch: pytest.MonkeyPatch) -> None:
+    found: list[str] = []
+
+    def find_login(settings: GcloudSettings, console: Console) -> CloudEnvironment:
+        found.append(settings.project)
+        time.sleep(0.2)
+        return CloudEnvironment(settings.project, None, None, "a test")
+
+    monkeypatch.setattr(login, "find_login", find_login)
+    assert in_parallel(lambda _: api.project, range(16)) == ["test-project"] * 16
+    assert len(found) == 1

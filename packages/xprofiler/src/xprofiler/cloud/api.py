@@ -11,7 +11,7 @@ import time
 import weakref
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from ml_diagnostics_common.backoff import Backoff
 
@@ -26,8 +26,23 @@ if TYPE_CHECKING:
 
 __all__ = ["GoogleApi"]
 
+_T = TypeVar("_T")
 _MOST_TRIES: Final = 5
 _CALL_SECONDS: Final = 60.0  # When a request is not sent again any more.
+
+
+def _once(make: Callable[[GoogleApi], _T]) -> Callable[[GoogleApi], _T]:
+    """Makes a thing at its first use, once for all threads; functools.cached_property has no lock since Python 3.12."""
+
+    @functools.wraps(make)
+    def made(api: GoogleApi) -> _T:
+        with api._lock:
+            if make.__name__ not in api._made:
+                api._made[make.__name__] = make(api)
+            thing: _T = api._made[make.__name__]
+            return thing
+
+    return made
 
 
 class GoogleApi:
@@ -59,11 +74,14 @@ class GoogleApi:
         self._request_seconds = request_seconds
         self._clock = clock
         self._sleep = sleep
+        self._lock = threading.RLock()  # What is made may need another that is.
+        self._made: dict[str, Any] = {}
         self._of_thread = threading.local()
         self._connections: list[Any] = []
         weakref.finalize(self, _close_all, self._connections)
 
-    @functools.cached_property
+    @property
+    @_once
     def login(self) -> CloudEnvironment:
         """The project and the credentials; found at the first use.
 
@@ -85,7 +103,8 @@ class GoogleApi:
         """Whom the credentials stand for, for messages."""
         return self.login.principal or getattr(self.login.credentials, "account", "") or "this login"
 
-    @functools.cached_property
+    @property
+    @_once
     def compute(self) -> Any:
         """A client of Compute Engine's API, v1: the methods that are in `compute_api.json`.
 
@@ -96,7 +115,8 @@ class GoogleApi:
         description = Path(__file__).with_name("compute_api.json").read_text(encoding="utf-8")
         return build_from_document(description, http=self._http(), client_options=self._at("compute"))
 
-    @functools.cached_property
+    @property
+    @_once
     def tpu(self) -> Any:
         """A client of the Cloud TPU API, v2."""
         from googleapiclient.discovery import build
@@ -110,7 +130,8 @@ class GoogleApi:
             client_options=self._at("tpu"),
         )
 
-    @functools.cached_property
+    @property
+    @_once
     def storage(self) -> GoogleCloudStorage:
         """Cloud Storage with the same credentials, gcloud's login too."""
         return self.storage_within(_CALL_SECONDS)
