@@ -259,6 +259,7 @@ def test_the_dry_run_prints_the_gcloud_command_that_makes_the_same_vm(cloud: Vie
     cloud.compute.remove_instance("xprof-1")
     subprocess.run(shlex.split(dry.stdout), env=cloud.environment(), capture_output=True, check=True)
     theirs = cloud.compute.instance("xprof-1")
+    assert ours["labels"].pop("xprofiler_creation") != theirs["labels"].pop("xprofiler_creation")
     for key in ("machineType", "labels", "tags", "serviceAccounts", "scheduling"):
         assert ours[key] == theirs[key], key
     assert _metadata(ours) == _metadata(theirs)
@@ -298,6 +299,17 @@ def test_a_flag_that_would_leave_the_vm_to_itself_is_refused_before(cloud: Viewe
     assert ended.returncode == 2
     assert f"{flag.partition('=')[0]} cannot go on to gcloud" in ended.stderr
     assert cloud.compute.requests == []
+
+
+@needs_gcloud
+def test_anothers_vm_that_gcloud_finds_of_that_name_is_never_deleted(cloud: ViewerCloud) -> None:
+    cloud.add_viewer("mine", metadata={"xprofiler_log_directory": "gs://test-bucket/other"})
+    cloud.compute.faults.script([Status(404)], on="get")  # It appears between the look and the request.
+    ended = cloud.run(*CREATE, "-n", "mine", "--no-address")
+    assert ended.returncode == 1
+    assert "already exists" in ended.stderr
+    assert cloud.names() == ["mine"]
+    assert not [request for request in cloud.compute.requests if request.operation == "delete"]
 
 
 @needs_gcloud

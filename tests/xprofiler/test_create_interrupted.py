@@ -6,6 +6,8 @@ import os
 import random
 import shutil
 import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -145,6 +147,23 @@ def test_a_closed_terminal_keeps_nobody_from_cleaning_up(cloud: ViewerCloud) -> 
     assert cloud.names() == []
 
 
+@pytest.mark.parametrize("options", [(), ("--verbose",), ("--no-address",)], ids=["", "verbose", "by gcloud"])
+def test_standard_error_that_nobody_reads_any_more_leaves_no_vm_behind(
+    cloud: ViewerCloud, options: tuple[str, ...]
+) -> None:
+    if options == ("--no-address",) and shutil.which("gcloud") is None:
+        pytest.skip("gcloud is not installed")
+    read, write = os.pipe()
+    command = [sys.executable, "-m", "xprofiler", *CREATE, *options]
+    process = subprocess.Popen(command, env=cloud.environment(), stdout=subprocess.DEVNULL, stderr=write)
+    os.close(write)
+    os.read(read, 10)
+    os.close(read)  # As `2>&1 >/dev/null | head -c 10` does.
+    process.wait(30)
+    assert [request for request in cloud.compute.requests if request.operation == "insert"] or "--verbose" in options
+    assert cloud.names() == []
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("extra", [(), ("--no-address",)], ids=["by the API", "by gcloud"])
 def test_at_any_moment(tmp_path: Path, extra: tuple[str, ...]) -> None:
@@ -160,5 +179,5 @@ def test_at_any_moment(tmp_path: Path, extra: tuple[str, ...]) -> None:
             assert running.process.stdout is not None
             was_told = "has been created" in running.process.stdout.read()
             running.end()
-            time.sleep(0.5)  # For what may still come.
+            wait_until(cloud.is_settled)  # What was under way has come, or has not.
             assert cloud.names() == [] or was_told

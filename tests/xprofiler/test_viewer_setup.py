@@ -17,7 +17,7 @@ from xprofiler.exceptions import TimedOutError, UsageError, XprofilerError
 from xprofiler.log_directory import LogDirectory
 from xprofiler.viewers.instances import Instances
 from xprofiler.viewers.plan import ViewerPlan, seconds_of
-from xprofiler.viewers.setup import Patience, ViewerSetup
+from xprofiler.viewers.setup import SetupTimes, ViewerSetup
 
 from .viewer_cloud import INSTALLING, LOGS, READY, ZONE, ViewerCloud
 
@@ -25,7 +25,7 @@ from .viewer_cloud import INSTALLING, LOGS, READY, ZONE, ViewerCloud
 class Scene:
     """A setup of a VM whose time is played: events happen when the clock passes them."""
 
-    def __init__(self, cloud: ViewerCloud, patience: Patience | None = None) -> None:
+    def __init__(self, cloud: ViewerCloud, times: SetupTimes | None = None) -> None:
         self.now = 0.0
         self.events: list[tuple[float, Callable[[], object]]] = []
         environ = cloud.environment()
@@ -36,9 +36,9 @@ class Scene:
         self.setup = ViewerSetup(
             self.plan,
             self.instances,
-            self.storage,
+            lambda: self.storage,
             Console(),
-            patience or Patience(),
+            times or SetupTimes(),
             clock=self.clock,
             sleep=self.sleep,
         )
@@ -52,7 +52,7 @@ class Scene:
             self.events.pop(0)[1]()
 
     def make(self) -> None:
-        self.setup.make(lambda: self.instances.insert(ZONE, self.plan.body()))
+        self.setup.make()
 
 
 @pytest.fixture
@@ -83,7 +83,7 @@ def _slow_operations(cloud: ViewerCloud) -> None:
 
 
 def test_it_waits_as_long_as_it_was_told_and_names_the_step(cloud: ViewerCloud) -> None:
-    scene = Scene(cloud, Patience(startup=90.0))
+    scene = Scene(cloud, SetupTimes(startup=90.0))
     scene.events = [(3.0, lambda: cloud.tell("xprof-1", INSTALLING))]
     with pytest.raises(TimedOutError, match="it is still at this: installing XProf"):
         scene.make()
@@ -143,6 +143,33 @@ def test_what_a_vm_of_that_name_told_before_is_not_believed(cloud: ViewerCloud) 
     scene.events = [(20.0, lambda: cloud.tell("xprof-1", READY))]
     scene.make()
     assert 20.0 <= scene.now <= 22.0
+
+
+def test_the_first_look_is_after_two_seconds_and_none_is_later_than_the_figure_allows(cloud: ViewerCloud) -> None:
+    scene = Scene(cloud, SetupTimes(startup=30.0))
+    looks: list[float] = []
+    storage = cloud.compute.storage
+    before = len(storage.requests)
+    original = scene.sleep
+
+    def sleep(seconds: float) -> None:
+        original(seconds)
+        looks.append(seconds)
+
+    scene.setup._sleep = sleep
+    with pytest.raises(TimedOutError):
+        scene.make()
+    assert looks[0] == 2.0
+    assert max(looks) <= 2.0
+    assert len(storage.requests) - before <= 20
+
+
+def test_what_somebody_else_made_of_that_name_is_left_alone(cloud: ViewerCloud) -> None:
+    scene = Scene(cloud)
+    cloud.add_viewer("xprof-1", labels={"xprofiler_version": "1-0-0", "xprofiler_creation": "another"})
+    scene.setup.may_exist = True
+    assert scene.setup.remove() is None
+    assert cloud.names() == ["xprof-1"]
 
 
 def test_a_vm_that_is_not_ready_to_be_deleted_is_deleted_later(cloud: ViewerCloud) -> None:

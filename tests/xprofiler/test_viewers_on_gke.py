@@ -18,9 +18,11 @@ import yaml
 from ml_diagnostics_testing.cloud_storage import CloudStorageServer
 from ml_diagnostics_testing.faults import Status
 from ml_diagnostics_testing.kubernetes import KubernetesServer
-from xprofiler.exceptions import UsageError
+from xprofiler.console import Console
+from xprofiler.exceptions import UsageError, XprofilerError
 from xprofiler.log_directory import LogDirectory
-from xprofiler.viewers.on_gke import manifest
+from xprofiler.viewers.on_gke import ViewersOnGke, manifest
+from xprofiler.viewers.setup_on_gke import ViewerSetupOnGke
 from xprofiler.viewers.ssh_tunnel import free_port, wait_until_answered
 from xprofiler.viewers.startup import STARTUP_SCRIPT
 
@@ -30,6 +32,7 @@ from .viewer_vm import ProxyServer, VmMetadataServer
 needs_kubectl = pytest.mark.skipif(shutil.which("kubectl") is None, reason="kubectl is not installed")
 
 CREATE = ("create", "--gke", "-z", ZONE, "-l", LOGS)
+KINDS = ("deployments", "services", "horizontalpodautoscalers")
 SETTINGS = {"namespace": "xprofiler", "pod-port": "9001", "image": "python:3.12-slim"}
 
 
@@ -58,11 +61,10 @@ class Cluster:
 
     def objects(self) -> list[str]:
         """What viewers consist of."""
-        kinds = ("deployments", "services", "horizontalpodautoscalers")
-        return [found["metadata"]["name"] for kind in kinds for found in self.server.objects(kind, "xprofiler")]
+        return [found["metadata"]["name"] for kind in KINDS for found in self.server.objects(kind, "xprofiler")]
 
     def add_viewer(self, name: str, logs: str = LOGS, url: str = "", zone: str = ZONE) -> None:
-        for made in manifest(name, zone, LogDirectory.parse(logs), SETTINGS):
+        for made in manifest(name, zone, LogDirectory.parse(logs), "of-the-test", SETTINGS):
             if made["kind"] == "Service" and url and name in made["metadata"]["name"]:
                 made["metadata"].setdefault("annotations", {})["proxy-url"] = url
             kinds = {"Service": "services", "Deployment": "deployments"}
@@ -74,6 +76,12 @@ def cluster() -> Iterator[Cluster]:
     cluster = Cluster()
     with cluster.server:
         yield cluster
+
+
+def _answer(cluster: Cluster, ready: int = 1) -> None:
+    """Plays the pods: they are ready, or not any more."""
+    for found in cluster.server.objects("deployments", "xprofiler"):
+        cluster.server.put("deployments", {**found, "status": {"readyReplicas": ready}}, "xprofiler")
 
 
 def _announce(cluster: Cluster, url: str = "4f1e-dot-us-central1.example") -> None:
@@ -92,6 +100,7 @@ def test_a_viewer_is_created_listed_and_deleted(cluster: Cluster) -> None:
     running = cluster.start(*CREATE)
     wait_until(lambda: len(cluster.objects()) == 5)
     _announce(cluster)
+    _answer(cluster)
     code, out = _end_with_output(running)
     assert (code, out) == (0, "\nStarted on URL https://4f1e-dot-us-central1.example\n")
     (viewer,) = json.loads(cluster.run("list", "--gke", "--format", "json").stdout)
@@ -157,6 +166,55 @@ def test_a_viewer_that_the_proxy_never_knows_is_deleted(cluster: Cluster) -> Non
 
 
 @needs_kubectl
+def test_a_link_that_leads_to_no_xprof_yet_is_not_told(cluster: Cluster) -> None:
+    running = cluster.start(*CREATE, "--timeout", "2.5")
+    wait_until(lambda: len(cluster.objects()) == 5)
+    _answer(cluster, ready=0)
+    _announce(cluster)
+    assert running.end() == 5
+    assert "No pod of xprofiler-" in running.said
+    assert cluster.objects() == []
+
+
+@needs_kubectl
+@pytest.mark.parametrize("url", ["", "https://x.example"])
+def test_a_viewer_whose_name_is_taken_is_neither_changed_nor_deleted(cluster: Cluster, url: str) -> None:
+    cluster.add_viewer("shared", "gs://other/run", url)
+    before = [cluster.server.objects(kind, "xprofiler") for kind in KINDS]
+    refused = cluster.run(*CREATE, "-n", "shared", "--timeout", "1", "--quiet")
+    assert refused.returncode == 2, refused.stderr
+    assert "there is a viewer shared on this cluster already" in refused.stderr
+    assert [cluster.server.objects(kind, "xprofiler") for kind in KINDS] == before
+
+
+@needs_kubectl
+def test_objects_of_others_with_its_names_are_neither_changed_nor_deleted(cluster: Cluster) -> None:
+    theirs = {"apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"name": "shared-tb"}}
+    cluster.server.put("deployments", theirs, "xprofiler")
+    refused = cluster.run(*CREATE, "-n", "shared", "--quiet")
+    assert refused.returncode == 2, refused.stderr
+    assert "deployment.apps/shared-tb" in refused.stderr
+    assert cluster.objects() == ["shared-tb"]
+
+
+@needs_kubectl
+def test_what_comes_to_be_of_that_name_meanwhile_is_kept(cluster: Cluster) -> None:
+    theirs = {"apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"name": "shared-agent"}}
+    viewers = ViewersOnGke(Console(), [])
+    setup = ViewerSetupOnGke(viewers, "shared", ZONE, LogDirectory.parse(LOGS), Console(), 1.0)
+    with pytest.MonkeyPatch.context() as here:
+        for name, value in cluster.server.environment().items():
+            here.setenv(name, value)
+        setup.check()
+        cluster.server.put("deployments", theirs, "xprofiler")
+        with pytest.raises(XprofilerError, match="already exists"):
+            setup.make()
+        assert len(cluster.objects()) == 5
+        assert setup.remove() is None
+    assert cluster.objects() == ["shared-agent"]
+
+
+@needs_kubectl
 def test_a_cluster_that_refuses_is_told(cluster: Cluster) -> None:
     cluster.server.denied = {"list services"}
     assert cluster.run("list", "--gke").returncode == 4
@@ -181,7 +239,9 @@ def test_the_dry_run_prints_what_would_be_applied() -> None:
     ended = subprocess.run(
         [sys.executable, "-m", "xprofiler", *CREATE, "-n", "one", "--dry-run"], capture_output=True, text=True
     )
-    assert list(yaml.safe_load_all(ended.stdout)) == manifest("one", ZONE, LogDirectory.parse(LOGS), SETTINGS)
+    printed = list(yaml.safe_load_all(ended.stdout))
+    (creation,) = {one["metadata"]["labels"]["xprofiler-creation"] for one in printed}
+    assert printed == manifest("one", ZONE, LogDirectory.parse(LOGS), creation, SETTINGS)
 
 
 # --- The manifest ---
@@ -189,8 +249,8 @@ def test_the_dry_run_prints_what_would_be_applied() -> None:
 
 @pytest.mark.parametrize("path", ["a: b", "{{name}}", "$(HOME)", "'\"\\", "- x", "a,b", "ünï"])
 def test_no_log_directory_changes_the_manifest(path: str) -> None:
-    made = manifest("one", ZONE, LogDirectory.parse(f"gs://test-bucket/{path}"), SETTINGS)
-    plain = manifest("one", ZONE, LogDirectory.parse("gs://test-bucket/plain"), SETTINGS)
+    made = manifest("one", ZONE, LogDirectory.parse(f"gs://test-bucket/{path}"), "id", SETTINGS)
+    plain = manifest("one", ZONE, LogDirectory.parse("gs://test-bucket/plain"), "id", SETTINGS)
     assert _without_texts(made) == _without_texts(plain)
     container = made[0]["spec"]["template"]["spec"]["containers"][0]
     assert _as_the_kubelet_reads(container["args"][2]) == f"gs://test-bucket/{path}"
@@ -214,13 +274,13 @@ def _as_the_kubelet_reads(text: str) -> str:
 @pytest.mark.parametrize("name", ["", "A", "a" * 50, "a b", "-a", "a-", "a,b", "a)"])
 def test_a_name_that_kubernetes_cannot_have_is_refused(name: str) -> None:
     with pytest.raises(UsageError, match="is no name for a viewer"):
-        manifest(name, ZONE, LogDirectory.parse(LOGS), SETTINGS)
+        manifest(name, ZONE, LogDirectory.parse(LOGS), "id", SETTINGS)
 
 
 @pytest.mark.parametrize("port", ["0", "70000", "x", "-1", ""])
 def test_a_port_that_cannot_be_is_refused(port: str) -> None:
     with pytest.raises(UsageError, match="--pod-port"):
-        manifest("one", ZONE, LogDirectory.parse(LOGS), {**SETTINGS, "pod-port": port})
+        manifest("one", ZONE, LogDirectory.parse(LOGS), "id", {**SETTINGS, "pod-port": port})
 
 
 # --- The init container ---
@@ -236,7 +296,7 @@ def test_the_init_container_registers_annotates_and_leaves_what_the_agent_needs(
     told = {"agent-docker-containers": {"latest": {"proxy-urls": {"us-central1": [proxy.url]}}}}
     storage.write("dl-platform-public-configs", "proxy-agent-config.json", json.dumps(told).encode())
     (tmp_path / "token").write_text("token-of-the-pod")
-    made = manifest("one", ZONE, LogDirectory.parse(LOGS), SETTINGS)[3]
+    made = manifest("one", ZONE, LogDirectory.parse(LOGS), "id", SETTINGS)[3]
     (init,) = made["spec"]["template"]["spec"]["initContainers"]
     arguments = [_as_the_kubelet_reads(argument) for argument in init["args"]]
     assert init["command"] == ["python", "-c"]
@@ -262,7 +322,7 @@ def test_the_init_container_registers_annotates_and_leaves_what_the_agent_needs(
 
 @pytest.mark.skipif(importlib.util.find_spec("xprof") is None, reason="needs xprof")
 def test_the_program_of_the_pod_serves_the_log_directory(tmp_path: Path) -> None:
-    made = manifest("one", ZONE, LogDirectory.parse(LOGS), SETTINGS)[0]
+    made = manifest("one", ZONE, LogDirectory.parse(LOGS), "id", SETTINGS)[0]
     program = _as_the_kubelet_reads(made["spec"]["template"]["spec"]["containers"][0]["args"][1])
     port = free_port(0)
     process = subprocess.Popen([sys.executable, "-c", program, str(tmp_path), str(port)], stderr=subprocess.DEVNULL)

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+import urllib.request
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -63,6 +64,12 @@ class ViewerCloud:
     def names(self) -> list[str]:
         """The VMs that there are."""
         return [instance["name"] for instance in self.compute.instances()]
+
+    def is_settled(self) -> bool:
+        """Whether nothing that was asked for is still under way."""
+        url = f"{self.compute.url}/compute/v1/projects/test-project/zones/{ZONE}/operations"
+        with urllib.request.urlopen(url, timeout=10) as answer:
+            return all(operation["status"] == "DONE" for operation in json.load(answer).get("items", ()))
 
     def environment(self, **more: str) -> dict[str, str]:
         """What the command runs in."""

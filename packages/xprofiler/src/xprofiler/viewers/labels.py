@@ -11,6 +11,7 @@ from typing import Any, Final
 
 __all__ = [
     "BACKEND_LABEL",
+    "CREATION_LABEL",
     "LOG_DIRECTORY_KEY",
     "PLUGIN_LABEL",
     "VERSION_LABEL",
@@ -25,6 +26,8 @@ VERSION_LABEL: Final = "xprofiler_version"
 PLUGIN_LABEL: Final = "tensorboard_plugin_profile"
 BACKEND_LABEL: Final = "tb_backend_id"
 """The id under which the proxy knows the VM."""
+CREATION_LABEL: Final = "xprofiler_creation"
+"""Random: what one `create` has made, and may delete again."""
 LOG_DIRECTORY_KEY: Final = "xprofiler_log_directory"
 """In the metadata; releases before 0.0.11 had it as a label."""
 

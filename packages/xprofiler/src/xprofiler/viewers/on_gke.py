@@ -6,7 +6,7 @@ import json
 import re
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from xprofiler.console import Console
 from xprofiler.exceptions import UsageError
@@ -17,10 +17,11 @@ from xprofiler.programs.processes import Programs
 from xprofiler.viewers.startup import XPROF_VERSION
 from xprofiler.viewers.viewer import Sought, Viewer
 
-__all__ = ["ViewersOnGke", "manifest"]
+__all__ = ["Progress", "ViewersOnGke", "manifest"]
 
 _ROLE: Final = "role=xprofiler-proxy-service"
 _KINDS: Final = "deployments,services,horizontalpodautoscalers"
+_CREATION: Final = "xprofiler-creation"
 _ROLES: Final = "role in (xprofiler-tb,xprofiler-proxy-service,xprofiler-agent)"
 _URL: Final = "proxy-url"
 _LOG_DIRECTORY: Final = "xprofiler_log_directory"
@@ -29,6 +30,18 @@ _LABEL_VALUE: Final = re.compile(r"[A-Za-z0-9](?:[-A-Za-z0-9_.]{0,61}[A-Za-z0-9]
 _NAME: Final = re.compile(r"[a-z](?:[-a-z0-9]{0,47}[a-z0-9])?", re.ASCII)
 _FOLDER: Final = Path(__file__).parent / "startup"
 _TIMEOUT_SECONDS: Final = 60.0
+
+
+class Progress(NamedTuple):
+    """How far a viewer is.
+
+    Attributes:
+        url: The proxy's link; None while the proxy does not know it.
+        waits_for: The deployments none of whose pods is ready: XProf's is when it answers.
+    """
+
+    url: str | None
+    waits_for: list[str]
 
 
 class ViewersOnGke:
@@ -78,25 +91,54 @@ class ViewersOnGke:
         """
         return [[*self._cluster.argv("delete"), _KINDS, f"--selector={_parts_of(viewer.name)}"] for viewer in viewers]
 
-    def manifest(self, name: str, zone: str, log_directory: LogDirectory) -> list[dict[str, Any]]:
-        """Returns what `apply` gets: see `manifest`."""
-        return manifest(name, zone, log_directory, self._settings)
+    def manifest(self, name: str, zone: str, log_directory: LogDirectory, creation_id: str) -> list[dict[str, Any]]:
+        """Returns what `create` gets: see `manifest`."""
+        return manifest(name, zone, log_directory, creation_id, self._settings)
 
-    def apply(self, objects: Sequence[Mapping[str, Any]]) -> None:
-        """Creates objects; they reach kubectl by its standard input, and no file.
+    def create(self, objects: Sequence[Mapping[str, Any]]) -> None:
+        """Creates objects, none of which may be there; they reach kubectl by its standard input, and no file.
 
         Raises:
-            XprofilerError: They could not be created.
+            XprofilerError: They could not be created; some may be.
         """
         self._kubectl(
-            [*self._cluster.argv("apply"), "--filename=-"], stdin="\n".join(map(json.dumps, objects)).encode()
+            [*self._cluster.argv("create"), "--filename=-"], stdin="\n".join(map(json.dumps, objects)).encode()
         )
 
-    def url(self, name: str) -> str | None:
-        """Returns the proxy's link to a viewer; None while the proxy does not know it."""
-        selector = f"--selector={_ROLE},instance={_label_value('name', name)}"
-        answer = self._kubectl([*self._cluster.argv("get"), "services", selector, "--output=json"])
-        return next((viewer.url for viewer in map(_viewer, json.loads(answer)["items"])), None)
+    def taken(self, name: str, objects: Sequence[Mapping[str, Any]]) -> list[str]:
+        """Returns what there is, as kind/name, of a viewer of that name: parts of it, or objects named like them.
+
+        Args:
+            name: The viewer's.
+            objects: What it would be made of.
+        """
+        named = [f"{one['kind']}/{one['metadata']['name']}" for one in objects]
+        get = [*self._cluster.argv("get"), "--ignore-not-found", "--output=name"]
+        found = self._kubectl([*get, *named]) + self._kubectl([*get, _KINDS, f"--selector={_parts_of(name)}"])
+        return sorted(set(found.decode().split()))
+
+    def delete_creation(self, creation_id: str) -> None:
+        """Deletes what one `create` has made, and waits until it is gone.
+
+        Raises:
+            XprofilerError: It may still be there.
+        """
+        argv = [*self._cluster.argv("delete"), _KINDS, f"--selector={_ROLES},{_CREATION}={creation_id}"]
+        with Programs(self._console) as programs:
+            self._delete(argv, programs)
+
+    def progress(self, creation_id: str) -> Progress:
+        """Returns how far the viewer of one `create` is."""
+        selector = f"--selector={_ROLES},{_CREATION}={creation_id}"
+        answer = self._kubectl([*self._cluster.argv("get"), "deployments,services", selector, "--output=json"])
+        parts = json.loads(answer)["items"]
+        deployments = [part for part in parts if part.get("kind") == "Deployment"]
+        return Progress(
+            url=next((viewer.url for viewer in map(_viewer, parts) if viewer.url), None),
+            waits_for=[
+                str(one["metadata"]["name"]) for one in deployments if not one.get("status", {}).get("readyReplicas")
+            ],
+        )
 
     def _kubectl(self, argv: Sequence[str], *, stdin: bytes = b"") -> bytes:
         with Programs(self._console) as programs:
@@ -112,13 +154,16 @@ class ViewersOnGke:
         return ended.output
 
 
-def manifest(name: str, zone: str, log_directory: LogDirectory, settings: Mapping[str, str]) -> list[dict[str, Any]]:
+def manifest(
+    name: str, zone: str, log_directory: LogDirectory, creation_id: str, settings: Mapping[str, str]
+) -> list[dict[str, Any]]:
     """Returns the objects of a viewer.
 
     Args:
         name: By which it is found; a prefix of the objects' names.
         zone: Where it is said to be; its region's proxy is used.
         log_directory: What it shows.
+        creation_id: In a label of all of them: by it, and no name, they are deleted when one cannot be made.
         settings: namespace, pod-port and image.
 
     Raises:
@@ -147,8 +192,11 @@ def manifest(name: str, zone: str, log_directory: LogDirectory, settings: Mappin
         "viewer_program": _literal((_FOLDER / "gke_viewer.py").read_text(encoding="utf-8")),
         "agent_program": _literal((_FOLDER / "gke_agent.py").read_text(encoding="utf-8")),
     }
-    objects = yaml.safe_load_all((_FOLDER / "gke_manifest.yaml").read_text(encoding="utf-8"))
-    return [_filled(one, values) for one in objects]
+    templates = yaml.safe_load_all((_FOLDER / "gke_manifest.yaml").read_text(encoding="utf-8"))
+    objects = [_filled(one, values) for one in templates]
+    for one in objects:
+        one["metadata"]["labels"][_CREATION] = creation_id
+    return objects
 
 
 def _filled(part: Any, values: Mapping[str, str]) -> Any:

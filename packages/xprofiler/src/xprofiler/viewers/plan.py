@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import re
+import uuid
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 from xprofiler._version import __version__
 from xprofiler.exceptions import UsageError
 from xprofiler.log_directory import LogDirectory
 from xprofiler.programs.gcloud import checked_name, create_instance
-from xprofiler.viewers.labels import LOG_DIRECTORY_KEY, PLUGIN_LABEL, VERSION_LABEL, label_value
+from xprofiler.viewers.labels import CREATION_LABEL, LOG_DIRECTORY_KEY, PLUGIN_LABEL, VERSION_LABEL, label_value
 from xprofiler.viewers.startup import STARTUP_SCRIPT, XPROF_VERSION
 
-__all__ = ["TTL_LABEL", "ViewerPlan", "seconds_of"]
+__all__ = ["ViewerPlan", "seconds_of"]
 
-TTL_LABEL: Final = "xprofiler_ttl"
+_TTL_LABEL: Final = "xprofiler_ttl"
 _TAG: Final = "default-allow-ssh"
 _IMAGE_PROJECT, _IMAGE_FAMILY = "debian-cloud", "debian-12"
 _SCOPE: Final = "https://www.googleapis.com/auth/cloud-platform"
@@ -34,6 +35,7 @@ class ViewerPlan:
         machine_type: Such as c4-highmem-8.
         log_directory: What it shows.
         ttl_seconds: After how long Compute deletes it; None is never.
+        creation_id: Tells it from whatever else may be, or come to be, of that name.
     """
 
     name: str
@@ -41,6 +43,7 @@ class ViewerPlan:
     machine_type: str
     log_directory: LogDirectory
     ttl_seconds: int | None = None
+    creation_id: str = field(default_factory=lambda: uuid.uuid4().hex)
 
     def __post_init__(self) -> None:
         """Refuses names that cannot be any."""
@@ -51,8 +54,12 @@ class ViewerPlan:
     @property
     def labels(self) -> dict[str, str]:
         """By which it is found."""
-        labels = {VERSION_LABEL: label_value(__version__), PLUGIN_LABEL: label_value(XPROF_VERSION)}
-        return labels if self.ttl_seconds is None else {**labels, TTL_LABEL: f"{self.ttl_seconds}s"}
+        labels = {
+            VERSION_LABEL: label_value(__version__),
+            PLUGIN_LABEL: label_value(XPROF_VERSION),
+            CREATION_LABEL: self.creation_id,
+        }
+        return labels if self.ttl_seconds is None else {**labels, _TTL_LABEL: f"{self.ttl_seconds}s"}
 
     @property
     def metadata(self) -> dict[str, str]:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import shlex
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from ml_diagnostics_common.backoff import Backoff
@@ -13,71 +14,90 @@ from ml_diagnostics_common.storage import Storage
 
 from xprofiler.console import Console
 from xprofiler.exceptions import NotFoundError, NotPermittedError, TimedOutError, UsageError, XprofilerError
+from xprofiler.programs.processes import Programs
 from xprofiler.viewers.instances import Instances
+from xprofiler.viewers.labels import BACKEND_LABEL, CREATION_LABEL, viewer_url
 from xprofiler.viewers.plan import ViewerPlan
 from xprofiler.viewers.startup.status import StartupStatus, status_path
+from xprofiler.viewers.viewer import Sought
 
-__all__ = ["Patience", "ViewerSetup"]
+__all__ = ["SetupTimes", "ViewerSetup"]
 
 _ENDING = ("STOPPING", "SUSPENDING", "SUSPENDED", "TERMINATED")
 _LOOKS_FOR_A_LATE_VM = 4
 
 
 @dataclass(frozen=True)
-class Patience:
+class SetupTimes:
     """How long to wait, in seconds.
 
     Attributes:
         startup: For XProf to answer, from when the VM is there.
-        look: Before each look at its status: so late it is learnt, at most, that XProf answers.
+        first_look: Before the first look at its status.
+        look: Before each further one: so late it is learnt, at most, that XProf answers, which is to be known within
+            two seconds. So these do not back off: the VM runs all the while, and a look is one small GET.
         vm_look: Between two looks at the VM itself, which may have been stopped or deleted.
         removal: For the VM to be gone.
     """
 
     startup: float = 300.0
-    look: float = 1.0
+    first_look: float = 2.0
+    look: float = 1.5
     vm_look: float = 10.0
     removal: float = 120.0
 
 
 class ViewerSetup:
-    """Makes one viewer VM.
+    """A `NewViewer`: a VM.
 
     Args:
         plan: What it is to be.
         instances: The VMs of the project.
-        storage: Where it tells how far it is.
+        storage: Returns where it tells how far it is.
         console: Is told how far things are.
-        patience: How long to wait.
+        times: How long to wait.
+        gcloud_argv: The program that creates the same VM.
+        by_gcloud: Whether it does so, for flags that only gcloud knows; else Compute's API does.
         clock: Monotonic seconds.
         sleep: Waits a number of seconds.
-
-    Attributes:
-        may_exist: Whether the VM was asked for, and was not refused.
     """
+
+    noun = "VM"
 
     def __init__(
         self,
         plan: ViewerPlan,
         instances: Instances,
-        storage: Storage,
+        storage: Callable[[], Storage],
         console: Console,
-        patience: Patience,
+        times: SetupTimes,
+        gcloud_argv: Sequence[str] = (),
         *,
+        by_gcloud: bool = False,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], object] = time.sleep,
     ) -> None:
+        self.name = plan.name
+        self.zone = plan.zone
+        self.others = Sought(zones=[plan.zone], log_directories=[plan.log_directory.path])
+        self.way_to_delete = f"xprofiler delete -z {plan.zone} -n {plan.name}"
         self.may_exist = False
         self._plan = plan
         self._instances = instances
         self._storage = storage
         self._console = console
-        self._patience = patience
+        self._times = times
+        self._gcloud_argv = gcloud_argv
+        self._by_gcloud = by_gcloud
         self._clock = clock
         self._sleep = sleep
         self._status_path = status_path(plan.log_directory, plan.name)
         self._old_generation = 0
         self._may_come_late = True
+
+    def recipe(self) -> str:
+        """See `NewViewer.recipe`: the command of gcloud."""
+        return shlex.join(self._gcloud_argv)
 
     def check(self) -> None:
         """Proves that the VM can be made, as far as that can be known before.
@@ -97,42 +117,43 @@ class ViewerSetup:
             self._instances.get(plan.zone, plan.name, "name")
             raise UsageError(f"there is a VM {plan.name} in zone {plan.zone} already: give another name by --vm-name")
 
-    def make(self, create: Callable[[], None]) -> StartupStatus:
-        """Creates the VM, and returns when XProf answers there; its link is in its labels then.
-
-        Args:
-            create: Asks for the VM, and waits until it is there.
+    def make(self) -> str:
+        """See `NewViewer.make`; its link is in its labels then.
 
         Raises:
-            XprofilerError: It was not made, or XProf does not answer; `may_exist` says whether to `remove` it.
             StorageError: For a minute, nobody could be asked how far it is.
+            XprofilerError: It was not made, or XProf does not answer.
         """
         self.may_exist = True
         try:
-            create()
+            self._create()
         except DiagnosticsError as error:
             self.may_exist = not _is_refusal(error)
             # What has no cause is how the operation ended, and so no lost answer.
             self._may_come_late = error.__cause__ is not None or isinstance(error, TimedOutError)
             raise
         self._may_come_late = False
-        self._console.say(f"The VM {self._plan.name} is there; XProf is being installed on it.")
+        self._console.say(f"The VM {self.name} is there; XProf is being installed on it.")
         status = self._wait()
         self._label(status)
-        return status
+        return self._ways_to_it(status)
 
     def remove(self) -> DiagnosticsError | None:
-        """Deletes the VM, whatever has become of it; returns why it may still be there, or None when it is gone.
+        """See `NewViewer.remove`.
 
-        A VM whose creation was interrupted may appear only now, so it is looked for more than once.
+        A VM whose creation was interrupted may appear only now, so it is looked for more than once. One that somebody
+        else has made of that name is left alone.
         """
-        deadline = self._clock() + self._patience.removal
+        deadline = self._clock() + self._times.removal
         backoff = Backoff(0.5, 5.0)
         looks = _LOOKS_FOR_A_LATE_VM if self._may_come_late else 1
         while True:
             try:
+                if not self._is_ours():
+                    self._console.say(f"The VM {self.name} that there is was made by somebody else, and stays.")
+                    return None
                 left = max(1.0, deadline - self._clock())
-                self._instances.delete(self._plan.zone, self._plan.name, timeout_seconds=left)
+                self._instances.delete(self.zone, self.name, timeout_seconds=left)
                 return None
             except NotFoundError:
                 looks -= 1
@@ -146,6 +167,19 @@ class ViewerSetup:
                 self._console.detail(f"  {error}")
             self._sleep(backoff.failed())
 
+    def _is_ours(self) -> bool:
+        labels = self._instances.get(self.zone, self.name, "labels").get("labels", {})
+        return bool(labels.get(CREATION_LABEL) == self._plan.creation_id)
+
+    def _create(self) -> None:
+        if not self._by_gcloud:
+            self._instances.insert(self.zone, self._plan.body())
+            return
+        with Programs(self._console) as programs:
+            ended = programs.run([*self._gcloud_argv, "--quiet"])
+        if ended.exit_code:
+            raise XprofilerError(f"gcloud could not create the VM {self.name}: {ended.complaint}")
+
     # --- Before ----------------------------------------------------------------------------------------
 
     def _check_bucket(self) -> None:
@@ -154,8 +188,8 @@ class ViewerSetup:
         where = self._plan.log_directory
         try:
             # Of an object that is not there, only a list tells whether its bucket is.
-            if self._storage.list_prefix(self._status_path):
-                self._old_generation = self._storage.read_with_generation(self._status_path, first_bytes=1)[1]
+            if self._storage().list_prefix(self._status_path):
+                self._old_generation = self._storage().read_with_generation(self._status_path, first_bytes=1)[1]
         except ObjectNotFoundError as error:
             raise NotFoundError(
                 f"Log directory {where} does not exist: there is no bucket {where.bucket}, or you may not know of it"
@@ -183,9 +217,10 @@ class ViewerSetup:
 
     def _wait(self) -> StartupStatus:
         began = vm_seen = self._clock()
-        told = StartupStatus("starting")
+        told, look = StartupStatus("starting"), self._times.first_look
         while True:
-            self._sleep(min(self._patience.look, self._patience.startup))
+            self._sleep(min(look, self._times.startup))
+            look = self._times.look
             status = self._read() or told
             if (status.state, status.step) != (told.state, told.step):
                 self._console.say(f"  {self._clock() - began:3.0f} s: {status.step}")
@@ -195,16 +230,16 @@ class ViewerSetup:
             if status.state != "starting":
                 raise XprofilerError(f"XProf does not run on {self._plan.name}: {status.step}: {status.error}")
             now = self._clock()
-            if now - vm_seen >= self._patience.vm_look:
+            if now - vm_seen >= self._times.vm_look:
                 self._look_at_vm()
                 vm_seen = now
-            if now - began >= self._patience.startup:
+            if now - began >= self._times.startup:
                 raise TimedOutError(self._too_late(told))
 
     def _read(self) -> StartupStatus | None:
         """What the VM has told; None before it told anything. What a VM of that name told before is not it."""
         try:
-            data, generation = self._storage.read_with_generation(self._status_path)
+            data, generation = self._storage().read_with_generation(self._status_path)
         except ObjectNotFoundError:
             return None
         return None if generation == self._old_generation else StartupStatus.parse(data)
@@ -228,7 +263,7 @@ class ViewerSetup:
                 "(roles/storage.objectUser), and does it reach the internet?"
             )
         return (
-            f"XProf did not answer on {name} within {self._patience.startup:g} s; {why}. What it says: "
+            f"XProf did not answer on {name} within {self._times.startup:g} s; {why}. What it says: "
             f"'gcloud compute instances get-serial-port-output {name} --zone={zone}', with "
             "--auto-delete-on-failure-off"
         )
@@ -241,6 +276,22 @@ class ViewerSetup:
             pass
         except DiagnosticsError as error:
             self._console.say(f"note: {error}")
+
+    def _ways_to_it(self, status: StartupStatus) -> str:
+        url = viewer_url(status.labels.get(BACKEND_LABEL), self.zone)
+        where = self._plan.log_directory
+        if not url:
+            why = status.error or "the proxy does not know it"
+            self._console.say(f"note: it has no link ({why}); the tunnel needs none")
+        lines = [
+            f"Instance for {where} has been created.",
+            "You can access it via following,",
+            f"1. xprofiler connect -z {self.zone} -l {shlex.quote(where.path)} -m ssh",
+            *([f"2. [Experimental (supports smaller files, < 200mb)] {url}."] if url else []),
+            f"Instance is hosted at {self.name} VM.",
+        ]
+        self._console.say()
+        return "\n".join(lines)
 
 
 def _is_refusal(error: DiagnosticsError) -> bool:

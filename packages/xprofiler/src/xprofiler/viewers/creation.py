@@ -1,0 +1,133 @@
+"""The creation of a viewer, in its order: what is there already, what is made, and that a failure leaves nothing."""
+
+from __future__ import annotations
+
+import argparse
+import io
+import uuid
+from typing import Final
+
+from xprofiler.cloud.api import GoogleApi
+from xprofiler.cloud.settings import GcloudSettings
+from xprofiler.console import Console
+from xprofiler.exceptions import DONE, DeclinedError, UsageError
+from xprofiler.interrupts import all_as_keyboard_interrupt
+from xprofiler.log_directory import LogDirectory
+from xprofiler.output import format_viewers
+from xprofiler.viewers.instances import Instances
+from xprofiler.viewers.new_viewer import NewViewer
+from xprofiler.viewers.on_compute import ViewersOnCompute
+from xprofiler.viewers.on_gke import ViewersOnGke
+from xprofiler.viewers.plan import ViewerPlan, seconds_of
+from xprofiler.viewers.setup import SetupTimes, ViewerSetup
+from xprofiler.viewers.setup_on_gke import ViewerSetupOnGke
+from xprofiler.viewers.viewer import Viewers
+
+__all__ = ["create"]
+
+_QUESTION: Final = "Do you want to continue to create another instance with the same log directory? (y/n)\n"
+
+
+def create(options: argparse.Namespace, console: Console) -> int:
+    """Creates a viewer, says how to reach it, and returns the exit code.
+
+    Args:
+        options: Those of `xprofiler create`.
+        console: Where to speak and ask.
+
+    Raises:
+        UsageError: The options contradict each other, or the name is taken.
+        DiagnosticsError: It was not made; what was begun is deleted again.
+    """
+    log_directory = LogDirectory.parse(options.log_directory)
+    if log_directory.note:
+        console.say(log_directory.note)
+    new, places = (_on_gke if options.gke else _on_compute)(options, log_directory, console)
+    if options.dry_run:
+        console.data(new.recipe())
+        return DONE
+    new.check()
+    if not _is_wanted(new, places, log_directory, console, never_another=options.skip_creation_if_exists):
+        console.say("Exiting...")
+        return DONE if options.skip_creation_if_exists else DeclinedError.exit_code
+    console.say("Waiting for instance to be created. It can take a few minutes.\n")
+    with all_as_keyboard_interrupt():
+        _make(new, console, is_kept=options.auto_delete_on_failure_off)
+    return DONE
+
+
+def _on_compute(
+    options: argparse.Namespace, log_directory: LogDirectory, console: Console
+) -> tuple[NewViewer, Viewers]:
+    plan = ViewerPlan(
+        name=options.vm_name or f"xprof-{uuid.uuid4()}",
+        zone=options.zone,
+        machine_type=options.machine_type,
+        log_directory=log_directory,
+        ttl_seconds=None if options.ttl is None else seconds_of(options.ttl),
+    )
+    settings = GcloudSettings.load()
+    api = GoogleApi(settings, console)
+    argv = plan.gcloud_argv(settings.project or api.project, options.extra)
+    times = SetupTimes(startup=options.timeout)
+    setup = ViewerSetup(plan, Instances(api), lambda: api.storage, console, times, argv, by_gcloud=bool(options.extra))
+    return setup, ViewersOnCompute(api)
+
+
+def _on_gke(options: argparse.Namespace, log_directory: LogDirectory, console: Console) -> tuple[NewViewer, Viewers]:
+    if options.ttl is not None:
+        raise UsageError("--ttl is kept by Compute, for VMs; on GKE, delete the viewer with 'xprofiler delete --gke'")
+    viewers = ViewersOnGke(console, options.extra)
+    name = options.vm_name or f"xprofiler-{uuid.uuid4()}"
+    return ViewerSetupOnGke(viewers, name, options.zone, log_directory, console, options.timeout), viewers
+
+
+def _is_wanted(
+    new: NewViewer, places: Viewers, log_directory: LogDirectory, console: Console, *, never_another: bool
+) -> bool:
+    """Tells of viewers that there are for the log directory, and asks whether there shall be another."""
+    others = places.find(new.others)
+    if not others:
+        return True
+    console.say(f"Instance for {log_directory} already exists.\n")
+    console.data(format_viewers(others))
+    console.say("\n")
+    return not never_another and console.confirms(_QUESTION)
+
+
+def _make(new: NewViewer, console: Console, *, is_kept: bool) -> None:
+    where = None
+    try:
+        where = new.make()
+        console.data(where)
+    except BaseException as error:
+        is_there_unread = where is not None and isinstance(error, BrokenPipeError)
+        if new.may_exist and not is_there_unread:
+            _undo(new, console, is_kept=is_kept)
+        raise
+
+
+def _undo(new: NewViewer, console: Console, *, is_kept: bool) -> None:
+    """Deletes what was made, and tells what remains; also where nobody can read that any more."""
+
+    def say(text: str) -> None:
+        try:
+            console.say(text)
+        except OSError:
+            console.err = io.StringIO()  # Nobody reads it; nothing that is told from here on may stop us.
+
+    how = f"Delete it: {new.way_to_delete}"
+    if is_kept:
+        say(f"Failure in setting up {new.noun}.")
+        say(f"Note that the {new.noun} was NOT deleted and may be in a bad state and/or unstable.\n")
+        say(f"Instance is hosted at {new.name} {new.noun}. {how}")
+        return
+    say("Unable to set up instance. Initiating cleanup.\n")
+    why: object = "its deletion was interrupted"
+    try:
+        why = new.remove()
+    finally:
+        if why is None:
+            say(f"What was made of the {new.noun} {new.name} is deleted. Nothing remains.")
+        else:
+            say(f"The {new.noun} {new.name} in zone {new.zone} MAY REMAIN, and cost money: {why}. {how}")
