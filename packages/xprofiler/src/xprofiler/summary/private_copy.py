@@ -25,6 +25,7 @@ __all__ = ["PrivateCopy", "xprof_name"]
 
 _LONGEST_NAME = 160
 _DOWNLOADS = 4  # At once: each is in memory as a whole.
+_LOOKS = 16  # At once, at what is there already.
 
 
 class PrivateCopy:
@@ -37,7 +38,7 @@ class PrivateCopy:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._lock = threading.Lock()
-        self._placed: dict[str, _State] = {}
+        self._placed: dict[str, dict[str, _State]] = {}
 
     def place(self, profile: Profile) -> dict[str, Path]:
         """Puts a profile there, unless it is there as it is now, and returns its files by host.
@@ -46,24 +47,23 @@ class PrivateCopy:
 
         Raises:
             NotPermittedError: A file may not be read.
-        StorageError: It could not.
+            StorageError: It could not.
             XprofilerError: There is no room for it here.
         """
         run, _, session = xprof_name(profile.name).rpartition("/")
         target = self.folder / run / "plugins" / "profile" / session
         files = {host: target / f"{host}.xplane.pb" for host in profile.xplanes}
         with self._lock:
-            state = _state(profile)
-            if self._placed.get(profile.name) != state:
+            placed = self._placed.get(profile.name)
+            if placed is None or placed != _states(profile):
                 self._placed.pop(profile.name, None)
                 try:
-                    _fill(target, profile, files)
+                    self._placed[profile.name] = _fill(target, profile, files)
                 except OSError as error:
                     raise XprofilerError(
                         f"cannot copy {profile.folder} to {self.folder}: {error.strerror or error}; make room there, "
                         "or set TMPDIR to a folder that has it"
                     ) from error
-                self._placed[profile.name] = state
         return files
 
 
@@ -77,29 +77,39 @@ def _plain(part: str) -> str:
     return quoted if len(quoted) <= _LONGEST_NAME else hashlib.sha256(part.encode()).hexdigest()
 
 
-_State = tuple[tuple[str, int, int], ...]
+_State = tuple[int, int]
+"""What is different when a file is: its size and time of change, or its generation and 0."""
 
 
-def _state(profile: Profile) -> _State:
-    """What is different when a profile is; objects are written once, so for them their names are enough."""
-    return tuple(
-        (path, *((0, 0) if "://" in path else (Path(path).stat().st_size, Path(path).stat().st_mtime_ns)))
-        for path in sorted(profile.xplanes.values())
-    )
+def _states(profile: Profile) -> dict[str, _State]:
+    """The states of a profile's files, by their paths: a capture that asks a host again writes its file again."""
+    with ThreadPoolExecutor(_LOOKS) as threads:
+        return dict(zip(profile.xplanes.values(), threads.map(_state, profile.xplanes.values()), strict=True))
 
 
-def _fill(target: Path, profile: Profile, files: Mapping[str, Path]) -> None:
+def _state(path: str) -> _State:
+    if "://" not in path:
+        found = Path(path).stat()
+        return found.st_size, found.st_mtime_ns
+    with translated():
+        return storage.storage_for(path).read_with_generation(path, first_bytes=1)[1], 0
+
+
+def _fill(target: Path, profile: Profile, files: Mapping[str, Path]) -> dict[str, _State]:
+    """Brings the files, and returns the states that they were in."""
     shutil.rmtree(target, ignore_errors=True)
     target.mkdir(parents=True, mode=0o700)
     with ThreadPoolExecutor(_DOWNLOADS) as threads:
-        for _ in threads.map(_fetch, profile.xplanes.values(), (files[host] for host in profile.xplanes)):
-            pass
+        states = threads.map(_fetch, profile.xplanes.values(), (files[host] for host in profile.xplanes))
+        return dict(zip(profile.xplanes.values(), states, strict=True))
 
 
-def _fetch(path: str, file: Path) -> None:
-    if "://" in path:
-        with translated():
-            data = storage.read(path)
-        file.write_bytes(data)
-    else:
+def _fetch(path: str, file: Path) -> _State:
+    if "://" not in path:
+        state = _state(path)
         file.symlink_to(path)
+        return state
+    with translated():
+        data, generation = storage.read_with_generation(path)
+    file.write_bytes(data)
+    return generation, 0

@@ -1,0 +1,49 @@
+"""Copies of objects for XProf, and what has changed since."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from ml_diagnostics_testing.cloud_storage import CloudStorageServer
+from xprofiler.exceptions import NotFoundError
+from xprofiler.summary.private_copy import PrivateCopy
+from xprofiler.summary.profiles import find_profile
+
+_NAME = "l/plugins/profile/session_2025_01_01_00_00_00/{}.xplane.pb"
+
+
+@pytest.fixture
+def bucket(cloud_storage_server: CloudStorageServer, monkeypatch: pytest.MonkeyPatch) -> CloudStorageServer:
+    for name, value in cloud_storage_server.environment().items():
+        monkeypatch.setenv(name, value)
+    cloud_storage_server.create_bucket("bucket")
+    for host in ("a", "b"):
+        cloud_storage_server.write("bucket", _NAME.format(host), b"first of " + host.encode())
+    return cloud_storage_server
+
+
+@pytest.mark.parametrize("content", [b"again of a, and longer", b"later of a"[::-1], b""])
+def test_an_object_that_is_written_again_is_copied_again(
+    bucket: CloudStorageServer, tmp_path: Path, content: bytes
+) -> None:
+    copy = PrivateCopy(tmp_path)
+    profile = find_profile("gs://bucket/l")
+    files = copy.place(profile)
+    (cache := files["a"].parent / "ALL_HOSTS.op_stats_v2.pb").write_bytes(b"computed")
+    bucket.write("bucket", _NAME.format("a"), content)
+    assert copy.place(profile)["a"].read_bytes() == content
+    assert files["b"].read_bytes() == b"first of b"
+    assert not cache.exists()
+    bucket.requests.clear()
+    copy.place(profile)
+    assert len(bucket.requests) <= 4, "what has not changed is looked at, not copied"
+
+
+def test_an_object_that_has_gone_is_said_to_have(bucket: CloudStorageServer, tmp_path: Path) -> None:
+    copy = PrivateCopy(tmp_path)
+    profile = find_profile("gs://bucket/l")
+    copy.place(profile)
+    bucket.delete("bucket", _NAME.format("a"))
+    with pytest.raises(NotFoundError):
+        copy.place(profile)
