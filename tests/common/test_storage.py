@@ -12,8 +12,10 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from ml_diagnostics_common import storage as storage_package
 from ml_diagnostics_common.exceptions import (
     ConfigurationError,
+    DiagnosticsError,
     MissingExtraError,
     ObjectNotFoundError,
     PreconditionFailedError,
@@ -538,3 +540,37 @@ def test_an_address_that_lost_a_slash_is_no_local_file(tmp_path, monkeypatch):
     with pytest.raises(ConfigurationError, match="one slash"):
         storage.write(Path("gs://bucket/x"), b"data")
     assert list(tmp_path.iterdir()) == []
+
+
+# --- Why it failed ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("fault", "failure"),
+    [
+        (Status(401), storage_package.Failure.REFUSED),
+        (Status(403), storage_package.Failure.REFUSED),
+        (Status(404), storage_package.Failure.MISSING),
+        (Status(503), storage_package.Failure.UNANSWERED),
+        (Reset(), storage_package.Failure.UNANSWERED),
+        (Status(400), storage_package.Failure.OTHER),
+    ],
+    ids=repr,
+)
+def test_why_cloud_storage_failed_is_told(cloud, server, fault, failure):
+    server.faults.always(fault)
+    with pytest.raises(DiagnosticsError) as raised:
+        cloud.read("gs://bucket/a")
+    assert storage_package.failure_of(raised.value) == failure
+
+
+def test_why_a_local_file_failed_is_told(tmp_path):
+    keep = storage.LocalStorage()
+    with pytest.raises(ObjectNotFoundError) as missing:
+        keep.read(str(tmp_path / "none"))
+    with pytest.raises(StorageError) as folder:
+        keep.read(str(tmp_path))
+    refused = StorageError("not yours")
+    refused.__cause__ = PermissionError(errno.EACCES, "not yours")
+    found = [storage_package.failure_of(error) for error in (missing.value, refused, folder.value, ValueError())]
+    assert [one.value for one in found] == ["missing", "refused", "other", "other"]

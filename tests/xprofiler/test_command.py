@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import shlex
@@ -9,6 +10,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 
 import pytest
 from hypothesis import given
@@ -17,7 +19,9 @@ from ml_diagnostics_testing.compute import ComputeServer
 from ml_diagnostics_testing.faults import Delay, Hang
 from xprofiler import __version__
 from xprofiler.cli import COMMAND_NAMES, main
+from xprofiler.console import Console
 from xprofiler.unknown_options import edits, flags_for_gcloud, nearest_flag, split_arguments
+from xprofiler.waiting import told_if_slow
 
 from .conftest import Run
 from .viewer_vms import add_viewer
@@ -279,3 +283,16 @@ def test_a_number_that_cannot_be_is_refused_in_a_sentence(
         main(arguments)
     assert ended.value.code == 2
     assert f"{arguments[-1]!r} is not a whole number from " in capsys.readouterr().err
+
+
+def test_what_takes_long_is_told_once_and_what_does_not_never() -> None:
+    said = io.StringIO()
+    console = Console(err=said)
+    with told_if_slow(console, "waiting", after_seconds=60):
+        pass
+    assert said.getvalue() == ""
+    with told_if_slow(console, "waiting", after_seconds=0.01):
+        deadline = time.monotonic() + 10
+        while not said.getvalue() and time.monotonic() < deadline:
+            time.sleep(0.01)
+    assert said.getvalue() == "waiting\n"

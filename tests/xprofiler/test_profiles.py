@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import os
+import socket
+import time
 from pathlib import Path
 
 import pytest
 from ml_diagnostics_testing.cloud_storage import CloudStorageServer
-from ml_diagnostics_testing.faults import Status
-from xprofiler.exceptions import NotFoundError, NotPermittedError, UsageError
+from ml_diagnostics_testing.faults import Hang, Reset, Status
+from xprofiler.exceptions import NotFoundError, NotPermittedError, TimedOutError, UsageError
 from xprofiler.summary.private_copy import PrivateCopy
 from xprofiler.summary.profiles import find_profile, find_profiles, profiles_among
+
+from .typed_commands import typed
 
 _OLD, _NEW = "session_2026_11_21_10_00_00", "2026_11_21_10_00_01"
 
@@ -155,3 +159,25 @@ def test_a_copy_of_objects_is_whole(
     files = PrivateCopy(tmp_path).place(find_profile("gs://bucket/l"))
     assert {host: file.read_bytes() for host, file in files.items()} == {f"h{n}": b"%d" % n * 1000 for n in range(6)}
     assert files["h0"] == tmp_path / "plugins" / "profile" / _OLD / "h0.xplane.pb"
+
+
+@pytest.mark.parametrize("fault", [Hang(), Status(502), Reset()], ids=repr)
+def test_a_store_that_does_not_answer_well_is_given_up(
+    cloud_storage_server: CloudStorageServer, monkeypatch: pytest.MonkeyPatch, fault: Hang | Status | Reset
+) -> None:
+    for name, value in cloud_storage_server.environment().items():
+        monkeypatch.setenv(name, value)
+    cloud_storage_server.faults.always(fault)
+    began = time.monotonic()
+    with pytest.raises(TimedOutError, match="did not answer well within 1 s"):
+        find_profiles("gs://test-bucket/logs", answer_seconds=1.0)
+    assert time.monotonic() - began < 10
+
+
+def test_while_nobody_answers_the_command_says_so_and_gives_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.socket() as nobody:
+        nobody.bind(("127.0.0.1", 0))  # It does not listen.
+        monkeypatch.setenv("STORAGE_EMULATOR_HOST", f"http://127.0.0.1:{nobody.getsockname()[1]}")
+        ended = typed("summary", "gs://test-bucket/logs", timeout_seconds=40)
+    assert (ended.code, ended.output) == (5, "")
+    assert ended.errors.startswith("Waiting for an answer about gs://test-bucket/logs ...\nxprofiler: cannot list ")

@@ -14,12 +14,7 @@ from __future__ import annotations
 
 from typing import ClassVar, Final
 
-from ml_diagnostics_common.exceptions import (
-    ConfigurationError,
-    CredentialsError,
-    DiagnosticsError,
-    ObjectNotFoundError,
-)
+from ml_diagnostics_common.exceptions import ConfigurationError, DiagnosticsError
 
 __all__ = [
     "DONE",
@@ -86,11 +81,13 @@ def exit_code_of(error: BaseException) -> int:
     Args:
         error: Ours, or one of the libraries below.
     """
+    from ml_diagnostics_common.storage.failures import Failure, failure_of
+
     if isinstance(error, XprofilerError):
         return error.exit_code
-    status = getattr(error.__cause__, "code", None)  # What Cloud Storage has answered.
-    if isinstance(error, CredentialsError) or status in (401, 403):
-        return NotPermittedError.exit_code
-    if isinstance(error, ObjectNotFoundError | FileNotFoundError):
+    if isinstance(error, FileNotFoundError):
         return NotFoundError.exit_code
-    return UsageError.exit_code if isinstance(error, ConfigurationError) else XprofilerError.exit_code
+    if isinstance(error, ConfigurationError):
+        return UsageError.exit_code
+    codes = {Failure.REFUSED: NotPermittedError, Failure.MISSING: NotFoundError, Failure.UNANSWERED: TimedOutError}
+    return codes.get(failure_of(error), XprofilerError).exit_code

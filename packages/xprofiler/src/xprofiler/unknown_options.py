@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Sequence
 
 from xprofiler.exceptions import UsageError
 
-__all__ = ["flags_for_gcloud", "nearest_flag", "split_arguments"]
+__all__ = ["edits", "flags_for_gcloud", "nearest_flag", "split_arguments"]
 
 _MOST_EDITS = 2
 
@@ -19,7 +19,7 @@ def split_arguments(typed: Sequence[str]) -> tuple[list[str], list[str]]:
 
 
 def nearest_flag(option: str, flags: Iterable[str]) -> str | None:
-    """Returns the flag that was probably meant; None where none is near.
+    """Returns the flag that was probably meant; None where none is within two edits, which is what is promised.
 
     Args:
         option: As typed, maybe with `=value`.

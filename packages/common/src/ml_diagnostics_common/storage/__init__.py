@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ml_diagnostics_common.storage.failures import Failure, failure_of
 from ml_diagnostics_common.storage.storage import (
     GoogleCloudStorage,
     LocalStorage,
@@ -16,11 +17,13 @@ from ml_diagnostics_common.storage.storage import (
 )
 
 __all__ = [
+    "Failure",
     "GoogleCloudStorage",
     "LocalStorage",
     "Storage",
     "delete",
     "exists",
+    "failure_of",
     "list_prefix",
     "read",
     "read_with_generation",

@@ -24,7 +24,7 @@ from ml_diagnostics_common.exceptions import (
     StorageError,
 )
 
-__all__ = ["GoogleCloudStorage", "split_path"]
+__all__ = ["GoogleCloudStorage", "is_transient", "split_path"]
 
 _T = TypeVar("_T")
 _REQUEST_TIMEOUT_SECONDS = 20.0
@@ -226,7 +226,7 @@ class GoogleCloudStorage:
                 return attempt_once(min(_REQUEST_TIMEOUT_SECONDS, max(deadline - self._clock(), 0.1)), attempt)
             except Exception as error:
                 pause = backoff.failed(_retry_after_seconds(error))
-                if not _is_transient(error) or self._clock() + pause >= deadline:
+                if not is_transient(error) or self._clock() + pause >= deadline:
                     raise self._explained(error, verb, path, attempt) from error
             self._sleep(pause)
 
@@ -246,7 +246,7 @@ class GoogleCloudStorage:
                 f"{problem}: {self._principal or 'the account in use'} may not ({error.message}); "
                 "grant it roles/storage.objectUser on the bucket"
             )
-        if _is_transient(error):
+        if is_transient(error):
             return StorageError(
                 f"{problem}: Cloud Storage did not answer well within {self._deadline_seconds:g} s, in {attempts} "
                 f"attempts ({error}); try again later, or look at the network"
@@ -258,7 +258,8 @@ class GoogleCloudStorage:
         return StorageError(f"{problem}: {type(error).__name__}: {error}; try again, or choose another path")
 
 
-def _is_transient(error: Exception) -> bool:
+def is_transient(error: Exception) -> bool:
+    """Whether the same call may succeed later."""
     import requests
     from google.api_core.exceptions import GoogleAPICallError
     from google.auth.exceptions import TransportError

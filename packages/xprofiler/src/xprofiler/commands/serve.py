@@ -67,8 +67,10 @@ class ServeCommand:
 
 def _tell_what_is_there(place: str, console: Console) -> None:
     from xprofiler.summary.profiles import find_profiles
+    from xprofiler.waiting import told_if_slow
 
-    profiles = find_profiles(place)
+    with told_if_slow(console, f"Waiting for an answer about {place} ..."):
+        profiles = find_profiles(place)
     if profiles:
         console.say(f"Found {len(profiles)} session(s) in {place}, the newest {profiles[0].name}.")
     else:

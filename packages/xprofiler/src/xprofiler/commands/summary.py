@@ -45,13 +45,15 @@ class SummaryCommand:
         from xprofiler.summary.profiles import find_profile
         from xprofiler.summary.reading_process import summarized
         from xprofiler.summary.text import format_summary
+        from xprofiler.waiting import told_if_slow
 
         if options.plot:
             from xprofiler.summary.plot import check_target
 
             check_target(Path(options.plot))
         place = LogDirectory.parse(options.path, may_be_local=True).path
-        profile = find_profile(place, options.session)
+        with told_if_slow(console, f"Waiting for an answer about {place} ..."):
+            profile = find_profile(place, options.session)
         console.detail(f"Reading {profile.folder}")
         with tempfile.TemporaryDirectory(prefix="xprofiler-") as folder:
             files = PrivateCopy(Path(folder)).place(profile)

@@ -48,16 +48,21 @@ class Profile:
         return posixpath.basename(self.name)
 
 
-def find_profiles(path: str) -> list[Profile]:
+def find_profiles(path: str, *, answer_seconds: float = 10.0) -> list[Profile]:
     """Returns the profiles below a path, the newest first.
 
     In Cloud Storage a log directory is looked at where captures are written; only when there are none, all below it is
     listed, which takes its time where a bucket holds a million objects.
 
+    Args:
+        path: What they lie below.
+        answer_seconds: How long Cloud Storage may fail to answer well: somebody waits for it.
+
     Raises:
         NotFoundError: There is no such folder on this machine, or no such bucket.
         NotPermittedError: There are no credentials, or they may not list this.
         UsageError: It cannot be a path.
+        TimedOutError: The store does not answer well.
         StorageError: The store failed.
     """
     root = _absolute(path)
@@ -65,8 +70,9 @@ def find_profiles(path: str) -> list[Profile]:
         return profiles_among([root], posixpath.dirname(root))
     with translated():
         places = _KNOWN_PLACES if "://" in root else ()
-        found = [each for place in places for each in storage.list_prefix(f"{root}/{place}")]
-        return profiles_among(map(_slashed, found or storage.list_prefix(f"{root}/")), root)
+        store = storage.storage_for(root, deadline_seconds=answer_seconds)
+        found = [each for place in places for each in store.list_prefix(f"{root}/{place}")]
+        return profiles_among(map(_slashed, found or store.list_prefix(f"{root}/")), root)
 
 
 def find_profile(path: str, session: str | None = None) -> Profile:

@@ -4,12 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Final
 
-from ml_diagnostics_common.exceptions import ConfigurationError, CredentialsError, ObjectNotFoundError, StorageError
+from ml_diagnostics_common.exceptions import ConfigurationError, CredentialsError, StorageError
+from ml_diagnostics_common.storage import Failure, failure_of
 
-from xprofiler.exceptions import NotFoundError, NotPermittedError, UsageError
+from xprofiler.exceptions import NotFoundError, NotPermittedError, TimedOutError, UsageError
 
 __all__ = ["translated"]
+
+_OURS: Final = {
+    Failure.REFUSED: NotPermittedError,
+    Failure.MISSING: NotFoundError,
+    Failure.UNANSWERED: TimedOutError,
+}
 
 
 @contextmanager
@@ -20,17 +28,14 @@ def translated() -> Iterator[None]:
         UsageError: It cannot be a path.
         NotFoundError: There is no such object or bucket.
         NotPermittedError: There are no credentials, or they may not do this.
+        TimedOutError: There was no good answer in time.
     """
     try:
         yield
     except ConfigurationError as error:
         raise UsageError(str(error)) from error
-    except CredentialsError as error:
-        raise NotPermittedError(str(error)) from error
-    except StorageError as error:
-        code = getattr(error.__cause__, "code", None)  # Of google.api_core's exceptions, the HTTP status.
-        if code in (401, 403) or isinstance(error.__cause__, PermissionError):
-            raise NotPermittedError(str(error)) from error
-        if code == 404 or isinstance(error, ObjectNotFoundError):
-            raise NotFoundError(str(error)) from error
-        raise
+    except (CredentialsError, StorageError) as error:
+        ours = _OURS.get(failure_of(error))
+        if ours is None:
+            raise
+        raise ours(str(error)) from error
