@@ -242,6 +242,8 @@ def test_without_a_link_the_tunnel_is_told(cloud: ViewerCloud) -> None:
     assert "None" not in ended.stdout
     assert "\n2. " not in ended.stdout
     assert "no proxy" in ended.stderr
+    (instance,) = cloud.compute.instances()
+    assert not instance["labels"].get("tb_backend_id")
 
 
 # --- gcloud ---

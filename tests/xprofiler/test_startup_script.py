@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import importlib.util
 import shutil
 import signal
@@ -15,6 +16,7 @@ from pathlib import Path
 
 import pytest
 from ml_diagnostics_testing.faults import Status
+from packaging.requirements import Requirement
 from xprofiler.viewers.startup import STARTUP_SCRIPT, XPROF_VERSION
 from xprofiler.viewers.startup.status import StartupStatus
 
@@ -99,12 +101,48 @@ def test_without_the_proxy_it_is_ready_for_tunnels(vm: PlayedVm, port: int) -> N
     assert not [call for call in vm.calls() if call.startswith("docker")]
 
 
-def test_an_agent_that_does_not_start_takes_the_link_back(vm: PlayedVm, port: int) -> None:
+def test_an_agent_that_does_not_start_is_told_and_no_link_ever_is(vm: PlayedVm, port: int) -> None:
     vm.break_program("docker")
     assert vm.boot(port).returncode == 0
-    told = vm.told()
-    assert (told["state"], told["tb_backend_id"]) == ("ready", "")
-    assert "agent" in told["error"]
+    assert set(vm.links()) == {""}
+    assert "agent" in vm.told()["error"]
+
+
+def test_an_agent_that_ends_at_once_is_none(vm: PlayedVm, port: int) -> None:
+    (vm.folder / "agent").write_text("true 2\n")  # Docker has started it again, twice.
+    assert vm.boot(port).returncode == 0
+    assert set(vm.links()) == {""}
+    assert "agent" in vm.told()["error"]
+
+
+def test_the_link_is_told_once_the_agent_runs(vm: PlayedVm, port: int) -> None:
+    (vm.folder / "bin" / "docker").write_text('#!/bin/sh\n[ "$1" != inspect ] || exec echo true 0\n/bin/sleep 0.3\n')
+    assert vm.boot(port).returncode == 0
+    assert set(vm.links()) == {"4f1e-backend"}
+
+
+def test_an_agent_that_takes_long_keeps_nobody_from_the_tunnel(vm: PlayedVm, port: int) -> None:
+    (vm.folder / "bin" / "sleep").write_text("#!/bin/sh\n/bin/sleep 0.02\n")
+    (vm.folder / "bin" / "docker").write_text('#!/bin/sh\n[ "$1" != inspect ] || exec echo true 0\n/bin/sleep 2\n')
+    assert vm.boot(port).returncode == 0
+    assert vm.links() == ["", "4f1e-backend"]
+    (first, _) = [told["error"] for told in vm.storage.told if told["state"] == "ready"]
+    assert first == "the agent of the proxy is still being installed"
+
+
+def test_no_program_is_given_a_token_that_others_could_read_in_its_arguments(vm: PlayedVm, port: int) -> None:
+    assert vm.boot(port).returncode == 0
+    assert vm.proxy.registered[0]["Authorization"] == f"Bearer {vm.metadata.token}"
+    called = "\n".join(vm.calls())
+    assert "curl " in called
+    assert vm.metadata.token not in called
+    assert "identity-for" not in called
+
+
+def test_viewers_run_an_xprof_that_serve_would_run_too() -> None:
+    requirements = [Requirement(text) for text in importlib.metadata.requires("cloud-diagnostics-xprof") or ()]
+    (xprof,) = [requirement for requirement in requirements if requirement.name == "xprof"]
+    assert XPROF_VERSION in xprof.specifier
 
 
 def test_being_told_to_end_is_told(vm: PlayedVm, port: int) -> None:

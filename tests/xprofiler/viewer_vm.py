@@ -28,7 +28,8 @@ _RECORD = (
 )
 _STAND_INS = {
     "apt-get": "echo apt says something\n",
-    "docker": "",
+    "docker": '[ "$1" != inspect ] || cat "$SANDBOX/agent"\n',
+    "curl": 'exec "$REAL_CURL" "$@"\n',
     "pip": "",
     "sleep": "exec /bin/sleep 0.05\n",
     "journalctl": "echo the journal of xprofiler\n",
@@ -89,12 +90,12 @@ class _RecordingStorage(CloudStorageServer):
     """A Cloud Storage that remembers all that was told, not only the last."""
 
     def __init__(self) -> None:
-        self.states: list[str] = []
+        self.told: list[dict[str, Any]] = []
         super().__init__([BUCKET, _CONFIGURATIONS])
 
     def handle(self, request: Request) -> Response:
         if "startup_output.json" in request.query.get("name", ""):
-            self.states.append(json.loads(request.body)["state"])
+            self.told.append(json.loads(request.body))
         return super().handle(request)
 
 
@@ -135,6 +136,7 @@ class PlayedVm:
             "PATH": f"{self.folder / 'bin'}{os.pathsep}{os.environ['PATH']}",
             "HOME": str(self.folder),
             "SANDBOX": str(self.folder),
+            "REAL_CURL": shutil.which("curl") or "curl",
             "REAL_PYTHON": shutil.which("python3") or sys.executable,
             "VIEWER_PYTHON": self._python,
             "XPROFILER_HOME": str(self.folder / "opt"),
@@ -175,7 +177,11 @@ class PlayedVm:
 
     def states(self) -> list[str]:
         """All states that were told, in turn."""
-        return list(self.storage.states)
+        return [told["state"] for told in self.storage.told]
+
+    def links(self) -> list[str]:
+        """All that was told to be ready, in turn: under which id the proxy knows it."""
+        return [told["tb_backend_id"] for told in self.storage.told if told["state"] == "ready"]
 
     def stop_xprof(self) -> None:
         path = self.folder / "xprof.pid"
@@ -188,6 +194,7 @@ class PlayedVm:
 
     def _write_stand_ins(self) -> None:
         (self.folder / "bin").mkdir()
+        (self.folder / "agent").write_text("true 0\n")
         for name, body in {**_STAND_INS, "python3": _PYTHON}.items():
             path = self.folder / "bin" / name
             path.write_text(f"#!/bin/sh\n{'' if name == 'python3' else _RECORD}{body}")

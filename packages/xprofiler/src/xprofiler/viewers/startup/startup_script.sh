@@ -10,6 +10,7 @@ readonly home=${XPROFILER_HOME:-/opt/xprofiler} port=${XPROFILER_PORT:-6006}
 started=$(date +%s) launched=0 attempts=0 backend='' step='' object='' note=''
 
 get() { curl -sSf --retry 3 --max-time 60 "$@"; }
+authorized() { get -H @<(echo "Authorization: Bearer $(token)") "$@"; } # In no argv: others would read it there.
 about() { get -H 'Metadata-Flavor: Google' "$metadata/$1"; }
 token() { about service-accounts/default/token | field access_token; }
 field() { python3 -c 'import functools as f, json, sys
@@ -22,7 +23,7 @@ pairs = zip(sys.argv[1::2], sys.argv[2::2])
 print(json.dumps({key: int(value) if value.isdigit() else value for key, value in pairs}))' \
     state "$1" error "${2:-}" step "$step" startup_script_begin_ts "$started" tb_launched_ts "$launched" \
     tb_attempts_count "$attempts" tb_backend_id "$backend" |
-    get -o /dev/null -H "Authorization: Bearer $(token)" --data-binary @- "$object" ||
+    authorized -o /dev/null --data-binary @- "$object" ||
     echo "cannot write to $logs: this VM's service account needs roles/storage.objectUser" >&3
 }
 at() { step=$1 && echo "xprofiler: $step" >&3 && tell starting; }
@@ -40,13 +41,16 @@ proxy_of() { # region
 register() { # proxy. It answers with the id under which it knows this VM.
   local identity
   identity=$(about "service-accounts/default/identity?format=full&audience=$1/request-endpoint") || return
-  get -d '' -H "Authorization: Bearer $(token)" -H "X-Inverting-Proxy-VM-ID: $identity" "$1/request-endpoint" |
-    field backendID
+  authorized -d '' -H @<(echo "X-Inverting-Proxy-VM-ID: $identity") "$1/request-endpoint" | field backendID
 }
 add() { DEBIAN_FRONTEND=noninteractive apt-get -o DPkg::Lock::Timeout=300 -yq install --no-install-recommends "$@"; }
-forward() { # proxy, id. From the proxy to XProf, for as long as the VM lives.
+# From the proxy to XProf, for as long as the VM lives; done when the agent has run for a second. It is that of the tag
+# by which the configuration knows its proxies: a digest is not published, and an old agent may not suit the proxy.
+forward() { # proxy, id
   add docker.io && { docker rm -f xprofiler-agent || true; } && docker run -d --name xprofiler-agent --restart=always \
-    --net=host -e "PROXY=$1/" -e "BACKEND=$2" -e HOSTNAME=127.0.0.1 -e "PORT=$port" gcr.io/inverting-proxy/agent:latest
+    --net=host -e "PROXY=$1/" -e "BACKEND=$2" -e HOSTNAME=127.0.0.1 -e "PORT=$port" \
+    gcr.io/inverting-proxy/agent:latest &&
+    sleep 1 && [[ $(docker inspect -f '{{.State.Running}} {{.RestartCount}}' xprofiler-agent) == 'true 0' ]]
 }
 
 mkdir -p "$home" && cd "$home"
@@ -85,5 +89,12 @@ until curl -sf -o /dev/null --max-time 5 "http://127.0.0.1:$port/"; do
   sleep 0.5
 done
 launched=$(date +%s) step=serving
-tell ready
-if [[ $backend ]]; then wait "$!" || { backend='' note='the agent of the proxy did not start'; }; fi
+if [[ $backend ]]; then # No link before it leads here; and for the tunnel nobody waits long for the link.
+  agent=$! id=$backend backend=''
+  for ((looks = 0; looks < 60; looks++)); do
+    kill -0 "$agent" 2>/dev/null || break
+    sleep 0.5
+  done
+  if ((looks == 60)); then tell ready 'the agent of the proxy is still being installed'; fi
+  if wait "$agent"; then backend=$id; else note='the agent of the proxy did not start'; fi
+fi
