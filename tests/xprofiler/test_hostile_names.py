@@ -1,27 +1,35 @@
 """Names and paths that would like to be flags or programs: they come through to the letter, or are refused.
 
-10,000 of them against what is started, 300 through the real kubectl and 30 through the real gcloud and ssh.
+10,000 of them in the argv that a program really gets; 300 names of pods, namespaces, containers and paths through the
+real kubectl, and 30 of VMs and zones through the real gcloud.
 """
 
 from __future__ import annotations
 
+import functools
 import itertools
 import os
 import shlex
 import shutil
-from collections.abc import Iterator, Sequence
+import urllib.parse
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
+from ml_diagnostics_common.storage import LocalStorage
 from ml_diagnostics_testing.cloud_storage import CloudStorageServer
 from ml_diagnostics_testing.compute import ComputeServer, vm_addresses
 from ml_diagnostics_testing.kubernetes import KubernetesServer
 from ml_diagnostics_testing.profiler_service import ProfilerServiceServer
+from ml_diagnostics_testing.xspace import xspace
+from xprofiler.capture.collecting import Collector
 from xprofiler.capture.machines import MachineAccess
-from xprofiler.capture.pods import PodAccess
-from xprofiler.capture.targets import addresses
+from xprofiler.capture.places import Place
+from xprofiler.capture.pods import PodAccess, find_pods
+from xprofiler.capture.session import Session
+from xprofiler.capture.targets import Target, addresses
 from xprofiler.console import Console
 from xprofiler.exceptions import UsageError, XprofilerError
 from xprofiler.log_directory import LogDirectory
@@ -66,6 +74,7 @@ _ANY = st.one_of(
     st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=40),
     st.text(st.sampled_from("abc-09"), min_size=1, max_size=20),
 )
+_NAMES = st.one_of(_ANY, st.text(st.sampled_from("abcxyz019-_.AZ"), min_size=1, max_size=30))  # Half of them could be.
 _QUICK = settings(
     deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow], database=None
 )
@@ -90,12 +99,24 @@ def read_as_program(argv: Sequence[str]) -> tuple[dict[str, str], list[str], lis
     return flags, words, []
 
 
-# --- 10,000 against what is started -------------------------------------------------------------------
+def received(*argvs: Sequence[str]) -> list[str]:
+    """What a program that is started with these arguments gets."""
+    with Programs(Console()) as programs:
+        # Without any argument printf prints once all the same.
+        return arguments_in(programs.run([*_PRINT, *itertools.chain.from_iterable(argvs), "end"]).output)[:-1]
+
+
+def arguments_in(output: bytes) -> list[str]:
+    return output.decode().split("\0")[:-1]
+
+
+# --- 10,000 that a program gets -------------------------------------------------------------------
 
 
 @given(st.lists(_ANY, min_size=20, max_size=20))
 @settings(_QUICK, max_examples=500)
 def test_what_kubectl_is_started_with_says_what_was_given_and_nothing_else(names: list[str]) -> None:
+    built = []
     for name, program in zip(names, itertools.pairwise(names), strict=False):
         for build in (_in_namespace, _with_context, _pod_forwarded, _pod_asked, _in_container):
             try:
@@ -106,8 +127,11 @@ def test_what_kubectl_is_started_with_says_what_was_given_and_nothing_else(names
             assert flags.items() <= found_flags.items()
             assert found_words == words
             assert set(found_flags) <= _KUBECTL_FLAGS
+            built.append(argv)
         argv = kubectl.execute(kubectl.Cluster(), "pod", program)
         assert read_as_program(argv)[2] == list(program)
+        built.append(argv)
+    assert received(*built) == list(itertools.chain.from_iterable(built))
 
 
 _KUBECTL_FLAGS = {
@@ -151,6 +175,7 @@ def _in_container(name: str) -> _Built:
 @given(st.lists(_ANY, min_size=20, max_size=20))
 @settings(_QUICK, max_examples=500)
 def test_what_gcloud_is_started_with_says_what_was_given_and_nothing_else(names: list[str]) -> None:
+    built = []
     for name, program in zip(names, itertools.pairwise(names), strict=False):
         for target in (gcloud.SshTarget(name, "zone"), gcloud.SshTarget("vm", name), gcloud.SshTarget("vm", "z", name)):
             try:
@@ -164,6 +189,8 @@ def test_what_gcloud_is_started_with_says_what_was_given_and_nothing_else(names:
             assert set(flags) <= {"--zone", "--project", "--command", "--quiet"}
             assert shlex.split(flags["--command"]) == list(program)
             assert not rest
+            built.append(argv)
+    assert received(*built) == list(itertools.chain.from_iterable(built))
 
 
 @given(st.lists(_ANY, min_size=20, max_size=20))
@@ -204,12 +231,75 @@ def cluster() -> Iterator[KubernetesServer]:
         yield server
 
 
-def arguments_in(output: bytes) -> list[str]:
-    return output.decode().split("\0")[:-1]
+def possible(names: Sequence[str]) -> list[str]:
+    """Those that something in a cluster could have."""
+    return [name for name in names if not refuses(functools.partial(kubectl.checked_name, name, "pod"))]
+
+
+def in_pod_9(namespace: str, container: str) -> list[str]:
+    return PodAccess(kubectl.Cluster(namespace), "pod-9", container).execute([*_PRINT, "here"])
+
+
+def refuses(build: Callable[[], object]) -> bool:
+    try:
+        build()
+    except UsageError:
+        return True
+    return False
+
+
+@given(st.lists(_NAMES, min_size=20, max_size=20, unique=True))
+@settings(_REAL, max_examples=10)
+def test_pods_of_all_names_are_found_or_their_names_refused(cluster: KubernetesServer, names: list[str]) -> None:
+    """200 names of pods."""
+    pods = possible(names)
+    if not pods:
+        return
+    for name in pods:
+        cluster.add_pod(name)
+    with Programs(Console(), {**os.environ, **cluster.environment()}) as programs:
+        found = find_pods([*pods, "no-such-pod"], kubectl.Cluster(), None, 9012, programs)
+    assert [target.name for target in found.targets] == pods
+    assert list(found.missing) == ["no-such-pod"]
+
+
+@given(_NAMES, _NAMES)
+@settings(_REAL, max_examples=25)
+def test_a_namespace_and_a_container_of_any_name_are_reached_or_refused(
+    cluster: KubernetesServer, namespace: str, container: str
+) -> None:
+    """50 names; one that is refused leaves its place to one that is not, so that the other is tried."""
+    for named, inside in ((namespace, "main"), ("default", container)):
+        if not possible([named, inside])[1:]:
+            assert refuses(functools.partial(in_pod_9, named, inside))
+    (named, inside) = (*possible([namespace]), "default")[0], (*possible([container]), "main")[0]
+    cluster.add_pod("pod-9", namespace=named, containers=("first", inside))
+    with Programs(Console(), {**os.environ, **cluster.environment()}) as programs:
+        ended = programs.run(in_pod_9(named, inside))
+    assert (ended.exit_code, arguments_in(ended.output)) == (0, ["here"]), ended.complaint
+    assert cluster.pod("pod-9", named).commands[-1].container == inside
+
+
+@given(_ANY.filter(lambda name: "/" not in name and name not in ("", ".", "..")))
+@settings(_REAL, max_examples=50)
+def test_a_file_of_any_name_is_brought_from_a_pod(
+    cluster: KubernetesServer, tmp_path_factory: pytest.TempPathFactory, name: str
+) -> None:
+    """50 paths."""
+    folder, there = tmp_path_factory.mktemp("pod"), tmp_path_factory.mktemp("here")
+    staged, session = Session(str(folder), "session"), Session(str(there), "session")
+    target = Target("pod-1", name, 9012, access=PodAccess(kubectl.Cluster(), "pod-1"))
+    data = xspace("host", 1, 100)
+    LocalStorage().write(staged.path_of(name), data)
+    with Programs(Console(), {**os.environ, **cluster.environment()}) as programs:
+        (outcome,) = Collector(session, LocalStorage(), programs).collect([(target, Place(staged.root, False))])
+    assert outcome.problem == ""
+    assert Path(session.path_of(name)).read_bytes() == data
+    assert not list(cluster.pod("pod-1").folder.rglob("pwned"))
 
 
 @given(st.lists(_ANY, min_size=20, max_size=20))
-@settings(_REAL, max_examples=15)
+@settings(_REAL, max_examples=5)
 def test_a_program_in_a_pod_gets_its_arguments_to_the_letter(cluster: KubernetesServer, names: list[str]) -> None:
     with Programs(Console(), {**os.environ, **cluster.environment()}) as programs:
         ended = programs.run(PodAccess(kubectl.Cluster(), "pod-1").execute([*_PRINT, *names]))
@@ -264,7 +354,13 @@ def test_a_log_directory_reaches_the_job_to_the_letter(
 
 
 @pytest.fixture(scope="module")
-def machine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, dict[str, str]]]:
+def compute() -> Iterator[ComputeServer]:
+    with ComputeServer() as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def machine(compute: ComputeServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, dict[str, str]]]:
     """The folder in which programs run on the VM vm-1, and the environment in which gcloud finds that."""
     ssh = pytest.importorskip("ml_diagnostics_testing.ssh")
     missing = [program for program in ("gcloud", "ssh", "ssh-keygen") if shutil.which(program) is None]
@@ -272,7 +368,7 @@ def machine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, di
         pytest.skip(f"not on this machine: {', '.join(missing)}")
     folder = tmp_path_factory.mktemp("vm")
     own = {name: tmp_path_factory.mktemp(name) for name in ("gcloud", "home", "bin")}
-    with ComputeServer() as compute, ssh.SshServer(folder=folder) as server:
+    with ssh.SshServer(folder=folder) as server:
         ssh.write_ssh(own["bin"], {vm_addresses(compute.add_instance("vm-1")): server})
         settings = {
             "CLOUDSDK_CONFIG": str(own["gcloud"]),
@@ -286,8 +382,33 @@ def machine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, di
         yield folder, environment
 
 
+_MAY_BE_HOSTS = st.one_of(_ANY, st.from_regex(r"[a-z]([-_a-z0-9]{0,20}[a-z0-9])?", fullmatch=True))
+
+
+@given(_MAY_BE_HOSTS, _MAY_BE_HOSTS.map(lambda zone: zone.replace("_", "-")))
+@settings(_REAL, max_examples=15)
+def test_vms_and_zones_of_all_names_are_looked_for_or_refused(
+    machine: tuple[Path, dict[str, str]], compute: ComputeServer, name: str, zone: str
+) -> None:
+    """30 names; one that is refused leaves its place to one that is not, so that the other is tried."""
+    folder, environment = machine
+    ways = [gcloud.SshTarget(name, "us-central1-a"), gcloud.SshTarget("vm-x", zone)]
+    is_refused = [refuses(functools.partial(gcloud.ssh, way)) for way in ways]
+    if all(is_refused):
+        return
+    target = gcloud.SshTarget("vm-x" if is_refused[0] else name, "us-central1-a" if is_refused[1] else zone)
+    compute.requests.clear()
+    with Programs(Console(), environment) as programs:
+        programs.run(MachineAccess(target).execute(["true"]))
+    paths = [urllib.parse.urlsplit(request.path).path for request in compute.requests]
+    asked = [path for path in paths if "/instances" in path]
+    assert asked, paths
+    assert all(path.endswith(f"/zones/{target.zone}/instances/{target.name}") for path in asked), asked
+    assert not list(folder.rglob("pwned"))
+
+
 @given(st.lists(_ANY, min_size=10, max_size=10))
-@settings(_REAL, max_examples=3)
+@settings(_REAL, max_examples=1)
 def test_a_program_on_a_vm_gets_its_arguments_to_the_letter(
     machine: tuple[Path, dict[str, str]], names: list[str]
 ) -> None:
