@@ -226,6 +226,16 @@ def test_of_several_the_one_that_fails_is_named_and_the_others_go(run: Run, clou
     )
 
 
+def test_what_failed_and_what_is_missing_are_both_told(run: Run, cloud: ComputeServer) -> None:
+    add_viewer(cloud, "xprof-a")
+    cloud.faults.always(Status(403), on="delete")
+    ended = run("delete", "-q", "-z", ZONE, "-n", "xprof-a", "xprof-z")
+    refused, missing = ended.errors.splitlines()[-2:]
+    assert refused.startswith("xprofiler: could not delete the VM xprof-a ")
+    assert missing == f"xprofiler: no VM in {ZONE} is for or called xprof-z"
+    assert ended.code == 1
+
+
 def test_who_may_not_delete_is_told_of_the_role(run: Run, cloud: ComputeServer) -> None:
     add_viewer(cloud, VM)
     cloud.faults.always(Status(403), on="delete")

@@ -7,7 +7,7 @@ import shlex
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from xprofiler.exceptions import DONE, DeclinedError, NotFoundError, UsageError, XprofilerError
+from xprofiler.exceptions import DONE, DeclinedError, NotFoundError, UsageError, XprofilerError, exit_code_of
 
 if TYPE_CHECKING:
     from xprofiler.cloud.api import GoogleApi
@@ -39,7 +39,7 @@ class DeleteCommand:
         """Deletes what is found and confirmed.
 
         Raises:
-            NotFoundError: There is nothing to delete, or not all that was named.
+            UsageError: Nothing is named.
             DeclinedError: Nothing was confirmed.
         """
         from xprofiler.cloud.api import GoogleApi
@@ -67,12 +67,12 @@ class DeleteCommand:
         if options.dry_run:
             console.data("\n".join(["", *map(shlex.join, viewers.delete_argv(found))]))
             return DONE
-        _delete_confirmed(console, viewers, found)
+        failures = _delete_confirmed(console, viewers, found)
         missing = [*sorted(set(directories) - {one.log_directory for one in found})]
         missing += sorted(set(options.vm_name) - {one.name for one in found})
         if missing:
-            raise NotFoundError(f"no {viewers.noun} in {zone} is for or called {', '.join(missing)}")
-        return DONE
+            failures.append(NotFoundError(f"no {viewers.noun} in {zone} is for or called {', '.join(missing)}"))
+        return _told(failures, console)
 
 
 def _place_to_look(options: argparse.Namespace, sought: Sought, api: GoogleApi) -> Viewers:
@@ -84,12 +84,11 @@ def _place_to_look(options: argparse.Namespace, sought: Sought, api: GoogleApi) 
     return viewers_of(api, sought, extra, is_on_gke=options.gke)
 
 
-def _delete_confirmed(console: Console, viewers: Viewers, found: Sequence[Viewer]) -> None:
-    """Asks for each, and then deletes those together.
+def _delete_confirmed(console: Console, viewers: Viewers, found: Sequence[Viewer]) -> list[Exception]:
+    """Asks for each, and then deletes those together; returns what went wrong.
 
     Raises:
         DeclinedError: The answer was no for each.
-        XprofilerError: One or more could not be deleted.
     """
     confirmed = []
     for viewer in found:
@@ -107,8 +106,12 @@ def _delete_confirmed(console: Console, viewers: Viewers, found: Sequence[Viewer
         names = " ".join(viewer.name for viewer in confirmed)
         console.say(f"\n{names} may be deleted all the same; look with: xprofiler list -n {names}")
         raise
-    failures = [outcome for outcome in outcomes if outcome and not isinstance(outcome, NotFoundError)]
-    for failure in failures[:-1]:
-        console.say(f"xprofiler: {failure}")
-    if failures:
-        raise failures[-1]
+    return [outcome for outcome in outcomes if outcome and not isinstance(outcome, NotFoundError)]
+
+
+def _told(failures: Sequence[Exception], console: Console) -> int:
+    """Tells what went wrong, each thing once; returns the exit code, that of a plain failure where they differ."""
+    for text in dict.fromkeys(map(str, failures)):
+        console.say(f"xprofiler: {text}")
+    codes = {exit_code_of(failure) for failure in failures} or {DONE}
+    return codes.pop() if len(codes) == 1 else XprofilerError.exit_code
