@@ -15,7 +15,7 @@ import pytest
 from ml_diagnostics_testing.compute import ComputeServer
 from ml_diagnostics_testing.faults import Delay, Hang
 
-from .viewer_cloud import INSTALLING, LOGS, ZONE, Running, ViewerCloud, wait_until
+from .viewer_cloud import INSTALLING, LOGS, READY, ZONE, Running, ViewerCloud, wait_until
 
 pytestmark = pytest.mark.skipif(os.name == "nt", reason="needs POSIX signals")
 
@@ -159,9 +159,20 @@ def test_standard_error_that_nobody_reads_any_more_leaves_no_vm_behind(
     os.close(write)
     os.read(read, 10)
     os.close(read)  # As `2>&1 >/dev/null | head -c 10` does.
-    process.wait(30)
+    assert process.wait(30) == 1
     assert [request for request in cloud.compute.requests if request.operation == "insert"] or "--verbose" in options
     assert cloud.names() == []
+
+
+def test_a_viewer_that_is_there_stays_where_nobody_reads_that_it_is(cloud: ViewerCloud) -> None:
+    cloud.tells = [READY]
+    read, write = os.pipe()
+    command = [sys.executable, "-m", "xprofiler", *CREATE]
+    process = subprocess.Popen(command, env=cloud.environment(), stdout=write, stderr=subprocess.DEVNULL)
+    os.close(write)
+    os.close(read)
+    assert process.wait(30) == 0
+    assert len(cloud.names()) == 1
 
 
 @pytest.mark.slow

@@ -9,9 +9,8 @@ from typing import Final
 
 from xprofiler.cloud.api import GoogleApi
 from xprofiler.cloud.settings import GcloudSettings
-from xprofiler.console import Console
+from xprofiler.console import Console, ReaderGoneError
 from xprofiler.exceptions import DONE, DeclinedError, UsageError
-from xprofiler.interrupts import all_as_keyboard_interrupt
 from xprofiler.log_directory import LogDirectory
 from xprofiler.output import format_viewers
 from xprofiler.viewers.instances import Instances
@@ -51,8 +50,7 @@ def create(options: argparse.Namespace, console: Console) -> int:
         console.say("Exiting...")
         return DONE if options.skip_creation_if_exists else DeclinedError.exit_code
     console.say("Waiting for instance to be created. It can take a few minutes.\n")
-    with all_as_keyboard_interrupt():
-        _make(new, console, is_kept=options.auto_delete_on_failure_off)
+    _make(new, console, is_kept=options.auto_delete_on_failure_off)
     return DONE
 
 
@@ -96,13 +94,12 @@ def _is_wanted(
 
 
 def _make(new: NewViewer, console: Console, *, is_kept: bool) -> None:
-    where = None
     try:
-        where = new.make()
-        console.data(where)
-    except BaseException as error:
-        is_there_unread = where is not None and isinstance(error, BrokenPipeError)
-        if new.may_exist and not is_there_unread:
+        console.data(new.make())
+    except ReaderGoneError:  # It is there, and nobody wants to read where.
+        raise
+    except BaseException:
+        if new.may_exist:
             _undo(new, console, is_kept=is_kept)
         raise
 
