@@ -254,3 +254,16 @@ def test_without_room_for_xprof_no_figures_are_shown(tmp_path: Path) -> None:
     assert (ended.returncode, ended.stdout) == (1, "")
     assert "MB of temporary space" in ended.stderr
     assert "set TMPDIR to another folder" in ended.stderr
+
+
+@pytest.mark.skipif(os.name == "nt", reason="there are no such limits")
+@pytest.mark.parametrize("arguments", [("summary",), ("serve", "--no-browser", "-l")])
+def test_without_a_temporary_folder_it_says_what_to_do(tmp_path: Path, arguments: tuple[str, ...]) -> None:
+    tpu_session(tmp_path)
+    limited = "import resource, sys; resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0)); "
+    program = f"{limited}from xprofiler.cli import main; sys.exit(main())"
+    argv = [sys.executable, "-c", program, *arguments, str(tmp_path)]
+    ended = subprocess.run(argv, stderr=subprocess.PIPE, text=True, timeout=60, check=False)
+    assert ended.returncode == 1
+    assert "xprofiler: cannot make a temporary folder" in ended.stderr
+    assert "set TMPDIR to another folder\n" in ended.stderr

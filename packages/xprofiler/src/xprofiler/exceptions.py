@@ -85,7 +85,7 @@ def exit_code_of(error: BaseException) -> int:
 
     if isinstance(error, XprofilerError):
         return error.exit_code
-    if isinstance(error, FileNotFoundError):
+    if isinstance(error, FileNotFoundError) and error.filename:  # Without, it is no file of the user's.
         return NotFoundError.exit_code
     if isinstance(error, ConfigurationError):
         return UsageError.exit_code

@@ -37,13 +37,13 @@ class SummaryCommand:
     def run(self, options: argparse.Namespace, console: Console) -> int:
         """Prints it."""
         import shutil
-        import tempfile
         from pathlib import Path
 
         from xprofiler.log_directory import LogDirectory
         from xprofiler.summary.private_copy import PrivateCopy
         from xprofiler.summary.profiles import find_profile
         from xprofiler.summary.reading_process import summarized
+        from xprofiler.summary.room import temporary_folder
         from xprofiler.summary.text import format_summary
         from xprofiler.waiting import told_if_slow
 
@@ -55,8 +55,8 @@ class SummaryCommand:
         with told_if_slow(console, f"Waiting for an answer about {place} ..."):
             profile = find_profile(place, options.session)
         console.detail(f"Reading {profile.folder}")
-        with tempfile.TemporaryDirectory(prefix="xprofiler-") as folder:
-            files = PrivateCopy(Path(folder)).place(profile)
+        with temporary_folder("xprofiler-") as folder:
+            files = PrivateCopy(folder).place(profile)
             found = summarized(profile.name, files, console)
         if options.format == "json":
             console.data(_as_json(found))

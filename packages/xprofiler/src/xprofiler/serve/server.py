@@ -8,7 +8,6 @@ import sys
 import threading
 from contextlib import ExitStack, suppress
 from subprocess import PIPE
-from tempfile import TemporaryDirectory
 from typing import IO, TYPE_CHECKING, NoReturn
 
 import msgspec
@@ -49,17 +48,18 @@ class Server:
         from ml_diagnostics_common.child_process import module_folders, program_of, python_command
 
         from xprofiler.summary.converters import require_xprof
+        from xprofiler.summary.room import temporary_folder
 
         require_xprof("xprofiler serve")
         with ExitStack() as undone:
-            folder = undone.enter_context(TemporaryDirectory(prefix="xprofiler-serve-", ignore_cleanup_errors=True))
+            folder = undone.enter_context(temporary_folder("xprofiler-serve-"))
             programs = undone.enter_context(Programs(self._console))
             argv = [*python_command(), "-c", program_of("xprofiler.serve.serving_process"), *module_folders()]
             self._process = programs.start(argv, stdin=PIPE)
             self._listener = threading.Thread(target=self._listen, daemon=True)
             self._listener.start()
             with suppress(BrokenPipeError):  # It is dead: `wait_until_ready` says why.
-                order = Order(self._place, folder, self._port)
+                order = Order(self._place, str(folder), self._port)
                 _piped(self._process.stdin).write(msgspec.json.encode(order) + b"\n")
                 _piped(self._process.stdin).flush()
             self._undo = undone.pop_all()

@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from xprofiler.exceptions import XprofilerError
 
-__all__ = ["require_room"]
+__all__ = ["require_room", "temporary_folder"]
 
 _LEAST_BYTES = 1 << 20
 
@@ -37,3 +38,23 @@ def require_room(files: Collection[Path]) -> None:
             f"XProf needs {size_bytes / 1e6:.0f} MB of temporary space to read this profile, and {folder} has not that "
             f"much ({error.strerror or error}): make room there, or set TMPDIR to another folder"
         ) from error
+
+
+@contextmanager
+def temporary_folder(prefix: str) -> Iterator[Path]:
+    """A folder for the length of a block.
+
+    Args:
+        prefix: What its name begins with.
+
+    Raises:
+        XprofilerError: None can be made, or nothing be written there.
+    """
+    try:
+        folder = tempfile.TemporaryDirectory(prefix=prefix, ignore_cleanup_errors=True)
+    except OSError as error:
+        raise XprofilerError(
+            f"cannot make a temporary folder ({error.strerror or error}): make room, or set TMPDIR to another folder"
+        ) from error
+    with folder:
+        yield Path(folder.name)

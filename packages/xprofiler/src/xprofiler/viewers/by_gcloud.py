@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from xprofiler.console import Console
-from xprofiler.exceptions import NotPermittedError, XprofilerError
+from xprofiler.exceptions import NotPermittedError, UsageError, XprofilerError
 from xprofiler.programs.gcloud import checked_name
 from xprofiler.programs.processes import Programs
 from xprofiler.viewers.labels import LOG_DIRECTORY_KEY, VERSION_LABEL
@@ -27,6 +27,7 @@ _OF_ALL_COMMANDS: Final = frozenset(
         "--project",
     }
 )
+_NO_FILTER: Final = "*HERE*"  # By which gcloud shows where a filter breaks off.
 _DENIALS: Final = ("permission", "PERMISSION_DENIED", "active account", "gcloud auth login")
 
 
@@ -78,9 +79,14 @@ class ViewersByGcloud:
         with Programs(self._console) as programs:
             ended = programs.run(argv)
         if ended.exit_code:
-            is_denied = any(word in ended.complaint for word in _DENIALS)
-            raise (NotPermittedError if is_denied else XprofilerError)(f"gcloud could not {doing}: {ended.complaint}")
+            raise _kind(ended.complaint)(f"gcloud could not {doing}: {ended.complaint}")
         return ended.output
+
+
+def _kind(complaint: str) -> type[XprofilerError]:
+    if _NO_FILTER in complaint:
+        return UsageError
+    return NotPermittedError if any(word in complaint for word in _DENIALS) else XprofilerError
 
 
 def delete_argv(viewers: Sequence[Viewer], project: str, extra: Sequence[str] = ()) -> list[list[str]]:
