@@ -7,6 +7,8 @@ import os
 import shutil
 import signal
 import socket
+import subprocess
+import sys
 import tempfile
 import threading
 import urllib.request
@@ -168,22 +170,33 @@ def test_a_host_that_refuses_ssh_is_told(machine: Machine) -> None:
     assert not _answers(machine.port)
 
 
-def test_ctrl_c_while_ssh_logs_in_leaves_no_ssh(machine: Machine) -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("mode", [(), ("--foreground",)])
+def test_to_be_ended_while_ssh_logs_in_leaves_no_ssh(machine: Machine, number: int, mode: tuple[str, ...]) -> None:
     machine.add()
     machine.ssh.faults.always(Hang(), on="login")
-    running = machine.cloud.start(*CONNECT, "-p", str(machine.port), **machine.environment())
+    running = machine.cloud.start(*CONNECT, *mode, "-p", str(machine.port), **machine.environment())
     wait_until(lambda: any(request.operation == "login" for request in machine.ssh.requests))
-    running.interrupt()
+    running.interrupt(number)
     assert running.end() == 130
     wait_until(lambda: not machine.ssh.connections)
 
 
-def test_in_the_foreground_it_holds_until_ctrl_c(machine: Machine) -> None:
+def test_a_tunnel_that_is_at_another_port_than_asked_for_is_told_of(machine: Machine) -> None:
+    machine.add()
+    machine.cloud.run(*CONNECT, "-p", str(machine.port), **machine.environment())
+    again = machine.cloud.run(*CONNECT, "-p", str(free_port(0)), **machine.environment())
+    assert f"note: it is at port {machine.port}; for another, close it first: --disconnect\n" in again.stderr
+    assert f"http://localhost:{machine.port}." in again.stdout
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_in_the_foreground_it_holds_until_it_is_ended(machine: Machine, number: int) -> None:
     machine.add()
     running = machine.cloud.start(*CONNECT, "--foreground", "-p", str(machine.port), **machine.environment())
     running.wait_for("Press Ctrl-C")
     assert _fetch(machine.port) == b"XProf"
-    running.interrupt()
+    running.interrupt(number)
     assert running.end() == 130
     wait_until(lambda: not _answers(machine.port))
 
@@ -248,3 +261,19 @@ def test_a_planted_link_is_no_folder_of_sockets(tmp_path: Path) -> None:
     (tmp_path / f"xprofiler-{os.getuid()}").symlink_to(tmp_path / "elsewhere")
     with pytest.raises(XprofilerError, match="not a folder of yours alone"):
         private_folder({"XDG_RUNTIME_DIR": str(tmp_path)})
+
+
+def test_one_that_may_ask_at_the_terminal_is_ended_with_its_ssh(machine: Machine) -> None:
+    machine.add()
+    ours, theirs = os.openpty()
+    argv = [sys.executable, "-m", "xprofiler", *CONNECT, "--foreground", "-p", str(machine.port)]
+    environment = machine.cloud.environment(**machine.environment())
+    with subprocess.Popen(argv, stdin=theirs, stderr=subprocess.DEVNULL, stdout=theirs, env=environment) as process:
+        said = b""
+        while b"can be accessed" not in said:
+            said += os.read(ours, 4096)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(30) == 130
+    wait_until(lambda: not machine.ssh.connections)
+    os.close(ours)
+    os.close(theirs)

@@ -110,3 +110,17 @@ def test_create_shows_the_vm_that_there_is_and_makes_none_for_a_no(terminal: Ter
     terminal.types("n")
     assert "Exiting..." in terminal.shows("exit 1")
     assert names(compute) == ["xprof-one", "xprof-two"]
+
+
+def test_a_tunnel_in_the_foreground_may_ask_for_a_passphrase(
+    compute: ComputeServer, terminal: Terminal, tmp_path: Path
+) -> None:
+    gcloud = tmp_path / "bin" / "gcloud"
+    gcloud.parent.mkdir()
+    gcloud.write_text('#!/bin/sh\nprintf "Passphrase: " >/dev/tty; read -r typed </dev/tty; echo "took $typed"\n')
+    gcloud.chmod(0o700)
+    command = [COMMAND, "connect", "-z", "us-central1-a", "-l", PATH, "--foreground"]
+    terminal.types(f"PATH={shlex.quote(str(gcloud.parent))}:$PATH {shlex.join(command)}")
+    terminal.shows("Passphrase:")
+    terminal.types("open sesame")
+    terminal.shows("took open sesame")

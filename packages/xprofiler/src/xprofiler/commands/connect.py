@@ -166,6 +166,8 @@ def _open_tunnel(
     for tunnel in SshTunnel.all_noted(folder):
         if (tunnel.vm_name, tunnel.zone) == (viewer.name, viewer.zone) and tunnel.is_open(folder, programs):
             console.say(f"There is a tunnel to {viewer.name} already.")
+            if tunnel.port != options.port:
+                console.say(f"note: it is at port {tunnel.port}; for another, close it first: --disconnect")
             wait_until_answered(tunnel.url, _ANSWER_SECONDS)
             return tunnel
     tunnel = SshTunnel(viewer.name, viewer.zone, viewer.log_directory, _port(options.port, console))
@@ -192,7 +194,7 @@ def _hold_tunnel(target: SshTarget, options: argparse.Namespace, console: Consol
 
     port = _port(options.port, console)
     argv = ssh(target, options=forwarding(port, options.host_port), extra=options.extra)
-    process = programs.start(argv, stdout=2, stderr=2)
+    process = programs.start(argv, stdin=None, stdout=2, stderr=2, may_ask=True)
     wait_until_answered(f"http://localhost:{port}", 3 * _ANSWER_SECONDS, lambda: process.poll() is None)
     _tell(f"http://localhost:{port}", console)
     console.say("Press Ctrl-C to close it.")

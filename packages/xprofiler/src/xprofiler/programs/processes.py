@@ -153,6 +153,7 @@ class Programs:
         stdin: int | IO[bytes] | None = subprocess.DEVNULL,
         stdout: int | IO[bytes] | None = subprocess.PIPE,
         stderr: int | IO[bytes] | None = subprocess.PIPE,
+        may_ask: bool = False,
     ) -> Process:
         """Starts a program that runs beside this one, until `end` or the end of the block.
 
@@ -161,12 +162,14 @@ class Programs:
             stdin: As `subprocess.Popen` takes it.
             stdout: The same. A pipe that nobody reads stops the program when it is full.
             stderr: The same.
+            may_ask: Whether it may ask at the terminal, if there is one.
 
         Raises:
             NotFoundError: There is no such program on this machine.
             XprofilerError: It cannot be started, or the command is being interrupted.
         """
-        return self._start(argv, _Manner(leads_session=True), stdin, stdout, stderr)
+        manner = _Manner(leads_session=not (may_ask and _can_be_asked()))
+        return self._start(argv, manner, stdin, stdout, stderr)
 
     def end(self, process: Process) -> None:
         """Ends a program and what it has started, if it still runs: asked first, killed after two seconds."""
