@@ -40,7 +40,8 @@ class SlowWay:
         self._seconds = seconds
         self._listener = socket.create_server(("127.0.0.1", 0))
         self._open: list[socket.socket] = [self._listener]
-        self.address = f"127.0.0.1:{self._listener.getsockname()[1]}"
+        self.port: int = self._listener.getsockname()[1]
+        self.address = f"127.0.0.1:{self.port}"
         threading.Thread(target=self._accept, daemon=True).start()
 
     def __enter__(self) -> SlowWay:

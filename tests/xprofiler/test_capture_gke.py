@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from ml_diagnostics_testing.cloud_storage import CloudStorageServer
+from ml_diagnostics_testing.faults import Skew
 from ml_diagnostics_testing.kubernetes import KubernetesServer
 from ml_diagnostics_testing.profiler_service import ProfilerServiceServer
 
 from ..jax_jobs import jax_jobs
-from .captures import Command, opened_by_xprof
+from .captures import Command, SlowWay, opened_by_xprof
 
 pytest.importorskip("grpc")
 pytestmark = pytest.mark.skipif(shutil.which("kubectl") is None, reason="there is no kubectl on this machine")
@@ -70,7 +74,42 @@ def test_all_pods_begin_together_and_write_to_the_bucket_themselves(
     assert bucket.names("bucket") == [f"{folder}/{pod}.xplane.pb" for pod in _PODS]
     assert len({job.profiles[0].start_ns for job in jobs}) == 1
     assert [job.profiles[0].root for job in jobs] == ["gs://bucket/run/tensorboard/plugins/profile"] * 3
-    assert all(not commands_in(cluster, pod) for pod in _PODS)
+    assert [commands_in(cluster, pod) for pod in _PODS] == [[("date", "+%s")], [], []]
+    assert all(job.requests[0].time < job.profiles[0].start_ns / 1e9 for job in jobs)
+
+
+@pytest.mark.parametrize("ahead", [-90, 90])
+def test_where_this_machines_clock_is_wrong_the_pods_begin_together_by_theirs(
+    capture: Command, cluster: KubernetesServer, tmp_path: Path, ahead: int
+) -> None:
+    """Else those that are behind are waited for in vain, and those that are ahead begin as they are asked."""
+    (tmp_path / "bin").mkdir()
+    date = tmp_path / "bin/date"
+    date.write_text(f'#!/bin/sh\nexpr $(/bin/date "$1") + {ahead}\n')
+    date.chmod(0o755)
+    with contextlib.ExitStack() as stack:
+        jobs = [stack.enter_context(ProfilerServiceServer()) for _ in _PODS]
+        slow = stack.enter_context(SlowWay(jobs[1].port, 0.3))
+        for name, job in zip(_PODS, jobs, strict=True):
+            job.faults.always(Skew(ahead))
+            port = slow.port if job is jobs[1] else job.port
+            environment = {"PATH": f"{date.parent}:{os.environ['PATH']}"}
+            cluster.add_pod(name, environment=environment, ports={9012: port})
+        ran = capture("-o", "gke", "-l", tmp_path / "logs", "-n", *_PODS, "-d", _MS)
+    assert ran.exit_code == 0, ran.err
+    assert re.search(r"The clock of pod_1 is (8[5-9]|9\d) s ", ran.err)
+    assert [len(job.profiles) for job in jobs] == [1, 1, 1]
+    assert all(job.requests[0].time + ahead < job.profiles[0].start_ns / 1e9 for job in jobs)
+    assert "Note" not in ran.err
+
+
+def test_where_pods_do_not_tell_their_time_they_are_captured_all_the_same(
+    capture: Command, cluster: KubernetesServer, jobs: list[ProfilerServiceServer], bucket: CloudStorageServer
+) -> None:
+    cluster.denied.add("create pods/exec")
+    ran = capture("-o", "gke", "-l", "gs://bucket/run", "-n", *_PODS, "-d", _MS)
+    assert ran.exit_code == 0, ran.err
+    assert "The clock of" not in ran.err
 
 
 def test_where_pods_cannot_write_to_the_bucket_their_files_are_brought_there(

@@ -17,6 +17,7 @@ from ml_diagnostics_testing.cloud_storage import CloudStorageServer
 from ml_diagnostics_testing.faults import Status
 from ml_diagnostics_testing.xspace import message, xspace
 from xprofiler.capture.collecting import Collector, Outcome, Parts, problem_of
+from xprofiler.capture.host_clock import ahead_seconds
 from xprofiler.capture.places import Place, places_of
 from xprofiler.capture.reserving import reserved
 from xprofiler.capture.session import Session, unused_name
@@ -192,6 +193,22 @@ def test_a_host_writes_where_it_can_and_where_its_file_can_be_had(
     found = places_of(target, Session(root, _NAME), "/staging")
     assert tuple(place.root for place in found) == places
     assert [place.is_final for place in found] == [place == root for place in places]
+
+
+@pytest.mark.parametrize(
+    ("told", "ahead"),
+    [
+        (b"1000\n", 0),
+        (b"1002\n", 0),
+        (b"998\n", -1.5),
+        (b"1003\n", 3.5),
+        (b"910\n", -89.5),
+        (b"", 0),
+        (b"no date\n", 0),
+    ],
+)
+def test_a_clock_that_may_be_right_is_taken_to_be(told: bytes, ahead: float) -> None:
+    assert ahead_seconds(told, 1000.5, 1002.5) == ahead
 
 
 # --- Files --------------------------------------------------------------------------------------------

@@ -83,15 +83,17 @@ class ProfilerService:
     Attributes:
         connect_seconds: How long to wait until a host can be reached.
         extra_seconds: How long a host may take over the duration of the profile: it writes it in that time.
-        lead_seconds: How far ahead the moment is set at which all hosts begin, where there are several, over the time
-            that the slowest way to one takes. Each takes the moment by its own clock: one whose clock is fast begins
-            when it is asked, one whose clock is slow begins later by as much.
+        lead_seconds: How far ahead the moment is set at which all hosts begin, where there are several, if no way to
+            one is slow: else twice its round trip. Each takes the moment by its own clock: one whose clock is fast
+            begins when it is asked, one whose clock is slow begins later by as much.
+        ahead_seconds: How far the hosts' clocks are ahead of this machine's.
         tell: Is told of every call, and of what came of it.
     """
 
     connect_seconds: float = _CONNECT_SECONDS
     extra_seconds: float = _EXTRA_SECONDS
     lead_seconds: float = _LEAD_SECONDS
+    ahead_seconds: float = 0.0
     tell: Callable[[str], object] = field(default=lambda text: None, repr=False)
     _options: tuple[tuple[str, int], ...] = field(
         default=(("grpc.max_receive_message_length", -1), ("grpc.enable_http_proxy", 0)), repr=False
@@ -139,8 +141,8 @@ class ProfilerService:
         try:
             reached = self._connect(channels)
             alone = list(at_once or [len(addresses) == 1] * len(addresses))
-            lead = 0.0 if all(alone) else self.lead_seconds + _slowest_round_trip(channels, reached)
-            start_ns = time.time_ns() + int(lead * 1e9)
+            lead = 0.0 if all(alone) else max(self.lead_seconds, 2 * _slowest_round_trip(channels, reached))
+            start_ns = time.time_ns() + int((lead + self.ahead_seconds) * 1e9)
             starts = [0 if is_alone else start_ns for is_alone in alone]
             requests = [
                 profile_request(folder, session_id, duration_ms, name, levels or TracerLevels(), start)

@@ -13,6 +13,7 @@ from ml_diagnostics_common.profiler_service import CaptureResult, ProfilerServic
 from ml_diagnostics_common.storage import Storage
 
 from xprofiler.capture.collecting import Collector, Outcome
+from xprofiler.capture.host_clock import HostClock, read_host_clock
 from xprofiler.capture.places import Place, places_of
 from xprofiler.capture.session import Session
 from xprofiler.capture.targets import Target
@@ -87,21 +88,29 @@ class Capture:
             An outcome for each, in their order.
         """
         there = f"/tmp/xprofiler-{uuid.uuid4().hex}"
-        with (
-            tempfile.TemporaryDirectory(prefix="xprofiler-") as here,
-            Programs(self.console) as programs,
-            open_tunnels(targets, programs, self.console) as tunnels,
-        ):
-            asked = [
-                _Asked(target, tunnel.address, places_of(target, self.session, there if target.access else here))
-                for target, tunnel in zip(targets, tunnels, strict=True)
-                if not tunnel.problem
-            ]
-            came = self._captured(asked, Collector(self.session, self.storage, programs), there)
+        with tempfile.TemporaryDirectory(prefix="xprofiler-") as here, Programs(self.console) as programs:
+            clock = read_host_clock(targets, programs)
+            with open_tunnels(targets, programs, self.console) as tunnels:
+                asked = [
+                    _Asked(target, tunnel.address, places_of(target, self.session, there if target.access else here))
+                    for target, tunnel in zip(targets, tunnels, strict=True)
+                    if not tunnel.problem
+                ]
+                collector = Collector(self.session, self.storage, programs)
+                came = replace(self, service=self._on_time(clock))._captured(asked, collector, there)
         return [
             came.get(target.name, Outcome.of(target, problem=tunnel.problem))
             for target, tunnel in zip(targets, tunnels, strict=True)
         ]
+
+    def _on_time(self, clock: HostClock | None) -> ProfilerService:
+        """The service, which sets the moment to begin by the hosts' clock where this machine's is another."""
+        ahead = clock.ahead_seconds() if clock else 0.0
+        if clock is None or not ahead:
+            return self.service
+        how = f"{abs(ahead):.0f} s {'ahead of' if ahead > 0 else 'behind'}"
+        self.console.say(f"The clock of {clock.name} is {how} this machine's: the hosts begin by theirs.")
+        return replace(self.service, ahead_seconds=ahead)
 
     def _captured(self, asked: Sequence[_Asked], collector: Collector, there: str) -> dict[str, Outcome]:
         """Asks all, and then once more those of whom there is no profile.
