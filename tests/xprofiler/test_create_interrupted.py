@@ -157,9 +157,13 @@ def test_standard_error_that_nobody_reads_any_more_leaves_no_vm_behind(
     command = [sys.executable, "-m", "xprofiler", *CREATE, *options]
     process = subprocess.Popen(command, env=cloud.environment(), stdout=subprocess.DEVNULL, stderr=write)
     os.close(write)
-    cloud.wait_for("insert")
-    os.close(read)  # As `2>&1 >/dev/null | head -n 1` does.
-    assert process.wait(30) == 1
+    try:
+        cloud.wait_for("insert")
+        os.close(read)  # As `2>&1 >/dev/null | head -n 1` does.
+        assert process.wait(30) == 1
+    finally:
+        process.kill()
+        process.wait()
     assert cloud.names() == []
 
 
@@ -170,7 +174,11 @@ def test_a_viewer_that_is_there_stays_where_nobody_reads_that_it_is(cloud: Viewe
     process = subprocess.Popen(command, env=cloud.environment(), stdout=write, stderr=subprocess.DEVNULL)
     os.close(write)
     os.close(read)
-    assert process.wait(30) == 0
+    try:
+        assert process.wait(30) == 0
+    finally:
+        process.kill()
+        process.wait()
     assert len(cloud.names()) == 1
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Final
 
 from xprofiler.console import Console
@@ -27,7 +27,8 @@ class _Told(logging.Handler):
         """Tells of it."""
         message = record.getMessage()
         if "HTTP/" in message:
-            self._console.detail(_SECRET.sub("...", message))
+            with suppress(OSError):  # Else the request would seem to fail; who speaks next learns it.
+                self._console.detail(_SECRET.sub("...", message))
 
 
 @contextmanager
