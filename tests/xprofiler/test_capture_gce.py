@@ -225,6 +225,17 @@ def test_a_tpu_of_one_worker_keeps_its_name(machines: Machines) -> None:
     assert [target.file_name for target in found.targets] == ["tpu-1"]
 
 
+def test_a_vm_called_as_a_worker_of_a_slice_is_refused_before_anybody_is_logged_in_to(
+    capture: Command, machines: Machines
+) -> None:
+    machines.compute.add_tpu("tpu", _ZONE, workers=2)
+    machines.compute.add_instance("tpu-w0", _ZONE)
+    ran = capture("-z", _ZONE, "-l", "gs://test-bucket/run", "-n", "tpu", "tpu-w0", "-v")
+    assert ran.exit_code == 2
+    assert "would write to one file" in ran.err
+    assert "$ gcloud compute" not in ran.err
+
+
 def test_hosts_that_are_not_there_are_named_and_nothing_is_begun(capture: Command, machines: Machines) -> None:
     ran = capture("-z", _ZONE, "-l", "gs://test-bucket/run", "-n", "vm-1", "vm-2", "-d", _MS)
     assert ran.exit_code == 3

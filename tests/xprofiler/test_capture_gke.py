@@ -10,10 +10,18 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from ml_diagnostics_common.profiler_service import ProfilerService
+from ml_diagnostics_common.storage import GoogleCloudStorage
 from ml_diagnostics_testing.cloud_storage import CloudStorageServer
 from ml_diagnostics_testing.faults import Skew
 from ml_diagnostics_testing.kubernetes import KubernetesServer
 from ml_diagnostics_testing.profiler_service import ProfilerServiceServer
+from xprofiler.capture.capturing import Capture
+from xprofiler.capture.pods import find_pods
+from xprofiler.capture.session import Session
+from xprofiler.console import Console
+from xprofiler.programs.kubectl import Cluster
+from xprofiler.programs.processes import Programs
 
 from ..jax_jobs import jax_jobs
 from .captures import Command, SlowWay, opened_by_xprof
@@ -129,20 +137,23 @@ def test_where_pods_cannot_write_to_the_bucket_their_files_are_brought_there(
 
 
 def test_a_real_job_that_cannot_reach_the_bucket_is_captured_all_the_same(
-    capture: Command,
     cluster: KubernetesServer,
     bucket: CloudStorageServer,
-    monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     """JAX tries for minutes where its connections are refused: its patience is not ours."""
     pytest.importorskip("jax")
-    monkeypatch.setattr("xprofiler.capture.capturing._DIRECT_EXTRA_SECONDS", 1.0)
+    session = Session("gs://bucket/run", "session")
     with jax_jobs(1, {"https_proxy": "http://127.0.0.1:9", "NO_GCE_CHECK": "true"}) as (port,):
         cluster.add_pod("pod_1", ports={9012: port})
-        ran = capture("-o", "gke", "-l", "gs://bucket/run", "-n", "pod_1", "-d", _MS)
-    assert ran.exit_code == 0, ran.err
-    assert "capturing again" in ran.err
+        with Programs(Console()) as programs:
+            targets = find_pods(["pod_1"], Cluster(), None, 9012, programs).targets
+        storage, service = GoogleCloudStorage(), ProfilerService()
+        outcomes = Capture(session, _MS, storage, Console(), service, direct_extra_seconds=1.0).run(targets)
+        storage.close()
+    assert [outcome.problem for outcome in outcomes] == [""]
+    assert "capturing again" in capsys.readouterr().err
     (name,) = bucket.names("bucket")
     copy = tmp_path / "copy.xplane.pb"
     copy.write_bytes(bucket.read("bucket", name))

@@ -85,6 +85,15 @@ def test_a_log_directory_that_ends_in_tensorboard_gets_no_second_one(
     assert files_below(tmp_path / "runs") == [f"a/tensorboard/plugins/profile/{ran.session}/{name}"]
 
 
+def test_the_home_of_a_user_that_is_not_there_is_a_folder_of_that_name(
+    capture: Command, ports: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    ran = capture("-o", "local", "-n", f"localhost:{ports[0]}", "-l", "~no-such-user/x", "-d", _MS)
+    assert ran.exit_code == 0, ran.err
+    assert files_below(tmp_path / "~no-such-user/x/tensorboard")
+
+
 def test_the_port_of_an_address_wins_over_the_option(capture: Command, ports: list[int], tmp_path: Path) -> None:
     ran = capture("-o", "local", "-n", "localhost", f"127.0.0.1:{ports[1]}", "-p", ports[0], "-l", tmp_path, "-d", _MS)
     assert ran.exit_code == 0, ran.err

@@ -68,6 +68,7 @@ class Capture:
         storage: In which the session is.
         console: Is told how far it is.
         service: Asks processes to profile themselves.
+        direct_extra_seconds: How long a host may take to write to a bucket, where there is another way.
         busy_seconds: How long to go on asking one that still waits for the moment that it was given first.
     """
 
@@ -76,6 +77,7 @@ class Capture:
     storage: Storage
     console: Console
     service: ProfilerService
+    direct_extra_seconds: float = _DIRECT_EXTRA_SECONDS
     busy_seconds: float = _BUSY_SECONDS
 
     def run(self, targets: Sequence[Target]) -> list[Outcome]:
@@ -200,7 +202,7 @@ class Capture:
         A job that does not reach the bucket tries for minutes: JAX's does so when its connections are refused.
         """
         has_another = number == 0 and any(one.places[0] != one.places[1] for one in asked)
-        seconds = min(self.service.extra_seconds, _DIRECT_EXTRA_SECONDS)
+        seconds = min(self.service.extra_seconds, self.direct_extra_seconds)
         return replace(self.service, extra_seconds=seconds) if has_another else self.service
 
 

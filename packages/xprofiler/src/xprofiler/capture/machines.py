@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from ml_diagnostics_common.exceptions import DiagnosticsError
 
-from xprofiler.capture.targets import Found, Target
+from xprofiler.capture.targets import Found, Target, check_distinct
 from xprofiler.cloud.api import GoogleApi
 from xprofiler.exceptions import NotFoundError
 from xprofiler.parallel import in_parallel
@@ -87,7 +87,7 @@ def find_machines(
         extra: The user's own flags for gcloud.
 
     Raises:
-        UsageError: A name cannot be one.
+        UsageError: A name cannot be one, or is that of a worker of another.
         NotPermittedError: The credentials may look for none of them.
         XprofilerError: The APIs could be asked for none of them.
     """
@@ -113,6 +113,7 @@ def find_machines(
         targets += found
         if not found:
             missing[name] = f"Host {name} does not exist: there is no {kinds} of that name in {zone} of {api.project}."
+    check_distinct(targets)
     return Found(tuple(targets), missing)
 
 

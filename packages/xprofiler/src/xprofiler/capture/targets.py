@@ -71,7 +71,7 @@ def addresses(hosts: Sequence[str], port: int) -> Found:
         port: For those without.
 
     Raises:
-        UsageError: One cannot be an address.
+        UsageError: One cannot be an address, or two lead to one process.
     """
     from ml_diagnostics_common.profiler_service import file_name_of
 
@@ -83,6 +83,7 @@ def addresses(hosts: Sequence[str], port: int) -> Found:
             raise UsageError(f"{host!r} is not an address: give host:port, such as localhost:9012")
         address = f"{found['host']}:{own_port}"
         targets.append(Target(host, file_name_of(address), own_port, address, title=f"host {host}"))
+    check_distinct(targets)
     return Found(tuple(targets))
 
 

@@ -99,7 +99,6 @@ class CaptureCommand:
         from xprofiler.capture.collecting import Outcome
         from xprofiler.capture.reserving import reserved
         from xprofiler.capture.table import report
-        from xprofiler.capture.targets import check_distinct
         from xprofiler.cloud.api import GoogleApi
         from xprofiler.cloud.settings import GcloudSettings
 
@@ -108,7 +107,6 @@ class CaptureCommand:
         found = _find(options, api, console)
         if not found.targets:
             raise NotFoundError("\n".join(found.missing.values()))
-        check_distinct(found.targets)
         storage = _storage(log_directory, api)
         with reserved(log_directory.capture_root, storage, time.localtime()) as session:
             names = ", ".join(target.name for target in found.targets)
@@ -129,6 +127,7 @@ class CaptureCommand:
 
 def _log_directory(text: str, console: Console) -> LogDirectory:
     """The log directory; absolute, since jobs work elsewhere."""
+    import os
     from pathlib import Path
 
     from xprofiler.log_directory import LogDirectory
@@ -138,7 +137,8 @@ def _log_directory(text: str, console: Console) -> LogDirectory:
         console.say(log_directory.note)
     if log_directory.is_in_cloud:
         return log_directory
-    return LogDirectory.parse(str(Path(log_directory.path).expanduser().absolute()), may_be_local=True)
+    # Unlike Path's, this leaves the ~ of a user that is not there.
+    return LogDirectory.parse(str(Path(os.path.expanduser(log_directory.path)).absolute()), may_be_local=True)  # noqa: PTH111
 
 
 def _find(options: argparse.Namespace, api: GoogleApi, console: Console) -> Found:
