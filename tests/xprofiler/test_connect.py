@@ -203,6 +203,7 @@ def test_in_the_foreground_it_holds_until_it_is_ended(machine: Machine, number: 
 
 def test_other_flags_go_to_gcloud(machine: Machine) -> None:
     machine.add()
+    assert machine.cloud.run(*CONNECT, "--project=other", **machine.environment()).returncode == 2
     ended = machine.cloud.run(*CONNECT, "--ssh-key-expire-after=1h", "-v", **machine.environment())
     assert " --ssh-key-expire-after=1h " in ended.stderr
 

@@ -23,9 +23,15 @@ _TEXT = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]
 def test_a_command_of_ssh_says_all_that_gcloud_needs() -> None:
     argv = ssh(TARGET, options=["-N", "-L", "1:localhost:2"], program=["echo", "a b"], extra=["--quiet"])
     assert argv == [
-        *("gcloud", "compute", "ssh", "vm-1", "--zone=us-central1-a", "--project=example.com:project-1"),
-        *("--command=echo 'a b'", "--quiet", "--", "-N", "-L", "1:localhost:2"),
+        *("gcloud", "compute", "ssh", "vm-1", "--quiet", "--zone=us-central1-a", "--project=example.com:project-1"),
+        *("--command=echo 'a b'", "--", "-N", "-L", "1:localhost:2"),
     ]
+
+
+@pytest.mark.parametrize("flag", ["--project=other", "--zone=us-east5-a", "--worker=all", "--command=id"])
+def test_no_flag_leads_ssh_elsewhere(flag: str) -> None:
+    with pytest.raises(UsageError, match=f"{flag.partition('=')[0]} cannot go on to gcloud"):
+        ssh(TARGET, extra=["--quiet", flag])
 
 
 def test_a_worker_of_a_slice_is_one_of_many() -> None:

@@ -82,15 +82,13 @@ class ConnectCommand:
 
 
 def _refuse_flags(options: argparse.Namespace) -> None:
-    """Refuses flags for gcloud where they would do nothing, or lead to another VM than was found.
+    """Refuses flags for gcloud where that is not asked.
 
     Raises:
         UsageError: There are such.
     """
     if options.extra and (options.mode == "proxy" or options.disconnect):
         raise UsageError(f"gcloud is not asked for this: leave out {' '.join(options.extra)}")
-    if any(word.partition("=")[0] == "--project" for word in options.extra):
-        raise UsageError("set the project by the variable CLOUDSDK_CORE_PROJECT, or 'gcloud config set project'")
 
 
 def _connect(options: argparse.Namespace, log_directory: LogDirectory, console: Console, programs: Programs) -> int:

@@ -35,6 +35,13 @@ _NOT_FOR_CREATE = {
     "--project": "set the project as for gcloud: 'gcloud config set project PROJECT'",
     "--zone": "give -z ZONE_NAME",
 }
+# They would lead to another machine than was found.
+_NOT_FOR_SSH = {
+    "--command": "what runs there is not up to you",
+    "--project": _NOT_FOR_CREATE["--project"],
+    "--worker": "name the workers as NAME-w0",
+    "--zone": "give -z ZONE_NAME",
+}
 
 
 @dataclass(frozen=True)
@@ -78,10 +85,14 @@ def ssh(
         is_dry_run: Only print the command of ssh: see `ssh_argv_in`.
 
     Raises:
-        UsageError: A name cannot be one.
+        UsageError: A name cannot be one, or a flag of the user's leads elsewhere.
     """
     target = checked(target)
-    argv = ["gcloud", *_service(target), "ssh", target.name, f"--zone={target.zone}"]
+    for flag in (word.partition("=")[0] for word in extra):
+        if flag in _NOT_FOR_SSH:
+            raise UsageError(f"{flag} cannot go on to gcloud: {_NOT_FOR_SSH[flag]}")
+    # The last of a kind counts, whatever a file of flags among the user's says.
+    argv = ["gcloud", *_service(target), "ssh", target.name, *extra, f"--zone={target.zone}"]
     if target.project is not None:
         argv.append(f"--project={target.project}")
     if target.tpu_worker is not None:
@@ -90,7 +101,8 @@ def ssh(
         argv.append("--tunnel-through-iap")
     if program:
         argv.append(f"--command={shlex.join(program)}")
-    argv += [*extra, *(["--dry-run"] if is_dry_run else [])]
+    if is_dry_run:
+        argv.append("--dry-run")
     if target.proxy_through_ssh_helper:
         options = ["-o", "ProxyCommand=corp-ssh-helper %h %p", *options]
     return [*argv, "--", *options] if options else argv
