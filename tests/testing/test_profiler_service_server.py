@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from ml_diagnostics_common.profiler_service import CaptureResult, ProfilerService, TracerLevels
 from ml_diagnostics_testing.cloud_storage import CloudStorageServer
-from ml_diagnostics_testing.faults import Delay, Hang, Reset, Status
+from ml_diagnostics_testing.faults import Delay, Hang, Reset, Skew, Status
 from ml_diagnostics_testing.profiler_service import ProfilerServiceServer
 from ml_diagnostics_testing.xspace import fields_of, message
 
@@ -82,6 +82,36 @@ def test_all_hosts_begin_at_the_moment_that_is_set(tmp_path: Path) -> None:
         profiles = [server.profiles[0] for server in servers]
         assert len({profile.start_ns for profile in profiles}) == 1
         assert all(profile.began_ns >= profile.start_ns for profile in profiles)
+
+
+def test_a_host_can_begin_at_once_and_the_others_by_clocks_that_are_ahead(tmp_path: Path) -> None:
+    told: list[str] = []
+    with ExitStack() as stack:
+        servers = [stack.enter_context(ProfilerServiceServer()) for _ in range(3)]
+        for server in servers:
+            server.faults.always(Skew(30))
+        client = ProfilerService(ahead_seconds=30, extra_seconds=5, tell=told.append)
+        addresses = [server.address for server in servers]
+        results = client.capture(addresses, str(tmp_path), "session", 50, at_once=[False, True, False])
+        assert all(result.is_captured for result in results)
+        first, alone, last = (server.profiles[0] for server in servers)
+    assert (first.start_ns, alone.start_ns) == (last.start_ns, 0)
+    assert alone.began_ns < first.start_ns <= min(first.began_ns, last.began_ns)
+    assert len(told) == 6
+    assert f"{addresses[1]} is asked: Profile session/" in told[1]
+    assert told[1].endswith("50 ms, at once")
+
+
+def test_a_busy_host_and_a_late_one_are_told_from_each_other(tmp_path: Path) -> None:
+    client = ProfilerService(extra_seconds=0.2, lead_seconds=0.1)
+    with ProfilerServiceServer() as behind, ProfilerServiceServer() as other:
+        behind.faults.always(Skew(-60))
+        addresses = [behind.address, other.address]
+        late, well = client.capture(addresses, str(tmp_path), "session", 50)
+        assert (late.is_late, late.is_busy, well.is_late) == (True, False, False)
+        assert well.seconds < late.seconds
+        (busy,) = client.capture(addresses[:1], str(tmp_path), "session", 50)
+        assert (busy.is_late, busy.is_busy) == (False, True)
 
 
 def test_one_process_can_be_sixty_four_hosts(tmp_path: Path) -> None:

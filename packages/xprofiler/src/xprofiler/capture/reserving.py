@@ -14,7 +14,7 @@ from ml_diagnostics_common.exceptions import (
     PreconditionFailedError,
     StorageError,
 )
-from ml_diagnostics_common.storage import Storage
+from ml_diagnostics_common.storage import Failure, Storage, failure_of
 
 from xprofiler.capture.session import Session, unused_name
 from xprofiler.exceptions import NotFoundError, NotPermittedError, XprofilerError
@@ -66,7 +66,7 @@ def _is_taken(session: Session, storage: Storage) -> bool:
     except PreconditionFailedError:
         return True
     except StorageError as error:
-        if not _is_refusal(error):
+        if failure_of(error) is not Failure.REFUSED:
             raise
         # Whoever may only look goes without: the jobs write, not we.
     return False
@@ -100,11 +100,6 @@ def _explained(root: str) -> Iterator[None]:
     except CredentialsError as error:
         raise NotPermittedError(str(error)) from error
     except StorageError as error:
-        if _is_refusal(error):
+        if failure_of(error) is Failure.REFUSED:
             raise NotPermittedError(str(error)) from error
         raise
-
-
-def _is_refusal(error: Exception) -> bool:
-    """Whether the account may not do it."""
-    return getattr(error.__cause__, "code", None) in (401, 403)
