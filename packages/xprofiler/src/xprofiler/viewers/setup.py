@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from ml_diagnostics_common.backoff import Backoff
 from ml_diagnostics_common.exceptions import DiagnosticsError, ObjectNotFoundError
-from ml_diagnostics_common.storage import Storage
+from ml_diagnostics_common.storage import Failure, Storage, failure_of
 
 from xprofiler.console import Console
 from xprofiler.exceptions import NotFoundError, NotPermittedError, TimedOutError, UsageError, XprofilerError
@@ -195,7 +195,7 @@ class ViewerSetup:
                 f"Log directory {where} does not exist: there is no bucket {where.bucket}, or you may not know of it"
             ) from error
         except StorageError as error:
-            if type(error.__cause__).__name__ in ("Forbidden", "Unauthorized"):
+            if failure_of(error) is Failure.REFUSED:
                 raise NotPermittedError(str(error)) from error
             raise
 
