@@ -101,6 +101,7 @@ def _flags_of(parser: argparse.ArgumentParser) -> list[str]:
 
 def _run(command: Command, options: argparse.Namespace, *, is_own_process: bool) -> int:
     import gc
+    import warnings
 
     from ml_diagnostics_common.exceptions import DiagnosticsError
 
@@ -109,6 +110,8 @@ def _run(command: Command, options: argparse.Namespace, *, is_own_process: bool)
 
     if is_own_process:
         gc.disable()  # Nothing here goes in circles, and looking for that takes a tenth of a short command's time.
+        if not sys.warnoptions:  # They are for those who write programs: Google's clients warn of old Pythons.
+            warnings.simplefilter("ignore")
     console = Console(is_verbose=options.verbose, is_quiet=getattr(options, "quiet", False))
     try:
         with all_as_keyboard_interrupt(), _requests_told(console):
