@@ -545,6 +545,7 @@ def test_an_address_that_lost_a_slash_is_no_local_file(tmp_path, monkeypatch):
 # --- Why it failed ------------------------------------------------------------------------------------
 
 
+@pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning")  # The client leaves a connection open after a 401.
 @pytest.mark.parametrize(
     ("fault", "failure"),
     [
