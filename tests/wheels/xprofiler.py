@@ -21,6 +21,10 @@ for name in ("create", "list", "delete", "connect", "capture", "serve", "summary
     assert name in run("--help").stdout
     assert run(name, "--help").returncode == 0
 
+package = Path(xprofiler.__file__).parent
+for beside in ("cloud/compute_api.json", "serve/page.css", "viewers/startup/startup_script.sh"):
+    assert (package / beside).stat().st_size, beside
+
 with tempfile.TemporaryDirectory() as folder:
     nobody = run("capture", "-o", "local", "-f", "jax", "-n", "127.0.0.1:1", "-l", folder, "-d", "100")
     assert nobody.returncode == 1, nobody
@@ -32,3 +36,5 @@ with tempfile.TemporaryDirectory() as folder:
         missing = run(*command)
         assert missing.returncode == 1, missing
         assert "cloud-diagnostics-xprof[serve]" in missing.stderr, missing.stderr
+
+print("xprofiler: helps, captures nobody, and names its extras")
