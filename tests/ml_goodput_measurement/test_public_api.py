@@ -14,6 +14,7 @@ from typing import Any, get_type_hints
 
 import ml_goodput_measurement
 import pytest
+from ml_diagnostics_common.environment import diagnostics_directory
 
 RECORDER = (
     "(job_name, logger_name, logging_enabled=False, cloud_logger=None, *, background_grace_period_s=5.0, "
@@ -437,8 +438,10 @@ def test_a_calculator_keeps_the_attributes_that_it_had() -> None:
 
 
 def test_a_step_end_is_recorded_whatever_else_a_trainer_passes() -> None:
-    recorder = find("goodput.GoodputRecorder")("job", "log")
+    recorder = find("goodput.GoodputRecorder")("job", "log", logging_enabled=True)
     recorder.record_step_end_time(3, None, "more", 7)
+    (segment,) = diagnostics_directory().glob("journal/log/*.jsonl")
+    assert '"step_end_count":3,' in segment.read_text()
 
 
 KEYS = {
