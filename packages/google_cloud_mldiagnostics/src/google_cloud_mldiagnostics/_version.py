@@ -1,6 +1,6 @@
 """The version, in one place."""
 
-__version__ = "1.1.0"
+__version__ = "1.2.0"
 
 
 def get_version() -> str:
