@@ -1,4 +1,7 @@
-"""Measures the figures and writes them down; a full run that misses a target ends with status 1."""
+"""Run the benchmarks and write their results; exit with 1 if one fails, or if a full run misses a target.
+
+A benchmark that raises costs no result of the others: it is named in the results, and the next one runs.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +9,11 @@ import argparse
 import importlib
 import sys
 import time
+import traceback
 from pathlib import Path
 
 from benchmarks import results
+from benchmarks.results import Row, Table
 
 FIGURES = [
     "recording",
@@ -46,22 +51,34 @@ def main() -> int:
     if unknown:
         parser.error(f"no such figure: {', '.join(sorted(unknown))}; there are {', '.join(FIGURES)}")
     figures = arguments.figures or FIGURES
-    tables = []
-    for name in figures:
-        began = time.perf_counter()
-        print(f"{name} ...", end=" ", file=sys.stderr, flush=True)
-        tables += importlib.import_module(f"benchmarks.{name}").measure(quick=arguments.quick)
-        print(f"{time.perf_counter() - began:.0f} s", file=sys.stderr)
-    page = results.page(tables, quick=arguments.quick)
     output = arguments.output or (RESULTS if figures == FIGURES and not arguments.quick else None)
+    tables: list[Table] = []
+    failed = []
+    for name in figures:
+        started = time.perf_counter()
+        print(f"{name} ...", end=" ", file=sys.stderr, flush=True)
+        try:
+            tables += importlib.import_module(f"benchmarks.{name}").measure(quick=arguments.quick)
+        except Exception as error:
+            traceback.print_exc()
+            failed.append(name)
+            tables.append(_failure(name, error))
+        print(f"{time.perf_counter() - started:.0f} s", file=sys.stderr)
+        if output is not None:  # after each, so that an interrupted run keeps what it has measured
+            output.write_text(results.page(tables, quick=arguments.quick), encoding="utf-8")
     if output is None:
-        print(page)
-    else:
-        output.write_text(page, encoding="utf-8")
+        print(results.page(tables, quick=arguments.quick))
     missed = [f"{table.title}: {row.work}" for table in tables for row in table.rows if row.met is False]
     for work in missed:
         print(f"missed: {work}", file=sys.stderr)
-    return 1 if missed and not arguments.quick else 0
+    for name in failed:
+        print(f"failed: {name}", file=sys.stderr)
+    return 1 if failed or (missed and not arguments.quick) else 0
+
+
+def _failure(name: str, error: Exception) -> Table:
+    message = " ".join(f"{type(error).__name__}: {error}".split()).replace("|", "\\|")[:300]
+    return Table(f"{name}: failed", "This benchmark did not finish; its results are missing.", [Row("error", message)])
 
 
 if __name__ == "__main__":
