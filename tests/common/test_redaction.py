@@ -10,6 +10,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from ml_diagnostics_common.redaction import REDACTED, TRUNCATED, is_secret_key, redact, redact_text
 
+from .secret_corpus import harmless, secrets
+
 PEM = "-----BEGIN RSA PRIVATE KEY-----\nMIIEow\nIBAAKC\n-----END RSA PRIVATE KEY-----"
 PLANTED = {
     "google api key": "AIzaSyD-1234567890abcdefghijklmnopqrst",
@@ -236,7 +238,26 @@ def test_a_long_text_takes_time_in_proportion(nasty):
 
 @pytest.mark.parametrize(
     "text",
-    ["-sk-" * 8000, "eyJ-" * 8000, "://" + ":" * 8000, "-u " * 8000, "a" * 60_000, "--user=" * 5000, "sk-" * 9000],
+    [
+        'password="' + '\\"' * 30_000,
+        "password='" + "\\" * 60_000,
+        "key=[" * 13_000,
+        "tokens: {" * 8000,
+        "name: a" + " " * 60_000,
+        "name: a value" * 5000,
+        '["password", ' * 5000,
+        "password: |\n  " * 5000,
+        "a://" + "b" * 60_000,
+        "a:b@" * 15_000,
+        "webhook " * 8000,
+        "-sk-" * 8000,
+        "eyJ-" * 8000,
+        "://" + ":" * 8000,
+        "-u " * 8000,
+        "a" * 60_000,
+        "--user=" * 5000,
+        "sk-" * 9000,
+    ],
 )
 def test_no_text_takes_long(text):
     begun = time.monotonic()
@@ -260,3 +281,28 @@ def test_no_more_of_a_text_is_looked_at_than_there_is_room_for():
 )
 def test_the_password_of_a_users_flag_is_hidden(command):
     assert redact_text(command) == command.replace("hunter2", REDACTED)
+
+
+def test_of_the_secrets_of_a_corpus_at_most_two_in_a_hundred_pass() -> None:
+    samples = list(secrets())
+    assert len(samples) >= 300
+    assert len({sample.shape for sample in samples}) >= 30
+    passed = [sample for sample in samples if sample.secret in str(cleaned(sample.value))]
+    assert len(passed) <= 0.02 * len(samples), passed
+
+
+def test_of_the_harmless_values_of_a_corpus_at_most_one_in_a_hundred_is_removed() -> None:
+    samples = list(harmless())
+    assert len(samples) >= 300
+    removed = [sample for sample in samples if REDACTED in str(cleaned(sample.value))]
+    assert len(removed) <= 0.01 * len(samples), removed
+
+
+def test_redacting_the_corpus_twice_is_redacting_it_once() -> None:
+    for sample in [*secrets(), *harmless()]:
+        once = cleaned(sample.value)
+        assert cleaned(once) == once, sample
+
+
+def cleaned(value: object) -> object:
+    return redact_text(value) if isinstance(value, str) else redact(value)

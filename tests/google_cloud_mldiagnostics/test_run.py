@@ -124,6 +124,15 @@ def test_the_arguments_of_the_public_package_are_taken_in_its_order() -> None:
     assert (run.environment, run.display_name) == ("staging", "n")
 
 
+def test_a_secret_in_the_name_or_the_group_of_a_run_is_redacted() -> None:
+    run = begin("train --token hunter2", run_group="https://hunter3@host/sweep")
+    assert kept(run)["displayName"] == run.display_name == "train --token [REDACTED]"
+    assert kept(run)["runSet"] == run.run_group == "https://[REDACTED]@host/sweep"
+    folder = diagnostics_directory()
+    written = b"".join(path.read_bytes() for path in folder.rglob("*") if path.is_file())
+    assert b"hunter" not in written
+
+
 @pytest.mark.parametrize(
     ("given_path", "kept_path"),
     [

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
 from ml_diagnostics_common.guard import log_once, warn_once
+from ml_diagnostics_common.redaction import redact_text
 
 from google_cloud_mldiagnostics.configs.user_configs import as_mapping
 from google_cloud_mldiagnostics.exceptions import MLRunConfigurationError
@@ -94,8 +95,8 @@ class RunArguments:
             )
         application, rl = given["application_framework"], given["rl_orchestrator"]
         return cls(
-            name=_text("name", given["name"], required=True),
-            run_group=_text("run_group", given["run_group"]),
+            name=redact_text(_text("name", given["name"], required=True)),
+            run_group=redact_text(_text("run_group", given["run_group"])),
             configs=as_mapping(given["configs"]),
             gcs_path=checked_gcs_path(given["gcs_path"]),
             project=_text("project", given["project"]) or None,
