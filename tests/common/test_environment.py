@@ -150,10 +150,28 @@ def test_where_nothing_can_be_written_a_path_is_returned_all_the_same(tmp_path):
         ({"JOB_COMPLETION_INDEX": "11"}, 11),
         ({"JAX_PROCESS_ID": "", "RANK": "1"}, 1),
         ({"JAX_PROCESS_ID": "-1", "SLURM_PROCID": "x", "RANK": "1"}, 1),
+        ({"TORCHELASTIC_RUN_ID": "none", "SLURM_PROCID": "0", "TPU_WORKER_ID": "0", "RANK": "3"}, 3),
+        ({"TORCHELASTIC_RUN_ID": "none", "JAX_PROCESS_ID": "2", "RANK": "3"}, 2),
+        ({"TORCHELASTIC_RUN_ID": "none", "SLURM_PROCID": "5"}, 5),
     ],
 )
 def test_the_process_index_comes_from_whoever_started_the_process(environ, index):
     assert identity(environ).process_index == index
+
+
+@pytest.mark.parametrize(
+    ("environ", "count"),
+    [
+        ({}, 1),
+        ({"RANK": "8"}, 9),
+        ({"WORLD_SIZE": "4"}, 4),
+        ({"SLURM_NTASKS": "2", "WORLD_SIZE": "4"}, 2),
+        ({"TORCHELASTIC_RUN_ID": "none", "SLURM_NTASKS": "2", "WORLD_SIZE": "4"}, 4),
+        ({"WORLD_SIZE": "many"}, 1),
+    ],
+)
+def test_the_process_count_comes_from_the_launcher(environ, count):
+    assert identity(environ).process_count == count
 
 
 @pytest.mark.parametrize("variable", ["ML_DIAGNOSTICS_ATTEMPT", "JOBSET_RESTART_ATTEMPT", "SLURM_RESTART_COUNT"])
@@ -163,9 +181,10 @@ def test_the_attempt_comes_from_the_scheduler(variable):
 
 
 def test_an_initialised_jax_knows_the_index_best(monkeypatch):
-    state = types.SimpleNamespace(client=object(), process_id=7)
+    state = types.SimpleNamespace(client=object(), process_id=7, num_processes=9)
     monkeypatch.setitem(sys.modules, "jax._src.distributed", types.SimpleNamespace(global_state=state))
     assert identity({"RANK": "1"}).process_index == 7
+    assert identity({"RANK": "1"}).process_count == 9
     state.client = None
     assert identity({"RANK": "1"}).process_index == 1
 

@@ -33,7 +33,7 @@ def test_the_first_decides_and_nobody_waits() -> None:
 print(agree("a", "first"), agree("a", "second"), agree("b", "third"), jax_processes())
 """)
     assert ended.output == "first first third (0, 1)\n", ended.errors
-    assert "goes on with" not in ended.errors  # As who has waited until his time was over says.
+    assert "it continues with" not in ended.errors  # As who has waited until his time was over says.
 
 
 def test_what_one_process_tells_the_others_hear() -> None:
@@ -67,7 +67,7 @@ def test_a_coordinator_that_does_not_answer_costs_a_bounded_time_and_one_warning
     reading, writing = os.pipe()
     monkeypatch.setattr(agreement, "_coordination_client", Silent)
     assert agreement.agree("key", "mine", timeout_seconds=0.05) == "mine"
-    assert "this one goes on with mine" in caplog.text
+    assert "it continues with mine" in caplog.text
     os.write(writing, b"x")
 
 

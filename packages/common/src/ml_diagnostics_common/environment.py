@@ -148,9 +148,9 @@ def _private_fallback(temporary: str) -> Path:
 
 # --- Who am I -----------------------------------------------------------------------------------------
 
-_PROCESS_INDEX_VARIABLES = (
-    "JAX_PROCESS_ID",
-    "JAX_PROCESS_INDEX",
+_JAX_INDEX_VARIABLES = ("JAX_PROCESS_ID", "JAX_PROCESS_INDEX")
+_PROCESS_INDEX_VARIABLES: tuple[str, ...] = (
+    *_JAX_INDEX_VARIABLES,
     "SLURM_PROCID",
     "OMPI_COMM_WORLD_RANK",
     "TPU_WORKER_ID",
@@ -158,6 +158,7 @@ _PROCESS_INDEX_VARIABLES = (
     "RANK",
     "JOB_COMPLETION_INDEX",
 )
+_PROCESS_COUNT_VARIABLES: tuple[str, ...] = ("JAX_NUM_PROCESSES", "SLURM_NTASKS", "WORLD_SIZE", "OMPI_COMM_WORLD_SIZE")
 _ATTEMPT_VARIABLES = (
     "ML_DIAGNOSTICS_ATTEMPT",
     "JOBSET_RESTART_ATTEMPT",
@@ -177,6 +178,7 @@ class Identity:
         job: `ML_DIAGNOSTICS_JOB`, or empty.
         run: `ML_DIAGNOSTICS_RUN`, or empty.
         attempt: How often the scheduler has restarted the job, as text; empty when it does not say.
+        process_count: How many processes the job has; the process index and one, when unknown.
     """
 
     host: str
@@ -185,6 +187,7 @@ class Identity:
     job: str = ""
     run: str = ""
     attempt: str = ""
+    process_count: int = 1
 
     def labels(self, job: str = "") -> dict[str, str]:
         """The labels that every entry of this process carries.
@@ -215,14 +218,15 @@ def identity(environ: Mapping[str, str] = os.environ) -> Identity:
     Returns:
         The identity. Never raises.
     """
-    index = _initialised_jax_index()
+    index, count = _initialised_jax_position() or _environment_position(environ)
     return Identity(
         host=_host_name(),
-        process_index=_environment_index(environ) if index is None else index,
+        process_index=index,
         pid=os.getpid(),
         job=environ.get("ML_DIAGNOSTICS_JOB", ""),
         run=environ.get("ML_DIAGNOSTICS_RUN", ""),
         attempt=next((environ[name] for name in _ATTEMPT_VARIABLES if environ.get(name)), ""),
+        process_count=max(count, index + 1),
     )
 
 
@@ -232,21 +236,28 @@ def _host_name() -> str:
     return os.environ.get("COMPUTERNAME", "unknown")
 
 
-def _initialised_jax_index() -> int | None:
-    """The index that `jax.distributed.initialize` was given; never imports or initialises anything."""
+def _initialised_jax_position() -> tuple[int, int] | None:
+    """The index and the count that `jax.distributed.initialize` was given; never imports or initialises anything."""
     state = getattr(sys.modules.get("jax._src.distributed"), "global_state", None)
     if getattr(state, "client", None) is None:
         return None
-    index = getattr(state, "process_id", None)
-    return index if isinstance(index, int) and index >= 0 else None
+    index, count = getattr(state, "process_id", None), getattr(state, "num_processes", None)
+    if not isinstance(index, int) or index < 0:
+        return None
+    return index, count if isinstance(count, int) else 0
 
 
-def _environment_index(environ: Mapping[str, str]) -> int:
-    for name in _PROCESS_INDEX_VARIABLES:
+def _environment_position(environ: Mapping[str, str]) -> tuple[int, int]:
+    indexes, counts = _PROCESS_INDEX_VARIABLES, _PROCESS_COUNT_VARIABLES
+    if environ.get("TORCHELASTIC_RUN_ID"):
+        # torchrun was started once a host, by Slurm or the TPU's agent, whose variables all its ranks inherit.
+        indexes, counts = (*_JAX_INDEX_VARIABLES, "RANK", *indexes), ("JAX_NUM_PROCESSES", "WORLD_SIZE", *counts)
+    count = next((number for name in counts if (number := _natural_number(environ.get(name, ""))) is not None), 0)
+    for name in indexes:
         index = _natural_number(environ.get(name, ""))
         if index is not None:
-            return _over_slices(index, environ) if name == "TPU_WORKER_ID" else index
-    return 0
+            return _over_slices(index, environ) if name == "TPU_WORKER_ID" else index, count
+    return 0, count
 
 
 def _over_slices(worker: int, environ: Mapping[str, str]) -> int:

@@ -1,10 +1,12 @@
-"""One value on all processes of a job, where `jax.distributed` connects them: the value of whoever comes first.
+"""One value on all processes of a job that `jax.distributed` or `torch.distributed` connects: the value of the first.
 
-Nobody waits for anybody: the coordination service keeps the first value of a key, and tells it to all that come later.
+No process waits for another: the coordinator keeps the first value of a key, and returns it to all that ask later.
 """
 
 from __future__ import annotations
 
+import datetime
+import os
 import sys
 from collections.abc import Callable
 from typing import Any, Protocol, cast
@@ -12,7 +14,7 @@ from typing import Any, Protocol, cast
 from ml_diagnostics_common import background
 from ml_diagnostics_common.guard import warn_once
 
-__all__ = ["agree", "hear", "jax_processes", "tell", "told"]
+__all__ = ["agree", "has_coordinator", "hear", "jax_processes", "tell", "told"]
 
 _NAMESPACE = "ml_diagnostics/"
 
@@ -28,7 +30,7 @@ class _CoordinationClient(Protocol):
 
 
 def agree(key: str, proposal: str, *, timeout_seconds: float = 10.0) -> str:
-    """Returns the same value on all processes that ask for the same key.
+    """Return the same value on all processes that ask for the same key. Never raises.
 
     Args:
         key: What is agreed upon; it is decided once for as long as the job's coordinator lives.
@@ -36,35 +38,67 @@ def agree(key: str, proposal: str, *, timeout_seconds: float = 10.0) -> str:
         timeout_seconds: How long to wait for the coordinator at most.
 
     Returns:
-        The value of the first; the proposal where `jax.distributed` is not initialised, or its coordinator does not
-        answer in time: then one WARNING says so. Never raises.
+        The value of the first; the proposal if there is no coordinator, or it does not answer in time, which is logged
+        as one WARNING.
     """
-    client = _coordination_client()
-    if client is None:
+    first_value = _coordinator(timeout_seconds)
+    if first_value is None:
         return proposal
     agreed: list[str] = []
-
-    def ask() -> None:
-        try:
-            client.key_value_set(_NAMESPACE + key, proposal, allow_overwrite=False)
-        except Exception:  # Somebody was first. If it is anything else, the next call tells.
-            pass
-        agreed.append(client.blocking_key_value_get(_NAMESPACE + key, max(1, int(timeout_seconds * 1000))))
-
     # In a thread: a coordinator that does not answer may keep its caller for longer than we wait.
-    task = background.start(ask)
+    task = background.start(lambda: agreed.append(first_value(_NAMESPACE + key, proposal)))
     if task is not None and task.wait(timeout_seconds) and agreed:
         return agreed[0]
     warn_once(
         ("no agreement", key),
-        "The coordinator of jax.distributed did not tell within %g s what all processes call %s (%s): this one goes on "
-        "with %s, and its data may stand apart from the others'.",
+        "The coordinator of %s did not answer within %g s, so that this process could not agree with the others on "
+        "%s (%s): it continues with %s, and its data may stand apart from theirs.",
+        "torch.distributed" if _coordination_client() is None else "jax.distributed",
         timeout_seconds,
         key,
         "no answer" if task is None or task.error is None else task.error,
         proposal,
     )
     return proposal
+
+
+def has_coordinator() -> bool:
+    """Return True if there is a coordinator through which `agree` reaches the other processes."""
+    return _coordinator(0.0) is not None
+
+
+def _coordinator(timeout_seconds: float) -> Callable[[str, str], str] | None:
+    """Return what sets a key unless it is set, and returns its value, within a time; None without a coordinator."""
+    client = _coordination_client()
+    if client is None:
+        return _store_of_torch(timeout_seconds)
+
+    def first_value(key: str, proposal: str) -> str:
+        try:
+            client.key_value_set(key, proposal, allow_overwrite=False)
+        except Exception:  # Another process was first. If it is anything else, the next call raises it.
+            pass
+        return client.blocking_key_value_get(key, max(1, int(timeout_seconds * 1000)))
+
+    return first_value
+
+
+def _store_of_torch(timeout_seconds: float) -> Callable[[str, str], str] | None:
+    """As `_coordinator`: the store of torchrun's agent, or that of the process group. torch is not imported for it."""
+    distributed: Any = sys.modules.get("torch.distributed")
+    address, port = os.environ.get("MASTER_ADDR", ""), os.environ.get("MASTER_PORT", "")
+    if not hasattr(distributed, "TCPStore") or not address or not (port.isascii() and port.isdigit()):
+        return None
+    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True" and not distributed.is_initialized():
+        return None  # Rank 0 does not listen before its process group is initialised.
+
+    def first_value(key: str, proposal: str) -> str:
+        timeout = datetime.timedelta(seconds=timeout_seconds)
+        # A connection of our own for each question: a forked child must not share one with its parent.
+        store = distributed.TCPStore(address, int(port), is_master=False, timeout=timeout, wait_for_workers=False)
+        return bytes(store.compare_set(key, "", proposal)).decode()
+
+    return first_value
 
 
 def tell(key: str, value: str) -> None:

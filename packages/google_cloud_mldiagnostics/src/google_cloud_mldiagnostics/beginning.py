@@ -14,11 +14,11 @@ from ml_diagnostics_common.client_imports import import_undisturbed
 from ml_diagnostics_common.entry import format_timestamp, parse_timestamp
 from ml_diagnostics_common.environment import Backend, diagnostics_directory
 from ml_diagnostics_common.environment import identity as identity_of_process
-from ml_diagnostics_common.guard import report_loss
+from ml_diagnostics_common.guard import report_loss, warn_once
 
 from google_cloud_mldiagnostics import attempts
 from google_cloud_mldiagnostics.active_run import ActiveRun, set_active_run
-from google_cloud_mldiagnostics.agreement import hear, jax_processes, tell
+from google_cloud_mldiagnostics.agreement import has_coordinator, hear, jax_processes, tell
 from google_cloud_mldiagnostics.configs.system_configs import collect_hardware, collect_host, collect_software
 from google_cloud_mldiagnostics.configs.user_configs import to_wire
 from google_cloud_mldiagnostics.control_plane import Keeper
@@ -64,6 +64,7 @@ class Beginning:
         self.workload = workload_of(arguments.run_workload_id)
         self.index, self.count = process_position()
         self.identity = _identity(arguments, self.workload)
+        self._warn_if_split()
         self.local = LocalControlPlane(diagnostics_directory())
         self.user_configs = to_wire(arguments.configs)
         self.location = arguments.region or _region_of_this_machine()
@@ -90,6 +91,18 @@ class Beginning:
         if self.arguments.strict:
             self._raise_what_failed(has_verdict=has_verdict)
         return run
+
+    def _warn_if_split(self) -> None:
+        """Warn if each of the job's processes has started a run of its own. On GKE, identity has warned already."""
+        if self.count > 1 and not self.workload.id_parts and self.workload.wire != "GKE" and not has_coordinator():
+            warn_once(
+                "too early",
+                "The %d processes of this job have no way to agree on one run: this one's is %s, and the others have "
+                "their own. Set RUN_WORKLOAD_ID to the same text on all of them, or give torchrun an --rdzv-id, or "
+                "call machinelearning_run after jax.distributed.initialize or torch.distributed.init_process_group.",
+                self.count,
+                self.identity.run_id,
+            )
 
     # --- The parts of a run ---------------------------------------------------------------------------
 

@@ -1,8 +1,8 @@
 """Which run this is: an id that people can read, the same on all hosts of a job.
 
-It is the same in each of the job's attempts too, where somebody tells: the caller or RUN_WORKLOAD_ID; what the
-injection webhook gives to pods on GKE (GKE_DIAGON_IDENTIFIER, GKE_DIAGON_METADATA); Slurm. Else it is the name and the
-time, upon which `jax.distributed` lets all processes agree.
+It is also the same in each of the job's attempts if one of these names the workload: the caller or RUN_WORKLOAD_ID; the
+injection webhook for pods on GKE (GKE_DIAGON_IDENTIFIER, GKE_DIAGON_METADATA); Slurm; torchrun. Else it is the name and
+the time, on which the processes agree through the coordinator of `jax.distributed` or `torch.distributed`.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ __all__ = ["RunIdentity", "Workload", "identify", "process_position", "readable_
 
 _LONGEST_ID = 63
 _LONGEST_VALUE = 8192
-_COUNT_VARIABLES = ("JAX_NUM_PROCESSES", "SLURM_NTASKS", "WORLD_SIZE", "OMPI_COMM_WORLD_SIZE")
+_UUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.ASCII)
 
 
 class Workload(NamedTuple):
@@ -78,6 +78,8 @@ def workload_of(run_workload_id: str | None = None, environ: Mapping[str, str] =
         workload = _of_slurm(environ, token)
     elif orchestrator is environment.Orchestrator.GCE:
         workload = Workload(Orchestrator.CUSTOM, "GCE", token=token)
+    if not workload.id_parts and (launch := _launch_by_torchrun(environ)):
+        workload = workload._replace(id_parts=(launch,))
     given = (run_workload_id or environ.get("RUN_WORKLOAD_ID", "").strip())[:_LONGEST_VALUE]
     return workload._replace(id_parts=(given,), given_id=given) if given else workload
 
@@ -110,21 +112,18 @@ def identify(
         # In UTC, and not alone: two runs of one name may begin in one second.
         run_id = readable_id(name, time.strftime("%Y%m%d-%H%M%S", time.gmtime(clock())), chance[:4])
     token = f"{workload.token}/{occasion}" if workload.token else ""
+    if workload.id_parts and jax_processes() is None:
+        return RunIdentity(run_id, token)  # The environment is the same on all processes: no one needs to be asked.
     agreed = agree_on(f"run/{readable_id(name, is_exact=True)}/{occasion}", json.dumps([run_id, token or chance]))
     run_id, agreed_token = _strings(agreed) or (run_id, token)
-    # Without somebody who tells all processes the same, chance is this process's own, and no token of the others'.
+    # Without a coordinator, chance is this process's own, and no token of the others'.
     return RunIdentity(run_id, agreed_token if jax_processes() is not None else token)
 
 
 def process_position(environ: Mapping[str, str] = os.environ) -> tuple[int, int]:
-    """Returns the index of this process among all of the job, and how many there are, 1 where nothing tells."""
-    told = jax_processes()
-    if told is not None:
-        return told
-    index = environment.identity(environ).process_index
-    counts = (environ.get(name, "") for name in _COUNT_VARIABLES)
-    count = next((int(text) for text in counts if text.isascii() and text.isdigit() and len(text) < 8), 1)
-    return index, max(count, index + 1)
+    """Return the index of this process among all of the job, and how many there are: 1 if unknown."""
+    identity = environment.identity(environ)
+    return identity.process_index, identity.process_count
 
 
 def readable_id(*parts: str, is_exact: bool = False) -> str:
@@ -208,13 +207,27 @@ def _of_slurm(environ: Mapping[str, str], token: str) -> Workload:
     return Workload(Orchestrator.SLURM, "SLURM", parts, token, {"slurm": told})
 
 
+def _launch_by_torchrun(environ: Mapping[str, str]) -> str:
+    """Return what all processes and restarts of one launch by torchrun share; empty if the environment has nothing."""
+    run_id = environ.get("TORCHELASTIC_RUN_ID", "")
+    if run_id not in ("", "none"):  # `none` is what torchrun sets if neither --rdzv-id nor --standalone was given.
+        return run_id[:8] if _UUID.fullmatch(run_id) else run_id[:_LONGEST_VALUE]
+    if environ.get("LOCAL_WORLD_SIZE", "-") == environ.get("WORLD_SIZE"):
+        # torchrun makes a folder of a random name for each launch, on each host; here there is only one host.
+        folder, found, _ = environ.get("TORCHELASTIC_ERROR_FILE", "").partition("/attempt_")
+        if found:
+            return hashlib.sha256(folder.encode("utf-8", "backslashreplace")).hexdigest()[:8]
+    return ""
+
+
 def _token(environ: Mapping[str, str]) -> str:
-    """What all processes of one life of the job are told, and no other life is."""
+    """Return what all processes of one life of the job share, and no other life has."""
     if environ.get("SLURM_JOB_ID"):
         names = ("SLURM_JOB_ID", "SLURM_RESTART_COUNT", "SLURM_STEP_ID")
         return "slurm:" + ".".join(environ.get(name, "") for name in names)
     if environ.get("TORCHELASTIC_RUN_ID"):
-        return f"torch:{environ['TORCHELASTIC_RUN_ID']}.{environ.get('TORCHELASTIC_RESTART_COUNT', '')}"
+        names = ("TORCHELASTIC_RUN_ID", "MASTER_PORT", "TORCHELASTIC_RESTART_COUNT")
+        return "torch:" + ".".join(environ.get(name, "") for name in names)
     return ""
 
 
