@@ -173,7 +173,11 @@ def train(arguments: argparse.Namespace) -> None:
 def main() -> None:
     """Reads the command line."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--run-name", default="digits", help="the job's name in its reports (default: %(default)s)")
+    parser.add_argument(
+        "--run-name",
+        default=time.strftime("digits-%Y%m%d-%H%M%S"),
+        help="the job's name; a restart keeps it (default: a new one)",
+    )
     parser.add_argument("--steps", type=int, default=500, help="train up to this step (default: %(default)s)")
     parser.add_argument("--batch-size", type=int, default=256, help="images a step (default: %(default)s)")
     parser.add_argument("--checkpoint-dir", type=Path, default=Path("out/checkpoints"), help="default: %(default)s")

@@ -5,8 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from ml_diagnostics_common.journal import Journal, jobs_by_log, log_directory
+from ml_diagnostics_common.journal import Journal, jobs_by_log, log_directory, newest_job
 from ml_diagnostics_common.journal.layout import Header, decode_header
+from ml_diagnostics_common.journal.newest import last_payloads, newest_writers
 
 
 def record(root: Path, log_id: str, job: str, entries: int = 1) -> Journal:
@@ -66,3 +67,26 @@ def test_what_is_none_of_ours_is_passed_over(tmp_path: Path) -> None:
     (folder / "endless.0.jsonl").write_bytes(b"[" * 3_000_000)
     (folder / "gone.0.jsonl").symlink_to(tmp_path / "nowhere")
     assert jobs_by_log(tmp_path) == {"log": {"job"}}
+
+
+def test_the_newest_job_is_the_one_whose_recorder_started_last(tmp_path: Path) -> None:
+    assert newest_job(tmp_path) is None
+    for log_id, job in (("log", "a"), ("another log", "b"), ("log", "c"), ("metrics", "d"), ("unnamed", "")):
+        record(tmp_path, log_id, job)
+    assert newest_job(tmp_path) == ("metrics", "d")
+    assert newest_job(tmp_path, except_logs=["metrics"]) == ("log", "c")
+
+
+def test_the_last_payloads_come_from_the_last_segment_newest_first(tmp_path: Path) -> None:
+    record(tmp_path, "log", "job", entries=3)
+    journal = Journal("log", root=tmp_path, labels={"job": "job"})
+    for number in range(5):
+        journal.append({"n": number})
+    journal.close()
+    newest, earlier = newest_writers(log_directory(tmp_path, "log"), 2)
+    assert newest.writer == journal.writer
+    assert [payload["n"] for payload in last_payloads(newest)] == [4, 3, 2, 1, 0]
+    assert [payload["n"] for payload in last_payloads(earlier)] == [2]
+    with Path(newest.path).open("ab") as file:
+        file.write(b'\n{"t":1,"s":1,"p":{"n":')  # a killed writer's last line
+    assert [payload["n"] for payload in last_payloads(newest, tail_bytes=100)] == [4]

@@ -279,3 +279,16 @@ heavy = {"msgspec", "numpy", "matplotlib", "google", "grpc", "requests", "jax", 
 assert not heavy & {name.partition(".")[0] for name in set(sys.modules) - before}, sorted(sys.modules)
 """
     subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, timeout=60)
+
+
+def test_last_is_the_job_that_started_last(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["report", "last"]) == 1
+    assert "Nothing was recorded for job 'last'" in capsys.readouterr().err
+    for job in ("first", "second"):
+        record(job, "training log")
+    assert cli.main(["report", "last"]) == 0
+    assert capsys.readouterr().out.startswith("second: ")
+    record("last")
+    record("third")
+    assert cli.main(["report", "last"]) == 0
+    assert capsys.readouterr().out.startswith("last: "), "a job of that name wins"

@@ -27,6 +27,7 @@ from ml_goodput_measurement.ledger import Ledger, Summary, Window
 from ml_goodput_measurement.moments import LONGEST_SECONDS, Moment, nanoseconds, seconds_of
 from ml_goodput_measurement.names import shown
 from ml_goodput_measurement.partition import Bucket, JobReport
+from ml_goodput_measurement.report import continuation_notes
 from ml_goodput_measurement.snapshot import (
     Cumulative,
     DeviatingStep,
@@ -237,7 +238,7 @@ class GoodputCalculator(GoodputExclusion):
                 attempts=attempts,
                 disruptions=ledger.disruptions(attempts, excluded),
                 timeline=ledger.timeline(now_ns, excluded) if include_timeline else (),
-                notes=self._reader.notes(),
+                notes=[*self._reader.notes(), *continuation_notes(attempts)],
             )
 
     def snapshot(

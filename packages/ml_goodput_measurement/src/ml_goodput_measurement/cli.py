@@ -18,7 +18,7 @@ from pathlib import Path
 
 from ml_diagnostics_common.environment import diagnostics_directory
 from ml_diagnostics_common.exceptions import ConfigurationError, DiagnosticsError
-from ml_diagnostics_common.journal import jobs_by_log
+from ml_diagnostics_common.journal import jobs_by_log, newest_job
 
 from ml_goodput_measurement._version import __version__
 from ml_goodput_measurement.exclusion_file import Exclusion, read_exclusions
@@ -29,6 +29,7 @@ __all__ = ["main"]
 _EPILOG = "exit codes: 0 ok, 1 no such job or nothing recorded, 2 the command was not understood"
 _PICTURES = (".png", ".svg", ".pdf")
 _NAMES_SHOWN = 20
+_LAST = "last"
 _LOGS_OF_OTHERS = ("ml_diagnostics_metric", "tpu.googleapis.com/runtime_monitor")
 """Of our other libraries: they name the same jobs, and tell nothing of goodput."""
 
@@ -53,7 +54,11 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
     report = commands.add_parser("report", help="tell where a job's time went", epilog=_EPILOG)
-    report.add_argument("job", metavar="JOB", help="the job's full run name, as its recorder was given it")
+    report.add_argument(
+        "job",
+        metavar="JOB",
+        help="the job's name, as its recorder was given it; last: the job that started last on this machine",
+    )
     report.add_argument(
         "--logger",
         metavar="NAME",
@@ -90,6 +95,10 @@ def _report(job: str, logger: str | None, form: str, picture: Path | None, exclu
     from ml_goodput_measurement.exceptions import NoGoodputError
 
     logs = {log: jobs for log, jobs in jobs_by_log(diagnostics_directory()).items() if log not in _LOGS_OF_OTHERS}
+    if job == _LAST and not any(job in jobs for jobs in logs.values()):
+        newest = newest_job(diagnostics_directory(), except_logs=_LOGS_OF_OTHERS)
+        if newest is not None:
+            logger, job = logger or newest[0], newest[1]
     try:
         calculator = GoodputCalculator(job, logger or _log_of(job, logs))
         report = calculator.report(include_timeline=picture is not None, exclusions=exclusions)

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
-from ml_diagnostics_common import progress
+from ml_diagnostics_common import background, progress
 from ml_diagnostics_common.environment import Backend, configured_backend, diagnostics_directory, identity
 from ml_diagnostics_common.exceptions import ConfigurationError
 from ml_diagnostics_common.guard import guarded, report_loss
@@ -91,6 +91,7 @@ class GoodputRecorder:
         self._grace_period_seconds = float(background_grace_period_s)
         self._shipper: Shipper | None = None
         self._last_step: int | None = None
+        self._has_started = False
         if not self._enabled:
             return
         backend = configured_backend()
@@ -153,6 +154,9 @@ class GoodputRecorder:
             self._journal.look()
             self._record("job_start_time", start_time)
             self._journal.sync(timeout_seconds=0)
+            if not self._has_started:
+                self._has_started = True
+                background.start(self._warn_if_ended_before)
 
     @guarded
     def record_job_end_time(self, end_time: Moment = None) -> None:
@@ -285,6 +289,12 @@ class GoodputRecorder:
         """Has the disk itself keep what was recorded, against a loss of power; does not wait for it."""
         if self._enabled:
             self._journal.sync(timeout_seconds=0)
+
+    def _warn_if_ended_before(self) -> None:
+        """In a thread: it reads files. Jobs that are never started do not load what it needs."""
+        from ml_goodput_measurement.earlier_end import warn_if_ended_before
+
+        warn_if_ended_before(self._journal.folder, self.job_name, self._journal.writer)
 
     def _publish_step(self, step: int) -> None:
         self._last_step = step

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import itertools
 import json
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
@@ -12,6 +13,7 @@ from ml_goodput_measurement.partition import AttemptEnd, AttemptSummary, Bucket,
 __all__ = [
     "BUCKET_NAMES",
     "as_dict",
+    "continuation_notes",
     "format_clock",
     "format_count",
     "format_duration",
@@ -114,6 +116,24 @@ def format_text(report: JobReport) -> str:
         _notes(report),
     ]
     return "\n\n".join("\n".join(lines) for lines in sections if lines) + "\n"
+
+
+def continuation_notes(attempts: Sequence[AttemptSummary]) -> list[str]:
+    """Return a note if the job was started again after it had recorded its end: often a name used for two jobs."""
+    continued = [
+        (before, after)
+        for before, after in itertools.pairwise(attempts)
+        if before.ended is AttemptEnd.JOB_END and after.start_ns >= before.end_ns
+    ]
+    if not continued:
+        return []
+    before, after = continued[0]
+    more = f" (so did {format_count(len(continued) - 1, 'later attempt')})" if len(continued) > 1 else ""
+    pause = format_duration(after.start_ns - before.end_ns)
+    return [
+        f"attempt {after.number} continued this job {pause} after attempt {before.number} had recorded its end{more}; "
+        "the time between them counts as lost. If it was another job, give that one another name"
+    ]
 
 
 def _headline(report: JobReport) -> list[str]:

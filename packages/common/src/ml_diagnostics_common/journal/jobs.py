@@ -1,13 +1,15 @@
-"""Which jobs a journal holds, from the headers of its segments alone."""
+"""The jobs in a journal, from the headers of its segments alone."""
 
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Collection
 from pathlib import Path
 
 from ml_diagnostics_common.journal.layout import Header, Segment, list_segments, read_header
+from ml_diagnostics_common.journal.newest import newest_writers, writer_start_ns
 
-__all__ = ["jobs_by_log"]
+__all__ = ["jobs_by_log", "newest_job"]
 
 
 def jobs_by_log(root: Path) -> dict[str, set[str]]:
@@ -26,6 +28,22 @@ def jobs_by_log(root: Path) -> dict[str, set[str]]:
                 if job := header.labels.get("job"):
                     logs.setdefault(header.log_id, set()).add(job)
     return logs
+
+
+def newest_job(root: Path, *, except_logs: Collection[str] = ()) -> tuple[str, str] | None:
+    """Return the log and the name of the job whose recorder started last; None if the journal has no job.
+
+    Args:
+        root: The diagnostics folder.
+        except_logs: Logs to pass over.
+    """
+    folders = (root / "journal").glob("*/")
+    newest = [segment for folder in folders for segment in newest_writers(folder, 1)]
+    for segment in sorted(newest, key=lambda segment: writer_start_ns(segment.writer), reverse=True):
+        header = _header(segment)
+        if header is not None and header.log_id not in except_logs and (job := header.labels.get("job")):
+            return header.log_id, job
+    return None
 
 
 def _header(segment: Segment) -> Header | None:

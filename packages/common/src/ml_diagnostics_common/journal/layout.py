@@ -36,6 +36,7 @@ from ml_diagnostics_common.payload import encode_payload, encode_text, printable
 __all__ = [
     "FIRST_SEQUENCE",
     "SCHEMA",
+    "SEGMENT_SUFFIX",
     "Header",
     "Segment",
     "decode_header",
@@ -58,7 +59,7 @@ __all__ = [
 SCHEMA = 1
 FIRST_SEQUENCE = 10**11  # All sequence numbers have twelve digits, so that insertIds sort as they do.
 _LONGEST_HEADER_BYTES = 2**20  # No more is read where a header is looked for: the file may be anybody's.
-_SUFFIX = ".jsonl"
+SEGMENT_SUFFIX = ".jsonl"
 _LONGEST_FOLDER_NAME = 100
 
 
@@ -106,7 +107,7 @@ def log_directory(root: Path, log_id: str) -> Path:
 
 def segment_name(writer: str, number: int) -> str:
     """The file name of a writer's segment."""
-    return f"{writer}.{number}{_SUFFIX}"
+    return f"{writer}.{number}{SEGMENT_SUFFIX}"
 
 
 def list_segments(folder: Path) -> list[Segment]:
@@ -115,8 +116,8 @@ def list_segments(folder: Path) -> list[Segment]:
     try:
         with os.scandir(folder) as files:
             for file in files:
-                writer, _, digits = file.name.removesuffix(_SUFFIX).rpartition(".")
-                if not file.name.endswith(_SUFFIX) or not writer or not digits.isdecimal():
+                writer, _, digits = file.name.removesuffix(SEGMENT_SUFFIX).rpartition(".")
+                if not file.name.endswith(SEGMENT_SUFFIX) or not writer or not digits.isdecimal():
                     continue
                 with contextlib.suppress(FileNotFoundError):  # Dropped by the cap since it was listed.
                     size = file.stat(follow_symlinks=False).st_size

@@ -1,0 +1,77 @@
+"""The newest writers of a log and their last entries, at a cost that does not grow with the journal.
+
+A reader of the whole log merges all writers and needs msgspec. A trainer that only asks what was recorded
+before it started reads file names and the ends of a few segments.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import heapq
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from ml_diagnostics_common.journal.layout import SEGMENT_SUFFIX, Segment, opened_segment, segment_name
+
+__all__ = ["last_payloads", "newest_writers", "writer_start_ns"]
+
+_TAIL_BYTES = 64 * 2**10
+
+
+def writer_start_ns(writer: str) -> int:
+    """Return when a writer started, in ns since 1970, from its name (`own_journals.new_writer`); 0 if it has none."""
+    parts = writer.rsplit("-", 2)
+    return int(parts[1]) if len(parts) == 3 and parts[1].isdecimal() and len(parts[1]) < 20 else 0
+
+
+def newest_writers(folder: Path, most: int) -> list[Segment]:
+    """Return the last segment of each of the writers that started last, the newest first.
+
+    Reads file names only, so the sizes are 0. A missing folder has no writers.
+
+    Args:
+        folder: The log's folder.
+        most: How many writers at most.
+    """
+    last: dict[str, tuple[int, str]] = {}
+    with contextlib.suppress(OSError):
+        for name in os.listdir(folder):  # noqa: PTH208 - names alone, of a folder that may have thousands
+            writer, _, digits = name.removesuffix(SEGMENT_SUFFIX).rpartition(".")
+            if name.endswith(SEGMENT_SUFFIX) and writer and digits.isdecimal():
+                last[writer] = max(last.get(writer, (-1, "")), (int(digits), name))
+    writers = heapq.nlargest(most, last, key=writer_start_ns)
+    return [Segment(writer, last[writer][0], str(folder / last[writer][1]), 0) for writer in writers]
+
+
+def last_payloads(segment: Segment, tail_bytes: int = _TAIL_BYTES) -> Iterator[dict[str, Any]]:
+    """Yield the payloads in the last bytes of a writer, the last one first; lines that are no entries are skipped.
+
+    Args:
+        segment: The writer's last; the one before it is read too if this one is shorter than `tail_bytes`.
+        tail_bytes: How much of each is read.
+
+    Raises:
+        OSError: The segment cannot be read.
+    """
+    lines, is_all = _last_lines(segment.path, tail_bytes)
+    if is_all and segment.number:  # A segment that was just begun has only a header.
+        with contextlib.suppress(OSError):
+            before = Path(segment.path).with_name(segment_name(segment.writer, segment.number - 1))
+            lines = _last_lines(str(before), tail_bytes)[0] + lines
+    for line in reversed(lines):
+        try:
+            payload = json.loads(line)["p"]
+        except (ValueError, KeyError, TypeError, RecursionError):
+            continue
+        if isinstance(payload, dict):
+            yield payload
+
+
+def _last_lines(path: str, tail_bytes: int) -> tuple[list[bytes], bool]:
+    """Return the last lines without the header, or the line that was cut, and whether they are all."""
+    with opened_segment(path) as descriptor:
+        offset = max(0, os.fstat(descriptor).st_size - tail_bytes)
+        return os.pread(descriptor, tail_bytes, offset).split(b"\n")[1:], offset == 0
