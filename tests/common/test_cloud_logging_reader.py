@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from google.auth.credentials import AnonymousCredentials
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from ml_diagnostics_common.backoff import RequestBudget
 from ml_diagnostics_common.cloud_logging import CloudLoggingReader, LoggingTransport, TransportError, connect
 from ml_diagnostics_common.cloud_logging.gaps import GapSchedule
+from ml_diagnostics_common.cloud_logging.rest_transport import RestTransport
+from ml_diagnostics_common.credentials import CloudEnvironment
 from ml_diagnostics_common.entry import format_timestamp
 from ml_diagnostics_testing.cloud_logging import CloudLoggingServer
 from ml_diagnostics_testing.faults import Hang, Reset, Status, Truncate
+from ml_diagnostics_testing.http_server import LoopbackServer, Request, Response, json_response
 
 SECOND = 1_000_000_000
 DAY = 86_400 * SECOND
@@ -394,3 +398,35 @@ def test_the_schedule_asks_for_every_gap_sooner_or_later(missing: list[set[int]]
         asked |= {(writer, stretch) for writer, stretches in due.items() for stretch in stretches}
         now += 60
     assert asked == {(writer, stretch) for writer, stretches in gaps.items() for stretch in stretches}
+
+
+class Endless(LoopbackServer):
+    """Sends page after page, as the test says."""
+
+    def __init__(self, page: Callable[[int], dict[str, Any]]) -> None:
+        self.page = page
+        super().__init__()
+
+    def handle(self, request: Request) -> Response:
+        return json_response(self.page(len(self.requests)))
+
+
+ENDLESS_PAGES: dict[str, Callable[[int], dict[str, Any]]] = {
+    "one token": lambda number: {"entries": [ours(number, NOW + number)], "nextPageToken": "again"},
+    "no entries": lambda number: {"nextPageToken": f"page {number}"},
+    "the same entries": lambda number: {"entries": [ours(1, NOW)], "nextPageToken": f"page {number % 2}"},
+}
+
+
+@pytest.mark.parametrize("page", ENDLESS_PAGES.values(), ids=ENDLESS_PAGES.keys())
+def test_pages_that_never_end_end_the_read(clock: Clock, page: Callable[[int], dict[str, Any]]) -> None:
+    with Endless(page) as endless:
+        transport = RestTransport(
+            CloudEnvironment("test-project", AnonymousCredentials(), None, ""),  # type: ignore[no-untyped-call]
+            base_url=endless.url,
+        )
+        with pytest.raises(TransportError, match=r"repeats|100 pages in a row had nothing new") as caught:
+            list(reader(transport, clock, requests_per_minute=10**6, patience_seconds=0).read_new())
+        transport.close()
+        assert caught.value.code == "UNAVAILABLE"
+        assert len(endless.requests) <= 102

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import socket
 import threading
 
 import pytest
-import urllib3.response
 from google.auth.credentials import AnonymousCredentials
 from google_cloud_mldiagnostics.control_plane.google import GoogleControlPlane
 from google_cloud_mldiagnostics.exceptions import (
@@ -14,7 +12,7 @@ from google_cloud_mldiagnostics.exceptions import (
     RunExistsError,
 )
 from ml_diagnostics_testing.control_plane import ControlPlaneServer
-from ml_diagnostics_testing.faults import Fault, Hang, Reset, Status, Truncate
+from ml_diagnostics_testing.faults import Drip, Fault, Hang, Reset, Status, Truncate
 
 from .asked_control_planes import LOST, NOT_DONE, RUN, Time, connected, in_phase, patience
 
@@ -92,40 +90,16 @@ def test_a_black_hole_costs_three_requests_and_no_more(server: ControlPlaneServe
     google.close()
 
 
-@pytest.mark.skipif(
-    not hasattr(urllib3.response.HTTPResponse, "read1"), reason="before urllib3 2 a piece may take as long as it drips"
-)
-@pytest.mark.parametrize(
-    ("length", "piece"), [(b"Transfer-Encoding: chunked", b"1\r\n \r\n"), (b"Content-Length: 100000", b" ")]
-)
-def test_a_server_that_drips_is_given_up_at_the_deadline(time: Time, length: bytes, piece: bytes) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        stop = threading.Event()
-
-        def drip() -> None:
-            while not stop.is_set():
-                connection, _ = listener.accept()
-                with connection:
-                    try:
-                        connection.sendall(b"HTTP/1.1 200 OK\r\n" + length + b"\r\n\r\n")
-                        while not stop.wait(0.02):
-                            connection.sendall(piece)
-                    except OSError:
-                        continue
-
-        thread = threading.Thread(target=drip)
-        thread.start()
-
-        class Dripping:
-            url = f"http://127.0.0.1:{listener.getsockname()[1]}"
-
-        google = connected(Dripping, time, request_seconds=0.2)
-        with pytest.raises(ControlPlaneError, match="no whole answer"):
-            google.get_run("train-1")
-        stop.set()
-        google.close()
-        socket.create_connection(listener.getsockname()).close()
-        thread.join()
+@pytest.mark.parametrize("body_only", [False, True])
+def test_a_server_that_drips_is_given_up_at_the_deadline(
+    server: ControlPlaneServer, time: Time, body_only: bool
+) -> None:
+    server.put_run("train-1", RUN)
+    server.faults.always(Drip(0.02, body_only=body_only))
+    google = connected(server, time, request_seconds=0.2)
+    with pytest.raises(ControlPlaneError, match=r"no answer in 0\.2 s"):
+        google.get_run("train-1")
+    google.close()
 
 
 def test_nobody_at_the_address_is_told_as_such(time: Time) -> None:

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import threading
+from typing import Any
 
 import pytest
 from google_cloud_mldiagnostics.control_plane import Resource
 from google_cloud_mldiagnostics.control_plane.google import GoogleControlPlane
-from google_cloud_mldiagnostics.exceptions import (
-    RunNotFoundError,
-)
+from google_cloud_mldiagnostics.exceptions import ControlPlaneError, RunNotFoundError
 from ml_diagnostics_testing.control_plane import ControlPlaneServer
-from ml_diagnostics_testing.faults import Fault, Status
-from ml_diagnostics_testing.http_server import json_response
+from ml_diagnostics_testing.faults import Drip, Fault, Oversize, Status
+from ml_diagnostics_testing.http_server import Request, Response, json_response
 
 from .asked_control_planes import LOST, NOT_DONE, RUN, Time, asked, connected, patience, session
 
@@ -52,6 +51,40 @@ def test_a_group_is_listed_alone_whatever_the_service_makes_of_the_filter(
     )
     assert [run["name"] for run in google.list_runs("A")] == ["a"]
     assert list(google.list_runs("a")) == []
+
+
+@pytest.mark.parametrize(
+    "page",
+    [
+        {"machineLearningRuns": [{"name": "a"}], "nextPageToken": "again"},
+        {"nextPageToken": "page NUMBER"},
+        {"machineLearningRuns": [{"name": "a"}], "nextPageToken": "page NUMBER"},
+    ],
+)
+def test_a_list_that_never_ends_is_an_error(
+    google: GoogleControlPlane, server: ControlPlaneServer, page: dict[str, Any]
+) -> None:
+    def handle(request: Request) -> Response:
+        token = str(page["nextPageToken"]).replace("NUMBER", str(len(server.requests) % 2))
+        return json_response({**page, "nextPageToken": token})
+
+    server.handle = handle
+    with pytest.raises(ControlPlaneError, match=r"repeats|100 pages in a row had nothing new") as caught:
+        list(google.list_runs())
+    assert caught.value.is_temporary
+    assert len(server.requests) <= 102
+
+
+@pytest.mark.parametrize("fault", [Oversize(3_000_000_000), Oversize(2 << 30, gzip=True), Drip(0.1)], ids=repr)
+def test_an_answer_without_end_is_given_up(server: ControlPlaneServer, time: Time, fault: Fault) -> None:
+    google = connected(server, time, request_seconds=0.5 if isinstance(fault, Drip) else 30.0)
+    server.put_run("train-1", RUN)
+    server.faults.script([fault] * 3)
+    with pytest.raises(ControlPlaneError) as caught:
+        google.get_run("train-1")
+    assert caught.value.is_temporary
+    assert google.get_run("train-1")["name"] == "train-1"
+    google.close()
 
 
 def test_a_session_is_created_then_changed(google: GoogleControlPlane, server: ControlPlaneServer) -> None:

@@ -1,5 +1,6 @@
 """The base of the loopback servers: what a scripted fault looks like from the client's side."""
 
+import gzip
 import http.client
 import json
 import socket
@@ -8,7 +9,19 @@ import time
 from collections.abc import Iterator
 
 import pytest
-from ml_diagnostics_testing.faults import Delay, Fault, Faults, Hang, Plan, Reset, Skew, Status, Truncate
+from ml_diagnostics_testing.faults import (
+    Delay,
+    Drip,
+    Fault,
+    Faults,
+    Hang,
+    Oversize,
+    Plan,
+    Reset,
+    Skew,
+    Status,
+    Truncate,
+)
 from ml_diagnostics_testing.http_server import ApiError, LoopbackServer, Request, Response, json_response
 
 
@@ -225,3 +238,28 @@ def test_delays_and_skews_add_up_and_the_first_other_fault_ends_the_request() ->
 )
 def test_some_endings_let_the_work_be_done(ending: Status | Hang | Truncate | None, applies: bool) -> None:
     assert Plan(ending=ending).applies is applies
+
+
+@pytest.mark.parametrize("compressed", [False, True])
+def test_an_oversized_answer_has_the_size_that_was_asked_for(server: Counter, compressed: bool) -> None:
+    server.faults.script([Oversize(5_000_000, gzip=compressed)])
+    status, body = ask(server)
+    assert status == 200
+    assert len(body) < 10_000 if compressed else len(body) == 5_000_000
+    content = gzip.decompress(body) if compressed else body
+    assert len(content) == 5_000_000
+    assert list(json.loads(content)) == ["padding"]
+    assert server.done == 1
+
+
+@pytest.mark.parametrize("body_only", [False, True])
+def test_a_dripping_answer_arrives_a_byte_at_a_time(server: Counter, body_only: bool) -> None:
+    server.faults.script([Drip(0.001, body_only=body_only)])
+    status, body = ask(server)
+    assert (status, json.loads(body)["done"]) == (200, 1)
+    server.faults.script([Drip(0.2, body_only=body_only)])
+    with socket.create_connection(("127.0.0.1", server.port), timeout=5) as connection:
+        connection.sendall(b"POST /add HTTP/1.1\r\nHost: x\r\nContent-Length: 0\r\n\r\n")
+        first = connection.recv(65536)
+        assert first.endswith(b"\r\n\r\n") if body_only else first == b"H"
+        assert len(connection.recv(65536)) == 1

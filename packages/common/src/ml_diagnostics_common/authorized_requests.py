@@ -1,6 +1,7 @@
-"""One request to a Google API, one answer, within a time: what our clients over HTTP stand on.
+"""One request to an API over HTTP, one response, within a time and a size: our clients over HTTP use it.
 
-google.auth and requests are imported by the first session, in the thread that asks for it.
+A server is not trusted: `bounded_adapter` limits its responses. google.auth and requests are imported by the first
+session, in the thread that asks for it.
 """
 
 from __future__ import annotations
@@ -8,18 +9,31 @@ from __future__ import annotations
 import contextlib
 import email.utils
 import enum
+import functools
 import time
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from ml_diagnostics_common.exceptions import MissingExtraError
 
-if TYPE_CHECKING:
-    from google.auth.transport.requests import AuthorizedSession
+__all__ = [
+    "LIST_BYTES",
+    "RESPONSE_BYTES",
+    "Answer",
+    "NoAnswerError",
+    "Session",
+    "Why",
+    "exchange",
+    "open_session",
+    "shown",
+]
 
-__all__ = ["Answer", "NoAnswerError", "Why", "exchange", "open_session", "shown"]
+RESPONSE_BYTES = 4 << 20
+"""The limit of a response's body, after decompression."""
 
-_CONNECT_SECONDS = 5.0
+LIST_BYTES = 64 << 20
+"""The limit of a page of a list: 1,000 entries of Cloud Logging's 256 KiB are unusual, and come as several pages."""
+
 _SHOWN_BYTES = 300
 
 
@@ -27,15 +41,15 @@ class Why(enum.Enum):
     """Why there is no answer."""
 
     TIMEOUT = "not in time"
-    UNREACHABLE = "nobody there, or a connection that broke"
+    UNREACHABLE = "no connection, one that broke, or a response that is too large or cannot be decompressed"
     TOKEN_REFUSED = "the credentials are not accepted"
 
 
 class NoAnswerError(Exception):
-    """A request was not answered; whether it was done, nobody knows.
+    """A request was not answered; it may have been executed all the same.
 
     Attributes:
-        why: Why not. A token that nobody could be asked for counts as unreachable.
+        why: Why not. A token service that could not be reached counts as unreachable.
     """
 
     def __init__(self, why: Why, message: str) -> None:
@@ -44,11 +58,11 @@ class NoAnswerError(Exception):
 
 
 class Answer(NamedTuple):
-    """What a server has answered, good or bad.
+    """A server's response, good or bad.
 
     Attributes:
         status: The HTTP status.
-        body: All of it.
+        body: All of it, decompressed.
         retry_after_seconds: The wait that the server asks for.
     """
 
@@ -57,26 +71,89 @@ class Answer(NamedTuple):
     retry_after_seconds: float | None
 
 
-def open_session(credentials: Any, feature: str) -> AuthorizedSession:
-    """Returns a session of google.auth: connections that are kept, and tokens that are renewed within its times.
+class Session:
+    """Connections that are kept, and tokens that are renewed. Made by `open_session`; several threads may use it.
+
+    Attributes:
+        credentials: Add the token to each request.
+    """
+
+    def __init__(self, credentials: Any, http: Any, token_request: Any, ca_certs: str | None = None) -> None:
+        self.credentials = credentials
+        self._http = http
+        self._ca_certs = ca_certs
+        self._token_request = token_request
+
+    def send(
+        self,
+        method: str,
+        url: str,
+        headers: Mapping[str, str],
+        query: Mapping[str, str] | None,
+        body: bytes | None,
+        most_bytes: int,
+        moment: float,
+    ) -> Answer:
+        """Make one request; twice where the server does not accept the token, with a new one. See `exchange`."""
+        from ml_diagnostics_common.bounded_adapter import Deadline
+
+        deadline = Deadline(moment)
+        token_request = functools.partial(self._token_request, timeout=deadline)
+        for is_last in (False, True):
+            authorized = dict(headers)
+            self.credentials.before_request(token_request, method, url, authorized)
+            response = self._http.request(
+                method,
+                url,
+                params=query,
+                data=body,
+                headers=authorized,
+                auth=_unchanged,
+                verify=self._ca_certs,  # Not an attribute of the session: REQUESTS_CA_BUNDLE would win over that.
+                timeout=deadline,
+                stream=True,
+                allow_redirects=False,  # No API redirects a client; a login page does.
+            )
+            with contextlib.closing(response):
+                response.raw.most_bytes = most_bytes
+                answer = Answer(
+                    response.status_code,
+                    response.raw.read_all(),
+                    _retry_after_seconds(response.headers.get("Retry-After")),
+                )
+            if answer.status != 401 or is_last:
+                break
+            self.credentials.refresh(token_request)
+        return answer
+
+    def close(self) -> None:
+        """Close the connections; a later request opens others."""
+        self._http.close()
+
+
+def open_session(credentials: Any, feature: str, *, ca_certs: str | None = None) -> Session:
+    """Return a session for an API that these credentials are for.
 
     Args:
         credentials: A `google.auth.credentials.Credentials`.
         feature: What it is for, for the message where google-auth is missing.
+        ca_certs: A file of the authorities to trust; None is what `requests` trusts.
 
     Raises:
         MissingExtraError: google-auth or requests is not installed.
     """
     try:
-        from google.auth.transport.requests import AuthorizedSession, Request
+        from google.auth.transport.requests import Request
+
+        from ml_diagnostics_common.bounded_adapter import bounded_http
     except ImportError as error:
         raise MissingExtraError(feature, "ml-diagnostics-common", "logging") from error
-    # Its own way to ask for a token would try four times to connect, and so wait four times as long as we allow.
-    return AuthorizedSession(credentials, auth_request=Request())
+    # Requests for a token by an adapter of google.auth's own would try four times to connect, each its full time.
+    return Session(credentials, bounded_http(RESPONSE_BYTES), Request(session=bounded_http(RESPONSE_BYTES)), ca_certs)
 
 
 def exchange(
-    session: Any,
+    session: Session,
     method: str,
     url: str,
     *,
@@ -84,65 +161,36 @@ def exchange(
     timeout_seconds: float,
     query: Mapping[str, str] | None = None,
     body: bytes | None = None,
+    most_bytes: int = RESPONSE_BYTES,
 ) -> Answer:
-    """Makes one request, once.
+    """Make one request, once.
 
     Args:
         session: What `open_session` returns.
         method: GET, POST, PATCH, ...
         url: Without its query.
         headers: Of the request.
-        timeout_seconds: How long it may take in all, a new token included. The answer is read in pieces, so that a
-            server that drips cannot hold us longer.
+        timeout_seconds: How long it may take in all: a new token, headers and body included.
         query: The query's parameters.
         body: What to send.
+        most_bytes: The limit of the response's body after decompression; beyond it the connection is closed.
 
     Raises:
-        NoAnswerError: There was no whole answer in time.
+        NoAnswerError: There was no whole response in time, or it is too large.
     """
-    deadline = time.monotonic() + timeout_seconds
+    moment = time.monotonic() + timeout_seconds
     with _connection_errors(timeout_seconds):
-        response = session.request(
-            method,
-            url,
-            params=query,
-            data=body,
-            headers=headers,
-            timeout=(min(_CONNECT_SECONDS, timeout_seconds), timeout_seconds),
-            max_allowed_time=timeout_seconds,
-            stream=True,
-            allow_redirects=False,  # No API sends anybody elsewhere; who does is a login page.
-            hooks={"response": _finish_before_refresh},
-        )
-        with contextlib.closing(response):
-            answer = bytearray()
-            for piece in _pieces(response):
-                answer += piece
-                if time.monotonic() > deadline:
-                    raise NoAnswerError(Why.TIMEOUT, f"no whole answer in {timeout_seconds:g} s")
-    wait = _retry_after_seconds(response.headers.get("Retry-After"))
-    return Answer(response.status_code, bytes(answer), wait)
+        return session.send(method, url, headers, query, body, most_bytes, moment)
 
 
 def shown(body: bytes) -> str:
-    """The beginning of an answer that is not what an API says, for a message."""
+    """Return the start of a response that is not an API's, for a message."""
     return body[:_SHOWN_BYTES].decode("utf-8", "replace") or "an empty page"
 
 
-def _finish_before_refresh(response: Any, *_: object, **__: object) -> None:
-    """Reads a 401 to its end: google.auth drops it when it asks again with a new token, connection and all."""
-    if response.status_code == 401:
-        _ = response.content
-
-
-def _pieces(response: Any) -> Iterator[bytes]:
-    """The body as it comes in: each piece is there after one read from the socket, which has a timeout."""
-    read1 = getattr(response.raw, "read1", None)  # Since urllib3 2; before, a piece may take as long as it drips.
-    if read1 is None or response.status_code == 401:
-        yield from response.iter_content(1 << 18)
-        return
-    while piece := read1(1 << 18, decode_content=True):
-        yield piece
+def _unchanged(request: Any) -> Any:
+    """Stand for the login of `requests`: without one it reads ~/.netrc, which may replace the token."""
+    return request
 
 
 @contextlib.contextmanager
@@ -173,5 +221,5 @@ def _retry_after_seconds(value: str | None) -> float | None:
         pass
     try:
         return max(0.0, email.utils.parsedate_to_datetime(value).timestamp() - time.time())
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         return None

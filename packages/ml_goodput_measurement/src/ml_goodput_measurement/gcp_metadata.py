@@ -8,12 +8,11 @@ Paths and values: https://cloud.google.com/compute/docs/metadata/predefined-meta
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable
 from urllib.parse import quote
 
-from ml_diagnostics_common.credentials.instance_metadata import instance_metadata, metadata_host
+from ml_diagnostics_common.credentials.instance_metadata import instance_metadata, metadata_value
 
 from ml_goodput_measurement.exceptions import MetadataError
 from ml_goodput_measurement.goodput_utils import MACHINE_TYPE_TO_ACCELERATOR_TYPE_MAPPING
@@ -26,7 +25,6 @@ __all__ = [
     "get_node_zone",
 ]
 
-_LONGEST_VALUE_BYTES = 262_144  # Compute Engine allows a value of custom metadata no more.
 _PAUSE_SECONDS = 0.1
 _UNKNOWN_ACCELERATOR = "UNKNOWN"
 
@@ -58,11 +56,11 @@ def get_gcp_metadata(
     """
     if instance_metadata() is None:
         return None
-    path = quote(f"/computeMetadata/v1/{category.strip('/')}/{attribute.strip('/')}", safe="/?=&")
+    path = quote(f"{category.strip('/')}/{attribute.strip('/')}", safe="/?=&")
     for attempt in range(max(1, retries)):
         if attempt:
             _sleep(_PAUSE_SECONDS * 2**attempt)
-        status, text = _get(path, timeout)
+        status, text = metadata_value(path, timeout_seconds=timeout)
         if status == 200:
             return text
         if 400 <= status < 500 and status != 429:
@@ -103,21 +101,3 @@ def get_accelerator_type(*, must_answer: bool = False) -> str:
 def _last_part(path: str | None) -> str | None:
     """Returns the name at the end of projects/NUMBER/zones/NAME."""
     return (path or "").rpartition("/")[2] or None
-
-
-def _get(path: str, timeout_seconds: float) -> tuple[int, str]:
-    """Returns the status and the text of an answer; status 0 where there is none, or none of Google's."""
-    import http.client
-
-    try:
-        connection = http.client.HTTPConnection(metadata_host(os.environ), timeout=timeout_seconds)
-        try:
-            connection.request("GET", path, headers={"Metadata-Flavor": "Google"})
-            response = connection.getresponse()
-            text = response.read(_LONGEST_VALUE_BYTES).decode("utf-8", "replace").strip()
-            is_google = response.getheader("Metadata-Flavor") == "Google"  # Else a captive portal answered.
-            return (response.status if is_google else 0), text
-        finally:
-            connection.close()
-    except (OSError, ValueError, http.client.HTTPException):
-        return 0, ""

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from ml_diagnostics_common.credentials import find_cloud
 from ml_diagnostics_common.environment import endpoint, grpc_target
 from ml_diagnostics_common.exceptions import DiagnosticsError
+from ml_diagnostics_common.grpc_channels import bounded_transport, code_name
 from ml_diagnostics_common.guard import Counters, log_once
 
 from ml_goodput_measurement.exceptions import CloudMonitoringError
@@ -31,7 +32,7 @@ SERIES_PER_REQUEST = 200
 REQUEST_SECONDS = 10.0
 """The deadline of a request."""
 
-_HOST = "monitoring.googleapis.com"
+_WRITE = "google.monitoring.v3.MetricService/CreateTimeSeries"
 _SECOND = 1_000_000_000
 
 
@@ -204,16 +205,13 @@ class GCPMetrics:
         return self._client
 
     def _transport(self) -> Any:
-        import grpc  # type: ignore[import-untyped]
         from google.cloud.monitoring_v3.services.metric_service.transports import MetricServiceGrpcTransport
 
         target, secure = _target(self._environ)
-        if target and not secure:
-            # One global connection pool would outlive close(), and be shared with the user's own clients.
-            options = [("grpc.use_local_subchannel_pool", 1)]
-            return MetricServiceGrpcTransport(channel=grpc.insecure_channel(target, options))
-        credentials = self._credentials or find_cloud(self._project_id, environ=self._environ).credentials
-        return MetricServiceGrpcTransport(host=target or _HOST, credentials=credentials)
+        credentials = None
+        if secure:
+            credentials = self._credentials or find_cloud(self._project_id, environ=self._environ).credentials
+        return bounded_transport(MetricServiceGrpcTransport, write=_WRITE, target=target, credentials=credentials)
 
 
 def _target(environ: Mapping[str, str]) -> tuple[str | None, bool]:
@@ -266,7 +264,7 @@ def _explained(error: Any) -> Exception:
     from google.cloud.monitoring_v3 import CreateTimeSeriesSummary
     from google.rpc.error_details_pb2 import RetryInfo  # type: ignore[import-untyped]
 
-    code = error.grpc_status_code.name if error.grpc_status_code else "UNKNOWN"
+    code = code_name(error)
     wait = None
     for detail in error.details:
         if isinstance(detail, RetryInfo):

@@ -66,6 +66,32 @@ class Truncate:
 
 
 @dataclass(frozen=True)
+class Oversize:
+    """The request is done, and its answer is a JSON object of the size given, made while it is sent.
+
+    Args:
+        size_bytes: The size of the body, before it is compressed.
+        gzip: Compress it: a thousandth of it is sent. It is sent over gRPC compressed, too.
+    """
+
+    size_bytes: int
+    gzip: bool = False
+
+
+@dataclass(frozen=True)
+class Drip:
+    """The request is done, and its answer arrives one byte at a time (over gRPC, it never arrives).
+
+    Args:
+        seconds: Between two bytes.
+        body_only: Send the headers at once.
+    """
+
+    seconds: float = 0.5
+    body_only: bool = False
+
+
+@dataclass(frozen=True)
 class Delay:
     """The server works, slowly.
 
@@ -87,7 +113,7 @@ class Skew:
     seconds: float
 
 
-Ending = Status | Reset | Hang | Truncate
+Ending = Status | Reset | Hang | Truncate | Oversize | Drip
 Fault = Ending | Delay | Skew
 
 
@@ -108,7 +134,7 @@ class Plan:
     @property
     def applies(self) -> bool:
         """Whether the server does what was asked."""
-        return self.ending is None or isinstance(self.ending, Truncate) or self.ending.after_apply
+        return self.ending is None or isinstance(self.ending, Truncate | Oversize | Drip) or self.ending.after_apply
 
 
 @dataclass

@@ -10,7 +10,7 @@ from google.protobuf import json_format  # type: ignore[import-untyped]
 from google.rpc import code_pb2, error_details_pb2, status_pb2  # type: ignore[import-untyped]
 from grpc_status import rpc_status  # type: ignore[import-untyped]
 
-from ml_diagnostics_testing.faults import Ending, Hang, Reset, Status, Truncate
+from ml_diagnostics_testing.faults import Drip, Ending, Hang, Oversize, Reset, Status, Truncate
 from ml_diagnostics_testing.http_server import STATUS_NAMES, ApiError, RequestRecord, Service
 
 _WORKERS = 32  # each hanging call keeps one
@@ -79,9 +79,11 @@ class GrpcServer:
                     answer = method.do(raw, record, record.time + plan.skew_seconds)
                 except ApiError as refusal:
                     error = refusal
+            if isinstance(plan.ending, Oversize):
+                return _large_message(plan.ending, context)
             if plan.ending is not None:
                 error = self._break(plan.ending, context)
-            if not isinstance(plan.ending, Reset | Hang | Truncate):
+            if not isinstance(plan.ending, Reset | Hang | Truncate | Drip):
                 record.status = error.code if error else 200
             if error is not None:
                 _abort(context, error)
@@ -96,9 +98,20 @@ class GrpcServer:
             return ApiError(fault.code, "a scripted fault", details=wait)
         if isinstance(fault, Truncate):
             return ApiError(500, "the answer ended in mid-message (a scripted fault)")
-        if isinstance(fault, Hang):
-            self._service.faults.wait(fault.seconds, while_=context.is_active)
+        if isinstance(fault, Hang | Drip):
+            self._service.faults.wait(fault.seconds if isinstance(fault, Hang) else None, while_=context.is_active)
         return ApiError(503, "recvmsg: Connection reset by peer (a scripted fault)")
+
+
+def _large_message(fault: Oversize, context: Any) -> bytes:
+    """Return a message of this size: one field that no service has."""
+    if fault.gzip:
+        context.set_compression(grpc.Compression.Gzip)
+    length, head = fault.size_bytes, bytearray([15 << 3 | 2])
+    while length > 0x7F:
+        head.append(length & 0x7F | 0x80)
+        length >>= 7
+    return bytes(head) + bytes([length]) + bytes(fault.size_bytes)
 
 
 def _retry_info(seconds: float) -> dict[str, Any]:

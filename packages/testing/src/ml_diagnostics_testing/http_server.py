@@ -16,9 +16,10 @@ from email.message import Message
 from email.utils import formatdate
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from io import BufferedIOBase
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
-from ml_diagnostics_testing.faults import Fault, Faults, Hang, Plan, Reset, Status, Truncate
+from ml_diagnostics_testing.faults import Drip, Fault, Faults, Hang, Oversize, Plan, Reset, Status, Truncate
+from ml_diagnostics_testing.large_bodies import gzipped_object, plain_object
 
 _log = logging.getLogger("ml_diagnostics_testing")
 _Server = TypeVar("_Server", bound="LoopbackServer")
@@ -299,6 +300,36 @@ class _HttpServer(ThreadingHTTPServer):
             thread.join(5)
 
 
+class _DrippingFile:
+    """Sends what is written to it one byte at a time, when it is flushed."""
+
+    def __init__(self, file: BufferedIOBase, faults: Faults, fault: Drip) -> None:
+        self._file = file
+        self._faults = faults
+        self._fault = fault
+        self._unsent = bytearray()
+
+    def write(self, data: bytes) -> None:
+        self._unsent += data
+
+    def flush(self) -> None:
+        unsent, self._unsent = bytes(self._unsent), bytearray()
+        at_once = unsent.find(b"\r\n\r\n") + 4 if self._fault.body_only else 0
+        self._file.write(unsent[:at_once])
+        for place in range(at_once, len(unsent)):
+            self._file.flush()
+            self._faults.wait(self._fault.seconds)
+            self._file.write(unsent[place : place + 1])
+        self._file.flush()
+
+    def close(self) -> None:
+        self._file.close()
+
+    @property
+    def closed(self) -> bool:
+        return self._file.closed
+
+
 class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     wbufsize = -1  # one write a response: headers and body apart wait 40 ms for each other (Nagle, delayed ACK)
@@ -355,6 +386,12 @@ class _Handler(BaseHTTPRequestHandler):
         if isinstance(fault, Reset | Hang):
             self._reset()
             return
+        if isinstance(fault, Oversize):
+            self._send_large(fault)
+            return
+        if isinstance(fault, Drip):
+            self.wfile = cast(BufferedIOBase, _DrippingFile(self.wfile, self.server.service.faults, fault))
+            self.close_connection = True
         if not isinstance(fault, Truncate):
             request.record.status = response.status
         self._send(request, response, keep_bytes=fault.keep_bytes if isinstance(fault, Truncate) else None)
@@ -374,6 +411,18 @@ class _Handler(BaseHTTPRequestHandler):
         self.close_connection |= keep_bytes is not None or response.takes_over is not None
         if response.takes_over is not None and keep_bytes is None:
             response.takes_over(self.rfile, self.connection)
+
+    def _send_large(self, fault: Oversize) -> None:
+        self.send_response_only(200)
+        self.send_header("Content-Type", "application/json; charset=UTF-8")
+        self.send_header("Transfer-Encoding", "chunked")
+        if fault.gzip:
+            self.send_header("Content-Encoding", "gzip")
+        self.end_headers()
+        for piece in gzipped_object(fault.size_bytes) if fault.gzip else plain_object(fault.size_bytes):
+            self.wfile.write(b"%x\r\n%b\r\n" % (len(piece), piece))
+        self.wfile.write(b"0\r\n\r\n")
+        self.wfile.flush()
 
     def log_message(self, format: str, *args: Any) -> None:
         _log.debug(format, *args)

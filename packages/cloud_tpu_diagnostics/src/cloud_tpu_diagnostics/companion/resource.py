@@ -18,7 +18,6 @@ CONTAINER_NAME: Final = "ml-diagnostics-stacktrace"
 have that tail the trace files."""
 
 _NAMESPACE_FILE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
-_LONGEST_VALUE_BYTES = 65_536
 _SECONDS = 1.0
 _TPU_ENVIRONMENT = "attributes/tpu-env"
 """Of a TPU VM: lines such as `NODE_ID: 'my-tpu'` and `WORKER_ID: '0'`."""
@@ -72,21 +71,8 @@ def _namespace(environ: Mapping[str, str]) -> str:
 
 
 def _value(path: str, environ: Mapping[str, str]) -> str:
-    """What the metadata server says of this machine; empty where it says nothing."""
-    import http.client
+    """Return a value that the metadata server has of this machine; empty where it has none."""
+    from ml_diagnostics_common.credentials.instance_metadata import metadata_value
 
-    from ml_diagnostics_common.credentials.instance_metadata import metadata_host
-
-    try:
-        connection = http.client.HTTPConnection(metadata_host(environ), timeout=_SECONDS)
-        try:
-            headers = {"Metadata-Flavor": "Google"}
-            connection.request("GET", f"/computeMetadata/v1/instance/{path}", headers=headers)
-            response = connection.getresponse()
-            text = response.read(_LONGEST_VALUE_BYTES).decode("utf-8", "replace").strip()
-            is_google = response.getheader("Metadata-Flavor") == "Google"
-            return text if response.status == 200 and is_google else ""
-        finally:
-            connection.close()
-    except (OSError, ValueError, http.client.HTTPException):
-        return ""
+    status, text = metadata_value(f"instance/{path}", timeout_seconds=_SECONDS, environ=environ)
+    return text if status == 200 else ""

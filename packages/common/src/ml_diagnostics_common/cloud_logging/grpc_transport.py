@@ -11,6 +11,7 @@ from ml_diagnostics_common.cloud_logging.transport import EntryError, Page, Tran
 from ml_diagnostics_common.credentials import CloudEnvironment
 from ml_diagnostics_common.entry import parse_timestamp
 from ml_diagnostics_common.exceptions import MissingExtraError
+from ml_diagnostics_common.grpc_channels import bounded_transport, code_name
 
 __all__ = ["GrpcTransport"]
 
@@ -25,7 +26,6 @@ class GrpcTransport:
 
     def __init__(self, cloud: CloudEnvironment, *, target: str | None = None) -> None:
         try:
-            import grpc  # type: ignore[import-untyped]
             from google.cloud.logging_v2.services.logging_service_v2 import LoggingServiceV2Client
             from google.cloud.logging_v2.services.logging_service_v2.transports import (
                 LoggingServiceV2GrpcTransport,
@@ -34,12 +34,12 @@ class GrpcTransport:
             raise MissingExtraError("Cloud Logging", "ml-diagnostics-common", "logging") from error
         self.project = cloud.project
         self.principal = cloud.principal
-        # One global connection pool would outlive close(), and be shared with the user's own clients.
-        options = [("grpc.use_local_subchannel_pool", 1), ("grpc.max_receive_message_length", -1)]
-        if target:
-            transport = LoggingServiceV2GrpcTransport(channel=grpc.insecure_channel(target, options))
-        else:
-            transport = LoggingServiceV2GrpcTransport(credentials=cloud.credentials)
+        transport = bounded_transport(
+            LoggingServiceV2GrpcTransport,
+            write="google.logging.v2.LoggingServiceV2/WriteLogEntries",
+            target=target,
+            credentials=None if target else cloud.credentials,
+        )
         self._transport = transport
         self._client = LoggingServiceV2Client(transport=transport)
         self._decoder = EntryDecoder(_key, _resource_key, _origin)
@@ -230,7 +230,7 @@ def _error(error: Any) -> TransportError:
     from google.rpc.code_pb2 import Code  # type: ignore[import-untyped]
     from google.rpc.error_details_pb2 import RetryInfo  # type: ignore[import-untyped]
 
-    code = error.grpc_status_code.name if error.grpc_status_code else "UNKNOWN"
+    code = code_name(error)
     wait = _trailing_retry_after(error.response)
     refused: dict[int, EntryError] = {}
     for detail in error.details:

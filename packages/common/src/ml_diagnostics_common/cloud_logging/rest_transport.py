@@ -12,7 +12,15 @@ from typing import Any
 import msgspec
 
 from ml_diagnostics_common._version import __version__
-from ml_diagnostics_common.authorized_requests import NoAnswerError, Why, exchange, open_session, shown
+from ml_diagnostics_common.authorized_requests import (
+    LIST_BYTES,
+    RESPONSE_BYTES,
+    NoAnswerError,
+    Why,
+    exchange,
+    open_session,
+    shown,
+)
 from ml_diagnostics_common.cloud_logging.decoding import EntryDecoder, Origin, TimestampParser
 from ml_diagnostics_common.cloud_logging.transport import EntryError, Page, TransportError
 from ml_diagnostics_common.credentials import CloudEnvironment
@@ -75,7 +83,7 @@ class RestTransport:
             body = self._encode({"entries": entries, "partialSuccess": True})
         except (TypeError, ValueError, OverflowError) as error:
             raise TransportError("INVALID_ARGUMENT", f"an entry that JSON does not take ({error})") from error
-        answer = self._post("entries:write", body, timeout_seconds)
+        answer = self._post("entries:write", body, timeout_seconds, RESPONSE_BYTES)
         if not _is_object(answer):
             # A proxy's page, which says 200 too: nobody told us that the entries were written.
             raise TransportError("UNAVAILABLE", f"no answer of Cloud Logging: {shown(answer)}")
@@ -92,7 +100,7 @@ class RestTransport:
         }
         if page_token:
             request["pageToken"] = page_token
-        answer = self._post("entries:list", self._encode(request), timeout_seconds)
+        answer = self._post("entries:list", self._encode(request), timeout_seconds, LIST_BYTES)
         try:
             listing = self._decode(answer)
             return Page(self._entries(listing.entries), listing.nextPageToken, self._received_ns(listing.entries))
@@ -115,12 +123,18 @@ class RestTransport:
     def _received_ns(self, entries: list[_Entry]) -> Callable[[int], int]:
         return lambda index: self._timestamp_ns(entries[index].receiveTimestamp or entries[index].timestamp)
 
-    def _post(self, method: str, body: bytes, timeout_seconds: float) -> bytes:
+    def _post(self, method: str, body: bytes, timeout_seconds: float, most_bytes: int) -> bytes:
         """One request; the answer's body if it is a good one."""
         url = f"{self._api}/{method}"
         try:
             answer = exchange(
-                self._session, "POST", url, headers=self._headers, timeout_seconds=timeout_seconds, body=body
+                self._session,
+                "POST",
+                url,
+                headers=self._headers,
+                timeout_seconds=timeout_seconds,
+                body=body,
+                most_bytes=most_bytes,
             )
         except NoAnswerError as error:
             raise TransportError(_CODE_WITHOUT_ANSWER[error.why], str(error)) from error

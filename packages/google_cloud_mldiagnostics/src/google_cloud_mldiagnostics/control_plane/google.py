@@ -12,12 +12,13 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import quote
 
-from ml_diagnostics_common.authorized_requests import open_session
+from ml_diagnostics_common.authorized_requests import LIST_BYTES, RESPONSE_BYTES, Session, open_session
 from ml_diagnostics_common.backoff import Backoff
 from ml_diagnostics_common.environment import endpoint
+from ml_diagnostics_common.paging import EndlessListError, PageTokens
 
 from google_cloud_mldiagnostics.control_plane import Change, Resource
 from google_cloud_mldiagnostics.control_plane.google_resources import (
@@ -37,9 +38,6 @@ from google_cloud_mldiagnostics.exceptions import (
     RunExistsError,
     RunNotFoundError,
 )
-
-if TYPE_CHECKING:
-    from google.auth.transport.requests import AuthorizedSession
 
 __all__ = ["GoogleControlPlane"]
 
@@ -148,7 +146,7 @@ class GoogleControlPlane:
         self._request_seconds = request_seconds
         self._clock = clock
         self._sleep = sleep
-        self._session: AuthorizedSession | None = None
+        self._session: Session | None = None
         self._session_lock = threading.Lock()
         self._hurried = threading.Event()
 
@@ -303,33 +301,44 @@ class GoogleControlPlane:
         call: _Call,
         query: Mapping[str, str] | None = None,
         body: Mapping[str, Any] | None = None,
+        most_bytes: int = RESPONSE_BYTES,
     ) -> Resource:
-        """One request, made once."""
+        """Make one request, once."""
         with self._session_lock:
             if self._session is None:
                 self._session = open_session(self._asker.credentials, "Google's control plane")
             session = self._session
         seconds = min(self._request_seconds, call.seconds_left)
-        return ask(session, method, f"{self._api}/{path}", query=query, body=body, timeout_seconds=seconds)
+        url = f"{self._api}/{path}"
+        return ask(session, method, url, query=query, body=body, timeout_seconds=seconds, most_bytes=most_bytes)
 
-    def _get(self, path: str, call: _Call, query: Mapping[str, str] | None = None) -> Resource:
+    def _get(
+        self, path: str, call: _Call, query: Mapping[str, str] | None = None, most_bytes: int = RESPONSE_BYTES
+    ) -> Resource:
         backoff = Backoff(0.5, 5.0)
         while True:
             try:
-                return self._ask("GET", path, call, query)
+                return self._ask("GET", path, call, query, most_bytes=most_bytes)
             except RequestError as error:
                 self._wait(error, backoff, call)
 
     def _pages(self, path: str, field: str, query: Mapping[str, str]) -> Iterator[Resource]:
-        asked = {**query, "pageSize": _PAGE_SIZE}
+        asked, tokens = {**query, "pageSize": _PAGE_SIZE}, PageTokens()
+        names: set[str] = set()
         while True:
-            page = self._get(path, self._begin(), asked)
-            found = page.get(field)
-            if isinstance(found, list):
-                yield from (one for one in found if isinstance(one, dict))
-            if not page.get("nextPageToken"):
+            page = self._get(path, self._begin(), asked, LIST_BYTES)
+            listed = page.get(field)
+            found = [one for one in listed if isinstance(one, dict)] if isinstance(listed, list) else []
+            yield from found
+            known = len(names)
+            names.update(str(one.get("name")) for one in found)
+            try:
+                token = tokens.next(str(page.get("nextPageToken") or ""), has_news=len(names) > known)
+            except EndlessListError as error:
+                raise RequestError(503, str(error), code="UNAVAILABLE") from error
+            if not token:
                 return
-            asked = {**asked, "pageToken": str(page["nextPageToken"])}
+            asked = {**asked, "pageToken": token}
 
     def _done(self, answer: Resource, call: _Call, path: str) -> Resource:
         """What an operation has made, when it is done.

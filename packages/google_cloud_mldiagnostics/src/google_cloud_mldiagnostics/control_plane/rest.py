@@ -6,7 +6,15 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from ml_diagnostics_common.authorized_requests import Answer, NoAnswerError, Why, exchange, shown
+from ml_diagnostics_common.authorized_requests import (
+    RESPONSE_BYTES,
+    Answer,
+    NoAnswerError,
+    Session,
+    Why,
+    exchange,
+    shown,
+)
 
 from google_cloud_mldiagnostics._version import __version__
 
@@ -76,13 +84,14 @@ class RequestError(Exception):
 
 
 def ask(
-    session: Any,
+    session: Session,
     method: str,
     url: str,
     *,
     timeout_seconds: float,
     query: Mapping[str, str] | None = None,
     body: Mapping[str, Any] | None = None,
+    most_bytes: int = RESPONSE_BYTES,
 ) -> dict[str, Any]:
     """Makes one request, once.
 
@@ -90,9 +99,10 @@ def ask(
         session: What `authorized_requests.open_session` returns.
         method: GET, POST, PATCH, ...
         url: Without its query.
-        timeout_seconds: How long it may take in all, a new token included.
+        timeout_seconds: How long it may take in all, a new token, headers and body included.
         query: The query's parameters.
         body: The JSON to send.
+        most_bytes: The limit of the answer's body.
 
     Returns:
         The answer's JSON.
@@ -107,7 +117,14 @@ def ask(
     timeout_seconds = max(0.001, timeout_seconds)
     try:
         answer = exchange(
-            session, method, url, headers=_HEADERS, timeout_seconds=timeout_seconds, query=query, body=encoded
+            session,
+            method,
+            url,
+            headers=_HEADERS,
+            timeout_seconds=timeout_seconds,
+            query=query,
+            body=encoded,
+            most_bytes=most_bytes,
         )
     except NoAnswerError as error:
         if error.why is Why.TOKEN_REFUSED:

@@ -1,0 +1,192 @@
+"""Responses of a server that is not trusted: one deadline for all of it, and a limit after decompression.
+
+Imports requests and urllib3. What they do by themselves is not enough: their timeout is for each read from the
+socket, and a compressed body of 2 MB may become 2 GiB in memory.
+"""
+
+from __future__ import annotations
+
+import time
+import zlib
+from collections.abc import Iterator
+from typing import Any
+
+import requests
+import urllib3
+from requests.adapters import HTTPAdapter
+from urllib3.exceptions import DecodeError, ProtocolError
+
+from ml_diagnostics_common.timed_response import TimedResponse
+
+__all__ = ["BoundedAdapter", "Deadline", "ResponseTooLargeError", "bounded_http"]
+
+_CONNECT_SECONDS = 5.0
+_PIECE_BYTES = 1 << 18
+_GZIP_OR_ZLIB = zlib.MAX_WBITS | 32
+
+
+def bounded_http(most_bytes: int) -> requests.Session:
+    """Return a `requests.Session` whose responses are limited in size and, given a `Deadline`, in time.
+
+    Args:
+        most_bytes: The limit of a body after decompression, unless `response.raw.most_bytes` is set.
+    """
+    session = requests.Session()
+    session.headers["Accept-Encoding"] = "gzip"  # No more than what is decompressed here, in bounded memory.
+    for prefix in ("http://", "https://"):
+        session.mount(prefix, BoundedAdapter(most_bytes))
+    return session
+
+
+class ResponseTooLargeError(ProtocolError):
+    """The body is larger than the limit; the connection is closed."""
+
+
+class Deadline(urllib3.Timeout):
+    """A moment of the monotonic clock by which a request must be over, whatever it consists of.
+
+    Args:
+        moment: The moment, in seconds of `time.monotonic`.
+    """
+
+    def __init__(self, moment: float) -> None:
+        super().__init__()
+        self.moment = moment
+
+    @property
+    def seconds_left(self) -> float:
+        """The time that is left; never negative."""
+        return max(0.0, self.moment - time.monotonic())
+
+    @property
+    def connect_timeout(self) -> float:
+        """How long to wait for a connection, or to send."""
+        return max(0.001, min(_CONNECT_SECONDS, self.seconds_left))
+
+    @property
+    def read_timeout(self) -> float:
+        """How long to wait for the whole response. Zero is an error to urllib3, as it should be."""
+        return self.seconds_left
+
+    def clone(self) -> Deadline:
+        """Return the same moment: urllib3 takes a copy for each request, and would start the time again."""
+        return Deadline(self.moment)
+
+
+class BoundedAdapter(HTTPAdapter):
+    """Sends the requests of a `requests.Session`; each body is decompressed and counted as it is read.
+
+    Args:
+        most_bytes: The limit of a body after decompression, unless `response.raw.most_bytes` is set.
+    """
+
+    def __init__(self, most_bytes: int) -> None:
+        self._most_bytes = most_bytes
+        super().__init__()
+
+    def init_poolmanager(self, *args: Any, **kwargs: Any) -> None:
+        """Make pools of connections whose responses have a deadline."""
+        super().init_poolmanager(*args, **kwargs)
+        self.poolmanager.pool_classes_by_scheme = _POOLS
+
+    def proxy_manager_for(self, *args: Any, **kwargs: Any) -> Any:
+        """Make the same for connections through a proxy."""
+        manager = super().proxy_manager_for(*args, **kwargs)
+        if type(manager) is urllib3.ProxyManager:  # Those of SOCKS have their own.
+            manager.pool_classes_by_scheme = _POOLS
+        return manager
+
+    def send(self, *args: Any, **kwargs: Any) -> Any:
+        """Send a request; see `requests.adapters.HTTPAdapter.send`."""
+        response = super().send(*args, **kwargs)
+        response.raw = _BoundedBody(response.raw, self._most_bytes)
+        return response
+
+
+class _HttpConnection(urllib3.connection.HTTPConnection):
+    response_class = TimedResponse
+
+
+class _HttpsConnection(urllib3.connection.HTTPSConnection):
+    response_class = TimedResponse
+
+
+class HTTPConnectionPool(urllib3.HTTPConnectionPool):  # The name is in its messages.
+    ConnectionCls = _HttpConnection
+
+
+class HTTPSConnectionPool(urllib3.HTTPSConnectionPool):
+    ConnectionCls = _HttpsConnection
+
+
+_POOLS = {"http": HTTPConnectionPool, "https": HTTPSConnectionPool}
+
+
+class _BoundedBody:
+    """A body in place of urllib3's, which would decompress all of what it has read at once.
+
+    Attributes:
+        most_bytes: The limit after decompression.
+    """
+
+    def __init__(self, raw: Any, most_bytes: int) -> None:
+        self.most_bytes = most_bytes
+        self._raw = raw
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._raw, name)
+
+    def read_all(self) -> bytes:
+        """Return the whole body.
+
+        Raises:
+            ResponseTooLargeError: It is too large.
+            urllib3.exceptions.HTTPError: It did not arrive whole and in time, or cannot be decompressed.
+        """
+        return b"".join(self.stream())
+
+    def stream(self, *_: object, **__: object) -> Iterator[bytes]:
+        """Yield the body in pieces; requests reads it by this. Raises as `read_all`."""
+        try:
+            encoding = (self._raw.headers.get("Content-Encoding") or "identity").strip().lower()
+            pieces = self._received()
+            count = 0
+            for piece in pieces if encoding == "identity" else self._decompressed(encoding, pieces):
+                count += len(piece)
+                if count > self.most_bytes:
+                    raise self._too_large()
+                yield piece
+        except BaseException:
+            self._raw.close()  # The rest is not wanted: without this the connection would be used again.
+            raise
+
+    def _received(self) -> Iterator[bytes]:
+        announced = self._raw.length_remaining or 0
+        if announced > self.most_bytes:
+            raise self._too_large()
+        while piece := self._raw.read(max(announced, _PIECE_BYTES), decode_content=False):
+            yield piece
+
+    def _decompressed(self, encoding: str, pieces: Iterator[bytes]) -> Iterator[bytes]:
+        if encoding not in ("gzip", "x-gzip", "deflate"):
+            raise DecodeError(f"the response is compressed by {encoding[:40]!r}, which was not asked for")
+        member = zlib.decompressobj(_GZIP_OR_ZLIB)
+        received = False
+        for piece in pieces:
+            rest = piece
+            while rest:
+                if member.eof:  # RFC 1952: one gzip file may follow another.
+                    member = zlib.decompressobj(_GZIP_OR_ZLIB)
+                try:
+                    decompressed = member.decompress(rest, _PIECE_BYTES)
+                except zlib.error as error:
+                    raise DecodeError(f"the response cannot be decompressed: {error}") from error
+                received = True
+                rest = member.unused_data or member.unconsumed_tail
+                yield decompressed
+        yield member.flush()  # A few bytes at most: those that had no room in the last piece.
+        if received and not member.eof:
+            raise ProtocolError("the compressed response ends in the middle")
+
+    def _too_large(self) -> ResponseTooLargeError:
+        return ResponseTooLargeError(f"the response is larger than {self.most_bytes / 2**20:.4g} MiB; it was dropped")
