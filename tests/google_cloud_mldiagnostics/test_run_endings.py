@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from google_cloud_mldiagnostics import machinelearning_run
 from google_cloud_mldiagnostics.cli import main
-from google_cloud_mldiagnostics.failures import UNSEEN_EXIT
 from google_cloud_mldiagnostics.mlrun_types import MLRun
+from ml_diagnostics_common.program_end import UNSEEN_EXIT
 from ml_diagnostics_testing.control_plane import ControlPlaneServer, SelfHostedServer
 from ml_diagnostics_testing.faults import Hang, Status
 

@@ -21,8 +21,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
+from ml_diagnostics_common.program_end import UNSEEN_EXIT
+
 from google_cloud_mldiagnostics.control_plane import Change, Resource
-from google_cloud_mldiagnostics.failures import UNSEEN_EXIT
 
 __all__ = [
     "WITHOUT_A_WORD",

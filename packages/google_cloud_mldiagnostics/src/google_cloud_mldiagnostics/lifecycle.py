@@ -10,12 +10,14 @@ import math
 import os
 import queue
 import sys
+import threading
 import time
 from collections.abc import Callable, Mapping
 from typing import Any, Final, NamedTuple
 
 from ml_diagnostics_common import background
 from ml_diagnostics_common.entry import format_timestamp
+from ml_diagnostics_common.exit_hooks import ExitHooks
 from ml_diagnostics_common.guard import LOSSES, guarded_as, warn_once
 
 from google_cloud_mldiagnostics import attempts, entries
@@ -25,9 +27,9 @@ from google_cloud_mldiagnostics.configs.user_configs import to_wire
 from google_cloud_mldiagnostics.control_plane import Change, Resource
 from google_cloud_mldiagnostics.control_plane.local import LocalControlPlane
 from google_cloud_mldiagnostics.exceptions import ControlPlaneError
-from google_cloud_mldiagnostics.exit_hooks import ExitHooks
 from google_cloud_mldiagnostics.mlrun_types import RunPhase
 from google_cloud_mldiagnostics.registration import Registration
+from google_cloud_mldiagnostics.termination import Termination
 
 __all__ = ["COLLECTED", "Lifecycle"]
 
@@ -82,7 +84,8 @@ class Lifecycle:
         self._collect = collect
         self._pid = os.getpid()
         self._inbox: queue.SimpleQueue[Callable[[], object] | _End] = queue.SimpleQueue()
-        self._hooks = ExitHooks(self.end, self._tell_signal)
+        self._hooks = ExitHooks(self._end_at_exit)
+        self._termination = Termination(self._end_by_sigterm, self._tell_signal, self._hooks.is_watching)
         self._thread: background.Task | None = None
         self._has_ended = False
         self._profiles_until = math.inf
@@ -115,6 +118,12 @@ class Lifecycle:
         self._collect_at = now
         self._thread = background.start(self._run)
         self._hooks.install()
+        self._termination.install()
+        if not threading.main_thread().is_alive():
+            warn_once(
+                "begun at exit",
+                "A run was begun while the interpreter is shutting down: its end is not seen. Call its finish().",
+            )
         run = self._active.run
         run.ends_with(self.finish)
         run.configs.on_change(self._configs_changed)
@@ -141,6 +150,7 @@ class Lifecycle:
             set_active_run(None)
         self._await_end(now + (2 * _END_SECONDS + _GRACE_SECONDS if wait_seconds is None else wait_seconds))
         self._hooks.uninstall()
+        self._termination.uninstall()
 
     @guarded_as("end the run")
     def end(self, phase: str, reason: str) -> None:
@@ -160,6 +170,12 @@ class Lifecycle:
         self._profiles_until = min(self._profiles_until, now + _PROFILES_SHARE * _END_SECONDS)
         self._hand_over(_End(phase, reason, deadline, awaits_profiles=False))
         self._await_end(deadline + _GRACE_SECONDS)
+
+    def _end_at_exit(self, has_failed: bool, reason: str) -> None:
+        self.end("FAILED" if has_failed else "COMPLETED", reason)
+
+    def _end_by_sigterm(self) -> None:
+        self.end("FAILED", self._hooks.failure or "SIGTERM")
 
     def _hand_over(self, end: _End) -> None:
         if self._has_ended:

@@ -10,8 +10,9 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
+from ml_diagnostics_common.program_end import failure_of
+
 from google_cloud_mldiagnostics.exceptions import MLRunConfigurationError
-from google_cloud_mldiagnostics.failures import failure_of
 
 if TYPE_CHECKING:
     from typing_extensions import Self

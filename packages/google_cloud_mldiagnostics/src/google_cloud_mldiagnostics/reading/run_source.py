@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from ml_diagnostics_common.environment import diagnostics_directory, identity
+from ml_diagnostics_common.program_end import UNSEEN_EXIT
 
 from google_cloud_mldiagnostics.attempts import has_unseen_exit
 from google_cloud_mldiagnostics.control_plane import ControlPlane, Resource
 from google_cloud_mldiagnostics.exceptions import ControlPlaneError, RunNotFoundError
-from google_cloud_mldiagnostics.failures import UNSEEN_EXIT
 from google_cloud_mldiagnostics.reading.run_entries import CloudEntries, JournalEntries, RunEntries, run_id_of
 from google_cloud_mldiagnostics.reading.run_history import RunHistory
 from google_cloud_mldiagnostics.reading.run_view import RunView, State, phase_of, view_run

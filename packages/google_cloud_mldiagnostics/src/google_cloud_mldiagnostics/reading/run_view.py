@@ -11,9 +11,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from ml_diagnostics_common.program_end import UNSEEN_EXIT
+
 from google_cloud_mldiagnostics.attempts import WITHOUT_A_WORD
 from google_cloud_mldiagnostics.control_plane import Resource
-from google_cloud_mldiagnostics.failures import UNSEEN_EXIT
 from google_cloud_mldiagnostics.reading.run_history import (
     ProcessKey,
     RunHistory,

@@ -1,0 +1,89 @@
+"""How a process ends is reported to each library that asks, and the process ends as it would without them."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+TWO = """
+import atexit, os, signal, sys, threading, time
+from ml_diagnostics_common.exit_hooks import ExitHooks
+from ml_diagnostics_common.program_end import preserve_interrupt
+
+signal.signal(signal.SIGINT, signal.default_int_handler)
+for name in ("first", "second"):
+    ExitHooks(lambda has_failed, reason, name=name: print(name, has_failed, reason, flush=True)).install()
+"""
+
+
+def run(program: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, *arguments, "-c", TWO + textwrap.dedent(program)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env={**os.environ, "ML_DIAGNOSTICS_RAISE": "0"},
+    )
+
+
+@pytest.mark.parametrize(
+    ("program", "code", "told"),
+    [
+        ("pass", 0, "False "),
+        ("sys.exit()", 0, "False "),
+        ("sys.exit(3)", 3, "True sys.exit(3)"),
+        ("raise ValueError('nan')", 1, "True ValueError: nan"),
+        ("try: sys.exit(3)\nexcept SystemExit: pass", 0, "False "),
+        ("try: sys.exit(3)\nfinally: time.sleep(0.01)", 3, "True sys.exit(3)"),
+        ("try: sys.exit(3)\nexcept SystemExit: sys.exit(4)", 4, "True sys.exit(4)"),
+    ],
+)
+def test_each_of_two_libraries_learns_how_the_program_ends(program: str, code: int, told: str) -> None:
+    ended = run(program)
+    assert ended.returncode == code, ended.stderr
+    assert ended.stdout.splitlines() == [f"second {told}", f"first {told}"]
+
+
+# What resets CPython's flag: a string that is executed at exit, or by a thread.
+RESETTING = [
+    "atexit.register(lambda: exec('pass'))",
+    "def work():\n    while True: exec('pass'); time.sleep(0.001)\nthreading.Thread(target=work, daemon=True).start()",
+]
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="there are no signals to die of")
+@pytest.mark.parametrize("resetting", RESETTING)
+def test_a_program_that_ctrl_c_ends_dies_of_sigint(resetting: str) -> None:
+    ended = run(f"{resetting}\nos.kill(os.getpid(), signal.SIGINT)\ntime.sleep(60)")
+    assert ended.returncode == -signal.SIGINT
+    assert "KeyboardInterrupt" in ended.stderr
+
+
+@pytest.mark.parametrize(
+    ("program", "code"),
+    [
+        ("try: raise KeyboardInterrupt\nexcept KeyboardInterrupt: pass", 0),
+        ("try: raise KeyboardInterrupt\nexcept KeyboardInterrupt: sys.exit(7)", 7),
+        ("try: raise KeyboardInterrupt\nexcept KeyboardInterrupt as error: sys.last_value = error", 0),
+        # A console prints the exceptions of its statements, and goes on.
+        ("import code\ncode.InteractiveInterpreter().runsource('raise KeyboardInterrupt')\nraise SystemExit(0)", 0),
+    ],
+)
+def test_a_program_that_handles_ctrl_c_ends_as_it_decides(program: str, code: int) -> None:
+    assert run(program).returncode == code
+
+
+def test_hooks_that_are_uninstalled_report_nothing() -> None:
+    ended = run("""
+        hooks = ExitHooks(lambda *_: print("third", flush=True))
+        before = sys.exit, sys.excepthook
+        hooks.install()
+        hooks.uninstall()
+        assert (sys.exit, sys.excepthook) == before
+    """)
+    assert ended.stdout.splitlines() == ["second False ", "first False "], ended.stderr
