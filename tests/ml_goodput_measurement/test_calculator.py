@@ -19,7 +19,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from ml_diagnostics_common.exceptions import ConfigurationError, DiagnosticsError
-from ml_goodput_measurement import goodput
+from ml_goodput_measurement import goodput, goodput_elastic
 from ml_goodput_measurement.goodput import BadputType, GoodputCalculator, GoodputType, JobGoodput, MetricType
 from ml_goodput_measurement.partition import Bucket
 
@@ -211,6 +211,34 @@ def test_details_are_of_the_last_query_and_ask_nothing_anew() -> None:
     assert subject.get_job_goodput_details()["max_productive_step"] == 23
 
 
+@pytest.mark.parametrize("kind", [goodput.GoodputCalculator, goodput_elastic.ElasticGoodputCalculator])
+def test_the_details_of_a_job_without_records_are_zeros(kind: type[GoodputCalculator]) -> None:
+    log = MemoryLog()
+    subject = kind(JOB, "log", log)
+    details = subject.get_job_goodput_details()
+    assert details["goodput_time"] == {GoodputType.TOTAL: 0.0}
+    badput = dict(details["badput_time"])
+    assert badput.pop(BadputType.CUSTOM_BADPUT_EVENTS) == {}
+    assert set(badput.values()) == {0.0}
+    assert dict(details["step_time_deviation"]) == {}
+    rest = set(details) - {"goodput_time", "badput_time", "step_time_deviation"}
+    assert {name: details[name] for name in rest} == dict.fromkeys(rest, 0)  # type: ignore[literal-required]
+    log.payloads += LIFE.payloads
+    known = subject.get_job_goodput_details()
+    assert known["max_productive_step"] == 20, "the next call asks again"
+    assert set(known) == set(details)
+    assert set(known["badput_time"]) == set(details["badput_time"])
+
+
+def test_the_details_are_zeros_while_the_log_cannot_be_read(caplog: pytest.LogCaptureFixture) -> None:
+    class BrokenLog(MemoryLog):
+        def read_cloud_logging_entries(self, *_: Any, **__: Any) -> Any:
+            raise ConnectionError("no network")
+
+    assert GoodputCalculator(JOB, "log", BrokenLog()).get_job_goodput_details()["total_elapsed_time"] == 0.0
+    assert "The details of job 'job' are not known: no network" in caplog.text
+
+
 def test_details_after_a_report_are_there_too() -> None:
     subject = calculator()
     report = subject.report()
@@ -343,8 +371,6 @@ def test_a_job_that_nobody_recorded_is_an_error_that_says_what_to_do() -> None:
     assert "Was its GoodputRecorder given the same two names and logging_enabled=True?" in message
     assert isinstance(caught.value, ValueError)
     assert isinstance(caught.value, goodput.GoodputError)
-    with pytest.raises(goodput.NoGoodputError):
-        subject.get_job_goodput_details()
     with pytest.raises(goodput.NoGoodputError):
         subject.report()
 

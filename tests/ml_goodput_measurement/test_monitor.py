@@ -12,6 +12,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from ml_diagnostics_common.exceptions import ConfigurationError
 from ml_goodput_measurement import goodput_utils, monitoring, monitoring_elastic
@@ -170,14 +171,20 @@ def test_step_deviation_is_uploaded_only_where_it_is_included(caplog: pytest.Log
         {"upload_interval": 0},
         {"upload_interval": -1},
         {"upload_interval": "soon"},
+        {"upload_interval": "30"},
+        {"upload_interval": b"30"},
+        {"upload_interval": np.bool_(True)},
+        {"upload_interval": float("inf")},
+        {"upload_interval": None},
         {"upload_interval": float("nan")},
         {"upload_interval": True},
+        {"step_deviation_interval_seconds": "10"},
         {"step_deviation_interval_seconds": 0},
         {"step_deviation_interval_seconds": None},
         {"configured_ideal_step_time": -1},
         {"configured_ideal_step_time": 1e10},
         {"final_flush_timeout_seconds": -1},
-        {"final_flush_timeout_seconds": "x"},
+        {"final_flush_timeout_seconds": "10"},
         {"gcs_sync_interval_seconds": 0},
         {"cache_dir": None},
         {"cache_dir": "gs://bucket/state"},
@@ -192,6 +199,12 @@ def test_step_deviation_is_uploaded_only_where_it_is_included(caplog: pytest.Log
 def test_a_wrong_argument_is_named_at_once(wrong: dict[str, Any]) -> None:
     with pytest.raises(ConfigurationError, match=next(iter(wrong))):
         enabled(**wrong)
+
+
+def test_a_number_given_as_text_is_refused_with_what_was_expected() -> None:
+    with pytest.raises(ConfigurationError, match=r"^upload_interval is '30'; expected a number of seconds$"):
+        enabled(upload_interval="30")
+    assert enabled(upload_interval=np.float32(30)).upload_interval_seconds == 30.0
 
 
 def test_a_backend_that_is_none_is_told_at_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 from ml_goodput_measurement.goodput import GoodputRecorder
 from ml_goodput_measurement.monitor import helper
+from ml_goodput_measurement.monitor.helper_process import HelperProcess
 from ml_goodput_measurement.monitor.settings import Upload
 from ml_goodput_measurement.monitor.uploaders import Uploaders
 from ml_goodput_measurement.monitoring import GoodputMonitor
@@ -310,32 +311,37 @@ def test_a_helper_that_stands_still_is_given_up(folder: Path, uploaders: Uploade
 def test_stops_that_follow_each_other_share_one_deadline(
     folder: Path, uploaders: Uploaders, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """The helper answers nothing: three stops wait as long as one would, 20 s and a second for its report."""
     now, waits = 1000.0, []
 
-    def wait(process: object, number: int, deadline: float, **_: bool) -> None:
+    def wait(*arguments: float) -> bool:
         nonlocal now
-        waits.append(round(deadline - now, 3))
-        now = deadline
+        waits.append(round(arguments[-1], 3))
+        now += arguments[-1]
+        return False
 
     for upload in Upload:
         uploaders.start(upload)
     process = uploaders._process
+    assert process is not None
     with monkeypatch.context() as patch:
-        patch.setattr(uploaders, "_wait", wait)
+        for name in ("wait_done", "wait_ended"):
+            patch.setattr(HelperProcess, name, lambda _, *arguments: wait(*arguments))
         patch.setattr("ml_goodput_measurement.monitor.uploaders.time.monotonic", lambda: now)
         for upload in Upload:
             uploaders.stop(upload, flush=True)
-        for _ in range(2):  # An elastic trainer that begins again has all of it each time.
+        assert waits == [21, 0, 0]
+        for _ in range(2):  # An elastic trainer that starts again has all of it each time.
             uploaders.start(Upload.CUMULATIVE)
             now += 15
             uploaders.stop(Upload.CUMULATIVE, flush=True)
+        assert waits[3:] == [21, 21]
         uploaders.start(Upload.CUMULATIVE)
         uploaders.start(Upload.WINDOWS, [60])
         uploaders.stop(Upload.WINDOWS, flush=True)
         now += 100
         uploaders.stop(Upload.CUMULATIVE, flush=True)
-    assert waits == [20, 1, 1, 20, 20, 20, 20]
-    assert process is not None
+        assert waits[5:] == [21, 21]
     assert process.wait_ended(LONG_SECONDS)
 
 

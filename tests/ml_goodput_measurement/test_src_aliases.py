@@ -106,3 +106,32 @@ def test_a_module_that_is_none_is_not_found() -> None:
 
 def test_all_names_are_listed() -> None:
     assert ml_goodput_measurement.src.__all__ == dir(ml_goodput_measurement.src) == MODULES
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "goodput.checkpoint_badput_calculator",
+        "goodput.goodput_cache",
+        "goodput.goodput_exclusion",
+        "goodput.goodput_utils",
+        "goodput_elastic.goodput",
+        "goodput_elastic.goodput_utils",
+        "monitoring.gcp_metrics",
+        "monitoring.goodput",
+        "monitoring.goodput_utils",
+        "monitoring_elastic.goodput_elastic",
+        "monitoring_elastic.goodput_utils",
+        "monitoring_elastic.monitoring",
+    ],
+)
+def test_modules_are_attributes_of_the_modules_that_use_them_as_in_the_public_package(path: str) -> None:
+    facade, name = path.split(".")
+    program = f"""
+        from ml_goodput_measurement import {facade}
+        from ml_goodput_measurement.src import {facade} as old
+        import ml_goodput_measurement.{name} as real
+        assert {facade}.{name} is real
+        assert old.{name} is real
+    """
+    run(program)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import logging
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -16,6 +17,7 @@ from ml_goodput_measurement.exceptions import NoGoodputError
 from ml_goodput_measurement.figures import badput, counted_ns, goodput_percent
 from ml_goodput_measurement.goodput_exclusion import ExclusionInterval, GoodputExclusion, excluded_intervals
 from ml_goodput_measurement.goodput_utils import (
+    BadputType,
     GoodputType,
     IntervalWorkloadMetricDetails,
     UnproductiveTimeDict,
@@ -40,6 +42,8 @@ from ml_goodput_measurement.sources import UserLogger
 from ml_goodput_measurement.step_statistics import compute_step_deviation_from_baseline
 
 __all__ = ["GoodputCalculator"]
+
+_log = logging.getLogger("ml_diagnostics.goodput")
 
 _LATEST_STEPS = 1100
 """So many does `compute_step_deviation_from_baseline` look at."""
@@ -130,16 +134,21 @@ class GoodputCalculator(GoodputExclusion):
         return JobGoodput(goodput_percent(summary), breakdown, summary.last_step)
 
     def get_job_goodput_details(self) -> WorkloadMetricDetails:
-        """Returns what the last query found, in seconds; asks nothing anew (the first call does query).
+        """Return what the last query found, in seconds; only the first call queries.
 
-        Raises:
-            NoGoodputError: As `get_job_goodput`.
+        Never raises: while nothing is known of the job, or the query fails, all numbers are 0.
         """
-        with self._asking():
+        with self._lock:
             if self._summary is None:
-                self.get_job_goodput()
+                try:
+                    self.get_job_goodput()
+                except NoGoodputError:
+                    pass
+                except Exception as error:
+                    _log.warning("The details of job %r are not known: %s", self.job_name[:200], error)
             summary = self._summary
-            assert summary is not None
+            if summary is None:
+                return self._no_details()
             ideal = self._configured_ideal_seconds or summary.ideal_step_seconds
             deviations = StepDeviations(self._step_seconds, ideal)
         return WorkloadMetricDetails(
@@ -301,6 +310,22 @@ class GoodputCalculator(GoodputExclusion):
 
     def _badput(self, part: Summary | Window, unit_ns: float) -> UnproductiveTimeDict:
         return badput(part, unit_ns, elastic=self._is_elastic)
+
+    def _no_details(self) -> WorkloadMetricDetails:
+        kinds: UnproductiveTimeDict = {
+            kind: 0.0 for kind in BadputType if self._is_elastic or "ELASTIC" not in kind.name
+        }
+        kinds[BadputType.CUSTOM_BADPUT_EVENTS] = {}
+        return WorkloadMetricDetails(
+            goodput_time={GoodputType.TOTAL: 0.0},
+            badput_time=kinds,
+            max_productive_step=0,
+            total_elapsed_time=0.0,
+            disruption_count=0,
+            step_time_deviation={},
+            ideal_step_time=0.0,
+            total_excluded_time=0.0,
+        )
 
     def _cumulative(self, summary: Summary) -> Cumulative:
         return Cumulative(

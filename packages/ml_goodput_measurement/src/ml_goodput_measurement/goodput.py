@@ -104,7 +104,10 @@ _MODULES = {
     "_TRAINING_PREPARATION_START_TIME": "cloud_logger",
 }
 
-__getattr__ = imported_on_use(__name__, _MODULES)
+_SUBMODULES = ("checkpoint_badput_calculator", "goodput_cache", "goodput_exclusion", "goodput_utils")
+"""Programs reach these through this module, as through the public package's."""
+
+__getattr__ = imported_on_use(__name__, _MODULES, _SUBMODULES)
 
 
 def __dir__() -> list[str]:

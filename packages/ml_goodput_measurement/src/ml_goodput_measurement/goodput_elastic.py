@@ -19,7 +19,10 @@ _MODULES = {
     "GoodputRecorder": "recorder",
 }
 
-__getattr__ = imported_on_use(__name__, _MODULES)
+_SUBMODULES = ("goodput", "goodput_utils")
+"""Programs reach these through this module, as through the public package's."""
+
+__getattr__ = imported_on_use(__name__, _MODULES, _SUBMODULES)
 
 
 def __dir__() -> list[str]:

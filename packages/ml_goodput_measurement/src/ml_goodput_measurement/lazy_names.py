@@ -3,25 +3,29 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from typing import Any
 
 __all__ = ["imported_on_use"]
 
 
-def imported_on_use(facade: str, modules: Mapping[str, str]) -> Callable[[str], Any]:
+def imported_on_use(facade: str, modules: Mapping[str, str], submodules: Sequence[str] = ()) -> Callable[[str], Any]:
     """Returns the `__getattr__` of a module that offers names of others.
 
     Args:
         facade: The module's own name.
         modules: By public name, the module of this package that has it.
+        submodules: Modules of this package that are attributes of the facade, as the public package's are.
     """
 
     def find(name: str) -> Any:
-        if name not in modules:
+        if name in submodules:
+            value: Any = import_module(f"ml_goodput_measurement.{name}")
+        elif name in modules:
+            value = getattr(import_module(f"ml_goodput_measurement.{modules[name]}"), name)
+        else:
             raise AttributeError(f"module {facade!r} has no attribute {name!r}")
-        value = getattr(import_module(f"ml_goodput_measurement.{modules[name]}"), name)
         setattr(sys.modules[facade], name, value)
         return value
 

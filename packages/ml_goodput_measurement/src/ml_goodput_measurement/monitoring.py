@@ -48,7 +48,10 @@ _MODULES = {
     "ValueType": "gcp_metrics",
 }
 
-__getattr__ = imported_on_use(__name__, {name: _MODULES.get(name, "goodput_utils") for name in __all__})
+_SUBMODULES = ("gcp_metrics", "goodput", "goodput_utils")
+"""Programs reach these through this module, as through the public package's."""
+
+__getattr__ = imported_on_use(__name__, {name: _MODULES.get(name, "goodput_utils") for name in __all__}, _SUBMODULES)
 
 
 def __dir__() -> list[str]:

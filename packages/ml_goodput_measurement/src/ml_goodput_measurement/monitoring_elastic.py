@@ -20,7 +20,10 @@ _MODULES = {
     "GoodputMonitor": "monitor.monitor",
 }
 
-__getattr__ = imported_on_use(__name__, _MODULES)
+_SUBMODULES = ("goodput_elastic", "goodput_utils", "monitoring")
+"""Programs reach these through this module, as through the public package's."""
+
+__getattr__ = imported_on_use(__name__, _MODULES, _SUBMODULES)
 
 
 def __dir__() -> list[str]:

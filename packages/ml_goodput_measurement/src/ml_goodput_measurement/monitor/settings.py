@@ -15,7 +15,7 @@ from ml_diagnostics_common.environment import configured_backend
 from ml_diagnostics_common.exceptions import ConfigurationError
 
 from ml_goodput_measurement.goodput_utils import GCPOptions
-from ml_goodput_measurement.moments import LONGEST_SECONDS, retention_ns
+from ml_goodput_measurement.moments import LONGEST_SECONDS, retention_ns, seconds_of
 from ml_goodput_measurement.names import checked_name, shown
 
 __all__ = ["LONGEST_FLUSH_SECONDS", "MonitorSettings", "Upload", "checked_windows"]
@@ -79,7 +79,7 @@ class MonitorSettings:
         configured_backend(environ)  # The helper process would only die of a wrong one.
         sync_name, sync_seconds = "gcs_sync_interval_seconds", arguments["gcs_sync_interval_seconds"]
         if environ.get(_GCS_SYNC_INTERVAL):
-            sync_name, sync_seconds = _GCS_SYNC_INTERVAL, environ[_GCS_SYNC_INTERVAL]
+            sync_name, sync_seconds = _GCS_SYNC_INTERVAL, _number_in(environ[_GCS_SYNC_INTERVAL])
         return cls(
             job_name=checked_name("job_name", arguments["job_name"]),
             logger_name=checked_name("logger_name", arguments["logger_name"]),
@@ -157,19 +157,26 @@ def checked_windows(rolling_windows_seconds: Any) -> list[int]:
     return list(dict.fromkeys(windows))
 
 
-def _seconds(name: str, value: Any) -> float:
+def _number_in(text: str) -> float | str:
+    """Return the number that an environment variable holds, or its text where it holds none."""
     try:
-        if not isinstance(value, bool) and math.isfinite(seconds := float(value)):
-            return seconds
-    except (TypeError, ValueError, OverflowError):
-        pass
-    raise ConfigurationError(f"{name} is {shown(value)}; give a number of seconds")
+        return float(text)
+    except ValueError:
+        return text
+
+
+def _seconds(name: str, value: Any) -> float:
+    # numpy's booleans convert to float as its numbers do.
+    seconds = None if type(value).__name__ in ("bool_", "bool") else seconds_of(value)
+    if seconds is None or not math.isfinite(seconds):
+        raise ConfigurationError(f"{name} is {shown(value)}; expected a number of seconds")
+    return seconds
 
 
 def _interval(name: str, value: Any) -> float:
     seconds = _seconds(name, value)
     if seconds <= 0:
-        raise ConfigurationError(f"{name} is {shown(value)}; give a number of seconds above zero")
+        raise ConfigurationError(f"{name} is {shown(value)}; expected a number of seconds above zero")
     return seconds
 
 

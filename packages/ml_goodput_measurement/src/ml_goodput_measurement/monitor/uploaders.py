@@ -21,13 +21,11 @@ __all__ = ["Uploaders"]
 _log = logging.getLogger("ml_diagnostics.goodput")
 
 _MARGIN_SECONDS = 1.0
-"""How much longer than until its deadline the process is waited for."""
+"""How much longer than for its last uploads the process is waited for: it reports those that it gave up."""
 _GOOD_LIFE_SECONDS = 60.0
 """A process that lived for so long did not fail at its start."""
 _RUN_OF_STOPS_SECONDS = 60.0
-"""Stops within this time share one deadline, unless something was started anew in between."""
-_LEAST_FLUSH_SECONDS = 1.0
-"""What the last of such stops has even if those before it have used up all there was."""
+"""Stops within this time share the time to wait, unless an upload was started in between."""
 _AFTER_TROUBLE_SECONDS = 60.0
 
 
@@ -59,7 +57,7 @@ class Uploaders:
         self._wanted: dict[Upload, list[int]] = {}
         self._process: HelperProcess | None = None
         self._first_stop = -float("inf")
-        self._flush_seconds_left = 0.0
+        self._stop_seconds_left = 0.0
 
     @property
     def pid(self) -> int | None:
@@ -90,23 +88,23 @@ class Uploaders:
                 self._send(self._process, flush=False)
 
     def stop(self, upload: Upload, *, flush: bool) -> None:
-        """Turns an upload off, after it has been done once more; waits for that until its deadline at the latest.
+        """Turn an upload off after doing it once more; wait for that until the deadline at the latest.
 
-        Where several are stopped one after the other and something hangs, that is waited for once.
+        Stops that follow each other share the time to wait: whatever hangs, together they take no longer than one.
         """
         if self._is_forked():
             return
         began = time.monotonic()
         if began - self._first_stop > _RUN_OF_STOPS_SECONDS:
-            self._first_stop, self._flush_seconds_left = began, self._settings.flush_seconds
-        seconds = max(self._flush_seconds_left, min(_LEAST_FLUSH_SECONDS, self._settings.flush_seconds))
+            self._first_stop, self._stop_seconds_left = began, self._settings.flush_seconds + _MARGIN_SECONDS
         try:
-            self._stop(upload, seconds, flush=flush)
+            self._stop(upload, self._stop_seconds_left, flush=flush)
         finally:
-            self._flush_seconds_left -= time.monotonic() - began
+            self._stop_seconds_left = max(0.0, self._stop_seconds_left - (time.monotonic() - began))
 
-    def _stop(self, upload: Upload, flush_seconds: float, *, flush: bool) -> None:
-        deadline = time.monotonic() + (flush_seconds if flush else 0.0)
+    def _stop(self, upload: Upload, seconds: float, *, flush: bool) -> None:
+        flush_seconds = max(0.0, seconds - _MARGIN_SECONDS) if flush else 0.0
+        deadline = time.monotonic() + flush_seconds
         with self._lock:
             windows = self._wanted.pop(upload, None)
             if windows is None:
@@ -116,19 +114,24 @@ class Uploaders:
                 self._process = self._owner = None  # It ends now; a start from here on starts another.
             number = self._send(process, flush=flush, flush_seconds=flush_seconds) if process else 0
         if process is not None:
-            self._wait(process, number, deadline, is_last=is_last, flush=flush)
+            give_up_at = deadline + min(_MARGIN_SECONDS, seconds - flush_seconds)
+            self._wait(process, number, give_up_at, is_last=is_last, flush=flush)
         if flush and (process is None or not process.has_done(number)) and time.monotonic() < deadline:
             self._upload_once(upload, windows, deadline)
 
-    def _wait(self, process: HelperProcess, number: int, deadline: float, *, is_last: bool, flush: bool) -> None:
-        """Waits until a process has done what it was told."""
-        seconds = max(0.0, deadline - time.monotonic())
+    def _wait(self, process: HelperProcess, number: int, give_up_at: float, *, is_last: bool, flush: bool) -> None:
+        """Wait until a process has done a command."""
+        seconds = max(0.0, give_up_at - time.monotonic())
         if not is_last:
             if flush:
-                process.wait_done(number, seconds + _MARGIN_SECONDS)
-        elif not process.wait_ended(seconds + _MARGIN_SECONDS):
+                process.wait_done(number, seconds)
+        elif not process.wait_ended(seconds):
             if flush:
-                _log.warning("The goodput monitor's helper process did not end within %.0f s: killed", seconds)
+                _log.warning(
+                    "The goodput monitor's helper process did not finish its last uploads in time "
+                    "(final_flush_timeout_seconds is %g): killed",
+                    self._settings.flush_seconds,
+                )
             process.kill()
 
     def _upload_once(self, upload: Upload, windows: list[int], deadline: float) -> None:
