@@ -224,3 +224,58 @@ def test_the_command_is_installed() -> None:
     done = subprocess.run([program, "--version"], capture_output=True, text=True, check=True, timeout=60)
     assert done.stdout.startswith("mldiagnostics ")
     assert os.access(program, os.X_OK)
+
+
+RAISING = """
+import sys
+def load(shard, credential="value-of-a-variable"):
+    raise KeyError(f"shard {shard} token=abcdefgh12345678")
+def train():
+    try:
+        load(7)
+    except KeyError as missing:
+        raise ValueError("batch 5 is empty") from missing
+train()
+"""
+
+
+def test_an_uncaught_exception_is_shown_with_its_stack_and_step(capsys: Captured) -> None:
+    run_id, code = job(RAISING)
+    assert code == 1
+    text = shown(capsys, "show", run_id)
+    assert ": FAILED\n  ValueError: batch 5 is empty\n" in text
+    title = "  ValueError: batch 5 is empty\n    train (<string>:9)"
+    assert f"(last step recorded: 4), innermost call first\n\n{title}" in text
+    assert "\n  caused by KeyError: 'shard 7 token=[REDACTED]'\n    load (<string>:4)\n    train (<string>:7)" in text
+    assert "value-of-a-variable" not in text
+    assert "abcdefgh12345678" not in text
+    (process,) = json.loads(shown(capsys, "show", run_id, "--format", "json"))["attempts"][0]["processes"]
+    assert process["step"] == 4
+    assert process["traceback"][0]["exception"] == "ValueError: batch 5 is empty"
+    assert process["traceback"][0]["frames"][0] == "train (<string>:9)"
+    assert process["traceback"][1]["relation"] == "caused by"
+
+
+def test_an_exception_that_leaves_the_block_of_a_run_is_shown_with_its_stack(capsys: Captured) -> None:
+    run_id, _ = job("def fail(): raise OSError('disk')\nwith run: fail()")
+    assert "\n  OSError: disk\n    fail (<string>:1)\n    <module> (<string>:2)\n" in shown(capsys, "show", run_id)
+
+
+def test_the_stack_of_an_endless_recursion_is_short_and_one_that_is_caught_is_not_shown(capsys: Captured) -> None:
+    run_id, _ = job("def down(): down()\ndown()")
+    text = shown(capsys, "show", run_id)
+    assert "  RecursionError: maximum recursion depth exceeded" in text
+    assert text.count("    down (<string>:1)") < 100
+    assert "frames left out ...\n" in text
+    caught, _ = job("try: int('x')\nexcept ValueError: pass")
+    assert "innermost call first" not in shown(capsys, "show", caught)
+
+
+def test_a_traceback_that_somebody_else_wrote_cannot_rule_the_terminal(capsys: Captured) -> None:
+    run_id, _ = job("raise ValueError('x')")
+    (segment,) = (diagnostics_directory() / "journal" / "ml_diagnostics_metric").glob("*.jsonl")
+    forged = '[{"exception":"E\\u001b[2J","frames":["f\\u001b[2J (a:1)",3,null]},5,{"frames":7}]'
+    text = segment.read_text().replace('"traceback":[', f'"traceback":{forged},"x":[')
+    assert forged in text
+    segment.write_text(text)
+    assert "\x1b" not in shown(capsys, "show", run_id)

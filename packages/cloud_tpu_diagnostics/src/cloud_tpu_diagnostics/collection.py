@@ -52,6 +52,7 @@ class Collection:
         )
         self._changing = threading.RLock()
         self._is_on = False
+        self._is_exception_dumped = False
 
     def start(self) -> None:
         """Turns on all that the plan says, as far as it can be."""
@@ -74,6 +75,9 @@ class Collection:
         """
         with self._changing:
             self._is_on = False
+            if error is not None and not _is_clean_exit(error) and not self._is_exception_dumped:
+                self._is_exception_dumped = True
+                self._dump_exception(error)
             watchdog, companion, place = self._watchdog, self._companion, self._place
             undo_all(
                 [
@@ -84,6 +88,25 @@ class Collection:
                     self._rounds.stop,
                 ]
             )
+
+    @guarded_as("record the stack of an exception")
+    def _dump_exception(self, error: BaseException) -> None:
+        """Write the exception's stack to the trace file; where there is none, send it to the companion.
+
+        Not to the console: the interpreter prints it there.
+        """
+        from cloud_tpu_diagnostics.exception_dump import exception_dump
+
+        companion, place = self._companion, self._place
+        text = exception_dump(error, companion.step() if companion is not None else None)
+        if isinstance(place, TraceFile) and place.is_open():
+            try:
+                os.write(place.number, text.encode("utf-8", "backslashreplace"))
+                return
+            except OSError:
+                pass  # The disk is full.
+        if companion is not None and self.plan.is_collecting:
+            companion.send_exception(text)
 
     def before_fork(self) -> None:
         """Keeps the timer's locks out of the child."""
@@ -250,6 +273,10 @@ def _open_place(plan: Plan) -> TraceFile | Console | None:
         return None
     _say("Stack trace will be written to the console.")
     return console
+
+
+def _is_clean_exit(error: BaseException) -> bool:
+    return isinstance(error, SystemExit) and not error.code
 
 
 def _say(message: str, *args: object) -> None:

@@ -63,7 +63,7 @@ class CompanionLink:
                 "Python from running it cannot be ended. Start it with: python -m cloud_tpu_diagnostics run -- COMMAND",
             )
         with ExitStack() as undoing:
-            progress_path = _start_publishing(undoing)
+            self._progress_path = progress_path = _start_publishing(undoing)
             settings = CompanionSettings(
                 job_pid=os.getpid(),
                 interval_seconds=plan.interval_seconds,
@@ -89,6 +89,27 @@ class CompanionLink:
         self._our_threads |= {threading.get_ident(), self._process.thread_ident or 0}
         snapshot = take_snapshot(leave_out=self._our_threads)
         self._process.tell({"kind": "snapshot", **snapshot.to_json()})
+
+    def step(self) -> int | None:
+        """Return the step that the job published last; None where it published none."""
+        from ml_diagnostics_common.progress import ProgressReader
+
+        if self._progress_path is None:
+            return None
+        reader = ProgressReader(self._progress_path)
+        try:
+            progress = reader.read()
+        finally:
+            reader.close()
+        return None if progress is None else progress.step
+
+    def send_exception(self, text: str) -> None:
+        """Send the stack of the exception that leaves the block, for the companion to record.
+
+        Args:
+            text: As `exception_dump` returns it.
+        """
+        self._process.tell({"kind": "exception", "text": text})
 
     def leave(self, error: BaseException | None) -> None:
         """Tells how the block was left.

@@ -2,8 +2,9 @@
 
 All have `verb`, which the documented query of Logs Explorer asks for, `kind`, and `message`, which is for people.
 
-dump            what faulthandler wrote: `trigger`, `threads`, `headline`, `is_cut`, and the text in `message`. Where
-                that is long, several entries with the same number `dump` have it: `part` of `parts`
+dump            what faulthandler wrote, or the stack of an exception that left the block: `trigger` (timer, signal,
+                fault or exception), `threads`, `headline`, `is_cut`, and the text in `message`. Where that is long,
+                several entries with the same number `dump` have it: `part` of `parts`
 snapshot        the threads by equal stack: `groups`, `threads`, `time_ns`, `left_out`
 hang_suspected  `phase`, `step`, `stuck_seconds`, `timeout_seconds`, `stuck_frame`
 job_ended       `how`, `exit_code`, `signal`, `exception`, `evidence`; `goes_on` where only the block was left

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from typing import Final, NamedTuple
 
 from cloud_tpu_diagnostics.activity import activity_of, plural, telling_frame, where
-from cloud_tpu_diagnostics.traces import Frame, ThreadStack
+from cloud_tpu_diagnostics.traces import EXCEPTION_START, Frame, ThreadStack
 
 __all__ = [
     "JobPicture",
@@ -54,7 +54,7 @@ class ProcessDump(NamedTuple):
     """When it was written, in ns since 1970."""
     threads: tuple[ThreadStack, ...]
     headline: str = ""
-    """`Fatal Python error: Segmentation fault`, where it crashed."""
+    """`Fatal Python error: Segmentation fault`, where it crashed; or the line of an exception that left the block."""
     ended: str = ""
     """How it ended, if it has."""
     interval_seconds: float | None = None
@@ -64,6 +64,11 @@ class ProcessDump(NamedTuple):
     def has_crashed(self) -> bool:
         """Its last words are those of a fault."""
         return self.headline.startswith("Fatal Python error")
+
+    @property
+    def exception(self) -> str:
+        """`ValueError: batch 12 is empty`, if an exception left the block; else empty."""
+        return self.headline.partition(": ")[2] if self.headline.startswith(EXCEPTION_START) else ""
 
 
 class ProcessGroup(NamedTuple):
@@ -172,7 +177,7 @@ def group_processes(
     ended, silent = [], []
     for dump in dumps:
         quiet_seconds = (newest_ns - dump.time_ns) / 1e9
-        if dump.ended or dump.has_crashed:
+        if dump.ended or dump.has_crashed or dump.exception:
             ended.append(dump)
         elif quiet_seconds > (silent_after_seconds or _patience_seconds(dump.interval_seconds or usual_seconds)):
             silent.append((dump, quiet_seconds))
@@ -230,11 +235,15 @@ def _say_silent(silent: Sequence[tuple[ProcessDump, float]]) -> list[str]:
 
 
 def _end(dump: ProcessDump) -> str:
-    if not dump.has_crashed:
+    if dump.has_crashed:
+        end = f" crashed: {dump.headline}"
+    elif dump.exception:
+        end = f" raised {dump.exception}"
+    else:
         return f": {dump.ended}"
-    crash = f" crashed: {dump.headline}"
     current = next((thread for thread in dump.threads if thread.is_current and thread.frames), None)
-    return crash if current is None else f"{crash} in {where(telling_frame(current.frames))}"
+    place = "" if current is None else f" in {where(telling_frame(current.frames))}"
+    return end + place + (f" at step {dump.step}" if dump.exception and dump.step is not None else "")
 
 
 def _names(dumps: Sequence[ProcessDump]) -> str:

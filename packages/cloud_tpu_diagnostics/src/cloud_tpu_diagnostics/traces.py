@@ -3,6 +3,16 @@
 The format is that of `Python/traceback.c` and `Modules/faulthandler.c` of CPython 3.10 to 3.14. A dump begins with
 `Timeout (0:10:00)!` (the timer) or `Fatal Python error: ...` (a fault); one that a signal asked for begins at once with
 a thread. Its threads come newest first, an empty line between two of them, and at most 100: then `...` ends it.
+
+The format of an exception is ours (`exception_dump`), in the same lines of frames:
+
+    Exception left diagnose() at step 12: ValueError: batch 12 is empty
+    Stack (most recent call first):
+      File "/job/train.py", line 88 in train_step
+      <950 frames left out>
+    Caused by KeyError: 'y'
+    Stack (most recent call first):
+      ...
 """
 
 from __future__ import annotations
@@ -13,9 +23,19 @@ import sys
 from functools import lru_cache
 from typing import Final, NamedTuple
 
-__all__ = ["HEADER_START", "Dump", "DumpParser", "Frame", "ThreadStack", "Trigger", "parse_dumps"]
+__all__ = [
+    "EXCEPTION_START",
+    "HEADER_START",
+    "Dump",
+    "DumpParser",
+    "Frame",
+    "ThreadStack",
+    "Trigger",
+    "parse_dumps",
+]
 
 HEADER_START: Final = "INFO: Not a crash. cloud-tpu-diagnostics emits a stack trace snapshot every "
+EXCEPTION_START: Final = "Exception left diagnose()"
 
 _MOST_LINE_BYTES = 2**16
 """faulthandler cuts names at 500 characters, of up to ten bytes as it writes them."""
@@ -29,6 +49,13 @@ class Trigger(str, enum.Enum):
     TIMER = "timer"
     SIGNAL = "signal"
     FAULT = "fault"
+    EXCEPTION = "exception"
+    """The block was left with one. Its stack comes first; those of exceptions that it is linked to follow."""
+
+    @property
+    def is_last(self) -> bool:
+        """True where the process, or its block, has ended with it."""
+        return self in (Trigger.FAULT, Trigger.EXCEPTION)
 
 
 class Frame(NamedTuple):
@@ -44,9 +71,10 @@ class ThreadStack(NamedTuple):
     """One thread."""
 
     thread: str
-    """As it was written: `0x00007f12`, `0x00007f12 [worker_3]`, a name, or nothing for a stack on its own."""
+    """As it was written: `0x00007f12`, `0x00007f12 [worker_3]`, a name, or nothing for a stack on its own. Of an
+    exception linked to the first: `Caused by KeyError: 'y'`."""
     is_current: bool
-    """It holds the GIL, or got the signal."""
+    """It holds the GIL, got the signal, or raised the exception."""
     frames: tuple[Frame, ...]
     """Innermost first."""
 
@@ -56,12 +84,18 @@ class Dump(NamedTuple):
 
     trigger: Trigger
     headline: str
-    """`Timeout (0:10:00)!`, `Fatal Python error: Segmentation fault`, or nothing."""
+    """`Timeout (0:10:00)!`, `Fatal Python error: Segmentation fault`, the line of an exception, or nothing."""
     threads: tuple[ThreadStack, ...]
     is_cut: bool
     """There are more threads than were written: the oldest are missing, the main thread among them."""
     text: str
     """Its lines, without those that others wrote between them."""
+
+    @property
+    def step(self) -> int | None:
+        """The step that an exception ended, where the job published one."""
+        found = _STEP.match(self.headline)
+        return int(found[1]) if found is not None else None
 
 
 def parse_dumps(text: str | bytes) -> list[Dump]:
@@ -127,12 +161,16 @@ class DumpParser:
 
     def _take(self, kind: str, piece: re.Match[str]) -> list[Dump]:
         text = piece[0]
+        if kind == "linked":
+            if self._open.trigger is Trigger.EXCEPTION:
+                self._open.link(text)
+            return []
         if kind == "thread":
             thread_id, name, current, stack = piece.group("id", "name", "current", "stack")
             complete = [] if self._goes_on_with(thread_id) else self._close()
             self._open.add_thread(thread_id, name, current is not None, stack, text)
             return complete
-        if kind in ("header", "timeout", "fault"):
+        if kind in ("header", "timeout", "fault", "exception"):
             return self._begin(kind, text)
         if kind == "cut":
             return self._cut(text)
@@ -147,13 +185,15 @@ class DumpParser:
 
     def _goes_on_with(self, thread_id: str | None) -> bool:
         """Whether a thread belongs to the open dump: the first of one follows no empty line, and none comes twice."""
+        if self._open.trigger is Trigger.EXCEPTION:
+            return thread_id is None and (self._open.is_linked or not self._open.threads)
         if not self._open.threads:
             return True
         return self._after_empty_line and thread_id is not None and thread_id not in self._open.ids
 
     def _begin(self, kind: str, line: str) -> list[Dump]:
         closed = [] if kind == "timeout" and self._open.is_only_a_header() else self._close()
-        self._open.trigger = Trigger.FAULT if kind == "fault" else Trigger.TIMER
+        self._open.trigger = _TRIGGERS.get(kind, Trigger.TIMER)
         if kind != "header":
             self._open.headline = line.rstrip("\n")
         self._open.add_text(line)
@@ -183,6 +223,16 @@ class _OpenDump:
         self.is_cut = False
         self._texts: list[str] = []
         self._room = _MOST_DUMP_CHARACTERS
+        self._linked = ""
+
+    @property
+    def is_linked(self) -> bool:
+        """True where the next stack is of an exception that the one before is linked to."""
+        return bool(self._linked)
+
+    def link(self, line: str) -> None:
+        self._linked = line.rstrip("\n")
+        self.add_text(line)
 
     def is_only_a_header(self) -> bool:
         return self.trigger is Trigger.TIMER and not self.headline and not self.threads
@@ -192,8 +242,10 @@ class _OpenDump:
             return
         if thread_id is not None:
             self.ids.add(thread_id)
-        thread = (thread_id or "") + (f" [{name}]" if name else "")
-        self.threads.append(ThreadStack(thread, is_current or thread_id is None, _frames(stack)))
+        thread = (thread_id or self._linked) + (f" [{name}]" if name else "")
+        is_current = is_current or (thread_id is None and not self._linked)
+        self.threads.append(ThreadStack(thread, is_current, _frames(stack)))
+        self._linked = ""
 
     def add_frames(self, text: str) -> None:
         """Those that somebody else's lines, or the end of what was read, parted from their thread."""
@@ -221,7 +273,8 @@ class _OpenDump:
 
 # One piece is a line, or a thread with its frames. Every line is in one, so that nothing is searched twice.
 _FRAME_LINES = (
-    r"""(?:[ ]{2}(?:File[ ][^\n]*line[ ](?:\d+|\?\?\?)[ ]in[ ][^\n]*|<[a-zA-Z ]+>|\.\.\.|Garbage-collecting)\n)"""
+    r"(?:[ ]{2}(?:File[ ][^\n]*line[ ](?:\d+|\?\?\?)[ ]in[ ][^\n]*|<[a-zA-Z ]+>|<\d+[ ]frames[ ]left[ ]out>"
+    r"|\.\.\.|Garbage-collecting)\n)"
 )
 _PIECES = re.compile(
     rf"""
@@ -237,6 +290,8 @@ _PIECES = re.compile(
     | (?P<header>{re.escape(HEADER_START)}[^\n]*\n)
     | (?P<timeout>Timeout[ ]\(\d+:\d\d:\d\d(?:\.\d+)?\)!\n)
     | (?P<fault>Fatal[ ]Python[ ]error:[^\n]*\n)
+    | (?P<exception>{re.escape(EXCEPTION_START)}(?:[ ]at[ ]step[ ]-?\d+)?:[ ][^\n]*\n)
+    | (?P<linked>(?:Caused[ ]by|While[ ]handling|In[ ]the[ ]group)[ ][^\n]*\n)
     | (?P<modules>Extension[ ]modules:[^\n]*\n)
     | (?P<detail>(?:
         Python[ ]runtime[ ]state:
@@ -250,18 +305,25 @@ _PIECES = re.compile(
 )
 _BEGIN_IN_LINE = re.compile(
     rf"""
-    {re.escape(HEADER_START)} | Timeout[ ]\(\d+:\d\d:\d\d | Fatal[ ]Python[ ]error:
+    {re.escape(HEADER_START)} | {re.escape(EXCEPTION_START)} | Timeout[ ]\(\d+:\d\d:\d\d | Fatal[ ]Python[ ]error:
     | (?:Current[ ]t|T)hread[ ]0x[0-9a-fA-F]{{1,16}}[ ] | Stack[ ]\(most[ ]recent[ ]call[ ]first\):
     """,
     re.VERBOSE,
 )
-_FRAME = re.compile(r'  File (?:"([^\n]*)"|([^\n]*)), line (\d{1,18}|\?\?\?) in ([^\n]*)\n')
+_FRAME = re.compile(r'  File (?:"([^\n]*)"|([^\n]*)), line (\d{1,18}|\?\?\?) in ([^\n]*)\n|  <(\d+ frames left out)>\n')
+_STEP = re.compile(re.escape(EXCEPTION_START) + r" at step (-?\d{1,18}):")
+_TRIGGERS: Final = {"fault": Trigger.FAULT, "exception": Trigger.EXCEPTION}
 
 
 @lru_cache(maxsize=2048)  # Most threads wait where others do, and where they did the last time.
 def _frames(text: str) -> tuple[Frame, ...]:
-    """Without what stands in place of frames: `  ...`, `  <truncated rest of calls>`, `  <no Python frame>`."""
+    """Return frames without what faulthandler writes in place of some: `  ...`, `  <no Python frame>`.
+
+    Those that were left out of an exception's stack are a frame without a file, so that who reads knows where.
+    """
     return tuple(
-        Frame(sys.intern(file or unquoted), 0 if line == "???" else int(line), sys.intern(function))
-        for file, unquoted, line, function in _FRAME.findall(text)
+        Frame("", 0, f"... {left_out} ...")
+        if left_out
+        else Frame(sys.intern(file or unquoted), 0 if line == "???" else int(line), sys.intern(function))
+        for file, unquoted, line, function, left_out in _FRAME.findall(text)
     )

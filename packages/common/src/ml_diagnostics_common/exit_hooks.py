@@ -29,6 +29,7 @@ from ml_diagnostics_common.program_end import (
     preserve_interrupt,
     program_frame,
 )
+from ml_diagnostics_common.raised_exception import RaisedException, describe_exception
 
 __all__ = ["ExitHooks"]
 
@@ -46,6 +47,7 @@ class ExitHooks:
         self._pid = os.getpid()
         self._is_installed = False
         self._failure = ""
+        self._raised: tuple[RaisedException, ...] = ()
         self._exit: tuple[int, str] | None = None
         self._uncaught_before: BaseException | None = None
         self._program: FrameType | None = None
@@ -90,6 +92,11 @@ class ExitHooks:
         """Why the program has failed, once an exception was not caught; empty before."""
         return self._failure
 
+    @property
+    def raised(self) -> tuple[RaisedException, ...]:
+        """The uncaught exception, and those that it is linked to; empty before."""
+        return self._raised
+
     def _at_exit(self) -> None:
         if self.is_watching():
             how = how_it_was_left(self._program)
@@ -108,6 +115,7 @@ class ExitHooks:
         uncaught = last_uncaught()
         is_new = uncaught is not None and uncaught is not self._uncaught_before
         if uncaught is not None and is_new and sys.excepthook is not self._own_excepthook and not _is_interactive():
+            self._raised = describe_exception(uncaught)
             return failure_of(uncaught)
         return ""
 
@@ -148,6 +156,7 @@ class ExitHooks:
             # Programs call the hook themselves too, to show an exception that they have caught.
             if self.is_watching() and error is last_uncaught() and not _is_interactive():
                 self._failure = failure_of(error)
+                self._raised = describe_exception(error)
         finally:
             self._previous_excepthook(kind, error, traceback)
 

@@ -14,6 +14,7 @@ from opcode import opname
 from types import FrameType
 from typing import Final
 
+from ml_diagnostics_common.raised_exception import message_of
 from ml_diagnostics_common.redaction import redact_text
 
 __all__ = [
@@ -83,12 +84,8 @@ def failure_of(error: BaseException) -> str:
     """Return why an uncaught exception is a failure: short, without secrets; empty for `sys.exit(0)`."""
     if isinstance(error, SystemExit):
         return exit_failure(error.code)
-    try:
-        text = str(error)
-    except Exception:
-        text = ""
-    name = type(error).__name__
-    return f"{name}: {redact_text(text[:_LONGEST_REASON])}" if text.strip() else name
+    name, message = type(error).__name__, message_of(error)
+    return f"{name}: {message}" if message else name
 
 
 def exit_failure(code: object) -> str:

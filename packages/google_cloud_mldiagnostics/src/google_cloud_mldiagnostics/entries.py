@@ -15,6 +15,7 @@ The first two are those of the public package; the others are ours.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 __all__ = [
@@ -49,6 +50,7 @@ def process_entry(
     profiler_port: int | None = None,
     capture_folder: str = "",
     capture_name: str = "",
+    traceback: Sequence[Mapping[str, Any]] = (),
 ) -> dict[str, Any]:
     """One process of a run has started, goes on, or has ended.
 
@@ -65,6 +67,7 @@ def process_entry(
         capture_folder: Where a profile on demand shall be written, on the process's own machine: from there it goes to
             where the run keeps its profiles.
         capture_name: What the process's file is called there, without `.xplane.pb`.
+        traceback: The exception that ended it, and those that it is linked to: `RaisedException.to_json` of each.
     """
     payload: dict[str, Any] = {
         "phase": phase,
@@ -84,6 +87,8 @@ def process_entry(
         payload["capture_folder"] = capture_folder
     if capture_name:
         payload["capture_name"] = capture_name
+    if traceback:
+        payload["traceback"] = list(traceback)
     return payload
 
 

@@ -12,13 +12,14 @@ import queue
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 from ml_diagnostics_common import background
 from ml_diagnostics_common.entry import format_timestamp
 from ml_diagnostics_common.exit_hooks import ExitHooks
 from ml_diagnostics_common.guard import LOSSES, guarded_as, warn_once
+from ml_diagnostics_common.raised_exception import RaisedException
 
 from google_cloud_mldiagnostics import attempts, entries
 from google_cloud_mldiagnostics.active_run import ActiveRun, active_run, set_active_run
@@ -54,6 +55,7 @@ class _End(NamedTuple):
     reason: str
     deadline: float
     awaits_profiles: bool
+    raised: Sequence[RaisedException] = ()
 
 
 class Lifecycle:
@@ -137,7 +139,9 @@ class Lifecycle:
         self._inbox.put(lambda: self._set_attempt(number))
 
     @guarded_as("end the run")
-    def finish(self, phase: str, reason: str, wait_seconds: float | None = None) -> None:
+    def finish(
+        self, phase: str, reason: str, wait_seconds: float | None = None, raised: Sequence[RaisedException] = ()
+    ) -> None:
         """Ends the run while the process goes on: see `end`. Profiles that are on their way are awaited, too.
 
         The process may end meanwhile, or an interrupt come: the hooks see that until all is told.
@@ -145,7 +149,7 @@ class Lifecycle:
         if os.getpid() != self._pid:
             return
         now = time.monotonic()
-        self._hand_over(_End(phase, reason, now + _END_SECONDS, awaits_profiles=wait_seconds is None))
+        self._hand_over(_End(phase, reason, now + _END_SECONDS, wait_seconds is None, raised))
         if active_run() is self._active:
             set_active_run(None)
         self._await_end(now + (2 * _END_SECONDS + _GRACE_SECONDS if wait_seconds is None else wait_seconds))
@@ -226,7 +230,7 @@ class Lifecycle:
             self._active.log.write(entries.CONFIGS, {"userConfigs": self._user_configs})
         self._active.log.sync()
 
-    def _tell_process(self, phase: str, reason: str = "") -> None:
+    def _tell_process(self, phase: str, reason: str = "", raised: Sequence[RaisedException] = ()) -> None:
         active = self._active
         payload = entries.process_entry(
             phase,
@@ -237,6 +241,7 @@ class Lifecycle:
             pid=active.pid,
             reason=reason,
             profiler_port=active.profiler_port,
+            traceback=[exception.to_json() for exception in raised],
         )
         active.log.write(entries.PROCESS, payload, severity="ERROR" if phase == "FAILED" else None)
 
@@ -374,7 +379,8 @@ class Lifecycle:
     def _tell_end(self, end: _End) -> None:
         self._active.run.run_phase = RunPhase(end.phase)
         self._active.log.look()
-        self._tell_process(end.phase, end.reason)
+        raised = end.raised or (self._hooks.raised if end.phase == "FAILED" else ())
+        self._tell_process(end.phase, end.reason, raised)
         now = format_timestamp(time.time_ns())
         ended = attempts.end(self._member, end.phase, end.reason, now=now)
         self._change(lambda kept: ended(self._with_averages(kept)))

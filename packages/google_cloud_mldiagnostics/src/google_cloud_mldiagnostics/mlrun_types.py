@@ -5,12 +5,13 @@ from __future__ import annotations
 import datetime
 import enum
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from ml_diagnostics_common.program_end import failure_of
+from ml_diagnostics_common.raised_exception import RaisedException, describe_exception
 
 from google_cloud_mldiagnostics.exceptions import MLRunConfigurationError
 
@@ -231,23 +232,31 @@ class MLRun:
     ) -> None:
         """Ends the run: FAILED if an exception left the block, which goes on as it came."""
         reason = failure_of(error) if error is not None else ""
-        self.end("FAILED" if reason else "COMPLETED", reason)
+        raised = describe_exception(error) if error is not None and reason else ()
+        self.end("FAILED" if reason else "COMPLETED", reason, raised=raised)
 
-    def ends_with(self, finish: Callable[[str, str, float | None], object]) -> None:
+    def ends_with(self, finish: Callable[..., object]) -> None:
         """Has `finish` called with what `end` is given."""
         self.__dict__["_finish"] = finish  # No field of the run's: a copy ends nothing.
 
-    def end(self, phase: str, reason: str, wait_seconds: float | None = None) -> None:
-        """As `finish`, with a reason.
+    def end(
+        self,
+        phase: str,
+        reason: str,
+        wait_seconds: float | None = None,
+        raised: Sequence[RaisedException] = (),
+    ) -> None:
+        """End the run as `finish` does, with a reason.
 
         Args:
             phase: COMPLETED or FAILED.
             reason: Why, for people.
-            wait_seconds: How long to wait until that is told; None for as long as it may take.
+            wait_seconds: How long to wait until the end is recorded; None for as long as it may take.
+            raised: The exception that ends it, and those that it is linked to.
         """
         finish = self.__dict__.get("_finish")
         if finish is not None:
-            finish(phase, reason, wait_seconds)
+            finish(phase, reason, wait_seconds, raised)
 
     def __getstate__(self) -> dict[str, Any]:
         """What is copied and pickled."""

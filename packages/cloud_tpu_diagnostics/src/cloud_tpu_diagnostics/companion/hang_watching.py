@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from cloud_tpu_diagnostics.companion.channel import WARNING, Channel
 from cloud_tpu_diagnostics.companion.job import Job
 from cloud_tpu_diagnostics.companion.settings import CompanionSettings
-from cloud_tpu_diagnostics.traces import Dump, Frame, Trigger
+from cloud_tpu_diagnostics.traces import Dump, Frame
 
 if TYPE_CHECKING:
     from ml_diagnostics_common.progress import Progress
@@ -86,7 +86,7 @@ class HangWatching:
 
     def see(self, dump: Dump) -> None:
         """Takes note of a dump: it may tell where a stuck job stands."""
-        if self._response is None or dump.trigger is Trigger.FAULT or not dump.threads:
+        if self._response is None or dump.trigger.is_last or not dump.threads:
             return
         from cloud_tpu_diagnostics.grouping import main_thread
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from cloud_tpu_diagnostics.entries import DUMP, LOG_ID, entry
-from cloud_tpu_diagnostics.traces import Dump, Trigger
+from cloud_tpu_diagnostics.traces import Dump
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -125,7 +125,7 @@ def dump_entries(dump: Dump, number: int, **fields: Any) -> list[tuple[dict[str,
         number: Tells the parts of one dump of a process from those of others.
         fields: What else the entries have.
     """
-    severity = "ERROR" if dump.trigger is Trigger.FAULT else None
+    severity = "ERROR" if dump.trigger.is_last else None
     parts = _parts(dump.text)
     return [
         (

@@ -21,7 +21,7 @@ from cloud_tpu_diagnostics.companion.out_of_memory import OutOfMemoryKills
 from cloud_tpu_diagnostics.companion.settings import CompanionSettings
 from cloud_tpu_diagnostics.companion.trace_output import ConsoleOutput, FileOutput, Headers, TraceOutput
 from cloud_tpu_diagnostics.entries import SNAPSHOT, entry
-from cloud_tpu_diagnostics.traces import Dump, DumpParser, Trigger
+from cloud_tpu_diagnostics.traces import Dump, DumpParser, Trigger, parse_dumps
 
 __all__ = ["END_SECONDS", "LINGER_SECONDS", "LONGEST_END_SECONDS", "Companion", "main"]
 
@@ -156,6 +156,9 @@ class Companion:
         kind = message.get("kind")
         if kind == "snapshot":
             self._take_snapshot(message)
+        elif kind == "exception":
+            for dump in parse_dumps(str(message.get("text", ""))):
+                self._take_dump(dump)
         elif kind == "left":
             self._note = Note.from_message(message)
             self._left_at = time.monotonic()
@@ -196,7 +199,7 @@ class Companion:
             self._hangs.see(dump)
         if self._cut is not None:
             dump = self._completed(dump)
-        elif dump.is_cut and dump.trigger is not Trigger.FAULT and self._job.ask(self._settings.main_thread_signal):
+        elif dump.is_cut and not dump.trigger.is_last and self._job.ask(self._settings.main_thread_signal):
             self._cut = dump
             self._cut_at = time.monotonic()
             return
@@ -214,7 +217,10 @@ class Companion:
 
     def _write_dump(self, dump: Dump) -> None:
         self._dumps += 1
-        for payload, severity in dump_entries(dump, self._dumps, **self._circumstances()):
+        circumstances = self._circumstances()
+        if dump.trigger is Trigger.EXCEPTION:  # By now the page says that the block has ended.
+            circumstances.update(phase=None, step=dump.step)
+        for payload, severity in dump_entries(dump, self._dumps, **circumstances):
             self._log.write(payload, severity=severity)
 
     def _take_snapshot(self, message: Mapping[str, Any]) -> None:

@@ -214,7 +214,7 @@ class _Record:
             host=host,
             process_index=int(index) if index.isdecimal() and len(index) < 10 else None,
             pid=int(pid) if pid.isdecimal() and len(pid) < 19 else 0,
-            step=self._step,
+            step=newest.step if newest is not None and newest.step is not None else self._step,
             phase=self._phase,
             time_ns=self.last_ns,
             threads=newest.threads if newest is not None else self._threads,

@@ -28,11 +28,8 @@ def format_table(picture: JobPicture, *, all_threads: bool = False) -> str:
         if all_threads:
             blocks += _thread_blocks(group.processes[0], len(group.processes) > 1)
     for dump in picture.ended:
-        crashed = next((thread for thread in dump.threads if thread.is_current), None) if dump.has_crashed else None
-        last = crashed or main_thread(dump.threads)
-        how = dump.headline if dump.has_crashed else dump.ended
-        blocks.append("\n".join([f"{dump.process}: {how}", *_stack_lines(last.frames if last else ())]))
-        if all_threads:
+        blocks.append("\n".join(_ended_lines(dump)))
+        if all_threads and not dump.exception:
             blocks += _thread_blocks(dump, False)
     for dump, seconds in picture.silent:
         frames = group_threads(dump.threads)[0].frames if dump.threads else ()
@@ -86,8 +83,25 @@ def _who(dumps: Sequence[ProcessDump]) -> str:
     return f"{len(dumps)} processes: {shown}" if len(dumps) > 1 else shown
 
 
+def _ended_lines(dump: ProcessDump) -> list[str]:
+    """Return how a process ended, and its last stack; of an exception, also what it is linked to."""
+    if dump.exception:
+        lines = [f"{dump.process}: {dump.headline}", *([dump.ended] if dump.ended else [])]
+        for thread in dump.threads:
+            lines += ([f"  {thread.thread}"] if thread.thread else []) + _stack_lines(thread.frames)
+        return lines
+    crashed = next((thread for thread in dump.threads if thread.is_current), None) if dump.has_crashed else None
+    last = crashed or main_thread(dump.threads)
+    how = dump.headline if dump.has_crashed else dump.ended
+    return [f"{dump.process}: {how}", *_stack_lines(last.frames if last else ())]
+
+
 def _stack_lines(frames: Sequence[Frame]) -> list[str]:
-    return [f"    {frame.function} ({frame.file}:{frame.line})" for frame in frames] or ["    (no Python frame known)"]
+    return [f"    {_frame_text(frame)}" for frame in frames] or ["    (no Python frame known)"]
+
+
+def _frame_text(frame: Frame) -> str:
+    return f"{frame.function} ({frame.file}:{frame.line})" if frame.file else frame.function
 
 
 def _thread_blocks(dump: ProcessDump, is_one_of_several: bool) -> list[str]:
@@ -140,5 +154,5 @@ def _utc(time_ns: int) -> str | None:
 
 
 def _folded(frame: Frame) -> str:
-    text = f"{frame.function} ({frame.file}:{frame.line})" if frame.line else f"{frame.function} ({frame.file})"
+    text = _frame_text(frame) if frame.line or not frame.file else f"{frame.function} ({frame.file})"
     return text.replace(";", ":").replace("\n", " ")

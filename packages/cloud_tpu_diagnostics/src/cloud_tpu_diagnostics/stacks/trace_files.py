@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 from ml_diagnostics_common.exceptions import ConfigurationError, StorageError
 
 from cloud_tpu_diagnostics.grouping import ProcessDump, main_thread
-from cloud_tpu_diagnostics.traces import HEADER_START, Dump, Trigger, parse_dumps
+from cloud_tpu_diagnostics.traces import HEADER_START, Dump, parse_dumps
 
 __all__ = ["TraceFileName", "newest_of", "parse_name", "read_trace_files"]
 
@@ -53,7 +53,7 @@ def newest_of(dumps: Sequence[Dump]) -> Dump | None:
             joined.append(dump)
     if not joined:
         return None
-    if joined[-1].trigger is Trigger.FAULT:  # The last words of a process, complete or not.
+    if joined[-1].trigger.is_last:  # Complete or not.
         return joined[-1]
     return next((dump for dump in reversed(joined) if main_thread(dump.threads) is not None), joined[-1])
 
@@ -93,7 +93,7 @@ def read_trace_files(path: str, notes: list[str]) -> Iterator[ProcessDump]:
             host=known.host,
             process_index=None,
             pid=known.pid,
-            step=None,
+            step=newest.step,
             phase=None,
             time_ns=time_ns,
             threads=newest.threads,

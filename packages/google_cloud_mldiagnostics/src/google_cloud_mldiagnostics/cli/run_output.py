@@ -28,6 +28,7 @@ __all__ = ["format_run", "format_runs", "run_as_dict", "runs_as_json"]
 _Item = TypeVar("_Item")
 _SECOND_NS: Final = 1_000_000_000
 _SHOWN: Final = 12
+_TRACEBACKS_SHOWN: Final = 3
 _LONGEST_VALUE: Final = 100
 
 
@@ -61,6 +62,7 @@ def format_run(view: RunView, metrics: Sequence[str], where: Sequence[tuple[str,
         _headline(view, where, now_ns),
         _attempts(view),
         _processes(view, now_ns),
+        *(_traceback(process) for process in _raising(view)),
         ["metrics", "", *metrics] if metrics else [],
         _sessions(view),
         *(_configs(section, view.configs.get(section, {})) for section in ("user", "software", "hardware")),
@@ -160,6 +162,21 @@ def _processes(view: RunView, now_ns: int) -> list[str]:
     return [title, "", *columns(cells, "><><><<"), *gap]
 
 
+def _raising(view: RunView) -> list[ProcessView]:
+    """Return processes of the last attempt that an exception has ended, the first few: others fail because of it."""
+    return [process for process in sorted(view.processes, key=_by_need) if process.traceback][:_TRACEBACKS_SHOWN]
+
+
+def _traceback(process: ProcessView) -> list[str]:
+    step = "" if process.step is None else f" (last step recorded: {process.step})"
+    lines = [f"exception in {one_line(process.name, 60)}{step}, innermost call first", ""]
+    for raised in process.traceback:
+        relation = f"{raised.relation} " if raised.relation else ""
+        lines.append(one_line(f"  {relation}{raised.title}", 600))
+        lines += [one_line(f"    {frame}", 320) for frame in raised.frames]
+    return lines
+
+
 def _by_need(process: ProcessView) -> tuple[int, int, int]:
     """Who needs to be looked at comes first."""
     order = (State.FAILED, State.STALE, State.UNKNOWN, State.ACTIVE, State.COMPLETED)
@@ -248,6 +265,7 @@ def _process_as_dict(process: ProcessView) -> dict[str, Any]:
     encoded = asdict(process)
     times = {"started": _rfc3339(encoded.pop("started_ns")), "last_sign": _rfc3339(encoded.pop("last_sign_ns"))}
     del encoded["attempt"]
+    encoded["traceback"] = [raised.to_json() for raised in process.traceback]
     return {**encoded, "state": process.state.value, **times}
 
 

@@ -93,6 +93,7 @@ class RunHistory:
         self.processes: dict[ProcessKey, ProcessRecord] = {}
         self.sessions: dict[str, SessionRecord] = {}
         self._signs_ns: dict[tuple[str, int], int] = {}
+        self._steps: dict[tuple[str, int], tuple[int, int]] = {}  # By host and pid: when, and which step.
         self._endings: dict[tuple[str, int], list[LogEntry]] = {}
 
     def add(self, entries: Iterable[LogEntry]) -> None:
@@ -113,6 +114,15 @@ class RunHistory:
             elif namespace == SESSION:
                 session_id = str(entry.payload.get("session_id", ""))
                 self.sessions.setdefault(session_id, SessionRecord(entry.timestamp_ns)).add(entry)
+            elif "step_index" in entry.payload:
+                step = natural_number(entry.payload["step_index"])
+                if step is not None and self._steps.get(who, (0, 0))[0] <= entry.timestamp_ns:
+                    self._steps[who] = entry.timestamp_ns, step
+
+    def last_step(self, key: ProcessKey) -> int | None:
+        """Return the step that a process recorded a metric of last; None if it recorded none."""
+        known = self._steps.get(key[:2])
+        return known[1] if known is not None else None
 
     def _add_process(self, entry: LogEntry) -> None:
         payload = entry.payload

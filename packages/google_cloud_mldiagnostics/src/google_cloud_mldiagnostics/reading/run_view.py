@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from ml_diagnostics_common.program_end import UNSEEN_EXIT
+from ml_diagnostics_common.raised_exception import RaisedException, raised_from_json
 
 from google_cloud_mldiagnostics.attempts import WITHOUT_A_WORD
 from google_cloud_mldiagnostics.control_plane import Resource
@@ -73,6 +74,8 @@ class ProcessView:
         profiler_port: Of its profiler's server; None where there is none.
         capture_folder: Where it looks for profiles that others take of it, a folder each.
         capture_name: What its file in there is called.
+        step: The last one that it recorded a metric of; None where that is not known.
+        traceback: The exception that ended it, and those that it is linked to.
     """
 
     attempt: int
@@ -88,6 +91,8 @@ class ProcessView:
     profiler_port: int | None = None
     capture_folder: str = ""
     capture_name: str = ""
+    step: int | None = None
+    traceback: tuple[RaisedException, ...] = ()
 
     @property
     def name(self) -> str:
@@ -266,6 +271,8 @@ class _Judge:
             profiler_port=natural_number(told.get("profiler_port")),
             capture_folder=str(told.get("capture_folder", "")),
             capture_name=str(told.get("capture_name", "")),
+            step=self._history.last_step(key),
+            traceback=_traceback(told.get("traceback")),
         )
         if not state.has_ended:
             self._judge(key, view, kept)
@@ -369,6 +376,12 @@ def _reason_of(resource: Resource) -> str:
     if isinstance(details, Mapping):
         return str(details.get("message") or details)
     return str(details or "")
+
+
+def _traceback(encoded: object) -> tuple[RaisedException, ...]:
+    """Return what an entry tells of an exception, without what is not one."""
+    raised = [raised_from_json(item) for item in encoded] if isinstance(encoded, list) else []
+    return tuple(exception for exception in raised if exception is not None)
 
 
 def _texts(mapping: object) -> dict[str, str]:
