@@ -14,7 +14,8 @@ from googleapiclient import discovery_cache
 from ml_diagnostics_common.credentials import CloudEnvironment
 from ml_diagnostics_common.exceptions import DiagnosticsError
 from ml_diagnostics_testing.compute import ComputeServer
-from ml_diagnostics_testing.faults import Delay, Hang, Reset, Status, Truncate
+from ml_diagnostics_testing.faults import Delay, Drip, Hang, Oversize, Reset, Status, Truncate
+from ml_diagnostics_testing.http_server import Request, Response, json_response
 from ml_diagnostics_testing.metadata import MetadataServer
 from ml_diagnostics_testing.oauth import OAuthServer
 from xprofiler import __version__
@@ -369,6 +370,38 @@ def test_a_request_that_may_take_long_has_its_time_on_a_connection_that_is_open(
     assert api.execute(request, "wait", timeout_seconds=20)["name"] == ZONE
 
 
+@pytest.mark.parametrize("fault", [Oversize(3_000_000_000), Oversize(2 << 30, gzip=True)], ids=repr)
+def test_an_answer_of_any_size_is_given_up(cloud: ComputeServer, api: GoogleApi, fault: Oversize) -> None:
+    cloud.faults.script([fault])
+    assert zone_of(api)["name"] == ZONE
+    cloud.faults.always(fault)
+    with pytest.raises(XprofilerError, match="larger than 64 MiB"):
+        zone_of(api)
+
+
+def test_headers_that_drip_are_not_waited_for(cloud: ComputeServer) -> None:
+    cloud.faults.always(Drip(0.05))
+    api = GoogleApi(GcloudSettings.load(), Console(), request_seconds=0.3)
+    with pytest.raises(TimedOutError, match="there was no answer in time"):
+        zone_of(api)
+
+
+@pytest.mark.parametrize("page", [{"items": {"a": {}}, "nextPageToken": "again"}, {"nextPageToken": "page NUMBER"}])
+def test_a_list_that_never_ends_is_an_error(
+    cloud: ComputeServer, api: GoogleApi, monkeypatch: pytest.MonkeyPatch, page: dict[str, Any]
+) -> None:
+    def handle(request: Request) -> Response:
+        token = str(page["nextPageToken"]).replace("NUMBER", str(len(cloud.requests)))
+        return json_response({**page, "nextPageToken": token})
+
+    monkeypatch.setattr(cloud, "handle", handle)
+    instances = api.compute.instances()
+    request = instances.aggregatedList(project=api.project)
+    with pytest.raises(XprofilerError, match=r"could not list the VMs .*(repeats|100 pages in a row had nothing new)"):
+        list(api.pages(request, instances.aggregatedList_next, "list the VMs"))
+    assert len(cloud.requests) <= 101
+
+
 @pytest.mark.parametrize("fault", [Reset(), Truncate(5)], ids=repr)
 def test_a_broken_connection_is_replaced(cloud: ComputeServer, api: GoogleApi, fault: Reset | Truncate) -> None:
     zone_of(api)
@@ -384,8 +417,6 @@ def test_nobody_there_is_said_so(cloud: ComputeServer, monkeypatch: pytest.Monke
 
 
 def test_a_page_of_a_proxy_is_no_answer(cloud: ComputeServer, api: GoogleApi, monkeypatch: pytest.MonkeyPatch) -> None:
-    from ml_diagnostics_testing.http_server import Response
-
     monkeypatch.setattr(cloud, "handle", lambda request: Response(200, b"<html>log in", {}))
     with pytest.raises(XprofilerError, match="no answer of Google's"):
         zone_of(api)

@@ -204,11 +204,17 @@ def _connection_errors(timeout_seconds: float) -> Iterator[None]:
     except (requests.exceptions.Timeout, urllib3.exceptions.TimeoutError) as error:
         raise NoAnswerError(Why.TIMEOUT, f"no answer in {timeout_seconds:g} s") from error
     except (requests.exceptions.RequestException, urllib3.exceptions.HTTPError) as error:
-        raise NoAnswerError(Why.UNREACHABLE, str(error)) from error
+        raise NoAnswerError(Why.UNREACHABLE, str(_root(error))) from error
     except google.auth.exceptions.GoogleAuthError as error:
         message = f"no access token: {error.args[0] if error.args else error!r}"
         nobody = isinstance(error, google.auth.exceptions.TransportError) or getattr(error, "retryable", False)
         raise NoAnswerError(Why.UNREACHABLE if nobody else Why.TOKEN_REFUSED, message) from error
+
+
+def _root(error: BaseException) -> BaseException:
+    """Return the error that requests and urllib3 wrapped; their own messages repeat the URL with its query."""
+    inner = getattr(error, "reason", None) or next(iter(error.args), None)
+    return _root(inner) if isinstance(inner, BaseException) else error
 
 
 def _retry_after_seconds(value: str | None) -> float | None:

@@ -9,18 +9,21 @@ import functools
 import threading
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from ml_diagnostics_common.backoff import Backoff
+from ml_diagnostics_common.paging import EndlessListError, PageTokens
 
 from xprofiler._version import __version__
 from xprofiler.cloud.errors import as_xprofiler_error, is_temporary, retry_after_seconds
 from xprofiler.cloud.settings import GcloudSettings
 from xprofiler.console import Console
+from xprofiler.exceptions import XprofilerError
 
 if TYPE_CHECKING:
+    from ml_diagnostics_common.authorized_requests import Session
     from ml_diagnostics_common.credentials import CloudEnvironment
     from ml_diagnostics_common.storage import GoogleCloudStorage
 
@@ -76,7 +79,6 @@ class GoogleApi:
         self._sleep = sleep
         self._lock = threading.RLock()  # What is made may need another that is.
         self._made: dict[str, Any] = {}
-        self._of_thread = threading.local()
         self._connections: list[Any] = []
         weakref.finalize(self, _close_all, self._connections)
 
@@ -180,11 +182,7 @@ class GoogleApi:
             self.console.detail(f"{request.method} {request.uri}")
             try:
                 return _object(request.execute(http=self._http(timeout_seconds)))
-            except KeyboardInterrupt:
-                self._close()  # What is asked next must not get the answer to this.
-                raise
             except Exception as error:
-                self._close()
                 wait = backoff.failed(retry_after_seconds(error))
                 is_late = self._clock() - began + wait > _CALL_SECONDS or backoff.failures >= _MOST_TRIES
                 if is_late or not is_repeatable or not is_temporary(error):
@@ -192,34 +190,46 @@ class GoogleApi:
                 self.console.detail(f"  {str(error) or type(error).__name__}: again in {wait:.1f} s")
                 self._sleep(wait)
 
+    def pages(self, request: Any, following: Callable[[Any, Any], Any], doing: str) -> Iterator[dict[str, Any]]:
+        """Yield the pages of a list.
+
+        Args:
+            request: For the first page.
+            following: Takes a request and its page, and returns the request for the page after it, or None.
+            doing: See `execute`.
+
+        Raises:
+            XprofilerError: As `execute`; or the list would never end.
+        """
+        tokens = PageTokens()
+        while request is not None:
+            page = self.execute(request, doing)
+            yield page
+            try:
+                tokens.next(str(page.get("nextPageToken") or ""), has_news=bool(page.get("items")))
+            except EndlessListError as error:
+                raise XprofilerError(f"could not {doing} in project {self.project}: {error}") from error
+            request = following(request, page)
+
     def _at(self, service: str) -> dict[str, str]:
         """Where a service is, as the clients take it."""
         url = self.settings.endpoint(service)
         return {"api_endpoint": url} if url else {}
 
     def _http(self, timeout_seconds: float | None = None) -> Any:
-        """The connections of this thread: httplib2's are for one thread only."""
-        import httplib2
-        from google_auth_httplib2 import AuthorizedHttp
+        from xprofiler.cloud.bounded_http import BoundedHttp
 
-        if not hasattr(self._of_thread, "http"):
-            plain = httplib2.Http(ca_certs=self.settings.value("core", "custom_ca_certs_file") or None)
-            plain.follow_redirects = False  # No API sends anybody elsewhere; who does is a login page.
-            self._of_thread.http = AuthorizedHttp(self.login.credentials, http=plain)
-            self._connections.append(plain)
-        plain = self._of_thread.http.http
-        plain.timeout = timeout_seconds or self._request_seconds
-        for connection in plain.connections.values():  # Those that are open keep to what they were opened with.
-            connection.timeout = plain.timeout
-            if connection.sock:
-                connection.sock.settimeout(plain.timeout)
-        return self._of_thread.http
+        return BoundedHttp(self._session, timeout_seconds or self._request_seconds)
 
-    def _close(self) -> None:
-        """Drops this thread's connection, which may be broken."""
-        http = self._of_thread.__dict__.pop("http", None)
-        if http is not None:
-            http.http.close()
+    @property
+    @_once
+    def _session(self) -> Session:
+        from ml_diagnostics_common.authorized_requests import open_session
+
+        ca_certs = self.settings.value("core", "custom_ca_certs_file") or None
+        session = open_session(self.login.credentials, "Compute Engine", ca_certs=ca_certs)
+        self._connections.append(session)
+        return session
 
 
 def _close_all(connections: list[Any]) -> None:

@@ -160,12 +160,11 @@ class Instances:
             returnPartialSuccess=True,
         )
         zones: set[str] = set()
-        while request is not None:
-            answer = self._api.execute(request, f"look for zones with {machine_type}")
+        following, doing = machine_types.aggregatedList_next, f"look for zones with {machine_type}"
+        for answer in self._api.pages(request, following, doing):
             zones |= {
                 scope.rpartition("/")[2] for scope, part in answer.get("items", {}).items() if part.get("machineTypes")
             }
-            request = machine_types.aggregatedList_next(request, answer)
         return sorted(zones)
 
     def _exists(self, request: Any, doing: str) -> bool:

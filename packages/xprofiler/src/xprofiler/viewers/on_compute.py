@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any, Final
 
 from xprofiler.cloud.api import GoogleApi
@@ -21,6 +21,7 @@ __all__ = ["ViewersOnCompute"]
 _OURS: Final = f"(labels.{VERSION_LABEL}:*) OR (labels.{LOG_DIRECTORY_KEY}:*)"
 _FIELDS: Final = "name,zone,status,machineType,labels,metadata/items,networkInterfaces/accessConfigs/natIP"
 _PAGE_SIZE: Final = 500
+_LISTING: Final = "list the VMs"
 
 
 class ViewersOnCompute:
@@ -71,13 +72,13 @@ class ViewersOnCompute:
         instances = self._api.compute.instances()
         if len(wanted) == 1:
             request = instances.list(zone=min(wanted), fields=f"nextPageToken,items({_FIELDS})", **asked)
-            for page in self._pages(request, instances.list_next):
+            for page in self._api.pages(request, instances.list_next, _LISTING):
                 yield from page.get("items", ())
             return
         fields = f"nextPageToken,items/*/instances({_FIELDS}),items/*/warning/code"
         request = instances.aggregatedList(fields=fields, returnPartialSuccess=True, **asked)
         unseen = set(wanted)
-        for page in self._pages(request, instances.aggregatedList_next):
+        for page in self._api.pages(request, instances.aggregatedList_next, _LISTING):
             for scope, part in page.get("items", {}).items():
                 zone = scope.rpartition("/")[2]
                 if not wanted or zone in wanted:
@@ -87,9 +88,3 @@ class ViewersOnCompute:
                         self._api.console.say(f"note: {zone} does not answer: its VMs are missing")
         if unseen:  # Every zone that there is comes up, with VMs or without.
             raise NotFoundError(f"there is no zone {', '.join(sorted(unseen))} in project {self._api.project}")
-
-    def _pages(self, request: Any, following: Callable[[Any, Any], Any]) -> Iterator[dict[str, Any]]:
-        while request is not None:
-            page = self._api.execute(request, "list the VMs")
-            yield page
-            request = following(request, page)

@@ -27,7 +27,7 @@ def ask(
     """Returns the answer to a request."""
     request = urllib.request.Request(url, data, headers, method=method)
     with urllib.request.urlopen(request, timeout=60, context=context) as answer:
-        body: bytes = answer.read()
+        body: bytes = answer.read(4 << 20)
         return body
 
 
