@@ -1,4 +1,4 @@
-"""The public libraries of the same names, as they are published, each in an environment of its own.
+"""Environments that tests make: of the public libraries of the same names, and of what an install command brings.
 
 Ours and theirs have the same import name, so theirs never meets ours in one process: it is driven by a subprocess.
 """
@@ -16,50 +16,82 @@ DIAGNOSTICS = "reference-diagnostics"
 
 _REPOSITORY = Path(__file__).parents[1]
 _FINISHED = "finished"
+_TIMEOUT_SECONDS = 300.0
 
 
 class ReferenceUnavailableError(Exception):
-    """The reference cannot be installed here: no network, or no package index."""
+    """The environment cannot be made here: no network, or no package index."""
 
 
 def reference_python(pins: str, timeout_seconds: float = 90.0) -> Path:
-    """The Python of a reference's environment, which is made at first use and kept beside nox's own.
+    """Return the Python of a reference's environment, which is made at first use and kept beside nox's own.
 
     Args:
-        pins: What is in it: the name of a file in `requirements`.
+        pins: Its contents: the name of a file in `requirements`.
         timeout_seconds: For making it.
 
     Raises:
-        ReferenceUnavailableError: It is not there and cannot be made.
+        ReferenceUnavailableError: It does not exist and cannot be made.
     """
     pinned = _REPOSITORY / "requirements" / f"{pins}.txt"
     folder = _REPOSITORY / ".nox" / pins
-    python = folder / ("Scripts" if os.name == "nt" else "bin") / "python"
     finished = folder / _FINISHED
     if not finished.exists() or finished.read_text() != pinned.read_text():
         shutil.rmtree(folder, ignore_errors=True)
-        _make(folder, python, pinned, timeout_seconds)
+        python = _create(folder, timeout_seconds)
+        _pip_install(python, ["--require-hashes", "-r", str(pinned)], timeout_seconds, compiled=True)
         finished.write_text(pinned.read_text())
+    return _python_of(folder)
+
+
+def make_environment(folder: Path, *installs: list[str], constraints: Path, root: Path = _REPOSITORY) -> Path:
+    """Make an environment by `pip install` commands, with the versions that the tests pin, and return its Python.
+
+    Args:
+        folder: Its path, where nothing exists.
+        *installs: The arguments of each `pip install`.
+        constraints: A file of pins with hashes, of which only names and versions are used.
+        root: What relative paths in the arguments start from.
+
+    Raises:
+        ReferenceUnavailableError: It cannot be made.
+    """
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    pins = folder.with_name(f"{folder.name}-constraints.txt")
+    lines = constraints.read_text().splitlines()
+    pins.write_text("".join(line.rstrip(" \\") + "\n" for line in lines if line[:1].isalnum()))
+    python = _create(folder, _TIMEOUT_SECONDS)
+    for arguments in installs:
+        _pip_install(python, ["--constraint", str(pins), *arguments], _TIMEOUT_SECONDS, root=root)
     return python
 
 
-def _make(folder: Path, python: Path, pinned: Path, timeout_seconds: float) -> None:
+def _python_of(folder: Path) -> Path:
+    return folder / ("Scripts" if os.name == "nt" else "bin") / "python"
+
+
+def _create(folder: Path, timeout_seconds: float) -> Path:
     uv = shutil.which("uv")
-    pins = ["--require-hashes", "-r", str(pinned)]
+    make = [uv, "venv", "--quiet", "--python", sys.executable] if uv else [sys.executable, "-m", "venv"]
+    _run([*make, str(folder)], timeout_seconds)
+    return _python_of(folder)
+
+
+def _pip_install(
+    python: Path, arguments: list[str], timeout_seconds: float, *, compiled: bool = False, root: Path = _REPOSITORY
+) -> None:
+    uv = shutil.which("uv")
     if uv:
-        commands = [
-            [uv, "venv", "--quiet", "--python", sys.executable, str(folder)],
-            [uv, "pip", "install", "--quiet", "--compile-bytecode", "--python", str(python), *pins],
-        ]
+        pip = [uv, "pip", "install", "--quiet", "--python", str(python), *(["--compile-bytecode"] if compiled else [])]
     else:
-        commands = [
-            [sys.executable, "-m", "venv", str(folder)],
-            [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *pins],
-        ]
-    for command in commands:
-        try:
-            subprocess.run(command, check=True, capture_output=True, text=True, timeout=timeout_seconds)
-        except subprocess.CalledProcessError as error:
-            raise ReferenceUnavailableError(f"{' '.join(command)}: {error.stderr.strip()[-500:]}") from error
-        except (OSError, subprocess.TimeoutExpired) as error:
-            raise ReferenceUnavailableError(f"{' '.join(command)}: {error}") from error
+        pip = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+    _run([*pip, *arguments], timeout_seconds, root)
+
+
+def _run(command: list[str], timeout_seconds: float, folder: Path = _REPOSITORY) -> None:
+    try:
+        subprocess.run(command, check=True, capture_output=True, text=True, timeout=timeout_seconds, cwd=folder)
+    except subprocess.CalledProcessError as error:
+        raise ReferenceUnavailableError(f"{' '.join(command)}: {error.stderr.strip()[-500:]}") from error
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise ReferenceUnavailableError(f"{' '.join(command)}: {error}") from error
