@@ -14,6 +14,8 @@ from .made_profiles import tpu_session
 from .typed_commands import typed
 
 _AT_80 = """\
+compute-bound: Device compute takes 69.4 % of the step
+
 tensorboard/session_2026_11_21_10_00_00: 2 hosts, 8 cores of TPU v5p, 12 steps
 
 Step time  1.23 ms mean, 1.20 ms median, 1.20 ms to 1.50 ms, deviation 82.9 us
@@ -46,6 +48,8 @@ host-a  17.9 kB    1.20 ms      15.0 %
 host-b  17.9 kB    1.23 ms      14.7 %      1 step
 """
 _AT_200 = """\
+compute-bound: Device compute takes 69.4 % of the step
+
 tensorboard/session_2026_11_21_10_00_00: 2 hosts, 8 cores of TPU v5p, 12 steps
 
 Step time  1.23 ms mean, 1.20 ms median, 1.20 ms to 1.50 ms, deviation 82.9 us
@@ -97,11 +101,15 @@ def test_what_is_not_known_is_said_to_be_so() -> None:
     shown = format_summary(Summary("s", "CPU", hosts=[Host("h", 1234)], notes=["no step marker " * 8]), 80)
     assert shown == textwrap.dedent(
         """\
+        the profile does not show what limits this job: it has no steps and no thread
+        that calls JAX
+
         s: 1 host, CPU, 0 steps
 
         Step time  not known: the program marks no steps
                    (jax.profiler.StepTraceAnnotation), or none was whole
-        Busy       not known: XProf measured it on no device
+        Busy       not known: the profile has no device, and no XLA operation that ran
+                   on the CPU
 
         Host    Size
         ----  ------

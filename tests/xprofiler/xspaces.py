@@ -120,6 +120,7 @@ def tpu_host(
     operations: Sequence[Operation] = OPERATIONS,
     idle_us: int = 180,
     extra_us: Mapping[int, int] | None = None,
+    first_step: int | None = None,
 ) -> bytes:
     """The XSpace of one TPU host.
 
@@ -131,8 +132,11 @@ def tpu_host(
         operations: What every step does, one after the other.
         idle_us: How long each device waits between steps.
         extra_us: By step, how much longer its first operation took.
+        first_step: If given, the program's thread marks its steps, from this number on, and is in the region
+            `load_batch` while the devices wait.
     """
     planes = []
+    marked: list[tuple[int, int, int]] = []
     for device in range(devices):
         plane = _Plane(
             device + 1,
@@ -170,12 +174,26 @@ def tpu_host(
                 at += duration
             of_modules.append(plane.event("jit_train(7)", begin, at, {"run_id": step, "group_id": step}, program_id=7))
             of_steps.append(plane.event(str(step), begin, at + idle_us * _US, {"group_id": step, "step_num": step}))
+            marked += [(begin, at, at + idle_us * _US)] if device == 0 else []
             at += idle_us * _US
         plane.line(1, "Steps", _BEGIN_NS, of_steps)
         plane.line(2, "XLA Modules", _BEGIN_NS, of_modules)
         plane.line(3, "XLA Ops", _BEGIN_NS, of_operations)
         planes.append(plane)
+    if first_step is not None:
+        planes.append(_program(devices + 1, first_step, marked))
     return b"".join(_text(1, plane.encode()) for plane in planes) + _text(4, host)
+
+
+def _program(number: int, first_step: int, steps: Sequence[tuple[int, int, int]]) -> _Plane:
+    """The plane of a thread that marks steps; each is given as its begin, when it begins to load, and its end."""
+    plane = _Plane(number, "/host:CPU")
+    events = []
+    for step_num, (begin, loads, end) in enumerate(steps, first_step):
+        events.append(plane.event("train", begin, end, {"_r": 1, "step_num": step_num}))
+        events.append(plane.event("load_batch", loads, end))
+    plane.line(1, "python", _BEGIN_NS, events)
+    return plane
 
 
 def gpu_host(

@@ -13,8 +13,8 @@ from xprofiler.serve.markup import Markup, element, joined
 from xprofiler.serve.tools import tool_link, tools_section
 from xprofiler.summary.colours import PART_COLOURS
 from xprofiler.summary.profiles import Profile
-from xprofiler.summary.summary import OTHERS, Operation, Summary, step_times
-from xprofiler.summary.text import about, mean_parts
+from xprofiler.summary.summary import OTHERS, Operation, Summary, mean_parts, step_times
+from xprofiler.summary.text import ACTIVITY_KINDS, about, compiled, headline, time_shares
 from xprofiler.summary.units import format_bytes, format_count, format_duration, format_percent, format_rate
 
 __all__ = ["POLICY", "empty_page", "failure_page", "summary_page"]
@@ -23,6 +23,7 @@ POLICY: Final = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; b
 """The Content-Security-Policy of the page: it loads nothing."""
 
 _OPERATIONS = 25
+_ACTIVITIES = 25
 
 _Column: TypeAlias = tuple[str, str, Sequence[str]]
 """A title, the class of the cells, and the cells."""
@@ -39,10 +40,12 @@ def summary_page(summary: Summary, profiles: Sequence[Profile], place: str) -> b
     main = [
         element("h1", summary.session),
         element("p", element("span", about(summary)), *_ways_out(summary), class_="about"),
+        element("p", element("strong", headline(summary)), class_="cause"),
         *(element("p", note, class_="note") for note in summary.notes),
         _tiles(summary),
         _steps(summary),
         element("div", _hosts(summary), _input(summary), class_="pair"),
+        _activities(summary),
         _operations(summary.operations),
         tools_section(summary.session, summary.tools, [host.name for host in summary.hosts]),
     ]
@@ -149,7 +152,7 @@ def _step_tile(summary: Summary) -> Markup:
 def _busy_tile(summary: Summary) -> Markup:
     title = "Devices busy" if summary.busy_on == "device" else "Hosts busy"
     if summary.busy_percent is None or summary.idle_percent is None:
-        return _tile(title, "not known", element("p", "XProf measured it on no device"))
+        return _tile(title, "not known", element("p", "no device, and no XLA operation on the CPU"))
     details = [f"idle {format_percent(summary.idle_percent)}"]
     details += [f"{name} {format_percent(percent)}" for name, percent in summary.utilization.items()]
     if summary.busy_on == "host":
@@ -176,7 +179,7 @@ def _slowest_tile(summary: Summary) -> list[Markup]:
 def _steps(summary: Summary) -> Markup | None:
     if not summary.steps:
         return None
-    means, shown = mean_parts(summary), slowest_of_each(summary.steps)
+    means, shown = mean_parts(summary.steps), slowest_of_each(summary.steps)
     group = math.ceil(len(summary.steps) / len(shown))
     title = "Steps, on the slowest core" if group == 1 else f"The slowest of each {group} steps, on its slowest core"
     return element(
@@ -253,12 +256,35 @@ def _steps_of(count: int) -> str:
     return format_count(count, "step") if count else ""
 
 
-def _input(summary: Summary) -> Markup:
+def _activities(summary: Summary) -> Markup | None:
+    shown = summary.activities[:_ACTIVITIES]
+    if not shown:
+        return None
+    columns: list[_Column] = [
+        ("Region or function", "name", [each.name for each in shown]),
+        ("Kind", "short", [ACTIVITY_KINDS[each.kind] for each in shown]),
+        ("Runs", "number", [f"{each.runs:,}" if each.runs else "" for each in shown]),
+        ("Time", "number", [format_duration(each.spent_us, "µs") for each in shown]),
+        ("Share of the steps", "number", [format_percent(each.percent) for each in shown]),
+        ("", "bar", [share_bar(each.percent) for each in shown]),
+    ]
+    return element(
+        "section",
+        element("h2", "On the hosts, in the thread of the steps"),
+        element("p", time_shares(summary), class_="soft"),
+        element("p", f"Compiled: {compiled(summary.compilations)}.") if summary.compilations is not None else None,
+        _table(columns),
+    )
+
+
+def _input(summary: Summary) -> Markup | None:
     parts = summary.input.parts_us
+    if not parts and not summary.input.conclusion:
+        return None
     return element(
         "section",
         element("h2", "Input pipeline"),
-        element("p", summary.input.conclusion or "XProf comes to no conclusion."),
+        element("p", summary.input.conclusion or "XProf measured no wait for input."),
         _table(
             [
                 ("On the hosts", "", list(parts)),

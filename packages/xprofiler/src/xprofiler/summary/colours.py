@@ -20,7 +20,11 @@ PART_COLOURS: Final = MappingProxyType(
         "Input": "#d64550",
         "Output": "#b59a2b",
         "Compilation": "#8c6d52",
+        "XLA operations": "#3b82c4",
+        "Transfers": "#b59a2b",
+        "Annotated regions": "#d64550",
+        "Calls of JAX and XLA": "#2f9e83",
         "All others": "#aab2bd",
     }
 )
-"""By XProf's names."""
+"""By XProf's names of the parts of a device's step, and by ours of a host's."""

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from ml_diagnostics_common.exceptions import MissingExtraError
 
-__all__ = ["Table", "Tables", "converted", "require_xprof", "tool_names"]
+__all__ = ["Table", "Tables", "converted", "require_xprof", "tool_names", "tools_with_data"]
+
+_COLUMNS: Final = {"hlo_stats": "hlo_op_name", "kernel_stats": "kernel_name"}
 
 Table = list[dict[str, Any]]
 """Rows, by the ids of their columns."""
@@ -65,6 +67,33 @@ def tool_names(files: Iterable[Path]) -> list[str]:
 
     names: list[str] = raw_to_tool_data.xspace_to_tool_names([str(file) for file in files])
     return [name for name in names if name]
+
+
+def tools_with_data(files: Sequence[Path], *, has_devices: bool) -> list[str]:
+    """Return XProf's tools that show something of these files: it lists also those that would be empty.
+
+    Args:
+        files: All of one profile.
+        has_devices: Whether the profile has devices: XProf measures input on them alone.
+    """
+    return [name for name in tool_names(files) if _has_data(name, files, has_devices)]
+
+
+def _has_data(tool: str, files: Sequence[Path], has_devices: bool) -> bool:
+    if tool == "input_pipeline_analyzer":
+        return has_devices
+    if tool in ("op_profile", "hlo_op_profile", "roofline_model"):
+        tool = "hlo_stats"  # They show the same operations.
+    if tool in ("hlo_stats", "kernel_stats"):
+        return bool(Tables(converted(files, tool) or []).rows(_COLUMNS[tool]))
+    if tool == "framework_op_stats":
+        return any(row["type"] != "IDLE" for row in Tables(converted(files, tool) or []).rows("type"))
+    if tool == "memory_profile":
+        return len(files) == 1 and bool((converted(files, tool) or {}).get("memoryProfilePerAllocator"))
+    if tool in ("memory_viewer", "graph_viewer"):  # They show a module's program, which XProf has put beside the file.
+        modules = files[0].parent.glob("*.hlo_proto.pb")
+        return any(module.name != "NO_MODULE.hlo_proto.pb" for module in modules)
+    return True
 
 
 def converted(files: Iterable[Path], tool: str) -> Any:

@@ -5,14 +5,16 @@ XLA's CPU client marks each operation that a thread runs with the statistic `hlo
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
-__all__ = ["HostOperations", "ProfileWindow", "covered_ns", "read_host", "self_times"]
+from xprofiler.summary.spans import Span, covered_ns, self_times
+from xprofiler.summary.xspace import Plane
 
-_Span = tuple[int, int, str]  # Begin and end in ns, and what it is.
+__all__ = ["HostOperations", "ProfileWindow", "add_operations", "operation_spans", "profile_window"]
+
+HOST_PLANE = "/host:CPU"
 
 
 @dataclass
@@ -40,68 +42,44 @@ class ProfileWindow:
     end_ns: int = 0
 
 
-def read_host(file: Path, into: HostOperations | None) -> ProfileWindow:
-    """Reads one xplane.
-
-    Args:
-        file: Which.
-        into: Where its operations are added; None wants only to know when it was profiled.
-    """
-    from xprof import profile_data
-
-    window = ProfileWindow()
-    spans: list[_Span] = []
-    for plane in profile_data.ProfileData.from_file(str(file)).planes:
+def profile_window(planes: Sequence[Plane]) -> ProfileWindow:
+    """Return when the host of these planes was profiled."""
+    for plane in planes:
         if plane.name == "Task Environment":
-            said = dict(plane.stats)
-            window = ProfileWindow(int(said.get("profile_start_time", 0)), int(said.get("profile_stop_time", 0)))
-        elif plane.name == "/host:CPU" and into is not None:
-            for line in plane.lines:
-                of_line = _operations(line)
-                for _, _, name in of_line:
-                    into.runs[name] = into.runs.get(name, 0) + 1
-                for name, self_ns in self_times(of_line).items():
-                    into.self_ns[name] = into.self_ns.get(name, 0) + self_ns
-                spans += of_line
-    if into is not None and spans:
+            return ProfileWindow(plane.number("profile_start_time"), plane.number("profile_stop_time"))
+    return ProfileWindow()
+
+
+def add_operations(planes: Sequence[Plane], into: HostOperations) -> None:
+    """Add the operations that a host's threads ran."""
+    spans: list[Span] = []
+    for plane in planes:
+        for of_line in operation_spans(plane) if plane.name == HOST_PLANE else ():
+            for _, _, name in of_line:
+                into.runs[name] = into.runs.get(name, 0) + 1
+            for name, self_ns in self_times(of_line).items():
+                into.self_ns[name] = into.self_ns.get(name, 0) + self_ns
+            spans += of_line
+    if spans:
+        window = profile_window(planes)
         into.busy_ns += covered_ns(spans)
         spanned_ns = max(end for _, end, _ in spans) - min(begin for begin, _, _ in spans)
         into.profiled_ns += max(window.end_ns - window.begin_ns, spanned_ns)
-    return window
 
 
-def _operations(line: Any) -> list[_Span]:
-    if not line.name.startswith("tf_XLA"):
-        return []
-    spans, is_operation = [], dict[str, bool]()  # One look at a name is enough, and statistics are slow to read.
+def operation_spans(plane: Plane) -> list[list[Span]]:
+    """Return the XLA operations of a host's plane, a list for each thread."""
+    marks = plane.stat_ids("hlo_op")
+    return [spans for line in plane.lines if marks and (spans := _of_line(line, plane, marks))]
+
+
+def _of_line(line: Any, plane: Plane, marks: frozenset[int]) -> list[Span]:
+    spans, is_operation = [], dict[int, bool]()  # An event's name decides: statistics are slow to read.
     for event in line.events:
-        name, lasted_ns = event.name, event.duration_ns
-        if name not in is_operation:
-            is_operation[name] = any(key == "hlo_op" for key, _ in event.stats)
-        if is_operation[name] and lasted_ns > 0:
-            spans.append((int(event.start_ns), int(event.start_ns + lasted_ns), name))
+        number, lasted_ns = event.metadata_id, event.duration_ps // 1000
+        if number not in is_operation:
+            is_operation[number] = any(stat.metadata_id in marks for stat in event.stats)
+        if is_operation[number] and lasted_ns > 0:
+            begin_ns = line.timestamp_ns + event.offset_ps // 1000
+            spans.append((begin_ns, begin_ns + lasted_ns, plane.event_names.get(number, "")))
     return spans
-
-
-def self_times(spans: Iterable[_Span]) -> dict[str, int]:
-    """Returns by name how long spans of one thread lasted, without the spans inside them, in nanoseconds."""
-    times: dict[str, int] = {}
-    around: list[_Span] = []
-    for begin, end, name in sorted(spans, key=lambda span: (span[0], -span[1])):
-        while around and around[-1][1] <= begin:
-            around.pop()
-        times[name] = times.get(name, 0) + end - begin
-        if around:
-            outer = around[-1]
-            times[outer[2]] -= min(end, outer[1]) - begin
-        around.append((begin, end, name))
-    return times
-
-
-def covered_ns(spans: Sequence[_Span]) -> int:
-    """Returns how long at least one span lasted, in nanoseconds."""
-    covered, reached = 0, -1
-    for begin, end, _ in sorted(spans):
-        covered += max(0, end - max(begin, reached))
-        reached = max(reached, end)
-    return covered

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -9,7 +10,8 @@ from ml_diagnostics_common.exceptions import MissingExtraError
 
 from xprofiler.exceptions import UsageError, XprofilerError
 from xprofiler.summary.colours import PART_COLOURS
-from xprofiler.summary.text import headline, mean_parts
+from xprofiler.summary.summary import mean_parts
+from xprofiler.summary.text import headline, identity
 from xprofiler.summary.units import format_percent
 
 if TYPE_CHECKING:
@@ -19,6 +21,7 @@ __all__ = ["check_target", "save_plot"]
 
 _SUFFIXES = (".png", ".svg", ".pdf")
 _OPERATIONS = 12
+_TITLE_WIDTH = 120  # Characters of the figure's width.
 _INK, _FAINT = "#1f2933", "#8a94a3"
 
 
@@ -52,7 +55,8 @@ def save_plot(summary: Summary, file: Path) -> None:
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(11, 7.5), layout="constrained")
-    figure.suptitle(_plain(headline(summary)), x=0.01, ha="left", fontsize=12, color=_INK)
+    title = [*textwrap.wrap(headline(summary), _TITLE_WIDTH), identity(summary)]
+    figure.suptitle(_plain("\n".join(title)), x=0.01, ha="left", fontsize=12, color=_INK)
     above, below = figure.subplots(2, 1, height_ratios=(1, 1.1))
     _draw_steps(above, summary)
     _draw_operations(below, summary)
@@ -65,7 +69,7 @@ def save_plot(summary: Summary, file: Path) -> None:
 def _draw_steps(axes: Any, summary: Summary) -> None:
     positions = range(len(summary.steps))
     bottoms = [0.0] * len(summary.steps)
-    for part in mean_parts(summary):
+    for part in mean_parts(summary.steps):
         heights = [step.parts_us.get(part, 0.0) / 1e3 for step in summary.steps]
         axes.bar(positions, heights, 0.85, bottom=bottoms, label=_plain(part), color=PART_COLOURS.get(part, _FAINT))
         bottoms = [bottom + height for bottom, height in zip(bottoms, heights, strict=True)]

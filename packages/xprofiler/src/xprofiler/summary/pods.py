@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 from xprofiler.summary.host_operations import ProfileWindow
-from xprofiler.summary.summary import OTHERS, Host, Step
+from xprofiler.summary.host_time import HostTime
+from xprofiler.summary.summary import HOST_PARTS, OTHERS, Host, Step
 
-__all__ = ["CoreStep", "core_steps", "hosts_of", "steps_of"]
+__all__ = ["CoreStep", "core_steps", "host_steps", "hosts_of", "numbered", "steps_of"]
 
 _CORES_OF_A_HOST: Final = 1000  # XProf 2.24 numbers cores so: 1000 times the place of the host's file, and the device.
 
@@ -55,13 +56,46 @@ def core_steps(pods: Mapping[str, Any], hosts: Sequence[str]) -> list[list[CoreS
     return steps
 
 
+def host_steps(times: Mapping[str, HostTime]) -> list[list[CoreStep]]:
+    """Return the steps that programs marked on the hosts, each on all hosts that have it, in order.
+
+    XProf's own table has them without their numbers, and calls all that a host does "Host compute".
+    """
+    steps: dict[int, list[CoreStep]] = {}
+    for host, time in times.items():
+        for step in time.steps:
+            parts: dict[str, float] = {}
+            for kind, spent_ns in step.spent_ns.items():
+                part = HOST_PARTS.get(kind, OTHERS)
+                parts[part] = parts.get(part, 0.0) + spent_ns / 1e3
+            duration_us = (step.end_ns - step.begin_ns) / 1e3
+            steps.setdefault(step.number, []).append(CoreStep(str(step.number), host, host, duration_us, parts))
+    return [steps[number] for number in sorted(steps)]
+
+
+def numbered(rounds: Sequence[Sequence[CoreStep]], times: Iterable[HostTime]) -> list[list[CoreStep]]:
+    """Return XProf's steps with the numbers that the program gave them.
+
+    XProf counts the marked steps of a host from 0, in the order of their begins.
+    """
+    roots = next((time.roots for time in times if time.roots), [])
+    places = [int(step) if (step := of_step[0].step).isdigit() else len(roots) for of_step in rounds]
+    if any(place >= len(roots) for place in places):
+        return [list(of_step) for of_step in rounds]
+    return [
+        [core._replace(step=str(roots[place])) for core in of_step]
+        for place, of_step in zip(places, rounds, strict=True)
+    ]
+
+
 def steps_of(rounds: Sequence[Sequence[CoreStep]]) -> list[Step]:
     """Returns each step as it was on its slowest core."""
     steps = []
     for of_step in rounds:
         slowest = max(of_step, key=lambda core: (core.duration_us, core.host, core.core))
         hosts = {core.host for core in of_step if core.duration_us == slowest.duration_us}
-        alone = slowest.host if len(hosts) == 1 else ""
+        is_alone = len(hosts) == 1 and len({core.host for core in of_step}) > 1
+        alone = slowest.host if is_alone else ""
         steps.append(Step(slowest.step, slowest.duration_us, slowest.parts_us, alone))
     return steps
 

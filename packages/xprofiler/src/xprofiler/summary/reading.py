@@ -10,16 +10,20 @@ import html
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
 from xprofiler.exceptions import XprofilerError
-from xprofiler.summary.converters import Tables, converted, tool_names
-from xprofiler.summary.host_operations import HostOperations, read_host
-from xprofiler.summary.pods import core_steps, hosts_of, steps_of
+from xprofiler.summary.cause import activities_of, cause_of, compilations_of, slow_host_of, time_percent_of
+from xprofiler.summary.converters import Tables, converted, tool_names, tools_with_data
+from xprofiler.summary.host_operations import HostOperations, ProfileWindow, add_operations, profile_window
+from xprofiler.summary.host_time import HostTime, host_time
+from xprofiler.summary.pods import core_steps, host_steps, hosts_of, numbered, steps_of
 from xprofiler.summary.room import require_room
-from xprofiler.summary.summary import InputPipeline, Operation, Summary
+from xprofiler.summary.summary import InputPipeline, Operation, Summary, mean_parts
+from xprofiler.summary.units import format_bytes
+from xprofiler.summary.xspace import read_planes
 
 __all__ = ["operations_of", "summarize"]
 
@@ -30,6 +34,7 @@ _UTILIZATION: Final = {
     "matrix unit": "mxu_utilization_percent",
     "duty cycle": "device_duty_cycle_percent",
 }
+_MOST_BYTES: Final = 300_000_000  # Some 3 GB in memory.
 _INPUT_PARTS: Final = {
     "enqueueing": "enqueue_us",
     "preprocessing": "preprocessing_us",
@@ -40,7 +45,7 @@ _INPUT_PARTS: Final = {
 
 
 def summarize(session: str, files: Mapping[str, Path]) -> Summary:
-    """Returns what a profile says. XProf speaks on standard error meanwhile, and writes beside the files.
+    """Return the summary of a profile. XProf writes logs to standard error meanwhile, and caches beside the files.
 
     Args:
         session: Its name.
@@ -53,30 +58,64 @@ def summarize(session: str, files: Mapping[str, Path]) -> Summary:
     readable, notes = _readable(files)
     paths = list(readable.values())
     overview = Tables(converted(paths, "overview_page") or [])
-    pipeline = Tables(converted(paths, "input_pipeline_analyzer") or [])
-    rounds = core_steps(converted(paths, "pod_viewer") or {}, list(readable))
-    steps = steps_of(rounds)
     operations = operations_of(Tables(converted(paths, "hlo_stats") or []))
     operations = operations or _kernels_of(Tables(converted(paths, "kernel_stats") or []))
     devices = int(overview.number("device_core_count") or 0)
     on_hosts = None if operations or devices else HostOperations()
-    windows = {host: read_host(file, on_hosts) for host, file in readable.items()}
+    read = _read_hosts(readable, on_hosts)
+    on_cores = core_steps(converted(paths, "pod_viewer") or {}, list(readable)) if devices else []
+    rounds = numbered(on_cores, read.times.values()) or host_steps(read.times)
+    steps = steps_of(rounds)
     busy, busy_on = _busy(overview, devices, on_hosts)
     sizes = {host: file.stat().st_size for host, file in files.items()}
+    hosts = hosts_of(sizes, read.windows, rounds, steps)
+    slow_host = slow_host_of(hosts)
+    times = list(read.times.values())
     return Summary(
         session=session,
         device=overview.text("device_type") or "unknown device",
         device_count=devices,
-        hosts=hosts_of(sizes, windows, rounds, steps),
+        hosts=hosts,
         steps=steps,
         busy_percent=busy,
         busy_on=busy_on,
         utilization=_utilization(overview) if devices else {},
         operations=operations or _host_operations(on_hosts),
-        input=_input(overview, pipeline),
-        notes=[*notes, *(_plain(row["message"]) for row in overview.rows("severity"))],
-        tools=tool_names(paths),
+        input=_input(overview, paths) if devices else InputPipeline(),
+        notes=[*notes, *read.notes, *(_plain(row["message"]) for row in overview.rows("severity"))],
+        tools=tools_with_data(paths, has_devices=bool(devices)),
+        cause=cause_of(read.times, mean_parts(steps), slow_host, devices),
+        slow_host=slow_host,
+        time_percent=time_percent_of(times),
+        activities=activities_of(times),
+        compilations=compilations_of(times),
     )
+
+
+@dataclass
+class _Hosts:
+    windows: dict[str, ProfileWindow] = field(default_factory=dict)
+    times: dict[str, HostTime] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+
+
+def _read_hosts(files: Mapping[str, Path], operations: HostOperations | None) -> _Hosts:
+    """Read what XProf's tables do not have from the files themselves, one after the other: each is in memory whole."""
+    read = _Hosts()
+    for host, file in files.items():
+        if file.stat().st_size > _MOST_BYTES:
+            read.notes.append(
+                f"{host}: its profile is larger than {format_bytes(_MOST_BYTES)}; host events are not read"
+            )
+            continue
+        planes = read_planes(file)
+        read.windows[host] = profile_window(planes)
+        time = host_time(planes)
+        if time is not None:
+            read.times[host] = time
+        if operations is not None:
+            add_operations(planes, operations)
+    return read
 
 
 def _readable(files: Mapping[str, Path]) -> tuple[dict[str, Path], list[str]]:
@@ -163,11 +202,14 @@ def _utilization(overview: Tables) -> dict[str, float]:
     return {name: value for name, value in said.items() if value}
 
 
-def _input(overview: Tables, pipeline: Tables) -> InputPipeline:
+def _input(overview: Tables, paths: list[Path]) -> InputPipeline:
+    """Return what XProf says about input; nothing where it has not measured the wait for it, as on the CPU."""
+    waiting = overview.number("infeed_percent_average")
+    pipeline = Tables(converted(paths, "input_pipeline_analyzer") or [])
     parts = {name: pipeline.number(key) or 0.0 for name, key in _INPUT_PARTS.items()}
     return InputPipeline(
-        conclusion=_plain(overview.text("input_conclusion")),
-        waiting_percent=overview.number("infeed_percent_average"),
+        conclusion="" if waiting is None else _plain(overview.text("input_conclusion")),
+        waiting_percent=waiting,
         parts_us={name: spent for name, spent in parts.items() if spent},
     )
 

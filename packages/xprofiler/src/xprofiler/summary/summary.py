@@ -5,12 +5,56 @@ from __future__ import annotations
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import Enum
+from types import MappingProxyType
 from typing import Final
 
-__all__ = ["OTHERS", "Host", "InputPipeline", "Operation", "Step", "StepTimes", "Summary", "step_times"]
+__all__ = [
+    "HOST_PARTS",
+    "OTHERS",
+    "Activity",
+    "ActivityKind",
+    "Cause",
+    "Compilations",
+    "Host",
+    "InputPipeline",
+    "Operation",
+    "SlowHost",
+    "Step",
+    "StepTimes",
+    "Summary",
+    "mean_parts",
+    "step_times",
+]
 
 OTHERS: Final = "All others"
-"""What XProf calls the part of a step that it has no name for; on a TPU the core is idle then."""
+"""What XProf calls the part of a step that it has no name for; on a TPU the core is idle then.
+
+On a host it is the time that the thread of the steps spent in no annotated region, while nothing was computed."""
+
+
+class ActivityKind(str, Enum):
+    """What the thread that runs the steps did, each moment of it once."""
+
+    COMPUTATION = "computation"
+    COMPILATION = "compilation"
+    TRANSFER = "transfer"
+    ANNOTATION = "annotation"
+    RUNTIME = "runtime"
+    PYTHON = "python"
+    NONE = "none"
+
+
+HOST_PARTS: Final[Mapping[ActivityKind, str]] = MappingProxyType(
+    {
+        ActivityKind.COMPUTATION: "XLA operations",
+        ActivityKind.COMPILATION: "Compilation",
+        ActivityKind.TRANSFER: "Transfers",
+        ActivityKind.ANNOTATION: "Annotated regions",
+        ActivityKind.RUNTIME: "Calls of JAX and XLA",
+    }
+)
+"""The parts of a step of a program that runs on the CPU; the rest is `OTHERS`."""
 
 
 @dataclass(frozen=True)
@@ -18,7 +62,7 @@ class Step:
     """One step, as long as it took on its slowest core.
 
     Attributes:
-        name: Its number, or what the program called it.
+        name: The number that the program gave it (StepTraceAnnotation's `step_num`), else XProf's.
         duration_us: From its begin to its end, in microseconds.
         parts_us: What that time went to, in microseconds, by what XProf calls it.
         slowest_host: The host of that core; empty if another host took as long.
@@ -81,11 +125,74 @@ class Operation:
 
 
 @dataclass(frozen=True)
+class Activity:
+    """What the hosts did in their steps, by name.
+
+    Attributes:
+        kind: A region that the user annotated, a transfer, compilation, a call of JAX or XLA, or a Python function
+            that ran in no annotated region.
+        name: Of the region or function.
+        runs: How often it began; 0 of a Python function.
+        spent_us: How long it took, in microseconds, with what ran inside it; of a Python function its own time.
+        percent: The share of the steps' time: 0 to 100.
+    """
+
+    kind: ActivityKind
+    name: str
+    runs: int
+    spent_us: float
+    percent: float
+
+
+@dataclass(frozen=True)
+class Compilations:
+    """Programs that were compiled while steps ran.
+
+    Attributes:
+        count: How many.
+        seconds: How long tracing, lowering and compiling them took.
+        percent: The share of the steps' time: 0 to 100.
+    """
+
+    count: int
+    seconds: float
+    percent: float
+
+
+@dataclass(frozen=True)
+class SlowHost:
+    """A host whose steps take longer than those of the others.
+
+    Attributes:
+        host: Its name.
+        ratio: The mean time of its steps, by the median of the others' mean times.
+    """
+
+    host: str
+    ratio: float
+
+
+@dataclass(frozen=True)
+class Cause:
+    """What the most of the steps' time went to.
+
+    Attributes:
+        kind: An `ActivityKind`'s value, or XProf's name of the part of a step.
+        percent: Its share of the steps' time: 0 to 100.
+        text: The same in a sentence, with the slow host if there is one.
+    """
+
+    kind: str
+    percent: float
+    text: str
+
+
+@dataclass(frozen=True)
 class InputPipeline:
     """How the program gets its data.
 
     Attributes:
-        conclusion: XProf's.
+        conclusion: XProf's, if it measured on a device how long steps wait for input.
         waiting_percent: The mean share of a step that waits for input: 0 to 100; None if it is not measured.
         parts_us: What the hosts did for it, in microseconds.
     """
@@ -111,7 +218,12 @@ class Summary:
         operations: The slowest first.
         input: How the program gets its data.
         notes: What XProf, or we, warn of.
-        tools: XProf's tools for this profile.
+        tools: XProf's tools that have data of this profile.
+        cause: What the most time went to; None if the profile does not show it.
+        slow_host: The host that takes longer than the others.
+        time_percent: What the steps' time went to on the hosts, by `ActivityKind`, in percent; empty if unknown.
+        activities: What the hosts did in their steps, the longest first.
+        compilations: Programs that were compiled meanwhile.
     """
 
     session: str
@@ -126,6 +238,11 @@ class Summary:
     input: InputPipeline = field(default_factory=InputPipeline)
     notes: Sequence[str] = ()
     tools: Sequence[str] = ()
+    cause: Cause | None = None
+    slow_host: SlowHost | None = None
+    time_percent: Mapping[str, float] = field(default_factory=dict)
+    activities: Sequence[Activity] = ()
+    compilations: Compilations | None = None
 
     @property
     def idle_percent(self) -> float | None:
@@ -152,3 +269,13 @@ def step_times(steps: Sequence[Step]) -> StepTimes | None:
     return StepTimes(
         statistics.fmean(times), statistics.median(times), min(times), max(times), statistics.pstdev(times)
     )
+
+
+def mean_parts(steps: Sequence[Step]) -> dict[str, float]:
+    """Return what the mean step's time goes to, in microseconds: the most first, what has no name last."""
+    totals: dict[str, float] = {}
+    for step in steps:
+        for part, spent in step.parts_us.items():
+            totals[part] = totals.get(part, 0.0) + spent
+    means = {part: total / len(steps) for part, total in totals.items()}
+    return dict(sorted(means.items(), key=lambda item: (item[0] == OTHERS, -item[1])))

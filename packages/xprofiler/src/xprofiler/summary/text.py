@@ -5,16 +5,33 @@ from __future__ import annotations
 import re
 import textwrap
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Final
 
-from xprofiler.summary.summary import OTHERS, Operation, Summary, step_times
+from xprofiler.summary.summary import ActivityKind, Compilations, Operation, Summary, mean_parts, step_times
 from xprofiler.summary.units import format_bytes, format_count, format_duration, format_percent
 
-__all__ = ["about", "format_summary", "headline", "mean_parts"]
+__all__ = ["ACTIVITY_KINDS", "about", "compiled", "format_summary", "headline", "identity", "time_shares"]
 
 _LABEL_WIDTH = 11
 _OPERATIONS = 15
+_ACTIVITIES = 12
 _LEAST_IMPORTANT = ("Called by", "Bound by", "Category", "Operation")
 _READABLE = 14  # Columns that a name needs.
+ACTIVITY_KINDS: Final = MappingProxyType(
+    {
+        ActivityKind.ANNOTATION: "annotation",
+        ActivityKind.COMPILATION: "compilation",
+        ActivityKind.TRANSFER: "transfer",
+        ActivityKind.RUNTIME: "JAX or XLA",
+        ActivityKind.PYTHON: "Python, not annotated",
+    }
+)
+_KINDS: Final = {
+    **{kind.value: name for kind, name in ACTIVITY_KINDS.items()},
+    ActivityKind.COMPUTATION.value: "waiting for computation or beside it",
+    ActivityKind.NONE.value: "no annotated region",
+}
 _RULING = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 """What rules a terminal: names are others' words."""
 
@@ -26,14 +43,22 @@ def format_summary(summary: Summary, width: int) -> str:
         summary: Of what.
         width: In columns; long names are cut to fit.
     """
-    blocks = [headline(summary), _figures(summary, width)]
-    blocks += [block for block in (_parts(summary, width), _operations(summary, width), _hosts(summary)) if block]
+    blocks = [textwrap.fill(headline(summary), width), identity(summary), _figures(summary, width)]
+    tables = (_parts(summary, width), _activities(summary, width), _operations(summary, width), _hosts(summary))
+    blocks += [block for block in tables if block]
     blocks += ["\n".join(textwrap.fill(f"Note: {note}", width) for note in summary.notes)] if summary.notes else []
     return "\n\n".join(_printable(block) for block in blocks)
 
 
 def headline(summary: Summary) -> str:
-    """Returns which profile it is, and of what, in a line."""
+    """Return what limits the job, in a sentence; if the profile does not show it, that sentence."""
+    if summary.cause is not None:
+        return summary.cause.text
+    return "the profile does not show what limits this job: it has no steps and no thread that calls JAX"
+
+
+def identity(summary: Summary) -> str:
+    """Return which profile it is, and of what, in a line."""
     return f"{summary.session}: {about(summary)}"
 
 
@@ -42,16 +67,6 @@ def about(summary: Summary) -> str:
     cores = f"{format_count(summary.device_count, 'core')} of " if summary.device_count else ""
     hosts, steps = format_count(len(summary.hosts), "host"), format_count(len(summary.steps), "step")
     return f"{hosts}, {cores}{summary.device}, {steps}"
-
-
-def mean_parts(summary: Summary) -> dict[str, float]:
-    """Returns what the mean step's time goes to, in microseconds: the most first, what has no name last."""
-    totals: dict[str, float] = {}
-    for step in summary.steps:
-        for part, spent in step.parts_us.items():
-            totals[part] = totals.get(part, 0.0) + spent
-    means = {part: total / len(summary.steps) for part, total in totals.items()}
-    return dict(sorted(means.items(), key=lambda item: (item[0] == OTHERS, -item[1])))
 
 
 def _figures(summary: Summary, width: int) -> str:
@@ -65,7 +80,22 @@ def _figures(summary: Summary, width: int) -> str:
         lines += _labelled("" if waiting is not None else "Input", summary.input.conclusion, width)
     for name, spent in summary.input.parts_us.items():
         lines += _labelled("", f"{name}: {format_duration(spent)}", width)
+    if summary.compilations is not None:
+        lines += _labelled("Compiled", compiled(summary.compilations), width)
+    if summary.device_count and summary.time_percent:
+        lines += _labelled("Host", time_shares(summary), width)
     return "\n".join(lines)
+
+
+def compiled(found: Compilations) -> str:
+    """Return what was compiled while steps ran."""
+    programs, spent = format_count(found.count, "program"), format_duration(found.seconds * 1e6)
+    return f"{programs} in {spent}, {format_percent(found.percent)} of the steps' time"
+
+
+def time_shares(summary: Summary) -> str:
+    """Return what the thread of the steps did, in shares of their time."""
+    return ", ".join(f"{_KINDS[kind]} {format_percent(share)}" for kind, share in summary.time_percent.items())
 
 
 def _step_time(summary: Summary) -> str:
@@ -81,7 +111,7 @@ def _step_time(summary: Summary) -> str:
 
 def _busy(summary: Summary) -> str:
     if summary.busy_percent is None or summary.idle_percent is None:
-        return "not known: XProf measured it on no device"
+        return "not known: the profile has no device, and no XLA operation that ran on the CPU"
     what = "devices" if summary.busy_on == "device" else "hosts, in which XLA's operations ran on the CPU"
     return f"{format_percent(summary.busy_percent)} busy, {format_percent(summary.idle_percent)} idle: {what}"
 
@@ -93,7 +123,7 @@ def _labelled(label: str, text: str, width: int) -> list[str]:
 
 
 def _parts(summary: Summary, width: int) -> str:
-    means = mean_parts(summary)
+    means = mean_parts(summary.steps)
     total = sum(means.values())
     if not total:
         return ""
@@ -103,6 +133,24 @@ def _parts(summary: Summary, width: int) -> str:
         for part, spent in means.items()
     ]
     return _table(("The mean step's time", "Spent", "Share", ""), rows, "<>><")
+
+
+def _activities(summary: Summary, width: int) -> str:
+    shown = summary.activities[:_ACTIVITIES]
+    if not shown:
+        return ""
+    figures = [
+        (f"{each.runs:,}" if each.runs else "", format_duration(each.spent_us), format_percent(each.percent))
+        for each in shown
+    ]
+    kinds = [ACTIVITY_KINDS[each.kind] for each in shown]
+    room = width - max(map(len, kinds)) - sum(max(map(len, column)) + 2 for column in zip(*figures, strict=True)) - 6
+    names = [_cut(each.name, max(room, _READABLE)) for each in shown]
+    rows = [(name, kind, *figure) for name, kind, figure in zip(names, kinds, figures, strict=True)]
+    more = len(summary.activities) - len(shown)
+    return _table(("On the host", "Kind", "Runs", "Time", "Share"), rows, "<<>>>") + (
+        f"\n... and {more} more" if more else ""
+    )
 
 
 def _operations(summary: Summary, width: int) -> str:
