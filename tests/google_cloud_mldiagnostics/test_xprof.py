@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import datetime
 import inspect
 import json
 import logging
 import os
+import pickle
 import sys
 import threading
 import warnings as warnings_module
@@ -67,6 +69,16 @@ def test_start_and_stop_leave_a_profile_in_its_place(run: ActiveRun) -> None:
     found = read_xplane(run.folder / "profiles/plugins/profile" / file)
     assert found.is_whole
     assert "/host:CPU" in found.planes
+
+
+def test_a_copy_has_the_settings_and_no_profile_that_is_being_taken(run: ActiveRun) -> None:
+    profiler = xprof(run.run, process_index_list=[0], session_id="one")
+    profiler.start()
+    copies = [copy.copy(profiler), copy.deepcopy(profiler), pickle.loads(pickle.dumps(profiler))]
+    profiler.stop()
+    for same in copies:
+        same.stop()  # nothing is done: it started none
+        assert (same._indexes, same._session_id) == (profiler._indexes, "one")
 
 
 def test_a_with_block_is_profiled_and_its_error_is_the_users(run: ActiveRun) -> None:

@@ -43,8 +43,12 @@ class MissingExtraError(DiagnosticsError, ImportError):
 
     def __init__(self, feature: str, distribution: str, extra: str) -> None:
         """Names the feature, and the command that installs what it needs."""
+        self._arguments = feature, distribution, extra
         command = f"pip install '{distribution}[{extra}]'"
         super().__init__(f"{feature} needs an optional dependency; install it with: {command}")
+
+    def __reduce__(self) -> tuple[type[MissingExtraError], tuple[str, str, str]]:
+        return MissingExtraError, self._arguments
 
 
 class CloudLoggingError(DiagnosticsError):

@@ -12,6 +12,7 @@ from typing import Any
 
 from ml_diagnostics_common.exceptions import ConfigurationError
 
+from ml_goodput_measurement.copies import RebuiltFromArguments
 from ml_goodput_measurement.deviation import StepDeviations
 from ml_goodput_measurement.exceptions import NoGoodputError
 from ml_goodput_measurement.figures import badput, counted_ns, goodput_percent
@@ -53,11 +54,12 @@ _NO_STEP_TIMES = (
 )
 
 
-class GoodputCalculator(GoodputExclusion):
+class GoodputCalculator(GoodputExclusion, RebuiltFromArguments):
     """Computes the goodput of a job from what was recorded.
 
     The first query reads the job's whole log, each further one what came since. Several processes may query one job
-    at once, and a new process goes on from the state that an earlier one saved.
+    at once, and a new process goes on from the state that an earlier one saved. A copy, and what a pickle is restored
+    to, is a new calculator of the same job.
     """
 
     _is_elastic = False
@@ -92,6 +94,7 @@ class GoodputCalculator(GoodputExclusion):
             ConfigurationError: An argument, or ML_DIAGNOSTICS_BACKEND, cannot be used.
             CredentialsError: ML_DIAGNOSTICS_BACKEND is `cloud` and no cloud is found.
         """
+        arguments, names_before = dict(locals()), frozenset(vars(self))
         self._reader = JobReader(
             job_name,
             logger_name,
@@ -110,6 +113,7 @@ class GoodputCalculator(GoodputExclusion):
         self._ledger = Ledger()
         self._summary: Summary | None = None
         self._configured_ideal_seconds: float | None = None
+        self._remember(GoodputCalculator, arguments, names_before)
 
     def get_job_goodput(
         self, include_badput_breakdown: bool = False, configured_ideal_step_time: float | None = None

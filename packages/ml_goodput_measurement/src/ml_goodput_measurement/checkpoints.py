@@ -10,6 +10,8 @@ from ml_diagnostics_common.exceptions import ConfigurationError
 from ml_diagnostics_common.guard import guarded
 from ml_diagnostics_common.steady_clock import steadied
 
+from ml_goodput_measurement.copies import RebuiltFromArguments
+
 if TYPE_CHECKING:
     from ml_goodput_measurement.recorder import GoodputRecorder
 
@@ -18,7 +20,7 @@ __all__ = ["CheckpointLogger"]
 _OPERATIONS = ("save", "restore", "emergency_restore")
 
 
-class CheckpointLogger:
+class CheckpointLogger(RebuiltFromArguments):
     """An Orbax logger that records each save and restore of a job, so that its report knows what they cost.
 
     Give it to any of Orbax's checkpoint managers:
@@ -42,6 +44,7 @@ class CheckpointLogger:
         Raises:
             ConfigurationError: Neither a recorder nor a job's name is given, or more than one of them.
         """
+        arguments, names_before = dict(locals()), frozenset(vars(self))
         if recorder is None and job_name is not None:
             from ml_goodput_measurement.recorder import GoodputRecorder
 
@@ -52,6 +55,7 @@ class CheckpointLogger:
             )
         self._recorder = recorder
         _register_with_orbax()
+        self._remember(CheckpointLogger, arguments, names_before)
 
     @guarded
     def log_entry(self, entry: Any, *_: Any, **__: Any) -> None:

@@ -15,6 +15,7 @@ from ml_diagnostics_common.entry import LogEntry
 from ml_diagnostics_common.environment import diagnostics_directory
 from ml_diagnostics_common.guard import guarded
 
+from ml_goodput_measurement.copies import RebuiltFromArguments
 from ml_goodput_measurement.moments import nanoseconds, retention_ns
 from ml_goodput_measurement.recorder import GoodputRecorder
 from ml_goodput_measurement.sources import LogSource
@@ -40,7 +41,7 @@ _LAST = "\U0010ffff"
 """Sorts behind all ids of one moment."""
 
 
-class _CloudLogger:
+class _CloudLogger(RebuiltFromArguments):
     """Writes and reads the payloads of one job: in the journal, and in Cloud Logging where there is one."""
 
     def __init__(
@@ -67,6 +68,7 @@ class _CloudLogger:
             ConfigurationError: An argument, or ML_DIAGNOSTICS_BACKEND, cannot be used.
             CredentialsError: ML_DIAGNOSTICS_BACKEND is `cloud` and no cloud is found.
         """
+        arguments, names_before = dict(locals()), frozenset(vars(self))
         self._recorder = GoodputRecorder(
             job_name,
             log_name,
@@ -81,6 +83,7 @@ class _CloudLogger:
         self._source = LogSource(self.log_name, self.job_name, root=diagnostics_directory())
         self._entries: list[LogEntry] = []
         self._lock = threading.Lock()
+        self._remember(_CloudLogger, arguments, names_before)
 
     @guarded
     def write_cloud_logging_entry(self, entry: Mapping[str, Any] | None) -> None:

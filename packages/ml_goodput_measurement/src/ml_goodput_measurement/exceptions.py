@@ -12,6 +12,8 @@ its CredentialsError. Recording calls raise nothing at all.
 
 from __future__ import annotations
 
+from typing import Any
+
 from ml_diagnostics_common.exceptions import ConfigurationError, CredentialsError, DiagnosticsError
 
 __all__ = [
@@ -46,8 +48,11 @@ class CloudMonitoringError(GoodputError):
 
     def __init__(self, code: str, message: str, *, retry_after_seconds: float | None = None) -> None:
         super().__init__(f"Cloud Monitoring answered {code}: {message}")
-        self.code = code
+        self.code, self._message = code, message
         self.retry_after_seconds = retry_after_seconds
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.code, self._message), {"retry_after_seconds": self.retry_after_seconds}
 
     @property
     def access(self) -> bool:

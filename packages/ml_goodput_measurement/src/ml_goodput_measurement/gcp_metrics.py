@@ -19,6 +19,7 @@ from ml_diagnostics_common.exceptions import DiagnosticsError
 from ml_diagnostics_common.grpc_channels import bounded_transport, code_name
 from ml_diagnostics_common.guard import Counters, log_once
 
+from ml_goodput_measurement.copies import RebuiltFromArguments
 from ml_goodput_measurement.exceptions import CloudMonitoringError
 
 if TYPE_CHECKING:
@@ -62,7 +63,7 @@ class Written(NamedTuple):
     reason: str = ""
 
 
-class GCPMetrics:
+class GCPMetrics(RebuiltFromArguments):
     """Writes points to the Cloud Monitoring of one project. Connects at the first write.
 
     `ML_DIAGNOSTICS_MONITORING_GRPC`, or else `CLOUDSDK_API_ENDPOINT_OVERRIDES_MONITORING`, redirects it.
@@ -77,11 +78,13 @@ class GCPMetrics:
     """
 
     def __init__(self, project_id: str, *, credentials: Any = None, environ: Mapping[str, str] = os.environ) -> None:
+        arguments, names_before = dict(locals()), frozenset(vars(self))
         self.failures = Counters()
         self._project_id = project_id
         self._credentials = credentials
         self._environ = environ
         self._client: MetricServiceClient | None = None
+        self._remember(GCPMetrics, arguments, names_before)
 
     def create_time_series(
         self,

@@ -33,6 +33,7 @@ from ml_diagnostics_common.exceptions import (
 from ml_diagnostics_common.payload import printable
 from ml_diagnostics_common.storage import Storage, storage_for
 
+from ml_goodput_measurement.copies import RebuiltFromArguments
 from ml_goodput_measurement.goodput_utils import GoodputInfo, StepInfo
 from ml_goodput_measurement.moments import in_utc
 from ml_goodput_measurement.names import checked_name, shown
@@ -51,7 +52,7 @@ _STORE_DEADLINE_SECONDS = 20.0
 _MOST_WRITES = 6
 
 
-class GoodputCache:
+class GoodputCache(RebuiltFromArguments):
     """The entries of one job that were read so far, and the last results; safe to share between processes.
 
     No method raises for a disk or a bucket that fails: it is logged, what can be answered is answered from the rest,
@@ -70,6 +71,7 @@ class GoodputCache:
         Raises:
             ConfigurationError: The job's name is empty, or `gcs_path` cannot be a folder.
         """
+        arguments, names_before = dict(locals()), frozenset(vars(self))
         self.job_name = checked_name("job_name", job_name)
         folder = state_folder(diagnostics_directory(), cache_dir)
         name = _file_name(self.job_name)
@@ -86,6 +88,7 @@ class GoodputCache:
         self._last_end: float | None = None
         self._goodput_info: GoodputInfo | None = None
         self._step_info: StepInfo | None = None
+        self._remember(GoodputCache, arguments, names_before)
 
     # --- Entries ------------------------------------------------------------------------------------------
 

@@ -8,6 +8,7 @@ says what it does now, on every host (see `ml_diagnostics_common.progress`).
 from __future__ import annotations
 
 import json
+import logging
 import math
 from collections.abc import Mapping
 from time import monotonic
@@ -15,12 +16,13 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from ml_diagnostics_common import background, progress
 from ml_diagnostics_common.environment import Backend, configured_backend, diagnostics_directory, identity
-from ml_diagnostics_common.exceptions import ConfigurationError
-from ml_diagnostics_common.guard import guarded, report_loss
+from ml_diagnostics_common.exceptions import ConfigurationError, CredentialsError
+from ml_diagnostics_common.guard import guarded, log_once, report_loss
 from ml_diagnostics_common.journal import Journal
 from ml_diagnostics_common.payload import encode_payload, encode_text
 from ml_diagnostics_common.steady_clock import now_ns, steadied
 
+from ml_goodput_measurement.copies import RebuiltFromArguments
 from ml_goodput_measurement.moments import Moment as GivenMoment
 from ml_goodput_measurement.moments import posix_seconds
 from ml_goodput_measurement.names import checked_name, shown
@@ -43,13 +45,17 @@ class CloudLogger(Protocol):
         ...
 
 
-class GoodputRecorder:
+class GoodputRecorder(RebuiltFromArguments):
     """Records what a training job spends its time on.
 
     Events go to the journal on this machine, at once, and from there to Cloud Logging where there is a Google Cloud
     project and `ML_DIAGNOSTICS_BACKEND` allows it. No call raises, and none waits for a network: see
-    `ml_diagnostics_common.guard`. All times default to now.
+    `ml_diagnostics_common.guard`. All times default to now. A copy, and what a pickle is restored to, is a new recorder
+    of the same job: another writer, as in a forked child.
     """
+
+    _is_copy = False
+    """Of a copy, or what a pickle is restored to, nothing raises that did not when the first one was constructed."""
 
     def __init__(
         self,
@@ -77,6 +83,7 @@ class GoodputRecorder:
             ConfigurationError: An argument, or ML_DIAGNOSTICS_BACKEND, cannot be used.
             CredentialsError: ML_DIAGNOSTICS_BACKEND is `cloud` and no cloud is found.
         """
+        arguments, names_before = dict(locals()), frozenset(vars(self))
         self.job_name = checked_name("job_name", job_name)
         self.logger_name = checked_name("logger_name", logger_name)
         _at_least("background_grace_period_s", background_grace_period_s, 0)
@@ -92,10 +99,14 @@ class GoodputRecorder:
         self._shipper: Shipper | None = None
         self._last_step: int | None = None
         self._has_started = False
-        if not self._enabled:
-            return
+        if self._enabled:
+            self._open(int(background_batch_size), float(background_max_latency_s))
+        self._remember(GoodputRecorder, arguments, names_before)
+
+    def _open(self, batch_entries: int, max_latency_seconds: float) -> None:
+        """Prepare the journal and start the shipper."""
         backend = configured_backend()
-        is_shipped = cloud_logger is None and backend is not Backend.LOCAL
+        is_shipped = self._cloud_logger is None and backend is not Backend.LOCAL
         self._journal = Journal(
             self.logger_name,
             root=diagnostics_directory(),
@@ -105,13 +116,24 @@ class GoodputRecorder:
         # The beginning of every payload, escaped once.
         self._head = encode_payload({"job_name": self.job_name})[:-1] + ","
         if is_shipped:
-            self._shipper = _start_shipper(
-                self.logger_name,
-                backend,
-                batch_entries=int(background_batch_size),
-                max_latency_seconds=float(background_max_latency_s),
-                grace_period_seconds=self._grace_period_seconds,
-            )
+            try:
+                self._shipper = _start_shipper(
+                    self.logger_name,
+                    backend,
+                    batch_entries=batch_entries,
+                    max_latency_seconds=max_latency_seconds,
+                    grace_period_seconds=self._grace_period_seconds,
+                )
+            except CredentialsError as error:
+                if not self._is_copy:
+                    raise
+                log_once(
+                    logging.WARNING, "a copy without a cloud", "This process cannot ship what it records: %s", error
+                )
+
+    def __setstate__(self, state: Any) -> None:
+        self._is_copy = True
+        super().__setstate__(state)
 
     # The two calls of every step are guarded by hand: with cold caches the wrapper costs a third of them.
 

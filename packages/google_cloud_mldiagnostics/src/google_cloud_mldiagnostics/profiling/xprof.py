@@ -64,6 +64,10 @@ class Xprof:
         self._is_skipped = False
         self._entered: list[bool] = []
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what copies and pickles have: the settings, not a profile that is being taken."""
+        return {**vars(self), "_capture": None, "_is_skipped": False, "_entered": []}
+
     def start(self, session_id: str | None = None) -> None:
         """Starts a profile.
 

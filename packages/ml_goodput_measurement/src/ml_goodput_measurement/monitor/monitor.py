@@ -10,6 +10,7 @@ from typing import Any
 from ml_diagnostics_common.exceptions import ConfigurationError
 from ml_diagnostics_common.guard import guarded_as, log_once
 
+from ml_goodput_measurement.copies import RebuiltFromArguments
 from ml_goodput_measurement.goodput_utils import GCPOptions
 from ml_goodput_measurement.monitor.settings import MonitorSettings, Upload, checked_windows
 from ml_goodput_measurement.monitor.uploaders import Uploaders
@@ -24,12 +25,12 @@ _stopping = guarded_as("end its upload with a last point")
 _PathLike = str | os.PathLike[str]
 
 
-class GoodputMonitor:
+class GoodputMonitor(RebuiltFromArguments):
     """Uploads a job's goodput, badput and step deviation to TensorBoard and Cloud Monitoring while the job runs.
 
     All of it is done by one helper process, which is started with the first upload and ends with the last, or with
     the trainer. Nothing that goes wrong there, or on the way there, raises in the trainer or holds it up. A monitor
-    that is not enabled does nothing at all.
+    that is not enabled does nothing at all. A copy, and what a pickle is restored to, is a new monitor without uploads.
     """
 
     def __init__(
@@ -78,14 +79,15 @@ class GoodputMonitor:
             ConfigurationError: An argument, or one of the variables, cannot be used. Not if monitoring is disabled.
         """
         arguments = dict(locals())
-        self._prepare(arguments, is_elastic=False)
+        self._prepare(GoodputMonitor, arguments)
 
-    def _prepare(self, arguments: dict[str, Any], *, is_elastic: bool) -> None:
+    def _prepare(self, kind: type[GoodputMonitor], arguments: dict[str, Any]) -> None:
+        names_before = frozenset(vars(self))
         self._uploaders: Uploaders | None = None
-        if not arguments["monitoring_enabled"]:
-            return
-        self._settings = MonitorSettings.checked(arguments, is_elastic=is_elastic)
-        self._uploaders = Uploaders(self._settings)
+        if arguments["monitoring_enabled"]:
+            self._settings = MonitorSettings.checked(arguments, is_elastic=kind is ElasticGoodputMonitor)
+            self._uploaders = Uploaders(self._settings)
+        self._remember(kind, arguments, names_before)
 
     @_starting
     def start_goodput_uploader(self) -> None:
@@ -204,4 +206,4 @@ class ElasticGoodputMonitor(GoodputMonitor):
             ConfigurationError: An argument cannot be used. Not if monitoring is disabled.
         """
         arguments = dict(locals())
-        self._prepare(arguments, is_elastic=True)
+        self._prepare(ElasticGoodputMonitor, arguments)
