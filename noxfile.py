@@ -77,6 +77,20 @@ def offer_all_pyenv_pythons() -> None:
 offer_all_pyenv_pythons()
 
 
+def oldest_and_newest() -> list[str]:
+    """Return the oldest and the newest supported Python that this machine has."""
+    found = [version for version in PYTHONS if runs(f"python{version}")]
+    return sorted({*found[:1], *found[-1:]}, key=PYTHONS.index)
+
+
+def runs(program: str) -> bool:
+    """Return True if a program is installed; a shim of pyenv's may stand for one that is not."""
+    try:
+        return subprocess.run([program, "-c", ""], capture_output=True, check=False).returncode == 0
+    except OSError:
+        return False
+
+
 def install(session: nox.Session, pins: str, *packages: str) -> None:
     """Install a set of pins, then our own packages from the working tree, which carry no hashes."""
     session.env["PYTHONDONTWRITEBYTECODE"] = ""  # compiled once, not at each start of a child
@@ -117,6 +131,13 @@ def tests(session: nox.Session) -> None:
 def everywhere(session: nox.Session) -> None:
     """The tests, on every supported Python that this machine has."""
     run_tests(session, "tests")
+
+
+@nox.session(python=oldest_and_newest())
+def core(session: nox.Session) -> None:
+    """The tests of what is closest to the interpreter, on the oldest and the newest Python that this machine has."""
+    ledger = [str(path) for path in sorted(ROOT.glob("tests/ml_goodput_measurement/test_ledger_*.py"))]
+    run_tests(session, "tests", "tests/common", "tests/cloud_tpu_diagnostics", *ledger)
 
 
 @nox.session
