@@ -454,21 +454,44 @@ def test_operations_that_succeeded_are_no_error() -> None:
     assert operation_error({"status": "DONE"}, "do it") is None
 
 
-def test_our_part_of_the_description_is_googles() -> None:
-    ours = json.loads(Path(google_api.__file__).with_name("compute_api.json").read_text())
-    theirs = json.loads(discovery_cache.get_static_doc("compute", "v1"))
+@pytest.mark.parametrize(("service", "version"), [("compute", "v1"), ("tpu", "v2")])
+def test_our_part_of_a_description_is_googles(service: str, version: str) -> None:
+    ours = json.loads(Path(google_api.__file__).with_name(f"{service}_api.json").read_text())
+    theirs = json.loads(discovery_cache.get_static_doc(service, version))
     assert all(ours[field] == theirs[field] for field in ("id", "rootUrl", "servicePath"))
-    for name, resource in ours["resources"].items():
-        for verb, method in resource["methods"].items():
-            real = theirs["resources"][name]["methods"][verb]
-            for field in ("id", "httpMethod", "path", "parameterOrder", "request", "response"):
-                assert method.get(field) == real.get(field), method["id"]
-            for parameter, described in method["parameters"].items():
-                if parameter == "returnPartialSuccess":  # gcloud sends it; not every description has it.
-                    continue
-                assert described.items() <= real["parameters"][parameter].items(), (method["id"], parameter)
-            required = {key for key, value in real["parameters"].items() if value.get("required")}
-            assert required <= method["parameters"].keys()
+    described = methods(theirs)
+    assert methods(ours)
+    for id_, method in methods(ours).items():
+        real = described[id_]
+        for field in ("httpMethod", "path", "parameterOrder", "request", "response"):
+            assert method.get(field) == real.get(field), id_
+        for parameter, given in method["parameters"].items():
+            if parameter == "returnPartialSuccess":  # gcloud sends it; not every description has it.
+                continue
+            assert given.items() <= real["parameters"][parameter].items(), (id_, parameter)
+        required = {key for key, value in real["parameters"].items() if value.get("required")}
+        assert required <= method["parameters"].keys()
+
+
+def methods(description: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """Return the methods of a description and of the resources inside of it, by their ids."""
+    found = {method["id"]: method for method in description.get("methods", {}).values()}
+    for resource in description.get("resources", {}).values():
+        found |= methods(resource)
+    return found
+
+
+def test_googles_descriptions_are_not_read(
+    cloud: ComputeServer, api: GoogleApi, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise AssertionError("a description of Google's was read")
+
+    monkeypatch.setattr(discovery_cache, "get_static_doc", refuse)
+    cloud.add_tpu("slice", workers=1)
+    assert zone_of(api)
+    nodes = api.tpu.projects().locations().nodes()
+    assert nodes.get(name="projects/p/locations/z/nodes/n").uri.endswith("/v2/projects/p/locations/z/nodes/n?alt=json")
 
 
 def test_messages_name_no_url_with_a_query(cloud: ComputeServer, api: GoogleApi) -> None:
