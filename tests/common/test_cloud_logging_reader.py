@@ -430,3 +430,19 @@ def test_pages_that_never_end_end_the_read(clock: Clock, page: Callable[[int], d
         transport.close()
         assert caught.value.code == "UNAVAILABLE"
         assert len(endless.requests) <= 102
+
+
+def test_an_entry_that_cannot_be_decoded_is_counted_once(clock: Clock) -> None:
+    page = {"entries": [ours(1, NOW), {**ours(2, NOW), "jsonPayload": None}, ours(3, NOW)]}
+    with Endless(lambda number: page) as server:
+        transport = RestTransport(
+            CloudEnvironment("test-project", AnonymousCredentials(), None, ""),  # type: ignore[no-untyped-call]
+            base_url=server.url,
+        )
+        lenient = reader(transport, clock)
+        for entry in page["entries"]:
+            entry["logName"] = "projects/test-project/logs/log"
+        assert steps(lenient) == [1, 3]
+        assert steps(lenient) == []
+        transport.close()
+    assert lenient.skipped.as_dict() == {"undecodable_entry": 1}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import socket
 import threading
 import time
@@ -216,6 +217,95 @@ def test_a_proxys_page_is_an_error_like_any_other() -> None:
     error = _error(502, b"<html>Bad Gateway \xff</html>", None)
     assert (error.code, error.retry_after_seconds) == ("UNAVAILABLE", None)
     assert _error(429, b'{"error": ["odd"]}', 1.5).retry_after_seconds == 1.5
+
+
+ODD_BODIES: list[bytes] = [
+    b"",
+    b"null",
+    b'"no"',
+    b"[]",
+    b'[{"error": {"message": "no", "status": "INVALID_ARGUMENT"}}]',
+    b"<html>Forbidden</html>",
+    b"\xff\xfe",
+    b"[" * 100_000,
+    b'{"error": null}',
+    b'{"error": "invalid_request"}',
+    b'{"error": ["no"]}',
+    b'{"error": {"message": null, "status": "INVALID_ARGUMENT"}}',
+]
+
+
+@pytest.mark.parametrize("status", [400, 403, 404, 409, 500, 503])
+def test_an_error_that_is_not_cloud_loggings_refuses_nothing_for_good(status: int) -> None:
+    with Proxy(Response()) as proxy:
+        transport = through(proxy.url)
+        for body in ODD_BODIES:
+            proxy.response = Response(status, body)
+            error = failure(transport)
+            assert (error.retryable, error.entry_errors) == (True, {}), body
+        transport.close()
+
+
+@pytest.mark.parametrize(
+    ("details", "refused"),
+    [
+        (None, {}),
+        ("no", {}),
+        ({"logEntryErrors": {"0": {"code": 3}}}, {}),
+        ([None, 1, "no", {"logEntryErrors": None}, {"logEntryErrors": ["no"]}], {}),
+        ([{"logEntryErrors": {"0": None, "1": {"code": "3", "message": 7}}}], {0: "UNKNOWN", 1: "UNKNOWN"}),
+        ([{"logEntryErrors": {"x": {"code": 3}}}], {-1: "INVALID_ARGUMENT"}),
+        ([{"logEntryErrors": {"9" * 5000: {"code": 3}}}], {-1: "INVALID_ARGUMENT"}),
+        ([{"retryDelay": "nans"}, {"retryDelay": 7}], {}),
+    ],
+)
+def test_details_of_an_error_may_have_any_shape(details: Any, refused: dict[int, str]) -> None:
+    body = json.dumps({"error": {"message": "no", "status": "INVALID_ARGUMENT", "details": details}}).encode()
+    with Proxy(Response(400, body)) as proxy:
+        transport = through(proxy.url)
+        error = failure(transport)
+        transport.close()
+    assert error.code == "INVALID_ARGUMENT"
+    assert {index: entry_error.code for index, entry_error in error.entry_errors.items()} == refused
+
+
+ODD_ENTRIES: list[Any] = [
+    {**entry(9), "jsonPayload": None},
+    {**entry(9), "jsonPayload": [1]},
+    {**entry(9), "timestamp": "yesterday"},
+    {**entry(9), "timestamp": "2026-13-41T05:36:00Z"},
+    {**entry(9), "timestamp": 5},
+    {**entry(9), "insertId": 7},
+    {**entry(9), "insertId": "another-1.100000000001", "labels": None},
+    {**entry(9), "insertId": "another-1.100000000001", "resource": "global"},
+    {**entry(9), "severity": {}},
+    None,
+    "entry",
+]
+
+
+@pytest.mark.parametrize("odd", ODD_ENTRIES, ids=str)
+def test_an_entry_that_cannot_be_decoded_costs_the_page_no_other(odd: Any) -> None:
+    body = json.dumps({"entries": [entry(1), odd, {**entry(2), "receiveTimestamp": "soon"}], "nextPageToken": "next"})
+    with Proxy(Response(200, body.encode())) as proxy:
+        transport = through(proxy.url)
+        page = read(transport)
+        again = read(transport)
+        transport.close()
+    assert [found.payload["step_count"] for found in page.entries] == [1, 2]
+    assert page.next_page_token == "next"
+    assert page.received_ns(1) == page.entries[1].timestamp_ns
+    assert len(page.unreadable) == 1
+    assert page.unreadable == again.unreadable
+
+
+def test_an_entry_with_broken_text_costs_the_page_no_other() -> None:
+    body = json.dumps({"entries": [entry(1), entry(2, {"text": "BROKEN"})]}).encode()
+    with Proxy(Response(200, body.replace(b"BROKEN", b"\xff\xfe"))) as proxy:
+        transport = through(proxy.url)
+        page = read(transport)
+        transport.close()
+    assert (len(page.entries), len(page.unreadable)) == (1, 1)
 
 
 class Proxy(LoopbackServer):

@@ -21,6 +21,7 @@ from ml_diagnostics_common.journal.layout import list_segments, log_directory, r
 from ml_diagnostics_common.shipper import Shipper
 from ml_diagnostics_testing.cloud_logging import CloudLoggingServer
 from ml_diagnostics_testing.faults import Hang, Reset, Status, Truncate
+from ml_diagnostics_testing.http_server import ApiError, Request, Response
 
 LOG = "goodput_run"
 
@@ -325,6 +326,32 @@ def test_a_server_that_accepts_nothing_at_all_refuses_no_entry(
     cloud_logging_server.faults.clear()
     assert until(lambda: shipper.flush(1))
     assert arrived(cloud_logging_server) == [0, 1, 2]
+
+
+@pytest.mark.parametrize("index", ["100", "-1", "a"])
+def test_a_refusal_of_entries_that_were_not_sent_ticks_nothing_off(
+    tmp_path: Path,
+    start: Callable[..., Shipper],
+    cloud_logging_server: CloudLoggingServer,
+    monkeypatch: pytest.MonkeyPatch,
+    index: str,
+) -> None:
+    handle = cloud_logging_server.handle
+    details = [{"logEntryErrors": {"0": {"code": 3, "message": "no"}, index: {"code": 3, "message": "no"}}}]
+
+    def refuse(request: Request) -> Response:
+        if len(cloud_logging_server.requests_for("write")) <= 2:
+            raise ApiError(400, "partial", details=details)
+        return handle(request)
+
+    monkeypatch.setattr(cloud_logging_server, "handle", refuse)
+    journal(tmp_path, 3)
+    shipper = start()
+    assert until(lambda: shipper.flush(1))
+    assert arrived(cloud_logging_server) == [0, 1, 2]
+    counts = shipper.statistics().counts
+    assert (counts["shipped"], counts["failed_UNAVAILABLE"]) == (3, 2)
+    assert "refused_by_server" not in counts
 
 
 def test_a_log_that_begins_with_a_poisoned_entry_is_shipped_once_another_follows(

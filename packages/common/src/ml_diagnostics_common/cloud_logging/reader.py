@@ -46,6 +46,7 @@ _SLICES = 8
 _NARROWEST_NS = 600 * _SECOND
 _ANSWERS_BEFORE_NARROWING = 2
 _PRUNE_ABOVE = 20_000
+_MOST_UNREADABLE = 100_000
 _POSITION_SCHEMA = 1
 
 
@@ -114,6 +115,7 @@ class CloudLoggingReader:
         # Of entries that no journal wrote: insertId -> (timestamp, time received).
         self._others: dict[str, tuple[int, int]] = {}
         self._prune_above = _PRUNE_ABOVE
+        self._unreadable: set[int] = set()  # The overlap brings them again; each counts once.
         if position and position.get("schema") == _POSITION_SCHEMA:
             self._resume(position)
 
@@ -218,6 +220,10 @@ class CloudLoggingReader:
 
     def _fresh(self, page: Page) -> list[LogEntry]:
         """The page's entries of our log and job that were not seen before; now all of them are."""
+        for number in page.unreadable:
+            if number not in self._unreadable and len(self._unreadable) < _MOST_UNREADABLE:
+                self._unreadable.add(number)
+                self.skipped.add("undecodable_entry")
         add, others, log_id, job_name = self._seen.add, self._others, self._log_id, self._job_name
         fresh = []
         for index, entry in enumerate(page.entries):

@@ -6,7 +6,8 @@ that. Its `list_entries` builds a wrapper object an entry, which is where 19 of 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+import math
+from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -36,6 +37,9 @@ _CODE_WITHOUT_ANSWER = {
 }
 
 
+_UNREADABLE = (msgspec.DecodeError, ValueError, RecursionError)
+
+
 class _Entry(msgspec.Struct, gc=False):
     """The part of a LogEntry resource that we read; labels and resource stay text until someone asks."""
 
@@ -51,6 +55,13 @@ class _Entry(msgspec.Struct, gc=False):
 
 class _Listing(msgspec.Struct, gc=False):
     entries: list[_Entry] = msgspec.field(default_factory=list)
+    nextPageToken: str = ""  # noqa: N815
+
+
+class _LooseListing(msgspec.Struct, gc=False):
+    """The same page, with entries that are decoded one by one."""
+
+    entries: list[msgspec.Raw] = msgspec.field(default_factory=list)
     nextPageToken: str = ""  # noqa: N815
 
 
@@ -74,6 +85,8 @@ class RestTransport:
         }
         self._encode = msgspec.json.Encoder().encode
         self._decode = msgspec.json.Decoder(_Listing).decode
+        self._decode_loosely = msgspec.json.Decoder(_LooseListing).decode
+        self._decode_entry = msgspec.json.Decoder(_Entry).decode
         self._timestamp_ns = TimestampParser()
         self._decoder = EntryDecoder(_key, _resource_key, _origin)
 
@@ -100,12 +113,15 @@ class RestTransport:
         }
         if page_token:
             request["pageToken"] = page_token
-        answer = self._post("entries:list", self._encode(request), timeout_seconds, LIST_BYTES)
+        body = self._post("entries:list", self._encode(request), timeout_seconds, LIST_BYTES)
         try:
-            listing = self._decode(answer)
-            return Page(self._entries(listing.entries), listing.nextPageToken, self._received_ns(listing.entries))
-        except (msgspec.DecodeError, ValueError) as error:
-            raise TransportError("UNAVAILABLE", f"a page that cannot be read ({error})") from error
+            try:
+                listing = self._decode(body)
+                return self._page(listing.entries, self._entries(listing.entries), listing.nextPageToken)
+            except _UNREADABLE:
+                return self._page_of_readable_entries(body)
+        except _UNREADABLE as error:
+            raise TransportError("UNAVAILABLE", f"the page cannot be decoded: {error}") from error
 
     def close(self) -> None:
         """Closes the connections."""
@@ -120,8 +136,29 @@ class RestTransport:
             for entry in entries
         ]
 
-    def _received_ns(self, entries: list[_Entry]) -> Callable[[int], int]:
-        return lambda index: self._timestamp_ns(entries[index].receiveTimestamp or entries[index].timestamp)
+    def _page_of_readable_entries(self, body: bytes) -> Page:
+        """Decode a page entry by entry, without those that cannot be decoded."""
+        listing = self._decode_loosely(body)
+        read: list[_Entry] = []
+        entries: list[LogEntry] = []
+        unreadable: list[int] = []
+        for encoded in listing.entries:
+            try:
+                entry = self._decode_entry(encoded)
+                entries += self._entries([entry])
+                read.append(entry)
+            except _UNREADABLE:
+                unreadable.append(hash(bytes(encoded)))
+        return self._page(read, entries, listing.nextPageToken, unreadable)
+
+    def _page(self, read: list[_Entry], entries: list[LogEntry], token: str, unreadable: Sequence[int] = ()) -> Page:
+        def received_ns(index: int) -> int:
+            try:
+                return self._timestamp_ns(read[index].receiveTimestamp)
+            except ValueError:
+                return entries[index].timestamp_ns
+
+        return Page(entries, token, received_ns, unreadable)
 
     def _post(self, method: str, body: bytes, timeout_seconds: float, most_bytes: int) -> bytes:
         """One request; the answer's body if it is a good one."""
@@ -152,7 +189,10 @@ def _resource_key(entry: _Entry) -> Hashable:
 
 
 def _origin(entry: _Entry) -> Origin:
-    return msgspec.json.decode(entry.labels), msgspec.json.decode(entry.resource)
+    labels, resource = msgspec.json.decode(entry.labels), msgspec.json.decode(entry.resource)
+    if not isinstance(labels, dict) or not isinstance(resource, dict):
+        raise ValueError("labels and resource of an entry must be objects")
+    return labels, resource
 
 
 # --- Errors in an answer ------------------------------------------------------------------------------
@@ -183,40 +223,68 @@ _CODE_OF_STATUS = {
 }
 
 
+_CODE_OF_ODD_BODY = {
+    408: "DEADLINE_EXCEEDED",
+    413: "INVALID_ARGUMENT",
+    429: "RESOURCE_EXHAUSTED",
+    504: "DEADLINE_EXCEEDED",
+}
+"""For errors that are not in Google's form: what answered may be a proxy, which knows nothing of the entries. A proxy's
+limit of a request's size (413) is one: a smaller batch may pass."""
+
+
 def _error(status: int, body: bytes, wait: float | None) -> TransportError:
-    """An answer that is not 200; its body may be Google's error in JSON, or a proxy's page in anything."""
+    """Explain a response that is not 200; its body may be Google's error in JSON, or a proxy's page in anything."""
     try:
-        described = msgspec.json.decode(body)["error"]
-        message, named, details = (
-            described["message"],
-            described.get("status"),
-            described.get("details") or [],
+        decoded = msgspec.json.decode(body)
+    except _UNREADABLE:
+        decoded = None
+    described = decoded.get("error") if isinstance(decoded, dict) else None
+    if not isinstance(described, dict) or not isinstance(described.get("message"), str):
+        code = _CODE_OF_ODD_BODY.get(status) or (
+            "UNAVAILABLE" if status >= 500 or status in _CODE_OF_STATUS else "UNIMPLEMENTED"
         )
-    except (msgspec.DecodeError, UnicodeDecodeError, KeyError, TypeError, AttributeError):
-        message, named, details = shown(body), None, []
-    code = named if named in _CODES else _CODE_OF_STATUS.get(status)
-    # What Cloud Logging never says comes from something in between: not a word about the entries.
+        return TransportError(code, f"{shown(body)} (HTTP {status})", retry_after_seconds=wait)
+    named = described.get("status")
+    code = named if named in _CODES else _CODE_OF_STATUS.get(status, "")
+    # Cloud Logging sends no other status: what answered knows nothing of the entries.
     code = code or ("UNAVAILABLE" if status >= 500 else "UNIMPLEMENTED")
     refused: dict[int, EntryError] = {}
-    for detail in details:
+    for detail in _objects(described.get("details")):
         wait = _duration_seconds(detail.get("retryDelay")) if wait is None else wait
-        for index, entry_error in (detail.get("logEntryErrors") or {}).items():
-            number = int(entry_error.get("code", 2))
-            name = _CODES[number] if 0 <= number < len(_CODES) else "UNKNOWN"
-            refused[int(index)] = EntryError(name, entry_error.get("message", ""))
-    return TransportError(code, f"{message} (HTTP {status})", retry_after_seconds=wait, entry_errors=refused)
+        refused.update(_entry_errors(detail.get("logEntryErrors")))
+    message = f"{described['message']} (HTTP {status})"
+    return TransportError(code, message, retry_after_seconds=wait, entry_errors=refused)
+
+
+def _objects(value: Any) -> list[dict[str, Any]]:
+    return [item for item in value if isinstance(item, dict)] if isinstance(value, list) else []
+
+
+def _entry_errors(value: Any) -> dict[int, EntryError]:
+    """Decode the errors of single entries; an index that is not a number stands for one that was never sent."""
+    refused = {}
+    for index, error in value.items() if isinstance(value, dict) else ():
+        described = error if isinstance(error, dict) else {}
+        number = described.get("code")
+        is_code = isinstance(number, int) and 0 < number < len(_CODES)
+        number_of_entry = int(index) if index.isascii() and index.isdecimal() and len(index) < 10 else -1
+        name = _CODES[number] if is_code else "UNKNOWN"  # type: ignore[index]
+        refused[number_of_entry] = EntryError(name, str(described.get("message", "")))
+    return refused
 
 
 def _is_object(body: bytes) -> bool:
     try:
         return isinstance(msgspec.json.decode(body), dict)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+    except _UNREADABLE:
         return False
 
 
 def _duration_seconds(value: Any) -> float | None:
     """A google.protobuf.Duration as JSON has it: "3.5s"."""
     try:
-        return float(str(value).removesuffix("s")) if value else None
+        seconds = float(str(value).removesuffix("s"))
     except ValueError:
         return None
+    return max(0.0, seconds) if math.isfinite(seconds) else None

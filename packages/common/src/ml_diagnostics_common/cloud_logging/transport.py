@@ -48,7 +48,8 @@ class TransportError(CloudLoggingError):
         code: The code of google.rpc.Code by name, such as UNAVAILABLE, from HTTP and gRPC alike.
         message: What the server, or the connection, said.
         retry_after_seconds: How long the server asks us to wait; None when it does not say.
-        entry_errors: For a write that did the rest of its batch: why an entry was refused, by its index.
+        entry_errors: For a write that did the rest of its batch: why an entry was refused, by its index. The server
+            chooses the index: it may be one that was not sent.
     """
 
     def __init__(
@@ -84,11 +85,13 @@ class Page(NamedTuple):
         next_page_token: Asks for the page after this one; empty on the last.
         received_ns: When Cloud Logging received the entry of an index, the entry's own time where it does not
             say. A function, because few entries are asked.
+        unreadable: For each entry of the page that cannot be decoded, a number that is the same when it is read again.
     """
 
     entries: list[LogEntry]
     next_page_token: str
     received_ns: Callable[[int], int]
+    unreadable: Sequence[int] = ()
 
 
 class LoggingTransport(Protocol):

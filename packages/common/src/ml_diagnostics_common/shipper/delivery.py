@@ -303,6 +303,9 @@ class Delivery:
                 self._write(part, deadline)
                 self._accepted_any = True
             except TransportError as error:
+                if not all(0 <= index < len(part) for index in error.entry_errors):
+                    message = f"the server refuses entries that were not sent: {error.message}"
+                    raise TransportError("UNAVAILABLE", message) from error
                 if error.entry_errors:
                     last_refusal = _of_one_entry(error)
                     refused += [entry_error.message for entry_error in error.entry_errors.values()]

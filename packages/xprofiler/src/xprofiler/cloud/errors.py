@@ -95,9 +95,10 @@ def _told(error: Exception) -> tuple[str, str]:
     try:
         described = json.loads(getattr(error, "content", b""))["error"]
         message = str(described["message"])
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         return str(getattr(error, "reason", "") or error), ""
-    details = [*described.get("details", ()), *described.get("errors", ())]
+    lists = [described.get("details"), described.get("errors")]
+    details = [detail for found in lists if isinstance(found, list) for detail in found]
     reasons = [str(detail["reason"]) for detail in details if isinstance(detail, dict) and detail.get("reason")]
     return message, reasons[0] if reasons else ""
 
