@@ -198,6 +198,15 @@ def test_no_argument_makes_a_call_raise_and_what_is_written_can_be_read(
     assert reader.skipped == {}
 
 
+def test_a_secret_in_the_name_of_an_event_is_redacted() -> None:
+    recorder = GoodputRecorder(JOB, LOG, True)
+    for name in ("load https://hunter2@host/data", "eval_step", "eval-2"):
+        recorder.record_custom_badput_event_start_time(None, name)
+        recorder.record_custom_badput_event_end_time(None, name)
+    names = [payload["custom_badput_event_type"] for payload in payloads()]
+    assert names[::2] == names[1::2] == ["load https://[REDACTED]@host/data", "eval_step", "eval-2"]
+
+
 HARD_NAMES = [
     'q"uo\\te',
     "a/b/../c",

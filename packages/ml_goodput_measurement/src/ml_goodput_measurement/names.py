@@ -1,11 +1,13 @@
-"""Names of jobs and logs, as users give them."""
+"""Names of jobs, logs and events, as users give them."""
 
 from __future__ import annotations
+
+from functools import lru_cache
 
 from ml_diagnostics_common.exceptions import ConfigurationError
 from ml_diagnostics_common.payload import printable
 
-__all__ = ["checked_name", "shown"]
+__all__ = ["checked_name", "event_type", "shown"]
 
 
 def checked_name(argument: str, value: object) -> str:
@@ -25,3 +27,19 @@ def shown(value: object) -> str:
         return repr(value)[:100]
     except Exception:
         return f"an object of {type(value).__name__}"
+
+
+def event_type(name: object) -> str:
+    """Return the name of a custom event as it is recorded: without secrets.
+
+    Most names are words: they cost no import of the redactor, which a trainer that records nothing else does not need.
+    """
+    text = str(name)
+    return text if text.replace("_", "").isalpha() else _redacted(text)
+
+
+@lru_cache(maxsize=256)
+def _redacted(text: str) -> str:
+    from ml_diagnostics_common.redaction import redact_text
+
+    return redact_text(text)

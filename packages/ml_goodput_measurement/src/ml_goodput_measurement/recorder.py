@@ -25,7 +25,7 @@ from ml_diagnostics_common.steady_clock import now_ns, steadied
 from ml_goodput_measurement.copies import RebuiltFromArguments
 from ml_goodput_measurement.moments import Moment as GivenMoment
 from ml_goodput_measurement.moments import posix_seconds
-from ml_goodput_measurement.names import checked_name, shown
+from ml_goodput_measurement.names import checked_name, event_type, shown
 
 if TYPE_CHECKING:
     from ml_diagnostics_common.cloud_logging import LoggingTransport
@@ -258,7 +258,7 @@ class GoodputRecorder(RebuiltFromArguments):
         """
         progress.publish(_phase_of(custom_badput_event_type), self._last_step)
         if self._enabled:
-            details = f'"custom_badput_event_type":{encode_text(str(custom_badput_event_type))},'
+            details = f'"custom_badput_event_type":{encode_text(event_type(custom_badput_event_type))},'
             self._record("custom_badput_event_start_time", start_time, details)
 
     @guarded
@@ -273,7 +273,7 @@ class GoodputRecorder(RebuiltFromArguments):
         """
         self._publish_return()
         if self._enabled:
-            details = f'"custom_badput_event_type":{encode_text(str(custom_badput_event_type))},'
+            details = f'"custom_badput_event_type":{encode_text(event_type(custom_badput_event_type))},'
             self._record("custom_badput_event_end_time", end_time, details)
 
     @guarded
