@@ -215,13 +215,13 @@ def test_the_end_of_a_process_is_told(run: Show) -> None:
 
 def test_a_process_that_learns_its_index_is_one_process(run: Show) -> None:
     for number in range(4):
-        of = {"host": "vm", "pid": str(100 + number)}
+        of = {"host": "node-7", "pid": str(100 + number)}
         write_journal(0, [snapshot("init")], age=2, **of)
         write_journal(number, [snapshot("data" if number == 3 else "psum")], age=1, **of)
     ended = entry(JOB_ENDED, "The job was ended by SIGKILL", how="signal", signal="SIGKILL")
-    write_journal(0, [ended], host="vm", pid="103")  # As `run` says it, which never learns the index.
+    write_journal(0, [ended], host="node-7", pid="103")  # As `run` says it, which never learns the index.
     out = run("show", "--job", "llama")[1]
-    assert out.startswith("3 of 4 wait in psum (psum.py:5) at step 4210; vm/3: The job was ended by SIGKILL\n")
+    assert out.startswith("3 of 4 wait in psum (psum.py:5) at step 4210; node-7/3: The job was ended by SIGKILL\n")
 
 
 def test_a_process_that_writes_after_it_has_left_a_block_has_not_ended(run: Show) -> None:

@@ -54,7 +54,7 @@ def test_a_name_that_is_taken_is_not_written_to(tmp_path: Path) -> None:
         """
 time.strftime = lambda form: "stack_trace_2026_11_21_15_04_05"
 trace_file.FOLDER.mkdir()
-theirs = trace_file.FOLDER / f"stack_trace_2026_11_21_15_04_05_{trace_file._host()}_{os.getpid()}.txt"
+theirs = trace_file.FOLDER / f"stack_trace_2026_11_21_15_04_05_{trace_file.host_in_names()}_{os.getpid()}.txt"
 theirs.write_text("theirs")
 """
         + _BLOCK
@@ -175,7 +175,7 @@ def test_old_files_of_dead_processes_are_deleted_and_no_others(tmp_path: Path) -
         _file(tmp_path, "stack_trace_2026_11_21_15_04_05.txt", days=100),  # Of the public package.
         _file(tmp_path, "stack_trace_notes.txt", days=100),
         _file(tmp_path, "debug.log", days=100),
-        _file(tmp_path, _name(os.getpid(), trace_file._host()), days=100),
+        _file(tmp_path, _name(os.getpid(), trace_file.host_in_names()), days=100),
         _file(tmp_path, _name(3), days=100),
         tmp_path / _name(4),
         tmp_path / _name(5),

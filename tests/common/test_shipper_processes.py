@@ -375,7 +375,7 @@ def test_our_own_writers_stay_ours_when_the_clock_is_set(
     """The kernel tells a process's start by today's clock; a writer is named by the clock of its time."""
     journal = Journal(LOG, root=tmp_path, labels={})
     journal.append({"step_count": 0})
-    monkeypatch.setattr(writers, "_started_ns", lambda _: time.time_ns() + 3600 * 10**9)
+    monkeypatch.setattr(writers, "process_started_ns", lambda _: time.time_ns() + 3600 * 10**9)
     assert owner(journal.writer) is Owner.US
     lock = OutboxLock.take(shipped_offset_path(tmp_path, LOG, journal.writer).with_suffix(".lock"))
     assert lock is not None

@@ -59,6 +59,8 @@ class ProcessDump(NamedTuple):
     """How it ended, if it has."""
     interval_seconds: float | None = None
     """How often it writes, if that is known."""
+    has_ended_well: bool = False
+    """It exited with 0, or left its block at the end."""
 
     @property
     def has_crashed(self) -> bool:

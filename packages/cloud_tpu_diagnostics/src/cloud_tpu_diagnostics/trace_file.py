@@ -22,7 +22,7 @@ from ml_diagnostics_common.guard import warn_once
 
 from cloud_tpu_diagnostics.console import with_high_number
 
-__all__ = ["FOLDER", "MOST_FILE_BYTES", "TraceFile", "open_trace_file", "prune"]
+__all__ = ["FOLDER", "MOST_FILE_BYTES", "TraceFile", "host_in_names", "open_trace_file", "prune"]
 
 FOLDER = Path("/tmp/debugging")
 """Where agents and sidecars look. Tests put another in its place."""
@@ -136,7 +136,7 @@ def _make() -> TraceFile:
 
 
 def _make_in(folder: int) -> tuple[str, int]:
-    stem = f"{time.strftime(f'{_PREFIX}%Y_%m_%d_%H_%M_%S')}_{_host()}_{os.getpid()}"
+    stem = f"{time.strftime(f'{_PREFIX}%Y_%m_%d_%H_%M_%S')}_{host_in_names()}_{os.getpid()}"
     for number in range(1, 100):  # Another container may have the same host name and pid.
         name = f"{stem}.txt" if number == 1 else f"{stem}-{number}.txt"
         try:
@@ -195,7 +195,8 @@ def _identity(descriptor: int) -> tuple[int, int]:
     return status.st_dev, status.st_ino
 
 
-def _host() -> str:
+def host_in_names() -> str:
+    """Return this host's name as names of files have it."""
     name = os.uname().nodename[:64]
     return "".join(c if c.isascii() and (c.isalnum() or c in ".-") else "-" for c in name) or "host"
 
@@ -254,7 +255,7 @@ def _delete(folder: str | Path, file: _OldFile) -> bool:
     from ml_diagnostics_common.child_process import exists
 
     path = Path(folder, file.name)
-    if file.host == _host() and exists(file.pid):
+    if file.host == host_in_names() and exists(file.pid):
         return False
     try:
         descriptor = os.open(path, os.O_RDONLY | _SAFELY)

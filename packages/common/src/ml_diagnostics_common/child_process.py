@@ -15,9 +15,13 @@ __all__ = [
     "has_ended",
     "module_folders",
     "process_descriptor",
+    "process_started_ns",
     "program_of",
     "python_command",
 ]
+
+_PROC = Path("/proc")
+_ENDED_STATES = (b"Z", b"X")
 
 
 def python_command(*, is_bare: bool = False) -> list[str]:
@@ -106,6 +110,25 @@ def exists(pid: int) -> bool:
     except OSError:  # It is somebody else's.
         pass
     return True
+
+
+def process_started_ns(pid: int) -> int | None:
+    """Return when a process started, by the wall clock: it tells a process from a later one with the same pid.
+
+    Whole seconds; 0 where the system does not know it; None if there is no such process, or it waits to be reaped.
+    """
+    try:
+        fields = (_PROC / str(pid) / "stat").read_bytes().rpartition(b")")[2].split()
+        if fields[0] in _ENDED_STATES:  # A parent that is slow to ask for its status keeps it listed.
+            return None
+        ticks = int(fields[19])
+        lines = (_PROC / "stat").read_bytes().splitlines()
+        boot = next(int(line.split()[1]) for line in lines if line.startswith(b"btime"))
+        return (boot + ticks // os.sysconf("SC_CLK_TCK")) * 1_000_000_000
+    except (FileNotFoundError, ProcessLookupError):
+        return None if (_PROC / "self").exists() or not exists(pid) else 0
+    except (OSError, ValueError, IndexError, StopIteration):
+        return 0 if exists(pid) else None
 
 
 def has_ended(pid: int) -> bool:

@@ -25,6 +25,9 @@ __all__ = [
     "CloudEnvironment",
     "Identity",
     "Orchestrator",
+    "announce_job",
+    "announce_run",
+    "announced_labels",
     "configured_backend",
     "diagnostics_directory",
     "endpoint",
@@ -228,6 +231,28 @@ def identity(environ: Mapping[str, str] = os.environ) -> Identity:
         attempt=next((environ[name] for name in _ATTEMPT_VARIABLES if environ.get(name)), ""),
         process_count=max(count, index + 1),
     )
+
+
+# State of the process: what its recorders and its run call the job, for those parts of it that are given no name.
+_announced: dict[str, str] = {}
+
+
+def announce_job(name: str) -> None:
+    """Publish, within this process, the job's name: the one that a recorder was given last."""
+    _announced["job"] = name
+
+
+def announce_run(run_id: str, name: str) -> None:
+    """Publish, within this process, the run's id, and its name, which is the job's if no recorder was given another."""
+    _announced["run"] = run_id
+    _announced["run name"] = name
+
+
+def announced_labels() -> dict[str, str]:
+    """Return `identity().labels()`; where the environment names no job or run, with the names that were announced."""
+    labels = identity().labels()
+    job = labels["job"] or _announced.get("job") or _announced.get("run name") or ""
+    return {**labels, "job": job, "run": labels["run"] or _announced.get("run") or job}
 
 
 def _host_name() -> str:

@@ -12,7 +12,7 @@ from typing import Any, Final
 from ml_diagnostics_common import background
 from ml_diagnostics_common.client_imports import import_undisturbed
 from ml_diagnostics_common.entry import format_timestamp, parse_timestamp
-from ml_diagnostics_common.environment import Backend, diagnostics_directory
+from ml_diagnostics_common.environment import Backend, announce_run, diagnostics_directory
 from ml_diagnostics_common.environment import identity as identity_of_process
 from ml_diagnostics_common.guard import report_loss, warn_once
 
@@ -83,6 +83,7 @@ class Beginning:
             active, member, self.local, active.registration, collect=_collector(self.arguments.framework)
         )
         set_active_run(active)
+        announce_run(run.name, run.display_name)
         lifecycle.begin(self.user_configs, is_settled=self._is_attempt_settled())
         active.registration.start()
         self._agree_on_attempt()

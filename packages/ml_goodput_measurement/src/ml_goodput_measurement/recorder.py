@@ -15,7 +15,13 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from ml_diagnostics_common import background, progress
-from ml_diagnostics_common.environment import Backend, configured_backend, diagnostics_directory, identity
+from ml_diagnostics_common.environment import (
+    Backend,
+    announce_job,
+    configured_backend,
+    diagnostics_directory,
+    identity,
+)
 from ml_diagnostics_common.exceptions import ConfigurationError, CredentialsError
 from ml_diagnostics_common.guard import guarded, log_once, report_loss
 from ml_diagnostics_common.journal import Journal
@@ -93,6 +99,7 @@ class GoodputRecorder(RebuiltFromArguments):
             raise ConfigurationError(
                 f"cloud_logger is {shown(cloud_logger)}; it needs a method write_cloud_logging_entry(entry)"
             )
+        announce_job(self.job_name)
         self._enabled = bool(logging_enabled)
         self._cloud_logger = cloud_logger
         self._grace_period_seconds = float(background_grace_period_s)

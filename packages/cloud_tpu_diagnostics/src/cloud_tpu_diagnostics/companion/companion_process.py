@@ -117,6 +117,7 @@ class CompanionProcess:
             exception: The exception's type, if there was one.
             exit_code: Of a SystemExit.
         """
+        self._update_labels()  # A recorder or a run may have named the job since the last look.
         self.tell({"kind": "left", "how": how, "exception": exception, "exit_code": exit_code})
         if os.getpid() == self._owner:
             self._close_timer_pipe()
@@ -190,7 +191,7 @@ class CompanionProcess:
                 return
             poller.register(to_companion, select.POLLOUT if self._unsent else 0)
             ready = dict(poller.poll(1e3 * _LOOK_SECONDS))
-            self._tell_who_we_are()
+            self._update_labels()
             if ready.get(to_companion, 0) & select.POLLOUT:
                 self._send_rest()
             if descriptor not in ready or self._from_companion.number() is None:
@@ -205,8 +206,8 @@ class CompanionProcess:
             for line in lines:
                 self._hear_line(line)
 
-    def _tell_who_we_are(self) -> None:
-        """JAX knows this process's index among all of the job only once it has been initialised, amid the block."""
+    def _update_labels(self) -> None:
+        """Send labels that have changed: recorders name the job, and JAX learns its index, in the block."""
         labels = _labels(self._owner)
         if labels != self._labels:
             self._labels = labels
@@ -320,10 +321,10 @@ def _descriptor_of_this_process() -> int | None:
 
 
 def _labels(pid: int) -> dict[str, str]:
-    """Who this process is among all of the job."""
-    from ml_diagnostics_common.environment import identity
+    """Return who this process is among all of the job."""
+    from ml_diagnostics_common.environment import announced_labels
 
-    return {**identity().labels(), "pid": str(pid)}
+    return {**announced_labels(), "pid": str(pid)}
 
 
 def _is_ending_told() -> bool:

@@ -116,7 +116,7 @@ def _recorded_dumps(options: argparse.Namespace, notes: list[str]) -> list[Proce
     else:
         from cloud_tpu_diagnostics.stacks.trace_files import read_trace_files
 
-        dumps = list(read_trace_files(options.path, notes))
+        dumps = _without_well_ended(read_trace_files(options.path, notes), notes)
         where = f"in {options.path}"
     if not dumps:
         notes.append(f"no stacks {where} were found")
@@ -126,6 +126,15 @@ def _recorded_dumps(options: argparse.Namespace, notes: list[str]) -> list[Proce
     if len(recent) < len(dumps):
         notes.append(f"{len(dumps) - len(recent)} processes wrote their last long before the others: see --since")
     return name_processes(recent)
+
+
+def _without_well_ended(dumps: list[ProcessDump], notes: list[str]) -> list[ProcessDump]:
+    """Leave out those that ended well, unless all have: a folder has the files of many jobs."""
+    others = [dump for dump in dumps if not dump.has_ended_well]
+    if others and len(others) < len(dumps):
+        count = len(dumps) - len(others)
+        notes.append(f"{count} {'process' if count == 1 else 'processes'} that ended well not shown")
+    return others or dumps
 
 
 def _live_dumps(options: argparse.Namespace, notes: list[str]) -> list[ProcessDump]:

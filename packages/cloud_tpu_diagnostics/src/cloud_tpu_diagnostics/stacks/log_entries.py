@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import time
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Final
@@ -12,11 +13,13 @@ from typing import TYPE_CHECKING, Any, Final
 from ml_diagnostics_common.entry import LogEntry, format_timestamp
 from ml_diagnostics_common.environment import Backend, configured_backend, diagnostics_directory
 from ml_diagnostics_common.exceptions import CloudLoggingError, CredentialsError, MissingExtraError
+from ml_diagnostics_common.journal.jobs import ProcessStart, processes_of_job
 from ml_diagnostics_common.reader import JournalReader
 
 from cloud_tpu_diagnostics.entries import DUMP, JOB_ENDED, LOG_ID, SNAPSHOT, VERB
 from cloud_tpu_diagnostics.grouping import MAIN_THREAD, ProcessDump
 from cloud_tpu_diagnostics.snapshot import Snapshot
+from cloud_tpu_diagnostics.stacks.ended_processes import with_endings
 from cloud_tpu_diagnostics.stacks.trace_files import interval_seconds, newest_of
 from cloud_tpu_diagnostics.traces import Dump, DumpParser, ThreadStack
 
@@ -33,10 +36,10 @@ _TIMES_KEPT: Final = 10
 
 
 def read_job(job: str, *, since_seconds: float, notes: list[str]) -> list[ProcessDump]:
-    """The newest that is known of each process of a job.
+    """Return the newest that is known of each process of a job.
 
     Args:
-        job: Its name: the label `job` of its entries, or `run`.
+        job: Its name, as the environment, a recorder or a run gave it; or the run's id.
         since_seconds: How far back from the newest entry the journal is read, and from now Cloud Logging.
         notes: Is told what could not be read.
 
@@ -44,26 +47,69 @@ def read_job(job: str, *, since_seconds: float, notes: list[str]) -> list[Proces
         ConfigurationError: ML_DIAGNOSTICS_BACKEND has a value that is none.
         CredentialsError: It is `cloud`, and there is no project or no credentials.
     """
-    entries = {entry.insert_id: entry for entry in _newest(_of_job(_journal_entries(), job), since_seconds)}
+    selection = _Selection(job, processes_of_job(diagnostics_directory(), job))
+    newest = _newest(selection.candidates(_journal_entries()), since_seconds)
+    entries = {entry.insert_id: entry for entry in newest if selection.has(entry)}
     backend = configured_backend()
     if backend is not Backend.LOCAL:
         try:
-            for entry in _of_job(_cloud_entries(job, since_seconds), job):
-                entries.setdefault(entry.insert_id, entry)
+            for entry in _cloud_entries(job, since_seconds):
+                if _is_of(entry, job):
+                    entries.setdefault(entry.insert_id, entry)
         except (CredentialsError, MissingExtraError) as error:
             if backend is Backend.CLOUD:
                 raise
             notes.append(f"the journal alone was read: {error}")
         except CloudLoggingError as error:
             notes.append(f"Cloud Logging could not be read to the end: {error}")
-    return dumps_of(entries.values())
+    return with_endings(dumps_of(entries.values()))
 
 
-def _of_job(entries: Iterable[LogEntry], job: str) -> Iterator[LogEntry]:
-    for entry in entries:
-        labels = entry.context.labels
-        if job in (labels.get("job"), labels.get("run")) and entry.payload.get("verb") == VERB:
-            yield entry
+def _is_of(entry: LogEntry, job: str) -> bool:
+    labels = entry.context.labels
+    return job in (labels.get("job"), labels.get("run")) and entry.payload.get("verb") == VERB
+
+
+class _Selection:
+    """Selects the entries of one job: by their labels, and by the processes that recorded something of it.
+
+    What a companion writes has no name of the job before a recorder or a run is given one. Process ids are used again,
+    in containers always: an entry belongs to a recorder of its process if that started before the process ended.
+    """
+
+    def __init__(self, job: str, starts: Iterable[ProcessStart]) -> None:
+        self._job = job
+        self._starts: dict[tuple[str, str], list[int]] = {}
+        for start in starts:
+            self._starts.setdefault((start.host, start.pid), []).append(start.started_ns)
+        self._ends_ns: dict[tuple[str, str], list[int]] = {}
+
+    def candidates(self, entries: Iterable[LogEntry]) -> Iterator[LogEntry]:
+        """Return what may be of the job, in the order of time; `has` decides once all of it was read."""
+        for entry in entries:
+            payload, process = entry.payload, _process_of(entry)
+            if payload.get("verb") != VERB:
+                continue
+            if _is_of(entry, self._job) or process in self._starts:
+                if payload.get("kind") == JOB_ENDED and not payload.get("goes_on"):
+                    self._ends_ns.setdefault(process, []).append(entry.timestamp_ns)
+                yield entry
+
+    def has(self, entry: LogEntry) -> bool:
+        """Return True if a candidate is of the job."""
+        if _is_of(entry, self._job):
+            return True
+        process = _process_of(entry)
+        life = self._life(process, entry.timestamp_ns)
+        return any(self._life(process, started_ns) == life for started_ns in self._starts.get(process, ()))
+
+    def _life(self, process: tuple[str, str], time_ns: int) -> int:
+        """Return how many processes of that id had ended by then; an end is the last entry of its life."""
+        return bisect_left(self._ends_ns.get(process, ()), time_ns)
+
+
+def _process_of(entry: LogEntry) -> tuple[str, str]:
+    return entry.context.labels.get("host", ""), entry.context.labels.get("pid", "")
 
 
 def _newest(entries: Iterable[LogEntry], since_seconds: float) -> deque[LogEntry]:
@@ -121,7 +167,11 @@ def _request(transport: LoggingTransport, filter_: str, order: str, token: str) 
 
 
 def dumps_of(entries: Iterable[LogEntry]) -> list[ProcessDump]:
-    """The newest that the entries tell of each process; without those that an attempt after theirs replaced."""
+    """Return the newest of each process; without those that a later one of the same host and index has replaced.
+
+    How a process ended may be recorded seconds after the next one has started; one that ended well is replaced all the
+    same, so that it does not appear beside a crash of the next.
+    """
     records: dict[tuple[str, str, str], _Record] = {}
     for entry in sorted(entries, key=lambda entry: (entry.timestamp_ns, entry.sequence)):
         labels = entry.context.labels
@@ -137,7 +187,7 @@ def dumps_of(entries: Iterable[LogEntry]) -> list[ProcessDump]:
         record.process_dump()
         for same in by_place.values()
         for record in same
-        if not any(other.first_ns > record.last_ns for other in same)
+        if not any(other.first_ns > record.replaced_after_ns for other in same if other is not record)
     ]
 
 
@@ -153,18 +203,27 @@ class _Record:
         self._step: int | None = None
         self._phase: str | None = None
         self._ended = ""
+        self._has_ended_well = False
         self._goes_on = False
         """What ended is a block, and not the process."""
+        self._ran_ns = first_ns
         self._texts: list[str] = []
         """Of the dump that is younger than the last snapshot, in parts."""
         self._times_ns: deque[int] = deque(maxlen=_TIMES_KEPT)
         """Of snapshots."""
         self._said_interval_seconds: float | None = None
 
+    @property
+    def replaced_after_ns(self) -> int:
+        """When it was last known to run, if it ended well, else the time of its last entry."""
+        return self._ran_ns if self._has_ended_well and not self._goes_on else self.last_ns
+
     def take(self, entry: LogEntry) -> None:
-        """Takes note of an entry that is younger than those before."""
+        """Take an entry that is younger than those before."""
         payload, self.last_ns = entry.payload, entry.timestamp_ns
         step, phase, kind = payload.get("step"), payload.get("phase"), payload.get("kind")
+        if kind != JOB_ENDED:
+            self._ran_ns = entry.timestamp_ns
         self._take_index(entry.context.labels.get("process_index", ""), is_last_word=kind == JOB_ENDED)
         if isinstance(step, (int, float)) and step == step // 1:
             self._step = int(step)
@@ -176,6 +235,7 @@ class _Record:
         if kind == JOB_ENDED:
             self._ended = str(payload.get("message") or payload.get("how") or "how is not known")
             self._goes_on = bool(payload.get("goes_on"))
+            self._has_ended_well = payload.get("how") == "clean"
             return
         if self._goes_on:  # And is in a block again.
             self._ended = ""

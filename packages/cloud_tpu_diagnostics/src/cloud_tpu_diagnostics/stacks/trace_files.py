@@ -10,9 +10,13 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
+from ml_diagnostics_common.environment import identity
 from ml_diagnostics_common.exceptions import ConfigurationError, StorageError
+from ml_diagnostics_common.file_lock import try_lock, unlock
 
+from cloud_tpu_diagnostics import trace_file
 from cloud_tpu_diagnostics.grouping import ProcessDump, main_thread
+from cloud_tpu_diagnostics.stacks.ended_processes import with_endings
 from cloud_tpu_diagnostics.traces import HEADER_START, Dump, parse_dumps
 
 __all__ = ["TraceFileName", "newest_of", "parse_name", "read_trace_files"]
@@ -70,8 +74,8 @@ def interval_seconds(dump: Dump) -> float | None:
     return seconds if math.isfinite(seconds) else None
 
 
-def read_trace_files(path: str, notes: list[str]) -> Iterator[ProcessDump]:
-    """The newest dump of each file; files without one are passed over.
+def read_trace_files(path: str, notes: list[str]) -> list[ProcessDump]:
+    """Return the newest dump of each file, and how processes of this host ended; files without a dump are passed over.
 
     Args:
         path: A file, a folder, or gs://bucket/prefix.
@@ -82,15 +86,19 @@ def read_trace_files(path: str, notes: list[str]) -> Iterator[ProcessDump]:
         StorageError: It cannot be read.
     """
     files = _read_cloud(path) if path.startswith("gs:/") else _read_local(path, notes)
-    for name, data, time_ns in files:
+    found: list[ProcessDump] = []
+    over: set[ProcessDump] = set()
+    for name, data, time_ns, is_locked in files:
         dumps = parse_dumps(data)
         newest = newest_of(dumps)
         if newest is None:
             continue
         known = parse_name(re.split(r"[/\\]", name)[-1]) or TraceFileName(" ".join(Path(name).stem.splitlines()), 0)
-        yield ProcessDump(
-            process=known.host,
-            host=known.host,
+        is_here = known.host == trace_file.host_in_names()
+        host = identity().host if is_here else known.host
+        dump = ProcessDump(
+            process=host,
+            host=host,
             process_index=None,
             pid=known.pid,
             step=newest.step,
@@ -100,17 +108,22 @@ def read_trace_files(path: str, notes: list[str]) -> Iterator[ProcessDump]:
             headline=newest.headline,
             interval_seconds=next(filter(None, map(interval_seconds, reversed(dumps))), None),
         )
+        found.append(dump)
+        # A process holds a lock on its file, which others see whatever container they are in.
+        if is_here and is_locked is False:
+            over.add(dump)
+    return with_endings(found, over.__contains__)
 
 
-def _read_cloud(path: str) -> Iterator[tuple[str, bytes, int]]:
+def _read_cloud(path: str) -> Iterator[tuple[str, bytes, int, bool | None]]:
     """Objects have no time at which their last dump was written: 0."""
     from ml_diagnostics_common import storage
 
     for name in storage.list_prefix(path):
-        yield name, storage.read(name)[-_MOST_BYTES:], 0
+        yield name, storage.read(name)[-_MOST_BYTES:], 0, None
 
 
-def _read_local(path: str, notes: list[str]) -> Iterator[tuple[str, bytes, int]]:
+def _read_local(path: str, notes: list[str]) -> Iterator[tuple[str, bytes, int, bool | None]]:
     place = Path(path).expanduser()
     if not place.exists():
         raise ConfigurationError(f"{path} is not there: give a file, a folder of trace files, or gs://bucket/prefix")
@@ -124,6 +137,7 @@ def _read_local(path: str, notes: list[str]) -> Iterator[tuple[str, bytes, int]]
                     continue
                 file.seek(max(0, status.st_size - _MOST_BYTES))
                 data = file.read(_MOST_BYTES)
+                is_locked = _is_locked(file.fileno())
         except IsADirectoryError:
             continue
         except OSError as error:
@@ -131,4 +145,15 @@ def _read_local(path: str, notes: list[str]) -> Iterator[tuple[str, bytes, int]]
                 raise StorageError(f"cannot read {name}: {error.strerror}; give this user the permission") from error
             notes.append(f"{name} could not be read: {error.strerror}")
             continue
-        yield str(name), data, status.st_mtime_ns
+        yield str(name), data, status.st_mtime_ns, is_locked
+
+
+def _is_locked(descriptor: int) -> bool | None:
+    """Return True if a process inside of its block holds the file; None if the file system does not know."""
+    try:
+        if not try_lock(descriptor):
+            return True
+    except OSError:
+        return None
+    unlock(descriptor)
+    return False

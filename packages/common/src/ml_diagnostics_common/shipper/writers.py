@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import enum
 import os
-from pathlib import Path
 from typing import NamedTuple
 
+from ml_diagnostics_common.child_process import process_started_ns
 from ml_diagnostics_common.journal.own_journals import host_name, is_writer_of_this_process
 
 __all__ = ["Owner", "WriterName", "owner"]
 
 _SLACK_NS = 2_000_000_000
-_PROC = Path("/proc")
-_ENDED_STATES = (b"Z", b"X")
 
 
 class Owner(enum.Enum):
@@ -51,34 +49,8 @@ def owner(writer: str) -> Owner:
     name = WriterName.parse(writer)
     if name is None or name.host != host_name():
         return Owner.UNKNOWN
-    started_ns = _started_ns(name.pid)
+    started_ns = process_started_ns(name.pid)
     if started_ns is None or name.started_ns < started_ns - _SLACK_NS:
         return Owner.GONE
     # With our pid and not ours: of another container, or the clock was put back since.
     return Owner.UNKNOWN if name.pid == os.getpid() else Owner.ALIVE
-
-
-def _started_ns(pid: int) -> int | None:
-    """When a process started, by the wall clock; 0 where the system does not say; None if there is none."""
-    try:
-        fields = (_PROC / str(pid) / "stat").read_bytes().rpartition(b")")[2].split()
-        if fields[0] in _ENDED_STATES:  # A parent that is slow to ask for its status keeps it listed.
-            return None
-        ticks = int(fields[19])
-        lines = (_PROC / "stat").read_bytes().splitlines()
-        boot = next(int(line.split()[1]) for line in lines if line.startswith(b"btime"))
-        return (boot + ticks // os.sysconf("SC_CLK_TCK")) * 1_000_000_000
-    except (FileNotFoundError, ProcessLookupError):
-        return None if (_PROC / "self").exists() else _exists(pid)
-    except (OSError, ValueError, IndexError, StopIteration):
-        return _exists(pid)
-
-
-def _exists(pid: int) -> int | None:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return None
-    except OSError:
-        return 0
-    return 0

@@ -1,0 +1,208 @@
+"""`tpu-stacks show` knows jobs by the names that recorders and runs were given, and which processes are gone."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from cloud_tpu_diagnostics.entries import DUMP, JOB_ENDED, LOG_ID, SNAPSHOT, entry
+from cloud_tpu_diagnostics.stacks.cli import main
+from ml_diagnostics_common.entry import LogEntry
+from ml_diagnostics_common.journal import Journal
+from ml_diagnostics_common.reader import JournalReader
+
+from .accompanied_jobs import wait_until
+from .diagnosed_jobs import Job, run
+from .test_stacks import dump_text, snapshot
+
+if not sys.platform.startswith("linux"):
+    pytest.skip("it looks into /proc", allow_module_level=True)
+
+Show = Callable[..., tuple[int, str, str]]
+HOST = socket.gethostname()
+
+COMPANION = """
+from cloud_tpu_diagnostics import blocks
+
+def companion():
+    while blocks._current._companion._process.pid is None:
+        time.sleep(0.01)
+    return blocks._current._companion._process.pid
+"""
+
+
+@pytest.fixture
+def show(capsys: pytest.CaptureFixture[str]) -> Show:
+    def show(*arguments: str) -> tuple[int, str, str]:
+        code = main(["show", *arguments])
+        out, err = capsys.readouterr()
+        return code, out, err
+
+    return show
+
+
+def _entries() -> list[LogEntry]:
+    root = Path(os.environ["ML_DIAGNOSTICS_DIR"])
+    return [entry for batch in JournalReader(LOG_ID, root=root).read_new() for entry in batch]
+
+
+def _kinds() -> list[str]:
+    return [entry.payload["kind"] for entry in _entries()]
+
+
+NAMED = {
+    "recorder": """
+from ml_goodput_measurement.goodput import GoodputRecorder
+GoodputRecorder("llama-7", "goodput_llama", logging_enabled=False)
+""",
+    "run": """
+from google_cloud_mldiagnostics import machinelearning_run
+machinelearning_run("llama-7", log_system_metrics=False)
+""",
+}
+
+
+@pytest.mark.parametrize("named_by", NAMED)
+def test_a_job_is_known_by_the_name_given_to_its_recorder_and_its_run(
+    show: Show, tmp_path: Path, named_by: str
+) -> None:
+    program = f"with diagnostic.diagnose(config(cloud=True)):\n{NAMED[named_by]}\nraise OSError('theirs')"
+    program = program.replace("\n", "\n    ")
+    assert run(program, tmp_path)[0] == 1
+    wait_until(lambda: JOB_ENDED in _kinds())
+    code, out, err = show("--job", "llama-7")
+    assert (code, err) == (0, "")
+    assert out.startswith(f"{HOST} raised OSError: theirs in <module> (<string>:")
+    (end,) = [entry for entry in _entries() if entry.payload["kind"] == JOB_ENDED]
+    assert end.context.labels["job"] == "llama-7"
+
+
+def _write(log: str, pid: int, payloads: list[dict[str, object]], *, age: float, job: str = "") -> None:
+    labels = {"job": job, "run": job, "attempt": "", "host": HOST, "process_index": "0", "pid": str(pid)}
+    root = Path(os.environ["ML_DIAGNOSTICS_DIR"])
+    now_ns = time.time_ns() - round(age * 1e9)
+    real, time.time_ns = time.time_ns, lambda: now_ns  # A writer's name says when it started.
+    try:
+        journal = Journal(log, root=root, labels=labels, about_pid=pid, clock_ns=lambda: now_ns)
+    finally:
+        time.time_ns = real
+    for payload in payloads:
+        journal.append(payload)
+    journal.close()
+
+
+def test_entries_without_a_name_are_the_jobs_whose_recorder_ran_in_that_process_and_no_others(show: Show) -> None:
+    ended = entry(JOB_ENDED, "The job was ended by SIGSEGV", how="signal", signal="SIGSEGV")
+    pid = 2**22 + 5  # Above any process id.
+    _write(LOG_ID, pid, [snapshot("before"), entry(JOB_ENDED, "The job ended well", how="clean")], age=300)
+    _write("goodput_a", pid, [{"job_name": "a"}], age=200, job="a")
+    _write(LOG_ID, pid, [snapshot("of_a"), ended], age=100)
+    _write("goodput_b", pid, [{"job_name": "b"}], age=50, job="b")
+    _write(LOG_ID, pid, [snapshot("of_b")], age=20)
+    _, out, _ = show("--job", "a")
+    assert "SIGSEGV" in out
+    assert "of_a" in out
+    assert "of_b" not in out
+    assert "before" not in out
+    _, out, _ = show("--job", "b")
+    assert "of_b" in out
+    assert "of_a" not in out
+    assert show("--job", "c")[0] == 1
+
+
+def test_a_process_of_this_host_that_is_gone_is_not_silent(show: Show, tmp_path: Path) -> None:
+    os.environ["ML_DIAGNOSTICS_JOB"] = "llama"
+    try:
+        job = Job(
+            COMPANION + "with diagnostic.diagnose(config(0.1, cloud=True)):\n    say(companion())\n    input()",
+            tmp_path,
+        )
+    finally:
+        del os.environ["ML_DIAGNOSTICS_JOB"]
+    companion = int(job.line())
+    wait_until(lambda: SNAPSHOT in _kinds())
+    assert " waits in " in show("--job", "llama")[1] or " is in " in show("--job", "llama")[1]
+    assert "gone" not in show(str(tmp_path))[1]
+    os.kill(companion, signal.SIGKILL)  # Nothing is left to record how the job ends.
+    job.kill()
+    for arguments in (["--job", "llama"], [str(tmp_path)]):
+        code, out, _ = show(*arguments)
+        assert code == 0
+        said = f"{HOST}: gone: process {job.process.pid} exited without recording its end; last event at 20"
+        assert out.startswith(said)
+        assert "has sent nothing" not in out
+
+
+def test_how_a_process_of_this_host_ended_is_shown_with_its_files(show: Show, tmp_path: Path) -> None:
+    job = Job("with diagnostic.diagnose(config(0.1, cloud=True)):\n    input()", tmp_path)
+    wait_until(lambda: SNAPSHOT in _kinds())
+    job.kill()
+    wait_until(lambda: JOB_ENDED in _kinds())
+    assert show(str(tmp_path))[1].startswith(f"{HOST}: The job ")
+
+
+def test_a_job_that_ended_well_is_not_mixed_into_the_crash_of_another(show: Show, tmp_path: Path) -> None:
+    well = Job("with diagnostic.diagnose(config(0.1, cloud=True)):\n    input()", tmp_path)
+    wait_until(lambda: SNAPSHOT in _kinds())
+    well.go_on()
+    assert well.end()[0] == 0
+    wait_until(lambda: JOB_ENDED in _kinds())
+    assert "The job ended well" in show(str(tmp_path))[1]  # There is nothing else.
+    run("with diagnostic.diagnose(config(cloud=True)):\n    raise OSError('theirs')", tmp_path)
+    code, out, err = show(str(tmp_path))
+    assert code == 0
+    assert re.match(rf"{HOST} raised OSError: theirs in <module>", out)
+    assert "ended well" not in out
+    assert "1 process that ended well not shown" in err
+
+
+def test_the_crash_of_the_next_attempt_stands_alone_though_the_end_of_the_one_before_is_recorded_late(
+    show: Show,
+) -> None:
+    _write(LOG_ID, 2**22 + 1, [snapshot("psum")], age=30, job="llama")
+    exception = entry(
+        DUMP,
+        "Exception left diagnose(): OSError: theirs\nStack (most recent call first):\n" + '  File "a", line 1 in f\n',
+    )
+    _write(LOG_ID, 2**22 + 2, [exception], age=20, job="llama")
+    _write(LOG_ID, 2**22 + 1, [entry(JOB_ENDED, "The job ended well", how="clean")], age=19, job="llama")
+    _, out, _ = show("--job", "llama")
+    assert out.startswith(f"{HOST} raised OSError: theirs in f (a:1)\n")
+    assert "ended well" not in out
+
+
+def test_copies_of_trace_files_from_other_hosts_are_not_judged_by_processes_of_this_one(
+    show: Show, tmp_path: Path
+) -> None:
+    (tmp_path / "stack_trace_2026_11_21_15_04_05_elsewhere_1.txt").write_text(dump_text())
+    (tmp_path / "stack_trace_2026_11_21_15_04_05_there_2.txt").write_text(dump_text())
+    assert show(str(tmp_path))[1].startswith("all 2 wait in psum")
+
+
+def test_a_live_process_outside_of_this_container_is_seen_by_its_lock(show: Show, tmp_path: Path) -> None:
+    path = tmp_path / f"stack_trace_2026_11_21_15_04_05_{HOST}_{2**22 + 9}.txt"
+    path.write_text(dump_text())
+    holder = subprocess.Popen(
+        [
+            sys.executable,
+            "-c",
+            f"import fcntl,time\nf=open({str(path)!r})\nfcntl.flock(f,2)\nprint(1,flush=True)\ntime.sleep(60)",
+        ],
+        stdout=subprocess.PIPE,
+    )
+    assert holder.stdout is not None
+    holder.stdout.readline()
+    try:
+        assert show(str(tmp_path))[1].startswith(f"{HOST} waits in psum")
+    finally:
+        holder.kill()
+        holder.communicate()
+    assert "gone: process" in show(str(tmp_path))[1]
