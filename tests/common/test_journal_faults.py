@@ -20,7 +20,7 @@ from ml_diagnostics_common import background
 from ml_diagnostics_common.journal import Journal, segment_file
 from ml_diagnostics_common.journal import journal as journal_module
 from ml_diagnostics_common.journal.cap import JournalCap
-from ml_diagnostics_common.journal.layout import list_segments, segment_name
+from ml_diagnostics_common.journal.layout import list_segments, log_directory, segment_name
 from ml_diagnostics_common.reader import JournalReader
 
 from .journals import LOG, Clock, assert_adds_up, new_journal, numbers, read_all, reported_losses, run_python
@@ -255,6 +255,64 @@ def test_recording_goes_on_in_a_new_file_when_the_folder_is_deleted(tmp_path: Pa
     # 0 in the first folder, 1 and 2, which had been read, and 3 to 9 in the second.
     assert reported_losses(entries)["file_deleted"] >= 7
     assert journal.statistics().held == 0
+
+
+def rotated(path: Path, how: str) -> None:
+    """Do what another program does to a file that it takes for a log of its own."""
+    if how == "moved away":
+        path.rename(path.parents[2] / "elsewhere")
+    elif how == "renamed":
+        path.rename(path.with_name(path.name + ".1"))
+    elif how == "renamed and created":
+        path.rename(path.with_name(path.name + ".1"))
+        path.touch()
+    elif how == "copied and truncated":
+        os.truncate(path, 0)
+    elif how == "cut":
+        os.truncate(path, path.read_bytes().index(b'"n":2}'))
+
+
+MOVED = {"moved away": "file_moved", "renamed": "file_moved", "renamed and created": "file_moved"}
+TRUNCATED = {"copied and truncated": "file_truncated", "cut": "file_truncated"}
+
+
+@pytest.mark.parametrize(("how", "reason"), [*MOVED.items(), *TRUNCATED.items()])
+def test_a_live_file_that_another_program_rotates_is_noticed_and_its_entries_are_counted(
+    tmp_path: Path, how: str, reason: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    clock = Clock()
+    journal = new_journal(tmp_path, clock_ns=clock)
+    for n in range(10):
+        journal.append({"n": n})
+    clock.advance(6)
+    journal.append({"n": 10})
+    [segment] = list_segments(log_directory(tmp_path, LOG))
+    rotated(Path(segment.path), how)
+    for n in range(11, 16):  # Within five seconds: they go where the descriptor leads.
+        journal.append({"n": n})
+    clock.advance(6)
+    for n in range(16, 20):
+        journal.append({"n": n})
+    entries = read_all(tmp_path)
+    found = numbers(entries)
+    statistics = journal.statistics()
+    expected = {"copied and truncated": [*range(11, 20)], "cut": [0, 1, *range(11, 20)]}
+    assert found == expected.get(how, [*range(16, 20)])
+    assert statistics.dropped == {reason: 20 - len(found)}
+    assert reported_losses(entries)[reason] == 20 - len(found)
+    assert statistics.accepted == statistics.written + statistics.held + sum(statistics.dropped.values())
+    assert "log rotation" in caplog.text
+
+
+def test_a_full_segment_that_was_moved_is_noticed_before_the_next(tmp_path: Path) -> None:
+    journal = new_journal(tmp_path, clock_ns=Clock(), segment_bytes=1_000)
+    journal.append({"n": 0})
+    [segment] = list_segments(log_directory(tmp_path, LOG))
+    rotated(Path(segment.path), "renamed")
+    n = 0
+    while len(list_segments(log_directory(tmp_path, LOG))) < 1:
+        journal.append({"n": (n := n + 1)})
+    assert journal.statistics().dropped["file_moved"] >= n
 
 
 def give_descriptor_away(journal: Journal, path: Path) -> int:

@@ -182,6 +182,64 @@ def test_a_foreign_segment_is_passed_over_and_counted_once(tmp_path: Path) -> No
     assert reader.skipped == {"foreign_segment": 1}
 
 
+DAMAGED_HEADERS = [b"", b"\0" * 100, b"{", b'{"schema":1,"log', b"\xff" * 5000, b"null", b'{"schema":1,"log":1}']
+
+
+@pytest.mark.parametrize("header", DAMAGED_HEADERS)
+def test_a_segment_with_a_damaged_header_is_read_all_the_same(tmp_path: Path, header: bytes) -> None:
+    path = write_segment(tmp_path, "w-1-2-3", line(1, 1, 0) + line(2, 10**11 + 2, 1))
+    path.write_bytes(header + path.read_bytes()[path.read_bytes().index(b"\n") :])
+    reader = JournalReader(LOG, root=tmp_path)
+    entries = flat(reader.read_new())
+    assert numbers(entries) == [0, 1]
+    assert (entries[1].context.log_id, entries[1].insert_id, entries[1].context.labels) == (
+        LOG,
+        f"w-1-2-3.{10**11 + 2}",
+        {},
+    )
+    assert reader.skipped == {"damaged_header": 1}
+    assert flat(reader.read_new()) == []
+
+
+def test_a_damaged_header_is_that_of_the_writers_other_segments(tmp_path: Path) -> None:
+    journal = new_journal(tmp_path, segment_bytes=300)
+    for n in range(20):
+        journal.append({"n": n})
+    first = Path(list_segments(log_directory(tmp_path, LOG))[0].path)
+    content = first.read_bytes()
+    first.write_bytes(b"?" * content.index(b"\n") + content[content.index(b"\n") :])
+    entries = flat(JournalReader(LOG, root=tmp_path).read_new())
+    assert numbers(entries) == list(range(20))
+    assert {tuple(entry.context.labels.items()) for entry in entries} == {tuple(entries[-1].context.labels.items())}
+    assert entries[0].context.labels
+
+
+def test_a_header_that_is_being_written_is_waited_for(tmp_path: Path) -> None:
+    path = write_segment(tmp_path, "w", line(1, 1, 0))
+    whole = path.read_bytes()
+    path.write_bytes(whole[:20])
+    reader = JournalReader(LOG, root=tmp_path)
+    assert flat(reader.read_new()) == []
+    path.write_bytes(whole)
+    assert numbers(flat(reader.read_new())) == [0]
+    assert reader.skipped == {}
+
+
+@pytest.mark.parametrize("kept", [0, 1])
+def test_a_file_that_was_truncated_is_read_from_its_start(tmp_path: Path, kept: int) -> None:
+    lines = [line(n + 1, n + 1, n) for n in range(5)]
+    path = write_segment(tmp_path, "w", "".join(lines))
+    header = path.read_text().partition("\n")[0]
+    reader = JournalReader(LOG, root=tmp_path)
+    assert numbers(flat(reader.read_new())) == [0, 1, 2, 3, 4]
+    path.write_text((header + lines[0] if kept else "") + line(9, 9, 9))
+    assert numbers(flat(reader.read_new())) == [9]
+    assert flat(reader.read_new()) == []
+    later = JournalReader(LOG, root=tmp_path, position=reader.position())
+    assert flat(later.read_new()) == []
+    assert reader.skipped["truncated_segment"] == 1
+
+
 def test_segments_and_folders_may_vanish_while_they_are_read(tmp_path: Path) -> None:
     journal = new_journal(tmp_path, segment_bytes=500)
     for n in range(50):

@@ -127,9 +127,39 @@ def test_a_segment_that_the_cap_dropped_is_passed_over(tmp_path: Path) -> None:
     assert [entry.payload["step_count"] for entry in batch.entries] == [1]
 
 
-@pytest.mark.parametrize("header", [b"", b"not a header", b'{"schema":99}', b'{"schema":1,"log":1}', b"\xff" * 5000])
-def test_a_segment_without_a_header_is_counted_and_stops_nothing(tmp_path: Path, header: bytes) -> None:
+DAMAGED = [b"", b"not a header", b"\0" * 100, b'{"schema":1,"log":1}', b"\xff" * 5000]
+
+
+@pytest.mark.parametrize("header", DAMAGED)
+def test_a_damaged_header_is_that_of_the_writers_other_segments(tmp_path: Path, header: bytes) -> None:
     write(tmp_path, 0, line(0), header)
+    write(tmp_path, 1, line(1))
+    counters = Counters()
+    assert list(drain(Outbox(tmp_path, LOG, WRITER, counters), tmp_path, ended=True)) == [0, 1]
+    assert counters.as_dict() == {}
+
+
+@pytest.mark.parametrize("header", DAMAGED)
+def test_without_any_header_nothing_is_sent_since_it_might_be_forbidden(tmp_path: Path, header: bytes) -> None:
+    write(tmp_path, 0, line(0), header)
+    counters = Counters()
+    assert list(drain(Outbox(tmp_path, LOG, WRITER, counters), tmp_path, ended=True)) == []
+    assert counters.as_dict() == {"unreadable_segment": 1}
+
+
+def test_a_file_that_was_truncated_is_sent_from_its_start(tmp_path: Path) -> None:
+    path = write(tmp_path, 0, line(0) + line(1) + line(2))
+    counters = Counters()
+    outbox = Outbox(tmp_path, LOG, WRITER, counters)
+    assert list(drain(outbox, tmp_path, ended=False)) == [0, 1, 2]
+    path.write_bytes(line(3))  # No header, as logrotate leaves the file.
+    write(tmp_path, 1, line(4))
+    assert list(drain(outbox, tmp_path, ended=True)) == [3, 4]
+    assert counters.as_dict() == {"truncated_segment": 1}
+
+
+def test_a_segment_of_a_later_schema_is_counted_and_stops_nothing(tmp_path: Path) -> None:
+    write(tmp_path, 0, line(0), b'{"schema":99}')
     write(tmp_path, 1, line(1))
     counters = Counters()
     assert list(drain(Outbox(tmp_path, LOG, WRITER, counters), tmp_path, ended=True)) == [1]

@@ -83,7 +83,7 @@ class JournalReader:
         self._resource_labels = resource_labels
         self._writers: dict[str, _WriterStream] = {}
         for writer, offsets in _writers_of(position).items():
-            self._writers[writer] = _WriterStream(writer, self._skipped, offsets, resource_labels)
+            self._writers[writer] = _WriterStream(log_id, writer, self._skipped, offsets, resource_labels)
 
     def read_new(self) -> Iterator[list[LogEntry]]:
         """See `EntryReader`."""
@@ -92,7 +92,7 @@ class JournalReader:
             by_writer.setdefault(segment.writer, []).append(segment)
         for writer, segments in by_writer.items():
             if writer not in self._writers:
-                self._writers[writer] = _WriterStream(writer, self._skipped, {}, self._resource_labels)
+                self._writers[writer] = _WriterStream(self._log_id, writer, self._skipped, {}, self._resource_labels)
             self._writers[writer].update(segments)
         for writer in self._writers.keys() - by_writer.keys():
             self._writers[writer].update([])
@@ -144,16 +144,18 @@ class _WriterStream:
 
     def __init__(
         self,
+        log_id: str,
         writer: str,
         skipped: Counter[str],
         offsets: Mapping[int, int],
         resource_labels: Mapping[str, str] | None = None,
     ) -> None:
         self.writer = writer
+        self._log_id = log_id
         self.head: list[LogEntry] = []
         self.chunk_bytes = _CHUNK_BYTES
         self.segments: dict[int, SegmentReader] = {
-            number: SegmentReader(Segment(writer, number, "", offset), skipped, offset, resource_labels)
+            number: SegmentReader(Segment(writer, number, "", offset), skipped, offset, resource_labels, log_id)
             for number, offset in offsets.items()
         }
         self._head_segment = 0
@@ -166,7 +168,7 @@ class _WriterStream:
         present = {}
         for segment in segments:
             reader = self.segments.get(segment.number) or SegmentReader(
-                segment, self._skipped, resource_labels=self._resource_labels
+                segment, self._skipped, resource_labels=self._resource_labels, log_id=self._log_id
             )
             reader.segment = segment
             present[segment.number] = reader

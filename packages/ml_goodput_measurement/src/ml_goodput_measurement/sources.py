@@ -182,6 +182,9 @@ class LogSource:
         if self._cloud is not None:
             skipped.update(self._cloud.skipped)
             notes += [self._cloud.trouble] if self._cloud.trouble else []
+        damaged = skipped.pop("damaged_header", 0)
+        if damaged:
+            notes.append(f"{damaged} files of the journal have a damaged header: labels of their entries may be lost")
         return notes + [f"{count} lines were passed over: {reason}" for reason, count in sorted(skipped.items())]
 
     def searched(self) -> str:

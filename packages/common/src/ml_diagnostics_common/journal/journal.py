@@ -150,7 +150,7 @@ class Journal:
         self._retry_at_ns = 0
         self._dropped = Counters()
         self._reported_drops: dict[str, int] = {}
-        self._written_at_last_look = 0
+        self._written_at_last_look = self._written_at_open = 0
         self._queue_task: background.Task | None = None
         self._wake: queue.SimpleQueue[None] = queue.SimpleQueue()  # Its put may interrupt itself.
         self._sync_task: background.Task | None = None
@@ -317,18 +317,38 @@ class Journal:
             self._open_next_segment()
 
     def _is_file_in_place(self) -> bool:
-        """Looks at the file; what may have gone to nowhere, or to somebody else's file, since the last look is lost."""
+        """Check the file, and count what another program took from it.
+
+        What was appended since the last check may have gone to a deleted file, or to another program's. A deleted
+        file may have been read before; one that was moved or truncated is not missed by readers that start later.
+        """
         state = self._file.look()
         written = self.statistics().written
-        if state in ("file_deleted", "descriptor_taken") and written > self._written_at_last_look:
-            self._dropped.add(state, written - self._written_at_last_look)
+        if state in ("file_deleted", "descriptor_taken"):
+            self._count_lost(state, written - self._written_at_last_look)
+        elif state in ("file_moved", "file_truncated"):
+            left = self._file.count_entries() if state == "file_truncated" else 0
+            self._count_lost(state, written - self._written_at_open - left)
+            warn_once(
+                ("journal", self.log_id, state),
+                "Another program %s a file of the journal %s while this process wrote to it: its entries are lost to "
+                "readers, and counted as %s. The job goes on in a new file. Exclude the folder from log rotation.",
+                "moved" if state == "file_moved" else "truncated",
+                self.folder,
+                state,
+            )
         self._written_at_last_look = self.statistics().written
         return state == "open"
+
+    def _count_lost(self, reason: str, count: int) -> None:
+        if count > 0:
+            self._dropped.add(reason, count)
 
     def _open_next_segment(self) -> None:
         self._file.open_next()
         self._descriptor = self._file.descriptor
         self._segment_size = 0
+        self._written_at_open = self.statistics().written
         self._cap.check_soon()
 
     def _rotate(self, now: str) -> None:

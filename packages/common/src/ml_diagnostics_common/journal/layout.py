@@ -43,6 +43,7 @@ __all__ = [
     "encode_header",
     "encode_own_fields",
     "first_line",
+    "is_damaged_header",
     "list_segments",
     "log_directory",
     "make_private_folder",
@@ -53,6 +54,7 @@ __all__ = [
     "reader_position_path",
     "segment_name",
     "shipped_offset_path",
+    "sibling_header",
     "write_state",
 ]
 
@@ -159,6 +161,28 @@ def read_header(segment: Segment) -> Header | None:
     """The header of a segment; None where it has none of ours. Raises OSError."""
     with opened_segment(segment.path) as descriptor:
         return decode_header(first_line(descriptor)[0])
+
+
+def is_damaged_header(line: bytes) -> bool:
+    """Return True for the first line of a segment that had a header: not for one of another schema."""
+    if len(line) >= _LONGEST_HEADER_BYTES:
+        return False
+    try:
+        decoded = json.loads(line)
+    except (ValueError, RecursionError):
+        return True
+    return not isinstance(decoded, dict) or decoded.get("schema", SCHEMA) == SCHEMA
+
+
+def sibling_header(segment: Segment) -> Header | None:
+    """Return the header of another segment of the same writer, which is the same; None where there is none."""
+    for sibling in list_segments(Path(segment.path).parent):
+        if sibling.writer == segment.writer and sibling.number != segment.number:
+            with contextlib.suppress(OSError):
+                header = read_header(sibling)
+                if header is not None and header.writer == segment.writer:
+                    return header
+    return None
 
 
 def encode_header(header: Header) -> bytes:

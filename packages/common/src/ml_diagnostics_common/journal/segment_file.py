@@ -8,10 +8,21 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Literal
 
-from ml_diagnostics_common.journal.layout import Header, encode_header, make_private_folder, segment_name
+from ml_diagnostics_common.journal.layout import (
+    Header,
+    decode_header,
+    encode_header,
+    first_line,
+    make_private_folder,
+    opened_segment,
+    segment_name,
+)
 
-__all__ = ["SegmentFile"]
+__all__ = ["SegmentFile", "SegmentState"]
 
+SegmentState = Literal["open", "not_open", "descriptor_taken", "file_deleted", "file_moved", "file_truncated"]
+_NOT_OURS = ("not_open", "descriptor_taken")
+_PIECE_BYTES = 1 << 20
 _FAR_OFF = (900, 200)
 """Where numbers of descriptors begin that few processes get to; some have only the first 256."""
 
@@ -29,20 +40,22 @@ class SegmentFile:
         self._header = header
         self._number = 0
         self._identity = (0, 0)
+        self._path = folder
+        self._size = 0  # Of the file when it was checked last; it never shrinks by itself.
 
     def open_next(self) -> None:
         """Goes on to the writer's next segment; raises OSError, and then appends go where they went."""
         make_private_folder(self._folder)
         path = self._folder / segment_name(self._header.writer, self._number)
         self._number += 1  # Before there is a file: a signal handler may raise anywhere, and no name comes twice.
-        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND  # O_EXCL follows no link that somebody planted.
+        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_APPEND  # O_EXCL follows no link that somebody planted.
         new = os.open(path, flags | getattr(os, "O_CLOEXEC", 0), 0o600)
         try:
             line = encode_header(self._header)
             if os.write(new, line) != len(line):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
             status = os.fstat(new)
-            if self.look() in ("not_open", "descriptor_taken"):
+            if self.look() in _NOT_OURS:
                 self.descriptor = _far_off_duplicate(new)
             else:
                 os.dup2(new, self.descriptor, inheritable=False)
@@ -52,12 +65,14 @@ class SegmentFile:
         finally:
             os.close(new)
         self._identity = (status.st_dev, status.st_ino)
+        self._path, self._size = path, status.st_size
 
-    def look(self) -> Literal["open", "not_open", "file_deleted", "descriptor_taken"]:
-        """Where an append would go now: only if "open" to a file that readers find.
+    def look(self) -> SegmentState:
+        """Return where an append would go now: only if "open" to a file that readers find.
 
         A daemon may have closed all descriptors that it found: the file is "not_open", as before the first segment,
-        until the number is given to somebody else's file: "descriptor_taken". We keep our hands off it then.
+        until the number is given to another file: "descriptor_taken". That file is not written to. logrotate and mv
+        leave the descriptor, and take the name or the content.
         """
         if self.descriptor < 0:
             return "not_open"
@@ -69,7 +84,35 @@ class SegmentFile:
         if (status.st_dev, status.st_ino) != self._identity:
             self.descriptor = -1
             return "descriptor_taken"
-        return "open" if status.st_nlink > 0 else "file_deleted"
+        if status.st_nlink == 0:
+            return "file_deleted"
+        try:
+            named = self._path.lstat()
+        except (FileNotFoundError, NotADirectoryError):
+            return "file_moved"
+        except OSError:  # It is not known; the descriptor is good.
+            named = status
+        if (named.st_dev, named.st_ino) != self._identity:
+            return "file_moved"
+        # A file that was emptied and has grown since has no header.
+        if status.st_size < self._size or os.pread(self.descriptor, 1, 0) != b"{":
+            return "file_truncated"
+        self._size = status.st_size
+        return "open"
+
+    def count_entries(self) -> int:
+        """Count the whole lines in the file that are no header; 0 where it cannot be read."""
+        count = offset = 0
+        last = b""
+        try:
+            with opened_segment(str(self._path)) as descriptor:
+                has_header = decode_header(first_line(descriptor)[0]) is not None
+                while data := os.pread(descriptor, _PIECE_BYTES, offset):
+                    count += (last + data).count(b"}\n")
+                    offset, last = offset + len(data), data[-1:]
+        except OSError:
+            return 0
+        return max(0, count + (last == b"}") - has_header)
 
     def sync(self) -> None:
         """Puts the file, and its entry in its folder, on the disk itself; raises OSError."""
@@ -78,7 +121,7 @@ class SegmentFile:
 
     def close(self) -> None:
         """Closes the descriptor, if it is still ours."""
-        if self.look() in ("open", "file_deleted"):
+        if self.look() not in _NOT_OURS:
             os.close(self.descriptor)
         self.descriptor = -1
 

@@ -18,7 +18,9 @@ from ml_diagnostics_common.journal.layout import (
     Segment,
     decode_header,
     first_line,
+    is_damaged_header,
     opened_segment,
+    sibling_header,
 )
 
 __all__ = ["SegmentReader"]
@@ -36,6 +38,7 @@ class SegmentReader:
         segment: which.
         skipped: counts the lines that are no entries: torn, foreign.
         offset: in bytes, where an earlier reader stopped; 0 for the beginning.
+        log_id: the log, where the header does not name it.
         resource_labels: a segment whose header lacks one of these is passed over.
     """
 
@@ -45,7 +48,9 @@ class SegmentReader:
         skipped: Counter[str],
         offset: int = 0,
         resource_labels: Mapping[str, str] | None = None,
+        log_id: str = "",
     ) -> None:
+        self._log_id = log_id
         self.segment = segment
         self.offset = offset
         self.header: Header | None = None
@@ -54,12 +59,16 @@ class SegmentReader:
         self._context: EntryContext | None = None
         self._skipped = skipped
         self._size_at_end = -1  # The file's size when all that it held had been read.
+        self._size_not_cut = -1  # The listed size that is less than `offset` because the file grew since.
+        self._last_sequence = -1
+        self._returned_until = -1  # Lines of a truncated file up to this sequence number were returned before.
         self._is_passed_over = False
         self._resource_labels = resource_labels or {}
 
     def has_more(self) -> bool:
-        """Whether the segment, as it was listed, holds bytes that were never looked at."""
-        return self.segment.size > self.offset and self.segment.size != self._size_at_end
+        """Return True if the segment, as it was listed, may hold bytes that were never read."""
+        size = self.segment.size
+        return (size > self.offset and size != self._size_at_end) or (size < self.offset and size != self._size_not_cut)
 
     def read(self, limit_bytes: int) -> list[LogEntry]:
         """The next entries, from about `limit_bytes` bytes; empty where no whole one is there.
@@ -71,13 +80,27 @@ class SegmentReader:
             self._size_at_end = self.segment.size
             return []
         with opened_segment(self.segment.path) as descriptor:
+            if self.segment.size < self.offset and not self._starts_over(descriptor):
+                return []
             if self._context is None and not self._read_header(descriptor):
                 return []
             return self._read_lines(descriptor, limit_bytes)
 
+    def _starts_over(self, descriptor: int) -> bool:
+        """Go back to the start of a file that was truncated, such as by logrotate."""
+        self._size_not_cut = self.segment.size
+        if os.fstat(descriptor).st_size >= self.offset:
+            return False
+        self._skipped["truncated_segment"] += 1
+        self._context = None
+        self.offset, self._size_at_end, self._returned_until = 0, -1, self._last_sequence
+        return True
+
     def _read_header(self, descriptor: int) -> bool:
         line, is_end = first_line(descriptor)
         header = decode_header(line)
+        if header is None and not is_end and is_damaged_header(line):
+            header = self._recovered_header()
         if header is not None and not self._is_wanted(header):
             self._is_passed_over = True
             self._size_at_end = self.segment.size
@@ -106,6 +129,18 @@ class SegmentReader:
             )
         return False
 
+    def _recovered_header(self) -> Header:
+        """Return a header in place of a damaged one: of the writer's other segments, or what the path tells."""
+        header = sibling_header(self.segment)
+        self._skipped["damaged_header"] += 1
+        warn_once(
+            ("damaged header", self.segment.path),
+            "The header of %s is damaged. Its entries are read%s.",
+            self.segment.path,
+            "" if header else "; their labels are lost",
+        )
+        return header or Header(self._log_id, self.segment.writer)
+
     def _is_wanted(self, header: Header) -> bool:
         labels = header.resource.get("labels")
         has = labels if isinstance(labels, dict) else {}
@@ -131,6 +166,10 @@ class SegmentReader:
         assert context is not None
         for entry in entries:
             entry.context = context
+        if self._returned_until >= 0:
+            entries = [entry for entry in entries if entry.sequence > self._returned_until]
+        if entries:
+            self._last_sequence = entries[-1].sequence
         return entries
 
     def _skip_endless_line(self, descriptor: int) -> list[LogEntry]:

@@ -200,7 +200,8 @@ class Delivery:
         known = self._is_of_project.get(writer)
         if known is None:
             try:
-                header = read_header(self._segments[writer][0])
+                headers = map(read_header, self._segments[writer])  # The first may be damaged.
+                header = next((header for header in headers if header is not None), None)
             except OSError:
                 return True  # Whoever claims it sees why.
             if header is None:

@@ -19,9 +19,11 @@ from ml_diagnostics_common.journal.layout import (
     Segment,
     decode_header,
     first_line,
+    is_damaged_header,
     opened_segment,
     read_state,
     shipped_offset_path,
+    sibling_header,
     write_state,
 )
 
@@ -213,11 +215,16 @@ class Outbox:
 
     def _read(self, segment: Segment, most_entries: int, most_bytes: int, complete: bool) -> Batch | None:
         offset = self._place.offset if segment.number == self._place.segment else 0
-        if offset >= segment.size:
+        if offset == segment.size:
             return None
         with opened_segment(segment.path) as descriptor:
-            line, _ = first_line(descriptor)
-            header = self._header_of(segment, line)
+            if offset > segment.size:
+                if os.fstat(descriptor).st_size >= offset:
+                    return None  # It grew since it was listed, and was sent.
+                self._skipped.add("truncated_segment")  # As logrotate does. What was sent twice, the insertIds show.
+                self._place = Place(segment.number, offset := 0)
+            line, is_end = first_line(descriptor)
+            header = self._header_of(segment, line, is_whole=not is_end)
             if header is None:
                 if not complete:
                     return None  # Made this instant; or of a version to come, whose shippers will ship it.
@@ -229,9 +236,12 @@ class Outbox:
             batch = self._read_lines(descriptor, start, header, most_entries, most_bytes, complete)
             return batch if batch.end.offset > offset else None
 
-    def _header_of(self, segment: Segment, line: bytes) -> Header | None:
+    def _header_of(self, segment: Segment, line: bytes, *, is_whole: bool) -> Header | None:
         if self._header is None or self._header[0] != segment.number:
             header = decode_header(line)
+            if header is None and is_whole and is_damaged_header(line):
+                # Not what the path alone tells: only a header says whether, and where, the entries may be sent.
+                header = sibling_header(segment)
             if header is None:
                 return None
             self._header, self._header_bytes = (segment.number, header), len(line)
