@@ -162,7 +162,7 @@ def test_what_waits_is_given_up_for_what_is_more_urgent(
     thread = threading.Thread(target=change_config)
     thread.start()
     while thread.is_alive() and not waited:
-        hurried.hurry()
+        hurried.hurry(5.0)
         thread.join(0.05)
     assert waited[0].is_temporary
     server.faults.clear()

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from google_cloud_mldiagnostics import machinelearning_run
+from google_cloud_mldiagnostics._version import __version__
 from google_cloud_mldiagnostics.active_run import active_run
 from google_cloud_mldiagnostics.control_plane import Resource
 from google_cloud_mldiagnostics.control_plane.local import LocalControlPlane
@@ -82,7 +83,7 @@ def test_the_labels_are_those_that_the_console_looks_for(server: ControlPlaneSer
     labels = server.run(RUN)["labels"]
     assert labels["created_by"] == "diagon_sdk"
     assert labels["create-tool-mode"] == "regular"
-    assert labels["diagon_sdk_version"] == "1-1-0"
+    assert labels["diagon_sdk_version"] == __version__.replace(".", "-")
     assert labels["on_demand_xprof"] == "disabled"
     assert labels["attempt"] == "1"
 

@@ -115,6 +115,15 @@ def test_an_end_that_could_not_be_told_is_one_warning(
     assert f"mldiagnostics sync {RUN}" in warning.getMessage()
 
 
+@pytest.mark.parametrize("polls", [1, 3, 5])
+def test_a_run_that_ends_while_it_is_created_is_created_and_ended(server: ControlPlaneServer, polls: int) -> None:
+    server.operation_polls = polls
+    run = begin()
+    eventually(lambda: "poll" in [request.operation for request in server.requests])
+    run.finish()
+    assert server.run(RUN)["runPhase"] == "COMPLETED"
+
+
 @pytest.mark.parametrize(("ending", "phase"), [("pass", "COMPLETED"), ("sys.exit(3)", "FAILED")])
 def test_an_end_that_the_control_plane_refuses_for_the_moment_is_told_again(
     server: ControlPlaneServer, ending: str, phase: str
@@ -139,6 +148,17 @@ def test_a_process_that_is_not_the_first_tells_a_control_plane_of_ones_own_only_
         assert programs.end(first, say="go on\n").code == 0
         states += [run["workload"]["state"] for run in own.runs.values()]
         assert states == [state, {"STATE_ACTIVE": "STATE_SUCCEEDED"}.get(state, state)]
+
+
+def test_a_control_plane_of_ones_own_keeps_one_run_a_name_under_the_name_that_it_gives() -> None:
+    with SelfHostedServer() as own:
+        for name in ("train", "train", "evaluate"):
+            assert programs.run(f"begin({name!r}, strict=True)", DIAGON_BASE_URL=own.url).code == 0
+        ids = [request.body["workload"]["workloadId"] for request in own.requests if request.operation == "register"]
+        assert ids == ["train", "train", "evaluate"]
+        ended = {request.body["name"] for request in own.requests if request.operation == "update"}
+        assert ended == {run["name"] for run in own.runs.values()}
+        assert [run["workload"]["state"] for run in own.runs.values()] == ["STATE_SUCCEEDED"] * 2
 
 
 # --- Ends that are none, or not seen ------------------------------------------------------------------

@@ -62,7 +62,8 @@ def test_requests_are_those_of_the_public_package(
     assert register.body["logicalId"] == kept
     assert register.body["creator"] == "CREATOR_MANUAL"
     assert end.path == f"/v1/machineLearningRuns/{kept}?update_mask=workload.state&allow_missing=false"
-    assert end.body == {"name": kept, "workload": {"state": "STATE_FAILED"}}
+    # The resource as the server has named it in its answer.
+    assert end.body == {"name": f"machineLearningRuns/{kept}", "workload": {"state": "STATE_FAILED"}}
 
 
 def test_a_workload_has_one_id_on_all_its_hosts() -> None:

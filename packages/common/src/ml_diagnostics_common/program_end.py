@@ -14,9 +14,6 @@ from opcode import opname
 from types import FrameType
 from typing import Final
 
-from ml_diagnostics_common.raised_exception import message_of
-from ml_diagnostics_common.redaction import redact_text
-
 __all__ = [
     "UNSEEN_EXIT",
     "ProgramEnd",
@@ -84,6 +81,8 @@ def failure_of(error: BaseException) -> str:
     """Return why an uncaught exception is a failure: short, without secrets; empty for `sys.exit(0)`."""
     if isinstance(error, SystemExit):
         return exit_failure(error.code)
+    from ml_diagnostics_common.raised_exception import message_of  # See `_redacted`.
+
     name, message = type(error).__name__, message_of(error)
     return f"{name}: {message}" if message else name
 
@@ -95,9 +94,15 @@ def exit_failure(code: object) -> str:
     if isinstance(code, int):
         return f"sys.exit({int(code)})"
     try:
-        return f"sys.exit: {redact_text(str(code)[:_LONGEST_REASON])}"
+        return f"sys.exit: {_redacted(str(code))}"
     except Exception:
         return "sys.exit(1)"
+
+
+def _redacted(text: str) -> str:
+    from ml_diagnostics_common.redaction import redact_text  # Its patterns cost milliseconds; most programs end well.
+
+    return redact_text(text[:_LONGEST_REASON])
 
 
 # --- Ctrl-C -------------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from ml_diagnostics_common.client_imports import import_clients
 
 from google_cloud_mldiagnostics.control_plane import Keeper
-from google_cloud_mldiagnostics.identity import Workload
+from google_cloud_mldiagnostics.identity import Workload, readable_id
 from google_cloud_mldiagnostics.mlrun_types import MLRun
 
 __all__ = ["find_google", "find_self_hosted"]
@@ -58,7 +58,7 @@ def find_self_hosted(
 
         plane = SelfHostedControlPlane(
             base_url,
-            workload_id=workload_id or run.name,
+            workload_id=workload_id or readable_id(run.display_name),  # The run's own id is another at each start.
             namespace=environ.get("POD_NAMESPACE") or "default",
             cluster_id=run.cluster_id or "",
             agent_url=environ.get("DIAGON_AGENT_URL", ""),

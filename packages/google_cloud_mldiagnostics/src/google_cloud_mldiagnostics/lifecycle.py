@@ -45,7 +45,7 @@ _END_SECONDS = 5.0  # How long the end of the process waits for the network.
 _GRACE_SECONDS = 0.2
 _POLL_SECONDS = 0.005
 _FIRST_ENTRY_SECONDS = 1.0
-_LAST_COLLECT_SECONDS = 0.5
+_LAST_COLLECT_SECONDS = 1.0
 _SYNC_SECONDS = 0.2
 _PROFILES_SHARE = 0.6  # Of the seconds in which a process ends: for a profile that runs.
 
@@ -174,6 +174,15 @@ class Lifecycle:
         self._profiles_until = min(self._profiles_until, now + _PROFILES_SHARE * _END_SECONDS)
         self._hand_over(_End(phase, reason, deadline, awaits_profiles=False))
         self._await_end(deadline + _GRACE_SECONDS)
+        if not self._has_ended:
+            name = self._active.run.name
+            warn_once(
+                ("end not recorded", name),
+                "The process ends before all of the run %s was recorded, which may be shown as ACTIVE: the disk or the "
+                "machine was too slow. `mldiagnostics sync %s` sends what is missing.",
+                name,
+                name,
+            )
 
     def _end_at_exit(self, has_failed: bool, reason: str) -> None:
         self.end("FAILED" if has_failed else "COMPLETED", reason)

@@ -18,7 +18,7 @@ from ml_diagnostics_common.backoff import Backoff
 from ml_diagnostics_common.exceptions import CredentialsError
 from ml_diagnostics_common.guard import LOSSES, warn_once
 
-from google_cloud_mldiagnostics.control_plane import DistantControlPlane, Keeper, Resource
+from google_cloud_mldiagnostics.control_plane import Change, DistantControlPlane, Keeper, Resource
 from google_cloud_mldiagnostics.control_plane.local import LocalControlPlane
 from google_cloud_mldiagnostics.exceptions import (
     ControlPlaneClientNotInitializedError,
@@ -143,7 +143,8 @@ class Registration:
         end = self._asked_end = _End(phase, deadline)
         self._inbox.put(lambda: self._note_end(end))
         if self._keeper is not None:
-            self._keeper.plane.hurry()  # What was told before is not waited for any more.
+            # What was sent before is not waited for, unless it creates the run.
+            self._keeper.plane.hurry(deadline - time.monotonic())
 
     def wait_for_verdict(self, timeout_seconds: float) -> bool:
         """Waits until the other keeper has the run, has refused it, or is not there; False if that takes longer."""
@@ -162,7 +163,8 @@ class Registration:
         is_done = is_done or (is_deaf and self._tell_beside()) or self._done.wait(max(0.0, deadline - time.monotonic()))
         if is_done:
             self._keep_sessions_here()
-        if is_done and self.error is None:
+        is_sent = self._is_ending() and not self._is_behind and not self._sessions
+        if (is_done or is_sent) and self.error is None:
             return True
         self._say_that_the_end_is_not_told()
         return False
@@ -357,7 +359,7 @@ class Registration:
             self._register(run)
             return
         try:
-            kept = self._plane.update_run(self._run_id, mirrored(numbered(run, self._attempt)))
+            kept = self._plane.update_run(self._run_id, self._as_it_is_here(self._attempt))
         except RunNotFoundError:  # Somebody has deleted it.
             self._register(run)
             return
@@ -370,12 +372,11 @@ class Registration:
         if self._keeper is None or end is None or (self._is_owner and self._attempt is None):
             return False
         try:
-            run = self._local.get_run(self._run_id)
             self._allow_seconds()
             if self._is_owner:
-                self._plane.update_run(self._run_id, mirrored(numbered(run, self._attempt or 1)))
+                self._plane.update_run(self._run_id, self._as_it_is_here(self._attempt or 1))
             elif end.phase == "FAILED":
-                self._plane.update_run(self._run_id, failed(attempt_of(run)))
+                self._plane.update_run(self._run_id, failed(attempt_of(self._local.get_run(self._run_id))))
         except Exception as error:
             self.error = error
             return False
@@ -388,15 +389,24 @@ class Registration:
             number = attempt_of(self._plane.get_run(self._run_id)) + (0 if self._is_shared else 1)
         except RunNotFoundError:
             try:
-                self._plane.create_run(self._run_id, as_cloud_run(run))
+                self._plane.create_run(self._run_id, {**as_cloud_run(run), "runPhase": "ACTIVE"})
                 self._is_told_as(attempt_of(run))
+                if run.get("runPhase") != "ACTIVE":  # The API creates active runs; this one has ended meanwhile.
+                    self._plane.update_run(self._run_id, self._as_it_is_here(attempt_of(run)))
                 return
             except RunExistsError:  # By another process, since we asked.
                 number = attempt_of(run)
         # It is counted there: a machine's folder may be as new as the machine.
         number = max(number, attempt_of(run))
-        self._plane.update_run(self._run_id, mirrored(numbered(run, number)))
+        self._plane.update_run(self._run_id, self._as_it_is_here(number))
         self._is_told_as(number)
+
+    def _as_it_is_here(self, attempt: int) -> Change:
+        """Return the change to what the folder has when the change is made, which may be after a conflict.
+
+        An older state would take back what `_tell_beside` has sent meanwhile: that the run has ended.
+        """
+        return lambda kept: mirrored(numbered(self._local.get_run(self._run_id), attempt))(kept)
 
     def _is_told_as(self, number: int) -> None:
         self._attempt = number

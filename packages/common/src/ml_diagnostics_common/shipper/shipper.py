@@ -20,6 +20,7 @@ from ml_diagnostics_common.backoff import Backoff
 from ml_diagnostics_common.guard import LOSSES, Counters, warn_once
 from ml_diagnostics_common.journal.layout import log_directory
 from ml_diagnostics_common.journal.own_journals import flush_journals
+from ml_diagnostics_common.program_end import preserve_interrupt
 from ml_diagnostics_common.shipper.own_records import kept_from_cloud_logging
 
 if TYPE_CHECKING:
@@ -110,7 +111,8 @@ class Shipper:
         self._stop_at: float | None = None
 
     def start(self) -> None:
-        """Starts the thread, unless it runs. Returns at once; never raises."""
+        """Start the thread, unless it runs. Returns at once; never raises."""
+        preserve_interrupt()  # The thread imports clients, perhaps while the program ends.
         with self._changed:
             if self._thread is not None:
                 return

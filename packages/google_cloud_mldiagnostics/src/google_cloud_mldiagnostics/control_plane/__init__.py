@@ -58,8 +58,8 @@ class DistantControlPlane(ControlPlane, Protocol):
 
     call_seconds: float
 
-    def hurry(self) -> None:
-        """Ends the waits of calls under way; those fail."""
+    def hurry(self, seconds: float) -> None:
+        """End the waits of calls under way, which then fail; the creation of a run may take so many seconds more."""
         ...
 
     def close(self) -> None:

@@ -50,6 +50,7 @@ _CONSOLE = "https://console.cloud.google.com/cluster-director/diagnostics/detail
 _PAGE_SIZE = "1000"  # The most that the API gives; its own choice is ten.
 _MOST_TRIES = 3  # Of a request that fails for a reason that may pass.
 _MOST_CONFLICTS = 8
+_HURRIED_SECONDS = 0.1
 _PLAIN: Mapping[int, type[ControlPlaneError]] = {}
 _MISSING_OR_CHANGED: Mapping[int, type[ControlPlaneError]] = {
     404: RunNotFoundError,
@@ -72,21 +73,33 @@ class _Call:
         clock: Monotonic seconds.
         seconds: How long it may take.
         sleep: Waits a number of seconds; returns whether the wait was cut short.
+        is_patient: Whether it goes on, with short waits, where a wait was cut short.
     """
 
-    def __init__(self, clock: Callable[[], float], seconds: float, sleep: Callable[[float], object]) -> None:
+    def __init__(
+        self, clock: Callable[[], float], seconds: float, sleep: Callable[[float], object], *, is_patient: bool = False
+    ) -> None:
         self._clock = clock
         self._deadline = clock() + seconds
         self._sleep = sleep
+        self._is_patient = is_patient
 
     @property
     def seconds_left(self) -> float:
         return self._deadline - self._clock()
 
+    def shorten(self, seconds: float) -> None:
+        """Have it end within that time from now, from any thread."""
+        self._deadline = min(self._deadline, self._clock() + seconds)
+
     def pause(self, error: RequestError, seconds: float) -> None:
-        """Waits before something is tried again; raises the error where there is no time for it."""
-        if seconds >= self.seconds_left or self._sleep(seconds):
+        """Wait before something is tried again; raise the error if there is no time for it."""
+        if seconds >= self.seconds_left:
             raise error
+        if self._sleep(seconds):
+            if not self._is_patient or self.seconds_left <= _HURRIED_SECONDS:
+                raise error
+            time.sleep(_HURRIED_SECONDS)
 
 
 class GoogleControlPlane:
@@ -149,6 +162,7 @@ class GoogleControlPlane:
         self._session: Session | None = None
         self._session_lock = threading.Lock()
         self._hurried = threading.Event()
+        self._creation: _Call | None = None
 
     def get_run(self, run_id: str) -> Resource:
         """See `ControlPlane.get_run`.
@@ -169,7 +183,10 @@ class GoogleControlPlane:
             RunExistsError: There is one of that id.
             ControlPlaneError: The request was refused, or not answered.
         """
-        call, backoff = self._begin(), Backoff(0.5, 5.0)
+        backoff = Backoff(0.5, 5.0)
+        call = self._creation = _Call(
+            self._clock, self.call_seconds, self._sleep or self._hurried.wait, is_patient=True
+        )
         body = {**writable(run), "name": run_id}
         body.pop("etag", None)
         path = self._run_path(run_id)
@@ -270,12 +287,18 @@ class GoogleControlPlane:
         """The run's page in Google Cloud's console."""
         return f"{_CONSOLE}/{quote(self.location)}/{quote(run_id)}?project={quote(self.project)}"
 
-    def hurry(self) -> None:
-        """Ends the waits of calls under way: what is not done by then fails as what takes too long does.
+    def hurry(self, seconds: float) -> None:
+        """End the waits of calls under way: what is not done by then fails as what takes too long does.
 
-        A process that is about to end has something newer to tell, and no time for an operation, or for a wait that
-        the service has asked for. Later calls wait as before.
+        A process that is about to end has a newer change to send, and no time for an operation, or for a wait that the
+        service has asked for. A run's creation goes on: before it is done, the service knows no run to change. Later
+        calls wait as before.
+
+        Args:
+            seconds: How long a creation may still take.
         """
+        if self._creation is not None:
+            self._creation.shorten(seconds)
         hurried, self._hurried = self._hurried, threading.Event()
         hurried.set()
 

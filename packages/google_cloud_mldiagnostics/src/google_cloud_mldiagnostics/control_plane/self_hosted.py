@@ -79,6 +79,7 @@ class SelfHostedControlPlane:
         self._agent_url = agent_url.rstrip("/")
         self.call_seconds = request_seconds
         self._runs: dict[str, Resource] = {}
+        self._names: dict[str, str] = {}
         self._session: Any = None
         self._session_lock = threading.Lock()
 
@@ -150,7 +151,7 @@ class SelfHostedControlPlane:
         """The control plane: it does not say where it shows a run."""
         return self._base_url
 
-    def hurry(self) -> None:
+    def hurry(self, seconds: float) -> None:
         """See `DistantControlPlane.hurry`: a call waits for nothing but its answers."""
 
     def close(self) -> None:
@@ -175,13 +176,17 @@ class SelfHostedControlPlane:
                 **({"baseBlobPath": folder} if folder else {}),
             }
             mask = ",".join((*_REGISTERED, *(("base_blob_path",) if folder else ())))
-            self._ask("PATCH", f"{self._base_url}/{_RUNS}", {"update_mask": mask, "allow_missing": "true"}, body)
+            query = {"update_mask": mask, "allow_missing": "true"}
+            answer = self._ask("PATCH", f"{self._base_url}/{_RUNS}", query, body)
+            if answer.get("name"):
+                self._names[run["name"]] = str(answer["name"])
 
     def _end(self, run_id: str, state: str) -> None:
         with self._explained(f"end the run {run_id}"):
-            kept = logical_id(self._namespace, self._workload_id, self._known_cluster())
-            url = f"{self._base_url}/{_RUNS}/{quote(kept)}"
-            body = {"name": kept, "workload": {"state": state}}
+            # The server names its resource in the answer to the registration, which another process may have sent.
+            name = self._names.get(run_id) or logical_id(self._namespace, self._workload_id, self._known_cluster())
+            url = f"{self._base_url}/{_RUNS}/{quote(name.rpartition('/')[2])}"
+            body = {"name": name, "workload": {"state": state}}
             self._ask("PATCH", url, {"update_mask": "workload.state", "allow_missing": "false"}, body)
 
     def _known_cluster(self) -> str:

@@ -1,0 +1,51 @@
+"""A job that Ctrl-C ends dies of SIGINT, as without us, whenever that is: shells stop their loops only then."""
+
+from __future__ import annotations
+
+import signal
+
+import pytest
+from ml_diagnostics_testing.control_plane import ControlPlaneServer
+
+from . import run_programs as programs
+
+SECONDS = [0.0, 0.1, 0.3, pytest.param(1.0, marks=pytest.mark.slow), pytest.param(3.0, marks=pytest.mark.slow)]
+
+RECORDER = """
+from ml_goodput_measurement import goodput
+goodput.GoodputRecorder("train", "goodput_train", logging_enabled=True).record_job_start_time()
+"""
+
+
+def interrupted_after(seconds: float, program: str) -> programs.Ended:
+    return programs.run(f"{program}\ntime.sleep({seconds})\nos.kill(os.getpid(), signal.SIGINT)\ntime.sleep(60)")
+
+
+@pytest.mark.parametrize("seconds", SECONDS)
+@pytest.mark.parametrize("program", ["begin()", RECORDER])
+def test_ctrl_c_ends_a_job_without_a_cloud_by_the_signal(seconds: float, program: str) -> None:
+    ended = interrupted_after(seconds, program)
+    assert (ended.code, "KeyboardInterrupt" in ended.errors) == (-signal.SIGINT, True), ended.errors
+
+
+@pytest.mark.parametrize("seconds", SECONDS)
+@pytest.mark.parametrize("program", ["begin()", RECORDER])
+def test_ctrl_c_ends_a_job_with_a_cloud_by_the_signal(
+    cloud_of_a_run: ControlPlaneServer, seconds: float, program: str
+) -> None:
+    ended = interrupted_after(seconds, program)
+    assert (ended.code, "KeyboardInterrupt" in ended.errors) == (-signal.SIGINT, True), ended.errors
+    assert [run["runPhase"] for run in cloud_of_a_run.runs()] == (["FAILED"] if program == "begin()" else [])
+
+
+@pytest.mark.parametrize("seconds", SECONDS)
+def test_a_run_that_ends_in_its_first_second_is_created_active_then_patched_with_its_configs(
+    cloud_of_a_run: ControlPlaneServer, seconds: float
+) -> None:
+    interrupted_after(seconds, "begin(configs={'lr': 0.1})")
+    created = [request for request in cloud_of_a_run.requests if request.operation == "create"]
+    assert [request.body["runPhase"] for request in created] == ["ACTIVE"]
+    (run,) = cloud_of_a_run.runs()
+    assert run["runPhase"] == "FAILED"
+    assert run["configs"]["userConfigs"] == {"lr": "0.1"}
+    assert run["configs"]["softwareConfigs"]["framework"] == "JAX"
