@@ -53,6 +53,7 @@ PIN_SETS = [
     "reference-mldiagnostics-1.0.10",
     "reference-xprofiler",
     "bench-trackers",
+    "torch-xla",
 ]
 AS_IN_TESTS = [
     "demo",
@@ -61,6 +62,7 @@ AS_IN_TESTS = [
     "reference-mldiagnostics-1.0.10",
     "reference-xprofiler",
     "bench-trackers",
+    "torch-xla",
 ]
 
 
@@ -152,6 +154,13 @@ def oldest(session: nox.Session) -> None:
     run_tests(session, "oldest")
 
 
+@nox.session(name="torch-xla")
+def torch_xla(session: nox.Session) -> None:
+    """A trainer of PyTorch/XLA from end to end, on the CPU. Not part of the tests: its wheels take 7 GB."""
+    install(session, "torch-xla", *PACKAGES)
+    session.run("python", "-m", "pytest", "tests/e2e/test_torch_xla.py", *session.posargs, env={"PJRT_DEVICE": "CPU"})
+
+
 @nox.session
 def differential(session: nox.Session) -> None:
     """Generated histories through ours and the public package, side by side; part of the tests too."""
@@ -226,9 +235,10 @@ def lock(session: nox.Session) -> None:
     for name in session.posargs or PIN_SETS:
         sources = [f"requirements/{name}.in"]
         options = []
-        if name in ("demo", "tests", "typing", "oldest"):
+        if name in ("demo", "tests", "typing", "oldest", "torch-xla"):
             sources += manifests
-            options += ["--all-extras", *(f"--no-emit-package={ours}" for ours in distributions())]
+            options += [f"--no-emit-package={ours}" for ours in distributions()]
+            options += ["--all-extras"] if name != "torch-xla" else []  # They bring JAX, which its users may not have.
         if name in AS_IN_TESTS:
             options += ["--constraint", "requirements/tests.txt"]
         if name == "oldest":

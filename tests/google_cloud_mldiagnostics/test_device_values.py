@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -310,6 +310,8 @@ class XlaTensor:
     def detach(self) -> XlaTensor:
         return self
 
+    clone = detach
+
     def tolist(self) -> float:
         assert self.is_computed, "asked for before the end of the step"
         return self._value
@@ -340,6 +342,52 @@ def test_pytorch_xla_is_asked_at_the_end_of_the_step(
     closures[1][0](closures[1][1][0])  # Not computed: it fails, and the step must not.
     assert recorded(tmp_path) == [[1.5]]
     assert run.log.lost_values.total() == 1
+
+
+@pytest.fixture
+def torch_xla(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """torch_xla at protocol level, in which no step ends."""
+    torch, package = ModuleType("torch"), ModuleType("torch_xla")
+    xla_model, runtime = ModuleType("torch_xla.core.xla_model"), ModuleType("torch_xla.runtime")
+    torch.Tensor = XlaTensor  # type: ignore[attr-defined]
+
+    def unlazy(tensors: list[XlaTensor]) -> None:
+        for tensor in tensors:
+            tensor.is_computed = True
+
+    def need_step(tensors: list[XlaTensor]) -> list[bool]:
+        return [not tensor.is_computed for tensor in tensors]
+
+    package._XLAC = SimpleNamespace(_check_tensor_need_materialization=need_step)  # type: ignore[attr-defined]
+    xla_model.add_step_closure = lambda closure, args, run_async: None  # type: ignore[attr-defined]
+    xla_model.unlazy = unlazy  # type: ignore[attr-defined]
+    runtime.world_size = runtime.process_count = lambda: 1  # type: ignore[attr-defined]
+    for module in (torch, package, xla_model, runtime):
+        monkeypatch.setitem(sys.modules, module.__name__, module)
+    return runtime
+
+
+@pytest.mark.parametrize(
+    ("may_compute", "processes", "expected"),
+    [(True, 1, [[1.0], [2.0]]), (False, 1, [[1.0]]), (True, 2, [[1.0]]), (False, 2, [])],
+)
+def test_what_no_step_computes_is_settled_at_the_end_or_counted_as_lost(
+    tmp_path: Path,
+    run: ActiveRun,
+    torch_xla: ModuleType,
+    may_compute: bool,
+    processes: int,
+    expected: list[list[float]],
+) -> None:
+    torch_xla.world_size = lambda: processes  # type: ignore[attr-defined]
+    computed = XlaTensor(1.0)
+    computed.is_computed = True
+    record("loss", computed, step=1)
+    record("loss", XlaTensor(2.0), step=2)
+    device_values.settle(may_compute=may_compute)
+    assert recorded(tmp_path) == expected
+    assert run.log.lost_values.total() == 2 - len(expected)
+    assert device_values.drain(1.0)
 
 
 class CudaTensor(XlaTensor):

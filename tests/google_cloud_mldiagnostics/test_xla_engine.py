@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from google_cloud_mldiagnostics.configs.system_configs import collect_software
 from google_cloud_mldiagnostics.mlrun_types import Framework
 from google_cloud_mldiagnostics.profiling.engines import engine_for
 from google_cloud_mldiagnostics.profiling.on_demand import start_on_demand_xprof, stop_on_demand_xprof
@@ -105,7 +106,7 @@ def test_without_torch_xla_it_is_said_and_costs_a_profile(
 ) -> None:
     with profiled_run("run-1", framework=Framework.PYTORCH), Xprof():
         pass
-    assert "torch_xla cannot be imported" in caplog.text
+    assert "torch_xla, which cannot be imported" in caplog.text
 
 
 @pytest.mark.parametrize(("device", "expected"), [("TPU", True), ("CUDA", True), ("CPU", False), ("", False)])
@@ -121,3 +122,4 @@ def test_a_program_that_has_only_torch_xla_need_not_say_so(torch_xla: Path, monk
     import torch_xla  # noqa: F401
 
     assert isinstance(engine_for(Framework.JAX), XlaEngine)
+    assert collect_software(environ={})["framework"] == "PYTORCH"

@@ -33,6 +33,7 @@ from google_cloud_mldiagnostics.recording.run_log import RunLog
 from google_cloud_mldiagnostics.registration import Registration
 from google_cloud_mldiagnostics.run_arguments import DEFAULT_REGION, RunArguments
 from google_cloud_mldiagnostics.run_resource import resource_of
+from google_cloud_mldiagnostics.runtimes import computes_with_pytorch
 from google_cloud_mldiagnostics.system_metrics.sampler import SystemMetrics
 
 __all__ = ["Beginning", "details_logger"]
@@ -80,7 +81,7 @@ class Beginning:
         self._active = active = self._new_active_run(member)
         active.registration = self._registration = self._new_registration()
         self._lifecycle = lifecycle = Lifecycle(
-            active, member, self.local, active.registration, collect=_collector(self.arguments.framework)
+            active, member, self.local, active.registration, collect=_collector(run)
         )
         set_active_run(active)
         announce_run(run.name, run.display_name)
@@ -294,17 +295,21 @@ def _attempt_told(text: str) -> int:
     return int(text) + 1 if text.isascii() and text.isdigit() and len(text) < 9 else 1
 
 
-def _collector(framework: Framework) -> Callable[[], tuple[dict[str, dict[str, str]], bool]]:
-    """Returns what tells what is known of software and hardware, and whether that is all: for a thread of its own."""
-    software: dict[str, str] = {}
+def _collector(run: MLRun) -> Callable[[], tuple[dict[str, dict[str, str]], bool]]:
+    """Return what collects software and hardware, and returns whether that is all: for a thread of its own."""
+    software: dict[bool, dict[str, str]] = {}
+    given = run.framework
 
     def collect() -> tuple[dict[str, dict[str, str]], bool]:
-        if not software:  # It stays as it is.
-            import_undisturbed("importlib.metadata")
-            software.update(collect_software(framework))
         hardware = collect_hardware()
+        is_pytorch = computes_with_pytorch()
+        if is_pytorch not in software:
+            import_undisturbed("importlib.metadata")
+            software[is_pytorch] = collect_software(given)
+        if hardware is not None:  # Before, the program may import another framework yet.
+            run.framework = Framework(software[is_pytorch]["framework"])
         known = collect_host() if hardware is None else hardware
-        return {"softwareConfigs": dict(software), "hardwareConfigs": known}, hardware is not None
+        return {"softwareConfigs": dict(software[is_pytorch]), "hardwareConfigs": known}, hardware is not None
 
     return collect
 

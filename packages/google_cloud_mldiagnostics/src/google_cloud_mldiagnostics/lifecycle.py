@@ -29,6 +29,7 @@ from google_cloud_mldiagnostics.control_plane import Change, Resource
 from google_cloud_mldiagnostics.control_plane.local import LocalControlPlane
 from google_cloud_mldiagnostics.exceptions import ControlPlaneError
 from google_cloud_mldiagnostics.mlrun_types import RunPhase
+from google_cloud_mldiagnostics.recording import device_values
 from google_cloud_mldiagnostics.registration import Registration
 from google_cloud_mldiagnostics.termination import Termination
 
@@ -148,6 +149,7 @@ class Lifecycle:
         """
         if os.getpid() != self._pid:
             return
+        device_values.settle(may_compute=phase == "COMPLETED")
         now = time.monotonic()
         self._hand_over(_End(phase, reason, now + _END_SECONDS, wait_seconds is None, raised))
         if active_run() is self._active:
@@ -325,7 +327,14 @@ class Lifecycle:
 
     def _send_section(self, section: str, values: dict[str, str]) -> None:
         self._active.log.write(entries.CONFIGS, {section: values})
-        self._change(lambda kept: {**kept, "configs": {**(kept.get("configs") or {}), section: values}})
+        labels = {"framework": values["framework"].lower()} if "framework" in values and section in COLLECTED else {}
+        self._change(
+            lambda kept: {
+                **kept,
+                "configs": {**(kept.get("configs") or {}), section: values},
+                "labels": {**(kept.get("labels") or {}), **labels},
+            }
+        )
         self._registration.changed()
 
     # --- The end --------------------------------------------------------------------------------------

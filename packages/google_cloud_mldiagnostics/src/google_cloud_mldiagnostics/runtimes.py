@@ -1,10 +1,29 @@
-"""Whether the job has initialised its devices: asked without that anything is imported or initialised."""
+"""Which framework the job computes with, and whether it has initialised its devices. Nothing is imported for it."""
 
 from __future__ import annotations
 
 import sys
 
-__all__ = ["jax_is_initialised", "torch_xla_is_initialised"]
+__all__ = ["computes_with_pytorch", "is_imported", "jax_is_initialised", "torch_xla_is_initialised"]
+
+
+def computes_with_pytorch() -> bool:
+    """Return True if the program computes with PyTorch rather than with JAX, as far as it shows by now.
+
+    Devices decide if either has initialised them: programs import torch for its data loaders, and torch_xla imports JAX
+    for a few functions. Else the modules that are imported decide.
+    """
+    cuda = sys.modules.get("torch.cuda")
+    if torch_xla_is_initialised() or (is_imported("torch.cuda") and bool(getattr(cuda, "is_initialized", bool)())):
+        return not jax_is_initialised()
+    return not is_imported("jax") and (is_imported("torch_xla") or is_imported("torch"))
+
+
+def is_imported(name: str) -> bool:
+    """Return True if the program has imported a module, to its end."""
+    module = sys.modules.get(name)
+    specification = getattr(module, "__spec__", None)
+    return module is not None and not getattr(specification, "_initializing", False)
 
 
 def jax_is_initialised() -> bool:

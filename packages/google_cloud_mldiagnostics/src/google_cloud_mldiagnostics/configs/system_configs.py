@@ -20,7 +20,7 @@ from ml_diagnostics_common.redaction import redact, redact_text
 from google_cloud_mldiagnostics import agreement
 from google_cloud_mldiagnostics.configs.git_revision import git_revision
 from google_cloud_mldiagnostics.mlrun_types import Framework
-from google_cloud_mldiagnostics.runtimes import jax_is_initialised, torch_xla_is_initialised
+from google_cloud_mldiagnostics.runtimes import computes_with_pytorch, jax_is_initialised, torch_xla_is_initialised
 from google_cloud_mldiagnostics.system_metrics.cgroup import cpu_limit, memory_limit_bytes
 
 __all__ = ["collect_hardware", "collect_host", "collect_software"]
@@ -65,7 +65,7 @@ def collect_software(
     """What the job runs.
 
     Args:
-        framework: What it computes with, as the user says.
+        framework: What it computes with, as the user says. JAX is the default, and gives way to what the program shows.
         environ: The environment variables.
         command: The program and its arguments; by default those of this process.
 
@@ -75,6 +75,8 @@ def collect_software(
         git_revision and git_branch where the program is in a checkout. Secrets in flags and arguments are redacted.
     """
     versions = installed_versions((*_PACKAGES, "libtpu", "libtpu-nightly"))
+    if computes_with_pytorch() or ("jax" not in versions and "torch" in versions):
+        framework = Framework.PYTORCH
     main = "jax" if framework is Framework.JAX else "torch-xla" if "torch-xla" in versions else "torch"
     configs = {
         "framework": framework.value,

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Protocol
 
 from google_cloud_mldiagnostics.exceptions import ProfilingError
 from google_cloud_mldiagnostics.mlrun_types import Framework
 from google_cloud_mldiagnostics.profiling.layout import file_of
+from google_cloud_mldiagnostics.runtimes import computes_with_pytorch
 
-__all__ = ["Engine", "captured_file", "engine_for", "is_imported"]
+__all__ = ["Engine", "captured_file", "engine_for"]
 
 
 class Engine(Protocol):
@@ -46,25 +46,17 @@ class Engine(Protocol):
 
 
 def engine_for(framework: Framework) -> Engine:
-    """Returns the profiler of a framework.
+    """Return the profiler of a framework; of PyTorch also if the program evidently computes with it.
 
-    A run is of JAX unless it says so; a process that has torch_xla and no JAX needs not say it.
+    JAX is the default of `machinelearning_run`, so it does not mean that the user chose it.
     """
-    is_torch = framework is Framework.PYTORCH or (is_imported("torch_xla") and not is_imported("jax"))
-    if is_torch:
+    if framework is Framework.PYTORCH or computes_with_pytorch():
         from google_cloud_mldiagnostics.profiling.xla_engine import XlaEngine
 
         return XlaEngine()
     from google_cloud_mldiagnostics.profiling.jax_engine import JaxEngine
 
     return JaxEngine()
-
-
-def is_imported(name: str) -> bool:
-    """Whether the program has imported a module, to its end."""
-    module = sys.modules.get(name)
-    specification = getattr(module, "__spec__", None)
-    return module is not None and not getattr(specification, "_initializing", False)
 
 
 def captured_file(folder: Path) -> Path:

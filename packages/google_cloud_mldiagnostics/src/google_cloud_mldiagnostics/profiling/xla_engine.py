@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from google_cloud_mldiagnostics.exceptions import ProfilingError
-from google_cloud_mldiagnostics.profiling.engines import captured_file, is_imported
+from google_cloud_mldiagnostics.profiling.engines import captured_file
+from google_cloud_mldiagnostics.runtimes import is_imported
 
 __all__ = ["XlaEngine"]
 
@@ -69,6 +70,6 @@ def _profiler() -> Any:
         return importlib.import_module("torch_xla.debug.profiler")
     except ImportError as error:
         raise ProfilingError(
-            f"the run's framework is PYTORCH, and torch_xla cannot be imported ({error}); install torch_xla, or give "
-            "machinelearning_run(framework=Framework.JAX)"
+            f"xprof profiles PyTorch through torch_xla, which cannot be imported ({error}): install torch_xla, or "
+            "profile this job with torch.profiler"
         ) from error

@@ -1,7 +1,8 @@
 """Values that are still on a device: a worker records them when they are ready, the caller never waits.
 
-In the call the copy to the host is begun, which costs microseconds. At most 1,000 values are pending: more are refused.
-A value that is deleted or donated before it was copied is lost.
+The call only starts the copy to the host, which costs microseconds. At most 1,000 values are pending: more are refused.
+A value that is deleted or donated before it was copied is lost. One of PyTorch/XLA that no step computes is computed at
+the end of the run or of the process, or lost.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from ml_diagnostics_common.guard import LOSSES
 from google_cloud_mldiagnostics.exceptions import RecordingError
 from google_cloud_mldiagnostics.recording.values import MOST_VALUES, check_shape, shown_type
 
-__all__ = ["MOST_PENDING", "Fetch", "drain", "fetch_of", "later", "pending_count"]
+__all__ = ["MOST_PENDING", "Fetch", "drain", "fetch_of", "later", "pending_count", "settle"]
 
 MOST_PENDING = 1_000
 _EXIT_SECONDS = 2.0
@@ -73,6 +74,19 @@ def drain(timeout_seconds: float) -> bool:
     return _worker_of_this_process.drain(timeout_seconds)
 
 
+def settle(*, may_compute: bool) -> None:
+    """Compute the values of PyTorch/XLA that are left after the last step, in the caller's thread; else lose them.
+
+    For the end of a run, in a thread of the user's: without it they would wait for a step that never ends.
+
+    Args:
+        may_compute: False if the job has failed, so that its devices may be the reason. Then, and where there are
+            several processes, which could wait for each other, what is computed already is taken, and the rest lost.
+            Of several processes, one that has failed takes nothing.
+    """
+    _worker_of_this_process.settle(may_compute=may_compute)
+
+
 def pending_count() -> int:
     """How many values wait for their devices."""
     return _worker_of_this_process.pending_count()
@@ -94,6 +108,32 @@ class _Worker:
         self._starting = threading.Lock()  # Never waited for.
         self._thread_id = 0
         self._has_given_up = False
+        self._of_steps: dict[int, _StepValue] = {}
+
+    def await_step(self, value: _StepValue) -> None:
+        """Keep a value until its step has been computed."""
+        self._of_steps[id(value)] = value
+
+    def is_awaited(self, value: _StepValue) -> bool:
+        """Return True once for a value that was kept, and forget it."""
+        return self._of_steps.pop(id(value), None) is not None
+
+    def settle(self, *, may_compute: bool) -> None:
+        values = list(self._of_steps.values())
+        if not values:
+            return
+        is_alone = _is_single_process_of_xla()
+        if may_compute or is_alone:
+            if not (may_compute and is_alone):
+                values = [value for value in values if value.is_computed()]
+            try:  # All in one graph, since each would be compiled for otherwise.
+                import_module("torch_xla.core.xla_model").unlazy([value.tensor for value in values])
+            except Exception:
+                pass  # One of them cannot be computed; `put` finds out which.
+            for value in values:
+                value.put(value.tensor)
+        for value in list(self._of_steps.values()):
+            value.give_up()
 
     def add(self, deliver: Callable[[], None]) -> None:
         if len(self._pending) >= MOST_PENDING:
@@ -131,9 +171,10 @@ class _Worker:
         return True
 
     def give_up(self, timeout_seconds: float) -> None:
-        """For the end of the process: waits once, and lets nobody after us wait again. In a forked child, nothing."""
+        """Wait once, at the end of the process, so that no later call waits again. In a forked child, do nothing."""
         if os.getpid() != self._pid:
             return
+        self.settle(may_compute=getattr(sys, "last_value", None) is None)
         self._has_given_up = not self.drain(timeout_seconds)
 
     def _run(self) -> None:
@@ -245,23 +286,68 @@ def _fetch_of_cuda(tensor: Any) -> Fetch:
 
 def _fetch_of_xla(tensor: Any) -> Fetch:
     """The value once PyTorch/XLA has computed it, at the end of the step: asked for earlier, it would cut the step."""
+    tensor = tensor.clone()  # It may be changed in its place. No memory is copied: both share it until then.
     xla_model = import_module("torch_xla.core.xla_model")  # It is loaded, or there would be no such tensor.
-    found: queue.SimpleQueue[Any] = queue.SimpleQueue()
+    value = _StepValue(tensor)
+    xla_model.add_step_closure(value.put, args=(tensor,), run_async=True)
+    _worker_of_this_process.await_step(value)
+    return value.fetch
 
-    def put(computed: Any) -> None:
-        try:
-            found.put(computed.tolist())
-        except Exception as error:  # It would be raised into the next step.
-            found.put(error)
 
-    def fetch() -> Any:
+class _StepValue:
+    """A tensor of PyTorch/XLA whose value is known when its step has been computed.
+
+    Attributes:
+        tensor: The tensor.
+    """
+
+    def __init__(self, tensor: Any) -> None:
+        self.tensor = tensor
+        self._worker = _worker_of_this_process
+        self._found: queue.SimpleQueue[Any] = queue.SimpleQueue()
+
+    def put(self, computed: Any) -> None:
+        """Take the value; in a thread of torch_xla, after the step, or in the main one, at the end of the process."""
+        if not self._worker.is_awaited(self):
+            return
+        self.tensor = None  # Its device may have the memory again.
         try:
-            numbers = found.get(timeout=_LONGEST_STEP_SECONDS)
+            self._found.put(_list_of_xla(computed))
+        except RecordingError as error:  # It would be raised into the next step.
+            self._found.put(error)
+
+    def is_computed(self) -> bool:
+        """Return True if the tensor needs no further step."""
+        bindings = getattr(sys.modules.get("torch_xla"), "_XLAC", None)
+        needs_step = getattr(bindings, "_check_tensor_need_materialization", None)
+        return needs_step is not None and not any(needs_step([self.tensor]))
+
+    def give_up(self) -> None:
+        """Lose the value, unless it was taken."""
+        if self._worker.is_awaited(self):
+            self._found.put(RecordingError("a tensor of PyTorch/XLA after which torch_xla.sync() was not called"))
+
+    def fetch(self) -> Any:
+        """See `Fetch`."""
+        try:
+            numbers = self._found.get(timeout=_LONGEST_STEP_SECONDS)
         except queue.Empty:
             raise RecordingError("a step of PyTorch/XLA did not end, so that its values were not computed") from None
-        if isinstance(numbers, Exception):
-            raise RecordingError(f"a tensor could not be had from its device ({type(numbers).__name__})")
+        if isinstance(numbers, RecordingError):
+            raise numbers
         return numbers
 
-    xla_model.add_step_closure(put, args=(tensor,), run_async=True)
-    return fetch
+
+def _list_of_xla(tensor: Any) -> Any:
+    try:
+        return tensor.tolist()
+    except Exception as error:
+        raise RecordingError(f"a tensor could not be had from its device ({type(error).__name__})") from error
+
+
+def _is_single_process_of_xla() -> bool:
+    try:
+        runtime = import_module("torch_xla.runtime")
+        return max(int(runtime.world_size()), int(runtime.process_count())) == 1
+    except Exception:
+        return False
