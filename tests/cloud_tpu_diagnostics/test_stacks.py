@@ -295,6 +295,7 @@ def test_nothing_found_is_one_sentence_and_exit_code_1(run: Show, tmp_path: Path
     [
         (["show", "/no/such/folder"], "/no/such/folder is not there"),
         (["show", "gs:/bucket/x"], "has one slash"),
+        (["show", "s3://bucket/x"], "s3:// is not supported"),
         (["show", "a\0b"], "is not there"),
     ],
 )

@@ -88,6 +88,16 @@ def test_an_unwritable_folder_gives_way_to_a_private_one_and_says_so_once(tmp_pa
     assert "set ML_DIAGNOSTICS_DIR to a folder" in record.getMessage()
 
 
+@pytest.mark.parametrize("url", ["gs://bucket/runs", "s3://bucket/runs", "gs:/bucket/runs"])
+def test_a_bucket_is_no_folder_for_journals(tmp_path, monkeypatch, caplog, url):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "tmp").mkdir()
+    folder = diagnostics_directory({"ML_DIAGNOSTICS_DIR": url, "TMPDIR": str(tmp_path / "tmp")})
+    assert folder.parent == tmp_path / "tmp"
+    assert not list(tmp_path.glob("*:*"))
+    assert "must be a folder of this machine" in caplog.text
+
+
 def test_a_folder_of_a_file_system_that_refuses_files_gives_way(tmp_path):
     assert diagnostics_directory({"ML_DIAGNOSTICS_DIR": "/proc/self", "TMPDIR": str(tmp_path)}).parent == tmp_path
 

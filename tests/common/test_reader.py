@@ -15,17 +15,18 @@ from hypothesis import strategies as st
 from ml_diagnostics_common import reader as reader_module
 from ml_diagnostics_common.entry import EntryContext, LogEntry
 from ml_diagnostics_common.exceptions import StorageError
-from ml_diagnostics_common.journal import Journal
+from ml_diagnostics_common.journal import Journal, layout
 from ml_diagnostics_common.journal.layout import (
     Header,
     encode_header,
     list_segments,
     log_directory,
+    reader_position_path,
     segment_name,
 )
 from ml_diagnostics_common.reader import JournalReader, UnionReader
 
-from .journals import LOG, Clock, new_journal, numbers, read_all
+from .journals import LOG, Clock, new_journal, numbers, read_all, run_python
 
 
 def flat(batches: Iterator[list[LogEntry]]) -> list[LogEntry]:
@@ -422,3 +423,28 @@ def test_planted_links_and_pipes_are_not_read(tmp_path: Path) -> None:
     reader = JournalReader(LOG, root=tmp_path)
     assert numbers(flat(reader.read_new())) == [1]
     assert reader.skipped == {"unreadable_segment": 1}
+
+
+def test_what_a_reader_that_was_killed_while_it_saved_left_is_removed(tmp_path: Path) -> None:
+    new_journal(tmp_path).append({"n": 0})
+    script = """
+import os, sys
+from pathlib import Path
+from ml_diagnostics_common.journal import layout
+from ml_diagnostics_common.reader import JournalReader
+layout.json.dump = lambda *_: os.kill(os.getpid(), 9)
+reader = JournalReader(sys.argv[2], root=Path(sys.argv[1]))
+list(reader.read_new())
+reader.save_position("mine")
+"""
+    assert run_python(script, tmp_path, LOG, check=False).returncode == -9
+    folder = reader_position_path(tmp_path, LOG, "mine").parent
+    [left] = folder.glob(".*.new")
+    young = left.with_name(".theirs.json.1-1.new")  # Of a process that runs.
+    young.touch()
+    long_ago = left.stat().st_mtime - 120
+    os.utime(left, (long_ago, long_ago))
+    os.utime(young, (long_ago, long_ago))
+    layout._cleaned_in_this_process.clear()
+    JournalReader(LOG, root=tmp_path).save_position("mine")
+    assert {path.name for path in folder.iterdir()} == {"mine.json", young.name}

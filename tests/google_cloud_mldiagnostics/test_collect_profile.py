@@ -264,6 +264,7 @@ def test_what_fails_over_http_too_is_said_and_fails_the_command(
         (["--session_name", "../up"], "--session_name"),
         (["--duration_in_ms", "0"], "more than 0"),
         (["--hosts", ","], "names no host"),
+        (["--log_dir", "s3://bucket/logs"], "s3:// is not supported"),
     ],
 )
 def test_an_argument_that_cannot_be_used_is_said(

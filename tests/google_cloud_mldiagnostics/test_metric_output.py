@@ -83,6 +83,13 @@ def test_csv_keeps_every_bit_of_a_value_and_any_name() -> None:
     assert (row["metric"], float(row["value"])) == (name, value)
 
 
+def test_csv_has_no_formula_and_numbers_stay_numbers() -> None:
+    payload = {"values": [-1.5], "unit": "@u", "hostname": "=HYPERLINK(0)", "process_index": "-1"}
+    (row,) = rows(series_of(entry("+loss", 0, payload)))
+    assert (row["metric"], row["unit"], row["host"]) == ("'+loss", "'@u", "'=HYPERLINK(0)")
+    assert (row["value"], row["process_index"]) == ("-1.5", "-1")
+
+
 def test_labels_of_the_user_are_kept() -> None:
     told = entry("loss", 0, {"values": [1.0], "unit": "1", "split": "eval"})
     assert json.loads(rows(series_of(told))[0]["labels"]) == {"split": "eval"}

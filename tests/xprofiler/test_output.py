@@ -31,6 +31,12 @@ def test_a_cell_is_one_line(text: str) -> None:
     assert len(format_table(["Name"], [[f"a{text}"]]).splitlines()) == 3
 
 
+def test_values_of_csv_are_no_formulas() -> None:
+    records = [{"a": "=cmd|' /C calc'!A0", "b": "-1.5"}, {"a": "@SUM(1)", "b": -2}]
+    expected = "a,b\n'=cmd|' /C calc'!A0,-1.5\n'@SUM(1),-2"
+    assert format_records(records, "csv", ("a", "b")) == expected
+
+
 def test_values_of_csv_are_quoted() -> None:
     assert format_records([{"a": 'x,"y"', "b": None}], "csv", ("a", "b")) == 'a,b\n"x,""y""",'
 

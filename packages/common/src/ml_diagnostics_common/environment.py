@@ -112,6 +112,8 @@ def _usable_directory(configured: str, home: str, temporary: str) -> Path:
 def _absolute(configured: str, home: str) -> Path:
     if not configured:
         return (Path(home) if home else Path.home()).absolute() / ".ml-diagnostics"
+    if "://" in configured or configured.startswith("gs:/"):
+        raise ValueError("it must be a folder of this machine, not a URL")
     return Path(configured).expanduser().absolute()
 
 

@@ -9,7 +9,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
+from ml_diagnostics_common.exceptions import ConfigurationError
 from ml_diagnostics_common.guard import log_once, warn_once
+from ml_diagnostics_common.locations import in_bucket
 from ml_diagnostics_common.redaction import redact_text
 
 from google_cloud_mldiagnostics.configs.user_configs import as_mapping
@@ -126,7 +128,7 @@ def checked_gcs_path(path: object) -> str | None:
     """Returns a place for profiles without doubled slashes and the one at its end; None where none was given.
 
     Raises:
-        MLRunConfigurationError: It is no path, or a bucket without a name.
+        MLRunConfigurationError: It is not a path, names no bucket, or has another scheme than gs://.
     """
     if path is None:
         return None
@@ -136,7 +138,10 @@ def checked_gcs_path(path: object) -> str | None:
     if not isinstance(text, str) or "\0" in text:
         raise _wrong("gcs_path", path, "give 'gs://bucket/folder' or a folder")
     text = text.strip()
-    scheme = "gs://" if text.startswith("gs://") else ""
+    try:
+        scheme = "gs://" if in_bucket(text) else ""
+    except ConfigurationError as error:
+        raise MLRunConfigurationError(f"gcs_path: {error}") from error
     rest = re.sub("//+", "/", text[len(scheme) :])
     if scheme:
         rest = rest.strip("/")

@@ -85,10 +85,12 @@ def format_records(records: Sequence[Mapping[str, Any]], style: str, fields: Seq
     import csv
     import io
 
+    from ml_diagnostics_common.csv_cells import safe_cell
+
     lines = io.StringIO()
     writer = csv.DictWriter(lines, fields, lineterminator="\n")
     writer.writeheader()
-    writer.writerows(records)
+    writer.writerows({field: safe_cell(record[field]) for field in fields} for record in records)
     return lines.getvalue().rstrip("\n")
 
 

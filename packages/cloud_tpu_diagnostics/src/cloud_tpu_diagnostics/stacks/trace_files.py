@@ -13,6 +13,7 @@ from typing import Final, NamedTuple
 from ml_diagnostics_common.environment import identity
 from ml_diagnostics_common.exceptions import ConfigurationError, StorageError
 from ml_diagnostics_common.file_lock import try_lock, unlock
+from ml_diagnostics_common.locations import in_bucket
 
 from cloud_tpu_diagnostics import trace_file
 from cloud_tpu_diagnostics.grouping import ProcessDump, main_thread
@@ -85,7 +86,7 @@ def read_trace_files(path: str, notes: list[str]) -> list[ProcessDump]:
         ConfigurationError: There is no such file or folder, or the path cannot be one.
         StorageError: It cannot be read.
     """
-    files = _read_cloud(path) if path.startswith("gs:/") else _read_local(path, notes)
+    files = _read_cloud(path) if in_bucket(path) else _read_local(path, notes)
     found: list[ProcessDump] = []
     over: set[ProcessDump] = set()
     for name, data, time_ns, is_locked in files:

@@ -25,6 +25,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from threading import get_ident
@@ -63,6 +64,8 @@ FIRST_SEQUENCE = 10**11  # All sequence numbers have twelve digits, so that inse
 _LONGEST_HEADER_BYTES = 2**20  # No more is read where a header is looked for: the file may be anybody's.
 SEGMENT_SUFFIX = ".jsonl"
 _LONGEST_FOLDER_NAME = 100
+_WRITTEN_SECONDS = 60.0
+_DAY_SECONDS = 86_400.0
 
 
 class Header(NamedTuple):
@@ -271,6 +274,36 @@ def write_state(path: Path, state: Mapping[str, Any]) -> None:
     except BaseException:
         new.unlink(missing_ok=True)
         raise
+    if path.parent not in _cleaned_in_this_process:
+        _cleaned_in_this_process.add(path.parent)
+        _remove_unfinished(path.parent)
+
+
+# State of the process: folders in which files of killed processes were searched for.
+_cleaned_in_this_process: set[Path] = set()
+
+
+def _remove_unfinished(folder: Path) -> None:
+    """Remove files that `write_state` began in processes that were killed before it ended."""
+    for left in folder.glob(".*.new"):
+        pid = left.name.split(".")[-2].partition("-")[0]
+        with contextlib.suppress(OSError):
+            seconds = time.time() - left.stat().st_mtime
+            # On a shared folder the process may run on another host; none needs a minute for a small file.
+            if pid.isdecimal() and seconds > _WRITTEN_SECONDS and (seconds > _DAY_SECONDS or not _runs(int(pid))):
+                left.unlink()
+
+
+def _runs(pid: int) -> bool:
+    if pid == os.getpid():
+        return False  # Of a process before this one: in containers pids come again.
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:
+        pass
+    return True
 
 
 def read_state(path: Path) -> dict[str, Any] | None:

@@ -12,7 +12,7 @@ import functools
 import os
 from typing import Protocol
 
-from ml_diagnostics_common.exceptions import ConfigurationError
+from ml_diagnostics_common.locations import in_bucket
 from ml_diagnostics_common.storage.google_storage import GoogleCloudStorage, split_path
 from ml_diagnostics_common.storage.local_storage import LocalStorage
 
@@ -111,13 +111,8 @@ def storage_for(path: str | os.PathLike[str], *, deadline_seconds: float = 60.0)
             bucket.
     """
     text = os.fspath(path)
-    scheme, separator, _ = text.partition("://")
-    if text.startswith("gs:/") and not separator:
-        raise ConfigurationError(f"{text!r} has one slash: give gs://bucket/key as text, since a Path joins slashes")
-    if not separator or not scheme.isalnum():
+    if not in_bucket(text):
         return LocalStorage()
-    if scheme != "gs":
-        raise ConfigurationError(f"{text!r}: {scheme}:// is not supported; give a gs://bucket/key or a local path")
     split_path(text, key_required=False)
     return _cloud_storage(os.getpid(), tuple(os.environ.get(name) for name in _SETTINGS), deadline_seconds)
 

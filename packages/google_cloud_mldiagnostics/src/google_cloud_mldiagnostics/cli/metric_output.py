@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ml_diagnostics_common.csv_cells import safe_cell
 from ml_diagnostics_common.entry import format_timestamp
 
 from google_cloud_mldiagnostics.cli.text import columns, format_bytes, format_number, one_line, sparkline
@@ -177,7 +178,7 @@ def _in_unit(value: float | None, unit: str) -> str:
 
 def _csv_line(cells: Sequence[object]) -> str:
     line = io.StringIO()
-    csv.writer(line, lineterminator="\n").writerow(cells)
+    csv.writer(line, lineterminator="\n").writerow(map(safe_cell, cells))
     return line.getvalue()
 
 

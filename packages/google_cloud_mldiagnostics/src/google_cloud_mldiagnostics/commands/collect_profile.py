@@ -15,7 +15,8 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from ml_diagnostics_common.exceptions import DiagnosticsError, StorageError
+from ml_diagnostics_common.exceptions import ConfigurationError, DiagnosticsError, StorageError
+from ml_diagnostics_common.locations import in_bucket
 from ml_diagnostics_common.profiler_service import (
     CaptureResult,
     ProfilerService,
@@ -56,6 +57,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     session = options.session_name or datetime.datetime.now().strftime("%Y_%m_%d_%H_%M_%S")
     if not re.fullmatch(r"[\w.-]+", session) or session.startswith("."):
         parser.error("--session_name: give letters, digits, '_', '-' and '.'")
+    try:
+        _log_dir(options)
+    except ConfigurationError as error:
+        parser.error(f"--log_dir: {error}")
     try:
         results = _collect(options, hosts, names, session)
     except DiagnosticsError as error:
@@ -136,7 +141,7 @@ def _post(address: str, duration_ms: int, log_dir: str) -> str:
 
 def _log_dir(options: argparse.Namespace) -> str:
     given = str(options.log_dir).rstrip("/") or "/"
-    return given if given.startswith("gs://") else str(Path(given).expanduser().absolute())
+    return given if in_bucket(given) else str(Path(given).expanduser().absolute())
 
 
 def _parser() -> argparse.ArgumentParser:
