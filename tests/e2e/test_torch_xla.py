@@ -98,7 +98,7 @@ def test_every_loss_is_recorded_and_the_run_is_of_pytorch() -> None:
     counts = {metric["metric"]: metric["count"] for metric in run["metrics"]}
     assert (counts["loss"], counts["final_loss"]) == (2 * STEPS, 1)
     assert run["state"] == "COMPLETED"
-    assert json.loads(command("goodput", "report", "linear", "--format", "json"))["job"] == "linear"
+    assert json.loads(command("goodput", "report", "linear", "--format", "json"))["job_name"] == "linear"
 
 
 def test_a_profile_of_the_program_shows_the_steps_that_steptrace_marks() -> None:

@@ -480,3 +480,50 @@ def test_a_full_disk_is_counted_and_told_afterwards(tmp_path: Path, monkeypatch:
     told = [entry for entry in kept_entries(root=tmp_path) if entry.resource_label("namespace") == "mlrun_losses"]
     assert sum(entry.payload["lost_entries"]["disk_full"] for entry in told) == dropped["disk_full"] > 0
     assert len(metrics_of(tmp_path)) == 1002 - dropped["disk_full"]
+
+
+def test_labels_cannot_move_a_value_to_another_process(tmp_path: Path) -> None:
+    with active(tmp_path):
+        record("loss", 1.0, 1, {"hostname": "elsewhere", "process_index": "7"})
+    [(_, payload)] = metrics_of(tmp_path)
+    assert not {"hostname", "process_index"} & payload.keys()
+    assert (payload["label_hostname"], payload["label_process_index"]) == ("elsewhere", "7")
+
+
+def test_a_masked_value_is_no_number_and_is_counted(
+    tmp_path: Path, in_production: None, caplog: pytest.LogCaptureFixture
+) -> None:
+    numpy = pytest.importorskip("numpy")
+    with active(tmp_path) as run:
+        for value in (numpy.ma.masked, [numpy.ma.masked, 1.0], numpy.ma.array([1.0, 2.0], mask=[0, 1])):
+            record("loss", value, 1)
+        record("loss", numpy.ma.array([1.0, 2.0]), 2)
+        assert run.log.lost_values.total() == 3
+    assert [payload["values"] for _, payload in metrics_of(tmp_path)] == [[1.0, 2.0]]
+    assert caplog.text.count("is masked") == 1
+
+
+def test_a_step_that_is_lost_is_said_once_with_its_metric(
+    tmp_path: Path, in_production: None, caplog: pytest.LogCaptureFixture
+) -> None:
+    with active(tmp_path):
+        record("loss", 1.0, 1.5)
+        record("loss", 2.0, 2.5)
+    assert [payload.get("step_index") for _, payload in metrics_of(tmp_path)] == [None, None]
+    assert caplog.text.count("A value of loss") == 1
+    assert "recorded without it" in caplog.text
+
+
+def test_a_mapping_records_each_of_its_values(
+    tmp_path: Path, in_production: None, caplog: pytest.LogCaptureFixture
+) -> None:
+    with active(tmp_path) as run:
+        record({"loss": 1.0, MetricType.MFU: 2}, step=3)
+        record({"loss": 0.5}, 4)
+        assert run.log.lost_values.total() == 0
+        record("loss")
+        record({}, step=5)
+        record({"nested": {"loss": 1.0}}, step=6)
+        assert run.log.lost_values.total() == 3
+    found = [(fields, payload["values"], payload["step_index"]) for fields, payload in metrics_of(tmp_path)]
+    assert found == [("loss", [1.0], 3), ("mfu", [2.0], 3), ("loss", [0.5], 4)]

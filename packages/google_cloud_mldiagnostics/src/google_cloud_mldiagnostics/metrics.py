@@ -38,26 +38,27 @@ _MOST_NAMES = 10_000
 _LONGEST_NAME = 500
 _LONGEST_SHOWN = 100
 _OUR_PREFIX = "mlrun_"
-_RESERVED = frozenset({"values", "step_index", "unit", "not_finite"})
-_OF_HOST = frozenset({"hostname", "process_index"})
+_RESERVED = frozenset({"values", "step_index", "unit", "not_finite", "hostname", "process_index"})
 _LABEL_PREFIX = "label_"
 _EXACT_AS_FLOAT = 2**53
+_MISSING: Any = object()
 _LATEST_NS = 253_402_300_800 * 10**9  # The year 10000.
 
 
 def record(
-    metric_name: MetricType | str,
-    value: Any,
+    metric_name: MetricType | str | Mapping[MetricType | str, Any],
+    value: Any = _MISSING,
     step: int | None = None,
     labels: Mapping[str, str] | None = None,
     record_on_all_hosts: bool = False,
     *,
     timestamp: Moment | None = None,
 ) -> None:
-    """Records a value of a metric of the current run. Never raises, and never waits for a device or a network.
+    """Record a value of a metric of the current run. Never raises, and never waits for a device or a network.
 
     Args:
-        metric_name: A predefined metric, or any other name that does not begin with `mlrun_`.
+        metric_name: A predefined metric, or any other name that does not begin with `mlrun_`; or a mapping of names to
+            values, which takes the place of `value`.
         value: A number of Python, numpy, JAX or PyTorch; or a list or an array of one dimension with a number a chip.
             One that is still computed on a device is recorded when it is ready.
         step: Which step it is of; anything that `int` takes without changing it.
@@ -91,6 +92,13 @@ def record(
             if len(pending) >= FOLD_AT:
                 metric.average.fold()
         elif record_on_all_hosts or not run.process_index:
+            if isinstance(name, Mapping) and name:
+                shared_step = (
+                    value if step is None and value is not _MISSING else step
+                )  # As loggers of other libraries have it.
+                for key, item in name.items():
+                    record(key, item, shared_step, labels, record_on_all_hosts, timestamp=timestamp)
+                return
             _record_any(_recorded(run), name, value, step, labels, record_on_all_hosts, timestamp)
     except Exception as error:
         _give_up(error, metric_name)
@@ -223,13 +231,16 @@ def _record_any(
     on_all_hosts: bool,
     timestamp: Moment | None,
 ) -> None:
+    if value is _MISSING:
+        raise RecordingError("it has no value")
     metric = recorded.metric(_name(name))
     host = {"hostname": recorded.run.host, "process_index": str(recorded.run.process_index)} if on_all_hosts else {}
     details = _details(host, labels)
+    shown = _name(name)
     given = _timestamp(timestamp)
     fetch_value, fetch_step = device_values.fetch_of(value), device_values.fetch_of(step)
     if fetch_value is None and fetch_step is None:
-        _write(recorded, metric, value, step, details, given)
+        _write(recorded, metric, shown, value, step, details, given)
         return
     called = given or str(now_ns())
 
@@ -237,7 +248,7 @@ def _record_any(
         try:
             fetched = value if fetch_value is None else fetch_value()
             at = step if fetch_step is None else fetch_step()
-            _write(recorded, metric, fetched, at, details, called)
+            _write(recorded, metric, shown, fetched, at, details, called)
         except Exception as error:
             _give_up(error, name, recorded)
 
@@ -246,9 +257,11 @@ def _record_any(
     device_values.later(deliver)
 
 
-def _write(recorded: _RecordedRun, metric: _Metric, value: Any, step: Any, details: str, timestamp: str | None) -> None:
+def _write(
+    recorded: _RecordedRun, metric: _Metric, name: str, value: Any, step: Any, details: str, timestamp: str | None
+) -> None:
     numbers = host_numbers(value)
-    at = f',"step_index":{step}' if (step := _step_or_none(step)) is not None else ""
+    at = f',"step_index":{step}' if (step := _step_or_none(step, name, recorded)) is not None else ""
     marked = "" if numbers.is_finite else ',"not_finite":true'
     payload = f'{{"values":{numbers.json}{at},"unit":{metric.unit}{marked}{details}}}'
     recorded.write_text(str(now_ns()), payload + metric.fields, timestamp)
@@ -264,30 +277,30 @@ def _name(name: Any) -> str:
     return str.__str__(name)
 
 
-def _step_or_none(step: Any) -> int | None:
-    """The step, or none, counted, where it is none: the value is worth more than where it stands."""
+def _step_or_none(step: Any, name: str, recorded: _RecordedRun) -> int | None:
+    """Return the step as an integer; None, counted, if it is not one: the value is worth more than its step."""
     if step is None:
         return None
     try:
         return exact_step(step)
     except RecordingError as error:
-        _lose(f"{error} (the value is recorded without it)", "step")
+        _lose(f"{error} (the value is recorded without it)", name, recorded)
         return None
 
 
 def _details(host: Mapping[str, str], labels: Any) -> str:
-    """Host and labels as what follows in the payload, without secrets.
+    """Return host and labels as what follows in the payload, without secrets.
 
-    A label that has the name of a field of ours gets another.
+    A label with the name of a field of ours gets another name. `hostname` and `process_index` are such fields even if
+    the entry has none: readers would take the value for another process's.
     """
     details: dict[str, Any] = dict(host)
     if labels is not None and not isinstance(labels, Mapping):
         _lose(f"labels that are a {shown_type(labels)} (the value is recorded without them)", "labels")
         labels = None
-    taken = _RESERVED | _OF_HOST if host else _RESERVED
     for key, label in (labels or {}).items():
         name = redact_text(str(key))
-        while name in taken or name in details:
+        while name in _RESERVED or name in details:
             name = _LABEL_PREFIX + name
         details[name] = REDACTED if _is_secret(name[:_LONGEST_NAME]) else redact_text(_text(label))
     return f",{encode_payload(details)[1:-1]}" if details else ""

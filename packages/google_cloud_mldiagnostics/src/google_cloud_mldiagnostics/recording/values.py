@@ -103,6 +103,7 @@ def _items(value: Any) -> Iterable[Any]:
         return (value,)
     if getattr(value.dtype, "kind", "") in _NOT_NUMBERS:
         raise RecordingError(f"a {shown_type(value)} of {value.dtype} is no number")
+    _refuse_masked(value)
     if dimensions == 0:
         return (value.item(),)
     check_shape(dimensions, len(value))
@@ -128,11 +129,23 @@ def _number(value: Any) -> float:
     is_number = hasattr(type(value), "__float__") or hasattr(type(value), "__index__")
     if not is_number or getattr(getattr(value, "dtype", None), "kind", "") in _NOT_NUMBERS or _is_array(value):
         raise RecordingError(f"a {shown_type(value)} is no number")
+    _refuse_masked(value)
     try:
         # The method of float itself, since that of a subclass may say anything.
         return float.__float__(float(cast("SupportsFloat | SupportsIndex", value)))
     except Exception as error:
         raise RecordingError(f"a {shown_type(value)} that float does not take") from error
+
+
+def _refuse_masked(value: Any) -> None:
+    """Refuse a masked value of numpy, which `item` and `float` would make a number of.
+
+    Raises:
+        RecordingError: It is masked; an array, if one of its elements is.
+    """
+    mask: Any = getattr(value, "mask", None)
+    if hasattr(mask, "any") and bool(mask.any()):
+        raise RecordingError("a value that is masked (numpy.ma)")
 
 
 def _is_array(value: Any) -> bool:
