@@ -382,3 +382,101 @@ def test_a_job_that_says_the_same_step_again_makes_progress_but_no_step() -> Non
         sequence += job.randint(1, 3)
         assert watch.observe(Progress(sequence, second * 10**9, "step", second // 100), second * 10**9) is None
     assert watch.timeout_seconds("step", 3_000 * 10**9) == pytest.approx(300)
+
+
+# --- What the next process of the job knows ---
+
+
+def _train(watch: HangWatch, steps: int = 20, start: int = 0) -> int:
+    """Steps of a second, looked at each second; when the last one began."""
+    for step in range(steps):
+        now_ns = (start + step) * 10**9
+        assert watch.observe(Progress(step + 1, now_ns, "step", step), now_ns) is None
+    return start + steps - 1
+
+
+def _silence(watch: HangWatch, progress: Progress, since: int, most: int) -> int | None:
+    """After how many seconds of silence there is a verdict; None if there is none."""
+    for second in range(1, most):
+        if watch.observe(progress, (since + second) * 10**9):
+            return second
+    return None
+
+
+@pytest.mark.parametrize("factor", [1.0, 3.0])
+def test_a_pause_that_ended_the_job_passes_within_a_few_attempts_however_long_it_is(factor: float) -> None:
+    config = HangConfig(enabled=True, abort=True, safety_factor=factor)
+    for pause in (40, 80, 1_000, 3_600):
+        known: dict[str, tuple[float, float]] = {}
+        aborts = 0
+        while aborts < 20:
+            watch = HangWatch(config, inherit=known.copy)
+            last = _train(watch)
+            ended = _silence(watch, Progress(20, last * 10**9, "step", 19), last, pause)
+            if ended is None:
+                break
+            watch.add_abort("step", (last + ended) * 10**9)
+            known = dict(watch.learned((last + ended) * 10**9))
+            aborts += 1
+        assert 0 < aborts < 15
+
+
+def test_a_job_that_hangs_in_each_attempt_is_ended_within_hours() -> None:
+    known: dict[str, tuple[float, float]] = {}
+    ended = 0
+    for _ in range(12):
+        watch = HangWatch(HangConfig(enabled=True, abort=True), inherit=known.copy)
+        last = _train(watch)
+        ended = _silence(watch, Progress(20, last * 10**9, "step", 19), last, 30_000) or 0
+        assert ended
+        watch.add_abort("step", (last + ended) * 10**9)
+        known = dict(watch.learned((last + ended) * 10**9))
+    assert ended < 6 * 3600 + 5
+
+
+def test_an_announced_pause_that_ended_the_job_passes_in_the_next_attempt() -> None:
+    config = HangConfig(enabled=True, abort=True)
+    first = HangWatch(config)
+    last = _train(first)
+    evaluation = Progress(30, (last + 1) * 10**9, "eval", 19)
+    ended = _silence(first, evaluation, last, 1_500)
+    assert ended is not None
+    first.add_abort("eval", (last + ended) * 10**9)
+    learned = dict(first.learned((last + ended) * 10**9))
+    assert list(learned) == ["eval"]
+    second = HangWatch(config, inherit=lambda: learned)
+    assert _silence(second, evaluation, _train(second), 1_500) is None
+
+
+def test_what_was_inherited_does_not_count_for_longer_than_a_week_and_no_more_than_needed_is_saved() -> None:
+    old = HangWatch(HangConfig(enabled=True), inherit=lambda: {"step": (300.0, 8 * 86_400.0)})
+    last = _train(old)
+    assert _silence(old, Progress(20, last * 10**9, "step", 19), last, 60) is not None
+    assert dict(old.learned(last * 10**9)) == {}
+
+
+def test_time_in_which_the_job_was_stopped_is_no_silence_and_teaches_nothing() -> None:
+    watch = HangWatch(HangConfig(enabled=True))
+    last = _train(watch)
+    progress = Progress(20, last * 10**9, "step", 19)
+    for second in range(1, 10_000):
+        assert watch.observe(progress, (last + second) * 10**9, is_stopped=True) is None
+    resumed = last + 9_999
+    before = watch.timeout_seconds("step", resumed * 10**9)
+    assert watch.observe(Progress(21, (resumed + 1) * 10**9, "step", 20), (resumed + 1) * 10**9) is None
+    assert watch.observe(Progress(22, (resumed + 2) * 10**9, "step", 21), (resumed + 2) * 10**9) is None
+    assert watch.timeout_seconds("step", resumed * 10**9) == before
+    hung = _silence(watch, Progress(22, (resumed + 2) * 10**9, "step", 21), resumed + 2, 60)
+    assert hung is not None
+
+
+def test_a_verdict_on_a_job_that_was_then_stopped_is_taken_back() -> None:
+    watch = HangWatch(HangConfig(enabled=True))
+    last = _train(watch)
+    progress = Progress(20, last * 10**9, "step", 19)
+    first = _silence(watch, progress, last, 60)
+    assert first is not None
+    watch.retract()
+    again = _silence(watch, progress, last + first, 60)
+    assert again is not None
+    assert abs(again - first) <= 2

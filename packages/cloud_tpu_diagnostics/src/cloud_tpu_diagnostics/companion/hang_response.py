@@ -50,6 +50,7 @@ class HangResponse:
         now: Monotonic seconds.
         ask_to_exit: Has the job end itself, as far as its Python runs; for process 1, to whom the kernel passes on no
             signal that would end it.
+        before_abort: Called before the job is ended.
     """
 
     def __init__(
@@ -63,8 +64,10 @@ class HangResponse:
         now: float,
         *,
         ask_to_exit: Callable[[], object] | None = None,
+        before_abort: Callable[[], object] = lambda: None,
     ) -> None:
         self._ask_to_exit = ask_to_exit
+        self._before_abort = before_abort
         self._verdict, self._progress, self._config = verdict, progress, config
         self._job, self._dump_signal, self._write = job, dump_signal, write
         self._began = now
@@ -110,6 +113,11 @@ class HangResponse:
             return None
         return self._abort(now)
 
+    @property
+    def is_aborting(self) -> bool:
+        """True once the job was sent the signal that ends it."""
+        return self._aborted is not None
+
     def write_verdict(self) -> None:
         """Writes the verdict, unless that is done: what is known by now is all that will be."""
         if not self._is_written:
@@ -119,6 +127,7 @@ class HangResponse:
     def _abort(self, now: float) -> float | None:
         if self._aborted is None:
             self._aborted = now
+            self._before_abort()
             self._job.send(signal.SIGABRT)
             if self._ask_to_exit is not None:
                 self._ask_to_exit()

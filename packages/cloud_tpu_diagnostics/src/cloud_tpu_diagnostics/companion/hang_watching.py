@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
@@ -9,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from cloud_tpu_diagnostics.companion.channel import WARNING, Channel
 from cloud_tpu_diagnostics.companion.job import Job
 from cloud_tpu_diagnostics.companion.settings import CompanionSettings
+from cloud_tpu_diagnostics.companion.system_files import read_system_file
 from cloud_tpu_diagnostics.traces import Dump, Frame
 
 if TYPE_CHECKING:
@@ -17,10 +19,12 @@ if TYPE_CHECKING:
     from cloud_tpu_diagnostics.companion.hang_response import HangResponse
     from cloud_tpu_diagnostics.companion.log import EntryLog
     from cloud_tpu_diagnostics.hang.hang_watch import HangWatch
+    from cloud_tpu_diagnostics.hang.learned_timeouts import Pauses
     from cloud_tpu_diagnostics.snapshot import Snapshot
 
 __all__ = ["HangWatching"]
 
+_SAVE_SECONDS = 60.0
 _LOOK_SECONDS = 1.0
 """As `hang_watch.LOOK_EVERY_SECONDS`, which is loaded only where hangs are watched for."""
 
@@ -42,7 +46,12 @@ class HangWatching:
         from ml_diagnostics_common.progress import ProgressReader
 
         self._settings, self._job, self._log, self._channel, self._say = settings, job, log, channel, say
-        self._watch = _watch(settings.hang)
+        self._watch = _watch(settings.hang, self._inherited)
+        self._was_stopped = False
+        self._saved: dict[str, float] = {}
+        self._command = ""
+        self._command = self._job_name()  # Now, since a job that has ended has no command any more.
+        self._next_save = time.monotonic() + _SAVE_SECONDS
         self._response: HangResponse | None = None
         self._reader: ProgressReader | None = None
         try:
@@ -66,9 +75,17 @@ class HangWatching:
         """
         if self._reader is not None:
             self.progress = self._reader.read()
+        if self._watch is not None and self._job.is_stopped():
+            self._was_stopped = True
+            if self._response is not None and not self._response.is_aborting:
+                self._response = None
+                self._watch.retract()
         if now >= self._next_look and self._watch is not None:
             self._next_look = now + _LOOK_SECONDS
-            verdict = self._watch.observe(self.progress, time.monotonic_ns())
+            verdict = self._watch.observe(self.progress, time.monotonic_ns(), is_stopped=self._was_stopped)
+            self._was_stopped = False
+            if now >= self._next_save:
+                self._save()
             if verdict is not None and self.progress is not None and self._job.is_same_program():
                 self._respond(verdict, self.progress, now)
         wait = None if self._response is None else self._response.step(self.progress, now)
@@ -80,9 +97,11 @@ class HangWatching:
         self.seconds_to_next = min(wait, max(0.0, self._next_look - now))
 
     def close(self) -> None:
-        """The job has ended: what is known of its hang is all that will be."""
+        """Write and save what is known: the job has ended."""
         if self._response is not None:
             self._response.write_verdict()
+        if self._watch is not None:
+            self._save()
 
     def see(self, dump: Dump) -> None:
         """Takes note of a dump: it may tell where a stuck job stands."""
@@ -120,7 +139,45 @@ class HangWatching:
             self._write,
             now,
             ask_to_exit=self._ask_to_exit if self._job.pid == 1 else None,
+            before_abort=lambda: self._save_abort(verdict.phase),
         )
+
+    def _save_abort(self, phase: str) -> None:
+        if self._watch is not None:
+            self._watch.add_abort(phase, time.monotonic_ns())
+            self._save()
+
+    def _save(self) -> None:
+        """Save what was learned, for the job's next process; at once, since a container may end with its job."""
+        self._next_save = time.monotonic() + _SAVE_SECONDS
+        learned = {} if self._watch is None else self._watch.learned(time.monotonic_ns())
+        longest = {phase: seconds for phase, (seconds, _) in learned.items()}
+        if longest == self._saved:
+            return
+        from cloud_tpu_diagnostics.companion.learned_file import save_learned
+
+        try:
+            save_learned(self._job_name(), learned)
+            self._saved = longest
+        except OSError as error:
+            self._channel.log(WARNING, f"What was learned of the job's pauses could not be saved ({error})")
+
+    def _inherited(self) -> Pauses:
+        from cloud_tpu_diagnostics.companion.learned_file import load_learned
+
+        return load_learned(self._job_name())
+
+    def _job_name(self) -> str:
+        """Return the job's name, the same in all its attempts; of one without a name, its command and its folder."""
+        if self._log.job:
+            return self._log.job
+        try:
+            command = read_system_file(f"/proc/{self._job.pid}/cmdline").replace(b"\0", b" ")
+            folder = os.readlink(f"/proc/{self._job.pid}/cwd")  # noqa: PTH115
+        except OSError:  # It has ended.
+            return self._command
+        self._command = f"{folder}: {command.decode(errors='replace')}"
+        return self._command
 
     def _write(self, payload: dict[str, Any], severity: str) -> None:
         self._log.write(payload, severity=severity)
@@ -130,11 +187,11 @@ class HangWatching:
         self._channel.say({"kind": "exit"})
 
 
-def _watch(hang: Mapping[str, Any] | None) -> HangWatch | None:
+def _watch(hang: Mapping[str, Any] | None, inherit: Callable[[], Pauses]) -> HangWatch | None:
     """What judges hangs; not loaded where they are not watched for."""
     if not hang:
         return None
     from cloud_tpu_diagnostics.configuration.hang_configuration import HangConfig
     from cloud_tpu_diagnostics.hang.hang_watch import HangWatch
 
-    return HangWatch(HangConfig(**hang))
+    return HangWatch(HangConfig(**hang), inherit)

@@ -50,6 +50,13 @@ class Job:
         now = self._stack_start()
         return now == self._program or 0 in (now, self._program)  # 0: the system does not tell.
 
+    def is_stopped(self) -> bool:
+        """Return True while SIGSTOP, or a debugger, keeps it from running: field 3 of proc_pid_stat(5)."""
+        try:
+            return read_system_file(f"/proc/{self.pid}/stat").rpartition(b")")[2].split()[0] in (b"T", b"t")
+        except (OSError, IndexError):
+            return False
+
     def ask(self, number: int | None) -> bool:
         """Sends a signal that it has a handler for; to any other process it would be the end.
 

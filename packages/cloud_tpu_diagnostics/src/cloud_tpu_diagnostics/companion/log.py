@@ -55,6 +55,11 @@ class EntryLog:
         journal = self._journal or self._open()
         journal.append(redact(payload, max_bytes=_MOST_PAYLOAD_BYTES), severity=severity)
 
+    @property
+    def job(self) -> str:
+        """The job's name; empty where it is not known."""
+        return self._labels.get("job", "")
+
     def learn(self, labels: Mapping[str, str]) -> None:
         """Takes note of what the job knows of itself by now, such as its index among all processes."""
         if any(self._labels.get(name) != value for name, value in labels.items()):

@@ -35,8 +35,11 @@ class HangConfig:
         snapshots: How many are taken of the job's threads once it is taken for stuck.
         snapshot_interval_seconds: The time between two of them.
         on_hang: Called in a thread of the job, if Python can run there, with the verdict.
-        abort: True: the job is ended after the snapshots, so that its scheduler starts it again. Where it is process 1
-            of a container the kernel lets nobody end it, and it ends itself only if Python can run there: start it with
+        abort: Risk: a job that only pauses for longer than it ever did is ended, too. True: the job is ended after the
+            snapshots, so that its scheduler starts it again. A pause that has ended it once is allowed for in the next
+            attempt on the same diagnostics folder (`ML_DIAGNOSTICS_DIR`): keep that folder between attempts, and
+            announce pauses with `heartbeat(phase=...)`. Where the job is process 1 of a container the kernel lets
+            nobody end it, and it ends itself only if Python can run there: start it with
             `python -m cloud_tpu_diagnostics run -- COMMAND`.
     """
 

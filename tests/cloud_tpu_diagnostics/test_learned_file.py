@@ -1,0 +1,141 @@
+"""What was learned of a job outlives its processes: on disk, whatever the file holds and whoever writes it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from cloud_tpu_diagnostics.companion.job import Job as WatchedJob
+from cloud_tpu_diagnostics.companion.learned_file import load_learned, save_learned
+from cloud_tpu_diagnostics.entries import HANG_SUSPECTED
+
+from .accompanied_jobs import of_kind, wait_until
+from .diagnosed_jobs import Job, run
+
+if not sys.platform.startswith("linux"):
+    pytest.skip("it looks into /proc", allow_module_level=True)
+
+
+def _files() -> list[Path]:
+    return list((Path(os.environ["ML_DIAGNOSTICS_DIR"]) / "state" / "hangs").glob("*.json"))
+
+
+def test_the_longest_pause_of_each_phase_is_kept_by_job() -> None:
+    assert load_learned("a") == {}
+    save_learned("a", {"step": (40.0, 100.0), "eval": (700.0, 0.0)})
+    save_learned("a", {"step": (30.0, 0.0), "checkpoint": (900.0, 0.0)})
+    save_learned("b/../c", {"step": (5.0, 0.0)})
+    learned = load_learned("a")
+    assert {phase: seconds for phase, (seconds, _) in learned.items()} == {"step": 40, "eval": 700, "checkpoint": 900}
+    assert 99 < learned["step"][1] < 130
+    assert [seconds for seconds, _ in load_learned("b/../c").values()] == [5.0]
+    assert len(_files()) == 2
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"\0" * 100,
+        b"[]",
+        b'{"phases": 7}',
+        b'{"phases": {"step": 7, "eval": {"seconds": "x", "time": 0}, "x": {"seconds": 1, "time": 1}}}',
+        b'{"phases": {"step": {"seconds": 1e999, "time": NaN}, "eval": {"seconds": -1, "time": true}}}',
+        b'{"phases": ' + b"[" * 100_000,
+    ],
+)
+def test_a_damaged_file_says_nothing_and_is_replaced(content: bytes) -> None:
+    save_learned("a", {"step": (40.0, 0.0)})
+    (file,) = _files()
+    file.write_bytes(content)
+    assert load_learned("a") == {}
+    save_learned("a", {"step": (50.0, 0.0)})
+    assert load_learned("a")["step"][0] == 50
+
+
+def test_a_pause_of_more_than_a_week_ago_is_forgotten() -> None:
+    save_learned("a", {"step": (40.0, 8 * 86_400.0)})
+    assert load_learned("a") == {}
+
+
+def test_processes_that_save_at_once_lose_nothing_of_each_other() -> None:
+    program = (
+        "import sys\nfrom cloud_tpu_diagnostics.companion.learned_file import save_learned\n"
+        "for number in range(20): save_learned('a', {sys.argv[1]: (10.0 + number, 0.0)})"
+    )
+    phases = ["init", "data", "eval", "checkpoint"]
+    writers = [subprocess.Popen([sys.executable, "-c", program, phase]) for phase in phases]
+    assert [writer.wait(60) for writer in writers] == [0] * 4
+    assert {phase: seconds for phase, (seconds, _) in load_learned("a").items()} == dict.fromkeys(phases, 29.0)
+    assert json.loads(_files()[0].read_text())["phases"]
+
+
+TRAIN = """
+from cloud_tpu_diagnostics.configuration.hang_configuration import HangConfig
+
+watched = config()
+watched.debug_config.hang_config = HangConfig(
+    enabled=True, abort=True, step_floor_seconds=5, snapshots=1, snapshot_interval_seconds=0.1)
+with diagnostic.diagnose(watched):
+    for step in range(100):
+        diagnostic.heartbeat(step)
+        time.sleep(0.05)
+    say("pausing")
+    %s
+    for step in range(100, 130):
+        diagnostic.heartbeat(step)
+        time.sleep(0.02)
+say("done")
+"""
+
+
+def test_a_pause_that_ended_a_job_once_does_not_end_its_next_attempt(tmp_path: Path) -> None:
+    program = TRAIN % "time.sleep(9)"
+    code, out, _ = run(program, tmp_path)
+    assert (code, out) == (-signal.SIGABRT, "pausing\n")
+    code, out, _ = run(program, tmp_path)
+    assert (code, out) == (0, "pausing\ndone\n")
+
+
+@pytest.mark.parametrize("by", ["SIGSTOP", "a debugger"])
+def test_a_job_that_is_stopped_is_not_taken_for_stuck(tmp_path: Path, by: str) -> None:
+    job = Job(TRAIN % "time.sleep(3)", tmp_path)
+    assert job.line() == "pausing"
+    pid = job.process.pid
+    if by == "SIGSTOP":
+        os.kill(pid, signal.SIGSTOP)
+    else:
+        debugger = subprocess.Popen(
+            [sys.executable, "-c", _DEBUGGER, str(pid)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        assert debugger.stdout is not None
+        if debugger.stdout.readline() != "0\n":
+            job.kill()
+            pytest.skip("this process may not trace another")
+    wait_until(WatchedJob(pid, None).is_stopped)
+    time.sleep(8)  # It is stopped for longer than the five seconds after which a silence is a hang.
+    if by == "SIGSTOP":
+        os.kill(pid, signal.SIGCONT)
+    else:
+        debugger.communicate("\n")
+    code, out, _ = job.end()
+    assert (code, out) == (0, "done\n")
+    assert of_kind(HANG_SUSPECTED) == []
+
+
+_DEBUGGER = """
+import ctypes, os, sys
+libc, pid = ctypes.CDLL(None, use_errno=True), int(sys.argv[1])
+attached = libc.ptrace(16, pid, None, None)
+if attached == 0:
+    os.waitpid(pid, 0)
+print(attached, flush=True)
+input()
+libc.ptrace(17, pid, None, None)
+"""
