@@ -21,14 +21,14 @@ def lives(draw: st.DrawFn) -> tuple[list[Payload], float]:
     job = History()
     now, done = 0.0, 0
     for _ in range(draw(st.integers(1, 4))):
-        now, done = _live_one_attempt(draw, job, now, done)
+        now, done = live_one_attempt(draw, job, now, done)
     for _ in range(draw(st.integers(0, 4))):
-        _lay_over(draw, job, now)
+        lay_over(draw, job, now)
     kept = [entry for entry in job.payloads if draw(st.integers(0, 29))]
     return kept, now + draw(st.sampled_from([0, 0.5, 20]))
 
 
-def _live_one_attempt(draw: st.DrawFn, job: History, now: float, done: int) -> tuple[float, int]:
+def live_one_attempt(draw: st.DrawFn, job: History, now: float, done: int) -> tuple[float, int]:
     """Records one attempt from `now` on, after `done` steps; returns when it fell silent and the steps done."""
     if draw(st.integers(0, 5)):
         job.start(now)
@@ -62,7 +62,7 @@ def _live_one_attempt(draw: st.DrawFn, job: History, now: float, done: int) -> t
     return now + draw(st.sampled_from([0.25, 3, 40])), number
 
 
-def _lay_over(draw: st.DrawFn, job: History, now: float) -> None:
+def lay_over(draw: st.DrawFn, job: History, now: float) -> None:
     """Records something that lies anywhere, over anything."""
     first = draw(st.integers(0, int(now * 4))) / 4
     last = first + draw(st.sampled_from([0, 0.25, 1, 5, 30]))

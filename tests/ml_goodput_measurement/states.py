@@ -10,6 +10,7 @@ from typing import Any
 from ml_diagnostics_common.journal import Journal
 from ml_goodput_measurement.calculator import GoodputCalculator
 from ml_goodput_measurement.recorders import Recorders
+from ml_goodput_measurement.writers import Writer
 
 from .accounts import moment_ns
 from .histories import BASE, JOB, History, Payload
@@ -63,7 +64,7 @@ def save() -> Path:
 
 def recorders_of(payloads: Iterable[Payload], process_index: int = 0) -> Recorders:
     recorders = Recorders(JOB)
-    recorders.add(process_index, payloads)
+    recorders.add(Writer(process_index), payloads)
     return recorders
 
 

@@ -59,7 +59,7 @@ def _saved_and_restored(ledger: Ledger) -> Ledger:
 def test_the_ledger_says_what_the_rules_say(life: tuple[list[Payload], float]) -> None:
     payloads, now = life
     summary = ledger_of(payloads).summary(moment_ns(now))
-    assert _comparable(summary) == _comparable(judge(payloads, moment_ns(now)))
+    assert comparable(summary) == comparable(judge(payloads, moment_ns(now)))
 
 
 @thorough
@@ -155,7 +155,7 @@ def test_junk_in_the_log_spoils_nothing(life: tuple[list[Payload], float], rubbi
         assert min(summary.buckets.values()) >= 0
 
 
-def _comparable(answer: Summary | Truth | None) -> dict[str, Any] | None:
+def comparable(answer: Summary | Truth | None) -> dict[str, Any] | None:
     """What both a summary and an oracle's truth say, by the same names."""
     if answer is None:
         return None

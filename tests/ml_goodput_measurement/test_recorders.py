@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -11,6 +13,7 @@ from ml_diagnostics_common.journal import Journal
 from ml_goodput_measurement.calculator import GoodputCalculator
 from ml_goodput_measurement.partition import Bucket, JobReport
 from ml_goodput_measurement.recorders import Recorders
+from ml_goodput_measurement.writers import Writer
 
 from .histories import BASE, JOB, History, Payload
 
@@ -85,7 +88,7 @@ def test_checkpoints_of_all_processes_are_pooled_and_a_save_counts_once(
     parts = [(index, saves[index]) for index in range(3)]
     parts.insert(0 if recorder_is_read == "first" else 3, (recording_process, FIRST.payloads))
     for index, payloads in parts:
-        recorders.add(index, payloads)
+        recorders.add(Writer(index), payloads)
     summary = recorders.ledger.summary(NOW_NS)
     assert summary is not None
     assert summary.buckets[Bucket.CHECKPOINT_SAVE] == 4 * 10**9
@@ -117,8 +120,140 @@ def test_the_journals_own_report_of_losses_reaches_the_notes() -> None:
     """What a journal writes once it can write again: one entry of the job, with its losses."""
     recorders = Recorders(JOB)
     report = {"job_name": JOB, "lost_entries": {"no_folder": 3}, "lost_by": "host-1-2-0.100000000007"}
-    recorders.add(0, [*FIRST.payloads, report])
-    recorders.add(0, [report])  # From the journal, and from the cloud.
+    recorders.add(Writer(0), [*FIRST.payloads, report])
+    recorders.add(Writer(0), [report])  # From the journal, and from the cloud.
     assert recorders.notes() == ["3 entries were lost while recording: no_folder"]
-    recorders.add(0, [{**report, "lost_by": "host-1-2-0.100000000009"}])
+    recorders.add(Writer(0), [{**report, "lost_by": "host-1-2-0.100000000009"}])
     assert recorders.notes() == ["6 entries were lost while recording: no_folder"]
+
+
+# --- Several writers ----------------------------------------------------------------------------------------------
+
+
+def steady(start: float, first: int, last: int, each: float = 10.0, job_end: bool = False) -> History:
+    """An attempt that starts at a second and makes steps from 10 s after it on."""
+    life = History().start(start).steps(range(first, last), at=start + 10, each=each)
+    return life.end(start + 10 + (last - first) * each) if job_end else life
+
+
+def productive_seconds(report: JobReport) -> float:
+    return report.buckets[Bucket.PRODUCTIVE] / 1e9
+
+
+@pytest.mark.parametrize("index", [None, 0, 3])
+def test_recorders_with_one_process_index_are_not_merged(index: int | None) -> None:
+    """Three slices, each of which counts its workers from 0, or processes that know no index."""
+    for late in (0.0, 0.4, 1.3):
+        record(steady(late, 0, 50, job_end=True).payloads, index)
+    told = report()
+    assert (len(told.attempts), len(told.disruptions), told.steps_kept) == (1, 0, 50)
+    assert told.goodput_percent > 95
+    [note] = told.notes
+    assert note.startswith(f"2 more recorders with process index {index or 0} recorded this job at the same time: ")
+    assert "Enable logging in one process only" in note
+
+
+def test_a_restart_of_three_processes_without_an_index_is_one_attempt() -> None:
+    for start, first in ((0.0, 0), (300.0, 6)):
+        for late in (0.0, 0.4, 1.3):
+            record(steady(start + late, first, first + 10).payloads, None)
+    told = report()
+    assert (len(told.attempts), len(told.disruptions)) == (2, 1)
+    assert told.buckets[Bucket.WASTED_PROGRESS] > 0
+
+
+def test_processes_that_start_minutes_apart_before_the_first_step_are_one_attempt() -> None:
+    """The first step waits for all."""
+    record(History().start(0).steps(range(10), at=300).end(400).payloads, None)
+    record(History().start(250).steps(range(10), at=300.2).end(400.2).payloads, None)
+    told = report()
+    assert (len(told.attempts), told.start_ns, told.end_ns) == (1, int(BASE * 1e9), int((BASE + 400) * 1e9))
+
+
+def test_an_old_process_that_goes_on_recording_is_one_disruption() -> None:
+    """It makes 50 steps after the job was restarted; the time since then is the new attempt's."""
+    record([*steady(0, 0, 60).payloads], None)
+    record(steady(105, 5, 70).payloads, None)
+    told = report()
+    assert (len(told.attempts), len(told.disruptions)) == (2, 1)
+    assert told.attempts[1].start_ns == int((BASE + 105) * 1e9)
+    assert told.disruptions[0].steps_lost == 5
+    assert sum(told.buckets.values()) == told.wall_ns
+    [note] = told.notes
+    assert "went on recording after the next attempt started, for up to 495 s" in note
+
+
+def test_an_end_that_an_old_process_records_does_not_end_the_new_attempt() -> None:
+    record([*steady(0, 0, 10).payloads, *History().end(400).payloads], None)
+    record(steady(300, 5, 30).payloads, None)
+    told = report()
+    assert (told.running, len(told.attempts), len(told.disruptions)) == (True, 2, 1)
+
+
+def test_a_process_that_records_in_between_does_not_replace_the_job() -> None:
+    """Somebody runs the program for a minute, under the name of a job that runs for hours."""
+    record(steady(0, 0, 90).payloads, None)
+    record(steady(300, 0, 5).payloads, None)
+    told = report()
+    assert (len(told.attempts), len(told.disruptions), told.steps_kept) == (1, 0, 89)
+
+
+def test_which_process_records_may_change_between_attempts() -> None:
+    record(steady(0, 0, 80).payloads, 1)
+    record(steady(900, 80, 85, job_end=True).payloads, 0)
+    told = report()
+    assert (told.start_ns, told.end_ns) == (int(BASE * 1e9), int((BASE + 960) * 1e9))
+    assert (len(told.attempts), told.steps_kept, len(told.disruptions)) == (2, 85, 1)
+    assert told.notes == []
+
+
+def test_the_schedulers_count_of_restarts_tells_attempts_apart() -> None:
+    """They start together as far as their clocks say; one of them is what was left of the attempt before."""
+    for attempt, life in (("0", steady(0, 0, 10)), ("1", steady(20, 0, 10))):
+        labels = {"job": JOB, "process_index": "0", "attempt": attempt}
+        journal = Journal(LOG, root=Path(os.environ["ML_DIAGNOSTICS_DIR"]), labels=labels)
+        for payload in life.payloads:
+            journal.append(payload)
+        journal.close()
+    assert len(report().attempts) == 2
+
+
+def test_a_launcher_that_records_start_and_end_completes_the_program_that_it_starts() -> None:
+    record(History().start(0).end(120).payloads, None)
+    record(History().init(5, 8).steps(range(10), at=10).payloads, None)
+    told = report()
+    assert (told.start_ns, told.end_ns, told.running) == (int(BASE * 1e9), int((BASE + 120) * 1e9), False)
+    assert (len(told.attempts), told.steps_kept, told.notes) == (1, 10, [])
+    assert told.buckets[Bucket.TPU_INITIALIZATION] == 3 * 10**9
+
+
+def test_entries_without_a_writer_are_of_one_writer() -> None:
+    """Those of the public package, from several processes one after the other."""
+    recorders = Recorders(JOB)
+    for start, first in ((0, 0), (300, 5), (600, 8)):
+        recorders.add(Writer(), steady(start, first, first + 10).payloads)
+    summary = recorders.ledger.summary(NOW_NS)
+    assert summary is not None
+    assert (len(recorders.ledger.attempts(NOW_NS)), summary.disruptions) == (3, 2)
+    assert recorders.notes() == []
+
+
+TRAINER = """
+import sys, time
+from ml_goodput_measurement import goodput
+recorder = goodput.GoodputRecorder("job", "goodput_job", logging_enabled=True)
+recorder.record_job_start_time()
+for step in range(60):
+    recorder.record_step_start_time(step)
+    time.sleep(0.03)
+recorder.record_job_end_time()
+"""
+
+
+def test_three_slices_whose_workers_count_from_zero_are_one_job() -> None:
+    environment = {**os.environ, "TPU_WORKER_ID": "0", "ML_DIAGNOSTICS_BACKEND": "local"}
+    trainers = [subprocess.Popen([sys.executable, "-c", TRAINER], env=environment) for _ in range(3)]
+    assert [trainer.wait(timeout=60) for trainer in trainers] == [0, 0, 0]
+    told = GoodputCalculator(JOB, LOG).report()
+    assert (len(told.attempts), len(told.disruptions), told.steps_kept) == (1, 0, 60)
+    assert any("2 more recorders with process index 0" in note for note in told.notes)

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from ml_goodput_measurement.job_reader import state_path
 from ml_goodput_measurement.recorders import Recorders
 from ml_goodput_measurement.saved_state import load_state, save_state
+from ml_goodput_measurement.writers import Writer
 
 from .accounts import moment_ns
 from .histories import BASE, JOB, History, Payload
@@ -93,8 +94,8 @@ def test_saving_and_loading_at_any_point_changes_nothing(
     never_saved, saved = Recorders(JOB), Recorders(JOB)
     for begin, end in zip([0, *cuts], [*cuts, len(payloads)], strict=True):
         for payload, process in zip(payloads[begin:end], processes[begin:end], strict=True):
-            never_saved.add(process, [payload])
-            saved.add(process, [payload])
+            never_saved.add(Writer(process), [payload])
+            saved.add(Writer(process), [payload])
         assert save_state(path, saved, {"journal": end})
         loaded = load_state(path, JOB)
         assert loaded is not None
@@ -118,14 +119,14 @@ def test_nothing_of_any_kind_is_forgotten(tmp_path: Path) -> None:
     assert loaded is not None
     assert told(loaded.recorders) == told(recorders)
     for both in (loaded.recorders, recorders):
-        both.add(0, LIFE.payloads[12:])
+        both.add(Writer(0), LIFE.payloads[12:])
     assert told(loaded.recorders) == told(recorders) == told(recorders_of(life.payloads + LIFE.payloads))
 
 
 def test_what_was_lost_and_passed_over_is_not_forgotten(tmp_path: Path) -> None:
     recorders = recorders_of([*LIFE.payloads, {"job_name": JOB, "lost_entries": {"disk_full": 3}}])
-    recorders.add(0, [{"job_name": JOB, "job_start_time": None}])
-    recorders.add(4, LIFE.payloads)
+    recorders.add(Writer(0), [{"job_name": JOB, "job_start_time": None}])
+    recorders.add(Writer(4), LIFE.payloads)
     assert save_state(tmp_path / "s", recorders, {})
     loaded = load_state(tmp_path / "s", JOB)
     assert loaded is not None

@@ -31,13 +31,14 @@ SAVER = """
 import sys
 from pathlib import Path
 from ml_goodput_measurement.recorders import Recorders
+from ml_goodput_measurement.writers import Writer
 from ml_goodput_measurement.saved_state import save_state
 recorders = Recorders("job")
-recorders.add(0, [{"job_name": "job", "step_count": i, "step_start_time": 1.7e9 + i} for i in range(200_000)])
+recorders.add(Writer(0), [{"job_name": "job", "step_count": i, "step_start_time": 1.7e9 + i} for i in range(200_000)])
 path = Path(sys.argv[1])
 print("ready", flush=True)
 while True:
-    recorders.add(0, [{"job_name": "job", "step_count": i, "step_start_time": 1.7e9 + i}])
+    recorders.add(Writer(0), [{"job_name": "job", "step_count": i, "step_start_time": 1.7e9 + i}])
     i += 1
     save_state(path, recorders, {"saved": len(recorders.ledger.facts)})
 """.replace("while True:", "i = 200_000\nwhile True:")

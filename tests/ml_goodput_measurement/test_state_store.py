@@ -26,6 +26,7 @@ from ml_goodput_measurement import state_store
 from ml_goodput_measurement.recorders import Recorders
 from ml_goodput_measurement.saved_state import _MAGIC, decode_state, encode_state, facts_told
 from ml_goodput_measurement.state_store import StateStore, checked_gcs_path
+from ml_goodput_measurement.writers import Writer
 
 from .histories import JOB, History
 from .loaded_modules import loaded_by
@@ -74,7 +75,7 @@ def facts_in_copy(gcs_path: str) -> int:
     path = f"{gcs_path}/goodput_state/job.goodput"
     data = storage_for(path).read(path)
     state = decode_state(io.BytesIO(data), len(data), JOB)
-    facts = sum(len(ledger.facts) for ledger in state.recorders.ledgers.values())
+    facts = state.recorders.fact_count
     assert facts_told(data, JOB) == facts
     return facts
 
@@ -161,7 +162,7 @@ def test_a_local_state_that_is_damaged_gives_way_to_a_copy_that_knows_less(
 
 def of_another_job() -> Recorders:
     recorders = Recorders("another job")
-    recorders.add(0, [{**payload, "job_name": "another job"} for payload in NEWER])
+    recorders.add(Writer(0), [{**payload, "job_name": "another job"} for payload in NEWER])
     return recorders
 
 
@@ -262,11 +263,12 @@ import sys
 from pathlib import Path
 from ml_goodput_measurement.recorders import Recorders
 from ml_goodput_measurement.state_store import StateStore
+from ml_goodput_measurement.writers import Writer
 folder, gcs_path, first = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
 store, recorders = StateStore(folder / "job.goodput", gcs_path), Recorders("job")
 for step in range(first, 60, 2):
     done = [{"job_name": "job", "step_count": i, "step_start_time": 1.7e9 + i} for i in range(step + 1)]
-    recorders.add(0, done)
+    recorders.add(Writer(0), done)
     while not store.sync(recorders, {"step": step}):
         pass
     seen = store.load("job")
@@ -400,8 +402,9 @@ import resource, sys
 from pathlib import Path
 from ml_goodput_measurement.recorders import Recorders
 from ml_goodput_measurement.state_store import StateStore
+from ml_goodput_measurement.writers import Writer
 recorders = Recorders("job")
-recorders.add(0, [{"job_name": "job", "step_count": i, "step_start_time": 1.7e9 + i} for i in range(1000)])
+recorders.add(Writer(0), [{"job_name": "job", "step_count": i, "step_start_time": 1.7e9 + i} for i in range(1000)])
 store = StateStore(Path(sys.argv[1]) / "job.goodput", sys.argv[1])
 resource.setrlimit(resource.RLIMIT_FSIZE, (700, 700))
 print(store.save(recorders, {}), store.sync(recorders, {}))

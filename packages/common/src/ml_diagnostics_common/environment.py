@@ -164,6 +164,8 @@ _PROCESS_INDEX_VARIABLES: tuple[str, ...] = (
     "JOB_COMPLETION_INDEX",
 )
 _PROCESS_COUNT_VARIABLES: tuple[str, ...] = ("JAX_NUM_PROCESSES", "SLURM_NTASKS", "WORLD_SIZE", "OMPI_COMM_WORLD_SIZE")
+_INDEX_IN_SLICE_VARIABLES = ("TPU_WORKER_ID", "JOB_COMPLETION_INDEX")
+_SLICE_VARIABLES = ("MEGASCALE_SLICE_ID", "JOB_INDEX")
 _ATTEMPT_VARIABLES = (
     "ML_DIAGNOSTICS_ATTEMPT",
     "JOBSET_RESTART_ATTEMPT",
@@ -283,14 +285,22 @@ def _environment_position(environ: Mapping[str, str]) -> tuple[int, int]:
     for name in indexes:
         index = _natural_number(environ.get(name, ""))
         if index is not None:
-            return _over_slices(index, environ) if name == "TPU_WORKER_ID" else index, count
+            return _over_slices(index, environ) if name in _INDEX_IN_SLICE_VARIABLES else index, count
     return 0, count
 
 
 def _over_slices(worker: int, environ: Mapping[str, str]) -> int:
-    """Counts on over the slices of a multislice job, where TPU_WORKER_ID begins at 0 in each slice."""
+    """Return the index among all workers of a multislice job, where the given one starts at 0 in each slice.
+
+    The slice and its number of workers are those of libtpu, or of a Kubernetes JobSet whose template copies the label
+    `jobset.sigs.k8s.io/job-index` and the job's parallelism into JOB_INDEX and PROCESSES_IN_JOB. Where one of them is
+    not known, the given index is all that is.
+    """
+    numbers = (_natural_number(environ.get(name, "")) for name in _SLICE_VARIABLES)
+    slice_id = next((number for number in numbers if number is not None), 0)
     hosts = [name for name in environ.get("TPU_WORKER_HOSTNAMES", "").split(",") if name]
-    return (_natural_number(environ.get("MEGASCALE_SLICE_ID", "")) or 0) * len(hosts) + worker
+    workers = len(hosts) or _natural_number(environ.get("PROCESSES_IN_JOB", "")) or 0
+    return slice_id * workers + worker
 
 
 def _natural_number(text: str) -> int | None:

@@ -8,7 +8,7 @@ nanoseconds, rounded to the microsecond.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, MutableSequence, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -97,15 +97,15 @@ class EventBatch:
     What comes with every step is in columns: an object for each would cost more than all the rest of a query.
     """
 
-    step_times: list[int] = field(default_factory=list)
+    step_times: MutableSequence[int] = field(default_factory=list)
     """When steps began, in nanoseconds."""
-    step_numbers: list[int] = field(default_factory=list)
+    step_numbers: MutableSequence[int] = field(default_factory=list)
     """Their numbers."""
-    step_end_times: list[int] = field(default_factory=list)
+    step_end_times: MutableSequence[int] = field(default_factory=list)
     """When steps ended; a trainer that does not say so ends a step where the next begins."""
-    step_end_numbers: list[int] = field(default_factory=list)
+    step_end_numbers: MutableSequence[int] = field(default_factory=list)
     """Their numbers."""
-    load_marks: list[int] = field(default_factory=list)
+    load_marks: MutableSequence[int] = field(default_factory=list)
     """When data loads began (2 * time + 1) and ended (2 * time), as `Marks` keeps them."""
     others: list[Event] = field(default_factory=list)
     checkpoints: list[CheckpointOperation] = field(default_factory=list)
@@ -116,6 +116,45 @@ class EventBatch:
     def records_job(self) -> bool:
         """Whether there is more than checkpoint operations."""
         return bool(self.step_times or self.step_end_times or self.load_marks or self.others)
+
+    def span(self) -> tuple[int, int]:
+        """Return the times of the first and the last event; there must be one that is not a checkpoint operation."""
+        columns = [column for column in (self.step_times, self.step_end_times) if column]
+        first = [*map(min, columns), *(event.time_ns for event in self.others)]
+        last = [*map(max, columns), *(event.time_ns for event in self.others)]
+        if self.load_marks:
+            first.append(min(self.load_marks) >> 1)
+            last.append(max(self.load_marks) >> 1)
+        return min(first), max(last)
+
+    def kinds(self) -> dict[str, tuple[int, int]]:
+        """Return the times of the first and the last event of each kind, without checkpoint operations."""
+        columns = {"step": self.step_times, "step_end": self.step_end_times}
+        kinds = {kind: (min(column), max(column)) for kind, column in columns.items() if column}
+        if self.load_marks:
+            kinds["load"] = (min(self.load_marks) >> 1, max(self.load_marks) >> 1)
+        for event in self.others:
+            kind, time_ns = _kind_of(event), event.time_ns
+            first_ns, last_ns = kinds.get(kind, (time_ns, time_ns))
+            kinds[kind] = (min(first_ns, time_ns), max(last_ns, time_ns))
+        return kinds
+
+    def without(self, batches: Iterable[EventBatch]) -> EventBatch:
+        """Return the events that are in none of these batches."""
+        kept = self
+        for batch in batches:
+            steps = _pairs_without(kept.step_times, kept.step_numbers, batch.step_times, batch.step_numbers)
+            ends = _pairs_without(
+                kept.step_end_times, kept.step_end_numbers, batch.step_end_times, batch.step_end_numbers
+            )
+            loads, others = set(batch.load_marks), set(batch.others)
+            kept = EventBatch(
+                *steps,
+                *ends,
+                [code for code in kept.load_marks if code not in loads],
+                [event for event in kept.others if event not in others],
+            )
+        return kept
 
 
 def read_events(payloads: Iterable[Any], job_name: str, skipped: Counter[str]) -> EventBatch:
@@ -176,6 +215,21 @@ def _read_other(payload: Payload, batch: EventBatch) -> None:
         if parser is not None:
             batch.others.append(parser(payload))
             return
+
+
+def _pairs_without(
+    times: Sequence[int], numbers: Sequence[int], other_times: Sequence[int], other_numbers: Sequence[int]
+) -> tuple[list[int], list[int]]:
+    removed = set(zip(other_times, other_numbers, strict=True))
+    kept = [pair for pair in zip(times, numbers, strict=True) if pair not in removed]
+    return [time_ns for time_ns, _ in kept], [number for _, number in kept]
+
+
+def _kind_of(event: Event) -> str:
+    if isinstance(event, Mark):
+        bucket, label = event.activity
+        return f"{bucket.value} {label}"
+    return type(event).__name__
 
 
 def _nanoseconds(seconds: float) -> int:

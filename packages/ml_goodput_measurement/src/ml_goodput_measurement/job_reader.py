@@ -97,9 +97,9 @@ class JobReader:
         try:
             if not self._is_resumed:
                 self._resume(local_only=local_only)
-            for process_index, payloads in self._source.read_new(local_only=local_only):
+            for writer, payloads in self._source.read_new(local_only=local_only):
                 for begin in range(0, len(payloads), _CHUNK):
-                    self._recorders.add(process_index, payloads[begin : begin + _CHUNK])
+                    self._recorders.add(writer, payloads[begin : begin + _CHUNK])
                 self._unsaved_events += len(payloads)
             if self._unsaved_events >= _SAVE_AFTER_EVENTS:
                 self.save_state()

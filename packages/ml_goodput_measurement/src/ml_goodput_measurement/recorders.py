@@ -1,21 +1,65 @@
-"""The recorders of one job: when two record it, one counts."""
+"""The recorders of one job: a ledger of what counts, and what other writers recorded, kept aside."""
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections import Counter
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import takewhile
+from operator import itemgetter
+from typing import Any, NamedTuple
 
-from ml_goodput_measurement.events import EventBatch, read_events
+from ml_goodput_measurement.events import EventBatch, JobStart, read_events
 from ml_goodput_measurement.ledger import Ledger
+from ml_goodput_measurement.ledger.facts import NEVER_NS, Facts
+from ml_goodput_measurement.writers import ChosenWriter, Span, Writer, choose_writers, describe_choices, spans_of
 
 __all__ = ["Recorders"]
 
 
-class Recorders:
-    """A ledger for each process index that recorded a job; the lowest that recorded the job itself counts.
+class _Records:
+    """What one writer recorded: in the ledger where it counts, else aside."""
 
-    Checkpoint operations are different: every host may report them, so they go to all.
+    __slots__ = ("aside", "has_unplaced", "in_ledger", "is_stale", "spans", "unplaced", "writer")
+
+    def __init__(self, writer: Writer) -> None:
+        self.writer = writer
+        self.spans: list[Span] = []
+        self.is_stale = True
+        """True while `spans` have to be made from the facts."""
+        self.aside: Facts | None = None
+        self.has_unplaced = False
+        """True while `aside` may hold what belongs into the ledger."""
+        self.unplaced: list[EventBatch] = []
+        """What of `aside` completes the facts of the writer that counts, and is not in the ledger yet."""
+        self.in_ledger = False
+        """True if it may have facts in the ledger that are not aside."""
+
+    def put_aside(self, batch: EventBatch) -> None:
+        if self.aside is None:
+            self.aside = Facts()
+        self.aside.add(batch)
+
+
+class _Owner(NamedTuple):
+    """Whose facts the ledger holds of a stretch of time."""
+
+    records: _Records
+    others: tuple[_Records, ...] = ()
+    """Whose facts count as well; they stay aside, too."""
+
+    def own(self, facts: Facts, start_ns: int, end_ns: int) -> EventBatch:
+        """Return what of the ledger's facts of a stretch of time is not of the others."""
+        others = (records.aside.between(start_ns, end_ns) for records in self.others if records.aside is not None)
+        return facts.between(start_ns, end_ns).without(others)
+
+
+class Recorders:
+    """A ledger of the writers that count, each at its time: see `writers`.
+
+    The ledger holds each fact of the writer that counts at that time; facts of other writers are kept aside, because
+    what arrives later may change which counts. Checkpoint operations are different: every host may report them, so
+    all go to the ledger.
     """
 
     def __init__(self, job_name: str) -> None:
@@ -24,46 +68,304 @@ class Recorders:
         """Entries of this job that could not be read, by reason."""
         self.lost: dict[str, dict[str, int]] = {}
         """Entries that a recorder could not write, by reason, under the name of each report, which may come twice."""
-        self.ledgers: dict[int, Ledger] = {0: Ledger()}
+        self._ledger = Ledger()
+        self._records: dict[tuple[int, str], _Records] = {}
+        self._changed: dict[tuple[int, str], _Records] = {}
+        """Writers that recorded something since `_choices` were made."""
+        self._changed_order: tuple[int, Writer] = _LAST
+        """No span before this one changed since then."""
+        self._spans: list[Span] = []
+        """Of all writers, in order; of a single one it is not made."""
+        self._order: list[tuple[int, Writer]] = []
+        self._choices: list[ChosenWriter] = []
+        self._borders: list[int] = []
+        """When each owner starts to count; the first does so from the beginning of time."""
+        self._owners: list[_Owner] = []
 
-    def add(self, process_index: int, payloads: Iterable[Any]) -> None:
-        """Adds payloads that one process recorded, of whatever job.
+    def add(self, writer: Writer, payloads: Iterable[Any]) -> None:
+        """Add payloads that one writer recorded, of whatever job.
 
         Args:
-            process_index: Index of the process; 0 where nobody said.
+            writer: The writer.
             payloads: In any order, as often as they come.
         """
         batch = read_events(payloads, self.job_name, self.skipped)
         self.lost.update(batch.lost)
-        if process_index not in self.ledgers and batch.records_job():
-            known = self.ledger.facts.checkpoint_operations()
-            self.ledgers[process_index] = Ledger()
-            self.ledgers[process_index].add(EventBatch(checkpoints=known))
-        for index, ledger in self.ledgers.items():
-            if index == process_index:
-                ledger.add(batch)
-            elif batch.checkpoints:
-                ledger.add(EventBatch(checkpoints=batch.checkpoints))
+        if not batch.records_job():
+            if batch.checkpoints:
+                self._ledger.add(batch)
+            return
+        records = self._records.get(writer.key)
+        if records is None:
+            records = self._records[writer.key] = _Records(writer)
+            if len(self._records) == 1:
+                self._borders, self._owners, records.in_ledger = [-1], [_Owner(records)], True
+            elif len(self._records) == 2:
+                self._changed.update(self._records)
+        elif writer > records.writer:  # Labels of a damaged segment are lost.
+            records.writer, records.is_stale = writer, True
+        if len(self._records) == 1:
+            self._ledger.add(batch)
+            return
+        if batch.checkpoints:
+            self._ledger.add(EventBatch(checkpoints=batch.checkpoints))
+            batch.checkpoints = []
+        first_ns, last_ns = batch.span()
+        self._changed[writer.key] = records
+        self._extend_span(records, batch, first_ns, last_ns)
+        owners = self._owners[self._owner_at(first_ns) : self._owner_at(last_ns) + 1]
+        if all(owner.records is records and not owner.others for owner in owners):
+            self._ledger.add(batch)
+            records.in_ledger = True
+            return
+        records.put_aside(batch)
+        if all(records in owner.others for owner in owners):
+            records.unplaced.append(batch)
+        elif any(owner.records is records or records in owner.others for owner in owners):
+            records.has_unplaced = True
 
     @property
     def ledger(self) -> Ledger:
-        """The ledger that counts."""
-        return self.ledgers[self._counts()]
+        """The ledger of what counts; another one where that changed for what was known before."""
+        if self._changed:
+            self._choose()
+        return self._ledger
+
+    @property
+    def fact_count(self) -> int:
+        """How many facts are known of the job."""
+        ledger = self.ledger
+        return len(ledger.facts) + sum(len(records.aside) for records in self._stored() if records.aside is not None)
+
+    def writers(self) -> list[Writer]:
+        """Return the writers that count, one for each attempt of the job in order of time."""
+        if self._changed:
+            self._choose()
+        return [owner.records.writer for owner in self._owners]
 
     def notes(self) -> list[str]:
-        """Says which recorders do not count, and what was lost or could not be read."""
-        ledger = self.ledger
-        notes = [
-            f"process {index} recorded this job as well; process {self._counts()} counts, as the lowest index"
-            for index, other in sorted(self.ledgers.items())
-            if other is not ledger and other.facts.recorded_job()
-        ]
+        """Return which recorders do not count, and what was lost or could not be read."""
+        if self._changed:
+            self._choose()
+        notes = describe_choices(self._choices)
         lost: Counter[str] = Counter()
         for counts in self.lost.values():
             lost.update(counts)
         notes += [f"{count} entries were lost while recording: {reason}" for reason, count in sorted(lost.items())]
         return notes + [f"{count} entries were passed over: {reason}" for reason, count in sorted(self.skipped.items())]
 
-    def _counts(self) -> int:
-        recorded = [index for index, ledger in self.ledgers.items() if ledger.facts.recorded_job()]
-        return min(recorded, default=0)
+    def to_state(self) -> tuple[dict[str, Any], list[Any]]:
+        """Return everything as JSON and as columns of 64-bit numbers."""
+        ledger, columns = self.ledger.to_state()
+        numbers = {key: number for number, key in enumerate(self._records)}
+        writers = []
+        for records in self._records.values():
+            state: dict[str, Any] = {"writer": records.writer, "in_ledger": records.in_ledger}
+            if not records.is_stale:
+                state["spans"] = [span.to_state() for span in records.spans]
+            if records.aside is not None:
+                own = records.aside.columns()
+                state["aside"] = records.aside.to_state(), [(column.typecode, len(column)) for column in own]
+                columns += own
+            writers.append(state)
+        owners = [
+            (
+                border,
+                numbers[owner.records.writer.key],
+                [numbers[one.writer.key] for one in owner.others],
+            )
+            for border, owner in zip(self._borders, self._owners, strict=True)
+        ]
+        state = {"ledger": ledger, "writers": writers, "owners": owners, "skipped": self.skipped, "lost": self.lost}
+        return state, columns
+
+    @staticmethod
+    def column_shapes(state: dict[str, Any]) -> Iterator[tuple[str, int]]:
+        """Yield type and length of each column that `to_state` returned with a state."""
+        yield from state["ledger"]["columns"]
+        for writer in state["writers"]:
+            if "aside" in writer:
+                yield from writer["aside"][1]
+
+    @classmethod
+    def from_state(cls, job_name: str, state: dict[str, Any], columns: Sequence[Any]) -> Recorders:
+        """Return the recorders of which `to_state` was called."""
+        recorders = cls(job_name)
+        recorders.skipped, recorders.lost = Counter(state["skipped"]), dict(state["lost"])
+        used = len(state["ledger"]["columns"])
+        recorders._ledger = Ledger.from_state(state["ledger"], list(columns[:used]))
+        everyone = []
+        for stored in state["writers"]:
+            records = _Records(Writer(*stored["writer"]))
+            records.in_ledger = stored["in_ledger"]
+            if "spans" in stored:
+                records.is_stale = False
+                records.spans = [Span.from_state(records.writer, span) for span in stored["spans"]]
+                recorders._spans += records.spans
+            if "aside" in stored:
+                facts, shapes = stored["aside"]
+                records.aside = Facts.from_state(facts, list(columns[used : used + len(shapes)]))
+                used += len(shapes)
+            recorders._records[records.writer.key] = records
+            everyone.append(records)
+        recorders._spans.sort(key=_order)
+        recorders._order = [span.order for span in recorders._spans]
+        recorders._choices = choose_writers(recorders._spans, [])
+        for border, number, others in state["owners"]:
+            recorders._borders.append(border)
+            recorders._owners.append(_Owner(everyone[number], tuple(everyone[other] for other in others)))
+        return recorders
+
+    def _stored(self) -> Iterator[_Records]:
+        """Yield the writers of which no fact aside is in the ledger as well."""
+        completing = {id(one) for owner in self._owners for one in owner.others}
+        return (records for records in self._records.values() if id(records) not in completing)
+
+    def _owner_at(self, time_ns: int) -> int:
+        return max(0, bisect_right(self._borders, time_ns) - 1)
+
+    def _ranges(self, first: int, stop: int) -> Iterator[tuple[_Owner, int, int]]:
+        """Yield some owners with the stretch of time of each."""
+        for index in range(first, stop):
+            end_ns = self._borders[index + 1] if index + 1 < len(self._borders) else NEVER_NS
+            yield self._owners[index], self._borders[index], end_ns
+
+    # --- Spans ----------------------------------------------------------------------------------------------------
+
+    def _extend_span(self, records: _Records, batch: EventBatch, first_ns: int, last_ns: int) -> None:
+        """Bring a writer's spans up to a batch if it lies in one of them; else they are made from the facts."""
+        index = bisect_right(records.spans, first_ns, key=_start_ns) - 1
+        border_ns = records.spans[index + 1].start_ns if index + 1 < len(records.spans) else NEVER_NS
+        starts_attempt = any(isinstance(event, JobStart) for event in batch.others)
+        if records.is_stale or index < 0 or last_ns >= border_ns or starts_attempt:
+            records.is_stale = True
+            return
+        self._changed_order = min(self._changed_order, records.spans[index].order)
+        records.spans[index].extend(batch, last_ns)
+
+    def _facts_of(self, records: _Records) -> Facts:
+        """Return all facts of a writer but checkpoint operations."""
+        if not records.in_ledger:
+            return records.aside or Facts()
+        facts = Facts()
+        for owner, start_ns, end_ns in self._ranges(0, len(self._owners)):
+            if owner.records is records:
+                facts.add(owner.own(self._ledger.facts, start_ns, end_ns))
+        if records.aside is not None:
+            facts.add(records.aside.between(-1, NEVER_NS))
+        return facts
+
+    # --- Which counts ---------------------------------------------------------------------------------------------
+
+    def _choose(self) -> None:
+        """Choose which writer counts when, as far as that may have changed, and move facts accordingly."""
+        self._renew_spans()
+        index = max(0, bisect_right(self._choices, self._changed_order, key=_first_order) - 1)
+        position = bisect_left(self._order, _first_order(self._choices[index])) if index else 0
+        self._choices = choose_writers(self._spans[position:], self._choices[:index])
+        owners, borders = self._owners[:index], self._borders[:index]
+        for choice in self._choices[index:]:
+            others = [self._records[span.writer.key] for span in choice.complementary()]
+            owners.append(_Owner(self._records[choice.counts.writer.key], tuple(others)))
+            borders.append(choice.start_ns() if borders else -1)
+        unplaced = [records for records in self._changed.values() if records.has_unplaced]
+        changed_ns = self._first_difference(borders, owners, index)
+        if changed_ns <= self._ledger.facts.latest_recorded_ns():
+            self._clear_ledger()
+            changed_ns = -1
+        self._owners, self._borders = owners, borders
+        if changed_ns != NEVER_NS:
+            unplaced += [
+                one for owner in owners[self._owner_at(changed_ns) :] for one in (owner.records, *owner.others)
+            ]
+        else:
+            for records in self._changed.values():
+                for batch in records.unplaced:
+                    self._ledger.add(batch)
+        for records in self._changed.values():
+            records.unplaced = []
+        self._changed, self._changed_order = {}, _LAST
+        self._place(list({id(records): records for records in unplaced}.values()))
+
+    def _renew_spans(self) -> None:
+        """Make spans from the facts of the writers whose spans are out of date."""
+        added: list[Span] = []
+        for records in self._changed.values():
+            if not records.is_stale:
+                continue
+            renewed = spans_of(records.writer, self._facts_of(records))
+            same = sum(1 for _ in takewhile(_are_equal, zip(records.spans, renewed, strict=False)))
+            for span in records.spans[same:]:
+                index = bisect_left(self._order, span.order)
+                self._changed_order = min(self._changed_order, span.order)
+                del self._spans[index], self._order[index]
+            added += renewed[same:]
+            records.spans[same:], records.is_stale = renewed[same:], False
+        if added:
+            self._changed_order = min([self._changed_order, *(span.order for span in added)])
+            self._spans = sorted([*self._spans, *added], key=_order)
+            self._order = [span.order for span in self._spans]
+
+    def _first_difference(self, borders: list[int], owners: list[_Owner], index: int) -> int:
+        """Return the first moment that now has another owner, or `NEVER_NS`; owners before an index are the same."""
+        for border in sorted({*self._borders[index:], *borders[index:]}):
+            before = self._owners[self._owner_at(border)]
+            if before != owners[max(0, bisect_right(borders, border) - 1)]:
+                return border
+        return NEVER_NS
+
+    def _clear_ledger(self) -> None:
+        """Put all facts but checkpoint operations aside."""
+        facts = self._ledger.facts
+        for owner, start_ns, end_ns in self._ranges(0, len(self._owners)):
+            batch = owner.own(facts, start_ns, end_ns)
+            if batch.records_job():
+                owner.records.put_aside(batch)
+        for records in self._records.values():
+            records.in_ledger = False
+        self._ledger = Ledger()
+        self._ledger.add(EventBatch(checkpoints=facts.checkpoint_operations()))
+
+    def _place(self, everyone: list[_Records]) -> None:
+        """Move what counts from aside into the ledger."""
+        parts: list[tuple[int, EventBatch]] = []
+        for records in everyone:
+            records.has_unplaced = False
+            aside = records.aside
+            if aside is None:
+                continue
+            kept = Facts()
+            first, stop = self._owner_at(aside.earliest_ns()), self._owner_at(aside.latest_recorded_ns()) + 1
+            for owner, start_ns, end_ns in self._ranges(first, stop):
+                batch = aside.between(start_ns, end_ns)
+                if not batch.records_job():
+                    continue
+                if owner.records is records:
+                    records.in_ledger = True
+                else:
+                    kept.add(batch)
+                if owner.records is records or records in owner.others:
+                    parts.append((start_ns, batch))
+            records.aside = kept if len(kept) else None
+        # In order of time, because what follows the ledger's last fact is appended.
+        for _, batch in sorted(parts, key=itemgetter(0)):
+            self._ledger.add(batch)
+
+
+_LAST = (NEVER_NS, Writer())
+
+
+def _start_ns(span: Span) -> int:
+    return span.start_ns
+
+
+def _order(span: Span) -> tuple[int, Writer]:
+    return span.order
+
+
+def _first_order(choice: ChosenWriter) -> tuple[int, Writer]:
+    return choice.first.order
+
+
+def _are_equal(spans: tuple[Span, Span]) -> bool:
+    return spans[0].to_state() == spans[1].to_state()

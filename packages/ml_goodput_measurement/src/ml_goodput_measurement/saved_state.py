@@ -19,7 +19,6 @@ import stat
 import sys
 import zlib
 from array import array
-from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,7 +27,6 @@ from typing import Any, BinaryIO, NamedTuple
 from ml_diagnostics_common.file_lock import open_lock_file, try_lock
 
 from ml_goodput_measurement._version import __version__
-from ml_goodput_measurement.ledger import Ledger
 from ml_goodput_measurement.recorders import Recorders
 
 __all__ = [
@@ -70,22 +68,14 @@ class SavedState:
 
 def facts_of(recorders: Recorders) -> int:
     """Returns how much is known of a job: of two states of one job, the one with more facts is newer."""
-    return sum(len(ledger.facts) for ledger in recorders.ledgers.values())
+    return recorders.fact_count
 
 
 def encode_state(recorders: Recorders, position: dict[str, Any]) -> list[bytes | array[Any]]:
     """Returns a state in parts that follow each other; the columns are not copied, so write it before they change."""
-    ledgers = {str(index): ledger.to_state() for index, ledger in recorders.ledgers.items()}
-    head = json.dumps(
-        {
-            "position": position,
-            "skipped": recorders.skipped,
-            "lost": recorders.lost,
-            "ledgers": {index: state for index, (state, _) in ledgers.items()},
-        }
-    ).encode()
-    parts = [_front(recorders.job_name, facts_of(recorders), len(head)), head]
-    parts += [column for _, columns in ledgers.values() for column in columns]
+    state, columns = recorders.to_state()
+    head = json.dumps({"position": position, **state}).encode()
+    parts = [_front(recorders.job_name, facts_of(recorders), len(head)), head, *columns]
     checksum = 0
     for part in parts:
         checksum = zlib.crc32(part, checksum)
@@ -105,14 +95,9 @@ def decode_state(file: BinaryIO, size: int, job_name: str) -> SavedState:
     reader.read(front.length)
     try:
         head = json.loads(reader.read(front.head_bytes))
-        columns = {
-            int(index): [reader.read_column(*column) for column in state["columns"]]
-            for index, state in head["ledgers"].items()
-        }
+        columns = [reader.read_column(*shape) for shape in Recorders.column_shapes(head)]
         reader.check(file.read(_CHECKSUM_BYTES + 1))
-        recorders = Recorders(job_name)
-        recorders.skipped, recorders.lost = Counter(head["skipped"]), dict(head["lost"])
-        recorders.ledgers = {index: Ledger.from_state(head["ledgers"][str(index)], columns[index]) for index in columns}
+        recorders = Recorders.from_state(job_name, head, columns)
         return SavedState(recorders, dict(head["position"]))
     except (OSError, UnusableStateError):
         raise

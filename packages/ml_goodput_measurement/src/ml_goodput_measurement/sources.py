@@ -8,14 +8,16 @@ import operator
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from itertools import groupby
+from itertools import repeat
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from ml_diagnostics_common.entry import LogEntry
+from ml_diagnostics_common.entry import EntryContext, LogEntry
 from ml_diagnostics_common.environment import Backend, configured_backend
 from ml_diagnostics_common.exceptions import CloudLoggingError, CredentialsError, MissingExtraError
 from ml_diagnostics_common.reader import EntryReader, JournalReader, UnionReader
+
+from ml_goodput_measurement.writers import Writer
 
 if TYPE_CHECKING:
     from ml_diagnostics_common.cloud_logging import LoggingTransport
@@ -46,8 +48,8 @@ class UserLogger(Protocol):
 class PayloadSource(Protocol):
     """Yields payloads that it did not yield before."""
 
-    def read_new(self, *, local_only: bool = False) -> Iterator[tuple[int, Payloads]]:
-        """Yields payloads by the index of the process that recorded them, a part at a time.
+    def read_new(self, *, local_only: bool = False) -> Iterator[tuple[Writer, Payloads]]:
+        """Yield payloads by the writer that recorded them, a part at a time.
 
         Args:
             local_only: Whether to wait for no network.
@@ -77,7 +79,7 @@ class UserLoggerSource:
         self.error: Exception | None = None
         """What the object raised last."""
 
-    def read_new(self, *, local_only: bool = False) -> Iterator[tuple[int, Payloads]]:
+    def read_new(self, *, local_only: bool = False) -> Iterator[tuple[Writer, Payloads]]:
         """See `PayloadSource`; what the object does is its own affair."""
         try:
             payloads, last_entry = self._logger.read_cloud_logging_entries(None, None, self._last_entry)
@@ -86,7 +88,7 @@ class UserLoggerSource:
             raise
         if last_entry and tuple(last_entry) != (None, None):
             self._last_entry = tuple(last_entry)
-        yield 0, payloads if isinstance(payloads, list) else list(payloads)
+        yield Writer(), payloads if isinstance(payloads, list) else list(payloads)
 
     def position(self) -> None:
         """See `PayloadSource`; the ids may be anything, so nothing is kept."""
@@ -153,13 +155,12 @@ class LogSource:
             reader = self._union
         return reader.read_new()
 
-    def read_new(self, *, local_only: bool = False) -> Iterator[tuple[int, Payloads]]:
+    def read_new(self, *, local_only: bool = False) -> Iterator[tuple[Writer, Payloads]]:
         """See `PayloadSource`."""
         if self._cloud is not None:
             self._cloud.is_asked = not local_only
         for entries in self.read_entries():
-            for context, group in groupby(entries, key=_context_of):
-                yield _process_index(context.labels), list(map(_payload_of, group))
+            yield from _by_writer(entries)
 
     def position(self) -> dict[str, Any]:
         """See `PayloadSource`."""
@@ -274,6 +275,30 @@ class _Cloud:
         self._rests_until = time.monotonic() + _REST_SECONDS
 
 
-def _process_index(labels: Mapping[str, str]) -> int:
+def _by_writer(entries: list[LogEntry]) -> Iterator[tuple[Writer, Payloads]]:
+    """Yield the payloads of some entries by writer, each writer once."""
+    first = entries[0].context
+    if not any(map(operator.is_not, map(_context_of, entries), repeat(first))):  # As a single journal's are.
+        yield _writer(first), list(map(_payload_of, entries))
+        return
+    writers: dict[int, Writer] = {}
+    payloads: dict[Writer, Payloads] = {}
+    for entry in entries:
+        context = entry.context
+        writer = writers.get(id(context))
+        if writer is None:
+            writer = writers[id(context)] = _writer(context)
+        payloads.setdefault(writer, []).append(entry.payload)
+    yield from payloads.items()
+
+
+def _writer(context: EntryContext) -> Writer:
+    labels = context.labels
     text = labels.get("process_index", "")
-    return int(text) if text.isdecimal() and len(text) < 10 else 0
+    return Writer(
+        process_index=int(text) if text.isdecimal() and len(text) < 10 else 0,
+        name=context.writer or "",
+        attempt=labels.get("attempt", ""),
+        host=labels.get("host", ""),
+        pid=labels.get("pid", ""),
+    )

@@ -198,7 +198,7 @@ class Attempts:
             run = numbers[first:stop]
             if not rises(run):
                 returns += [index for index, (before, after) in enumerate(pairwise(run), first + 1) if after <= before]
-        ends = self.facts.job_ends[bisect_right(self.facts.job_ends, last.start_ns) :]
+        ends = self.facts.job_ends[bisect_left(self.facts.job_ends, last.start_ns) :]
         after_end = (bisect_right(times, end_ns) for end_ns in ends)
         return returns + [index for index in after_end if last.first < index < len(times)]
 

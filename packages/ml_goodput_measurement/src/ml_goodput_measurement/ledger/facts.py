@@ -44,7 +44,7 @@ class Steps:
     def __len__(self) -> int:
         return len(self.times)
 
-    def extend(self, times: list[int], numbers: list[int]) -> int:
+    def extend(self, times: Sequence[int], numbers: Sequence[int]) -> int:
         """Adds records; returns the time of the earliest that was not there, or `NEVER_NS`."""
         if not times:
             return NEVER_NS
@@ -54,6 +54,11 @@ class Steps:
             return times[0]
         inserted = (time_ns for time_ns, number in zip(times, numbers, strict=True) if self.insert(time_ns, number))
         return min(inserted, default=NEVER_NS)
+
+    def between(self, start_ns: int, end_ns: int) -> tuple[array[int], array[int]]:
+        """Return the times and numbers of a stretch of time, its end not included."""
+        first, stop = bisect_left(self.times, start_ns), bisect_left(self.times, end_ns)
+        return self.times[first:stop], self.numbers[first:stop]
 
     def insert(self, time_ns: int, number: int) -> bool:
         """Adds a record wherever it belongs; returns False when it is there already."""
@@ -76,8 +81,10 @@ class Facts:
         self.job_starts: list[int] = []
         self.job_ends: list[int] = []
         self.slices = SliceCounts()
-        self.checkpoint_steps = Steps()
-        """When checkpoints of steps began or, where that is known, were saved."""
+        self.checkpoint_progress = Steps()
+        """When checkpoints of steps started."""
+        self.saved_steps = Steps()
+        """When checkpoints of steps were saved, from `checkpoints`."""
         self.loads = Marks()
         """Data loads."""
         self.marks: dict[Activity, Marks] = {}
@@ -104,7 +111,7 @@ class Facts:
         changed_ns = min(changed_ns, stepped_ns, ended_ns, self._add_loads(batch.load_marks))
         self.changed_from_ns = min(self.changed_from_ns, changed_ns)
 
-    def _add_loads(self, codes: list[int]) -> int:
+    def _add_loads(self, codes: Sequence[int]) -> int:
         if not codes:
             return NEVER_NS
         known = self.loads.codes
@@ -123,7 +130,7 @@ class Facts:
             case JobEnd(time_ns):
                 return self._add_border(self.job_ends, time_ns)
             case CheckpointProgress(step, time_ns):
-                return time_ns if self.checkpoint_steps.insert(time_ns, step) else NEVER_NS
+                return time_ns if self.checkpoint_progress.insert(time_ns, step) else NEVER_NS
             case SliceCount(time_ns):
                 return time_ns if self.slices.add(event) else NEVER_NS
 
@@ -152,7 +159,7 @@ class Facts:
         insort(self._checkpoint_starts, operation.start_ns)
         insort(self._checkpoint_ends, operation.start_ns + operation.duration_ns)
         if operation.bucket is Bucket.CHECKPOINT_SAVE:
-            self.checkpoint_steps.insert(operation.start_ns + operation.duration_ns, operation.step)
+            self.saved_steps.insert(operation.start_ns + operation.duration_ns, operation.step)
         self.changed_checkpoints.add(key)
         return operation.start_ns
 
@@ -165,9 +172,9 @@ class Facts:
 
     def columns(self) -> list[array[int]]:
         """Returns the columns that grow with the steps."""
-        steps, ends = self.steps, self.step_ends
-        saved = self.checkpoint_steps
-        return [steps.times, steps.numbers, ends.times, ends.numbers, self.loads.codes, saved.times, saved.numbers]
+        steps, ends, started, saved = self.steps, self.step_ends, self.checkpoint_progress, self.saved_steps
+        columns = [steps.times, steps.numbers, ends.times, ends.numbers, self.loads.codes]
+        return [*columns, started.times, started.numbers, saved.times, saved.numbers]
 
     def to_state(self) -> dict[str, Any]:
         """Returns everything but `columns()` as JSON."""
@@ -186,7 +193,8 @@ class Facts:
         facts = cls()
         facts.steps.times, facts.steps.numbers, facts.step_ends.times, facts.step_ends.numbers = columns[:4]
         facts.loads = Marks.of_codes(columns[4], state["load_sums"])
-        facts.checkpoint_steps.times, facts.checkpoint_steps.numbers = columns[5:7]
+        facts.checkpoint_progress.times, facts.checkpoint_progress.numbers = columns[5:7]
+        facts.saved_steps.times, facts.saved_steps.numbers = columns[7:9]
         facts.job_starts, facts.job_ends = state["job_starts"], state["job_ends"]
         facts.slices = SliceCounts([SliceCount(*count) for count in state["slices"]])
         overlays = []
@@ -204,9 +212,23 @@ class Facts:
         facts._checkpoint_ends.sort()
         return facts
 
-    def recorded_job(self) -> bool:
-        """Whether there is more than checkpoint operations, which any host may report."""
-        return bool(self.steps.times or self.job_starts or self.job_ends or self.marks or self.loads.codes)
+    def between(self, start_ns: int, end_ns: int) -> EventBatch:
+        """Return the facts of a stretch of time, its end not included, without checkpoint operations."""
+        batch = EventBatch()
+        batch.step_times, batch.step_numbers = self.steps.between(start_ns, end_ns)
+        batch.step_end_times, batch.step_end_numbers = self.step_ends.between(start_ns, end_ns)
+        batch.load_marks = self.loads.codes_between(start_ns, end_ns)
+        others = batch.others
+        others += map(JobStart, _part(self.job_starts, start_ns, end_ns))
+        others += map(JobEnd, _part(self.job_ends, start_ns, end_ns))
+        for activity, marks in self.marks.items():
+            codes = marks.codes_between(start_ns, end_ns)
+            others += [Mark(activity, not code & 1, code >> 1) for code in codes]
+        times, numbers = self.checkpoint_progress.between(start_ns, end_ns)
+        others += map(CheckpointProgress, numbers, times)
+        first, stop = bisect_left(self.slices.times, start_ns), bisect_left(self.slices.times, end_ns)
+        others += self.slices.counts[first:stop]
+        return batch
 
     def checkpoint_operations(self) -> list[CheckpointOperation]:
         """Returns the saves and restores that were added."""
@@ -218,8 +240,18 @@ class Facts:
 
     def last_checkpoint_step(self, before_ns: int) -> int | None:
         """Returns the step of the last checkpoint before a moment, or None."""
-        index = bisect_left(self.checkpoint_steps.times, before_ns)
-        return self.checkpoint_steps.numbers[index - 1] if index else None
+        latest: tuple[int, int] | None = None
+        for column in (self.checkpoint_progress, self.saved_steps):
+            index = bisect_left(column.times, before_ns)
+            if index:
+                latest = max(latest or (-1, 0), (column.times[index - 1], column.numbers[index - 1]))
+        return latest[1] if latest else None
+
+    def latest_recorded_ns(self) -> int:
+        """Return the time of the last fact that is not a checkpoint operation, or -1."""
+        columns: list[Sequence[int]] = [*self._time_columns()[:-2]]
+        marked = [marks.codes[-1] >> 1 for marks in (self.loads, *self.marks.values()) if marks.codes]
+        return max([-1, *marked, *(column[-1] for column in columns if column)])
 
     def latest_border_ns(self) -> int:
         """Returns the time of the last step, job start or job end, or -1."""
@@ -265,10 +297,14 @@ class Facts:
             self.job_starts,
             self.job_ends,
             self.slices.times,
-            self.checkpoint_steps.times,
+            self.checkpoint_progress.times,
             self._checkpoint_starts,
             self._checkpoint_ends,
         )
+
+
+def _part(column: list[int], start_ns: int, end_ns: int) -> list[int]:
+    return column[bisect_left(column, start_ns) : bisect_left(column, end_ns)]
 
 
 def _insert(column: list[int], time_ns: int) -> int:

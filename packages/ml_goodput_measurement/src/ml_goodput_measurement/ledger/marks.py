@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_left
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
 from ml_goodput_measurement.ledger.pairs import Interval, PairSums, pair_of, sum_of_pairs, takes_turns
@@ -65,7 +65,11 @@ class Marks:
         self.total_ns += sum(end - start for start, end in made)
         return broken, made
 
-    def extend(self, codes: list[int]) -> None:
+    def codes_between(self, start_ns: int, end_ns: int) -> array[int]:
+        """Return the codes of the marks of a stretch of time, its end not included."""
+        return self.codes[bisect_left(self.codes, 2 * start_ns) : bisect_left(self.codes, 2 * end_ns)]
+
+    def extend(self, codes: Sequence[int]) -> None:
         """Adds marks that rise and come after all that are known."""
         joined = [*self.codes[-1:], *codes]
         in_turns = takes_turns(joined)

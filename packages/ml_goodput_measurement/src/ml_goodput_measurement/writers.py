@@ -1,0 +1,260 @@
+"""Which writer's records count: one writer at a time, chosen for each attempt of a job.
+
+A writer is one recorder in one process. Several record one job where processes have no index, where each slice counts
+its workers from 0, or where an old process goes on after its job was restarted. All that is decided here follows from
+when each of them recorded what, so the order in which entries arrive does not matter.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+from ml_goodput_measurement.events import EventBatch
+from ml_goodput_measurement.ledger.facts import NEVER_NS, Facts
+
+__all__ = ["ChosenWriter", "Span", "Writer", "choose_writers", "describe_choices", "spans_of"]
+
+_TOGETHER_NS = 30 * 10**9
+"""Processes that are started as one attempt, without waiting for each other, start within this time."""
+
+_SHORT_NS = 60 * 10**9
+_MOST_NAMED = 8
+"""A note names this many processes at most."""
+
+
+class Writer(NamedTuple):
+    """A recorder in a process; the fields are in the order in which writers of one time are preferred."""
+
+    process_index: int = 0
+    """0 where the process does not know it."""
+    name: str = ""
+    """Id of the journal's writer; empty for all entries that did not pass through a journal."""
+    attempt: str = ""
+    """How often the scheduler had restarted the job, as text; empty where it does not report it."""
+    host: str = ""
+    pid: str = ""
+
+    @property
+    def key(self) -> tuple[int, str]:
+        """What distinguishes it from other writers."""
+        return (0, self.name) if self.name else (self.process_index, "")
+
+    def __str__(self) -> str:
+        where = ", ".join(part for part in (self.host, self.pid and f"pid {self.pid}") if part)
+        return where or self.name or "an unnamed recorder"
+
+
+@dataclass(slots=True, eq=False)
+class Span:
+    """What a writer recorded from one job start to its next one."""
+
+    writer: Writer
+    start_ns: int
+    last_ns: int
+    first_step: tuple[int, int] | None
+    """Time and number."""
+    kinds: dict[str, tuple[int, int]]
+    """Times of the first and the last event of each kind, see `EventBatch.kinds`."""
+
+    @property
+    def order(self) -> tuple[int, Writer]:
+        """Spans are considered in this order."""
+        return self.start_ns, self.writer
+
+    @property
+    def preference(self) -> tuple[bool, int, int, str]:
+        """Of the spans of one attempt the lowest counts; one without steps knows nothing of the job's progress."""
+        return self.first_step is None, self.writer.process_index, self.start_ns, self.writer.name
+
+    def to_state(self) -> list[Any]:
+        """Return everything but the writer as JSON."""
+        return [self.start_ns, self.last_ns, self.first_step, self.kinds]
+
+    @classmethod
+    def from_state(cls, writer: Writer, state: Sequence[Any]) -> Span:
+        """Return the span of which `to_state` was called."""
+        start_ns, last_ns, step, kinds = state
+        times = {kind: (first_ns, last_ns) for kind, (first_ns, last_ns) in kinds.items()}
+        return cls(writer, start_ns, last_ns, None if step is None else (step[0], step[1]), times)
+
+    def extend(self, batch: EventBatch, last_ns: int) -> None:
+        """Add events that lie in this span, of which the last is at a moment."""
+        self.last_ns = max(self.last_ns, last_ns)
+        for kind, (first_ns, latest_ns) in batch.kinds().items():
+            known = self.kinds.get(kind, (first_ns, latest_ns))
+            self.kinds[kind] = (min(known[0], first_ns), max(known[1], latest_ns))
+        if batch.step_times:
+            first_step = min(zip(batch.step_times, batch.step_numbers, strict=True))
+            self.first_step = first_step if self.first_step is None else min(self.first_step, first_step)
+
+    def completes(self, span: Span) -> bool:
+        """Return whether both could be parts of one attempt: at no time did both record events of one kind."""
+        if "JobStart" in self.kinds and "JobStart" in span.kinds and self.first_step and span.first_step:
+            return False  # An attempt each, whatever an old process reports late.
+        return all(
+            last_ns < span.kinds[kind][0] or span.kinds[kind][1] < first_ns
+            for kind, (first_ns, last_ns) in self.kinds.items()
+            if kind in span.kinds
+        )
+
+
+@dataclass(slots=True)
+class ChosenWriter:
+    """The writers of one attempt of a job, of which one counts."""
+
+    counts: Span
+    first: Span
+    """The one that started first."""
+    others: list[Span] = field(default_factory=list)
+
+    before: list[Span] = field(default_factory=list)
+    """Spans without steps of earlier attempts that go on in this one."""
+
+    def start_ns(self) -> int:
+        """Return when the writer that counts, or one of its attempt that completes it, started."""
+        others = {id(span) for span in self.others}
+        return min(
+            span.start_ns for span in (self.counts, *self.complementary()) if span is self.counts or id(span) in others
+        )
+
+    def complementary(self) -> list[Span]:
+        """Return the others that count as well.
+
+        They are of the same process index and did not record the same as one before them at the same time: a launcher
+        that records start and end of the job, and a program that records its steps.
+        """
+        chosen = [self.counts]
+        for span in sorted([*self.before, *self.others], key=lambda span: span.preference):
+            if span.writer.process_index == self.counts.writer.process_index and all(map(span.completes, chosen)):
+                chosen.append(span)
+        return chosen[1:]
+
+    def add(self, span: Span) -> None:
+        """Add another span of this attempt."""
+        if span.preference < self.counts.preference:
+            self.counts, span = span, self.counts
+        self.others.append(span)
+
+
+def spans_of(writer: Writer, facts: Facts) -> list[Span]:
+    """Return the spans of a writer, in order of time.
+
+    Args:
+        writer: The writer.
+        facts: All that it recorded, without checkpoint operations.
+    """
+    first_ns = facts.earliest_ns()
+    if first_ns == NEVER_NS:
+        return []
+    times, numbers = facts.steps.times, facts.steps.numbers
+    starts = list(facts.job_starts)
+    if not starts or (times and times[0] < starts[0]):
+        starts.insert(0, first_ns)
+    starts[0] = first_ns
+    spans = []
+    for start_ns, end_ns in pairwise([*starts, NEVER_NS]):
+        batch = facts.between(start_ns, end_ns)
+        index = bisect_left(times, start_ns)
+        has_step = index < len(times) and times[index] < end_ns
+        spans.append(
+            Span(
+                writer,
+                start_ns,
+                max(start_ns, facts.last_before(end_ns)),
+                (times[index], numbers[index]) if has_step else None,
+                batch.kinds(),
+            )
+        )
+    return spans
+
+
+def choose_writers(spans: Iterable[Span], before: list[ChosenWriter]) -> list[ChosenWriter]:
+    """Return the attempts of a job.
+
+    Args:
+        spans: Spans of all writers, in their order.
+        before: The attempts before these spans; they are added to it.
+    """
+    for span in spans:
+        if before and _is_same_attempt(span, before[-1]):
+            before[-1].add(span)
+        else:
+            going_on = [*before[-1].before, *before[-1].others, before[-1].counts] if before else []
+            going_on = [one for one in going_on if one.first_step is None and one.last_ns >= span.start_ns]
+            before.append(ChosenWriter(span, span, before=going_on))
+    return before
+
+
+def _is_same_attempt(span: Span, attempt: ChosenWriter) -> bool:
+    """Return whether a span belongs to an attempt that started before it; otherwise it starts the next one."""
+    counts = attempt.counts
+    if span.start_ns > counts.last_ns:
+        return False
+    if span.writer.attempt and counts.writer.attempt and span.writer.attempt != counts.writer.attempt:
+        return False
+    if span.completes(counts):
+        return True
+    # A program waits for all its processes before the first step, however long some of them take to start.
+    if counts.first_step is not None and span.start_ns <= counts.first_step[0]:
+        return True
+    has_same_first_step = (
+        span.first_step is None or counts.first_step is None or span.first_step[1] == counts.first_step[1]
+    )
+    if span.start_ns - attempt.first.start_ns <= _TOGETHER_NS and has_same_first_step:
+        return True
+    # A process that replaces another outlives it. The margins keep the answer steady while both are running.
+    if counts.last_ns - span.last_ns > max(_SHORT_NS, span.last_ns - span.start_ns):
+        return True
+    shared_ns = min(counts.last_ns, span.last_ns) - span.start_ns
+    outlives = span.last_ns - counts.last_ns > max(_SHORT_NS, shared_ns)
+    return span.writer.process_index > counts.writer.process_index and not outlives
+
+
+def describe_choices(choices: Sequence[ChosenWriter]) -> list[str]:
+    """Return notes on the writers that do not count, and on those that went on after the next attempt started."""
+    by_index: dict[tuple[int, int], dict[Writer, Writer]] = defaultdict(dict)
+    for choice in choices:
+        counting = {choice.counts.writer, *(span.writer for span in choice.complementary())}
+        for span in choice.others:
+            if span.writer not in counting:
+                counted = choice.counts.writer
+                by_index[span.writer.process_index, counted.process_index].setdefault(span.writer, counted)
+    notes = []
+    for (index, counted_index), writers in sorted(by_index.items()):
+        if index != counted_index:
+            reason = "the lowest index" if index > counted_index else "the lowest index that recorded steps"
+            notes.append(f"process {index} recorded this job as well; process {counted_index} counts, as {reason}")
+        else:
+            notes.append(
+                f"{len(writers)} more {'recorder' if len(writers) == 1 else 'recorders'} with process index {index} "
+                f"recorded this job at the same time: {_named(writers)}; of each attempt the one that started first "
+                f"counts ({next(iter(writers.values()))}). Enable logging in one process only, or set JAX_PROCESS_ID"
+            )
+    if len(notes) > _MOST_NAMED:
+        notes[_MOST_NAMED:] = [f"{len(notes) - _MOST_NAMED} more processes recorded this job as well"]
+    late = {
+        before.counts.writer: before.counts.last_ns - after.start_ns()
+        for before, after in pairwise(choices)
+        if before.counts.writer not in (after.counts.writer, *(span.writer for span in after.complementary()))
+        and before.counts.writer.name
+        and before.counts.last_ns >= after.start_ns()
+    }
+    if late:
+        longest_ns = max(late.values())
+        notes.append(
+            f"{len(late)} {'process' if len(late) == 1 else 'processes'} of an earlier attempt went on recording after "
+            f"the next attempt started, for up to {longest_ns / 1e9:.0f} s: {_named(late)}; this time counts once, for "
+            "the new attempt"
+        )
+    return notes
+
+
+def _named(writers: Iterable[Writer]) -> str:
+    names = sorted(map(str, writers))
+    more = f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
+    return "; ".join(names[:_MOST_NAMED]) + more

@@ -1,0 +1,140 @@
+"""Several writers of one job: generated lives, judged by an oracle of the rules, in whatever order they arrive."""
+
+from __future__ import annotations
+
+import json
+from array import array
+from typing import Any
+
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from ml_goodput_measurement.recorders import Recorders
+from ml_goodput_measurement.writers import Writer
+
+from .accounts import moment_ns
+from .histories import JOB, History, Payload
+from .lives import lay_over, live_one_attempt
+from .oracle import judge
+from .test_ledger_properties import comparable
+from .writers_oracle import Process, entries_that_count
+
+thorough = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+
+
+@st.composite
+def several_writers(draw: st.DrawFn) -> tuple[list[Process], float]:
+    """What processes of one job wrote, and the second at which somebody asks."""
+    processes: list[Process] = []
+    now = 0.0
+    for number in range(draw(st.integers(1, 5))):
+        name = draw(st.sampled_from([f"host-{number}", f"host-{number}", ""]))
+        index = draw(st.sampled_from([0, 0, 0, 1, 2]))
+        process = Process(index, name, draw(st.sampled_from(["", "", "", "0", "1"])))
+        twin = draw(st.sampled_from([*processes, None])) if processes else None
+        job = History()
+        if twin is not None:  # The same attempt, seen by another process.
+            late = draw(st.sampled_from([0.0, 0.25, 40.0]))
+            job.payloads += [_later(entry, late) for entry in twin.payloads if draw(st.integers(0, 9))]
+        else:
+            now = max(0.0, now - draw(st.sampled_from([0, 0, 0.25, 5, 25, 100])))
+            done = 0
+            for _ in range(draw(st.sampled_from([1, 1, 2]))):
+                now, done = live_one_attempt(draw, job, now, done)
+            if draw(st.booleans()):
+                lay_over(draw, job, now)
+            if draw(st.integers(0, 4)) == 0:  # It goes on for long.
+                job.steps(range(done, done + 8), at=now, each=draw(st.sampled_from([1, 20])))
+        process.payloads = [entry for entry in job.payloads if draw(st.integers(0, 29))]
+        if any((one.name or one.index) == (process.name or process.index) for one in processes):
+            continue
+        processes.append(process)
+    end = max((last_moment(process) for process in processes), default=0.0)
+    return processes, end + draw(st.sampled_from([0, 0.5, 20]))
+
+
+def last_moment(process: Process) -> float:
+    job = History()
+    job.payloads = process.payloads
+    return job.last_moment() if any("event_type" not in entry for entry in process.payloads) else 0.0
+
+
+def _later(entry: Payload, seconds: float) -> Payload:
+    def is_moment(key: str) -> bool:
+        return key.endswith(("_time", "_ended")) and isinstance(entry[key], float)
+
+    return {key: value + seconds if is_moment(key) else value for key, value in entry.items()}
+
+
+def writer_of(process: Process) -> Writer:
+    return Writer(process.index, process.name, process.attempt)
+
+
+def recorders_of(processes: list[Process]) -> Recorders:
+    recorders = Recorders(JOB)
+    for process in processes:
+        recorders.add(writer_of(process), process.payloads)
+    return recorders
+
+
+def saved_and_restored(recorders: Recorders) -> Recorders:
+    state, columns = recorders.to_state()
+    state = json.loads(json.dumps(state))
+    assert list(map(list, Recorders.column_shapes(state))) == [[one.typecode, len(one)] for one in columns]
+    return Recorders.from_state(JOB, state, [array(one.typecode, one) for one in columns])
+
+
+def told(recorders: Recorders, now: float) -> tuple[Any, ...]:
+    ledger, now_ns = recorders.ledger, moment_ns(now)
+    attempts = ledger.attempts(now_ns)
+    return (
+        ledger.summary(now_ns),
+        ledger.timeline(now_ns),
+        attempts,
+        ledger.disruptions(attempts),
+        recorders.notes(),
+        recorders.writers(),
+        recorders.fact_count,
+    )
+
+
+@thorough
+@given(several_writers())
+def test_what_counts_is_what_the_rules_say(life: tuple[list[Process], float]) -> None:
+    processes, now = life
+    summary = recorders_of(processes).ledger.summary(moment_ns(now))
+    assert comparable(summary) == comparable(judge(entries_that_count(processes), moment_ns(now)))
+
+
+@thorough
+@given(several_writers(), st.data())
+def test_order_repetition_and_lateness_change_nothing(life: tuple[list[Process], float], data: st.DataObject) -> None:
+    """Nor do queries on the way, or a saved state that another process goes on from."""
+    processes, now = life
+    entries = [(process, entry) for process in processes for entry in process.payloads]
+    again = data.draw(st.lists(st.sampled_from(entries), max_size=10)) if entries else []
+    delivered = data.draw(st.permutations(entries + again))
+    if data.draw(st.booleans()):  # Nearly in order of time, as logs are.
+        delivered = entries + again
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(delivered)), max_size=6)))
+    recorders = Recorders(JOB)
+    for begin, end in zip([0, *cuts], [*cuts, len(delivered)], strict=True):
+        batches: dict[Process, list[Payload]] = {}
+        for process, entry in delivered[begin:end]:
+            batches.setdefault(process, []).append(entry)
+        for process, batch in batches.items():
+            recorders.add(writer_of(process), batch)
+        if data.draw(st.booleans()):
+            assert sum(recorders.ledger.summary(moment_ns(now)).buckets.values()) >= 0 if recorders.fact_count else True
+        if data.draw(st.booleans()):
+            recorders = saved_and_restored(recorders)
+    assert told(recorders, now) == told(recorders_of(processes), now)
+
+
+@thorough
+@given(several_writers())
+def test_every_moment_lies_in_exactly_one_bucket(life: tuple[list[Process], float]) -> None:
+    processes, now = life
+    summary = recorders_of(processes).ledger.summary(moment_ns(now))
+    if summary is not None:
+        assert sum(summary.buckets.values()) == summary.wall_ns
+        assert min(summary.buckets.values()) >= 0
