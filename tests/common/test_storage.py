@@ -551,6 +551,8 @@ def test_an_address_that_lost_a_slash_is_no_local_file(tmp_path, monkeypatch):
     [
         (Status(401), storage_package.Failure.REFUSED),
         (Status(403), storage_package.Failure.REFUSED),
+        (Status(403, reason="rateLimitExceeded"), storage_package.Failure.UNANSWERED),
+        (Status(403, reason="quotaExceeded"), storage_package.Failure.OTHER),
         (Status(404), storage_package.Failure.MISSING),
         (Status(503), storage_package.Failure.UNANSWERED),
         (Reset(), storage_package.Failure.UNANSWERED),

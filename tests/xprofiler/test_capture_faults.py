@@ -47,15 +47,16 @@ def asked(job: ProfilerServiceServer) -> int:
     return len(job.profiles)
 
 
-@pytest.mark.parametrize("writes", ["empty", "nothing"])
+@pytest.mark.parametrize("writes", ["empty", "half", "nothing"])
 def test_a_host_without_a_file_is_asked_again_and_then_named(
     jobs: list[ProfilerServiceServer], tmp_path: Path, writes: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     jobs[1].writes = writes  # type: ignore[assignment]
     outcomes = capture(jobs, tmp_path)
     assert [outcome.is_captured for outcome in outcomes] == [True, False, True]
-    assert {"empty": "its file is empty", "nothing": "there is no"}[writes] in outcomes[1].problem
+    assert {"empty": "its file is empty", "half": "cut off", "nothing": "there is no"}[writes] in outcomes[1].problem
     assert [asked(job) for job in jobs] == [1, 2, 1]
+    assert len(list((tmp_path / "session").iterdir())) == 2, "a file that is not whole is removed"
     assert f"No profile came of {jobs[1].address}: capturing again." in capsys.readouterr().err
 
 

@@ -7,8 +7,9 @@ import re
 import shlex
 import shutil
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 from ml_diagnostics_testing.compute import ComputeServer
@@ -188,6 +189,21 @@ def test_a_vm_whose_startup_fails_is_deleted_and_its_words_are_told(cloud: Viewe
     ended = cloud.run(*CREATE)
     assert ended.returncode == 1
     assert "installing XProf: exit code 1: no such release" in ended.stderr
+    assert cloud.names() == []
+
+
+def test_the_log_of_a_failed_start_is_shown_before_the_vm_is_deleted(cloud: ViewerCloud) -> None:
+    def write(instance: Mapping[str, Any]) -> None:
+        lines = [f"line {number}" for number in range(100)]
+        cloud.compute.set_serial_output(instance["name"], "\n".join([*lines, "\x1b[1mpip: no space left\x1b[0m\r\n"]))
+
+    cloud.compute.on_instance_created(write)
+    cloud.tells = [INSTALLING, FAILED]
+    ended = cloud.run(*CREATE)
+    assert ended.returncode == 1
+    assert "The last lines of the serial port of xprof-" in ended.stderr
+    assert "  line 99\n  pip: no space left\n" in ended.stderr
+    assert "line 10\n" not in ended.stderr
     assert cloud.names() == []
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import time
+import urllib.request
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -27,10 +28,12 @@ from xprofiler.cloud.settings import GcloudSettings
 from xprofiler.console import Console
 from xprofiler.exceptions import NotFoundError, NotPermittedError, TimedOutError, XprofilerError, exit_code_of
 from xprofiler.parallel import in_parallel
+from xprofiler.serve.server import Server
 
 from .conftest import Run
 from .typed_commands import typed
 from .viewer_vms import ZONE, add_viewer
+from .xspaces import tpu_host
 
 
 def zone_of(api: GoogleApi, zone: str = ZONE) -> dict[str, Any]:
@@ -171,6 +174,24 @@ def test_gclouds_login_reads_and_writes_buckets_too(unknown: ComputeServer, gclo
     api = GoogleApi(GcloudSettings.load(), Console())
     api.storage.write("gs://test-bucket/a", b"1")
     assert unknown.storage.read("test-bucket", "a") == b"1"
+
+
+def test_summaries_of_a_bucket_need_gclouds_login_and_no_project(
+    unknown: ComputeServer, gcloud: Gcloud, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("xprof")
+    calls = gcloud(told("of-gcloud"))
+    monkeypatch.delenv("CLOUDSDK_CORE_PROJECT", raising=False)
+    monkeypatch.delenv("GOOGLE_CLOUD_PROJECT", raising=False)
+    monkeypatch.delenv("STORAGE_EMULATOR_HOST", raising=False)
+    unknown.storage.write("test-bucket", "l/plugins/profile/s/h.xplane.pb", tpu_host())
+    ended = run("summary", "gs://test-bucket/l")
+    assert ended.code == 0, ended.errors
+    assert "1 host, 4 cores of TPU v5p" in ended.output
+    assert calls.read_text() == "config config-helper --format=json --min-expiry=5m\n"
+    with Server("gs://test-bucket/l", 0, Console()) as server:
+        page = urllib.request.urlopen(server.wait_until_ready() + "/summary.json", timeout=60).read()
+    assert json.loads(page)["device"] == "TPU v5p"
 
 
 def test_verbose_tells_of_requests_to_storage_and_no_secret(
@@ -351,6 +372,26 @@ def test_what_is_refused_is_not_asked_again(cloud: ComputeServer, api: GoogleApi
     with pytest.raises(DiagnosticsError) as raised:
         zone_of(api)
     assert type(raised.value) is kinds[status]
+    assert len(cloud.requests) == 1
+
+
+@pytest.mark.parametrize("reason", ["rateLimitExceeded", "userRateLimitExceeded", "RATE_LIMIT_EXCEEDED"])
+def test_too_many_requests_are_no_missing_permission_and_are_sent_again(
+    cloud: ComputeServer, api: GoogleApi, reason: str
+) -> None:
+    cloud.faults.script([Status(403, reason=reason), Status(403, reason=reason)])
+    assert zone_of(api)["name"] == ZONE
+    cloud.faults.always(Status(403, reason=reason))
+    with pytest.raises(XprofilerError, match="the quota of requests is used up for now") as raised:
+        zone_of(api)
+    assert not isinstance(raised.value, NotPermittedError)
+
+
+def test_a_quota_that_is_used_up_is_no_missing_permission(cloud: ComputeServer, api: GoogleApi) -> None:
+    cloud.faults.always(Status(403, reason="quotaExceeded"))
+    with pytest.raises(XprofilerError, match="ask for more quota") as raised:
+        zone_of(api)
+    assert not isinstance(raised.value, NotPermittedError)
     assert len(cloud.requests) == 1
 
 

@@ -14,7 +14,7 @@ import pytest
 import yaml
 from ml_diagnostics_testing.compute import ComputeServer
 from ml_diagnostics_testing.faults import Delay, Hang, Reset, Status, Truncate
-from ml_diagnostics_testing.http_server import Request, Response, json_response
+from ml_diagnostics_testing.http_server import ApiError, Request, Response, error_response, json_response
 
 from .conftest import Run
 from .typed_commands import typed
@@ -336,7 +336,16 @@ def test_a_path_that_is_no_log_directory_is_refused(run: Run, cloud: ComputeServ
 def test_a_zone_that_there_is_not_is_not_found(run: Run) -> None:
     ended = run("list", "-z", "us-nowhere1-a")
     assert ended.code == 3
-    assert "zones/us-nowhere1-a' was not found (HTTP 404)" in ended.errors
+    assert ended.errors == "xprofiler: there is no zone us-nowhere1-a in project test-project\n"
+
+
+def test_a_zone_that_compute_calls_an_invalid_value_is_not_found_either(
+    run: Run, cloud: ComputeServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answer = ApiError(400, "Invalid value for field 'zone': 'us-nowhere1-a'. Unknown zone.", reason="invalid")
+    monkeypatch.setattr(cloud, "handle", lambda request: error_response(answer))
+    ended = run("list", "-z", "us-nowhere1-a")
+    assert (ended.code, ended.errors) == (3, "xprofiler: there is no zone us-nowhere1-a in project test-project\n")
 
 
 def test_a_zone_among_several_that_there_is_not_is_not_found(run: Run, cloud: ComputeServer) -> None:
@@ -375,7 +384,7 @@ def test_who_may_not_is_told_of_the_role(run: Run, cloud: ComputeServer) -> None
     ended = run("list")
     assert ended.code == 4
     assert "Required 'compute.instances.list' permission" in ended.errors
-    assert "grant anonymous the role roles/compute.instanceAdmin.v1 on project test-project" in ended.errors
+    assert "grant anonymous the role roles/compute.viewer on project test-project" in ended.errors
 
 
 def test_where_the_api_is_off_the_way_to_turn_it_on_is_told(run: Run, cloud: ComputeServer) -> None:

@@ -6,10 +6,12 @@ from pathlib import Path
 
 import pytest
 from ml_diagnostics_testing.cloud_storage import CloudStorageServer
+from ml_diagnostics_testing.xspace import xspace
 from xprofiler.exceptions import NotFoundError
 from xprofiler.summary.private_copy import PrivateCopy
 from xprofiler.summary.profiles import find_profile
 
+_FIRST = {"a": xspace("a", 1, 100), "b": xspace("b", 1, 100)}
 _NAME = "l/plugins/profile/session_2025_01_01_00_00_00/{}.xplane.pb"
 
 
@@ -19,11 +21,11 @@ def bucket(cloud_storage_server: CloudStorageServer, monkeypatch: pytest.MonkeyP
         monkeypatch.setenv(name, value)
     cloud_storage_server.create_bucket("bucket")
     for host in ("a", "b"):
-        cloud_storage_server.write("bucket", _NAME.format(host), b"first of " + host.encode())
+        cloud_storage_server.write("bucket", _NAME.format(host), _FIRST[host])
     return cloud_storage_server
 
 
-@pytest.mark.parametrize("content", [b"again of a, and longer", b"later of a"[::-1], b""])
+@pytest.mark.parametrize("content", [xspace("a", 1, 200), xspace("A", 1, 100), b""])
 def test_an_object_that_is_written_again_is_copied_again(
     bucket: CloudStorageServer, tmp_path: Path, content: bytes
 ) -> None:
@@ -33,7 +35,7 @@ def test_an_object_that_is_written_again_is_copied_again(
     (cache := files["a"].parent / "ALL_HOSTS.op_stats_v2.pb").write_bytes(b"computed")
     bucket.write("bucket", _NAME.format("a"), content)
     assert copy.place(profile)["a"].read_bytes() == content
-    assert files["b"].read_bytes() == b"first of b"
+    assert files["b"].read_bytes() == _FIRST["b"]
     assert not cache.exists()
     bucket.requests.clear()
     copy.place(profile)
@@ -47,3 +49,19 @@ def test_an_object_that_has_gone_is_said_to_have(bucket: CloudStorageServer, tmp
     bucket.delete("bucket", _NAME.format("a"))
     with pytest.raises(NotFoundError):
         copy.place(profile)
+
+
+def test_a_file_that_is_cut_short_is_put_where_xprof_does_not_find_it(tmp_path: Path) -> None:
+    folder = tmp_path / "logs" / "plugins" / "profile" / "s"
+    folder.mkdir(parents=True)
+    whole = xspace("a", 1, 100)
+    for host, content in (("whole", whole), ("cut", whole[: len(whole) // 2]), ("empty", b"")):
+        (folder / f"{host}.xplane.pb").write_bytes(content)
+    copy = PrivateCopy(tmp_path / "copy")
+    files = copy.place(find_profile(str(tmp_path / "logs")))
+    placed = tmp_path / "copy" / "plugins" / "profile" / "s"
+    assert [file.name for file in placed.iterdir()] == ["whole.xplane.pb"]
+    assert files["cut"].read_bytes() == whole[: len(whole) // 2]
+    assert files["empty"].read_bytes() == b""
+    (folder / "cut.xplane.pb").write_bytes(whole)
+    assert copy.place(find_profile(str(tmp_path / "logs")))["cut"] == placed / "cut.xplane.pb"

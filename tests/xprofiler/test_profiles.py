@@ -10,12 +10,14 @@ from pathlib import Path
 import pytest
 from ml_diagnostics_testing.cloud_storage import CloudStorageServer
 from ml_diagnostics_testing.faults import Hang, Reset, Status
+from ml_diagnostics_testing.xspace import xspace
 from xprofiler.exceptions import NotFoundError, NotPermittedError, TimedOutError, UsageError
 from xprofiler.summary.private_copy import PrivateCopy
 from xprofiler.summary.profiles import find_profile, find_profiles, profiles_among
 
 from .typed_commands import typed
 
+_XPLANE, _LATER = xspace("a", 1, 100), xspace("b", 1, 100)
 _OLD, _NEW = "session_2026_11_21_10_00_00", "2026_11_21_10_00_01"
 
 
@@ -23,7 +25,7 @@ def _capture(folder: Path, session: str, *hosts: str) -> Path:
     made = folder / "plugins" / "profile" / session
     made.mkdir(parents=True)
     for host in hosts:
-        (made / f"{host}.xplane.pb").write_bytes(b"x")
+        (made / f"{host}.xplane.pb").write_bytes(_XPLANE)
     return made
 
 
@@ -137,13 +139,13 @@ def test_a_copy_is_xprofs_to_write_beside_and_follows_what_changes(tmp_path: Pat
     folder = _capture(tmp_path / "logs", _OLD, "a")
     copy = PrivateCopy(tmp_path / "copy")
     files = copy.place(find_profile(str(tmp_path / "logs")))
-    assert files["a"].read_bytes() == b"x"
+    assert files["a"].read_bytes() == _XPLANE
     cache = files["a"].parent / "ALL_HOSTS.op_stats_v2.pb"
     cache.write_bytes(b"computed")
     assert copy.place(find_profile(str(tmp_path / "logs"))) == files
     assert cache.exists()
-    (folder / "b.xplane.pb").write_bytes(b"later")
-    assert copy.place(find_profile(str(tmp_path / "logs")))["b"].read_bytes() == b"later"
+    (folder / "b.xplane.pb").write_bytes(_LATER)
+    assert copy.place(find_profile(str(tmp_path / "logs")))["b"].read_bytes() == _LATER
     assert not cache.exists(), "what was computed of one host stands for both"
     assert sorted(file.name for file in folder.iterdir()) == ["a.xplane.pb", "b.xplane.pb"]
 
@@ -155,9 +157,11 @@ def test_a_copy_of_objects_is_whole(
         monkeypatch.setenv(name, value)
     cloud_storage_server.create_bucket("bucket")
     for host in range(6):
-        cloud_storage_server.write("bucket", f"l/plugins/profile/{_OLD}/h{host}.xplane.pb", b"%d" % host * 1000)
+        cloud_storage_server.write("bucket", f"l/plugins/profile/{_OLD}/h{host}.xplane.pb", xspace(f"h{host}", 1, 100))
     files = PrivateCopy(tmp_path).place(find_profile("gs://bucket/l"))
-    assert {host: file.read_bytes() for host, file in files.items()} == {f"h{n}": b"%d" % n * 1000 for n in range(6)}
+    assert {host: file.read_bytes() for host, file in files.items()} == {
+        f"h{n}": xspace(f"h{n}", 1, 100) for n in range(6)
+    }
     assert files["h0"] == tmp_path / "plugins" / "profile" / _OLD / "h0.xplane.pb"
 
 

@@ -321,3 +321,18 @@ def test_a_browser_shows_a_real_profile_in_xprof_and_in_our_page(tmp_path: Path)
         trace = f"{serving.url}{_XPROF}/?run={session}&tag=trace_viewer@"
         assert f"/?run={session}&amp;tag=trace_viewer@" in ours, "the link that is followed now"
         _wait_until(lambda: "Trace Viewer" in shown(trace))
+
+
+def test_a_profile_that_is_cut_short_spoils_no_other_host_of_its_session(tmp_path: Path, temporary: Path) -> None:
+    folder = tpu_session(tmp_path / "logs")
+    whole = (folder / "host-a.xplane.pb").read_bytes()
+    (folder / "cut.xplane.pb").write_bytes(whole[: len(whole) // 2])
+    with _serving(tmp_path / "logs") as serving:
+        run = urllib.parse.quote(_NAME)
+        tables = serving.json(f"{_XPROF}/data?run={run}&tag=overview_page")
+        assert any(
+            "device_core_count" in table.get("p", {}) and table["p"]["device_core_count"] == "8" for table in tables
+        )
+        found = serving.json("/summary.json")
+        assert [host["name"] for host in found["hosts"]] == ["cut", "host-a", "host-b"]
+        assert found["notes"][0] == "cut: its profile is empty or cut short, and is left out"

@@ -23,11 +23,14 @@ class Status:
         code: The HTTP status; over gRPC the status that Google's APIs pair with it (503 is UNAVAILABLE).
         retry_after: Seconds in the Retry-After header; over gRPC, in a `google.rpc.RetryInfo`.
         after_apply: Do what was asked, and only then answer with the error: a client that retries asks twice.
+        reason: The error's reason in Google's JSON, such as "rateLimitExceeded"; empty is that of the status. Only
+            over HTTP.
     """
 
     code: int = 503
     retry_after: float | None = None
     after_apply: bool = False
+    reason: str = ""
 
 
 @dataclass(frozen=True)

@@ -380,7 +380,7 @@ class _Handler(BaseHTTPRequestHandler):
         fault = request.record.fault
         if isinstance(fault, Status):
             wait = {} if fault.retry_after is None else {"Retry-After": f"{fault.retry_after:g}"}
-            response = self.server.service.refusal(ApiError(fault.code, "a scripted fault"), wait)
+            response = self.server.service.refusal(ApiError(fault.code, "a scripted fault", reason=fault.reason), wait)
         elif isinstance(fault, Hang):
             self.server.service.faults.wait(fault.seconds)
         if isinstance(fault, Reset | Hang):

@@ -6,7 +6,7 @@ import enum
 import sys
 
 from ml_diagnostics_common.exceptions import CredentialsError, ObjectNotFoundError
-from ml_diagnostics_common.storage.google_storage import is_transient
+from ml_diagnostics_common.storage.google_storage import is_transient, refusal_of_quota
 
 __all__ = ["Failure", "failure_of"]
 
@@ -30,12 +30,14 @@ def failure_of(error: BaseException) -> Failure:
         error: What it has raised, or any other error.
     """
     cause = error.__cause__
+    if refusal_of_quota(cause):
+        return Failure.OTHER
+    # Where Cloud Storage was not asked, its libraries are not loaded for this.
+    if isinstance(cause, Exception) and "google.api_core" in sys.modules and is_transient(cause):
+        return Failure.UNANSWERED
     status = getattr(cause, "code", None)  # Of google.api_core's exceptions, the HTTP status.
     if isinstance(error, CredentialsError) or status in (401, 403) or isinstance(cause, PermissionError):
         return Failure.REFUSED
     if isinstance(error, ObjectNotFoundError) or status == 404:
         return Failure.MISSING
-    # Where Cloud Storage was not asked, its libraries are not loaded for this.
-    if isinstance(cause, Exception) and "google.api_core" in sys.modules and is_transient(cause):
-        return Failure.UNANSWERED
     return Failure.OTHER

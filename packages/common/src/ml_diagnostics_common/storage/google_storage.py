@@ -24,12 +24,15 @@ from ml_diagnostics_common.exceptions import (
     StorageError,
 )
 
-__all__ = ["GoogleCloudStorage", "is_transient", "split_path"]
+__all__ = ["GoogleCloudStorage", "is_transient", "refusal_of_quota", "split_path"]
 
 _T = TypeVar("_T")
 _REQUEST_TIMEOUT_SECONDS = 20.0
 _FIRST_PAUSE_SECONDS = 0.4
 _LONGEST_PAUSE_SECONDS = 10.0
+# Cloud Storage sends these with 403 or 429. https://cloud.google.com/storage/docs/json_api/v1/status-codes
+_RATE_LIMITS = frozenset({"rateLimitExceeded", "userRateLimitExceeded", "RATE_LIMIT_EXCEEDED"})
+_QUOTAS = frozenset({"quotaExceeded", "dailyLimitExceeded", "QUOTA_EXCEEDED"})
 _WRITE_ID = "ml-diagnostics-write-id"
 
 
@@ -241,7 +244,12 @@ class GoogleCloudStorage:
             return PreconditionFailedError(
                 f"{problem}: somebody else wrote it first; read it again and repeat the change"
             )
-        if isinstance(error, (api.Unauthorized, api.Forbidden)):
+        if refusal_of_quota(error):
+            who = self._principal or "the account in use"
+            return StorageError(
+                f"{problem}: the quota of {who} is used up ({error}); ask for more, or try again tomorrow"
+            )
+        if isinstance(error, (api.Unauthorized, api.Forbidden)) and not is_transient(error):
             return StorageError(
                 f"{problem}: {self._principal or 'the account in use'} may not ({error.message}); "
                 "grant it roles/storage.objectUser on the bucket"
@@ -265,9 +273,24 @@ def is_transient(error: Exception) -> bool:
     from google.auth.exceptions import TransportError
 
     if isinstance(error, GoogleAPICallError):
-        return error.code in (408, 429) or (error.code or 0) >= 500
+        return error.code in (408, 429) or (error.code or 0) >= 500 or bool(_reasons(error) & _RATE_LIMITS)
     corrupt = type(error).__name__ == "DataCorruption"  # It moved from one package to another.
     return corrupt or isinstance(error, (requests.RequestException, TransportError, ConnectionError))
+
+
+def refusal_of_quota(error: BaseException | None) -> bool:
+    """Return whether a 403 says that a quota is used up, and not that a permission is missing."""
+    return getattr(error, "code", None) == 403 and bool(_reasons(error) & _QUOTAS)
+
+
+def _reasons(error: Any) -> set[str]:
+    listed = getattr(error, "errors", ())
+    if not listed:  # Of a download, the client keeps the answer alone.
+        try:
+            listed = error.response.json()["error"]["errors"]
+        except (AttributeError, KeyError, TypeError, ValueError, RuntimeError):
+            return set()
+    return {str(each.get("reason")) for each in listed if isinstance(each, Mapping)}
 
 
 def _retry_after_seconds(error: Exception) -> float | None:

@@ -33,6 +33,7 @@ _PERMISSIONS: Final[Mapping[str, str]] = {
     "set_labels": "compute.instances.setLabels",
     "set_metadata": "compute.instances.setMetadata",
     "guest_attributes": "compute.instances.getGuestAttributes",
+    "serial_output": "compute.instances.getSerialPortOutput",
     "operation": "compute.zoneOperations.get",
     "wait": "compute.zoneOperations.get",
     "zone": "compute.zones.get",
@@ -56,8 +57,9 @@ class ComputeServer(LoopbackServer):
 
     It runs from construction until `close`, and is a context manager. The operations of its `faults` and `requests`
     are "list" (of VMs, of a zone or of all), "get", "insert", "delete", "set_labels", "set_metadata",
-    "guest_attributes", "operation" and "wait", "zone", "region", "machine_type", "project", "set_project_metadata",
-    "tpu", "update_tpu", "os_login", "import_key" and "batch". `requests` has the JSON that was sent as `body`.
+    "guest_attributes", "serial_output", "operation" and "wait", "zone", "region", "machine_type", "project",
+    "set_project_metadata", "tpu", "update_tpu", "os_login", "import_key" and "batch". `requests` has the JSON that was
+    sent as `body`.
 
     Args:
         project: The project that there is; others are not found.
@@ -218,6 +220,10 @@ class ComputeServer(LoopbackServer):
     def tpu(self, name: str, zone: str = "us-central1-a") -> Resource:
         """Return a TPU as the API shows it, with the keys that it was given in its metadata."""
         return self._tpus.find(name, zone)
+
+    def set_serial_output(self, name: str, text: str, zone: str | None = None) -> None:
+        """Set what a VM has written to its first serial port."""
+        self._vms.serial_output[self._zone_of(name, zone), name] = text
 
     def set_guest_attributes(self, name: str, attributes: Mapping[str, str], zone: str | None = None) -> None:
         """Let a VM say something of itself.

@@ -33,6 +33,7 @@ class Vms:
 
     Attributes:
         guest_attributes: What VMs say of themselves: by zone and name, the values by "namespace/key".
+        serial_output: What VMs have written to their first serial port, by zone and name.
     """
 
     def __init__(
@@ -45,6 +46,7 @@ class Vms:
         deleted: Callback,
     ) -> None:
         self.guest_attributes: dict[tuple[str, str], Mapping[str, str]] = {}
+        self.serial_output: dict[tuple[str, str], str] = {}
         self._url = url
         self._catalog = catalog
         self._instances = instances
@@ -63,6 +65,7 @@ class Vms:
             route("set_labels", "POST", f"{_VM}/setLabels", self._set_labels),
             route("set_metadata", "POST", f"{_VM}/setMetadata", self._set_metadata),
             route("guest_attributes", "GET", f"{_VM}/getGuestAttributes", self._guest_attributes),
+            route("serial_output", "GET", f"{_VM}/serialPort", self._serial_output),
         ]
 
     def _list_all(self, request: Request, parts: Parts) -> Resource:
@@ -144,6 +147,14 @@ class Vms:
             for key, value in found.items()
         ]
         return {"kind": "compute#guestAttributes", "queryPath": path, "queryValue": {"items": items}}
+
+    def _serial_output(self, request: Request, parts: Parts) -> Resource:
+        self._instances.get(parts["zone"], parts["name"])
+        contents = self.serial_output.get((parts["zone"], parts["name"]), "")
+        start = int(request.query.get("start", "0"))
+        shown = contents.encode()[start:].decode("utf-8", "replace")
+        next_ = str(start + len(shown.encode()))
+        return {"kind": "compute#serialPortOutput", "contents": shown, "start": str(start), "next": next_}
 
     def _change(
         self,

@@ -12,6 +12,7 @@ from typing import Final
 from ml_diagnostics_common.profiler_service import CaptureResult, ProfilerService
 from ml_diagnostics_common.storage import Storage
 
+from xprofiler.capture.bucket_access import BucketAccess
 from xprofiler.capture.collecting import Collector, Outcome
 from xprofiler.capture.host_clock import HostClock, read_host_clock
 from xprofiler.capture.places import Place, places_of
@@ -70,6 +71,7 @@ class Capture:
         service: Asks processes to profile themselves.
         direct_extra_seconds: How long a host may take to write to a bucket, where there is another way.
         busy_seconds: How long to go on asking one that still waits for the moment that it was given first.
+        bucket_access: Which hosts could write to the session's bucket before; None if it is in none.
     """
 
     session: Session
@@ -79,6 +81,7 @@ class Capture:
     service: ProfilerService
     direct_extra_seconds: float = _DIRECT_EXTRA_SECONDS
     busy_seconds: float = _BUSY_SECONDS
+    bucket_access: BucketAccess | None = None
 
     def run(self, targets: Sequence[Target]) -> list[Outcome]:
         """Captures all that can be captured.
@@ -94,7 +97,7 @@ class Capture:
             clock = read_host_clock(targets, programs)
             with open_tunnels(targets, programs, self.console) as tunnels:
                 asked = [
-                    _Asked(target, tunnel.address, places_of(target, self.session, there if target.access else here))
+                    _Asked(target, tunnel.address, self._places(target, there if target.access else here))
                     for target, tunnel in zip(targets, tunnels, strict=True)
                     if not tunnel.problem
                 ]
@@ -104,6 +107,13 @@ class Capture:
             came.get(target.name, Outcome.of(target, problem=tunnel.problem))
             for target, tunnel in zip(targets, tunnels, strict=True)
         ]
+
+    def _places(self, target: Target, staging: str) -> tuple[Place, Place]:
+        first, second = places_of(target, self.session, staging)
+        if self.bucket_access is None or first == second or self.bucket_access.can_write(target.name):
+            return first, second
+        self.console.detail(f"{target.name} could not write to the bucket before: it writes to {second.root}")
+        return second, second
 
     def _on_time(self, clock: HostClock | None) -> ProfilerService:
         """The service, which sets the moment to begin by the hosts' clock where this machine's is another."""
@@ -135,9 +145,24 @@ class Capture:
             for target in dict.fromkeys(staged):
                 self.console.say(f"{there} on {target.name} may remain.")
             raise
+        self._remember(asked, first, second)
         for problem in collector.clean_up([(target, there) for target in dict.fromkeys(staged)]):
             self.console.say(problem)
-        return {**first.outcomes, **second.outcomes}
+        return collector.without_partial_files({**first.outcomes, **second.outcomes})
+
+    def _remember(self, asked: Sequence[_Asked], first: _Round, second: _Round) -> None:
+        """Keep who wrote to the bucket, and who did not, and was captured through this machine."""
+        if self.bucket_access is None:
+            return
+        tried = [one.target.name for one in asked if one.places[0].is_final and not one.places[1].is_final]
+        wrote = {name: first.outcomes[name].is_there for name in tried}
+        self.bucket_access.remember(
+            {
+                name: wrote[name]
+                for name in tried
+                if wrote[name] or (name in second.outcomes and second.outcomes[name].is_there)
+            }
+        )
 
     def _still_there(self, failed: Sequence[_Asked], first: _Round) -> list[_Asked]:
         """Returns those of whom there is no profile, and that can be asked again; says so."""

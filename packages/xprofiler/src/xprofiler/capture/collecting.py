@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from tempfile import TemporaryFile
 from typing import IO, Any, Final
 
-from ml_diagnostics_common.exceptions import DiagnosticsError, ObjectNotFoundError
+from ml_diagnostics_common.exceptions import DiagnosticsError, ObjectNotFoundError, StorageError
 from ml_diagnostics_common.storage import LocalStorage, Storage
 from ml_diagnostics_common.xplane import Xplane, summary_of
 
@@ -102,6 +103,32 @@ class Collector:
             _failed(target, one) if isinstance(one, Exception) else one
             for (target, _), one in zip(written, collected, strict=True)
         ]
+
+    def without_partial_files(self, outcomes: Mapping[str, Outcome]) -> dict[str, Outcome]:
+        """Remove what failed hosts have left of their files: a partial one makes the session unreadable for others.
+
+        Args:
+            outcomes: By the targets' names.
+
+        Returns:
+            The same, with what was removed in the problem.
+        """
+        failed = [outcome for outcome in outcomes.values() if outcome.file_name and not outcome.is_there]
+        removed = in_parallel(self._remove_partial, failed)
+        cleared = {
+            outcome.name: replace(outcome, problem=f"{outcome.problem} (removed)")
+            for outcome, is_removed in zip(failed, removed, strict=True)
+            if is_removed is True
+        }
+        return {**outcomes, **cleared}
+
+    def _remove_partial(self, outcome: Outcome) -> bool:
+        path = self.session.path_of(outcome.file_name)
+        with suppress(ObjectNotFoundError, StorageError):
+            if not summary_of(Parts(self.storage, path)).is_whole:
+                self.storage.delete(path)
+                return True
+        return False
 
     def clean_up(self, staged: Sequence[tuple[Target, str]]) -> list[str]:
         """Removes the folders that targets wrote to on the way; returns what could not be removed.

@@ -10,6 +10,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
@@ -58,6 +59,7 @@ class GoogleApi:
     Args:
         settings: gcloud's.
         console: Told of every request, with `--verbose`.
+        role: The role on Compute to advise where a permission is missing.
         request_seconds: How long an answer may take, unless a request says otherwise.
         clock: Monotonic seconds.
         sleep: Waits a number of seconds.
@@ -68,12 +70,14 @@ class GoogleApi:
         settings: GcloudSettings,
         console: Console,
         *,
+        role: str = "roles/compute.instanceAdmin.v1",
         request_seconds: float = 30.0,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], object] = time.sleep,
     ) -> None:
         self.settings = settings
         self.console = console
+        self._role = role
         self._request_seconds = request_seconds
         self._clock = clock
         self._sleep = sleep
@@ -104,6 +108,17 @@ class GoogleApi:
     def principal(self) -> str:
         """Whom the credentials stand for, for messages."""
         return self.login.principal or getattr(self.login.credentials, "account", "") or "this login"
+
+    @property
+    @_once
+    def _storage_login(self) -> CloudEnvironment:
+        """The credentials; objects belong to no project, so none need be set."""
+        from xprofiler.cloud.login import find_login
+
+        if self.settings.project or "login" in self._made:
+            return self.login
+        environ = {**self.settings.environ, "CLOUDSDK_CORE_PROJECT": "none"}
+        return find_login(replace(self.settings, environ=environ), self.console)
 
     @property
     @_once
@@ -143,7 +158,7 @@ class GoogleApi:
         from ml_diagnostics_common.storage import GoogleCloudStorage
 
         is_emulated = bool(self.settings.environ.get("STORAGE_EMULATOR_HOST"))  # Nobody logs in there.
-        credentials = None if is_emulated else self.login.credentials
+        credentials = None if is_emulated else self._storage_login.credentials
         storage = GoogleCloudStorage(credentials, environ=self.settings.environ, deadline_seconds=seconds)
         self._connections.append(storage)
         return storage
@@ -182,7 +197,7 @@ class GoogleApi:
                 wait = backoff.failed(retry_after_seconds(error))
                 is_late = self._clock() - began + wait > _CALL_SECONDS or backoff.failures >= _MOST_TRIES
                 if is_late or not is_repeatable or not is_temporary(error):
-                    raise as_xprofiler_error(error, doing, self.project, self.principal) from error
+                    raise as_xprofiler_error(error, doing, self.project, self.principal, self._role) from error
                 self.console.detail(f"  {str(error) or type(error).__name__}: again in {wait:.1f} s")
                 self._sleep(wait)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import re
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -15,13 +16,20 @@ __all__ = ["as_xprofiler_error", "is_temporary", "operation_error", "retry_after
 
 _TEMPORARY: Final = frozenset({408, 429, 500, 502, 503, 504})
 _ROLES: Final[Mapping[str, str]] = {"tpu": "roles/tpu.viewer", "compute": "roles/compute.instanceAdmin.v1"}
+# Compute sends these with 403, as it does where a permission is missing.
+# https://cloud.google.com/compute/docs/api/best-practices#error-handling
+_RATE_LIMITS: Final = frozenset(
+    {"rateLimitExceeded", "userRateLimitExceeded", "concurrentLimitExceeded", "RATE_LIMIT_EXCEEDED"}
+)
+_UNKNOWN_ZONE: Final = re.compile(r"Invalid value for field 'zone'.*Unknown zone")  # Compute: 400 or 404.
+_QUOTAS: Final = frozenset({"quotaExceeded", "dailyLimitExceeded", "limitExceeded", "QUOTA_EXCEEDED"})
 
 
 def is_temporary(error: Exception) -> bool:
-    """Whether the same request may succeed later. One that was not answered in time has been waited for enough."""
+    """Return whether the same request may succeed later. One that timed out has been waited for long enough."""
     status = _status(error)
     if status:
-        return status in _TEMPORARY
+        return status in _TEMPORARY or (status == 403 and _told(error)[1] in _RATE_LIMITS)
     return isinstance(error, OSError | http.client.HTTPException) and not isinstance(error, TimeoutError)
 
 
@@ -31,14 +39,17 @@ def retry_after_seconds(error: Exception) -> float | None:
     return float(asked) if asked.isdecimal() else None
 
 
-def as_xprofiler_error(error: Exception, doing: str, project: str, principal: str) -> DiagnosticsError:
-    """Returns the error to raise for a request that failed.
+def as_xprofiler_error(
+    error: Exception, doing: str, project: str, principal: str, role: str = _ROLES["compute"]
+) -> DiagnosticsError:
+    """Return the error to raise for a request that failed.
 
     Args:
         error: What google-api-python-client, google-auth or the connection raised.
         doing: What was asked for: "list the VMs".
         project: The project's id.
         principal: Who asked.
+        role: The role on Compute that suffices for what the user asked for.
     """
     if isinstance(error, DiagnosticsError):
         return error
@@ -49,14 +60,18 @@ def as_xprofiler_error(error: Exception, doing: str, project: str, principal: st
     what = f"{what} as {principal}: {message.rstrip('. ')} (HTTP {status})"
     if status == 401:
         return NotPermittedError(f"{what}; log in again: 'gcloud auth login'")
+    if status == 429 or (status == 403 and reason in _RATE_LIMITS):
+        return XprofilerError(f"{what}; the quota of requests is used up for now: try again in a minute")
+    if status == 403 and reason in _QUOTAS:
+        return XprofilerError(
+            f"{what}; ask for more quota: https://console.cloud.google.com/iam-admin/quotas?project={project}"
+        )
     if status == 403:
-        return NotPermittedError(f"{what}; {_advice(error, message, reason, project, principal)}")
-    if status == 404:
+        return NotPermittedError(f"{what}; {_advice(error, message, reason, project, principal, role)}")
+    if status == 404 or (status == 400 and _UNKNOWN_ZONE.search(message)):
         return NotFoundError(what)
     if status in (408, 504):
         return TimedOutError(f"{what}; try again")
-    if status == 429:
-        return XprofilerError(f"{what}; the quota of requests is used up for now: try again in a minute")
     return XprofilerError(f"{what}{'; try again' if status >= 500 else ''}")
 
 
@@ -123,7 +138,7 @@ def _is_nobody_there(error: Exception) -> bool:
     return isinstance(error, google.auth.exceptions.TransportError) or bool(getattr(error, "retryable", False))
 
 
-def _advice(error: Exception, message: str, reason: str, project: str, principal: str) -> str:
+def _advice(error: Exception, message: str, reason: str, project: str, principal: str, role: str) -> str:
     service = "tpu" if "/v2/" in str(getattr(error, "uri", "")) else "compute"
     if reason in ("SERVICE_DISABLED", "accessNotConfigured") or "has not been used in project" in message:
         return (
@@ -131,4 +146,4 @@ def _advice(error: Exception, message: str, reason: str, project: str, principal
         )
     if reason == "ACCESS_TOKEN_SCOPE_INSUFFICIENT":
         return "give the machine's service account the scope https://www.googleapis.com/auth/cloud-platform"
-    return f"grant {principal} the role {_ROLES[service]} on project {project}"
+    return f"grant {principal} the role {role if service == 'compute' else _ROLES[service]} on project {project}"

@@ -95,6 +95,7 @@ class CaptureCommand:
 
         from ml_diagnostics_common.profiler_service import ProfilerService
 
+        from xprofiler.capture.bucket_access import BucketAccess
         from xprofiler.capture.capturing import Capture
         from xprofiler.capture.collecting import Outcome
         from xprofiler.capture.reserving import reserved
@@ -111,7 +112,9 @@ class CaptureCommand:
         with reserved(log_directory.capture_root, storage, time.localtime()) as session:
             names = ", ".join(target.name for target in found.targets)
             console.say(f"Capturing {options.duration} ms of {names}, all at the same moment.\n")
-            capture = Capture(session, options.duration, storage, console, ProfilerService(tell=console.detail))
+            service = ProfilerService(tell=console.detail)
+            access = BucketAccess(f"gs://{log_directory.bucket}") if log_directory.is_in_cloud else None
+            capture = Capture(session, options.duration, storage, console, service, bucket_access=access)
             try:
                 outcomes = capture.run(found.targets)
             except KeyboardInterrupt:

@@ -53,7 +53,7 @@ class ListCommand:
 
         directories = [LogDirectory.parse(text).path for text in options.log_directory]
         sought = Sought(options.zones, directories, options.vm_name, options.filter)
-        api = GoogleApi(GcloudSettings.load(), console)
+        api = GoogleApi(GcloudSettings.load(), console, role="roles/compute.viewer")
         with told_if_slow(console, "Waiting for the list ..."):
             viewers = viewers_of(api, sought, options.extra, is_on_gke=options.gke).find(sought)
         if not options.gke and not all(viewer.url for viewer in viewers):

@@ -10,19 +10,20 @@ from __future__ import annotations
 import hashlib
 import shutil
 import threading
-from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import NamedTuple
 from urllib.parse import quote
 
-from ml_diagnostics_common import storage
+from ml_diagnostics_common.xplane import read_xplane
 
 from xprofiler.exceptions import XprofilerError
 from xprofiler.summary.profiles import Profile
-from xprofiler.summary.storage_errors import translated
+from xprofiler.summary.stores import store_for, translated
 
 __all__ = ["PrivateCopy", "xprof_name"]
 
+_DAMAGED = ".damaged"
 _LONGEST_NAME = 160
 _DOWNLOADS = 4  # At once: each is in memory as a whole.
 _LOOKS = 16  # At once, at what is there already.
@@ -38,12 +39,13 @@ class PrivateCopy:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._lock = threading.Lock()
-        self._placed: dict[str, dict[str, _State]] = {}
+        self._placed: dict[str, _Placed] = {}
 
     def place(self, profile: Profile) -> dict[str, Path]:
-        """Puts a profile there, unless it is there as it is now, and returns its files by host.
+        """Put a profile there, unless it is there as it is now, and return its files by host.
 
-        What XProf has computed of an earlier state goes: a host's file may have come later than the others'.
+        A file that is empty or cut short is put where XProf does not find it: it would fail for all hosts. What XProf
+        has computed of an earlier state is removed: a host's file may have been written later than the others'.
 
         Raises:
             NotPermittedError: A file may not be read.
@@ -52,19 +54,19 @@ class PrivateCopy:
         """
         run, _, session = xprof_name(profile.name).rpartition("/")
         target = self.folder / run / "plugins" / "profile" / session
-        files = {host: target / f"{host}.xplane.pb" for host in profile.xplanes}
+        aside = self.folder / _DAMAGED / run / session
         with self._lock:
             placed = self._placed.get(profile.name)
-            if placed is None or placed != _states(profile):
+            if placed is None or placed.states != _states(profile):
                 self._placed.pop(profile.name, None)
                 try:
-                    self._placed[profile.name] = _fill(target, profile, files)
+                    placed = self._placed[profile.name] = _fill(target, aside, profile)
                 except OSError as error:
                     raise XprofilerError(
                         f"cannot copy {profile.folder} to {self.folder}: {error.strerror or error}; make room there, "
                         "or set TMPDIR to a folder that has it"
                     ) from error
-        return files
+        return placed.files
 
 
 def xprof_name(name: str) -> str:
@@ -81,6 +83,13 @@ _State = tuple[int, int]
 """What is different when a file is: its size and time of change, or its generation and 0."""
 
 
+class _Placed(NamedTuple):
+    """A profile that was put there: the states of its files, by their paths, and its files by host."""
+
+    states: dict[str, _State]
+    files: dict[str, Path]
+
+
 def _states(profile: Profile) -> dict[str, _State]:
     """The states of a profile's files, by their paths: a capture that asks a host again writes its file again."""
     with ThreadPoolExecutor(_LOOKS) as threads:
@@ -92,16 +101,22 @@ def _state(path: str) -> _State:
         found = Path(path).stat()
         return found.st_size, found.st_mtime_ns
     with translated():
-        return storage.storage_for(path).read_with_generation(path, first_bytes=1)[1], 0
+        return store_for(path).read_with_generation(path, first_bytes=1)[1], 0
 
 
-def _fill(target: Path, profile: Profile, files: Mapping[str, Path]) -> dict[str, _State]:
-    """Brings the files, and returns the states that they were in."""
-    shutil.rmtree(target, ignore_errors=True)
-    target.mkdir(parents=True, mode=0o700)
+def _fill(target: Path, aside: Path, profile: Profile) -> _Placed:
+    """Bring the files; those that are not whole into another folder."""
+    for folder in (target, aside):
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True, mode=0o700)
+    files = {host: target / f"{host}.xplane.pb" for host in profile.xplanes}
     with ThreadPoolExecutor(_DOWNLOADS) as threads:
         states = threads.map(_fetch, profile.xplanes.values(), (files[host] for host in profile.xplanes))
-        return dict(zip(profile.xplanes.values(), states, strict=True))
+        placed = _Placed(dict(zip(profile.xplanes.values(), states, strict=True)), files)
+    for host, file in files.items():
+        if not read_xplane(file).is_whole:
+            files[host] = file.rename(aside / file.name)
+    return placed
 
 
 def _fetch(path: str, file: Path) -> _State:
@@ -110,6 +125,6 @@ def _fetch(path: str, file: Path) -> _State:
         file.symlink_to(path)
         return state
     with translated():
-        data, generation = storage.read_with_generation(path)
+        data, generation = store_for(path).read_with_generation(path)
     file.write_bytes(data)
     return generation, 0

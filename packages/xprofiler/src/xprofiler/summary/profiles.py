@@ -14,10 +14,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from ml_diagnostics_common import storage
-
 from xprofiler.exceptions import NotFoundError, UsageError
-from xprofiler.summary.storage_errors import translated
+from xprofiler.summary.stores import store_for, translated
 
 __all__ = ["Profile", "find_profile", "find_profiles", "profiles_among"]
 
@@ -70,7 +68,7 @@ def find_profiles(path: str, *, answer_seconds: float = 10.0) -> list[Profile]:
         return profiles_among([root], posixpath.dirname(root))
     with translated():
         places = _KNOWN_PLACES if "://" in root else ()
-        store = storage.storage_for(root, deadline_seconds=answer_seconds)
+        store = store_for(root, answer_seconds)
         found = [each for place in places for each in store.list_prefix(f"{root}/{place}")]
         return profiles_among(map(_slashed, found or store.list_prefix(f"{root}/")), root)
 

@@ -90,7 +90,7 @@ def _text(data: bytes) -> str:
 
 @functools.cache
 def _message_class(name: str) -> Any:
-    from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+    from google.protobuf import descriptor_pb2, descriptor_pool, message_factory  # type: ignore[import-untyped]
 
     field_type = descriptor_pb2.FieldDescriptorProto
     file = descriptor_pb2.FileDescriptorProto(name="xprofiler/xplane.proto", package="xprofiler", syntax="proto3")

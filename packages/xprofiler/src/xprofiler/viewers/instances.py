@@ -113,6 +113,19 @@ class Instances:
         )
         self._finish(zone, self._api.execute(request, doing), doing, timeout_seconds)
 
+    def serial_output(self, zone: str, name: str, *, timeout_seconds: float = 20.0) -> str:
+        """Return what a VM has written to its first serial port, where its startup script logs.
+
+        Raises:
+            NotFoundError: There is none of that name.
+            XprofilerError: It could not be asked for.
+        """
+        request = self._api.compute.instances().getSerialPortOutput(
+            project=self._api.project, zone=checked_name(zone, "zone"), instance=checked_name(name, "VM")
+        )
+        doing = f"read the serial port of the VM {name} in zone {zone}"
+        return str(self._api.execute(request, doing, timeout_seconds=timeout_seconds).get("contents", ""))
+
     def _finish(self, zone: str, operation: dict[str, Any], doing: str, timeout_seconds: float) -> None:
         """Waits until an operation is done; the API answers when it is, or after two minutes."""
         deadline = self._clock() + timeout_seconds

@@ -72,8 +72,11 @@ class ViewersOnCompute:
         instances = self._api.compute.instances()
         if len(wanted) == 1:
             request = instances.list(zone=min(wanted), fields=f"nextPageToken,items({_FIELDS})", **asked)
-            for page in self._api.pages(request, instances.list_next, _LISTING):
-                yield from page.get("items", ())
+            try:
+                for page in self._api.pages(request, instances.list_next, _LISTING):
+                    yield from page.get("items", ())
+            except NotFoundError as error:
+                raise self._without_zones(wanted) from error
             return
         fields = f"nextPageToken,items/*/instances({_FIELDS}),items/*/warning/code"
         request = instances.aggregatedList(fields=fields, returnPartialSuccess=True, **asked)
@@ -87,4 +90,7 @@ class ViewersOnCompute:
                     if part.get("warning", {}).get("code") == "UNREACHABLE":
                         self._api.console.say(f"note: {zone} does not answer: its VMs are missing")
         if unseen:  # Every zone that there is comes up, with VMs or without.
-            raise NotFoundError(f"there is no zone {', '.join(sorted(unseen))} in project {self._api.project}")
+            raise self._without_zones(unseen)
+
+    def _without_zones(self, zones: Collection[str]) -> NotFoundError:
+        return NotFoundError(f"there is no zone {', '.join(sorted(zones))} in project {self._api.project}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import shlex
 import time
 from collections.abc import Callable, Sequence
@@ -25,6 +26,8 @@ __all__ = ["SetupTimes", "ViewerSetup"]
 
 _ENDING = ("STOPPING", "SUSPENDING", "SUSPENDED", "TERMINATED")
 _LOOKS_FOR_A_LATE_VM = 4
+_SHOWN_LINES = 40
+_CONTROLS = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
 @dataclass(frozen=True)
@@ -134,7 +137,11 @@ class ViewerSetup:
             raise
         self._may_come_late = False
         self._console.say(f"The VM {self.name} is there; XProf is being installed on it.")
-        status = self._wait()
+        try:
+            status = self._wait()
+        except DiagnosticsError:
+            self._show_log()  # With the VM, it would be deleted.
+            raise
         self._label(status)
         return self._ways_to_it(status)
 
@@ -253,6 +260,17 @@ class ViewerSetup:
         if state in _ENDING:
             raise XprofilerError(f"the VM {name} was stopped while XProf was being installed on it ({state})")
 
+    def _show_log(self) -> None:
+        try:
+            log = self._instances.serial_output(self.zone, self.name)
+        except DiagnosticsError as error:
+            self._console.detail(f"  {error}")
+            return
+        lines = [_CONTROLS.sub("", line).rstrip() for line in log.splitlines()[-_SHOWN_LINES:]]
+        if lines:
+            self._console.say(f"The last lines of the serial port of {self.name}:")
+            self._console.say("".join(f"  {line}\n" for line in lines))
+
     def _too_late(self, told: StartupStatus) -> str:
         name, zone = self._plan.name, self._plan.zone
         if told.step:
@@ -263,9 +281,8 @@ class ViewerSetup:
                 "(roles/storage.objectUser), and does it reach the internet?"
             )
         return (
-            f"XProf did not answer on {name} within {self._times.startup:g} s; {why}. What it says: "
-            f"'gcloud compute instances get-serial-port-output {name} --zone={zone}', with "
-            "--auto-delete-on-failure-off"
+            f"XProf did not answer on {name} within {self._times.startup:g} s; {why}. To look at the VM, keep it with "
+            f"--auto-delete-on-failure-off: 'gcloud compute instances get-serial-port-output {name} --zone={zone}'"
         )
 
     def _label(self, status: StartupStatus) -> None:
