@@ -59,11 +59,11 @@ job: 50.00 % goodput
   disruption        cost   infrastructure     init   restore   data loading   recompute   steps lost
            1   1 min 8 s           17.0 s   6.00 s    3.00 s         2.00 s      40.0 s            4
 
-  1: attempt 1 was last heard of at 2023-11-14 22:15:03Z with step 9 in flight; \
+  1: attempt 1 had its last event at 2023-11-14 22:15:03Z with step 9 in flight; \
 resumed at 2023-11-14 22:15:30Z from step 6
 
-  attempt   began                      lasted    steps   kept   lost   how it ended
-        1   2023-11-14 22:13:20Z   1 min 43 s   0 to 9      6      4   ended without a word
+  attempt   began                      lasted    steps   kept   lost   outcome
+        1   2023-11-14 22:13:20Z   1 min 43 s   0 to 9      6      4   exited without recording its end
         2   2023-11-14 22:15:30Z   1 min 10 s   6 to 9      4      0   job end recorded
 
   attempt                            1            2
@@ -122,7 +122,7 @@ def test_a_disruption_without_a_step_since_does_not_name_one() -> None:
 
 def test_a_step_whose_end_was_recorded_was_not_in_flight() -> None:
     history = History().start(0).steps(range(3), at=0).step_end(2, 29).start(100).steps(range(3, 5), at=100)
-    assert "attempt 1 was last heard of at 2023-11-14 22:13:49Z after step 2; " in format_text(report_of(history))
+    assert "attempt 1 had its last event at 2023-11-14 22:13:49Z after step 2; " in format_text(report_of(history))
 
 
 def test_an_attempt_whose_end_was_recorded_is_not_called_lost() -> None:
@@ -266,7 +266,10 @@ def test_json_tells_the_same_with_every_bucket(report: JobReport) -> None:
             "recompute_seconds": 40.0,
         }
     ]
-    assert [attempt["ended"] for attempt in told["attempts"]] == ["ended without a word", "job end recorded"]
+    assert [attempt["ended"] for attempt in told["attempts"]] == [
+        "exited without recording its end",
+        "job end recorded",
+    ]
     assert told["attempts"][1]["bucket_seconds"]["PRODUCTIVE"] == 40.0
     assert [attempt["custom_seconds"] for attempt in told["attempts"]] == [{}, {"EVALUATION": 5.0}]
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from ml_goodput_measurement.partition import Bucket
+from ml_goodput_measurement.process_outcome import ProcessOutcome
 
 __all__ = [
     "Activity",
@@ -23,6 +24,7 @@ __all__ = [
     "JobEnd",
     "JobStart",
     "Mark",
+    "ProcessEnd",
     "SliceCount",
     "read_events",
 ]
@@ -47,6 +49,17 @@ class JobEnd(NamedTuple):
     """The job said that it was done."""
 
     time_ns: int
+
+
+class ProcessEnd(NamedTuple):
+    """The process that recorded the job exited without recording the job's end."""
+
+    time_ns: int
+    started_ns: int
+    """The start of the attempt that it recorded last."""
+    outcome: ProcessOutcome
+    exception: str = ""
+    """The exception's type; empty for none."""
 
 
 class Mark(NamedTuple):
@@ -87,7 +100,7 @@ class SliceCount(NamedTuple):
     """Slices that are there."""
 
 
-Event = JobStart | JobEnd | Mark | CheckpointProgress | SliceCount
+Event = JobStart | JobEnd | ProcessEnd | Mark | CheckpointProgress | SliceCount
 
 
 @dataclass(slots=True)
@@ -210,7 +223,7 @@ def _read_other(payload: Payload, batch: EventBatch) -> None:
     if "event_type" in payload:
         _read_checkpoint_operation(payload, batch)
         return
-    for key in payload:
+    for key in payload if "process_outcome" not in payload else ("process_outcome",):
         parser = _PARSERS.get(key)
         if parser is not None:
             batch.others.append(parser(payload))
@@ -280,6 +293,17 @@ def _read_slice_count(payload: Payload) -> Event:
     return SliceCount(_nanoseconds(payload["elastic_slice_counts_timestamp"]), active, total, available)
 
 
+def _read_process_end(payload: Payload) -> Event:
+    # One that returned has a job_end_time, for readers that know nothing else.
+    ended = payload["process_ended"] if "process_ended" in payload else payload["job_end_time"]
+    return ProcessEnd(
+        _nanoseconds(ended),
+        _nanoseconds(payload["process_began"]),
+        ProcessOutcome(payload["process_outcome"]),
+        str(payload.get("process_exception") or ""),
+    )
+
+
 def _read_checkpoint_operation(payload: Payload, batch: EventBatch) -> None:
     kind = payload["event_type"]
     if kind == "save":
@@ -301,6 +325,7 @@ def _read_checkpoint_operation(payload: Payload, batch: EventBatch) -> None:
 def _parsers() -> dict[str, Callable[[Payload], Event]]:
     parsers: dict[str, Callable[[Payload], Event]] = {
         "job_start_time": lambda payload: JobStart(_nanoseconds(payload["job_start_time"])),
+        "process_outcome": _read_process_end,
         "job_end_time": lambda payload: JobEnd(_nanoseconds(payload["job_end_time"])),
         "checkpoint_progress_started": lambda payload: CheckpointProgress(
             _step(payload["checkpoint_progress_step"]), _nanoseconds(payload["checkpoint_progress_started"])

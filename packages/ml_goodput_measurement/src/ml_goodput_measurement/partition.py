@@ -37,11 +37,16 @@ class Bucket(enum.Enum):
 
 
 class AttemptEnd(enum.Enum):
-    """How an attempt ended, as far as its records say."""
+    """The outcome of an attempt, as far as its records say."""
 
     RUNNING = "running"
     JOB_END = "job end recorded"
-    LOST = "ended without a word"
+    EXITED = "process exited"
+    """Without an exception, and without recording the job's end."""
+    FAILED = "failed"
+    """By an uncaught exception."""
+    LOST = "exited without recording its end"
+    """Killed, for example: nothing says more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +86,8 @@ class AttemptSummary:
     """Nanoseconds a bucket, up to the next attempt's start; they sum to that span."""
     custom: Mapping[str, int] = field(default_factory=dict)
     """Nanoseconds a custom event type; they sum to `buckets[Bucket.CUSTOM]`."""
+    exception: str = ""
+    """Type of the uncaught exception, such as ValueError; empty for every other outcome."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +143,7 @@ class JobReport:
     start_ns: int
     end_ns: int
     running: bool
-    """True while no job end is the last word."""
+    """False after the job's end was recorded, or its process exited or is gone; see the last attempt's `ended`."""
     buckets: Mapping[Bucket, int]
     """Nanoseconds a bucket; every bucket is there; they sum to `end_ns - start_ns`."""
     custom: Mapping[str, int]

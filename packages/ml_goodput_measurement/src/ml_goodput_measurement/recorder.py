@@ -28,10 +28,12 @@ from ml_diagnostics_common.journal import Journal
 from ml_diagnostics_common.payload import encode_payload, encode_text
 from ml_diagnostics_common.steady_clock import now_ns, steadied
 
+from ml_goodput_measurement import process_end
 from ml_goodput_measurement.copies import RebuiltFromArguments
 from ml_goodput_measurement.moments import Moment as GivenMoment
 from ml_goodput_measurement.moments import posix_seconds
 from ml_goodput_measurement.names import checked_name, event_type, shown
+from ml_goodput_measurement.process_outcome import ProcessOutcome
 
 if TYPE_CHECKING:
     from ml_diagnostics_common.cloud_logging import LoggingTransport
@@ -106,6 +108,8 @@ class GoodputRecorder(RebuiltFromArguments):
         self._shipper: Shipper | None = None
         self._last_step: int | None = None
         self._has_started = False
+        self._started = "0"
+        """When the last job start was, as JSON."""
         if self._enabled:
             self._open(int(background_batch_size), float(background_max_latency_s))
         self._remember(GoodputRecorder, arguments, names_before)
@@ -137,6 +141,7 @@ class GoodputRecorder(RebuiltFromArguments):
                 log_once(
                     logging.WARNING, "a copy without a cloud", "This process cannot ship what it records: %s", error
                 )
+        process_end.watch()
 
     def __setstate__(self, state: Any) -> None:
         self._is_copy = True
@@ -181,8 +186,9 @@ class GoodputRecorder(RebuiltFromArguments):
         progress.publish("init")
         if self._enabled:
             self._journal.look()
-            self._record("job_start_time", start_time)
+            self._started = self._record("job_start_time", start_time)
             self._journal.sync(timeout_seconds=0)
+            process_end.job_started(self)
             if not self._has_started:
                 self._has_started = True
                 background.start(self._warn_if_ended_before)
@@ -194,6 +200,7 @@ class GoodputRecorder(RebuiltFromArguments):
         if self._enabled:
             self._journal.look()
             self._record("job_end_time", end_time)
+            process_end.job_ended(self)
             self._journal.sync(timeout_seconds=1.0)
 
     @guarded
@@ -325,6 +332,18 @@ class GoodputRecorder(RebuiltFromArguments):
 
         warn_if_ended_before(self._journal.folder, self.job_name, self._journal.writer)
 
+    def _record_process_end(self, outcome: ProcessOutcome, exception: str) -> None:
+        """Record that this process exits, while the job that it started has not ended."""
+        progress.publish("ended")
+        details = f'"process_outcome":"{outcome.value}","process_began":{self._started},'
+        if exception:
+            details += f'"process_exception":{encode_text(exception)},'
+        # A program that returned is done: the public package's calculator is to read that, too. After a failure the job
+        # is likely to be restarted, and that calculator raises ValueError while a job goes on after a job end.
+        key = "job_end_time" if outcome is ProcessOutcome.RETURNED else "process_ended"
+        self._journal.look()
+        self._record(key, None, details)
+
     def _publish_step(self, step: int) -> None:
         self._last_step = step
         progress.publish("step", step)
@@ -333,8 +352,12 @@ class GoodputRecorder(RebuiltFromArguments):
         """What stood between steps, or before the first, has ended."""
         progress.publish("init" if self._last_step is None else "step", self._last_step)
 
-    def _record(self, key: str, moment: Moment, details: str = "") -> None:
-        """Appends an event: `details`, which is JSON that ends with a comma, then when it happened, under `key`."""
+    def _record(self, key: str, moment: Moment, details: str = "") -> str:
+        """Append an event: `details`, which is JSON that ends with a comma, then when it happened, under `key`.
+
+        Returns:
+            When it happened, as JSON.
+        """
         now = str(now_ns())
         # The digits of the stamp with a point among them are the seconds: nothing is calculated or formatted.
         seconds = f"{now[:-9]}.{now[-9:]}" if moment is None else repr(steadied(posix_seconds(moment)))
@@ -342,6 +365,7 @@ class GoodputRecorder(RebuiltFromArguments):
         self._journal.append_text(now, payload)
         if self._cloud_logger is not None:
             self._cloud_logger.write_cloud_logging_entry(json.loads(payload))
+        return seconds
 
 
 def _phase_of(event_type: str) -> str:

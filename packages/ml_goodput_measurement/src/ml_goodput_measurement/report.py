@@ -137,7 +137,7 @@ def continuation_notes(attempts: Sequence[AttemptSummary]) -> list[str]:
 
 
 def _headline(report: JobReport) -> list[str]:
-    state = "still running" if report.running else "ended"
+    state = _state(report)
     lines = [
         f"{one_line(report.job_name, 100)}: {report.goodput_percent:.2f} % goodput",
         "",
@@ -155,6 +155,20 @@ def _headline(report: JobReport) -> list[str]:
     if report.ideal_step_seconds is not None:
         lines.append(f"  ideal step   {format_duration(round(report.ideal_step_seconds * _SECOND))}")
     return lines
+
+
+def _state(report: JobReport) -> str:
+    """Return how the job is: what its last attempt ended with, or that it has not."""
+    last = report.attempts[-1]
+    if report.running:
+        return "still running"
+    if last.ended is AttemptEnd.EXITED:
+        return "ended: the process exited without recording the job's end"
+    if last.ended is AttemptEnd.FAILED:
+        return f"failed: {one_line(last.exception, 80)}"
+    if last.ended is AttemptEnd.LOST:
+        return f"no events since {format_clock(report.end_ns)} (process gone)"
+    return "ended"
 
 
 def _bucket_table(report: JobReport) -> list[str]:
@@ -206,7 +220,11 @@ def _disruption_stories(report: JobReport) -> list[str]:
 
 def _disruption_story(report: JobReport, disruption: Disruption) -> str:
     cut_short = report.attempts[disruption.attempt - 1]
-    ended = "ended" if cut_short.ended is AttemptEnd.JOB_END else "was last heard of"
+    ended = {
+        AttemptEnd.JOB_END: "ended",
+        AttemptEnd.EXITED: "exited",
+        AttemptEnd.FAILED: f"failed ({one_line(cut_short.exception, 80)})",
+    }.get(cut_short.ended, "had its last event")
     in_flight = disruption.step_in_flight
     reached = f"after step {cut_short.last_step}" if in_flight is None else f"with step {in_flight} in flight"
     resumed = ", no step since" if disruption.resumed_step is None else f" from step {disruption.resumed_step}"
@@ -220,7 +238,7 @@ def _disruption_story(report: JobReport, disruption: Disruption) -> str:
 def _attempt_table(report: JobReport) -> list[str]:
     if len(report.attempts) < 2:
         return []
-    cells: list[tuple[str, ...]] = [("attempt", "began", "lasted", "steps", "kept", "lost", "how it ended")]
+    cells: list[tuple[str, ...]] = [("attempt", "began", "lasted", "steps", "kept", "lost", "outcome")]
     cells += [_attempt(attempt) for attempt in _first_and_last(report.attempts)]
     return _with_gap(_columns(cells, align="><>>>><"), len(report.attempts), "attempt")
 
@@ -234,7 +252,7 @@ def _attempt(attempt: AttemptSummary) -> tuple[str, ...]:
         steps,
         str(attempt.steps_kept),
         str(attempt.steps_lost),
-        attempt.ended.value,
+        f"{attempt.ended.value}: {one_line(attempt.exception, 40)}" if attempt.exception else attempt.ended.value,
     )
 
 
@@ -326,6 +344,7 @@ def as_dict(report: JobReport) -> dict[str, Any]:
         "start": _rfc3339(report.start_ns),
         "end": _rfc3339(report.end_ns),
         "running": report.running,
+        "state": _state(report),
         "wall_seconds": report.wall_ns / _SECOND,
         "excluded_seconds": report.buckets[Bucket.EXCLUDED] / _SECOND,
         "goodput_percent": report.goodput_percent,
@@ -366,6 +385,7 @@ def _attempt_dict(attempt: AttemptSummary) -> dict[str, Any]:
         "start": _rfc3339(attempt.start_ns),
         "end": _rfc3339(attempt.end_ns),
         "ended": attempt.ended.value,
+        "exception": attempt.exception or None,
         "first_step": attempt.first_step,
         "last_step": attempt.last_step,
         "steps_kept": attempt.steps_kept,

@@ -8,11 +8,16 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
+from ml_goodput_measurement.events import ProcessEnd
 from ml_goodput_measurement.ledger.facts import NEVER_NS, Facts, rises
 from ml_goodput_measurement.ledger.marks import Interval
 from ml_goodput_measurement.ledger.runs import recorded_end
+from ml_goodput_measurement.process_outcome import ProcessOutcome
 
-__all__ = ["Attempt", "Attempts", "Changes"]
+__all__ = ["PROCESS_GONE", "Attempt", "Attempts", "Changes"]
+
+PROCESS_GONE = -1
+"""In place of the moment of a query: the job's process is gone, so its life ends with the last thing it recorded."""
 
 
 @dataclass(slots=True)
@@ -104,15 +109,36 @@ class Attempts:
         return bisect_left(self.facts.steps.numbers, attempt.cut, attempt.first, attempt.stop)
 
     def is_undecided(self, index: int) -> bool:
-        """Whether nobody knows yet if an attempt's last step counts: no later attempt made steps, no job end."""
+        """Return True while it is not known if an attempt's last step counts: no later steps, no end of the job."""
         attempt = self._attempts[index]
-        return attempt.cut == NEVER_NS and not self.ended(index, self.facts.steps.times[attempt.stop - 1])
+        return attempt.cut == NEVER_NS and not self.completed(index, self.facts.steps.times[attempt.stop - 1])
 
     def ended(self, index: int, since_ns: int) -> bool:
         """Whether a job end was recorded in an attempt, at a moment or later."""
         job_ends = self.facts.job_ends
         position = bisect_left(job_ends, since_ns)
         return position < len(job_ends) and job_ends[position] <= self.next_start_ns(index)
+
+    def process_end(self, index: int) -> ProcessEnd | None:
+        """Return the recorded exit of the process that made an attempt; None if none was, or the process went on."""
+        if not self.facts.process_ends:
+            return None
+        job_starts = self.facts.job_starts
+        position = bisect_right(job_starts, self._attempts[index].start_ns)
+        end = self.facts.process_ends.get(job_starts[position - 1]) if position else None
+        # A process may make several attempts, without a job start between them: its end is that of the last one.
+        if end is None or self.next_start_ns(index) < (
+            job_starts[position] if position < len(job_starts) else NEVER_NS
+        ):
+            return None
+        return end
+
+    def completed(self, index: int, since_ns: int) -> bool:
+        """Return True if an attempt recorded the job's end since a moment, or reached its program's last line."""
+        if self.ended(index, since_ns):
+            return True
+        end = self.process_end(index)
+        return end is not None and end.outcome is ProcessOutcome.RETURNED and end.time_ns >= since_ns
 
     def kept_steps(self, index: int) -> tuple[int, int]:
         """Returns how many steps of an attempt count, and the number of the last; one in flight does not count."""
@@ -137,10 +163,19 @@ class Attempts:
         return list(pairwise(stepping))
 
     def wall_end(self, now_ns: int) -> tuple[int, bool]:
-        """Returns the end of the wall time, and whether the job still runs."""
+        """Return the end of the wall time, and whether the job still runs.
+
+        Args:
+            now_ns: The moment of the query, or `PROCESS_GONE`.
+        """
         job_ends = self.facts.job_ends
         if job_ends and job_ends[-1] == self.facts.latest_border_ns():
             return job_ends[-1], False
+        end = self.process_end(len(self) - 1) if self._attempts else None
+        if end is not None and end.time_ns >= self.facts.latest_border_ns():
+            return end.time_ns, False
+        if now_ns == PROCESS_GONE:
+            return self.facts.last_before(NEVER_NS), False
         return max(now_ns, self.facts.last_before(NEVER_NS)), True
 
     def to_state(self) -> list[Any]:

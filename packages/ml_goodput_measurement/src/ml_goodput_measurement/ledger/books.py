@@ -359,6 +359,9 @@ class Books:
     def _estimated_end(self, index: int, start_ns: int, end_ns: int) -> int:
         """Returns the end of a step that nobody recorded: after the median step time, or at the next event."""
         following_ns = min(end_ns, self._facts.next_after(start_ns))
+        process_end = self._attempts.process_end(index)
+        if process_end is not None and process_end.time_ns > start_ns:
+            following_ns = min(following_ns, process_end.time_ns)
         median_ns = self._own_median_ns(index) or self._step_times.median_ns()
         return following_ns if median_ns is None else min(start_ns + median_ns, following_ns)
 

@@ -10,6 +10,7 @@ from ml_goodput_measurement.ledger.books import Books
 from ml_goodput_measurement.ledger.marks import Interval
 from ml_goodput_measurement.ledger.runs import recorded_end
 from ml_goodput_measurement.partition import AttemptEnd, AttemptSummary, Bucket, Disruption
+from ml_goodput_measurement.process_outcome import ProcessOutcome
 
 __all__ = ["summarize_attempts", "summarize_disruptions"]
 
@@ -63,12 +64,21 @@ def _summarize(attempts: Attempts, books: Books, index: int, end_ns: int, *, run
     next_ns = min(end_ns, attempts.next_start_ns(index))
     account = books.account_of(index, next_ns, running=running)
     account.split_startup()
-    ended = AttemptEnd.JOB_END if attempts.ended(index, attempt.start_ns) else AttemptEnd.LOST
+    process_end = attempts.process_end(index)
+    last_ns = attempts.facts.last_before(next_ns)
+    if attempts.ended(index, attempt.start_ns):
+        ended = AttemptEnd.JOB_END
+    elif process_end is None:
+        ended = AttemptEnd.LOST
+    else:
+        ended = AttemptEnd.FAILED if process_end.outcome is ProcessOutcome.FAILED else AttemptEnd.EXITED
+        last_ns = max(last_ns, min(process_end.time_ns, next_ns))
     return AttemptSummary(
         number=index + 1,
         start_ns=attempt.start_ns,
-        end_ns=end_ns if is_last else max(attempt.start_ns, attempts.facts.last_before(next_ns)),
+        end_ns=end_ns if is_last else max(attempt.start_ns, last_ns),
         ended=AttemptEnd.RUNNING if is_last and running else ended,
+        exception=process_end.exception if process_end is not None and ended is AttemptEnd.FAILED else "",
         first_step=numbers[attempt.first] if attempt.has_steps else None,
         last_step=numbers[attempt.stop - 1] if attempt.has_steps else None,
         steps_kept=attempts.kept_steps(index)[0],
@@ -82,7 +92,7 @@ def _summarize(attempts: Attempts, books: Books, index: int, end_ns: int, *, run
 def _step_in_flight(attempts: Attempts, index: int) -> int | None:
     """Returns the number of an attempt's last step, unless the end of that step, or of the job, was recorded."""
     facts, final = attempts.facts, attempts[index].stop - 1
-    if attempts.ended(index, facts.steps.times[final]):
+    if attempts.completed(index, facts.steps.times[final]):
         return None
     if recorded_end(facts, final, attempts.next_start_ns(index)) is not None:
         return None

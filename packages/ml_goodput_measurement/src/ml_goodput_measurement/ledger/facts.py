@@ -18,12 +18,14 @@ from ml_goodput_measurement.events import (
     JobEnd,
     JobStart,
     Mark,
+    ProcessEnd,
     SliceCount,
 )
 from ml_goodput_measurement.ledger.marks import Interval, Marks
 from ml_goodput_measurement.ledger.overlays import Overlay, Overlays
 from ml_goodput_measurement.ledger.slice_counts import SliceCounts
 from ml_goodput_measurement.partition import Bucket
+from ml_goodput_measurement.process_outcome import ProcessOutcome
 
 __all__ = ["NEVER_NS", "CheckpointKey", "Facts", "Steps", "rises"]
 
@@ -80,6 +82,8 @@ class Facts:
         self.step_ends = Steps()
         self.job_starts: list[int] = []
         self.job_ends: list[int] = []
+        self.process_ends: dict[int, ProcessEnd] = {}
+        """Ends of processes that had not recorded the job's end, by the job start that they had recorded last."""
         self.slices = SliceCounts()
         self.checkpoint_progress = Steps()
         """When checkpoints of steps started."""
@@ -129,6 +133,8 @@ class Facts:
                 return self._add_border(self.job_starts, time_ns)
             case JobEnd(time_ns):
                 return self._add_border(self.job_ends, time_ns)
+            case ProcessEnd():
+                return self._add_process_end(event)
             case CheckpointProgress(step, time_ns):
                 return time_ns if self.checkpoint_progress.insert(time_ns, step) else NEVER_NS
             case SliceCount(time_ns):
@@ -138,6 +144,13 @@ class Facts:
         changed_ns = _insert(column, time_ns)
         self.attempts_changed_from_ns = min(self.attempts_changed_from_ns, changed_ns)
         return changed_ns
+
+    def _add_process_end(self, end: ProcessEnd) -> int:
+        known = self.process_ends.get(end.started_ns)
+        if known is not None and known >= end:
+            return NEVER_NS
+        self.process_ends[end.started_ns] = end
+        return end.started_ns
 
     def _add_mark(self, mark: Mark) -> int:
         marks = self.marks.setdefault(mark.activity, Marks())
@@ -167,7 +180,7 @@ class Facts:
         """The number of facts."""
         checkpoints = sum(map(len, self.checkpoints.values()))
         marks = sum(len(marks.codes) for marks in self.marks.values())
-        rest = len(self.job_starts) + len(self.job_ends) + len(self.slices.counts)
+        rest = len(self.job_starts) + len(self.job_ends) + len(self.process_ends) + len(self.slices.counts)
         return sum(map(len, self.columns())) + checkpoints + marks + rest
 
     def columns(self) -> list[array[int]]:
@@ -181,6 +194,7 @@ class Facts:
         return {
             "job_starts": self.job_starts,
             "job_ends": self.job_ends,
+            "process_ends": list(self.process_ends.values()),
             "slices": self.slices.counts,
             "load_sums": self.loads.sums(),
             "marks": [[bucket.value, label, [*marks.codes]] for (bucket, label), marks in self.marks.items()],
@@ -196,6 +210,8 @@ class Facts:
         facts.checkpoint_progress.times, facts.checkpoint_progress.numbers = columns[5:7]
         facts.saved_steps.times, facts.saved_steps.numbers = columns[7:9]
         facts.job_starts, facts.job_ends = state["job_starts"], state["job_ends"]
+        for time_ns, started_ns, outcome, exception in state["process_ends"]:
+            facts.process_ends[started_ns] = ProcessEnd(time_ns, started_ns, ProcessOutcome(outcome), exception)
         facts.slices = SliceCounts([SliceCount(*count) for count in state["slices"]])
         overlays = []
         for name, label, codes in state["marks"]:

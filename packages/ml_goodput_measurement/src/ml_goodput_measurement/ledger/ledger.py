@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ml_goodput_measurement.events import EventBatch
-from ml_goodput_measurement.ledger.attempts import Attempts
+from ml_goodput_measurement.ledger.attempts import PROCESS_GONE, Attempts
 from ml_goodput_measurement.ledger.books import Books
 from ml_goodput_measurement.ledger.checkpoints import CheckpointOverlays
 from ml_goodput_measurement.ledger.disruptions import summarize_attempts, summarize_disruptions
@@ -28,7 +28,7 @@ from ml_goodput_measurement.ledger.marks import Interval
 from ml_goodput_measurement.ledger.windows import Life, Window, exclude
 from ml_goodput_measurement.partition import AttemptSummary, Bucket, Disruption, Piece
 
-__all__ = ["Ledger", "Summary", "Window"]
+__all__ = ["PROCESS_GONE", "Ledger", "Summary", "Window"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +81,7 @@ class Ledger:
         Costs what was added since the last call, and a little for each exclusion.
 
         Args:
-            now_ns: The moment of the query.
+            now_ns: The moment of the query, or `PROCESS_GONE`.
             exclusions: Whose time is in the bucket of excluded time, and in no other; disjoint.
         """
         life = self._life(now_ns)

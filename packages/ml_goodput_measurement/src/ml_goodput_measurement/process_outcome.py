@@ -1,0 +1,18 @@
+"""ProcessOutcome, in a module of its own: trainers import it, and nothing else of what reads a log."""
+
+from __future__ import annotations
+
+import enum
+
+__all__ = ["ProcessOutcome"]
+
+
+class ProcessOutcome(str, enum.Enum):
+    """How a process exited that had not recorded the end of its job."""
+
+    RETURNED = "returned"
+    """At the last line of its program."""
+    EXITED = "exited"
+    """By a SystemExit, whose code is not known, or out of an interactive session."""
+    FAILED = "failed"
+    """By an uncaught exception."""
