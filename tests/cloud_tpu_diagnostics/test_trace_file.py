@@ -5,7 +5,10 @@ from __future__ import annotations
 import fcntl
 import os
 import re
+import shutil
+import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -28,7 +31,7 @@ def test_a_file_is_where_agents_look_and_can_be_read_by_them(tmp_path: Path) -> 
     (file,) = job.files()
     assert re.fullmatch(rf"stack_trace_\d{{4}}(_\d\d){{5}}_.+_{job.process.pid}\.txt", file.name)
     assert file.stat().st_mode & 0o7777 == 0o644
-    assert file.parent.stat().st_mode & 0o7777 == 0o755
+    assert file.parent.stat().st_mode & 0o7777 == 0o1777
     assert "most recent call first" in job.trace()
 
 
@@ -114,33 +117,88 @@ def test_without_a_folder_the_console_is_written_to_and_one_warning_says_so(tmp_
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root gives folders away")
-def test_in_another_users_folder_a_subfolder_of_our_own_is_used(tmp_path: Path) -> None:
+def test_where_another_user_could_replace_our_files_a_folder_of_our_own_is_used(tmp_path: Path) -> None:
     folder = tmp_path / "d"
     folder.mkdir()
     os.chown(folder, 12345, -1)
     code, _, err = run(_BLOCK + _BLOCK, folder)
     assert code == 0
     assert err.count("belongs to another user") == 1
-    (file,) = folder.glob("user_0/stack_trace_*")
+    assert f"chmod 1777 {folder}" in err
+    (file,) = (tmp_path / "d_user_0").glob("stack_trace_*")
     assert file.read_text().count("Current thread") == 2
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root gives folders away")
 @pytest.mark.parametrize("planted", ["another's folder", "a link"])
-def test_a_subfolder_that_somebody_planted_is_not_used(tmp_path: Path, planted: str) -> None:
+def test_a_folder_of_our_name_that_somebody_planted_is_not_used(tmp_path: Path, planted: str) -> None:
     folder = tmp_path / "d"
     folder.mkdir()
     os.chown(folder, 12345, -1)
     (tmp_path / "target").mkdir()
     if planted == "a link":
-        (folder / "user_0").symlink_to(tmp_path / "target")
+        (tmp_path / "d_user_0").symlink_to(tmp_path / "target")
     else:
-        (folder / "user_0").mkdir()
-        os.chown(folder / "user_0", 12345, -1)
+        (tmp_path / "d_user_0").mkdir()
+        os.chown(tmp_path / "d_user_0", 12345, -1)
     code, _, err = run(_BLOCK, folder)
     assert code == 0
     assert "Current thread" in err
     assert not list(tmp_path.rglob("stack_trace_*"))
+
+
+_AS_NOBODY = "import fcntl, socket, ssl, cloud_tpu_diagnostics.blocks\nos.setgid(65534)\nos.setuid(65534)\n"
+"""That user may not be able to read our modules."""
+
+
+@pytest.fixture
+def shared() -> Iterator[Path]:
+    """A folder that every user can enter and write, as /tmp; pytest's own are for one user."""
+    shared = Path(tempfile.mkdtemp(prefix="shared-host-"))
+    shared.chmod(0o1777)
+    yield shared
+    shutil.rmtree(shared)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root becomes another user")
+@pytest.mark.parametrize("first", ["", _AS_NOBODY])
+def test_the_second_user_of_a_host_has_a_file_where_agents_look_too(shared: Path, first: str) -> None:
+    folder = shared / "debugging"
+    for user in (first, _AS_NOBODY if not first else ""):
+        code, _, err = run(user + _BLOCK, folder)
+        assert code == 0
+        assert str(folder) not in err  # No warning on it.
+    files = list(folder.glob("stack_trace_*"))
+    assert sorted(file.stat().st_uid for file in files) == [0, 65534]
+    assert all("Current thread" in file.read_text() for file in files)
+    assert all(file.stat().st_mode & 0o7777 == 0o644 for file in files)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root becomes another user")
+def test_a_folder_that_an_earlier_version_made_for_its_user_alone_is_opened_to_all_by_that_user(shared: Path) -> None:
+    folder = shared / "debugging"
+    folder.mkdir(mode=0o755)
+    code, _, err = run(_AS_NOBODY + _BLOCK, folder)
+    assert code == 0
+    assert "stack traces are written in" in err
+    (file,) = (shared / "debugging_user_65534").glob("stack_trace_*")
+    assert file.stat().st_uid == 65534
+    assert str(folder) not in run(_BLOCK, folder)[2]
+    assert str(folder) not in run(_AS_NOBODY + _BLOCK, folder)[2]
+    assert sorted(file.stat().st_uid for file in folder.glob("stack_trace_*")) == [0, 65534]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files away")
+def test_the_companion_writes_to_no_file_that_was_put_in_the_place_of_ours(tmp_path: Path) -> None:
+    from cloud_tpu_diagnostics.companion.trace_output import FileOutput
+
+    (tmp_path / "secret").write_text("theirs")
+    (tmp_path / "link").hardlink_to(tmp_path / "secret")
+    (tmp_path / "given").write_text("theirs")
+    os.chown(tmp_path / "given", 12345, -1)
+    for name in ("link", "given"):
+        with pytest.raises(PermissionError, match="was replaced"):
+            FileOutput(str(tmp_path / name), 0, 1000)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root becomes another user")

@@ -8,11 +8,13 @@ Nothing in the folder is trusted: it is below /tmp.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import re
 import stat
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -22,7 +24,7 @@ from ml_diagnostics_common.guard import warn_once
 
 from cloud_tpu_diagnostics.console import with_high_number
 
-__all__ = ["FOLDER", "MOST_FILE_BYTES", "TraceFile", "host_in_names", "open_trace_file", "prune"]
+__all__ = ["FOLDER", "MOST_FILE_BYTES", "TraceFile", "folders", "host_in_names", "open_trace_file", "prune"]
 
 FOLDER = Path("/tmp/debugging")
 """Where agents and sidecars look. Tests put another in its place."""
@@ -37,6 +39,8 @@ MOST_AGE_SECONDS: Final = 7 * 24 * 3600.0
 _SPARED_SECONDS = 600.0
 """How long a file is left alone in any case: what ships the last traces of a dead job may still read it."""
 
+_SHARED_MODE = 0o1777  # Users of a shared host write here, and none deletes what another has written.
+_PRIVATE_MODE = 0o755
 _PREFIX = "stack_trace_"
 _NAME = r"stack_trace_\d{4}(?:_\d\d){5}_([A-Za-z0-9.-]+)_(\d{1,9})(?:-\d+)?\.txt"
 _NEW = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL
@@ -86,7 +90,7 @@ _file_of_this_process: _Made | None = None
 
 
 def open_trace_file() -> TraceFile | None:
-    """Opens this process's file, and makes it (0644) and the folder (0755) if they are not there.
+    """Open this process's file; make it (0644) and the folder (1777, as /tmp) if they do not exist.
 
     Returns:
         None if no file can be made. One WARNING has said why then.
@@ -101,7 +105,7 @@ def open_trace_file() -> TraceFile | None:
         warn_once(
             ("no trace file", str(FOLDER)),
             "No stack traces can be written in %s (%s): they go to stderr. "
-            "Make it a folder that this user owns and can write, and not a link.",
+            "Make it a folder with mode 1777, and not a link.",
             FOLDER,
             error,
         )
@@ -111,7 +115,7 @@ def open_trace_file() -> TraceFile | None:
 
 def _reopen(made: _Made | None) -> TraceFile | None:
     """Opens the file that this process made before; None if it did not, or if it is not there any more."""
-    if made is None or made.pid != os.getpid() or FOLDER not in Path(made.path).parents:
+    if made is None or made.pid != os.getpid() or Path(made.path).parent not in (FOLDER, _own_folder()):
         return None
     try:
         descriptor = with_high_number(os.open(made.path, _EXISTING | _SAFELY))
@@ -125,14 +129,10 @@ def _reopen(made: _Made | None) -> TraceFile | None:
 
 
 def _make() -> TraceFile:
-    """Makes a file that was not there, by a descriptor of its folder: a path could be led elsewhere meanwhile."""
-    folder_path, folder = _open_folder()
-    try:
-        name, descriptor = _make_in(folder)
-    finally:
-        os.close(folder)
+    """Make a file that did not exist, by a descriptor of its folder: a path could be led elsewhere meanwhile."""
+    path, descriptor = _make_here()
     _lock(descriptor)
-    return TraceFile(str(folder_path / name), descriptor)
+    return TraceFile(path, descriptor)
 
 
 def _make_in(folder: int) -> tuple[str, int]:
@@ -148,38 +148,69 @@ def _make_in(folder: int) -> tuple[str, int]:
     raise FileExistsError(errno.EEXIST, f"{stem}.txt is there, and 98 more of that name")
 
 
-def _open_folder() -> tuple[Path, int]:
-    """Opens the folder, made if it is not there; one of our own in it, if it is another user's."""
-    folder = _open_or_make(FOLDER)
-    owner = os.fstat(folder).st_uid
-    if owner in (0, os.geteuid()):  # Root may write to all files anyway; and a volume of Kubernetes is root's.
-        return FOLDER, folder
+def _make_here() -> tuple[str, int]:
+    """Make a file in the shared folder; where this user may not write there, in one of this user's own beside it."""
     try:
-        own = FOLDER / f"user_{os.geteuid()}"
-        own_folder = _open_or_make(own, own.name, folder)
+        with _opened_folder(FOLDER, _SHARED_MODE) as folder:
+            if _is_for_us(os.fstat(folder)):
+                name, descriptor = _make_in(folder)
+                return str(FOLDER / name), descriptor
+            refusal = "belongs to another user, and does not have mode 1777"
+    except PermissionError as error:
+        refusal = f"cannot be written ({error.strerror})"
+    own = _own_folder()
+    with _opened_folder(own, _PRIVATE_MODE) as folder:
+        if os.fstat(folder).st_uid != os.geteuid():
+            raise PermissionError(errno.EPERM, f"{FOLDER} {refusal}; {own} belongs to another user")
+        name, descriptor = _make_in(folder)
+    warn_once(
+        ("own folder", str(FOLDER)),
+        "%s %s: stack traces are written in %s, which agents do not read. Have its owner run: chmod 1777 %s",
+        FOLDER,
+        refusal,
+        own,
+        FOLDER,
+    )
+    return str(own / name), descriptor
+
+
+def _own_folder() -> Path:
+    return FOLDER.with_name(f"{FOLDER.name}_user_{os.geteuid()}")
+
+
+def folders() -> list[Path]:
+    """Return the folders in which processes of this machine may have trace files, whoever's they are."""
+    return [FOLDER, *sorted(FOLDER.parent.glob(f"{FOLDER.name}_user_*"))]
+
+
+def _is_for_us(status: os.stat_result) -> bool:
+    """Return True for a folder of ours, of root's, or one that is shared like /tmp.
+
+    In any other its owner could put something else in the place of our files.
+    """
+    is_shared = status.st_mode & _SHARED_MODE == _SHARED_MODE
+    return is_shared or status.st_uid in (0, os.geteuid())
+
+
+@contextlib.contextmanager
+def _opened_folder(path: Path, mode: int) -> Iterator[int]:
+    """Open a folder, never through a link; make it with that mode, whatever the umask, if it does not exist."""
+    try:
+        os.mkdir(path, mode)  # noqa: PTH102
+        is_new = True
+    except FileExistsError:
+        is_new = False
+    folder = os.open(path, _A_FOLDER)
+    try:
+        status = os.fstat(folder)
+        # As earlier versions, and the public package, have made it: for their first user alone.
+        was_made_for_one = stat.S_IMODE(status.st_mode) == _PRIVATE_MODE and status.st_uid == os.geteuid()
+        if is_new or was_made_for_one:
+            with contextlib.suppress(OSError):  # A file system without modes.
+                os.fchmod(folder, mode)
+        yield folder
     finally:
         os.close(folder)
-    if os.fstat(own_folder).st_uid != os.geteuid():
-        os.close(own_folder)
-        raise PermissionError(errno.EPERM, f"{own} belongs to another user")
-    warn_once(
-        ("folder of another user", str(FOLDER)),
-        "%s belongs to another user (uid %d): stack traces are written in %s, where agents may not look for them.",
-        FOLDER,
-        owner,
-        own,
-    )
-    return own, own_folder
-
-
-def _open_or_make(path: Path, name: str | None = None, within: int | None = None) -> int:
-    try:
-        os.mkdir(name or path, 0o755, dir_fd=within)
-    except FileExistsError:
-        return os.open(name or path, _A_FOLDER, dir_fd=within)
-    folder = os.open(name or path, _A_FOLDER, dir_fd=within)
-    os.fchmod(folder, 0o755)  # Whatever the umask.
-    return folder
 
 
 def _lock(descriptor: int) -> None:

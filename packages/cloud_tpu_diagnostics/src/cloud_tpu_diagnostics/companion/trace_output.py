@@ -78,6 +78,10 @@ class FileOutput:
 
     def __init__(self, path: str, begin: int, most_bytes: int) -> None:
         self._descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
+        status = os.fstat(self._descriptor)
+        if not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid() or status.st_nlink > 1:
+            os.close(self._descriptor)
+            raise PermissionError(errno.EPERM, f"{path} was replaced by something that is not ours")
         self._read_until = begin
         self._most_bytes = most_bytes
         self._is_full = False

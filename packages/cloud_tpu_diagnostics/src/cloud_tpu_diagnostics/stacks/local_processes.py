@@ -59,7 +59,8 @@ def find_processes(folder: Path | None = None) -> tuple[LocalProcess, ...]:
         folder: Where; None is where `diagnose()` writes.
     """
     found = {}
-    for path in sorted((folder or trace_file.FOLDER).glob("**/stack_trace_*.txt")):
+    searched = [folder] if folder is not None else trace_file.folders()
+    for path in sorted(path for each in searched for path in each.glob("**/stack_trace_*.txt")):
         name = parse_name(path.name)
         if name is not None and _holds(name.pid, path):
             found[name.pid] = LocalProcess(name.pid, name.host, path)
