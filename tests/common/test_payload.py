@@ -87,6 +87,12 @@ def test_names_that_differ_in_a_surrogate_stay_different() -> None:
     assert json.loads(encode_text('"\n\udc80')) == '"\n\\udc80'
 
 
+def test_a_name_from_the_arguments_of_a_process_with_a_c_locale_is_the_same_name() -> None:
+    typed = "模型-é".encode().decode("ascii", "surrogateescape")
+    assert printable(typed) == "模型-é"
+    assert json.loads(encode_payload({"job_name": typed})) == {"job_name": "模型-é"}
+
+
 def test_an_integer_too_long_to_be_printed_is_written_in_part() -> None:
     assert json.loads(encode_payload({"n": 10**5000}))["n"] == hex(10**5000)[:64]
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import re
 
 from ml_diagnostics_common.exceptions import ConfigurationError
 
-__all__ = ["in_bucket"]
+__all__ = ["in_bucket", "native_path"]
 
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
 
@@ -28,3 +29,15 @@ def in_bucket(path: str) -> bool:
             f"{path!r}: {scheme[1]}:// is not supported; give gs://bucket/folder or a path on this machine"
         )
     return False
+
+
+def native_path(path: str) -> str:
+    """Return a local path as this process can open it: with a C locale it takes no letters beyond ASCII as they are.
+
+    Such a letter becomes its bytes in UTF-8, one surrogate each, as in the arguments of the process (PEP 383).
+    """
+    try:
+        os.fsencode(path)
+    except UnicodeEncodeError:
+        return os.fsdecode(path.encode("utf-8", "surrogateescape"))
+    return path

@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-__all__ = ["encode_payload", "encode_text", "printable"]
+__all__ = ["decoded", "encode_payload", "encode_text", "printable"]
 
 _MAX_DEPTH = 32
 _MAX_VALUES = 100_000
@@ -16,8 +16,19 @@ _CUT = "..."
 
 
 def printable(text: str) -> str:
-    r"""`text` with each lone surrogate written as `\udc80`: it has no UTF-8, and Cloud Logging takes none."""
-    return str.encode(text, "utf-8", "backslashreplace").decode("utf-8")
+    r"""Return `text`, decoded, with each lone surrogate as `\udc80`: it has no UTF-8, and Cloud Logging takes none."""
+    return str.encode(decoded(text), "utf-8", "backslashreplace").decode("utf-8")
+
+
+def decoded(text: str) -> str:
+    """Return a text from the arguments or the environment of the process as it was meant.
+
+    With a C locale what is not ASCII arrives as one surrogate a byte (PEP 383). Other text is returned as it is.
+    """
+    try:
+        return str.encode(text, "utf-8", "surrogateescape").decode("utf-8")
+    except UnicodeError:
+        return text
 
 
 def encode_text(text: str) -> str:

@@ -12,6 +12,7 @@ from typing import Any, Final, TypeVar
 from ml_diagnostics_common.exceptions import ConfigurationError
 from ml_diagnostics_common.guard import log_once, warn_once
 from ml_diagnostics_common.locations import in_bucket
+from ml_diagnostics_common.payload import printable
 from ml_diagnostics_common.redaction import redact_text
 
 from google_cloud_mldiagnostics.configs.user_configs import as_mapping
@@ -137,7 +138,7 @@ def checked_gcs_path(path: object) -> str | None:
     text = os.fspath(path)
     if not isinstance(text, str) or "\0" in text:
         raise _wrong("gcs_path", path, "give 'gs://bucket/folder' or a folder")
-    text = text.strip()
+    text = printable(text.strip())
     try:
         scheme = "gs://" if in_bucket(text) else ""
     except ConfigurationError as error:
@@ -196,7 +197,7 @@ def _text(name: str, value: object, *, required: bool = False) -> str:
         raise _wrong(name, value, "it must not be empty: give the run a name")
     if len(value) > _LONGEST_NAME:
         raise _wrong(name, f"{value[:40]}...", f"give at most {_LONGEST_NAME} characters")
-    return value.strip()
+    return printable(value.strip())
 
 
 def _flag(name: str, value: object) -> bool:

@@ -106,6 +106,8 @@ def _report(job: str, logger: str | None, form: str, picture: Path | None, exclu
         raise NoGoodputError(f"{error} {_known_jobs(logs)}") from None
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # a name may have letters that the terminal has not
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # A name may have letters that the terminal has not.
     print(format_json(report) if form == "json" else format_text(report), end="", flush=True)
     if picture is not None:
         from ml_goodput_measurement.plot import plot_timeline

@@ -6,6 +6,8 @@ import re
 from dataclasses import dataclass
 from typing import Final
 
+from ml_diagnostics_common.payload import decoded
+
 from xprofiler.exceptions import UsageError
 
 __all__ = ["LogDirectory"]
@@ -41,7 +43,9 @@ class LogDirectory:
         Raises:
             UsageError: It is not such a path, or one that no storage can have.
         """
-        if _UNUSABLE.search(text):
+        if text.startswith("gs:"):
+            text = decoded(text)
+        if _UNUSABLE.search(decoded(text)):
             raise UsageError(f"log directory {text!r}: no storage takes line breaks or control characters; rename it")
         path = text.rstrip("/")
         if not path.startswith("gs:"):

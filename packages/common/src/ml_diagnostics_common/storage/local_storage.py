@@ -23,6 +23,7 @@ from ml_diagnostics_common.exceptions import (
     StorageError,
 )
 from ml_diagnostics_common.file_lock import wait_for_lock
+from ml_diagnostics_common.locations import native_path
 
 __all__ = ["LocalStorage"]
 
@@ -95,7 +96,7 @@ def _absolute(path: str) -> Path:
     if not path or "\0" in path:
         raise ConfigurationError(f"{path!r} is not a path: give the name of a file, without NUL bytes")
     try:
-        return Path(os.path.abspath(os.path.expanduser(path)))  # noqa: PTH100, PTH111
+        return Path(os.path.abspath(os.path.expanduser(native_path(path))))  # noqa: PTH100, PTH111
     except (OSError, ValueError) as error:
         raise ConfigurationError(f"{path!r} is not a path: {error}") from error
 

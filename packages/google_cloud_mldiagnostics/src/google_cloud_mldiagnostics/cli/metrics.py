@@ -8,6 +8,8 @@ from itertools import islice
 from pathlib import Path
 from typing import Final
 
+from ml_diagnostics_common.payload import printable
+
 from google_cloud_mldiagnostics.cli.command import NOT_DONE, OK, add_place_options, format_option, run_argument
 
 __all__ = ["MetricsCommand"]
@@ -26,7 +28,7 @@ class MetricsCommand:
     def prepare_parser(self, parser: argparse.ArgumentParser) -> None:
         """Adds its arguments."""
         run_argument(parser)
-        parser.add_argument("names", metavar="NAME", nargs="*", help="these metrics (default: all)")
+        parser.add_argument("names", metavar="NAME", nargs="*", type=printable, help="these metrics (default: all)")
         parser.add_argument("--plot", metavar="FILE.png", type=_picture, help="draw the curves, too")
         format_option(parser, "csv", "json")
         add_place_options(parser)

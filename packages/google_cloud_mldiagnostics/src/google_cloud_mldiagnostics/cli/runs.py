@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 
+from ml_diagnostics_common.payload import printable
+
 from google_cloud_mldiagnostics.cli.command import OK, add_place_options, format_option
 
 __all__ = ["RunsCommand"]
@@ -17,7 +19,7 @@ class RunsCommand:
 
     def prepare_parser(self, parser: argparse.ArgumentParser) -> None:
         """Adds its arguments."""
-        parser.add_argument("--group", metavar="GROUP", help="only those of this group")
+        parser.add_argument("--group", metavar="GROUP", type=printable, help="only those of this group")
         parser.add_argument("--limit", metavar="N", type=_count, default=50, help="no more than these (default: 50)")
         format_option(parser, "json")
         add_place_options(parser)

@@ -6,6 +6,8 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ml_diagnostics_common.locations import native_path
+
 from google_cloud_mldiagnostics.cli.command import NOT_DONE, OK, run_argument
 
 if TYPE_CHECKING:
@@ -99,7 +101,7 @@ def _send_profiles(run_id: str, gcs_path: str, local: LocalSource, cloud: CloudS
     staging = folder / "staged"
     folders = [staging, folder / "profiles"]
     if gcs_path and not gcs_path.startswith("gs://"):
-        folders.append(Path(gcs_path).expanduser() / run_id)
+        folders.append(Path(native_path(gcs_path)).expanduser() / run_id)
     files = profile_files(folders)
     if not gcs_path.startswith("gs://"):
         if not files:

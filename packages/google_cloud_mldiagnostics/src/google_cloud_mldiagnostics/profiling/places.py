@@ -13,6 +13,7 @@ from pathlib import Path
 from ml_diagnostics_common import child_process
 from ml_diagnostics_common.file_lock import open_lock_file, unlock, wait_for_lock
 from ml_diagnostics_common.journal.mounts import is_network_filesystem
+from ml_diagnostics_common.locations import native_path
 
 from google_cloud_mldiagnostics.active_run import ActiveRun
 from google_cloud_mldiagnostics.exceptions import ProfilingError
@@ -81,7 +82,7 @@ def place_of(active: ActiveRun) -> Place:
     elif given.startswith("gs://"):
         return Place(f"{given}/{active.run.name}", staging, Way.STAGED if active.is_local else Way.UPLOADED)
     else:
-        folder = Path(given).expanduser().absolute() / active.run.name
+        folder = Path(native_path(given)).expanduser().absolute() / active.run.name
     return Place(str(folder), staging, Way.UPLOADED if is_network_filesystem(folder) else Way.MOVED)
 
 

@@ -19,6 +19,7 @@ from pathlib import Path
 from ml_diagnostics_common.exceptions import ConfigurationError
 from ml_diagnostics_common.guard import log_once
 from ml_diagnostics_common.journal.layout import make_private_folder
+from ml_diagnostics_common.locations import native_path
 from ml_diagnostics_common.storage import storage_for
 
 from ml_goodput_measurement.exporters.event_files import (
@@ -258,7 +259,7 @@ def _place(tensorboard_dir: str) -> str:
         raise ConfigurationError(f"tensorboard_dir is {tensorboard_dir!r}: a path has no NUL bytes")
     storage_for(tensorboard_dir)  # Raises for what is neither.
     if not tensorboard_dir.startswith("gs://"):
-        return str(Path(tensorboard_dir).resolve() / "goodput")
+        return str(Path(native_path(tensorboard_dir)).resolve() / "goodput")
     if not tensorboard_dir.removeprefix("gs://").split("/")[0]:
         raise ConfigurationError(f"tensorboard_dir is {tensorboard_dir!r}: give gs://bucket/path")
     return tensorboard_dir.rstrip("/") + "/goodput"

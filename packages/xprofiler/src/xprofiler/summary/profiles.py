@@ -14,6 +14,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
+from ml_diagnostics_common.payload import decoded
+
 from xprofiler.exceptions import NotFoundError, UsageError
 from xprofiler.summary.stores import store_for, translated
 
@@ -92,6 +94,7 @@ def find_profile(path: str, session: str | None = None) -> Profile:
         )
     if session is None:
         return profiles[0]
+    session = decoded(session)
     named = [profile for profile in profiles if session == profile.name]
     named = named or [profile for profile in profiles if session == profile.session]
     if not named:
@@ -124,7 +127,7 @@ def profiles_among(paths: Iterable[str], root: str) -> list[Profile]:
 def _name(folder: str, root: str) -> str:
     run = folder.rpartition("/plugins/profile/")[0] if "/plugins/profile/" in folder else root
     below = run[len(root) + 1 :] if run.startswith(f"{root}/") else ""
-    return posixpath.join(below, posixpath.basename(folder))
+    return decoded(posixpath.join(below, posixpath.basename(folder)))
 
 
 def _age(profile: Profile) -> tuple[str, str]:
@@ -137,7 +140,7 @@ def _is_plain(path: str) -> bool:
     # An object may be called a/../b, which would lead a copy of it out of its folder; and names are shown to people.
     scheme, _, rest = path.rpartition("://")
     parts = rest.split("/") if scheme else rest.split("/")[1:]
-    return not any(part in ("", ".", "..") for part in parts) and not _NO_TEXT.search(path)
+    return not any(part in ("", ".", "..") for part in parts) and not _NO_TEXT.search(decoded(path))
 
 
 def _absolute(path: str) -> str:
