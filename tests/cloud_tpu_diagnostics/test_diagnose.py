@@ -298,7 +298,8 @@ def test_the_defaults_have_a_module() -> None:
     from cloud_tpu_diagnostics.src.util import default
 
     assert default.STACK_TRACE_INTERVAL_SECONDS_DEFAULT == 600
-    assert default.STACK_TRACE_DIR_DEFAULT == "/tmp/debugging"
+    assert default.STACK_TRACE_DIR_DEFAULT == "/tmp/debugging/"
+    assert (default.COLLECT_STACK_TRACE_DEFAULT, default.STACK_TRACE_TO_CLOUD_DEFAULT) == (False, False)
 
 
 def test_configurations_are_plain_and_mutable() -> None:
@@ -311,3 +312,38 @@ def test_configurations_are_plain_and_mutable() -> None:
     traces.stack_trace_interval_seconds = -1
     assert DebugConfig().stack_trace_config is None
     assert DiagnosticConfig().debug_config is None
+
+
+def test_signals_sent_each_interval_dump_stacks_and_end_no_process_without_a_handler(tmp_path: Path) -> None:
+    program = """
+from cloud_tpu_diagnostics.src import debug, stack_trace
+from cloud_tpu_diagnostics.configuration.stack_trace_configuration import StackTraceConfig
+
+without_companion()
+threading.Thread(target=debug.send_user_signal, args=(0.1,), daemon=True).start()
+time.sleep(0.5)  # Nothing handles the signal yet, which would end this process.
+traces = StackTraceConfig(stack_trace_to_cloud=True)
+stack_trace.enable_stack_trace_dumping(traces)
+def waits_here():
+    give_up = time.monotonic() + 20
+    while time.monotonic() < give_up and not any("waits_here" in f.read_text() for f in trace_file.FOLDER.iterdir()):
+        time.sleep(0.05)
+waits_here()
+stack_trace.disable_stack_trace_dumping(traces)
+time.sleep(0.5)
+stack_trace.disable_stack_trace_dumping(traces)  # Once too often does nothing.
+say(any("in waits_here" in file.read_text() for file in trace_file.FOLDER.iterdir()))
+"""
+    code, out, _ = run(program, tmp_path / "d")
+    assert (code, out) == (0, "True\n")
+
+
+def test_a_handler_whose_file_is_closed_raises_nothing(tmp_path: Path) -> None:
+    from cloud_tpu_diagnostics.src.stack_trace import user_signal_handler_wrapper
+
+    file = (tmp_path / "file").open("w")
+    handler = user_signal_handler_wrapper(file, 5)
+    handler(10, None)
+    file.close()
+    handler(10, None)
+    assert "test_a_handler_whose_file_is_closed" in (tmp_path / "file").read_text()

@@ -121,6 +121,69 @@ answer(found=found)
 """
 
 
+_FUNCTIONS = """
+import inspect
+
+def shown(value):
+    return str(inspect.signature(value)) if callable(value) else repr(value)
+
+found = {}
+for name in ("debug", "diagnose", "stack_trace", "util.default"):
+    module = importlib.import_module(f"cloud_tpu_diagnostics.src.{name}")
+    for each, value in vars(module).items():
+        own = getattr(value, "__module__", "cloud_tpu_diagnostics").startswith("cloud_tpu_diagnostics")
+        if each[0] != "_" and own and not inspect.ismodule(value) and each not in ("annotations", "Final"):
+            found[f"{name}.{each}"] = re.sub(r": [^,)]+|( ->).*", "", shown(value)) if callable(value) else shown(value)
+answer(found=found)
+"""
+
+
+def test_the_functions_and_constants_of_src_have_the_same_names_parameters_and_values(compare: Compare) -> None:
+    theirs, ours = compare(_FUNCTIONS)
+    assert len(theirs["found"]) >= 12
+    assert {name: ours["found"].get(name) for name in theirs["found"]} == theirs["found"]
+
+
+def test_the_functions_of_src_turn_the_same_on_and_off(compare: Compare) -> None:
+    theirs, ours = compare(
+        """
+from cloud_tpu_diagnostics.src import debug, stack_trace
+traces = stack_trace_configuration.StackTraceConfig(collect_stack_trace=True)
+off = stack_trace_configuration.StackTraceConfig()
+seen = []
+def note(function, config):
+    seen.append([function.__name__, function(config), faulthandler.is_enabled()])
+for config in (traces, off):
+    note(stack_trace.enable_stack_trace_dumping, config)
+    note(stack_trace.disable_stack_trace_dumping, config)
+for config in (debug_configuration.DebugConfig(traces), debug_configuration.DebugConfig(off)):
+    note(debug.start_debugging, config)
+    note(debug.stop_debugging, config)
+answer(seen=seen)
+""".replace("StackTraceConfig(collect_stack_trace=True)", "StackTraceConfig(True, False, 1)")
+    )
+    assert ours["seen"] == theirs["seen"]
+    assert [enabled for *_, enabled in ours["seen"]] == [True, False, True, False, True, False, False, False]
+
+
+def test_a_handler_made_for_a_file_writes_the_same_header_and_its_own_stack(compare: Compare) -> None:
+    theirs, ours = compare(
+        """
+from cloud_tpu_diagnostics.src import stack_trace
+import tempfile
+with tempfile.TemporaryFile() as file:
+    def waits_here():
+        stack_trace.user_signal_handler_wrapper(file, 7)(10, None)
+    waits_here()
+    file.seek(0)
+    lines = file.read().decode().splitlines()
+answer(header=lines[0], has_frame=any("in waits_here" in line for line in lines))
+"""
+    )
+    assert ours == theirs
+    assert ours["has_frame"]
+
+
 def test_every_documented_import_is_there_with_the_same_fields_and_defaults(compare: Compare) -> None:
     theirs, ours = compare(_SURFACE)
     assert len(theirs["found"]) >= 8

@@ -12,10 +12,10 @@ from cloud_tpu_diagnostics.configuration.hang_configuration import HangConfig
 from cloud_tpu_diagnostics.configuration.stack_trace_configuration import StackTraceConfig
 from cloud_tpu_diagnostics.exceptions import ConfigurationError
 
-__all__ = ["Plan", "plan_of"]
+__all__ = ["LONGEST_INTERVAL_SECONDS", "Plan", "checked_interval", "plan_of"]
 
 _LEAST_SECONDS = 0.01
-_MOST_SECONDS = 1e9
+LONGEST_INTERVAL_SECONDS = 1e9
 """Above it faulthandler's timer overflows."""
 
 
@@ -58,7 +58,7 @@ def _plan_of(traces: StackTraceConfig | None, hangs: HangConfig | None) -> Plan:
     plan = Plan(
         bool(traces.collect_stack_trace),
         bool(traces.stack_trace_to_cloud),
-        _checked_seconds(traces.stack_trace_interval_seconds),
+        checked_interval(traces.stack_trace_interval_seconds),
         replace(hang_configuration.checked(hangs)) if hangs is not None and hangs.enabled else None,
     )
     if plan.to_cloud or plan.hangs is not None:
@@ -68,12 +68,16 @@ def _plan_of(traces: StackTraceConfig | None, hangs: HangConfig | None) -> Plan:
     return plan
 
 
-def _checked_seconds(value: object) -> float:
-    """Returns a number of seconds that a timer takes, an integer as one: the header line says what was given."""
+def checked_interval(value: object) -> float:
+    """Return a number of seconds that a timer takes, an integer as one: the header line says what was given.
+
+    Raises:
+        ConfigurationError: It is not a number above zero.
+    """
     if isinstance(value, (int, float, Real)) and value is not True and value is not False:
         number = int(value) if isinstance(value, Integral) else float(value)
         if math.isfinite(number) and number > 0:
-            return max(_LEAST_SECONDS, min(_MOST_SECONDS, number))
+            return max(_LEAST_SECONDS, min(LONGEST_INTERVAL_SECONDS, number))
     raise ConfigurationError(
         f"stack_trace_interval_seconds is {value!r}; give a number of seconds above zero, such as 600"
     )
