@@ -203,3 +203,54 @@ def test_files_are_this_users_alone(plane: LocalControlPlane, tmp_path: Path) ->
 
 def test_the_link_is_the_runs_folder(plane: LocalControlPlane, tmp_path: Path) -> None:
     assert plane.link("train-1") == str(tmp_path / "runs" / "train-1")
+
+
+@pytest.mark.parametrize("kind", ["a named pipe", "a device", "a huge file"])
+def test_anything_but_a_small_regular_file_is_refused_at_once(
+    plane: LocalControlPlane, tmp_path: Path, kind: str
+) -> None:
+    plane.create_run("train-1", {})
+    path = tmp_path / "runs" / "train-1" / "run.json"
+    path.unlink()
+    if kind == "a named pipe":
+        os.mkfifo(path)
+    elif kind == "a device":
+        path.symlink_to("/dev/zero")
+    else:
+        with path.open("wb") as file:
+            file.truncate(10 << 30)
+    with pytest.raises(ControlPlaneError, match=r"cannot be read: it (is not a regular file|has more than)"):
+        plane.get_run("train-1")
+    with pytest.raises(ControlPlaneError, match="cannot be read"):
+        plane.update_run("train-1", counted)
+    assert list(plane.list_runs()) == []
+
+
+@pytest.mark.parametrize(
+    ("content", "problem"),
+    [
+        ({"attempts": 5}, "attempts is a number, expected a list"),
+        ({"attempts": {}}, "attempts is an object, expected a list"),
+        ({"attempts": [3]}, r"attempts\[0\] is a number, expected an object"),
+        ({"attempts": [{"number": "one"}]}, r"attempts\[0\].number is a text, expected a number"),
+        ({"attempts": [{"processes": "x"}]}, r"attempts\[0\].processes is a text, expected a list"),
+        ({"attempts": [{"processes": [[]]}]}, r"attempts\[0\].processes\[0\] is a list, expected an object"),
+        ({"labels": "x"}, "labels is a text, expected an object"),
+        ({"configs": [1]}, "configs is a list, expected an object"),
+        ({"configs": {"userConfigs": 1.5}}, "configs.userConfigs is a number, expected an object"),
+    ],
+)
+def test_a_run_of_wrong_types_is_said_to_be_damaged_and_where(
+    plane: LocalControlPlane, tmp_path: Path, content: dict[str, object], problem: str
+) -> None:
+    plane.create_run("train-1", {})
+    (tmp_path / "runs" / "train-1" / "run.json").write_text(json.dumps({"name": "train-1", **content}))
+    with pytest.raises(ControlPlaneError, match=f"is damaged: {problem}; move it away, and the run starts from"):
+        plane.get_run("train-1")
+
+
+def test_what_is_not_there_is_no_damage(plane: LocalControlPlane, tmp_path: Path) -> None:
+    plane.create_run("train-1", {})
+    run = {"name": "train-1", "attempts": None, "labels": None, "configs": {"userConfigs": None}}
+    (tmp_path / "runs" / "train-1" / "run.json").write_text(json.dumps(run))
+    assert plane.get_run("train-1") == run

@@ -6,6 +6,7 @@ import copy
 import dataclasses
 import json
 import logging
+import os
 import pickle
 import re
 import socket
@@ -336,7 +337,7 @@ def test_a_folder_that_cannot_be_written_does_not_stop_the_job(
     run = begin()
     metrics.record("loss", 0.5)
     run.finish()
-    assert "could not keep the run" in caplog.text
+    assert caplog.text.count("could not be updated in its folder") == 1
     assert [entry.payload["values"] for entry in kept_entries("loss")] == [[0.5]]
     assert programs.phases() == ["ACTIVE", "COMPLETED"]
 
@@ -504,3 +505,27 @@ def test_on_gke_the_run_is_the_workloads(monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_a_namespace_of_arguments_is_configs_too() -> None:
     assert kept(begin(configs=types.SimpleNamespace(lr=0.1)))["configs"]["userConfigs"] == {"lr": "0.1"}
+
+
+@pytest.mark.parametrize("content", ["a named pipe", '{"name": "train-types", "attempts": [7], "labels": 3}'])
+def test_a_runs_file_that_is_none_is_one_clear_warning_and_the_job_goes_on(
+    caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str], content: str
+) -> None:
+    workload = "pipe" if content == "a named pipe" else "types"  # A process warns once of each run.
+    path = programs.runs_folder() / f"train-{workload}" / "run.json"
+    path.parent.mkdir(parents=True)
+    if content == "a named pipe":
+        os.mkfifo(path)
+    else:
+        path.write_text(content)
+    run = begin(run_workload_id=workload)
+    metrics.record("loss", 0.5)
+    run.finish()
+    (warning,) = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
+    assert warning.startswith(f"The run train-{workload} could not be updated in its folder: {path} ")
+    assert ("is not a regular file" if content == "a named pipe" else "attempts[0] is a number") in warning
+    assert [entry.payload["values"] for entry in kept_entries("loss")] == [[0.5]]
+    from google_cloud_mldiagnostics.cli import main
+
+    assert main(["show", f"train-{workload}"]) != 0
+    assert str(path) in capsys.readouterr().err

@@ -26,7 +26,7 @@ from google_cloud_mldiagnostics.control_plane.local import LocalControlPlane
 from google_cloud_mldiagnostics.exceptions import ControlPlaneError, RunExistsError
 from google_cloud_mldiagnostics.identity import RunIdentity, Workload, identify, process_position, workload_of
 from google_cloud_mldiagnostics.keepers import find_google, find_self_hosted
-from google_cloud_mldiagnostics.lifecycle import Lifecycle
+from google_cloud_mldiagnostics.lifecycle import Lifecycle, warn_folder_failed
 from google_cloud_mldiagnostics.mlrun_types import ConfigDict, Framework, MLRun
 from google_cloud_mldiagnostics.process_life import is_alive, start_mark
 from google_cloud_mldiagnostics.recording.run_log import RunLog
@@ -151,7 +151,10 @@ class Beginning:
             except RunExistsError:
                 begin = attempts.begin(resource, member, token=token, number=number, now=now, is_alive=is_alive)
                 kept = self.local.update_run(run_id, begin)
-        except Exception as error:  # Also of a file that somebody has written by hand.
+        except ControlPlaneError as error:
+            warn_folder_failed(run_id, error)
+            return number
+        except Exception as error:
             report_loss("machinelearning_run", error, f"keep the run {run_id} in its folder")
             return number
         self._is_shared = attempts.is_shared(kept, member)

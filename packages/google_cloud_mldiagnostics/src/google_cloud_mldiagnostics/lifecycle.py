@@ -33,7 +33,7 @@ from google_cloud_mldiagnostics.recording import device_values
 from google_cloud_mldiagnostics.registration import Registration
 from google_cloud_mldiagnostics.termination import Termination
 
-__all__ = ["COLLECTED", "Lifecycle"]
+__all__ = ["COLLECTED", "Lifecycle", "warn_folder_failed"]
 
 COLLECTED: Final = ("softwareConfigs", "hardwareConfigs")
 """The sections of a run's configs that are not the user's."""
@@ -49,6 +49,17 @@ _FIRST_ENTRY_SECONDS = 1.0
 _LAST_COLLECT_SECONDS = 1.0
 _SYNC_SECONDS = 0.2
 _PROFILES_SHARE = 0.6  # Of the seconds in which a process ends: for a profile that runs.
+
+
+def warn_folder_failed(run_id: str, error: ControlPlaneError) -> None:
+    """Count, and warn once of each run, that its folder cannot be read or written."""
+    LOSSES.add(f"run.json: {type(error).__name__}")
+    warn_once(
+        ("run.json", run_id),
+        "The run %s could not be updated in its folder: %s. Its entries are in the journal.",
+        run_id,
+        error,
+    )
 
 
 class _End(NamedTuple):
@@ -410,13 +421,7 @@ class Lifecycle:
         try:
             self._local.update_run(self._active.run.name, change)
         except ControlPlaneError as error:
-            LOSSES.add(f"run.json: {type(error).__name__}")
-            warn_once(
-                ("run.json", self._active.run.name),
-                "What became of the run %s could not be written to its folder: %s. Its entries are in the journal.",
-                self._active.run.name,
-                error,
-            )
+            warn_folder_failed(self._active.run.name, error)
 
     def _attempt_quietly(self, step: Callable[[], Any]) -> None:
         """One thing that is ours fails alone."""

@@ -33,6 +33,7 @@ from typing import Any, NamedTuple
 from urllib.parse import quote
 
 from ml_diagnostics_common.payload import encode_payload, encode_text, printable
+from ml_diagnostics_common.regular_file import open_regular, read_regular
 
 __all__ = [
     "FIRST_SEQUENCE",
@@ -62,6 +63,7 @@ __all__ = [
 SCHEMA = 1
 FIRST_SEQUENCE = 10**11  # All sequence numbers have twelve digits, so that insertIds sort as they do.
 _LONGEST_HEADER_BYTES = 2**20  # No more is read where a header is looked for: the file may be anybody's.
+_LONGEST_STATE_BYTES = 2**26
 SEGMENT_SUFFIX = ".jsonl"
 _LONGEST_FOLDER_NAME = 100
 _WRITTEN_SECONDS = 60.0
@@ -135,10 +137,8 @@ def list_segments(folder: Path) -> list[Segment]:
 
 @contextlib.contextmanager
 def opened_segment(path: str) -> Iterator[int]:
-    """A descriptor to read a segment from; raises OSError, also for a link: somebody else's file is not the journal."""
-    # Without O_NONBLOCK, to open a named pipe would wait for its writer.
-    names = ("O_CLOEXEC", "O_NOFOLLOW", "O_NONBLOCK", "O_BINARY")
-    descriptor = os.open(path, os.O_RDONLY | sum(getattr(os, name, 0) for name in names))
+    """Yield a descriptor to read a segment from; raises OSError for anything but a regular file, links too."""
+    descriptor = open_regular(path, follow_links=False)
     try:
         yield descriptor
     finally:
@@ -309,7 +309,7 @@ def _runs(pid: int) -> bool:
 def read_state(path: Path) -> dict[str, Any] | None:
     """What `write_state` wrote; None where there is nothing that can be read."""
     try:
-        state = json.loads(path.read_bytes())
+        state = json.loads(read_regular(path, _LONGEST_STATE_BYTES))
     except (OSError, ValueError, RecursionError):
         return None
     return state if isinstance(state, dict) else None

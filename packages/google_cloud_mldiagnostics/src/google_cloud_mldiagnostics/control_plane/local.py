@@ -16,11 +16,13 @@ import re
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 from urllib.parse import quote
 
 from ml_diagnostics_common.entry import format_timestamp
 from ml_diagnostics_common.file_lock import open_lock_file, unlock, wait_for_lock
+from ml_diagnostics_common.guard import warn_once
+from ml_diagnostics_common.regular_file import read_regular
 
 from google_cloud_mldiagnostics.control_plane import Change, Resource
 from google_cloud_mldiagnostics.exceptions import ControlPlaneError, RunExistsError, RunNotFoundError
@@ -30,10 +32,13 @@ __all__ = ["LocalControlPlane"]
 _RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}", re.ASCII)
 _LOCK_SECONDS = 2.0
 _LONGEST_NAME = 150
+_MOST_BYTES = 2**24
+"""Of a file: a run of 10,000 metrics has 2 MB."""
+_REMEDY = "; move it away, and the run starts from scratch"
 
 
 class LocalControlPlane:
-    """Keeps runs in a folder.
+    """Keeps runs in a folder. Files may have been written by anybody: only regular ones of a limited size are read.
 
     Args:
         root: The diagnostics folder.
@@ -89,11 +94,15 @@ class LocalControlPlane:
             return _write(folder / "run.json", {**changed, "updateTime": format_timestamp(self._clock_ns())})
 
     def list_runs(self, group: str | None = None) -> Iterator[Resource]:
-        """See `ControlPlane`. A run that cannot be read is passed over."""
+        """See `ControlPlane`. A run that cannot be read is passed over, with a warning."""
         runs = []
         for path in (self._root / "runs").glob("*/run.json"):
-            with contextlib.suppress(OSError, ControlPlaneError):
+            try:
                 runs.append(_read(path))
+            except ControlPlaneError as error:
+                warn_once(("run.json", path.parent.name), "%s", error)
+            except OSError:
+                pass  # It was removed meanwhile.
         runs.sort(key=lambda run: str(run.get("createTime", "")), reverse=True)
         return (run for run in runs if group is None or run.get("runSet", "") == group)
 
@@ -125,23 +134,68 @@ class LocalControlPlane:
 
 
 def _read(path: Path) -> Resource:
-    """Returns what a file has.
+    """Return the contents of a file.
 
     Raises:
-        FileNotFoundError: It is not there.
+        FileNotFoundError: It does not exist.
         ControlPlaneError: It cannot be read, or is not what we write.
     """
     try:
-        content: Any = json.loads(path.read_bytes())
+        content: Any = json.loads(read_regular(path, _MOST_BYTES))
     except (FileNotFoundError, NotADirectoryError):
         raise FileNotFoundError(str(path)) from None
     except OSError as error:
         raise ControlPlaneError(f"{path} cannot be read: {error.strerror}") from error
     except (ValueError, RecursionError) as error:
-        raise ControlPlaneError(f"{path} is damaged ({error}); move it away, and the run begins anew") from error
+        raise ControlPlaneError(f"{path} is damaged ({error}){_REMEDY}") from error
+    problem = _problem_of(content)
+    if problem:
+        raise ControlPlaneError(f"{path} is damaged: {problem}{_REMEDY}")
+    return cast("Resource", content)
+
+
+def _problem_of(content: object) -> str:
+    """Return what of a file's contents has another type than we write; empty if nothing has."""
     if not isinstance(content, dict) or not isinstance(content.get("name"), str):
-        raise ControlPlaneError(f"{path} is damaged: it names nothing; move it away, and the run begins anew")
-    return content
+        return "expected an object with a name"
+    expected: list[tuple[type, str, list[tuple[str, Any]]]] = [
+        (dict, "an object", [(key, content.get(key)) for key in ("labels", "configs", "targetSessions")]),
+        (dict, "an object", [(f"configs.{key}", value) for key, value in _items(content.get("configs"))]),
+        (list, "a list", [("attempts", content.get("attempts"))]),
+    ]
+    for index, attempt in enumerate(_list(content.get("attempts"))):
+        place = f"attempts[{index}]"
+        expected.append((dict, "an object", [(place, {} if attempt is None else attempt)]))
+        number, processes = (attempt.get("number"), attempt.get("processes")) if isinstance(attempt, dict) else (0, [])
+        expected.append((int, "a number", [(f"{place}.number", number)]))
+        expected.append((list, "a list", [(f"{place}.processes", processes)]))
+        named = [(f"{place}.processes[{at}]", process) for at, process in enumerate(_list(processes))]
+        expected.append((dict, "an object", named))
+    for kind, words, values in expected:
+        for name, value in values:
+            if value is not None and not isinstance(value, kind):
+                return f"{name} is {_kind_of(value)}, expected {words}"
+    return ""
+
+
+def _items(value: object) -> list[tuple[str, Any]]:
+    return list(value.items()) if isinstance(value, dict) else []
+
+
+def _list(value: object) -> list[Any]:
+    return value if isinstance(value, list) else []
+
+
+def _kind_of(value: object) -> str:
+    names = {
+        dict: "an object",
+        list: "a list",
+        str: "a text",
+        bool: "true or false",
+        int: "a number",
+        float: "a number",
+    }
+    return names.get(type(value), "null")
 
 
 def _write(path: Path, content: Resource) -> Resource:
