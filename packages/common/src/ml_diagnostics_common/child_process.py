@@ -131,6 +131,19 @@ def process_started_ns(pid: int) -> int | None:
         return 0 if exists(pid) else None
 
 
+def start_mark(pid: int) -> str:
+    """Return when a process started, in the kernel's ticks since boot (field 22 of /proc/PID/stat, proc(5)).
+
+    Empty where the system does not know it, or the process has ended. It costs one small file.
+    """
+    try:
+        # The name, in brackets before it, may have anything in it.
+        fields = (_PROC / str(pid) / "stat").read_bytes().rpartition(b")")[2].split()
+        return "" if fields[0] in _ENDED_STATES else fields[19].decode("ascii")
+    except (OSError, IndexError, ValueError):
+        return ""
+
+
 def has_ended(pid: int) -> bool:
     """Whether a process is gone, or waits to be reaped, as far as the system tells it."""
     descriptor = process_descriptor(pid)

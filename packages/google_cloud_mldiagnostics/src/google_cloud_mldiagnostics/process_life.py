@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any, Final
 
+from ml_diagnostics_common.child_process import start_mark
 from ml_diagnostics_common.entry import parse_timestamp
 
 from google_cloud_mldiagnostics.attempts import Member
@@ -16,19 +16,6 @@ __all__ = ["is_alive", "start_mark"]
 
 _SILENT_NS: Final = 180 * 10**9
 """A process that is well changes its run's folder each 60 s."""
-
-
-def start_mark(pid: int) -> str:
-    """Returns when a process began, in the kernel's ticks since boot (field 22 of /proc/PID/stat, proc(5)).
-
-    Empty where the system does not tell, or the process has ended.
-    """
-    try:
-        text = Path(f"/proc/{pid}/stat").read_bytes()
-        fields = text.rpartition(b")")[2].split()  # The name before it may have anything in it.
-        return "" if fields[0] in (b"Z", b"X") else fields[19].decode("ascii")
-    except (OSError, IndexError, ValueError):
-        return ""
 
 
 def is_alive(process: Mapping[str, Any], here: Member, *, now_ns: int | None = None) -> bool:

@@ -26,7 +26,7 @@ from ml_goodput_measurement.goodput_utils import (
 )
 from ml_goodput_measurement.job_goodput import JobGoodput
 from ml_goodput_measurement.job_reader import DEFAULT_CACHE_DIR, JobReader
-from ml_goodput_measurement.ledger import Ledger, Summary, Window
+from ml_goodput_measurement.ledger import PROCESS_GONE, Ledger, Summary, Window
 from ml_goodput_measurement.moments import LONGEST_SECONDS, Moment, nanoseconds, seconds_of
 from ml_goodput_measurement.names import shown
 from ml_goodput_measurement.partition import Bucket, JobReport
@@ -113,6 +113,8 @@ class GoodputCalculator(GoodputExclusion, RebuiltFromArguments):
         self._ledger = Ledger()
         self._summary: Summary | None = None
         self._configured_ideal_seconds: float | None = None
+        self._now_ns = 0
+        """The moment of the last query, or `PROCESS_GONE`."""
         self._remember(GoodputCalculator, arguments, names_before)
 
     def get_job_goodput(
@@ -234,8 +236,11 @@ class GoodputCalculator(GoodputExclusion, RebuiltFromArguments):
         excluded = excluded_intervals(exclusions)
         with self._asking():
             summary = self._query(excluded=excluded, is_kept=False)
-            ledger, now_ns = self._ledger, summary.end_ns
+            ledger, now_ns = self._ledger, PROCESS_GONE if self._now_ns == PROCESS_GONE else summary.end_ns
             attempts = ledger.attempts(now_ns, excluded)
+            notes = [*self._reader.notes(), *continuation_notes(attempts)]
+            if now_ns == PROCESS_GONE:
+                notes += self._reader.notes_on_end()
             return JobReport(
                 job_name=self.job_name,
                 start_ns=summary.start_ns,
@@ -251,7 +256,7 @@ class GoodputCalculator(GoodputExclusion, RebuiltFromArguments):
                 attempts=attempts,
                 disruptions=ledger.disruptions(attempts, excluded),
                 timeline=ledger.timeline(now_ns, excluded) if include_timeline else (),
-                notes=[*self._reader.notes(), *continuation_notes(attempts)],
+                notes=notes,
             )
 
     def snapshot(
@@ -281,7 +286,7 @@ class GoodputCalculator(GoodputExclusion, RebuiltFromArguments):
         with self._asking():
             summary = self._query(configured_ideal_step_time, local_only=local_only)
             spans = [(max(summary.start_ns, summary.end_ns - length_ns), summary.end_ns) for length_ns in lengths]
-            windows = zip(window_seconds, self._ledger.windows(spans, summary.end_ns), strict=True)
+            windows = zip(window_seconds, self._ledger.windows(spans, self._now_ns), strict=True)
             return Snapshot(
                 job_name=self.job_name,
                 time_ns=self._clock_ns(),
@@ -393,12 +398,17 @@ class GoodputCalculator(GoodputExclusion, RebuiltFromArguments):
         configured_seconds = _ideal_seconds(configured_ideal_step_time)
         with self._asking():
             self._ledger = self._reader.read(local_only=local_only)
-            summary = self._ledger.summary(self._clock_ns(), excluded)
+            summary = self._summarize(excluded)
             if summary is None and local_only:
                 self._ledger = self._reader.read()
-                summary = self._ledger.summary(self._clock_ns(), excluded)
+                summary = self._summarize(excluded)
             if summary is None:
                 raise self._reader.nothing_recorded()
+            if not summary.wall_ns and self._now_ns == PROCESS_GONE:
+                raise NoGoodputError(
+                    f"Total job time is zero, Goodput cannot be calculated: job {self.job_name[:200]!r} recorded "
+                    "nothing after its start, and its process is gone."
+                )
             if not summary.wall_ns:
                 raise NoGoodputError(
                     f"Total job time is zero, Goodput cannot be calculated: all that was recorded for job "
@@ -409,6 +419,15 @@ class GoodputCalculator(GoodputExclusion, RebuiltFromArguments):
             if is_kept:
                 self._summary, self._configured_ideal_seconds = summary, configured_seconds
             return summary
+
+    def _summarize(self, excluded: Sequence[tuple[int, int]] = ()) -> Summary | None:
+        """Return the sums up to now; up to the last event if the job's process is gone."""
+        self._now_ns = self._clock_ns()
+        summary = self._ledger.summary(self._now_ns, excluded)
+        if summary is not None and summary.running and self._reader.is_gone(self._ledger, self._now_ns):
+            self._now_ns = PROCESS_GONE
+            summary = self._ledger.summary(PROCESS_GONE, excluded)
+        return summary
 
     def _window(self, interval_start: Moment, interval_end: Moment) -> Window:
         try:
@@ -423,19 +442,18 @@ class GoodputCalculator(GoodputExclusion, RebuiltFromArguments):
                 f"Start time is on or after end time, cannot compute total job time: {interval_start}, {interval_end}"
             )
         with self._asking():
-            ledger, now_ns = self._reader.read(), self._clock_ns()
-            whole = ledger.summary(now_ns)
+            self._ledger = ledger = self._reader.read()
+            whole = self._summarize()
             if whole is None:
                 raise self._reader.nothing_recorded()
             # What is still to come is in no window.
-            end_ns = min(end_ns, max(now_ns, whole.end_ns))
+            end_ns = min(end_ns, max(self._clock_ns(), whole.end_ns))
             if end_ns <= whole.start_ns or start_ns >= whole.end_ns:
                 raise NoGoodputError(
                     f"No log entries found within the interval window between {interval_start} and {interval_end}: "
                     f"what was recorded of job {self.job_name[:200]!r} is {_told(whole)}"
                 )
-            self._ledger = ledger
-            (window,) = ledger.windows([(start_ns, end_ns)], now_ns)
+            (window,) = ledger.windows([(start_ns, end_ns)], self._now_ns)
             return window
 
 

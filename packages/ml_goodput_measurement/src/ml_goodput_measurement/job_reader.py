@@ -14,6 +14,7 @@ from ml_diagnostics_common.exceptions import ConfigurationError
 
 from ml_goodput_measurement.exceptions import NoGoodputError
 from ml_goodput_measurement.ledger import Ledger
+from ml_goodput_measurement.liveness import Liveness, ProcessState
 from ml_goodput_measurement.moments import retention_ns
 from ml_goodput_measurement.names import checked_name
 from ml_goodput_measurement.recorders import Recorders
@@ -85,6 +86,7 @@ class JobReader:
             start_ns=start_ns,
             patience_seconds=self._patience_seconds,
         )
+        self._liveness = Liveness(diagnostics_directory())
 
     def read(self, *, local_only: bool = False) -> Ledger:
         """Reads what is new, saves the state after much of it, and returns the ledger.
@@ -138,6 +140,24 @@ class JobReader:
         position = self._source.position()
         if self._store is not None and position is not None:
             self._store.sync(self._recorders, position)
+
+    def is_gone(self, ledger: Ledger, now_ns: int) -> bool:
+        """Return True if the process that records the job is gone, by what this machine or else its silence tells.
+
+        Args:
+            ledger: What `read` returned.
+            now_ns: The moment of the query.
+        """
+        if not isinstance(self._source, LogSource):  # An object of the user's does not say which process wrote what.
+            return False
+        state = self._liveness.state(self._recorders.last_writer())
+        return ledger.is_silent(now_ns) if state is ProcessState.UNKNOWN else state is ProcessState.GONE
+
+    def notes_on_end(self) -> list[str]:
+        """Return how the process that recorded the job ended, if its companion recorded that."""
+        writer = self._recorders.last_writer()
+        message = self._liveness.ending(writer)
+        return [] if message is None else [f"{writer}: {message}"]
 
     def notes(self) -> list[str]:
         """Says what a reader of the figures should know."""

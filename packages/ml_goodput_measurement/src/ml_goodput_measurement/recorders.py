@@ -143,6 +143,12 @@ class Recorders:
             self._choose()
         return [owner.records.writer for owner in self._owners]
 
+    def last_writer(self) -> Writer:
+        """Return the writer that counts now: that of the last attempt."""
+        if self._changed:
+            self._choose()
+        return self._owners[-1].records.writer if self._owners else Writer()
+
     def notes(self) -> list[str]:
         """Return which recorders do not count, and what was lost or could not be read."""
         if self._changed:

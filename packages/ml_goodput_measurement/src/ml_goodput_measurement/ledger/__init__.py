@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from ml_goodput_measurement.ledger.ledger import Ledger, Summary, Window
+from ml_goodput_measurement.ledger.ledger import PROCESS_GONE, Ledger, Summary, Window
 
-__all__ = ["Ledger", "Summary", "Window"]
+__all__ = ["PROCESS_GONE", "Ledger", "Summary", "Window"]

@@ -84,6 +84,7 @@ class Facts:
         self.job_ends: list[int] = []
         self.process_ends: dict[int, ProcessEnd] = {}
         """Ends of processes that had not recorded the job's end, by the job start that they had recorded last."""
+        self._process_ends_in_order: list[ProcessEnd] = []
         self.slices = SliceCounts()
         self.checkpoint_progress = Steps()
         """When checkpoints of steps started."""
@@ -150,6 +151,9 @@ class Facts:
         if known is not None and known >= end:
             return NEVER_NS
         self.process_ends[end.started_ns] = end
+        if known is not None:
+            self._process_ends_in_order.remove(known)
+        insort(self._process_ends_in_order, end)
         return end.started_ns
 
     def _add_mark(self, mark: Mark) -> int:
@@ -211,7 +215,7 @@ class Facts:
         facts.saved_steps.times, facts.saved_steps.numbers = columns[7:9]
         facts.job_starts, facts.job_ends = state["job_starts"], state["job_ends"]
         for time_ns, started_ns, outcome, exception in state["process_ends"]:
-            facts.process_ends[started_ns] = ProcessEnd(time_ns, started_ns, ProcessOutcome(outcome), exception)
+            facts._add_process_end(ProcessEnd(time_ns, started_ns, ProcessOutcome(outcome), exception))
         facts.slices = SliceCounts([SliceCount(*count) for count in state["slices"]])
         overlays = []
         for name, label, codes in state["marks"]:
@@ -244,6 +248,8 @@ class Facts:
         others += map(CheckpointProgress, numbers, times)
         first, stop = bisect_left(self.slices.times, start_ns), bisect_left(self.slices.times, end_ns)
         others += self.slices.counts[first:stop]
+        ends = self._process_ends_in_order
+        others += ends[bisect_left(ends, (start_ns,)) : bisect_left(ends, (end_ns,))]
         return batch
 
     def checkpoint_operations(self) -> list[CheckpointOperation]:

@@ -25,6 +25,7 @@ from ml_goodput_measurement.ledger.disruptions import summarize_attempts, summar
 from ml_goodput_measurement.ledger.facts import NEVER_NS, Facts
 from ml_goodput_measurement.ledger.job_step_times import JobStepTimes
 from ml_goodput_measurement.ledger.marks import Interval
+from ml_goodput_measurement.ledger.silence import is_silent
 from ml_goodput_measurement.ledger.windows import Life, Window, exclude
 from ml_goodput_measurement.partition import AttemptSummary, Bucket, Disruption, Piece
 
@@ -105,6 +106,11 @@ class Ledger:
             ideal_step_seconds=None if ideal_ns is None else ideal_ns / 1e9,
             slice_shares=life.slice_shares([(life.start_ns, life.end_ns)], exclusions),
         )
+
+    def is_silent(self, now_ns: int) -> bool:
+        """Return True if the job has recorded nothing for longer than a hang may last; see `silence`."""
+        self._update()
+        return len(self._attempts) > 0 and is_silent(self._attempts, now_ns)
 
     def windows(self, spans: Iterable[Interval], now_ns: int) -> list[Window]:
         """Returns where the time of some windows went, as the whole history says; none without a fact.
