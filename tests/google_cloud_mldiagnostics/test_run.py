@@ -511,9 +511,10 @@ def test_a_namespace_of_arguments_is_configs_too() -> None:
 
 @pytest.mark.parametrize("content", ["a named pipe", '{"name": "train-types", "attempts": [7], "labels": 3}'])
 def test_a_runs_file_that_is_none_is_one_clear_warning_and_the_job_goes_on(
-    caplog: pytest.LogCaptureFixture, content: str
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, content: str
 ) -> None:
-    workload = "pipe" if content == "a named pipe" else "types"  # A process warns once of each run.
+    monkeypatch.setattr("google_cloud_mldiagnostics.beginning._occasions_of_this_process", {})
+    workload = "pipe" if content == "a named pipe" else "types"
     path = programs.runs_folder() / f"train-{workload}" / "run.json"
     path.parent.mkdir(parents=True)
     if content == "a named pipe":
