@@ -47,7 +47,7 @@ def train(command: list[str], at_steps: Mapping[int, Callable[[subprocess.Popen[
 
 
 def picture_of_the_profiles(folder: Path, picture: Path) -> str:
-    """Serves a folder of profiles for a moment, and takes a picture of its summary page.
+    """Serve a folder of profiles for a moment, and take a picture of its summary page.
 
     Returns:
         Why there is no picture; empty if there is one.
@@ -75,7 +75,7 @@ def picture_of_the_profiles(folder: Path, picture: Path) -> str:
         except subprocess.TimeoutExpired:
             return f"no picture: {browser} did not end within a minute"
         finally:
-            server.send_signal(signal.SIGINT)
+            server.terminate()  # A script's background jobs ignore SIGINT, and so do their children.
     return "" if picture.exists() else f"no picture: {browser} says {taken.stderr.strip()[-200:]}"
 
 
