@@ -8,10 +8,11 @@ import re
 from collections.abc import Callable, Mapping
 
 import pytest
-from google_cloud_mldiagnostics.identity import identify, process_position, readable_id, workload_of
+from google_cloud_mldiagnostics.identity import identify, process_position, workload_of
 from google_cloud_mldiagnostics.mlrun_types import Orchestrator
 from hypothesis import given
 from hypothesis import strategies as st
+from ml_diagnostics_common.readable_id import readable_id
 from ml_diagnostics_testing.faults import Hang
 from ml_diagnostics_testing.metadata import MetadataServer
 

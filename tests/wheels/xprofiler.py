@@ -22,7 +22,13 @@ for name in ("create", "list", "delete", "connect", "capture", "serve", "summary
     assert run(name, "--help").returncode == 0
 
 package = Path(xprofiler.__file__).parent
-for beside in ("cloud/compute_api.json", "cloud/tpu_api.json", "serve/page.css", "viewers/startup/startup_script.sh"):
+for beside in (
+    "cloud/compute_api.json",
+    "cloud/hypercomputecluster_api.json",
+    "cloud/tpu_api.json",
+    "serve/page.css",
+    "viewers/startup/startup_script.sh",
+):
     assert (package / beside).stat().st_size, beside
 
 with tempfile.TemporaryDirectory() as folder:

@@ -6,9 +6,10 @@ import os
 from collections.abc import Callable, Mapping
 
 from ml_diagnostics_common.client_imports import import_clients
+from ml_diagnostics_common.readable_id import readable_id
 
 from google_cloud_mldiagnostics.control_plane import Keeper
-from google_cloud_mldiagnostics.identity import Workload, readable_id
+from google_cloud_mldiagnostics.identity import Workload
 from google_cloud_mldiagnostics.mlrun_types import MLRun
 
 __all__ = ["find_google", "find_self_hosted"]

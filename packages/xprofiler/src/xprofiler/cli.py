@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 __all__ = ["COMMAND_NAMES", "main", "make_parser"]
 
-COMMAND_NAMES: Final = ("create", "list", "delete", "connect", "capture", "serve", "summary", "completion")
+COMMAND_NAMES: Final = ("create", "list", "delete", "connect", "capture", "serve", "summary", "register", "completion")
 """Each is a module of `commands` that has a class `<Name>Command`."""
 
 

@@ -132,6 +132,12 @@ class GoogleApi:
         """A client of the Cloud TPU API, v2: the methods that are in `tpu_api.json`."""
         return self._client("tpu")
 
+    @property
+    @_once
+    def hypercomputecluster(self) -> Any:
+        """A client of the Cluster Director API, v1alpha: the methods that are in `hypercomputecluster_api.json`."""
+        return self._client("hypercomputecluster")
+
     def _client(self, service: str) -> Any:
         """Return a client made from our part of Google's description of a service.
 

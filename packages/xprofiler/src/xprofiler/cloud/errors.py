@@ -15,7 +15,13 @@ from xprofiler.exceptions import NotFoundError, NotPermittedError, TimedOutError
 __all__ = ["as_xprofiler_error", "is_temporary", "operation_error", "retry_after_seconds"]
 
 _TEMPORARY: Final = frozenset({408, 429, 500, 502, 503, 504})
-_ROLES: Final[Mapping[str, str]] = {"tpu": "roles/tpu.viewer", "compute": "roles/compute.instanceAdmin.v1"}
+_ROLES: Final[Mapping[str, str]] = {
+    "compute": "roles/compute.instanceAdmin.v1",
+    "hypercomputecluster": "roles/hypercomputecluster.editor",
+    "tpu": "roles/tpu.viewer",
+}
+_SERVICES: Final[Mapping[str, str]] = {"/v1alpha/": "hypercomputecluster", "/v2/": "tpu"}
+"""By the version in the path of their requests; else it is Compute."""
 # Compute sends these with 403, as it does where a permission is missing.
 # https://cloud.google.com/compute/docs/api/best-practices#error-handling
 _RATE_LIMITS: Final = frozenset(
@@ -139,7 +145,8 @@ def _is_nobody_there(error: Exception) -> bool:
 
 
 def _advice(error: Exception, message: str, reason: str, project: str, principal: str, role: str) -> str:
-    service = "tpu" if "/v2/" in str(getattr(error, "uri", "")) else "compute"
+    uri = str(getattr(error, "uri", ""))
+    service = next((name for version, name in _SERVICES.items() if version in uri), "compute")
     if reason in ("SERVICE_DISABLED", "accessNotConfigured") or "has not been used in project" in message:
         return (
             f"enable the API: 'gcloud services enable {service}.googleapis.com --project={project}', and wait a minute"

@@ -1,0 +1,88 @@
+"""`xprofiler register`: a completed run of ML Diagnostics for profiles that were captured before."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from typing import TYPE_CHECKING, Final
+
+from xprofiler.exceptions import DONE, UsageError
+
+if TYPE_CHECKING:
+    from xprofiler.console import Console
+
+__all__ = ["RegisterCommand"]
+
+_REGION: Final = re.compile(r"[a-z]+(-[a-z]+)*-[a-z]+[0-9]+")
+_PROJECT: Final = re.compile(r"([a-z0-9.-]+:)?[a-z][a-z0-9-]{4,61}[a-z0-9]")
+
+
+class RegisterCommand:
+    """Registers profiles with Google's control plane."""
+
+    name = "register"
+    summary = "create a completed run of ML Diagnostics for profiles that were captured before"
+    passes_on = False
+
+    def prepare_parser(self, parser: argparse.ArgumentParser) -> None:
+        """Add its arguments."""
+        add = parser.add_argument
+        add("-l", "--log-directory", metavar="GS_PATH", required=True, help="where the profiles are: gs://bucket/path")
+        add("-r", "--region", metavar="REGION", required=True, help="of the run, such as us-central1")
+        add("-m", "--ml-run-name", metavar="ML_RUN_NAME", required=True, help="the name of the run")
+        add("-s", "--run-set", metavar="RUN_SET", required=True, help="the run set that it belongs to")
+        add("-p", "--project-id", metavar="PROJECT_ID", required=True, help="the project of the run")
+
+    def run(self, options: argparse.Namespace, console: Console) -> int:
+        """Create the run, and print its page in the console.
+
+        Raises:
+            UsageError: An argument is not valid.
+            NotFoundError: There is no profile below the log directory.
+            NotPermittedError: The credentials may not read the bucket, or not create runs.
+            XprofilerError: The run could not be created.
+        """
+        import time
+        from dataclasses import replace
+
+        from ml_diagnostics_common.readable_id import readable_id
+
+        from xprofiler._version import __version__
+        from xprofiler.cloud.api import GoogleApi
+        from xprofiler.cloud.ml_runs import MlRuns, console_link
+        from xprofiler.cloud.settings import GcloudSettings
+        from xprofiler.log_directory import LogDirectory
+        from xprofiler.summary.profiles import find_profile
+        from xprofiler.waiting import told_if_slow
+
+        log_directory = LogDirectory.parse(options.log_directory)
+        for pattern, flag, value in (
+            (_REGION, "--region", options.region),
+            (_PROJECT, "--project-id", options.project_id),
+            (re.compile(r".*\S.*"), "--ml-run-name", options.ml_run_name),
+            (re.compile(r".*\S.*"), "--run-set", options.run_set),
+        ):
+            if not pattern.fullmatch(value):
+                raise UsageError(f"{flag} {value!r} is not valid")
+        with told_if_slow(console, f"Waiting for an answer about {log_directory} ..."):
+            newest = find_profile(log_directory.path)
+        settings = GcloudSettings.load()
+        environ = {**settings.environ, "GOOGLE_CLOUD_PROJECT": options.project_id}
+        api = GoogleApi(replace(settings, environ=environ), console)
+        run_id = readable_id(options.ml_run_name, time.strftime("%Y%m%d-%H%M%S", time.gmtime()))
+        console.detail(f"Registering {newest.folder}")
+        MlRuns(api, options.region).create(
+            run_id,
+            {
+                "displayName": options.ml_run_name,
+                "runSet": options.run_set,
+                "runPhase": "COMPLETED",
+                "state": "STATE_COMPLETED",  # As the public command; the service may compute it of the phase.
+                "artifacts": {"gcsPath": log_directory.path},
+                "tools": [{"xprof": {}}],
+                "labels": {"created_by": "xprofiler", "xprofiler_version": __version__.replace(".", "-")},
+            },
+        )
+        link = console_link(options.project_id, options.region, run_id)
+        console.data(f"view the ML run at {link}")
+        return DONE
