@@ -12,9 +12,12 @@ import enum
 import functools
 import time
 from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ml_diagnostics_common.exceptions import MissingExtraError
+
+if TYPE_CHECKING:
+    from ml_diagnostics_common.bounded_adapter import BoundedHttp
 
 __all__ = [
     "LIST_BYTES",
@@ -78,10 +81,9 @@ class Session:
         credentials: Add the token to each request.
     """
 
-    def __init__(self, credentials: Any, http: Any, token_request: Any, ca_certs: str | None = None) -> None:
+    def __init__(self, credentials: Any, http: BoundedHttp, token_request: Any) -> None:
         self.credentials = credentials
         self._http = http
-        self._ca_certs = ca_certs
         self._token_request = token_request
 
     def send(
@@ -102,18 +104,7 @@ class Session:
         for is_last in (False, True):
             authorized = dict(headers)
             self.credentials.before_request(token_request, method, url, authorized)
-            response = self._http.request(
-                method,
-                url,
-                params=query,
-                data=body,
-                headers=authorized,
-                auth=_unchanged,
-                verify=self._ca_certs,  # Not an attribute of the session: REQUESTS_CA_BUNDLE would win over that.
-                timeout=deadline,
-                stream=True,
-                allow_redirects=False,  # No API redirects a client; a login page does.
-            )
+            response = self._http.send(method, url, authorized, query, body, deadline)
             with contextlib.closing(response):
                 response.raw.most_bytes = most_bytes
                 answer = Answer(
@@ -145,11 +136,11 @@ def open_session(credentials: Any, feature: str, *, ca_certs: str | None = None)
     try:
         from google.auth.transport.requests import Request
 
-        from ml_diagnostics_common.bounded_adapter import bounded_http
+        from ml_diagnostics_common.bounded_adapter import BoundedHttp, bounded_http
     except ImportError as error:
         raise MissingExtraError(feature, "ml-diagnostics-common", "logging") from error
     # Requests for a token by an adapter of google.auth's own would try four times to connect, each its full time.
-    return Session(credentials, bounded_http(RESPONSE_BYTES), Request(session=bounded_http(RESPONSE_BYTES)), ca_certs)
+    return Session(credentials, BoundedHttp(ca_certs), Request(session=bounded_http(RESPONSE_BYTES)))
 
 
 def exchange(
@@ -186,11 +177,6 @@ def exchange(
 def shown(body: bytes) -> str:
     """Return the start of a response that is not an API's, for a message."""
     return body[:_SHOWN_BYTES].decode("utf-8", "replace") or "an empty page"
-
-
-def _unchanged(request: Any) -> Any:
-    """Stand for the login of `requests`: without one it reads ~/.netrc, which may replace the token."""
-    return request
 
 
 @contextlib.contextmanager

@@ -18,7 +18,7 @@ from ml_diagnostics_common.entry import (
 __all__ = ["EntryDecoder", "Origin", "TimestampParser"]
 
 _MOST_CONTEXTS = 4096
-_MOST_HOURS = 4096
+_SECOND = 1_000_000_000
 
 _DIFFERS_BY_ENTRY = EntryContext("", "", {}, {})
 """Stands for the contexts of a writer whose entries have labels of the resource of their own."""
@@ -92,6 +92,11 @@ class EntryDecoder:
             self._of_others[others] = known
         return LogEntry(timestamp_ns, 0, payload, known, None, insert_id)
 
+    def shared_context(self, entry: LogEntry) -> EntryContext | None:
+        """Return the context of all entries of this entry's writer and severity; None if they differ."""
+        context = self._of_writers.get((entry.context.writer or "", entry.context.severity))
+        return None if context is _DIFFERS_BY_ENTRY else context
+
     def _writer_context(self, insert_id: str, log_name: str, severity: str, encoded: Any) -> EntryContext | None:
         """The context of a writer of a journal; None if only the insertId looks like one."""
         parts = split_insert_id(insert_id)
@@ -117,26 +122,37 @@ class EntryDecoder:
 
 
 class TimestampParser:
-    """RFC 3339 to ns since 1970; entries of one hour share the work, which is most of it."""
+    """RFC 3339 to ns since 1970; entries of one minute, or hour, share the work, which is most of it."""
 
     def __init__(self) -> None:
         self._hours: dict[str, int] = {}
+        self._minutes: dict[str, int] = {}
 
     def __call__(self, text: str) -> int:
-        """Parses one timestamp; raises ValueError on anything else."""
+        """Parse one timestamp; raise ValueError on anything else."""
+        minute_ns = self._minutes.get(text[:17])
+        if minute_ns is not None and len(text) == 30 and text[19] == "." and text[29] == "Z":
+            digits = text[17:19] + text[20:29]
+            if digits.isdecimal() and digits < "6":
+                return minute_ns + int(digits)
+        return self._parse_in_hour(text)
+
+    def _parse_in_hour(self, text: str) -> int:
         hour_ns = self._hours.get(text[:14])
         if hour_ns is not None and 20 <= len(text) <= 30 and text[-1] == "Z" and text[16] == ":":
             fraction = text[20:-1]
             if len(text) == 20 or (text[19] == "." and fraction.isdecimal()):
-                seconds = 60 * int(text[14:16]) + int(text[17:19])
-                return hour_ns + seconds * 1_000_000_000 + int(fraction.ljust(9, "0"))
+                minute_ns = hour_ns + 60 * int(text[14:16]) * _SECOND
+                _make_room(self._minutes)
+                self._minutes[text[:17]] = minute_ns
+                return minute_ns + int(text[17:19]) * _SECOND + int(fraction.ljust(9, "0"))
         return self._parse(text)
 
     def _parse(self, text: str) -> int:
         timestamp_ns = parse_timestamp(text)
         if text[-1] == "Z":
-            _make_room(self._hours, _MOST_HOURS)
-            self._hours[text[:14]] = timestamp_ns - timestamp_ns % 3_600_000_000_000
+            _make_room(self._hours)
+            self._hours[text[:14]] = timestamp_ns - timestamp_ns % (3600 * _SECOND)
         return timestamp_ns
 
 
@@ -152,6 +168,6 @@ def _context(
     return EntryContext(log_id, log_name, resource, rest, severity, writer)
 
 
-def _make_room(cache: dict[Any, Any], most: int = _MOST_CONTEXTS) -> None:
-    if len(cache) >= most:
+def _make_room(cache: dict[Any, Any]) -> None:
+    if len(cache) >= _MOST_CONTEXTS:
         cache.clear()

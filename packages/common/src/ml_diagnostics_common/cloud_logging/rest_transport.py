@@ -25,7 +25,7 @@ from ml_diagnostics_common.authorized_requests import (
 from ml_diagnostics_common.cloud_logging.decoding import EntryDecoder, Origin, TimestampParser
 from ml_diagnostics_common.cloud_logging.transport import EntryError, Page, TransportError
 from ml_diagnostics_common.credentials import CloudEnvironment
-from ml_diagnostics_common.entry import LogEntry
+from ml_diagnostics_common.entry import EntryContext, LogEntry
 
 __all__ = ["RestTransport"]
 
@@ -129,12 +129,30 @@ class RestTransport:
 
     def _entries(self, entries: list[_Entry]) -> list[LogEntry]:
         timestamp_ns, decode = self._timestamp_ns, self._decoder.entry
-        return [
-            decode(
-                timestamp_ns(entry.timestamp), entry.insertId, entry.jsonPayload, entry.logName, entry.severity, entry
+        decoded: list[LogEntry] = []
+        # Most entries have the writer and the severity of the entry before them: theirs is its context.
+        shared: EntryContext | None = None
+        writer_dot, id_length, severity = "", 0, ""
+        for entry in entries:
+            insert_id = entry.insertId
+            if (
+                shared is not None
+                and entry.severity == severity
+                and len(insert_id) == id_length
+                and insert_id.startswith(writer_dot)
+                and (digits := insert_id[-12:]).isdecimal()
+            ):
+                decoded.append(LogEntry(timestamp_ns(entry.timestamp), int(digits), entry.jsonPayload, shared))
+                continue
+            found = decode(
+                timestamp_ns(entry.timestamp), insert_id, entry.jsonPayload, entry.logName, entry.severity, entry
             )
-            for entry in entries
-        ]
+            decoded.append(found)
+            shared = self._decoder.shared_context(found)
+            if shared is not None:
+                writer_dot, severity = f"{shared.writer}.", entry.severity
+                id_length = len(writer_dot) + 12
+        return decoded
 
     def _page_of_readable_entries(self, body: bytes) -> Page:
         """Decode a page entry by entry, without those that cannot be decoded."""
