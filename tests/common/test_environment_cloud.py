@@ -12,7 +12,7 @@ import pytest
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import rsa
 from google.auth.credentials import AnonymousCredentials
-from ml_diagnostics_common.credentials import instance_metadata
+from ml_diagnostics_common.credentials import instance_metadata, known_project
 from ml_diagnostics_common.environment import find_cloud
 from ml_diagnostics_common.exceptions import CredentialsError
 from ml_diagnostics_testing.faults import Status
@@ -73,6 +73,7 @@ def test_the_project_is_looked_for_in_order(tmp_path, key, metadata_server):
 
     def found():
         cloud = find_cloud(environ=environ)
+        assert known_project(environ) == cloud.project
         return cloud.project, cloud.project_source
 
     cloud = find_cloud("project-of-argument", environ=environ)
@@ -106,6 +107,12 @@ def test_a_broken_configuration_of_gcloud_is_passed_over(tmp_path, nowhere, cont
 
 
 # --- The credentials ----------------------------------------------------------------------------------
+
+
+def test_no_project_is_known_where_no_credentials_are(tmp_path, nowhere):
+    configure_gcloud(tmp_path / ".config" / "gcloud", "of-gcloud")
+    assert known_project(nowhere) == ""
+    assert known_project({**nowhere, "CLOUDSDK_AUTH_DISABLE_CREDENTIALS": "1"}) == "of-gcloud"
 
 
 def test_credentials_of_the_caller_are_taken_as_they_are(nowhere):

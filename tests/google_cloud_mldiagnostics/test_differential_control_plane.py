@@ -162,6 +162,16 @@ def test_the_newer_one_and_ours_tell_of_profiles_alike(lives: dict[str, Life]) -
     assert {"profilerTargets", "storageFolderUri", "dashboardUri"} <= theirs.keys() & ours.keys()
 
 
+def test_off_gke_and_slurm_the_workload_is_that_of_the_newer_one(lives: dict[str, Life]) -> None:
+    (theirs,), (ours,) = lives[NEW].runs, lives[OURS].runs
+    assert ours["orchestrator"] == theirs["orchestrator"] == "CUSTOM"
+    assert without_times(ours["workloadDetails"]) == without_times(theirs["workloadDetails"])
+
+
+def without_times(details: dict[str, Any]) -> dict[str, Any]:
+    return {**details, "custom": {name: text for name, text in details["custom"].items() if name != "createTime"}}
+
+
 @pytest.mark.parametrize("version", [OLD, NEW, OURS])
 def test_a_value_is_the_same_entry(lives: dict[str, Life], version: str) -> None:
     (entry,) = lives[version].losses

@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable, Mapping
 
 import pytest
-from google_cloud_mldiagnostics.identity import identify, process_position, workload_of
+from google_cloud_mldiagnostics.identity import identify, process_position, with_instance, workload_of
 from google_cloud_mldiagnostics.mlrun_types import Orchestrator
 from hypothesis import given
 from hypothesis import strategies as st
@@ -250,3 +250,16 @@ def test_a_process_knows_its_place_by_what_its_launcher_tells(
     environ: Mapping[str, str], position: tuple[int, int]
 ) -> None:
     assert process_position(environ) == position
+
+
+def test_a_workload_that_is_neither_of_gke_nor_of_slurm_is_custom() -> None:
+    details = workload_of(environ={"RUN_WORKLOAD_ID": "mine"}).details
+    assert details["custom"]["id"] == details["custom"]["displayName"] == "mine"
+    unnamed = workload_of(environ={}).details
+    (target,) = unnamed["targets"]
+    assert unnamed["custom"]["displayName"] == target["hostname"] == os.uname().nodename
+    on_a_vm = with_instance(unnamed, "123", "us-central1-a")
+    assert on_a_vm["custom"]["id"] == "123"
+    assert on_a_vm["targets"] == [{**target, "instanceId": "123", "zone": "us-central1-a"}]
+    assert with_instance(details, "123", "")["custom"]["id"] == "mine"
+    assert "custom" not in (workload_of(environ={"SLURM_JOB_ID": "1"}).details or {})

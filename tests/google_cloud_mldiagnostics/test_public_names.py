@@ -59,6 +59,7 @@ def test_everything_that_is_named_is_there() -> None:
     [
         "api",
         "api.metrics",
+        "api.mlrun",
         "clients",
         "core",
         "core.global_manager",

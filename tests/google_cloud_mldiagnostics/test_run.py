@@ -87,6 +87,9 @@ def kept(run: MLRun) -> Resource:
         {"framework": "TENSORFLOW"},
         {"framework": None},
         {"serving_engine": 3},
+        {"application_framework": "my own"},
+        {"rl_orchestrator": "VERL"},
+        {"rl_orchestrator": 3},
         {"base_url": "ftp://x"},
         {"run_workload_id": 3},
     ],
@@ -183,10 +186,10 @@ def test_the_environment_of_the_documented_example_is_prod_with_one_warning(capl
 
 
 def test_enumerations_are_taken_by_their_text_too() -> None:
-    run = begin(framework="pytorch", application_framework="maxtext", rl_orchestrator="my own")
+    run = begin(framework="pytorch", application_framework="maxtext", rl_orchestrator="tunix")
     assert run.framework is Framework.PYTORCH
     assert kept(run)["labels"]["application_framework"] == "maxtext"
-    assert kept(run)["labels"]["rl_orchestrator"] == "my-own"
+    assert kept(run)["labels"]["rl_orchestrator"] == "tunix"
 
 
 # --- The run ------------------------------------------------------------------------------------------

@@ -293,6 +293,13 @@ def test_without_a_run_or_a_place_the_start_says_what_to_do() -> None:
             work()
 
 
+def test_what_axlearn_asks_before_it_profiles_says_the_same(run: ActiveRun) -> None:
+    xprof()._ensure_initialized()
+    set_active_run(None)
+    with pytest.raises(ProfilingError, match="machinelearning_run"):
+        xprof()._ensure_initialized()
+
+
 def test_a_second_start_and_a_stop_too_many_are_warnings(run: ActiveRun, warnings: Callable[[], list[str]]) -> None:
     profile = xprof()
     profile.stop()

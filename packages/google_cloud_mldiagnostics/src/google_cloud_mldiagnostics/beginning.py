@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import datetime
 import logging
-import os
 import time
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from ml_diagnostics_common import background
 from ml_diagnostics_common.client_imports import import_undisturbed
+from ml_diagnostics_common.credentials import known_project
+from ml_diagnostics_common.credentials.instance_metadata import instance_metadata, metadata_value
 from ml_diagnostics_common.entry import format_timestamp, parse_timestamp
 from ml_diagnostics_common.environment import Backend, announce_run, diagnostics_directory
 from ml_diagnostics_common.environment import identity as identity_of_process
@@ -24,10 +25,17 @@ from google_cloud_mldiagnostics.configs.user_configs import to_wire
 from google_cloud_mldiagnostics.control_plane import Keeper
 from google_cloud_mldiagnostics.control_plane.local import LocalControlPlane
 from google_cloud_mldiagnostics.exceptions import ControlPlaneError, RunExistsError
-from google_cloud_mldiagnostics.identity import RunIdentity, Workload, identify, process_position, workload_of
+from google_cloud_mldiagnostics.identity import (
+    RunIdentity,
+    Workload,
+    identify,
+    process_position,
+    with_instance,
+    workload_of,
+)
 from google_cloud_mldiagnostics.keepers import find_google, find_self_hosted
 from google_cloud_mldiagnostics.lifecycle import Lifecycle, warn_folder_failed
-from google_cloud_mldiagnostics.mlrun_types import ConfigDict, Framework, MLRun
+from google_cloud_mldiagnostics.mlrun_types import ConfigDict, Framework, MLRun, Orchestrator
 from google_cloud_mldiagnostics.process_life import is_alive, start_mark
 from google_cloud_mldiagnostics.recording.run_log import RunLog
 from google_cloud_mldiagnostics.registration import Registration
@@ -45,7 +53,8 @@ details_logger = logging.getLogger("google_cloud_mldiagnostics.core.global_manag
 # Enough where the clients are loaded and the network is near. Whatever takes longer goes on without the job.
 _WAIT_SECONDS: Final = 0.15
 _STRICT_SECONDS: Final = 120.0
-_PROJECT_VARIABLES: Final = ("GOOGLE_CLOUD_PROJECT", "CLOUDSDK_CORE_PROJECT")
+_PROJECT_SECONDS: Final = 0.8
+_INSTANCE_SECONDS: Final = 1.0
 
 # State of the process: how often it has begun a run of a name.
 _occasions_of_this_process: dict[str, int] = {}
@@ -110,14 +119,16 @@ class Beginning:
 
     def _new_run(self) -> MLRun:
         given = self.arguments
-        project = given.project or next((os.environ[name] for name in _PROJECT_VARIABLES if os.environ.get(name)), "")
+        project = given.project or ""
+        if not project and self.backend is not Backend.LOCAL and given.base_url is None:
+            project = known_project(wait_seconds=_PROJECT_SECONDS)
         return MLRun(
             name=self.identity.run_id,
             run_group=given.run_group,
             configs=ConfigDict(given.configs),
             gcs_path=given.gcs_path,
             location=self.location,
-            project="" if self.backend is Backend.LOCAL and given.project is None else project.strip(),
+            project=project.strip(),
             created_at=datetime.datetime.now(datetime.timezone.utc),
             workload_details=self.workload.details,
             orchestrator=self.workload.orchestrator,
@@ -216,6 +227,17 @@ class Beginning:
         if keeper.project:
             self._run.project = keeper.project
             self._active.is_local = False
+            if self.workload.orchestrator is Orchestrator.CUSTOM and self.index == 0:
+                self._add_instance()
+
+    def _add_instance(self) -> None:
+        """In the registration's thread, before it creates the run: this is a VM of Google's, which has an id."""
+        status, instance_id = metadata_value("instance/id", timeout_seconds=_INSTANCE_SECONDS)
+        metadata = instance_metadata()
+        if status == 200 and instance_id.isdigit():
+            details = with_instance(self.workload.details or {}, instance_id, metadata.zone if metadata else "")
+            self._run.workload_details = details
+            self.local.update_run(self.identity.run_id, lambda kept: {**kept, "workloadDetails": details})
 
     # --- The attempt's number, which process 0 tells the others ---------------------------------------
 
@@ -287,8 +309,6 @@ def _identity(arguments: RunArguments, workload: Workload) -> RunIdentity:
 
 
 def _region_of_this_machine() -> str:
-    from ml_diagnostics_common.credentials.instance_metadata import instance_metadata
-
     metadata = instance_metadata()
     return (metadata.zone.rpartition("-")[0] if metadata else "") or DEFAULT_REGION
 

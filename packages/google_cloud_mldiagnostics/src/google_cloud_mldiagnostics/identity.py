@@ -16,13 +16,18 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from ml_diagnostics_common import environment
+from ml_diagnostics_common.entry import format_timestamp
 from ml_diagnostics_common.guard import warn_once
 from ml_diagnostics_common.readable_id import readable_id
 
 from google_cloud_mldiagnostics.agreement import agree, jax_processes
 from google_cloud_mldiagnostics.mlrun_types import Orchestrator
 
-__all__ = ["RunIdentity", "Workload", "identify", "process_position", "workload_of"]
+__all__ = ["RunIdentity", "Workload", "identify", "process_position", "with_instance", "workload_of"]
+
+CUSTOM = "CUSTOM"
+UNKNOWN_INSTANCE = "unknown-instance-id"
+"""What the public package sends in place of the id of a VM."""
 
 _LONGEST_VALUE = 8192
 _UUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.ASCII)
@@ -70,17 +75,19 @@ def workload_of(run_workload_id: str | None = None, environ: Mapping[str, str] =
     """
     orchestrator = environment.orchestrator(environ)
     token = _token(environ)
-    workload = Workload(Orchestrator.NONE, "CUSTOM", token=token)
+    workload = Workload(Orchestrator.NONE, CUSTOM, token=token)
     if orchestrator is environment.Orchestrator.GKE:
         workload = _of_gke(environ, token)
     elif orchestrator is environment.Orchestrator.SLURM:
         workload = _of_slurm(environ, token)
     elif orchestrator is environment.Orchestrator.GCE:
-        workload = Workload(Orchestrator.CUSTOM, "GCE", token=token)
+        workload = Workload(Orchestrator.CUSTOM, CUSTOM, token=token)
     if not workload.id_parts and (launch := _launch_by_torchrun(environ)):
         workload = workload._replace(id_parts=(launch,))
     given = (run_workload_id or environ.get("RUN_WORKLOAD_ID", "").strip())[:_LONGEST_VALUE]
-    return workload._replace(id_parts=(given,), given_id=given) if given else workload
+    if given:
+        workload = workload._replace(id_parts=(given,), given_id=given)
+    return workload._replace(details=_custom_details(given)) if workload.wire == CUSTOM else workload
 
 
 def identify(
@@ -125,7 +132,24 @@ def process_position(environ: Mapping[str, str] = os.environ) -> tuple[int, int]
     return identity.process_index, identity.process_count
 
 
-# --- Who tells ----------------------------------------------------------------------------------------
+# --- Sources ------------------------------------------------------------------------------------------
+
+
+def _custom_details(given: str) -> dict[str, Any]:
+    """Return what the control plane has of a workload that neither GKE nor Slurm runs."""
+    host = environment.identity().host
+    target = {"displayName": host, "instanceId": UNKNOWN_INSTANCE, "hostname": host, "state": "RUNNING"}
+    workload = {"id": given or UNKNOWN_INSTANCE, "displayName": given or host}
+    return {"custom": {**workload, "createTime": format_timestamp(time.time_ns())}, "targets": [target]}
+
+
+def with_instance(details: Mapping[str, Any], instance_id: str, zone: str) -> dict[str, Any]:
+    """Return the details of a custom workload with the VM that it runs on, which only the metadata server knows."""
+    custom = dict(details["custom"])
+    if custom["id"] == UNKNOWN_INSTANCE:
+        custom["id"] = instance_id
+    targets = [{**target, "instanceId": instance_id, "zone": zone} for target in details["targets"]]
+    return {**details, "custom": custom, "targets": targets}
 
 
 def _of_gke(environ: Mapping[str, str], token: str) -> Workload:

@@ -75,8 +75,8 @@ class RunArguments:
     run_workload_id: str | None
     metric_only_run: bool
     accelerator_orchestrator: AcceleratorOrchestrator
-    application_framework: ApplicationFramework | str
-    rl_orchestrator: RlOrchestrator | str
+    application_framework: ApplicationFramework
+    rl_orchestrator: RlOrchestrator
     strict: bool
     metrics_exporter_config: Any
 
@@ -96,7 +96,6 @@ class RunArguments:
                 "metrics_exporter_config",
                 "metrics_exporter_config is not used: metrics go to the journal on this machine, and to Cloud Logging.",
             )
-        application, rl = given["application_framework"], given["rl_orchestrator"]
         return cls(
             name=redact_text(_text("name", given["name"], required=True)),
             run_group=redact_text(_text("run_group", given["run_group"])),
@@ -118,8 +117,10 @@ class RunArguments:
             accelerator_orchestrator=_member(
                 AcceleratorOrchestrator, "accelerator_orchestrator", given["accelerator_orchestrator"]
             ),
-            application_framework=_known(ApplicationFramework, "application_framework", application),
-            rl_orchestrator=_known(RlOrchestrator, "rl_orchestrator", rl),
+            application_framework=_member(
+                ApplicationFramework, "application_framework", given["application_framework"]
+            ),
+            rl_orchestrator=_member(RlOrchestrator, "rl_orchestrator", given["rl_orchestrator"]),
             strict=_flag("strict", given["strict"]),
             metrics_exporter_config=given["metrics_exporter_config"],
         )
@@ -241,22 +242,14 @@ def _url(name: str, value: object) -> str | None:
 
 
 def _member(kind: type[_Enum], name: str, value: object) -> _Enum:
-    """A member of an enumeration, also by its value in any case."""
-    known = _known(kind, name, value)
-    if isinstance(known, kind):
-        return known
-    raise _wrong(name, value, f"give one of {', '.join(str(member.value) for member in kind)}")
-
-
-def _known(kind: type[_Enum], name: str, value: object) -> _Enum | str:
-    """As `_member`, or any other text, as it is."""
+    """Return a member of an enumeration, also by its value in any case; none is NONE."""
     if isinstance(value, kind):
         return value
-    text = _text(name, value) or "NONE"
+    text = _text(name, value).upper() or "NONE"
     for member in kind:
-        if text.upper() == member.value:
+        if text == member.value:
             return member
-    return text
+    raise _wrong(name, value, f"give one of {', '.join(str(member.value) for member in kind)}")
 
 
 def _wrong(name: str, value: object, todo: str) -> MLRunConfigurationError:

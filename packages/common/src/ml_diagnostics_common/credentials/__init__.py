@@ -7,6 +7,7 @@ from ml_diagnostics_common.credentials.credentials import (
     active_configuration,
     find_cloud,
     gcloud_directory,
+    known_project,
 )
 
-__all__ = ["CloudEnvironment", "active_configuration", "find_cloud", "gcloud_directory"]
+__all__ = ["CloudEnvironment", "active_configuration", "find_cloud", "gcloud_directory", "known_project"]

@@ -13,13 +13,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ml_diagnostics_common.credentials.instance_metadata import InstanceMetadata, instance_metadata, metadata_host
+from ml_diagnostics_common.credentials.instance_metadata import (
+    InstanceMetadata,
+    instance_metadata,
+    metadata_host,
+    on_google_hardware,
+)
 from ml_diagnostics_common.exceptions import CredentialsError, MissingExtraError
 
-__all__ = ["CloudEnvironment", "active_configuration", "find_cloud", "gcloud_directory"]
+__all__ = ["CloudEnvironment", "active_configuration", "find_cloud", "gcloud_directory", "known_project"]
 
 _SCOPES = ("https://www.googleapis.com/auth/cloud-platform",)
 _PROJECT_VARIABLES = ("GOOGLE_CLOUD_PROJECT", "CLOUDSDK_CORE_PROJECT")
+_CREDENTIAL_VARIABLES = ("CLOUDSDK_AUTH_DISABLE_CREDENTIALS", "CLOUDSDK_AUTH_ACCESS_TOKEN_FILE")
 _TOKEN_SERVICE_TIMEOUT_SECONDS = 5.0
 _TRUE = ("true", "1", "yes", "on", "y")  # As gcloud reads a boolean.
 
@@ -126,6 +132,45 @@ def _find_project(
     if metadata:
         return _Project(metadata.project, _metadata_source(environ)), []
     return None, [*looked, f"{_metadata_source(environ)} did not answer"]
+
+
+def known_project(environ: Mapping[str, str] = os.environ, *, wait_seconds: float = 1.0) -> str:
+    """Return the project that `find_cloud` finds, as far as files and a metadata server tell without google.auth.
+
+    Args:
+        environ: The environment variables.
+        wait_seconds: How long to wait for the metadata server, where there is one.
+
+    Returns:
+        The project's id; empty if there are no credentials, or only google.auth can find the project. Never raises.
+    """
+    for variable in _PROJECT_VARIABLES:
+        if environ.get(variable, "").strip():
+            return environ[variable].strip()
+    key = _content_of_key(environ)
+    if key.get("project_id"):
+        return str(key["project_id"])
+    is_google = on_google_hardware() or any(
+        environ.get(name) for name in ("KUBERNETES_SERVICE_HOST", "GCE_METADATA_HOST")
+    )
+    if not is_google and not key and not any(environ.get(name) for name in _CREDENTIAL_VARIABLES):
+        return ""
+    configured = _configured_project(active_configuration(environ))
+    if configured or not is_google:
+        return configured
+    metadata = instance_metadata(environ, wait_seconds=wait_seconds)
+    return metadata.project if metadata else ""
+
+
+def _content_of_key(environ: Mapping[str, str]) -> dict[str, Any]:
+    import json
+
+    default_file = gcloud_directory(environ) / "application_default_credentials.json"
+    try:
+        content = json.loads(Path(environ.get("GOOGLE_APPLICATION_CREDENTIALS") or default_file).read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return content if isinstance(content, dict) else {}
 
 
 def gcloud_directory(environ: Mapping[str, str] = os.environ) -> Path:

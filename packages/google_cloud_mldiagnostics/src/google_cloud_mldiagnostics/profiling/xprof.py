@@ -89,6 +89,16 @@ class Xprof:
             capture, self._capture = self._capture, None
             captures_of_this_process().end(capture)
 
+    def _ensure_initialized(self) -> None:
+        """Check that there is a run, and a place for its profiles. AXLearn calls it before it profiles.
+
+        Raises:
+            ProfilingError: There is none.
+        """
+        active = self._active()
+        if active is not None:
+            place_of(active)
+
     def __enter__(self) -> Xprof:
         self._entered.append(self._start(None))
         return self
