@@ -62,20 +62,25 @@ def test_the_last_word_of_the_process_itself_wins_over_its_companion() -> None:
     assert view(resource(), *told, now=100).reason == "ValueError: no data"
 
 
+def gone(seconds: float) -> str:
+    return f"no events since {rfc3339(seconds)[:19].replace('T', ' ')}Z (process gone)"
+
+
 def test_a_process_that_is_gone_has_failed_at_once() -> None:
     kept = resource(attempts=[attempt(1, "ACTIVE", 0, kept_process())])
     shown = view(kept, process("ACTIVE", 0), now=5, is_gone=lambda known: known["started"] == "7")
-    assert (shown.state, shown.reason) == (State.FAILED, WITHOUT_A_WORD)
+    assert (shown.state, shown.reason) == (State.FAILED, gone(0))
+    assert shown.ended_ns == at(0)
     assert view(kept, process("ACTIVE", 0), now=5).state is State.ACTIVE
 
 
 def test_a_signal_that_came_before_a_death_is_told() -> None:
     kept = resource(attempts=[attempt(1, "ACTIVE", 0, kept_process())])
     told = process("ACTIVE", 4, reason="SIGTERM has come")
-    assert view(kept, told, now=5, is_gone=lambda _: True).reason == f"SIGTERM has come; it {WITHOUT_A_WORD}"
+    assert view(kept, told, now=5, is_gone=lambda _: True).reason == f"SIGTERM has come; {gone(4)}"
     # And forgotten where the process went on.
     later = process("ACTIVE", 60)
-    assert view(kept, told, later, now=65, is_gone=lambda _: True).reason == WITHOUT_A_WORD
+    assert view(kept, told, later, now=65, is_gone=lambda _: True).reason == gone(60)
 
 
 def test_a_run_that_was_ended_is_not_judged_anew() -> None:

@@ -145,6 +145,16 @@ print(len(os.listdir("/proc/self/fd")), flush=True)
     assert len(ends()) == 64
 
 
+def test_each_attempt_has_the_end_of_its_own_process() -> None:
+    for program in ("train(); raise OSError", "train(); sys.exit(1)", "train(); os._exit(1)", "train()"):
+        run(program)
+    found = report()
+    expected = [AttemptEnd.FAILED, AttemptEnd.EXITED, AttemptEnd.LOST, AttemptEnd.EXITED]
+    assert [attempt.ended for attempt in found.attempts] == expected
+    assert [attempt.exception for attempt in found.attempts] == ["OSError", "", "", ""]
+    assert not found.running
+
+
 def test_a_cloud_logger_gets_the_end_too(tmp_path: Path) -> None:
     program = f"""
 class Log:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from ml_diagnostics_common.entry import format_timestamp
 from ml_diagnostics_common.program_end import UNSEEN_EXIT
 from ml_diagnostics_common.raised_exception import RaisedException, raised_from_json
 
@@ -76,6 +77,7 @@ class ProcessView:
         capture_name: What its file in there is called.
         step: The last one that it recorded a metric of; None where that is not known.
         traceback: The exception that ended it, and those that it is linked to.
+        is_gone: True if it does not run any more and recorded nothing of its end.
     """
 
     attempt: int
@@ -93,6 +95,7 @@ class ProcessView:
     capture_name: str = ""
     step: int | None = None
     traceback: tuple[RaisedException, ...] = ()
+    is_gone: bool = False
 
     @property
     def name(self) -> str:
@@ -296,8 +299,9 @@ class _Judge:
         if self._believe_companion(key, view):
             return
         if kept and self._is_gone(kept):
-            view.state = State.FAILED
-            view.reason = f"{view.reason}; it {WITHOUT_A_WORD}" if view.reason else WITHOUT_A_WORD
+            gone = f"no events since {_clock(view.last_sign_ns)} (process gone)"
+            view.state, view.is_gone = State.FAILED, True
+            view.reason = f"{view.reason}; {gone}" if view.reason else gone
         elif key in self._history.processes and self._now_ns - view.last_sign_ns > SILENT_SECONDS * _SECOND_NS:
             view.state = State.STALE
             view.reason = f"nothing was heard of it for {_ago(self._now_ns - view.last_sign_ns)}"
@@ -317,7 +321,7 @@ def _attempt(
         state, reason = State.FAILED, WITHOUT_A_WORD
     started_ns = earliest([time_ns(kept.get("startTime")), *(process.started_ns for process in processes)])
     ended_ns = time_ns(kept.get("endTime"))
-    is_silent = any(process.reason == WITHOUT_A_WORD for process in processes)
+    is_silent = any(process.is_gone or process.reason == WITHOUT_A_WORD for process in processes)
     if state.has_ended and (ended_ns is None or is_silent):
         ended_ns = max((process.last_sign_ns for process in processes), default=None)
     return AttemptView(attempt_number, state, reason, started_ns, ended_ns, processes)
@@ -390,6 +394,11 @@ def _texts(mapping: object) -> dict[str, str]:
 
 def _mappings(items: object) -> list[Mapping[str, Any]]:
     return [item for item in items if isinstance(item, Mapping)] if isinstance(items, (list, tuple)) else []
+
+
+def _clock(moment_ns: int) -> str:
+    """Return a moment to the second, as goodput's report has it: 2026-11-21 05:36:43Z."""
+    return f"{format_timestamp(moment_ns)[:19].replace('T', ' ')}Z"
 
 
 def _ago(duration_ns: int) -> str:
