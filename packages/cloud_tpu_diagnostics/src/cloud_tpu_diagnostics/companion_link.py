@@ -11,7 +11,7 @@ from contextlib import ExitStack
 from typing import Any
 
 from ml_diagnostics_common import background
-from ml_diagnostics_common.guard import guarded_as, warn_once
+from ml_diagnostics_common.guard import guarded_as, log_once, warn_once
 
 from cloud_tpu_diagnostics.companion.companion_process import CompanionProcess, CompanionSettings
 from cloud_tpu_diagnostics.configuration.hang_configuration import HangConfig
@@ -133,7 +133,10 @@ class CompanionLink:
             if not self._is_left:
                 self._on_end()
         elif message["kind"] == "log":
-            _log.log(message["level"], "%s", message["message"])
+            if message["level"] > logging.INFO:
+                _log.log(message["level"], "%s", message["message"])
+            else:  # A recorder of this process may have logged the same.
+                log_once(message["level"], message["message"], "%s", message["message"])
         elif message["kind"] == "exit" and self._hangs is not None and self._hangs.abort:
             os._exit(_ABORTED)
         elif message["kind"] == "hang" and self._hangs is not None:

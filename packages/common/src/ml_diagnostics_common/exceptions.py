@@ -3,6 +3,7 @@
     DiagnosticsError
     ├── ConfigurationError        (also a ValueError) an argument or a variable of the environment is wrong
     ├── CredentialsError          Google Cloud was asked for and no project or credentials were found
+    │   └── NoCloudError              nothing on this machine points to Google Cloud: a laptop, for instance
     ├── MissingExtraError         (also an ImportError) an optional dependency is not installed
     ├── CloudLoggingError         a request to Cloud Logging failed for good
     └── StorageError              a file or an object could not be read or written
@@ -20,6 +21,7 @@ __all__ = [
     "CredentialsError",
     "DiagnosticsError",
     "MissingExtraError",
+    "NoCloudError",
     "ObjectNotFoundError",
     "PreconditionFailedError",
     "StorageError",
@@ -36,6 +38,10 @@ class ConfigurationError(DiagnosticsError, ValueError):
 
 class CredentialsError(DiagnosticsError):
     """Google Cloud was asked for, and no project or no usable credentials were found."""
+
+
+class NoCloudError(CredentialsError):
+    """Neither a project nor credentials are set up, and this is not one of Google's machines: nothing is wrong."""
 
 
 class MissingExtraError(DiagnosticsError, ImportError):

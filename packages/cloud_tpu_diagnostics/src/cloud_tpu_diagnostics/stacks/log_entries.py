@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from ml_diagnostics_common.entry import LogEntry, format_timestamp
 from ml_diagnostics_common.environment import Backend, configured_backend, diagnostics_directory
-from ml_diagnostics_common.exceptions import CloudLoggingError, CredentialsError, MissingExtraError
+from ml_diagnostics_common.exceptions import CloudLoggingError, CredentialsError, MissingExtraError, NoCloudError
 from ml_diagnostics_common.journal.jobs import ProcessStart, processes_of_job
 from ml_diagnostics_common.reader import JournalReader
 
@@ -59,7 +59,8 @@ def read_job(job: str, *, since_seconds: float, notes: list[str]) -> list[Proces
         except (CredentialsError, MissingExtraError) as error:
             if backend is Backend.CLOUD:
                 raise
-            notes.append(f"the journal alone was read: {error}")
+            if not isinstance(error, NoCloudError):
+                notes.append(f"the journal alone was read: {error}")
         except CloudLoggingError as error:
             notes.append(f"Cloud Logging could not be read to the end: {error}")
     return with_endings(dumps_of(entries.values()))

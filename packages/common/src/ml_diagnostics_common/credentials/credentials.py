@@ -19,7 +19,7 @@ from ml_diagnostics_common.credentials.instance_metadata import (
     metadata_host,
     on_google_hardware,
 )
-from ml_diagnostics_common.exceptions import CredentialsError, MissingExtraError
+from ml_diagnostics_common.exceptions import CredentialsError, MissingExtraError, NoCloudError
 
 __all__ = ["CloudEnvironment", "active_configuration", "find_cloud", "gcloud_directory", "known_project"]
 
@@ -67,6 +67,7 @@ def find_cloud(
         The project and credentials.
 
     Raises:
+        NoCloudError: Nothing on this machine points to Google Cloud.
         CredentialsError: One of them was not found, or a file that should hold them is broken; the message
             says what was missing, where it was looked for, and what to do.
         MissingExtraError: google-auth is not installed.
@@ -74,7 +75,10 @@ def find_cloud(
     found, looked_for_credentials = _find_credentials(credentials, environ)
     named, looked_for_project = _find_project(project, found, environ)
     if found is None or named is None:
-        raise CredentialsError(_what_is_missing(looked_for_credentials, looked_for_project))
+        is_expected = found is None and named is None and not on_google_hardware()
+        raise (NoCloudError if is_expected else CredentialsError)(
+            _what_is_missing(looked_for_credentials, looked_for_project)
+        )
     return CloudEnvironment(named.id, found.credentials, found.principal, named.source)
 
 

@@ -7,6 +7,7 @@ what is new, sends it, and notes how far it has come; a process that comes later
 from __future__ import annotations
 
 import atexit
+import logging
 import math
 import os
 import threading
@@ -17,7 +18,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from ml_diagnostics_common.backoff import Backoff
-from ml_diagnostics_common.guard import LOSSES, Counters, warn_once
+from ml_diagnostics_common.exceptions import NoCloudError
+from ml_diagnostics_common.guard import LOSSES, Counters, log_once, warn_once
 from ml_diagnostics_common.journal.layout import log_directory
 from ml_diagnostics_common.journal.own_journals import flush_journals
 from ml_diagnostics_common.program_end import preserve_interrupt
@@ -83,6 +85,7 @@ class Shipper:
         access_backoff: Backoff | None = None,
         look_every_seconds: float = 60.0,
         look_for_seconds: float = 600.0,
+        announces_path: bool = True,
     ) -> None:
         self._log_id, self._root, self._connect = log_id, root, connect
         self._batch_entries = batch_entries
@@ -92,6 +95,7 @@ class Shipper:
         self._backoff = backoff or Backoff(first_seconds=1.0, longest_seconds=60.0)
         self._access_backoff = access_backoff or Backoff(first_seconds=60.0, longest_seconds=600.0)
         self._look_every_seconds, self._look_for_seconds = look_every_seconds, look_for_seconds
+        self._announces_path = announces_path
         self._begin_anew()
 
     def _begin_anew(self) -> None:
@@ -292,6 +296,11 @@ class Shipper:
             self._changed.notify_all()
 
     def _explain_no_cloud(self, error: Exception) -> None:
+        if isinstance(error, NoCloudError):
+            if self._announces_path:
+                text = f"Recording to {self._root / 'journal'}; no Google Cloud is set up on this machine."
+                log_once(logging.INFO, text, "%s", text)
+            return
         warn_once(
             ("shipper", "no cloud", str(self._root)),
             "Nothing is sent to Cloud Logging: %s. Recording goes on, to %s. A cloud is looked for every minute for "

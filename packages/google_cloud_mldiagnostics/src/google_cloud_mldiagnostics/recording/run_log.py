@@ -182,7 +182,10 @@ class RunLog:
 def _started_shipper(root: Path, connect: Callable[[], LoggingTransport], grace_period_seconds: float) -> Shipper:
     from ml_diagnostics_common.shipper import Shipper
 
-    shipper = Shipper(LOG_ID, root=root, connect=connect, grace_period_seconds=grace_period_seconds)
+    # One line tells the run's folder already.
+    shipper = Shipper(
+        LOG_ID, root=root, connect=connect, grace_period_seconds=grace_period_seconds, announces_path=False
+    )
     shipper.start()
     return shipper
 

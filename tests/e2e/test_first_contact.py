@@ -1,0 +1,81 @@
+"""The first contact on a laptop: nothing is configured, and one line at INFO says where it is recorded."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+_HEAD = """
+import logging, time
+logging.basicConfig(level=logging.INFO, format="%(levelname)s %(message)s")
+"""
+_RECORDER = """
+from ml_goodput_measurement.goodput import GoodputRecorder
+GoodputRecorder("run-7", "goodput_run-7", True).record_job_start_time()
+time.sleep(3)
+"""
+_RUN = """
+from google_cloud_mldiagnostics import machinelearning_run, metrics
+run = machinelearning_run("first", log_system_metrics=False)
+metrics.record("loss", 1.0, step=0)
+time.sleep(3)
+"""
+_BLOCK = """
+from cloud_tpu_diagnostics import diagnostic
+from cloud_tpu_diagnostics.configuration.debug_configuration import DebugConfig
+from cloud_tpu_diagnostics.configuration.diagnostic_configuration import DiagnosticConfig
+from cloud_tpu_diagnostics.configuration.stack_trace_configuration import StackTraceConfig
+with diagnostic.diagnose(DiagnosticConfig(DebugConfig(StackTraceConfig(True, True, 0.3)))):
+    time.sleep(5)
+"""
+
+
+def _run(program: str, home: Path, **variables: str) -> tuple[list[str], str]:
+    """What a program logs, and its journal's folder, where nothing is configured and no metadata server answers."""
+    home.mkdir(exist_ok=True)
+    environ = {"HOME": str(home), "PATH": os.environ["PATH"], "GCE_METADATA_HOST": "127.0.0.1:9", **variables}
+    done = subprocess.run(
+        [sys.executable, "-c", _HEAD + program], capture_output=True, text=True, timeout=60, env=environ, check=True
+    )
+    return done.stderr.splitlines(), str(home / ".ml-diagnostics")
+
+
+def _line(folder: str) -> str:
+    return f"INFO Recording to {folder}/journal; no Google Cloud is set up on this machine."
+
+
+@pytest.mark.parametrize("program", [_RECORDER, _RECORDER.replace("time.sleep(3)", "") + _BLOCK])
+def test_a_recorder_says_once_where_it_records(tmp_path: Path, program: str) -> None:
+    lines, folder = _run(program, tmp_path / "home")
+    others = [line for line in lines if not line.startswith("INFO Stack trace will be written in: ")]
+    assert others == [_line(folder)]
+
+
+def test_a_block_says_once_where_it_records(tmp_path: Path) -> None:
+    lines, folder = _run(_BLOCK, tmp_path / "home")
+    assert lines[0].startswith("INFO Stack trace will be written in: ")
+    assert lines[1:] == [_line(folder)]
+
+
+def test_a_run_says_once_where_it_is(tmp_path: Path) -> None:
+    lines, folder = _run(_RUN, tmp_path / "home")
+    (line,) = lines
+    assert line.startswith("INFO The run first-")
+    assert f"{folder}/runs/first-" in line
+
+
+def test_a_cloud_that_is_half_set_up_is_one_warning(tmp_path: Path) -> None:
+    lines, _ = _run(_RECORDER, tmp_path / "home", GOOGLE_CLOUD_PROJECT="my-project")
+    (line,) = lines
+    assert line.startswith("WARNING Nothing is sent to Cloud Logging: no Google Cloud credentials were found")
+
+
+def test_the_command_on_stacks_says_nothing_of_clouds(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "cloud_tpu_diagnostics.stacks.cli", "show", "--job", "x"]
+    environ = {"HOME": str(tmp_path), "PATH": os.environ["PATH"], "GCE_METADATA_HOST": "127.0.0.1:9"}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, env=environ, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (1, "", "tpu-stacks: no stacks of the job 'x' were found\n")
