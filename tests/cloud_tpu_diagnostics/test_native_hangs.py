@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from .accompanied_jobs import wait_until
 from .diagnosed_jobs import HEADER, Job
 
 _RELEASED, _HELD = "CDLL", "PyDLL"
@@ -27,7 +28,7 @@ with diagnostic.diagnose(config(1, cloud=place != "console")):
 
 @pytest.fixture(scope="module")
 def hangs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[tuple[str, str], str]]:
-    """What was written by jobs that were stuck for 4.5 s, with an interval of 1 s."""
+    """What was written by jobs that were stuck for 6.5 s, with an interval of 1 s: half a second more, held."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("ML_DIAGNOSTICS_BACKEND", "local")
         patch.setenv("ML_DIAGNOSTICS_DIR", str(tmp_path_factory.mktemp("ml-diagnostics")))
@@ -38,7 +39,7 @@ def hangs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[tuple[str, 
         }
         for job in jobs.values():
             assert job.line() == "stuck"
-        time.sleep(4.5)
+        time.sleep(6.5)
         stderr = {key: job.kill() for key, job in jobs.items()}
         yield {key: stderr[key] if key[1] == "console" else job.trace() for key, job in jobs.items()}
 
@@ -66,8 +67,17 @@ def test_each_dump_follows_its_header_where_anybody_can_write_it(
 
 @pytest.mark.parametrize("library", [_RELEASED, _HELD])
 def test_a_signal_from_outside_dumps_a_hang_at_any_time(tmp_path: Path, library: str) -> None:
+    """With the GIL held, by a process beside the job, which a block of less than a moment does not start."""
     job = Job(
-        "with diagnostic.diagnose(config()): lock_twice(getattr(ctypes, sys.argv[2])(None))", tmp_path / "d", library
+        """
+from cloud_tpu_diagnostics import blocks
+with diagnostic.diagnose(config()):
+    while not blocks._current._helper._control or blocks._current._helper.thread_ident:
+        time.sleep(0.01)
+    lock_twice(getattr(ctypes, sys.argv[2])(None))
+""",
+        tmp_path / "d",
+        library,
     )
     assert job.line() == "stuck"
     assert job.process.stderr is not None
@@ -76,6 +86,20 @@ def test_a_signal_from_outside_dumps_a_hang_at_any_time(tmp_path: Path, library:
         while _STUCK_FRAME not in job.process.stderr.readline():
             assert job.process.poll() is None
     assert "Fatal" not in job.kill()
+
+
+@pytest.mark.parametrize("library", [_RELEASED, _HELD])
+def test_a_signal_from_outside_dumps_a_hang_to_the_file(tmp_path: Path, library: str) -> None:
+    job = Job(
+        "with diagnostic.diagnose(config(cloud=True)): lock_twice(getattr(ctypes, sys.argv[2])(None))",
+        tmp_path / "d",
+        library,
+    )
+    assert job.line() == "stuck"
+    for number in (1, 2):
+        job.process.send_signal(signal.SIGUSR1)
+        wait_until(lambda number=number: job.trace().count(_STUCK_FRAME) == number)  # type: ignore[misc]
+    job.kill()
 
 
 def test_above_faulthandlers_cut_of_100_threads_all_are_dumped(tmp_path: Path) -> None:

@@ -69,9 +69,10 @@ def test_a_block_off_the_main_thread_is_as_good(tmp_path: Path) -> None:
     code, _, err = run(
         """
 def work():
-    with diagnostic.diagnose(config(0.2)):
-        time.sleep(0.3)
+    with diagnostic.diagnose(config(0.5)):
+        time.sleep(0.6)
         raise_signal(signal.SIGUSR1)
+        time.sleep(0.15)  # The main thread waits: another writes the dump, a little later.
         ctypes.string_at(0)
 thread = threading.Thread(target=work)
 thread.start()
@@ -193,3 +194,23 @@ except ValueError:
     )
     assert (code, out.split()) == (0, ["3", "True"])
     assert "Timeout (" in err
+
+
+def test_a_second_block_off_the_main_thread_has_the_signal_too(tmp_path: Path) -> None:
+    code, _, err = run(
+        """
+def work():
+    with diagnostic.diagnose(config()):
+        raise_signal(signal.SIGUSR1)
+        time.sleep(0.2)
+for _ in range(2):
+    with diagnostic.diagnose(config()): pass
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+raise_signal(signal.SIGUSR1)
+""",
+        tmp_path / "d",
+    )
+    assert code == 0
+    assert err.count("Current thread") == 2

@@ -1,12 +1,13 @@
 """What the outermost block of `diagnose` turns on, and off again.
 
-Faults and the signal are written from C to the file or to stderr. Each interval a thread of ours writes a header line
-and a dump; where it cannot run, faulthandler's timer writes the dump. With a companion both write to a pipe, and the
-companion writes the header and the dump to where they belong.
+Faults are written from C to the file or to stderr, and what a signal asks for by Python (see `dump_requests`). Each
+interval a thread of ours writes a header line and a dump; where it cannot run, faulthandler's timer writes the dump.
+With a companion both write to a pipe, and the companion writes the header and the dump to where they belong.
 """
 
 from __future__ import annotations
 
+import _thread
 import logging
 import os
 import threading
@@ -18,6 +19,8 @@ from ml_diagnostics_common.guard import LOSSES, guarded_as, warn_once
 from cloud_tpu_diagnostics import trace_file
 from cloud_tpu_diagnostics.console import Console
 from cloud_tpu_diagnostics.dump import dump_text, write_in_parts
+from cloud_tpu_diagnostics.dump_requests import DumpRequests
+from cloud_tpu_diagnostics.helper import Helper
 from cloud_tpu_diagnostics.plan import Plan
 from cloud_tpu_diagnostics.rounds import Rounds
 from cloud_tpu_diagnostics.trace_file import TraceFile
@@ -45,7 +48,11 @@ class Collection:
         self.plan = plan
         self._place: TraceFile | Console | None = None
         self._watchdog: Watchdog | None = None
+        self._requests: DumpRequests | None = None
         self._companion: CompanionLink | None = None
+        self._helper: Helper | None = None
+        self._writing = _thread.allocate_lock()
+        """Held by the thread of ours that writes a dump."""
         self._timer = Timer(plan.interval_seconds)
         self._rounds = Rounds(
             self._timer, plan.interval_seconds, first=self._prune, look=self._look, go_round=self._go_round
@@ -61,9 +68,13 @@ class Collection:
             if self.plan.is_collecting:
                 self._place = _open_place(self.plan)
             if self.plan.hangs is not None or self._place is not None:
-                self._watchdog = Watchdog(self._place.number if self._place is not None else None, self._note)
+                self._watchdog = Watchdog(self._place.number if self._place is not None else None)
                 self._watchdog.start()
+                if self._place is not None:
+                    self._answer_requests(self._place)
                 self._start_companion(self._watchdog)
+                if self._companion is None:
+                    self._start_helper()
             if self._place is not None:
                 self._start_timer()
 
@@ -79,11 +90,14 @@ class Collection:
                 self._is_exception_dumped = True
                 self._dump_exception(error)
             watchdog, companion, place = self._watchdog, self._companion, self._place
+            requests, helper = self._requests, self._helper
             undo_all(
                 [
                     place.close if place is not None else None,
                     (lambda: companion.leave(error)) if companion is not None else None,
+                    helper.stop if helper is not None else None,
                     watchdog.stop if watchdog is not None else None,
+                    requests.stop if requests is not None else None,
                     self._timer.cancel,
                     self._rounds.stop,
                 ]
@@ -120,6 +134,30 @@ class Collection:
         """In a forked child that begins to collect itself: lets go of faults and signals."""
         if self._watchdog is not None:
             self._watchdog.stop()
+        if self._requests is not None:
+            self._requests.stop()
+
+    # --- The signal from outside ----------------------------------------------------------------------
+
+    def _answer_requests(self, place: TraceFile | Console) -> None:
+        self._requests = DumpRequests(
+            place.patient if place.patient is not None else place.number,
+            is_patient=place.patient is not None,
+            say=self._note,
+            writing=self._writing,
+        )
+        self._requests.start()
+
+    def _start_helper(self) -> None:
+        """Starts what has faulthandler answer where Python cannot."""
+        requests, watchdog, place = self._requests, self._watchdog, self._place
+        if self._helper is not None:
+            return
+        if requests is None or watchdog is None or place is None or watchdog.dump_signal is None:
+            return
+        watchdog.answer(place.number)
+        self._helper = Helper(requests, watchdog.dump_signal)
+        self._helper.start()
 
     # --- The companion --------------------------------------------------------------------------------
 
@@ -138,9 +176,13 @@ class Collection:
                 dump_signal=watchdog.dump_signal,
                 main_thread_signal=watchdog.main_thread_signal,
                 on_end=self._go_on_directly,
+                requests=self._requests.descriptors if self._requests is not None else None,
+                our_threads=self._our_threads,
             )
             # Into the pipe, as only what the companion reads can tell it where a stuck job stands.
             watchdog.answer(self._companion.timer_number())
+            if place is not None and place.patient is None and self._requests is not None:
+                self._requests.write_to(self._companion.timer_number())
         except Exception as error:  # Mostly an OSError, but an interpreter that ends raises others.
             LOSSES.add("diagnose: no companion")
             self._say_without_companion(f"cannot be started ({type(error).__name__}: {error})")
@@ -158,6 +200,7 @@ class Collection:
                 self._timer.arm_again(self._place.patient)
             if self._watchdog is not None:
                 self._watchdog.stop_answering()
+            self._start_helper()
             companion.leave(None)  # Nothing writes to its pipe any more.
 
     def _say_without_companion(self, what: str) -> None:
@@ -191,6 +234,8 @@ class Collection:
         with self._changing:
             if self._is_on and self._has_place() and self._watchdog is not None:
                 self._watchdog.look()
+                if self._requests is not None:
+                    self._requests.look()
 
     @guarded_as("tell what readers of its traces have to know")
     def _note(self, sentence: str) -> None:
@@ -222,19 +267,24 @@ class Collection:
         if number is None:
             return
         try:
-            text = dump_text(self.plan.interval_seconds, lambda: self._is_on)
-            write_in_parts(number, header + text, lambda: self._is_on)
+            text = dump_text(self.plan.interval_seconds, lambda: self._is_on, leave_out=self._our_threads())
+            with self._writing:
+                write_in_parts(number, header + text, lambda: self._is_on)
         except OSError:
             pass  # Nobody reads, or the disk is full.
         finally:
             os.close(number)
+
+    def _our_threads(self) -> tuple[int, ...]:
+        """Those that say nothing about the job."""
+        return tuple(each.thread_ident for each in (self._requests, self._helper) if each is not None)
 
     def _has_place(self) -> bool:
         """Whether there is still somewhere to write to, and room."""
         place = self._place
         if place is None:
             return False
-        if not place.is_open():
+        if not place.is_open() or (self._requests is not None and not self._requests.is_open()):
             self._lose_place()
             return False
         if self._companion is None and place.is_full():
@@ -248,6 +298,8 @@ class Collection:
         self._timer.cancel()
         if self._watchdog is not None:
             self._watchdog.stop()
+        if self._requests is not None:
+            self._requests.stop()
         warn_once(
             "closed",
             "The program has closed the descriptors of diagnose(): there are no more stack traces in this block. "
@@ -276,7 +328,8 @@ def _open_place(plan: Plan) -> TraceFile | Console | None:
 
 
 def _is_clean_exit(error: BaseException) -> bool:
-    return isinstance(error, SystemExit) and not error.code
+    """Return True for an exit with 0, and for a generator that is closed, as when the interpreter ends."""
+    return isinstance(error, GeneratorExit) or (isinstance(error, SystemExit) and not error.code)
 
 
 def _say(message: str, *args: object) -> None:

@@ -6,7 +6,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import ExitStack
 from typing import Any
 
@@ -37,6 +37,8 @@ class CompanionLink:
         dump_signal: Which signal makes this process write all its stacks.
         main_thread_signal: Which one makes a thread write its own.
         on_end: Called in another thread once it is gone.
+        requests: Descriptors that it sees unanswered requests for stack traces by, by name.
+        our_threads: Returns threads that are left out of snapshots.
 
     Raises:
         OSError: It cannot be started.
@@ -51,7 +53,10 @@ class CompanionLink:
         dump_signal: int | None,
         main_thread_signal: int | None,
         on_end: Callable[[], None],
+        requests: Mapping[str, int] | None = None,
+        our_threads: Callable[[], Collection[int]] = tuple,
     ) -> None:
+        self._our_other_threads = our_threads
         self._hangs = plan.hangs
         self._on_end = on_end
         self._is_left = False
@@ -75,7 +80,7 @@ class CompanionLink:
                 hang=plan.hangs.to_json() if plan.hangs is not None and progress_path else None,
                 most_bytes=MOST_FILE_BYTES,
             )
-            self._process = CompanionProcess(settings, self._hear, console=console)
+            self._process = CompanionProcess(settings, self._hear, console=console, requests=requests)
             self._undoing = undoing.pop_all()
 
     def timer_number(self) -> int:
@@ -87,7 +92,7 @@ class CompanionLink:
         from cloud_tpu_diagnostics.snapshot import take_snapshot
 
         self._our_threads |= {threading.get_ident(), self._process.thread_ident or 0}
-        snapshot = take_snapshot(leave_out=self._our_threads)
+        snapshot = take_snapshot(leave_out=self._our_threads.union(self._our_other_threads()))
         self._process.tell({"kind": "snapshot", **snapshot.to_json()})
 
     def step(self) -> int | None:

@@ -1,25 +1,28 @@
-"""A dump of all threads as faulthandler writes it, made by Python: whole, and without holding up those threads."""
+"""Dumps of all threads as faulthandler writes them, made by Python: complete, and safe in a program that runs."""
 
 from __future__ import annotations
 
 import os
+import select
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from types import CodeType, FrameType
 
-__all__ = ["dump_text", "write_in_parts"]
+__all__ = ["dump_text", "signal_dump_text", "write_at_once", "write_in_parts"]
 
 _DEEPEST = 100
 """Frames of a thread; faulthandler's limit too."""
 _LONGEST_NAME = 500
 _PART_BYTES = 1 << 16
+_PIPE_BYTES = 4096
+"""PIPE_BUF of Linux: a pipe that polls as writable takes so many at once."""
 _WAIT_SECONDS = 0.005
 _MOST_WAITS = 200
 
 
-def dump_text(interval_seconds: float, goes_on: Callable[[], bool]) -> str:
+def dump_text(interval_seconds: float, goes_on: Callable[[], bool], leave_out: Collection[int] = ()) -> str:
     """Returns the stacks of all threads but the caller's, newest thread first, under faulthandler's headline.
 
     faulthandler would stop at 100 threads, and hold the GIL for a third of a millisecond for each.
@@ -28,21 +31,46 @@ def dump_text(interval_seconds: float, goes_on: Callable[[], bool]) -> str:
         interval_seconds: For the headline.
         goes_on: Asked before each thread; False: the rest is not wanted any more. Who leaves the block meanwhile would
             wait for this thread at every call to the system, a switch interval each.
+        leave_out: Identifiers of further threads of ours.
     """
-    own = threading.get_ident()
+    left_out = {threading.get_ident(), *leave_out}
     frames = sys._current_frames().items()
     known: dict[tuple[int, int], tuple[CodeType, str]] = {}
-    threads = [_thread_text(ident, frame, known) for ident, frame in frames if ident != own and goes_on()]
+    threads = [_thread_text(ident, frame, known) for ident, frame in frames if ident not in left_out and goes_on()]
     return f"Timeout ({_clock_text(interval_seconds)})!\n" + "\n".join(threads)
 
 
-def write_in_parts(number: int, text: str, goes_on: Callable[[], bool]) -> None:
-    """Writes to a file, or to a pipe or terminal that does not wait: its reader is waited for here, for a second.
+def signal_dump_text(handler: CodeType, leave_out: Collection[int] = ()) -> str:
+    """Returns the stacks of all threads as faulthandler writes them upon a signal: the main thread is the current one.
+
+    Args:
+        handler: Of the signal: the main thread is shown where that interrupted it.
+        leave_out: Identifiers of threads of ours.
+    """
+    main = threading.main_thread().ident
+    known: dict[tuple[int, int], tuple[CodeType, str]] = {}
+    frames = {**sys._current_frames()}
+    outer: FrameType | None = frames.get(main or 0)
+    while outer is not None:
+        if outer.f_code is handler and outer.f_back is not None and main is not None:
+            frames[main] = outer.f_back
+        outer = outer.f_back
+    threads = [
+        ("Current t" if ident == main else "T") + _thread_text(ident, frame, known)[1:]
+        for ident, frame in frames.items()
+        if ident not in leave_out
+    ]
+    return "\n".join(threads)
+
+
+def write_in_parts(number: int, text: str, goes_on: Callable[[], bool], *, is_patient: bool = True) -> None:
+    """Writes to a file, a pipe or a terminal: its reader is waited for here, for a second.
 
     Args:
         number: The descriptor.
         text: What is written.
         goes_on: Asked before each part; False: the rest is not wanted any more.
+        is_patient: Writes to it do not wait by themselves.
 
     Raises:
         OSError: It cannot be written.
@@ -50,11 +78,27 @@ def write_in_parts(number: int, text: str, goes_on: Callable[[], bool]) -> None:
     data = memoryview(text.encode("ascii", "backslashreplace"))
     waits = 0
     while data and waits < _MOST_WAITS and goes_on():
-        try:
-            data = data[os.write(number, data[:_PART_BYTES]) :]
-        except BlockingIOError:
+        rest = write_at_once(number, data, is_patient=is_patient)
+        if rest:
             waits += 1
             time.sleep(_WAIT_SECONDS)
+        data = rest
+
+
+def write_at_once(number: int, data: memoryview, *, is_patient: bool) -> memoryview:
+    """Writes what there is room for, without waiting; returns the rest.
+
+    Raises:
+        OSError: It cannot be written.
+    """
+    poller = select.poll()
+    poller.register(number, select.POLLOUT)
+    while data and (is_patient or poller.poll(0)):
+        try:
+            data = data[os.write(number, data[: _PART_BYTES if is_patient else _PIPE_BYTES]) :]
+        except BlockingIOError:
+            break
+    return data
 
 
 def _thread_text(ident: int, frame: FrameType, known: dict[tuple[int, int], tuple[CodeType, str]]) -> str:

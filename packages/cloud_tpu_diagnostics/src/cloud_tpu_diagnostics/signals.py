@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import os
 import signal
+from typing import Final
 
-__all__ = ["caught_signals", "real_time_signals", "signal_name"]
+__all__ = ["FAULTHANDLER_DUMP", "caught_signals", "caught_signals_or_none", "real_time_signals", "signal_name"]
 
 _MOST_BYTES = 65_536
+FAULTHANDLER_DUMP: Final = b"Stack ("
+"""How a dump of one thread begins."""
 
 
 def caught_signals(pid: int | None = None) -> frozenset[int]:
@@ -27,6 +30,14 @@ def caught_signals(pid: int | None = None) -> frozenset[int]:
     digits = status.partition(b"SigCgt:")[2].split(None, 1)
     mask = int(digits[0], 16) if digits else 0
     return frozenset(number for number in range(1, signal.NSIG) if mask >> (number - 1) & 1)
+
+
+def caught_signals_or_none() -> frozenset[int]:
+    """Returns those of this process; none where the system does not tell."""
+    try:
+        return caught_signals()
+    except (OSError, ValueError):
+        return frozenset()
 
 
 def real_time_signals() -> list[int]:

@@ -1,7 +1,7 @@
-"""What faulthandler does for us: stack traces on faults, on a signal, and after a time, all from C.
+"""What faulthandler does for us: stack traces on faults, of stuck processes on a signal, and after a time, from C.
 
-A handler in Python runs when the main thread next runs Python: in a hang, never. These run in any case, and with the
-GIL held by another.
+These run in any case, with the GIL held too. But they read frames without the GIL, so they are for faults and for
+processes that are stuck: of one that runs they would end it with a segmentation fault now and then.
 
 faulthandler cannot be asked what it was told, but `gc` can be asked which objects it holds. So it is never given a
 number, but an object of ours: as long as it holds it, what we turned on is still ours to turn off.
@@ -25,10 +25,10 @@ from ml_diagnostics_common.descriptors import Descriptor
 from ml_diagnostics_common.guard import log_once, warn_once
 
 from cloud_tpu_diagnostics.console import with_high_number
-from cloud_tpu_diagnostics.signals import caught_signals, real_time_signals, signal_name
+from cloud_tpu_diagnostics.signals import caught_signals_or_none, real_time_signals
 from cloud_tpu_diagnostics.undoing import undo_all
 
-__all__ = ["Output", "Timer", "Watchdog"]
+__all__ = ["Output", "Timer", "Watchdog", "is_left_harmless", "make_harmless"]
 
 _NO_DESCRIPTOR = 2**30
 """A number that no file can have: what is written there is lost."""
@@ -37,8 +37,8 @@ _MOST_THREADS = 100
 """Of a dump: the newest (MAX_NTHREADS in CPython's Python/traceback.c)."""
 
 _MOST_GRACE_SECONDS = 1.0
-_LEAST_GRACE_SECONDS = 0.08
-"""Other threads of Python may let ours wait for the GIL for some switch intervals."""
+_LEAST_GRACE_SECONDS = 0.5
+"""A hundred busy threads of Python may let ours wait for the GIL for so long."""
 
 _FIRING_SECONDS = 0.004
 """About its time, within so much, the timer may or may not have fired."""
@@ -76,34 +76,28 @@ class Output:
 
 # State of the process: the signals that nobody had before us, and that do nothing since we are done with them.
 _left_harmless: dict[int, Output] = {}
-# State of the process: its trace file names another signal than SIGUSR1.
-_has_named_another = False
 
 
 class Watchdog:
-    """Faults, the signal from outside, and those by which the companion asks, from `start` to `stop`.
+    """Faults, and the signals by which another process asks a stuck one, from `start` to `stop`.
 
     faulthandler writes the newest 100 threads, and so not the main one of a program that has more. There a fault shows
-    the one thread that failed. What the signal from outside writes, and the timer while another holds the GIL, lacks
+    the one thread that failed. What a signal writes, and the timer while another holds the GIL, lacks
     the older threads; a companion asks for the main one's stack then, without one it is missing.
 
     Args:
         number: The descriptor to write to; None: nothing but the companion's questions are answered.
-        say: Called with what those who read the traces have to know.
     """
 
-    def __init__(self, number: int | None, say: Callable[[str], None]) -> None:
+    def __init__(self, number: int | None) -> None:
         self._number = number
-        self._say = say
         self._undoing: list[Callable[[], object] | None] = []
         self._outputs: dict[int, Output] = {}
         self._of_faults: Output | None = None
         self._shows_all = True
         self._answers: Descriptor | None = None
-        self.signal: int | None = None
-        """Which one makes this process write all its stacks; None if all were taken."""
         self.dump_signal: int | None = None
-        """The same for the companion: never one that the program may come to use."""
+        """Which one makes this process write all its stacks from C; None if all were taken."""
         self.main_thread_signal: int | None = None
         """Which one makes a thread write its own stack, for the companion; None if all were taken."""
 
@@ -114,7 +108,6 @@ class Watchdog:
         self.dump_signal = self._register(real_time_signals(), _NO_DESCRIPTOR, all_threads=True)
         if self._number is not None:
             self._enable(self._number)
-            self._choose_signal(self._number)
 
     def answer(self, number: int) -> None:
         """Has the companion's questions answered from now on.
@@ -132,17 +125,15 @@ class Watchdog:
         """Has the companion's questions do nothing from now on: there is no companion."""
         for asked in (self.main_thread_signal, self.dump_signal):
             if asked is not None:
-                _make_harmless(asked, self._outputs[asked])
+                make_harmless(asked, self._outputs[asked])
         self._close_answers()
 
     def look(self) -> None:
-        """Follows what the program has changed: how many threads it has, and which signals it uses."""
+        """Follows what the program has changed: how many threads it has."""
         is_crowded = _is_crowded()
         if self._of_faults is not None and self._shows_all is is_crowded and self._of_faults.is_in_use():
             self._shows_all = not is_crowded
             faulthandler.enable(self._of_faults, all_threads=self._shows_all)
-        if self._number is not None and self.signal is not None and not self._is_ours(self.signal):
-            self._choose_signal(self._number)
 
     def stop(self) -> None:
         """Turns off what is still ours, and back on what was on before.
@@ -185,26 +176,11 @@ class Watchdog:
 
     # --- Signals ---
 
-    def _choose_signal(self, number: int) -> None:
-        """Takes the signal from outside, and says which, unless it is the one that everybody knows."""
-        global _has_named_another
-        self.signal = self._register([signal.SIGUSR1, signal.SIGUSR2, *real_time_signals()], number, all_threads=True)
-        if self.signal == signal.SIGUSR1:
-            if _has_named_another:  # An earlier block of this process, in the same file.
-                self._say("SIGUSR1 is free: for stack traces at any time, send SIGUSR1.")
-            return
-        _has_named_another = True
-        what = "no signal is free" if self.signal is None else f"send {signal_name(self.signal)} instead"
-        sentence = f"SIGUSR1 is taken: for stack traces at any time, {what}."
-        warn_once(("signal", self.signal), "%s", sentence)
-        self._say(sentence)
-
     def _register(self, wanted: list[int], number: int, *, all_threads: bool) -> int | None:
         """Takes the first signal that is free."""
-        caught = _caught_signals()
+        caught = caught_signals_or_none()
         for each in wanted:
-            is_left_by_us = each in _left_harmless and _left_harmless[each].is_in_use()
-            is_caught = each in self._outputs or (each in caught and not is_left_by_us)
+            is_caught = each in self._outputs or (each in caught and not is_left_harmless(each))
             if not is_caught and signal.getsignal(each) is signal.SIG_DFL:
                 try:
                     if each not in caught:  # The program has had it since, which faulthandler does not know.
@@ -218,7 +194,7 @@ class Watchdog:
     def _hand_over(self, each: int, number: int, *, all_threads: bool) -> None:
         """Has faulthandler answer a signal, to that descriptor."""
         output = Output(number)
-        self._undoing.append(partial(_make_harmless, each, output))
+        self._undoing.append(partial(make_harmless, each, output))
         faulthandler.register(each, file=output, all_threads=all_threads)
         output.hand_over()
         self._outputs[each] = output
@@ -250,27 +226,25 @@ def _disable(output: Output, their_file: Any) -> None:
             )
 
 
-def _make_harmless(number: int, output: Output) -> None:
+def is_left_harmless(number: int) -> bool:
+    """True if a signal does nothing because an earlier block left it so."""
+    return number in _left_harmless and _left_harmless[number].is_in_use()
+
+
+def make_harmless(number: int, output: Output, *, handler: object = signal.SIG_DFL) -> None:
     """Has a signal do nothing, where it would end the program if it were as before: it may be on its way already."""
-    if not output.is_in_use() or signal.getsignal(number) is not signal.SIG_DFL:
+    if not output.is_in_use() or signal.getsignal(number) is not handler:
         return  # The job has its own handler by now.
     _left_harmless[number] = Output(_NO_DESCRIPTOR)
     faulthandler.register(number, file=_left_harmless[number], all_threads=False)
-
-
-def _caught_signals() -> frozenset[int]:
-    try:
-        return caught_signals()
-    except (OSError, ValueError):
-        return frozenset()
 
 
 class Timer:
     """faulthandler's timer, of which a process has one: all stacks again and again, until it is armed anew.
 
     It reads the stacks of threads without the GIL. That is safe while they stand still, as in a hang, and ends a
-    program that runs with a segmentation fault once in some thousand dumps. So whoever gets the GIL in time writes the
-    dump in its place, and arms the timer anew: it fires `grace_seconds` later, only where nobody gets it.
+    program that runs with a segmentation fault once in some hundred dumps. So a thread of Python writes the dump in its
+    place, and arms the timer again: it fires `grace_seconds` later, only where no thread has had the GIL for so long.
 
     A fork takes the timer's locks with it, but not the thread that lets go of them: a child that then ends, or sets a
     timer, waits for ever. So the timer is off during a fork.

@@ -36,7 +36,12 @@ class CompanionProcess:
     """
 
     def __init__(
-        self, settings: CompanionSettings, on_message: Callable[[dict[str, Any]], None], *, console: int = 2
+        self,
+        settings: CompanionSettings,
+        on_message: Callable[[dict[str, Any]], None],
+        *,
+        console: int = 2,
+        requests: Mapping[str, int] | None = None,
     ) -> None:
         """Starts it; returns within milliseconds, before it runs.
 
@@ -45,6 +50,7 @@ class CompanionProcess:
             on_message: Called in a thread of ours with each message of the companion, and at last with
                 {"kind": "ended"}, once it has gone or cannot be heard any more. What it raises is dropped.
             console: The descriptor that dumps are written to if the settings have no path.
+            requests: Descriptors that unanswered requests for stack traces are seen by, by name.
 
         Raises:
             OSError: It cannot be started.
@@ -66,19 +72,19 @@ class CompanionProcess:
         # Our reading end stays open: with no reader, a write of the timer would be a SIGPIPE.
         self._timer_read, self._timer_write = _timer_pipe()
         try:
-            descriptors = self._launch_with(console if settings.trace_path is None else None)
+            descriptors = self._launch_with(console if settings.trace_path is None else None, requests or {})
             self._start_listening()
         except Exception as error:
             self._close_timer_pipe()
             raise error if isinstance(error, OSError) else OSError(f"{type(error).__name__}: {error}") from error
         self._send({**hello, "descriptors": descriptors})
 
-    def _launch_with(self, console: int | None) -> dict[str, int]:
+    def _launch_with(self, console: int | None, requests: Mapping[str, int]) -> dict[str, int]:
         """Starts it with the descriptors that it is to have, and returns their numbers by name."""
         from ml_diagnostics_common.descriptors import channels
 
         job, console = _descriptor_of_this_process(), _copy(console)
-        numbers = {"timer": self._timer_read.number(), "job": job, "console": console}
+        numbers = {"timer": self._timer_read.number(), "job": job, "console": console, **requests}
         inherited = {name: number for name, number in numbers.items() if number is not None}
         try:
             with channels() as (self._to_companion, its_stdin, self._from_companion, its_stdout):

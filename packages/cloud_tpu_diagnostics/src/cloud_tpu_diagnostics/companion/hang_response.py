@@ -51,6 +51,7 @@ class HangResponse:
         ask_to_exit: Has the job end itself, as far as its Python runs; for process 1, to whom the kernel passes on no
             signal that would end it.
         before_abort: Called before the job is ended.
+        is_stuck: Asked before the signal is sent: False while the job may only be late.
     """
 
     def __init__(
@@ -65,7 +66,9 @@ class HangResponse:
         *,
         ask_to_exit: Callable[[], object] | None = None,
         before_abort: Callable[[], object] = lambda: None,
+        is_stuck: Callable[[float], bool] = lambda _: True,
     ) -> None:
+        self._is_stuck = is_stuck
         self._ask_to_exit = ask_to_exit
         self._before_abort = before_abort
         self._verdict, self._progress, self._config = verdict, progress, config
@@ -98,9 +101,10 @@ class HangResponse:
             The seconds until the next call; None when all is done.
         """
         elapsed = now - self._began
-        if not self._has_answered and elapsed >= _ANSWER_SECONDS:
+        if not self._has_answered:
             due = _ANSWER_SECONDS + self._asked * self._config.snapshot_interval_seconds
-            if self._asked < max(1, self._config.snapshots) and elapsed >= due:
+            is_stuck = self._is_stuck(now)
+            if self._asked < max(1, self._config.snapshots) and elapsed >= due and is_stuck:
                 self._asked += 1
                 self._job.ask(self._dump_signal)
         if self._frame is not None or elapsed >= _FRAME_SECONDS:

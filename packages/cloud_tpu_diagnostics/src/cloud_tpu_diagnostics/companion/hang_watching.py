@@ -127,9 +127,12 @@ class HangWatching:
 
     def _respond(self, verdict: Any, progress: Progress, now: float) -> None:
         from cloud_tpu_diagnostics.companion.hang_response import HangResponse
+        from cloud_tpu_diagnostics.companion.patience import Patience
         from cloud_tpu_diagnostics.configuration.hang_configuration import HangConfig
 
         self._channel.say({"kind": "hang", **verdict._asdict()})
+        patience = Patience(self._job.pid)
+        patience.begin(now)
         self._response = HangResponse(
             verdict,
             progress,
@@ -140,6 +143,7 @@ class HangWatching:
             now,
             ask_to_exit=self._ask_to_exit if self._job.pid == 1 else None,
             before_abort=lambda: self._save_abort(verdict.phase),
+            is_stuck=patience.is_over,
         )
 
     def _save_abort(self, phase: str) -> None:

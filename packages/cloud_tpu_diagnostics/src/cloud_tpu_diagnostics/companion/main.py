@@ -20,6 +20,7 @@ from cloud_tpu_diagnostics.companion.log import EntryLog, dump_entries
 from cloud_tpu_diagnostics.companion.out_of_memory import OutOfMemoryKills
 from cloud_tpu_diagnostics.companion.settings import CompanionSettings
 from cloud_tpu_diagnostics.companion.trace_output import ConsoleOutput, FileOutput, Headers, TraceOutput
+from cloud_tpu_diagnostics.companion.unanswered import UnansweredRequests
 from cloud_tpu_diagnostics.entries import SNAPSHOT, entry
 from cloud_tpu_diagnostics.traces import Dump, DumpParser, Trigger, parse_dumps
 
@@ -78,6 +79,10 @@ class Companion:
         self._log = EntryLog(
             hello["labels"], is_shipped=settings.is_shipped, prepare=lambda: channel.listen_to_libraries()
         )
+        self._requests: UnansweredRequests | None = None
+        if "wakeups" in descriptors and "answers" in descriptors:
+            self._requests = UnansweredRequests(descriptors, self._job, settings.dump_signal)
+        self._seconds_to_requests: float | None = None
         self._is_ending_told = bool(hello.get("is_ending_told"))
         self._output = _output(settings, descriptors, int(hello.get("trace_bytes", 0)))
         self._headers = Headers(settings.interval_seconds)
@@ -117,12 +122,16 @@ class Companion:
     def _wait(self) -> None:
         """Waits until there is something to do."""
         poller = select.poll()
-        for descriptor in (self._timer, self._job.descriptor, self._channel.stdin if self._channel.is_open else None):
+        stdin = self._channel.stdin if self._channel.is_open else None
+        request = self._requests.descriptor if self._requests is not None else None
+        for descriptor in (self._timer, self._job.descriptor, stdin, request):
             if descriptor is not None:
                 poller.register(descriptor, select.POLLIN)
         seconds = max(0.0, self._next_look - time.monotonic())
         if self._of_timer.is_open or self._of_job.is_open:
             seconds = min(seconds, _QUIET_SECONDS / 5)
+        if self._seconds_to_requests is not None:
+            seconds = min(seconds, self._seconds_to_requests)
         if self._hangs is not None:
             seconds = min(seconds, self._hangs.seconds_to_next)
         if self._left_at is not None:
@@ -133,6 +142,7 @@ class Companion:
                 self._guarded(self._hear, message)
 
     def _go_round(self, now: float) -> None:
+        self._guarded(self._look_for_requests, now)
         self._guarded(self._read_timer)
         self._guarded(self._read_others)
         for dumps in (self._of_timer, self._of_job):
@@ -163,6 +173,12 @@ class Companion:
             self._note = Note.from_message(message)
             self._left_at = time.monotonic()
             self._fault = None  # A forked child's.
+
+    def _look_for_requests(self, now: float) -> None:
+        if self._requests is not None and self._left_at is None:
+            self._seconds_to_requests = self._requests.step(now)
+        else:
+            self._seconds_to_requests = None
 
     def _read_timer(self) -> None:
         """Writes what the timer has dumped to where it belongs."""

@@ -1,0 +1,46 @@
+"""The helper of a block without a companion, from within: it asks faulthandler for what Python does not answer."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import time
+from typing import NoReturn
+
+from cloud_tpu_diagnostics.companion.job import Job
+from cloud_tpu_diagnostics.companion.unanswered import UnansweredRequests
+
+__all__ = ["FIRST_DESCRIPTOR", "SETTINGS", "main"]
+
+SETTINGS = "ML_DIAGNOSTICS_HELPER"
+"""Environment variable: the job, what faulthandler is asked with, and the names of its descriptors, with commas."""
+FIRST_DESCRIPTOR = 3
+
+
+def main() -> NoReturn:
+    """Goes along with a job until that ends, or leaves its block; ends the process."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
+        signal.signal(number, signal.SIG_IGN)
+    pid, dump_signal, *names = os.environ[SETTINGS].split(",")
+    descriptors = {name: FIRST_DESCRIPTOR + position for position, name in enumerate(names)}
+    try:
+        os.nice(10)
+        job = Job(int(pid), descriptors.get("job"))
+        _run(job, UnansweredRequests(descriptors, job, int(dump_signal)), descriptors["control"])
+    except BaseException:
+        os._exit(1)  # Nobody reads what could be said.
+    os._exit(0)
+
+
+def _run(job: Job, requests: UnansweredRequests, control: int) -> None:
+    while not job.is_dead():
+        seconds = requests.step(time.monotonic())
+        poller = select.poll()
+        for descriptor in (control, job.descriptor, requests.descriptor):
+            if descriptor is not None:
+                poller.register(descriptor, select.POLLIN)
+        # Without a descriptor of the job its death is noticed now and then.
+        ready = dict(poller.poll(1e3 * (60.0 if seconds is None else seconds)))
+        if control in ready:
+            return

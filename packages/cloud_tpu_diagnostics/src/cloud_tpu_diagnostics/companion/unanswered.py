@@ -1,0 +1,83 @@
+"""Requests for stack traces that the job's Python does not answer, as the GIL is held: faulthandler is asked then."""
+
+from __future__ import annotations
+
+import _socket
+import os
+import signal
+from collections.abc import Mapping
+
+from cloud_tpu_diagnostics.companion.job import Job
+from cloud_tpu_diagnostics.companion.patience import Patience
+from cloud_tpu_diagnostics.signals import FAULTHANDLER_DUMP
+
+__all__ = ["UnansweredRequests"]
+
+_LOOK_SECONDS = 0.05
+_LOOK_AGAIN_SECONDS = 0.25
+_MOST_BYTES = 65_536
+
+
+class UnansweredRequests:
+    """Watches the bytes that signals have written to the job's wake-up descriptor, until its Python reads them.
+
+    Args:
+        descriptors: `wakeups`, which is read without taking anything, and `answers`, a byte for each sign of life.
+        job: The job.
+        dump_signal: Has faulthandler dump all its threads.
+    """
+
+    def __init__(self, descriptors: Mapping[str, int], job: Job, dump_signal: int | None) -> None:
+        self._wakeups = _socket.socket(fileno=descriptors["wakeups"])
+        self._answers = descriptors["answers"]
+        self._job, self._dump_signal = job, dump_signal
+        self._patience = Patience(job.pid)
+        self._waiting = 0
+        """How many requests were unread at the last look."""
+        self._dumped = 0
+        """For how many of them faulthandler was asked."""
+
+    @property
+    def descriptor(self) -> int | None:
+        """What becomes readable with the next request; None while `step` has to be called again anyway."""
+        return None if self._waiting else self._wakeups.fileno()
+
+    def step(self, now: float) -> float | None:
+        """Does what is due.
+
+        Args:
+            now: Monotonic seconds.
+
+        Returns:
+            The seconds until the next call; None to wait for `descriptor`.
+        """
+        has_answered = self._has_answered()
+        before, self._waiting = self._waiting, self._unread()
+        if has_answered or not self._waiting:
+            self._dumped = 0
+        if self._waiting <= self._dumped:
+            return _LOOK_AGAIN_SECONDS if self._waiting else None
+        if has_answered or before <= self._dumped:
+            self._patience.begin(now)
+        if self._patience.is_over(now):
+            self._dumped = self._waiting
+            self._job.ask(self._dump_signal)
+            return _LOOK_AGAIN_SECONDS
+        return _LOOK_SECONDS
+
+    def _has_answered(self) -> bool:
+        try:
+            return bool(os.read(self._answers, _MOST_BYTES))
+        except OSError:
+            return False
+
+    def _unread(self) -> int:
+        try:
+            data = self._wakeups.recv(_MOST_BYTES, _socket.MSG_PEEK | _socket.MSG_DONTWAIT)
+        except OSError:
+            return 0
+        requests = data.count(FAULTHANDLER_DUMP)
+        if not requests:
+            first_real_time = getattr(signal, "SIGRTMIN", signal.NSIG)
+            requests = sum(each in (signal.SIGUSR1, signal.SIGUSR2) or each >= first_real_time for each in data)
+        return requests

@@ -1,0 +1,323 @@
+"""Stack traces on request: SIGUSR1, or another signal where the program uses that itself.
+
+No C code of ours reads frames for this. faulthandler's handler does, of threads that run meanwhile, and ends a healthy
+program with a segmentation fault: once in 25 to 350 signals, and even where it reads the calling thread alone, as that
+may be amid a call or a return; it also overwrites errno. So the handler is CPython's, which sets a flag and writes a
+byte to the wake-up descriptor. Then whoever is first writes the dump:
+
+1. the main thread, when it next executes Python: it knows exactly where it was interrupted;
+2. after 50 ms a thread of ours: the main thread is stuck, or waits, in native code without the GIL;
+3. after half a second another process, where the byte is still unread, as the GIL is held: see
+   `companion.unanswered`. It has faulthandler dump all threads, which is safe as none of them executes Python.
+"""
+
+from __future__ import annotations
+
+import _thread
+import faulthandler
+import os
+import signal
+import threading
+from collections import deque
+from collections.abc import Callable
+from functools import partial
+from types import FrameType
+from typing import Any, Final
+
+from ml_diagnostics_common.descriptors import Descriptor
+from ml_diagnostics_common.guard import LOSSES, guarded_as, warn_once
+from ml_diagnostics_common.signal_wakeups import SignalWakeups, in_main_thread, subscribe, unsubscribe
+
+from cloud_tpu_diagnostics.console import with_high_number
+from cloud_tpu_diagnostics.dump import signal_dump_text, write_at_once, write_in_parts
+from cloud_tpu_diagnostics.signals import FAULTHANDLER_DUMP, caught_signals_or_none, real_time_signals, signal_name
+from cloud_tpu_diagnostics.undoing import undo_all
+from cloud_tpu_diagnostics.watchdog import Output, is_left_harmless, make_harmless
+
+__all__ = ["DumpRequests"]
+
+_MAIN_THREAD_SECONDS: Final = 0.05
+"""How long the main thread is waited for: ten switch intervals of the GIL."""
+
+# State of the process: its trace file names another signal than SIGUSR1.
+_has_named_another = False
+
+
+class DumpRequests:
+    """Answers the signal from outside, from `start` to `stop`.
+
+    Args:
+        number: The descriptor that dumps are written to.
+        is_patient: Writing to it never waits for a reader.
+        say: Called with what those who read the traces have to know.
+        writing: Held by whoever writes a dump.
+    """
+
+    def __init__(self, number: int, *, is_patient: bool, say: Callable[[str], None], writing: Any) -> None:
+        self._given, self._is_patient, self._say, self._writing = number, is_patient, say, writing
+        self._target: Descriptor | None = None
+        self._owner = os.getpid()
+        self._is_on = False
+        self._undoing: list[Callable[[], object] | None] = []
+        self._handler = self._on_signal  # One object: the handler is ours as long as it is this.
+        self._fallback: Output | None = None
+        self._is_fallback = False
+        """Until the main thread installs the handler, faulthandler answers."""
+        self._is_dumping = False
+        self._unclaimed: deque[None] = deque()
+        """A request whose byte the thread has taken: whoever takes it from here answers it."""
+        self._unwritten: deque[str] = deque()
+        """Dumps that the main thread could not write without waiting."""
+        self._is_claimed = _thread.allocate_lock()
+        self._is_claimed.acquire()
+        self._answers: tuple[Descriptor, Descriptor] | None = None
+        self.wakeups: SignalWakeups | None = None
+        self.signal: int | None = None
+        """Which one makes this process write all its stacks; None if all were taken."""
+
+    def start(self) -> None:
+        """Begins to answer.
+
+        Raises:
+            OSError: There is no descriptor left.
+        """
+        self._undoing.append(self._close)
+        self._is_on = True
+        self._target = Descriptor(with_high_number(os.dup(self._given)))
+        read, write = os.pipe()
+        self._answers = Descriptor(with_high_number(read)), Descriptor(with_high_number(write))
+        for end in self._answers:
+            os.set_blocking(end.number() or 0, False)
+        self._undoing.append(lambda: unsubscribe(self._receive))
+        self.wakeups = subscribe(self._receive)
+        self._choose_signal()
+
+    def stop(self) -> None:
+        """Answers no more. The signal has no effect then: sent a moment too late, it must not end the program."""
+        self._is_on = False
+        undo_all(self._undoing)
+
+    def write_to(self, number: int) -> None:
+        """Has dumps written elsewhere from now on."""
+        self._target, self._is_patient = Descriptor(with_high_number(os.dup(number))), True
+
+    def look(self) -> None:
+        """Follows what the program has changed: another signal is chosen where it uses ours by now."""
+        if self.signal is not None and not self._is_ours(self.signal):
+            self._choose_signal()
+        elif (wakeups := self.wakeups) is not None:
+            in_main_thread(wakeups.install)  # asyncio, for one, removes what it finds.
+
+    def is_open(self) -> bool:
+        """False once the program has closed our descriptors."""
+        return (wakeups := self.wakeups) is None or None not in (wakeups.reader, wakeups.writer)
+
+    @property
+    def descriptors(self) -> dict[str, int]:
+        """What another process needs to see unanswered requests by."""
+        wakeups, answers = self.wakeups, self._answers
+        if wakeups is None or answers is None:
+            return {}
+        numbers = {"wakeups": wakeups.reader, "answers": answers[0].number()}
+        return {name: number for name, number in numbers.items() if number is not None}
+
+    @property
+    def thread_ident(self) -> int:
+        """Of the thread that answers; 0 where there is none yet."""
+        return (wakeups.thread_ident if (wakeups := self.wakeups) is not None else None) or 0
+
+    # --- Which signal ---------------------------------------------------------------------------------
+
+    def _choose_signal(self) -> None:
+        """Takes a signal that is free, and reports which, unless it is the one that everybody knows."""
+        global _has_named_another
+        self.signal = next(filter(self._take, [signal.SIGUSR1, signal.SIGUSR2, *real_time_signals()]), None)
+        if self.signal == signal.SIGUSR1:
+            if _has_named_another:  # An earlier block of this process, in the same file.
+                self._say("SIGUSR1 is free: for stack traces at any time, send SIGUSR1.")
+            return
+        _has_named_another = True
+        what = "no signal is free" if self.signal is None else f"send {signal_name(self.signal)} instead"
+        sentence = f"SIGUSR1 is taken: for stack traces at any time, {what}."
+        warn_once(("signal", self.signal), "%s", sentence)
+        self._say(sentence)
+
+    def _take(self, each: int) -> bool:
+        current = signal.getsignal(each)
+        if current is not _do_nothing and (current is not signal.SIG_DFL or each in caught_signals_or_none()):
+            return False
+        self._undoing.append(partial(self._release, each))
+        if threading.get_ident() == threading.main_thread().ident:
+            self._install(each)
+            return True
+        return self._install_fallback(each)
+
+    def _install(self, each: int) -> None:
+        signal.signal(each, self._handler)
+        signal.siginterrupt(each, False)  # Calls to the system go on, as without us.
+
+    def _install_fallback(self, each: int) -> bool:
+        """Off the main thread, until that executes Python again: faulthandler wakes us, by what it writes.
+
+        It reads the frames of the thread that gets the signal, mostly the main one, which stands still.
+        """
+        writer = self.wakeups.writer if self.wakeups is not None else None
+        if writer is None:
+            return False
+        self._fallback = Output(writer)
+        try:
+            faulthandler.unregister(each)  # It may know of an earlier block's, which a handler in Python has replaced.
+            faulthandler.register(each, file=self._fallback, all_threads=False)
+        except (OSError, RuntimeError, ValueError):
+            return False
+        self._fallback.hand_over()
+        self._is_fallback = True
+        in_main_thread(partial(self._replace_fallback, each))
+        return True
+
+    def _replace_fallback(self, each: int) -> None:
+        if self._is_on and self._is_fallback and self._is_ours(each):
+            self._silence(each)
+            self._install(each)
+
+    def _silence(self, each: int) -> None:
+        """Has faulthandler write nothing, where it still answers."""
+        self._is_fallback = False
+        if self._fallback is not None:
+            make_harmless(each, self._fallback, handler=signal.getsignal(each))
+
+    def _is_ours(self, each: int) -> bool:
+        current = signal.getsignal(each)
+        if not self._is_fallback or self._fallback is None:
+            return current is self._handler
+        return current in (signal.SIG_DFL, _do_nothing) and self._fallback.is_in_use()
+
+    def _release(self, each: int) -> None:
+        if self._is_fallback and self._is_ours(each):
+            self._silence(each)
+        in_main_thread(partial(_put_down, each, self._handler))
+
+    # --- Answers --------------------------------------------------------------------------------------
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        """The handler, in the main thread."""
+        if os.getpid() != self._owner:  # A forked child has none of our threads.
+            self._dump(may_wait=False)
+            return
+        wakeups = self.wakeups
+        if not self._is_on or self._is_dumping or wakeups is None:
+            return  # Amid a dump the byte remains for the thread.
+        if not self._is_to_answer(wakeups, number):
+            return
+        self._is_dumping = True
+        try:
+            self._dump(may_wait=False)
+            self._acknowledge()
+        except Exception as error:  # Out of memory, or too deep: the thread is not.
+            LOSSES.add(f"diagnose: {type(error).__name__}")
+            wakeups.send(bytes([number]))
+        finally:
+            self._is_dumping = False
+
+    def _is_to_answer(self, wakeups: SignalWakeups, number: int) -> bool:
+        """Whether the thread has not done so already; unless the wake-up descriptor was lost, it knew of this one."""
+        is_installed = wakeups.install()
+        if wakeups.take(number):
+            return True
+        try:
+            self._unclaimed.pop()
+        except IndexError:
+            return not is_installed
+        if self._is_claimed.locked():
+            self._is_claimed.release()
+        return True
+
+    @guarded_as("dump the stacks of its threads")
+    def _receive(self, data: bytes) -> None:
+        """In the thread."""
+        self._write_the_rest()
+        is_request = self.signal is not None and (
+            FAULTHANDLER_DUMP in data if self._is_fallback else self.signal in data
+        )
+        if not is_request or not self._is_on:
+            return
+        self._acknowledge()
+        self._unclaimed.append(None)
+        self._is_claimed.acquire(timeout=_MAIN_THREAD_SECONDS)
+        try:
+            self._unclaimed.pop()
+        except IndexError:
+            return
+        self._dump(may_wait=True)
+        self._acknowledge()
+
+    def _dump(self, *, may_wait: bool) -> None:
+        text = signal_dump_text(DumpRequests._on_signal.__code__, leave_out={self.thread_ident})
+        if os.getpid() != self._owner:  # Forked while a thread of the parent was writing, maybe: no lock.
+            self._write(text)
+        elif may_wait:
+            with self._writing:
+                self._write(text)
+        elif self._unwritten or not self._writing.acquire(blocking=False):
+            self._hand_over(text)
+        else:
+            try:
+                rest = self._write_at_once(text)
+            finally:
+                self._writing.release()
+            if rest:
+                self._hand_over(rest)
+
+    def _hand_over(self, text: str) -> None:
+        """What the main thread cannot write without waiting, the thread writes."""
+        self._unwritten.append(text)
+        if (wakeups := self.wakeups) is not None:
+            wakeups.send(b"\x7f")  # No signal has this number.
+
+    def _write_the_rest(self) -> None:
+        while self._unwritten:
+            with self._writing:
+                self._write(self._unwritten.popleft())
+
+    def _write(self, text: str) -> None:
+        target = self._target  # Kept open by this reference.
+        number = target.number() if target is not None else None
+        if number is not None:
+            write_in_parts(number, text, self._goes_on, is_patient=self._is_patient)
+
+    def _write_at_once(self, text: str) -> str:
+        target = self._target
+        number = target.number() if target is not None else None
+        if number is None:
+            return ""
+        data = memoryview(text.encode("ascii", "backslashreplace"))
+        return bytes(write_at_once(number, data, is_patient=self._is_patient)).decode("ascii")
+
+    def _goes_on(self) -> bool:
+        """Asked while a reader is waited for: other processes must not take this thread for stuck."""
+        self._acknowledge()
+        return self._is_on
+
+    def _acknowledge(self) -> None:
+        """Shows that Python runs."""
+        answers = self._answers
+        number = answers[1].number() if answers is not None else None
+        if number is not None:
+            try:
+                os.write(number, b"\n")
+            except OSError:
+                pass  # Full, as no other process reads it.
+
+    def _close(self) -> None:
+        # What is being written now is closed with the last reference to it.
+        self._target = self._answers = self.wakeups = None
+
+
+def _do_nothing(number: int, frame: FrameType | None) -> None:
+    """The handler after the block."""
+
+
+def _put_down(each: int, handler: object) -> None:
+    if signal.getsignal(each) is handler or (signal.getsignal(each) is signal.SIG_DFL and is_left_harmless(each)):
+        signal.signal(each, _do_nothing)
+        signal.siginterrupt(each, False)

@@ -1,0 +1,117 @@
+"""A small process beside a block without a companion: it asks faulthandler where Python does not answer a request.
+
+Nothing in the job itself can do so: a thread of Python waits for the GIL, and C code of ours there is none.
+"""
+
+from __future__ import annotations
+
+import _thread
+import errno
+import os
+import sys
+from collections.abc import Mapping
+
+from ml_diagnostics_common import background
+from ml_diagnostics_common.child_process import (
+    child_environment,
+    module_folders,
+    process_descriptor,
+    program_of,
+    python_command,
+)
+from ml_diagnostics_common.descriptors import Descriptor
+from ml_diagnostics_common.guard import guarded_as, warn_once
+
+from cloud_tpu_diagnostics.companion.helper import FIRST_DESCRIPTOR, SETTINGS
+from cloud_tpu_diagnostics.console import with_high_number
+from cloud_tpu_diagnostics.dump_requests import DumpRequests
+
+__all__ = ["Helper"]
+
+_SHORT_BLOCK_SECONDS = 0.25
+
+
+class Helper:
+    """Starts the process, unless the block is a short one.
+
+    Args:
+        requests: What it watches.
+        dump_signal: What it sends.
+    """
+
+    def __init__(self, requests: DumpRequests, dump_signal: int) -> None:
+        self._requests, self._dump_signal = requests, dump_signal
+        self._until_stop = _thread.allocate_lock()  # Held until `stop`.
+        self._until_stop.acquire()
+        self._control: Descriptor | None = None
+        self.thread_ident = 0
+        """Of the thread that starts the process; 0 where there is none."""
+
+    def start(self) -> None:
+        """Returns at once."""
+        background.start(self._run)
+
+    def stop(self) -> None:
+        """Lets the process end."""
+        if self._until_stop.locked():
+            self._until_stop.release()
+        self._control = None  # Which closes it: the process reads its end.
+
+    @guarded_as("start a process beside the job")
+    def _run(self) -> None:
+        self.thread_ident = _thread.get_ident()
+        try:
+            if not self._until_stop.acquire(timeout=_SHORT_BLOCK_SECONDS):
+                self._launch()
+        finally:
+            self.thread_ident = 0
+
+    def _launch(self) -> None:
+        read, write = (Descriptor(with_high_number(end)) for end in os.pipe())
+        self._control = write
+        job = process_descriptor(os.getpid())
+        job = None if job is None else with_high_number(job)
+        numbers = {"control": read.number(), "job": job, **self._requests.descriptors}
+        try:
+            _launch({name: number for name, number in numbers.items() if number is not None}, self._dump_signal)
+        except OSError as error:
+            warn_once(
+                "no helper",
+                "No process can be started beside the job (%s): while native code holds the GIL, a signal leaves no "
+                "stack traces. The periodic ones go on.",
+                error,
+            )
+        finally:
+            if job is not None:
+                os.close(job)
+            if not self._until_stop.locked():  # Stopped meanwhile.
+                self._control = None
+
+
+def _launch(descriptors: Mapping[str, int], dump_signal: int) -> None:
+    """Starts it, and returns once it is no child of this process."""
+    if not {"control", "wakeups", "answers"} <= descriptors.keys():
+        return  # The program has closed them.
+    if getattr(sys, "frozen", False):
+        raise FileNotFoundError("this program is frozen (sys.frozen): there is no Python to run it with")
+    program = "import os\nif os.fork(): os._exit(0)\n" + program_of("cloud_tpu_diagnostics.companion.helper")
+    command = [*python_command(is_bare=True), "-c", program, *module_folders()]
+    settings = ",".join([str(os.getpid()), str(dump_signal), *descriptors])
+    nowhere = [(os.POSIX_SPAWN_OPEN, number, os.devnull, os.O_RDWR, 0) for number in range(FIRST_DESCRIPTOR)]
+    if min(descriptors.values()) < FIRST_DESCRIPTOR + len(descriptors):
+        raise OSError(
+            errno.EMFILE, "the limit of open files is too low"
+        )  # One would be overwritten before it is copied.
+    copies = [(os.POSIX_SPAWN_DUP2, number, FIRST_DESCRIPTOR + n) for n, number in enumerate(descriptors.values())]
+    pid = os.posix_spawn(
+        command[0],
+        command,
+        child_environment(ML_DIAGNOSTICS_COMPANION="1", **{SETTINGS: settings}),
+        file_actions=[*nowhere, *copies],
+        setsid=True,
+        setsigmask=[],
+    )
+    try:
+        os.waitpid(pid, 0)
+    except ChildProcessError:
+        pass  # The job waits for all its children, and was first.

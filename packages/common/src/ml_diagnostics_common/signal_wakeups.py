@@ -1,0 +1,244 @@
+"""Signals as they arrive, in a thread of their own: also while the main thread is stuck in native code.
+
+A handler in Python runs when the main thread next executes Python. CPython's C handler, though, also writes the number
+of each signal that has a handler in Python to one descriptor of the process (`signal.set_wakeup_fd`). That is all it
+does: unlike faulthandler's handler it reads no frames and preserves errno, so it is safe in any program. Here that
+descriptor is shared: every subscriber receives all numbers, and so does whoever had set a descriptor before, such as
+asyncio.
+"""
+
+from __future__ import annotations
+
+import _socket  # `socket` takes milliseconds to import, and nothing of it is needed here.
+import os
+import select
+import signal
+import threading
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+from ml_diagnostics_common import background
+from ml_diagnostics_common.descriptors import Descriptor
+from ml_diagnostics_common.guard import LOSSES
+
+__all__ = ["SignalWakeups", "in_main_thread", "subscribe", "unsubscribe"]
+
+_READ_BYTES = 4096
+_LEAST_NUMBER = 200
+"""Of our descriptors: a program that closes those that it inherited rarely goes that far."""
+_NOT_A_SIGNAL = b"\0"
+
+Receiver = Callable[[bytes], object]
+
+
+class SignalWakeups:
+    """The wake-up descriptor of this process, and the thread that reads it."""
+
+    def __init__(self) -> None:
+        ours, theirs = _socket.socketpair()
+        # A socket, as others may look at what arrived without taking it (MSG_PEEK).
+        self._read, self._write = (Descriptor(_moved_up(end.detach())) for end in (ours, theirs))
+        for end in (self._read, self._write):
+            os.set_blocking(end.number() or 0, False)
+        self._number = self._write.number()
+        self._previous = -1
+        self._is_over = False
+        self.receivers: tuple[Receiver, ...] = ()
+        self.thread_ident: int | None = None
+        """Of the thread that reads; None until it runs."""
+
+    @property
+    def reader(self) -> int | None:
+        """The descriptor that the numbers arrive at; None if the program has closed it."""
+        return self._read.number()
+
+    @property
+    def writer(self) -> int | None:
+        """The descriptor that the numbers are written to; None if the program has closed it."""
+        return self._write.number()
+
+    def start(self) -> None:
+        """Starts the thread."""
+        background.start(self._run)
+
+    def install(self) -> bool:
+        """In the main thread: makes this the wake-up descriptor of the process. What was there before still gets all.
+
+        Returns:
+            True if it had been so already.
+        """
+        number = self.writer
+        if number is None or self._is_over:
+            return False
+        before = signal.set_wakeup_fd(number, warn_on_full_buffer=False)
+        if before != number:
+            self._previous = before
+        return before == number
+
+    def uninstall(self) -> None:
+        """In the main thread: puts back what was there before, unless another has taken this one's place."""
+        current = signal.set_wakeup_fd(-1)
+        if current == self._number:
+            current = self._previous
+        if current != -1:
+            try:
+                signal.set_wakeup_fd(current)
+            except (OSError, ValueError):
+                pass  # Closed meanwhile.
+
+    def take(self, number: int) -> bool:
+        """Takes one signal's number away, so that the thread does not receive it; False if it had not arrived."""
+        data = self._receive()
+        rest = data.replace(bytes([number]), b"")
+        if rest:
+            self.send(rest)
+        return len(rest) < len(data)
+
+    def send(self, data: bytes) -> None:
+        """Has the thread receive something, as if it came from a signal."""
+        number = self._write.number()
+        try:
+            if number is not None:
+                os.write(number, data)
+        except OSError:
+            pass  # Full: then the thread has enough to read.
+
+    def stop(self) -> None:
+        """Lets the thread end."""
+        self._is_over = True
+        self.send(_NOT_A_SIGNAL)
+
+    def _receive(self) -> bytes:
+        number = self._read.number()
+        try:
+            return os.read(number, _READ_BYTES) if number is not None else b""
+        except OSError:
+            return b""
+
+    def _run(self) -> None:
+        signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+        self.thread_ident = threading.get_ident()
+        poller = select.poll()
+        number = self._read.number()
+        if number is None:
+            return
+        poller.register(number, select.POLLIN)
+        while not self._is_over and self._read.number() is not None:
+            poller.poll()
+            data = self._receive().replace(_NOT_A_SIGNAL, b"")
+            if not data or self._is_over:
+                continue
+            self._pass_on(data)
+            for receive in self.receivers:
+                try:
+                    receive(data)
+                except Exception as error:
+                    LOSSES.add(f"signal_wakeups: {type(error).__name__}")
+
+    def _pass_on(self, data: bytes) -> None:
+        if self._previous != -1:
+            try:
+                os.write(self._previous, data)
+            except OSError:
+                pass  # Full, or closed.
+
+
+# State of the process: its shared wake-up descriptor, while there are subscribers.
+_lock = threading.RLock()
+_shared: SignalWakeups | None = None
+
+
+def subscribe(receive: Receiver) -> SignalWakeups:
+    """Has a function called with the numbers of the signals that arrive; once it is subscribed, again changes nothing.
+
+    Args:
+        receive: Called in a thread with one byte for each signal. It must not block for longer than a moment.
+
+    Raises:
+        OSError: There is no descriptor left.
+    """
+    global _shared
+    with _lock:
+        if _shared is None:
+            wakeups = SignalWakeups()
+            _shared = wakeups
+            wakeups.start()
+            in_main_thread(_follow)
+        if receive not in _shared.receivers:
+            _shared.receivers += (receive,)
+        return _shared
+
+
+def unsubscribe(receive: Receiver) -> None:
+    """Ends what `subscribe` began; more than once changes nothing."""
+    global _shared
+    with _lock:
+        if _shared is None:
+            return
+        _shared.receivers = tuple(each for each in _shared.receivers if each != receive)
+        if not _shared.receivers:
+            in_main_thread(_shared.uninstall)
+            _shared.stop()
+            _shared = None
+
+
+def _follow() -> None:
+    if _shared is not None:
+        _shared.install()
+
+
+def _in_forked_child() -> None:
+    """The child's signals are not the parent's: its main thread handles them, and the thread here does not exist."""
+    global _lock, _shared
+    _lock = threading.RLock()
+    wakeups, _shared = _shared, None
+    if wakeups is not None:
+        wakeups.uninstall()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_in_forked_child)
+
+
+# State of the process: what the main thread is to do next.
+_waiting: deque[Callable[[], object]] = deque()
+_callback: Any = None
+
+
+def in_main_thread(function: Callable[[], object]) -> None:
+    """Calls a function in the main thread, which alone may change handlers; at once if that is this thread.
+
+    Else it is called when the main thread next executes Python: not before a lock that it waits for is free.
+    """
+    global _callback
+    if threading.get_ident() == threading.main_thread().ident:
+        function()
+        return
+    import ctypes
+
+    if function not in _waiting:  # A main thread that is stuck for days must not have days of work to do.
+        _waiting.append(function)
+    if _callback is None:
+        _callback = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_void_p)(_call_waiting)
+    ctypes.pythonapi.Py_AddPendingCall(_callback, None)
+
+
+def _call_waiting(_: object) -> int:
+    while _waiting:
+        try:
+            _waiting.popleft()()
+        except Exception as error:
+            LOSSES.add(f"signal_wakeups: {type(error).__name__}")
+    return 0
+
+
+def _moved_up(number: int) -> int:
+    import fcntl  # Windows has none.
+
+    try:
+        high = fcntl.fcntl(number, fcntl.F_DUPFD_CLOEXEC, _LEAST_NUMBER)
+    except OSError:
+        return number
+    os.close(number)
+    return high

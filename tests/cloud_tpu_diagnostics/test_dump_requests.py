@@ -1,0 +1,376 @@
+"""SIGUSR1 harms no job, however busy and however often, and each dump is complete."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from cloud_tpu_diagnostics.companion.patience import Patience
+from cloud_tpu_diagnostics.traces import Dump, Trigger, parse_dumps
+
+from .accompanied_jobs import wait_until
+from .diagnosed_jobs import Job, run
+
+_WORKERS = 3
+_SETTLE_SECONDS = 0.2
+"""A request that the main thread does not answer is answered by another, some 50 ms later."""
+
+_JOBS = {
+    "json": """
+import json
+data = {"a": [1, 2, {"b": "c" * 20}] * 20, "z": {str(i): i for i in range(50)}}
+def work():
+    json.loads(json.dumps(data))
+    time.sleep(0.0005)
+""",
+    # C code that calls Python, code that is made and freed, and calls that come back: frames that change all the time.
+    "calls": """
+class Least:
+    def __init__(self, value): self.value = value
+    def __lt__(self, other): return self.value < other.value
+def work():
+    list(map(lambda value: -value, range(100)))
+    sorted(Least(i % 7) for i in range(30))
+    names = {}
+    exec(compile("def deep(n):\\n return n and deep(n - 1)\\n", str(time.time_ns()), "exec"), names)
+    names["deep"](30)
+""",
+    "deep": """
+def deep(levels):
+    if levels:
+        return deep(levels - 1)
+    time.sleep(0.0005)
+def work():
+    deep(80)
+""",
+}
+
+_RUN = f"""
+steps = 0
+def forever():
+    global steps
+    while True:
+        work()
+        steps += 1
+def report():
+    for _ in sys.stdin:
+        before = steps
+        while steps < before + 20:
+            time.sleep(0.01)
+        say("still working")
+with diagnostic.diagnose(config(cloud=sys.argv[2] == "file")):
+    for function in [report, *[forever] * {_WORKERS - 1}]:
+        threading.Thread(target=function, daemon=True).start()
+    say("ready")
+    forever()
+"""
+
+
+def _send(job: Job, signals: int, pause_seconds: float) -> None:
+    for number in range(signals):
+        job.process.send_signal(signal.SIGUSR1)
+        assert job.process.poll() is None, f"it ended with {job.process.poll()} after {number} signals"
+        if pause_seconds:
+            time.sleep(pause_seconds)
+
+
+def _require_complete(job: Job, place: str, stderr: str) -> list[Dump]:
+    text = stderr if place == "console" else job.trace()
+    assert "Fatal Python error" not in stderr
+    dumps = parse_dumps(text)
+    assert len(dumps) == text.count("Current thread 0x")
+    assert {dump.trigger for dump in dumps} == {Trigger.SIGNAL}
+    for dump in dumps:
+        assert len(dump.threads) >= 1 + _WORKERS, dump.text
+        assert [thread.frames[-1].function for thread in dump.threads if thread.is_current] == ["<module>"], dump.text
+        assert not dump.is_cut
+    assert "signal_wakeups" not in text, "C wrote a dump: of ours Python leaves out what answers"
+    return dumps
+
+
+def _survives(job: Job, place: str, bursts: list[tuple[int, float]]) -> list[Dump]:
+    assert job.line() == "ready"
+    for signals, pause_seconds in bursts:
+        _send(job, signals, pause_seconds)
+    time.sleep(_SETTLE_SECONDS)
+    job.go_on()
+    assert job.line() == "still working"
+    return _require_complete(job, place, job.kill())
+
+
+@pytest.mark.parametrize("place", ["console", "file"])
+@pytest.mark.parametrize("work", _JOBS)
+def test_signals_end_no_job_that_runs_and_each_dump_is_complete(tmp_path: Path, work: str, place: str) -> None:
+    job = _Job(_JOBS[work] + _RUN, tmp_path, place)
+    dumps = _survives(job, place, [(300, 0.001), (300, 0.0)])
+    assert len(dumps) >= 3
+
+
+def test_each_signal_of_a_slow_series_has_its_dump(tmp_path: Path) -> None:
+    job = _Job(_JOBS["json"] + _RUN, tmp_path, "console")
+    assert len(_survives(job, "console", [(10, 0.3)])) == 10
+
+
+def test_a_deep_thread_that_signals_its_own_process_harms_nothing(tmp_path: Path) -> None:
+    code, out, err = run(
+        """
+def deep(levels):
+    if levels:
+        return deep(levels - 1)
+    for _ in range(500):
+        os.kill(os.getpid(), signal.SIGUSR1)
+        time.sleep(0.0002)
+with diagnostic.diagnose(config(cloud=True)):
+    thread = threading.Thread(target=deep, args=(120,))
+    thread.start()
+    while thread.is_alive():
+        sum(range(100))
+say("done")
+""",
+        tmp_path / "d",
+    )
+    assert (code, out, err) == (0, "done\n", "")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("pause_seconds", [0.02, 0.0])
+def test_20_000_signals_end_no_job(tmp_path: Path, pause_seconds: float) -> None:
+    """At 50 a second for 400 s, and as fast as possible; six jobs side by side."""
+    jobs = [
+        (place, _Job(_JOBS[work] + _RUN, tmp_path / f"{work}-{place}", place))
+        for work in _JOBS
+        for place in ("console", "file")
+    ]
+    for _, job in jobs:
+        assert job.line() == "ready"
+    for _ in range(20_000):
+        for _, job in jobs:
+            _send(job, 1, 0)
+        if pause_seconds:
+            time.sleep(pause_seconds)
+    time.sleep(_SETTLE_SECONDS)
+    for place, job in jobs:
+        job.go_on()
+        assert job.line() == "still working"
+        dumps = _require_complete(job, place, job.kill())
+        assert len(dumps) > (10_000 if pause_seconds else 100)
+
+
+def test_a_job_that_is_merely_late_is_not_read_by_c(tmp_path: Path) -> None:
+    """Sixty threads take turns with the GIL: each waits for it for some 0.3 s."""
+    job = _Job(
+        """
+def spin():
+    while True: pass
+def report():
+    for _ in sys.stdin:
+        say("still working")
+with diagnostic.diagnose(config(cloud=sys.argv[2] == "file")):
+    for function in [report, *[spin] * 60]:
+        threading.Thread(target=function, daemon=True).start()
+    say("ready")
+    spin()
+""",
+        tmp_path,
+        "file",
+    )
+    _survives(job, "file", [(5, 0.5)])
+
+
+def test_above_100_threads_all_are_dumped(tmp_path: Path) -> None:
+    code, _, err = run(
+        """
+for _ in range(150):
+    threading.Thread(target=time.sleep, args=(100,), daemon=True).start()
+with diagnostic.diagnose(config()):
+    raise_signal(signal.SIGUSR1)
+os._exit(0)
+""",
+        tmp_path / "d",
+    )
+    (dump,) = parse_dumps(err)
+    assert code == 0
+    assert len(dump.threads) >= 151
+    assert not dump.is_cut
+
+
+def test_a_call_to_the_system_is_not_interrupted(tmp_path: Path) -> None:
+    """Nor does it fail: faulthandler's handler overwrites errno, and time.sleep has raised an OSError for it."""
+    code, out, err = run(
+        """
+read, write = os.pipe()
+libc = ctypes.CDLL(None, use_errno=True)
+def signals():
+    for _ in range(50):
+        os.kill(os.getpid(), signal.SIGUSR1)
+        time.sleep(0.002)
+    os.write(write, b"x")
+with diagnostic.diagnose(config(cloud=True)):
+    threading.Thread(target=signals).start()
+    buffer = ctypes.create_string_buffer(1)
+    say(libc.read(read, buffer, 1), ctypes.get_errno())
+""",
+        tmp_path / "d",
+    )
+    assert (code, out, err) == (0, "1 0\n", "")
+
+
+def test_what_takes_signals_in_an_event_loop_goes_on(tmp_path: Path) -> None:
+    """asyncio needs the wake-up descriptor, of which a process has one."""
+    code, out, err = run(
+        """
+import asyncio
+async def hear(number):
+    heard = asyncio.Event()
+    asyncio.get_running_loop().add_signal_handler(number, heard.set)
+    os.kill(os.getpid(), number)
+    await asyncio.wait_for(heard.wait(), 20)
+    os.kill(os.getpid(), signal.SIGUSR1)
+    await asyncio.sleep(0.2)
+    say("heard")
+async def before():
+    with diagnostic.diagnose(config()):
+        await hear(signal.SIGHUP)
+async def around():
+    heard = asyncio.Event()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, heard.set)
+    with diagnostic.diagnose(config()):
+        os.kill(os.getpid(), signal.SIGTERM)
+        await asyncio.wait_for(heard.wait(), 20)
+        os.kill(os.getpid(), signal.SIGUSR1)
+        await asyncio.sleep(0.2)
+    heard.clear()
+    os.kill(os.getpid(), signal.SIGTERM)
+    await asyncio.wait_for(heard.wait(), 20)
+    say("heard around")
+asyncio.run(around())
+asyncio.run(before())
+with diagnostic.diagnose(config()):
+    asyncio.run(hear(signal.SIGALRM))
+    os.kill(os.getpid(), signal.SIGUSR1)
+say(signal.set_wakeup_fd(-1))
+""",
+        tmp_path / "d",
+    )
+    assert (code, out) == (0, "heard around\nheard\nheard\n-1\n"), err
+    assert err.count("Current thread") == 4
+
+
+def test_a_forked_child_dumps_its_own_stacks(tmp_path: Path) -> None:
+    code, _, err = run(
+        """
+def in_child():
+    os.kill(os.getpid(), signal.SIGUSR1)
+    os._exit(0)
+def in_parent(pid):
+    os.waitpid(pid, 0)
+    time.sleep(0.2)
+with diagnostic.diagnose(config()):
+    pid = os.fork()
+    if pid:
+        in_parent(pid)
+    else:
+        in_child()
+""",
+        tmp_path / "d",
+    )
+    assert code == 0
+    assert err.count("Current thread") == 1
+    assert "in in_child" in err
+    assert "in in_parent" not in err
+
+
+def test_a_reader_of_stderr_that_stops_does_not_stop_the_job(tmp_path: Path) -> None:
+    job = Job(
+        """
+with diagnostic.diagnose(config()):
+    for _ in range(1000):
+        raise_signal(signal.SIGUSR1)
+    say("goes on")
+os._exit(0)
+""",
+        tmp_path / "d",
+    )
+    assert job.line() == "goes on"
+    job.kill()
+
+
+@pytest.mark.parametrize(
+    ("program", "is_stuck_after"),
+    [("import time; time.sleep(100)", 0.6), ("while True: pass", 3.1)],
+)
+def test_a_job_is_taken_for_stuck_later_while_it_runs(program: str, is_stuck_after: float) -> None:
+    process = subprocess.Popen([sys.executable, "-c", f"print(flush=True)\n{program}"], stdout=subprocess.PIPE)
+    try:
+        assert process.stdout is not None
+        process.stdout.readline()
+        patience = Patience(process.pid)
+        patience.begin(0.0)
+        looks = [0.05 * number for number in range(100)]
+        stuck = []
+        for now in looks:
+            time.sleep(0.005)
+            stuck.append(patience.is_over(now))
+        assert looks[stuck.index(True)] == pytest.approx(is_stuck_after, abs=0.15)
+        process.send_signal(signal.SIGSTOP)
+        wait_until(lambda: Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[0] == "T")
+        assert not any(patience.is_over(10 + now) for now in looks)
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def test_a_helper_ends_with_its_block_and_is_no_child_of_the_job(tmp_path: Path) -> None:
+    job = Job(
+        """
+from cloud_tpu_diagnostics import blocks
+with diagnostic.diagnose(config()):
+    while not blocks._current._helper._control or blocks._current._helper.thread_ident:
+        time.sleep(0.01)
+    try:
+        say(os.waitpid(-1, os.WNOHANG))
+    except ChildProcessError:
+        say("no child")
+    input()
+input()
+""",
+        tmp_path / "d",
+    )
+    assert job.line() == "no child"
+    wait_until(lambda: _helpers_of(job.process.pid))
+    job.go_on()
+    wait_until(lambda: not _helpers_of(job.process.pid))
+    job.go_on()
+    assert job.end() == (0, "", "")
+
+
+def _helpers_of(pid: int) -> list[str]:
+    found = []
+    for name in filter(str.isdigit, os.listdir("/proc")):  # noqa: PTH208
+        try:
+            environment = Path(f"/proc/{name}/environ").read_bytes()
+        except OSError:
+            continue
+        if re.search(rb"ML_DIAGNOSTICS_HELPER=%d," % pid, environment):
+            found.append(name)
+    return found
+
+
+class _Job(Job):
+    """One that writes its stderr to a file: a pipe that is read at the end only would be full."""
+
+    def __init__(self, program: str, folder: Path, place: str) -> None:
+        folder.mkdir(exist_ok=True)
+        self._path = folder / "stderr"
+        program = f"os.dup2(os.open({str(self._path)!r}, os.O_WRONLY | os.O_CREAT | os.O_APPEND), 2)\n{program}"
+        super().__init__(program, folder / "d", place)
+
+    def kill(self) -> str:
+        super().kill()
+        return self._path.read_text()

@@ -1,0 +1,166 @@
+"""Signals as they arrive: also while the main thread executes no Python, and shared with who had the descriptor."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+_HEAD = """
+import ctypes, os, queue, signal, sys, threading, time
+from ml_diagnostics_common import signal_wakeups
+received = queue.Queue()
+def receive(data):
+    for number in data:
+        received.put(number)
+def get():
+    return received.get(timeout=20)
+signal.signal(signal.SIGUSR1, lambda *_: None)
+signal.signal(signal.SIGUSR2, lambda *_: None)
+"""
+
+
+def _run(program: str) -> str:
+    done = subprocess.run([sys.executable, "-c", _HEAD + program], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (0, ""), done.stderr
+    return done.stdout
+
+
+def test_a_signal_is_received_while_the_main_thread_is_stuck_in_native_code() -> None:
+    out = _run(
+        """
+signal_wakeups.subscribe(receive)
+def report():
+    time.sleep(0.2)
+    os.kill(os.getpid(), signal.SIGUSR1)
+    print(get() == signal.SIGUSR1, flush=True)
+    os._exit(0)
+threading.Thread(target=report).start()
+mutex = ctypes.create_string_buffer(64)
+libc = ctypes.CDLL(None)
+libc.pthread_mutex_lock(mutex)
+libc.pthread_mutex_lock(mutex)
+"""
+    )
+    assert out == "True\n"
+
+
+def test_the_descriptor_of_before_still_gets_all_and_is_back_afterwards() -> None:
+    out = _run(
+        """
+read, write = os.pipe()
+os.set_blocking(write, False)
+signal.set_wakeup_fd(write)
+signal_wakeups.subscribe(receive)
+signal.raise_signal(signal.SIGUSR1)
+print(get(), os.read(read, 10))
+signal_wakeups.unsubscribe(receive)
+print(signal.set_wakeup_fd(-1) == write)
+"""
+    )
+    assert out == "10 b'\\n'\nTrue\n"
+
+
+def test_one_that_was_set_meanwhile_stays() -> None:
+    out = _run(
+        """
+signal_wakeups.subscribe(receive)
+read, write = os.pipe()
+os.set_blocking(write, False)
+signal.set_wakeup_fd(write)
+signal_wakeups.unsubscribe(receive)
+print(signal.set_wakeup_fd(-1) == write)
+"""
+    )
+    assert out == "True\n"
+
+
+def test_each_subscriber_gets_all_until_it_unsubscribes() -> None:
+    out = _run(
+        """
+others = queue.Queue()
+signal_wakeups.subscribe(receive)
+signal_wakeups.subscribe(receive)
+signal_wakeups.subscribe(others.put)
+signal.raise_signal(signal.SIGUSR1)
+print(get(), others.get(timeout=20))
+signal_wakeups.unsubscribe(others.put)
+signal.raise_signal(signal.SIGUSR2)
+print(get(), others.empty(), received.empty())
+"""
+    )
+    assert out == "10 b'\\n'\n12 True True\n"
+
+
+def test_a_subscriber_that_raises_costs_the_others_nothing() -> None:
+    out = _run(
+        """
+def fail(data): raise ValueError
+signal_wakeups.subscribe(fail)
+signal_wakeups.subscribe(receive)
+signal.raise_signal(signal.SIGUSR1)
+print(get())
+"""
+    )
+    assert out == "10\n"
+
+
+def test_a_forked_child_has_what_was_there_before() -> None:
+    out = _run(
+        """
+read, write = os.pipe()
+os.set_blocking(write, False)
+signal.set_wakeup_fd(write)
+signal_wakeups.subscribe(receive)
+pid = os.fork()
+if not pid:
+    signal.raise_signal(signal.SIGUSR1)
+    is_back = signal.set_wakeup_fd(-1) == write
+    signal_wakeups.subscribe(receive)
+    signal.raise_signal(signal.SIGUSR2)
+    os._exit(0 if is_back and get() == signal.SIGUSR2 else 1)
+print(os.waitpid(pid, 0)[1], received.empty())
+"""
+    )
+    assert out == "0 True\n"
+
+
+@pytest.mark.parametrize("blocks", ["while not done: time.sleep(0.001)", "while not done: pass"])
+def test_what_is_for_the_main_thread_is_called_there(blocks: str) -> None:
+    out = _run(
+        f"""
+done = []
+def work():
+    signal_wakeups.in_main_thread(lambda: done.append(threading.current_thread() is threading.main_thread()))
+threading.Thread(target=work).start()
+{blocks}
+print(done)
+"""
+    )
+    assert out == "[True]\n"
+
+
+def test_off_the_main_thread_it_begins_once_that_executes_python() -> None:
+    out = _run(
+        """
+thread = threading.Thread(target=lambda: signal_wakeups.subscribe(receive))
+thread.start()
+thread.join()
+signal.raise_signal(signal.SIGUSR1)
+print(get())
+"""
+    )
+    assert out == "10\n"
+
+
+def test_a_descriptor_that_the_program_closes_is_written_to_by_nobody() -> None:
+    out = _run(
+        """
+wakeups = signal_wakeups.subscribe(receive)
+os.closerange(3, 1024)
+signal_wakeups.unsubscribe(receive)
+print(signal.set_wakeup_fd(-1))
+"""
+    )
+    assert out == "-1\n"
