@@ -71,6 +71,30 @@ def test_a_coordinator_that_does_not_answer_costs_a_bounded_time_and_one_warning
     os.write(writing, b"x")
 
 
+def test_a_process_that_waits_for_the_coordinator_is_not_ended_by_a_question_of_ours() -> None:
+    """jaxlib ends a process that asks before it is connected, and JAX shows the client before that."""
+    program = """
+import jax
+from google_cloud_mldiagnostics.agreement import hear, jax_processes, tell
+
+def ask():
+    while not jax_processes():
+        tell("a", "1")
+        hear("a", print)
+        time.sleep(0.01)
+
+threading.Thread(target=ask, daemon=True).start()
+index = int(os.environ["INDEX"])
+time.sleep(0.0 if index else 1.0)
+jax.distributed.initialize("127.0.0.1:{port}", num_processes=2, process_id=index)
+assert jax_processes() == (index, 2)
+jax.distributed.shutdown()
+""".replace("{port}", str(free_port()))
+    jobs = [programs.start(program, JAX_PLATFORMS="cpu", INDEX=str(index)) for index in range(2)]
+    ended = [programs.end(job, timeout_seconds=60) for job in jobs]
+    assert [each.code for each in ended] == [0, 0], [each.errors for each in ended]
+
+
 @pytest.mark.skipif("sys.platform != 'linux'", reason="only Linux tells who has handlers in C")
 def test_the_handler_that_jax_has_for_preemptions_is_left_alone() -> None:
     ended = run("""

@@ -6,13 +6,11 @@ import os
 import stat
 import sys
 
-from ml_diagnostics_common.descriptors import Descriptor
+from ml_diagnostics_common.descriptors import Descriptor, with_high_number
 
 __all__ = ["Console", "with_high_number"]
 
 _STDERR = 2
-_LEAST_NUMBER = 200
-"""What we open has a high number: if the job closes all that it finds, it will hardly open as many files again."""
 
 
 class Console:
@@ -70,18 +68,6 @@ class Console:
         number = with_high_number(number)
         self._opened.append(Descriptor(number))
         return number
-
-
-def with_high_number(number: int) -> int:
-    """Moves a descriptor to a number that programs do not use; that is where it stays if there is none."""
-    import fcntl
-
-    try:
-        high = fcntl.fcntl(number, fcntl.F_DUPFD_CLOEXEC, _LEAST_NUMBER)
-    except OSError:  # So many are not allowed.
-        return number
-    os.close(number)
-    return high
 
 
 def _number_of_stderr() -> int:

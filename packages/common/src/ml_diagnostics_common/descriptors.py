@@ -7,7 +7,10 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-__all__ = ["Descriptor", "channels", "send"]
+__all__ = ["Descriptor", "channels", "send", "with_high_number"]
+
+_LEAST_NUMBER = 200
+"""A job that closes all descriptors it finds will hardly open as many files again."""
 
 _DARWIN_NO_SIGPIPE = 0x1022
 """SO_NOSIGPIPE in sys/socket.h; Python has no name for it."""
@@ -52,6 +55,18 @@ class Descriptor:
             self.close()
         except Exception:
             pass  # A constructor that failed, or the end of the interpreter.
+
+
+def with_high_number(number: int) -> int:
+    """Move a descriptor to a number that programs do not use; it keeps its own where there is none."""
+    import fcntl
+
+    try:
+        high = fcntl.fcntl(number, fcntl.F_DUPFD_CLOEXEC, _LEAST_NUMBER)
+    except OSError:  # So many are not allowed.
+        return number
+    os.close(number)
+    return high
 
 
 def _identity(number: int) -> tuple[int, int]:

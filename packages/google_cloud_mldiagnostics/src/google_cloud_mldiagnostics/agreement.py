@@ -9,6 +9,7 @@ import datetime
 import os
 import sys
 from collections.abc import Callable
+from types import FrameType
 from typing import Any, Protocol, cast
 
 from ml_diagnostics_common import background
@@ -139,4 +140,21 @@ def _distributed_state() -> Any:
 
 
 def _coordination_client() -> _CoordinationClient | None:
-    return cast("_CoordinationClient | None", getattr(_distributed_state(), "client", None))
+    """Return JAX's client once it is connected: a request before that ends the process (`LOG(FATAL)` in jaxlib)."""
+    state = _distributed_state()
+    client = cast("_CoordinationClient | None", getattr(state, "client", None))
+    if client is None or (getattr(state, "preemption_sync_manager", None) is None and _is_connecting(state)):
+        return None
+    return client
+
+
+def _is_connecting(state: Any) -> bool:
+    """Return True while a thread is in `jax.distributed.initialize`, which shows the client before it is connected."""
+    connect = getattr(type(state).initialize, "__code__", None)
+    for frame in sys._current_frames().values():
+        caller: FrameType | None = frame
+        while caller is not None:
+            if caller.f_code is connect:
+                return True
+            caller = caller.f_back
+    return False

@@ -33,6 +33,7 @@ __all__ = [
     "ended_without_a_word",
     "explain",
     "has_unseen_exit",
+    "is_active",
     "is_shared",
     "last_attempt",
     "new_run",
@@ -155,6 +156,15 @@ def ended_without_a_word(run: Resource) -> dict[str, Any] | None:
     """Returns the attempt before the last, if nobody of it knows how it ended."""
     before = _attempts(run)[-2:-1]
     return before[0] if before and before[0].get("reason") in _UNEXPLAINED else None
+
+
+def is_active(run: Resource, member: Member) -> bool:
+    """Return True if a process has joined the run, and its end is not recorded."""
+    return any(
+        member.is_in(process) and process.get("phase") not in _ENDED
+        for attempt in _attempts(run)
+        for process in attempt.get("processes") or ()
+    )
 
 
 def is_shared(run: Resource, member: Member) -> bool:

@@ -99,7 +99,12 @@ class Lifecycle:
         self._pid = os.getpid()
         self._inbox: queue.SimpleQueue[Callable[[], object] | _End] = queue.SimpleQueue()
         self._hooks = ExitHooks(self._end_at_exit)
-        self._termination = Termination(self._end_by_sigterm, self._tell_signal, self._hooks.is_watching)
+        self._termination = Termination(
+            self._end_by_sigterm,
+            self._tell_signal,
+            self._hooks.is_watching,
+            {"run": active.run.name, "member": list(member), "root": str(active.folder.parents[1])},
+        )
         self._thread: background.Task | None = None
         self._has_ended = False
         self._profiles_until = math.inf
@@ -170,7 +175,7 @@ class Lifecycle:
         self._termination.uninstall()
 
     @guarded_as("end the run")
-    def end(self, phase: str, reason: str) -> None:
+    def end(self, phase: str, reason: str, seconds: float | None = None) -> None:
         """Ends the run with the process, and waits until that is told, for a bounded time.
 
         What is not told by then may be told later. A signal handler may call it, also while the same thread is in here:
@@ -179,12 +184,14 @@ class Lifecycle:
         Args:
             phase: COMPLETED or FAILED.
             reason: Why.
+            seconds: How long it may take; None: as long as the end of a process may.
         """
         if os.getpid() != self._pid:
             return
         now = time.monotonic()
-        deadline = now + _END_SECONDS
-        self._profiles_until = min(self._profiles_until, now + _PROFILES_SHARE * _END_SECONDS)
+        seconds = _END_SECONDS if seconds is None else seconds
+        deadline = now + seconds
+        self._profiles_until = min(self._profiles_until, now + _PROFILES_SHARE * seconds)
         self._hand_over(_End(phase, reason, deadline, awaits_profiles=False))
         self._await_end(deadline + _GRACE_SECONDS)
         if not self._has_ended:
@@ -200,8 +207,8 @@ class Lifecycle:
     def _end_at_exit(self, has_failed: bool, reason: str) -> None:
         self.end("FAILED" if has_failed else "COMPLETED", reason)
 
-    def _end_by_sigterm(self) -> None:
-        self.end("FAILED", self._hooks.failure or "SIGTERM")
+    def _end_by_sigterm(self, seconds: float | None) -> None:
+        self.end("FAILED", self._hooks.failure or "SIGTERM", seconds)
 
     def _hand_over(self, end: _End) -> None:
         if self._has_ended:

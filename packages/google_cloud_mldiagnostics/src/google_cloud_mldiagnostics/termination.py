@@ -1,37 +1,57 @@
-"""SIGTERM: the run's end is recorded, and the process then dies of the signal as it would without us."""
+"""SIGTERM: the run's end is recorded, and the process then dies of the signal as it would without us.
+
+A handler in Python runs when the main thread next executes Python. For a main thread that is stuck in native code there
+is `NativeTermination`.
+"""
 
 from __future__ import annotations
 
 import os
 import signal
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from types import FrameType
-from typing import Any
+from typing import Any, Final
 
 from ml_diagnostics_common.guard import LOSSES
 
+from google_cloud_mldiagnostics.native_termination import NativeTermination, c_handler
+
 __all__ = ["Termination"]
 
-_MOST_BYTES = 65_536
+_MOST_BYTES: Final = 65_536
+_STUCK_SECONDS: Final = 1.0  # Beside the half second that the main thread is waited for: users expect death in two.
+
+# State of the process: what a forked child must undo.
+_installed: list[Termination] = []
 
 
 class Termination:
     """Handles SIGTERM, unless the process has a handler in C or ignores it; a handler of the user's runs as before.
 
     Args:
-        end: Called in the signal handler before the process dies of SIGTERM; waits a bounded time.
+        end: Called before the process dies of SIGTERM, in the signal handler or in a thread; waits a bounded time: the
+            seconds that it is given, or its own for None.
         report: Called in the signal handler with the signal's name if the user's handler decides what follows.
         is_watching: Returns False once the run has ended otherwise, and in a forked child.
+        process: This process as the run's folder has it, for the helper process that records a death: see
+            `termination_helper`.
     """
 
     def __init__(
-        self, end: Callable[[], object], report: Callable[[str], object], is_watching: Callable[[], bool]
+        self,
+        end: Callable[[float | None], object],
+        report: Callable[[str], object],
+        is_watching: Callable[[], bool],
+        process: Mapping[str, Any],
     ) -> None:
         self._end = end
         self._report = report
         self._is_watching = is_watching
+        self._process = process
         self._own_handler = self._on_signal  # One object, so that it is recognised.
+        self._c_handler: int | None = None
+        self._native: NativeTermination | None = None
         self.previous: Any = None
         """The handler that ours has replaced; None if it has not replaced any."""
 
@@ -39,42 +59,69 @@ class Termination:
         """Install the handler; without effect off the main thread, where Python cannot."""
         if threading.current_thread() is not threading.main_thread():
             return
-        if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL and _is_caught_in_c(signal.SIGTERM):
+        current = signal.getsignal(signal.SIGTERM)
+        if _is_handled_in_c(current):
             return
-        previous = _living(signal.getsignal(signal.SIGTERM))
-        # None is a handler in C, which cannot be chained: JAX's, which watches for preemptions.
+        previous = _living(current)
+        # None is a handler in C, which cannot be chained.
         if previous is signal.SIG_DFL or (callable(previous) and not isinstance(previous, signal.Handlers)):
             self.previous = previous
             signal.signal(signal.SIGTERM, self._own_handler)
+            self._c_handler = c_handler(signal.SIGTERM)
+            _installed.append(self)
+            if self._ends_process():
+                self._native = NativeTermination(self._own_handler, lambda: self._end(_STUCK_SECONDS), self._process)
+                self._native.start()
 
     def uninstall(self) -> None:
-        """Restore the handler that was there before, unless the program has installed another one since."""
-        is_main = threading.current_thread() is threading.main_thread()
-        if is_main and self.previous is not None and signal.getsignal(signal.SIGTERM) is self._own_handler:
-            signal.signal(signal.SIGTERM, self.previous)
+        """Restore the handler that was there before, unless another one was installed since, in Python or in C."""
+        if threading.current_thread() is not threading.main_thread():
+            return  # Python cannot. The handler, and what is there for a stuck main thread, go on without the run.
+        self._restore()
+        if self._native is not None:
+            self._native.stop()
+        if self in _installed:
+            _installed.remove(self)
 
     def is_watching(self) -> bool:
         """Return False once the run has ended otherwise, and in a forked child."""
         return self._is_watching()
 
+    def leave_to_child(self) -> None:
+        """In a forked child: SIGTERM ends it at once, as without us; the user's handler stays chained."""
+        if self._native is not None:
+            self._native.leave_to_child()
+        if self.previous is signal.SIG_DFL:
+            self._restore()
+
+    def _restore(self) -> None:
+        is_ours = signal.getsignal(signal.SIGTERM) is self._own_handler
+        # A C handler that was installed over ours stays: JAX would not see preemptions any more.
+        if is_ours and c_handler(signal.SIGTERM) in (self._c_handler, None):
+            signal.signal(signal.SIGTERM, self.previous)
+
+    def _ends_process(self) -> bool:
+        # The first process of a container is not ended by a signal that it has no handler for (kill(2)).
+        return self.previous is signal.SIG_DFL and os.getpid() != 1
+
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         """No lock is taken here that this very thread may hold: see `Lifecycle.end`."""
-        previous = self.previous
-        # The first process of a container is not ended by a signal that it has no handler for (kill(2)).
-        ends_us = previous is signal.SIG_DFL and os.getpid() != 1
+        ends_process = self._ends_process()
+        if ends_process:
+            signal.signal(number, self._own_handler)  # The end is not to be cut short by a second signal.
         if self._is_watching():
             try:
-                if ends_us:
-                    self._end()
+                if ends_process:
+                    self._end(None)
                 else:
                     self._report("SIGTERM")
             except Exception as error:
                 LOSSES.add(f"sigterm: {type(error).__name__}")
-        if ends_us:
+        if ends_process:
             signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)
-        elif previous is not signal.SIG_DFL:
-            previous(number, frame)
+        elif self.previous is not signal.SIG_DFL:
+            self.previous(number, frame)
 
 
 def _living(handler: Any) -> Any:
@@ -86,11 +133,23 @@ def _living(handler: Any) -> Any:
         handler = owner.previous
 
 
-def _is_caught_in_c(number: int) -> bool:
-    """Return True if the process has a handler for a signal for which Python has none.
+def _is_handled_in_c(handler: Any) -> bool:
+    """Return True if the process has a C handler of SIGTERM that Python does not know: JAX's, for preemptions.
 
-    The kernel knows (SigCgt of /proc/self/status, proc(5)); Python knows only what there was when it started, and what
-    it has set itself.
+    It would not run any more if Python installed one, and cannot be chained.
+    """
+    if handler is signal.SIG_DFL:
+        return _is_caught(signal.SIGTERM)
+    # All of Python's handlers have one C handler. That of Ctrl-C shows which, unless it is ignored.
+    if callable(handler) and callable(signal.getsignal(signal.SIGINT)):
+        return c_handler(signal.SIGTERM) not in (c_handler(signal.SIGINT), None)
+    return False
+
+
+def _is_caught(number: int) -> bool:
+    """Return True if the process has any handler for a signal: SigCgt of /proc/self/status, proc(5).
+
+    Python knows only what there was when it started, and what it has set itself.
     """
     try:
         descriptor = os.open("/proc/self/status", os.O_RDONLY | os.O_CLOEXEC)
@@ -101,3 +160,16 @@ def _is_caught_in_c(number: int) -> bool:
         return bool(digits) and bool(int(digits[0], 16) >> (number - 1) & 1)
     except (OSError, ValueError):
         return False
+
+
+def _forget_parent() -> None:
+    for termination in _installed:
+        try:
+            termination.leave_to_child()
+        except Exception as error:
+            LOSSES.add(f"sigterm: {type(error).__name__}")
+    _installed.clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget_parent)

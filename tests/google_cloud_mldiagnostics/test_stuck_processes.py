@@ -1,0 +1,264 @@
+"""SIGTERM ends a process that is stuck in native code as it would without us, and its run is FAILED by SIGTERM."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from google_cloud_mldiagnostics.cli import main
+from ml_diagnostics_testing.control_plane import ControlPlaneServer
+from ml_diagnostics_testing.faults import Hang
+
+from . import run_programs as programs
+from .ports import free_port
+from .waiting import eventually
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="elsewhere a stuck process gets a second signal")
+
+RUN = "train-w"
+LONGEST_SECONDS = 2.0
+# A mutex that is locked twice: unlike a sleep, the wait for it goes on after a signal.
+STUCK = """
+import ctypes
+time.sleep({before})
+library, mutex = {library}(None), ctypes.create_string_buffer(64)
+until = (ctypes.c_long * 2)(int(time.time() + {seconds}))
+library.pthread_mutex_lock(mutex)
+ready()
+library.pthread_mutex_timedlock(mutex, until)
+print("goes on", flush=True)
+"""
+RELEASED, HELD = "ctypes.CDLL", "ctypes.PyDLL"
+RUN_ALONE = "begin()\n"
+WITH_DIAGNOSE = """
+from cloud_tpu_diagnostics import diagnostic
+from cloud_tpu_diagnostics.configuration import debug_configuration, diagnostic_configuration, stack_trace_configuration
+stacks = stack_trace_configuration.StackTraceConfig(collect_stack_trace=True, stack_trace_to_cloud=True)
+block = diagnostic.diagnose(
+    diagnostic_configuration.DiagnosticConfig(debug_config=debug_configuration.DebugConfig(stack_trace_config=stacks))
+)
+block.__enter__()
+"""
+
+
+def stuck(program: str, library: str, seconds: float = 60, before: float = 1.0) -> subprocess.Popen[str]:
+    """Start a program that is stuck in native code when this returns."""
+    process = programs.start(program + STUCK.format(library=library, seconds=seconds, before=before))
+    programs.await_line(process, "ready")
+    time.sleep(0.2)
+    return process
+
+
+def terminated(process: subprocess.Popen[str]) -> tuple[int, float]:
+    """Send SIGTERM; return the exit code, and how long that took."""
+    started = time.monotonic()
+    process.send_signal(signal.SIGTERM)
+    code = programs.end(process).code
+    return code, time.monotonic() - started
+
+
+@pytest.fixture(autouse=True)
+def folder_of_traces(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+
+
+@pytest.mark.parametrize("library", [RELEASED, HELD])
+@pytest.mark.parametrize("program", [RUN_ALONE, WITH_DIAGNOSE, RUN_ALONE + WITH_DIAGNOSE, WITH_DIAGNOSE + RUN_ALONE])
+def test_sigterm_ends_a_process_that_is_stuck_in_native_code(program: str, library: str) -> None:
+    code, seconds = terminated(stuck(program, library))
+    assert code == -signal.SIGTERM
+    assert seconds < LONGEST_SECONDS
+    if "begin" in program:
+        eventually(lambda: programs.kept_run()["runPhase"] == "FAILED")
+        assert programs.kept_run()["errorDetails"] == "SIGTERM"
+        assert programs.kept_run()["attempts"][-1]["processes"][0]["reason"] == "SIGTERM"
+
+
+def test_the_control_plane_knows_before_a_process_that_waits_in_a_collective_is_dead(
+    cloud_of_a_run: ControlPlaneServer,
+) -> None:
+    code, _ = terminated(stuck("begin(strict=True)\n", RELEASED))
+    assert code == -signal.SIGTERM
+    assert cloud_of_a_run.run(RUN)["runPhase"] == "FAILED"
+
+
+@pytest.mark.parametrize("library", [RELEASED, HELD])
+def test_where_the_control_plane_does_not_answer_in_time_sync_completes_the_run(
+    cloud_of_a_run: ControlPlaneServer, library: str
+) -> None:
+    process = stuck("begin(strict=True)\n", library)
+    cloud_of_a_run.faults.always(Hang())
+    code, seconds = terminated(process)
+    assert code == -signal.SIGTERM
+    assert seconds < LONGEST_SECONDS
+    cloud_of_a_run.faults.clear()
+    eventually(lambda: programs.kept_run()["runPhase"] == "FAILED")
+    assert cloud_of_a_run.run(RUN)["runPhase"] == "ACTIVE"
+    assert main(["sync", RUN]) == 0
+    assert cloud_of_a_run.run(RUN)["runPhase"] == "FAILED"
+
+
+@pytest.mark.parametrize("library", [RELEASED, HELD])
+def test_a_process_whose_run_is_over_is_not_touched(library: str) -> None:
+    code, seconds = terminated(stuck("run = begin()\ntime.sleep(0.5)\nrun.finish()\n", library))
+    assert (code, seconds < LONGEST_SECONDS) == (-signal.SIGTERM, True)
+    assert programs.kept_run()["runPhase"] == "COMPLETED"
+
+
+@pytest.mark.parametrize("library", [RELEASED, HELD])
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_a_handler_of_the_users_is_left_in_charge(library: str, when: str) -> None:
+    handler = "signal.signal(signal.SIGTERM, lambda *_: print('saved', flush=True))\n"
+    program = handler + "begin()\n" if when == "before" else "begin()\n" + handler
+    process = stuck(program, library, seconds=3)
+    process.send_signal(signal.SIGTERM)
+    ended = programs.end(process)
+    assert (ended.code, ended.output.split()) == (0, ["saved", "goes", "on"])
+    assert programs.kept_run()["runPhase"] == "COMPLETED"
+
+
+@pytest.mark.parametrize("library", [RELEASED, HELD])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGUSR2])
+def test_other_signals_wait_for_python_as_ever(library: str, number: signal.Signals) -> None:
+    handlers = (
+        "for each in (signal.SIGINT, signal.SIGUSR2): signal.signal(each, lambda *_: print('came', flush=True))\n"
+    )
+    process = stuck(handlers + "begin()\n", library, seconds=3)
+    process.send_signal(number)
+    ended = programs.end(process)
+    assert (ended.code, ended.output.split()) == (0, ["came", "goes", "on"])
+
+
+def test_a_descriptor_for_wakeups_that_was_set_before_is_served_and_put_back() -> None:
+    ended = programs.run("""
+        import socket
+        reading, writing = socket.socketpair()
+        writing.setblocking(False)
+        signal.set_wakeup_fd(writing.fileno())
+        signal.signal(signal.SIGUSR2, lambda *_: None)
+        run = begin()
+        os.kill(os.getpid(), signal.SIGUSR2)
+        assert reading.recv(1) == bytes([signal.SIGUSR2])
+        run.finish()
+        assert signal.set_wakeup_fd(-1) == writing.fileno()
+    """)
+    assert ended.code == 0, ended.errors
+
+
+def test_a_signal_to_a_forked_child_is_not_its_parents() -> None:
+    ended = programs.run("""
+        import ctypes
+        begin()
+        for library in (ctypes.CDLL, ctypes.PyDLL):
+            pid = os.fork()
+            if pid == 0:
+                mutex = ctypes.create_string_buffer(64)
+                library(None).pthread_mutex_lock(mutex)
+                library(None).pthread_mutex_lock(mutex)
+            time.sleep(0.2)
+            os.kill(pid, signal.SIGTERM)
+            assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == -signal.SIGTERM
+        time.sleep(2)
+        print("alive", flush=True)
+    """)
+    assert (ended.code, ended.output) == (0, "alive\n"), ended.errors
+    assert programs.kept_run()["runPhase"] == "COMPLETED"
+
+
+def test_a_job_that_waits_for_all_of_its_children_waits_for_none_of_ours() -> None:
+    ended = programs.run("""
+        begin()
+        time.sleep(1)
+        try:
+            os.wait()
+        except ChildProcessError:
+            print("none", flush=True)
+    """)
+    assert (ended.code, ended.output) == (0, "none\n"), ended.errors
+
+
+def helpers() -> set[int]:
+    found = set()
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            environment = (process / "environ").read_bytes()
+        except OSError:
+            continue
+        if b"ML_DIAGNOSTICS_TERMINATION=" in environment and str(programs.runs_folder().parent).encode() in environment:
+            found.add(int(process.name))
+    return found
+
+
+@pytest.mark.parametrize("ending", ["run.finish()", "os._exit(0)", "sys.exit()"])
+def test_the_helper_ends_with_the_run_and_with_the_process(ending: str) -> None:
+    process = programs.start(f"run = begin()\nready()\nsys.stdin.readline()\n{ending}\nready()\nsys.stdin.readline()")
+    programs.await_line(process, "ready")
+    eventually(helpers)
+    process.stdin.write("go on\n")
+    process.stdin.flush()
+    eventually(lambda: not helpers())
+    programs.end(process)
+
+
+def test_a_job_that_closes_all_descriptors_goes_on_and_ends_as_ever() -> None:
+    ended = programs.run("""
+        run = begin()
+        time.sleep(0.5)
+        os.closerange(3, 1000)
+        files = [open(os.devnull, "rb") for _ in range(50)]
+        signal.signal(signal.SIGUSR2, lambda *_: None)
+        os.kill(os.getpid(), signal.SIGUSR2)
+        time.sleep(0.2)
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(60)
+    """)
+    assert ended.code == -signal.SIGTERM, ended.errors
+
+
+# --- JAX ----------------------------------------------------------------------------------------------
+
+PREEMPTED = """
+import jax
+{first}
+jax.distributed.initialize("127.0.0.1:{port}", num_processes=2, process_id=int(sys.argv[1]))
+{then}
+from jax.experimental import multihost_utils
+if sys.argv[1] == "0":
+    ready()
+for step in range(600):
+    if multihost_utils.reached_preemption_sync_point(step):
+        print("saved", flush=True)
+        break
+    time.sleep(0.05)
+{last}
+jax.distributed.shutdown()
+"""
+
+
+@pytest.mark.parametrize(
+    ("first", "then", "last"),
+    [("begin()", "", ""), ("", "begin()", ""), ("run = begin()", "run.finish()", ""), ("begin()", "begin('two')", "")],
+    ids=["before", "after", "finished", "another"],
+)
+def test_jax_saves_at_a_preemption_whenever_the_run_was_begun(first: str, then: str, last: str) -> None:
+    program = PREEMPTED.format(first=first, then=then, last=last, port=free_port())
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-c", programs.BEGIN + program, str(index)],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "ML_DIAGNOSTICS_RAISE": "0", "JAX_PLATFORMS": "cpu", "RUN_WORKLOAD_ID": "w"},
+        )
+        for index in range(2)
+    ]
+    programs.await_line(processes[0], "ready")
+    processes[0].send_signal(signal.SIGTERM)
+    ended = [programs.end(process, timeout_seconds=60) for process in processes]
+    assert [(each.code, each.output) for each in ended] == [(0, "saved\n")] * 2, [each.errors for each in ended]
