@@ -14,7 +14,8 @@ from google_cloud_mldiagnostics.cli.metric_output import (
     format_summaries,
     format_values,
     in_order,
-    metrics_as_dict,
+    json_lines,
+    metrics_as_dicts,
     summarise,
 )
 from google_cloud_mldiagnostics.reading.metric_series import MetricSeries, Series
@@ -36,13 +37,13 @@ def rows(by_metric: dict[str, list[Series]]) -> list[dict[str, str]]:
 def test_a_summary_is_of_all_finite_values_and_counts_the_others() -> None:
     told = [metric("loss", step, value, step=step) for step, value in enumerate([4.0, math.nan, 1.0, 1.0])]
     (loss,) = series_of(*told)["loss"]
-    summary = summarise(loss.points)
+    summary = summarise([loss])
     assert (summary.count, summary.not_finite, summary.mean, summary.minimum, summary.maximum) == (4, 1, 2.0, 1.0, 4.0)
     assert (summary.last, summary.last_step) == (1.0, 3)
 
 
 def test_a_metric_without_a_finite_value_has_no_mean() -> None:
-    summary = summarise(series_of(metric("loss", 0, math.inf))["loss"][0].points)
+    summary = summarise(series_of(metric("loss", 0, math.inf))["loss"])
     assert (summary.count, summary.not_finite, summary.mean, summary.maximum) == (1, 1, None, None)
     assert "(1 not finite)" in "\n".join(format_summaries(series_of(metric("loss", 0, math.inf))))
 
@@ -72,7 +73,7 @@ def test_csv_has_a_line_for_each_value_of_each_chip() -> None:
 def test_csv_and_json_say_what_is_not_finite_in_words_that_programs_read() -> None:
     by_metric = series_of(*(metric("loss", at, value) for at, value in enumerate([math.nan, math.inf, -math.inf])))
     assert [row["value"] for row in rows(by_metric)] == ["NaN", "Infinity", "-Infinity"]
-    encoded = json.dumps(metrics_as_dict("run-1", by_metric), allow_nan=False)
+    encoded = "".join(json_lines("run-1", by_metric))
     assert [point["value"] for point in json.loads(encoded)["metrics"][0]["points"]] == ["NaN", "Infinity", "-Infinity"]
     assert [float(row["value"]) for row in rows(by_metric)][1:] == [math.inf, -math.inf]
 
@@ -93,14 +94,16 @@ def test_csv_has_no_formula_and_numbers_stay_numbers() -> None:
 def test_labels_of_the_user_are_kept() -> None:
     told = entry("loss", 0, {"values": [1.0], "unit": "1", "split": "eval"})
     assert json.loads(rows(series_of(told))[0]["labels"]) == {"split": "eval"}
-    assert metrics_as_dict("run-1", series_of(told))["metrics"][0]["points"][0]["labels"] == {"split": "eval"}
+    assert json.loads("".join(json_lines("run-1", series_of(told))))["metrics"][0]["points"][0]["labels"] == {
+        "split": "eval"
+    }
 
 
 def test_processes_are_told_apart_and_summed_up_in_one_row() -> None:
     told = [metric("loss", 0, 1.0), entry("loss", 1, {"values": [3.0], "hostname": "host-1", "process_index": "1"})]
     by_metric = series_of(*told)
     assert format_summaries(by_metric)[1].split()[:5] == ["loss", "1", "2", "2", "2"]
-    assert [(one["host"], one["mean"]) for one in metrics_as_dict("r", by_metric)["metrics"]] == [
+    assert [(one["host"], one["mean"]) for one in metrics_as_dicts(by_metric)] == [
         ("host-0", 1),
         ("host-1", 3),
     ]

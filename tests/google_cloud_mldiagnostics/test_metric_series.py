@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 import random
+import tracemalloc
 from typing import Any
 
 import pytest
-from google_cloud_mldiagnostics.reading.metric_series import MetricSeries
+from google_cloud_mldiagnostics.cli.metric_output import json_lines
+from google_cloud_mldiagnostics.reading.metric_series import MetricSeries, Point, Series
 from ml_diagnostics_common.entry import EntryContext, LogEntry
 
 RESOURCE = {"type": "generic_node", "labels": {"namespace": "mlrun_losses", "node_id": "run"}}
@@ -112,3 +114,45 @@ def test_entries_that_are_no_metrics_are_passed_over() -> None:
         ]
     )
     assert list(series) == []
+
+
+def test_a_million_points_would_take_tens_of_bytes_each() -> None:
+    context = EntryContext("log", "", {}, {"host": "a", "process_index": "0", "attempt": "1"}, "INFO", "w")
+    entries = (
+        LogEntry(
+            step,
+            step,
+            {"values": [step / 2], "step_index": step, "unit": "1"},
+            context,
+            own_resource_labels={"namespace": "loss"},
+        )
+        for step in range(50_000)
+    )
+    series = MetricSeries()
+    tracemalloc.start()
+    try:
+        series.add(entries)
+        (loss,) = series.of("loss")
+        consumed = sum(map(len, json_lines("run-1", {"loss": [loss]})))
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert len(loss) == 50_000
+    assert consumed > 50 * len(loss)
+    assert peak < 80 * len(loss)
+
+
+def test_columns_take_what_has_more_than_64_bits_and_any_order() -> None:
+    one = Series("loss", "a", "0")
+    points = [
+        Point(3, 3, 0.3, (0.3,), "1", {}),
+        Point(10**20, 2**70, 0.4, (0.4,), "2", {"split": "test"}),
+        Point(1, None, 2.0, (1.0, 3.0), "1", {}),
+        Point(2, -5, math.inf, (math.inf,), "1", {}),
+    ]
+    for point in points:
+        one.add(point)
+    assert one.points == sorted(points, key=lambda point: point.timestamp_ns)
+    assert one.ends(1) == [points[1]]
+    assert not one.has_steps
+    assert list(one.values) == [2.0, math.inf, 0.3, 0.4]

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import csv
+import functools
 import io
 import json
 import math
+from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -19,7 +21,16 @@ from google_cloud_mldiagnostics.metric_types import METRIC_UNITS
 from google_cloud_mldiagnostics.reading.metric_series import Point, Series
 from google_cloud_mldiagnostics.reading.plot import limits_of
 
-__all__ = ["Summary", "csv_lines", "format_summaries", "format_values", "in_order", "metrics_as_dict", "summarise"]
+__all__ = [
+    "Summary",
+    "csv_lines",
+    "format_summaries",
+    "format_values",
+    "in_order",
+    "json_lines",
+    "metrics_as_dicts",
+    "summarise",
+]
 
 _CSV_COLUMNS = ("metric", "time", "step", "value", "unit", "host", "process_index", "chip", "attempt", "labels")
 _MOST_POINTS_SHOWN = 12
@@ -51,14 +62,15 @@ class Summary:
     last_step: int | None
 
 
-def summarise(points: Iterable[Point]) -> Summary:
-    """Returns what some points come to."""
-    known = list(points)
-    finite = [point.value for point in known if math.isfinite(point.value)]
-    last = max(known, key=lambda point: point.timestamp_ns, default=None)
+def summarise(series: Sequence[Series]) -> Summary:
+    """Return what the points of some series come to."""
+    finite = array("d", (value for one in series for value in one.values if math.isfinite(value)))
+    count = sum(map(len, series))
+    ends = [point for one in series for point in one.ends(1)]
+    last = max(ends, key=lambda point: point.timestamp_ns, default=None)
     return Summary(
-        count=len(known),
-        not_finite=len(known) - len(finite),
+        count=count,
+        not_finite=count - len(finite),
         mean=math.fsum(value / len(finite) for value in finite) if finite else None,
         minimum=min(finite, default=None),
         maximum=max(finite, default=None),
@@ -87,8 +99,8 @@ def format_summaries(by_metric: dict[str, list[Series]]) -> list[str]:
     cells: list[tuple[str, ...]] = [("metric", "unit", *(("processes",) if processes else ()), *heads)]
     for metric, series in by_metric.items():
         unit = series[0].unit
-        summary = summarise(point for one in series for point in one.points)
-        course = [point.value for point in max(series, key=lambda one: len(one.points)).points]
+        summary = summarise(series)
+        course: Sequence[float] = max(series, key=len).values
         limits = limits_of(course)
         if limits is not None:  # As in the picture.
             course = [min(max(value, limits.low), limits.high) for value in course]
@@ -113,10 +125,10 @@ def format_values(by_metric: dict[str, list[Series]]) -> list[str]:
         for one in series[:_MOST_SERIES_SHOWN]:
             who = f", {one.host} (process {one.process_index})" if len(series) > 1 else ""
             cells = [("step", "time", "value")]
-            shown = one.points[-_MOST_POINTS_SHOWN:]
+            shown = one.ends(_MOST_POINTS_SHOWN)
             for point in shown:
                 cells.append((format_number(point.step), _shown_time(point), _shown(point, one.unit)))
-            more = len(one.points) - len(shown)
+            more = len(one) - len(shown)
             gap = [f"  ... {more:,} before them; --format csv or json has all"] if more else []
             title = f"{one_line(metric, 50)} ({one_line(one.unit, 12)}){one_line(who, 80)}"
             lines += ["", title, "", *gap, *columns(cells, "><>")]
@@ -125,23 +137,24 @@ def format_values(by_metric: dict[str, list[Series]]) -> list[str]:
     return lines
 
 
-def metrics_as_dict(run_id: str, by_metric: dict[str, list[Series]], *, with_points: bool = True) -> dict[str, Any]:
-    """Returns series in the types of JSON; what is not finite is the text NaN, Infinity or -Infinity."""
-    return {
-        "run": run_id,
-        "metrics": [
-            {
-                "metric": one.metric,
-                "unit": one.unit,
-                "host": one.host,
-                "process_index": one.process_index,
-                **_summary_as_dict(summarise(one.points)),
-                **({"points": [_point_as_dict(point) for point in one.points]} if with_points else {}),
-            }
-            for series in by_metric.values()
-            for one in series
-        ],
-    }
+def metrics_as_dicts(by_metric: dict[str, list[Series]]) -> list[dict[str, Any]]:
+    """Return what each series is and comes to, in the types of JSON."""
+    return [_series_as_dict(one) for series in by_metric.values() for one in series]
+
+
+def json_lines(run_id: str, by_metric: dict[str, list[Series]]) -> Iterator[str]:
+    """Yield the lines of a JSON object with all points; what is not finite is the text NaN, Infinity or -Infinity."""
+    yield f'{{"run": {json.dumps(run_id)}, "metrics": ['
+    separator = ""
+    for one in (one for series in by_metric.values() for one in series):
+        yield f'{separator}\n{json.dumps(_series_as_dict(one))[:-1]}, "points": ['
+        separator = ""
+        for point in one:
+            yield f"{separator}\n{_point_as_json(point)}"
+            separator = ","
+        yield "]}"
+        separator = ","
+    yield "]}\n"
 
 
 def csv_lines(by_metric: dict[str, list[Series]]) -> Iterator[str]:
@@ -149,7 +162,7 @@ def csv_lines(by_metric: dict[str, list[Series]]) -> Iterator[str]:
     yield _csv_line(_CSV_COLUMNS)
     for series in by_metric.values():
         for one in series:
-            for point in one.points:
+            for point in one:
                 labels = json.dumps(_plain(point.labels), ensure_ascii=False, sort_keys=True) if point.labels else ""
                 step = "" if point.step is None else point.step
                 for index, value in enumerate(point.values):
@@ -186,8 +199,13 @@ def _chip(series: Series, index: int) -> str:
     return series.chips[index] if index < len(series.chips) else str(index)
 
 
-def _summary_as_dict(summary: Summary) -> dict[str, Any]:
+def _series_as_dict(series: Series) -> dict[str, Any]:
+    summary = summarise([series])
     return {
+        "metric": series.metric,
+        "unit": series.unit,
+        "host": series.host,
+        "process_index": series.process_index,
         "count": summary.count,
         "not_finite": summary.not_finite,
         "mean": summary.mean,
@@ -198,15 +216,17 @@ def _summary_as_dict(summary: Summary) -> dict[str, Any]:
     }
 
 
-def _point_as_dict(point: Point) -> dict[str, Any]:
-    told: dict[str, Any] = {"time": _time(point), "step": point.step, "value": _json_number(point.value)}
+def _point_as_json(point: Point) -> str:
+    step = "null" if point.step is None else point.step
+    value = repr(point.value) if math.isfinite(point.value) else f'"{not_finite_text(point.value)}"'
+    told = f'{{"time": "{_time(point)}", "step": {step}, "value": {value}'
     if len(point.values) > 1:
-        told["values"] = [_json_number(value) for value in point.values]
+        told += f', "values": {json.dumps([_json_number(value) for value in point.values])}'
     if point.attempt:
-        told["attempt"] = point.attempt
+        told += f', "attempt": {_quoted(point.attempt)}'
     if point.labels:
-        told["labels"] = _plain(point.labels)
-    return told
+        told += f', "labels": {json.dumps(_plain(point.labels))}'
+    return told + "}"
 
 
 def _json_number(value: float) -> float | int | str:
@@ -236,7 +256,19 @@ def _not_finite(summary: Summary) -> str:
 
 
 def _time(point: Point) -> str:
-    return format_timestamp(point.timestamp_ns)
+    seconds, fraction = divmod(point.timestamp_ns, 1_000_000_000)
+    return f"{_second(seconds)}.{fraction:09d}Z"
+
+
+@functools.lru_cache(maxsize=16)
+def _quoted(text: str) -> str:
+    return json.dumps(text)
+
+
+@functools.lru_cache(maxsize=16)
+def _second(seconds: int) -> str:
+    """RFC 3339 without the fraction; many points are of one second."""
+    return format_timestamp(seconds * 1_000_000_000)[:19]
 
 
 def _shown_time(point: Point) -> str:

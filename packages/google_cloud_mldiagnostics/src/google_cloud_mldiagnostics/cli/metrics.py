@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-import json
+from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
 from typing import Final
@@ -40,12 +40,16 @@ class MetricsCommand:
             format_summaries,
             format_values,
             in_order,
-            metrics_as_dict,
+            json_lines,
         )
         from google_cloud_mldiagnostics.cli.places import source_of
         from google_cloud_mldiagnostics.cli.text import note, one_line, print_data
         from google_cloud_mldiagnostics.reading.metric_series import MetricSeries
         from google_cloud_mldiagnostics.reading.run_entries import run_id_of
+
+        def print_lines(lines: Iterator[str]) -> None:
+            while some := "".join(islice(lines, _LINES_AT_ONCE)):
+                print_data(some)
 
         source = source_of(options)
         run = source.find(options.run)
@@ -61,11 +65,9 @@ class MetricsCommand:
             return NOT_DONE
         by_metric = in_order(one for one in series if not options.names or one.metric in options.names)
         if options.format == "csv":
-            lines = csv_lines(by_metric)
-            while some := "".join(islice(lines, _LINES_AT_ONCE)):
-                print_data(some)
+            print_lines(csv_lines(by_metric))
         elif options.format == "json":
-            print_data(json.dumps(metrics_as_dict(run_id, by_metric), indent=1) + "\n")
+            print_lines(json_lines(run_id, by_metric))
         else:
             table = format_summaries(by_metric) + (format_values(by_metric) if options.names else [])
             print_data("\n".join(table) + "\n")

@@ -26,7 +26,7 @@ class ShowCommand:
         """Prints a page, or an object."""
         import time
 
-        from google_cloud_mldiagnostics.cli.metric_output import format_summaries, in_order, metrics_as_dict
+        from google_cloud_mldiagnostics.cli.metric_output import format_summaries, in_order, metrics_as_dicts
         from google_cloud_mldiagnostics.cli.places import source_of
         from google_cloud_mldiagnostics.cli.run_output import format_run, run_as_dict
         from google_cloud_mldiagnostics.cli.text import print_data
@@ -45,8 +45,8 @@ class ShowCommand:
         link = source.control_plane.link(run_id)
         where = [("link" if "://" in link else "folder", link)]
         if options.format == "json":
-            metrics = metrics_as_dict(run_id, by_metric, with_points=False)["metrics"]
-            print_data(json.dumps({**run_as_dict(view), **dict(where), "metrics": metrics}, indent=2) + "\n")
+            shown = {**run_as_dict(view), **dict(where), "metrics": metrics_as_dicts(by_metric)}
+            print_data(json.dumps(shown, indent=2) + "\n")
         else:
             lines = format_summaries(by_metric) if by_metric else []
             print_data(format_run(view, lines, where, time.time_ns()))

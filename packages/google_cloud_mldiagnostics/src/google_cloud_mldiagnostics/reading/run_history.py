@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import Any, Final, NamedTuple
 
-from ml_diagnostics_common.entry import LogEntry, parse_timestamp
+from ml_diagnostics_common.entry import EntryContext, LogEntry, parse_timestamp
 
 from google_cloud_mldiagnostics.entries import PROCESS, SESSION
 
@@ -99,24 +99,32 @@ class RunHistory:
     def add(self, entries: Iterable[LogEntry]) -> None:
         """Takes note of entries of the run, and of the companions of its processes."""
         signs_ns = self._signs_ns
+        context: EntryContext | None = None
+        who = "", 0
         for entry in entries:
-            labels = entry.context.labels
-            who = (labels.get("host", ""), natural_number(labels.get("pid")) or 0)
-            if entry.context.log_id == COMPANION_LOG_ID:
+            if entry.context is not context:  # Few writers wrote many entries.
+                context = entry.context
+                who = (context.labels.get("host", ""), natural_number(context.labels.get("pid")) or 0)
+            if context.log_id == COMPANION_LOG_ID:
                 if entry.payload.get("kind") == "job_ended" and not entry.payload.get("goes_on"):
                     self._endings.setdefault(who, []).append(entry)
                 continue
             if signs_ns.get(who, 0) < entry.timestamp_ns:
                 signs_ns[who] = entry.timestamp_ns
-            namespace = entry.resource_label("namespace")
+            own = entry.own_resource_labels
+            namespace = own["namespace"] if own and "namespace" in own else entry.resource_label("namespace")
             if namespace == PROCESS:
                 self._add_process(entry)
             elif namespace == SESSION:
                 session_id = str(entry.payload.get("session_id", ""))
                 self.sessions.setdefault(session_id, SessionRecord(entry.timestamp_ns)).add(entry)
             elif "step_index" in entry.payload:
-                step = natural_number(entry.payload["step_index"])
-                if step is not None and self._steps.get(who, (0, 0))[0] <= entry.timestamp_ns:
+                step = entry.payload["step_index"]
+                if self._steps.get(who, (0, 0))[0] > entry.timestamp_ns:
+                    continue
+                if type(step) is not int or not 0 <= step < 2**62:
+                    step = natural_number(step)
+                if step is not None:
                     self._steps[who] = entry.timestamp_ns, step
 
     def last_step(self, key: ProcessKey) -> int | None:
