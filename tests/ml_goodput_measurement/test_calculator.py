@@ -391,7 +391,7 @@ def test_a_calculator_goes_on_after_an_error() -> None:
     log = MemoryLog()
     subject = calculator_of(log)
     for _ in range(2):
-        with pytest.raises(goodput.NoGoodputError, match="looking in the cloud_logger that was given, a MemoryLog"):
+        with pytest.raises(goodput.NoGoodputError, match="Searched: the cloud_logger that was given, a MemoryLog"):
             subject.get_job_goodput()
     log.payloads += LIFE.payloads
     assert subject.get_job_goodput().last_step == 20

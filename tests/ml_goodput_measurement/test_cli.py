@@ -155,7 +155,7 @@ def test_a_long_list_of_jobs_is_cut(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_an_empty_journal_is_told(capsys: pytest.CaptureFixture[str], journal: Path) -> None:
     assert cli.main(["report", "job"]) == 1
-    assert f"The journal {journal} is empty." in capsys.readouterr().err
+    assert f"The journal {journal} is empty: no job was recorded on this machine" in capsys.readouterr().err
 
 
 def test_a_job_is_found_in_the_only_log_that_has_it(capsys: pytest.CaptureFixture[str]) -> None:
@@ -283,7 +283,7 @@ assert not heavy & {name.partition(".")[0] for name in set(sys.modules) - before
 
 def test_last_is_the_job_that_started_last(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["report", "last"]) == 1
-    assert "Nothing was recorded for job 'last'" in capsys.readouterr().err
+    assert "there is no last job. The journal " in capsys.readouterr().err
     for job in ("first", "second"):
         record(job, "training log")
     assert cli.main(["report", "last"]) == 0
@@ -292,3 +292,26 @@ def test_last_is_the_job_that_started_last(capsys: pytest.CaptureFixture[str]) -
     record("third")
     assert cli.main(["report", "last"]) == 0
     assert capsys.readouterr().out.startswith("last: "), "a job of that name wins"
+
+
+def test_an_unknown_job_comes_with_hints(capsys: pytest.CaptureFixture[str]) -> None:
+    for job in ("vision-1", "vision-2", "text-1"):
+        record(job, "training")
+    assert cli.main(["report", "Vison-1"]) == 1
+    first, *hints = capsys.readouterr().err.splitlines()
+    assert first.startswith("goodput: Nothing was recorded for job 'Vison-1' in log 'goodput_Vison-1'. Was its ")
+    assert hints[0] == "  Did you mean vision-1, vision-2?"
+    assert hints[1].endswith("has these jobs: text-1, vision-1, vision-2.")
+    assert cli.main(["report", "text-1", "--logger", "elsewhere"]) == 1
+    assert (
+        "\n  The journal has this job in other logs: training. Give one of these as --logger.\n"
+        in capsys.readouterr().err
+    )
+
+
+def test_where_nothing_was_searched_says_why(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ML_DIAGNOSTICS_BACKEND", "local")
+    assert cli.main(["report", "job"]) == 1
+    assert "not Cloud Logging, because ML_DIAGNOSTICS_BACKEND is local." in capsys.readouterr().err

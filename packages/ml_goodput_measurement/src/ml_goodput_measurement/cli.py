@@ -79,7 +79,7 @@ def _parser() -> argparse.ArgumentParser:
 def _picture(name: str) -> Path:
     path = Path(name)
     if path.suffix.lower() not in _PICTURES:
-        raise argparse.ArgumentTypeError(f"{name!r} is no picture that can be drawn; end it in {', '.join(_PICTURES)}")
+        raise argparse.ArgumentTypeError(f"expected a file name that ends in {', '.join(_PICTURES)}, got {name!r}")
     return path
 
 
@@ -97,15 +97,15 @@ def _report(job: str, logger: str | None, form: str, picture: Path | None, exclu
     logs = {log: jobs for log, jobs in jobs_by_log(diagnostics_directory()).items() if log not in _LOGS_OF_OTHERS}
     if job == _LAST and not any(job in jobs for jobs in logs.values()):
         newest = newest_job(diagnostics_directory(), except_logs=_LOGS_OF_OTHERS)
-        if newest is not None:
-            logger, job = logger or newest[0], newest[1]
+        if newest is None:
+            raise NoGoodputError(f"there is no last job. {_empty_journal()}")
+        logger, job = logger or newest[0], newest[1]
+    log = logger or _log_of(job, logs)
     try:
-        calculator = GoodputCalculator(job, logger or _log_of(job, logs))
+        calculator = GoodputCalculator(job, log)
         report = calculator.report(include_timeline=picture is not None, exclusions=exclusions)
     except NoGoodputError as error:
-        raise NoGoodputError(f"{error} {_known_jobs(logs)}") from None
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="backslashreplace")  # a name may have letters that the terminal has not
+        raise NoGoodputError("\n  ".join([str(error), *_hints(job, log, logs)])) from None
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # A name may have letters that the terminal has not.
     print(format_json(report) if form == "json" else format_text(report), end="", flush=True)
@@ -131,10 +131,31 @@ def _log_of(job: str, logs: Mapping[str, set[str]]) -> str:
     return found[0]
 
 
-def _known_jobs(logs: Mapping[str, set[str]]) -> str:
-    jobs = set().union(*logs.values())
-    journal = diagnostics_directory() / "journal"
-    return f"The journal {journal} has these jobs: {_listed(jobs)}." if jobs else f"The journal {journal} is empty."
+def _hints(job: str, log: str, logs: Mapping[str, set[str]]) -> list[str]:
+    """Return what the journal says to a user who asked for a job of which nothing is known."""
+    if job in logs.get(log, ()):
+        return []  # It is there: the error says what is missing.
+    other_logs = sorted(other for other, jobs in logs.items() if job in jobs)
+    if other_logs:
+        return [f"The journal has this job in other logs: {_listed(other_logs)}. Give one of these as --logger."]
+    names = sorted(set().union(*logs.values()))
+    if not names:
+        return [_empty_journal()]
+    from difflib import get_close_matches  # Only here: most users spell the name right.
+
+    lower = {name.lower(): name for name in names}
+    similar = [lower[name] for name in get_close_matches(job.lower(), lower, n=3)]
+    return [
+        *([f"Did you mean {_listed(similar)}?"] if similar else []),
+        f"The journal {diagnostics_directory() / 'journal'} has these jobs: {_listed(names)}.",
+    ]
+
+
+def _empty_journal() -> str:
+    return (
+        f"The journal {diagnostics_directory() / 'journal'} is empty: no job was recorded on this machine with this "
+        "ML_DIAGNOSTICS_DIR."
+    )
 
 
 def _listed(names: Iterable[str]) -> str:

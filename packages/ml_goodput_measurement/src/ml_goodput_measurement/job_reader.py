@@ -166,9 +166,9 @@ class JobReader:
     def nothing_recorded(self) -> NoGoodputError:
         """Returns the error for a job of which nothing is known."""
         return NoGoodputError(
-            f"Nothing was recorded for job {self.job_name[:200]!r} in log {self.logger_name[:200]!r}, looking in "
-            f"{self._source.searched()}{''.join('; ' + note for note in self._source.notes())}. Was its "
-            "GoodputRecorder given the same two names and logging_enabled=True?"
+            f"Nothing was recorded for job {self.job_name[:200]!r} in log {self.logger_name[:200]!r}. Was its "
+            "GoodputRecorder given the same two names and logging_enabled=True? Searched: "
+            f"{self._source.searched()}{''.join('; ' + note for note in self._source.notes())}."
         )
 
     def _resume(self, *, local_only: bool) -> None:

@@ -192,8 +192,10 @@ class LogSource:
         """See `PayloadSource`."""
         journal = f"the journal in {self._root}"
         if self._cloud is None:
-            return f"{journal} alone, as ML_DIAGNOSTICS_BACKEND says"
-        return f"{journal} alone: {self._cloud.absence}" if self._cloud.absence else f"{journal} and Cloud Logging"
+            return f"{journal}; not Cloud Logging, because ML_DIAGNOSTICS_BACKEND is local"
+        if self._cloud.absence:
+            return f"{journal}; not Cloud Logging, because {self._cloud.absence}"
+        return f"{journal}, and Cloud Logging"
 
 
 class _Cloud:
