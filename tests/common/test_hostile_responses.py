@@ -14,8 +14,9 @@ from typing import Any
 import pytest
 from google.auth.credentials import AnonymousCredentials, Credentials
 from ml_diagnostics_common.authorized_requests import NoAnswerError, Why, exchange, open_session
-from ml_diagnostics_common.cloud_logging import LoggingTransport, TransportError, connect
+from ml_diagnostics_common.cloud_logging import LoggingTransport, Page, TransportError, connect, pages
 from ml_diagnostics_common.credentials.instance_metadata import metadata_value
+from ml_diagnostics_common.entry import LogEntry
 from ml_diagnostics_common.paging import EndlessListError, PageTokens
 from ml_diagnostics_testing.cloud_logging import CloudLoggingServer
 from ml_diagnostics_testing.faults import Drip, Fault, Oversize
@@ -130,7 +131,7 @@ def test_a_server_that_drips_is_given_up_at_the_deadline(
     with pytest.raises(TransportError) as caught:
         transport.write([], timeout_seconds=0.5)
     assert caught.value.code == "DEADLINE_EXCEEDED"
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 25
     transport.write([], timeout_seconds=20)
 
 
@@ -186,11 +187,11 @@ def test_the_response_of_a_token_service_is_bounded(server: Server, fault: Fault
 @pytest.mark.parametrize("own_timeout", [None, 0.5])
 def test_a_token_service_that_drips_is_given_up(server: Server, own_timeout: float | None) -> None:
     with Server() as tokens:
-        tokens.faults.always(Drip(0.1))
+        tokens.faults.always(Drip(0.5))
         began = time.monotonic()
         with pytest.raises(NoAnswerError, match="no access token: "):
             ask(server, TokenOf(tokens.url, own_timeout), timeout_seconds=0.5 if own_timeout is None else 60)
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 25
 
 
 def test_a_401_is_bounded_and_its_connection_serves_the_second_try(server: Server) -> None:
@@ -245,10 +246,10 @@ def test_a_metadata_server_that_drips_or_floods_is_given_up(server: Server) -> N
 
     assert value() == (200, "value")
     began = time.monotonic()
-    server.faults.script([Drip(0.1), Oversize(3_000_000_000)])
+    server.faults.script([Drip(0.5), Oversize(3_000_000_000)])
     assert value(0.5) == (0, "")
     assert value()[0] == 0
-    assert time.monotonic() - began < 10
+    assert time.monotonic() - began < 25
 
 
 def test_a_list_that_repeats_its_token_ends() -> None:
@@ -270,3 +271,23 @@ def test_a_list_without_news_ends_after_a_hundred_pages(last: str) -> None:
             tokens.next(last, has_news=False)
     else:
         assert tokens.next(last, has_news=False) == ""
+
+
+@pytest.mark.parametrize("step_ns", [1, -1])
+def test_pages_in_either_order_of_time_are_followed_to_their_end(step_ns: int) -> None:
+    def page(token: str) -> Page:
+        number = int(token or 0)
+        entry = LogEntry(1_000_000 + number * step_ns, 0, {})
+        return Page([entry], str(number + 1) if number < 300 else "", lambda index: 0)
+
+    assert len(list(pages(page))) == 301
+
+
+def test_pages_that_only_bring_again_what_was_read_end_as_unavailable() -> None:
+    def page(token: str) -> Page:
+        number = int(token or 0)
+        return Page([LogEntry(1_000_000 + number % 7, 0, {})], str(number + 1), lambda index: 0)
+
+    with pytest.raises(TransportError, match="100 pages in a row") as caught:
+        list(pages(page))
+    assert caught.value.code == "UNAVAILABLE"

@@ -285,7 +285,7 @@ def test_a_log_that_hundreds_of_processes_wrote_takes_little_memory(tmp_path: Pa
     assert all(stream.chunk_bytes <= 2**16 for stream in reader._writers.values())
 
 
-@settings(max_examples=50, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.binary(max_size=200))
 def test_whatever_is_in_a_segment_reading_ends_and_the_rest_is_read(tmp_path: Path, junk: bytes) -> None:
     path = write_segment(tmp_path, "w", line(1, 1, 0))

@@ -18,6 +18,7 @@ _CLIENTS = (
     "google.auth.transport.requests",
     "google.oauth2.credentials",
     "google.oauth2.service_account",
+    "ml_diagnostics_common.bounded_adapter",
 )
 _FORK_WAITS_SECONDS = 10.0
 

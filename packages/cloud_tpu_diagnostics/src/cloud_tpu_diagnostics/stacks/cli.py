@@ -13,8 +13,6 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from ml_diagnostics_common.payload import printable
-
 from cloud_tpu_diagnostics._version import __version__
 
 if TYPE_CHECKING:
@@ -79,7 +77,7 @@ def _parser() -> argparse.ArgumentParser:
     show = commands.add_parser("show", parents=[shown], help="show what processes have written", epilog=_EPILOG)
     source = show.add_mutually_exclusive_group(required=True)
     source.add_argument("path", metavar="PATH", nargs="?", help="a trace file, a folder of them, or gs://bucket/prefix")
-    source.add_argument("--job", type=printable, help="a job in the journal and in Cloud Logging")
+    source.add_argument("--job", type=_job_name, help="a job in the journal and in Cloud Logging")
     show.add_argument(
         "--since", metavar="TIME", type=_seconds, default=3600.0, help="30m, 2h, 7d: nothing older (default: 1h)"
     )
@@ -88,6 +86,12 @@ def _parser() -> argparse.ArgumentParser:
         "intervals of the process)"
     )  # fmt: skip
     return parser
+
+
+def _job_name(text: str) -> str:
+    from ml_diagnostics_common.payload import printable  # Only here: --help loads nothing that is slow.
+
+    return printable(text)
 
 
 def _pid(text: str) -> int:

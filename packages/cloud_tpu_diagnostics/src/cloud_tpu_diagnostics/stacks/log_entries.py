@@ -130,7 +130,7 @@ def _journal_entries() -> Iterator[LogEntry]:
 
 def _cloud_entries(job: str, since_seconds: float) -> Iterator[LogEntry]:
     """One query of the moment: no position to keep, any severity, and only this job's entries."""
-    from ml_diagnostics_common.cloud_logging import full_log_name, make_transport
+    from ml_diagnostics_common.cloud_logging import full_log_name, make_transport, pages
     from ml_diagnostics_common.cloud_logging.filters import ORDER, quoted
     from ml_diagnostics_common.credentials import find_cloud
 
@@ -141,13 +141,8 @@ def _cloud_entries(job: str, since_seconds: float) -> Iterator[LogEntry]:
         f' AND (labels.job={quoted(job)} OR labels.run={quoted(job)}) AND timestamp>"{after}"'
     )
     transport = make_transport(cloud)
-    token = ""
-    while True:
-        page = _request(transport, filter_, ORDER, token)
+    for page in pages(lambda token: _request(transport, filter_, ORDER, token)):
         yield from page.entries
-        token = page.next_page_token
-        if not token:
-            return
 
 
 def _request(transport: LoggingTransport, filter_: str, order: str, token: str) -> Any:

@@ -6,6 +6,7 @@ client libraries are imported when a transport is made, not before.
 
 from ml_diagnostics_common.cloud_logging.connecting import connect, make_transport
 from ml_diagnostics_common.cloud_logging.filters import full_log_name
+from ml_diagnostics_common.cloud_logging.pages import pages
 from ml_diagnostics_common.cloud_logging.reader import CloudLoggingReader
 from ml_diagnostics_common.cloud_logging.transport import (
     EntryError,
@@ -23,4 +24,5 @@ __all__ = [
     "connect",
     "full_log_name",
     "make_transport",
+    "pages",
 ]

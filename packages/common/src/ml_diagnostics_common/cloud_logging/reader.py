@@ -30,10 +30,10 @@ from ml_diagnostics_common.cloud_logging.filters import (
     log_filter,
 )
 from ml_diagnostics_common.cloud_logging.gaps import GapSchedule
+from ml_diagnostics_common.cloud_logging.pages import pages
 from ml_diagnostics_common.cloud_logging.transport import PAGE_SIZE, LoggingTransport, Page, TransportError
 from ml_diagnostics_common.entry import LogEntry, SeenSequences, make_insert_id
 from ml_diagnostics_common.guard import Counters
-from ml_diagnostics_common.paging import EndlessListError, PageTokens
 
 __all__ = ["CloudLoggingReader"]
 
@@ -264,19 +264,7 @@ class CloudLoggingReader:
     # --- Requests -------------------------------------------------------------------------------------
 
     def _pages(self, filter_: str, *, wide: bool = False) -> Iterator[Page]:
-        token, tokens, newest_ns = "", PageTokens(), -1
-        while True:
-            page = self._request(filter_, token, wide)
-            yield page
-            # Pages come in the order of time; one whose entries were all read before is as good as empty.
-            page_ns = max((entry.timestamp_ns for entry in page.entries[-1:]), default=-1)
-            try:
-                token = tokens.next(page.next_page_token, has_news=page_ns > newest_ns)
-            except EndlessListError as error:
-                raise TransportError("UNAVAILABLE", str(error)) from error
-            if not token:
-                return
-            newest_ns = max(newest_ns, page_ns)
+        yield from pages(lambda token: self._request(filter_, token, wide))
 
     def _request(self, filter_: str, token: str, wide: bool) -> Page:
         """One page, asked for until it comes, the query proves too wide, or patience ends."""

@@ -176,30 +176,27 @@ class CloudEntries:
 
     def _read(self, filter_: str, order_by: str) -> Batches:
         from ml_diagnostics_common.backoff import Backoff
-        from ml_diagnostics_common.cloud_logging import TransportError
+        from ml_diagnostics_common.cloud_logging import Page, TransportError, pages
 
-        token, backoff, deadline = "", Backoff(longest_seconds=16.0), time.monotonic() + _PATIENCE_SECONDS
-        while True:
-            try:
-                page = self._transport.list_page(
-                    filter_,
-                    order_by=order_by,
-                    page_size=_PAGE_SIZE,
-                    page_token=token,
-                    timeout_seconds=_REQUEST_SECONDS,
-                )
-            except TransportError as error:
-                wait_seconds = backoff.failed(error.retry_after_seconds)
-                if not error.retryable or time.monotonic() + wait_seconds > deadline:
-                    raise
-                time.sleep(wait_seconds)
-                continue
-            backoff.succeeded()
-            deadline = time.monotonic() + _PATIENCE_SECONDS
+        def request(token: str) -> Page:
+            backoff, deadline = Backoff(longest_seconds=16.0), time.monotonic() + _PATIENCE_SECONDS
+            while True:
+                try:
+                    return self._transport.list_page(
+                        filter_,
+                        order_by=order_by,
+                        page_size=_PAGE_SIZE,
+                        page_token=token,
+                        timeout_seconds=_REQUEST_SECONDS,
+                    )
+                except TransportError as error:
+                    wait_seconds = backoff.failed(error.retry_after_seconds)
+                    if not error.retryable or time.monotonic() + wait_seconds > deadline:
+                        raise
+                    time.sleep(wait_seconds)
+
+        for page in pages(request):
             yield page.entries
-            token = page.next_page_token
-            if not token:
-                return
 
     def _noted(self, batches: Batches) -> Batches:
         """The batches, until Cloud Logging fails: then what is known counts. Says how far it is, if it takes long."""
