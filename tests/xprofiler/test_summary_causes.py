@@ -8,13 +8,15 @@ import os
 import re
 import subprocess
 import sys
+import tempfile
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
-from xprofiler.summary.cause import slow_host_of
-from xprofiler.summary.host_time import Label, host_time
+from xprofiler.summary.cause import cause_of, slow_host_of
+from xprofiler.summary.host_time import HostStep, HostTime, Label, host_time
 from xprofiler.summary.spans import joined, overlaid
 from xprofiler.summary.summary import ActivityKind, Host
 from xprofiler.summary.xspace import Plane, read_planes
@@ -232,12 +234,53 @@ def test_the_slow_host_of_four_is_named_in_the_first_line(tmp_path: Path, capsys
 
 
 def test_hosts_that_differ_a_little_are_not_called_slow() -> None:
-    assert slow_host_of([Host("a", 1, step_us=100.0), Host("b", 1, step_us=120.0)]) is None
-    assert slow_host_of([Host("a", 1, step_us=100.0)]) is None
-    assert slow_host_of([Host("a", 1, step_us=100.0), Host("b", 1, step_us=None)]) is None
-    slow = slow_host_of([Host("a", 1, step_us=100.0), Host("b", 1, step_us=280.0), Host("c", 1, step_us=90.0)])
+    assert slow_host_of([Host("a", 1, step_us=100.0), Host("b", 1, step_us=120.0)], {}) is None
+    assert slow_host_of([Host("a", 1, step_us=100.0)], {}) is None
+    assert slow_host_of([Host("a", 1, step_us=100.0), Host("b", 1, step_us=None)], {}) is None
+    slow = slow_host_of([Host("a", 1, step_us=100.0), Host("b", 1, step_us=280.0), Host("c", 1, step_us=90.0)], {})
     assert slow is not None
     assert (slow.host, slow.ratio) == ("b", pytest.approx(280 / 95))
+
+
+def test_where_hosts_wait_for_each_other_the_one_that_computes_less_is_the_slow_one() -> None:
+    def time_of(load_ns: int) -> HostTime:
+        spent = {Label(ActivityKind.COMPUTATION): 100 - load_ns, Label(ActivityKind.ANNOTATION, "load_batch"): load_ns}
+        return HostTime([HostStep(0, 0, 100)], 100, spent)
+
+    hosts = [Host(name, 1, step_us=100.0) for name in "abcd"]
+    times = {"a": time_of(10), "b": time_of(12), "c": time_of(60), "d": time_of(8)}
+    slow = slow_host_of(hosts, times)
+    assert slow is not None
+    assert (slow.host, slow.ratio, slow.held_up_percent) == ("c", 1.0, 50.0)
+    cause = cause_of(times, {}, slow, 0)
+    assert cause is not None
+    assert cause.text == (
+        "the other hosts wait for host c for up to 50.0 % of the step; there, load_batch takes 60.0 % of the step"
+    )
+    assert slow_host_of(hosts, {**times, "c": time_of(25)}) is None
+    every = cause_of({**times, "c": time_of(25)}, {}, None, 0)
+    assert every is not None
+    assert every.text == "compute-bound: XLA operations ran for 86.2 % of the step"
+
+
+def test_the_time_to_read_events_grows_with_their_number_alone() -> None:
+    def seconds(steps: int) -> float:
+        planes = _planes_of(tpu_host(devices=1, steps=steps, first_step=0))
+        began = time.process_time()
+        found = host_time(planes)
+        assert found is not None
+        assert len(found.steps) == steps
+        return time.process_time() - began
+
+    seconds(100)
+    assert seconds(8_000) < 16 * seconds(1_000)  # Quadratic: 64 times.
+
+
+def _planes_of(data: bytes) -> list[Plane]:
+    with tempfile.NamedTemporaryFile() as file:
+        file.write(data)
+        file.flush()
+        return read_planes(Path(file.name))
 
 
 def test_a_device_profile_names_the_part_of_its_steps(tmp_path: Path) -> None:
@@ -286,10 +329,10 @@ def test_segments_are_overlaid_and_joined() -> None:
 
 def test_every_moment_of_a_step_is_counted_once(jobs: Path) -> None:
     for file in jobs.rglob("*.xplane.pb"):
-        time = host_time(read_planes(file))
-        assert time is not None
-        assert sum(time.spent_ns.values()) == time.whole_ns, file
-        for step in time.steps:
+        found = host_time(read_planes(file))
+        assert found is not None
+        assert sum(found.spent_ns.values()) == found.whole_ns, file
+        for step in found.steps:
             assert sum(step.spent_ns.values()) == step.end_ns - step.begin_ns, file
 
 
@@ -324,7 +367,7 @@ def test_nested_regions_count_for_the_innermost() -> None:
         ]
         return Plane(message)
 
-    time = host_time(
+    found = host_time(
         [
             plane(
                 ("train", 0, 100),
@@ -339,8 +382,8 @@ def test_nested_regions_count_for_the_innermost() -> None:
             )
         ]
     )
-    assert time is not None
-    spent = {label: spent for label, spent in time.spent_ns.items() if spent}
+    assert found is not None
+    spent = {label: spent for label, spent in found.spent_ns.items() if spent}
     assert spent == {
         Label(ActivityKind.ANNOTATION, "data"): 20,
         Label(ActivityKind.ANNOTATION, "decode"): 60,
@@ -351,6 +394,6 @@ def test_nested_regions_count_for_the_innermost() -> None:
         Label(ActivityKind.PYTHON, "time.sleep"): 3,
         Label(ActivityKind.NONE): 1,
     }
-    assert time.calls[Label(ActivityKind.ANNOTATION, "data")] == (1, 80)
-    assert [step.number for step in time.steps] == [7]
-    assert time.compilations == 1
+    assert found.calls[Label(ActivityKind.ANNOTATION, "data")] == (1, 80)
+    assert [step.number for step in found.steps] == [7]
+    assert found.compilations == 1

@@ -23,7 +23,17 @@ from xprofiler.serve.page import empty_page, failure_page, summary_page
 from xprofiler.serve.tools import tool_link
 from xprofiler.summary.colours import PART_COLOURS
 from xprofiler.summary.profiles import Profile
-from xprofiler.summary.summary import Host, InputPipeline, Operation, Step, Summary
+from xprofiler.summary.summary import (
+    Activity,
+    ActivityKind,
+    Cause,
+    Compilations,
+    Host,
+    InputPipeline,
+    Operation,
+    Step,
+    Summary,
+)
 
 from .made_profiles import SESSION, tpu_session
 
@@ -75,6 +85,10 @@ def _summary(word: str = "fusion.1") -> Summary:
         input=InputPipeline(word, 6.6, {word: 5.0}),
         notes=[word],
         tools=["trace_viewer@", "overview_page", "op_profile", word],
+        cause=Cause("annotation", 97.1, f"{word} takes 97.1 % of the step"),
+        time_percent={"annotation": 97.1},
+        activities=[Activity(ActivityKind.ANNOTATION, word, 1_234, 5_000.0, 97.1)],
+        compilations=Compilations(7, 0.25, 1.5),
     )
 
 
@@ -95,6 +109,9 @@ def test_the_page_shows_what_the_summary_says() -> None:
         "6.6 %",
         "95.2 TFLOP/s",
         "+350 µs",
+        "fusion.1 takes 97.1 % of the step",
+        "annotation 1,234 5.00 ms 97.1 %",
+        "7 programs in 250 ms, 1.5 % of the steps' time",
     ):
         assert words in shown, (words, shown)
     assert "Trace viewer" in shown.partition("Works without the internet")[2].partition("Google Charts")[0]

@@ -17,6 +17,7 @@ from xprofiler.summary.units import format_count, format_duration, format_percen
 __all__ = ["activities_of", "cause_of", "compilations_of", "slow_host_of", "time_percent_of"]
 
 _SLOW_RATIO: Final = 1.3  # Below that, hosts differ by what else the machines do.
+_HELD_UP_PERCENT: Final = 20.0
 _SHOWN_PERCENT: Final = 0.1
 _NAMED_PERCENT: Final = 10.0
 _MOST_ACTIVITIES: Final = 40
@@ -59,14 +60,37 @@ def compilations_of(times: Sequence[HostTime]) -> Compilations | None:
     return Compilations(count, spent_ns / 1e9, 100 * spent_ns / sum(time.whole_ns for time in times))
 
 
-def slow_host_of(hosts: Sequence[Host]) -> SlowHost | None:
-    """Return the host that takes much longer for a step than the median of the others."""
+def slow_host_of(hosts: Sequence[Host], times: Mapping[str, HostTime]) -> SlowHost | None:
+    """Return the host that is much slower than the median of the others.
+
+    Hosts that run one program wait for the slowest one in a collective operation, which counts as computation: then
+    their steps take equally long, and the slow one is the one that computes less.
+
+    Args:
+        hosts: With the mean time of their steps.
+        times: What each host's time went to.
+    """
     step_us = {host.name: host.step_us for host in hosts if host.step_us}
     if len(step_us) < 2:
         return None
     slowest = max(step_us, key=lambda name: step_us[name])
-    ratio = step_us[slowest] / statistics.median(spent for name, spent in step_us.items() if name != slowest)
-    return SlowHost(slowest, ratio) if ratio >= _SLOW_RATIO else None
+    ratio = _by_the_others(step_us, slowest)
+    if ratio >= _SLOW_RATIO:
+        return SlowHost(slowest, ratio)
+    own = {name: 100.0 - _computed_percent(time) for name, time in times.items() if name in step_us}
+    if len(own) < len(step_us):
+        return None
+    busiest = max(own, key=lambda name: own[name])
+    more = own[busiest] - statistics.median(percent for name, percent in own.items() if name != busiest)
+    return SlowHost(busiest, _by_the_others(step_us, busiest), more) if more >= _HELD_UP_PERCENT else None
+
+
+def _by_the_others(step_us: Mapping[str, float], host: str) -> float:
+    return step_us[host] / statistics.median(spent for name, spent in step_us.items() if name != host)
+
+
+def _computed_percent(time: HostTime) -> float:
+    return sum(_percents([time], {ActivityKind.COMPUTATION}).values())
 
 
 def cause_of(
@@ -88,6 +112,9 @@ def cause_of(
     if slow_host is None:
         return cause
     several = f"host {slow_host.host} takes {slow_host.ratio:.1f} times as long as the others"
+    if slow_host.held_up_percent:
+        held_up = format_percent(slow_host.held_up_percent)
+        several = f"the other hosts wait for host {slow_host.host} for up to {held_up} of the step"
     if cause is None:
         return Cause("slow host", 0.0, several)
     return Cause(cause.kind, cause.percent, f"{several}; there, {cause.text}")

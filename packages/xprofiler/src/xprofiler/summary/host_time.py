@@ -40,7 +40,7 @@ _RUNTIME = re.compile(
 _NUMPY_CALLS: Final = frozenset({"numpy.array", "numpy.asarray"})
 """A transfer if the array is one of JAX."""
 _PYTHON_FRAME = re.compile(r"\$(?P<place>\S+) (?P<function>.*)")
-_MODULE_LINE = {"TPU": "XLA Modules", "GPU": "Stream #"}
+_COMPUTING_LINES: Final = {"TPU": "XLA Modules", "GPU": "Stream #"}
 
 
 class Label(NamedTuple):
@@ -278,5 +278,7 @@ def _transferring(plane: Plane, own: Any) -> list[tuple[int, int]]:
 
 
 def _computing_lines(plane: Plane) -> list[Any]:
-    wanted = next((prefix for kind, prefix in _MODULE_LINE.items() if f":{kind}:" in plane.name), "XLA")
-    return [line for line in plane.lines if line.name.startswith(wanted.encode())]
+    wanted = next((prefix for kind, prefix in _COMPUTING_LINES.items() if f":{kind}:" in plane.name), "XLA")
+    lines = [line for line in plane.lines if line.name.startswith(wanted.encode())]
+    # A GPU's stream may only copy: "Stream #20(MemcpyD2H)".
+    return [line for line in lines if b"Memcpy" not in line.name or b"Compute" in line.name]

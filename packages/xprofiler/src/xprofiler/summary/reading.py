@@ -69,7 +69,7 @@ def summarize(session: str, files: Mapping[str, Path]) -> Summary:
     busy, busy_on = _busy(overview, devices, on_hosts)
     sizes = {host: file.stat().st_size for host, file in files.items()}
     hosts = hosts_of(sizes, read.windows, rounds, steps)
-    slow_host = slow_host_of(hosts)
+    slow_host = slow_host_of(hosts, read.times)
     times = list(read.times.values())
     return Summary(
         session=session,

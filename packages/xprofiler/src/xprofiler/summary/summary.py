@@ -161,15 +161,18 @@ class Compilations:
 
 @dataclass(frozen=True)
 class SlowHost:
-    """A host whose steps take longer than those of the others.
+    """A host that is slower than the others.
 
     Attributes:
         host: Its name.
-        ratio: The mean time of its steps, by the median of the others' mean times.
+        ratio: The mean time of its steps, by the median of the others' mean times; about 1 where they wait for it.
+        held_up_percent: If the others wait for it: the share of a step in which it does not compute and the others do,
+            which includes their wait. 0 if they do not: then its steps take longer.
     """
 
     host: str
     ratio: float
+    held_up_percent: float = 0.0
 
 
 @dataclass(frozen=True)
