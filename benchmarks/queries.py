@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import json
+import os
+import shutil
 import statistics
 import tempfile
 import time
+from pathlib import Path
 from typing import Any
+
+from ml_diagnostics_common.journal.layout import Header, encode_header, log_directory, segment_name
 
 from benchmarks import process
 from benchmarks.job import JOB, LOG, MemoryLog, Training
 from benchmarks.results import Row, Table, seconds
+
+START = 1_700_000_000.0
 
 
 def query(steps: int, custom_events: int, ticks: int) -> dict[str, Any]:
@@ -40,6 +48,64 @@ def _ask(calculator: Any) -> float:
     calculator.get_job_goodput(include_badput_breakdown=True)
     calculator.get_job_goodput_details()["ideal_step_time"]
     return time.perf_counter() - began
+
+
+def write_attempts(count: int) -> int:
+    """Writes a job of many attempts, each by a process of its own, to the journal; returns how many entries it has."""
+    folder = log_directory(Path(os.environ["ML_DIAGNOSTICS_DIR"]), LOG)
+    folder.mkdir(parents=True)
+    entries = 0
+    for attempt in range(count):
+        writer, began = f"host-{attempt}-{1_700_000_000_000_000_000 + attempt}", START + 60 * attempt
+        header = Header(LOG, writer, {"job": JOB, "process_index": "0"}, {}, "INFO", ship=False)
+        payloads = [{"job_name": JOB, "job_start_time": began}]
+        for step in range(5):
+            started = began + 10 * (step + 1)
+            payloads.append({"job_name": JOB, "step_count": 3 * attempt + step, "step_start_time": started})
+        lines = [encode_header(header)]
+        for number, payload in enumerate(payloads):
+            entry = {"t": int(max(payload.values(), key=_seconds) * 1e9), "s": 100_000_000_000 + number, "p": payload}
+            lines.append(json.dumps(entry).encode())
+        (folder / segment_name(writer, 0)).write_bytes(b"\n".join(lines))
+        entries += len(payloads)
+    return entries
+
+
+def _seconds(value: Any) -> float:
+    return value if isinstance(value, float) else 0.0
+
+
+def report_attempts() -> dict[str, Any]:
+    """Asks for the goodput and the whole report, as a new process does."""
+    from ml_goodput_measurement import goodput
+
+    calculator = goodput.GoodputCalculator(JOB, LOG)
+    began = time.perf_counter()
+    calculator.get_job_goodput(include_badput_breakdown=True)
+    report = calculator.report()
+    return {"seconds": time.perf_counter() - began, "attempts": len(report.attempts)}
+
+
+def measure_attempts(*, quick: bool) -> Table:
+    counts = [200, 1_000] if quick else [2_000, 10_000]
+    rows, took = [], []
+    for count in counts:
+        with tempfile.TemporaryDirectory() as folder:
+            environment = {"ML_DIAGNOSTICS_DIR": folder, "ML_DIAGNOSTICS_BACKEND": "local"}
+            entries = process.ours(write_attempts, environment=environment, count=count)
+            runs = []
+            for _ in range(1 if quick else 3):
+                shutil.rmtree(Path(folder, "state"), ignore_errors=True)
+                runs.append(process.ours(report_attempts, environment=environment))
+        assert {run["attempts"] for run in runs} == {count}
+        took.append(statistics.median(run["seconds"] for run in runs))
+        is_largest = count == 10_000
+        what = f"{count:,} attempts, each by a process of its own ({entries:,} entries)"
+        met = took[-1] < 3 if is_largest else None
+        rows.append(Row(what, seconds(took[-1]), target="< 3 s" if is_largest else "", met=met))
+    growth = f"{took[1] / took[0]:.1f} times the time"
+    rows.append(Row(f"{counts[1]:,} attempts against {counts[0]:,}", growth, target="linear: about 5 times"))
+    return Table("Many attempts", "First query and report, from the journal on disk.", rows)
 
 
 def measure(*, quick: bool) -> list[Table]:
@@ -114,4 +180,5 @@ def measure(*, quick: bool) -> list[Table]:
     return [
         Table("First query", "`get_job_goodput(True)` and the details, from a log in memory; peak memory.", first_rows),
         Table("Query after 10 new steps", "What a monitor pays at each tick; the same two calls.", later_rows),
+        measure_attempts(quick=quick),
     ]

@@ -5,7 +5,9 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from operator import attrgetter
+from heapq import heappop, heappush
+from itertools import chain
+from operator import attrgetter, itemgetter
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -138,6 +140,10 @@ class _Stream(Protocol):
         """Reads on into an empty head; False when nothing more is there now."""
         ...
 
+    def has_unread(self) -> bool:
+        """Return False if `fill` would certainly find nothing now."""
+        ...
+
 
 class _WriterStream:
     """One writer's entries, over its segments."""
@@ -175,7 +181,10 @@ class _WriterStream:
         self.segments = present
 
     def has_more(self) -> bool:
-        return bool(self.head) or any(reader.has_more() for reader in self.segments.values())
+        return bool(self.head) or self.has_unread()
+
+    def has_unread(self) -> bool:
+        return any(reader.has_more() for reader in self.segments.values())
 
     def fill(self) -> bool:
         for number, reader in self.segments.items():
@@ -261,29 +270,65 @@ class _ReaderStream:
         self.head = next(self._batches, [])
         return bool(self.head)
 
+    def has_unread(self) -> bool:
+        return True  # It is known once it was read.
+
     def position(self) -> dict[str, Any]:
         return self._position_before_head if self.head else self.reader.position()
 
 
 def _merge(streams: Sequence[_Stream]) -> Iterator[list[LogEntry]]:
-    """Batches in the order of time from streams in order; between equal times the order of the streams."""
-    live = [stream for stream in streams if stream.head or stream.fill()]
-    while live:
-        if len(live) == 1:
-            batch, live[0].head = live[0].head, []
+    """Yield batches in the order of time from streams in order; between equal times the order of the streams.
+
+    A batch ends where the first of the heads ends that may go on. A stream is looked at only if it has a part in the
+    batch: thousands of writers, one after the other or small, cost no more than one that wrote as much.
+    """
+    firsts: list[tuple[int, int]] = []
+    """Time of the first entry in each head that is not empty, and the number of its stream; a heap."""
+    lasts: list[tuple[int, int]] = []
+    """The same of the last entry, of streams that may have more; a heap."""
+
+    def enter(number: int) -> None:
+        stream = streams[number]
+        if stream.head or stream.fill():
+            heappush(firsts, (stream.head[0].timestamp_ns, number))
+            if stream.has_unread():
+                heappush(lasts, (stream.head[-1].timestamp_ns, number))
+
+    for number in range(len(streams)):
+        enter(number)
+    while firsts:
+        horizon = lasts[0] if lasts and len(firsts) > 1 else _END
+        parts: list[tuple[int, list[LogEntry]]] = []
+        taken: list[int] = []
+        while firsts and firsts[0] <= horizon:
+            _, number = heappop(firsts)
+            head = streams[number].head
+            if (head[-1].timestamp_ns, number) <= horizon:
+                parts.append((number, head))
+                streams[number].head = []
+                taken.append(number)
+                continue
+            bisect = bisect_right if number <= horizon[1] else bisect_left
+            cut = bisect(head, horizon[0], key=_timestamp_ns)
+            parts.append((number, head[:cut]))
+            streams[number].head = head[cut:]
+            heappush(firsts, (head[cut].timestamp_ns, number))
+        while lasts and lasts[0] <= horizon:
+            heappop(lasts)
+        if len(parts) == 1:
+            yield parts[0][1]
         else:
-            # Up to the end of this head every stream has shown what it has; of equal times, the streams before it.
-            earliest = min(range(len(live)), key=lambda index: live[index].head[-1].timestamp_ns)
-            horizon = live[earliest].head[-1].timestamp_ns
-            batch = []
-            for index, stream in enumerate(live):
-                bisect = bisect_right if index <= earliest else bisect_left
-                cut = bisect(stream.head, horizon, key=_timestamp_ns)
-                batch += stream.head[:cut]
-                stream.head = stream.head[cut:]
+            parts.sort(key=itemgetter(0))
+            batch = list(chain.from_iterable(map(itemgetter(1), parts)))
             batch.sort(key=_timestamp_ns)
-        yield batch
-        live = [stream for stream in live if stream.head or stream.fill()]
+            yield batch
+        for number in taken:
+            enter(number)
+
+
+_END = (2**63, 0)
+"""After every entry."""
 
 
 def _in_order(entries: list[LogEntry]) -> list[LogEntry]:

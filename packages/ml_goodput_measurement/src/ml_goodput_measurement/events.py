@@ -133,8 +133,8 @@ class EventBatch:
     def span(self) -> tuple[int, int]:
         """Return the times of the first and the last event; there must be one that is not a checkpoint operation."""
         columns = [column for column in (self.step_times, self.step_end_times) if column]
-        first = [*map(min, columns), *(event.time_ns for event in self.others)]
-        last = [*map(max, columns), *(event.time_ns for event in self.others)]
+        first = [*map(min, columns), *map(_moment_of, self.others)]
+        last = [*map(max, columns), *map(_moment_of, self.others)]
         if self.load_marks:
             first.append(min(self.load_marks) >> 1)
             last.append(max(self.load_marks) >> 1)
@@ -147,7 +147,7 @@ class EventBatch:
         if self.load_marks:
             kinds["load"] = (min(self.load_marks) >> 1, max(self.load_marks) >> 1)
         for event in self.others:
-            kind, time_ns = _kind_of(event), event.time_ns
+            kind, time_ns = _kind_of(event), _moment_of(event)
             first_ns, last_ns = kinds.get(kind, (time_ns, time_ns))
             kinds[kind] = (min(first_ns, time_ns), max(last_ns, time_ns))
         return kinds
@@ -236,6 +236,11 @@ def _pairs_without(
     removed = set(zip(other_times, other_numbers, strict=True))
     kept = [pair for pair in zip(times, numbers, strict=True) if pair not in removed]
     return [time_ns for time_ns, _ in kept], [number for _, number in kept]
+
+
+def _moment_of(event: Event) -> int:
+    # The end of a process belongs to the attempt that it names, however late the process exits.
+    return event.started_ns if isinstance(event, ProcessEnd) else event.time_ns
 
 
 def _kind_of(event: Event) -> str:

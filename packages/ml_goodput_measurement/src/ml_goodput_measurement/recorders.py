@@ -31,7 +31,7 @@ class _Records:
         self.has_unplaced = False
         """True while `aside` may hold what belongs into the ledger."""
         self.unplaced: list[EventBatch] = []
-        """What of `aside` completes the facts of the writer that counts, and is not in the ledger yet."""
+        """What will be in `aside`, of a writer that completes another: all that is aside is in the ledger already."""
         self.in_ledger = False
         """True if it may have facts in the ledger that are not aside."""
 
@@ -118,11 +118,11 @@ class Recorders:
             self._ledger.add(batch)
             records.in_ledger = True
             return
-        records.put_aside(batch)
-        if all(records in owner.others for owner in owners):
+        if any(records in owner.others for owner in owners):
             records.unplaced.append(batch)
-        elif any(owner.records is records or records in owner.others for owner in owners):
-            records.has_unplaced = True
+            return
+        records.put_aside(batch)
+        records.has_unplaced |= any(owner.records is records for owner in owners)
 
     @property
     def ledger(self) -> Ledger:
@@ -251,7 +251,7 @@ class Recorders:
 
     def _facts_of(self, records: _Records) -> Facts:
         """Return all facts of a writer but checkpoint operations."""
-        if not records.in_ledger:
+        if not records.in_ledger and not records.unplaced:
             return records.aside or Facts()
         facts = Facts()
         for owner, start_ns, end_ns in self._ranges(0, len(self._owners)):
@@ -259,6 +259,8 @@ class Recorders:
                 facts.add(owner.own(self._ledger.facts, start_ns, end_ns))
         if records.aside is not None:
             facts.add(records.aside.between(-1, NEVER_NS))
+        for batch in records.unplaced:
+            facts.add(batch)
         return facts
 
     # --- Which counts ---------------------------------------------------------------------------------------------
@@ -274,24 +276,18 @@ class Recorders:
             others = [self._records[span.writer.key] for span in choice.complementary()]
             owners.append(_Owner(self._records[choice.counts.writer.key], tuple(others)))
             borders.append(choice.start_ns() if borders else -1)
-        unplaced = [records for records in self._changed.values() if records.has_unplaced]
         changed_ns = self._first_difference(borders, owners, index)
-        if changed_ns <= self._ledger.facts.latest_recorded_ns():
+        if changed_ns <= self._ledger.facts.recorded_span()[1]:
             self._clear_ledger()
             changed_ns = -1
         self._owners, self._borders = owners, borders
-        if changed_ns != NEVER_NS:
-            unplaced += [
-                one for owner in owners[self._owner_at(changed_ns) :] for one in (owner.records, *owner.others)
-            ]
-        else:
-            for records in self._changed.values():
-                for batch in records.unplaced:
-                    self._ledger.add(batch)
         for records in self._changed.values():
-            records.unplaced = []
+            self._place_completing(records)
+        moved = [records for records in self._changed.values() if records.has_unplaced]
+        if changed_ns != NEVER_NS:
+            moved += [one for owner in owners[self._owner_at(changed_ns) :] for one in (owner.records, *owner.others)]
         self._changed, self._changed_order = {}, _LAST
-        self._place(list({id(records): records for records in unplaced}.values()))
+        self._place(list({id(records): records for records in moved}.values()))
 
     def _renew_spans(self) -> None:
         """Make spans from the facts of the writers whose spans are out of date."""
@@ -332,6 +328,18 @@ class Recorders:
         self._ledger = Ledger()
         self._ledger.add(EventBatch(checkpoints=facts.checkpoint_operations()))
 
+    def _place_completing(self, records: _Records) -> None:
+        """Put aside, and into the ledger, what came from a writer that completed another when it came."""
+        batches, records.unplaced = records.unplaced, []
+        for batch in batches:
+            first_ns, last_ns = batch.span()
+            owners = self._owners[self._owner_at(first_ns) : self._owner_at(last_ns) + 1]
+            records.put_aside(batch)
+            if all(records in owner.others for owner in owners):
+                self._ledger.add(batch)
+            else:
+                records.has_unplaced = True
+
     def _place(self, everyone: list[_Records]) -> None:
         """Move what counts from aside into the ledger."""
         parts: list[tuple[int, EventBatch]] = []
@@ -341,7 +349,8 @@ class Recorders:
             if aside is None:
                 continue
             kept = Facts()
-            first, stop = self._owner_at(aside.earliest_ns()), self._owner_at(aside.latest_recorded_ns()) + 1
+            first_ns, last_ns = aside.recorded_span()
+            first, stop = self._owner_at(first_ns), self._owner_at(last_ns) + 1
             for owner, start_ns, end_ns in self._ranges(first, stop):
                 batch = aside.between(start_ns, end_ns)
                 if not batch.records_job():

@@ -148,7 +148,7 @@ def spans_of(writer: Writer, facts: Facts) -> list[Span]:
         writer: The writer.
         facts: All that it recorded, without checkpoint operations.
     """
-    first_ns = facts.earliest_ns()
+    first_ns, _ = facts.recorded_span()
     if first_ns == NEVER_NS:
         return []
     times, numbers = facts.steps.times, facts.steps.numbers
@@ -158,18 +158,11 @@ def spans_of(writer: Writer, facts: Facts) -> list[Span]:
     starts[0] = first_ns
     spans = []
     for start_ns, end_ns in pairwise([*starts, NEVER_NS]):
-        batch = facts.between(start_ns, end_ns)
+        kinds = facts.between(start_ns, end_ns).kinds()
         index = bisect_left(times, start_ns)
         has_step = index < len(times) and times[index] < end_ns
-        spans.append(
-            Span(
-                writer,
-                start_ns,
-                max(start_ns, facts.last_before(end_ns)),
-                (times[index], numbers[index]) if has_step else None,
-                batch.kinds(),
-            )
-        )
+        last_ns = max((last_ns for _, last_ns in kinds.values()), default=start_ns)
+        spans.append(Span(writer, start_ns, last_ns, (times[index], numbers[index]) if has_step else None, kinds))
     return spans
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from ml_goodput_measurement.ledger.overlays import Overlay, resolve
@@ -88,7 +88,15 @@ class Account:
 
     def to_state(self) -> dict[str, Any]:
         """Returns the sums as JSON."""
-        return {**asdict(self), "buckets": {bucket.value: length for bucket, length in self.buckets.items()}}
+        buckets = {bucket.value: length for bucket, length in self.buckets.items()}
+        return {
+            "buckets": buckets,
+            "custom": self.custom,
+            "estimated_ns": self.estimated_ns,
+            "estimated_productive_ns": self.estimated_productive_ns,
+            "first_step_ns": self.first_step_ns,
+            "steps": self.steps,
+        }
 
     @classmethod
     def from_state(cls, state: dict[str, Any]) -> Account:

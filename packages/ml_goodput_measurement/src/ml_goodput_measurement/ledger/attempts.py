@@ -150,9 +150,8 @@ class Attempts:
 
     def has_failed(self, index: int) -> bool:
         """Whether an attempt between others made no step, after one that did: it is recovery of that disruption."""
-        if self._attempts[index].has_steps or index == len(self._attempts) - 1:
-            return False
-        return any(attempt.has_steps for attempt in self._attempts[:index])
+        attempt = self._attempts[index]
+        return not attempt.has_steps and attempt.first > 0 and index < len(self._attempts) - 1
 
     def disrupted(self) -> list[tuple[int, int]]:
         """Returns the indices of each attempt with steps and of the next one with steps, or of the last."""

@@ -140,9 +140,7 @@ class Books:
 
     def _before(self, index: int) -> Account:
         """Returns the sums over all attempts before one."""
-        if not self._is_fresh:
-            self._is_fresh = True
-            self._refresh()
+        self._bring_up_to_date()
         while len(self._totals) <= index:
             total, account = self._totals[-1].copy(), self._books[len(self._totals) - 1].account
             assert account is not None
@@ -150,15 +148,17 @@ class Books:
             self._totals.append(total)
         return self._totals[index]
 
-    def _refresh(self) -> None:
-        """Makes anew the accounts of closed attempts that are out of date."""
+    def _bring_up_to_date(self) -> None:
+        """Make the accounts of closed attempts that are out of date."""
+        if self._is_fresh:
+            return
+        self._is_fresh = True
         median_ns = self._step_times.median_ns() or 0
         for index, book in enumerate(self._books[:-1]):
             if book.borrowed_median_ns is not None and book.borrowed_median_ns != median_ns:
                 self._forget_account(index)
             if book.account is None:
-                book.account = self.account_of(index, self._attempts.next_start_ns(index), running=False)
-                book.account.split_startup()
+                book.account = self._account_of(index, self._attempts.next_start_ns(index), running=False)
                 book.borrowed_median_ns = None if self._own_median_ns(index) else median_ns
 
     def _forget_account(self, index: int) -> None:
@@ -206,18 +206,28 @@ class Books:
         return self._last_startup_ns
 
     def account_of(self, index: int, end_ns: int, *, running: bool) -> Account:
-        """Returns the sums of an attempt, made anew, with the startup still in the productive time."""
+        """Return the sums of an attempt up to the next one or the end, with the startup apart; not to be changed."""
+        if index < len(self._books) - 1:
+            self._bring_up_to_date()
+            account = self._books[index].account
+            assert account is not None
+            return account
+        return self._account_of(index, end_ns, running=running)
+
+    def _account_of(self, index: int, end_ns: int, *, running: bool) -> Account:
         account, attempt = Account(), self._attempts[index]
         overlays = self._overlays(attempt, attempt.start_ns, end_ns)
         runs = self._runs(index, end_ns, running=running, overlays=overlays)
         account.add_pieces(paint(account.counting(runs), overlays, attempt.start_ns, end_ns))
+        account.split_startup()
         return account
 
     def pieces(self, index: int, end_ns: int, *, running: bool) -> Iterator[Painted]:
         """Yields the pieces of an attempt up to the next one or the end, with the startup told apart."""
         attempt = self._attempts[index]
+        self._bring_up_to_date()
+        startup = self._startup_ns(index, end_ns, running=running)
         end_ns = min(end_ns, self._attempts.next_start_ns(index))
-        startup = self.account_of(index, end_ns, running=running).startup_ns()
         runs = self._runs(index, end_ns, running=running)
         overlays = self._overlays(attempt, attempt.start_ns, end_ns)
         for piece in paint(runs, overlays, attempt.start_ns, end_ns):

@@ -32,10 +32,11 @@ def summarize_disruptions(
         summaries: Their summaries, the excluded time in a bucket of its own.
         exclusions: Whose time no disruption costs; disjoint.
     """
-    unlost_stops = [attempt.stop for attempt in attempts]
+    kept: list[tuple[int, int]] = []
     disruptions = []
     for number, (before, after) in enumerate(attempts.disrupted(), 1):
-        steps_lost, lost = _newly_lost(attempts, books, before, after, unlost_stops)
+        kept.append((before, attempts[before].stop))
+        steps_lost, lost = _newly_lost(attempts, books, after, kept)
         cut_short, spent = summaries[before], summaries[after].buckets
         between = [summary.buckets for summary in summaries[before:after]]
         disruption = Disruption(
@@ -63,7 +64,6 @@ def _summarize(attempts: Attempts, books: Books, index: int, end_ns: int, *, run
     is_last = index == len(attempts) - 1
     next_ns = min(end_ns, attempts.next_start_ns(index))
     account = books.account_of(index, next_ns, running=running)
-    account.split_startup()
     process_end = attempts.process_end(index)
     last_ns = attempts.facts.last_before(next_ns)
     if attempts.ended(index, attempt.start_ns):
@@ -84,8 +84,8 @@ def _summarize(attempts: Attempts, books: Books, index: int, end_ns: int, *, run
         steps_kept=attempts.kept_steps(index)[0],
         steps_lost=attempt.stop - attempts.cut_index(index),
         last_checkpoint_step=attempts.facts.last_checkpoint_step(attempts.next_start_ns(index)),
-        buckets=account.buckets,
-        custom=account.custom,
+        buckets=dict(account.buckets),
+        custom=dict(account.custom),
     )
 
 
@@ -100,33 +100,34 @@ def _step_in_flight(attempts: Attempts, index: int) -> int | None:
 
 
 def _newly_lost(
-    attempts: Attempts, books: Books, before: int, after: int, unlost_stops: list[int]
+    attempts: Attempts, books: Books, after: int, kept: list[tuple[int, int]]
 ) -> tuple[int, list[Interval]]:
-    """Returns how many steps a return went back behind that no earlier one had, and when they were made.
+    """Return how many steps a disruption lost that no earlier one had, and when they were made.
 
     Args:
         attempts: The attempts.
         books: Their books.
-        before: Index of the attempt that was cut short.
         after: Index of the attempt that came back.
-        unlost_stops: For each attempt the index after its last step that is not lost yet; brought up to date.
+        kept: Index of each attempt before it that has steps which are not lost yet, and the index after the last of
+            these; brought up to date. Their numbers rise from one attempt to the next, so each is looked at once.
     """
     times, numbers = attempts.facts.steps.times, attempts.facts.steps.numbers
     steps, spans = 0, list[Interval]()
     if not attempts[after].has_steps:
         return steps, spans
     resumed_step = numbers[attempts[after].first]
-    for index in range(before + 1):
-        attempt, stop = attempts[index], unlost_stops[index]
+    while kept and numbers[kept[-1][1] - 1] >= resumed_step:
+        index, stop = kept.pop()
+        attempt = attempts[index]
         cut = bisect_left(numbers, resumed_step, attempt.first, stop)
-        if cut == stop:
-            continue
         if stop < attempt.stop:
             end_ns = times[stop]
         else:
             end_ns = books.last_step_run(index, attempts.next_start_ns(index), running=False).end_ns
         spans.append((times[cut], end_ns))
-        steps, unlost_stops[index] = steps + stop - cut, cut
+        steps += stop - cut
+        if cut > attempt.first:
+            kept.append((index, cut))
     return steps, spans
 
 

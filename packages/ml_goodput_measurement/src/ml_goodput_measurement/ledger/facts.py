@@ -84,7 +84,7 @@ class Facts:
         self.job_ends: list[int] = []
         self.process_ends: dict[int, ProcessEnd] = {}
         """Ends of processes that had not recorded the job's end, by the job start that they had recorded last."""
-        self._process_ends_in_order: list[ProcessEnd] = []
+        self._process_end_starts: list[int] = []
         self.slices = SliceCounts()
         self.checkpoint_progress = Steps()
         """When checkpoints of steps started."""
@@ -151,9 +151,8 @@ class Facts:
         if known is not None and known >= end:
             return NEVER_NS
         self.process_ends[end.started_ns] = end
-        if known is not None:
-            self._process_ends_in_order.remove(known)
-        insort(self._process_ends_in_order, end)
+        if known is None:
+            insort(self._process_end_starts, end.started_ns)
         return end.started_ns
 
     def _add_mark(self, mark: Mark) -> int:
@@ -248,8 +247,7 @@ class Facts:
         others += map(CheckpointProgress, numbers, times)
         first, stop = bisect_left(self.slices.times, start_ns), bisect_left(self.slices.times, end_ns)
         others += self.slices.counts[first:stop]
-        ends = self._process_ends_in_order
-        others += ends[bisect_left(ends, (start_ns,)) : bisect_left(ends, (end_ns,))]
+        others += map(self.process_ends.__getitem__, _part(self._process_end_starts, start_ns, end_ns))
         return batch
 
     def checkpoint_operations(self) -> list[CheckpointOperation]:
@@ -269,11 +267,14 @@ class Facts:
                 latest = max(latest or (-1, 0), (column.times[index - 1], column.numbers[index - 1]))
         return latest[1] if latest else None
 
-    def latest_recorded_ns(self) -> int:
-        """Return the time of the last fact that is not a checkpoint operation, or -1."""
-        columns: list[Sequence[int]] = [*self._time_columns()[:-2]]
-        marked = [marks.codes[-1] >> 1 for marks in (self.loads, *self.marks.values()) if marks.codes]
-        return max([-1, *marked, *(column[-1] for column in columns if column)])
+    def recorded_span(self) -> tuple[int, int]:
+        """Return the times of the first and the last fact that is no checkpoint operation, else `NEVER_NS` and -1."""
+        columns: list[Sequence[int]] = [*self._time_columns()[:-2], self._process_end_starts]
+        marked = [
+            (marks.codes[0] >> 1, marks.codes[-1] >> 1) for marks in (self.loads, *self.marks.values()) if marks.codes
+        ]
+        ends = [*marked, *((column[0], column[-1]) for column in columns if column)]
+        return min((first for first, _ in ends), default=NEVER_NS), max((last for _, last in ends), default=-1)
 
     def latest_border_ns(self) -> int:
         """Returns the time of the last step, job start or job end, or -1."""

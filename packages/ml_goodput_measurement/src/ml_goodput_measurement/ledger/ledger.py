@@ -129,7 +129,8 @@ class Ledger:
         """Returns the job's life as disjoint pieces in order of time, which cover its wall time."""
         self._update()
         pieces: list[Piece] = []
-        for piece in exclude(self._pieces(now_ns), exclusions):
+        found = self._pieces(now_ns)
+        for piece in exclude(found, exclusions) if exclusions else found:
             _join(pieces, piece)
         return pieces
 
