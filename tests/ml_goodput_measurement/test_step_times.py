@@ -72,8 +72,8 @@ def test_adding_and_removing_keep_the_figures_exact(
 @same_settings
 @given(st.lists(durations, max_size=40), st.lists(durations, max_size=20))
 def test_a_set_goes_on_after_it_was_saved_and_restored(before: list[int], after: list[int]) -> None:
-    blocks, sums = StepTimes([before]).to_blocks()
-    restored = StepTimes.of_blocks([array("d", block.tobytes()) for block in blocks], list(sums))
+    column, blocks = StepTimes([before]).to_column()
+    restored = StepTimes.of_column(array("d", column.tobytes()), blocks)
     check(restored, before)
     for value in after:
         restored.add(value)

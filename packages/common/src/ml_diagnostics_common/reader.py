@@ -333,7 +333,7 @@ _END = (2**63, 0)
 
 def _in_order(entries: list[LogEntry]) -> list[LogEntry]:
     """The entries by time; most often they are so already, and threads put a few lines out of order."""
-    times = [entry.timestamp_ns for entry in entries]
+    times = list(map(_timestamp_ns, entries))
     if times != sorted(times):
         entries.sort(key=lambda entry: (entry.timestamp_ns, entry.sequence))
     return entries

@@ -17,11 +17,13 @@ import logging
 import os
 import stat
 import sys
+import threading
 import zlib
 from array import array
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any, BinaryIO, NamedTuple
 
 from ml_diagnostics_common.file_lock import open_lock_file, try_lock
@@ -51,6 +53,7 @@ FRONT_BYTES = 512
 """As much of a state as `facts_told` needs."""
 
 _CHECKSUM_BYTES = 4
+_LARGE_BYTES = 2**20
 
 
 class UnusableStateError(Exception):
@@ -103,6 +106,8 @@ def decode_state(file: BinaryIO, size: int, job_name: str) -> SavedState:
         raise
     except Exception as error:  # It may hold anything.
         raise UnusableStateError(f"it is damaged ({type(error).__name__}: {error})") from error
+    finally:
+        reader.close()
 
 
 def facts_told(front: bytes, job_name: str) -> int:
@@ -220,7 +225,7 @@ class _CheckedReader:
     """Reads no more than there is, so that a damaged state takes no memory, and sums up what it read."""
 
     def __init__(self, file: BinaryIO, size: int) -> None:
-        self._file, self._left, self._checksum = file, size, 0
+        self._file, self._left, self._checksum = file, size, _Checksum()
 
     def read(self, length: int) -> bytes:
         self._take(length)
@@ -236,7 +241,7 @@ class _CheckedReader:
         return column
 
     def check(self, ending: bytes) -> None:
-        if ending != self._checksum.to_bytes(_CHECKSUM_BYTES, "little"):
+        if ending != self._checksum.finish().to_bytes(_CHECKSUM_BYTES, "little"):
             raise UnusableStateError("it is damaged: its checksum is another")
 
     def _take(self, length: int) -> None:
@@ -247,4 +252,41 @@ class _CheckedReader:
     def _sum_up(self, data: bytes | array[Any], *, is_whole: bool) -> None:
         if not is_whole:
             raise UnusableStateError("it is damaged: it ends too early")
-        self._checksum = zlib.crc32(data, self._checksum)
+        self._checksum.add(data)
+
+    def close(self) -> None:
+        """Wait for what is still being checked."""
+        self._checksum.finish()
+
+
+class _Checksum:
+    """The CRC-32 of parts in order: of large ones in a thread, while the next part is read."""
+
+    def __init__(self) -> None:
+        self._value = 0
+        self._waiting: SimpleQueue[bytes | array[Any] | None] = SimpleQueue()
+        self._thread: threading.Thread | None = None
+
+    def add(self, part: bytes | array[Any]) -> None:
+        """Add a part; it must not change before `finish`."""
+        if self._thread is None and memoryview(part).nbytes >= _LARGE_BYTES:
+            thread = threading.Thread(target=self._add_waiting, daemon=True)
+            with contextlib.suppress(RuntimeError):  # No threads at the end of a process.
+                thread.start()
+                self._thread = thread
+        if self._thread is None:
+            self._value = zlib.crc32(part, self._value)
+        else:
+            self._waiting.put(part)
+
+    def finish(self) -> int:
+        """Return the checksum of all parts."""
+        if self._thread is not None:
+            self._waiting.put(None)
+            self._thread.join()
+            self._thread = None
+        return self._value
+
+    def _add_waiting(self) -> None:
+        while (part := self._waiting.get()) is not None:
+            self._value = zlib.crc32(part, self._value)

@@ -8,7 +8,6 @@ import operator
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from itertools import repeat
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -280,7 +279,7 @@ class _Cloud:
 def _by_writer(entries: list[LogEntry]) -> Iterator[tuple[Writer, Payloads]]:
     """Yield the payloads of some entries by writer, each writer once."""
     first = entries[0].context
-    if not any(map(operator.is_not, map(_context_of, entries), repeat(first))):  # As a single journal's are.
+    if list(map(_context_of, entries)).count(first) == len(entries):  # As a single journal's are: soon seen.
         yield _writer(first), list(map(_payload_of, entries))
         return
     writers: dict[int, Writer] = {}

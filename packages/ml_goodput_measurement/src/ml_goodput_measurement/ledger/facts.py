@@ -21,7 +21,7 @@ from ml_goodput_measurement.events import (
     ProcessEnd,
     SliceCount,
 )
-from ml_goodput_measurement.ledger.marks import Interval, Marks
+from ml_goodput_measurement.ledger.marks import Interval, Marks, append_all
 from ml_goodput_measurement.ledger.overlays import Overlay, Overlays
 from ml_goodput_measurement.ledger.slice_counts import SliceCounts
 from ml_goodput_measurement.partition import Bucket
@@ -51,8 +51,8 @@ class Steps:
         if not times:
             return NEVER_NS
         if rises(times) and (not self.times or times[0] > self.times[-1]):
-            self.times.extend(times)
-            self.numbers.extend(numbers)
+            append_all(self.times, times)
+            append_all(self.numbers, numbers)
             return times[0]
         inserted = (time_ns for time_ns, number in zip(times, numbers, strict=True) if self.insert(time_ns, number))
         return min(inserted, default=NEVER_NS)
@@ -201,7 +201,9 @@ class Facts:
             "slices": self.slices.counts,
             "load_sums": self.loads.sums(),
             "marks": [[bucket.value, label, [*marks.codes]] for (bucket, label), marks in self.marks.items()],
-            "checkpoints": [[operation.bucket.value, *operation[1:]] for operation in self.checkpoint_operations()],
+            "checkpoints": [
+                [bucket.value, step, tier, list(reports)] for (bucket, step, tier), reports in self.checkpoints.items()
+            ],
         }
 
     @classmethod
@@ -223,10 +225,13 @@ class Facts:
             marks.extend(codes)
             overlays += [Overlay.of(*pair, bucket, label) for pair in marks.pairs()]
         facts.overlays.extend(overlays)
-        for name, step, tier, start_ns, duration_ns in state["checkpoints"]:
-            facts.checkpoints.setdefault((Bucket(name), step, tier), set()).add((start_ns, duration_ns))
-            facts._checkpoint_starts.append(start_ns)
-            facts._checkpoint_ends.append(start_ns + duration_ns)
+        buckets = {bucket.value: bucket for bucket in (Bucket.CHECKPOINT_SAVE, Bucket.CHECKPOINT_RESTORE)}
+        for name, step, tier, reports in state["checkpoints"]:
+            facts.checkpoints[buckets[name], step, tier] = {
+                (start_ns, duration_ns) for start_ns, duration_ns in reports
+            }
+            facts._checkpoint_starts += [start_ns for start_ns, _ in reports]
+            facts._checkpoint_ends += [start_ns + duration_ns for start_ns, duration_ns in reports]
         facts._checkpoint_starts.sort()
         facts._checkpoint_ends.sort()
         return facts

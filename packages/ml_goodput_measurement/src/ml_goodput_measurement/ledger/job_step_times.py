@@ -102,14 +102,14 @@ class JobStepTimes:
 
     def to_state(self) -> tuple[dict[str, Any], list[Any]]:
         """Returns everything as JSON and columns."""
-        blocks, sums = self.kept().to_blocks()
-        return {"measured": self._measured, "sums": sums}, blocks
+        column, blocks = self.kept().to_column()
+        return {"measured": self._measured, "blocks": blocks}, [column]
 
     @classmethod
-    def from_state(cls, state: dict[str, Any], blocks: list[Any], attempts: Attempts) -> JobStepTimes:
+    def from_state(cls, state: dict[str, Any], columns: list[Any], attempts: Attempts) -> JobStepTimes:
         """Returns the step times that `to_state` was asked of."""
         step_times = cls(attempts)
-        step_times._kept = StepTimes.of_blocks(blocks, state["sums"])
+        step_times._kept = StepTimes.of_column(columns[0], state["blocks"])
         step_times._measured = state["measured"]
         return step_times
 

@@ -9,7 +9,15 @@ from itertools import pairwise
 
 from ml_goodput_measurement.ledger.pairs import Interval, PairSums, pair_of, sum_of_pairs, takes_turns
 
-__all__ = ["Interval", "Marks"]
+__all__ = ["Interval", "Marks", "append_all"]
+
+
+def append_all(column: array[int], values: Sequence[int]) -> None:
+    """Append values to a column; of a list in half the time that `extend` takes."""
+    if isinstance(values, list):
+        column.fromlist(values)
+    else:
+        column.extend(values)
 
 
 class Marks:
@@ -74,7 +82,7 @@ class Marks:
         joined = [*self.codes[-1:], *codes]
         in_turns = takes_turns(joined)
         self.total_ns += sum_of_pairs(joined, in_turns)
-        self.codes.extend(codes)
+        append_all(self.codes, codes)
         self._sums.appended(len(self.codes) - len(codes), self.total_ns, in_turns=in_turns)
 
     def total_before(self, time_ns: int) -> int:

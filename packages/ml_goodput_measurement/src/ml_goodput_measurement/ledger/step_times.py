@@ -20,23 +20,30 @@ class StepTimes:
 
     def __init__(self, parts: Iterable[Sequence[int]] = ()) -> None:
         """Takes the first values, in parts."""
-        self._blocks = _sorted_blocks(parts)
+        self._blocks: list[array[float] | memoryview[float]] = [*_sorted_blocks(parts)]
         self._maxima = [block[-1] for block in self._blocks]
         self._sums = [sum(block) for block in self._blocks]
         self._count = sum(map(len, self._blocks))
         self._offsets: list[int] | None = None  # index of each block's first value; None when out of date
 
-    def to_blocks(self) -> tuple[list[array[float]], list[float]]:
-        """Returns the values in order, in blocks, and the sum of each block."""
-        return self._blocks, self._sums
+    def to_column(self) -> tuple[array[float], list[tuple[int, float]]]:
+        """Return the values in order, and length and sum of each block of them."""
+        column = array("d")
+        for block in self._blocks:
+            column.frombytes(memoryview(block).cast("B"))
+        return column, [(len(block), total) for block, total in zip(self._blocks, self._sums, strict=True)]
 
     @classmethod
-    def of_blocks(cls, blocks: list[array[float]], sums: list[float]) -> StepTimes:
-        """Returns the set of which `to_blocks` was asked."""
-        step_times = cls()
-        step_times._blocks, step_times._sums = blocks, sums
-        step_times._maxima = [block[-1] for block in blocks]
-        step_times._count = sum(map(len, blocks))
+    def of_column(cls, column: array[float], blocks: Iterable[tuple[int, float]]) -> StepTimes:
+        """Return the set of which `to_column` was called; blocks stay parts of the column until they change."""
+        step_times, begin = cls(), 0
+        whole: memoryview[float] = memoryview(column)
+        for length, total in blocks:
+            step_times._blocks.append(whole[begin : begin + length])
+            step_times._sums.append(total)
+            begin += length
+        step_times._maxima = [block[-1] for block in step_times._blocks]
+        step_times._count = begin
         return step_times
 
     def __len__(self) -> int:
@@ -49,7 +56,7 @@ class StepTimes:
             self._count = 1
             return
         index = min(bisect_left(self._maxima, value_ns), len(self._blocks) - 1)
-        block = self._blocks[index]
+        block = self._own_block(index)
         insort(block, value_ns)
         self._sums[index] += value_ns
         self._maxima[index] = block[-1]
@@ -61,7 +68,7 @@ class StepTimes:
     def remove(self, value_ns: int) -> None:
         """Removes a duration that was added."""
         index = bisect_left(self._maxima, value_ns)
-        block = self._blocks[index]
+        block = self._own_block(index)
         del block[bisect_left(block, value_ns)]
         self._count -= 1
         self._offsets = None
@@ -104,6 +111,15 @@ class StepTimes:
         self._maxima[index : index + 1] = [block[-1] for block in blocks]
         self._sums[index : index + 1] = [sum(block) for block in blocks]
         self._offsets = None
+
+    def _own_block(self, index: int) -> array[float]:
+        """Return a block that may be changed."""
+        block = self._blocks[index]
+        if isinstance(block, memoryview):
+            part, block = block, array("d")
+            block.frombytes(part.cast("B"))
+            self._blocks[index] = block
+        return block
 
     def _offset(self, index: int) -> int:
         if self._offsets is None:
