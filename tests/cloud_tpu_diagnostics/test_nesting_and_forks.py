@@ -117,6 +117,38 @@ with diagnostic.diagnose(config(0.5)):
     assert 2 <= err.count("Timeout (") <= 3
 
 
+def test_a_fork_while_another_thread_enters_its_first_block_leaves_the_child_able_to_enter_one(tmp_path: Path) -> None:
+    code, out, err = run(
+        """
+class SlowImport:
+    def find_spec(self, name, path=None, target=None):
+        if name == "cloud_tpu_diagnostics.plan":
+            started.set()
+            time.sleep(0.5)
+
+def enter():
+    with diagnostic.diagnose(config()):
+        pass
+
+without_companion()
+started = threading.Event()
+sys.meta_path.insert(0, SlowImport())
+thread = threading.Thread(target=enter)
+thread.start()
+started.wait()
+pid = os.fork()
+if not pid:
+    signal.alarm(20)
+    enter()
+    os._exit(0)
+say(os.waitpid(pid, 0)[1])
+thread.join()
+""",
+        tmp_path,
+    )
+    assert (code, out.split()) == (0, ["0"]), err
+
+
 def test_a_fork_off_another_thread_meets_no_lock(tmp_path: Path) -> None:
     code, out, _ = run(
         """

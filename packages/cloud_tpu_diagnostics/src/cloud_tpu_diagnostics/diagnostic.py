@@ -52,6 +52,11 @@ class diagnose(ContextDecorator):  # noqa: N801 (it is called as a function is)
         except Exception as error:
             raise _not_a_configuration(self._config, error) from None
         try:
+            from ml_diagnostics_common.client_imports import import_undisturbed
+
+            import_undisturbed(
+                "cloud_tpu_diagnostics.blocks"
+            )  # A child forked during the import could never import it.
             from cloud_tpu_diagnostics.blocks import Block
         except (ImportError, OSError) as error:  # Too many open files, for instance.
             _report(error)
