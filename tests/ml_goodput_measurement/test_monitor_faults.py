@@ -316,7 +316,8 @@ def test_stops_that_follow_each_other_share_one_deadline(
 
     def wait(*arguments: float) -> bool:
         nonlocal now
-        waits.append(round(arguments[-1], 3))
+        if arguments[-1] != 0.25:  # for a process that was killed
+            waits.append(round(arguments[-1], 3))
         now += arguments[-1]
         return False
 

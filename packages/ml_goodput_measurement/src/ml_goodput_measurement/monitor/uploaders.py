@@ -24,6 +24,8 @@ _MARGIN_SECONDS = 1.0
 """How much longer than for its last uploads the process is waited for: it reports those that it gave up."""
 _GOOD_LIFE_SECONDS = 60.0
 """A process that lived for so long did not fail at its start."""
+_KILLED_SECONDS = 0.25
+"""How long a process that was killed is waited for, so that it is gone when a stop returns."""
 _RUN_OF_STOPS_SECONDS = 60.0
 """Stops within this time share the time to wait, unless an upload was started in between."""
 _AFTER_TROUBLE_SECONDS = 60.0
@@ -133,6 +135,7 @@ class Uploaders:
                     self._settings.flush_seconds,
                 )
             process.kill()
+            process.wait_ended(_KILLED_SECONDS)
 
     def _upload_once(self, upload: Upload, windows: list[int], deadline: float) -> None:
         """Does a last upload whose process is dead: by one that does nothing else."""
