@@ -29,6 +29,7 @@ FIGURES = [
     "diagnosed_trainer",
     "metrics_recorded",
     "metrics_kept",
+    "metrics_read",
     "run_begun",
     "run_trainer",
     "viewers",
