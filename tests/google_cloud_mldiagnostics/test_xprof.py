@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import copy
 import datetime
+import gzip
 import inspect
 import json
 import logging
@@ -69,6 +70,24 @@ def test_start_and_stop_leave_a_profile_in_its_place(run: ActiveRun) -> None:
     found = read_xplane(run.folder / "profiles/plugins/profile" / file)
     assert found.is_whole
     assert "/host:CPU" in found.planes
+
+
+@pytest.mark.parametrize("way", ["argument", "variable"])
+def test_the_trace_is_kept_as_json_too_where_that_is_asked_for(
+    run: ActiveRun, monkeypatch: pytest.MonkeyPatch, way: str
+) -> None:
+    if way == "variable":
+        monkeypatch.setenv("ML_DIAGNOSTICS_TRACE_JSON", "1")
+    with xprof(session_id="one", trace_json=True if way == "argument" else None):
+        work()
+    with xprof(session_id="two", trace_json=False):
+        work()
+    folder = run.folder / "profiles/plugins/profile"
+    assert sorted(path.name for path in (folder / "one").iterdir()) == ["host-a.trace.json.gz", "host-a.xplane.pb"]
+    assert sorted(path.name for path in (folder / "two").iterdir()) == ["host-a.xplane.pb"]
+    with gzip.open(folder / "one/host-a.trace.json.gz") as file:
+        assert json.load(file)["traceEvents"]
+    assert read_xplane(folder / "one/host-a.xplane.pb").is_whole
 
 
 def test_a_copy_has_the_settings_and_no_profile_that_is_being_taken(run: ActiveRun) -> None:

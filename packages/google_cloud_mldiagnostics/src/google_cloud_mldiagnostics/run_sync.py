@@ -28,7 +28,13 @@ from google_cloud_mldiagnostics.control_plane import ControlPlane, Resource
 from google_cloud_mldiagnostics.entries import LOG_ID
 from google_cloud_mldiagnostics.exceptions import RunNotFoundError
 from google_cloud_mldiagnostics.mirroring import as_cloud_run, attempt_of, mirrored
-from google_cloud_mldiagnostics.profiling.layout import SESSIONS, SUFFIX, session_folder, sessions_folder
+from google_cloud_mldiagnostics.profiling.layout import (
+    SESSIONS,
+    SUFFIX,
+    TRACE_JSON_SUFFIX,
+    session_folder,
+    sessions_folder,
+)
 
 __all__ = [
     "EntriesSent",
@@ -50,7 +56,7 @@ _REQUEST_SECONDS: Final = 30.0
 _PATIENCE_SECONDS: Final = 60.0
 _REFUSED: Final = frozenset({"INVALID_ARGUMENT", "FAILED_PRECONDITION", "OUT_OF_RANGE"})
 _KEPT_BY_EACH: Final = ("createTime", "etag", "name", "updateTime")
-_PROFILES: Final = (SUFFIX, ".trace.json.gz")
+_PROFILES: Final = (SUFFIX, TRACE_JSON_SUFFIX)
 """What profilers write; what else is there, XProf has made of it when it showed the profile."""
 
 

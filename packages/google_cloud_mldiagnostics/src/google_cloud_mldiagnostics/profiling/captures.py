@@ -29,7 +29,7 @@ from google_cloud_mldiagnostics.per_process import PerProcess
 from google_cloud_mldiagnostics.profiling.deliveries import deliveries_of_this_process
 from google_cloud_mldiagnostics.profiling.engines import Engine, engine_for
 from google_cloud_mldiagnostics.profiling.hosts_check import HostsCheck
-from google_cloud_mldiagnostics.profiling.layout import file_of
+from google_cloud_mldiagnostics.profiling.layout import TRACE_JSON_SUFFIX, file_of
 from google_cloud_mldiagnostics.profiling.places import Place, Way, place_of, scratch_folder, xplane_name
 from google_cloud_mldiagnostics.profiling.sessions import SessionIds
 from google_cloud_mldiagnostics.profiling.telling import ACTIVE, FAILED, SUCCEEDED, Session
@@ -81,6 +81,7 @@ class Capture:
         engine: What takes it.
         scratch: The folder that is written meanwhile.
         started_seconds: When it began, monotonic.
+        trace_json: True if the trace is kept as JSON, too.
         ending: Taken by who ends it, once.
         ended: Set when there is no more to do, or a thread does it.
     """
@@ -90,6 +91,7 @@ class Capture:
     engine: Engine
     scratch: Path
     started_seconds: float
+    trace_json: bool = False
     ending: threading.Lock = field(default_factory=threading.Lock)
     ended: threading.Event = field(default_factory=threading.Event)
 
@@ -117,7 +119,9 @@ class Captures:
         """Whether a folder is of one of the last sessions that this process took itself."""
         return folder in self._folders
 
-    def begin(self, active: ActiveRun, place: Place, session_id: str | None, members: Members) -> Capture | None:
+    def begin(
+        self, active: ActiveRun, place: Place, session_id: str | None, members: Members, *, trace_json: bool = False
+    ) -> Capture | None:
         """Begins a profile; None, with a WARNING, if that fails, or another one runs."""
         now = datetime.datetime.now(datetime.timezone.utc)
         session_id = self.session_ids(active).next(session_id, now)
@@ -146,6 +150,7 @@ class Captures:
                 )
                 _tell_failed(session, f"could not be started: {_shown(error)}")
                 return None
+            capture.trace_json = trace_json
             undo.pop_all()
             return capture
 
@@ -177,7 +182,10 @@ class Captures:
         session = capture.session
         try:
             try:
-                file = capture.engine.stop(capture.scratch)
+                if capture.trace_json:
+                    file = capture.engine.stop(capture.scratch, trace_json=True)
+                else:
+                    file = capture.engine.stop(capture.scratch)
             except BaseException:
                 capture.engine.abandon()
                 raise
@@ -202,6 +210,8 @@ class Captures:
         if place.way is Way.STAGED:  # Perhaps a cloud was found meanwhile.
             place = place_of(session.active)
         problem = _look_at(session, file, has_accelerator=capture.engine.has_accelerator())
+        if capture.trace_json:
+            _keep_json(capture, place)
         told = self._telling(session, place, problem)
         name = file_of(session.name)
         target = f"{session.folder}/{name}"
@@ -320,6 +330,24 @@ def _look_at(session: Session, file: Path, *, has_accelerator: bool) -> str:
         LOSSES.add("xprof: unusable profile")
         logger.warning("Profile %s of %s: %s.", session.session_id, session.name, problem)
     return problem
+
+
+@guarded_as("keep a trace as JSON")
+def _keep_json(capture: Capture, place: Place) -> None:
+    """Bring the trace as JSON beside the profile; without it the profile is as good."""
+    file = next(iter(sorted(capture.scratch.rglob(f"*{TRACE_JSON_SUFFIX}"))), None)
+    if file is None:
+        logger.warning("Profile %s: its profiler wrote no %s.", capture.session.session_id, TRACE_JSON_SUFFIX)
+        return
+    name = capture.session.name + TRACE_JSON_SUFFIX
+    if place.way is Way.MOVED:
+        move(file, Path(capture.session.folder) / name)
+        return
+    staged = place.staged_session(capture.session.session_id) / name
+    stage(file, staged, place.staging)
+    if place.way is not Way.STAGED:
+        upload = Upload(staged, f"{capture.session.folder}/{name}", lambda _: None)
+        deliveries_of_this_process().add(upload, is_awaited=True)
 
 
 def _tell_failed(session: Session, problem: str) -> None:

@@ -20,8 +20,8 @@ class Engine(Protocol):
         """Begins to trace; `folder` is an empty one of this profile alone."""
         ...
 
-    def stop(self, folder: Path) -> Path:
-        """Ends the trace and returns its xplane file, which is somewhere in the folder."""
+    def stop(self, folder: Path, *, trace_json: bool = False) -> Path:
+        """End the trace and return its xplane file, which is somewhere in the folder; and if asked, one in JSON."""
         ...
 
     def abandon(self) -> None:

@@ -26,16 +26,16 @@ class JaxEngine:
 
         jax.profiler.start_trace(str(folder))
 
-    def stop(self, folder: Path) -> Path:
-        """Ends the trace.
+    def stop(self, folder: Path, *, trace_json: bool = False) -> Path:
+        """End the trace.
 
-        `stop_trace` also makes a JSON of it, for which nobody asked and the job would wait two to ten times as long. So
+        `stop_trace` also makes a JSON of it, for which the job would wait two to ten times as long. So
         the trace is taken from JAX's session, where JAX is as we know it.
         """
         import jax.profiler
 
         state = _profile_state()
-        if callable(getattr(getattr(state, "profile_session", None), "stop", None)):
+        if not trace_json and callable(getattr(getattr(state, "profile_session", None), "stop", None)):
             with state.lock:
                 trace = state.profile_session.stop()
                 state.reset()

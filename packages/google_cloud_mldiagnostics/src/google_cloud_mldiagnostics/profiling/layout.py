@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from typing import Final
 
-__all__ = ["SESSIONS", "SUFFIX", "file_of", "logdir_of", "session_folder", "sessions_folder"]
+__all__ = ["SESSIONS", "SUFFIX", "TRACE_JSON_SUFFIX", "file_of", "logdir_of", "session_folder", "sessions_folder"]
 
 SESSIONS: Final = ("plugins", "profile")
 """The folders between a logdir and its sessions."""
 SUFFIX: Final = ".xplane.pb"
 """The end of the names of the files."""
+TRACE_JSON_SUFFIX: Final = ".trace.json.gz"
+"""The end of the name of the same trace for chrome://tracing and Perfetto, if it was asked for."""
 
 
 def sessions_folder(logdir: str) -> str:

@@ -34,8 +34,8 @@ class XlaEngine:
             )
         profiler.start_trace(str(folder))
 
-    def stop(self, folder: Path) -> Path:
-        """Ends the trace."""
+    def stop(self, folder: Path, *, trace_json: bool = False) -> Path:
+        """End the trace; torch_xla writes it as JSON in any case."""
         _profiler().stop_trace()
         return captured_file(folder)
 

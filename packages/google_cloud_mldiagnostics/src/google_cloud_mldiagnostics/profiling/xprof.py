@@ -44,6 +44,8 @@ class Xprof:
         run: The run to which the profiles belong; None is the current one, looked up when a profile starts.
         process_index_list: The processes that are profiled; None is all. The others do nothing.
         session_id: The name of the session. None is one that all processes agree upon which start within two minutes.
+        trace_json: True to keep the trace as `<host>.trace.json.gz`, too, for chrome://tracing and Perfetto. Writing it
+            takes several times as long as the profile alone. None reads ML_DIAGNOSTICS_TRACE_JSON.
 
     Raises:
         ProfilingError: An argument cannot be used.
@@ -54,12 +56,14 @@ class Xprof:
         run: MLRun | None = None,
         process_index_list: Iterable[int] | None = None,
         session_id: str | None = None,
+        trace_json: bool | None = None,
     ) -> None:
         if callable(run):
             raise ProfilingError("xprof was given a function: write @xprof(), with parentheses")
         self._run = run
         self._indexes = None if process_index_list is None else _checked_indexes(process_index_list)
         self._session_id = session_id
+        self._trace_json = trace_json
         self._capture: Capture | None = None
         self._is_skipped = False
         self._entered: list[bool] = []
@@ -113,7 +117,7 @@ class Xprof:
         """Returns the function, profiled whenever it is called; a coroutine or generator for as long as it runs."""
 
         def profile() -> Xprof:  # Of its own: calls may overlap, and the first ends its own.
-            return Xprof(self._run, self._indexes, self._session_id)
+            return Xprof(self._run, self._indexes, self._session_id, self._trace_json)
 
         wrapper: Callable[..., Any]
         if inspect.iscoroutinefunction(function):
@@ -173,7 +177,11 @@ class Xprof:
             self._is_skipped = True
             return True
         members = Members(index, count, [one for one in expected if 0 <= one < count])
-        self._capture = captures_of_this_process().begin(active, place, session_id, members)
+        trace_json = self._trace_json
+        if trace_json is None:
+            trace_json = os.environ.get("ML_DIAGNOSTICS_TRACE_JSON", "").strip().lower() in ("1", "true", "yes", "on")
+        captures = captures_of_this_process()
+        self._capture = captures.begin(active, place, session_id, members, trace_json=trace_json)
         return self._capture is not None
 
     def _active(self) -> ActiveRun | None:
