@@ -153,3 +153,20 @@ def test_a_save_is_no_reason_for_startup(reference: Reference) -> None:
     history = History().start(0).steps(range(4), at=2).save(2, 24, 25).end(42)
     assert said(history, reference)["badput"]["PROGRAM_STARTUP"] == 0
     assert flat(told(history).details["badput_time"])["PROGRAM_STARTUP"] == pytest.approx(0.5)
+
+
+@pytest.mark.parametrize("missing", [None, "absent"])
+def test_a_save_or_restore_without_its_start_counts_as_long(missing: str | None, reference: Reference) -> None:
+    """The reference needs no start; here it is that of the first part that has one, and the report says so."""
+    history = History().start(0).restore(3, 1, 3).steps(range(4, 12), at=5).save(6, 26, 28).end(85)
+    restored = next(entry for entry in history.payloads if entry.get("event_type") == "restore")
+    saved = next(entry for entry in history.payloads if entry.get("event_type") == "save")
+    for entry, key in ((restored, "checkpoint_manager_start_time"), (saved, "checkpoint_manager_blocking_start_time")):
+        entry[key] = None
+        if missing:
+            del entry[key]
+    theirs, ours = said(history, reference)["badput"], told(history)
+    assert (theirs[SAVE], theirs[RESTORE]) == (2, 2)
+    assert [flat(ours.details["badput_time"])[name] for name in (SAVE, RESTORE)] == [2, 2]
+    [note] = ours.report.notes
+    assert note.startswith("2 saves or restores were recorded without their start")

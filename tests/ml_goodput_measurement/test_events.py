@@ -133,10 +133,10 @@ def test_a_restore_of_orbax_is_read(payload: dict[str, Any], tier: str) -> None:
     [
         (
             orbax_save(40, 0, 3, "gs://bucket/run"),
-            ["step", "checkpoint_manager_blocking_start_time", "checkpoint_manager_blocking_duration_secs"],
+            ["step", "checkpoint_manager_blocking_duration_secs"],
         ),
-        (RESTORED, ["step", "checkpoint_manager_start_time", "checkpoint_manager_duration_secs"]),
-        (EMERGENCY, ["step", "checkpoint_manager_start_time", "checkpoint_manager_duration_secs"]),
+        (RESTORED, ["step", "checkpoint_manager_duration_secs"]),
+        (EMERGENCY, ["step", "checkpoint_manager_duration_secs"]),
     ],
     ids=["save", "restore", "emergency_restore"],
 )
@@ -148,6 +148,15 @@ def test_a_checkpoint_entry_without_what_counts_is_counted_and_the_rest_is_read(
         batch, skipped = read(ours(**{**payload, key: None}), ours(**without), ours(job_start_time=AT))
         assert batch == EventBatch(others=[JobStart(AT_NS)])
         assert skipped == {"malformed entry": 2}
+
+
+@pytest.mark.parametrize("part", ["wait_for_prev", "checkpointer_blocking"])
+def test_a_save_without_its_start_starts_with_its_first_part(part: str) -> None:
+    saved = {key: value for key, value in orbax_save(40, 0, 3, "gs://b").items() if not key.endswith("_start_time")}
+    batch, skipped = read(ours(**saved, **{f"{part}_start_time": AT}), ours(**saved))
+    assert batch.checkpoints == [CheckpointOperation(SAVE, 40, "persistent", AT_NS, 3 * 10**9)]
+    assert len(batch.untimed) == 1
+    assert skipped == {"malformed entry": 1}  # The other one has no time at all.
 
 
 def test_an_event_type_that_nobody_knows_is_passed_over() -> None:

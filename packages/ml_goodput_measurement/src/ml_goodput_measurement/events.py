@@ -123,6 +123,8 @@ class EventBatch:
     others: list[Event] = field(default_factory=list)
     checkpoints: list[CheckpointOperation] = field(default_factory=list)
     """Apart, because any host may report them."""
+    untimed: list[str] = field(default_factory=list)
+    """Checkpoint operations whose start is that of a part of theirs, a text for each."""
     lost: dict[str, dict[str, int]] = field(default_factory=dict)
     """What recorders say that they could not write, by reason, under the name of each such report."""
 
@@ -317,14 +319,25 @@ def _read_checkpoint_operation(payload: Payload, batch: EventBatch) -> None:
         bucket, prefix = Bucket.CHECKPOINT_RESTORE, "checkpoint_manager"
     else:
         return
+    start, *others = (payload.get(f"{part}_start_time") for part in (prefix, *_OTHER_PARTS[bucket]))
     operation = CheckpointOperation(
         bucket,
         _step(payload["step"]),
         "persistent" if str(payload.get("directory")).startswith("gs://") else "local",
-        _nanoseconds(payload[f"{prefix}_start_time"]),
+        # The public package counts the duration alone; a moment of our partition needs a time.
+        _nanoseconds(min(other for other in others if other is not None) if start is None else start),
         _duration(payload[f"{prefix}_duration_secs"]),
     )
     batch.checkpoints.append(operation)
+    if start is None:
+        batch.untimed.append(f"{kind} {operation.step} {operation.start_ns} {operation.duration_ns}")
+
+
+_OTHER_PARTS = {
+    Bucket.CHECKPOINT_SAVE: ("wait_for_prev", "checkpointer_blocking"),
+    Bucket.CHECKPOINT_RESTORE: ("checkpointer", "broadcast"),
+}
+"""Parts of an operation that may tell when it started."""
 
 
 def _parsers() -> dict[str, Callable[[Payload], Event]]:

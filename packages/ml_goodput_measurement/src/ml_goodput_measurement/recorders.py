@@ -68,6 +68,8 @@ class Recorders:
         """Entries of this job that could not be read, by reason."""
         self.lost: dict[str, dict[str, int]] = {}
         """Entries that a recorder could not write, by reason, under the name of each report, which may come twice."""
+        self.untimed: set[str] = set()
+        """Checkpoint operations whose start is that of a part of theirs."""
         self._ledger = Ledger()
         self._records: dict[tuple[int, str], _Records] = {}
         self._changed: dict[tuple[int, str], _Records] = {}
@@ -91,6 +93,7 @@ class Recorders:
         """
         batch = read_events(payloads, self.job_name, self.skipped)
         self.lost.update(batch.lost)
+        self.untimed.update(batch.untimed)
         if not batch.records_job():
             if batch.checkpoints:
                 self._ledger.add(batch)
@@ -157,6 +160,11 @@ class Recorders:
         lost: Counter[str] = Counter()
         for counts in self.lost.values():
             lost.update(counts)
+        if self.untimed:
+            notes.append(
+                f"{len(self.untimed)} saves or restores were recorded without their start: they count from the "
+                "start of their first part that has one"
+            )
         notes += [f"{count} entries were lost while recording: {reason}" for reason, count in sorted(lost.items())]
         return notes + [f"{count} entries were passed over: {reason}" for reason, count in sorted(self.skipped.items())]
 
@@ -182,8 +190,8 @@ class Recorders:
             )
             for border, owner in zip(self._borders, self._owners, strict=True)
         ]
-        state = {"ledger": ledger, "writers": writers, "owners": owners, "skipped": self.skipped, "lost": self.lost}
-        return state, columns
+        state = {"ledger": ledger, "writers": writers, "owners": owners}
+        return {**state, "skipped": self.skipped, "lost": self.lost, "untimed": sorted(self.untimed)}, columns
 
     @staticmethod
     def column_shapes(state: dict[str, Any]) -> Iterator[tuple[str, int]]:
@@ -198,6 +206,7 @@ class Recorders:
         """Return the recorders of which `to_state` was called."""
         recorders = cls(job_name)
         recorders.skipped, recorders.lost = Counter(state["skipped"]), dict(state["lost"])
+        recorders.untimed = set(state["untimed"])
         used = len(state["ledger"]["columns"])
         recorders._ledger = Ledger.from_state(state["ledger"], list(columns[:used]))
         everyone = []
