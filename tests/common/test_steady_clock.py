@@ -29,3 +29,16 @@ def test_a_jump_of_the_wall_clock_moves_it_not(hours: int, monkeypatch: pytest.M
 def test_without_a_jump_a_moment_stays_what_it_is() -> None:
     moment = time.time() - 3.25
     assert steady_clock.steadied(moment) == moment
+
+
+@pytest.mark.parametrize("jump_seconds", [-300, -20, 20, 300])
+def test_a_moment_from_before_a_small_jump_stays_and_later_ones_follow_it(
+    jump_seconds: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The end of a step is read, the clock is set, and only then the step is recorded."""
+    start = time.time()
+    monkeypatch.setattr(steady_clock, "now_ns", lambda: int((start + 3) * 1e9))
+    monkeypatch.setattr(time, "time", lambda: start + 3 + jump_seconds)
+    assert steady_clock.steadied(start + 1) == start + 1
+    assert steady_clock.steadied(start + 3 + jump_seconds) == pytest.approx(start + 3)
+    assert steady_clock.steadied(start + 2 + jump_seconds) == pytest.approx(start + 2)

@@ -31,15 +31,20 @@ def now_ns() -> int:
 
 
 def steadied(seconds: float) -> float:
-    """Returns a moment that somebody has read off the wall clock lately as this process counts.
+    """Return a moment that was read off the wall clock lately as this process counts.
 
-    They differ once the clock has been set. A moment of long ago, or of another clock, stays as it is.
+    They differ once the clock has been set. A moment that was read before that, one of long ago, and one of another
+    clock stay as they are.
 
     Args:
         seconds: Since 1970.
     """
-    wall_seconds = time.time()
-    skew_seconds = now_ns() / 1e9 - wall_seconds
-    if abs(skew_seconds) < _NOISE_SECONDS or abs(wall_seconds - seconds) > _LATELY_SECONDS:
+    wall_seconds, steady_seconds = time.time(), now_ns() / 1e9
+    skew_seconds = steady_seconds - wall_seconds
+    age_seconds = wall_seconds - seconds
+    if abs(skew_seconds) < _NOISE_SECONDS or abs(age_seconds) > _LATELY_SECONDS:
+        return seconds
+    # A moment is mostly recorded soon after it was read: it was read off that clock by which it is the more recent.
+    if -_NOISE_SECONDS < steady_seconds - seconds < abs(age_seconds):
         return seconds
     return seconds + skew_seconds
