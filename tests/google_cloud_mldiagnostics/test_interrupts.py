@@ -9,7 +9,7 @@ from ml_diagnostics_testing.control_plane import ControlPlaneServer
 
 from . import run_programs as programs
 
-SECONDS = [0.0, 0.1, 0.3, pytest.param(1.0, marks=pytest.mark.slow), pytest.param(3.0, marks=pytest.mark.slow)]
+SECONDS = [0.0, 0.3, *(pytest.param(seconds, marks=pytest.mark.slow) for seconds in (0.1, 1.0, 3.0))]
 
 RECORDER = """
 from ml_goodput_measurement import goodput

@@ -58,6 +58,8 @@ class NativeTermination:
 
     def start(self) -> None:
         """Start it; without effect where the C library cannot (it is not glibc), or nothing more can be opened."""
+        if sys.platform != "linux":
+            return
         try:
             reading, writing = _channel()
         except OSError:
@@ -159,7 +161,7 @@ def c_handler(number: int) -> int | None:
 def _forget_after_one(number: int) -> bool:
     """Have the kernel reset a signal to its default when it has called the handler; False where that cannot be."""
     address = c_handler(number)
-    if address is None or sys.platform != "linux":
+    if address is None:
         return False
     import ctypes
 
