@@ -19,14 +19,12 @@ from collections.abc import Callable
 from typing import Any
 
 from ml_diagnostics_common import background
-from ml_diagnostics_common.descriptors import Descriptor
+from ml_diagnostics_common.descriptors import Descriptor, with_high_number
 from ml_diagnostics_common.guard import LOSSES
 
 __all__ = ["SignalWakeups", "in_main_thread", "subscribe", "unsubscribe"]
 
 _READ_BYTES = 4096
-_LEAST_NUMBER = 200
-"""Of our descriptors: a program that closes those that it inherited rarely goes that far."""
 _NOT_A_SIGNAL = b"\0"
 
 Receiver = Callable[[bytes], object]
@@ -38,7 +36,7 @@ class SignalWakeups:
     def __init__(self) -> None:
         ours, theirs = _socket.socketpair()
         # A socket, as others may look at what arrived without taking it (MSG_PEEK).
-        self._read, self._write = (Descriptor(_moved_up(end.detach())) for end in (ours, theirs))
+        self._read, self._write = (Descriptor(with_high_number(end.detach())) for end in (ours, theirs))
         for end in (self._read, self._write):
             os.set_blocking(end.number() or 0, False)
         self._number = self._write.number()
@@ -231,14 +229,3 @@ def _call_waiting(_: object) -> int:
         except Exception as error:
             LOSSES.add(f"signal_wakeups: {type(error).__name__}")
     return 0
-
-
-def _moved_up(number: int) -> int:
-    import fcntl  # Windows has none.
-
-    try:
-        high = fcntl.fcntl(number, fcntl.F_DUPFD_CLOEXEC, _LEAST_NUMBER)
-    except OSError:
-        return number
-    os.close(number)
-    return high

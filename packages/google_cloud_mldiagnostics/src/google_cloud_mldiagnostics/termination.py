@@ -89,8 +89,6 @@ class Termination:
 
     def leave_to_child(self) -> None:
         """In a forked child: SIGTERM ends it at once, as without us; the user's handler stays chained."""
-        if self._native is not None:
-            self._native.leave_to_child()
         if self.previous is signal.SIG_DFL:
             self._restore()
 

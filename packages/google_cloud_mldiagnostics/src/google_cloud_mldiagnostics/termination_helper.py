@@ -33,33 +33,34 @@ def main() -> NoReturn:
     settings = json.loads(os.environ[SETTINGS])
     try:
         os.chdir("/")
-        if _watch(settings["pid"], socket.socket(fileno=settings["signals"]), settings["job"]):
+        if _watch(settings["pid"], socket.socket(fileno=settings["signals"]), settings["job"], settings["control"]):
             _record(settings)
     finally:
         os._exit(0)
 
 
-def _watch(pid: int, signals: socket.socket, job: int) -> bool:
+def _watch(pid: int, signals: socket.socket, job: int, control: int) -> bool:
     """Return when the job has died, or its run has ended; True if it was sent SIGTERM.
 
     Args:
         pid: The job's.
         signals: Where the numbers of the job's signals are written. They are only peeked at: the job reads them.
         job: A descriptor that polls as readable once the job is dead.
+        control: One that polls as readable once the run has ended.
     """
-    end = select.poll()
+    end, run, anything = select.poll(), select.poll(), select.poll()
     end.register(job, select.POLLIN)
-    both = select.poll()
-    both.register(job, select.POLLIN)
-    both.register(signals, select.POLLIN)
+    run.register(control, select.POLLIN)
+    for descriptor in (job, control, signals):
+        anything.register(descriptor, select.POLLIN)
     is_terminated = False
     while True:
-        both.poll()
+        anything.poll()
         numbers = _peek(signals)
         is_terminated = is_terminated or signal.SIGTERM in (numbers or b"")
         if end.poll(0):
             return is_terminated
-        if numbers == b"":
+        if numbers == b"" or run.poll(0):
             return False
         if end.poll(1e3 * _GIL_SECONDS):
             return is_terminated
