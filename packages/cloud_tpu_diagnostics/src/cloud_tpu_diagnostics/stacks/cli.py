@@ -100,12 +100,6 @@ def _pid(text: str) -> int:
     return int(text)
 
 
-def _job_name(text: str) -> str:
-    from ml_diagnostics_common.payload import printable  # --help needs nothing of it.
-
-    return printable(text)
-
-
 def _seconds(text: str) -> float:
     number, unit = (text[:-1], text[-1]) if text[-1:] in _UNITS else (text, "s")
     try:
