@@ -120,8 +120,8 @@ class _Worker:
 
     def settle(self, *, may_compute: bool) -> None:
         values = list(self._of_steps.values())
-        if not values:
-            return
+        if not values or threading.current_thread() is not threading.main_thread():
+            return  # Beside a thread that trains, torch_xla computes nothing safely; the next step has the values.
         is_alone = _is_single_process_of_xla()
         if may_compute or is_alone:
             if not (may_compute and is_alone):
@@ -320,7 +320,10 @@ class _StepValue:
         """Return True if the tensor needs no further step."""
         bindings = getattr(sys.modules.get("torch_xla"), "_XLAC", None)
         needs_step = getattr(bindings, "_check_tensor_need_materialization", None)
-        return needs_step is not None and not any(needs_step([self.tensor]))
+        try:
+            return needs_step is not None and not any(needs_step([self.tensor]))
+        except Exception:  # Also if `put` has taken it just now.
+            return False
 
     def give_up(self) -> None:
         """Lose the value, unless it was taken."""
