@@ -13,6 +13,8 @@ from typing import Any
 from cloud_tpu_diagnostics.entries import JOB_ENDED, LOG_ID
 from ml_diagnostics_common.reader import JournalReader
 
+from .diagnosed_jobs import WITHOUT_FORK_WARNING
+
 LONG_SECONDS = 30.0
 """Longer than anything takes that a test waits for."""
 
@@ -46,7 +48,7 @@ class Job:
 
     def __init__(self, program: str, trace: Path, **popen: Any) -> None:
         self.process = subprocess.Popen(
-            [sys.executable, "-c", _HEAD + program, str(trace)],
+            [sys.executable, *WITHOUT_FORK_WARNING, "-c", _HEAD + program, str(trace)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

