@@ -23,7 +23,7 @@ from ml_diagnostics_common.exceptions import (
 )
 from ml_diagnostics_common.storage import local_storage, storage
 from ml_diagnostics_testing.cloud_storage import CloudStorageServer
-from ml_diagnostics_testing.faults import Hang, Reset, Status, Truncate
+from ml_diagnostics_testing.faults import Drip, Hang, Reset, Status, Truncate
 
 
 @pytest.fixture(scope="module")
@@ -228,6 +228,20 @@ def test_the_functions_choose_the_store_by_the_path(server, cloud, tmp_path, mon
         assert not storage.exists(path)
     assert storage.storage_for("gs://bucket/a") is storage.storage_for("gs://other/b")
     storage.storage_for("gs://bucket/a").close()
+
+
+def test_headers_that_drip_are_given_up_and_a_body_that_drips_is_read(server, monkeypatch):
+    for variable, value in server.environment().items():
+        monkeypatch.setenv(variable, value)
+    store = storage.GoogleCloudStorage(deadline_seconds=1.0)
+    store.write("gs://bucket/x", b"1234")
+    server.faults.script([Drip(0.3, body_only=True)])
+    assert store.read("gs://bucket/x") == b"1234"  # In more than a second: each byte is in time.
+    server.faults.always(Drip(0.3))
+    with pytest.raises(StorageError, match=r"within 1 s"):
+        store.read("gs://bucket/x")
+    server.faults.clear()
+    store.close()
 
 
 def test_the_deadline_is_the_callers_to_choose(server, monkeypatch):

@@ -6,6 +6,7 @@ socket, and a compressed body of 2 MB may become 2 GiB in memory.
 
 from __future__ import annotations
 
+import functools
 import time
 import zlib
 from collections.abc import Iterator, Mapping
@@ -16,9 +17,9 @@ import urllib3
 from requests.adapters import HTTPAdapter
 from urllib3.exceptions import DecodeError, ProtocolError
 
-from ml_diagnostics_common.timed_response import TimedResponse
+from ml_diagnostics_common.timed_response import TimedHeadersResponse, TimedResponse
 
-__all__ = ["BoundedAdapter", "BoundedHttp", "Deadline", "ResponseTooLargeError", "bounded_http"]
+__all__ = ["BoundedAdapter", "BoundedHttp", "Deadline", "ResponseTooLargeError", "TimedHeadersAdapter", "bounded_http"]
 
 _CONNECT_SECONDS = 5.0
 _PIECE_BYTES = 1 << 18
@@ -113,28 +114,36 @@ class Deadline(urllib3.Timeout):
         return Deadline(self.moment)
 
 
-class BoundedAdapter(HTTPAdapter):
-    """Sends the requests of a `requests.Session`; each body is decompressed and counted as it is read.
+class TimedHeadersAdapter(HTTPAdapter):
+    """Sends the requests of a `requests.Session`; headers have one deadline, the body's reads one each."""
 
-    Args:
-        most_bytes: The limit of a body after decompression, unless `response.raw.most_bytes` is set.
-    """
-
-    def __init__(self, most_bytes: int) -> None:
-        self._most_bytes = most_bytes
-        super().__init__()
+    _response_class: type[TimedResponse] = TimedHeadersResponse
 
     def init_poolmanager(self, *args: Any, **kwargs: Any) -> None:
         """Make pools of connections whose responses have a deadline."""
         super().init_poolmanager(*args, **kwargs)
-        self.poolmanager.pool_classes_by_scheme = _POOLS
+        self.poolmanager.pool_classes_by_scheme = _pools(self._response_class)
 
     def proxy_manager_for(self, *args: Any, **kwargs: Any) -> Any:
         """Make the same for connections through a proxy."""
         manager = super().proxy_manager_for(*args, **kwargs)
         if type(manager) is urllib3.ProxyManager:  # Those of SOCKS have their own.
-            manager.pool_classes_by_scheme = _POOLS
+            manager.pool_classes_by_scheme = _pools(self._response_class)
         return manager
+
+
+class BoundedAdapter(TimedHeadersAdapter):
+    """The same with one deadline for all of a response; each body is decompressed and counted as it is read.
+
+    Args:
+        most_bytes: The limit of a body after decompression, unless `response.raw.most_bytes` is set.
+    """
+
+    _response_class = TimedResponse
+
+    def __init__(self, most_bytes: int) -> None:
+        self._most_bytes = most_bytes
+        super().__init__()
 
     def send(self, *args: Any, **kwargs: Any) -> Any:
         """Send a request; see `requests.adapters.HTTPAdapter.send`."""
@@ -143,23 +152,21 @@ class BoundedAdapter(HTTPAdapter):
         return response
 
 
-class _HttpConnection(urllib3.connection.HTTPConnection):
-    response_class = TimedResponse
+@functools.cache
+def _pools(response: type[TimedResponse]) -> dict[str, Any]:
+    class Connection(urllib3.connection.HTTPConnection):
+        response_class = response
 
+    class TlsConnection(urllib3.connection.HTTPSConnection):
+        response_class = response
 
-class _HttpsConnection(urllib3.connection.HTTPSConnection):
-    response_class = TimedResponse
+    class HTTPConnectionPool(urllib3.HTTPConnectionPool):  # The name is in its messages.
+        ConnectionCls = Connection
 
+    class HTTPSConnectionPool(urllib3.HTTPSConnectionPool):
+        ConnectionCls = TlsConnection
 
-class HTTPConnectionPool(urllib3.HTTPConnectionPool):  # The name is in its messages.
-    ConnectionCls = _HttpConnection
-
-
-class HTTPSConnectionPool(urllib3.HTTPSConnectionPool):
-    ConnectionCls = _HttpsConnection
-
-
-_POOLS = {"http": HTTPConnectionPool, "https": HTTPSConnectionPool}
+    return {"http": HTTPConnectionPool, "https": HTTPSConnectionPool}
 
 
 class _BoundedBody:

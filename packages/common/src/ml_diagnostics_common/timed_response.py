@@ -12,7 +12,7 @@ import socket
 import time
 from typing import Any
 
-__all__ = ["TimedConnection", "TimedResponse"]
+__all__ = ["TimedConnection", "TimedHeadersResponse", "TimedResponse"]
 
 
 class TimedResponse(http.client.HTTPResponse):
@@ -21,12 +21,27 @@ class TimedResponse(http.client.HTTPResponse):
     For the attribute `response_class` of an `http.client.HTTPConnection`. A read after that raises TimeoutError.
     """
 
+    _reads: _TimedReads | None = None
+
     def __init__(self, sock: socket.socket, *args: Any, **kwargs: Any) -> None:
         super().__init__(sock, *args, **kwargs)
         timeout = sock.gettimeout()
         if timeout is not None:
-            raw = self.fp.detach()
-            self.fp = io.BufferedReader(_TimedReads(raw, sock, time.monotonic() + timeout))
+            self._reads = _TimedReads(self.fp.detach(), sock, timeout)
+            self.fp = io.BufferedReader(self._reads)
+
+
+class TimedHeadersResponse(TimedResponse):
+    """A response of which only status and headers must arrive within the timeout: its body may be a large file.
+
+    Each read of the body has the whole timeout.
+    """
+
+    def begin(self) -> None:
+        """Read status and headers."""
+        super().begin()
+        if self._reads is not None:
+            self._reads.lift_deadline()
 
 
 class TimedConnection(http.client.HTTPConnection):
@@ -44,19 +59,26 @@ class TimedConnection(http.client.HTTPConnection):
 class _TimedReads(io.RawIOBase):
     """Gives each read from the socket only the time that is left."""
 
-    def __init__(self, raw: Any, sock: socket.socket, deadline: float) -> None:
+    def __init__(self, raw: Any, sock: socket.socket, timeout: float) -> None:
         self._raw = raw
         self._socket = sock
-        self._deadline = deadline
+        self._timeout = timeout
+        self._deadline: float | None = time.monotonic() + timeout
+
+    def lift_deadline(self) -> None:
+        """Give each further read the whole timeout."""
+        self._deadline = None
+        self._socket.settimeout(self._timeout)
 
     def readable(self) -> bool:
         return True
 
     def readinto(self, buffer: Any) -> int | None:
-        left = self._deadline - time.monotonic()
-        if left <= 0:
-            raise TimeoutError("timed out")
-        self._socket.settimeout(left)
+        if self._deadline is not None:
+            left = self._deadline - time.monotonic()
+            if left <= 0:
+                raise TimeoutError("timed out")
+            self._socket.settimeout(left)
         count: int | None = self._raw.readinto(buffer)
         return count
 

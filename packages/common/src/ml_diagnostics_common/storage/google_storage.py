@@ -204,6 +204,8 @@ class GoogleCloudStorage:
         try:
             import google.auth.credentials
             import google.cloud.storage as storage
+
+            from ml_diagnostics_common.bounded_adapter import TimedHeadersAdapter
         except ImportError as error:
             raise MissingExtraError("a gs:// path", "ml-diagnostics-common", "gcs") from error
 
@@ -216,6 +218,8 @@ class GoogleCloudStorage:
         options = {"api_endpoint": url.removesuffix("/storage/v1")} if url else None
         client = storage.Client("none", credentials=cloud.credentials, client_options=options)
         client._bucket_metadata_cache = None  # Else it asks for the bucket behind our back, from a thread.
+        for prefix in ("http://", "https://"):
+            client._http.mount(prefix, TimedHeadersAdapter())
         return client
 
     def _call(self, verb: str, path: str, attempt_once: Callable[[float, int], _T]) -> _T:
