@@ -102,7 +102,7 @@ def format_summaries(by_metric: dict[str, list[Series]]) -> list[str]:
         summary = summarise(series)
         course: Sequence[float] = max(series, key=len).values
         limits = limits_of(course)
-        if limits is not None:  # As in the picture.
+        if limits is not None and (limits.below, limits.above) != (None, None):  # As in the picture.
             course = [min(max(value, limits.low), limits.high) for value in course]
         cells.append(
             (

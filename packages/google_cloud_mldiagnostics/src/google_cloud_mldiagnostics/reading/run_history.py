@@ -97,35 +97,41 @@ class RunHistory:
         self._endings: dict[tuple[str, int], list[LogEntry]] = {}
 
     def add(self, entries: Iterable[LogEntry]) -> None:
-        """Takes note of entries of the run, and of the companions of its processes."""
-        signs_ns = self._signs_ns
+        """Take note of entries of the run, and of the companions of its processes."""
         context: EntryContext | None = None
-        who = "", 0
+        who, sign_ns, step = ("", 0), 0, (0, 0)  # Of the writer: looked up once for many entries.
         for entry in entries:
-            if entry.context is not context:  # Few writers wrote many entries.
+            if entry.context is not context:
+                self._remember(who, sign_ns, step)
                 context = entry.context
                 who = (context.labels.get("host", ""), natural_number(context.labels.get("pid")) or 0)
+                sign_ns, step = self._signs_ns.get(who, 0), self._steps.get(who, (0, 0))
             if context.log_id == COMPANION_LOG_ID:
                 if entry.payload.get("kind") == "job_ended" and not entry.payload.get("goes_on"):
                     self._endings.setdefault(who, []).append(entry)
                 continue
-            if signs_ns.get(who, 0) < entry.timestamp_ns:
-                signs_ns[who] = entry.timestamp_ns
-            own = entry.own_resource_labels
+            timestamp_ns, payload, own = entry.timestamp_ns, entry.payload, entry.own_resource_labels
+            if timestamp_ns > sign_ns:
+                sign_ns = timestamp_ns
             namespace = own["namespace"] if own and "namespace" in own else entry.resource_label("namespace")
             if namespace == PROCESS:
                 self._add_process(entry)
             elif namespace == SESSION:
-                session_id = str(entry.payload.get("session_id", ""))
-                self.sessions.setdefault(session_id, SessionRecord(entry.timestamp_ns)).add(entry)
-            elif "step_index" in entry.payload:
-                step = entry.payload["step_index"]
-                if self._steps.get(who, (0, 0))[0] > entry.timestamp_ns:
-                    continue
-                if type(step) is not int or not 0 <= step < 2**62:
-                    step = natural_number(step)
-                if step is not None:
-                    self._steps[who] = entry.timestamp_ns, step
+                session_id = str(payload.get("session_id", ""))
+                self.sessions.setdefault(session_id, SessionRecord(timestamp_ns)).add(entry)
+            elif timestamp_ns >= step[0] and "step_index" in payload:
+                number = payload["step_index"]
+                if type(number) is not int or not 0 <= number < 2**62:
+                    number = natural_number(number)
+                if number is not None:
+                    step = timestamp_ns, number
+        self._remember(who, sign_ns, step)
+
+    def _remember(self, who: tuple[str, int], sign_ns: int, step: tuple[int, int]) -> None:
+        if sign_ns > 0:
+            self._signs_ns[who] = sign_ns
+        if step[0] > 0:
+            self._steps[who] = step
 
     def last_step(self, key: ProcessKey) -> int | None:
         """Return the step that a process recorded a metric of last; None if it recorded none."""
