@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from array import array
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 from hypothesis import strategies as st
 from ml_goodput_measurement.events import read_events
@@ -77,6 +79,16 @@ def lay_over(draw: st.DrawFn, job: History, now: float) -> None:
         job.load(first, last)
     else:
         job.custom(first, last, kind)
+
+
+def columns_of(shapes: Iterable[Sequence[Any]], parts: Iterable[Any]) -> list[array[Any]]:
+    """The columns of a state as another process reads them: it knows their types and lengths alone."""
+    data, columns = b"".join(parts), []
+    for kind, length in shapes:
+        columns.append(array(kind, data[: 8 * length]))
+        data = data[8 * length :]
+    assert not data
+    return columns
 
 
 def ledger_of(payloads: Iterable[Payload]) -> Ledger:

@@ -7,7 +7,6 @@ bucket, and the oracle (slow and obvious, from the contract's section 3.10 alone
 from __future__ import annotations
 
 import json
-from array import array
 from collections import Counter
 from collections.abc import Iterator
 from typing import Any
@@ -21,7 +20,7 @@ from ml_goodput_measurement.partition import Bucket
 
 from .accounts import moment_ns
 from .histories import JOB, History, Payload
-from .lives import deliver, ledger_of, lives
+from .lives import columns_of, deliver, ledger_of, lives
 from .oracle import Truth, judge
 
 thorough = settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -51,7 +50,7 @@ keys = st.sampled_from(sorted({key for entry in _one_of_each.payloads for key in
 def _saved_and_restored(ledger: Ledger) -> Ledger:
     """The ledger as another process gets it: by way of JSON and of raw columns."""
     state, columns = ledger.to_state()
-    return Ledger.from_state(json.loads(json.dumps(state)), [array(one.typecode, one) for one in columns])
+    return Ledger.from_state(json.loads(json.dumps(state)), columns_of(state["columns"], columns))
 
 
 @thorough

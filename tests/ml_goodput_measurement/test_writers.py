@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from array import array
 from typing import Any
 
 from hypothesis import HealthCheck, given, settings
@@ -13,7 +12,7 @@ from ml_goodput_measurement.writers import Writer
 
 from .accounts import moment_ns
 from .histories import JOB, History, Payload
-from .lives import lay_over, live_one_attempt
+from .lives import columns_of, lay_over, live_one_attempt
 from .oracle import judge
 from .test_ledger_properties import comparable
 from .writers_oracle import Process, entries_that_count
@@ -79,8 +78,7 @@ def recorders_of(processes: list[Process]) -> Recorders:
 def saved_and_restored(recorders: Recorders) -> Recorders:
     state, columns = recorders.to_state()
     state = json.loads(json.dumps(state))
-    assert list(map(list, Recorders.column_shapes(state))) == [[one.typecode, len(one)] for one in columns]
-    return Recorders.from_state(JOB, state, [array(one.typecode, one) for one in columns])
+    return Recorders.from_state(JOB, state, columns_of(Recorders.column_shapes(state), columns))
 
 
 def told(recorders: Recorders, now: float) -> tuple[Any, ...]:

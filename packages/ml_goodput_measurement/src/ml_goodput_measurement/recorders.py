@@ -169,7 +169,7 @@ class Recorders:
         return notes + [f"{count} entries were passed over: {reason}" for reason, count in sorted(self.skipped.items())]
 
     def to_state(self) -> tuple[dict[str, Any], list[Any]]:
-        """Return everything as JSON and as columns of 64-bit numbers."""
+        """Return everything as JSON and as columns of 64-bit numbers, some of them in parts: see `column_shapes`."""
         ledger, columns = self.ledger.to_state()
         numbers = {key: number for number, key in enumerate(self._records)}
         writers = []

@@ -101,9 +101,9 @@ class JobStepTimes:
             self._kept.remove(time_ns)
 
     def to_state(self) -> tuple[dict[str, Any], list[Any]]:
-        """Returns everything as JSON and columns."""
-        column, blocks = self.kept().to_column()
-        return {"measured": self._measured, "blocks": blocks}, [column]
+        """Return everything as JSON and one column, in parts."""
+        parts, blocks = self.kept().to_parts()
+        return {"measured": self._measured, "blocks": blocks}, parts
 
     @classmethod
     def from_state(cls, state: dict[str, Any], columns: list[Any], attempts: Attempts) -> JobStepTimes:

@@ -167,18 +167,21 @@ class Ledger:
         return self._step_times.seconds()
 
     def to_state(self) -> tuple[dict[str, Any], list[Any]]:
-        """Returns everything, facts and what is derived, as JSON and as columns of 64-bit numbers."""
+        """Return everything, facts and what is derived, as JSON and as columns of 64-bit numbers.
+
+        The state tells type and length of each column; the last one is returned in parts, to copy nothing.
+        """
         self._update()
-        step_times, blocks = self._step_times.to_state()
-        columns = [*self.facts.columns(), *blocks]
+        step_times, parts = self._step_times.to_state()
+        columns = self.facts.columns()
         state = {
-            "columns": [(column.typecode, len(column)) for column in columns],
+            "columns": [*((column.typecode, len(column)) for column in columns), ("d", sum(map(len, parts)))],
             "facts": self.facts.to_state(),
             "attempts": self._attempts.to_state(),
             "step_times": step_times,
             "books": self._books.to_state(),
         }
-        return state, columns
+        return state, [*columns, *parts]
 
     @classmethod
     def from_state(cls, state: dict[str, Any], columns: list[Any]) -> Ledger:

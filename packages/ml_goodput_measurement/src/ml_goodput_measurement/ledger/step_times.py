@@ -6,6 +6,7 @@ from array import array
 from bisect import bisect_left, bisect_right, insort
 from collections.abc import Iterable, Sequence
 from itertools import accumulate
+from typing import Any
 
 __all__ = ["StepTimes", "median_of"]
 
@@ -26,16 +27,13 @@ class StepTimes:
         self._count = sum(map(len, self._blocks))
         self._offsets: list[int] | None = None  # index of each block's first value; None when out of date
 
-    def to_column(self) -> tuple[array[float], list[tuple[int, float]]]:
-        """Return the values in order, and length and sum of each block of them."""
-        column = array("d")
-        for block in self._blocks:
-            column.frombytes(memoryview(block).cast("B"))
-        return column, [(len(block), total) for block, total in zip(self._blocks, self._sums, strict=True)]
+    def to_parts(self) -> tuple[list[Any], list[tuple[int, float]]]:
+        """Return the values in order, in blocks, and length and sum of each block."""
+        return [*self._blocks], [(len(block), total) for block, total in zip(self._blocks, self._sums, strict=True)]
 
     @classmethod
     def of_column(cls, column: array[float], blocks: Iterable[tuple[int, float]]) -> StepTimes:
-        """Return the set of which `to_column` was called; blocks stay parts of the column until they change."""
+        """Return the set of which `to_parts` was called; blocks stay parts of one column until they change."""
         step_times, begin = cls(), 0
         whole: memoryview[float] = memoryview(column)
         for length, total in blocks:
