@@ -109,6 +109,18 @@ def test_a_broken_configuration_of_gcloud_is_passed_over(tmp_path, nowhere, cont
 # --- The credentials ----------------------------------------------------------------------------------
 
 
+def test_credentials_from_a_pipe_are_left_for_google_auth(tmp_path, nowhere):
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    descriptor = os.open(pipe, os.O_RDWR)
+    try:
+        os.write(descriptor, b'{"project_id": "of-the-key"}')
+        assert known_project({**nowhere, "GOOGLE_APPLICATION_CREDENTIALS": str(pipe)}) == ""
+        assert os.read(descriptor, 100) == b'{"project_id": "of-the-key"}'
+    finally:
+        os.close(descriptor)
+
+
 def test_no_project_is_known_where_no_credentials_are(tmp_path, nowhere):
     configure_gcloud(tmp_path / ".config" / "gcloud", "of-gcloud")
     assert known_project(nowhere) == ""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -166,3 +167,71 @@ print(signal.set_wakeup_fd(-1))
 """
     )
     assert out == "-1\n"
+
+
+def test_a_number_that_was_reused_is_not_written_to(tmp_path: Path) -> None:
+    file = tmp_path / "checkpoint"
+    out = _run(
+        f"""
+import socket
+before = signal_wakeups.subscribe(receive)
+theirs, read = socket.socketpair()
+theirs.setblocking(False)
+ours = signal.set_wakeup_fd(theirs.fileno())  # As trio does for a while, which restores what it found.
+before.install()
+signal.set_wakeup_fd(ours)
+number = theirs.fileno()
+theirs.close()
+assert os.open({str(file)!r}, os.O_RDWR | os.O_CREAT) == number
+signal.raise_signal(signal.SIGUSR1)
+print(get(), os.fstat(number).st_size)
+signal_wakeups.unsubscribe(receive)
+print(signal.set_wakeup_fd(-1))
+"""
+    )
+    assert out == "10 0\n-1\n"
+
+
+def test_a_writer_that_the_program_closes_ends_the_thread() -> None:
+    out = _run(
+        """
+wakeups = signal_wakeups.subscribe(receive)
+os.close(wakeups.writer)
+deadline = time.monotonic() + 20
+while threading.active_count() > 1 or any(each != threading.get_ident() for each in sys._current_frames()):
+    assert time.monotonic() < deadline, "the thread polls a closed socket"
+    time.sleep(0.01)
+print("ended")
+"""
+    )
+    assert out == "ended\n"
+
+
+@pytest.mark.parametrize(
+    ("handler", "expected"),
+    [("signal.default_int_handler", "KeyboardInterrupt()"), ("lambda *_: sys.exit(143)", "SystemExit(143)")],
+)
+def test_an_exit_that_interrupts_what_is_called_in_the_main_thread_is_raised_there(handler: str, expected: str) -> None:
+    out = _run(
+        f"""
+signal.signal(signal.SIGINT, {handler})
+called = []
+def function():
+    os.kill(os.getpid(), signal.SIGINT)
+    while True:
+        pass
+def ask():
+    signal_wakeups.in_main_thread(function)
+    signal_wakeups.in_main_thread(lambda: called.append(1))
+deadline = time.monotonic() + 20
+try:
+    threading.Thread(target=ask, daemon=True).start()
+    while time.monotonic() < deadline:
+        time.sleep(0.001)
+except BaseException as error:
+    print(repr(error))
+while not called:
+    time.sleep(0.001)
+"""
+    )
+    assert out == f"{expected}\n"

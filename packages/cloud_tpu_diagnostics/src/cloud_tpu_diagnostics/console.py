@@ -8,7 +8,7 @@ import sys
 
 from ml_diagnostics_common.descriptors import Descriptor, with_high_number
 
-__all__ = ["Console", "with_high_number"]
+__all__ = ["Console"]
 
 _STDERR = 2
 

@@ -19,11 +19,10 @@ from ml_diagnostics_common.child_process import (
     program_of,
     python_command,
 )
-from ml_diagnostics_common.descriptors import Descriptor
+from ml_diagnostics_common.descriptors import Descriptor, with_high_number
 from ml_diagnostics_common.guard import guarded_as, warn_once
 
 from cloud_tpu_diagnostics.companion.helper import FIRST_DESCRIPTOR, SETTINGS
-from cloud_tpu_diagnostics.console import with_high_number
 from cloud_tpu_diagnostics.dump_requests import DumpRequests
 
 __all__ = ["Helper"]

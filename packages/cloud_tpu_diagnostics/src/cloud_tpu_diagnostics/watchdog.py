@@ -21,10 +21,9 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from ml_diagnostics_common.descriptors import Descriptor
+from ml_diagnostics_common.descriptors import Descriptor, with_high_number
 from ml_diagnostics_common.guard import log_once, warn_once
 
-from cloud_tpu_diagnostics.console import with_high_number
 from cloud_tpu_diagnostics.signals import caught_signals_or_none, real_time_signals
 from cloud_tpu_diagnostics.undoing import undo_all
 

@@ -18,6 +18,7 @@ __all__ = [
     "process_started_ns",
     "program_of",
     "python_command",
+    "start_mark",
 ]
 
 _PROC = Path("/proc")
@@ -118,10 +119,9 @@ def process_started_ns(pid: int) -> int | None:
     Whole seconds; 0 where the system does not know it; None if there is no such process, or it waits to be reaped.
     """
     try:
-        fields = (_PROC / str(pid) / "stat").read_bytes().rpartition(b")")[2].split()
-        if fields[0] in _ENDED_STATES:  # A parent that is slow to ask for its status keeps it listed.
+        ticks = _start_ticks(pid)
+        if ticks is None:
             return None
-        ticks = int(fields[19])
         lines = (_PROC / "stat").read_bytes().splitlines()
         boot = next(int(line.split()[1]) for line in lines if line.startswith(b"btime"))
         return (boot + ticks // os.sysconf("SC_CLK_TCK")) * 1_000_000_000
@@ -132,16 +132,29 @@ def process_started_ns(pid: int) -> int | None:
 
 
 def start_mark(pid: int) -> str:
-    """Return when a process started, in the kernel's ticks since boot (field 22 of /proc/PID/stat, proc(5)).
+    """Return when a process started, in the kernel's ticks since boot.
 
     Empty where the system does not know it, or the process has ended. It costs one small file.
     """
     try:
-        # The name, in brackets before it, may have anything in it.
-        fields = (_PROC / str(pid) / "stat").read_bytes().rpartition(b")")[2].split()
-        return "" if fields[0] in _ENDED_STATES else fields[19].decode("ascii")
+        ticks = _start_ticks(pid)
     except (OSError, IndexError, ValueError):
         return ""
+    return "" if ticks is None else str(ticks)
+
+
+def _start_ticks(pid: int) -> int | None:
+    """Return field 22 of /proc/PID/stat (proc(5)): the kernel's ticks from its boot to the process's start.
+
+    None for a process that has ended: a parent that is slow to ask for its status keeps it listed.
+
+    Raises:
+        OSError: There is no such process, or no /proc.
+        IndexError, ValueError: The file has another form.
+    """
+    # The name, in brackets before the other fields, may have anything in it.
+    fields = (_PROC / str(pid) / "stat").read_bytes().rpartition(b")")[2].split()
+    return None if fields[0] in _ENDED_STATES else int(fields[19])
 
 
 def has_ended(pid: int) -> bool:

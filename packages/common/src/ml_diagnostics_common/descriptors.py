@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-__all__ = ["Descriptor", "channels", "send", "with_high_number"]
+__all__ = ["Descriptor", "channels", "identity", "send", "with_high_number"]
 
 _LEAST_NUMBER = 200
 """A job that closes all descriptors it finds will hardly open as many files again."""
@@ -28,14 +28,14 @@ class Descriptor:
 
     def __init__(self, number: int) -> None:
         self._number = number
-        self._identity = _identity(number)
+        self._identity = identity(number)
 
     def number(self) -> int | None:
         """For use at once; None if it is closed."""
         if self._number < 0:
             return None
         try:
-            is_ours = _identity(self._number) == self._identity
+            is_ours = identity(self._number) == self._identity
         except OSError:
             is_ours = False
         if not is_ours:
@@ -69,8 +69,12 @@ def with_high_number(number: int) -> int:
     return high
 
 
-def _identity(number: int) -> tuple[int, int]:
-    """Of what a number stands for now: pipes and sockets each have an inode of their own."""
+def identity(number: int) -> tuple[int, int]:
+    """Return what identifies the file, pipe or socket behind a number: each has an inode of its own.
+
+    Raises:
+        OSError: The descriptor is closed.
+    """
     status = os.fstat(number)
     return status.st_dev, status.st_ino
 

@@ -16,10 +16,9 @@ import signal
 import threading
 from collections import deque
 from collections.abc import Callable
-from typing import Any
 
 from ml_diagnostics_common import background
-from ml_diagnostics_common.descriptors import Descriptor, with_high_number
+from ml_diagnostics_common.descriptors import Descriptor, identity, with_high_number
 from ml_diagnostics_common.guard import LOSSES
 
 __all__ = ["SignalWakeups", "in_main_thread", "subscribe", "unsubscribe"]
@@ -41,6 +40,7 @@ class SignalWakeups:
             os.set_blocking(end.number() or 0, False)
         self._number = self._write.number()
         self._previous = -1
+        self._previous_identity = (0, 0)
         self._is_over = False
         self.receivers: tuple[Receiver, ...] = ()
         self.thread_ident: int | None = None
@@ -71,14 +71,14 @@ class SignalWakeups:
             return False
         before = signal.set_wakeup_fd(number, warn_on_full_buffer=False)
         if before != number:
-            self._previous = before
+            self._remember(before)
         return before == number
 
     def uninstall(self) -> None:
         """In the main thread: puts back what was there before, unless another has taken this one's place."""
         current = signal.set_wakeup_fd(-1)
         if current == self._number:
-            current = self._previous
+            current = self._previous_number()
         if current != -1:
             try:
                 signal.set_wakeup_fd(current)
@@ -123,8 +123,11 @@ class SignalWakeups:
             return
         poller.register(number, select.POLLIN)
         while not self._is_over and self._read.number() is not None:
-            poller.poll()
-            data = self._receive().replace(_NOT_A_SIGNAL, b"")
+            events = poller.poll()
+            received = self._receive()
+            if not received and events[0][1] & ~select.POLLIN:
+                return  # The other end was closed; poll() would return at once each time.
+            data = received.replace(_NOT_A_SIGNAL, b"")
             if not data or self._is_over:
                 continue
             self._pass_on(data)
@@ -135,11 +138,27 @@ class SignalWakeups:
                     LOSSES.add(f"signal_wakeups: {type(error).__name__}")
 
     def _pass_on(self, data: bytes) -> None:
-        if self._previous != -1:
+        previous = self._previous_number()
+        if previous != -1:
             try:
-                os.write(self._previous, data)
+                os.write(previous, data)
             except OSError:
                 pass  # Full, or closed.
+
+    def _remember(self, previous: int) -> None:
+        try:
+            self._previous_identity = identity(previous)
+            self._previous = previous
+        except OSError:  # There was none, or it is closed.
+            self._previous = -1
+
+    def _previous_number(self) -> int:
+        """Return the descriptor that was set before; -1 if it was closed: its number may be a file of the program's."""
+        try:
+            is_theirs = self._previous != -1 and identity(self._previous) == self._previous_identity
+        except OSError:
+            is_theirs = False
+        return self._previous if is_theirs else -1
 
 
 # State of the process: its shared wake-up descriptor, while there are subscribers.
@@ -201,31 +220,47 @@ if hasattr(os, "register_at_fork"):
 
 # State of the process: what the main thread is to do next.
 _waiting: deque[Callable[[], object]] = deque()
-_callback: Any = None
 
 
 def in_main_thread(function: Callable[[], object]) -> None:
-    """Calls a function in the main thread, which alone may change handlers; at once if that is this thread.
+    """Call a function in the main thread, which alone may change handlers; at once if that is this thread.
 
     Else it is called when the main thread next executes Python: not before a lock that it waits for is free.
     """
-    global _callback
     if threading.get_ident() == threading.main_thread().ident:
         function()
         return
-    import ctypes
-
     if function not in _waiting:  # A main thread that is stuck for days must not have days of work to do.
         _waiting.append(function)
-    if _callback is None:
-        _callback = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_void_p)(_call_waiting)
-    ctypes.pythonapi.Py_AddPendingCall(_callback, None)
+    _add_pending_call()
 
 
-def _call_waiting(_: object) -> int:
-    while _waiting:
+class _WaitingCalls:
+    """Makes the calls that wait when its truth value is read."""
+
+    def __bool__(self) -> bool:
         try:
-            _waiting.popleft()()
-        except Exception as error:
-            LOSSES.add(f"signal_wakeups: {type(error).__name__}")
-    return 0
+            while _waiting:
+                _call(_waiting.popleft())
+        finally:
+            if _waiting:  # Ctrl-C, or a handler of the program that exits, has interrupted one.
+                _add_pending_call()
+        return False
+
+
+_waiting_calls = _WaitingCalls()
+
+
+def _add_pending_call() -> None:
+    import ctypes
+
+    # A C function that calls Python, and returns 0 for False: a callback of ctypes would drop what is raised in it.
+    is_true = ctypes.cast(ctypes.pythonapi.PyObject_IsTrue, ctypes.c_void_p)
+    ctypes.pythonapi.Py_AddPendingCall(is_true, ctypes.py_object(_waiting_calls))
+
+
+def _call(function: Callable[[], object]) -> None:
+    try:
+        function()
+    except Exception as error:
+        LOSSES.add(f"signal_wakeups: {type(error).__name__}")

@@ -20,6 +20,7 @@ from ml_diagnostics_common.credentials.instance_metadata import (
     on_google_hardware,
 )
 from ml_diagnostics_common.exceptions import CredentialsError, MissingExtraError, NoCloudError
+from ml_diagnostics_common.regular_file import read_regular
 
 __all__ = ["CloudEnvironment", "active_configuration", "find_cloud", "gcloud_directory", "known_project"]
 
@@ -27,6 +28,7 @@ _SCOPES = ("https://www.googleapis.com/auth/cloud-platform",)
 _PROJECT_VARIABLES = ("GOOGLE_CLOUD_PROJECT", "CLOUDSDK_CORE_PROJECT")
 _CREDENTIAL_VARIABLES = ("CLOUDSDK_AUTH_DISABLE_CREDENTIALS", "CLOUDSDK_AUTH_ACCESS_TOKEN_FILE")
 _TOKEN_SERVICE_TIMEOUT_SECONDS = 5.0
+_MOST_KEY_BYTES = 1 << 20
 _TRUE = ("true", "1", "yes", "on", "y")  # As gcloud reads a boolean.
 
 
@@ -171,7 +173,10 @@ def _content_of_key(environ: Mapping[str, str]) -> dict[str, Any]:
 
     default_file = gcloud_directory(environ) / "application_default_credentials.json"
     try:
-        content = json.loads(Path(environ.get("GOOGLE_APPLICATION_CREDENTIALS") or default_file).read_bytes())
+        # A pipe, as a shell's <(...) is, can be read only once: google.auth has to read it.
+        content = json.loads(
+            read_regular(environ.get("GOOGLE_APPLICATION_CREDENTIALS") or default_file, _MOST_KEY_BYTES)
+        )
     except (OSError, ValueError, RecursionError):
         return {}
     return content if isinstance(content, dict) else {}
