@@ -298,6 +298,7 @@ class Books:
                 book.settled.to_state(),
                 book.settled_step,
                 book.borrowed_median_ns,
+                book.median,
             ]
             for book in self._books
         ]
@@ -306,9 +307,10 @@ class Books:
     def from_state(cls, state: list[Any], attempts: Attempts, step_times: JobStepTimes) -> Books:
         """Returns the books that `to_state` was asked of."""
         books = cls(attempts, step_times)
-        for account, settled, settled_step, median_ns in state:
+        for account, settled, settled_step, median_ns, median in state:
             kept = None if account is None else Account.from_state(account)
             book = _Book(kept, Account.from_state(settled), settled_step, borrowed_median_ns=median_ns)
+            book.median = None if median is None else (median[0], median[1])
             books._books.append(book)
         return books
 
