@@ -73,7 +73,8 @@ def test_a_maxtext_like_trainer_runs_without_a_cloud(tmp_path: Path, monkeypatch
     assert 0 < percent < 100
 
     seen = scalars(tmp_path / "logs" / "goodput")
-    assert seen["goodput/goodput"][99] == pytest.approx(percent, abs=5)
+    # The last point is taken before the monitor stops, the end of the job recorded after it: its wall time is longer.
+    assert percent - 0.5 <= seen["goodput/goodput"][99] < 100
     assert seen["badput/wasted_progress_from_disruption"][99] > 0
     assert set(range(99)) <= set(seen["step_deviation"])
     assert not list((tmp_path / "logs").glob("*.tfevents*"))

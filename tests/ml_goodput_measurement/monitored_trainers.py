@@ -47,7 +47,7 @@ class Trainer:
         script = folder.parent / f"{folder.name}-trainer.py"
         script.write_text(_HEAD + program)
         self.process = subprocess.Popen(
-            [sys.executable, str(script), str(folder)],
+            [sys.executable, "-W", "ignore:This process:DeprecationWarning", str(script), str(folder)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
