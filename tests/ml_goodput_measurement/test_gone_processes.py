@@ -141,7 +141,7 @@ def test_a_process_of_another_host_is_gone_when_its_companion_says_so(
         labels={"job": JOB, "host": "host-9", "pid": ""},
         about_pid=trainer.pid,
     )
-    message = "The job was ended by SIGKILL (the kernel tells the signal)"
+    message = "The job was ended by SIGKILL (signal from the kernel)"
     companion.append({"kind": "job_ended", "how": "signal", "message": message, "goes_on": True})
     assert report().running, "it only left the block"
     companion.append({"kind": "job_ended", "how": "signal", "message": message})

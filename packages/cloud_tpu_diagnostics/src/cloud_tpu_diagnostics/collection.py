@@ -143,13 +143,13 @@ class Collection:
         self._requests = DumpRequests(
             place.patient if place.patient is not None else place.number,
             is_patient=place.patient is not None,
-            say=self._note,
+            note=self._note,
             writing=self._writing,
         )
         self._requests.start()
 
     def _start_helper(self) -> None:
-        """Starts what has faulthandler answer where Python cannot."""
+        """Start the process that asks faulthandler to answer where Python cannot."""
         requests, watchdog, place = self._requests, self._watchdog, self._place
         if self._helper is not None:
             return
@@ -235,7 +235,7 @@ class Collection:
             if self._is_on and self._has_place() and self._watchdog is not None:
                 self._watchdog.look()
                 if self._requests is not None:
-                    self._requests.look()
+                    self._requests.recheck()
 
     @guarded_as("tell what readers of its traces have to know")
     def _note(self, sentence: str) -> None:
@@ -276,7 +276,7 @@ class Collection:
             os.close(number)
 
     def _our_threads(self) -> tuple[int, ...]:
-        """Those that say nothing about the job."""
+        """Return the identifiers of our own threads, which dumps leave out."""
         return tuple(each.thread_ident for each in (self._requests, self._helper) if each is not None)
 
     def _has_place(self) -> bool:

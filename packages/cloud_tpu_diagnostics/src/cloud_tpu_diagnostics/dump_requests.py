@@ -3,7 +3,7 @@
 No C code of ours reads frames for this. faulthandler's handler does, of threads that run meanwhile, and ends a healthy
 program with a segmentation fault: once in 25 to 350 signals, and even where it reads the calling thread alone, as that
 may be amid a call or a return; it also overwrites errno. So the handler is CPython's, which sets a flag and writes a
-byte to the wake-up descriptor. Then whoever is first writes the dump:
+byte to the wake-up descriptor. The first of these writes the dump:
 
 1. the main thread, when it next executes Python: it knows exactly where it was interrupted;
 2. after 50 ms a thread of ours: the main thread is stuck, or waits, in native code without the GIL;
@@ -48,12 +48,12 @@ class DumpRequests:
     Args:
         number: The descriptor that dumps are written to.
         is_patient: Writing to it never waits for a reader.
-        say: Called with what those who read the traces have to know.
-        writing: Held by whoever writes a dump.
+        note: Called with a sentence for readers of the traces.
+        writing: The lock that is held while a dump is written.
     """
 
-    def __init__(self, number: int, *, is_patient: bool, say: Callable[[str], None], writing: Any) -> None:
-        self._given, self._is_patient, self._say, self._writing = number, is_patient, say, writing
+    def __init__(self, number: int, *, is_patient: bool, note: Callable[[str], None], writing: Any) -> None:
+        self._given, self._is_patient, self._note, self._writing = number, is_patient, note, writing
         self._target: Descriptor | None = None
         self._owner = os.getpid()
         self._is_on = False
@@ -64,7 +64,7 @@ class DumpRequests:
         """Until the main thread installs the handler, faulthandler answers."""
         self._is_dumping = False
         self._unclaimed: deque[None] = deque()
-        """A request whose byte the thread has taken: whoever takes it from here answers it."""
+        """A request whose byte the thread has read: the thread or the handler takes it from here, and answers it."""
         self._unwritten: deque[str] = deque()
         """Dumps that the main thread could not write without waiting."""
         self._is_claimed = _thread.allocate_lock()
@@ -72,13 +72,13 @@ class DumpRequests:
         self._answers: tuple[Descriptor, Descriptor] | None = None
         self.wakeups: SignalWakeups | None = None
         self.signal: int | None = None
-        """Which one makes this process write all its stacks; None if all were taken."""
+        """The signal that makes this process write all its stacks; None if none was free."""
 
     def start(self) -> None:
-        """Begins to answer.
+        """Start answering.
 
         Raises:
-            OSError: There is no descriptor left.
+            OSError: The limit of open files is reached.
         """
         self._undoing.append(self._close)
         self._is_on = True
@@ -92,28 +92,28 @@ class DumpRequests:
         self._choose_signal()
 
     def stop(self) -> None:
-        """Answers no more. The signal has no effect then: sent a moment too late, it must not end the program."""
+        """Stop answering. The signal has no effect then: sent a moment too late, it must not end the program."""
         self._is_on = False
         undo_all(self._undoing)
 
     def write_to(self, number: int) -> None:
-        """Has dumps written elsewhere from now on."""
+        """Write dumps to this descriptor, of which a copy is made, from now on."""
         self._target, self._is_patient = Descriptor(with_high_number(os.dup(number))), True
 
-    def look(self) -> None:
-        """Follows what the program has changed: another signal is chosen where it uses ours by now."""
+    def recheck(self) -> None:
+        """Choose another signal if the program uses ours by now; set the wake-up descriptor again."""
         if self.signal is not None and not self._is_ours(self.signal):
             self._choose_signal()
         elif (wakeups := self.wakeups) is not None:
             in_main_thread(wakeups.install)  # asyncio, for one, removes what it finds.
 
     def is_open(self) -> bool:
-        """False once the program has closed our descriptors."""
+        """Return False once the program has closed our descriptors."""
         return (wakeups := self.wakeups) is None or None not in (wakeups.reader, wakeups.writer)
 
     @property
     def descriptors(self) -> dict[str, int]:
-        """What another process needs to see unanswered requests by."""
+        """The descriptors by which another process sees unanswered requests, by name."""
         wakeups, answers = self.wakeups, self._answers
         if wakeups is None or answers is None:
             return {}
@@ -122,24 +122,24 @@ class DumpRequests:
 
     @property
     def thread_ident(self) -> int:
-        """Of the thread that answers; 0 where there is none yet."""
+        """The identifier of the thread that answers; 0 before it runs."""
         return (wakeups.thread_ident if (wakeups := self.wakeups) is not None else None) or 0
 
     # --- Which signal ---------------------------------------------------------------------------------
 
     def _choose_signal(self) -> None:
-        """Takes a signal that is free, and reports which, unless it is the one that everybody knows."""
+        """Take a signal that is free, and report which, unless it is SIGUSR1 as documented."""
         global _has_named_another
         self.signal = next(filter(self._take, [signal.SIGUSR1, signal.SIGUSR2, *real_time_signals()]), None)
         if self.signal == signal.SIGUSR1:
             if _has_named_another:  # An earlier block of this process, in the same file.
-                self._say("SIGUSR1 is free: for stack traces at any time, send SIGUSR1.")
+                self._note("SIGUSR1 is free: for stack traces at any time, send SIGUSR1.")
             return
         _has_named_another = True
         what = "no signal is free" if self.signal is None else f"send {signal_name(self.signal)} instead"
         sentence = f"SIGUSR1 is taken: for stack traces at any time, {what}."
         warn_once(("signal", self.signal), "%s", sentence)
-        self._say(sentence)
+        self._note(sentence)
 
     def _take(self, each: int) -> bool:
         current = signal.getsignal(each)
@@ -156,9 +156,9 @@ class DumpRequests:
         signal.siginterrupt(each, False)  # Calls to the system go on, as without us.
 
     def _install_fallback(self, each: int) -> bool:
-        """Off the main thread, until that executes Python again: faulthandler wakes us, by what it writes.
+        """Let faulthandler wake our thread by what it writes, until the main thread executes Python again.
 
-        It reads the frames of the thread that gets the signal, mostly the main one, which stands still.
+        It reads the frames of the thread that receives the signal: usually the main one, which executes none then.
         """
         writer = self.wakeups.writer if self.wakeups is not None else None
         if writer is None:
@@ -180,7 +180,7 @@ class DumpRequests:
             self._install(each)
 
     def _silence(self, each: int) -> None:
-        """Has faulthandler write nothing, where it still answers."""
+        """Make faulthandler write nothing, if it still answers."""
         self._is_fallback = False
         if self._fallback is not None:
             make_harmless(each, self._fallback, handler=signal.getsignal(each))
@@ -199,7 +199,7 @@ class DumpRequests:
     # --- Answers --------------------------------------------------------------------------------------
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        """The handler, in the main thread."""
+        """Handle the signal, in the main thread."""
         if os.getpid() != self._owner:  # A forked child has none of our threads.
             self._dump(may_wait=False)
             return
@@ -219,7 +219,7 @@ class DumpRequests:
             self._is_dumping = False
 
     def _is_to_answer(self, wakeups: SignalWakeups, number: int) -> bool:
-        """Whether the thread has not done so already; unless the wake-up descriptor was lost, it knew of this one."""
+        """Return False if the thread has answered already; if the wake-up descriptor was replaced, it has not."""
         is_installed = wakeups.install()
         if wakeups.take(number):
             return True
@@ -233,7 +233,7 @@ class DumpRequests:
 
     @guarded_as("dump the stacks of its threads")
     def _receive(self, data: bytes) -> None:
-        """In the thread."""
+        """Handle signals that arrive, in our thread."""
         self._write_the_rest()
         is_request = self.signal is not None and (
             FAULTHANDLER_DUMP in data if self._is_fallback else self.signal in data
@@ -268,7 +268,7 @@ class DumpRequests:
                 self._hand_over(rest)
 
     def _hand_over(self, text: str) -> None:
-        """What the main thread cannot write without waiting, the thread writes."""
+        """Let the thread write what the main thread cannot write without waiting."""
         self._unwritten.append(text)
         if (wakeups := self.wakeups) is not None:
             wakeups.send(b"\x7f")  # No signal has this number.
@@ -293,12 +293,12 @@ class DumpRequests:
         return bytes(write_at_once(number, data, is_patient=self._is_patient)).decode("ascii")
 
     def _goes_on(self) -> bool:
-        """Asked while a reader is waited for: other processes must not take this thread for stuck."""
+        """Return True while answering; acknowledge too, so that other processes do not take this thread for stuck."""
         self._acknowledge()
         return self._is_on
 
     def _acknowledge(self) -> None:
-        """Shows that Python runs."""
+        """Show other processes that Python runs."""
         answers = self._answers
         number = answers[1].number() if answers is not None else None
         if number is not None:
@@ -313,7 +313,7 @@ class DumpRequests:
 
 
 def _do_nothing(number: int, frame: FrameType | None) -> None:
-    """The handler after the block."""
+    """Ignore the signal: the handler after the block."""
 
 
 def _put_down(each: int, handler: object) -> None:

@@ -1,6 +1,6 @@
-"""A small process beside a block without a companion: it asks faulthandler where Python does not answer a request.
+"""A small process beside a block without a companion: it asks faulthandler if Python does not answer a request.
 
-Nothing in the job itself can do so: a thread of Python waits for the GIL, and C code of ours there is none.
+Nothing in the job itself can do so: a Python thread waits for the GIL, and this package has no C code.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ _SHORT_BLOCK_SECONDS = 0.25
 
 
 class Helper:
-    """Starts the process, unless the block is a short one.
+    """Starts the process, unless the block is short.
 
     Args:
-        requests: What it watches.
-        dump_signal: What it sends.
+        requests: The requests that it watches.
+        dump_signal: The signal that it sends.
     """
 
     def __init__(self, requests: DumpRequests, dump_signal: int) -> None:
@@ -44,14 +44,14 @@ class Helper:
         self._until_stop.acquire()
         self._control: Descriptor | None = None
         self.thread_ident = 0
-        """Of the thread that starts the process; 0 where there is none."""
+        """The identifier of the thread that starts the process; 0 while there is none."""
 
     def start(self) -> None:
-        """Returns at once."""
+        """Start the process in a thread; return at once."""
         background.start(self._run)
 
     def stop(self) -> None:
-        """Lets the process end."""
+        """End the process."""
         if self._until_stop.locked():
             self._until_stop.release()
         self._control = None  # Which closes it: the process reads its end.
@@ -88,7 +88,7 @@ class Helper:
 
 
 def _launch(descriptors: Mapping[str, int], dump_signal: int) -> None:
-    """Starts it, and returns once it is no child of this process."""
+    """Start the process, and return once it is not a child of this process any more."""
     if not {"control", "wakeups", "answers"} <= descriptors.keys():
         return  # The program has closed them.
     if getattr(sys, "frozen", False):

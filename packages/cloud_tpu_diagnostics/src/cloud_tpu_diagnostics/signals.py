@@ -33,7 +33,7 @@ def caught_signals(pid: int | None = None) -> frozenset[int]:
 
 
 def caught_signals_or_none() -> frozenset[int]:
-    """Returns those of this process; none where the system does not tell."""
+    """Return those of this process; none where the system does not show them."""
     try:
         return caught_signals()
     except (OSError, ValueError):

@@ -114,7 +114,7 @@ def exists(pid: int) -> bool:
 
 
 def process_started_ns(pid: int) -> int | None:
-    """Return when a process started, by the wall clock: it tells a process from a later one with the same pid.
+    """Return when a process started, by the wall clock: distinguishes a process from a later one with the same pid.
 
     Whole seconds; 0 where the system does not know it; None if there is no such process, or it waits to be reaped.
     """

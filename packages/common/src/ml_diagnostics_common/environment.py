@@ -279,7 +279,7 @@ def _initialised_jax_position() -> tuple[int, int] | None:
 def _environment_position(environ: Mapping[str, str]) -> tuple[int, int]:
     indexes, counts = _PROCESS_INDEX_VARIABLES, _PROCESS_COUNT_VARIABLES
     if environ.get("TORCHELASTIC_RUN_ID"):
-        # torchrun was started once a host, by Slurm or the TPU's agent, whose variables all its ranks inherit.
+        # torchrun was started once a host, by Slurm or the TPU's agent; all ranks inherit their variables.
         indexes, counts = (*_JAX_INDEX_VARIABLES, "RANK", *indexes), ("JAX_NUM_PROCESSES", "WORLD_SIZE", *counts)
     count = next((number for name in counts if (number := _natural_number(environ.get(name, ""))) is not None), 0)
     for name in indexes:

@@ -61,7 +61,7 @@ class ExitHooks:
         self._uncaught_before = last_uncaught()
         self._program = program_frame()
         self._wrap_exit(sys, "exit")
-        if not _is_interactive():  # There they are for people, who read what they print.
+        if not _is_interactive():  # There, users call these, and read what their repr prints.
             self._wrap_exit(builtins, "exit")
             self._wrap_exit(builtins, "quit")
         self._previous_excepthook, sys.excepthook = _living(sys.excepthook), self._own_excepthook

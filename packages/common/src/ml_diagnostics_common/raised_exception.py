@@ -108,7 +108,7 @@ def message_of(error: BaseException) -> str:
 
 
 def raised_from_json(encoded: object) -> RaisedException | None:
-    """Return what `to_json` made, from an entry that anybody may have written; None for something else."""
+    """Return what `to_json` made, from an entry that is not trusted; None for something else."""
     if not isinstance(encoded, Mapping) or not isinstance(encoded.get("frames"), list):
         return None
     kind, _, message = _line(str(encoded.get("exception", ""))).partition(": ")

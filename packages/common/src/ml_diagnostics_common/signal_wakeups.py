@@ -3,8 +3,8 @@
 A handler in Python runs when the main thread next executes Python. CPython's C handler, though, also writes the number
 of each signal that has a handler in Python to one descriptor of the process (`signal.set_wakeup_fd`). That is all it
 does: unlike faulthandler's handler it reads no frames and preserves errno, so it is safe in any program. Here that
-descriptor is shared: every subscriber receives all numbers, and so does whoever had set a descriptor before, such as
-asyncio.
+descriptor is shared: every subscriber receives all numbers, and so does a descriptor that was set before, such as
+asyncio's.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class SignalWakeups:
 
     def __init__(self) -> None:
         ours, theirs = _socket.socketpair()
-        # A socket, as others may look at what arrived without taking it (MSG_PEEK).
+        # A socket, since another process may read it without consuming anything (MSG_PEEK).
         self._read, self._write = (Descriptor(with_high_number(end.detach())) for end in (ours, theirs))
         for end in (self._read, self._write):
             os.set_blocking(end.number() or 0, False)
@@ -44,7 +44,7 @@ class SignalWakeups:
         self._is_over = False
         self.receivers: tuple[Receiver, ...] = ()
         self.thread_ident: int | None = None
-        """Of the thread that reads; None until it runs."""
+        """The identifier of the thread that reads; None until it runs."""
 
     @property
     def reader(self) -> int | None:
@@ -57,14 +57,14 @@ class SignalWakeups:
         return self._write.number()
 
     def start(self) -> None:
-        """Starts the thread."""
+        """Start the thread."""
         background.start(self._run)
 
     def install(self) -> bool:
-        """In the main thread: makes this the wake-up descriptor of the process. What was there before still gets all.
+        """Set this as the wake-up descriptor, in the main thread; the one that was set before still receives all.
 
         Returns:
-            True if it had been so already.
+            True if it was set already.
         """
         number = self.writer
         if number is None or self._is_over:
@@ -75,7 +75,7 @@ class SignalWakeups:
         return before == number
 
     def uninstall(self) -> None:
-        """In the main thread: puts back what was there before, unless another has taken this one's place."""
+        """Restore the descriptor that was set before, unless another was set since; call it in the main thread."""
         current = signal.set_wakeup_fd(-1)
         if current == self._number:
             current = self._previous_number()
@@ -86,7 +86,7 @@ class SignalWakeups:
                 pass  # Closed meanwhile.
 
     def take(self, number: int) -> bool:
-        """Takes one signal's number away, so that the thread does not receive it; False if it had not arrived."""
+        """Remove one signal's number, so that the thread does not receive it; return False if it had not arrived."""
         data = self._receive()
         rest = data.replace(bytes([number]), b"")
         if rest:
@@ -94,7 +94,7 @@ class SignalWakeups:
         return len(rest) < len(data)
 
     def send(self, data: bytes) -> None:
-        """Has the thread receive something, as if it came from a signal."""
+        """Pass bytes to the thread, as if a signal had written them."""
         number = self._write.number()
         try:
             if number is not None:
@@ -103,7 +103,7 @@ class SignalWakeups:
             pass  # Full: then the thread has enough to read.
 
     def stop(self) -> None:
-        """Lets the thread end."""
+        """End the thread."""
         self._is_over = True
         self.send(_NOT_A_SIGNAL)
 
@@ -167,13 +167,13 @@ _shared: SignalWakeups | None = None
 
 
 def subscribe(receive: Receiver) -> SignalWakeups:
-    """Has a function called with the numbers of the signals that arrive; once it is subscribed, again changes nothing.
+    """Call a function with the numbers of signals as they arrive; a second subscription changes nothing.
 
     Args:
         receive: Called in a thread with one byte for each signal. It must not block for longer than a moment.
 
     Raises:
-        OSError: There is no descriptor left.
+        OSError: The limit of open files is reached.
     """
     global _shared
     with _lock:
@@ -188,7 +188,7 @@ def subscribe(receive: Receiver) -> SignalWakeups:
 
 
 def unsubscribe(receive: Receiver) -> None:
-    """Ends what `subscribe` began; more than once changes nothing."""
+    """Undo `subscribe`; a second call changes nothing."""
     global _shared
     with _lock:
         if _shared is None:
@@ -206,7 +206,7 @@ def _follow() -> None:
 
 
 def _in_forked_child() -> None:
-    """The child's signals are not the parent's: its main thread handles them, and the thread here does not exist."""
+    """Forget the parent's descriptor: the thread that reads it does not exist in the child."""
     global _lock, _shared
     _lock = threading.RLock()
     wakeups, _shared = _shared, None

@@ -123,7 +123,7 @@ class CompanionProcess:
             exception: The exception's type, if there was one.
             exit_code: Of a SystemExit.
         """
-        self._update_labels()  # A recorder or a run may have named the job since the last look.
+        self._update_labels()  # A recorder or a run may have named the job since the last update.
         self.tell({"kind": "left", "how": how, "exception": exception, "exit_code": exit_code})
         if os.getpid() == self._owner:
             self._close_timer_pipe()

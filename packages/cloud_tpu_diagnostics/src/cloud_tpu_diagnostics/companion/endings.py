@@ -99,18 +99,18 @@ def judge(
     if os.WIFSIGNALED(status):
         return _by_signal(os.WTERMSIG(status), note, fault, is_out_of_memory=is_out_of_memory)
     code = os.WEXITSTATUS(status)
-    evidence = "the kernel tells its exit code"
+    evidence = "exit code from the kernel"
     if note is None:  # sys.exit would have been a note.
         return Ending(How.EXIT, f"{evidence}; the block was never left", code)
     if note.exception and note.exit_code is None and code:
-        return Ending(How.EXCEPTION, f"{evidence}; the job told the exception", code, exception=note.exception)
+        return Ending(How.EXCEPTION, f"{evidence}, exception from the job", code, exception=note.exception)
     return Ending(How.EXIT if code else How.CLEAN, evidence, code)
 
 
 def _by_hearsay(note: Note | None, fault: str | None, *, is_out_of_memory: bool) -> Ending:
-    """Where the kernel does not tell the status."""
+    """Return the ending of a job whose status the kernel does not show."""
     if note is not None:
-        evidence = "the job told how it left the block"
+        evidence = "reported by the job when it left the block"
         if note.exit_code is not None:
             return Ending(How.EXIT if note.exit_code else How.CLEAN, evidence, note.exit_code)
         if note.how == How.EXCEPTION.value:
@@ -124,7 +124,7 @@ def _by_hearsay(note: Note | None, fault: str | None, *, is_out_of_memory: bool)
 
 
 def _by_signal(number: int, note: Note | None, fault: str | None, *, is_out_of_memory: bool) -> Ending:
-    evidence = "the kernel tells the signal"
+    evidence = "signal from the kernel"
     if is_out_of_memory and number == signal.SIGKILL:
         evidence += ", and the count of oom_kill in its control group rose"
         return Ending(How.OUT_OF_MEMORY, evidence, signal=signal_name(number))

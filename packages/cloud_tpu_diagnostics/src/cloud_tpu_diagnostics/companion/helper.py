@@ -1,4 +1,4 @@
-"""The helper of a block without a companion, from within: it asks faulthandler for what Python does not answer."""
+"""The main program of the helper beside a block without a companion: see `unanswered`."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from cloud_tpu_diagnostics.companion.unanswered import UnansweredRequests
 __all__ = ["FIRST_DESCRIPTOR", "SETTINGS", "main"]
 
 SETTINGS = "ML_DIAGNOSTICS_HELPER"
-"""Environment variable: the job, what faulthandler is asked with, and the names of its descriptors, with commas."""
+"""Environment variable: the job's pid, the signal for faulthandler and the names of the descriptors, with commas."""
 FIRST_DESCRIPTOR = 3
 
 
 def main() -> NoReturn:
-    """Goes along with a job until that ends, or leaves its block; ends the process."""
+    """Watch a job until it ends or leaves its block; then exit."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
         signal.signal(number, signal.SIG_IGN)
     pid, dump_signal, *names = os.environ[SETTINGS].split(",")
@@ -29,7 +29,7 @@ def main() -> NoReturn:
         job = Job(int(pid), descriptors.get("job"))
         _run(job, UnansweredRequests(descriptors, job, int(dump_signal)), descriptors["control"])
     except BaseException:
-        os._exit(1)  # Nobody reads what could be said.
+        os._exit(1)  # Its stderr is /dev/null.
     os._exit(0)
 
 

@@ -17,7 +17,7 @@ __all__ = ["STUCK_SECONDS", "Patience"]
 STUCK_SECONDS: Final = 0.5
 """How long the job's Python is waited for at least."""
 BUSY_SECONDS: Final = 3.0
-"""And while its threads run: native code that spins with the GIL held looks like that."""
+"""The same while its threads run: they may be busy with Python, or one spins in native code with the GIL held."""
 _MOST_THREADS: Final = 256
 
 
@@ -34,12 +34,12 @@ class Patience:
         self._was_active: deque[tuple[float, bool]] = deque()
 
     def begin(self, now: float) -> None:
-        """Notes that the job was asked, or has just shown that it runs."""
+        """Start a silence: the job was asked, or has just shown that it runs."""
         self._began = now
         self._was_active.clear()
 
     def is_over(self, now: float) -> bool:
-        """True if the job is stuck: to be called some ten times in half a second."""
+        """Return True if the job is stuck. Call it about ten times in half a second."""
         states = _thread_states(self._pid)
         if states & {"T", "t"}:  # Stopped by a user or a debugger: that counts for nothing.
             self.begin(now)
@@ -55,7 +55,7 @@ class Patience:
 
 
 def _thread_states(pid: int) -> set[str]:
-    """The states of the job's threads (proc_pid_stat(5)); empty where the system does not tell."""
+    """The states of the job's threads (proc_pid_stat(5)); empty where the system does not show them."""
     folder = f"/proc/{pid}/task"
     states = set()
     try:

@@ -1,4 +1,4 @@
-"""Requests for stack traces that the job's Python does not answer, as the GIL is held: faulthandler is asked then."""
+"""Requests for stack traces that Python does not answer because the GIL is held: faulthandler answers these."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from cloud_tpu_diagnostics.signals import FAULTHANDLER_DUMP
 
 __all__ = ["UnansweredRequests"]
 
-_LOOK_SECONDS = 0.05
-_LOOK_AGAIN_SECONDS = 0.25
+_CHECK_SECONDS = 0.05
+_RECHECK_SECONDS = 0.25
 _MOST_BYTES = 65_536
 
 
@@ -22,9 +22,9 @@ class UnansweredRequests:
     """Watches the bytes that signals have written to the job's wake-up descriptor, until its Python reads them.
 
     Args:
-        descriptors: `wakeups`, which is read without taking anything, and `answers`, a byte for each sign of life.
+        descriptors: `wakeups`, which is read without consuming it, and `answers`, with a byte whenever Python ran.
         job: The job.
-        dump_signal: Has faulthandler dump all its threads.
+        dump_signal: The signal on which faulthandler dumps all threads.
     """
 
     def __init__(self, descriptors: Mapping[str, int], job: Job, dump_signal: int | None) -> None:
@@ -33,17 +33,17 @@ class UnansweredRequests:
         self._job, self._dump_signal = job, dump_signal
         self._patience = Patience(job.pid)
         self._waiting = 0
-        """How many requests were unread at the last look."""
+        """The number of requests that were unread in the last step."""
         self._dumped = 0
-        """For how many of them faulthandler was asked."""
+        """For how many of them faulthandler was asked already."""
 
     @property
     def descriptor(self) -> int | None:
-        """What becomes readable with the next request; None while `step` has to be called again anyway."""
+        """The descriptor that the next request makes readable; None while `step` must be called again anyway."""
         return None if self._waiting else self._wakeups.fileno()
 
     def step(self, now: float) -> float | None:
-        """Does what is due.
+        """Check for unanswered requests, and ask faulthandler if it is time.
 
         Args:
             now: Monotonic seconds.
@@ -56,14 +56,14 @@ class UnansweredRequests:
         if has_answered or not self._waiting:
             self._dumped = 0
         if self._waiting <= self._dumped:
-            return _LOOK_AGAIN_SECONDS if self._waiting else None
+            return _RECHECK_SECONDS if self._waiting else None
         if has_answered or before <= self._dumped:
             self._patience.begin(now)
         if self._patience.is_over(now):
             self._dumped = self._waiting
             self._job.ask(self._dump_signal)
-            return _LOOK_AGAIN_SECONDS
-        return _LOOK_SECONDS
+            return _RECHECK_SECONDS
+        return _CHECK_SECONDS
 
     def _has_answered(self) -> bool:
         try:

@@ -38,8 +38,8 @@ class HangConfig:
         abort: Risk: a job that only pauses for longer than it ever did is ended, too. True: the job is ended after the
             snapshots, so that its scheduler starts it again. A pause that has ended it once is allowed for in the next
             attempt on the same diagnostics folder (`ML_DIAGNOSTICS_DIR`): keep that folder between attempts, and
-            announce pauses with `heartbeat(phase=...)`. Where the job is process 1 of a container the kernel lets
-            nobody end it, and it ends itself only if Python can run there: start it with
+            announce pauses with `heartbeat(phase=...)`. As process 1 of a container the job is protected by the kernel,
+            and can only end itself, if Python can run: start it with
             `python -m cloud_tpu_diagnostics run -- COMMAND`.
     """
 

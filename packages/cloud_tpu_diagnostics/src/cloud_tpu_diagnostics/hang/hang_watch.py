@@ -64,12 +64,12 @@ class HangWatch:
         self._step_seconds = self._step_silence = 0.0
 
     def observe(self, progress: Progress | None, now_ns: int, *, is_stopped: bool = False) -> Verdict | None:
-        """Take a look.
+        """Judge the job's progress; called every second.
 
         Args:
             progress: What the job published last; None if that is nothing.
             now_ns: Now, on the clock of `Progress.monotonic_ns`.
-            is_stopped: True if the job was stopped at some time since the last look.
+            is_stopped: True if the job was stopped at some time since the last call.
 
         Returns:
             A verdict, once for each hang: the next only after the job has gone on.
@@ -80,7 +80,7 @@ class HangWatch:
         if is_late:
             elapsed = LOOK_EVERY_SECONDS
             self._was_late = True
-        if is_stopped or self._was_stopped:  # It may have been stopped, or gone on, at any time between two looks.
+        if is_stopped or self._was_stopped:  # It may have been stopped, or gone on, at any time between two calls.
             elapsed = 0.0
             is_late = self._was_late = True
         self._was_stopped = is_stopped

@@ -48,7 +48,7 @@ class SegmentFile:
         make_private_folder(self._folder)
         path = self._folder / segment_name(self._header.writer, self._number)
         self._number += 1  # Before there is a file: a signal handler may raise anywhere, and no name comes twice.
-        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_APPEND  # O_EXCL follows no link that somebody planted.
+        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_APPEND  # O_EXCL follows no link that another user made.
         new = os.open(path, flags | getattr(os, "O_CLOEXEC", 0), 0o600)
         try:
             line = encode_header(self._header)

@@ -130,7 +130,7 @@ class SegmentReader:
         return False
 
     def _recovered_header(self) -> Header:
-        """Return a header in place of a damaged one: of the writer's other segments, or what the path tells."""
+        """Return a header in place of a damaged one: of the writer's other segments, or made from the path."""
         header = sibling_header(self.segment)
         self._skipped["damaged_header"] += 1
         warn_once(

@@ -240,7 +240,7 @@ class Outbox:
         if self._header is None or self._header[0] != segment.number:
             header = decode_header(line)
             if header is None and is_whole and is_damaged_header(line):
-                # Not what the path alone tells: only a header says whether, and where, the entries may be sent.
+                # Not one made from the path: only a header shows whether, and where, the entries may be sent.
                 header = sibling_header(segment)
             if header is None:
                 return None
