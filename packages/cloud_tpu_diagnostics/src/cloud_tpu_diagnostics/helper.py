@@ -12,17 +12,9 @@ import sys
 from collections.abc import Mapping
 
 from ml_diagnostics_common import background
-from ml_diagnostics_common.child_process import (
-    child_environment,
-    module_folders,
-    process_descriptor,
-    program_of,
-    python_command,
-)
 from ml_diagnostics_common.descriptors import Descriptor, with_high_number
 from ml_diagnostics_common.guard import guarded_as, warn_once
 
-from cloud_tpu_diagnostics.companion.helper import FIRST_DESCRIPTOR, SETTINGS
 from cloud_tpu_diagnostics.dump_requests import DumpRequests
 
 __all__ = ["Helper"]
@@ -66,6 +58,8 @@ class Helper:
             self.thread_ident = 0
 
     def _launch(self) -> None:
+        from ml_diagnostics_common.child_process import process_descriptor  # Here, as entering a block must be quick.
+
         read, write = (Descriptor(with_high_number(end)) for end in os.pipe())
         self._control = write
         job = process_descriptor(os.getpid())
@@ -89,6 +83,10 @@ class Helper:
 
 def _launch(descriptors: Mapping[str, int], dump_signal: int) -> None:
     """Start the process, and return once it is not a child of this process any more."""
+    from ml_diagnostics_common.child_process import child_environment, module_folders, program_of, python_command
+
+    from cloud_tpu_diagnostics.companion.helper import FIRST_DESCRIPTOR, SETTINGS
+
     if not {"control", "wakeups", "answers"} <= descriptors.keys():
         return  # The program has closed them.
     if getattr(sys, "frozen", False):
