@@ -350,6 +350,53 @@ input()
     assert job.end() == (0, "", "")
 
 
+def test_a_helper_ends_with_its_block_though_a_forked_child_lives(tmp_path: Path) -> None:
+    job = Job(
+        """
+from cloud_tpu_diagnostics import blocks
+with diagnostic.diagnose(config()):
+    while not blocks._current._helper._control or blocks._current._helper.thread_ident:
+        time.sleep(0.01)
+    child = os.fork()
+    if not child:
+        time.sleep(300)
+        os._exit(0)
+    say("forked")
+    input()
+input()
+os.kill(child, signal.SIGKILL)
+os.waitpid(child, 0)
+""",
+        tmp_path / "d",
+    )
+    assert job.line() == "forked"
+    wait_until(lambda: _helpers_of(job.process.pid))
+    job.go_on()
+    wait_until(lambda: not _helpers_of(job.process.pid))
+    job.go_on()
+    assert job.end()[0] == 0
+
+
+def test_a_helper_keeps_no_file_of_the_job_open(tmp_path: Path) -> None:
+    job = Job(
+        """
+from cloud_tpu_diagnostics import blocks
+os.dup2(os.open("/dev/null", os.O_RDWR), 77, inheritable=True)  # As C libraries open files.
+with diagnostic.diagnose(config()):
+    while not blocks._current._helper._control or blocks._current._helper.thread_ident:
+        time.sleep(0.01)
+    say("started")
+    input()
+""",
+        tmp_path / "d",
+    )
+    assert job.line() == "started"
+    wait_until(lambda: _helpers_of(job.process.pid))
+    wait_until(lambda: all(not Path(f"/proc/{each}/fd/77").is_symlink() for each in _helpers_of(job.process.pid)))
+    job.go_on()
+    assert job.end()[0] == 0
+
+
 def _helpers_of(pid: int) -> list[str]:
     found = []
     for name in filter(str.isdigit, os.listdir("/proc")):  # noqa: PTH208

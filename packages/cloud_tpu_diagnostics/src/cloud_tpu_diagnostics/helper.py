@@ -5,6 +5,7 @@ Nothing in the job itself can do so: a Python thread waits for the GIL, and this
 
 from __future__ import annotations
 
+import _socket
 import _thread
 import errno
 import os
@@ -46,7 +47,20 @@ class Helper:
         """End the process."""
         if self._until_stop.locked():
             self._until_stop.release()
-        self._control = None  # Which closes it: the process reads its end.
+        self._end_process()
+
+    def _end_process(self) -> None:
+        """Shut the control down: closing it is not enough, since forked children of the job have it open, too."""
+        control, self._control = self._control, None
+        number = control.number() if control is not None else None
+        if number is not None:
+            end = _socket.socket(fileno=number)
+            try:
+                end.shutdown(_socket.SHUT_WR)
+            except OSError:
+                pass  # The process has ended.
+            finally:
+                end.detach()
 
     @guarded_as("start a process beside the job")
     def _run(self) -> None:
@@ -60,7 +74,7 @@ class Helper:
     def _launch(self) -> None:
         from ml_diagnostics_common.child_process import process_descriptor  # Here, as entering a block must be quick.
 
-        read, write = (Descriptor(with_high_number(end)) for end in os.pipe())
+        read, write = (Descriptor(with_high_number(end.detach())) for end in _socket.socketpair())
         self._control = write
         job = process_descriptor(os.getpid())
         job = None if job is None else with_high_number(job)
@@ -78,7 +92,7 @@ class Helper:
             if job is not None:
                 os.close(job)
             if not self._until_stop.locked():  # Stopped meanwhile.
-                self._control = None
+                self._end_process()
 
 
 def _launch(descriptors: Mapping[str, int], dump_signal: int) -> None:

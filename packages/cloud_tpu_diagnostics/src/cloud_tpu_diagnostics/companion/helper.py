@@ -16,6 +16,8 @@ __all__ = ["FIRST_DESCRIPTOR", "SETTINGS", "main"]
 SETTINGS = "ML_DIAGNOSTICS_HELPER"
 """Environment variable: the job's pid, the signal for faulthandler and the names of the descriptors, with commas."""
 FIRST_DESCRIPTOR = 3
+_MOST_DESCRIPTORS = 65_536
+"""More than programs open; the limit itself may be a billion, which takes minutes where there is no close_range(2)."""
 
 
 def main() -> NoReturn:
@@ -24,6 +26,8 @@ def main() -> NoReturn:
         signal.signal(number, signal.SIG_IGN)
     pid, dump_signal, *names = os.environ[SETTINGS].split(",")
     descriptors = {name: FIRST_DESCRIPTOR + position for position, name in enumerate(names)}
+    # C libraries of the job open files that a new program inherits: other processes may wait until all close them.
+    os.closerange(FIRST_DESCRIPTOR + len(names), _MOST_DESCRIPTORS)
     try:
         os.nice(10)
         job = Job(int(pid), descriptors.get("job"))
