@@ -16,10 +16,10 @@ SIGTERM.
 
 from __future__ import annotations
 
+import _socket  # `socket` takes milliseconds to import, and nothing of it is needed here.
 import json
 import os
 import signal
-import socket
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -102,7 +102,7 @@ class NativeTermination:
     def _launch_helper(self, wakeups: SignalWakeups) -> None:
         """Start it; it is no child of the job, which may wait for all of its children."""
         try:
-            theirs, ours = (Descriptor(with_high_number(end.detach())) for end in socket.socketpair())
+            theirs, ours = (Descriptor(with_high_number(end.detach())) for end in _socket.socketpair())
             self._control = ours
             _launch({"signals": wakeups.reader, "control": theirs.number()}, self._process)
         except Exception as error:  # Also while the interpreter ends. A call that releases the GIL is covered.
@@ -115,9 +115,9 @@ class NativeTermination:
         control, self._control = self._control, None
         number = control.number() if control is not None else None
         if number is not None:
-            end = socket.socket(fileno=number)
+            end = _socket.socket(fileno=number)
             try:
-                end.shutdown(socket.SHUT_WR)
+                end.shutdown(_socket.SHUT_WR)
             except OSError:
                 LOSSES.add("termination_helper: OSError")
             end.detach()

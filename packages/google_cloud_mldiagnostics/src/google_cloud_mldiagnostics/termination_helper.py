@@ -5,11 +5,11 @@ It has the standard library alone until the job has died of the signal. Then it 
 
 from __future__ import annotations
 
+import _socket  # `socket` takes milliseconds to import, and nothing of it is needed here.
 import json
 import os
 import select
 import signal
-import socket
 import sys
 from collections.abc import Mapping
 from typing import Any, Final, NoReturn
@@ -33,13 +33,13 @@ def main() -> NoReturn:
     settings = json.loads(os.environ[SETTINGS])
     try:
         os.chdir("/")
-        if _watch(settings["pid"], socket.socket(fileno=settings["signals"]), settings["job"], settings["control"]):
+        if _watch(settings["pid"], _socket.socket(fileno=settings["signals"]), settings["job"], settings["control"]):
             _record(settings)
     finally:
         os._exit(0)
 
 
-def _watch(pid: int, signals: socket.socket, job: int, control: int) -> bool:
+def _watch(pid: int, signals: _socket.socket, job: int, control: int) -> bool:
     """Return when the job has died, or its run has ended; True if it was sent SIGTERM.
 
     Args:
@@ -70,10 +70,10 @@ def _watch(pid: int, signals: socket.socket, job: int, control: int) -> bool:
             signal.pidfd_send_signal(job, signal.SIGTERM)
 
 
-def _peek(signals: socket.socket) -> bytes | None:
+def _peek(signals: _socket.socket) -> bytes | None:
     """Return what the job has not read; None if it has read all, empty if nothing follows any more."""
     try:
-        return signals.recv(_MOST_BYTES, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+        return signals.recv(_MOST_BYTES, _socket.MSG_PEEK | _socket.MSG_DONTWAIT)
     except BlockingIOError:
         return None
 
