@@ -19,6 +19,13 @@ import sys, time
 from ml_goodput_measurement import goodput
 
 name, end = sys.argv[1:]
+
+
+def steps():
+    for step in range(3):
+        recorder.record_step_start_time(step)
+
+
 recorder = goodput.GoodputRecorder(name, f"goodput_{name}", logging_enabled=True)
 recorder.record_job_start_time()
 for step in range(3):
@@ -47,6 +54,38 @@ def test_a_restart_of_a_job_that_did_not_record_its_end_is_silent() -> None:
     assert attempt("run-7", "recorded") == ""
     assert "run-7" in attempt("run-7", "not recorded")
     assert attempt("run-7", "recorded") == "", "the last attempt was cut short: this one is a restart"
+
+
+FINALLY = """
+import contextlib, sys
+from ml_goodput_measurement import goodput
+
+ending = {"raised": ValueError("NaN"), "exited": SystemExit(0), "returned": None}[sys.argv[1]]
+recorder = goodput.GoodputRecorder("run-7", "goodput_run-7", logging_enabled=True)
+
+
+@contextlib.contextmanager
+def recorded_job():
+    recorder.record_job_start_time()
+    try:
+        yield
+    finally:
+        recorder.record_job_end_time()
+
+
+with contextlib.suppress(ValueError, SystemExit), recorded_job():
+    recorder.record_step_start_time(0)
+    if ending is not None:
+        raise ending
+"""
+
+
+@pytest.mark.parametrize(("ending", "is_reported"), [("raised", False), ("exited", True), ("returned", True)])
+def test_a_restart_after_an_exception_is_silent_though_a_finally_recorded_the_end(
+    ending: str, *, is_reported: bool
+) -> None:
+    subprocess.run([sys.executable, "-c", FINALLY, ending], check=True, timeout=60)
+    assert ("continuing job" in attempt("run-7", "recorded")) is is_reported
 
 
 def test_the_same_name_in_another_log_is_another_job(caplog: pytest.LogCaptureFixture) -> None:

@@ -20,6 +20,9 @@ _WRITERS_READ = 16
 _BORDERS = ("step_start_time", "job_start_time", "job_end_time")
 """Whichever of these was recorded last says whether the job had ended; saves and data loads say nothing about it."""
 
+_CUT_SHORT = {"process_outcome", "job_end_exception"}
+"""Either of these shows that the trainer did not reach the end of the job."""
+
 
 def warn_if_ended_before(folder: Path, job_name: str, own_writer: str) -> None:
     """Log one WARNING if the last thing that earlier writers recorded of a job is its end.
@@ -50,8 +53,8 @@ def _last_border(segment: Segment, job_name: str) -> list[tuple[float, bool]]:
             key = next((key for key in _BORDERS if key in payload), None)
             if key is not None and payload.get("job_name") == job_name:
                 seconds = seconds_of(payload[key])
-                # An end that the exit of the process recorded is an attempt that is likely to be restarted.
-                is_end = key == "job_end_time" and "process_outcome" not in payload
+                # An attempt that failed, or whose end the exit of the process recorded, is likely to be restarted.
+                is_end = key == "job_end_time" and not _CUT_SHORT & payload.keys()
                 return [] if seconds is None else [(seconds, is_end)]
     return []
 

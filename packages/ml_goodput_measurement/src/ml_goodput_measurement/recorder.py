@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import logging
 import math
+import sys
 from collections.abc import Mapping
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
@@ -195,11 +196,14 @@ class GoodputRecorder(RebuiltFromArguments):
 
     @guarded
     def record_job_end_time(self, end_time: Moment = None) -> None:
-        """Records that the job is done; waits up to a second until the disk has it."""
+        """Record that the job is done; wait up to a second until the disk has it.
+
+        While an exception is handled, as in a `finally`, its type is recorded, too: a restart is to be expected then.
+        """
         progress.publish("ended")
         if self._enabled:
             self._journal.look()
-            self._record("job_end_time", end_time)
+            self._record("job_end_time", end_time, _exception_now())
             process_end.job_ended(self)
             self._journal.sync(timeout_seconds=1.0)
 
@@ -366,6 +370,14 @@ class GoodputRecorder(RebuiltFromArguments):
         if self._cloud_logger is not None:
             self._cloud_logger.write_cloud_logging_entry(json.loads(payload))
         return seconds
+
+
+def _exception_now() -> str:
+    """Return the exception that the caller is handling as JSON for `_record`; empty for none, and for exit code 0."""
+    error = sys.exc_info()[1]
+    if error is None or (isinstance(error, SystemExit) and not error.code):
+        return ""
+    return f'"job_end_exception":{encode_text(type(error).__name__[:200])},'
 
 
 def _phase_of(event_type: str) -> str:
