@@ -358,17 +358,10 @@ def _machine() -> str:
 
 
 def _start_of(pid: int) -> str | None:
-    """When a process began, in ticks since the boot, as text; "0" where the system does not say; None if it is dead.
+    """Return the start mark of a process; "0" where the system does not know it, None if the process is dead."""
+    from ml_diagnostics_common.child_process import exists, start_mark
 
-    Field 22 of /proc/PID/stat (proc_pid_stat(5)); the second field, a name, may have spaces and brackets in it.
-    """
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
-        return None if fields[0] in (b"Z", b"X") else fields[19].decode("ascii")
-    except (OSError, IndexError):
-        from ml_diagnostics_common.child_process import exists
-
-        return "0" if not Path("/proc/self/stat").exists() and exists(pid) else None
+    return start_mark(pid) or ("0" if not Path("/proc/self/stat").exists() and exists(pid) else None)
 
 
 def _prune(folder: Path) -> None:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from ml_diagnostics_common import background
+from ml_diagnostics_common.child_process import start_mark
 from ml_diagnostics_common.client_imports import import_undisturbed
 from ml_diagnostics_common.credentials import known_project
 from ml_diagnostics_common.credentials.instance_metadata import instance_metadata, metadata_value
@@ -36,7 +37,7 @@ from google_cloud_mldiagnostics.identity import (
 from google_cloud_mldiagnostics.keepers import find_google, find_self_hosted
 from google_cloud_mldiagnostics.lifecycle import Lifecycle, warn_folder_failed
 from google_cloud_mldiagnostics.mlrun_types import ConfigDict, Framework, MLRun, Orchestrator
-from google_cloud_mldiagnostics.process_life import is_alive, start_mark
+from google_cloud_mldiagnostics.process_life import is_alive
 from google_cloud_mldiagnostics.recording.run_log import RunLog
 from google_cloud_mldiagnostics.registration import Registration
 from google_cloud_mldiagnostics.run_arguments import DEFAULT_REGION, RunArguments

@@ -12,7 +12,7 @@ from ml_diagnostics_common.entry import parse_timestamp
 
 from google_cloud_mldiagnostics.attempts import Member
 
-__all__ = ["is_alive", "start_mark"]
+__all__ = ["is_alive"]
 
 _SILENT_NS: Final = 180 * 10**9
 """A process that is well changes its run's folder each 60 s."""

@@ -17,7 +17,6 @@ from ml_diagnostics_common.locations import native_path
 
 from google_cloud_mldiagnostics.active_run import ActiveRun
 from google_cloud_mldiagnostics.exceptions import ProfilingError
-from google_cloud_mldiagnostics.process_life import start_mark
 from google_cloud_mldiagnostics.profiling.layout import SESSIONS, session_folder
 
 __all__ = ["Place", "Way", "place_of", "scratch_folder", "xplane_name"]
@@ -101,7 +100,7 @@ def scratch_folder(active: ActiveRun) -> Path:
         if pid.isdecimal() and not _lives(int(pid), started):
             shutil.rmtree(left, ignore_errors=True)
     pid = str(os.getpid())
-    return Path(tempfile.mkdtemp(prefix=f"{active.host}.{pid}.{start_mark(os.getpid())}.", dir=parent))
+    return Path(tempfile.mkdtemp(prefix=f"{active.host}.{pid}.{child_process.start_mark(os.getpid())}.", dir=parent))
 
 
 def xplane_name(active: ActiveRun, process_index: int, process_count: int) -> str:
@@ -129,7 +128,7 @@ def _claim(path: Path) -> bool:
         if holder.isdigit() and int(holder) != os.getpid() and _lives(int(holder), started):
             return False
         os.ftruncate(descriptor, 0)
-        os.pwrite(descriptor, f"{os.getpid()} {start_mark(os.getpid())}".encode(), 0)
+        os.pwrite(descriptor, f"{os.getpid()} {child_process.start_mark(os.getpid())}".encode(), 0)
         return True
     finally:
         unlock(descriptor)
@@ -137,4 +136,4 @@ def _claim(path: Path) -> bool:
 
 
 def _lives(pid: int, started: str) -> bool:
-    return start_mark(pid) == started if started else child_process.exists(pid)
+    return child_process.start_mark(pid) == started if started else child_process.exists(pid)
