@@ -124,7 +124,7 @@ class EventBatch:
     checkpoints: list[CheckpointOperation] = field(default_factory=list)
     """Apart, because any host may report them."""
     untimed: list[str] = field(default_factory=list)
-    """Checkpoint operations whose start is that of a part of theirs, a text for each."""
+    """Checkpoint operations recorded without a start, which count from that of their first part, a text for each."""
     lost: dict[str, dict[str, int]] = field(default_factory=dict)
     """What recorders say that they could not write, by reason, under the name of each such report."""
 

@@ -142,7 +142,7 @@ class JobReader:
             self._store.sync(self._recorders, position)
 
     def is_gone(self, ledger: Ledger, now_ns: int) -> bool:
-        """Return True if the process that records the job is gone, by what this machine or else its silence tells.
+        """Return True if the process that records the job is gone: asks this machine, or judges by its silence.
 
         Args:
             ledger: What `read` returned.

@@ -63,7 +63,7 @@ class _OpenJobs:
             return ProcessOutcome.RETURNED, ""
         if error is not None and error is not self._uncaught_before:
             return ProcessOutcome.FAILED, type(error).__name__[:200]
-        return ProcessOutcome.EXITED, ""  # By SystemExit: the interpreter does not tell its code.
+        return ProcessOutcome.EXITED, ""  # By SystemExit, whose code is not available at exit.
 
 
 def _key(recorder: GoodputRecorder) -> tuple[str, str]:

@@ -13,6 +13,6 @@ class ProcessOutcome(str, enum.Enum):
     RETURNED = "returned"
     """At the last line of its program."""
     EXITED = "exited"
-    """By a SystemExit, whose code is not known, or out of an interactive session."""
+    """By a SystemExit of any exit code, or out of an interactive session."""
     FAILED = "failed"
     """By an uncaught exception."""

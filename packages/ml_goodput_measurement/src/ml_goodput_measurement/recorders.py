@@ -69,7 +69,7 @@ class Recorders:
         self.lost: dict[str, dict[str, int]] = {}
         """Entries that a recorder could not write, by reason, under the name of each report, which may come twice."""
         self.untimed: set[str] = set()
-        """Checkpoint operations whose start is that of a part of theirs."""
+        """Checkpoint operations recorded without a start, which count from that of their first part."""
         self._ledger = Ledger()
         self._records: dict[tuple[int, str], _Records] = {}
         self._changed: dict[tuple[int, str], _Records] = {}
@@ -299,7 +299,7 @@ class Recorders:
         self._place(list({id(records): records for records in moved}.values()))
 
     def _renew_spans(self) -> None:
-        """Make spans from the facts of the writers whose spans are out of date."""
+        """Update the outdated spans of writers from their facts."""
         added: list[Span] = []
         for records in self._changed.values():
             if not records.is_stale:

@@ -219,14 +219,14 @@ def _series_as_dict(series: Series) -> dict[str, Any]:
 def _point_as_json(point: Point) -> str:
     step = "null" if point.step is None else point.step
     value = repr(point.value) if math.isfinite(point.value) else f'"{not_finite_text(point.value)}"'
-    told = f'{{"time": "{_time(point)}", "step": {step}, "value": {value}'
+    line = f'{{"time": "{_time(point)}", "step": {step}, "value": {value}'
     if len(point.values) > 1:
-        told += f', "values": {json.dumps([_json_number(value) for value in point.values])}'
+        line += f', "values": {json.dumps([_json_number(value) for value in point.values])}'
     if point.attempt:
-        told += f', "attempt": {_quoted(point.attempt)}'
+        line += f', "attempt": {_quoted(point.attempt)}'
     if point.labels:
-        told += f', "labels": {json.dumps(_plain(point.labels))}'
-    return told + "}"
+        line += f', "labels": {json.dumps(_plain(point.labels))}'
+    return line + "}"
 
 
 def _json_number(value: float) -> float | int | str:

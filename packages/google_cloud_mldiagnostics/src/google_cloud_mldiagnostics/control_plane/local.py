@@ -38,7 +38,7 @@ _REMEDY = "; move it away, and the run starts from scratch"
 
 
 class LocalControlPlane:
-    """Keeps runs in a folder. Files may have been written by anybody: only regular ones of a limited size are read.
+    """Keeps runs in a folder. Files may be of other programs: only regular ones of a limited size are read.
 
     Args:
         root: The diagnostics folder.

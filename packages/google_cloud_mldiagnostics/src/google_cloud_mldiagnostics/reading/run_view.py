@@ -383,7 +383,7 @@ def _reason_of(resource: Resource) -> str:
 
 
 def _traceback(encoded: object) -> tuple[RaisedException, ...]:
-    """Return what an entry tells of an exception, without what is not one."""
+    """Return the exceptions of an entry; items of another form are left out."""
     raised = [raised_from_json(item) for item in encoded] if isinstance(encoded, list) else []
     return tuple(exception for exception in raised if exception is not None)
 

@@ -182,7 +182,7 @@ class RunLog:
 def _started_shipper(root: Path, connect: Callable[[], LoggingTransport], grace_period_seconds: float) -> Shipper:
     from ml_diagnostics_common.shipper import Shipper
 
-    # One line tells the run's folder already.
+    # machinelearning_run logs the path of the run's folder.
     shipper = Shipper(
         LOG_ID, root=root, connect=connect, grace_period_seconds=grace_period_seconds, announces_path=False
     )

@@ -273,7 +273,7 @@ class Facts:
         return latest[1] if latest else None
 
     def recorded_span(self) -> tuple[int, int]:
-        """Return the times of the first and the last fact that is no checkpoint operation, else `NEVER_NS` and -1."""
+        """Return the times of the first and the last fact but checkpoint operations; `NEVER_NS` and -1 for none."""
         columns: list[Sequence[int]] = [*self._time_columns()[:-2], self._process_end_starts]
         marked = [
             (marks.codes[0] >> 1, marks.codes[-1] >> 1) for marks in (self.loads, *self.marks.values()) if marks.codes

@@ -169,7 +169,7 @@ class Ledger:
     def to_state(self) -> tuple[dict[str, Any], list[Any]]:
         """Return everything, facts and what is derived, as JSON and as columns of 64-bit numbers.
 
-        The state tells type and length of each column; the last one is returned in parts, to copy nothing.
+        The state has type and length of each column; the last one is returned in parts, to copy nothing.
         """
         self._update()
         step_times, parts = self._step_times.to_state()

@@ -1,7 +1,7 @@
 """How long a job may record nothing before its process is taken for gone: learned from what it recorded so far.
 
-It is what cloud-tpu-diagnostics takes for a hang, from what a log alone tells: three times the longest interval between
-steps that the job has shown, and never less than half an hour while it starts, or ten minutes later.
+cloud-tpu-diagnostics takes as long a silence for a hang. The bound follows from the log alone: three times the longest
+interval between steps that the job has shown, and never less than half an hour while it starts, or ten minutes later.
 """
 
 from __future__ import annotations
