@@ -32,7 +32,7 @@ def run(program: str, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.parametrize(
-    ("program", "code", "told"),
+    ("program", "code", "reported"),
     [
         ("pass", 0, "False "),
         ("sys.exit()", 0, "False "),
@@ -43,10 +43,10 @@ def run(program: str, *arguments: str) -> subprocess.CompletedProcess[str]:
         ("try: sys.exit(3)\nexcept SystemExit: sys.exit(4)", 4, "True sys.exit(4)"),
     ],
 )
-def test_each_of_two_libraries_learns_how_the_program_ends(program: str, code: int, told: str) -> None:
+def test_each_of_two_libraries_learns_how_the_program_ends(program: str, code: int, reported: str) -> None:
     ended = run(program)
     assert ended.returncode == code, ended.stderr
-    assert ended.stdout.splitlines() == [f"second {told}", f"first {told}"]
+    assert ended.stdout.splitlines() == [f"second {reported}", f"first {reported}"]
 
 
 # What resets CPython's flag: a string that is executed at exit, or by a thread.
