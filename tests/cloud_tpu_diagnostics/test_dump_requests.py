@@ -114,7 +114,12 @@ def test_signals_end_no_job_that_runs_and_each_dump_is_complete(tmp_path: Path, 
 
 def test_each_signal_of_a_slow_series_has_its_dump(tmp_path: Path) -> None:
     job = _Job(_JOBS["json"] + _RUN, tmp_path, "console")
-    assert len(_survives(job, "console", [(10, 0.3)])) == 10
+    assert job.line() == "ready"
+    for number in range(1, 11):
+        _send(job, 1, 0)
+        wait_until(lambda number=number: job.stderr().count("Current thread 0x") >= number)
+    time.sleep(_SETTLE_SECONDS)  # None is written twice.
+    assert len(_require_complete(job, "console", job.kill())) == 10
 
 
 def test_a_deep_thread_that_signals_its_own_process_harms_nothing(tmp_path: Path) -> None:
@@ -418,6 +423,9 @@ class _Job(Job):
         program = f"os.dup2(os.open({str(self._path)!r}, os.O_WRONLY | os.O_CREAT | os.O_APPEND), 2)\n{program}"
         super().__init__(program, folder / "d", place)
 
+    def stderr(self) -> str:
+        return self._path.read_text()
+
     def kill(self) -> str:
         super().kill()
-        return self._path.read_text()
+        return self.stderr()
