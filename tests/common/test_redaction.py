@@ -260,17 +260,17 @@ def test_a_long_text_takes_time_in_proportion(nasty):
     ],
 )
 def test_no_text_takes_long(text):
-    begun = time.monotonic()
+    begun = time.process_time()
     redact_text(text)
     redact({"text": text + " password"}, max_bytes=40_000)
     redact({"text": text + " password"}, max_bytes=30_000)
-    assert time.monotonic() - begun < 2
+    assert time.process_time() - begun < 2
 
 
 def test_no_more_of_a_text_is_looked_at_than_there_is_room_for():
-    begun = time.monotonic()
+    begun = time.process_time()
     redacted = redact({"text": "password=hunter2 eyJ-- " * 2_000_000}, max_bytes=1000)["text"]
-    assert time.monotonic() - begun < 1
+    assert time.process_time() - begun < 1
     assert "hunter2" not in redacted
     assert redacted.endswith(TRUNCATED)
     assert len(redacted) <= 1000 + len(TRUNCATED)

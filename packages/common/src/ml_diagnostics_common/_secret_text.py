@@ -83,7 +83,7 @@ _YAML_KEY = re.compile(r"[ \t]*(?:- )?[\w.-]*\Z")
 _YAML_BLOCK = re.compile(r"[|>][+-]?[ \t]*\n")
 _YAML_BLOCK_LINE = re.compile(r"([ \t]*)[^\n]*(?:\n|\Z)")
 _BRACKETS = re.compile(r"[\[\](){}]")
-_LONGEST_POSSIBLE = 1024  # of a list behind a key that need not be a secret
+_LONGEST_POSSIBLE = 256  # read of a list behind a key that need not be a secret: each such key reads its own
 
 
 def redact_text(text: str) -> str:
@@ -163,8 +163,10 @@ def _assigned_value(text: str, match: re.Match[str]) -> _Span | None:
         return _value(text, start)
     if not may_be_secret_key(key):
         return None
-    span = _value(text, start, most=_LONGEST_POSSIBLE)
-    return span if span is not None and _holds_secret(text[span.start : span.end]) else None
+    beginning = _value(text, start, most=_LONGEST_POSSIBLE)
+    if beginning is None or not _holds_secret(text[beginning.start : beginning.end]):
+        return None
+    return _value(text, start)  # All of it: what is replaced is not searched again.
 
 
 def _named_value(text: str, match: re.Match[str]) -> _Span | None:
