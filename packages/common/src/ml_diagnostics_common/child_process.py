@@ -5,9 +5,14 @@ from __future__ import annotations
 import os
 import select
 import sys
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ml_diagnostics_common.environment import diagnostics_directory
+
+if TYPE_CHECKING:
+    import subprocess
 
 __all__ = [
     "child_environment",
@@ -18,6 +23,7 @@ __all__ = [
     "process_started_ns",
     "program_of",
     "python_command",
+    "start_detached",
     "start_mark",
 ]
 
@@ -58,6 +64,47 @@ def program_of(module: str) -> str:
         "sys.path += [folder for folder in sys.argv[1:] if folder not in sys.path]\n"
         f"from {module} import main\n"
         "main()\n"
+    )
+
+
+def start_detached(
+    module: str,
+    inherited: Iterable[int],
+    *,
+    stdin: int | None = None,
+    stdout: int | None = None,
+    variables: Mapping[str, str],
+) -> subprocess.Popen[bytes]:
+    """Start `main` of a module in a process that is not a child of this one, which may wait for all its children.
+
+    It is in a session of its own: out of reach of Ctrl-C, and of what ends this process's group.
+
+    Args:
+        module: Its name; it is imported in a bare Python (see `python_command`).
+        inherited: Descriptors that it has under the same numbers.
+        stdin: A descriptor; None is /dev/null.
+        stdout: The same, also for its stderr.
+        variables: Added to `child_environment`.
+
+    Returns:
+        The process that starts it and ends at once; the caller waits for that.
+
+    Raises:
+        OSError: It cannot be started.
+    """
+    import subprocess  # Not by every program that imports this module.
+
+    if getattr(sys, "frozen", False):
+        raise FileNotFoundError("this program is frozen (sys.frozen): there is no Python to run another process with")
+    program = "import os\nif os.fork(): os._exit(0)\n" + program_of(module)
+    return subprocess.Popen(
+        [*python_command(is_bare=True), "-c", program, *module_folders()],
+        stdin=subprocess.DEVNULL if stdin is None else stdin,
+        stdout=subprocess.DEVNULL if stdout is None else stdout,
+        stderr=subprocess.STDOUT,
+        pass_fds=list(inherited),
+        env=child_environment(**variables),
+        start_new_session=True,
     )
 
 

@@ -152,32 +152,18 @@ def _forget_after_one(number: int) -> bool:
 
 
 def _launch(descriptors: Mapping[str, int | None], process: Mapping[str, Any]) -> None:
-    import subprocess
-
-    from ml_diagnostics_common.child_process import (
-        child_environment,
-        module_folders,
-        process_descriptor,
-        program_of,
-        python_command,
-    )
+    from ml_diagnostics_common.child_process import process_descriptor, start_detached
 
     job = process_descriptor(os.getpid())
-    if job is None or getattr(sys, "frozen", False):
+    if job is None:
         return
     try:
         numbers = {name: number for name, number in {**descriptors, "job": job}.items() if number is not None}
         settings = {"pid": os.getpid(), **numbers, **process}
-        program = "import os\nif os.fork(): os._exit(0)\n" + program_of("google_cloud_mldiagnostics.termination_helper")
-        launcher = subprocess.Popen(
-            [*python_command(is_bare=True), "-c", program, *module_folders()],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            pass_fds=list(numbers.values()),
-            env=child_environment(**{SETTINGS: json.dumps(settings)}),
-            # Out of reach of Ctrl-C, and of whatever ends the job's group.
-            start_new_session=True,
+        launcher = start_detached(
+            "google_cloud_mldiagnostics.termination_helper",
+            numbers.values(),
+            variables={SETTINGS: json.dumps(settings)},
         )
     finally:
         os.close(job)

@@ -11,8 +11,6 @@ from typing import TYPE_CHECKING, Any, Final
 from cloud_tpu_diagnostics.companion.settings import CompanionSettings
 
 if TYPE_CHECKING:
-    import subprocess
-
     from ml_diagnostics_common.descriptors import Descriptor
 
 __all__ = ["RUN_BY", "CompanionProcess", "CompanionSettings"]
@@ -81,6 +79,7 @@ class CompanionProcess:
 
     def _launch_with(self, console: int | None, requests: Mapping[str, int]) -> dict[str, int]:
         """Starts it with the descriptors that it is to have, and returns their numbers by name."""
+        from ml_diagnostics_common.child_process import start_detached
         from ml_diagnostics_common.descriptors import channels
 
         job, console = _descriptor_of_this_process(), _copy(console)
@@ -88,7 +87,13 @@ class CompanionProcess:
         inherited = {name: number for name, number in numbers.items() if number is not None}
         try:
             with channels() as (self._to_companion, its_stdin, self._from_companion, its_stdout):
-                self._launcher = _launch(its_stdin, its_stdout, list(inherited.values()))
+                self._launcher = start_detached(
+                    "cloud_tpu_diagnostics.companion.main",
+                    inherited.values(),
+                    stdin=its_stdin,
+                    stdout=its_stdout,
+                    variables={"ML_DIAGNOSTICS_COMPANION": "1"},
+                )
         finally:
             for number in (job, console):
                 if number is not None:
@@ -250,28 +255,6 @@ class CompanionProcess:
             self._on_message(message)
         except Exception:
             pass  # Its own guard has said so; the next message is none the worse.
-
-
-def _launch(stdin: int, stdout: int, inherited: list[int]) -> subprocess.Popen[bytes]:
-    """Starts the process that starts the companion, and ends."""
-    import subprocess  # Not by every job that imports this package.
-    import sys
-
-    from ml_diagnostics_common.child_process import child_environment, module_folders, program_of, python_command
-
-    if getattr(sys, "frozen", False):
-        raise FileNotFoundError("this program is frozen (sys.frozen): there is no Python to run a companion with")
-    program = "import os\nif os.fork(): os._exit(0)\n" + program_of("cloud_tpu_diagnostics.companion.main")
-    return subprocess.Popen(
-        [*python_command(is_bare=True), "-c", program, *module_folders()],
-        stdin=stdin,
-        stdout=stdout,
-        stderr=subprocess.STDOUT,
-        pass_fds=inherited,
-        env=child_environment(ML_DIAGNOSTICS_COMPANION="1"),
-        # Out of reach of Ctrl-C, and of who kills the job's group: it has to say how the job ended.
-        start_new_session=True,
-    )
 
 
 def _timer_pipe() -> tuple[Descriptor, Descriptor]:
