@@ -156,3 +156,10 @@ def test_columns_take_what_has_more_than_64_bits_and_any_order() -> None:
     assert one.ends(1) == [points[1]]
     assert not one.has_steps
     assert list(one.values) == [2.0, math.inf, 0.3, 0.4]
+    one.add(Point(10**21, 2**71, 0.5, (0.5,), "2", {}))
+    assert [point.timestamp_ns for point in one.points] == [1, 2, 3, 10**20, 10**21]
+    fresh = Series("loss", "a", "0")
+    fresh.add(points[0])
+    assert len(fresh.points) == 1
+    fresh.add(points[1])
+    assert fresh.points == points[:2], "the first that needs more than 64 bits"

@@ -93,9 +93,8 @@ def record(
                 metric.average.fold()
         elif record_on_all_hosts or not run.process_index:
             if isinstance(name, Mapping) and name:
-                shared_step = (
-                    value if step is None and value is not _MISSING else step
-                )  # As loggers of other libraries have it.
+                # The second argument is then the step, as in the loggers of other libraries.
+                shared_step = value if step is None and value is not _MISSING else step
                 for key, item in name.items():
                     record(key, item, shared_step, labels, record_on_all_hosts, timestamp=timestamp)
                 return

@@ -97,6 +97,7 @@ class Series:
             self._is_in_order = False
             self._values.append(point.value)
             self._attempts.append(self.attempt_number(point.attempt))
+            self._points = None
 
     def append(self, timestamp_ns: int, step: int, value: float, attempt: int) -> None:
         """Take a point of one value, without labels: with a million of them each call counts."""
