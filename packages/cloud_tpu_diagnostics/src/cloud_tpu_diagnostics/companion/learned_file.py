@@ -96,7 +96,7 @@ def _locked(path: Path) -> Iterator[None]:
 
 
 def _prune(folder: Path, now: float) -> None:
-    with contextlib.suppress(OSError):
-        for file in folder.iterdir():
+    for file in folder.iterdir():
+        with contextlib.suppress(OSError):
             if now - file.lstat().st_mtime > _LONGEST_AGE_SECONDS:
                 file.unlink()
