@@ -46,9 +46,11 @@ class JobStart(NamedTuple):
 
 
 class JobEnd(NamedTuple):
-    """The job said that it was done."""
+    """The job recorded its end."""
 
     time_ns: int
+    exception: str = ""
+    """Type of the exception that was handled meanwhile, as in a `finally`."""
 
 
 class ProcessEnd(NamedTuple):
@@ -344,7 +346,9 @@ def _parsers() -> dict[str, Callable[[Payload], Event]]:
     parsers: dict[str, Callable[[Payload], Event]] = {
         "job_start_time": lambda payload: JobStart(_nanoseconds(payload["job_start_time"])),
         "process_outcome": _read_process_end,
-        "job_end_time": lambda payload: JobEnd(_nanoseconds(payload["job_end_time"])),
+        "job_end_time": lambda payload: JobEnd(
+            _nanoseconds(payload["job_end_time"]), str(payload.get("job_end_exception") or "")[:200]
+        ),
         "checkpoint_progress_started": lambda payload: CheckpointProgress(
             _step(payload["checkpoint_progress_step"]), _nanoseconds(payload["checkpoint_progress_started"])
         ),

@@ -87,7 +87,7 @@ class AttemptSummary:
     custom: Mapping[str, int] = field(default_factory=dict)
     """Nanoseconds a custom event type; they sum to `buckets[Bucket.CUSTOM]`."""
     exception: str = ""
-    """Type of the uncaught exception, such as ValueError; empty for every other outcome."""
+    """Type of the uncaught exception, or of the one in flight when the job end was recorded, as in a `finally`."""
 
 
 @dataclass(frozen=True, slots=True)

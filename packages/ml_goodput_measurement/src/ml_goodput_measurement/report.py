@@ -123,7 +123,7 @@ def continuation_notes(attempts: Sequence[AttemptSummary]) -> list[str]:
     continued = [
         (before, after)
         for before, after in itertools.pairwise(attempts)
-        if before.ended is AttemptEnd.JOB_END and after.start_ns >= before.end_ns
+        if before.ended is AttemptEnd.JOB_END and not before.exception and after.start_ns >= before.end_ns
     ]
     if not continued:
         return []

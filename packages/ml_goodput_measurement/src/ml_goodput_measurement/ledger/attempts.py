@@ -119,6 +119,13 @@ class Attempts:
         position = bisect_left(job_ends, since_ns)
         return position < len(job_ends) and job_ends[position] <= self.next_start_ns(index)
 
+    def end_exception(self, index: int) -> str:
+        """Return the type of the exception that was handled when an attempt's end was recorded; empty for none."""
+        job_ends, known = self.facts.job_ends, self.facts.end_exceptions
+        first = bisect_left(job_ends, self._attempts[index].start_ns)
+        stop = bisect_right(job_ends, self.next_start_ns(index)) if known else first
+        return next((known[time_ns] for time_ns in job_ends[first:stop] if time_ns in known), "")
+
     def process_end(self, index: int) -> ProcessEnd | None:
         """Return the recorded exit of the process that made an attempt; None if none was, or the process went on."""
         if not self.facts.process_ends:

@@ -66,19 +66,21 @@ def _summarize(attempts: Attempts, books: Books, index: int, end_ns: int, *, run
     account = books.account_of(index, next_ns, running=running)
     process_end = attempts.process_end(index)
     last_ns = attempts.facts.last_before(next_ns)
+    exception = ""
     if attempts.ended(index, attempt.start_ns):
-        ended = AttemptEnd.JOB_END
+        ended, exception = AttemptEnd.JOB_END, attempts.end_exception(index)
     elif process_end is None:
         ended = AttemptEnd.LOST
     else:
         ended = AttemptEnd.FAILED if process_end.outcome is ProcessOutcome.FAILED else AttemptEnd.EXITED
+        exception = process_end.exception if ended is AttemptEnd.FAILED else ""
         last_ns = max(last_ns, min(process_end.time_ns, next_ns))
     return AttemptSummary(
         number=index + 1,
         start_ns=attempt.start_ns,
         end_ns=end_ns if is_last else max(attempt.start_ns, last_ns),
         ended=AttemptEnd.RUNNING if is_last and running else ended,
-        exception=process_end.exception if process_end is not None and ended is AttemptEnd.FAILED else "",
+        exception=exception,
         first_step=numbers[attempt.first] if attempt.has_steps else None,
         last_step=numbers[attempt.stop - 1] if attempt.has_steps else None,
         steps_kept=attempts.kept_steps(index)[0],

@@ -82,6 +82,8 @@ class Facts:
         self.step_ends = Steps()
         self.job_starts: list[int] = []
         self.job_ends: list[int] = []
+        self.end_exceptions: dict[int, str] = {}
+        """By job end, the type of the exception that was handled meanwhile, if there was one."""
         self.process_ends: dict[int, ProcessEnd] = {}
         """Ends of processes that had not recorded the job's end, by the job start that they had recorded last."""
         self._process_end_starts: list[int] = []
@@ -132,7 +134,9 @@ class Facts:
                 return self._add_mark(event)
             case JobStart(time_ns):
                 return self._add_border(self.job_starts, time_ns)
-            case JobEnd(time_ns):
+            case JobEnd(time_ns, exception):
+                if exception:  # Of two at one moment the same counts in whichever order they arrive.
+                    self.end_exceptions[time_ns] = max(exception, self.end_exceptions.get(time_ns, ""))
                 return self._add_border(self.job_ends, time_ns)
             case ProcessEnd():
                 return self._add_process_end(event)
@@ -197,6 +201,7 @@ class Facts:
         return {
             "job_starts": self.job_starts,
             "job_ends": self.job_ends,
+            "end_exceptions": list(self.end_exceptions.items()),
             "process_ends": list(self.process_ends.values()),
             "slices": self.slices.counts,
             "load_sums": self.loads.sums(),
@@ -215,6 +220,7 @@ class Facts:
         facts.checkpoint_progress.times, facts.checkpoint_progress.numbers = columns[5:7]
         facts.saved_steps.times, facts.saved_steps.numbers = columns[7:9]
         facts.job_starts, facts.job_ends = state["job_starts"], state["job_ends"]
+        facts.end_exceptions = dict(state["end_exceptions"])
         for time_ns, started_ns, outcome, exception in state["process_ends"]:
             facts._add_process_end(ProcessEnd(time_ns, started_ns, ProcessOutcome(outcome), exception))
         facts.slices = SliceCounts([SliceCount(*count) for count in state["slices"]])
@@ -244,7 +250,8 @@ class Facts:
         batch.load_marks = self.loads.codes_between(start_ns, end_ns)
         others = batch.others
         others += map(JobStart, _part(self.job_starts, start_ns, end_ns))
-        others += map(JobEnd, _part(self.job_ends, start_ns, end_ns))
+        ends = _part(self.job_ends, start_ns, end_ns)
+        others += (JobEnd(time_ns, self.end_exceptions.get(time_ns, "")) for time_ns in ends)
         for activity, marks in self.marks.items():
             codes = marks.codes_between(start_ns, end_ns)
             others += [Mark(activity, not code & 1, code >> 1) for code in codes]
