@@ -1,6 +1,6 @@
 """One script, run with the public package, old and new, and with ours: the loopback servers understand all three.
 
-Their hosts are fixed, so the script sends what goes to them to the loopback servers instead.
+The hosts of theirs are fixed, so the script sends their requests to the loopback servers instead.
 """
 
 from __future__ import annotations
@@ -109,6 +109,9 @@ def live(version: str, folder: Path, *, as_service_account: bool = False) -> Lif
             "PATH": os.environ["PATH"],
             **storage.environment(),
         }
+        if version == OURS:  # Ours takes the addresses from the environment, as gcloud does.
+            servers = {**plane.environment(), **logging.environment()}
+            environ |= {name: url for name, url in servers.items() if "API_ENDPOINT_OVERRIDES" in name}
         if as_service_account:
             del environ["CLOUDSDK_AUTH_DISABLE_CREDENTIALS"]
             plane.accepted_tokens = oauth.tokens
