@@ -8,6 +8,9 @@ from __future__ import annotations
 
 import re
 
+REDACTED = "[REDACTED]"
+TRUNCATED = "[TRUNCATED]"
+
 _WORDS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|[0-9]+")
 _LONGEST_KEY = 256
 

@@ -10,10 +10,14 @@ import re
 from collections.abc import Callable
 from typing import NamedTuple
 
-from ml_diagnostics_common._secret_keys import is_secret_key, looks_secret, may_be_secret_key, names_header
-
-REDACTED = "[REDACTED]"
-TRUNCATED = "[TRUNCATED]"
+from ml_diagnostics_common._secret_keys import (
+    REDACTED,
+    TRUNCATED,
+    is_secret_key,
+    looks_secret,
+    may_be_secret_key,
+    names_header,
+)
 
 # A text without any of these has no secret that the patterns below can find; most texts end here.
 _HINT = re.compile(
@@ -87,14 +91,7 @@ _LONGEST_POSSIBLE = 256  # read of a list behind a key that need not be a secret
 
 
 def redact_text(text: str) -> str:
-    """Replace what looks like a secret in a text.
-
-    Args:
-        text: Any text: a line of a log, a traceback, a command line, JSON.
-
-    Returns:
-        The text with `[REDACTED]` in the place of each secret. Doing it again changes nothing. Never raises.
-    """
+    """Replace secrets in a text: see `redaction.redact_text`."""
     if not _HINT.search(text):
         return text
     for _ in range(8):  # A replacement may uncover the rest of a secret; almost always the second pass changes nothing.

@@ -6,12 +6,13 @@ Google, GitHub or AWS key, a URL with a password). What is cut as too deep or to
 
 from __future__ import annotations
 
+import functools
 import re
-from collections.abc import Mapping, Set
+from collections.abc import Callable, Mapping, Set
 from typing import Any
 
-from ml_diagnostics_common._secret_keys import is_secret_key, looks_secret, may_be_secret_key
-from ml_diagnostics_common._secret_text import REDACTED, TRUNCATED, redact_text
+from ml_diagnostics_common._secret_keys import REDACTED, TRUNCATED, is_secret_key, looks_secret, may_be_secret_key
+from ml_diagnostics_common.client_imports import import_undisturbed
 
 __all__ = ["REDACTED", "TRUNCATED", "is_secret_key", "redact", "redact_text"]
 
@@ -20,6 +21,27 @@ CIRCULAR = "[CIRCULAR]"
 _LOOKED_AT_BEYOND = 4096  # Characters behind those that there is room for, since what is redacted gets shorter.
 _DEEPEST = 100  # Far below Python's recursion limit.
 _MOST_SUSPECTS = 100  # Values under a key such as `tokens` that are checked for the look of a credential.
+
+
+def redact_text(text: str) -> str:
+    """Replace what looks like a secret in a text.
+
+    Args:
+        text: Any text: a line of a log, a traceback, a command line, JSON.
+
+    Returns:
+        The text with `[REDACTED]` in the place of each secret. Doing it again changes nothing. Never raises.
+    """
+    return _text_redactor()(text)
+
+
+@functools.cache
+def _text_redactor() -> Callable[[str], str]:
+    """Import the patterns at first use: it takes 3 ms to compile them, which no import of a library should."""
+    import_undisturbed("ml_diagnostics_common._secret_text")
+    from ml_diagnostics_common._secret_text import redact_text
+
+    return redact_text
 
 
 def redact(value: Any, *, max_depth: int = 16, max_bytes: int = 65536) -> Any:
