@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from google_cloud_mldiagnostics.attempts import Member
 from google_cloud_mldiagnostics.process_life import is_alive
-from ml_diagnostics_common.child_process import start_mark
+from ml_diagnostics_common.child_process import pid_namespace, start_mark
 
 HERE = Member("here", 0, os.getpid(), start_mark(os.getpid()))
 UPDATED = "2026-03-10T01:02:03Z"
@@ -53,6 +53,14 @@ def test_where_the_system_does_not_tell_when_a_process_began_its_pid_must_do(chi
 @pytest.mark.parametrize("pid", [None, "12", 0, -1, 10**30, True])
 def test_what_is_no_pid_is_no_process(pid: object) -> None:
     assert not is_alive(process(pid, "1"), HERE)
+
+
+def test_a_process_of_another_container_lives_while_the_runs_folder_changes(child: subprocess.Popen[bytes]) -> None:
+    other = process(child.pid, f"{start_mark(child.pid)}@{pid_namespace()}")
+    assert is_alive(other, HERE, now_ns=UPDATED_NS + 10**15)
+    other["started"] = "1@of-another-container"
+    assert is_alive(other, HERE, now_ns=UPDATED_NS + 170 * 10**9)
+    assert not is_alive(other, HERE, now_ns=UPDATED_NS + 190 * 10**9)
 
 
 def test_a_process_of_another_host_lives_while_the_runs_folder_changes() -> None:

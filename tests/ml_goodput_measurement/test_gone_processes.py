@@ -87,6 +87,20 @@ def test_a_process_that_hangs_or_is_stopped_is_not_gone(trainer: subprocess.Pope
     assert later.wall_ns > 4 * 3600 * 10**9
 
 
+def test_a_report_from_another_container_of_the_pod_knows_if_the_process_runs(trainer: subprocess.Popen[str]) -> None:
+    container = ["unshare", "--pid", "--fork", "--mount-proc"]
+    if shutil.which("unshare") is None or subprocess.run([*container, "true"], capture_output=True).returncode:
+        pytest.skip("this user may not make a PID namespace")
+    command = "import sys; from ml_goodput_measurement.cli import main; sys.exit(main())"
+    ask = [*container, sys.executable, "-c", command, "report", JOB, "--format", "json"]
+    running = subprocess.run(ask, capture_output=True, text=True, check=True)
+    assert json.loads(running.stdout)["running"]
+    trainer.kill()
+    trainer.wait()
+    gone = subprocess.run(ask, capture_output=True, text=True, check=True)
+    assert not json.loads(gone.stdout)["running"]
+
+
 def test_a_process_that_nobody_waited_for_is_gone(trainer: subprocess.Popen[str]) -> None:
     trainer.kill()
     os.waitid(os.P_PID, trainer.pid, os.WEXITED | os.WNOWAIT)  # it is dead, and still listed

@@ -190,6 +190,18 @@ def start_mark(pid: int) -> str:
     return "" if ticks is None else str(ticks)
 
 
+def pid_namespace() -> str:
+    """Return an id of the process numbers that this process sees: those of one boot, in one container.
+
+    Without dashes; "0" where the system does not know it.
+    """
+    try:
+        boot = (_PROC / "sys/kernel/random/boot_id").read_text(encoding="ascii")[:8]
+        return f"{boot}{(_PROC / 'self/ns/pid').stat().st_ino:x}"
+    except OSError:
+        return "0"
+
+
 def _start_ticks(pid: int) -> int | None:
     """Return field 22 of /proc/PID/stat (proc(5)): the kernel's ticks from its boot to the process's start.
 

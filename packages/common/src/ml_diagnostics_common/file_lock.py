@@ -10,7 +10,7 @@ import os
 import time
 from pathlib import Path
 
-__all__ = ["open_lock_file", "try_lock", "unlock", "wait_for_lock"]
+__all__ = ["is_held", "open_lock_file", "share_lock", "try_lock", "unlock", "wait_for_lock"]
 
 _POLL_SECONDS = 0.005
 
@@ -37,6 +37,27 @@ def try_lock(descriptor: int) -> bool:
     except BlockingIOError:
         return False
     return True
+
+
+def share_lock(descriptor: int) -> None:
+    """Hold an open file's lock together with others, for as long as it is open: see `is_held`. Never raises."""
+    try:
+        import fcntl
+
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except (ImportError, OSError):
+        pass  # There are no locks, or somebody asks `is_held` at this very moment.
+
+
+def is_held(descriptor: int) -> bool:
+    """Return True if a process, in whatever container, holds the lock on an open file; False where there are none."""
+    try:
+        if not try_lock(descriptor):
+            return True
+    except OSError:
+        return False
+    unlock(descriptor)
+    return False
 
 
 def wait_for_lock(descriptor: int, timeout_seconds: float) -> None:

@@ -349,12 +349,9 @@ def _name_of(pid: int, start: str) -> str:
 
 
 def _machine() -> str:
-    """Whose process numbers these are: those of one boot, in one container. Without dashes."""
-    try:
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii")[:8]
-        return f"{boot}{Path('/proc/self/ns/pid').stat().st_ino:x}"
-    except OSError:
-        return "0"
+    from ml_diagnostics_common.child_process import pid_namespace
+
+    return pid_namespace()
 
 
 def _start_of(pid: int) -> str | None:

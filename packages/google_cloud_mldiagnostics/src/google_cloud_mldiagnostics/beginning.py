@@ -9,7 +9,6 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from ml_diagnostics_common import background
-from ml_diagnostics_common.child_process import start_mark
 from ml_diagnostics_common.client_imports import import_undisturbed
 from ml_diagnostics_common.credentials import known_project
 from ml_diagnostics_common.credentials.instance_metadata import instance_metadata, metadata_value
@@ -37,7 +36,7 @@ from google_cloud_mldiagnostics.identity import (
 from google_cloud_mldiagnostics.keepers import find_google, find_self_hosted
 from google_cloud_mldiagnostics.lifecycle import Lifecycle, warn_folder_failed
 from google_cloud_mldiagnostics.mlrun_types import ConfigDict, Framework, MLRun, Orchestrator
-from google_cloud_mldiagnostics.process_life import is_alive
+from google_cloud_mldiagnostics.process_life import is_alive, own_mark
 from google_cloud_mldiagnostics.recording.run_log import RunLog
 from google_cloud_mldiagnostics.registration import Registration
 from google_cloud_mldiagnostics.run_arguments import DEFAULT_REGION, RunArguments
@@ -85,7 +84,7 @@ class Beginning:
         """Begins the run; one that is strict, once the control plane has it."""
         deadline = time.monotonic() + (_STRICT_SECONDS if self.arguments.strict else _WAIT_SECONDS)
         process = identity_of_process()
-        member = attempts.Member(process.host, self.index, process.pid, start_mark(process.pid))
+        member = attempts.Member(process.host, self.index, process.pid, own_mark())
         self._run = run = self._new_run()
         run.attempt = self._begin_here(member, _attempt_told(process.attempt))
         self._active = active = self._new_active_run(member)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from ml_diagnostics_common.child_process import process_started_ns, start_mark
 from ml_diagnostics_common.environment import identity
-from ml_diagnostics_common.journal.newest import writer_start_ns
+from ml_diagnostics_common.journal.newest import is_open, writer_start_ns
 from ml_diagnostics_common.reader import JournalReader
 
 from ml_goodput_measurement.writers import Writer
@@ -39,6 +39,7 @@ class Liveness:
     """
 
     def __init__(self, root: Path) -> None:
+        self._root = root
         self._companions = JournalReader(_COMPANION_LOG, root=root)
         self._companions_read_at = -float("inf")
         self._endings: dict[tuple[str, str], list[tuple[int, str]]] = {}
@@ -68,12 +69,13 @@ class Liveness:
         self._running = None
         started_ns = process_started_ns(pid)
         if started_ns is None:
-            return ProcessState.GONE
+            # A process of another container of this pod has the host's name, and no pid here.
+            return ProcessState.RUNNING if is_open(self._root, writer.name) else ProcessState.GONE
         writer_ns = writer_start_ns(writer.name)
         is_later = writer_ns > 0 and started_ns > writer_ns + _SLACK_NS
         # Where the machine's clock was set forward since, a process seems to have started later than it did.
         if is_later and not _has_open(pid, writer.name):
-            return ProcessState.GONE
+            return ProcessState.RUNNING if is_open(self._root, writer.name) else ProcessState.GONE
         mark = start_mark(pid)
         if mark:
             self._running = writer, mark

@@ -7,6 +7,7 @@ before it started reads file names and the ends of a few segments.
 from __future__ import annotations
 
 import contextlib
+import glob
 import heapq
 import json
 import os
@@ -14,9 +15,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from ml_diagnostics_common.file_lock import is_held
 from ml_diagnostics_common.journal.layout import SEGMENT_SUFFIX, Segment, opened_segment, segment_name
 
-__all__ = ["last_payloads", "newest_writers", "writer_start_ns"]
+__all__ = ["is_open", "last_payloads", "newest_writers", "writer_start_ns"]
 
 _TAIL_BYTES = 64 * 2**10
 
@@ -25,6 +27,27 @@ def writer_start_ns(writer: str) -> int:
     """Return when a writer started, in ns since 1970, from its name (`own_journals.new_writer`); 0 if it has none."""
     parts = writer.rsplit("-", 2)
     return int(parts[1]) if len(parts) == 3 and parts[1].isdecimal() and len(parts[1]) < 20 else 0
+
+
+def is_open(root: Path, writer: str) -> bool:
+    """Return True if a process has a writer's last segment open, in this container or another on the same disk.
+
+    False where the writer has no segment here, or the file system has no locks.
+
+    Args:
+        root: The diagnostics folder.
+        writer: The writer's name.
+    """
+    numbers = {}
+    for path in (root / "journal").glob(f"*/{glob.escape(writer)}.*{SEGMENT_SUFFIX}"):
+        digits = path.name.removesuffix(SEGMENT_SUFFIX).rpartition(".")[2]
+        if digits.isdecimal():
+            numbers[int(digits)] = path
+    try:
+        with opened_segment(str(numbers[max(numbers, default=-1)])) as descriptor:
+            return is_held(descriptor)
+    except (KeyError, OSError):
+        return False
 
 
 def newest_writers(folder: Path, most: int) -> list[Segment]:

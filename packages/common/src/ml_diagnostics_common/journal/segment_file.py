@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Literal
 
+from ml_diagnostics_common.file_lock import share_lock
 from ml_diagnostics_common.journal.layout import (
     Header,
     decode_header,
@@ -54,6 +55,7 @@ class SegmentFile:
             line = encode_header(self._header)
             if os.write(new, line) != len(line):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+            share_lock(new)  # Readers in other containers cannot look up this process by its pid: `newest.is_open`.
             status = os.fstat(new)
             if self.look() in _NOT_OURS:
                 self.descriptor = _far_off_duplicate(new)

@@ -134,10 +134,10 @@ class LocalSource(RunSource):
 
     def _is_gone(self, process: Mapping[str, Any]) -> bool:
         from google_cloud_mldiagnostics.attempts import Member
-        from google_cloud_mldiagnostics.process_life import is_alive
+        from google_cloud_mldiagnostics.process_life import is_alive, is_visible
 
         here = Member(identity().host, 0, 0, "")
-        return process.get("hostname") == here.host and not is_alive(process, here)
+        return is_visible(process, here) and not is_alive(process, here)
 
 
 class CloudSource(RunSource):
