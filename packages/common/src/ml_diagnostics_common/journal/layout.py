@@ -44,6 +44,7 @@ __all__ = [
     "decode_header",
     "encode_header",
     "encode_own_fields",
+    "first_bytes",
     "first_line",
     "is_damaged_header",
     "list_segments",
@@ -57,6 +58,7 @@ __all__ = [
     "segment_name",
     "shipped_offset_path",
     "sibling_header",
+    "split_first_line",
     "write_state",
 ]
 
@@ -147,17 +149,25 @@ def opened_segment(path: str) -> Iterator[int]:
 
 def first_line(descriptor: int) -> tuple[bytes, bool]:
     """A segment's first line, no more of it than a header has; and whether the file ends with it: it may still grow."""
+    return split_first_line(*first_bytes(descriptor))
+
+
+def first_bytes(descriptor: int) -> tuple[bytes, bool]:
+    """Return a segment's first bytes, with its first line if that is no longer than a header, and if they are all."""
     size = 4096
     while True:
         data = os.pread(descriptor, size, 0)
-        end = data.find(b"\n")
-        if end >= 0:
-            return data[:end], False
         if len(data) < size:
             return data, True
-        if size >= _LONGEST_HEADER_BYTES:
+        if b"\n" in data or size >= _LONGEST_HEADER_BYTES:
             return data, False
         size *= 4
+
+
+def split_first_line(data: bytes, is_whole: bool) -> tuple[bytes, bool]:
+    """Return what `first_line` does, of what `first_bytes` returned."""
+    end = data.find(b"\n")
+    return (data[:end], False) if end >= 0 else (data, is_whole)
 
 
 def read_header(segment: Segment) -> Header | None:

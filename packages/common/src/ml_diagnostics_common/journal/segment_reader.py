@@ -17,10 +17,11 @@ from ml_diagnostics_common.journal.layout import (
     Header,
     Segment,
     decode_header,
-    first_line,
+    first_bytes,
     is_damaged_header,
     opened_segment,
     sibling_header,
+    split_first_line,
 )
 
 __all__ = ["SegmentReader"]
@@ -53,7 +54,6 @@ class SegmentReader:
         self._log_id = log_id
         self.segment = segment
         self.offset = offset
-        self.header: Header | None = None
         self.ends_torn = False
         """Whether behind `offset` stands a part of a line: of a write under way, or of a writer that was killed."""
         self._context: EntryContext | None = None
@@ -82,8 +82,12 @@ class SegmentReader:
         with opened_segment(self.segment.path) as descriptor:
             if self.segment.size < self.offset and not self._starts_over(descriptor):
                 return []
-            if self._context is None and not self._read_header(descriptor):
-                return []
+            if self._context is None:
+                data, is_whole = first_bytes(descriptor)
+                if not self._read_header(*split_first_line(data, is_whole)):
+                    return []
+                if is_whole and len(data) - self.offset < limit_bytes:  # A small file is read once.
+                    return self._entries_of(data[self.offset :], is_end=True)
             return self._read_lines(descriptor, limit_bytes)
 
     def _starts_over(self, descriptor: int) -> bool:
@@ -96,8 +100,7 @@ class SegmentReader:
         self.offset, self._size_at_end, self._returned_until = 0, -1, self._last_sequence
         return True
 
-    def _read_header(self, descriptor: int) -> bool:
-        line, is_end = first_line(descriptor)
+    def _read_header(self, line: bytes, is_end: bool) -> bool:
         header = decode_header(line)
         if header is None and not is_end and is_damaged_header(line):
             header = self._recovered_header()
@@ -106,7 +109,6 @@ class SegmentReader:
             self._size_at_end = self.segment.size
             return False
         if header is not None:
-            self.header = header
             self.offset = max(self.offset, len(line))
             self._context = EntryContext(
                 log_id=header.log_id,
@@ -148,9 +150,13 @@ class SegmentReader:
 
     def _read_lines(self, descriptor: int, limit_bytes: int) -> list[LogEntry]:
         data, is_end = _read_whole_lines(descriptor, self.offset, limit_bytes)
-        self.ends_torn = False
         if data is None:
+            self.ends_torn = False
             return self._skip_endless_line(descriptor)
+        return self._entries_of(data, is_end=is_end)
+
+    def _entries_of(self, data: bytes, *, is_end: bool) -> list[LogEntry]:
+        self.ends_torn = False
         try:
             entries = _decoder.decode_lines(data)
             consumed = len(data)
