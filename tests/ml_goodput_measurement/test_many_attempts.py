@@ -63,6 +63,17 @@ def test_a_report_is_linear_in_the_attempts(processes: str, monkeypatch: pytest.
     assert calls[1] / calls[0] < 1.2 * LARGE / SMALL
 
 
+def test_a_process_for_each_attempt_costs_little_more_than_one_for_all(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Any
+) -> None:
+    calls = []
+    for writers in (1, LARGE):
+        monkeypatch.setenv("ML_DIAGNOSTICS_DIR", str(tmp_path / str(writers)))
+        write(LARGE, writers=writers)
+        calls.append(calls_of_a_report(LARGE))
+    assert calls[1] / calls[0] < 1.8
+
+
 def test_writers_at_the_same_time_are_merged_at_a_linear_cost(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
     """As many processes as there were restarts, all at once, of which one counts."""
     calls = []

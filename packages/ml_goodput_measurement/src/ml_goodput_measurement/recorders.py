@@ -12,7 +12,15 @@ from typing import Any, NamedTuple
 from ml_goodput_measurement.events import EventBatch, JobStart, read_events
 from ml_goodput_measurement.ledger import Ledger
 from ml_goodput_measurement.ledger.facts import NEVER_NS, Facts
-from ml_goodput_measurement.writers import ChosenWriter, Span, Writer, choose_writers, describe_choices, spans_of
+from ml_goodput_measurement.writers import (
+    ChosenWriter,
+    Span,
+    Writer,
+    choose_writers,
+    describe_choices,
+    span_of,
+    spans_of,
+)
 
 __all__ = ["Recorders"]
 
@@ -20,14 +28,16 @@ __all__ = ["Recorders"]
 class _Records:
     """What one writer recorded: in the ledger where it counts, else aside."""
 
-    __slots__ = ("aside", "has_unplaced", "in_ledger", "is_stale", "spans", "unplaced", "writer")
+    __slots__ = ("_aside", "first_batch", "has_unplaced", "in_ledger", "is_stale", "spans", "unplaced", "writer")
 
     def __init__(self, writer: Writer) -> None:
         self.writer = writer
         self.spans: list[Span] = []
         self.is_stale = True
         """True while `spans` have to be made from the facts."""
-        self.aside: Facts | None = None
+        self._aside: Facts | None = None
+        self.first_batch: EventBatch | None = None
+        """All that is aside, while that is one batch: most of thousands of writers need no `Facts` of their own."""
         self.has_unplaced = False
         """True while `aside` may hold what belongs into the ledger."""
         self.unplaced: list[EventBatch] = []
@@ -35,10 +45,25 @@ class _Records:
         self.in_ledger = False
         """True if it may have facts in the ledger that are not aside."""
 
+    @property
+    def aside(self) -> Facts | None:
+        """The facts that are not in the ledger, or None."""
+        if self.first_batch is not None:
+            self._aside = Facts()
+            self._aside.add(self.first_batch)
+            self.first_batch = None
+        return self._aside
+
+    @aside.setter
+    def aside(self, facts: Facts | None) -> None:
+        self._aside, self.first_batch = facts, None
+
     def put_aside(self, batch: EventBatch) -> None:
-        if self.aside is None:
-            self.aside = Facts()
-        self.aside.add(batch)
+        aside = self.aside
+        if aside is None:
+            self.first_batch = batch
+        else:
+            aside.add(batch)
 
 
 class _Owner(NamedTuple):
@@ -258,6 +283,14 @@ class Recorders:
         self._changed_order = min(self._changed_order, records.spans[index].order)
         records.spans[index].extend(batch, last_ns)
 
+    def _spans_of(self, records: _Records) -> list[Span]:
+        batch = records.first_batch
+        if batch is not None and not records.in_ledger and not records.unplaced:
+            span = span_of(records.writer, batch)
+            if span is not None:
+                return [span]
+        return spans_of(records.writer, self._facts_of(records))
+
     def _facts_of(self, records: _Records) -> Facts:
         """Return all facts of a writer but checkpoint operations."""
         if not records.in_ledger and not records.unplaced:
@@ -304,7 +337,7 @@ class Recorders:
         for records in self._changed.values():
             if not records.is_stale:
                 continue
-            renewed = spans_of(records.writer, self._facts_of(records))
+            renewed = self._spans_of(records)
             same = sum(1 for _ in takewhile(_are_equal, zip(records.spans, renewed, strict=False)))
             for span in records.spans[same:]:
                 index = bisect_left(self._order, span.order)
@@ -354,6 +387,14 @@ class Recorders:
         parts: list[tuple[int, EventBatch]] = []
         for records in everyone:
             records.has_unplaced = False
+            batch = records.first_batch
+            if batch is not None:
+                first_ns, last_ns = batch.span()
+                first = self._owner_at(first_ns)
+                if self._owners[first].records is records and first == self._owner_at(last_ns):
+                    records.aside, records.in_ledger = None, True
+                    parts.append((self._borders[first], batch))
+                    continue
             aside = records.aside
             if aside is None:
                 continue

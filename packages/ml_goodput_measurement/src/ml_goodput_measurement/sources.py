@@ -282,14 +282,14 @@ def _by_writer(entries: list[LogEntry]) -> Iterator[tuple[Writer, Payloads]]:
     if list(map(_context_of, entries)).count(first) == len(entries):  # As a single journal's are: soon seen.
         yield _writer(first), list(map(_payload_of, entries))
         return
-    writers: dict[int, Writer] = {}
     payloads: dict[Writer, Payloads] = {}
+    by_context: dict[int, Payloads] = {}
     for entry in entries:
         context = entry.context
-        writer = writers.get(id(context))
-        if writer is None:
-            writer = writers[id(context)] = _writer(context)
-        payloads.setdefault(writer, []).append(entry.payload)
+        found = by_context.get(id(context))
+        if found is None:
+            found = by_context[id(context)] = payloads.setdefault(_writer(context), [])
+        found.append(entry.payload)
     yield from payloads.items()
 
 

@@ -14,10 +14,10 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any, NamedTuple
 
-from ml_goodput_measurement.events import EventBatch
+from ml_goodput_measurement.events import EventBatch, JobStart
 from ml_goodput_measurement.ledger.facts import NEVER_NS, Facts
 
-__all__ = ["ChosenWriter", "Span", "Writer", "choose_writers", "describe_choices", "spans_of"]
+__all__ = ["ChosenWriter", "Span", "Writer", "choose_writers", "describe_choices", "span_of", "spans_of"]
 
 _TOGETHER_NS = 30 * 10**9
 """Processes that are started as one attempt, without waiting for each other, start within this time."""
@@ -164,6 +164,22 @@ def spans_of(writer: Writer, facts: Facts) -> list[Span]:
         last_ns = max((last_ns for _, last_ns in kinds.values()), default=start_ns)
         spans.append(Span(writer, start_ns, last_ns, (times[index], numbers[index]) if has_step else None, kinds))
     return spans
+
+
+def span_of(writer: Writer, batch: EventBatch) -> Span | None:
+    """Return the only span of a writer that recorded one batch; None if `spans_of` may find several.
+
+    Args:
+        writer: The writer.
+        batch: All that it recorded, without checkpoint operations.
+    """
+    starts = {event.time_ns for event in batch.others if isinstance(event, JobStart)}
+    first_step = min(zip(batch.step_times, batch.step_numbers, strict=True), default=None)
+    if len(starts) > 1 or (starts and first_step is not None and first_step[0] < min(starts)):
+        return None
+    kinds = batch.kinds()
+    first_ns, last_ns = min(first for first, _ in kinds.values()), max(last for _, last in kinds.values())
+    return Span(writer, first_ns, last_ns, first_step, kinds)
 
 
 def choose_writers(spans: Iterable[Span], before: list[ChosenWriter]) -> list[ChosenWriter]:

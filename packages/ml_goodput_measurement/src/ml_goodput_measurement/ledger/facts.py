@@ -303,9 +303,11 @@ class Facts:
     def _first_from(self, time_ns: int) -> int:
         first = NEVER_NS
         for column in self._time_columns():
-            index = bisect_right(column, time_ns)
-            if index < len(column):
-                first = min(first, column[index])
+            if not column or column[-1] <= time_ns:
+                continue
+            following_ns = column[bisect_right(column, time_ns)]
+            if following_ns < first:
+                first = following_ns
         for marks in (self.loads, *self.marks.values()):
             following = marks.next_after(time_ns)
             if following is not None:
@@ -316,9 +318,11 @@ class Facts:
         """Returns the time of the last fact before a moment, or -1."""
         last = -1
         for column in self._time_columns():
-            index = bisect_left(column, time_ns)
-            if index:
-                last = max(last, column[index - 1])
+            if not column or column[0] >= time_ns:
+                continue
+            preceding_ns = column[bisect_left(column, time_ns) - 1]
+            if preceding_ns > last:
+                last = preceding_ns
         for marks in (self.loads, *self.marks.values()):
             preceding = marks.last_before(time_ns)
             if preceding is not None:
