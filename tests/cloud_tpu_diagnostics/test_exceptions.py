@@ -121,6 +121,39 @@ def test_an_exit_without_an_error_leaves_no_stack(tmp_path: Path, error: str) ->
     assert "Exception left" not in file.read_text()
 
 
+def test_ctrl_c_leaves_no_stack_and_loads_nothing_that_describes_it(tmp_path: Path) -> None:
+    program = """
+try:
+    with diagnostic.diagnose(config(cloud=True)):
+        raise KeyboardInterrupt
+except KeyboardInterrupt:
+    describing = "cloud_tpu_diagnostics.exception_dump", "ml_diagnostics_common.redaction"
+    say([name in sys.modules for name in describing])
+"""
+    assert run(program, tmp_path)[1].strip() == "[False, False]"
+    (file,) = tmp_path.glob("stack_trace_*")
+    assert "Exception left" not in file.read_text()
+
+
+def test_a_failure_loads_no_reader_of_stacks_and_a_message_alone_the_redactor(tmp_path: Path) -> None:
+    program = """
+for error in (AssertionError(), ValueError("batch 12 is empty")):
+    try:
+        with diagnostic.diagnose(config(cloud=True)):
+            raise error
+    except Exception:
+        say([f"{package}.{name}" in sys.modules for package, name in (
+            ("cloud_tpu_diagnostics", "exception_dump"),
+            ("cloud_tpu_diagnostics", "traces"),
+            ("ml_diagnostics_common", "redaction"),
+        )])
+"""
+    assert run(program, tmp_path)[1].splitlines() == ["[True, False, False]", "[True, False, True]"]
+    (file,) = tmp_path.glob("stack_trace_*")
+    assert "Exception left diagnose(): AssertionError\n" in file.read_text()
+    assert "Exception left diagnose(): ValueError: batch 12 is empty\n" in file.read_text()
+
+
 def _raised(function: Callable[[], object]) -> BaseException:
     try:
         function()

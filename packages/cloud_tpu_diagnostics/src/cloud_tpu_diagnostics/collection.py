@@ -86,7 +86,7 @@ class Collection:
         """
         with self._changing:
             self._is_on = False
-            if error is not None and not _is_clean_exit(error) and not self._is_exception_dumped:
+            if error is not None and _needs_stack(error) and not self._is_exception_dumped:
                 self._is_exception_dumped = True
                 self._dump_exception(error)
             watchdog, companion, place = self._watchdog, self._companion, self._place
@@ -327,9 +327,14 @@ def _open_place(plan: Plan) -> TraceFile | Console | None:
     return console
 
 
-def _is_clean_exit(error: BaseException) -> bool:
-    """Return True for an exit with 0, and for a generator that is closed, as when the interpreter ends."""
-    return isinstance(error, GeneratorExit) or (isinstance(error, SystemExit) and not error.code)
+def _needs_stack(error: BaseException) -> bool:
+    """Return False for Ctrl-C, for an exit with 0, and for a generator that is closed: none of them is a failure.
+
+    To describe an exception takes some ten milliseconds in a process that has not done so before.
+    """
+    if isinstance(error, SystemExit):
+        return bool(error.code)
+    return not isinstance(error, (GeneratorExit, KeyboardInterrupt))
 
 
 def _say(message: str, *args: object) -> None:

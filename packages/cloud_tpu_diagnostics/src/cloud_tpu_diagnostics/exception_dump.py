@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ml_diagnostics_common.raised_exception import CodeLocation, describe_exception
 
-from cloud_tpu_diagnostics.traces import EXCEPTION_START
+from cloud_tpu_diagnostics.headlines import EXCEPTION_START
 
 __all__ = ["exception_dump"]
 

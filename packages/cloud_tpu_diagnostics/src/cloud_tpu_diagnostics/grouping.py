@@ -7,7 +7,8 @@ from collections.abc import Iterable, Sequence
 from typing import Final, NamedTuple
 
 from cloud_tpu_diagnostics.activity import activity_of, plural, telling_frame, where
-from cloud_tpu_diagnostics.traces import EXCEPTION_START, Frame, ThreadStack
+from cloud_tpu_diagnostics.headlines import EXCEPTION_START
+from cloud_tpu_diagnostics.traces import Frame, ThreadStack
 
 __all__ = [
     "JobPicture",

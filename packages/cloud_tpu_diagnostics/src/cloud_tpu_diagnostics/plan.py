@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from numbers import Integral, Real
 from typing import NamedTuple
 
 from cloud_tpu_diagnostics.configuration import hang_configuration
@@ -74,10 +73,24 @@ def checked_interval(value: object) -> float:
     Raises:
         ConfigurationError: It is not a number above zero.
     """
-    if isinstance(value, (int, float, Real)) and value is not True and value is not False:
-        number = int(value) if isinstance(value, Integral) else float(value)
-        if math.isfinite(number) and number > 0:
-            return max(_LEAST_SECONDS, min(LONGEST_INTERVAL_SECONDS, number))
+    number = _number(value)
+    if number is not None and math.isfinite(number) and number > 0:
+        return max(_LEAST_SECONDS, min(LONGEST_INTERVAL_SECONDS, number))
     raise ConfigurationError(
         f"stack_trace_interval_seconds is {value!r}; give a number of seconds above zero, such as 600"
     )
+
+
+def _number(value: object) -> float | None:
+    """Return a number as a plain one; None for all else, a bool too."""
+    if isinstance(value, bool):
+        return None
+    if isinstance(value, int):
+        return int(value)
+    if isinstance(value, float):
+        return float(value)
+    from numbers import Integral, Real  # For NumPy's, which has loaded it.
+
+    if not isinstance(value, Real):
+        return None
+    return int(value) if isinstance(value, Integral) else float(value)

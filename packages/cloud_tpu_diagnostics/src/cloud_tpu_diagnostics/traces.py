@@ -23,9 +23,9 @@ import sys
 from functools import lru_cache
 from typing import Final, NamedTuple
 
+from cloud_tpu_diagnostics.headlines import EXCEPTION_START, HEADER_START
+
 __all__ = [
-    "EXCEPTION_START",
-    "HEADER_START",
     "Dump",
     "DumpParser",
     "Frame",
@@ -33,9 +33,6 @@ __all__ = [
     "Trigger",
     "parse_dumps",
 ]
-
-HEADER_START: Final = "INFO: Not a crash. cloud-tpu-diagnostics emits a stack trace snapshot every "
-EXCEPTION_START: Final = "Exception left diagnose()"
 
 _MOST_LINE_BYTES = 2**16
 """faulthandler cuts names at 500 characters, of up to ten bytes as it writes them."""

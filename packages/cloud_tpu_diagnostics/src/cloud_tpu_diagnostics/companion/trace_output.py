@@ -9,7 +9,7 @@ import time
 from collections import deque
 from typing import Protocol
 
-from cloud_tpu_diagnostics.traces import HEADER_START
+from cloud_tpu_diagnostics.headlines import HEADER_START
 
 __all__ = ["ConsoleOutput", "FileOutput", "Headers", "TraceOutput"]
 

@@ -17,8 +17,9 @@ from ml_diagnostics_common.locations import in_bucket
 
 from cloud_tpu_diagnostics import trace_file
 from cloud_tpu_diagnostics.grouping import ProcessDump, main_thread
+from cloud_tpu_diagnostics.headlines import HEADER_START
 from cloud_tpu_diagnostics.stacks.ended_processes import with_endings
-from cloud_tpu_diagnostics.traces import HEADER_START, Dump, parse_dumps
+from cloud_tpu_diagnostics.traces import Dump, parse_dumps
 
 __all__ = ["TraceFileName", "newest_of", "parse_name", "read_trace_files"]
 
