@@ -429,3 +429,15 @@ class _Job(Job):
     def kill(self) -> str:
         super().kill()
         return self.stderr()
+
+
+def test_a_request_just_before_the_end_of_a_block_is_answered(tmp_path: Path) -> None:
+    program = """
+without_companion()
+for _ in range(500):
+    with diagnostic.diagnose(config(cloud=True)):
+        raise_signal(signal.SIGUSR1)
+"""
+    assert run(program, tmp_path)[0] == 0
+    (file,) = tmp_path.glob("stack_trace_*")
+    assert file.read_text().count("Current thread") == 500

@@ -18,6 +18,7 @@ import faulthandler
 import os
 import signal
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
 from functools import partial
@@ -37,6 +38,7 @@ __all__ = ["DumpRequests"]
 
 _MAIN_THREAD_SECONDS: Final = 0.05
 """How long the main thread is waited for: ten switch intervals of the GIL."""
+_HANDOVER_SECONDS: Final = 0.001
 
 # State of the process: its trace file names another signal than SIGUSR1.
 _has_named_another = False
@@ -65,6 +67,8 @@ class DumpRequests:
         self._is_dumping = False
         self._unclaimed: deque[None] = deque()
         """A request whose byte the thread has read: the thread or the handler takes it from here, and answers it."""
+        self._claims = self._claims_seen = 0
+        """How many requests the thread has answered by itself, and how many of them the handler knows."""
         self._unwritten: deque[str] = deque()
         """Dumps that the main thread could not write without waiting."""
         self._is_claimed = _thread.allocate_lock()
@@ -221,12 +225,25 @@ class DumpRequests:
     def _is_to_answer(self, wakeups: SignalWakeups, number: int) -> bool:
         """Return False if the thread has answered already; if the wake-up descriptor was replaced, it has not."""
         is_installed = wakeups.install()
-        if wakeups.take(number):
+        if wakeups.take(number) or self._claim_from_thread():
             return True
+        if not is_installed:
+            return True
+        claims, self._claims_seen = self._claims_seen, self._claims
+        # The thread may have read the byte in this moment. Left to it, the request would be lost if the block ends now.
+        until = time.monotonic() + _MAIN_THREAD_SECONDS
+        while claims == self._claims and time.monotonic() < until:
+            time.sleep(_HANDOVER_SECONDS)
+            if self._claim_from_thread():
+                return True
+        return False
+
+    def _claim_from_thread(self) -> bool:
+        """Take a request that the thread has read and not begun to answer; return False if there is none."""
         try:
             self._unclaimed.pop()
         except IndexError:
-            return not is_installed
+            return False
         if self._is_claimed.locked():
             self._is_claimed.release()
         return True
@@ -247,6 +264,7 @@ class DumpRequests:
             self._unclaimed.pop()
         except IndexError:
             return
+        self._claims += 1
         self._dump(may_wait=True)
         self._acknowledge()
 
