@@ -15,7 +15,7 @@ import itertools
 import os
 import struct
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from numbers import Integral
 from pathlib import Path
 from time import monotonic_ns, time
@@ -48,7 +48,7 @@ _SLOT: Final = struct.Struct("=QqqQQ")  # sequence, time, step, phase, sequence
 _SLOT_BYTES: Final = 64
 _SLOTS: Final = 16
 _PAGE_BYTES: Final = 4096
-_READS: Final = 8
+_READS: Final = 64
 _STRANGERS_AGE_SECONDS: Final = 30 * 86_400
 
 
@@ -213,13 +213,17 @@ class ProgressReader:
         self._descriptor = os.open(path, os.O_RDONLY | sum(getattr(os, name, 0) for name in names))
 
     def read(self) -> Progress | None:
-        """What the process said last; None where it has said nothing yet."""
-        newest = self._newest()
-        for _ in range(_READS):  # Twice the same: every part of it had come.
-            before, newest = newest, self._newest()
-            if newest == before:
-                break
-        return newest
+        """Return what the process published last; None where it has published nothing yet."""
+        page = self._page()
+        states: list[Progress] = []
+        for _ in range(_READS):
+            before, page = page, self._page()
+            # A slot that is being written may be read in parts, of which the first and the last are new.
+            slots = zip(_slots(before), _slots(page), strict=True)
+            states = _states(slot for earlier, slot in slots if earlier == slot)
+            if states or not any(page):
+                return max(states, default=None)
+        return max(_states(_slots(page)), default=None)  # It publishes faster than this process reads.
 
     def close(self) -> None:
         """Closes the page."""
@@ -227,14 +231,16 @@ class ProgressReader:
         if descriptor >= 0:
             os.close(descriptor)
 
-    def _newest(self) -> Progress | None:
-        page = os.pread(self._descriptor, _SLOTS * _SLOT_BYTES, 0)
-        states = [
-            Progress(first, time_ns, PHASES[code], None if step == _NO_STEP else step)
-            for first, time_ns, step, code, last in _slots(page)
-            if first == last != 0 and code < len(PHASES)
-        ]
-        return max(states, default=None)
+    def _page(self) -> bytes:
+        return os.pread(self._descriptor, _SLOTS * _SLOT_BYTES, 0)
+
+
+def _states(slots: Iterable[tuple[int, int, int, int, int]]) -> list[Progress]:
+    return [
+        Progress(first, time_ns, PHASES[code], None if step == _NO_STEP else step)
+        for first, time_ns, step, code, last in slots
+        if first == last != 0 and code < len(PHASES)
+    ]
 
 
 def _slots(page: bytes) -> Iterator[tuple[int, int, int, int, int]]:
