@@ -16,6 +16,8 @@ import pytest
 from .reference_environment import ReferenceUnavailableError, make_environment
 from .test_docs_examples import FENCE, NOT_RUN, ROOT
 
+pytestmark = pytest.mark.slow  # A minute, and an environment for each README: `.ci/run` and `nox -s slow` run it.
+
 READMES = sorted(str(page.relative_to(ROOT)) for page in [ROOT / "README.md", *ROOT.glob("packages/*/README.md")])
 INSTALL_PAGE = "docs/how-to/install.md"
 LIGHT = """
