@@ -22,7 +22,7 @@ from benchmarks.results import Row, Table, seconds
 PINS = "reference-diagnostics"
 
 _BLOCK_SECONDS = 0.3
-_HANG_SECONDS = 6.5
+_HANG_SECONDS = 4.5
 _INTERVAL_SECONDS = 1
 _DEPTH = 24
 _KINDS_OF_STACKS = 8
