@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,8 @@ from ml_diagnostics_common.exceptions import ConfigurationError
 from ml_diagnostics_common.guard import LOSSES
 from ml_diagnostics_common.reader import JournalReader
 from ml_goodput_measurement.checkpoints import CheckpointLogger
+from ml_goodput_measurement.goodput import GoodputCalculator
+from ml_goodput_measurement.partition import Bucket
 from ml_goodput_measurement.recorder import GoodputRecorder
 
 from .histories import BASE, MemoryLog, orbax_save
@@ -75,6 +78,27 @@ def test_a_job_is_recorded_from_its_name_alone(diagnostics_folder: Path) -> None
     CheckpointLogger(job_name="job", logger_name="my_log").log_entry(orbax_save(4, 10, 12, "/checkpoints"))
     assert [payload["step"] for payload in payloads(diagnostics_folder)] == [3]
     assert [payload["step"] for payload in payloads(diagnostics_folder, "my_log")] == [4]
+
+
+def test_a_save_without_any_time_counts_back_from_when_it_was_logged(tmp_path: Path) -> None:
+    """Orbax logs a save when it is over. The saved state holds the note too."""
+    began = time.time() - 60
+    job = recorder()
+    job.record_job_start_time(datetime.datetime.fromtimestamp(began, datetime.timezone.utc))
+    for step in range(6):
+        job.record_step_start_time(step, datetime.datetime.fromtimestamp(began + 10 * step, datetime.timezone.utc))
+    entry = orbax_save(5, 0, 4, "/checkpoints")
+    CheckpointLogger(job).log_entry({key: None if "start_time" in key else value for key, value in entry.items()})
+    logged = time.time()
+    job.record_job_end_time()
+    for _ in range(2):
+        calculator = GoodputCalculator("job", "goodput_job", cache_dir=str(tmp_path))
+        report = calculator.report()
+        calculator.save_state()
+        [piece] = [piece for piece in report.timeline if piece.bucket is Bucket.CHECKPOINT_SAVE]
+        assert piece.end_ns - piece.start_ns == 4 * 10**9
+        assert abs(piece.end_ns / 1e9 - logged) < 2
+        assert any("without their start" in note for note in report.notes)
 
 
 def test_the_disk_itself_is_asked_to_keep_a_save(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -170,3 +170,19 @@ def test_a_save_or_restore_without_its_start_counts_as_long(missing: str | None,
     assert [flat(ours.details["badput_time"])[name] for name in (SAVE, RESTORE)] == [2, 2]
     [note] = ours.report.notes
     assert note.startswith("2 saves or restores were recorded without their start")
+
+
+@pytest.mark.parametrize("missing", [None, "absent"])
+def test_a_save_or_restore_without_any_time_counts_as_long(missing: str | None, reference: Reference) -> None:
+    """Here it counts from what was logged before it, as this log has no times of its own."""
+    history = History().start(0).restore(3, 1, 3).steps(range(4, 12), at=5).save(11, 76, 78).end(85)
+    for entry in history.payloads:
+        for key in [key for key in entry if "event_type" in entry and key.endswith("_start_time")]:
+            entry[key] = None
+            if missing:
+                del entry[key]
+    theirs, ours = said(history, reference)["badput"], told(history)
+    assert (theirs[SAVE], theirs[RESTORE]) == (2, 2)
+    assert [flat(ours.details["badput_time"])[name] for name in (SAVE, RESTORE)] == [2, 2]
+    [note] = ours.report.notes
+    assert note.startswith("2 saves or restores were recorded without their start")

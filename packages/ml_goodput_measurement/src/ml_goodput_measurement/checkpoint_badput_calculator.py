@@ -196,8 +196,8 @@ class CheckpointBadputCalculator:
             payloads = _from_client(self._options.client, self._options.logger_name, self._options.job_name)
             self._read = [payload for payload in payloads if self._is_ours(payload)]
         else:
-            for _, payloads in self._log_source().read_new():
-                self._read += filter(self._is_ours, payloads)
+            for entries in self._log_source().read_entries():
+                self._read += [entry.payload for entry in entries if self._is_ours(entry.payload)]
         return list(self._read)
 
     def is_valid_save_stats(

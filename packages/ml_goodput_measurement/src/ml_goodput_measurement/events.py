@@ -16,6 +16,8 @@ from ml_goodput_measurement.partition import Bucket
 from ml_goodput_measurement.process_outcome import ProcessOutcome
 
 __all__ = [
+    "LOGGED_AFTER",
+    "LOGGED_AT",
     "Activity",
     "CheckpointOperation",
     "CheckpointProgress",
@@ -33,6 +35,11 @@ Payload = Mapping[str, Any]
 
 Activity = tuple[Bucket, str]
 """What a pair of marks measures: a bucket and, where one bucket holds several, their type."""
+
+LOGGED_AT = "logged_at"
+"""Key that a source adds to a checkpoint operation: when it was logged, in POSIX seconds."""
+LOGGED_AFTER = "logged_after"
+"""The same where a log does not hold that: the time of what was logged before it."""
 
 _LATEST_SECONDS = 4_000_000_000.0
 """The year 2096: beyond it nanoseconds no longer fit the ledger's columns; a time out there is a mistake."""
@@ -126,7 +133,7 @@ class EventBatch:
     checkpoints: list[CheckpointOperation] = field(default_factory=list)
     """Apart, because any host may report them."""
     untimed: list[str] = field(default_factory=list)
-    """Checkpoint operations recorded without a start, which count from that of their first part, a text for each."""
+    """Checkpoint operations recorded without a start, for which one is assumed, a text for each."""
     lost: dict[str, dict[str, int]] = field(default_factory=dict)
     """What recorders say that they could not write, by reason, under the name of each such report."""
 
@@ -321,18 +328,33 @@ def _read_checkpoint_operation(payload: Payload, batch: EventBatch) -> None:
         bucket, prefix = Bucket.CHECKPOINT_RESTORE, "checkpoint_manager"
     else:
         return
-    start, *others = (payload.get(f"{part}_start_time") for part in (prefix, *_OTHER_PARTS[bucket]))
+    duration_ns = _duration(payload[f"{prefix}_duration_secs"])
+    start = payload.get(f"{prefix}_start_time")
     operation = CheckpointOperation(
         bucket,
         _step(payload["step"]),
         "persistent" if str(payload.get("directory")).startswith("gs://") else "local",
-        # The public package counts the duration alone; a moment of our partition needs a time.
-        _nanoseconds(min(other for other in others if other is not None) if start is None else start),
-        _duration(payload[f"{prefix}_duration_secs"]),
+        _assumed_start_ns(payload, bucket, duration_ns) if start is None else _nanoseconds(start),
+        duration_ns,
     )
     batch.checkpoints.append(operation)
     if start is None:
         batch.untimed.append(f"{kind} {operation.step} {operation.start_ns} {operation.duration_ns}")
+
+
+def _assumed_start_ns(payload: Payload, bucket: Bucket, duration_ns: int) -> int:
+    """Return the start of an operation that has none.
+
+    The public package counts the duration alone, but a partition of the wall time needs the moment too.
+    """
+    starts = [payload.get(f"{part}_start_time") for part in _OTHER_PARTS[bucket]]
+    known = [start for start in starts if start is not None]
+    if known:
+        return _nanoseconds(min(known))
+    if LOGGED_AFTER in payload:
+        return _nanoseconds(payload[LOGGED_AFTER])
+    # Orbax logs an operation when it is over.
+    return max(0, _nanoseconds(payload[LOGGED_AT]) - duration_ns)
 
 
 _OTHER_PARTS = {

@@ -94,7 +94,7 @@ class Recorders:
         self.lost: dict[str, dict[str, int]] = {}
         """Entries that a recorder could not write, by reason, under the name of each report, which may come twice."""
         self.untimed: set[str] = set()
-        """Checkpoint operations recorded without a start, which count from that of their first part."""
+        """Checkpoint operations recorded without a start, for which one is assumed."""
         self._ledger = Ledger()
         self._records: dict[tuple[int, str], _Records] = {}
         self._changed: dict[tuple[int, str], _Records] = {}
@@ -188,7 +188,7 @@ class Recorders:
         if self.untimed:
             notes.append(
                 f"{len(self.untimed)} saves or restores were recorded without their start: they count from the "
-                "start of their first part that has one"
+                "start of their first part that has one, or else from the time at which they were logged"
             )
         notes += [f"{count} entries were lost while recording: {reason}" for reason, count in sorted(lost.items())]
         return notes + [f"{count} entries were passed over: {reason}" for reason, count in sorted(self.skipped.items())]

@@ -16,6 +16,8 @@ from ml_diagnostics_common.environment import Backend, configured_backend
 from ml_diagnostics_common.exceptions import CloudLoggingError, CredentialsError, MissingExtraError
 from ml_diagnostics_common.reader import EntryReader, JournalReader, UnionReader
 
+from ml_goodput_measurement.entry_time import get_timestamp_from_log_entry
+from ml_goodput_measurement.events import LOGGED_AFTER, LOGGED_AT
 from ml_goodput_measurement.writers import Writer
 
 if TYPE_CHECKING:
@@ -24,7 +26,6 @@ if TYPE_CHECKING:
 __all__ = ["LogSource", "PayloadSource", "UserLogger", "UserLoggerSource"]
 
 _context_of = operator.attrgetter("context")
-_payload_of = operator.attrgetter("payload")
 _log = logging.getLogger("ml_diagnostics.goodput")
 
 Payloads = list[dict[str, Any]]
@@ -77,6 +78,8 @@ class UserLoggerSource:
         self._last_entry: tuple[Any, Any] | None = None
         self.error: Exception | None = None
         """What the object raised last."""
+        self._last_seconds: float | None = None
+        """The time of the last payload that has one."""
 
     def read_new(self, *, local_only: bool = False) -> Iterator[tuple[Writer, Payloads]]:
         """See `PayloadSource`; what the object does is its own affair."""
@@ -87,7 +90,18 @@ class UserLoggerSource:
             raise
         if last_entry and tuple(last_entry) != (None, None):
             self._last_entry = tuple(last_entry)
-        yield Writer(), payloads if isinstance(payloads, list) else list(payloads)
+        yield Writer(), self._with_times(payloads if isinstance(payloads, list) else list(payloads))
+
+    def _with_times(self, payloads: list[Any]) -> Payloads:
+        """Return payloads, where each untimed checkpoint operation has the time of what was logged before it."""
+        payloads, searched = payloads.copy(), 0
+        operations = [index for index, payload in enumerate(payloads) if _is_untimed(payload)]
+        for index in (*operations, len(payloads)):
+            self._last_seconds = _last_seconds(payloads[searched:index], self._last_seconds)
+            searched = index
+            if index < len(payloads) and self._last_seconds is not None:
+                payloads[index] = {**payloads[index], LOGGED_AFTER: self._last_seconds}
+        return payloads
 
     def position(self) -> None:
         """See `PayloadSource`; the ids may be anything, so nothing is kept."""
@@ -280,7 +294,7 @@ def _by_writer(entries: list[LogEntry]) -> Iterator[tuple[Writer, Payloads]]:
     """Yield the payloads of some entries by writer, each writer once."""
     first = entries[0].context
     if list(map(_context_of, entries)).count(first) == len(entries):  # As a single journal's are: soon seen.
-        yield _writer(first), list(map(_payload_of, entries))
+        yield _writer(first), [_payload(entry) if "event_type" in entry.payload else entry.payload for entry in entries]
         return
     payloads: dict[Writer, Payloads] = {}
     by_context: dict[int, Payloads] = {}
@@ -289,8 +303,32 @@ def _by_writer(entries: list[LogEntry]) -> Iterator[tuple[Writer, Payloads]]:
         found = by_context.get(id(context))
         if found is None:
             found = by_context[id(context)] = payloads.setdefault(_writer(context), [])
-        found.append(entry.payload)
+        found.append(_payload(entry))
     yield from payloads.items()
+
+
+def _payload(entry: LogEntry) -> dict[str, Any]:
+    """Return an entry's payload; that of an untimed checkpoint operation with the entry's time."""
+    if _is_untimed(entry.payload):
+        return {**entry.payload, LOGGED_AT: entry.timestamp_ns / 1e9}
+    return entry.payload
+
+
+def _is_untimed(payload: object) -> bool:
+    """Return True for a checkpoint operation of which no part has a start."""
+    return (
+        isinstance(payload, dict)
+        and "event_type" in payload
+        and all(value is None for key, value in payload.items() if str(key).endswith("_start_time"))
+    )
+
+
+def _last_seconds(payloads: list[Any], otherwise: float | None) -> float | None:
+    for payload in reversed(payloads):
+        moment = get_timestamp_from_log_entry(payload)
+        if moment is not None:
+            return moment.timestamp()
+    return otherwise
 
 
 def _writer(context: EntryContext) -> Writer:
