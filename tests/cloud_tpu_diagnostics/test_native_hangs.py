@@ -10,12 +10,14 @@ from pathlib import Path
 import pytest
 
 from .accompanied_jobs import wait_until
-from .diagnosed_jobs import HEADER, Job
+from .diagnosed_jobs import HEADER, Job, run
 
 _RELEASED, _HELD = "CDLL", "PyDLL"
 _STUCK_FRAME = "in lock_twice"
 
 _PLACES = ("console", "file", "file, by a companion")
+
+_INTERVALS = 6.5
 
 _STUCK = """
 library, place = sys.argv[2:]
@@ -28,7 +30,7 @@ with diagnostic.diagnose(config(1, cloud=place != "console")):
 
 @pytest.fixture(scope="module")
 def hangs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[tuple[str, str], str]]:
-    """What was written by jobs that were stuck for 6.5 s, with an interval of 1 s: half a second more, held."""
+    """What was written by jobs that were stuck for 6.5 s, with an interval of 1 s."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("ML_DIAGNOSTICS_BACKEND", "local")
         patch.setenv("ML_DIAGNOSTICS_DIR", str(tmp_path_factory.mktemp("ml-diagnostics")))
@@ -39,7 +41,7 @@ def hangs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[tuple[str, 
         }
         for job in jobs.values():
             assert job.line() == "stuck"
-        time.sleep(6.5)
+        time.sleep(_INTERVALS)
         stderr = {key: job.kill() for key, job in jobs.items()}
         yield {key: stderr[key] if key[1] == "console" else job.trace() for key, job in jobs.items()}
 
@@ -50,7 +52,7 @@ def test_a_hang_is_dumped_at_every_interval_with_its_frame(
     hangs: dict[tuple[str, str], str], library: str, place: str
 ) -> None:
     written = hangs[library, place]
-    assert written.count("Timeout (") >= 4
+    assert written.count("Timeout (") >= 0.75 * _INTERVALS
     assert written.count(_STUCK_FRAME) == written.count("Timeout (")
 
 
@@ -63,6 +65,40 @@ def test_each_dump_follows_its_header_where_anybody_can_write_it(
     lines = hangs[library, place].splitlines()
     dumps = [number for number, line in enumerate(lines) if line.startswith("Timeout (")]
     assert all(lines[number - 1] == f"{HEADER} 1 seconds." for number in dumps)
+
+
+@pytest.mark.parametrize("before_hang_seconds", [0.25, 0.75])
+def test_a_hang_with_the_gil_held_has_a_dump_within_an_interval_whenever_it_begins(
+    tmp_path: Path, before_hang_seconds: float
+) -> None:
+    job = Job(
+        """
+with diagnostic.diagnose(config(2)):
+    time.sleep(2 * float(sys.argv[2]))
+    lock_twice(ctypes.PyDLL(None))
+""",
+        tmp_path / "d",
+        str(before_hang_seconds),
+    )
+    assert job.line() == "stuck"
+    time.sleep(2 * 1.3)
+    assert _STUCK_FRAME in job.kill()
+
+
+def test_python_that_is_late_by_less_than_half_a_second_writes_each_dump_itself(tmp_path: Path) -> None:
+    """Its threads execute, so that faulthandler would end the program now and then: only Python writes the header."""
+    code, _, err = run(
+        """
+end = time.monotonic() + 4.5
+with diagnostic.diagnose(config(1)):
+    while time.monotonic() < end:
+        ctypes.PyDLL(None).usleep(200_000)
+        time.sleep(0.01)
+""",
+        tmp_path / "d",
+    )
+    assert code == 0
+    assert err.count(HEADER) == err.count("Timeout (") >= 2
 
 
 @pytest.mark.parametrize("library", [_RELEASED, _HELD])

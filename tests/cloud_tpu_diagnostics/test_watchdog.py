@@ -63,8 +63,8 @@ def test_a_signal_that_a_c_library_has_taken_stays_its_own(tmp_path: Path) -> No
     """As faulthandler does for the program itself: `signal.getsignal` does not show it."""
     code, _, err = run(
         """
-faulthandler.register(signal.SIGUSR1, file=open(sys.argv[2], "w"))
-faulthandler.register(signal.SIGUSR2, file=open(sys.argv[2], "a"))
+faulthandler.register(signal.SIGUSR1, file=open(sys.argv[2], "w"), all_threads=False)
+faulthandler.register(signal.SIGUSR2, file=open(sys.argv[2], "a"), all_threads=False)
 logging.basicConfig(level=logging.INFO)
 with diagnostic.diagnose(config()):
     raise_signal(signal.SIGUSR1)

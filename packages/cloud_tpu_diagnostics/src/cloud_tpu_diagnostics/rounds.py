@@ -15,19 +15,25 @@ __all__ = ["Rounds"]
 
 _LOOK_SECONDS = 5.0
 _MOST_SETTLE_SECONDS = 1.0
-"""How long a dump of the timer is waited for before it is armed anew."""
+"""How long a dump of the timer may take before it is armed again."""
+_ARMING_SECONDS = 0.05
+"""How long before it fires the timer can still be armed again without a race."""
 
 
 class Rounds:
-    """Goes round with the timer, for as long as threads of Python get to run; the timer goes on without it.
+    """Runs once per interval, and keeps the timer from firing, as long as threads of Python run.
+
+    The timer's period is the interval: one dump per interval in a hang. So that the timer never fires while Python is
+    merely late, it is also armed again between two rounds, `grace_seconds` before it would fire: at half the interval
+    if that is a second, and a second before the round if it is long.
 
     Args:
-        timer: What it goes along with.
+        timer: Dumps where Python cannot.
         interval_seconds: From one round to the next.
         first: Called once, in the thread.
         look: Called every few seconds, however long the interval is.
-        go_round: Called each time, with whether it is in time to do what the timer else does; it arms the timer anew,
-            and returns False if there is nothing more to do.
+        go_round: Called each time, with False if the timer has dumped already; it arms the timer again, and returns
+            False if there is nothing more to do.
     """
 
     def __init__(
@@ -40,6 +46,7 @@ class Rounds:
         go_round: Callable[[bool], bool],
     ) -> None:
         self._timer = timer
+        self._interval = interval_seconds
         self._settle = min(_MOST_SETTLE_SECONDS, interval_seconds / 20)
         self._first, self._look, self._go_round = first, look, go_round
         self._going_on = _thread.allocate_lock()  # Held until `stop`. An event is more frames in each dump.
@@ -57,17 +64,22 @@ class Rounds:
     def _run(self) -> None:
         # The program's signals are for its own threads; and a pipe that nobody reads must not end the program.
         signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
-        self._first()
         timer = self._timer
-        while not self._stops_before(timer.due - timer.grace_seconds):
-            is_in_time = time.monotonic() < timer.due - timer.grace_seconds / 4
+        due = time.monotonic() + self._interval
+        self._first()
+        while not self._stops_before(min(due, timer.due - timer.grace_seconds)):
+            now = time.monotonic()
+            is_in_time = now < timer.due - _ARMING_SECONDS
+            if is_in_time and now < due and timer.arm_again():
+                continue
             if not is_in_time and self._stops_until(timer.due + self._settle):
                 return
-            if not self._go_round(is_in_time):
+            due = time.monotonic() + self._interval
+            if not self._go_round(is_in_time):  # Also if the timer could not be armed again: it finds out why.
                 return
 
     def _stops_before(self, due: float) -> bool:
-        """As `_stops_until`, and looks around meanwhile."""
+        """Wait like `_stops_until`, and call `look` meanwhile."""
         while due - time.monotonic() > _LOOK_SECONDS:
             if self._going_on.acquire(timeout=_LOOK_SECONDS):
                 return True
@@ -75,5 +87,5 @@ class Rounds:
         return self._stops_until(due)
 
     def _stops_until(self, due: float) -> bool:
-        """Waits; True as soon as all is over."""
+        """Wait; return True as soon as `stop` is called."""
         return self._going_on.acquire(timeout=max(0.0, due - time.monotonic()))

@@ -39,9 +39,6 @@ _MOST_GRACE_SECONDS = 1.0
 _LEAST_GRACE_SECONDS = 0.5
 """A hundred busy threads of Python may let ours wait for the GIL for so long."""
 
-_FIRING_SECONDS = 0.004
-"""About its time, within so much, the timer may or may not have fired."""
-
 
 class Output:
     """What faulthandler writes to.
@@ -239,14 +236,14 @@ def make_harmless(number: int, output: Output, *, handler: object = signal.SIG_D
 
 
 class Timer:
-    """faulthandler's timer, of which a process has one: all stacks again and again, until it is armed anew.
+    """faulthandler's timer, of which a process has one: it dumps all stacks once per period until it is armed again.
 
-    It reads the stacks of threads without the GIL. That is safe while they stand still, as in a hang, and ends a
-    program that runs with a segmentation fault once in some hundred dumps. So a thread of Python writes the dump in its
-    place, and arms the timer again: it fires `grace_seconds` later, only where no thread has had the GIL for so long.
+    It reads the stacks of threads without the GIL. That is safe while they do not execute, as in a hang, and ends a
+    running program with a segmentation fault once in some hundred dumps. So a thread of Python writes the dumps, and
+    arms the timer again `grace_seconds` before it would fire: it fires only if Python has not run for so long.
 
-    A fork takes the timer's locks with it, but not the thread that lets go of them: a child that then ends, or sets a
-    timer, waits for ever. So the timer is off during a fork.
+    A fork copies the timer's locks, but not the thread that releases them: a child that then ends, or sets a timer,
+    waits for ever. So the timer is off during a fork.
 
     Args:
         interval_seconds: From one dump to the next.
@@ -254,16 +251,16 @@ class Timer:
     """
 
     def __init__(self, interval_seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
-        self._interval = interval_seconds
         self.grace_seconds = min(_MOST_GRACE_SECONDS, max(_LEAST_GRACE_SECONDS, 0.08 * interval_seconds))
-        """How long after the interval it fires."""
+        """How late Python may be before it fires."""
+        self.period_seconds = max(interval_seconds, min(interval_seconds, self.grace_seconds) + self.grace_seconds)
+        """From arming to firing, and between two dumps of a hang: longer than the interval only below a second."""
         self._clock = clock
         self._arming = threading.RLock()
         self._output: Output | None = None
         self._descriptor: Descriptor | None = None
-        self._has_fired = False
         self.due = 0.0
-        """When it fires next, by the clock."""
+        """When it fires first if it is not armed again, by the clock."""
 
     def arm(self, number: int) -> None:
         """Starts it, from now on.
@@ -324,11 +321,13 @@ class Timer:
             self.cancel()
             return False
         self._output = Output(number)
-        seconds = self._interval + self.grace_seconds
-        self.due = self._clock() + seconds
-        faulthandler.dump_traceback_later(seconds, repeat=True, file=self._output)
+        self._schedule(self._output)
         self._output.hand_over()
         return True
+
+    def _schedule(self, output: Output) -> None:
+        self.due = self._clock() + self.period_seconds
+        faulthandler.dump_traceback_later(self.period_seconds, repeat=True, file=output)
 
     def _cut_short(self) -> None:
         """Has a dump that is being written fail from now on: to cancel the timer waits for its end, and nobody else."""
@@ -343,23 +342,17 @@ class Timer:
             pass  # Then it takes as long as it takes.
 
     def before_fork(self) -> None:
-        """Off, and nobody arms it."""
+        """Turn it off, and keep other threads from arming it."""
         self._arming.acquire()
-        to_go = self.due - self._clock()
-        if abs(to_go) < _FIRING_SECONDS:  # Nobody could tell whether it has fired.
-            time.sleep(to_go + _FIRING_SECONDS)
-        self._has_fired = to_go < _FIRING_SECONDS
         if self._output is not None and self._output.is_in_use():
             faulthandler.cancel_dump_traceback_later()
         else:
             self._output = None
 
     def after_fork(self) -> None:
-        """In the parent: on again, for the rest of the time."""
+        """Turn it on again, in the parent: for a whole period, as Python runs now."""
         try:
             if self._output is not None:
-                rest = self._interval + self.grace_seconds if self._has_fired else max(self.due - self._clock(), 0.001)
-                # Repeated by a short rest, it would flood the file in a hang that keeps us from arming it anew.
-                faulthandler.dump_traceback_later(rest, repeat=rest > self._interval / 10, file=self._output)
+                self._schedule(self._output)
         finally:
             self._arming.release()
