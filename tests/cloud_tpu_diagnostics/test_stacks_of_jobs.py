@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import re
 import signal
 import socket
@@ -13,12 +14,15 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from cloud_tpu_diagnostics.entries import DUMP, JOB_ENDED, LOG_ID, SNAPSHOT, entry
+from cloud_tpu_diagnostics import trace_file
+from cloud_tpu_diagnostics.entries import DUMP, HANG_SUSPECTED, JOB_ENDED, LOG_ID, SNAPSHOT, entry
 from cloud_tpu_diagnostics.stacks.cli import main
-from ml_diagnostics_common.entry import LogEntry
+from cloud_tpu_diagnostics.stacks.log_entries import _Latest, dumps_of
+from ml_diagnostics_common.entry import EntryContext, LogEntry, format_timestamp
 from ml_diagnostics_common.journal import Journal
 from ml_diagnostics_common.reader import JournalReader
 
+from ..damaged_cloud_logging import DamagedCloudLogging
 from .accompanied_jobs import wait_until
 from .diagnosed_jobs import Job, run
 from .test_stacks import dump_text, snapshot
@@ -206,3 +210,72 @@ def test_a_live_process_outside_of_this_container_is_seen_by_its_lock(show: Show
         holder.kill()
         holder.communicate()
     assert "gone: process" in show(str(tmp_path))[1]
+
+
+def test_lines_of_the_journal_that_cannot_be_read_are_counted_in_one_note(show: Show, tmp_path: Path) -> None:
+    pid = 2**22 + 1
+    _write(LOG_ID, pid, [snapshot("psum")], age=30, job="llama")
+    (segment,) = Path(os.environ["ML_DIAGNOSTICS_DIR"]).glob("journal/*/*.jsonl")
+    with segment.open("a") as file:
+        file.write('\n{"t": 1, "s":\n{"x": 1}\n')
+    (tmp_path / f"stack_trace_2026_11_21_15_04_05_{trace_file.host_in_names()}_{pid}.txt").write_text(dump_text())
+    for arguments in (["--job", "llama"], [str(tmp_path)], ["--job", "llama", "--format", "json"]):
+        code, out, err = show(*arguments)
+        assert (code, err) == (0, "tpu-stacks: 2 entries could not be read\n"), arguments
+        assert "gone" in out
+
+
+def test_entries_of_cloud_logging_that_cannot_be_read_are_counted_once(
+    show: Show, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with DamagedCloudLogging() as server:
+        for name, value in server.environment().items():
+            monkeypatch.setenv(name, value)
+        monkeypatch.setenv("ML_DIAGNOSTICS_BACKEND", "cloud")
+        labels = {"job": "llama", "host": "elsewhere", "pid": "7"}
+        stamp = format_timestamp(time.time_ns())
+        written = {"jsonPayload": snapshot("psum"), "labels": labels, "timestamp": stamp}
+        server.write([{**written, "insertId": name} for name in ("a", "b", "c")], log_id=LOG_ID)
+        code, out, err = show("--job", "llama")
+    assert (code, err) == (0, "tpu-stacks: 1 entry could not be read\n")
+    assert "psum" in out
+
+
+def test_a_job_of_many_entries_needs_no_more_memory_than_one_of_few(tmp_path: Path) -> None:
+    """All are of one job, and within the hour that is shown."""
+    program = (
+        "import resource, sys; from cloud_tpu_diagnostics.stacks.cli import main; main(['show', '--job', 'llama']);"
+        "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, file=sys.stderr)"
+    )
+    used_kib, shown = [], []
+    for count in (1_000, 20_000):
+        _write(LOG_ID, 2**22 + 1, [snapshot("psum") for _ in range(count)], age=30, job="llama")
+        found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+        used_kib.append(int(found.stderr))
+        shown.append(found.stdout)
+    assert all("psum.py:5" in text for text in shown)
+    assert used_kib[1] < used_kib[0] + 20 * 1024
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_what_is_kept_of_a_process_shows_what_all_of_its_entries_show(seed: int) -> None:
+    rng = random.Random(seed)
+    entries = []
+    for number in range(rng.choice([3, 30, 300])):
+        labels = {"host": "a", "pid": str(rng.randint(1, 3)), "attempt": "", "process_index": str(rng.randint(0, 1))}
+        kind = rng.choice([SNAPSHOT, SNAPSHOT, SNAPSHOT, DUMP, HANG_SUSPECTED, JOB_ENDED])
+        fields = {"step": number, "phase": "TRAIN", "interval_seconds": number + 1}
+        payload = entry(kind, dump_text(), **{name: value for name, value in fields.items() if rng.random() < 0.1})
+        if kind == SNAPSHOT:
+            payload |= {key: value for key, value in snapshot(f"f{number}").items() if key not in fields}
+        if kind == JOB_ENDED:
+            payload |= {"goes_on": rng.random() < 0.9, "how": "clean"}
+        if kind == DUMP and rng.random() < 0.5:
+            payload |= {"part": rng.randint(1, 3)}
+        entries.append(LogEntry.make(number * 10**9, f"id{number}", payload, EntryContext(LOG_ID, "", {}, labels)))
+    latest = _Latest()
+    for one in entries:
+        latest.add(one)
+    kept = {one.insert_id: one for one in latest.entries(since_seconds=1e6)}
+    assert len(kept) < 200
+    assert dumps_of(kept.values()) == dumps_of(entries)

@@ -281,3 +281,18 @@ def test_a_traceback_that_somebody_else_wrote_cannot_rule_the_terminal(capsys: C
     assert forged in text
     segment.write_text(text)
     assert "\x1b" not in shown(capsys, "show", run_id)
+
+
+@pytest.mark.parametrize(
+    "command", [["show"], ["show", "--format", "json"], ["metrics"], ["metrics", "--format", "csv"]]
+)
+def test_entries_that_cannot_be_read_are_counted_in_one_note(command: list[str], capsys: Captured) -> None:
+    run_id = recorded()
+    for segment in (diagnostics_directory() / "journal").glob("*/*.jsonl"):
+        with segment.open("a") as file:
+            file.write('\n{"t": 1, "s":\n{"x": 1}\n')
+    capsys.readouterr()
+    assert main([command[0], run_id, *command[1:]]) == 0
+    found = capsys.readouterr()
+    assert found.err == "mldiagnostics: 2 entries could not be read\n"
+    assert "loss" in found.out

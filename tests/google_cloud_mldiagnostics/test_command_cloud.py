@@ -25,6 +25,7 @@ from ml_diagnostics_testing.cloud_storage import CloudStorageServer
 from ml_diagnostics_testing.control_plane import ControlPlaneServer
 from ml_diagnostics_testing.faults import Status
 
+from ..damaged_cloud_logging import DamagedCloudLogging
 from .waiting import eventually
 
 Captured = pytest.CaptureFixture[str]
@@ -452,3 +453,21 @@ def test_where_cloud_logging_fails_the_run_is_shown_without_it(cloud: Cloud, cap
     told = capsys.readouterr()
     assert told.out.startswith("run-1: COMPLETED\n")
     assert "Cloud Logging could not be read to the end" in told.err
+
+
+@pytest.mark.parametrize("command", [["show"], ["metrics"], ["metrics", "loss"]])
+def test_entries_of_cloud_logging_that_cannot_be_read_are_counted_in_one_note(
+    command: list[str], cloud: Cloud, capsys: Captured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = recorded()
+    run.finish()
+    shown(capsys, "sync", run.name)
+    with DamagedCloudLogging() as damaged:
+        damaged.write(cloud.log.entries())
+        for name, value in damaged.environment().items():
+            monkeypatch.setenv(name, value)
+        capsys.readouterr()
+        assert main([command[0], run.name, *command[1:], *PROJECT]) == 0
+    found = capsys.readouterr()
+    assert found.err.count("could not be read") == 1, found.err
+    assert "loss" in found.out

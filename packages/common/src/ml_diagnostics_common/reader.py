@@ -22,7 +22,7 @@ from ml_diagnostics_common.journal.layout import (
 )
 from ml_diagnostics_common.journal.segment_reader import SegmentReader
 
-__all__ = ["EntryReader", "JournalReader", "UnionReader"]
+__all__ = ["EntryReader", "JournalReader", "UnionReader", "count_unreadable", "note_of_unreadable"]
 
 _CHUNK_BYTES = 2**18  # Twice as fast as 1 MiB: the allocator reuses memory of this size.
 _SMALLEST_CHUNK_BYTES = 2**14
@@ -52,6 +52,23 @@ class EntryReader(Protocol):
     def skipped(self) -> Mapping[str, int]:
         """What was there and is no entry, counted by reason."""
         ...
+
+
+def count_unreadable(skipped: Mapping[str, int]) -> int:
+    """Return how many entries a reader could not decode.
+
+    Args:
+        skipped: Of the reader: it holds entries of other jobs too.
+    """
+    return sum(skipped.get(reason, 0) for reason in _UNREADABLE_REASONS)
+
+
+def note_of_unreadable(count: int) -> str:
+    """Return the sentence that a command prints if a number of entries could not be decoded."""
+    return f"{count:,} {'entry' if count == 1 else 'entries'} could not be read"
+
+
+_UNREADABLE_REASONS = ("torn", "foreign", "endless_line", "undecodable_entry")
 
 
 class JournalReader:

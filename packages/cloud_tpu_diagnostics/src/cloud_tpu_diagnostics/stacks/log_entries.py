@@ -14,12 +14,12 @@ from ml_diagnostics_common.entry import LogEntry, format_timestamp
 from ml_diagnostics_common.environment import Backend, configured_backend, diagnostics_directory
 from ml_diagnostics_common.exceptions import CloudLoggingError, CredentialsError, MissingExtraError, NoCloudError
 from ml_diagnostics_common.journal.jobs import ProcessStart, processes_of_job
-from ml_diagnostics_common.reader import JournalReader
+from ml_diagnostics_common.reader import JournalReader, count_unreadable, note_of_unreadable
 
-from cloud_tpu_diagnostics.entries import DUMP, JOB_ENDED, LOG_ID, SNAPSHOT, VERB
+from cloud_tpu_diagnostics.entries import DUMP, HANG_SUSPECTED, JOB_ENDED, LOG_ID, SNAPSHOT, VERB
 from cloud_tpu_diagnostics.grouping import MAIN_THREAD, ProcessDump
 from cloud_tpu_diagnostics.snapshot import Snapshot
-from cloud_tpu_diagnostics.stacks.ended_processes import with_endings
+from cloud_tpu_diagnostics.stacks.ended_processes import Endings, with_endings
 from cloud_tpu_diagnostics.stacks.trace_files import interval_seconds, newest_of
 from cloud_tpu_diagnostics.traces import Dump, DumpParser, ThreadStack
 
@@ -33,6 +33,8 @@ _PAGE_SIZE: Final = 1000
 _REQUEST_SECONDS: Final = 30.0
 _ATTEMPTS: Final = 4
 _TIMES_KEPT: Final = 10
+_KINDS: Final = frozenset({SNAPSHOT, HANG_SUSPECTED, JOB_ENDED})
+_FIELDS: Final = ("step", "phase", "interval_seconds")
 
 
 def read_job(job: str, *, since_seconds: float, notes: list[str]) -> list[ProcessDump]:
@@ -48,14 +50,22 @@ def read_job(job: str, *, since_seconds: float, notes: list[str]) -> list[Proces
         CredentialsError: It is `cloud`, and there is no project or no credentials.
     """
     selection = _Selection(job, processes_of_job(diagnostics_directory(), job))
-    newest = _newest(selection.candidates(_journal_entries()), since_seconds)
-    entries = {entry.insert_id: entry for entry in newest if selection.has(entry)}
+    reader = JournalReader(LOG_ID, root=diagnostics_directory())
+    endings = Endings()
+    latest = _Latest()
+    for entry in endings.noted(itertools.chain.from_iterable(reader.read_new())):
+        if selection.may_have(entry):
+            latest.add(entry, selection.life(entry))
+    entries = {entry.insert_id: entry for entry in latest.entries(since_seconds) if selection.has(entry)}
+    unreadable = count_unreadable(reader.skipped)
     backend = configured_backend()
     if backend is not Backend.LOCAL:
+        unreadable_there: set[int] = set()
+        latest = _Latest()
         try:
-            for entry in _cloud_entries(job, since_seconds):
+            for entry in _cloud_entries(job, since_seconds, unreadable_there):
                 if _is_of(entry, job):
-                    entries.setdefault(entry.insert_id, entry)
+                    latest.add(entry)
         except (CredentialsError, MissingExtraError) as error:
             if backend is Backend.CLOUD:
                 raise
@@ -63,7 +73,12 @@ def read_job(job: str, *, since_seconds: float, notes: list[str]) -> list[Proces
                 notes.append(f"the journal alone was read: {error}")
         except CloudLoggingError as error:
             notes.append(f"Cloud Logging could not be read to the end: {error}")
-    return with_endings(dumps_of(entries.values()))
+        for entry in latest.entries(since_seconds):
+            entries.setdefault(entry.insert_id, entry)
+        unreadable += len(unreadable_there)
+    if unreadable:
+        notes.append(note_of_unreadable(unreadable))
+    return with_endings(dumps_of(entries.values()), endings=endings)
 
 
 def _is_of(entry: LogEntry, job: str) -> bool:
@@ -85,24 +100,25 @@ class _Selection:
             self._starts.setdefault((start.host, start.pid), []).append(start.started_ns)
         self._ends_ns: dict[tuple[str, str], list[int]] = {}
 
-    def candidates(self, entries: Iterable[LogEntry]) -> Iterator[LogEntry]:
-        """Return what may be of the job, in the order of time; `has` decides once all of it was read."""
-        for entry in entries:
-            payload, process = entry.payload, _process_of(entry)
-            if payload.get("verb") != VERB:
-                continue
-            if _is_of(entry, self._job) or process in self._starts:
-                if payload.get("kind") == JOB_ENDED and not payload.get("goes_on"):
-                    self._ends_ns.setdefault(process, []).append(entry.timestamp_ns)
-                yield entry
+    def may_have(self, entry: LogEntry) -> bool:
+        """Return True for what may be of the job, given entries in the order of time; `has` decides at the end."""
+        payload, process = entry.payload, _process_of(entry)
+        if payload.get("verb") != VERB or not (_is_of(entry, self._job) or process in self._starts):
+            return False
+        if payload.get("kind") == JOB_ENDED and not payload.get("goes_on"):
+            self._ends_ns.setdefault(process, []).append(entry.timestamp_ns)
+        return True
 
     def has(self, entry: LogEntry) -> bool:
         """Return True if a candidate is of the job."""
         if _is_of(entry, self._job):
             return True
-        process = _process_of(entry)
-        life = self._life(process, entry.timestamp_ns)
+        process, life = _process_of(entry), self.life(entry)
         return any(self._life(process, started_ns) == life for started_ns in self._starts.get(process, ()))
+
+    def life(self, entry: LogEntry) -> int:
+        """Return the number of processes with the process id of an entry that had ended before it."""
+        return self._life(_process_of(entry), entry.timestamp_ns)
 
     def _life(self, process: tuple[str, str], time_ns: int) -> int:
         """Return how many processes of that id had ended by then; an end is the last entry of its life."""
@@ -113,23 +129,85 @@ def _process_of(entry: LogEntry) -> tuple[str, str]:
     return entry.context.labels.get("host", ""), entry.context.labels.get("pid", "")
 
 
-def _newest(entries: Iterable[LogEntry], since_seconds: float) -> deque[LogEntry]:
-    """Those that are no older than the last one by more than this; entries come in the order of time."""
-    newest: deque[LogEntry] = deque()
-    for entry in entries:
-        newest.append(entry)
-        while newest[0].timestamp_ns < entry.timestamp_ns - since_seconds * _SECOND_NS:
-            newest.popleft()
-    return newest
+class _Latest:
+    """Keeps of each process the entries that its newest stacks are made of: a job may have written for weeks."""
+
+    def __init__(self) -> None:
+        self._processes: dict[tuple[str, str, str, int], _Kept] = {}
+        self._last_ns = 0
+
+    def add(self, entry: LogEntry, life: int = 0) -> None:
+        """Add an entry; they come in the order of time.
+
+        Args:
+            entry: The entry.
+            life: Tells processes of one process id apart.
+        """
+        key = (*_process_of(entry), entry.context.labels.get("attempt", ""), life)
+        kept = self._processes.get(key)
+        if kept is None:
+            kept = self._processes[key] = _Kept(entry)
+        kept.add(entry)
+        self._last_ns = entry.timestamp_ns
+
+    def entries(self, since_seconds: float) -> Iterator[LogEntry]:
+        """Yield what was kept of processes with an entry that is not older than the last one by more than this.
+
+        An entry may be yielded several times.
+        """
+        for kept in self._processes.values():
+            if kept.last_ns >= self._last_ns - since_seconds * _SECOND_NS:
+                yield from kept.entries()
 
 
-def _journal_entries() -> Iterator[LogEntry]:
-    for batch in JournalReader(LOG_ID, root=diagnostics_directory()).read_new():
-        yield from batch
+class _Kept:
+    """What is kept of one process."""
+
+    def __init__(self, first: LogEntry) -> None:
+        self._first = first
+        self._dump: list[LogEntry] = []
+        """The last dump, which may have several parts."""
+        self._others: dict[Any, deque[LogEntry]] = {}
+        """The last few of each other kind."""
+        self._fields: dict[str, LogEntry] = {}
+        """The last with each field that not every entry has."""
+        self.last_ns = first.timestamp_ns
+
+    def add(self, entry: LogEntry) -> None:
+        self.last_ns = entry.timestamp_ns
+        kind = entry.payload.get("kind")
+        if kind == DUMP:
+            if _is_first_part(entry):
+                self._dump = []
+            self._dump.append(entry)
+        else:
+            kind = kind if isinstance(kind, str) and kind in _KINDS else None
+            self._others.setdefault(kind, deque(maxlen=_TIMES_KEPT)).append(entry)
+        for name in _FIELDS:
+            if name in entry.payload:
+                self._fields[name] = entry
+
+    def entries(self) -> Iterator[LogEntry]:
+        yield self._first  # A process counts from its first entry.
+        yield from self._dump
+        yield from self._fields.values()
+        for others in self._others.values():
+            yield from others
 
 
-def _cloud_entries(job: str, since_seconds: float) -> Iterator[LogEntry]:
-    """One query of the moment: no position to keep, any severity, and only this job's entries."""
+def _is_first_part(dump: LogEntry) -> bool:
+    part = dump.payload.get("part")
+    return not isinstance(part, (int, float)) or part <= 1
+
+
+def _cloud_entries(job: str, since_seconds: float, unreadable: set[int]) -> Iterator[LogEntry]:
+    """One query of the moment: no position to keep, any severity, and only this job's entries.
+
+    Args:
+        job: The job.
+        since_seconds: How far back from now.
+        unreadable: Gets a number for each entry that cannot be decoded.
+    """
     from ml_diagnostics_common.cloud_logging import full_log_name, make_transport, pages
     from ml_diagnostics_common.cloud_logging.filters import ORDER, quoted
     from ml_diagnostics_common.credentials import find_cloud
@@ -142,6 +220,7 @@ def _cloud_entries(job: str, since_seconds: float) -> Iterator[LogEntry]:
     )
     transport = make_transport(cloud)
     for page in pages(lambda token: _request(transport, filter_, ORDER, token)):
+        unreadable.update(page.unreadable)
         yield from page.entries
 
 
@@ -254,8 +333,7 @@ class _Record:
         self._times_ns.append(self.last_ns)
 
     def _take_dump(self, entry: LogEntry) -> None:
-        part = entry.payload.get("part")
-        if not isinstance(part, (int, float)) or part <= 1:
+        if _is_first_part(entry):
             self._texts = []
         self._texts.append(str(entry.payload.get("message", "")))
 

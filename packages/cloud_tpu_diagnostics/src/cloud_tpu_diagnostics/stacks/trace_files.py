@@ -114,7 +114,7 @@ def read_trace_files(path: str, notes: list[str]) -> list[ProcessDump]:
         # A process holds a lock on its file, which others see whatever container they are in.
         if is_here and is_locked is False:
             over.add(dump)
-    return with_endings(found, over.__contains__)
+    return with_endings(found, over.__contains__, notes=notes)
 
 
 def _read_cloud(path: str) -> Iterator[tuple[str, bytes, int, bool | None]]:

@@ -57,6 +57,7 @@ class MetricsCommand:
         series = MetricSeries()
         for batch in source.entries.of_metrics(run, options.names):
             series.add(batch)
+        source.note_unreadable()
         missing = [name for name in options.names if name not in series.names()]
         if missing or not series.names():
             known = ", ".join(one_line(name, 50) for name in list(in_order(series))[:_NAMES_SHOWN])

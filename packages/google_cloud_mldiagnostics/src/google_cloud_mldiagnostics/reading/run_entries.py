@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from ml_diagnostics_common.entry import LogEntry, parse_timestamp
 from ml_diagnostics_common.exceptions import CloudLoggingError
-from ml_diagnostics_common.reader import EntryReader, JournalReader, UnionReader
+from ml_diagnostics_common.reader import EntryReader, JournalReader, UnionReader, count_unreadable
 
 from google_cloud_mldiagnostics.control_plane import Resource
 from google_cloud_mldiagnostics.entries import LOG_ID, PROCESS, SESSION
@@ -64,6 +64,10 @@ class RunEntries(Protocol):
         """Those by which companions told how processes ended, whoever's they are."""
         ...
 
+    def unreadable(self) -> int:
+        """Return how many entries could not be decoded so far."""
+        ...
+
 
 class JournalEntries:
     """The journal of this machine, which is read in no time: all of a run is everything that is ever asked for.
@@ -74,6 +78,7 @@ class JournalEntries:
 
     def __init__(self, root: Path) -> None:
         self._root = root
+        self._readers: list[EntryReader] = []
 
     def everything(self, run: Resource) -> Batches:
         """See `RunEntries`."""
@@ -81,7 +86,8 @@ class JournalEntries:
 
     def reader(self, run: Resource) -> EntryReader:
         """Reads all entries of a run."""
-        return run_reader(run_id_of(run), root=self._root)
+        self._readers.append(run_reader(run_id_of(run), root=self._root))
+        return self._readers[-1]
 
     overview = everything
     of_processes = everything
@@ -97,7 +103,12 @@ class JournalEntries:
 
     def endings(self, since_ns: int) -> Batches:
         """See `RunEntries`."""
-        return JournalReader(COMPANION_LOG_ID, root=self._root).read_new()
+        self._readers.append(JournalReader(COMPANION_LOG_ID, root=self._root))
+        return self._readers[-1].read_new()
+
+    def unreadable(self) -> int:
+        """See `RunEntries`."""
+        return sum(count_unreadable(reader.skipped) for reader in self._readers)
 
 
 class CloudEntries:
@@ -113,10 +124,15 @@ class CloudEntries:
         self._transport = transport
         self._root = root
         self._notes = notes
+        self._journal = JournalEntries(root)
+        self._readers: list[EntryReader] = []
+        self._unreadable: set[int] = set()
+        """A number for each entry of a page that cannot be decoded: pages of several queries may have it."""
 
     def everything(self, run: Resource) -> Batches:
         """See `RunEntries`."""
         reader = run_reader(run_id_of(run), root=self._root, transport=self._transport, since_ns=_since_ns(run))
+        self._readers.append(reader)
         return self._noted(reader.read_new())
 
     def of_metrics(self, run: Resource, names: Sequence[str]) -> Batches:
@@ -124,7 +140,7 @@ class CloudEntries:
         if not names:
             return self.everything(run)
         pages = self._pages(f"{self._selection([run])} AND ({_namespaces(*names)})", _since_ns(run))
-        return UnionReader([JournalEntries(self._root).reader(run), _Listing(pages)]).read_new()
+        return UnionReader([self._journal.reader(run), _Listing(pages)]).read_new()
 
     def overview(self, run: Resource) -> Batches:
         """See `RunEntries`."""
@@ -153,8 +169,13 @@ class CloudEntries:
 
     def endings(self, since_ns: int) -> Batches:
         """See `RunEntries`."""
-        yield from JournalEntries(self._root).endings(since_ns)
+        yield from self._journal.endings(since_ns)
         yield from self._pages(f'{self._log(COMPANION_LOG_ID)} AND jsonPayload.kind="job_ended"', since_ns)
+
+    def unreadable(self) -> int:
+        """See `RunEntries`."""
+        of_readers = sum(count_unreadable(reader.skipped) for reader in self._readers)
+        return self._journal.unreadable() + of_readers + len(self._unreadable)
 
     def _selection(self, runs: Sequence[Resource]) -> str:
         """The filter for all entries of some runs."""
@@ -196,6 +217,7 @@ class CloudEntries:
                     time.sleep(wait_seconds)
 
         for page in pages(request):
+            self._unreadable.update(page.unreadable)
             yield page.entries
 
     def _noted(self, batches: Batches) -> Batches:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from ml_diagnostics_common.environment import diagnostics_directory, identity
 from ml_diagnostics_common.program_end import UNSEEN_EXIT
+from ml_diagnostics_common.reader import note_of_unreadable
 
 from google_cloud_mldiagnostics.attempts import has_unseen_exit
 from google_cloud_mldiagnostics.control_plane import ControlPlane, Resource
@@ -108,6 +109,12 @@ class RunSource:
                         history.add(endings)
         now_ns = time.time_ns()
         return [view_run(run, histories[run_id_of(run)], now_ns=now_ns, is_gone=self._is_gone) for run in runs]
+
+    def note_unreadable(self) -> None:
+        """Note how many of the entries that were read cannot be decoded, if there are any."""
+        count = self.entries.unreadable()
+        if count:
+            self._notes(note_of_unreadable(count))
 
     def _is_gone(self, process: Mapping[str, Any]) -> bool:
         """Whether a process in the attempts of a run is known to run no more."""
