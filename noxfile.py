@@ -169,7 +169,7 @@ def differential(session: nox.Session) -> None:
 
 @nox.session
 def bench(session: nox.Session) -> None:
-    """Measure ours, and beside it the public package where it can be had."""
+    """Measure ours, and the public package where it can be installed; `-- compare` names what became worse."""
     install(session, "tests", *PACKAGES)
     session.run("python", "-m", "benchmarks", *session.posargs, env={"JAX_PLATFORMS": "cpu"})
 

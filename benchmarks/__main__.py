@@ -1,6 +1,7 @@
 """Run the benchmarks and write their results; exit with 1 if one fails, or if a full run misses a target.
 
-A benchmark that raises costs no result of the others: it is named in the results, and the next one runs.
+A benchmark that raises costs no result of the others: it is named in the results, and the next one runs. Every run,
+also of some benchmarks only, leaves a JSON file in out/benchmarks, which `compare` reads.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import time
 import traceback
 from pathlib import Path
 
-from benchmarks import results
+from benchmarks import compare, figures, results
 from benchmarks.results import Row, Table
 
 FIGURES = [
@@ -39,23 +40,33 @@ RESULTS = Path(__file__).parent / "RESULTS.md"
 
 
 def main() -> int:
+    if sys.argv[1:2] == ["compare"]:
+        return compare.main(sys.argv[2:])
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument("figures", nargs="*", metavar="FIGURE", help=f"some of: {', '.join(FIGURES)}; all by default")
     parser.add_argument("--quick", action="store_true", help="small sizes, in under two minutes")
     parser.add_argument(
         "--output",
         type=Path,
-        help="file for the results; by default a full run of all figures replaces RESULTS.md, others are printed",
+        help="file for the page, with its JSON beside it; by default a full run of all figures replaces RESULTS.md and"
+        " RESULTS.json, others are printed",
+    )
+    parser.add_argument(
+        "--runs",
+        type=Path,
+        default=compare.RUNS,
+        help="folder that keeps the JSON of each run (default: out/benchmarks)",
     )
     arguments = parser.parse_args()
     unknown = set(arguments.figures) - set(FIGURES)
     if unknown:
         parser.error(f"no such figure: {', '.join(sorted(unknown))}; there are {', '.join(FIGURES)}")
-    figures = arguments.figures or FIGURES
-    output = arguments.output or (RESULTS if figures == FIGURES and not arguments.quick else None)
+    names = arguments.figures or FIGURES
+    output = arguments.output or (RESULTS if names == FIGURES and not arguments.quick else None)
+    kept = arguments.runs / f"{time.strftime('%Y%m%d-%H%M%S')}.json"
     tables: list[Table] = []
     failed = []
-    for name in figures:
+    for name in names:
         started = time.perf_counter()
         print(f"{name} ...", end=" ", file=sys.stderr, flush=True)
         try:
@@ -65,8 +76,10 @@ def main() -> int:
             failed.append(name)
             tables.append(_failure(name, error))
         print(f"{time.perf_counter() - started:.0f} s", file=sys.stderr)
-        if output is not None:  # after each, so that an interrupted run keeps what it has measured
+        figures.write(kept, tables, quick=arguments.quick)  # after each: an interrupted run keeps what it has measured
+        if output is not None:
             output.write_text(results.page(tables, quick=arguments.quick), encoding="utf-8")
+            figures.write(output.with_suffix(".json"), tables, quick=arguments.quick)
     if output is None:
         print(results.page(tables, quick=arguments.quick))
     missed = [f"{table.title}: {row.work}" for table in tables for row in table.rows if row.met is False]
@@ -74,6 +87,7 @@ def main() -> int:
         print(f"missed: {work}", file=sys.stderr)
     for name in failed:
         print(f"failed: {name}", file=sys.stderr)
+    print(f"numbers: {kept}", file=sys.stderr)
     return 1 if failed or (missed and not arguments.quick) else 0
 
 

@@ -63,7 +63,7 @@ def page(tables: Sequence[Table], *, quick: bool) -> str:
         f"Written by `python -m benchmarks` ({size}) on {datetime.date.today().isoformat()}. Ratios within one run are",
         "what counts; absolute times are this machine's.",
         "",
-        f"- machine: {_cpu()}, {os.cpu_count()} cores, {_memory_gib():.0f} GiB, Linux {platform.release()}",
+        f"- machine: {machine()}, Linux {platform.release()}",
         f"- Python {platform.python_version()}; google-cloud-logging {version('google-cloud-logging')},"
         f" msgspec {version('msgspec')}",
         f"- ours: {', '.join(f'{name} {version(name)}' for name in OURS)} from this tree; reference: {REFERENCES} from"
@@ -79,6 +79,11 @@ def seconds(value: float) -> str:
         if value >= scale:
             return f"{value / scale:.3g} {unit}"
     return f"{value * 1e9:.3g} ns"
+
+
+def machine() -> str:
+    """Identify this machine in comparisons: processor, cores and memory."""
+    return f"{_cpu()}, {os.cpu_count()} cores, {_memory_gib():.0f} GiB"
 
 
 def _cpu() -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -25,9 +26,14 @@ def add_benchmark(monkeypatch: pytest.MonkeyPatch, name: str, error: BaseExcepti
     monkeypatch.setitem(sys.modules, module.__name__, module)
 
 
+def titles_in(run: Path) -> list[str]:
+    return [table["title"] for table in json.loads(run.read_text())["tables"]]
+
+
 def run_all(monkeypatch: pytest.MonkeyPatch, output: Path, *names: str) -> int:
     monkeypatch.setattr(runner, "FIGURES", list(names))
-    monkeypatch.setattr(sys, "argv", ["benchmarks", "--quick", "--output", str(output)])
+    runs = str(output.with_name("runs"))
+    monkeypatch.setattr(sys, "argv", ["benchmarks", "--quick", "--output", str(output), "--runs", runs])
     return runner.main()
 
 
@@ -52,3 +58,15 @@ def test_an_interrupted_run_keeps_what_it_has_measured(monkeypatch: pytest.Monke
     with pytest.raises(KeyboardInterrupt):
         run_all(monkeypatch, tmp_path / "page.md", "one", "two")
     assert "## Title of one" in (tmp_path / "page.md").read_text()
+    assert titles_in(tmp_path / "page.json") == ["Title of one"]
+
+
+def test_a_run_of_some_benchmarks_leaves_its_numbers(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    add_benchmark(monkeypatch, "one")
+    add_benchmark(monkeypatch, "two")
+    monkeypatch.setattr(runner, "FIGURES", ["one", "two"])
+    monkeypatch.setattr(sys, "argv", ["benchmarks", "two", "--quick", "--runs", str(tmp_path / "runs")])
+    assert runner.main() == 0
+    (run,) = (tmp_path / "runs").iterdir()
+    assert titles_in(run) == ["Title of two"]
+    assert json.loads(run.read_text())["quick"] is True
