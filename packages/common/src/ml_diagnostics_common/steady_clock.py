@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from functools import partial
 
 __all__ = ["now_ns", "steadied"]
 
@@ -17,17 +16,16 @@ _NOISE_SECONDS = 0.005
 _LATELY_SECONDS = 600.0
 
 # Nanoseconds since some moment that do not jump: with the time that the machine slept, where the system can tell.
-_elapsed_ns: Callable[[], int] = (
-    partial(time.clock_gettime_ns, time.CLOCK_BOOTTIME) if hasattr(time, "CLOCK_BOOTTIME") else time.monotonic_ns
-)
+_elapsed_ns: Callable[..., int] = time.clock_gettime_ns if hasattr(time, "CLOCK_BOOTTIME") else time.monotonic_ns
+_CLOCK = (time.CLOCK_BOOTTIME,) if hasattr(time, "CLOCK_BOOTTIME") else ()
 
 # The process may be held up between the two readings, which only makes the difference smaller: the largest is right.
-_BEGAN_NS = max(time.time_ns() - _elapsed_ns() for _ in range(5))
+_BEGAN_NS = max(time.time_ns() - _elapsed_ns(*_CLOCK) for _ in range(5))
 
 
 def now_ns() -> int:
-    """Returns nanoseconds since 1970; never less than before in this process."""
-    return _BEGAN_NS + _elapsed_ns()
+    """Return nanoseconds since 1970; never less than before in this process."""
+    return _BEGAN_NS + _elapsed_ns(*_CLOCK)
 
 
 def steadied(seconds: float) -> float:

@@ -31,7 +31,8 @@ class ActiveRun:
             looked for, so as long as none is found.
         registration: Who tells the control planes, without ever being waited for.
         profiler_port: Of this process's profiler server; None while there is none.
-        known_metrics: What `metrics.record` knows of the metrics that this process records without being told to.
+        known_metrics: What `metrics.record` knows of the metrics that this process records without
+            `record_on_all_hosts`: by name, and by the `MetricType` of that name.
     """
 
     run: MLRun
@@ -44,10 +45,12 @@ class ActiveRun:
     is_local: bool
     registration: Registration | None = None
     profiler_port: int | None = None
-    known_metrics: dict[str, Any] = field(default_factory=dict)
+    known_metrics: dict[Any, Any] = field(default_factory=dict)
 
 
 _active_run_of_this_process: ActiveRun | None = None
+_known_metrics: dict[Any, Any] | None = None
+"""The active run's; None if there is none, or another process records its metrics."""
 
 
 def active_run() -> ActiveRun | None:
@@ -56,6 +59,7 @@ def active_run() -> ActiveRun | None:
 
 
 def set_active_run(run: ActiveRun | None) -> None:
-    """Begins another run, or none."""
-    global _active_run_of_this_process
+    """Begin another run, or none."""
+    global _active_run_of_this_process, _known_metrics
     _active_run_of_this_process = run
+    _known_metrics = None if run is None or run.process_index else run.known_metrics

@@ -30,6 +30,9 @@ class MetricType(enum.Enum):
     HOST_MEMORY_UTILIZATION = "host_memory_utilization"
     STEP = "step"
 
+    # Members are singletons. Enum's own is Python, in each `metrics.record`.
+    __hash__ = object.__hash__
+
 
 METRIC_UNITS: dict[str, str] = {
     "learning_rate": "1",

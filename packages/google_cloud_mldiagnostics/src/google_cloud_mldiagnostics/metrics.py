@@ -9,7 +9,6 @@ import datetime
 import enum
 import functools
 import os
-from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -41,6 +40,7 @@ _OUR_PREFIX = "mlrun_"
 _RESERVED = frozenset({"values", "step_index", "unit", "not_finite", "hostname", "process_index"})
 _LABEL_PREFIX = "label_"
 _EXACT_AS_FLOAT = 2**53
+_SMALLEST_STEP = -LARGEST_STEP
 _MISSING: Any = object()
 _LATEST_NS = 253_402_300_800 * 10**9  # The year 10000.
 
@@ -68,37 +68,36 @@ def record(
         timestamp: When the value was measured; None is now.
     """
     try:
-        run = active_run._active_run_of_this_process  # As active_run() does it, without the call.
-        if run is None:
-            _lose_without_run()
-            return
-        name = metric_name._value_ if type(metric_name) is MetricType else metric_name
-        metric = run.known_metrics.get(name) if type(name) is str else None
-        if type(value) is int and -_EXACT_AS_FLOAT <= value <= _EXACT_AS_FLOAT:
-            value = float(value)
+        # With cold caches each look-up here costs: nothing but what a float needs is read, and known metrics are those
+        # that this process records.
+        known = active_run._known_metrics
+        try:
+            metric = None if known is None else known[metric_name]
+        except Exception:  # A name that is new, or cannot be hashed.
+            metric = None
+        kind = type(value)
+        if kind is not float and kind is int and -_EXACT_AS_FLOAT <= value <= _EXACT_AS_FLOAT:
+            value, kind = float(value), float
         if (
             metric is not None
-            and type(value) is float
+            and kind is float
             and labels is None
             and timestamp is None
             and not record_on_all_hosts
-            and (step is None or (type(step) is int and -LARGEST_STEP < step < LARGEST_STEP))
+            and (step is None or (type(step) is int and _SMALLEST_STEP < step < LARGEST_STEP))
             and value - value == 0.0  # Finite.
         ):
-            at = f'],"step_index":{step}' if step is not None else "]"
-            metric.write_text(str(now_ns()), f'{{"values":[{value!r}{at}{metric.tail}')
+            if step is None:
+                text = f'{{"values":[{value!r}]{metric.tail}'
+            else:
+                text = f'{{"values":[{value!r}],"step_index":{step}{metric.tail}'
+            metric.write_text(str(now_ns()), text)
             pending = metric.pending  # As its average's `add` does it, without the call.
             pending.append(value)
             if len(pending) >= FOLD_AT:
                 metric.average.fold()
-        elif record_on_all_hosts or not run.process_index:
-            if isinstance(name, Mapping) and name:
-                # The second argument is then the step, as in the loggers of other libraries.
-                shared_step = value if step is None and value is not _MISSING else step
-                for key, item in name.items():
-                    record(key, item, shared_step, labels, record_on_all_hosts, timestamp=timestamp)
-                return
-            _record_any(_recorded(run), name, value, step, labels, record_on_all_hosts, timestamp)
+        else:
+            _record_slowly(metric_name, value, step, labels, record_on_all_hosts, timestamp)
     except Exception as error:
         _give_up(error, metric_name)
 
@@ -157,7 +156,7 @@ class _Metric:
     unit: str
     fields: str
     average: Average
-    pending: deque[float]
+    pending: list[float]
     write_text: Callable[..., None]
 
 
@@ -193,6 +192,9 @@ class _RecordedRun:
             self.metrics[name] = known
             if not self.run.process_index:
                 self.run.known_metrics[name] = known
+                member: Any = MetricType._value2member_map_.get(name)
+                if member is not None:
+                    self.run.known_metrics[member] = known
         return known
 
 
@@ -209,16 +211,40 @@ def _recorded(run: ActiveRun) -> _RecordedRun:
 
 def _begin_anew_in_child() -> None:
     global _recorded_run_of_this_process
-    if _recorded_run_of_this_process is not None:
-        _recorded_run_of_this_process.run.known_metrics = {}
     _recorded_run_of_this_process = None
+    run = active_run.active_run()
+    if run is not None:
+        run.known_metrics = {}
+        active_run.set_active_run(run)
 
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_begin_anew_in_child)
 
 
-# --- The way of all other values --------------------------------------------------------------------------
+# --- All other values -------------------------------------------------------------------------------------
+
+
+def _record_slowly(
+    name: Any,
+    value: Any,
+    step: Any,
+    labels: Mapping[str, str] | None,
+    on_all_hosts: bool,
+    timestamp: Moment | None,
+) -> None:
+    run = active_run.active_run()
+    if run is None:
+        _lose_without_run()
+    elif run.process_index and not on_all_hosts:
+        return
+    elif isinstance(name, Mapping) and name:
+        # The second argument is then the step, as in the loggers of other libraries.
+        shared_step = value if step is None and value is not _MISSING else step
+        for key, item in name.items():
+            record(key, item, shared_step, labels, on_all_hosts, timestamp=timestamp)
+    else:
+        _record_any(_recorded(run), name, value, step, labels, on_all_hosts, timestamp)
 
 
 def _record_any(

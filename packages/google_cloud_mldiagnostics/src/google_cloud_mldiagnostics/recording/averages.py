@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections import deque
 from threading import Lock
 from typing import Any
 
@@ -31,7 +30,7 @@ class Average:
     __slots__ = ("_count", "_folding", "_last", "_maximum", "_mean", "_minimum", "_not_finite", "pending")
 
     def __init__(self) -> None:
-        self.pending: deque[float] = deque()
+        self.pending: list[float] = []
         self._folding = Lock()
         self._count = self._not_finite = 0
         self._mean = 0.0
@@ -71,7 +70,9 @@ class Average:
 
     def _take(self) -> list[float]:
         pending = self.pending
-        return [pending.popleft() for _ in range(min(len(pending), FOLD_AT))]
+        batch = pending[:FOLD_AT]
+        del pending[: len(batch)]  # What other threads have appended meanwhile is behind these.
+        return batch
 
     def _fold_batch(self, batch: list[float]) -> None:
         finite = [value for value in batch if math.isfinite(value)]
