@@ -18,7 +18,11 @@ class Echo(LoopbackServer):
 
     headers: dict[str, str] = {}  # noqa: RUF012 - of one server
 
+    authorization: str | None = None
+    """Of the last request."""
+
     def handle(self, request: Request) -> Response:
+        self.authorization = request.headers["Authorization"]
         return Response(429, request.body, headers=self.headers)
 
 
@@ -78,6 +82,27 @@ def test_a_token_that_cannot_be_had_is_told_from_one_that_is_refused(
         ask(server, WithoutToken())  # type: ignore[no-untyped-call]
     assert caught.value.why is why
     assert server.requests == []
+
+
+@pytest.mark.parametrize("is_valid", [True, False])
+def test_a_request_is_sent_where_credentials_cannot_start_a_thread(server: Echo, *, is_valid: bool) -> None:
+    """As those of google-auth on Python 3.12 when the program has ended."""
+
+    class WithThread(Credentials):
+        def refresh(self, request: Any) -> None:
+            if is_valid:
+                self.token = "abc"
+
+        def _after_refresh(self, request: Any, method: str, url: str, headers: Any) -> None:
+            raise RuntimeError("can't create new thread at interpreter shutdown")
+
+    if is_valid:
+        assert ask(server, WithThread()).status == 429  # type: ignore[no-untyped-call]
+        assert server.authorization == "Bearer abc"
+    else:
+        with pytest.raises(RuntimeError):
+            ask(server, WithThread())  # type: ignore[no-untyped-call]
+        assert server.requests == []
 
 
 def test_what_is_no_answer_of_an_api_is_shown_in_short() -> None:

@@ -276,8 +276,19 @@ def run(program: str, folder: Path, variables: dict[str, str]) -> subprocess.Com
     done = subprocess.run(command, cwd=folder, env=environ, capture_output=True, text=True, timeout=90, check=False)
     assert done.returncode == 0, done.stderr
     assert "Error during MLRun" not in done.stderr
-    assert "Traceback" not in done.stderr
+    assert "Traceback" not in _without_refused_thread(done.stderr)
     return done
+
+
+def _without_refused_thread(stderr: str) -> str:
+    """Leave out what JAX and google-cloud-logging print by themselves on Python 3.12.
+
+    With the root logger at DEBUG, JAX logs at exit, after the documented `close()`. The handler then starts its thread
+    again, which Python 3.12 refuses once the program has ended (gh-104690).
+    """
+    block = r"^Exception ignored in atexit callback: <function clean_up .*\n(?:.*\n)*?"
+    block += r".*logging_v2/handlers/transports/background_thread.py.*\n(?:.*\n)*?"
+    return re.sub(block + r"RuntimeError: can't create new thread at interpreter shutdown\n", "", stderr, flags=re.M)
 
 
 def shown(folder: Path) -> dict[str, Any]:

@@ -103,7 +103,7 @@ class Session:
         token_request = functools.partial(self._token_request, timeout=deadline)
         for is_last in (False, True):
             authorized = dict(headers)
-            self.credentials.before_request(token_request, method, url, authorized)
+            self._authorize(token_request, method, url, authorized)
             response = self._http.send(method, url, authorized, query, body, deadline)
             with contextlib.closing(response):
                 response.raw.most_bytes = most_bytes
@@ -116,6 +116,16 @@ class Session:
                 break
             self.credentials.refresh(token_request)
         return answer
+
+    def _authorize(self, token_request: Any, method: str, url: str, headers: dict[str, str]) -> None:
+        try:
+            self.credentials.before_request(token_request, method, url, headers)
+        except RuntimeError:
+            # google-auth asks for regional access boundaries, which are optional, in a thread of its own. Python 3.12
+            # starts none once the program has ended (gh-104690), when the last requests are sent.
+            if not self.credentials.valid:
+                raise
+            self.credentials.apply(headers)
 
     def close(self) -> None:
         """Close the connections; a later request opens others."""

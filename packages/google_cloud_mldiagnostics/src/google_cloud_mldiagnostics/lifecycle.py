@@ -387,7 +387,9 @@ class Lifecycle:
                 return
             task = self._collecting or background.start(self._collect_configs)
             self._collecting = None
-            if task is None or not task.wait(_LAST_COLLECT_SECONDS):
+            if task is None:  # Python 3.12 starts no thread once the program has ended (gh-104690).
+                self._collect_configs()
+            elif not task.wait(_LAST_COLLECT_SECONDS):
                 return
             while not self._inbox.empty():
                 message = self._inbox.get()
