@@ -16,12 +16,13 @@ from ml_diagnostics_testing.faults import Hang
 
 from . import run_programs as programs
 from .ports import free_port
+from .starvation import seconds_to_death
 from .waiting import eventually
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="elsewhere a stuck process gets a second signal")
 
 RUN = "train-w"
-LONGEST_SECONDS = 10.0  # Two, on a machine that is not busy with other tests.
+LONGEST_SECONDS = 2.0  # The promise. What the machine keeps any process waiting is not counted: see `starvation`.
 # A mutex that is locked twice: unlike a sleep, the wait for it goes on after a signal.
 STUCK = """
 import ctypes
@@ -30,7 +31,7 @@ ready()
 sys.stdin.readline()
 until = (ctypes.c_long * 2)(int(time.time() + {seconds}))
 library.pthread_mutex_lock(mutex)
-ready()
+print(ctypes.addressof(mutex), flush=True)
 library.pthread_mutex_timedlock(mutex, until)
 print("goes on", flush=True)
 """
@@ -67,17 +68,25 @@ def stuck(program: str, library: str, seconds: float = 60, has_helper: bool = Tr
         eventually(helpers)
     process.stdin.write("go on\n")
     process.stdin.flush()
-    programs.await_line(process, "ready")
-    time.sleep(0.2)
+    mutex = int(process.stdout.readline())
+    eventually(lambda: waits_for(process.pid, mutex))
     return process
 
 
+def waits_for(pid: int, mutex: int) -> bool:
+    """Return True if the main thread waits for a mutex, whose first word is what glibc gives to futex(2)."""
+    try:
+        system_call = Path(f"/proc/{pid}/syscall").read_text().split()
+    except OSError:  # Not every kernel and container has this file.
+        time.sleep(0.5)
+        return True
+    return f"{mutex:#x}" in system_call[1:2]
+
+
 def terminated(process: subprocess.Popen[str]) -> tuple[int, float]:
-    """Send SIGTERM; return the exit code, and how long that took."""
-    started = time.monotonic()
-    process.send_signal(signal.SIGTERM)
-    code = programs.end(process).code
-    return code, time.monotonic() - started
+    """Send SIGTERM; return the exit code, and how long the process lived."""
+    seconds = seconds_to_death(process, signal.SIGTERM)
+    return programs.end(process).code, seconds
 
 
 @pytest.fixture(autouse=True)
@@ -99,7 +108,7 @@ def folder_of_traces(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 def test_sigterm_ends_a_process_that_is_stuck_in_native_code(program: str, library: str) -> None:
     code, seconds = terminated(stuck(program, library, has_helper="begin" in program))
     assert code == -signal.SIGTERM
-    assert seconds < LONGEST_SECONDS
+    assert seconds <= LONGEST_SECONDS
     if "begin" in program:
         eventually(lambda: programs.kept_run()["runPhase"] == "FAILED")
         assert programs.kept_run()["errorDetails"] == "SIGTERM"
@@ -109,8 +118,9 @@ def test_sigterm_ends_a_process_that_is_stuck_in_native_code(program: str, libra
 def test_the_control_plane_knows_before_a_process_that_waits_in_a_collective_is_dead(
     cloud_of_a_run: ControlPlaneServer,
 ) -> None:
-    code, _ = terminated(stuck("begin(strict=True)\n", RELEASED))
+    code, seconds = terminated(stuck("begin(strict=True)\n", RELEASED))
     assert code == -signal.SIGTERM
+    assert seconds <= LONGEST_SECONDS
     assert cloud_of_a_run.run(RUN)["runPhase"] == "FAILED"
 
 
@@ -122,7 +132,7 @@ def test_where_the_control_plane_does_not_answer_in_time_sync_completes_the_run(
     cloud_of_a_run.faults.always(Hang())
     code, seconds = terminated(process)
     assert code == -signal.SIGTERM
-    assert seconds < LONGEST_SECONDS
+    assert seconds <= LONGEST_SECONDS
     cloud_of_a_run.faults.clear()
     eventually(lambda: programs.kept_run()["runPhase"] == "FAILED")
     assert cloud_of_a_run.run(RUN)["runPhase"] == "ACTIVE"
@@ -133,7 +143,7 @@ def test_where_the_control_plane_does_not_answer_in_time_sync_completes_the_run(
 @pytest.mark.parametrize("library", [RELEASED, HELD])
 def test_a_process_whose_run_is_over_is_not_touched(library: str) -> None:
     code, seconds = terminated(stuck("run = begin()\ntime.sleep(0.5)\nrun.finish()\n", library, has_helper=False))
-    assert (code, seconds < LONGEST_SECONDS) == (-signal.SIGTERM, True)
+    assert (code, seconds <= LONGEST_SECONDS) == (-signal.SIGTERM, True)
     assert programs.kept_run()["runPhase"] == "COMPLETED"
 
 
