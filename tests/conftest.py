@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import os
+import signal
 
 import pytest
 from ml_diagnostics_common import guard
 
 _PREFIXES = ("ML_DIAGNOSTICS_", "CLOUDSDK_", "GOOGLE_", "GCE_METADATA_", "STORAGE_EMULATOR_", "NO_GCE_")
+
+# A shell's background jobs ignore Ctrl-C, and so would each program that a test starts and interrupts.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(autouse=True)
