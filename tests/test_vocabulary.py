@@ -60,7 +60,7 @@ FINE = [
     r"(?:is|are|was|were) no (?:longer|more|one|such|need|other|better|worse|different|use|problem)",
     r"(?:users?|people|persons?|engineers?|colleagues?|readers?|you|anyone|someone|those|ones?) who(?:m|se)?",
     r"(?:users?|people|you|docs|documentation) says?",
-    r"that is to say|(?<=, )say,|in other words",
+    r"that is to say|[a-z]+, say,|in other words",
     r"looks? up|looked up|looking up|look-ups?",
     r"come(?:s)? (?:from|with)|coming from|came from|up-and-coming|to come",
     r"in place|takes? place|took place|taking place|decimal places?",
@@ -73,14 +73,14 @@ FINE = [
 # number of words that it had when the limit was last lowered. Lower a limit after a rewrite; never raise one.
 WORDS_IN_1000_LINES = 2
 LIMITS: dict[str, int | None] = {
-    "packages/cloud_tpu_diagnostics": 572,
+    "packages/cloud_tpu_diagnostics": 571,
     "packages/common": 520,
     "packages/google_cloud_mldiagnostics": 1057,
     "packages/ml_goodput_measurement": 665,
     "packages/testing": 209,
-    "packages/xprofiler": 903,
+    "packages/xprofiler": 902,
     "docs": 582,
-    "tests": 3441,
+    "tests": 3440,
     "benchmarks examples": 322,
 }
 
