@@ -192,6 +192,43 @@ def list_of_tokens_in_a_text(material: Material) -> tuple[Any, str]:
     return json.dumps({"user": "me", "tokens": [material.word(), secret]}), secret
 
 
+@shape
+def value_before_its_name_in_a_text(material: Material) -> tuple[Any, str]:
+    secret = material.word()
+    name = material.choice("WANDB_API_KEY", "HF_TOKEN", "DB_PASSWORD")
+    return material.choice(
+        json.dumps([{"value": secret, "name": name}]), f"env:\n- value: {secret}\n  name: {name}\n"
+    ), secret
+
+
+@shape
+def value_on_the_line_below(material: Material) -> tuple[Any, str]:
+    secret = material.any()
+    return f"db:\n  {material.choice('password', 'api_key', 'secret')}:\n    {secret}\n  port: 5432\n", secret
+
+
+@shape
+def value_after_a_space(material: Material) -> tuple[Any, str]:
+    secret = material.word()
+    return material.choice(
+        f'unlocked with passphrase "{secret}"', f"using oauth2_token {secret} of me", f"set api_key {secret}"
+    ), secret
+
+
+@shape
+def key_with_a_purpose(material: Material) -> tuple[Any, str]:
+    secret = material.word()
+    key = material.choice("hf_token_write", "token_prod", "API_KEY_STAGING", "apiKeyLive", "secret_key_backup")
+    return material.choice(f"{key}={secret}", json.dumps({key: secret})), secret
+
+
+@shape
+def rarer_name_of_a_secret(material: Material) -> tuple[Any, str]:
+    secret = material.word()
+    key = material.choice("pass", "session_key", "hmac_key", "license_key", "jwt", "pat")
+    return material.choice(f"{key}={secret}", json.dumps({key: secret})), secret
+
+
 # --- Command lines --------------------------------------------------------------------------------------
 
 

@@ -298,6 +298,18 @@ def test_of_the_harmless_values_of_a_corpus_at_most_one_in_a_hundred_is_removed(
     assert len(removed) <= 0.01 * len(samples), removed
 
 
+@pytest.mark.parametrize(
+    "value",
+    [
+        "secret: false", "password: null", "token=None, n=1", "token=<s>", '"token": "<s>"', "password=<password>",
+        "api_key_env: WANDB_API_KEY", "the token length 12", "the password is wrong", "password:\n  file: /x\n",
+        {"token": "</s>"}, {"secret": False}, {"pass": "3"}, {"token_test": "size"}, {"pat": "zebra"},
+    ],
+)  # fmt: skip
+def test_what_only_says_that_nothing_is_set_is_kept(value: object) -> None:
+    assert cleaned(value) == value
+
+
 def test_redacting_the_corpus_twice_is_redacting_it_once() -> None:
     for sample in [*secrets(), *harmless()]:
         once = cleaned(sample.value)

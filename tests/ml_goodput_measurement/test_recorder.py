@@ -331,6 +331,25 @@ def test_a_payload_of_another_library_gets_the_jobs_name() -> None:
     assert payloads() == [{"job_name": JOB, "event_type": "save", "preemption_received_at": None}, {"job_name": JOB}]
 
 
+def test_a_payload_of_another_library_is_recorded_without_its_secrets() -> None:
+    recorder = GoodputRecorder(JOB, LOG, True)
+    options = {"password": "Zq7Secr3t2"}
+    recorder.record_payload(
+        {"event_type": "save", "directory": "https://ghp_x1@host/ckpt", "options": options, "step": 3}
+    )
+    recorder.record_payload({"text": "x" * 100_000})
+    assert payloads() == [
+        {
+            "job_name": JOB,
+            "event_type": "save",
+            "directory": "https://[REDACTED]@host/ckpt",
+            "options": {"password": "[REDACTED]"},
+            "step": 3,
+        },
+        {"job_name": JOB, "text": "x" * 100_000},
+    ]
+
+
 def test_only_the_start_the_end_and_checkpoints_wait_for_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:
     recorder = GoodputRecorder(JOB, LOG, True)
     synced: list[float] = []

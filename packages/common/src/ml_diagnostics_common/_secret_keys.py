@@ -17,7 +17,7 @@ _LONGEST_KEY = 256
 _SECRET_WORDS = frozenset(
     """
     password passwd pwd passphrase passcode secret credential authorization apikey privatekey accesskey
-    cookie sshpass sessionid phpsessid jsessionid csrftoken xsrftoken accesstoken authtoken apitoken
+    cookie sshpass jwt sessionid phpsessid jsessionid csrftoken xsrftoken accesstoken authtoken apitoken
     """.split()  # noqa: SIM905
 )
 _SECRET_ENDINGS = frozenset({"pw", "bearer"})  # only as the last word: `pw_conv`, `bearer_length`
@@ -27,7 +27,8 @@ _ACCOUNTS = """
     """.split()  # noqa: SIM905
 # Whoever issues keys: `wandb_key`, `--hf-key`, `sshKey`. Not `cache_key`, `sort_key`, `rng_key`.
 _KEY_ISSUERS = """
-    api private access secret signing encryption account master deploy storage ssh gpg pgp rsa tls ssl
+    api private access secret signing encryption hmac session license account master deploy storage ssh gpg pgp rsa
+    tls ssl
     wandb hf huggingface openai anthropic gemini google gcp aws azure github gitlab stripe twilio sendgrid mailgun
     datadog dd newrelic sentry slack discord comet neptune mlflow cohere replicate pinecone kaggle langchain langsmith
     mistral groq together deepseek perplexity elevenlabs algolia clearml nvidia ngc databricks snowflake
@@ -54,13 +55,34 @@ _VOCABULARY_WORDS = frozenset(
 _DESCRIPTIONS = frozenset(
     """
     id name file path ids names files paths dir directory type kind method mode policy length len size count enabled
-    ttl format provider version
+    ttl format provider version env var variable
     """.split()  # noqa: SIM905
 )
 _POSSIBLE_ENDINGS = frozenset({"tokens", "auth", "dsn"})
+_POSSIBLE_ALONE = frozenset({"key", "pass", "pat"})
+# What a copy of a secret is for: `hf_token_write`, `API_KEY_PROD`. The value decides, for there is `token_test_size`.
+_PURPOSES = frozenset(
+    [
+        "prod",
+        "production",
+        "dev",
+        "staging",
+        "test",
+        "live",
+        "read",
+        "write",
+        "readonly",
+        "rw",
+        "ro",
+        "old",
+        "new",
+        "backup",
+    ]
+)
 _LINK_WORDS = frozenset({"webhook", "webhooks"})
 
 _CHUNKS = re.compile(r"[A-Za-z0-9]+")
+_PLACEHOLDER = re.compile(r"true|false|null|none|~|<[A-Za-z_|/ -]{1,40}>", re.IGNORECASE)
 _NEVER_IN_A_SECRET = re.compile(r"[\s<>()\[\]{}|*\\]")
 _PUNCTUATION = re.compile(r"[!#%$^+=~]")
 
@@ -90,11 +112,14 @@ def is_secret_key(key: str) -> bool:
 
 
 def may_be_secret_key(key: str) -> bool:
-    """Return True if the value decides: `tokens`, `key`, `auth`, `webhook_url`; see `looks_secret`."""
+    """Return True if the value decides: `tokens`, `key`, `auth`, `token_prod`, `webhook_url`; see `looks_secret`."""
     words = _words(key)
     if not words:
         return False
-    return words == ["key"] or words[-1] in _POSSIBLE_ENDINGS or bool(_LINK_WORDS.intersection(words))
+    if words[-1] in _PURPOSES and is_secret_key("_".join(words[:-1])):
+        return True
+    is_alone = len(words) == 1 and words[0] in _POSSIBLE_ALONE
+    return is_alone or words[-1] in _POSSIBLE_ENDINGS or bool(_LINK_WORDS.intersection(words))
 
 
 def looks_secret(value: str) -> bool:
@@ -109,6 +134,11 @@ def looks_secret(value: str) -> bool:
         return False
     mixed = [chunk for chunk in _CHUNKS.findall(value) if not chunk.isalpha() and not chunk.isdigit()]
     return bool(mixed) and (len(value) >= 16 or _PUNCTUATION.search(value) is not None)
+
+
+def is_placeholder(value: str) -> bool:
+    """Return True for a text that only says that nothing is set, or what to set: `None`, `<password>`, `</s>`."""
+    return _PLACEHOLDER.fullmatch(value) is not None
 
 
 def names_header(key: str) -> bool:

@@ -13,6 +13,7 @@ from typing import NamedTuple
 from ml_diagnostics_common._secret_keys import (
     REDACTED,
     TRUNCATED,
+    is_placeholder,
     is_secret_key,
     looks_secret,
     may_be_secret_key,
@@ -22,7 +23,7 @@ from ml_diagnostics_common._secret_keys import (
 # A text without any of these has no secret that the patterns below can find; most texts end here.
 _HINT = re.compile(
     r"pass|pw|secret|token|credential|auth|key|cookie|bearer|signature|sess|csrf|sig=|dsn|hook|://|@tcp\(|@unix\(|-----BEGIN"
-    r"|AIza|gh[pousr]_|github_pat_|gl[a-z]{2,4}-|hf_|sk-|[srp]k_|xox|xapp-|AKIA|ASIA|ya29|eyJ|GOCSPX|[_-]pat\b|(?<!\S)-u\s"
+    r"|AIza|gh[pousr]_|github_pat_|gl[a-z]{2,4}-|hf_|sk-|[srp]k_|xox|xapp-|AKIA|ASIA|ya29|eyJ|GOCSPX|\bpat\b|_pat\b|jwt|(?<!\S)-u\s"
     r"|--(?:proxy-)?user|npm_|pypi-|SG\.|gsk_|r8_|pplx-|nvapi-|do[opr]_v1_|shp|dapi|hvs\.|lsv2_|ATATT|1//0|xai-|lin_|ntn_"
     r"|wandb_v1|AGE-S",
     re.IGNORECASE,
@@ -74,6 +75,17 @@ _NAME_AND_VALUE = re.compile(  # an environment of Kubernetes, as JSON, YAML or 
     r"""value\\{0,15}["']?\s{0,9}[:=][ \t]{0,40}""",
     re.IGNORECASE,
 )
+_VALUE_AND_NAME = re.compile(  # the same, the other way round
+    r"""\bvalue\\{0,15}["']?\s{0,9}[:=][ \t]{0,40}(\\{0,15}["']?[^\s"',{}\[\]\\]{1,512}\\{0,15}["']?)"""
+    r"""\s{0,40},?\s{0,40}\\{0,15}["']?name\\{0,15}["']?\s{0,9}[:=]\s{0,9}\\{0,15}["']?([\w.-]+)""",
+    re.IGNORECASE,
+)
+# "passphrase 'x'", "oauth2_token x": prose uses these words, too, so that the value has to look like a secret.
+_KEY_AND_SPACE = re.compile(
+    r"""(?<![\w.-])([\w.-]{0,64}(?:pass(?:word|phrase|code)|secret|token|api[_-]?key))[ \t]{1,9}"""
+    r"""(?=(["']?)([^\s"',;]{8,512}))""",
+    re.IGNORECASE,
+)
 _PAIR = re.compile(r"""[(\[]\s{0,9}(\\{0,15}["'])([\w.-]+)\1\s{0,9},\s{0,9}(?=\\{0,15}["'])""")
 _PAIR_END = re.compile(r"\s{0,9}[)\]]")
 
@@ -85,6 +97,7 @@ _HEADER_LINE = re.compile(r"[^\r\n\"']+")
 _YAML_LINE = re.compile(r"[^\r\n,;\"'}]+")
 _YAML_KEY = re.compile(r"[ \t]*(?:- )?[\w.-]*\Z")
 _YAML_BLOCK = re.compile(r"[|>][+-]?[ \t]*\n")
+_YAML_LOWER_LINE = re.compile(r"\n[ \t]{1,64}([^\s:#-][^\s:]*)[ \t]*(?=\n|\Z)")  # a value below its key
 _YAML_BLOCK_LINE = re.compile(r"([ \t]*)[^\n]*(?:\n|\Z)")
 _BRACKETS = re.compile(r"[\[\](){}]")
 _LONGEST_POSSIBLE = 256  # read of a list behind a key that need not be a secret: each such key reads its own
@@ -113,6 +126,8 @@ def _redact_once(text: str) -> str:
     text = _BEARER.sub(rf"\1{REDACTED}", text)
     text = _replace_values(text, _ASSIGNED, _assigned_value)
     text = _replace_values(text, _NAME_AND_VALUE, _named_value)
+    text = _replace_values(text, _VALUE_AND_NAME, _value_before_name)
+    text = _replace_values(text, _KEY_AND_SPACE, _spaced_value)
     text = _replace_values(text, _PAIR, _paired_value)
     return _replace_values(text, _FLAG, _flag_value)
 
@@ -132,6 +147,7 @@ class _Span(NamedTuple):
     end: int
 
 
+_AROUND = " \t\"'\\"
 _FindValue = Callable[[str, "re.Match[str]"], "_Span | None"]
 
 
@@ -142,7 +158,11 @@ def _replace_values(text: str, pattern: re.Pattern[str], find_value: _FindValue)
         if match.start() < end:
             continue
         span = find_value(text, match)
-        if span is not None and span.end > span.start:
+        if (
+            span is not None
+            and span.end > span.start
+            and not is_placeholder(text[span.start : span.end].strip(_AROUND))
+        ):
             parts += [text[end : span.start], _in_place_of(text[span.start : span.end])]
             end = span.end
     return "".join([*parts, text[end:]]) if parts else text
@@ -154,6 +174,8 @@ def _assigned_value(text: str, match: re.Match[str]) -> _Span | None:
         if match[2] == ":" and not _QUOTE.match(text, start):
             if block := _yaml_block(text, match.start(1), start):
                 return block
+            if lower := _YAML_LOWER_LINE.match(text, start):
+                return _Span(*lower.span(1))
             line = _HEADER_LINE if names_header(key) else _YAML_LINE if _begins_line(text, match) else None
             if line is not None and (found := line.match(text, start)) and not _is_opening(text, start):
                 return _Span(start, start + len(found.group().rstrip()))
@@ -168,6 +190,16 @@ def _assigned_value(text: str, match: re.Match[str]) -> _Span | None:
 
 def _named_value(text: str, match: re.Match[str]) -> _Span | None:
     return _value(text, match.end()) if is_secret_key(match[1]) else None
+
+
+def _value_before_name(text: str, match: re.Match[str]) -> _Span | None:
+    return _Span(*match.span(1)) if is_secret_key(match[2]) else None
+
+
+def _spaced_value(text: str, match: re.Match[str]) -> _Span | None:
+    if not is_secret_key(match[1]) or not looks_secret(match[3].rstrip(".:)]}")):
+        return None
+    return _value(text, match.end())
 
 
 def _paired_value(text: str, match: re.Match[str]) -> _Span | None:

@@ -11,7 +11,14 @@ import re
 from collections.abc import Callable, Mapping, Set
 from typing import Any
 
-from ml_diagnostics_common._secret_keys import REDACTED, TRUNCATED, is_secret_key, looks_secret, may_be_secret_key
+from ml_diagnostics_common._secret_keys import (
+    REDACTED,
+    TRUNCATED,
+    is_placeholder,
+    is_secret_key,
+    looks_secret,
+    may_be_secret_key,
+)
 from ml_diagnostics_common.client_imports import import_undisturbed
 
 __all__ = ["REDACTED", "TRUNCATED", "is_secret_key", "redact", "redact_text"]
@@ -129,6 +136,7 @@ class _Redaction:
 
     def _secret(self, value: Any, depth: int) -> Any:
         unset = value is None or isinstance(value, bool) or value in ("", b"", TRUNCATED)
+        unset = unset or (isinstance(value, str) and is_placeholder(value))
         return self.copy(value, depth) if unset else self._text(REDACTED)
 
     def _text(self, text: str) -> str:

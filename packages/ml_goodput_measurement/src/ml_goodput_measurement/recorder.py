@@ -312,13 +312,16 @@ class GoodputRecorder(RebuiltFromArguments):
 
     @guarded
     def record_payload(self, payload: Mapping[str, Any]) -> None:
-        """Records an entry that is none of the events above, such as one of Orbax's.
+        """Record an entry of another kind than the events above, such as one of Orbax's.
 
         Args:
-            payload: Its keys and values; the job's name is added.
+            payload: Its keys and values, which are recorded without secrets; the job's name is added.
         """
         if self._enabled:
+            from ml_diagnostics_common.redaction import redact  # A trainer without such entries does not load it.
+
             text = encode_payload({key: value for key, value in payload.items() if key != "job_name"})
+            text = encode_payload(redact(json.loads(text), max_bytes=len(text)))
             text = self._head + text[1:] if text != "{}" else self._head[:-1] + "}"
             self._journal.append_text(str(now_ns()), text)
             if self._cloud_logger is not None:
