@@ -41,6 +41,7 @@ COMPILE = [
 PIN_SETS = [
     "nox",
     "build",
+    "release",
     "tests",
     "demo",
     "typing",
@@ -176,11 +177,19 @@ def bench(session: nox.Session) -> None:
 
 @nox.session
 def lint(session: nox.Session) -> None:
-    """Style, and the contracts between the layers."""
+    """Style, and the contracts between the layers; its environment has the tools that pre-commit runs."""
     install(session, "lint", *PACKAGES)
     session.run("ruff", "check", ".")
     session.run("ruff", "format", "--check", ".")
     session.run("lint-imports", "--no-cache")
+    session.run("pre-commit", "run", "--all-files", "end-of-file")
+
+
+@nox.session
+def api(session: nox.Session) -> None:
+    """Compare the public names with the last release; a breakage without an entry in .ci/public-api.toml fails."""
+    install(session, "lint")
+    session.run("python", ".ci/public_api.py", *session.posargs)
 
 
 @nox.session
