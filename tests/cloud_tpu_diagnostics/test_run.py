@@ -125,6 +125,30 @@ ctypes.string_at(0)
     assert [dump["headline"] for dump in of_kind("dump")] == ["Fatal Python error: Segmentation fault"]
 
 
+@pytest.mark.skipif(not _has_namespaces(), reason="no namespaces of processes can be made here")
+def test_below_it_a_job_that_waits_for_all_its_children_sees_its_own_alone(tmp_path: Path) -> None:
+    """A job that is process 1 itself waits for the companion, which waits for the job."""
+    job = """
+begin()
+time.sleep(1)
+child = os.spawnlp(os.P_NOWAIT, "true", "true")
+try:
+    while True:
+        assert os.wait() == (child, 0)
+except ChildProcessError:
+    say("no child")
+"""
+    unshare = ["unshare", "--user", "--map-root-user", "--pid", "--fork", "--kill-child", "--mount-proc"]
+    done = subprocess.run(
+        [*unshare, *_RUN, sys.executable, "-c", _HEAD + job, str(tmp_path / "trace")],
+        capture_output=True,
+        text=True,
+        timeout=LONG_SECONDS,
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (0, "no child\n"), done.stderr
+
+
 def test_the_end_of_a_job_is_in_the_cloud_when_its_parent_is_gone(
     monkeypatch: pytest.MonkeyPatch, cloud_logging_server: CloudLoggingServer
 ) -> None:
