@@ -409,7 +409,7 @@ def _helpers_of(pid: int) -> list[str]:
             environment = Path(f"/proc/{name}/environ").read_bytes()
         except OSError:
             continue
-        if re.search(rb"ML_DIAGNOSTICS_HELPER=%d," % pid, environment):
+        if re.search(rb"ML_DIAGNOSTICS_HELPER=.\"pid\": %d," % pid, environment):
             found.append(name)
     return found
 

@@ -7,9 +7,8 @@ from __future__ import annotations
 
 import _socket
 import _thread
-import errno
+import json
 import os
-import sys
 from collections.abc import Mapping
 
 from ml_diagnostics_common import background
@@ -97,32 +96,15 @@ class Helper:
 
 def _launch(descriptors: Mapping[str, int], dump_signal: int) -> None:
     """Start the process, and return once it is not a child of this process any more."""
-    from ml_diagnostics_common.child_process import child_environment, module_folders, program_of, python_command
+    from ml_diagnostics_common.child_process import start_detached
 
-    from cloud_tpu_diagnostics.companion.helper import FIRST_DESCRIPTOR, SETTINGS
+    from cloud_tpu_diagnostics.companion.helper import SETTINGS
 
     if not {"control", "wakeups", "answers"} <= descriptors.keys():
         return  # The program has closed them.
-    if getattr(sys, "frozen", False):
-        raise FileNotFoundError("this program is frozen (sys.frozen): there is no Python to run it with")
-    program = "import os\nif os.fork(): os._exit(0)\n" + program_of("cloud_tpu_diagnostics.companion.helper")
-    command = [*python_command(is_bare=True), "-c", program, *module_folders()]
-    settings = ",".join([str(os.getpid()), str(dump_signal), *descriptors])
-    nowhere = [(os.POSIX_SPAWN_OPEN, number, os.devnull, os.O_RDWR, 0) for number in range(FIRST_DESCRIPTOR)]
-    if min(descriptors.values()) < FIRST_DESCRIPTOR + len(descriptors):
-        raise OSError(
-            errno.EMFILE, "the limit of open files is too low"
-        )  # One would be overwritten before it is copied.
-    copies = [(os.POSIX_SPAWN_DUP2, number, FIRST_DESCRIPTOR + n) for n, number in enumerate(descriptors.values())]
-    pid = os.posix_spawn(
-        command[0],
-        command,
-        child_environment(ML_DIAGNOSTICS_COMPANION="1", **{SETTINGS: settings}),
-        file_actions=[*nowhere, *copies],
-        setsid=True,
-        setsigmask=[],
-    )
-    try:
-        os.waitpid(pid, 0)
-    except ChildProcessError:
-        pass  # The job waits for all its children, and was first.
+    settings = {"pid": os.getpid(), "dump_signal": dump_signal, "descriptors": dict(descriptors)}
+    start_detached(
+        "cloud_tpu_diagnostics.companion.helper",
+        descriptors.values(),
+        variables={"ML_DIAGNOSTICS_COMPANION": "1", SETTINGS: json.dumps(settings)},
+    ).wait()

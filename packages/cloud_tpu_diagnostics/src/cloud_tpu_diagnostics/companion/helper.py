@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import select
 import signal
@@ -11,27 +12,22 @@ from typing import NoReturn
 from cloud_tpu_diagnostics.companion.job import Job
 from cloud_tpu_diagnostics.companion.unanswered import UnansweredRequests
 
-__all__ = ["FIRST_DESCRIPTOR", "SETTINGS", "main"]
+__all__ = ["SETTINGS", "main"]
 
 SETTINGS = "ML_DIAGNOSTICS_HELPER"
-"""Environment variable: the job's pid, the signal for faulthandler and the names of the descriptors, with commas."""
-FIRST_DESCRIPTOR = 3
-_MOST_DESCRIPTORS = 65_536
-"""More than programs open; the limit itself may be a billion, which takes minutes where there is no close_range(2)."""
+"""Environment variable: the job's pid, the signal for faulthandler and the descriptors by name, as JSON."""
 
 
 def main() -> NoReturn:
     """Watch a job until it ends or leaves its block; then exit."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
         signal.signal(number, signal.SIG_IGN)
-    pid, dump_signal, *names = os.environ[SETTINGS].split(",")
-    descriptors = {name: FIRST_DESCRIPTOR + position for position, name in enumerate(names)}
-    # C libraries of the job open files that a new program inherits: other processes may wait until all close them.
-    os.closerange(FIRST_DESCRIPTOR + len(names), _MOST_DESCRIPTORS)
+    settings = json.loads(os.environ[SETTINGS])
+    descriptors = settings["descriptors"]
     try:
         os.nice(10)
-        job = Job(int(pid), descriptors.get("job"))
-        _run(job, UnansweredRequests(descriptors, job, int(dump_signal)), descriptors["control"])
+        job = Job(settings["pid"], descriptors.get("job"))
+        _run(job, UnansweredRequests(descriptors, job, settings["dump_signal"]), descriptors["control"])
     except BaseException:
         os._exit(1)  # Its stderr is /dev/null.
     os._exit(0)
