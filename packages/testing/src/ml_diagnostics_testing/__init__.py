@@ -1,4 +1,4 @@
-"""A Google Cloud on loopback, with faults on demand, for tests."""
+"""Loopback servers for Google Cloud APIs, with fault injection, for tests."""
 
 from ml_diagnostics_testing._version import __version__
 

@@ -1,4 +1,4 @@
-"""Batches: many requests that come as the parts of one, each with its own answer.
+"""Batch requests: several requests in one multipart body, each with its own response.
 
 Format: https://cloud.google.com/storage/docs/batch
 """
@@ -14,19 +14,19 @@ _BOUNDARY = "batch_of_the_loopback_server"
 
 
 def answer_batch(request: Request, handle: Callable[[Request], Response]) -> Response:
-    """Do each request of a batch, and answer them as one.
+    """Handle each request of a batch, and return one response with all of theirs.
 
     Args:
         request: The batch.
-        handle: Answers one request.
+        handle: Handles one request.
 
     Raises:
-        ApiError: It is no batch.
+        ApiError: The request is not a valid batch.
     """
     content_type = request.headers.get("Content-Type", "")
     message = email.message_from_bytes(b"Content-Type: " + content_type.encode() + b"\n\n" + request.body)
     if not message.is_multipart():
-        raise ApiError(400, "a batch is multipart/mixed")
+        raise ApiError(400, f"expected a batch of type multipart/mixed, got {content_type!r}")
     parts = []
     for index, part in enumerate(message.get_payload()):
         answer = _answer(request, str(part.get_payload()), handle)

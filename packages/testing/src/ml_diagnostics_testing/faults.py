@@ -1,10 +1,10 @@
-"""Faults on demand: what goes wrong, for which requests, and when.
+"""Fault injection: which faults to apply to which requests, and when.
 
     server.faults.script([Status(503), Status(429, retry_after=2), None, Reset()], on="write")
     server.faults.sometimes(Status(503, after_apply=True), probability=0.5, on="write")
     server.faults.always(Skew(-3600))
 
-Every server of this package has `faults`, and asks it once a request. They are the same over HTTP and gRPC.
+Every server of this package has `faults`, and consults it once per request. Faults work over HTTP and gRPC.
 """
 
 import math
@@ -17,13 +17,13 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True)
 class Status:
-    """The server answers with an error.
+    """Answer with an error.
 
     Args:
         code: The HTTP status; over gRPC the status that Google's APIs pair with it (503 is UNAVAILABLE).
         retry_after: Seconds in the Retry-After header; over gRPC, in a `google.rpc.RetryInfo`.
-        after_apply: Do what was asked, and only then answer with the error: a client that retries asks twice.
-        reason: The error's reason in Google's JSON, such as "rateLimitExceeded"; empty is that of the status. Only
+        after_apply: Apply the request before answering with the error, so that a client that retries applies it twice.
+        reason: The error's reason in Google's JSON, such as "rateLimitExceeded"; by default that of the status. Only
             over HTTP.
     """
 
@@ -35,10 +35,10 @@ class Status:
 
 @dataclass(frozen=True)
 class Reset:
-    """The connection breaks instead of an answer (TCP RST; over gRPC, the call ends UNAVAILABLE).
+    """Break the connection instead of answering (TCP RST; over gRPC, the call ends UNAVAILABLE).
 
     Args:
-        after_apply: Do what was asked, and only then break the connection.
+        after_apply: Apply the request before breaking the connection.
     """
 
     after_apply: bool = False
@@ -46,11 +46,11 @@ class Reset:
 
 @dataclass(frozen=True)
 class Hang:
-    """The server takes the request and says nothing; in the end it breaks the connection.
+    """Accept the request and send nothing; break the connection in the end.
 
     Args:
-        seconds: How long. None is until `Faults.release`, the client leaves (gRPC) or the server closes.
-        after_apply: Do what was asked before falling silent.
+        seconds: The duration. None: until `Faults.release`, until the client cancels (gRPC) or the server closes.
+        after_apply: Apply the request first.
     """
 
     seconds: float | None = None
@@ -59,10 +59,10 @@ class Hang:
 
 @dataclass(frozen=True)
 class Truncate:
-    """The request is done, and its answer ends in mid-body (over gRPC, the call ends with INTERNAL).
+    """Apply the request, and cut the answer off in mid-body (over gRPC, the call ends with INTERNAL).
 
     Args:
-        keep_bytes: How much of the body still arrives.
+        keep_bytes: How many bytes of the body are sent.
     """
 
     keep_bytes: int = 10
@@ -70,11 +70,11 @@ class Truncate:
 
 @dataclass(frozen=True)
 class Oversize:
-    """The request is done, and its answer is a JSON object of the size given, made while it is sent.
+    """Apply the request, and answer with a JSON object of a given size, generated while it is sent.
 
     Args:
-        size_bytes: The size of the body, before it is compressed.
-        gzip: Compress it: a thousandth of it is sent. It is sent over gRPC compressed, too.
+        size_bytes: The size of the body before compression.
+        gzip: Compress the body, to a thousandth of its size. This applies to gRPC, too.
     """
 
     size_bytes: int
@@ -83,10 +83,10 @@ class Oversize:
 
 @dataclass(frozen=True)
 class Drip:
-    """The request is done, and its answer arrives one byte at a time (over gRPC, it never arrives).
+    """Apply the request, and send the answer one byte at a time (over gRPC, send nothing).
 
     Args:
-        seconds: Between two bytes.
+        seconds: The pause between two bytes.
         body_only: Send the headers at once.
     """
 
@@ -96,10 +96,10 @@ class Drip:
 
 @dataclass(frozen=True)
 class Delay:
-    """The server works, slowly.
+    """Wait before handling the request.
 
     Args:
-        seconds: Time from the request's arrival until work on it begins.
+        seconds: The time from the request's arrival until it is handled.
     """
 
     seconds: float
@@ -107,10 +107,10 @@ class Delay:
 
 @dataclass(frozen=True)
 class Skew:
-    """The server's clock is wrong: the Date header, and every time that the server itself assigns.
+    """Skew the server's clock: the Date header, and every time that the server itself assigns.
 
     Args:
-        seconds: How much the clock is fast; negative is slow.
+        seconds: How far the clock is ahead; negative if it is behind.
     """
 
     seconds: float
@@ -122,12 +122,12 @@ Fault = Ending | Delay | Skew
 
 @dataclass(frozen=True)
 class Plan:
-    """What one request will suffer.
+    """The faults of one request.
 
     Attributes:
-        delay_seconds: Time to wait before the request is looked at.
-        skew_seconds: How much the server's clock is fast for this request.
-        ending: How the request ends; None is well.
+        delay_seconds: The time to wait before handling the request.
+        skew_seconds: How far the server's clock is ahead for this request.
+        ending: The fault that ends the request; None if it succeeds.
     """
 
     delay_seconds: float = 0.0
@@ -136,7 +136,7 @@ class Plan:
 
     @property
     def applies(self) -> bool:
-        """Whether the server does what was asked."""
+        """True if the server applies the request."""
         return self.ending is None or isinstance(self.ending, Truncate | Oversize | Drip) or self.ending.after_apply
 
 
@@ -150,12 +150,12 @@ class _Rule:
 class Faults:
     """The faults of one server. Safe to change while the server runs.
 
-    Rules are asked in the order in which they were added. Delays and skews add up; the first other fault
-    decides how the request ends, and later rules are not asked. `on` limits a rule to one operation of the
-    server ("write", "list", ...; each server names its own); None is every operation.
+    Rules apply in the order in which they were added. Delays and skews add up; the first other fault ends the
+    request, and later rules are skipped. `on` limits a rule to one operation of the server ("write", "list", ...;
+    each server documents its own); None means every operation.
 
     Attributes:
-        injected: Every fault that was injected, oldest first, with the operation that it hit.
+        injected: Every injected fault, oldest first, with the operation of the request.
     """
 
     injected: list[tuple[str, Fault]] = field(default_factory=list)
@@ -165,29 +165,29 @@ class Faults:
     _closed: bool = False
 
     def script(self, faults: Iterable[Fault | None], *, on: str | None = None) -> None:
-        """Give the next requests one fault each, in this order; None lets one pass. Then the script ends."""
+        """Apply one fault to each of the next requests, in this order; None applies no fault. Then the script ends."""
         self._add(iter(tuple(faults)), on)
 
     def always(self, fault: Fault, *, on: str | None = None) -> None:
-        """Give every request this fault, until `clear`."""
+        """Apply this fault to every request, until `clear`."""
         self._add(iter(lambda: fault, None), on)
 
     def sometimes(self, fault: Fault, *, probability: float, on: str | None = None, seed: int = 0) -> None:
-        """Give a share of the requests this fault, until `clear`.
+        """Apply this fault to a share of the requests, until `clear`.
 
         Args:
             fault: The fault.
             probability: The share, 0 to 1.
-            on: The operation; None is every one.
-            seed: Fixes which requests are hit: the same seed, the same ones.
+            on: The operation; None means every operation.
+            seed: The seed of the selection. The same seed selects the same requests.
         """
         if not 0 <= probability <= 1:
-            raise ValueError(f"probability is {probability}; give a share between 0 and 1")
+            raise ValueError(f"expected a probability between 0 and 1, got {probability}")
         dice = random.Random(seed)
         self._add((fault if dice.random() < probability else None for _ in iter(int, 1)), on)
 
     def clear(self) -> None:
-        """Forget every rule and let hanging requests go; `injected` stays."""
+        """Remove every rule and end hanging requests; keep `injected`."""
         with self._lock:
             self._rules.clear()
         self.release()
@@ -200,14 +200,14 @@ class Faults:
                 self._released = threading.Event()
 
     def close(self) -> None:
-        """Forget every rule, and let nothing hang any more."""
+        """Remove every rule, and end all waiting, now and in future."""
         with self._lock:
             self._rules.clear()
             self._closed = True
         self.release()
 
     def plan(self, operation: str) -> Plan:
-        """Decide what the next request for an operation suffers. Servers call this, once a request."""
+        """Choose the faults of the next request for an operation. Servers call this once per request."""
         delay_seconds = skew_seconds = 0.0
         with self._lock:
             for rule in self._rules:
@@ -226,11 +226,11 @@ class Faults:
         return Plan(delay_seconds, skew_seconds)
 
     def wait(self, seconds: float | None, while_: Callable[[], bool] | None = None) -> None:
-        """Hold the calling thread for a time, or until `release`. Servers call this.
+        """Block the calling thread for a time, or until `release`. Servers call this.
 
         Args:
-            seconds: How long; None is for ever.
-            while_: Asked now and then: False ends the wait.
+            seconds: The duration; None means without limit.
+            while_: Called every 20 ms; the wait ends when it returns False.
         """
         with self._lock:
             released = self._released

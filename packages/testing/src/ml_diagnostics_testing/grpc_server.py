@@ -1,4 +1,4 @@
-"""A gRPC server on loopback, beside a service's HTTP one: generic handlers, with the service's faults and log."""
+"""A gRPC server on loopback that shares the faults and the request log of a service."""
 
 from collections.abc import Callable, Mapping
 from concurrent import futures
@@ -13,7 +13,7 @@ from grpc_status import rpc_status  # type: ignore[import-untyped]
 from ml_diagnostics_testing.faults import Drip, Ending, Hang, Oversize, Reset, Status, Truncate
 from ml_diagnostics_testing.http_server import STATUS_NAMES, ApiError, RequestRecord, Service
 
-_WORKERS = 32  # each hanging call keeps one
+_WORKERS = 32  # a hanging call occupies one until it ends
 _RETRY_INFO = f"type.googleapis.com/{error_details_pb2.RetryInfo.DESCRIPTOR.full_name}"
 
 
@@ -22,9 +22,9 @@ class Method:
     """One unary method.
 
     Attributes:
-        operation: What `faults` and `requests` call it.
-        do: Takes the request as it came, its line in the log, and the time by the server's (maybe skewed) clock;
-            returns the serialised answer. An `ApiError` that it raises ends the call with that error.
+        operation: Its name in `faults` and `requests`.
+        do: Handles a call. It receives the serialised request, its record, and the time by the server's clock with
+            its `Skew`, and returns the serialised response. An `ApiError` ends the call with that error.
     """
 
     operation: str
@@ -32,16 +32,16 @@ class Method:
 
 
 class GrpcServer:
-    """Serves one gRPC service, without TLS, on a port of 127.0.0.1, from construction until `close`.
+    """Serve one gRPC service, without TLS, on a port of 127.0.0.1, from construction until `close`.
 
     Args:
-        service: Whose faults, log of requests and clock count.
-        name: The service's full name.
+        service: Provides the faults, the log of requests and the clock.
+        name: The full name of the gRPC service.
         methods: Its methods, by name.
-        port: Where it listens; 0 is any free port.
+        port: The port to listen on; 0 selects a free one.
 
     Attributes:
-        is_serving: Whether it takes calls.
+        is_serving: True while the server accepts calls.
     """
 
     def __init__(self, service: Service, name: str, methods: Mapping[str, Method], *, port: int = 0) -> None:
@@ -60,7 +60,7 @@ class GrpcServer:
         self.is_serving = True
 
     def stop(self) -> None:
-        """End every call and take no more; `close` shall follow."""
+        """End every call and accept no more. Call `close` afterwards."""
         self.is_serving = False
         self._server.stop(None)
 
@@ -92,7 +92,7 @@ class GrpcServer:
         return handle
 
     def _break(self, fault: Ending, context: Any) -> ApiError:
-        """Return the error that ends a call as a fault says, or as near as gRPC allows; a hang hangs here."""
+        """Return the error with which a fault ends a call, or the closest one in gRPC; wait first if it is a hang."""
         if isinstance(fault, Status):
             wait = [] if fault.retry_after is None else [_retry_info(fault.retry_after)]
             return ApiError(fault.code, "a scripted fault", details=wait)
@@ -104,7 +104,7 @@ class GrpcServer:
 
 
 def _large_message(fault: Oversize, context: Any) -> bytes:
-    """Return a message of this size: one field that no service has."""
+    """Return a message of this size: one field with a number that no service uses."""
     if fault.gzip:
         context.set_compression(grpc.Compression.Gzip)
     length, head = fault.size_bytes, bytearray([15 << 3 | 2])
@@ -119,7 +119,7 @@ def _retry_info(seconds: float) -> dict[str, Any]:
 
 
 def _abort(context: Any, error: ApiError) -> NoReturn:
-    """End a call with an error and its details, as Google's services do."""
+    """End a call with an error and its details, in the format of Google's services."""
     name = STATUS_NAMES.get(error.code, "UNKNOWN")
     status = {"code": code_pb2.Code.Value(name), "message": error.message, "details": list(error.details)}
     context.abort_with_status(rpc_status.to_status(json_format.ParseDict(status, status_pb2.Status())))

@@ -1,6 +1,7 @@
-"""A small HTTP server on loopback: the base of every service in this package.
+"""A small HTTP server on loopback: the base class of every service in this package.
 
-A service subclasses `LoopbackServer` and says what to answer; connections, faults and the log are here.
+A service subclasses `LoopbackServer` and implements the responses. This module handles connections, faults and the log
+of requests.
 """
 
 import json
@@ -24,7 +25,7 @@ from ml_diagnostics_testing.large_bodies import gzipped_object, plain_object
 _log = logging.getLogger("ml_diagnostics_testing")
 _Server = TypeVar("_Server", bound="LoopbackServer")
 
-# How Google's APIs name an HTTP status: https://github.com/googleapis/googleapis/blob/master/google/rpc/code.proto
+# The names of HTTP statuses in Google's APIs: https://github.com/googleapis/googleapis/blob/master/google/rpc/code.proto
 STATUS_NAMES: Mapping[int, str] = {
     400: "INVALID_ARGUMENT",
     401: "UNAUTHENTICATED",
@@ -42,14 +43,14 @@ STATUS_NAMES: Mapping[int, str] = {
 
 
 class ApiError(Exception):
-    """The service refuses a request, as the real one would.
+    """The error with which a service rejects a request, as the real service would.
 
     Args:
         code: The HTTP status.
-        message: What the client is told.
+        message: The error message for the client.
         details: `google.rpc` details as JSON objects, each with its "@type".
-        name: The error's name in `google.rpc.Code`; empty is the one that the status usually has.
-        reason: Its reason in the older form of errors, such as "notFound"; empty is the name in lower case.
+        name: The error's name in `google.rpc.Code`; by default the usual one for the status.
+        reason: The reason in the older error format, such as "notFound"; by default the name in lower case.
     """
 
     def __init__(
@@ -75,11 +76,11 @@ class Request:
 
     Attributes:
         method: GET, POST, ...
-        target: Path and query as they were sent.
-        headers: Its headers; names in any case.
-        body: Its body, whole.
-        time: When it came, in seconds since the epoch by the server's (maybe skewed) clock.
-        record: Its line in the server's `requests`; a service may add what it learns.
+        target: The path and query, as sent.
+        headers: The headers; names are case-insensitive.
+        body: The complete body.
+        time: The time of arrival in seconds since the epoch, by the server's clock with its `Skew`.
+        record: The record of this request in the server's `requests`; a service may fill in more fields.
     """
 
     method: str
@@ -96,11 +97,11 @@ class Request:
 
     @property
     def query(self) -> dict[str, str]:
-        """The query's parameters, decoded; the last wins where one is given twice."""
+        """The decoded query parameters; the last value of a repeated one."""
         return dict(urllib.parse.parse_qsl(self.target.partition("?")[2], keep_blank_values=True))
 
     def json(self) -> Any:
-        """The body as JSON; an empty body is an empty object."""
+        """Parse the body as JSON; an empty body is an empty object."""
         try:
             return json.loads(self.body or b"{}", parse_constant=_refuse_constant)
         except (ValueError, RecursionError) as error:
@@ -109,14 +110,14 @@ class Request:
 
 @dataclass(frozen=True)
 class Response:
-    """One HTTP response; Content-Length and Date are added.
+    """One HTTP response. The server adds Content-Length and Date.
 
     Attributes:
         status: The HTTP status.
         body: The body.
-        headers: Headers beside those.
-        takes_over: Speaks with the client from here on, after these headers: a stream, or another protocol. It is
-            given what the client sends and the connection, and the connection ends when it returns.
+        headers: More headers.
+        takes_over: Called after the headers are sent, to continue with a stream or another protocol. It receives a
+            reader of the client's data and the connection. The server closes the connection when it returns.
     """
 
     status: int = 200
@@ -127,18 +128,18 @@ class Response:
 
 @dataclass
 class RequestRecord:
-    """What a server remembers of one request, for assertions.
+    """The record of one request, for assertions.
 
     Attributes:
-        operation: What the client asked for, in the service's words: "write", "list", ...
+        operation: The requested operation, by the service's name for it: "write", "list", ...
         method: The HTTP method, or "gRPC".
         path: The path with its query, or gRPC's full method name.
-        size_bytes: Size of the body.
-        time: When it came, in seconds since the epoch by the server's clock, without skew.
-        entries: How many entries or objects it carried or brought back; None where that means nothing.
-        status: The HTTP status of the answer (over gRPC the one that fits); None where none came whole.
-        fault: How it was made to end, if it was.
-        body: The JSON that it carried, where the service says that it keeps it.
+        size_bytes: The size of the body.
+        time: The time of arrival in seconds since the epoch, by the server's clock without `Skew`.
+        entries: The number of entries or objects in the request or the response; None where not applicable.
+        status: The HTTP status of the response (over gRPC the equivalent one); None if no complete response was sent.
+        fault: The fault that ended the request, if any.
+        body: The JSON body, for services that document that they keep it.
     """
 
     operation: str
@@ -153,17 +154,17 @@ class RequestRecord:
 
 
 def _refuse_constant(name: str) -> Any:
-    raise ValueError(f"{name} is not a JSON value")  # Python's reader would take NaN and Infinity
+    raise ValueError(f"{name} is not a JSON value")  # json.loads accepts NaN and Infinity by default
 
 
 def json_response(value: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
-    """Answer with JSON."""
+    """Return a JSON response."""
     body = json.dumps(value).encode()
     return Response(status, body, {"Content-Type": "application/json; charset=UTF-8", **(headers or {})})
 
 
 def error_response(error: ApiError, headers: Mapping[str, str] | None = None) -> Response:
-    """Answer with an error in the form that Google's JSON APIs share."""
+    """Return an error response in the format of Google's JSON APIs."""
     body: dict[str, Any] = {
         "code": error.code,
         "message": error.message,
@@ -176,14 +177,14 @@ def error_response(error: ApiError, headers: Mapping[str, str] | None = None) ->
 
 
 class Service:
-    """What every loopback service has: its faults, and its log of requests.
+    """The base of every loopback service: its faults and its log of requests.
 
     Args:
         clock: Returns the time in seconds since the epoch.
 
     Attributes:
-        faults: What shall go wrong.
-        requests: Every request that came, oldest first, also those that faults hit.
+        faults: The faults to inject.
+        requests: Every request received, oldest first, including those that a fault ended.
     """
 
     def __init__(self, *, clock: Callable[[], float] = time.time) -> None:
@@ -192,11 +193,11 @@ class Service:
         self.requests: list[RequestRecord] = []
 
     def requests_for(self, operation: str) -> list[RequestRecord]:
-        """The requests for one operation, oldest first."""
+        """Return the requests for one operation, oldest first."""
         return [record for record in self.requests if record.operation == operation]
 
     def begin(self, operation: str, method: str, path: str, size_bytes: int) -> tuple[Plan, RequestRecord]:
-        """Decide what a request suffers, note it in `requests` and hold it for as long as it is delayed."""
+        """Choose the faults of a request, add it to `requests` and wait for its delay."""
         plan = self.faults.plan(operation)
         record = RequestRecord(operation, method, path, size_bytes, self.clock(), fault=plan.ending)
         self.requests.append(record)
@@ -206,9 +207,9 @@ class Service:
 
 
 class LoopbackServer(Service):
-    """Serves one API on a free port of 127.0.0.1, from construction until `close`; a context manager.
+    """Serve one API on a free port of 127.0.0.1, from construction until `close`; a context manager.
 
-    Subclasses implement `handle` and, so that faults and the log can tell requests apart, `operation`.
+    Subclasses implement `handle`, and `operation` to give faults and the log a name for each kind of request.
 
     Args:
         clock: Returns the time in seconds since the epoch.
@@ -227,32 +228,32 @@ class LoopbackServer(Service):
 
     @property
     def port(self) -> int:
-        """The TCP port that HTTP is served on."""
+        """The TCP port of the HTTP server."""
         return int(self._http.server_address[1])
 
     @property
     def url(self) -> str:
-        """Where the server is, without a slash at the end: `http://127.0.0.1:PORT`."""
+        """The base URL without a trailing slash: `http://127.0.0.1:PORT`."""
         return f"http://127.0.0.1:{self.port}"
 
     def handle(self, request: Request) -> Response:
-        """Do what a request asks and answer it. An `ApiError` raised here becomes the answer."""
+        """Handle a request and return the response. Raise an `ApiError` to send an error response."""
         raise NotImplementedError
 
     def operation(self, method: str, path: str) -> str:
-        """Name what a request asks for, as `faults` and `requests` shall call it."""
+        """Return the operation of a request, as `faults` and `requests` name it."""
         return method
 
     def refusal(self, error: ApiError, headers: Mapping[str, str] | None = None) -> Response:
-        """Answer with an error, as the service words it."""
+        """Return an error response in the service's format."""
         return error_response(error, headers)
 
     def environment(self) -> dict[str, str]:
-        """The environment variables that redirect clients to this server."""
+        """Return the environment variables that redirect clients to this server."""
         return {}
 
     def close(self) -> None:
-        """Stop serving: break what connections are left, wake what hangs. Safe to call twice."""
+        """Stop serving: break the open connections and end hanging requests. Safe to call twice."""
         self.faults.close()
         self._http.shutdown()
         self._http.server_close()
@@ -267,7 +268,7 @@ class LoopbackServer(Service):
 
 
 class _HttpServer(ThreadingHTTPServer):
-    """Keeps track of its connections, so that closing leaves neither a thread nor a socket behind."""
+    """Track connections, so that closing the server leaves no thread and no socket behind."""
 
     request_queue_size = 128
 
@@ -288,20 +289,20 @@ class _HttpServer(ThreadingHTTPServer):
             del self._connections[threading.current_thread()]
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        _log.debug("the client %s left in mid-request", client_address, exc_info=True)
+        _log.debug("client %s disconnected during a request", client_address, exc_info=True)
 
     def join(self) -> None:
-        """Break what connections are left, and wait for their threads."""
+        """Break the open connections, and wait for their threads."""
         for thread, connection in list(self._connections.items()):
             try:
                 connection.shutdown(socket.SHUT_RDWR)
-            except OSError:  # the client, or the thread, was faster
+            except OSError:  # the client or the thread has closed it meanwhile
                 pass
             thread.join(5)
 
 
 class _DrippingFile:
-    """Sends what is written to it one byte at a time, when it is flushed."""
+    """Buffer written data, and send it one byte at a time on flush."""
 
     def __init__(self, file: BufferedIOBase, faults: Faults, fault: Drip) -> None:
         self._file = file
@@ -316,10 +317,10 @@ class _DrippingFile:
         unsent, self._unsent = bytes(self._unsent), bytearray()
         at_once = unsent.find(b"\r\n\r\n") + 4 if self._fault.body_only else 0
         self._file.write(unsent[:at_once])
-        for place in range(at_once, len(unsent)):
+        for position in range(at_once, len(unsent)):
             self._file.flush()
             self._faults.wait(self._fault.seconds)
-            self._file.write(unsent[place : place + 1])
+            self._file.write(unsent[position : position + 1])
         self._file.flush()
 
     def close(self) -> None:
@@ -332,7 +333,8 @@ class _DrippingFile:
 
 class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
-    wbufsize = -1  # one write a response: headers and body apart wait 40 ms for each other (Nagle, delayed ACK)
+    # One write per response. Separate writes of headers and body cost 40 ms (Nagle's algorithm and delayed ACK).
+    wbufsize = -1
     disable_nagle_algorithm = True
     server: _HttpServer
 
@@ -352,7 +354,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def handle_expect_100(self) -> bool:
         answered = super().handle_expect_100()
-        self.wfile.flush()  # the client sends the body only then
+        self.wfile.flush()  # the client waits for this line before it sends the body
         return answered
 
     def _read_body(self) -> bytes:
@@ -376,7 +378,7 @@ class _Handler(BaseHTTPRequestHandler):
             return self.server.service.refusal(ApiError(500, f"the loopback server failed: {error!r}"))
 
     def _end(self, request: Request, response: Response) -> None:
-        """Answer as the request's fault, if it has one, says."""
+        """Send the response, or apply the request's fault."""
         fault = request.record.fault
         if isinstance(fault, Status):
             wait = {} if fault.retry_after is None else {"Retry-After": f"{fault.retry_after:g}"}
@@ -428,7 +430,7 @@ class _Handler(BaseHTTPRequestHandler):
         _log.debug(format, *args)
 
     def _reset(self) -> None:
-        # Closed with a linger time of zero, a socket sends RST instead of FIN.
+        # With a linger time of zero, close() sends RST instead of FIN.
         self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         self.connection.close()
         self.close_connection = True

@@ -1,4 +1,4 @@
-"""Bodies of any size for the fault `Oversize`: a JSON object, made while it is sent, so that no memory is needed."""
+"""Bodies of any size for the fault `Oversize`: a JSON object that is generated while it is sent, to save memory."""
 
 import struct
 import zlib
@@ -22,10 +22,10 @@ def plain_object(size_bytes: int) -> Iterator[bytes]:
 
 
 def gzipped_object(size_bytes: int) -> Iterator[bytes]:
-    """Yield the same as one gzip file.
+    """Yield the same object, gzip-compressed.
 
-    A full flush makes a compressed block independent of those before it, so that one is compressed once and sent
-    as often as it is needed.
+    After a full flush, a compressed block does not depend on earlier ones. Each distinct piece is therefore
+    compressed once, and its block is sent repeatedly.
     """
     yield _GZIP_HEADER
     made: dict[bytes, bytes] = {}

@@ -1,6 +1,7 @@
-"""Fixtures: each gives one test a server of its own, and ends it after the test.
+"""pytest fixtures: each starts a new server for one test, and closes it after the test.
 
-pytest finds them by the entry point `ml_diagnostics_testing`; nothing is imported until a test asks for a fixture.
+pytest finds this module by the entry point `ml_diagnostics_testing`. Servers are imported inside the fixtures, so that
+pytest runs that use none do not pay for the imports.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def cloud_logging_server() -> Iterator[CloudLoggingServer]:
-    """A Cloud Logging on loopback; `.environment()` redirects clients to it."""
+    """Cloud Logging on loopback; `.environment()` redirects clients to it."""
     from ml_diagnostics_testing.cloud_logging import CloudLoggingServer
 
     with CloudLoggingServer() as server:
@@ -33,7 +34,7 @@ def cloud_logging_server() -> Iterator[CloudLoggingServer]:
 
 @pytest.fixture
 def cloud_monitoring_server() -> Iterator[CloudMonitoringServer]:
-    """A Cloud Monitoring on loopback; `.environment()` redirects clients to it."""
+    """Cloud Monitoring on loopback; `.environment()` redirects clients to it."""
     from ml_diagnostics_testing.cloud_monitoring import CloudMonitoringServer
 
     with CloudMonitoringServer() as server:
@@ -42,7 +43,7 @@ def cloud_monitoring_server() -> Iterator[CloudMonitoringServer]:
 
 @pytest.fixture
 def cloud_storage_server() -> Iterator[CloudStorageServer]:
-    """A Cloud Storage on loopback; `.environment()` redirects clients to it."""
+    """Cloud Storage on loopback; `.environment()` redirects clients to it."""
     from ml_diagnostics_testing.cloud_storage import CloudStorageServer
 
     with CloudStorageServer() as server:
@@ -51,7 +52,7 @@ def cloud_storage_server() -> Iterator[CloudStorageServer]:
 
 @pytest.fixture
 def compute_server() -> Iterator[ComputeServer]:
-    """A Compute on loopback, with a Cloud Storage beside it; `.environment()` redirects clients to both."""
+    """Compute Engine and Cloud Storage on loopback; `.environment()` redirects clients to both."""
     from ml_diagnostics_testing.compute import ComputeServer
 
     with ComputeServer() as server:
@@ -60,7 +61,7 @@ def compute_server() -> Iterator[ComputeServer]:
 
 @pytest.fixture
 def control_plane_server() -> Iterator[ControlPlaneServer]:
-    """The keeper of machine learning runs on loopback; `.environment()` redirects clients to it."""
+    """The control plane of machine learning runs on loopback; `.environment()` redirects clients to it."""
     from ml_diagnostics_testing.control_plane import ControlPlaneServer
 
     with ControlPlaneServer() as server:
@@ -69,7 +70,7 @@ def control_plane_server() -> Iterator[ControlPlaneServer]:
 
 @pytest.fixture
 def kubernetes_server() -> Iterator[KubernetesServer]:
-    """A Kubernetes cluster on loopback; `.environment()` leads kubectl to it."""
+    """A Kubernetes cluster on loopback; `.environment()` points kubectl to it."""
     from ml_diagnostics_testing.kubernetes import KubernetesServer
 
     with KubernetesServer() as server:
@@ -78,7 +79,7 @@ def kubernetes_server() -> Iterator[KubernetesServer]:
 
 @pytest.fixture
 def metadata_server() -> Iterator[MetadataServer]:
-    """A metadata server on loopback; `.environment()` makes this machine look like one of Google's."""
+    """A metadata server on loopback; `.environment()` makes this machine appear to be a Google Cloud VM."""
     from ml_diagnostics_testing.metadata import MetadataServer
 
     with MetadataServer() as server:
@@ -87,7 +88,7 @@ def metadata_server() -> Iterator[MetadataServer]:
 
 @pytest.fixture
 def oauth_server() -> Iterator[OAuthServer]:
-    """Google's token endpoint on loopback; `.write_key(path)` makes a service account's key that leads there."""
+    """Google's token endpoint on loopback; `.write_key(path)` writes a service account key that points to it."""
     from ml_diagnostics_testing.oauth import OAuthServer
 
     with OAuthServer() as server:
@@ -96,7 +97,7 @@ def oauth_server() -> Iterator[OAuthServer]:
 
 @pytest.fixture
 def profiler_service_server() -> Iterator[ProfilerServiceServer]:
-    """The ProfilerService of a job on loopback; `.address` is where it is asked."""
+    """The ProfilerService of a job on loopback; clients connect to `.address`."""
     from ml_diagnostics_testing.profiler_service import ProfilerServiceServer
 
     with ProfilerServiceServer() as server:
