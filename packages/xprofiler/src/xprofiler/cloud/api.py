@@ -24,9 +24,10 @@ from xprofiler.console import Console
 from xprofiler.exceptions import XprofilerError
 
 if TYPE_CHECKING:
-    from ml_diagnostics_common.authorized_requests import Session
     from ml_diagnostics_common.credentials import CloudEnvironment
     from ml_diagnostics_common.storage import GoogleCloudStorage
+
+    from xprofiler.cloud.bounded_http import BoundedHttp
 
 __all__ = ["GoogleApi"]
 
@@ -234,19 +235,17 @@ class GoogleApi:
         return {"api_endpoint": url} if url else {}
 
     def _http(self, timeout_seconds: float | None = None) -> Any:
-        from xprofiler.cloud.bounded_http import BoundedHttp
-
-        return BoundedHttp(self._session, timeout_seconds or self._request_seconds)
+        return self._connections_to_apis.within(timeout_seconds or self._request_seconds)
 
     @property
     @_once
-    def _session(self) -> Session:
-        from ml_diagnostics_common.authorized_requests import open_session
+    def _connections_to_apis(self) -> BoundedHttp:
+        from xprofiler.cloud.bounded_http import BoundedHttp
 
         ca_certs = self.settings.value("core", "custom_ca_certs_file") or None
-        session = open_session(self.login.credentials, "Compute Engine", ca_certs=ca_certs)
-        self._connections.append(session)
-        return session
+        bounded = BoundedHttp(self.login.credentials, ca_certs)
+        self._connections.append(bounded)
+        return bounded
 
 
 def _close_all(connections: list[Any]) -> None:

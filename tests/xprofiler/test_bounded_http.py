@@ -1,0 +1,161 @@
+"""The connections to Google's APIs: TLS, its authorities, and proxies."""
+
+from __future__ import annotations
+
+import datetime
+import http.server
+import socket
+import ssl
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from google.auth.credentials import AnonymousCredentials
+from xprofiler.cloud.bounded_http import BoundedHttp
+
+
+class _Api(http.server.BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+
+    def do_GET(self) -> None:
+        self.server.asked.append((self.client_address[1], self.path, self.headers.get("Proxy-Authorization")))  # type: ignore[attr-defined]
+        self.send_response(200)
+        self.send_header("Content-Length", "2")
+        self.end_headers()
+        self.wfile.write(b"{}")
+
+    def log_message(self, *_: Any) -> None: ...
+
+
+class _Proxy(_Api):
+    def do_CONNECT(self) -> None:
+        self.server.asked.append((self.path, self.headers.get("Proxy-Authorization")))  # type: ignore[attr-defined]
+        host, port = self.path.split(":")
+        with socket.create_connection((host, int(port)), timeout=30) as upstream:
+            self.send_response(200)
+            self.end_headers()
+            thread = threading.Thread(target=_pump, args=(upstream, self.connection), daemon=True)
+            thread.start()
+            _pump(self.connection, upstream)
+            thread.join()
+        self.close_connection = True
+
+
+def _pump(source: socket.socket, target: socket.socket) -> None:
+    try:
+        while data := source.recv(65536):
+            target.sendall(data)
+        target.shutdown(socket.SHUT_WR)
+    except OSError:
+        pass
+
+
+@contextmanager
+def serving(handler: type[_Api], certificate: Path | None = None) -> Iterator[Any]:
+    server: Any = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    server.asked = []
+    if certificate is not None:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(certificate)
+        server.socket = context.wrap_socket(server.socket, server_side=True)
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    try:
+        yield server
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+@pytest.fixture
+def certificate(tmp_path: Path) -> Path:
+    """A key and a certificate for localhost that it has signed itself."""
+    key, now = ec.generate_private_key(ec.SECP256R1()), datetime.datetime.now(datetime.timezone.utc)
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "localhost")])
+    signed = (
+        x509.CertificateBuilder(name, name, key.public_key(), 1)
+        .not_valid_before(now - datetime.timedelta(days=1))
+        .not_valid_after(now + datetime.timedelta(days=1))
+        .add_extension(x509.SubjectAlternativeName([x509.DNSName("localhost")]), critical=False)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
+        .sign(key, hashes.SHA256())
+    )
+    pem, form = serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8
+    file = tmp_path / "localhost.pem"
+    file.write_bytes(key.private_bytes(pem, form, serialization.NoEncryption()) + signed.public_bytes(pem))
+    return file
+
+
+@pytest.fixture(autouse=True)
+def no_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("http_proxy", "https_proxy", "all_proxy", "no_proxy", "REQUESTS_CA_BUNDLE"):
+        monkeypatch.delenv(name, raising=False)
+        monkeypatch.delenv(name.upper(), raising=False)
+
+
+def test_requests_over_tls_share_a_connection(certificate: Path) -> None:
+    with serving(_Api, certificate) as server:
+        bounded = BoundedHttp(AnonymousCredentials(), str(certificate))
+        for _ in range(3):
+            response, body = bounded.within(10).request(f"https://localhost:{server.server_port}/a?b=c")
+            assert (response.status, body) == (200, b"{}")
+        bounded.close()
+    assert {path for _, path, _ in server.asked} == {"/a?b=c"}
+    assert len({port for port, _, _ in server.asked}) == 1
+
+
+def test_a_certificate_that_no_authority_has_signed_is_refused(certificate: Path) -> None:
+    with serving(_Api, certificate) as server, pytest.raises(ssl.SSLCertVerificationError):
+        BoundedHttp(AnonymousCredentials(), None).within(10).request(f"https://localhost:{server.server_port}/")
+    assert server.asked == []
+
+
+def test_the_authorities_of_other_clients_are_trusted(certificate: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("REQUESTS_CA_BUNDLE", str(certificate))
+    with serving(_Api, certificate) as server:
+        url = f"https://localhost:{server.server_port}/"
+        bounded = BoundedHttp(AnonymousCredentials(), None)
+        assert bounded.within(10).request(url)[1] == b"{}"
+        bounded.close()
+
+
+def test_a_proxy_passes_tls_on(certificate: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with serving(_Api, certificate) as server, serving(_Proxy) as proxy:
+        monkeypatch.setenv("HTTPS_PROXY", f"http://me:p%40ss@127.0.0.1:{proxy.server_port}")
+        bounded = BoundedHttp(AnonymousCredentials(), str(certificate))
+        for _ in range(2):
+            assert bounded.within(10).request(f"https://localhost:{server.server_port}/a")[1] == b"{}"
+        bounded.close()
+    assert proxy.asked == [(f"localhost:{server.server_port}", "Basic bWU6cEBzcw==")]
+    assert [(path, login) for _, path, login in server.asked] == [("/a", None)] * 2
+
+
+def test_a_proxy_is_given_whole_urls_without_tls(monkeypatch: pytest.MonkeyPatch) -> None:
+    with serving(_Proxy) as proxy:
+        monkeypatch.setenv("http_proxy", f"me:pass@127.0.0.1:{proxy.server_port}")
+        bounded = BoundedHttp(AnonymousCredentials(), None)
+        assert bounded.within(10).request("http://compute.test/a?b=c")[1] == b"{}"
+        bounded.close()
+    assert [asked[1:] for asked in proxy.asked] == [("http://compute.test/a?b=c", "Basic bWU6cGFzcw==")]
+
+
+def test_hosts_without_a_proxy_are_asked_directly(monkeypatch: pytest.MonkeyPatch) -> None:
+    with serving(_Api) as server:
+        monkeypatch.setenv("http_proxy", "http://127.0.0.1:1")
+        monkeypatch.setenv("no_proxy", "127.0.0.1")
+        bounded = BoundedHttp(AnonymousCredentials(), None)
+        assert bounded.within(10).request(f"http://127.0.0.1:{server.server_port}/")[1] == b"{}"
+        bounded.close()
+
+
+def test_a_proxy_that_is_not_one_of_http_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("https_proxy", "socks5://127.0.0.1:1")
+    with pytest.raises(ConnectionError, match=r"socks5://127\.0\.0\.1"):
+        BoundedHttp(AnonymousCredentials(), None).within(10).request("https://compute.test/")
