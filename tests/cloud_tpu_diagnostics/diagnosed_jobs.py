@@ -30,6 +30,11 @@ def config(interval=600, cloud=False):
 def without_companion():
     sys.modules["cloud_tpu_diagnostics.companion.companion_process"] = None
 
+def wait_for_helper():
+    from cloud_tpu_diagnostics import blocks
+    while not (helper := blocks._current._helper) or not helper._control or helper.thread_ident:
+        time.sleep(0.01)
+
 def lock_twice(library):
     mutex = ctypes.create_string_buffer(64)
     library.pthread_mutex_lock(mutex)

@@ -334,10 +334,8 @@ def test_a_job_is_taken_for_stuck_later_while_it_runs(program: str, is_stuck_aft
 def test_a_helper_ends_with_its_block_and_is_no_child_of_the_job(tmp_path: Path) -> None:
     job = Job(
         """
-from cloud_tpu_diagnostics import blocks
 with diagnostic.diagnose(config()):
-    while not blocks._current._helper._control or blocks._current._helper.thread_ident:
-        time.sleep(0.01)
+    wait_for_helper()
     try:
         say(os.waitpid(-1, os.WNOHANG))
     except ChildProcessError:
@@ -358,10 +356,8 @@ input()
 def test_a_helper_ends_with_its_block_though_a_forked_child_lives(tmp_path: Path) -> None:
     job = Job(
         """
-from cloud_tpu_diagnostics import blocks
 with diagnostic.diagnose(config()):
-    while not blocks._current._helper._control or blocks._current._helper.thread_ident:
-        time.sleep(0.01)
+    wait_for_helper()
     child = os.fork()
     if not child:
         time.sleep(300)
@@ -388,8 +384,7 @@ def test_a_helper_keeps_no_file_of_the_job_open(tmp_path: Path) -> None:
 from cloud_tpu_diagnostics import blocks
 os.dup2(os.open("/dev/null", os.O_RDWR), 77, inheritable=True)  # As C libraries open files.
 with diagnostic.diagnose(config()):
-    while not blocks._current._helper._control or blocks._current._helper.thread_ident:
-        time.sleep(0.01)
+    wait_for_helper()
     say("started")
     input()
 """,

@@ -106,10 +106,8 @@ def test_a_signal_from_outside_dumps_a_hang_at_any_time(tmp_path: Path, library:
     """With the GIL held, by a process beside the job, which a block of less than a moment does not start."""
     job = Job(
         """
-from cloud_tpu_diagnostics import blocks
 with diagnostic.diagnose(config()):
-    while not blocks._current._helper._control or blocks._current._helper.thread_ident:
-        time.sleep(0.01)
+    wait_for_helper()
     lock_twice(getattr(ctypes, sys.argv[2])(None))
 """,
         tmp_path / "d",

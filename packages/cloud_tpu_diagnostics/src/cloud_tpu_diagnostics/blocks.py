@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import sys
 import threading
 import weakref
+from types import SimpleNamespace
+from typing import Final
 
 from ml_diagnostics_common.guard import LOSSES, report_loss, warn_once
 
@@ -14,7 +15,7 @@ from cloud_tpu_diagnostics.configuration.hang_configuration import HangConfig
 from cloud_tpu_diagnostics.configuration.stack_trace_configuration import StackTraceConfig
 from cloud_tpu_diagnostics.plan import Plan, plan_of
 
-__all__ = ["Block"]
+__all__ = ["FORK_HOOKS", "Block"]
 
 # State of the process: what is collected, and the blocks that are entered, by their tokens; and, in a forked child,
 # what its parent collects: faulthandler still writes there.
@@ -139,5 +140,7 @@ def _after_fork_in_child() -> None:
     _entered.clear()
 
 
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(before=_before_fork, after_in_parent=_after_fork_in_parent, after_in_child=_after_fork_in_child)
+FORK_HOOKS: Final = SimpleNamespace(
+    before=_before_fork, after_in_parent=_after_fork_in_parent, after_in_child=_after_fork_in_child
+)
+"""Called by `diagnostic` around each fork. Defined last: an import that is not complete has none."""

@@ -14,21 +14,21 @@ import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from ml_diagnostics_common import background
 from ml_diagnostics_common.guard import LOSSES, guarded_as, warn_once
 
-from cloud_tpu_diagnostics import trace_file
 from cloud_tpu_diagnostics.console import Console
 from cloud_tpu_diagnostics.dump import dump_text, write_in_parts
 from cloud_tpu_diagnostics.dump_requests import DumpRequests
-from cloud_tpu_diagnostics.helper import Helper
 from cloud_tpu_diagnostics.plan import Plan
 from cloud_tpu_diagnostics.rounds import Rounds
-from cloud_tpu_diagnostics.trace_file import TraceFile
 from cloud_tpu_diagnostics.undoing import undo_all
 from cloud_tpu_diagnostics.watchdog import Timer, Watchdog
 
 if TYPE_CHECKING:
     from cloud_tpu_diagnostics.companion_link import CompanionLink
+    from cloud_tpu_diagnostics.helper import Helper
+    from cloud_tpu_diagnostics.trace_file import TraceFile
 
 __all__ = ["HEADER", "Collection"]
 
@@ -55,7 +55,12 @@ class Collection:
         """Held by the thread of ours that writes a dump."""
         self._timer = Timer(plan.interval_seconds)
         self._rounds = Rounds(
-            self._timer, plan.interval_seconds, first=self._prune, look=self._look, go_round=self._go_round
+            self._timer,
+            plan.interval_seconds,
+            first=self._prune,
+            later=self._start_helper,
+            look=self._look,
+            go_round=self._go_round,
         )
         self._changing = threading.RLock()
         self._is_on = False
@@ -73,8 +78,6 @@ class Collection:
                 if self._place is not None:
                     self._answer_requests(self._place)
                 self._start_companion(self._watchdog)
-                if self._companion is None:
-                    self._start_helper()
             if self._place is not None:
                 self._start_timer()
 
@@ -113,7 +116,7 @@ class Collection:
 
         companion, place = self._companion, self._place
         text = exception_dump(error, companion.step() if companion is not None else None)
-        if isinstance(place, TraceFile) and place.is_open():
+        if place is not None and place.path is not None and place.is_open():
             try:
                 os.write(place.number, text.encode("utf-8", "backslashreplace"))
                 return
@@ -148,16 +151,26 @@ class Collection:
         )
         self._requests.start()
 
+    @guarded_as("start a process beside the job")
     def _start_helper(self) -> None:
-        """Start the process that asks faulthandler to answer where Python cannot."""
-        requests, watchdog, place = self._requests, self._watchdog, self._place
-        if self._helper is not None:
+        """Start the process that asks faulthandler to answer where Python cannot, unless a companion does so."""
+        if self._companion is not None:
             return
-        if requests is None or watchdog is None or place is None or watchdog.dump_signal is None:
-            return
-        watchdog.answer(place.number)
-        self._helper = Helper(requests, watchdog.dump_signal)
-        self._helper.start()
+        from ml_diagnostics_common.client_imports import import_undisturbed
+
+        # Not before now, and not within our lock: a thread that forks waits for the import, and may be waited for.
+        import_undisturbed("cloud_tpu_diagnostics.helper")
+        from cloud_tpu_diagnostics.helper import Helper
+
+        with self._changing:
+            requests, watchdog, place = self._requests, self._watchdog, self._place
+            if not self._is_on or self._helper is not None:
+                return
+            if requests is None or watchdog is None or place is None or watchdog.dump_signal is None:
+                return
+            watchdog.answer(place.number)
+            self._helper = Helper(requests, watchdog.dump_signal)
+            self._helper.start()
 
     # --- The companion --------------------------------------------------------------------------------
 
@@ -171,7 +184,7 @@ class Collection:
 
             self._companion = CompanionLink(
                 self.plan,
-                trace_path=place.path if isinstance(place, TraceFile) else None,
+                trace_path=place.path if place is not None else None,
                 console=place.number if place is not None else 2,
                 dump_signal=watchdog.dump_signal,
                 main_thread_signal=watchdog.main_thread_signal,
@@ -200,8 +213,8 @@ class Collection:
                 self._timer.arm_again(self._place.patient)
             if self._watchdog is not None:
                 self._watchdog.stop_answering()
-            self._start_helper()
             companion.leave(None)  # Nothing writes to its pipe any more.
+        self._start_helper()
 
     def _say_without_companion(self, what: str) -> None:
         warn_once(
@@ -219,6 +232,7 @@ class Collection:
             number = self._companion.timer_number()
         if number is None:
             warn_once("no timer", "There are no periodic stack traces: whatever is written to stderr may wait there.")
+            background.start(self._start_helper)
             return
         self._timer.arm(number)
         self._rounds.start()
@@ -226,8 +240,10 @@ class Collection:
     @guarded_as("delete old stack traces")
     def _prune(self) -> None:
         place = self._place
-        if isinstance(place, TraceFile):
-            trace_file.prune(Path(place.path).parent)
+        if place is not None and place.path is not None:
+            from cloud_tpu_diagnostics.trace_file import prune
+
+            prune(Path(place.path).parent)
 
     @guarded_as("look after its signals")
     def _look(self) -> None:
@@ -240,7 +256,7 @@ class Collection:
     @guarded_as("tell what readers of its traces have to know")
     def _note(self, sentence: str) -> None:
         place = self._place
-        if isinstance(place, TraceFile) and place.is_open():
+        if place is not None and place.path is not None and place.is_open():
             os.write(place.number, f"INFO: {sentence}\n".encode())
 
     def _go_round(self, is_in_time: bool) -> bool:
@@ -314,7 +330,9 @@ class Collection:
 def _open_place(plan: Plan) -> TraceFile | Console | None:
     """Opens the file, or finds stderr; None if there is neither. Says which in the log."""
     if plan.to_cloud:
-        file = trace_file.open_trace_file()
+        from cloud_tpu_diagnostics.trace_file import open_trace_file  # Here, as most blocks write to the console.
+
+        file = open_trace_file()
         if file is not None:
             _say("Stack trace will be written in: %s", file.path)
             return file

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import stat
 import sys
+from typing import Final
 
 from ml_diagnostics_common.descriptors import Descriptor, with_high_number
 
@@ -19,6 +20,9 @@ class Console:
     Raises:
         OSError: There is none.
     """
+
+    path: Final = None
+    """Where its file is: it has none."""
 
     def __init__(self) -> None:
         self._opened: list[Descriptor] = []

@@ -6,9 +6,15 @@ with diagnostic.diagnose(diagnostic_config):
 
 from __future__ import annotations
 
+import os
+import sys
+import threading
 from contextlib import ContextDecorator
 from types import TracebackType
 from typing import TYPE_CHECKING
+
+# Its hook for forks is called after ours then: threads that have our locks import modules by it, never the other way.
+from ml_diagnostics_common import client_imports as _client_imports  # noqa: F401
 
 from cloud_tpu_diagnostics.configuration.diagnostic_configuration import DiagnosticConfig
 from cloud_tpu_diagnostics.exceptions import ConfigurationError
@@ -17,6 +23,12 @@ if TYPE_CHECKING:
     from cloud_tpu_diagnostics.blocks import Block
 
 __all__ = ["diagnose", "heartbeat"]
+
+_FORK_WAITS_SECONDS = 10.0
+
+# State of the process: held by the thread that imports `blocks`, and by one that forks; and what that one has done.
+_importing = threading.RLock()
+_forking = threading.local()
 
 
 class diagnose(ContextDecorator):  # noqa: N801 (it is called as a function is)
@@ -52,12 +64,8 @@ class diagnose(ContextDecorator):  # noqa: N801 (it is called as a function is)
         except Exception as error:
             raise _not_a_configuration(self._config, error) from None
         try:
-            from ml_diagnostics_common.client_imports import import_undisturbed
-
-            import_undisturbed(
-                "cloud_tpu_diagnostics.blocks"
-            )  # A child forked during the import could never import it.
-            from cloud_tpu_diagnostics.blocks import Block
+            with _importing:
+                from cloud_tpu_diagnostics.blocks import Block
         except (ImportError, OSError) as error:  # Too many open files, for instance.
             _report(error)
             return
@@ -109,3 +117,39 @@ def heartbeat(step: int | None = None, phase: str = "step") -> None:
     except (ImportError, OSError):  # Too many open files, for instance; the next one may do.
         return
     publish(phase, step)
+
+
+# --- Forks ----------------------------------------------------------------------------------------------
+
+# Registered here, not where `blocks` is imported: a fork that waits for the end of that import has begun, and calls
+# only what was registered before it.
+
+
+def _before_fork() -> None:
+    """Wait for the end of an import, since a child that is forked during it could never import it; then prepare."""
+    _forking.hooks = None
+    _forking.has_lock = _importing.acquire(timeout=_FORK_WAITS_SECONDS)
+    if _forking.has_lock:
+        _forking.hooks = getattr(sys.modules.get("cloud_tpu_diagnostics.blocks"), "FORK_HOOKS", None)
+    if _forking.hooks is not None:
+        _forking.hooks.before()
+
+
+def _after_fork_in_parent() -> None:
+    try:
+        if _forking.hooks is not None:
+            _forking.hooks.after_in_parent()
+    finally:
+        if _forking.has_lock:
+            _importing.release()
+
+
+def _after_fork_in_child() -> None:
+    global _importing
+    _importing = threading.RLock()
+    if _forking.hooks is not None:
+        _forking.hooks.after_in_child()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(before=_before_fork, after_in_parent=_after_fork_in_parent, after_in_child=_after_fork_in_child)

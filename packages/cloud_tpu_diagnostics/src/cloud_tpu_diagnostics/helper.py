@@ -6,9 +6,9 @@ Nothing in the job itself can do so: a Python thread waits for the GIL, and this
 from __future__ import annotations
 
 import _socket
-import _thread
 import json
 import os
+import threading
 from collections.abc import Mapping
 
 from ml_diagnostics_common import background
@@ -19,11 +19,9 @@ from cloud_tpu_diagnostics.dump_requests import DumpRequests
 
 __all__ = ["Helper"]
 
-_SHORT_BLOCK_SECONDS = 0.25
-
 
 class Helper:
-    """Starts the process, unless the block is short.
+    """Starts the process, and ends it.
 
     Args:
         requests: The requests that it watches.
@@ -32,8 +30,7 @@ class Helper:
 
     def __init__(self, requests: DumpRequests, dump_signal: int) -> None:
         self._requests, self._dump_signal = requests, dump_signal
-        self._until_stop = _thread.allocate_lock()  # Held until `stop`.
-        self._until_stop.acquire()
+        self._is_over = False
         self._control: Descriptor | None = None
         self.thread_ident = 0
         """The identifier of the thread that starts the process; 0 while there is none."""
@@ -44,8 +41,7 @@ class Helper:
 
     def stop(self) -> None:
         """End the process."""
-        if self._until_stop.locked():
-            self._until_stop.release()
+        self._is_over = True
         self._end_process()
 
     def _end_process(self) -> None:
@@ -63,15 +59,14 @@ class Helper:
 
     @guarded_as("start a process beside the job")
     def _run(self) -> None:
-        self.thread_ident = _thread.get_ident()
+        self.thread_ident = threading.get_ident()
         try:
-            if not self._until_stop.acquire(timeout=_SHORT_BLOCK_SECONDS):
-                self._launch()
+            self._launch()
         finally:
             self.thread_ident = 0
 
     def _launch(self) -> None:
-        from ml_diagnostics_common.child_process import process_descriptor  # Here, as entering a block must be quick.
+        from ml_diagnostics_common.child_process import process_descriptor  # Here, off the thread of the rounds.
 
         read, write = (Descriptor(with_high_number(end.detach())) for end in _socket.socketpair())
         self._control = write
@@ -90,7 +85,7 @@ class Helper:
         finally:
             if job is not None:
                 os.close(job)
-            if not self._until_stop.locked():  # Stopped meanwhile.
+            if self._is_over:  # Stopped meanwhile.
                 self._end_process()
 
 

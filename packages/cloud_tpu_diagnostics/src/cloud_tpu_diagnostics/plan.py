@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from typing import NamedTuple
+from types import SimpleNamespace
 
 from cloud_tpu_diagnostics.configuration import hang_configuration
 from cloud_tpu_diagnostics.configuration.hang_configuration import HangConfig
@@ -18,7 +18,7 @@ LONGEST_INTERVAL_SECONDS = 1e9
 """Above it faulthandler's timer overflows."""
 
 
-class Plan(NamedTuple):
+class Plan(SimpleNamespace):  # To define a named tuple takes longer than all else that this module does.
     """What a block collects.
 
     Attributes:
@@ -55,10 +55,10 @@ def _plan_of(traces: StackTraceConfig | None, hangs: HangConfig | None) -> Plan:
     if traces is None or not traces.collect_stack_trace:
         traces = StackTraceConfig(collect_stack_trace=False)
     plan = Plan(
-        bool(traces.collect_stack_trace),
-        bool(traces.stack_trace_to_cloud),
-        checked_interval(traces.stack_trace_interval_seconds),
-        replace(hang_configuration.checked(hangs)) if hangs is not None and hangs.enabled else None,
+        is_collecting=bool(traces.collect_stack_trace),
+        to_cloud=bool(traces.stack_trace_to_cloud),
+        interval_seconds=checked_interval(traces.stack_trace_interval_seconds),
+        hangs=replace(hang_configuration.checked(hangs)) if hangs is not None and hangs.enabled else None,
     )
     if plan.to_cloud or plan.hangs is not None:
         from ml_diagnostics_common.environment import configured_backend

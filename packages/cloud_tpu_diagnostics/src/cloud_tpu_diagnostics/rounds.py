@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import _thread
-import signal
+import math
 import time
 from collections.abc import Callable
 
 from ml_diagnostics_common import background
+from ml_diagnostics_common.signal_wakeups import block_signals
 
 from cloud_tpu_diagnostics.watchdog import Timer
 
 __all__ = ["Rounds"]
 
 _LOOK_SECONDS = 5.0
+_SHORT_BLOCK_SECONDS = 0.25
 _MOST_SETTLE_SECONDS = 1.0
 """How long a dump of the timer may take before it is armed again."""
 _ARMING_SECONDS = 0.05
@@ -31,6 +33,7 @@ class Rounds:
         timer: Dumps where Python cannot.
         interval_seconds: From one round to the next.
         first: Called once, in the thread.
+        later: Called once, unless the block is short; it must not block.
         look: Called every few seconds, however long the interval is.
         go_round: Called each time, with False if the timer has dumped already; it arms the timer again, and returns
             False if there is nothing more to do.
@@ -42,13 +45,14 @@ class Rounds:
         interval_seconds: float,
         *,
         first: Callable[[], None],
+        later: Callable[[], None],
         look: Callable[[], None],
         go_round: Callable[[bool], bool],
     ) -> None:
         self._timer = timer
         self._interval = interval_seconds
         self._settle = min(_MOST_SETTLE_SECONDS, interval_seconds / 20)
-        self._first, self._look, self._go_round = first, look, go_round
+        self._first, self._later, self._look, self._go_round = first, later, look, go_round
         self._going_on = _thread.allocate_lock()  # Held until `stop`. An event is more frames in each dump.
         self._going_on.acquire()
 
@@ -63,12 +67,17 @@ class Rounds:
 
     def _run(self) -> None:
         # The program's signals are for its own threads; and a pipe that nobody reads must not end the program.
-        signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+        block_signals()
         timer = self._timer
-        due = time.monotonic() + self._interval
+        now = time.monotonic()
+        due, is_later_at = now + self._interval, now + _SHORT_BLOCK_SECONDS
         self._first()
-        while not self._stops_before(min(due, timer.due - timer.grace_seconds)):
+        while not self._stops_before(min(due, timer.due - timer.grace_seconds, is_later_at)):
             now = time.monotonic()
+            if now >= is_later_at:
+                is_later_at = math.inf
+                self._later()
+                continue
             is_in_time = now < timer.due - _ARMING_SECONDS
             if is_in_time and now < due and timer.arm_again():
                 continue

@@ -56,7 +56,7 @@ class TraceFile:
     """
 
     def __init__(self, path: str, number: int) -> None:
-        self.path = path
+        self.path: Final = path
         self._descriptor = Descriptor(number)
         self.number = number
         """For faults and for the signal."""

@@ -100,8 +100,9 @@ class Watchdog:
     def start(self) -> None:
         """Turns them on, as far as the job has not done so itself."""
         self._undoing.append(self._close_answers)  # Done last.
-        self.main_thread_signal = self._register(real_time_signals(), _NO_DESCRIPTOR, all_threads=False)
-        self.dump_signal = self._register(real_time_signals(), _NO_DESCRIPTOR, all_threads=True)
+        caught, wanted = caught_signals_or_none(), real_time_signals()
+        self.main_thread_signal = self._register(wanted, caught, all_threads=False)
+        self.dump_signal = self._register(wanted, caught, all_threads=True)
         if self._number is not None:
             self._enable(self._number)
 
@@ -172,16 +173,15 @@ class Watchdog:
 
     # --- Signals ---
 
-    def _register(self, wanted: list[int], number: int, *, all_threads: bool) -> int | None:
-        """Takes the first signal that is free."""
-        caught = caught_signals_or_none()
+    def _register(self, wanted: list[int], caught: frozenset[int], *, all_threads: bool) -> int | None:
+        """Take the first signal that is free, and have nothing written upon it yet; None if all are taken."""
         for each in wanted:
             is_caught = each in self._outputs or (each in caught and not is_left_harmless(each))
             if not is_caught and signal.getsignal(each) is signal.SIG_DFL:
                 try:
                     if each not in caught:  # The program has had it since, which faulthandler does not know.
                         faulthandler.unregister(each)
-                    self._hand_over(each, number, all_threads=all_threads)
+                    self._hand_over(each, _NO_DESCRIPTOR, all_threads=all_threads)
                 except (OSError, RuntimeError, ValueError):
                     continue
                 return each

@@ -21,12 +21,21 @@ from ml_diagnostics_common import background
 from ml_diagnostics_common.descriptors import Descriptor, identity, with_high_number
 from ml_diagnostics_common.guard import LOSSES
 
-__all__ = ["SignalWakeups", "in_main_thread", "subscribe", "unsubscribe"]
+__all__ = ["SignalWakeups", "block_signals", "in_main_thread", "subscribe", "unsubscribe"]
 
 _READ_BYTES = 4096
 _NOT_A_SIGNAL = b"\0"
+_REAL_TIME = 32
+"""The first number that is a real-time signal, or not a signal at all."""
 
 Receiver = Callable[[bytes], object]
+
+
+def block_signals() -> None:
+    """Block all signals in this thread: the program's are for its own threads."""
+    # signal.valid_signals() takes a tenth of a millisecond, with the GIL held, to make enum members.
+    real_time = range(getattr(signal, "SIGRTMIN", 0), getattr(signal, "SIGRTMAX", -1) + 1)
+    signal.pthread_sigmask(signal.SIG_BLOCK, {*range(1, _REAL_TIME), *real_time})
 
 
 class SignalWakeups:
@@ -115,7 +124,7 @@ class SignalWakeups:
             return b""
 
     def _run(self) -> None:
-        signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+        block_signals()
         self.thread_ident = threading.get_ident()
         poller = select.poll()
         number = self._read.number()
@@ -177,14 +186,15 @@ def subscribe(receive: Receiver) -> SignalWakeups:
     """
     global _shared
     with _lock:
-        if _shared is None:
-            wakeups = SignalWakeups()
-            _shared = wakeups
-            wakeups.start()
-            in_main_thread(_follow)
-        if receive not in _shared.receivers:
-            _shared.receivers += (receive,)
-        return _shared
+        if _shared is not None:
+            if receive not in _shared.receivers:
+                _shared.receivers += (receive,)
+            return _shared
+        wakeups = _shared = SignalWakeups()
+        wakeups.receivers = (receive,)
+        in_main_thread(_follow)
+        wakeups.start()
+        return wakeups
 
 
 def unsubscribe(receive: Receiver) -> None:
