@@ -177,12 +177,15 @@ def bench(session: nox.Session) -> None:
 
 @nox.session
 def lint(session: nox.Session) -> None:
-    """Style, and the contracts between the layers; its environment has the tools that pre-commit runs."""
+    """Style, import contracts and changelog fragments; the environment has the tools that pre-commit runs."""
     install(session, "lint", *PACKAGES)
     session.run("ruff", "check", ".")
     session.run("ruff", "format", "--check", ".")
     session.run("lint-imports", "--no-cache")
     session.run("pre-commit", "run", "--all-files", "end-of-file")
+    for name in PACKAGES:  # a fragment with a wrong name or type is an error
+        draft = ["--draft", "--version=next", "--config=.ci/towncrier.toml", f"--dir=packages/{name}"]
+        session.run("towncrier", "build", *draft, silent=True)
 
 
 @nox.session
@@ -216,12 +219,13 @@ def docs(session: nox.Session) -> None:
 
 @nox.session
 def wheels(session: nox.Session) -> None:
-    """Build every package, and try each wheel alone (with common) in an empty environment."""
-    install(session, "build")
+    """Build every package, check what an index shows of it, and try each wheel alone (with common)."""
+    install(session, "release")
     dist = ROOT / "dist"
     shutil.rmtree(dist, ignore_errors=True)
     for name in PACKAGES:
         session.run("python", "-m", "build", "--no-isolation", "--outdir", str(dist), f"packages/{name}", silent=True)
+    session.run("twine", "check", "--strict", *map(str, sorted(dist.iterdir())))
     constraints = Path(session.create_tmp()) / "constraints.txt"
     pins = (ROOT / "requirements" / "tests.txt").read_text().splitlines()
     constraints.write_text("".join(line.rstrip(" \\") + "\n" for line in pins if line[:1].isalnum()))

@@ -148,7 +148,7 @@ class TestPackage:
         (source,) = (ROOT / "packages" / package / "src").glob("*/__init__.py")
         module = __import__(source.parent.name)
         changelog = (ROOT / "packages" / package / "CHANGELOG.md").read_text()
-        newest = re.search(r"^## (\S+)", changelog, re.MULTILINE)
+        newest = re.search(r"^## \[(\S+)\]", changelog, re.MULTILINE)
         assert newest is not None
         assert module.__version__ == metadata.version(name) == newest.group(1)
 
