@@ -74,6 +74,24 @@ class Answer(NamedTuple):
     retry_after_seconds: float | None
 
 
+class HttpRequest(NamedTuple):
+    """A request to an API.
+
+    Attributes:
+        method: GET, POST, PATCH, ...
+        url: Without its query.
+        headers: Of the request.
+        query: The query's parameters.
+        body: What to send.
+    """
+
+    method: str
+    url: str
+    headers: Mapping[str, str]
+    query: Mapping[str, str] | None = None
+    body: bytes | None = None
+
+
 class Session:
     """Connections that are kept, and tokens that are renewed. Made by `open_session`; several threads may use it.
 
@@ -86,25 +104,22 @@ class Session:
         self._http = http
         self._token_request = token_request
 
-    def send(
-        self,
-        method: str,
-        url: str,
-        headers: Mapping[str, str],
-        query: Mapping[str, str] | None,
-        body: bytes | None,
-        most_bytes: int,
-        moment: float,
-    ) -> Answer:
-        """Make one request; twice where the server does not accept the token, with a new one. See `exchange`."""
+    def send(self, request: HttpRequest, most_bytes: int, moment: float) -> Answer:
+        """Make one request; twice where the server does not accept the token, with a new one.
+
+        Args:
+            request: Without a token.
+            most_bytes: The limit of the response's body after decompression.
+            moment: When it is given up, in seconds of `time.monotonic`.
+        """
         from ml_diagnostics_common.bounded_adapter import Deadline
 
         deadline = Deadline(moment)
         token_request = functools.partial(self._token_request, timeout=deadline)
         for is_last in (False, True):
-            authorized = dict(headers)
-            self._authorize(token_request, method, url, authorized)
-            response = self._http.send(method, url, authorized, query, body, deadline)
+            authorized = dict(request.headers)
+            self._authorize(token_request, request.method, request.url, authorized)
+            response = self._http.send(request._replace(headers=authorized), deadline)
             with contextlib.closing(response):
                 response.raw.most_bytes = most_bytes
                 answer = Answer(
@@ -132,13 +147,12 @@ class Session:
         self._http.close()
 
 
-def open_session(credentials: Any, feature: str, *, ca_certs: str | None = None) -> Session:
+def open_session(credentials: Any, feature: str) -> Session:
     """Return a session for an API that these credentials are for.
 
     Args:
         credentials: A `google.auth.credentials.Credentials`.
         feature: What it is for, for the message where google-auth is missing.
-        ca_certs: A file of the authorities to trust; None is what `requests` trusts.
 
     Raises:
         MissingExtraError: google-auth or requests is not installed.
@@ -150,7 +164,7 @@ def open_session(credentials: Any, feature: str, *, ca_certs: str | None = None)
     except ImportError as error:
         raise MissingExtraError(feature, "ml-diagnostics-common", "logging") from error
     # Requests for a token by an adapter of google.auth's own would try four times to connect, each its full time.
-    return Session(credentials, BoundedHttp(ca_certs), Request(session=bounded_http(RESPONSE_BYTES)))
+    return Session(credentials, BoundedHttp(), Request(session=bounded_http(RESPONSE_BYTES)))
 
 
 def exchange(
@@ -181,7 +195,7 @@ def exchange(
     """
     moment = time.monotonic() + timeout_seconds
     with _connection_errors(timeout_seconds):
-        return session.send(method, url, headers, query, body, most_bytes, moment)
+        return session.send(HttpRequest(method, url, headers, query, body), most_bytes, moment)
 
 
 def shown(body: bytes) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import time
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import requests
 import urllib3
@@ -18,6 +18,9 @@ from urllib3.exceptions import DecodeError, ProtocolError
 
 from ml_diagnostics_common.bounded_body import BodyError, BodyTooLargeError, bounded_pieces
 from ml_diagnostics_common.timed_response import TimedHeadersResponse, TimedResponse
+
+if TYPE_CHECKING:
+    from ml_diagnostics_common.authorized_requests import HttpRequest
 
 __all__ = ["BoundedAdapter", "BoundedHttp", "Deadline", "ResponseTooLargeError", "TimedHeadersAdapter", "bounded_http"]
 
@@ -42,35 +45,24 @@ class BoundedHttp:
 
     A `requests.Session` reads ~/.netrc, whose login would replace a token, cookies, and the variables for proxies and
     authorities again for each request: half of a request's cost. Here the variables are read once for each server.
-
-    Args:
-        ca_certs: A file of the authorities to trust; None is what requests trusts.
     """
 
-    def __init__(self, ca_certs: str | None = None) -> None:
+    def __init__(self) -> None:
         self._session = bounded_http(0)
-        self._ca_certs = ca_certs
         self._settings: dict[str, Mapping[str, Any]] = {}
 
-    def send(
-        self,
-        method: str,
-        url: str,
-        headers: Mapping[str, str],
-        query: Mapping[str, str] | None,
-        body: bytes | None,
-        deadline: Deadline,
-    ) -> Any:
+    def send(self, request: HttpRequest, deadline: Deadline) -> Any:
         """Make one request, once; redirects are not followed. The response's body is yet to be read."""
-        server = "/".join(url.split("/", 3)[:3])
+        server = "/".join(request.url.split("/", 3)[:3])
         settings = self._settings.get(server)
         if settings is None:
-            settings = self._session.merge_environment_settings(url, {}, True, self._ca_certs, None)
+            settings = self._session.merge_environment_settings(request.url, {}, True, None, None)
             self._settings[server] = settings
-        request = requests.PreparedRequest()
-        request.prepare(method, url, headers={**headers, "Accept-Encoding": "gzip"}, params=query, data=body)
-        adapter: Any = self._session.get_adapter(url)
-        return adapter.send(request, timeout=deadline, **settings)
+        prepared = requests.PreparedRequest()
+        headers = {**request.headers, "Accept-Encoding": "gzip"}
+        prepared.prepare(request.method, request.url, headers=headers, params=request.query, data=request.body)
+        adapter: Any = self._session.get_adapter(request.url)
+        return adapter.send(prepared, timeout=deadline, **settings)
 
     def close(self) -> None:
         """Close the connections; a later request opens others."""
