@@ -54,10 +54,12 @@ def test_a_host_without_a_file_is_asked_again_and_then_named(
     jobs[1].writes = writes  # type: ignore[assignment]
     outcomes = capture(jobs, tmp_path)
     assert [outcome.is_captured for outcome in outcomes] == [True, False, True]
-    assert {"empty": "its file is empty", "half": "cut off", "nothing": "there is no"}[writes] in outcomes[1].problem
+    assert {"empty": "its file is empty", "half": "truncated", "nothing": "does not exist"}[writes] in outcomes[
+        1
+    ].problem
     assert [asked(job) for job in jobs] == [1, 2, 1]
     assert len(list((tmp_path / "session").iterdir())) == 2, "a file that is not whole is removed"
-    assert f"No profile came of {jobs[1].address}: capturing again." in capsys.readouterr().err
+    assert f"No profile of {jobs[1].address}: capturing again." in capsys.readouterr().err
 
 
 def test_a_host_that_fails_once_is_captured_the_second_time(jobs: list[ProfilerServiceServer], tmp_path: Path) -> None:
@@ -124,7 +126,7 @@ def test_a_host_whose_clock_is_behind_gets_its_profile_after_the_others(
     assert asked(jobs[1]) > 2
     assert jobs[1].profiles[-1].start_ns == 0
     said = capsys.readouterr().err
-    assert said.count(f"{jobs[1].address}: still at the profile that was asked for first; ") == 1
+    assert said.count(f"{jobs[1].address}: busy with the profile that was requested first; ") == 1
 
 
 def test_a_clock_that_is_behind_for_ever_is_said_to_be_the_likely_cause(
@@ -135,7 +137,7 @@ def test_a_clock_that_is_behind_for_ever_is_said_to_be_the_likely_cause(
     session = Session(str(tmp_path), "session")
     outcomes = Capture(session, _MS, LocalStorage(), Console(), _SERVICE, busy_seconds=0).run(targets)
     assert [outcome.is_captured for outcome in outcomes] == [True, False, True]
-    assert "by a clock that is behind" in outcomes[1].problem
+    assert "because its clock is behind" in outcomes[1].problem
 
 
 def test_a_host_whose_clock_is_fast_is_captured_and_a_note_says_what_that_means(
@@ -147,7 +149,7 @@ def test_a_host_whose_clock_is_fast_is_captured_and_a_note_says_what_that_means(
     capsys.readouterr()
     report(outcomes, Session(str(tmp_path), "session"), str(tmp_path), "table", Console())
     said = capsys.readouterr().err
-    assert f"Note: by the hosts' own clocks {jobs[1].address} began" in said
+    assert f"Note: by the hosts' own clocks {jobs[1].address} started" in said
     assert "compare `date`" in said
 
 

@@ -181,7 +181,7 @@ def test_a_host_that_refuses_ssh_and_one_that_forwards_no_port_keep_no_other_fro
     assert "Failed to profile host vm-1 with error: " in ran.err
     assert "Permission denied" in ran.err, ran.err[-3000:]
     assert any("python3 -c" in request.path for request in relayed.requests if request.operation == "exec")
-    assert "No profile came of vm-3: capturing again." in ran.err
+    assert "No profile of vm-3: capturing again." in ran.err
     staging = Path(machines.jobs["vm-3"].profiles[1].root).parent
     assert staging.name.startswith("xprofiler-")
     assert not staging.exists()
@@ -259,7 +259,7 @@ def test_a_refusal_to_look_for_hosts_is_said_and_nothing_is_begun(
     machines.compute.faults.always(fault, on="get")
     ran = capture("-z", _ZONE, "-l", "gs://test-bucket/run", "-n", "vm-1", "--non-tpu-vm")
     assert ran.exit_code == exit_code
-    assert "look for the VM vm-1" in ran.err
+    assert "find the VM vm-1" in ran.err
 
 
 def test_a_host_that_cannot_be_looked_for_keeps_no_other_from_its_profile(machines: Machines) -> None:
@@ -270,7 +270,7 @@ def test_a_host_that_cannot_be_looked_for_keeps_no_other_from_its_profile(machin
     found = find_machines(["vm-1", "vm-2"], _ZONE, 9012, api, may_be_tpus=False)
     assert len(found.targets) == 1
     (problem,) = found.missing.values()
-    assert "look for the VM" in problem
+    assert "find the VM" in problem
 
 
 def test_a_bucket_that_is_not_there_is_said_before_anything_is_asked_of_hosts(
@@ -280,7 +280,7 @@ def test_a_bucket_that_is_not_there_is_said_before_anything_is_asked_of_hosts(
     monkeypatch.setattr("xprofiler.capture.machines.make_ssh_key", lambda targets, programs: None)
     ran = capture("-z", _ZONE, "-l", "gs://no-such-bucket/run", "-n", "vm-1", "--non-tpu-vm")
     assert ran.exit_code == 3
-    assert "there is no such bucket" in ran.err
+    assert "the bucket does not exist" in ran.err
     assert not machines.servers["vm-1"].requests
 
 

@@ -129,7 +129,7 @@ def test_where_pods_cannot_write_to_the_bucket_their_files_are_brought_there(
     assert ran.exit_code == 0, ran.err
     folder = f"run/tensorboard/plugins/profile/{ran.session}"
     assert bucket.names("bucket") == [f"{folder}/{pod}.xplane.pb" for pod in _PODS]
-    assert "No profile came of pod_1, pod_2: capturing again." in ran.err
+    assert "No profile of pod_1, pod_2: capturing again." in ran.err
     staging = Path(jobs[0].profiles[1].root)
     assert staging.parent.name.startswith("xprofiler-")
     assert not staging.parent.exists()

@@ -127,7 +127,7 @@ def test_what_is_no_profilers_server_is_said_to_be_none(capture: Command, tmp_pa
     with CloudStorageServer() as web_server:
         ran = capture("-o", "local", "-n", web_server.url.removeprefix("http://"), "-l", tmp_path, "-d", _MS)
     assert ran.exit_code == 1
-    assert "is no profiler's server" in ran.err
+    assert "is not a profiler server" in ran.err
 
 
 def test_into_a_bucket_the_file_goes_by_way_of_this_machine(

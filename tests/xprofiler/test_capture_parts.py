@@ -17,8 +17,8 @@ from ml_diagnostics_testing.cloud_storage import CloudStorageServer
 from ml_diagnostics_testing.faults import Status
 from ml_diagnostics_testing.xspace import message, xspace
 from xprofiler.capture.collecting import Collector, Outcome, Parts, problem_of
+from xprofiler.capture.destinations import Destination, destinations_of
 from xprofiler.capture.host_clock import ahead_seconds
-from xprofiler.capture.places import Place, places_of
 from xprofiler.capture.reserving import reserved
 from xprofiler.capture.session import Session, unused_name
 from xprofiler.capture.table import report, size_text
@@ -84,7 +84,7 @@ def test_a_session_that_has_files_is_not_taken_again_and_stays(tmp_path: Path, b
 
 
 def test_a_bucket_that_is_not_there_is_no_place_for_a_session(bucket: GoogleCloudStorage) -> None:
-    with pytest.raises(NotFoundError, match="no such bucket"), reserved("gs://other/run", bucket, _MOMENT):
+    with pytest.raises(NotFoundError, match="the bucket does not exist"), reserved("gs://other/run", bucket, _MOMENT):
         pass
 
 
@@ -150,10 +150,10 @@ def test_names_of_one_process_or_one_file_are_refused_before_anything_begins(
 
 
 def test_a_vm_called_as_a_worker_of_a_slice_is_not_captured_with_it() -> None:
-    worker, vm = (Target("tpu-w0", "tpu-w0", 9012, access=_Way()) for _ in range(2))
+    worker, vm = (Target("tpu-w0", "tpu-w0", 9012, access=_FakeAccess()) for _ in range(2))
     with pytest.raises(UsageError, match="would write to one file"):
         check_distinct([worker, vm])
-    check_distinct([worker, Target("tpu-w1", "tpu-w1", 9012, access=_Way())])
+    check_distinct([worker, Target("tpu-w1", "tpu-w1", 9012, access=_FakeAccess())])
 
 
 @pytest.mark.parametrize("host", ["", ":1", "a:", "a:0", "a:65536", "a b:1", "a/b:1", "-a;b:1", "a:1\n", "::1"])
@@ -167,7 +167,7 @@ def test_this_machine_knows_its_own_addresses() -> None:
     assert not any(map(is_this_machine, ("10.0.0.2:1", "host.example:1", "[2001:db8::1]:1")))
 
 
-class _Way:
+class _FakeAccess:
     def forward(self, local_port: int, port: int) -> list[str]:
         return ["forward"]
 
@@ -189,8 +189,8 @@ class _Way:
 def test_a_host_writes_where_it_can_and_where_its_file_can_be_had(
     root: str, address: str, has_access: bool, places: tuple[str, str]
 ) -> None:
-    target = Target("host", "host", 9012, address, _Way() if has_access else None)
-    found = places_of(target, Session(root, _NAME), "/staging")
+    target = Target("host", "host", 9012, address, _FakeAccess() if has_access else None)
+    found = destinations_of(target, Session(root, _NAME), "/staging")
     assert tuple(place.root for place in found) == places
     assert [place.is_final for place in found] == [place == root for place in places]
 
@@ -259,8 +259,8 @@ def test_there_are_no_parts_of_what_is_not_there(tmp_path: Path) -> None:
     ("data", "problem"),
     [
         (b"", "is empty"),
-        (xspace("host", 1, 100)[:-3], "is cut off"),
-        (b"<html>", "is no profile"),
+        (xspace("host", 1, 100)[:-3], "is truncated"),
+        (b"<html>", "not a profile"),
         (xspace("host", 1, 100), ""),
     ],
 )
@@ -306,7 +306,7 @@ def test_of_many_hosts_few_files_are_in_memory_at_once(access: _FromHere | None,
     storage = _Storage()
     with Programs(Console()) as programs:
         collector = Collector(Session(str(tmp_path / "there"), _NAME), storage, programs)
-        outcomes = collector.collect([(target, Place(here.root, False)) for target in targets])
+        outcomes = collector.collect([(target, Destination(here.root, False)) for target in targets])
     assert [outcome.problem for outcome in outcomes] == [""] * 16
     assert [outcome.size_bytes for outcome in outcomes] == [len(data)] * 16
     assert storage.most <= 4
@@ -316,7 +316,7 @@ def test_of_many_hosts_few_files_are_in_memory_at_once(access: _FromHere | None,
 def test_a_file_without_events_is_there_and_no_success() -> None:
     outcome = Outcome.of(Target("host", "host", 1), summary_of(message((1, message((2, "/host:CPU"))))))
     assert (outcome.status, outcome.is_there, outcome.is_captured) == ("no events", True, False)
-    assert "nothing ran there" in outcome.problem
+    assert "nothing ran meanwhile" in outcome.problem
 
 
 # --- What is said -------------------------------------------------------------------------------------

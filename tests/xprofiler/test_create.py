@@ -315,7 +315,7 @@ def test_gcloud_makes_the_vm_in_the_project_in_which_it_is_looked_for(cloud: Vie
 def test_a_flag_that_would_leave_the_vm_to_itself_is_refused_before(cloud: ViewerCloud, flag: str) -> None:
     ended = cloud.run(*CREATE, "--", "--no-address", flag)
     assert ended.returncode == 2
-    assert f"{flag.partition('=')[0]} cannot go on to gcloud" in ended.stderr
+    assert f"{flag.partition('=')[0]} cannot be passed to gcloud" in ended.stderr
     assert cloud.compute.requests == []
 
 

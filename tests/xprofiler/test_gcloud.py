@@ -30,7 +30,7 @@ def test_a_command_of_ssh_says_all_that_gcloud_needs() -> None:
 
 @pytest.mark.parametrize("flag", ["--project=other", "--zone=us-east5-a", "--worker=all", "--command=id"])
 def test_no_flag_leads_ssh_elsewhere(flag: str) -> None:
-    with pytest.raises(UsageError, match=f"{flag.partition('=')[0]} cannot go on to gcloud"):
+    with pytest.raises(UsageError, match=f"{flag.partition('=')[0]} cannot be passed to gcloud"):
         ssh(TARGET, extra=["--quiet", flag])
 
 
@@ -53,7 +53,7 @@ def test_what_google_cloud_could_not_have_named_is_refused(name: str) -> None:
     for target in (SshTarget(name, "us-central1-a"), SshTarget("vm-1", name), SshTarget(f"{name}@vm-1", "z")):
         if target.name == "a_b" or (name in ("A", "a_b", "1a", "a-", "a" * 64) and "@" in target.name):
             continue  # A host that is looked for, or a user, may be called so.
-        with pytest.raises(UsageError, match="is not the name"):
+        with pytest.raises(UsageError, match="is not a valid name"):
             ssh(target)
     with pytest.raises(UsageError):
         create_instance(name, "us-central1-a", "project-1", [], {})
@@ -105,7 +105,7 @@ def test_a_flag_of_pairs_without_any_is_refused() -> None:
 )
 def test_what_would_make_a_vm_that_is_not_looked_after_is_refused(flag: str) -> None:
     for extra in ([flag], [f"{flag}=other"], ["--no-address", flag, "other"]):
-        with pytest.raises(UsageError, match=f"^{flag} cannot go on to gcloud"):
+        with pytest.raises(UsageError, match=f"^{flag} cannot be passed to gcloud"):
             create_instance("vm-1", "us-central1-a", "project-1", [], {}, extra)
 
 

@@ -25,8 +25,8 @@ from ml_diagnostics_testing.kubernetes import KubernetesServer
 from ml_diagnostics_testing.profiler_service import ProfilerServiceServer
 from ml_diagnostics_testing.xspace import xspace
 from xprofiler.capture.collecting import Collector
+from xprofiler.capture.destinations import Destination
 from xprofiler.capture.machines import MachineAccess
-from xprofiler.capture.places import Place
 from xprofiler.capture.pods import PodAccess, find_pods
 from xprofiler.capture.session import Session
 from xprofiler.capture.targets import Target, addresses
@@ -292,7 +292,7 @@ def test_a_file_of_any_name_is_brought_from_a_pod(
     data = xspace("host", 1, 100)
     LocalStorage().write(staged.path_of(name), data)
     with Programs(Console(), {**os.environ, **cluster.environment()}) as programs:
-        (outcome,) = Collector(session, LocalStorage(), programs).collect([(target, Place(staged.root, False))])
+        (outcome,) = Collector(session, LocalStorage(), programs).collect([(target, Destination(staged.root, False))])
     assert outcome.problem == ""
     assert Path(session.path_of(name)).read_bytes() == data
     assert not list(cluster.pod("pod-1").folder.rglob("pwned"))

@@ -114,6 +114,6 @@ def test_names_that_cannot_be_any_are_not_sent(cloud: ComputeServer, instances: 
         lambda: instances.machine_type_exists(ZONE, bad),
         lambda: instances.zones_with(bad),
     ):
-        with pytest.raises(UsageError, match="is not the name of a"):
+        with pytest.raises(UsageError, match="is not a valid name of a"):
             ask()
     assert cloud.requests == []

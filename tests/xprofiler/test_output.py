@@ -46,7 +46,7 @@ def test_no_text_rules_the_terminal(text: str) -> None:
     out, err = io.StringIO(), io.StringIO()
     console = Console(is_verbose=True, out=out, err=err, answers=io.StringIO("n\n"))
     console.data(text)
-    console.say(text)
+    console.notify(text)
     console.detail(text)
     console.confirms(text)
     shown = out.getvalue() + err.getvalue()

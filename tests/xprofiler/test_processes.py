@@ -66,7 +66,10 @@ def test_a_program_that_is_missing_is_named_with_what_to_install(
     name: str, todo: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    with Programs(_console()) as programs, pytest.raises(NotFoundError, match=f"no program '{name}'.*{todo}"):
+    with (
+        Programs(_console()) as programs,
+        pytest.raises(NotFoundError, match=f"the program '{name}' is not installed.*{todo}"),
+    ):
         programs.run([name])
 
 
@@ -77,7 +80,7 @@ def test_what_cannot_be_an_argument_is_refused() -> None:
 
 def test_a_program_that_takes_too_long_ends_with_its_children(tmp_path: Path) -> None:
     program = _with_child(tmp_path)
-    with Programs(_console()) as programs, pytest.raises(TimedOutError, match=r"did not end in 0\.5 s"):
+    with Programs(_console()) as programs, pytest.raises(TimedOutError, match=r"did not end within 0\.5 s"):
         programs.run(program, timeout_seconds=0.5)
     _assert_ended(tmp_path)
 
@@ -107,7 +110,7 @@ def test_threads_that_wait_for_programs_end_with_the_block(tmp_path: Path) -> No
 def test_nothing_is_started_after_the_end() -> None:
     with Programs(_console()) as programs:
         pass
-    with pytest.raises(XprofilerError, match="not started any more"):
+    with pytest.raises(XprofilerError, match="was not started: the command is ending"):
         programs.run(["true"])
 
 

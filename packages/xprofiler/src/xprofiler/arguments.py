@@ -1,4 +1,4 @@
-"""Numbers that options take; what is none is refused with a sentence, before anything is done."""
+"""Types of numeric options. Invalid values are rejected before the command does anything."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ _MOST_SECONDS = 86_400.0
 
 
 def whole_number(least: int, most: int) -> Callable[[str], int]:
-    """Returns what argparse reads a whole number with.
+    """Return an argparse type for whole numbers.
 
     Args:
-        least: The least that is taken.
-        most: The most.
+        least: The smallest valid number.
+        most: The largest valid number.
     """
 
     def read(text: str) -> int:
@@ -28,11 +28,11 @@ def whole_number(least: int, most: int) -> Callable[[str], int]:
 
 
 port = whole_number(1, 65535)
-"""Reads the number of a port."""
+"""Parse a port number."""
 
 
 def seconds(text: str) -> float:
-    """Reads how long to wait: more than nothing, a day at most."""
+    """Parse a duration in seconds: more than 0, and at most a day."""
     try:
         value = float(text)
     except ValueError:

@@ -1,6 +1,6 @@
-"""The command `xprofiler`: a parser for each subcommand, and what its end means.
+"""The command `xprofiler`: its parser, and exit codes for errors.
 
-Standard output is data, standard error the rest; the exit codes are those of `exceptions`.
+Data goes to standard output, everything else to standard error. `exceptions` lists the exit codes.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ if TYPE_CHECKING:
 __all__ = ["COMMAND_NAMES", "main", "make_parser"]
 
 COMMAND_NAMES: Final = ("create", "list", "delete", "connect", "capture", "serve", "summary", "register", "completion")
-"""Each is a module of `commands` that has a class `<Name>Command`."""
+"""Each is a module of `commands` with a class `<Name>Command`."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs the command; returns its exit code.
+    """Run the command, and return its exit code.
 
     Args:
-        arguments: What was typed after `xprofiler`; None is this process's.
+        arguments: The arguments after `xprofiler`; None takes those of this process.
     """
     is_own_process = arguments is None
     typed = list(sys.argv[1:] if arguments is None else arguments)
@@ -44,7 +44,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return DONE
     _refuse_unknown(options.parser, unknown, passes_on=command.passes_on)
     if after and not command.passes_on:
-        options.parser.error(f"{command.name} hands nothing on to gcloud: leave out -- and what follows it")
+        options.parser.error(f"{command.name} does not use gcloud: remove -- and the arguments after it")
     try:
         options.extra = flags_for_gcloud(unknown, after, _flags_of(options.parser))
     except UsageError as error:
@@ -53,7 +53,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def make_parser() -> argparse.ArgumentParser:
-    """Returns the parser of everything; `command` is the subcommand, `parser` its parser."""
+    """Return the parser. Its results have the subcommand as `command`, and the subcommand's parser as `parser`."""
     parser = argparse.ArgumentParser(
         prog="xprofiler",
         description="Host XProf for a log directory, and capture profiles of many hosts at the same moment.",
@@ -61,7 +61,7 @@ def make_parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     parser.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
-    parser.add_argument("-a", "--abbrev", action="store_true", help="accepted, and without effect")
+    parser.add_argument("-a", "--abbrev", action="store_true", help="accepted for compatibility; has no effect")
     parser.set_defaults(command=None)
     subparsers = parser.add_subparsers(metavar="COMMAND")
     for name in COMMAND_NAMES:
@@ -74,7 +74,9 @@ def make_parser() -> argparse.ArgumentParser:
             allow_abbrev=False,
         )
         command.prepare_parser(subparser)
-        subparser.add_argument("-v", "--verbose", action="store_true", help="tell every request and every program")
+        subparser.add_argument(
+            "-v", "--verbose", action="store_true", help="print every request and every command line"
+        )
         subparser.set_defaults(command=command, parser=subparser)
     return parser
 
@@ -86,11 +88,11 @@ def _command(name: str) -> Command:
 
 
 def _refuse_unknown(parser: argparse.ArgumentParser, unknown: Sequence[str], *, passes_on: bool) -> None:
-    """Ends the process (2) where an option is a slip of the pen, or where nobody could take it."""
+    """Exit with code 2 if an option is a near miss of ours, or if the command does not pass options to gcloud."""
     for option in unknown:
         near = nearest_flag(option, _flags_of(parser))
         if near:
-            parser.error(f"there is no option {option}: did you mean {near}?")
+            parser.error(f"unknown option {option}: did you mean {near}?")
     if unknown and not passes_on:
         parser.error(f"unknown: {' '.join(unknown)}")
 
@@ -109,45 +111,45 @@ def _run(command: Command, options: argparse.Namespace, *, is_own_process: bool)
     from xprofiler.interrupts import all_as_keyboard_interrupt
 
     if is_own_process:
-        gc.disable()  # Nothing here goes in circles, and looking for that takes a tenth of a short command's time.
-        if not sys.warnoptions:  # They are for those who write programs: Google's clients warn of old Pythons.
+        gc.disable()  # No reference cycles here; collection takes a tenth of a short command's time.
+        if not sys.warnoptions:  # Google's clients warn of old Pythons, which is not for users.
             warnings.simplefilter("ignore")
     console = Console(is_verbose=options.verbose, is_quiet=getattr(options, "quiet", False))
     try:
-        with all_as_keyboard_interrupt(), _requests_told(console):
+        with all_as_keyboard_interrupt(), _requests_logged(console):
             return command.run(options, console)
     except UsageError as error:
-        _say_last(console, f"{options.parser.format_usage()}xprofiler: {error}")
+        _print_last(console, f"{options.parser.format_usage()}xprofiler: {error}")
         return error.exit_code
-    except ReaderGoneError:  # Whoever reads our output, `head` perhaps, has seen enough.
-        _lead_nowhere(sys.stdout)
+    except ReaderGoneError:  # The reader of the pipe, such as `head`, has exited.
+        _redirect_to_null(sys.stdout)
         return DONE
     except KeyboardInterrupt:
-        _say_last(console, "interrupted")
+        _print_last(console, "interrupted")
         return INTERRUPTED
     except (DiagnosticsError, OSError) as error:
-        _say_last(console, f"xprofiler: {error}")
+        _print_last(console, f"xprofiler: {error}")
         return exit_code_of(error)
 
 
-def _requests_told(console: Console) -> AbstractContextManager[None]:
+def _requests_logged(console: Console) -> AbstractContextManager[None]:
     if not console.is_verbose:
         return nullcontext()
-    from xprofiler.cloud.told_requests import told_requests
+    from xprofiler.cloud.request_log import log_requests
 
-    return told_requests(console)
+    return log_requests(console)
 
 
-def _say_last(console: Console, text: str) -> None:
-    """Says it, if anybody still listens: the terminal may be closed."""
+def _print_last(console: Console, text: str) -> None:
+    """Print a message, unless standard error is closed, as with its terminal."""
     try:
-        console.say(text)
+        console.notify(text)
     except OSError:
-        _lead_nowhere(sys.stderr)
+        _redirect_to_null(sys.stderr)
 
 
-def _lead_nowhere(stream: TextIO) -> None:
-    """Else Python tries once more to write what it could not, at its end, and makes that the exit code."""
+def _redirect_to_null(stream: TextIO) -> None:
+    """Redirect a broken stream, since Python flushes it at exit and would replace the exit code by an error."""
     import os
 
     os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())

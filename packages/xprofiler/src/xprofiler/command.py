@@ -1,4 +1,4 @@
-"""What a subcommand is."""
+"""The interface of subcommands."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ __all__ = ["Command"]
 
 
 class Command(Protocol):
-    """One subcommand. Its module imports nothing that `--help` does not need.
+    """One subcommand. Its module imports only what `--help` needs, which keeps start-up fast.
 
     Attributes:
-        name: As it is typed.
-        summary: What it does, in a line.
-        passes_on: Whether unknown options go on to gcloud, which the command then uses.
+        name: The name on the command line.
+        summary: A description of one line.
+        passes_on: True if unknown options are passed to gcloud.
     """
 
     name: str
@@ -25,17 +25,17 @@ class Command(Protocol):
     passes_on: bool
 
     def prepare_parser(self, parser: argparse.ArgumentParser) -> None:
-        """Adds its arguments."""
+        """Add the arguments of the subcommand."""
         ...
 
     def run(self, options: argparse.Namespace, console: Console) -> int:
-        """Does it, and returns the exit code.
+        """Run the subcommand, and return the exit code.
 
         Args:
-            options: The arguments; `options.extra` are those for gcloud, in their order.
-            console: Where to speak and ask.
+            options: The arguments; `options.extra` has those for gcloud, in the same order.
+            console: For output and prompts.
 
         Raises:
-            XprofilerError: It could not be done; its class is the exit code.
+            XprofilerError: The command failed; the class of the error sets the exit code.
         """
         ...

@@ -1,4 +1,4 @@
-"""Completion scripts for shells, made from the parser, so that they know what it knows. Pure."""
+"""Completion scripts for shells, generated from the parser so that they always match it. Pure functions."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["completion_script"]
 
 @dataclass(frozen=True)
 class _Option:
-    """One option or argument: its flags, none for an argument; what it takes, and what may be said there."""
+    """One option, or an argument if it has no flags; with its valid values."""
 
     flags: tuple[str, ...]
     takes_value: bool
@@ -20,11 +20,11 @@ class _Option:
 
 
 def completion_script(shell: str, parser: argparse.ArgumentParser) -> str:
-    """Returns a script that the shell sources.
+    """Return a script for the shell to source.
 
     Args:
         shell: bash, zsh or fish.
-        parser: The command's, with its subcommands.
+        parser: The command's parser, with its subcommands.
     """
     commands = dict(_commands(parser))
     return {"bash": _bash, "zsh": _zsh, "fish": _fish}[shell](parser, commands)
@@ -54,7 +54,7 @@ def _flags(parser: argparse.ArgumentParser) -> str:
 
 
 def _bash(parser: argparse.ArgumentParser, commands: Mapping[str, argparse.ArgumentParser]) -> str:
-    """The words after an option with choices are these; else what begins with a dash is a flag, the rest a file."""
+    """Complete the choices of an option; otherwise flags after a dash, and files."""
     after, flags = [], [f"      '') words='{' '.join(commands)} {_flags(parser)}' ;;"]
     for name, command in commands.items():
         flags.append(f"      {name}) words='{_flags(command)}' ;;")
@@ -102,7 +102,7 @@ def _zsh(parser: argparse.ArgumentParser, commands: Mapping[str, argparse.Argume
     for name, command in commands.items():
         lines += [f"    {name})", *_zsh_arguments(command), "      ;;"]
     lines += ["  esac", "}"]
-    # Sourced, it is registered; found by its name in $fpath, it is called at once.
+    # When sourced, register it; when autoloaded by its name from $fpath, call it directly.
     lines += ["if [[ $funcstack[1] == _xprofiler ]]; then _xprofiler; else compdef _xprofiler xprofiler; fi"]
     return "\n".join(lines)
 
@@ -144,7 +144,7 @@ def _fish_option(condition: str, option: _Option) -> str:
 
 
 def _plain(text: str) -> str:
-    """Without what rules zsh's specifications."""
+    """Replace the characters that have a meaning in zsh's argument specifications."""
     return text.replace("[", "(").replace("]", ")").replace(":", "\\:")
 
 

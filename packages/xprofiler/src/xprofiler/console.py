@@ -1,4 +1,4 @@
-"""Where the command speaks and asks: data on standard output; progress, questions and errors on standard error."""
+"""Output and prompts of the command: data on standard output; progress, prompts and errors on standard error."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ from typing import Final, TextIO
 
 __all__ = ["Console", "ReaderGoneError"]
 
-_RULING: Final = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
-"""What rules a terminal, ends of lines and tabs apart, and what none can show."""
+_CONTROL: Final = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
+"""Control characters but line breaks and tabs, and lone surrogates, which no terminal can show."""
 
 
 class ReaderGoneError(BrokenPipeError):
-    """Nobody reads standard output any more. Of standard error that is a plain BrokenPipeError."""
+    """The reader of standard output has exited. For standard error, a plain BrokenPipeError is raised."""
 
 
 @dataclass
 class Console:
-    """The terminal, or what stands for it.
+    """The terminal, or streams in its place.
 
     Attributes:
-        is_verbose: Whether every request and every argv is told.
-        is_quiet: Whether nothing is asked: every question counts as answered with yes.
-        out: For data.
-        err: For everything else.
-        answers: Where answers come from; None is nobody.
+        is_verbose: True to print every request and every command line.
+        is_quiet: True to ask nothing: every prompt is answered with yes.
+        out: The stream for data.
+        err: The stream for everything else.
+        answers: The stream of answers to prompts; None if there is no user.
     """
 
     is_verbose: bool = False
@@ -38,34 +38,34 @@ class Console:
     answers: TextIO | None = field(default_factory=lambda: sys.stdin)
 
     def data(self, text: str) -> None:
-        """Writes lines of the answer. Names are others' words: none of them may move the cursor.
+        """Print data. Control characters are escaped, since names from outside must not control the terminal.
 
         Raises:
-            ReaderGoneError: Nobody reads them any more.
+            ReaderGoneError: The reader of standard output has exited.
         """
         try:
             print(_printable(text, self.out), file=self.out, flush=True)
         except BrokenPipeError as error:
             raise ReaderGoneError(*error.args) from error
 
-    def say(self, text: str = "") -> None:
-        """Tells how far things are, or what went wrong."""
+    def notify(self, text: str = "") -> None:
+        """Print progress or an error."""
         print(_printable(text, self.err), file=self.err, flush=True)
 
     def detail(self, text: str) -> None:
-        """Tells what only `--verbose` wants to know."""
+        """Print a message if `--verbose` is set."""
         if self.is_verbose:
-            self.say(text)
+            self.notify(text)
 
     def command(self, argv: Sequence[str]) -> None:
-        """Tells of a program that is started now, with `--verbose`: as a shell would take it."""
+        """Print the command line of a program that is started, quoted for a shell, if `--verbose` is set."""
         self.detail(f"$ {shlex.join(argv)}")
 
     def confirms(self, question: str) -> bool:
-        """Asks; only y and Y mean yes. Without anybody to answer, that is a no.
+        """Ask the user, and return whether the answer is y or Y. Without a user, the answer is no.
 
         Args:
-            question: Written as it is, with no line break after it.
+            question: The prompt; printed without a line break at its end.
         """
         if self.is_quiet:
             return True
@@ -75,12 +75,12 @@ class Console:
         except UnicodeDecodeError:
             answer = ""
         if not answer.endswith("\n"):
-            self.say()
+            self.notify()
         return answer.strip() in ("y", "Y")
 
 
 def _printable(text: str, stream: TextIO) -> str:
-    """The text with what rules a terminal, or what the stream has no letters for, written as an escape."""
-    plain = _RULING.sub(lambda ruling: ascii(ruling[0])[1:-1], text)
+    """Escape control characters, and characters that the stream's encoding lacks."""
+    plain = _CONTROL.sub(lambda found: ascii(found[0])[1:-1], text)
     encoding = getattr(stream, "encoding", None) or "utf-8"
     return plain.encode(encoding, "backslashreplace").decode(encoding)

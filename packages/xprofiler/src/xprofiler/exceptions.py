@@ -1,13 +1,13 @@
-"""What can go wrong, and the exit code that it means.
+"""The errors of the command, and their exit codes.
 
-XprofilerError             1  it could not be done
-├── UsageError             2  the command was not understood
-├── NotFoundError          3  there is no such VM, pod, bucket, profile or program
-├── NotPermittedError      4  no credentials, or they may not do this
-├── TimedOutError          5  it was not done in time
-└── DeclinedError          1  the user said no
+XprofilerError             1  the command failed
+├── UsageError             2  the command line is not valid
+├── NotFoundError          3  the VM, pod, bucket, profile or program does not exist
+├── NotPermittedError      4  no credentials, or no permission
+├── TimedOutError          5  the command timed out
+└── DeclinedError          1  the user answered no
 
-Its base is that of all our libraries, `DiagnosticsError`.
+The base class is `DiagnosticsError`, as in all our libraries.
 """
 
 from __future__ import annotations
@@ -38,54 +38,56 @@ EXIT_CODES: Final = (
 
 
 class XprofilerError(DiagnosticsError):
-    """A command could not be carried out; the message says what happened, to what, and what to do.
+    """A command failed. The message contains what happened, to what, and what to do.
 
     Attributes:
-        exit_code: What the process ends with.
+        exit_code: The exit code of the process.
     """
 
     exit_code: ClassVar[int] = 1
 
 
 class UsageError(XprofilerError):
-    """The command was not understood, or asks for what cannot be."""
+    """The command line is not valid."""
 
     exit_code = 2
 
 
 class NotFoundError(XprofilerError):
-    """There is no such VM, pod, bucket, profile, or program of this machine."""
+    """A VM, pod, bucket, profile or local program does not exist."""
 
     exit_code = 3
 
 
 class NotPermittedError(XprofilerError):
-    """There are no credentials, or they may not do this."""
+    """There are no credentials, or they lack a permission."""
 
     exit_code = 4
 
 
 class TimedOutError(XprofilerError):
-    """It was not done in time; what remains is said."""
+    """The command timed out; the message contains what may remain."""
 
     exit_code = 5
 
 
 class DeclinedError(XprofilerError):
-    """The user said no."""
+    """The user answered no."""
 
 
 def exit_code_of(error: BaseException) -> int:
-    """Returns what the process ends with for an error that nobody has put into words of ours.
+    """Return the exit code for an error.
 
     Args:
-        error: Ours, or one of the libraries below.
+        error: One of these classes, or an error of a library below.
     """
     from ml_diagnostics_common.storage.failures import Failure, failure_of
 
     if isinstance(error, XprofilerError):
         return error.exit_code
-    if isinstance(error, FileNotFoundError) and error.filename:  # Without, it is no file of the user's.
+    if (
+        isinstance(error, FileNotFoundError) and error.filename
+    ):  # Without a file name, it is not about a file of the user.
         return NotFoundError.exit_code
     if isinstance(error, ConfigurationError):
         return UsageError.exit_code

@@ -1,4 +1,4 @@
-"""Ctrl-C, and the other ways in which a command is told to end, as one: KeyboardInterrupt."""
+"""Signals that end a command, all raised as KeyboardInterrupt."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ __all__ = ["all_as_keyboard_interrupt"]
 
 @contextlib.contextmanager
 def all_as_keyboard_interrupt() -> Iterator[None]:
-    """Within the block SIGTERM and SIGHUP interrupt as Ctrl-C does, so that what must be undone is undone.
+    """Raise KeyboardInterrupt on SIGTERM and SIGHUP within the block, so that cleanup runs as after Ctrl-C.
 
-    One that is ignored, as under nohup, stays so.
+    Ignored signals stay ignored, as under nohup.
     """
     names = ("SIGTERM", "SIGHUP")
     numbers = [getattr(signal, name) for name in names if hasattr(signal, name)]
@@ -29,7 +29,7 @@ def all_as_keyboard_interrupt() -> Iterator[None]:
         yield
     finally:
         for number, handler in before.items():
-            if handler is not None:  # Else it was set by what is no Python.
+            if handler is not None:  # None: the handler was not set from Python, and cannot be restored.
                 signal.signal(number, handler)
 
 

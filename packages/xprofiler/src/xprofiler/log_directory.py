@@ -1,4 +1,4 @@
-"""A log directory: where profiles are kept, `gs://bucket/path` or a folder of this machine."""
+"""A log directory, which holds profiles: `gs://bucket/path` or a local folder."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ __all__ = ["LogDirectory"]
 
 _BUCKET: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,221}")
 _UNUSABLE: Final = re.compile(r"[\x00-\x1f\x7f\u0085\u2028\u2029\ud800-\udfff]")
-_LONGEST_KEY_BYTES: Final = 1024 - 200  # An object's name has 1024; the session and the host come after the path.
+_LONGEST_KEY_BYTES: Final = 1024 - 200  # The limit of object names is 1024; the session and the host follow the path.
 _ADVISED_LENGTH: Final = 64
 
 
 @dataclass(frozen=True)
 class LogDirectory:
-    """Where profiles are kept.
+    """A folder that holds profiles.
 
     Attributes:
-        path: `gs://bucket/path` or a path of this machine, without a slash at its end.
-        bucket: The bucket's name; empty for a path of this machine.
-        key: The path within the bucket, maybe empty; the whole of a path of this machine.
+        path: `gs://bucket/path` or a local path, without a trailing slash.
+        bucket: The bucket's name; empty for a local path.
+        key: The path within the bucket, which may be empty; the whole path if it is local.
     """
 
     path: str
@@ -34,19 +34,21 @@ class LogDirectory:
 
     @classmethod
     def parse(cls, text: str, *, may_be_local: bool = False) -> LogDirectory:
-        """Reads what was typed. A slash at the end is optional.
+        """Parse a path. A trailing slash is optional.
 
         Args:
             text: The path.
-            may_be_local: Whether a path of this machine makes sense, too.
+            may_be_local: True to accept local paths.
 
         Raises:
-            UsageError: It is not such a path, or one that no storage can have.
+            UsageError: The path is not of this form, or not valid in storage.
         """
         if text.startswith("gs:"):
             text = decoded(text)
         if _UNUSABLE.search(decoded(text)):
-            raise UsageError(f"log directory {text!r}: no storage takes line breaks or control characters; rename it")
+            raise UsageError(
+                f"log directory {text!r}: storage does not accept line breaks or control characters; rename it"
+            )
         path = text.rstrip("/")
         if not path.startswith("gs:"):
             return cls._local(text, path, may_be_local)
@@ -73,27 +75,27 @@ class LogDirectory:
 
     @property
     def is_in_cloud(self) -> bool:
-        """Whether it is in Cloud Storage."""
+        """True if it is in Cloud Storage."""
         return bool(self.bucket)
 
     @property
     def tensorboard(self) -> str:
-        """The folder that a viewer is given, `<L>/tensorboard`; L itself, where it ends so already."""
+        """The folder to open in a viewer, `<L>/tensorboard`; L itself if it already ends with that."""
         return self.path if self.path.rpartition("/")[2] == "tensorboard" else self.child("tensorboard")
 
     @property
     def capture_root(self) -> str:
-        """The folder of sessions, `<L>/tensorboard/plugins/profile`: what a ProfilerService is told to write to."""
+        """The folder of sessions, `<L>/tensorboard/plugins/profile`: the target of captures."""
         return f"{self.tensorboard}/plugins/profile"
 
     @property
     def profile_roots(self) -> tuple[str, ...]:
-        """The folders in which readers look for sessions: that of captures, and that of programs."""
+        """The folders that readers search for sessions: that of captures, and that of programmatic profiles."""
         return tuple(dict.fromkeys((self.capture_root, self.child("plugins/profile"))))
 
     @property
     def note(self) -> str | None:
-        """What the README advises against and this path does; None where it is as advised."""
+        """A note if the path breaks the README's advice; None otherwise."""
         long = len(self.path) > _ADVISED_LENGTH
         if not self.is_in_cloud or not (long or self.path != self.path.lower()):
             return None
@@ -103,7 +105,7 @@ class LogDirectory:
         )
 
     def child(self, name: str) -> str:
-        """A path below."""
+        """Return the path of a child."""
         return f"{self.path.rstrip('/')}/{name}"
 
     def __str__(self) -> str:

@@ -1,4 +1,4 @@
-"""How lists are written: a table for people; JSON, YAML and CSV for programs. Imported by parsers, so it is light."""
+"""Output formats: tables for people; JSON, YAML and CSV for programs. Parsers import it, so imports are lazy."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ __all__ = ["FORMATS", "add_format_option", "format_records", "format_table", "fo
 
 FORMATS: Final = ("table", "json", "yaml", "csv")
 _HEADERS: Final = ("Log_Directory", "URL", "Name", "Zone")
-_COMING: Final = ("PROVISIONING", "STAGING")
+_STARTING: Final = ("PROVISIONING", "STAGING")
 
 
 def add_format_option(parser: argparse.ArgumentParser, formats: Sequence[str] = FORMATS) -> None:
-    """Adds `--format`."""
-    parser.add_argument("--format", choices=formats, default=formats[0], help="how to write it (default: %(default)s)")
+    """Add the option `--format`."""
+    parser.add_argument("--format", choices=formats, default=formats[0], help="output format (default: %(default)s)")
 
 
 def format_viewers(viewers: Sequence[Viewer], style: str = "table") -> str:
-    """Returns the list of viewers, in the columns that all releases have had.
+    """Format viewers, with the columns of all previous releases.
 
     Args:
-        viewers: A row each.
-        style: One of `FORMATS`. In a table a link that is not there yet says why.
+        viewers: The viewers, one per row.
+        style: One of `FORMATS`. A table has a reason for each missing link.
     """
     if style == "table":
         rows = [(viewer.log_directory, _link(viewer), viewer.name, viewer.zone) for viewer in viewers]
@@ -45,18 +45,18 @@ def format_viewers(viewers: Sequence[Viewer], style: str = "table") -> str:
 
 
 def _link(viewer: Viewer) -> str:
-    """The link, or why there is none: one that is ready has none that will come."""
+    """Return the link, or the reason why it is missing."""
     if viewer.url:
         return viewer.url
     if viewer.status == "RUNNING":
         return viewer.state if viewer.state in ("starting", "failed") else "no link"
-    return "starting" if viewer.status in _COMING else viewer.status.lower()
+    return "starting" if viewer.status in _STARTING else viewer.status.lower()
 
 
 def format_table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Returns a table with a line under its head; without rows, just that.
+    """Format a table with a line under its header; without rows, only those.
 
-    It is the style "simple" of tabulate, which all releases have used: a column is two wider than its head, at least.
+    Equals the style "simple" of tabulate, which previous releases used: columns are at least two wider than the header.
     """
     cells = [[_one_line(cell) for cell in row] for row in rows]
     widths = [max([len(header) + 2, *(len(row[column]) for row in cells)]) for column, header in enumerate(headers)]
@@ -67,12 +67,12 @@ def format_table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def format_records(records: Sequence[Mapping[str, Any]], style: str, fields: Sequence[str]) -> str:
-    """Returns records for programs.
+    """Format records for programs.
 
     Args:
-        records: Each with all the fields; None is null, or nothing at all in CSV.
+        records: The records, each with all fields; None is null, or empty in CSV.
         style: json, yaml or csv.
-        fields: The columns of CSV, in their order.
+        fields: The columns of CSV, in this order.
     """
     if style == "json":
         import json

@@ -1,4 +1,4 @@
-"""One function for many things at once, in threads that nobody waits for who is interrupted."""
+"""A map over daemon threads, so that Ctrl-C does not wait for them."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ _MOST_THREADS = 32
 
 
 def in_parallel(function: Callable[[_Item], _Result], items: Sequence[_Item]) -> list[_Result | Exception]:
-    """Calls a function with each item.
+    """Call a function with each item in parallel.
 
     Args:
-        function: May raise.
-        items: What to call it with.
+        function: The function; it may raise.
+        items: Its arguments.
 
     Returns:
-        What came of each, in their order: its result, or the exception that it raised.
+        The result of each call, or the exception that it raised, in the same order.
     """
     waiting: queue.SimpleQueue[int] = queue.SimpleQueue()
     done: queue.SimpleQueue[tuple[int, _Result | Exception]] = queue.SimpleQueue()

@@ -1,4 +1,4 @@
-"""What is not ours on the command line: a slip of the pen, or an option for gcloud."""
+"""Unknown options on the command line: near misses of ours, or options for gcloud."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ _MOST_EDITS = 2
 
 
 def split_arguments(typed: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Splits what was typed at the first `--`, which is dropped."""
-    words = list(typed)
-    at = words.index("--") if "--" in words else len(words)
-    return words[:at], words[at + 1 :]
+    """Split the arguments at the first `--`, which is dropped."""
+    arguments = list(typed)
+    at = arguments.index("--") if "--" in arguments else len(arguments)
+    return arguments[:at], arguments[at + 1 :]
 
 
 def nearest_flag(option: str, flags: Iterable[str]) -> str | None:
-    """Returns the flag that was probably meant; None where none is within two edits, which is what is promised.
+    """Return the flag that was probably meant; None if none is within two edits.
 
     Args:
-        option: As typed, maybe with `=value`.
-        flags: Those that there are.
+        option: The option as typed, with or without `=value`.
+        flags: The valid flags.
     """
     name = option.partition("=")[0]
     if not name.startswith("--"):
@@ -34,40 +34,44 @@ def nearest_flag(option: str, flags: Iterable[str]) -> str | None:
 
 
 def flags_for_gcloud(unknown: Sequence[str], after: Sequence[str], ours: Collection[str]) -> list[str]:
-    """Returns what is handed on to gcloud, a word for each flag and its value.
+    """Return the arguments for gcloud, each a flag with its value.
 
-    So no word can become the name of a VM that nobody was shown, and no flag can lead elsewhere than ours do.
+    Positional arguments are rejected, since gcloud would take them for names of VMs that the user was not asked about.
 
     Args:
-        unknown: What was typed before `--` and is not ours.
-        after: What was typed after it.
-        ours: The flags that the command has itself.
+        unknown: Unknown arguments before `--`.
+        after: The arguments after it.
+        ours: The flags of the command itself.
 
     Raises:
-        UsageError: A word belongs to no flag, or a flag is one of ours.
+        UsageError: An argument belongs to no flag, or a flag is one of ours.
     """
-    short = [word for word in unknown if word.startswith("-") and not word.startswith("--")]
+    short = [argument for argument in unknown if argument.startswith("-") and not argument.startswith("--")]
     if short:
-        raise UsageError(f"there is no option {short[0]}; one of gcloud's goes after --")
+        raise UsageError(f"unknown option {short[0]}; put options for gcloud after --")
     flags: list[str] = []
     awaits_value = False
-    for word in (*unknown, *after):
-        if word.startswith("-") and word != "--":
-            flag = word.partition("=")[0]
+    for argument in (*unknown, *after):
+        if argument.startswith("-") and argument != "--":
+            flag = argument.partition("=")[0]
             if flag in ours:
-                raise UsageError(f"{flag} cannot go on to gcloud: it is an option of this command, and goes before --")
-            flags.append(word)
-            awaits_value = word.startswith("--") and "=" not in word
-        elif awaits_value and word != "--":
-            flags[-1] += f"={word}"
+                raise UsageError(
+                    f"{flag} cannot be passed to gcloud: it is an option of this command; put it before --"
+                )
+            flags.append(argument)
+            awaits_value = argument.startswith("--") and "=" not in argument
+        elif awaits_value and argument != "--":
+            flags[-1] += f"={argument}"
             awaits_value = False
         else:
-            raise UsageError(f"{word!r} belongs to no option: gcloud gets flags only, --flag or --flag=value")
+            raise UsageError(
+                f"{argument!r} belongs to no option: only flags are passed to gcloud, --flag or --flag=value"
+            )
     return flags
 
 
 def edits(one: str, other: str) -> int:
-    """How many letters must be put in, left out, changed, or swapped with the next, to make one word of the other.
+    """Return the least number of insertions, deletions, substitutions and swaps of neighbors between two strings.
 
     This is the optimal string alignment distance: https://en.wikipedia.org/wiki/Damerau-Levenshtein_distance
     """

@@ -1,4 +1,4 @@
-"""A word on standard error where something takes long."""
+"""A message on standard error if something takes long."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ __all__ = ["told_if_slow"]
 
 @contextlib.contextmanager
 def told_if_slow(console: Console, text: str, after_seconds: float = 4.0) -> Iterator[None]:
-    """Says something once, if the block has not ended by then.
+    """Print a message once if the block takes longer than a delay.
 
     Args:
-        console: Where.
-        text: What.
-        after_seconds: When.
+        console: Receives the message.
+        text: The message.
+        after_seconds: The delay.
     """
-    timer = threading.Timer(after_seconds, _say, (console, text))
+    timer = threading.Timer(after_seconds, _notify, (console, text))
     timer.daemon = True
     timer.start()
     try:
@@ -29,6 +29,6 @@ def told_if_slow(console: Console, text: str, after_seconds: float = 4.0) -> Ite
         timer.cancel()
 
 
-def _say(console: Console, text: str) -> None:
+def _notify(console: Console, text: str) -> None:
     with contextlib.suppress(OSError):
-        console.say(text)
+        console.notify(text)

@@ -1,1 +1,1 @@
-"""Profiles of many hosts at the same moment: who they are, the way to them, and what they wrote."""
+"""Capture of many hosts at the same moment: targets, connections to them, and the files that they write."""

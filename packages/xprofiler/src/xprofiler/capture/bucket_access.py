@@ -1,8 +1,8 @@
-"""Which hosts could write to a bucket in earlier captures, so that a capture need not try it in vain each time.
+"""Memory of which hosts could write to a bucket, so that later captures skip an attempt that would fail.
 
-A job whose account may not write to the bucket profiles itself, and fails when it writes: then it is asked again, with
-a folder of its own machine, which costs the duration of the profile twice. What was found is kept for a week in the
-state folder of this machine. Without that folder a capture works as the first one does.
+A job without write permission fails only when its profile is complete; the capture is then repeated into a folder of
+the job's own machine and takes twice as long. Results are kept for a week in this machine's state folder. If that
+folder is not usable, each capture tries the bucket first.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ _MOST_BYTES: Final = 1 << 20
 
 
 class BucketAccess:
-    """What is known about a bucket.
+    """Results of earlier captures for one bucket.
 
     Args:
-        bucket: The bucket, `gs://` in front.
-        file: Where it is kept, of all buckets; None is the state folder's.
-        now: Returns the time in seconds since the epoch.
+        bucket: The bucket, with `gs://`.
+        file: The file for all buckets; None selects the one in the state folder.
+        now: Return the time in seconds since the epoch.
     """
 
     def __init__(self, bucket: str, file: Path | None = None, now: Callable[[], float] = time.time) -> None:
@@ -37,15 +37,15 @@ class BucketAccess:
         self._known = {host: can_write for host, (can_write, _) in self._read().get(bucket, {}).items()}
 
     def can_write(self, host: str) -> bool:
-        """Return whether a host may be able to write; of one that is not known, whether any other could.
+        """Return whether a host may be able to write.
 
-        Pods get new names, so what is known about others counts.
+        Pods get new names, so the results of other hosts decide for an unknown one.
         """
         known = self._known.get(host)
         return (not self._known or any(self._known.values())) if known is None else known
 
     def remember(self, hosts: Mapping[str, bool]) -> None:
-        """Keep which hosts could write."""
+        """Record which hosts could write."""
         if not hosts:
             return
         self._known.update(hosts)
@@ -65,7 +65,7 @@ class BucketAccess:
         return self._file or diagnostics_directory() / "state" / "xprofiler" / "bucket_access.json"
 
     def _read(self) -> dict[str, dict[str, tuple[bool, float]]]:
-        """What is kept and not too old; nothing where it cannot be read."""
+        """Return the results of the last week; none if the file cannot be read."""
         oldest = self._now() - _KEPT_SECONDS
         try:
             with self._path().open("rb") as file:

@@ -1,4 +1,4 @@
-"""What a host has written: brought to where it belongs, and looked at."""
+"""Collection of a host's profile: fetch it into the session, and check it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ml_diagnostics_common.exceptions import DiagnosticsError, ObjectNotFoundErr
 from ml_diagnostics_common.storage import LocalStorage, Storage
 from ml_diagnostics_common.xplane import Xplane, summary_of
 
-from xprofiler.capture.places import Place
+from xprofiler.capture.destinations import Destination
 from xprofiler.capture.session import Session
 from xprofiler.capture.targets import Access, Target
 from xprofiler.exceptions import XprofilerError
@@ -24,25 +24,25 @@ from xprofiler.programs.processes import Programs
 __all__ = ["Collector", "Outcome", "Parts", "problem_of"]
 
 _READ: Final = 'wc -c < "$1" && cat "$1"'
-_NO_EVENTS: Final = "its profile shows nothing: nothing ran there meanwhile; look at the job, or give a longer -d"
+_NO_EVENTS: Final = "its profile has no events: nothing ran meanwhile; check the job, or use a longer -d"
 _REMOTE_SECONDS: Final = 600.0
 _LONGEST_NUMBER: Final = 40
 _PAGE_BYTES: Final = 1 << 16
-_IN_MEMORY: Final = 4  # Files at once: one may have hundreds of megabytes, and is written as a whole.
+_IN_MEMORY: Final = 4  # Files at once: a file may have hundreds of megabytes, and is written in one piece.
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of a host.
+    """The outcome for one host.
 
     Attributes:
-        name: As it was typed, or with the worker of a TPU slice.
-        title: What a person calls it.
-        file_name: What its file is called, without `.xplane.pb`.
-        problem: Why there is no profile of it, or none that shows anything; empty if there is one.
-        size_bytes: Of its file.
-        start_ns: When its profile began, in nanoseconds since 1970; 0 if it does not say.
-        is_there: Whether its file, whole, is where it belongs.
+        name: As typed, or with the worker of a TPU slice.
+        title: The name in messages.
+        file_name: The name of its file, without `.xplane.pb`.
+        problem: Why the profile is missing or has no events; empty on success.
+        size_bytes: The size of its file.
+        start_ns: The start of its profile in nanoseconds since 1970; 0 if not recorded.
+        is_there: True if its complete file is in the session.
     """
 
     name: str
@@ -55,38 +55,38 @@ class Outcome:
 
     @classmethod
     def of(cls, target: Target, xplane: Xplane | None = None, problem: str = "") -> Outcome:
-        """What came of a target.
+        """Return the outcome for a target.
 
         Args:
             target: The target.
-            xplane: Its file, if that has been seen.
-            problem: Why there is no profile of it.
+            xplane: Its file, if that has been read.
+            problem: Why its profile is missing.
         """
         if xplane is None:
             return cls(target.name, target.title, target.file_name, " ".join(problem.split()))
-        told = " ".join(problem.split()) or ("" if xplane.planes else _NO_EVENTS)
+        reason = " ".join(problem.split()) or ("" if xplane.planes else _NO_EVENTS)
         about = (xplane.size_bytes, xplane.start_ns, not problem)
-        return cls(target.name, target.title, target.file_name, told, *about)
+        return cls(target.name, target.title, target.file_name, reason, *about)
 
     @property
     def is_captured(self) -> bool:
-        """Whether a profile that shows something is where it belongs."""
+        """True if the session has a profile with events from this host."""
         return not self.problem
 
     @property
     def status(self) -> str:
-        """That in a word or two: "captured", "no events" or "failed"."""
+        """The status for tables: "captured", "no events" or "failed"."""
         return "captured" if self.is_captured else "no events" if self.is_there else "failed"
 
 
 @dataclass(frozen=True)
 class Collector:
-    """Brings the files of a session together.
+    """Collects the files of a session.
 
     Attributes:
-        session: Where they belong.
-        storage: In which that is.
-        programs: Where the programs run that fetch files.
+        session: The session to fill.
+        storage: The storage that holds the session.
+        programs: Runs the programs that fetch files.
     """
 
     session: Session
@@ -96,8 +96,8 @@ class Collector:
         default_factory=lambda: threading.BoundedSemaphore(_IN_MEMORY), repr=False, compare=False
     )
 
-    def collect(self, written: Sequence[tuple[Target, Place]]) -> list[Outcome]:
-        """Looks at each target's file, where it belongs; an outcome for each, in their order."""
+    def collect(self, written: Sequence[tuple[Target, Destination]]) -> list[Outcome]:
+        """Check each target's file, fetch it if necessary, and return an outcome for each, in the same order."""
         collected = in_parallel(lambda one: self._collect(*one), written)
         return [
             _failed(target, one) if isinstance(one, Exception) else one
@@ -105,13 +105,13 @@ class Collector:
         ]
 
     def without_partial_files(self, outcomes: Mapping[str, Outcome]) -> dict[str, Outcome]:
-        """Remove what failed hosts have left of their files: a partial one makes the session unreadable for others.
+        """Remove the partial files of failed hosts: one such file makes the whole session unreadable for XProf.
 
         Args:
-            outcomes: By the targets' names.
+            outcomes: The outcomes by target name.
 
         Returns:
-            The same, with what was removed in the problem.
+            The outcomes; a problem mentions the removal.
         """
         failed = [outcome for outcome in outcomes.values() if outcome.file_name and not outcome.is_there]
         removed = in_parallel(self._remove_partial, failed)
@@ -131,10 +131,10 @@ class Collector:
         return False
 
     def clean_up(self, staged: Sequence[tuple[Target, str]]) -> list[str]:
-        """Removes the folders that targets wrote to on the way; returns what could not be removed.
+        """Remove the staging folders of targets, and return a message for each that could not be removed.
 
         Args:
-            staged: Targets with a way to their machine, and the folder there.
+            staged: Targets that we can run programs on, and the folder on each.
         """
         removed = in_parallel(lambda one: self._remove(*one), staged)
         return [
@@ -143,14 +143,14 @@ class Collector:
             if problem
         ]
 
-    def _collect(self, target: Target, place: Place) -> Outcome:
+    def _collect(self, target: Target, place: Destination) -> Outcome:
         path = self.session.path_of(target.file_name)
         if not place.is_final:
             return self._bring(target, self.session.below(place.root).path_of(target.file_name), path)
         try:
             xplane = summary_of(Parts(self.storage, path))
         except ObjectNotFoundError:
-            return Outcome.of(target, problem=f"it says that all is well, but there is no {path}{_advice(path)}")
+            return Outcome.of(target, problem=f"it reported success, but {path} does not exist{_advice(path)}")
         return Outcome.of(target, xplane, problem_of(xplane, path))
 
     def _bring(self, target: Target, source: str, path: str) -> Outcome:
@@ -166,16 +166,18 @@ class Collector:
         return Outcome.of(target, xplane, problem)
 
     def _fetch(self, target: Target, access: Access, path: str, file: IO[bytes]) -> None:
-        """Copies a file of a target, and leaves ours where its content begins."""
+        """Copy a file of a target into ours, and seek to the start of its content, after the line with its size."""
         argv = access.execute(["sh", "-c", _READ, "sh", path])
         ended = self.programs.run(argv, stdout=file, timeout_seconds=_REMOTE_SECONDS)
         file.seek(0)
         size = file.readline(_LONGEST_NUMBER).strip()
         if ended.exit_code or not size.isdigit():
             raise XprofilerError(f"cannot fetch {path} from {target.name}: {ended.complaint}")
-        came = os.fstat(file.fileno()).st_size - file.tell()
-        if came != int(size):
-            raise XprofilerError(f"{path} of {target.name} came in part only: {came} of {int(size)} bytes")
+        received = os.fstat(file.fileno()).st_size - file.tell()
+        if received != int(size):
+            raise XprofilerError(
+                f"{path} of {target.name} is incomplete: received {received} of {int(size)} bytes; try again"
+            )
 
     def _remove(self, target: Target, folder: str) -> str:
         assert target.access is not None
@@ -186,7 +188,7 @@ class Collector:
 def _advice(path: str) -> str:
     if path.startswith("gs://"):
         return ""
-    return "; it may have written that on a machine of its own: give gs://bucket/path, or a folder that both share"
+    return "; it may have written to its own machine: use gs://bucket/path, or a folder that both share"
 
 
 def _failed(target: Target, error: Exception) -> Outcome:
@@ -196,15 +198,15 @@ def _failed(target: Target, error: Exception) -> Outcome:
 
 
 class Parts:
-    """The content of an object, of which pages are fetched as they are looked at.
+    """The content of an object; pages are fetched when they are read.
 
     Args:
-        storage: Where it is.
-        path: The object.
+        storage: The storage that holds it.
+        path: The object's path.
 
     Raises:
-        ObjectNotFoundError: There is none.
-        StorageError: It cannot be read.
+        ObjectNotFoundError: The object does not exist.
+        StorageError: The object cannot be read.
     """
 
     def __init__(self, storage: Storage, path: str) -> None:
@@ -216,10 +218,10 @@ class Parts:
     def __len__(self) -> int:
         return self._size
 
-    def __getitem__(self, place: Any, /) -> Any:
-        if not isinstance(place, slice):
-            return self._page(place // _PAGE_BYTES)[place % _PAGE_BYTES]
-        start, end, _ = place.indices(self._size)
+    def __getitem__(self, index: Any, /) -> Any:
+        if not isinstance(index, slice):
+            return self._page(index // _PAGE_BYTES)[index % _PAGE_BYTES]
+        start, end, _ = index.indices(self._size)
         first, last = start // _PAGE_BYTES, max(start, end - 1) // _PAGE_BYTES
         joined = b"".join(self._page(number) for number in range(first, last + 1)) if start < end else b""
         return joined[start - first * _PAGE_BYTES : end - first * _PAGE_BYTES]
@@ -232,9 +234,9 @@ class Parts:
 
 
 def problem_of(xplane: Xplane, path: str) -> str:
-    """Says what is wrong with a file; empty when nothing is."""
+    """Return what is wrong with a file; empty if nothing is."""
     if not xplane.size_bytes:
         return f"its file is empty: {path}"
     if not xplane.is_whole:
-        return f"its file is cut off, or is no profile: {path}"
+        return f"its file is truncated, or not a profile: {path}"
     return ""

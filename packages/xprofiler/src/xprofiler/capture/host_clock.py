@@ -1,4 +1,4 @@
-"""The hosts' clock, where it is not this machine's: that of a laptop may be wrong, those of the hosts agree."""
+"""The clock of the hosts: a laptop's clock may be wrong, while those of the hosts agree."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ _PATIENCE_SECONDS: Final = 5.0
 
 @dataclass(frozen=True)
 class HostClock:
-    """The time of a host, asked for and perhaps not known yet.
+    """A running request for a host's time.
 
     Attributes:
-        name: The host.
-        programs: Where it is asked.
-        process: What asks.
-        asked: When that began, in seconds since 1970, by this machine.
+        name: The host's name.
+        programs: Runs the request.
+        process: The process that requests the time.
+        asked: When it was started, in seconds since 1970 by this machine's clock.
     """
 
     name: str
@@ -34,49 +34,49 @@ class HostClock:
     asked: float
 
     def ahead_seconds(self) -> float:
-        """How far it is ahead of this machine's clock, at most; 0 where they may agree, or where it is not known."""
+        """Return how far the host's clock may be ahead at most; 0 if the clocks may agree, or if there is no answer."""
         try:
-            told, _ = self.process.communicate(timeout=_PATIENCE_SECONDS)
+            output, _ = self.process.communicate(timeout=_PATIENCE_SECONDS)
         except subprocess.TimeoutExpired:
-            told = b""
+            output = b""
         finally:
             self.programs.end(self.process)
-        return ahead_seconds(told, self.asked, time.time())
+        return ahead_seconds(output, self.asked, time.time())
 
 
 def read_host_clock(targets: Sequence[Target], programs: Programs) -> HostClock | None:
-    """Asks the first host on which we may start programs for its time, while other things go on.
+    """Request the time of the first host that we can run programs on; do not wait for the answer.
 
     Args:
-        targets: The hosts; one alone has no moment to share.
-        programs: Where what asks it runs.
+        targets: The hosts. A single host needs no common start time, so the result is None.
+        programs: Runs the request.
     """
-    ways = [(target.name, target.access) for target in targets if target.access is not None]
-    if len(targets) < 2 or not ways:
+    accesses = [(target.name, target.access) for target in targets if target.access is not None]
+    if len(targets) < 2 or not accesses:
         return None
-    name, access = ways[0]
+    name, access = accesses[0]
     asked = time.time()
     try:
         process = programs.start(access.execute(["date", "+%s"]), stderr=subprocess.DEVNULL)
     except XprofilerError:
-        return None  # Whoever opens tunnels says why.
+        return None  # Opening the tunnel will fail too, and report the reason.
     return HostClock(name, programs, process, asked)
 
 
-def ahead_seconds(told: bytes, asked: float, answered: float) -> float:
-    """What `date +%s` says of a clock that was read at some time between two others.
+def ahead_seconds(output: bytes, asked: float, answered: float) -> float:
+    """Return how far a clock is ahead, from the output of `date +%s` and the interval in which it ran.
 
     Args:
-        told: Its output: whole seconds.
-        asked: The earliest time that it can have been.
+        output: The command's output, in whole seconds.
+        asked: The earliest time at which it can have run, by this machine's clock.
         answered: The latest.
 
     Returns:
-        How far that clock is ahead, at most; 0 where it may be right.
+        The largest possible lead; 0 if the clocks may agree.
     """
-    words = told.split()
-    if not words or not words[-1].isdigit():
+    parts = output.split()
+    if not parts or not parts[-1].isdigit():
         return 0.0
-    second = int(words[-1])
+    second = int(parts[-1])
     least, most = second - answered, second + 1 - asked
     return most if least > 0 or most < 0 else 0.0

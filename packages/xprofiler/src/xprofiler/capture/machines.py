@@ -1,4 +1,4 @@
-"""VMs as targets: those of TPUs, each worker of a slice by itself, and others. By the APIs, and ssh through gcloud."""
+"""VMs as targets: other VMs, TPU VMs, and each worker of a TPU slice. Uses the APIs, and ssh through gcloud."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ _FIRST_LOGIN_SECONDS: Final = 180.0
 
 @dataclass(frozen=True)
 class MachineAccess:
-    """The way to a VM: see `targets.Access`.
+    """Access to a VM: see `targets.Access`.
 
     Attributes:
-        machine: As gcloud finds it.
+        machine: The VM in gcloud's terms.
         extra: The user's own flags for gcloud.
     """
 
@@ -35,30 +35,30 @@ class MachineAccess:
     extra: tuple[str, ...] = ()
 
     def forward(self, local_port: int, port: int) -> list[str]:
-        """The argv that brings a port of the VM here."""
+        """Return the argv that forwards a port of this machine to the VM."""
         tunnel = f"127.0.0.1:{local_port}:localhost:{port}"
         options = ("-N", "-L", tunnel, "-o", "ExitOnForwardFailure=yes")
         return gcloud.ssh(self.machine, options=options, extra=self._flags)
 
     def execute(self, program: Sequence[str]) -> list[str]:
-        """The argv that runs a program on the VM."""
+        """Return the argv that runs a program on the VM."""
         return gcloud.ssh(self.machine, program=program, extra=self._flags)
 
     @property
     def _flags(self) -> list[str]:
-        return ["--quiet", *self.extra]  # Nobody answers its questions.
+        return ["--quiet", *self.extra]  # No one can answer its prompts.
 
 
 def make_ssh_key(targets: Sequence[Target], programs: Programs) -> None:
-    """Has gcloud make its ssh key, if there is none, before many of it would do so at the same time.
+    """Log in once if gcloud has no ssh key, since parallel gcloud processes would each create one.
 
     Args:
-        targets: The VMs; the first is logged in to.
-        programs: Where gcloud runs.
+        targets: The VMs; the login is to the first.
+        programs: Runs gcloud.
 
     Raises:
-        NotFoundError: There is no gcloud on this machine.
-        TimedOutError: It did not end in time.
+        NotFoundError: gcloud is not installed on this machine.
+        TimedOutError: gcloud did not end in time.
     """
     access = targets[0].access
     if access is not None and not Path("~/.ssh/google_compute_engine").expanduser().exists():
@@ -75,21 +75,21 @@ def find_machines(
     uses_ssh_helper: bool = False,
     extra: Sequence[str] = (),
 ) -> Found:
-    """Finds VMs by their names; one that cannot be looked for keeps no other from its profile.
+    """Find VMs by name. If the search for one fails, the others are still captured.
 
     Args:
-        names: Of TPU VMs, slices of them too, or of other VMs.
-        zone: Where they are.
-        port: Of the profiler's server on each.
+        names: Names of TPU VMs, TPU slices or other VMs.
+        zone: The zone of all.
+        port: The port of the profiler server on each.
         api: Google's APIs.
-        may_be_tpus: Whether to look for TPU VMs first.
-        uses_ssh_helper: Whether ssh goes through `corp-ssh-helper`.
+        may_be_tpus: True to search TPU VMs first.
+        uses_ssh_helper: True if ssh goes through `corp-ssh-helper`.
         extra: The user's own flags for gcloud.
 
     Raises:
-        UsageError: A name cannot be one, or is that of a worker of another.
-        NotPermittedError: The credentials may look for none of them.
-        XprofilerError: The APIs could be asked for none of them.
+        UsageError: A name is not valid, or is also the name of another's worker.
+        NotPermittedError: The credentials permit reading none of them.
+        XprofilerError: The requests for all of them failed.
     """
     wanted = [gcloud.checked_host(name) for name in dict.fromkeys(names)]
     gcloud.checked_name(zone, "zone")
@@ -98,15 +98,15 @@ def find_machines(
     missing: dict[str, str] = {}
 
     def find(name: str) -> list[Target]:
-        way = _Way(name, zone, port, uses_ssh_helper, tuple(extra))
-        return (_tpu_workers(way, api) if may_be_tpus else []) or _instance(way, api)
+        lookup = _Lookup(name, zone, port, uses_ssh_helper, tuple(extra))
+        return (_tpu_workers(lookup, api) if may_be_tpus else []) or _instance(lookup, api)
 
-    looked = in_parallel(find, wanted)
-    failures = [one for one in looked if isinstance(one, Exception)]
+    results = in_parallel(find, wanted)
+    failures = [one for one in results if isinstance(one, Exception)]
     for failure in failures:
         if len(failures) == len(wanted) or not isinstance(failure, DiagnosticsError):
             raise failure
-    for name, found in zip(wanted, looked, strict=True):
+    for name, found in zip(wanted, results, strict=True):
         if isinstance(found, Exception):
             missing[name] = str(found)
             continue
@@ -118,8 +118,8 @@ def find_machines(
 
 
 @dataclass(frozen=True)
-class _Way:
-    """What all targets of one name share."""
+class _Lookup:
+    """The search for one name; its targets share these values."""
 
     name: str
     zone: str
@@ -127,7 +127,7 @@ class _Way:
     uses_ssh_helper: bool
     extra: tuple[str, ...]
 
-    def to(self, target_name: str, worker: int | None, project: str, *, is_external: bool) -> Target:
+    def target(self, target_name: str, worker: int | None, project: str, *, is_external: bool) -> Target:
         machine = gcloud.SshTarget(
             self.name,
             self.zone,
@@ -140,18 +140,18 @@ class _Way:
         return Target(target_name, target_name, self.port, access=access, title=f"host {target_name}")
 
 
-def _tpu_workers(way: _Way, api: GoogleApi) -> list[Target]:
-    """The workers of a TPU, `NAME-w0` and so on; NAME itself where there is but one."""
-    place = f"projects/{api.project}/locations/{way.zone}/nodes/{way.name}"
-    request = api.tpu.projects().locations().nodes().get(name=place, fields="name,state,networkEndpoints")
+def _tpu_workers(lookup: _Lookup, api: GoogleApi) -> list[Target]:
+    """Return the workers of a TPU, named `NAME-w0` and so on; just NAME if there is only one."""
+    path = f"projects/{api.project}/locations/{lookup.zone}/nodes/{lookup.name}"
+    request = api.tpu.projects().locations().nodes().get(name=path, fields="name,state,networkEndpoints")
     try:
-        node = api.execute(request, f"look for the TPU VM {way.name}")
+        node = api.execute(request, f"find the TPU VM {lookup.name}")
     except NotFoundError:
         return []
     workers: list[Mapping[str, Any]] = list(node.get("networkEndpoints", ())) or [{}]
     return [
-        way.to(
-            way.name if len(workers) == 1 else f"{way.name}-w{number}",
+        lookup.target(
+            lookup.name if len(workers) == 1 else f"{lookup.name}-w{number}",
             number,
             api.project,
             is_external=bool(worker.get("accessConfig", {}).get("externalIp")),
@@ -160,13 +160,13 @@ def _tpu_workers(way: _Way, api: GoogleApi) -> list[Target]:
     ]
 
 
-def _instance(way: _Way, api: GoogleApi) -> list[Target]:
+def _instance(lookup: _Lookup, api: GoogleApi) -> list[Target]:
     fields = "name,status,networkInterfaces/accessConfigs/natIP"
-    request = api.compute.instances().get(project=api.project, zone=way.zone, instance=way.name, fields=fields)
+    request = api.compute.instances().get(project=api.project, zone=lookup.zone, instance=lookup.name, fields=fields)
     try:
-        instance = api.execute(request, f"look for the VM {way.name}")
+        instance = api.execute(request, f"find the VM {lookup.name}")
     except NotFoundError:
         return []
     interfaces = instance.get("networkInterfaces", ())
     is_external = any(config.get("natIP") for one in interfaces for config in one.get("accessConfigs", ()))
-    return [way.to(way.name, None, api.project, is_external=is_external)]
+    return [lookup.target(lookup.name, None, api.project, is_external=is_external)]

@@ -1,4 +1,4 @@
-"""Pods as targets, by kubectl."""
+"""Pods as targets, reached with kubectl."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ _TIMEOUT_SECONDS: Final = 60.0
 
 @dataclass(frozen=True)
 class PodAccess:
-    """The way to a pod: see `targets.Access`.
+    """Access to a pod: see `targets.Access`.
 
     Attributes:
-        cluster: Where it is.
-        pod: Its name.
-        container: In which programs run; None is its default one.
+        cluster: The pod's cluster.
+        pod: The pod's name.
+        container: The container to run programs in; None selects the pod's default.
     """
 
     cluster: kubectl.Cluster
@@ -32,38 +32,38 @@ class PodAccess:
     container: str | None = None
 
     def forward(self, local_port: int, port: int) -> list[str]:
-        """The argv that brings a port of the pod here."""
+        """Return the argv that forwards a port of this machine to the pod."""
         return kubectl.port_forward(self.cluster, self.pod, local_port, port)
 
     def execute(self, program: Sequence[str]) -> list[str]:
-        """The argv that runs a program in the pod."""
+        """Return the argv that runs a program in the pod."""
         return kubectl.execute(self.cluster, self.pod, program, container=self.container)
 
 
 def find_pods(
     names: Sequence[str], cluster: kubectl.Cluster, container: str | None, port: int, programs: Programs
 ) -> Found:
-    """Finds pods by their names, with one question to the cluster.
+    """Find pods by name, with one request to the cluster.
 
     Args:
-        names: Of the pods.
-        cluster: Where they are.
-        container: In which programs run; None is the default one.
-        port: Of the profiler's server in each.
-        programs: Where kubectl runs.
+        names: The pods' names.
+        cluster: Their cluster.
+        container: The container to run programs in; None selects each pod's default.
+        port: The port of the profiler server in each.
+        programs: Runs kubectl.
 
     Raises:
-        UsageError: A name cannot be one.
-        NotFoundError: kubectl or the context is not there.
-        NotPermittedError: The cluster does not let us in.
-        XprofilerError: The cluster cannot be asked.
+        UsageError: A name is not valid.
+        NotFoundError: kubectl or the context does not exist.
+        NotPermittedError: The cluster denies access.
+        XprofilerError: The cluster does not answer.
     """
     wanted = list(dict.fromkeys(names))
     if container is not None:
         kubectl.checked_name(container, "container")
     ended = programs.run(kubectl.get(cluster, "pod", wanted), timeout_seconds=_TIMEOUT_SECONDS)
     if ended.exit_code:
-        raise kubectl.complaint(ended.complaint, "look for the pods")
+        raise kubectl.complaint(ended.complaint, "find the pods")
     pods = {str(pod.get("metadata", {}).get("name")): pod for pod in _read(ended.output)}
     missing = {name: _problem_of(name, pods.get(name), cluster, container) for name in wanted}
     targets = [
@@ -75,14 +75,14 @@ def find_pods(
 
 
 def _read(output: bytes) -> list[Mapping[str, Any]]:
-    """One object, a list of several, or nothing at all."""
+    """Return the objects in kubectl's output: none for empty output, one, or those of a list."""
     try:
-        told = json.loads(output or b"{}")
+        answer = json.loads(output or b"{}")
     except ValueError as error:
-        raise XprofilerError(f"kubectl's answer is no JSON ({error}): {output[:200]!r}") from error
-    if told.get("kind") == "List":
-        return list(told.get("items", ()))
-    return [told] if told else []
+        raise XprofilerError(f"kubectl's answer is not valid JSON ({error}): {output[:200]!r}") from error
+    if answer.get("kind") == "List":
+        return list(answer.get("items", ()))
+    return [answer] if answer else []
 
 
 def _problem_of(name: str, pod: Mapping[str, Any] | None, cluster: kubectl.Cluster, container: str | None) -> str:

@@ -1,4 +1,4 @@
-"""A port of this machine whose connections go through a program: the way to a port that nothing can forward."""
+"""A local port that forwards each connection through a program, for targets where no port can be forwarded."""
 
 from __future__ import annotations
 
@@ -18,52 +18,52 @@ from xprofiler.programs.processes import Process, Programs
 __all__ = ["NOTHING_THERE", "Relay", "last_lines", "remote_program"]
 
 NOTHING_THERE: Final = "nothing answers at port"
-"""How the remote program says that there is no server."""
+"""The remote program's message if no server listens at its port."""
 _PIECE_BYTES: Final = 1 << 16
-_LOOK_SECONDS: Final = 0.1
+_POLL_SECONDS: Final = 0.1
 _SHOWN_LINES: Final = 4
 _ADVICE: Final = "\nRecommendation:"
 
 
-def last_lines(said: bytes) -> str:
-    """Returns the end of what a program said, which is what it failed with; without the advice that gcloud adds."""
-    text = said.decode("utf-8", "replace").strip().partition(_ADVICE)[0]
+def last_lines(stderr: bytes) -> str:
+    """Return the last lines of a program's standard error, without the advice that gcloud appends."""
+    text = stderr.decode("utf-8", "replace").strip().partition(_ADVICE)[0]
     return "\n".join([line.strip() for line in text.splitlines() if line.strip()][-_SHOWN_LINES:])
 
 
 def remote_program(port: int) -> list[str]:
-    """Returns what runs on the target: its only argument is a number."""
+    """Return the argv to run on the target. It has no argument but a number, so it needs no quoting."""
     program = Path(__file__).with_name("remote_relay.py").read_text(encoding="utf-8")
     return ["python3", "-c", program, str(int(port))]
 
 
 class Relay:
-    """Listens at a port of 127.0.0.1; each connection is a run of the program, whose input and output are its bytes.
+    """Listens at a port of 127.0.0.1, and connects each client to standard input and output of a new run of a program.
 
     Args:
-        programs: Where the programs run; they end with it.
-        argv: The program.
+        programs: Runs the programs, and ends them when it is closed.
+        argv: The program and its arguments.
 
     Attributes:
-        port: Where it listens.
+        port: The local port.
     """
 
     def __init__(self, programs: Programs, argv: Sequence[str]) -> None:
         self._programs = programs
         self._argv = list(argv)
-        self._errors: IO[bytes] = TemporaryFile("a+b")  # noqa: SIM115 (appending, since programs and we share its place)
+        self._errors: IO[bytes] = TemporaryFile("a+b")  # noqa: SIM115 (append mode, since all programs and this one share its offset)
         self._is_closed = threading.Event()
         self._listener = socket.create_server(("127.0.0.1", 0))
-        self._listener.settimeout(_LOOK_SECONDS)  # Not every system wakes up who accepts when another thread closes.
+        self._listener.settimeout(_POLL_SECONDS)  # Closing a socket does not wake a blocked accept() on every system.
         self.port: int = self._listener.getsockname()[1]
         self._thread = threading.Thread(target=self._accept, name="relay", daemon=True)
         self._thread.start()
 
     def close(self) -> str:
-        """Takes no more connections; those that are there end with their programs.
+        """Stop accepting connections; open ones end with their programs.
 
         Returns:
-            What the last program said on standard error at its end.
+            The last lines that the programs wrote to standard error.
         """
         self._is_closed.set()
         self._thread.join()

@@ -1,6 +1,6 @@
-"""Run on a target, as `python3 -c`: passes bytes between standard input and output and a port of that machine.
+"""Copy bytes between standard input and output and a local port; runs on a target, as `python3 -c`.
 
-It is the way to a port where none can be forwarded. Python 3.6 is enough for it, and nothing needs to be installed.
+Used where no port can be forwarded. It runs on Python 3.6 and later, and needs no packages.
 """
 
 import os
@@ -16,7 +16,7 @@ server.settimeout(None)
 
 
 def send() -> None:
-    """Passes on what comes in."""
+    """Copy standard input to the server."""
     for piece in iter(lambda: os.read(0, 65536), b""):
         server.sendall(piece)
     server.shutdown(socket.SHUT_WR)

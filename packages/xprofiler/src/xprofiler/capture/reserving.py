@@ -1,4 +1,4 @@
-"""A session's name, taken so that two captures of one second do not share it."""
+"""Reservation of a session's name, so that two captures in the same second do not share one."""
 
 from __future__ import annotations
 
@@ -26,20 +26,20 @@ _MARK: Final = ".xprofiler-capture"
 
 @contextlib.contextmanager
 def reserved(root: str, storage: Storage, moment: time.struct_time) -> Iterator[Session]:
-    """Yields a session of which nothing is there yet, and nobody else's.
+    """Yield a session that has no files yet and that no other capture uses.
 
-    In a bucket an object holds its place until the end; a folder of this machine does so by itself, and is removed if
-    it is still empty then.
+    In a bucket, a marker object reserves the name until the end of the block. A local folder reserves it by itself, and
+    is removed at the end if it is empty.
 
     Args:
         root: The folder of sessions: `gs://...`, or absolute.
-        storage: In which that is.
+        storage: The storage that holds it.
         moment: Now, in local time.
 
     Raises:
-        NotFoundError: There is no such bucket.
-        NotPermittedError: Without credentials, or with these, nobody can look at what is there.
-        XprofilerError: The storage cannot be asked, or the folder not be made.
+        NotFoundError: The bucket does not exist.
+        NotPermittedError: The credentials are missing, or do not permit listing the folder.
+        XprofilerError: The storage does not answer, or the folder cannot be created.
     """
     if root.startswith("gs://"):
         with _explained(root):
@@ -68,7 +68,7 @@ def _is_taken(session: Session, storage: Storage) -> bool:
     except StorageError as error:
         if failure_of(error) is not Failure.REFUSED:
             raise
-        # Whoever may only look goes without: the jobs write, not we.
+        # Read permission is enough: the jobs write, so continue without a marker.
     return False
 
 
@@ -77,7 +77,7 @@ def _mark(session: Session) -> str:
 
 
 def _makes(folder: Path) -> bool:
-    """Makes a folder; False if there is one."""
+    """Create a folder; return False if it exists."""
     try:
         folder.mkdir(parents=True)
     except FileExistsError:
@@ -96,7 +96,9 @@ def _explained(root: str) -> Iterator[None]:
     try:
         yield
     except ObjectNotFoundError as error:
-        raise NotFoundError(f"log directory {root}: there is no such bucket; create it, or give another one") from error
+        raise NotFoundError(
+            f"log directory {root}: the bucket does not exist; create it, or use another one"
+        ) from error
     except CredentialsError as error:
         raise NotPermittedError(str(error)) from error
     except StorageError as error:

@@ -1,4 +1,4 @@
-"""A session: the folder that the files of one capture share, `<root>/<session>/<host>.xplane.pb`."""
+"""A session: the folder with the files of one capture, `<root>/<session>/<host>.xplane.pb`."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ class Session:
     """One capture.
 
     Attributes:
-        root: The folder of sessions, in which XProf and TensorBoard look for them.
-        name: The session's.
+        root: The folder of sessions, which XProf and TensorBoard search.
+        name: The session's name.
     """
 
     root: str
@@ -27,28 +27,28 @@ class Session:
 
     @property
     def folder(self) -> str:
-        """Where its files are."""
+        """The folder of its files."""
         return f"{self.root}/{self.name}"
 
     def path_of(self, file_name: str) -> str:
-        """Where a host's file is.
+        """Return the path of a host's file.
 
         Args:
-            file_name: What it is called, without `.xplane.pb`.
+            file_name: The name of the file, without `.xplane.pb`.
         """
         return f"{self.folder}/{file_name}{SUFFIX}"
 
     def below(self, root: str) -> Session:
-        """The same session, written elsewhere first."""
+        """Return the same session below another root, for staging."""
         return Session(root, self.name)
 
 
 def unused_name(moment: time.struct_time, is_used: Callable[[str], bool]) -> str:
-    """Returns the name of a session that nobody has: of two captures in one second, the later one has `_2` after it.
+    """Return an unused session name. The later of two captures in one second gets the suffix `_2`.
 
     Args:
         moment: Now, in local time.
-        is_used: Whether there is a session of that name; may also take the name.
+        is_used: Return True if a session of that name exists; may also reserve the name.
     """
     plain = time.strftime(_NAME, moment)
     name, number = plain, 1

@@ -1,4 +1,4 @@
-"""What is said of a capture: lines for each host in the words of the public command, a table, or JSON."""
+"""The report of a capture: lines for each host as the public command prints them, a table, or JSON."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ _TOGETHER_MS: Final = 50
 
 
 def report(outcomes: Sequence[Outcome], session: Session, saved_to: str, style: str, console: Console) -> None:
-    """Says what came of each host.
+    """Print the outcome of each host.
 
     Args:
-        outcomes: Of the hosts.
-        session: Where their files are.
-        saved_to: What a viewer is given.
-        style: "table" for people, or one of `output.FORMATS`.
-        console: Where to say it.
+        outcomes: The outcomes of the hosts.
+        session: The session with their files.
+        saved_to: The folder to open in a viewer.
+        style: One of `output.FORMATS`; "table" prints messages for people.
+        console: The console to print to.
     """
     for outcome in outcomes:
-        console.say(f"Starting profile capture on {outcome.title}.")
-        if not outcome.is_captured:  # One without events, too: it shows nothing.
-            console.say(f"Failed to profile host {outcome.name} with error: {outcome.problem}\n")
+        console.notify(f"Starting profile capture on {outcome.title}.")
+        if not outcome.is_captured:  # Includes a profile without events, which is useless.
+            console.notify(f"Failed to profile host {outcome.name} with error: {outcome.problem}\n")
         elif style == "table":
             console.data(f"Profile saved to {saved_to} and session id is {session.name}.\n")
     if style == "table":
@@ -40,11 +40,11 @@ def report(outcomes: Sequence[Outcome], session: Session, saved_to: str, style: 
         console.data(format_records([_record(outcome, session) for outcome in outcomes], style, _FIELDS))
     note = _note(outcomes)
     if note:
-        console.say(f"\n{note}")
+        console.notify(f"\n{note}")
 
 
 def size_text(size_bytes: int) -> str:
-    """Returns a number of bytes for people: 12.5 kB is 12,500."""
+    """Format a number of bytes for people: 12.5 kB is 12,500."""
     if size_bytes < _KB:
         return f"{size_bytes} B"
     size, unit = size_bytes / _KB, "kB"
@@ -55,20 +55,20 @@ def size_text(size_bytes: int) -> str:
 
 
 def _note(outcomes: Sequence[Outcome]) -> str:
-    """Says how far apart the hosts began, where that is more than the steps of a job can hide."""
+    """Return a note if the hosts started too far apart for their steps to be compared; empty otherwise."""
     started = sorted((outcome for outcome in outcomes if outcome.start_ns), key=lambda outcome: outcome.start_ns)
     apart_ms = (started[-1].start_ns - started[0].start_ns) / 1e6 if started else 0.0
     if apart_ms <= _TOGETHER_MS:
         return ""
     return (
-        f"Note: by the hosts' own clocks {started[-1].name} began {apart_ms:,.0f} ms after {started[0].name}: what one "
-        "shows in the beginning is not what the other does. Either clocks differ (compare `date` on the hosts and "
-        "here), or the way to one was slow, or it was captured again after the others."
+        f"Note: by the hosts' own clocks {started[-1].name} started {apart_ms:,.0f} ms after {started[0].name}: their "
+        "profiles do not cover the same time. Either the clocks differ (compare `date` on the hosts and here), or the "
+        "connection to one was slow, or it was captured again after the others."
     )
 
 
 def _table(outcomes: Sequence[Outcome]) -> str:
-    """A row for each host: its file's size, and how long after the first host it began."""
+    """Return a table with a row for each host: the size of its file, and how long after the first host it started."""
     first_ns = min((outcome.start_ns for outcome in outcomes if outcome.start_ns), default=0)
     return format_table(_HEADERS, [_cells(outcome, first_ns) for outcome in outcomes])
 

@@ -1,4 +1,4 @@
-"""Whom a capture asks: processes with a profiler's server, and the ways to the machines that they run on."""
+"""The targets of a capture: processes with a profiler server, and access to their machines."""
 
 from __future__ import annotations
 
@@ -18,28 +18,28 @@ _LAST_PORT: Final = 65535
 
 
 class Access(Protocol):
-    """The way to a machine on which we may start programs: a pod's, or a VM's."""
+    """Access to a machine that we can run programs on: a pod or a VM."""
 
     def forward(self, local_port: int, port: int) -> list[str]:
-        """The argv that brings its port to one of 127.0.0.1, for as long as it runs."""
+        """Return the argv that forwards a port of 127.0.0.1 to one of the machine, until it ends."""
         ...
 
     def execute(self, program: Sequence[str]) -> list[str]:
-        """The argv that runs a program there, with our standard input, output and error."""
+        """Return the argv that runs a program on the machine, with our standard input, output and error."""
         ...
 
 
 @dataclass(frozen=True)
 class Target:
-    """One process that is to profile itself.
+    """One process to profile.
 
     Attributes:
-        name: For people; as it was typed, or with the worker of a TPU slice.
-        file_name: What its file is called, without `.xplane.pb`.
-        port: Of its profiler's server.
-        address: `host:port`, where it can be asked directly; else empty.
-        access: The way to its machine, where there is one.
-        title: What a person calls it: "host vm_name1", or "pod_1".
+        name: As typed, or with the worker of a TPU slice.
+        file_name: The name of its file, without `.xplane.pb`.
+        port: The port of its profiler server.
+        address: `host:port` if it can be reached directly; otherwise empty.
+        access: Access to its machine, if we can run programs there.
+        title: The name in messages: "host vm_name1", or "pod_1".
     """
 
     name: str
@@ -52,11 +52,11 @@ class Target:
 
 @dataclass(frozen=True)
 class Found:
-    """What came of the names that were typed.
+    """The result of a search for hosts by name.
 
     Attributes:
-        targets: Whom to ask.
-        missing: For each name of whom there is nobody to ask: why not.
+        targets: The targets that were found.
+        missing: The reason for each name that was not found.
     """
 
     targets: tuple[Target, ...] = ()
@@ -64,14 +64,14 @@ class Found:
 
 
 def addresses(hosts: Sequence[str], port: int) -> Found:
-    """Returns the targets that are named by their addresses.
+    """Return targets for addresses.
 
     Args:
         hosts: `host` or `host:port` of each.
-        port: For those without.
+        port: The port if the address has none.
 
     Raises:
-        UsageError: One cannot be an address, or two lead to one process.
+        UsageError: An address is not valid, or two lead to the same process.
     """
     from ml_diagnostics_common.profiler_service import file_name_of
 
@@ -88,16 +88,16 @@ def addresses(hosts: Sequence[str], port: int) -> Found:
 
 
 def check_distinct(targets: Sequence[Target]) -> None:
-    """Refuses names that mean one process, or of which one's file would overwrite the other's.
+    """Reject two names for the same process, and two targets that would write the same file.
 
     Raises:
-        UsageError: There are such.
+        UsageError: Two targets conflict.
     """
     seen: dict[tuple[str, str], str] = {}
     for target in targets:
-        place = target.address.lower().replace("localhost:", "127.0.0.1:")
+        address = target.address.lower().replace("localhost:", "127.0.0.1:")
         for key, problem in (
-            (("address", place), "lead to the same process: give one of them"),
+            (("address", address), "lead to the same process: give one of them"),
             (("file", target.file_name.lower()), "would write to one file: capture them one after the other"),
         ):
             if key in seen:
@@ -107,13 +107,13 @@ def check_distinct(targets: Sequence[Target]) -> None:
 
 
 def host_and_port(address: str) -> tuple[str, int]:
-    """Splits `host:port`, `[::1]:port` too."""
+    """Split `host:port` or `[::1]:port`."""
     host, _, port = address.rpartition(":")
     return host.strip("[]"), int(port)
 
 
 def is_this_machine(address: str) -> bool:
-    """Whether an address leads to this machine, so that its files are ours."""
+    """Return whether an address leads to this machine, so that its files are local."""
     host, _ = host_and_port(address)
     try:
         return ipaddress.ip_address(host).is_loopback

@@ -1,4 +1,4 @@
-"""Tunnels: a port of this machine for each target, at which its profiler's server has been heard."""
+"""Tunnels: a local port for each target, at which its profiler server has answered."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from xprofiler.programs.processes import Programs
 
 __all__ = ["Tunnel", "open_tunnels", "problem_at"]
 
-_HELLO: Final = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))  # And no settings of ours.
+_HELLO: Final = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))  # An empty SETTINGS frame.
 _SETTINGS_FRAME: Final = 4
 _GREETING_SECONDS: Final = 5.0
-_OPENING_SECONDS: Final = 60.0  # gcloud may have to make a key, and the VM to take it.
-_LOOK_SECONDS: Final = 0.02
-_NOBODY: Final = (
+_OPENING_SECONDS: Final = 60.0  # gcloud may have to create a key and wait until the VM accepts it.
+_POLL_SECONDS: Final = 0.02
+_NO_SERVER: Final = (
     "{what}. Is the job running there, with jax.profiler.start_server({port}) (or PyTorch/XLA's or TensorFlow's "
     "start_server), and is that its port (-p)?"
 )
@@ -33,13 +33,13 @@ _NOBODY: Final = (
 
 @dataclass(frozen=True)
 class Tunnel:
-    """The way to a target, or why there is none.
+    """A connection to a target, or the reason why it failed.
 
     Attributes:
         target: The target.
-        address: `host:port` for this machine.
-        problem: Why its server cannot be asked; empty if it can.
-        relay: What passes the bytes on, where no port could be forwarded.
+        address: `host:port` to connect to from this machine.
+        problem: Why its server cannot be reached; empty if it can.
+        relay: The relay, if no port could be forwarded.
     """
 
     target: Target
@@ -50,15 +50,15 @@ class Tunnel:
 
 @contextlib.contextmanager
 def open_tunnels(targets: Sequence[Target], programs: Programs, console: Console) -> Iterator[list[Tunnel]]:
-    """Opens the ways to all targets at the same time, and hears each server's greeting.
+    """Open tunnels to all targets in parallel, and check that each server answers.
 
     Args:
         targets: The targets.
-        programs: Where the programs run that keep tunnels open; they are closed with it.
-        console: Is told of every program.
+        programs: Runs the programs that keep tunnels open, and ends them.
+        console: Receives details with `--verbose`.
 
     Yields:
-        A tunnel for each target, in their order.
+        A tunnel for each target, in the same order.
     """
     opened = in_parallel(lambda target: _open(target, programs, console), targets)
     tunnels = [_as_tunnel(target, one) for target, one in zip(targets, opened, strict=True)]
@@ -81,7 +81,7 @@ def _as_tunnel(target: Target, opened: Tunnel | Exception) -> Tunnel:
 def _open(target: Target, programs: Programs, console: Console) -> Tunnel:
     if target.access is None:
         problem = problem_at(target.address)
-        return Tunnel(target, target.address, _NOBODY.format(what=problem, port=target.port) if problem else "")
+        return Tunnel(target, target.address, _NO_SERVER.format(what=problem, port=target.port) if problem else "")
     forwarded = _forward(target, target.access, programs)
     if not forwarded.problem:
         return forwarded
@@ -90,44 +90,44 @@ def _open(target: Target, programs: Programs, console: Console) -> Tunnel:
 
 
 def _forward(target: Target, access: Access, programs: Programs) -> Tunnel:
-    """Has a program forward the port."""
+    """Run a program that forwards the port, and wait until the server answers."""
     local_port = _free_port()
     address = f"127.0.0.1:{local_port}"
     deadline = time.monotonic() + _OPENING_SECONDS
-    with TemporaryFile("a+b") as said:
-        process = programs.start(access.forward(local_port, target.port), stdout=subprocess.DEVNULL, stderr=said)
+    with TemporaryFile("a+b") as errors:
+        process = programs.start(access.forward(local_port, target.port), stdout=subprocess.DEVNULL, stderr=errors)
         problem = f"no tunnel within {_OPENING_SECONDS:g} s"
         while process.poll() is None and time.monotonic() < deadline:
             try:
                 problem = _problem_of_greeting(address, _GREETING_SECONDS)
                 break
             except ConnectionRefusedError:  # It does not listen yet.
-                time.sleep(_LOOK_SECONDS)
+                time.sleep(_POLL_SECONDS)
         if not problem and process.poll() is None:
             return Tunnel(target, address)
         programs.end(process)
-        said.seek(0)
-        return Tunnel(target, problem=last_lines(said.read()) or problem)
+        errors.seek(0)
+        return Tunnel(target, problem=last_lines(errors.read()) or problem)
 
 
 def _relay(target: Target, access: Access, programs: Programs) -> Tunnel:
-    """Has a program on the target pass the bytes on."""
+    """Open a relay: a program on the target copies the bytes."""
     relay = Relay(programs, access.execute(remote_program(target.port)))
     problem = problem_at(f"127.0.0.1:{relay.port}", _OPENING_SECONDS)
     if not problem:
         return Tunnel(target, f"127.0.0.1:{relay.port}", relay=relay)
-    told = relay.close()
-    if told and NOTHING_THERE not in told:
-        return Tunnel(target, problem=told)  # The way there failed, not the server.
-    return Tunnel(target, problem=_NOBODY.format(what=told or problem, port=target.port))
+    error = relay.close()
+    if error and NOTHING_THERE not in error:
+        return Tunnel(target, problem=error)  # The connection failed, not the server.
+    return Tunnel(target, problem=_NO_SERVER.format(what=error or problem, port=target.port))
 
 
 def problem_at(address: str, seconds: float = _GREETING_SECONDS) -> str:
-    """Says why nobody there can be asked; empty if somebody speaks HTTP/2, as each server of gRPC does at once.
+    """Return why no gRPC server answers at an address; empty if one sends its HTTP/2 settings.
 
     Args:
         address: `host:port`.
-        seconds: How long it may take.
+        seconds: The timeout.
     """
     try:
         return _problem_of_greeting(address, seconds)
@@ -148,10 +148,10 @@ def _problem_of_greeting(address: str, seconds: float) -> str:
     except ConnectionError:
         answer = b""
     except OSError as error:
-        return f"no way to {address}: {error.strerror or error}"
+        return f"cannot reach {address}: {error.strerror or error}"
     if not answer:
         return f"{address} closes every connection"
-    return "" if answer[3:4] == bytes([_SETTINGS_FRAME]) else f"what answers at {address} is no profiler's server"
+    return "" if answer[3:4] == bytes([_SETTINGS_FRAME]) else f"the server at {address} is not a profiler server"
 
 
 def _free_port() -> int:

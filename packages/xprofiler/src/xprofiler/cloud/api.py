@@ -37,7 +37,7 @@ _CALL_SECONDS: Final = 60.0  # When a request is not sent again any more.
 
 
 def _once(make: Callable[[GoogleApi], _T]) -> Callable[[GoogleApi], _T]:
-    """Makes a thing at its first use, once for all threads; functools.cached_property has no lock since Python 3.12."""
+    """Make a thing at its first use, once for all threads; functools.cached_property has no lock since Python 3.12."""
 
     @functools.wraps(make)
     def made(api: GoogleApi) -> _T:
@@ -178,7 +178,7 @@ class GoogleApi:
         timeout_seconds: float | None = None,
         is_repeatable: bool | None = None,
     ) -> dict[str, Any]:
-        """Sends a request and returns the answer; again, after a while, if it may succeed then.
+        """Send a request and returns the answer; again, after a while, if it may succeed then.
 
         Args:
             request: What a method of a client returns.

@@ -82,7 +82,7 @@ def as_xprofiler_error(
 
 
 def operation_error(operation: Mapping[str, Any], doing: str) -> XprofilerError | None:
-    """Returns what an operation of Compute has failed with; None where it has not.
+    """Return what an operation of Compute has failed with; None where it has not.
 
     Args:
         operation: One that is done.

@@ -42,7 +42,7 @@ class GcloudCredentials(google.auth.credentials.Credentials):
         self._console = console
 
     def refresh(self, request: Any) -> None:
-        """Asks gcloud.
+        """Ask gcloud.
 
         Args:
             request: Not used.
@@ -71,7 +71,7 @@ class GcloudCredentials(google.auth.credentials.Credentials):
 
 
 def find_login(settings: GcloudSettings, console: Console) -> CloudEnvironment:
-    """Finds credentials and a project.
+    """Find credentials and a project.
 
     Args:
         settings: gcloud's.

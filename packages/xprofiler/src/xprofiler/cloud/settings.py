@@ -34,7 +34,7 @@ class GcloudSettings:
 
     @classmethod
     def load(cls, environ: Mapping[str, str] = os.environ) -> GcloudSettings:
-        """Reads them.
+        """Read them.
 
         Args:
             environ: The environment variables.
@@ -67,7 +67,7 @@ class GcloudSettings:
         return self.value("compute", "zone")
 
     def zone_or_default(self, zone: str | None) -> str:
-        """Returns the zone that was named, or else gcloud's.
+        """Return the zone that was named, or else gcloud's.
 
         Raises:
             UsageError: There is neither.

@@ -34,7 +34,7 @@ class CaptureCommand:
     passes_on = True
 
     def prepare_parser(self, parser: argparse.ArgumentParser) -> None:
-        """Adds its arguments."""
+        """Add its arguments."""
         parser.add_argument(
             "-l",
             "--log-directory",
@@ -89,7 +89,7 @@ class CaptureCommand:
         add_format_option(parser, ("table", "json", "yaml"))
 
     def run(self, options: argparse.Namespace, console: Console) -> int:
-        """Finds the hosts, captures, and says what came of each."""
+        """Find the hosts, captures, and says what came of each."""
         import shlex
         import time
 
@@ -111,7 +111,7 @@ class CaptureCommand:
         storage = _storage(log_directory, api)
         with reserved(log_directory.capture_root, storage, time.localtime()) as session:
             names = ", ".join(target.name for target in found.targets)
-            console.say(f"Capturing {options.duration} ms of {names}, all at the same moment.\n")
+            console.notify(f"Capturing {options.duration} ms of {names}, all at the same moment.\n")
             service = ProfilerService(tell=console.detail)
             access = BucketAccess(f"gs://{log_directory.bucket}") if log_directory.is_in_cloud else None
             capture = Capture(session, options.duration, storage, console, service, bucket_access=access)
@@ -124,7 +124,7 @@ class CaptureCommand:
             report(outcomes, session, log_directory.tensorboard, options.format, console)
         all_captured = all(outcome.is_captured for outcome in outcomes)
         if all_captured:
-            console.say(f"\nLook at it with: xprofiler serve -l {shlex.quote(log_directory.path)}")
+            console.notify(f"\nLook at it with: xprofiler serve -l {shlex.quote(log_directory.path)}")
         return DONE if all_captured else XprofilerError.exit_code
 
 
@@ -137,7 +137,7 @@ def _log_directory(text: str, console: Console) -> LogDirectory:
 
     log_directory = LogDirectory.parse(text, may_be_local=True)
     if log_directory.note:
-        console.say(log_directory.note)
+        console.notify(log_directory.note)
     if log_directory.is_in_cloud:
         return log_directory
     # Unlike Path's, this leaves the ~ of a user that is not there.
@@ -202,7 +202,7 @@ def _tell_what_is_there(session: Session, storage: Storage, console: Console) ->
     except DiagnosticsError:
         there = []
     files = "1 file" if len(there) == 1 else f"{len(there)} files"
-    console.say(
+    console.notify(
         f"Interrupted: the session {session.name} has {files} so far, in {session.folder}; hosts that are capturing "
         "finish that, and may still write theirs"
     )

@@ -27,13 +27,13 @@ class CompletionCommand:
     passes_on = False
 
     def prepare_parser(self, parser: argparse.ArgumentParser) -> None:
-        """Adds its arguments."""
+        """Add its arguments."""
         parser.formatter_class = argparse.RawDescriptionHelpFormatter
         parser.epilog = _EPILOG
         parser.add_argument("shell", metavar="SHELL", choices=("bash", "zsh", "fish"), help="bash, zsh or fish")
 
     def run(self, options: argparse.Namespace, console: Console) -> int:
-        """Prints it."""
+        """Print it."""
         from xprofiler.cli import make_parser
         from xprofiler.completion import completion_script
 

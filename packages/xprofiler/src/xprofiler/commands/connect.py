@@ -33,7 +33,7 @@ class ConnectCommand:
     passes_on = True
 
     def prepare_parser(self, parser: argparse.ArgumentParser) -> None:
-        """Adds its arguments."""
+        """Add its arguments."""
         add = parser.add_argument
         add("-l", "--log-directory", metavar="GS_PATH", required=True, help="what the VM shows: gs://bucket/path")
         add("-z", "--zone", metavar="ZONE_NAME", required=True, help="where the VM is")
@@ -69,7 +69,7 @@ class ConnectCommand:
         )
 
     def run(self, options: argparse.Namespace, console: Console) -> int:
-        """Connects, and tells where."""
+        """Connect, and tells where."""
         from xprofiler.log_directory import LogDirectory
         from xprofiler.programs.processes import Programs
 
@@ -82,7 +82,7 @@ class ConnectCommand:
 
 
 def _refuse_flags(options: argparse.Namespace) -> None:
-    """Refuses flags for gcloud where that is not asked.
+    """Refuse flags for gcloud where that is not asked.
 
     Raises:
         UsageError: There are such.
@@ -100,7 +100,7 @@ def _connect(options: argparse.Namespace, log_directory: LogDirectory, console: 
     viewer = _find(options.zone, log_directory, api, console)
     if options.mode == "proxy":
         return _print_link(viewer, api, console)
-    console.say(
+    console.notify(
         "CONNECTING TO VM...\n"
         "Note: The initial SSH connection can take a while when connecting to a VM on a new project for the first time."
     )
@@ -116,7 +116,7 @@ def _connect(options: argparse.Namespace, log_directory: LogDirectory, console: 
     tunnel = _open_tunnel(target, viewer, options, console, programs)
     _tell(tunnel.url, console)
     where = shlex.quote(viewer.log_directory)
-    console.say(f"It stays open; close it: xprofiler connect -z {viewer.zone} -l {where} --disconnect")
+    console.notify(f"It stays open; close it: xprofiler connect -z {viewer.zone} -l {where} --disconnect")
     return DONE
 
 
@@ -134,7 +134,7 @@ def _find(zone: str, log_directory: LogDirectory, api: GoogleApi, console: Conso
     if not running:
         raise NotFoundError(f"the VM {found[0].name} does not run ({found[0].status}); start it, or create another")
     if len(running) > 1:
-        console.say(f"note: {len(running)} VMs show {log_directory}; this is about {running[0].name}")
+        console.notify(f"note: {len(running)} VMs show {log_directory}; this is about {running[0].name}")
     return running[0]
 
 
@@ -163,9 +163,9 @@ def _open_tunnel(
     folder = private_folder()
     for tunnel in SshTunnel.all_noted(folder):
         if (tunnel.vm_name, tunnel.zone) == (viewer.name, viewer.zone) and tunnel.is_open(folder, programs):
-            console.say(f"There is a tunnel to {viewer.name} already.")
+            console.notify(f"There is a tunnel to {viewer.name} already.")
             if tunnel.port != options.port:
-                console.say(f"note: it is at port {tunnel.port}; for another, close it first: --disconnect")
+                console.notify(f"note: it is at port {tunnel.port}; for another, close it first: --disconnect")
             wait_until_answered(tunnel.url, _ANSWER_SECONDS)
             return tunnel
     tunnel = SshTunnel(viewer.name, viewer.zone, viewer.log_directory, _port(options.port, console))
@@ -195,7 +195,7 @@ def _hold_tunnel(target: SshTarget, options: argparse.Namespace, console: Consol
     process = programs.start(argv, stdin=None, stdout=2, stderr=2, may_ask=True)
     wait_until_answered(f"http://localhost:{port}", 3 * _ANSWER_SECONDS, lambda: process.poll() is None)
     _tell(f"http://localhost:{port}", console)
-    console.say("Press Ctrl-C to close it.")
+    console.notify("Press Ctrl-C to close it.")
     process.wait()
     raise XprofilerError(f"the tunnel to {target.name} broke; connect again")
 
@@ -205,19 +205,19 @@ def _port(wanted: int, console: Console) -> int:
 
     port = free_port(wanted)
     if port != wanted:
-        console.say(f"note: port {wanted} of this machine is taken; it is {port} instead")
+        console.notify(f"note: port {wanted} of this machine is taken; it is {port} instead")
     return port
 
 
 def _tell(url: str, console: Console) -> None:
-    console.say("Connected successfully!")
+    console.notify("Connected successfully!")
     console.data(f"URL: {url}\n\nxprofiler instance can be accessed at {url}.")
 
 
 def _disconnect(options: argparse.Namespace, log_directory: LogDirectory, console: Console, programs: Programs) -> int:
     from xprofiler.viewers.ssh_tunnel import SshTunnel, private_folder
 
-    console.say("DISCONNECTING FROM VM...")
+    console.notify("DISCONNECTING FROM VM...")
     folder = private_folder()
     noted = [
         tunnel
@@ -228,5 +228,5 @@ def _disconnect(options: argparse.Namespace, log_directory: LogDirectory, consol
     if not closed:
         raise NotFoundError(f"there is no tunnel to a VM in zone {options.zone} that shows {log_directory}")
     for tunnel in closed:
-        console.say(f"Disconnected from {tunnel.vm_name}: {tunnel.url} is no more.")
+        console.notify(f"Disconnected from {tunnel.vm_name}: {tunnel.url} is no more.")
     return DONE

@@ -23,7 +23,7 @@ class CreateCommand:
     passes_on = True
 
     def prepare_parser(self, parser: argparse.ArgumentParser) -> None:
-        """Adds its arguments."""
+        """Add its arguments."""
         add = parser.add_argument
         add("-l", "--log-directory", metavar="GS_PATH", required=True, help="what it shows: gs://bucket/path")
         add("-z", "--zone", metavar="ZONE_NAME", required=True, help="where to create it")
@@ -54,7 +54,7 @@ class CreateCommand:
         add("--dry-run", action="store_true", help="print the command that would do the same, and do nothing")
 
     def run(self, options: argparse.Namespace, console: Console) -> int:
-        """Creates it, and says how to reach it."""
+        """Create it, and says how to reach it."""
         from xprofiler.viewers.creation import create
 
         return create(options, console)

@@ -25,7 +25,7 @@ class DeleteCommand:
     passes_on = True
 
     def prepare_parser(self, parser: argparse.ArgumentParser) -> None:
-        """Adds its arguments."""
+        """Add its arguments."""
         parser.add_argument("-z", "--zone", metavar="ZONE_NAME", help="where they are (default: gcloud's zone)")
         parser.add_argument(
             "-l", "--log-directory", metavar="GS_PATH", nargs="+", default=[], help="those of these log directories"
@@ -36,7 +36,7 @@ class DeleteCommand:
         parser.add_argument("--dry-run", action="store_true", help="print what would do it, and delete nothing")
 
     def run(self, options: argparse.Namespace, console: Console) -> int:
-        """Deletes what is found and confirmed.
+        """Delete what is found and confirmed.
 
         Raises:
             UsageError: Nothing is named.
@@ -58,7 +58,7 @@ class DeleteCommand:
         viewers = viewers_of(api, sought, options.extra, is_on_gke=options.gke)
         found = _place_to_look(options, sought, api).find(sought)
         if not found:
-            console.say(f"No {viewers.noun}(s) to delete.")
+            console.notify(f"No {viewers.noun}(s) to delete.")
             return NotFoundError.exit_code
         try:
             console.data(f"Found {len(found)} {viewers.noun}(s) to delete.\n{format_viewers(found)}")
@@ -85,7 +85,7 @@ def _place_to_look(options: argparse.Namespace, sought: Sought, api: GoogleApi) 
 
 
 def _delete_confirmed(console: Console, viewers: Viewers, found: Sequence[Viewer]) -> list[Exception]:
-    """Asks for each, and then deletes those together; returns what went wrong.
+    """Ask for each, and then deletes those together; return what went wrong.
 
     Raises:
         DeclinedError: The answer was no for each.
@@ -94,24 +94,24 @@ def _delete_confirmed(console: Console, viewers: Viewers, found: Sequence[Viewer
     for viewer in found:
         question = f"\nDo you want to continue to delete the {viewers.noun} `{viewer.name}`?\nEnter y/n: "
         if console.confirms(question):
-            console.say(f"Will delete {viewers.noun} `{viewer.name}`")
+            console.notify(f"Will delete {viewers.noun} `{viewer.name}`")
             confirmed.append(viewer)
         else:
-            console.say(f"Keep {viewers.noun} `{viewer.name}`")
+            console.notify(f"Keep {viewers.noun} `{viewer.name}`")
     if not confirmed:
         raise DeclinedError("nothing was deleted")
     try:
         outcomes = viewers.delete(confirmed)
     except KeyboardInterrupt:
         names = " ".join(viewer.name for viewer in confirmed)
-        console.say(f"\n{names} may be deleted all the same; look with: xprofiler list -n {names}")
+        console.notify(f"\n{names} may be deleted all the same; look with: xprofiler list -n {names}")
         raise
     return [outcome for outcome in outcomes if outcome and not isinstance(outcome, NotFoundError)]
 
 
 def _told(failures: Sequence[Exception], console: Console) -> int:
-    """Tells what went wrong, each thing once; returns the exit code, that of a plain failure where they differ."""
+    """Tells what went wrong, each thing once; return the exit code, that of a plain failure where they differ."""
     for text in dict.fromkeys(map(str, failures)):
-        console.say(f"xprofiler: {text}")
+        console.notify(f"xprofiler: {text}")
     codes = {exit_code_of(failure) for failure in failures} or {DONE}
     return codes.pop() if len(codes) == 1 else XprofilerError.exit_code

@@ -24,7 +24,7 @@ class ServeCommand:
     passes_on = False
 
     def prepare_parser(self, parser: argparse.ArgumentParser) -> None:
-        """Adds its arguments."""
+        """Add its arguments."""
         parser.add_argument(
             "-l", "--log-directory", metavar="PATH", required=True, help="a folder of this machine, or gs://bucket/path"
         )
@@ -38,7 +38,7 @@ class ServeCommand:
         parser.add_argument("--no-browser", action="store_true", help="open no browser")
 
     def run(self, options: argparse.Namespace, console: Console) -> int:
-        """Serves; Ctrl-C, and what counts as that, is the way to end it, so it ends it well."""
+        """Serve; Ctrl-C, and what counts as that, is the way to end it, so it ends it well."""
         import contextlib
         from pathlib import Path
 
@@ -52,16 +52,16 @@ class ServeCommand:
             _tell_what_is_there(place, console)
             url = server.wait_until_ready()
             if options.port not in (0, server.port):
-                console.say(f"Port {options.port} is taken; using {server.port}.")
+                console.notify(f"Port {options.port} is taken; using {server.port}.")
             try:
                 console.data(url)
-                console.say("Press Ctrl-C to end it.")
+                console.notify("Press Ctrl-C to end it.")
                 if not options.no_browser:
                     _open_browser(url, console)
                 server.wait()
             except KeyboardInterrupt:
                 with contextlib.suppress(OSError):  # The terminal may be closed.
-                    console.say()
+                    console.notify()
         return DONE
 
 
@@ -72,9 +72,9 @@ def _tell_what_is_there(place: str, console: Console) -> None:
     with told_if_slow(console, f"Waiting for an answer about {place} ..."):
         profiles = find_profiles(place)
     if profiles:
-        console.say(f"Found {len(profiles)} session(s) in {place}, the newest {profiles[0].name}.")
+        console.notify(f"Found {len(profiles)} session(s) in {place}, the newest {profiles[0].name}.")
     else:
-        console.say(f"There is no profile in {place} yet; reload the page when there is one.")
+        console.notify(f"There is no profile in {place} yet; reload the page when there is one.")
 
 
 def _open_browser(url: str, console: Console) -> None:

@@ -24,7 +24,7 @@ class SummaryCommand:
     passes_on = False
 
     def prepare_parser(self, parser: argparse.ArgumentParser) -> None:
-        """Adds its arguments."""
+        """Add its arguments."""
         parser.add_argument(
             "path",
             metavar="PATH",
@@ -35,7 +35,7 @@ class SummaryCommand:
         parser.add_argument("--plot", metavar="FILE.png", help="draw it, too (needs the extra [plot])")
 
     def run(self, options: argparse.Namespace, console: Console) -> int:
-        """Prints it."""
+        """Print it."""
         import shutil
         from pathlib import Path
 
@@ -67,7 +67,7 @@ class SummaryCommand:
             from xprofiler.summary.plot import save_plot
 
             save_plot(found, Path(options.plot))
-            console.say(f"Plot saved to {options.plot}.")
+            console.notify(f"Plot saved to {options.plot}.")
         return DONE
 
 

@@ -1,1 +1,1 @@
-"""Programs of this machine, gcloud and kubectl among them: how they are asked, run and ended."""
+"""Programs of this machine, such as gcloud and kubectl: their command lines, execution and termination."""

@@ -1,8 +1,8 @@
-"""What gcloud is asked, as argv: pure functions, for what nothing else can do, such as keys and tunnels of ssh.
+"""Command lines of gcloud for what the APIs cannot do, such as ssh keys and tunnels. Pure functions.
 
-A name comes as a positional argument, so it must be one that Google Cloud could have given; every other value comes as
-`--flag=value`, and cannot be taken for a flag. What runs on a VM goes through the shell that ssh always starts there,
-and is quoted for it, word by word.
+A name is a positional argument, so it must be valid in Google Cloud; every other value is passed as `--flag=value`, so
+that it cannot be parsed as a flag. A program on a VM goes through the shell that ssh always starts there, so each of
+its arguments is quoted.
 """
 
 from __future__ import annotations
@@ -23,21 +23,22 @@ _HOST = re.compile(r"[a-z](?:[-_a-z0-9]{0,61}[a-z0-9])?", re.ASCII)  # The READM
 _PROJECT = re.compile(r"(?:[a-z0-9][-a-z0-9.]*:)?[a-z0-9][-a-z0-9]{0,61}[a-z0-9]", re.ASCII)
 _USER = re.compile(r"[A-Za-z0-9_.][-A-Za-z0-9_.]*", re.ASCII)
 
-_WHO = "log in as whoever is to have it: 'gcloud config set account ACCOUNT'"
-# They would make a VM where, when or as whom it is neither looked for nor deleted again. gcloud takes no short forms.
+_USE_ACCOUNT = "log in as the account that is to own it: 'gcloud config set account ACCOUNT'"
+# These flags change the VM's zone, project or account, or do not wait for it: setup and cleanup would not find the VM.
+# gcloud does not accept abbreviated flags, so full names suffice.
 _NOT_FOR_CREATE = {
-    "--account": _WHO,
+    "--account": _USE_ACCOUNT,
     "--access-token-file": "set CLOUDSDK_AUTH_ACCESS_TOKEN_FILE",
     "--async": "create waits until XProf answers",
     "--configuration": "set CLOUDSDK_ACTIVE_CONFIG_NAME",
     "--flags-file": "give the flags themselves",
-    "--impersonate-service-account": _WHO,
+    "--impersonate-service-account": _USE_ACCOUNT,
     "--project": "set the project as for gcloud: 'gcloud config set project PROJECT'",
     "--zone": "give -z ZONE_NAME",
 }
-# They would lead to another machine than was found.
+# These flags would select another machine than the one that was found.
 _NOT_FOR_SSH = {
-    "--command": "what runs there is not up to you",
+    "--command": "xprofiler chooses the program to run",
     "--project": _NOT_FOR_CREATE["--project"],
     "--worker": "name the workers as NAME-w0",
     "--zone": "give -z ZONE_NAME",
@@ -46,15 +47,15 @@ _NOT_FOR_SSH = {
 
 @dataclass(frozen=True)
 class SshTarget:
-    """A machine that gcloud knows the way to.
+    """A machine that gcloud can connect to.
 
     Attributes:
-        name: Of the VM or TPU; `user@name` logs in as that user.
+        name: The name of the VM or TPU; `user@name` logs in as that user.
         zone: Its zone.
-        project: Its project; None is gcloud's own.
-        tpu_worker: Which VM of a TPU slice; None for what is no TPU.
-        through_iap: Whether to go through the Identity-Aware Proxy, as to a VM that has no external address.
-        proxy_through_ssh_helper: Whether ssh goes through `corp-ssh-helper`, inside of Google.
+        project: Its project; None selects gcloud's own.
+        tpu_worker: The number of the VM in a TPU slice; None if it is not a TPU.
+        through_iap: True to connect through the Identity-Aware Proxy, as for a VM without an external address.
+        proxy_through_ssh_helper: True to connect through `corp-ssh-helper`, inside Google.
     """
 
     name: str
@@ -73,25 +74,25 @@ def ssh(
     extra: Sequence[str] = (),
     is_dry_run: bool = False,
 ) -> list[str]:
-    """Returns the argv that runs ssh to a machine.
+    """Return the argv that runs ssh to a machine.
 
-    gcloud makes the key if there is none, gives it to the machine, and knows the machine's address and host key.
+    gcloud creates a key if necessary, installs it on the machine, and knows the machine's address and host key.
 
     Args:
         target: The machine.
-        options: For ssh itself, such as `-N -L 6006:localhost:6006`, each a word.
-        program: What to run there and its arguments; none is a login shell.
+        options: Options for ssh itself, such as `-N -L 6006:localhost:6006`, one argument each.
+        program: The program to run and its arguments; empty starts a login shell.
         extra: The user's own flags for gcloud.
-        is_dry_run: Only print the command of ssh: see `ssh_argv_in`.
+        is_dry_run: True to print the ssh command without running it: see `ssh_argv_in`.
 
     Raises:
-        UsageError: A name cannot be one, or a flag of the user's leads elsewhere.
+        UsageError: A name is not valid, or a flag of the user's would select another machine.
     """
     target = checked(target)
-    for flag in (word.partition("=")[0] for word in extra):
+    for flag in (argument.partition("=")[0] for argument in extra):
         if flag in _NOT_FOR_SSH:
-            raise UsageError(f"{flag} cannot go on to gcloud: {_NOT_FOR_SSH[flag]}")
-    # The last of a kind counts, whatever a file of flags among the user's says.
+            raise UsageError(f"{flag} cannot be passed to gcloud: {_NOT_FOR_SSH[flag]}")
+    # gcloud uses the last value of a flag, so ours follow the user's, which may include a --flags-file.
     argv = ["gcloud", *_service(target), "ssh", target.name, *extra, f"--zone={target.zone}"]
     if target.project is not None:
         argv.append(f"--project={target.project}")
@@ -109,13 +110,13 @@ def ssh(
 
 
 def ssh_argv_in(dry_run: str) -> list[str]:
-    r"""Reads the command of ssh that `--dry-run` prints: words, with `"` around those that have a space, unescaped.
+    r"""Parse the ssh command that `--dry-run` prints: arguments with spaces are in `"`, and nothing is escaped.
 
     Args:
         dry_run: One line of the output.
 
     Returns:
-        The argv. A word that has `" ` within cannot be told from two; none of ours has.
+        The argv. An argument that contains `" ` is ambiguous; ours contain none.
     """
     return [quoted or plain for quoted, plain in re.findall(r'(?:^|(?<= ))(?:"(.*?)"|(\S+))(?= |$)', dry_run.strip())]
 
@@ -128,25 +129,25 @@ def create_instance(
     pairs: Mapping[str, Mapping[str, str]],
     extra: Sequence[str] = (),
 ) -> list[str]:
-    """Returns the argv that creates a VM.
+    """Return the argv that creates a VM.
 
     Args:
         name: Its name.
         zone: Its zone.
-        project: Its project; gcloud's own may be another.
-        flags: Others, each `--flag=value`.
-        pairs: Flags that take keys and values: gcloud takes each but once.
-        extra: The user's own flags, as typed. Pairs among them join ours, and ours win.
+        project: Its project, which may differ from gcloud's own.
+        flags: Other flags, each `--flag=value`.
+        pairs: Flags that take keys and values: gcloud accepts each only once.
+        extra: The user's own flags, as typed. Their pairs are merged with ours, and ours take precedence.
 
     Raises:
-        UsageError: Such a flag of the user's has no pairs, or one says where or as whom: those are ours.
+        UsageError: A user's flag of this kind has no pairs, or a flag would change the zone, project or account.
     """
-    for word in extra:
-        flag = word.partition("=")[0]
+    for argument in extra:
+        flag = argument.partition("=")[0]
         if flag in _NOT_FOR_CREATE:
             raise UsageError(
-                f"{flag} cannot go on to gcloud: the VM is watched from here, and deleted after a failure, which "
-                f"needs to know the same; {_NOT_FOR_CREATE[flag]}"
+                f"{flag} cannot be passed to gcloud: xprofiler monitors the VM, and deletes it after a failure, with "
+                f"its own project, zone and account; {_NOT_FOR_CREATE[flag]}"
             )
     rest, given = _take_pairs(extra, pairs)
     joined = {flag: {**given.get(flag, {}), **ours} for flag, ours in pairs.items()}
@@ -163,21 +164,21 @@ def create_instance(
 def _take_pairs(extra: Sequence[str], flags: Mapping[str, object]) -> tuple[list[str], dict[str, dict[str, str]]]:
     rest: list[str] = []
     given: dict[str, dict[str, str]] = {}
-    words = list(extra)
-    while words:
-        word = words.pop(0)
-        flag, equals, value = word.partition("=")
+    remaining = list(extra)
+    while remaining:
+        argument = remaining.pop(0)
+        flag, equals, value = argument.partition("=")
         if flag not in flags:
-            rest.append(word)
+            rest.append(argument)
             continue
         if not equals:
-            value = words.pop(0) if words else ""
+            value = remaining.pop(0) if remaining else ""
         given.setdefault(flag, {}).update(_parse_pairs(flag, value))
     return rest, given
 
 
 def _parse_pairs(flag: str, text: str) -> dict[str, str]:
-    """Reads `a=b,c=d`, or `^:^a=b:c=d` with a separator of one's own: see `gcloud topic escaping`."""
+    """Parse `a=b,c=d`, or `^:^a=b:c=d` with a custom separator: see `gcloud topic escaping`."""
     found = re.fullmatch(r"\^([^^]+)\^(.*)", text, re.DOTALL)
     separator, text = (found[1], found[2]) if found else (",", text)
     pairs = [pair.partition("=") for pair in text.split(separator)]
@@ -195,49 +196,49 @@ def _render_pairs(pairs: Mapping[str, str]) -> str:
 
 
 def checked(target: SshTarget) -> SshTarget:
-    """Returns the target, its names proven.
+    """Return the target if its names are valid.
 
     Raises:
-        UsageError: A name cannot be one.
+        UsageError: A name is not valid.
     """
     user, at, name = target.name.rpartition("@")
     if at and not _USER.fullmatch(user):
-        raise UsageError(f"{user!r} is not the name of a user: use letters, digits, '.', '_' and '-'")
+        raise UsageError(f"{user!r} is not a valid name of a user: use letters, digits, '.', '_' and '-'")
     if target.project is not None:
         _checked_project(target.project)
     return replace(target, name=f"{user}{at}{checked_host(name)}", zone=checked_name(target.zone, "zone"))
 
 
 def checked_name(name: str, what: str) -> str:
-    """Returns a name that Google Cloud could have given.
+    """Return a name if it is valid in Google Cloud.
 
     Args:
         name: Any text.
-        what: What has that name, for the message: "VM", "zone", "machine type".
+        what: The kind of resource, for the message: "VM", "zone", "machine type".
 
     Raises:
-        UsageError: It could not.
+        UsageError: The name is not valid.
     """
     if not _NAME.fullmatch(name):
         raise UsageError(
-            f"{name!r} is not the name of a {what}: one has 1 to 63 lower-case letters, digits and dashes, begins with "
-            "a letter and does not end with a dash"
+            f"{name!r} is not a valid name of a {what}: use 1 to 63 lower-case letters, digits and dashes; start with "
+            "a letter, and do not end with a dash"
         )
     return name
 
 
 def checked_host(name: str) -> str:
-    """Returns the name of a VM or TPU that is looked for: one with an underscore may be, though Compute makes none.
+    """Return the name of a VM or TPU to search for, if it is valid. The README's hosts have underscores.
 
     Raises:
-        UsageError: It could not be one.
+        UsageError: The name is not valid.
     """
     return name if _HOST.fullmatch(name) else checked_name(name, "VM")
 
 
 def _checked_project(project: str) -> str:
     if not _PROJECT.fullmatch(project):
-        raise UsageError(f"{project!r} is not the id of a project")
+        raise UsageError(f"{project!r} is not a valid project id")
     return project
 
 

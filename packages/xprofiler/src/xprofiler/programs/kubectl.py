@@ -1,7 +1,7 @@
-"""What kubectl is asked, as argv, and what its complaints mean: pure functions.
+"""Command lines of kubectl, and errors for its messages. Pure functions.
 
-A name comes as a positional argument, so it must be one that a cluster could have given; every other value comes as
-`--flag=value`, and cannot be taken for a flag. What runs in a pod is started there by its argv, with no shell between.
+A name is a positional argument, so it must be valid in Kubernetes; every other value is passed as `--flag=value`, so
+that it cannot be parsed as a flag. A program in a pod is started by its argv, without a shell.
 """
 
 from __future__ import annotations
@@ -15,51 +15,51 @@ from xprofiler.exceptions import NotFoundError, NotPermittedError, UsageError, X
 
 __all__ = ["Cluster", "checked_name", "complaint", "execute", "get", "port_forward"]
 
-# https://kubernetes.io/docs/concepts/overview/working-with-objects/names, and the underscore, which some servers take.
+# https://kubernetes.io/docs/concepts/overview/working-with-objects/names; some servers accept underscores.
 _NAME: Final = re.compile(r"[A-Za-z0-9](?:[-A-Za-z0-9._]{0,251}[A-Za-z0-9])?", re.ASCII)
-_KLOG: Final = re.compile(r"[EWI]\d{4} ")  # What its libraries log for themselves: E1121 21:02:04.335571 ...
+_KLOG: Final = re.compile(r"[EWI]\d{4} ")  # Lines that its libraries log: E1121 21:02:04.335571 ...
 _SET_UP: Final = "set the cluster up with `gcloud container clusters get-credentials CLUSTER --region=REGION`"
 
 
 @dataclass(frozen=True)
 class Cluster:
-    """Where kubectl looks.
+    """The cluster and namespace that kubectl uses.
 
     Attributes:
-        namespace: None is that of the context.
-        context: Of the kubeconfig; None is its current one.
+        namespace: The namespace; None selects the context's.
+        context: The context in the kubeconfig; None selects the current one.
     """
 
     namespace: str | None = None
     context: str | None = None
 
     def __post_init__(self) -> None:
-        """Refuses a namespace that cannot be one."""
+        """Raise UsageError if a name is not valid."""
         if self.namespace is not None:
             checked_name(self.namespace, "namespace")
         if self.context is not None and (not self.context or "\0" in self.context):
-            raise UsageError(f"{self.context!r} is not the name of a context: see `kubectl config get-contexts`")
+            raise UsageError(f"{self.context!r} is not a valid context: see `kubectl config get-contexts`")
 
     def argv(self, verb: str) -> list[str]:
-        """The beginning of each command."""
+        """Return the first arguments of a command."""
         chosen = (("context", self.context), ("namespace", self.namespace))
         return ["kubectl", *(f"--{flag}={value}" for flag, value in chosen if value is not None), verb]
 
 
 def get(cluster: Cluster, kind: str, names: Sequence[str]) -> list[str]:
-    """Returns the argv that prints objects by their names, as JSON; those that are missing are left out.
+    """Return the argv that prints objects by name, as JSON; missing objects are left out.
 
     Raises:
-        UsageError: A name cannot be one.
+        UsageError: A name is not valid.
     """
     return [*cluster.argv("get"), "--output=json", "--ignore-not-found", kind, *(checked_name(n, kind) for n in names)]
 
 
 def port_forward(cluster: Cluster, pod: str, local_port: int, port: int) -> list[str]:
-    """Returns the argv that brings a port of a pod to 127.0.0.1, for as long as it runs.
+    """Return the argv that forwards a port of 127.0.0.1 to a pod, until it ends.
 
     Raises:
-        UsageError: The name cannot be that of a pod.
+        UsageError: The name is not valid for a pod.
     """
     return [
         *cluster.argv("port-forward"),
@@ -70,53 +70,53 @@ def port_forward(cluster: Cluster, pod: str, local_port: int, port: int) -> list
 
 
 def execute(cluster: Cluster, pod: str, program: Sequence[str], *, container: str | None = None) -> list[str]:
-    """Returns the argv that runs a program in a pod, with our standard input, output and error.
+    """Return the argv that runs a program in a pod, with our standard input, output and error.
 
     Args:
-        cluster: Where.
-        pod: The pod.
-        program: The program and its arguments, as it gets them.
-        container: None is the pod's default one.
+        cluster: The pod's cluster.
+        pod: The pod's name.
+        program: The program and its arguments.
+        container: The container; None selects the pod's default.
 
     Raises:
-        UsageError: A name cannot be one.
+        UsageError: A name is not valid.
     """
     chosen = [] if container is None else [f"--container={checked_name(container, 'container')}"]
     return [*cluster.argv("exec"), "--stdin", "--quiet", *chosen, f"pod/{checked_name(pod, 'pod')}", "--", *program]
 
 
 def checked_name(name: str, what: str) -> str:
-    """Returns a name that a cluster could have given.
+    """Return a name if it is valid in Kubernetes.
 
     Args:
         name: Any text.
-        what: What has that name, for the message.
+        what: The kind of object, for the message.
 
     Raises:
-        UsageError: It could not.
+        UsageError: The name is not valid.
     """
     if not _NAME.fullmatch(name):
         raise UsageError(
-            f"{name!r} is not the name of a {what}: one has letters, digits, '-' and '.', and begins and ends with a "
+            f"{name!r} is not a valid name of a {what}: use letters, digits, '-' and '.'; start and end with a "
             "letter or digit"
         )
     return name
 
 
-def complaint(said: str, what: str) -> XprofilerError:
-    """Returns what a failure of kubectl means.
+def complaint(stderr: str, what: str) -> XprofilerError:
+    """Return the error for a failed command of kubectl.
 
     Args:
-        said: What it wrote to standard error.
-        what: What was to be done, for the message: "look for pods".
+        stderr: The text that it wrote to standard error.
+        what: The purpose of the command, for the message: "find the pods".
     """
-    told = "\n".join(line for line in said.splitlines() if not _KLOG.match(line))
-    problem = f"kubectl could not {what}: {told or said}"
-    if re.search(r"\(Forbidden\)|\(Unauthorized\)|must be logged in|executable gke-gcloud-auth-plugin", said):
-        return NotPermittedError(f"{problem}\nLook who you are there with `kubectl auth whoami`; {_SET_UP}")
-    if re.search(r"\(NotFound\)|context was not found|does not have a resource type", said):
+    message = "\n".join(line for line in stderr.splitlines() if not _KLOG.match(line))
+    problem = f"kubectl could not {what}: {message or stderr}"
+    if re.search(r"\(Forbidden\)|\(Unauthorized\)|must be logged in|executable gke-gcloud-auth-plugin", stderr):
+        return NotPermittedError(f"{problem}\nCheck your identity there with `kubectl auth whoami`; {_SET_UP}")
+    if re.search(r"\(NotFound\)|context was not found|does not have a resource type", stderr):
         return NotFoundError(problem)
-    if re.search(r"connection to the server \S+ was refused|Unable to connect|current-context is not set", said):
+    if re.search(r"connection to the server \S+ was refused|Unable to connect|current-context is not set", stderr):
         return XprofilerError(
             f"{problem}\nIs it the right cluster (`kubectl config current-context`)? If none, {_SET_UP}"
         )

@@ -1,10 +1,10 @@
-"""Programs of this machine: started by argv, told of with `--verbose`, and ended with all that they started.
+"""Programs of this machine: started by argv, printed with `--verbose`, and terminated with all their children.
 
     with ThreadPoolExecutor() as threads, Programs(console) as programs:
         ...  # Ctrl-C ends the programs, so the threads that wait for them end, too
 
-A program leads a session of its own, so that its children end with it and Ctrl-C reaches nobody before us. One that may
-ask at the terminal (for a passphrase) stays with the terminal instead, and so does its Ctrl-C.
+A program leads its own session, so that its children end with it, and Ctrl-C reaches only this process. A program that
+may prompt at the terminal (for a passphrase) stays in the terminal's session instead, and receives its Ctrl-C.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Process: TypeAlias = "subprocess.Popen[bytes]"
 
 _Stream: TypeAlias = "int | IO[bytes] | None"
 _TERMINATE: Final = signal.SIGTERM
-_KILL: Final = getattr(signal, "SIGKILL", signal.SIGTERM)  # Windows knows one way only.
+_KILL: Final = getattr(signal, "SIGKILL", signal.SIGTERM)  # Windows has no SIGKILL.
 _PATIENCE_SECONDS = 2.0
 _SHOWN_LINES = 12
 _INSTALL = {
@@ -39,12 +39,12 @@ _INSTALL = {
 
 
 class Finished(NamedTuple):
-    """How a program ended.
+    """The result of a program.
 
     Attributes:
-        exit_code: Negative when a signal ended it.
-        output: What it wrote to standard output; empty where that went to a file or the terminal.
-        errors: The same for standard error.
+        exit_code: The exit code; negative if a signal ended the program.
+        output: Its standard output; empty if that went to a file or the terminal.
+        errors: Its standard error; empty if that went to a file or the terminal.
     """
 
     exit_code: int
@@ -53,34 +53,34 @@ class Finished(NamedTuple):
 
     @property
     def complaint(self) -> str:
-        """The last lines of what it said on standard error, for a message; or its exit code."""
-        said = self.errors.decode("utf-8", "replace").strip()
-        return "\n".join(said.splitlines()[-_SHOWN_LINES:]) or f"exit code {self.exit_code}, without a word"
+        """The last lines of its standard error, for a message; its exit code if there are none."""
+        lines = self.errors.decode("utf-8", "replace").strip().splitlines()
+        return "\n".join(lines[-_SHOWN_LINES:]) or f"exit code {self.exit_code}, without a message"
 
 
 class Programs:
-    """The programs that one command runs; those that still run at the end of the block are ended.
+    """Runs the programs of one command, and terminates those that still run at the end of the block.
 
-    Threads may share it.
+    Thread-safe.
 
     Args:
-        console: Is told of each.
-        environ: Their environment; None is that of this process.
+        console: Receives the command line of each, with `--verbose`.
+        environ: Their environment; None copies that of this process.
     """
 
     def __init__(self, console: Console, environ: Mapping[str, str] | None = None) -> None:
         self._console = console
         self._environ = environ
         self._lock = threading.Lock()
-        self._running: dict[Process, _Manner] = {}
+        self._running: dict[Process, _StartMode] = {}
         self._has_ended = False
 
     def __enter__(self) -> Programs:
-        """Returns itself."""
+        """Return this object."""
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Ends what still runs."""
+        """Terminate the programs that still run."""
         self.end_all()
 
     def run(
@@ -91,59 +91,60 @@ class Programs:
         stdout: IO[bytes] | None = None,
         timeout_seconds: float | None = None,
     ) -> Finished:
-        """Runs a program to its end.
+        """Run a program to its end.
 
         Args:
             argv: The program and its arguments.
-            stdin: What it reads.
-            stdout: A file for its output, where that may be large; else it is returned.
-            timeout_seconds: When it is ended; None waits as long as it takes.
+            stdin: Its standard input.
+            stdout: A file for its output, if that may be large; by default the output is returned.
+            timeout_seconds: When to terminate it; None waits without a limit.
 
         Raises:
-            NotFoundError: There is no such program on this machine.
+            NotFoundError: The program is not installed on this machine.
             TimedOutError: It did not end in time.
-            XprofilerError: It cannot be started, or the command is being interrupted.
+            XprofilerError: It cannot be started, or this command is being interrupted.
         """
-        manner = _Manner(leads_session=True, is_read=True)
-        process = self._start(argv, manner, subprocess.PIPE, stdout or subprocess.PIPE, subprocess.PIPE)
+        mode = _StartMode(leads_session=True, is_read=True)
+        process = self._start(argv, mode, subprocess.PIPE, stdout or subprocess.PIPE, subprocess.PIPE)
         try:
             output, errors = process.communicate(stdin, timeout_seconds)
         except subprocess.TimeoutExpired as error:
-            raise TimedOutError(f"{_shown(argv)} did not end in {timeout_seconds:g} s, and was ended") from error
+            raise TimedOutError(
+                f"{_shown(argv)} did not end within {timeout_seconds:g} s, and was terminated"
+            ) from error
         finally:
             self.end(process)
         return Finished(process.returncode, output or b"", errors or b"")
 
     def run_at_terminal(self, argv: Sequence[str]) -> int:
-        """Runs a program that may ask at the terminal, and returns its exit code; all that it says is shown there.
+        """Run a program that may prompt at the terminal, show its output there, and return its exit code.
 
-        What it says on standard output is progress, too, and no data: it goes to standard error. Where that is no
-        terminal it is passed on when the program has ended, since what it leaves in the background must not keep a pipe
-        of ours open.
+        Its standard output is progress, not data, so it goes to standard error. If that is not a terminal, the output
+        is shown when the program has ended: a process left in the background must not keep a pipe of ours open.
 
         Raises:
-            NotFoundError: There is no such program on this machine.
-            XprofilerError: It cannot be started, or the command is being interrupted.
+            NotFoundError: The program is not installed on this machine.
+            XprofilerError: It cannot be started, or this command is being interrupted.
         """
         if self._console.err.isatty():
             return self._wait_at_terminal(argv, sys.stderr.fileno(), None)
-        with tempfile.TemporaryFile() as said:
+        with tempfile.TemporaryFile() as output:
             try:
-                return self._wait_at_terminal(argv, said, said)
+                return self._wait_at_terminal(argv, output, output)
             finally:
-                said.seek(0)
-                self._console.say(said.read().decode("utf-8", "replace").rstrip())
+                output.seek(0)
+                self._console.notify(output.read().decode("utf-8", "replace").rstrip())
 
     def _wait_at_terminal(self, argv: Sequence[str], stdout: _Stream, stderr: _Stream) -> int:
-        # Where nobody can be asked, the terminal need not be shared.
-        process = self._start(argv, _Manner(leads_session=not _can_be_asked()), None, stdout, stderr)
+        # Without a terminal for answers, the program cannot prompt, and gets its own session.
+        process = self._start(argv, _StartMode(leads_session=not _can_be_asked()), None, stdout, stderr)
         try:
             code = process.wait()
         except BaseException:
             self.end(process)
             raise
         with self._lock:
-            self._running.pop(process, None)  # What it has left in the background stays there.
+            self._running.pop(process, None)  # Its background processes, such as a tunnel, keep running.
         return code
 
     def start(
@@ -155,68 +156,70 @@ class Programs:
         stderr: int | IO[bytes] | None = subprocess.PIPE,
         may_ask: bool = False,
     ) -> Process:
-        """Starts a program that runs beside this one, until `end` or the end of the block.
+        """Start a program in the background, until `end` or the end of the block.
 
         Args:
             argv: The program and its arguments.
-            stdin: As `subprocess.Popen` takes it.
-            stdout: The same. A pipe that nobody reads stops the program when it is full.
-            stderr: The same.
-            may_ask: Whether it may ask at the terminal, if there is one.
+            stdin: Standard input, as for `subprocess.Popen`.
+            stdout: Standard output. A pipe that is not read blocks the program when it is full.
+            stderr: Standard error.
+            may_ask: True if it may prompt at the terminal, if there is one.
 
         Raises:
-            NotFoundError: There is no such program on this machine.
-            XprofilerError: It cannot be started, or the command is being interrupted.
+            NotFoundError: The program is not installed on this machine.
+            XprofilerError: It cannot be started, or this command is being interrupted.
         """
-        manner = _Manner(leads_session=not (may_ask and _can_be_asked()))
-        return self._start(argv, manner, stdin, stdout, stderr)
+        mode = _StartMode(leads_session=not (may_ask and _can_be_asked()))
+        return self._start(argv, mode, stdin, stdout, stderr)
 
     def end(self, process: Process) -> None:
-        """Ends a program and what it has started, if it still runs: asked first, killed after two seconds."""
+        """Terminate a program and its children; kill them after two seconds."""
         with self._lock:
-            manner = self._running.pop(process, None)
-        if manner is not None:
-            _end(process, manner)
+            mode = self._running.pop(process, None)
+        if mode is not None:
+            _end(process, mode)
         _close_pipes(process)
 
     def end_all(self) -> None:
-        """Ends all that still runs, together; nothing is started after that."""
+        """Terminate all running programs in parallel, and refuse to start others."""
         with self._lock:
             self._has_ended = True
             running, self._running = self._running, {}
-        for process, manner in running.items():
-            _signal(process, manner, _TERMINATE)
-        for process, manner in running.items():
-            _end(process, manner)
-            if not manner.is_read:  # Else the thread that reads its pipes closes them.
+        for process, mode in running.items():
+            _signal(process, mode, _TERMINATE)
+        for process, mode in running.items():
+            _end(process, mode)
+            if not mode.is_read:  # The thread that reads the pipes closes them.
                 _close_pipes(process)
 
-    def _start(self, argv: Sequence[str], manner: _Manner, stdin: _Stream, stdout: _Stream, stderr: _Stream) -> Process:
+    def _start(
+        self, argv: Sequence[str], mode: _StartMode, stdin: _Stream, stdout: _Stream, stderr: _Stream
+    ) -> Process:
         self._console.command(argv)
         environ = None if self._environ is None else dict(self._environ)
         with self._lock:
             if self._has_ended:
-                raise XprofilerError(f"{argv[0]} is not started any more: the command is ending")
+                raise XprofilerError(f"{argv[0]} was not started: the command is ending")
             try:
                 process = subprocess.Popen(
-                    list(argv), stdin=stdin, stdout=stdout, stderr=stderr, env=environ, **_session(manner)
+                    list(argv), stdin=stdin, stdout=stdout, stderr=stderr, env=environ, **_session(mode)
                 )
             except FileNotFoundError as error:
-                todo = _INSTALL.get(argv[0], "install it, or add its folder to PATH")
-                raise NotFoundError(f"there is no program {argv[0]!r} on this machine: {todo}") from error
+                advice = _INSTALL.get(argv[0], "install it, or add its folder to PATH")
+                raise NotFoundError(f"the program {argv[0]!r} is not installed on this machine: {advice}") from error
             except (OSError, ValueError) as error:
                 raise XprofilerError(f"cannot start {_shown(argv)}: {error}") from error
-            self._running[process] = manner
+            self._running[process] = mode
         return process
 
 
 @dataclass(frozen=True)
-class _Manner:
-    """How a program was started.
+class _StartMode:
+    """The mode in which a program was started.
 
     Attributes:
-        leads_session: Whether its children are in a session that it leads, which is what `end` ends.
-        is_read: Whether a thread reads its pipes and waits for it.
+        leads_session: True if it leads a session with its children, which `end` terminates.
+        is_read: True if a thread reads its pipes and waits for it.
     """
 
     leads_session: bool
@@ -227,29 +230,29 @@ def _can_be_asked() -> bool:
     return sys.stdin is not None and sys.stdin.isatty()
 
 
-def _session(manner: _Manner) -> dict[str, Any]:
-    if not manner.leads_session:
+def _session(mode: _StartMode) -> dict[str, Any]:
+    if not mode.leads_session:
         return {}
     if sys.platform == "win32":
         return {"creationflags": subprocess.CREATE_NEW_PROCESS_GROUP}
     return {"start_new_session": True}
 
 
-def _end(process: Process, manner: _Manner) -> None:
+def _end(process: Process, mode: _StartMode) -> None:
     try:
         if process.poll() is None:
-            _signal(process, manner, _TERMINATE)
+            _signal(process, mode, _TERMINATE)
             process.wait(_PATIENCE_SECONDS)
     except subprocess.TimeoutExpired:
         pass
     finally:
-        _signal(process, manner, _KILL)  # Its children, too, which may outlive it.
+        _signal(process, mode, _KILL)  # Also kills its children, which may outlive it.
         process.wait()
 
 
-def _signal(process: Process, manner: _Manner, number: int) -> None:
-    """Sends a signal to a program, and to all of the session that it leads."""
-    if manner.leads_session and sys.platform != "win32":
+def _signal(process: Process, mode: _StartMode, number: int) -> None:
+    """Send a signal to a program, and to its session if it leads one."""
+    if mode.leads_session and sys.platform != "win32":
         try:
             os.killpg(process.pid, number)
         except (ProcessLookupError, PermissionError):
@@ -263,10 +266,10 @@ def _close_pipes(process: Process) -> None:
         if pipe is not None:
             try:
                 pipe.close()
-            except OSError:  # What was still to be written to it has no reader any more.
+            except OSError:  # Flushing fails when the program no longer reads.
                 pass
 
 
 def _shown(argv: Sequence[str]) -> str:
-    """The beginning of a command, for a message."""
+    """Return the first arguments of a command, for a message."""
     return " ".join(argv[:4]) + (" ..." if len(argv) > 4 else "")

@@ -60,7 +60,7 @@ class Application:
         self._xprof = xprof
 
     def __call__(self, environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
-        """Answers one request."""
+        """Answer one request."""
         answer = self._refused(environ) or self._own(environ) or self._before_xprof(environ)
         if answer is None:
             return self._xprof(environ, start_response)
@@ -101,7 +101,7 @@ class Application:
         return None
 
     def _before_xprof(self, environ: dict[str, Any]) -> _Answer | None:
-        """Puts the session that is asked for where XProf finds it, and answers what we know better."""
+        """Put the session that is asked for where XProf finds it, and answers what we know better."""
         try:
             if environ["PATH_INFO"] == f"{XPROF_PREFIX}/runs":
                 names = sorted((profile.name for profile in self._catalog.profiles()), reverse=True)
@@ -117,7 +117,7 @@ class Application:
         return None
 
     def _placed(self, asked: Mapping[str, str]) -> str:
-        """Puts the session where XProf finds it, of one host where that is asked; returns its name there."""
+        """Put the session where XProf finds it, of one host where that is asked; return its name there."""
         profile = self._catalog.profile(asked["run"])
         host, is_one = asked.get("host", ""), len(profile.xplanes) == 1
         if is_one or host not in profile.xplanes or asked.get("tag") in _NOT_BY_HOST:

@@ -45,7 +45,7 @@ class Catalog:
         self._summaries: dict[str, tuple[dict[str, float], Summary]] = {}
 
     def profiles(self) -> list[Profile]:
-        """Returns all, the newest first, as of at most two seconds ago."""
+        """Return all, the newest first, as of at most two seconds ago."""
         with self._lock:
             if self._clock() - self._listed_at > _FRESH_SECONDS:
                 self._listed = find_profiles(self.place)
@@ -53,7 +53,7 @@ class Catalog:
             return self._listed
 
     def profile(self, name: str) -> Profile:
-        """Returns the one of this name.
+        """Return the one of this name.
 
         Raises:
             NotFoundError: There is none.
@@ -64,11 +64,11 @@ class Catalog:
         raise NotFoundError(f"there is no session {name} below {self.place}")
 
     def files(self, profile: Profile) -> dict[str, Path]:
-        """Returns its xplanes by host, where XProf may read them and write beside them."""
+        """Return its xplanes by host, where XProf may read them and write beside them."""
         return self._copy.place(profile)
 
     def xprof_name(self, profile: Profile) -> str:
-        """Puts it where XProf finds it, and returns what XProf calls it."""
+        """Put it where XProf finds it, and return what XProf calls it."""
         self.files(profile)
         return xprof_name(profile.name)
 
@@ -83,7 +83,7 @@ class Catalog:
         return xprof_name(name)
 
     def summary(self, profile: Profile) -> Summary:
-        """Returns what it says; read again only when a file has changed."""
+        """Return what it says; read again only when a file has changed."""
         files = self.files(profile)
         times = {host: file.stat().st_mtime for host, file in files.items()}
         with self._lock:

@@ -20,19 +20,19 @@ MOST_BARS: Final = 300
 
 
 def part_class(part: str) -> str:
-    """Returns the class of what a step's time goes to, by XProf's name of it."""
+    """Return the class of what a step's time goes to, by XProf's name of it."""
     return "part-" + "".join(letter if letter.isascii() and letter.isalnum() else "-" for letter in part.lower())
 
 
 def slowest_of_each(steps: Sequence[Step], most: int = MOST_BARS) -> list[Step]:
-    """Returns no more steps than can be told apart: of each few that follow each other, the slowest."""
+    """Return no more steps than can be told apart: of each few that follow each other, the slowest."""
     group = math.ceil(len(steps) / most)
     groups = (steps[first : first + group] for first in range(0, len(steps), group or 1))
     return [max(each, key=lambda step: step.duration_us) for each in groups]
 
 
 def step_chart(steps: Sequence[Step], parts: Sequence[str]) -> Markup:
-    """Returns a bar for each step, made of what its time went to.
+    """Return a bar for each step, made of what its time went to.
 
     Args:
         steps: In their order; at least one.
@@ -57,7 +57,7 @@ def step_chart(steps: Sequence[Step], parts: Sequence[str]) -> Markup:
 
 
 def ticks(longest: float) -> list[float]:
-    """Returns where to put marks from 0 on: round numbers, three to six of them, the last at or above the longest."""
+    """Return where to put marks from 0 on: round numbers, three to six of them, the last at or above the longest."""
     if longest <= 0:
         return [0.0, 1.0]
     power = 10.0 ** math.floor(math.log10(longest))
@@ -89,7 +89,7 @@ def _bar(step: Step, parts: Sequence[str], left: float, slot: float, floor: floa
 
 
 def legend(parts_us: Mapping[str, float]) -> Markup:
-    """Returns a line for each part of a time: its colour, its name, how long and which share.
+    """Return a line for each part of a time: its colour, its name, how long and which share.
 
     Args:
         parts_us: In microseconds, in the order of the lines.
@@ -112,12 +112,12 @@ def legend(parts_us: Mapping[str, float]) -> Markup:
 
 
 def share_bar(percent: float, class_: str = "share") -> Markup:
-    """Returns a bar as long as a share of a hundred."""
+    """Return a bar as long as a share of a hundred."""
     return _bar_of(percent, class_, "bar")
 
 
 def meter(percent: float) -> Markup:
-    """Returns a bar in a trough: what is full of a hundred."""
+    """Return a bar in a trough: what is full of a hundred."""
     return _bar_of(percent, "share", "meter")
 
 

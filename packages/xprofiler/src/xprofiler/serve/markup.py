@@ -14,7 +14,7 @@ class Markup(str):
 
 
 def element(name: str, /, *children: str | None, **attributes: str | float | None) -> Markup:
-    """Returns an element.
+    """Return an element.
 
     Args:
         name: Its tag.
@@ -32,7 +32,7 @@ def element(name: str, /, *children: str | None, **attributes: str | float | Non
 
 
 def joined(*parts: str | None) -> Markup:
-    """Returns parts one after the other, those that are plain text escaped."""
+    """Return parts one after the other, those that are plain text escaped."""
     return Markup("".join(_escaped(part) for part in parts if part is not None))
 
 

@@ -30,7 +30,7 @@ _Column: TypeAlias = tuple[str, str, Sequence[str]]
 
 
 def summary_page(summary: Summary, profiles: Sequence[Profile], place: str) -> bytes:
-    """Returns the page of one profile.
+    """Return the page of one profile.
 
     Args:
         summary: Of the profile.
@@ -53,7 +53,7 @@ def summary_page(summary: Summary, profiles: Sequence[Profile], place: str) -> b
 
 
 def empty_page(place: str) -> bytes:
-    """Returns the page of a log directory without a profile."""
+    """Return the page of a log directory without a profile."""
     command = f"xprofiler capture -o local -n localhost:9012 -l {place}"
     main = [
         element("h1", "No profile yet"),
@@ -64,7 +64,7 @@ def empty_page(place: str) -> bytes:
 
 
 def failure_page(name: str, message: str, profiles: Sequence[Profile], place: str) -> bytes:
-    """Returns the page of a profile that cannot be shown, with the reason."""
+    """Return the page of a profile that cannot be shown, with the reason."""
     return _page(name, profiles, place, joined(element("h1", name), element("p", message, class_="note")))
 
 

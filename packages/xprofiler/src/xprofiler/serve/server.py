@@ -40,7 +40,7 @@ class Server:
         self._said: collections.deque[str] = collections.deque(maxlen=_REMEMBERED_LINES)
 
     def __enter__(self) -> Server:
-        """Starts it; it listens some tenths of a second later: see `wait_until_ready`.
+        """Start it; it listens some tenths of a second later: see `wait_until_ready`.
 
         Raises:
             MissingExtraError: XProf is not installed.
@@ -66,11 +66,11 @@ class Server:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Ends it, at once."""
+        """End it, at once."""
         self._undo.close()
 
     def wait_until_ready(self) -> str:
-        """Returns the URL once it answers.
+        """Return the URL once it answers.
 
         Raises:
             XprofilerError: It does not start; with what it said.
@@ -85,7 +85,7 @@ class Server:
         return f"http://{LOOPBACK}:{started.port}"
 
     def wait(self) -> NoReturn:
-        """Waits until it is interrupted.
+        """Wait until it is interrupted.
 
         Raises:
             XprofilerError: The server ended by itself.
@@ -94,7 +94,7 @@ class Server:
         self._fail("ended by itself")
 
     def _listen(self) -> None:
-        """Reads what the server says, so that it never waits for a reader."""
+        """Read what the server says, so that it never waits for a reader."""
         with suppress(ValueError):  # It was ended, and the pipe closed.
             for line in _piped(self._process.stderr):
                 text = line.decode("utf-8", "replace").rstrip()

@@ -58,7 +58,7 @@ class Started:
 
 
 def main() -> None:
-    """Serves until standard input ends."""
+    """Serve until standard input ends."""
     order = msgspec.json.decode(sys.stdin.buffer.readline(), type=Order)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the command's, which then ends this process.
     output = os.dup(1)

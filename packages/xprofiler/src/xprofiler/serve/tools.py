@@ -44,7 +44,7 @@ _WITHOUT_INTERNET: Final = TRACE_VIEWERS | {"op_profile", "hlo_op_profile"}
 
 
 def tool_link(tool: str, session: str, hosts: Sequence[str] = ()) -> str:
-    """Returns where XProf shows a session in a tool.
+    """Return where XProf shows a session in a tool.
 
     Args:
         tool: XProf's name of it.
@@ -58,7 +58,7 @@ def tool_link(tool: str, session: str, hosts: Sequence[str] = ()) -> str:
 
 
 def tools_section(session: str, tools: Iterable[str], hosts: Sequence[str]) -> Markup:
-    """Returns links to XProf's tools, those that need the internet apart."""
+    """Return links to XProf's tools, those that need the internet apart."""
     known = sorted(set(tools), key=lambda tool: _TITLES.get(tool, tool))
     links = {tool: _link(tool, tool_link(tool, session, hosts)) for tool in known}
     offline = [link for tool, link in links.items() if tool in _WITHOUT_INTERNET]

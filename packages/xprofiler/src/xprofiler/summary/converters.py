@@ -62,7 +62,7 @@ def require_xprof(feature: str) -> None:
 
 
 def tool_names(files: Iterable[Path]) -> list[str]:
-    """Returns XProf's tools for these files; none if they cannot be read."""
+    """Return XProf's tools for these files; none if they cannot be read."""
     from xprof.convert import raw_to_tool_data
 
     names: list[str] = raw_to_tool_data.xspace_to_tool_names([str(file) for file in files])
@@ -97,7 +97,7 @@ def _has_data(tool: str, files: Sequence[Path], has_devices: bool) -> bool:
 
 
 def converted(files: Iterable[Path], tool: str) -> Any:
-    """Returns what a tool makes of these files, decoded from JSON; None if it makes nothing of them."""
+    """Return what a tool makes of these files, decoded from JSON; None if it makes nothing of them."""
     from xprof.convert import raw_to_tool_data
 
     data, _ = raw_to_tool_data.xspace_to_tool_data([str(file) for file in files], tool, {})

@@ -43,7 +43,7 @@ def check_target(file: Path) -> None:
 
 
 def save_plot(summary: Summary, file: Path) -> None:
-    """Draws each step's time above the slowest operations.
+    """Draw each step's time above the slowest operations.
 
     Args:
         summary: Of what.

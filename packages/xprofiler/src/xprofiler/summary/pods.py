@@ -33,7 +33,7 @@ class CoreStep(NamedTuple):
 
 
 def core_steps(pods: Mapping[str, Any], hosts: Sequence[str]) -> list[list[CoreStep]]:
-    """Returns the steps, each on all its cores.
+    """Return the steps, each on all its cores.
 
     The name of the host that XProf gives is what the machine called itself: one name for several processes of it.
 
@@ -89,7 +89,7 @@ def numbered(rounds: Sequence[Sequence[CoreStep]], times: Iterable[HostTime]) ->
 
 
 def steps_of(rounds: Sequence[Sequence[CoreStep]]) -> list[Step]:
-    """Returns each step as it was on its slowest core."""
+    """Return each step as it was on its slowest core."""
     steps = []
     for of_step in rounds:
         slowest = max(of_step, key=lambda core: (core.duration_us, core.host, core.core))
@@ -106,7 +106,7 @@ def hosts_of(
     rounds: Sequence[Sequence[CoreStep]],
     steps: Sequence[Step],
 ) -> list[Host]:
-    """Returns the hosts.
+    """Return the hosts.
 
     Args:
         sizes: In bytes, of each host's xplane.

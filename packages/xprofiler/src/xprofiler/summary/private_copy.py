@@ -70,7 +70,7 @@ class PrivateCopy:
 
 
 def xprof_name(name: str) -> str:
-    """Returns what XProf calls the copy of a profile: it takes some letters for patterns, and folders have a limit."""
+    """Return what XProf calls the copy of a profile: it takes some letters for patterns, and folders have a limit."""
     return "/".join(_plain(part) for part in name.split("/"))
 
 

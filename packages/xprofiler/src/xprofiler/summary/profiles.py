@@ -49,7 +49,7 @@ class Profile:
 
 
 def find_profiles(path: str, *, answer_seconds: float = 10.0) -> list[Profile]:
-    """Returns the profiles below a path, the newest first.
+    """Return the profiles below a path, the newest first.
 
     In Cloud Storage a log directory is looked at where captures are written; only when there are none, all below it is
     listed, which takes its time where a bucket holds a million objects.
@@ -76,7 +76,7 @@ def find_profiles(path: str, *, answer_seconds: float = 10.0) -> list[Profile]:
 
 
 def find_profile(path: str, session: str | None = None) -> Profile:
-    """Returns one profile below a path.
+    """Return one profile below a path.
 
     Args:
         path: See `find_profiles`.
@@ -107,7 +107,7 @@ def find_profile(path: str, session: str | None = None) -> Profile:
 
 
 def profiles_among(paths: Iterable[str], root: str) -> list[Profile]:
-    """Returns the profiles that files make, the newest first.
+    """Return the profiles that files make, the newest first.
 
     Args:
         paths: Of files; with slashes, whatever the system.

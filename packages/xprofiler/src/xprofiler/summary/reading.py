@@ -133,7 +133,7 @@ def _readable(files: Mapping[str, Path]) -> tuple[dict[str, Path], list[str]]:
 
 
 def operations_of(stats: Tables) -> list[Operation]:
-    """Returns the operations of XProf's HLO statistics, the slowest first."""
+    """Return the operations of XProf's HLO statistics, the slowest first."""
     found = [
         Operation(
             name=str(row["hlo_op_name"]),

@@ -34,7 +34,7 @@ class _Answer:
 
 
 def summarized(session: str, files: Mapping[str, Path], console: Console) -> Summary:
-    """Returns what a profile says, read by another process: see `reading.summarize`.
+    """Return what a profile says, read by another process: see `reading.summarize`.
 
     Raises:
         MissingExtraError: XProf is not installed.
@@ -60,7 +60,7 @@ def summarized(session: str, files: Mapping[str, Path], console: Console) -> Sum
 
 
 def main() -> None:
-    """Answers one request."""
+    """Answer one request."""
     from xprofiler.summary.reading import summarize
 
     request = msgspec.json.decode(sys.stdin.buffer.read(), type=_Request)

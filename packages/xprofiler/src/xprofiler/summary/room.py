@@ -17,7 +17,7 @@ _LEAST_BYTES = 1 << 20
 
 
 def require_room(files: Collection[Path]) -> None:
-    """Makes sure that as much can be written beside some files as they have, which is what XProf's converters keep.
+    """Make sure that as much can be written beside some files as they have, which is what XProf's converters keep.
 
     Args:
         files: Of one folder each, or the same.

@@ -265,7 +265,7 @@ class StepTimes:
 
 
 def step_times(steps: Sequence[Step]) -> StepTimes | None:
-    """Returns the steps' times in short; None if there are no steps."""
+    """Return the steps' times in short; None if there are no steps."""
     if not steps:
         return None
     times = [step.duration_us for step in steps]

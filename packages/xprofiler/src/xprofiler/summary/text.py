@@ -37,7 +37,7 @@ _RULING = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 
 
 def format_summary(summary: Summary, width: int) -> str:
-    """Returns the lines of a summary.
+    """Return the lines of a summary.
 
     Args:
         summary: Of what.
@@ -63,7 +63,7 @@ def identity(summary: Summary) -> str:
 
 
 def about(summary: Summary) -> str:
-    """Returns what was profiled."""
+    """Return what was profiled."""
     cores = f"{format_count(summary.device_count, 'core')} of " if summary.device_count else ""
     hosts, steps = format_count(len(summary.hosts), "host"), format_count(len(summary.steps), "step")
     return f"{hosts}, {cores}{summary.device}, {steps}"

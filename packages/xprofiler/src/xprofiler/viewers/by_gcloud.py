@@ -90,7 +90,7 @@ def _kind(complaint: str) -> type[XprofilerError]:
 
 
 def delete_argv(viewers: Sequence[Viewer], project: str, extra: Sequence[str] = ()) -> list[list[str]]:
-    """Returns the argv of gcloud that deletes VMs, one a zone.
+    """Return the argv of gcloud that deletes VMs, one a zone.
 
     Args:
         viewers: The VMs.
@@ -107,7 +107,7 @@ def delete_argv(viewers: Sequence[Viewer], project: str, extra: Sequence[str] = 
 
 
 def flags_of_all_commands(extra: Sequence[str]) -> list[str]:
-    """Returns those of the user's flags that say who asks, and in which project: they hold for a list as well."""
+    """Return those of the user's flags that say who asks, and in which project: they hold for a list as well."""
     return [word for word in extra if word.partition("=")[0] in _OF_ALL_COMMANDS]
 
 

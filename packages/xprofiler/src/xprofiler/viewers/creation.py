@@ -28,7 +28,7 @@ _QUESTION: Final = "Do you want to continue to create another instance with the 
 
 
 def create(options: argparse.Namespace, console: Console) -> int:
-    """Creates a viewer, says how to reach it, and returns the exit code.
+    """Create a viewer, says how to reach it, and return the exit code.
 
     Args:
         options: Those of `xprofiler create`.
@@ -40,16 +40,16 @@ def create(options: argparse.Namespace, console: Console) -> int:
     """
     log_directory = LogDirectory.parse(options.log_directory)
     if log_directory.note:
-        console.say(log_directory.note)
+        console.notify(log_directory.note)
     new, places = (_on_gke if options.gke else _on_compute)(options, log_directory, console)
     if options.dry_run:
         console.data(new.recipe())
         return DONE
     new.check()
     if not _is_wanted(new, places, log_directory, console, never_another=options.skip_creation_if_exists):
-        console.say("Exiting...")
+        console.notify("Exiting...")
         return DONE if options.skip_creation_if_exists else DeclinedError.exit_code
-    console.say("Waiting for instance to be created. It can take a few minutes.\n")
+    console.notify("Waiting for instance to be created. It can take a few minutes.\n")
     _make(new, console, is_kept=options.auto_delete_on_failure_off)
     return DONE
 
@@ -87,9 +87,9 @@ def _is_wanted(
     others = places.find(new.others)
     if not others:
         return True
-    console.say(f"Instance for {log_directory} already exists.\n")
+    console.notify(f"Instance for {log_directory} already exists.\n")
     console.data(format_viewers(others))
-    console.say("\n")
+    console.notify("\n")
     return not never_another and console.confirms(_QUESTION)
 
 
@@ -105,11 +105,11 @@ def _make(new: NewViewer, console: Console, *, is_kept: bool) -> None:
 
 
 def _undo(new: NewViewer, console: Console, *, is_kept: bool) -> None:
-    """Deletes what was made, and tells what remains; also where nobody can read that any more."""
+    """Delete what was made, and tells what remains; also where nobody can read that any more."""
 
     def say(text: str) -> None:
         try:
-            console.say(text)
+            console.notify(text)
         except OSError:
             console.err = io.StringIO()  # Nobody reads it; nothing that is told from here on may stop us.
 

@@ -78,7 +78,7 @@ class Term:
 
 
 def parse_filters(filters: Collection[str]) -> list[Term] | None:
-    """Reads filters, each of which must hold.
+    """Read filters, each of which must hold.
 
     Args:
         filters: As gcloud takes them.

@@ -15,7 +15,7 @@ __all__ = ["viewers_of"]
 
 
 def viewers_of(api: GoogleApi, sought: Sought, extra: Sequence[str] = (), *, is_on_gke: bool = False) -> Viewers:
-    """Returns the place to look in.
+    """Return the place to look in.
 
     Compute is asked by its API, which is fast; gcloud does what only it can: flags of its own, and filters that are
     not plain.

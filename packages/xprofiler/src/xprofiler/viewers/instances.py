@@ -44,7 +44,7 @@ class Instances:
         self._sleep = sleep
 
     def get(self, zone: str, name: str, fields: str | None = None) -> dict[str, Any]:
-        """Returns a VM as Compute shows it.
+        """Return a VM as Compute shows it.
 
         Args:
             zone: Its zone.
@@ -64,7 +64,7 @@ class Instances:
         return self._api.execute(request, f"look for the VM {name} in zone {zone}")
 
     def insert(self, zone: str, body: Mapping[str, Any], *, timeout_seconds: float = 300.0) -> None:
-        """Creates a VM, and waits until it is there.
+        """Create a VM, and waits until it is there.
 
         Args:
             zone: Where.
@@ -82,7 +82,7 @@ class Instances:
         self._finish(zone, self._api.execute(request, doing), doing, timeout_seconds)
 
     def delete(self, zone: str, name: str, *, timeout_seconds: float = 300.0) -> None:
-        """Deletes a VM, and waits until it is gone.
+        """Delete a VM, and waits until it is gone.
 
         Raises:
             NotFoundError: There is none of that name.
@@ -99,7 +99,7 @@ class Instances:
         self._finish(zone, self._api.execute(request, doing), doing, timeout_seconds)
 
     def set_labels(self, zone: str, name: str, labels: Mapping[str, str], *, timeout_seconds: float = 60.0) -> None:
-        """Adds labels to a VM; those that it has already are kept, unless they have another value here.
+        """Add labels to a VM; those that it has already are kept, unless they have another value here.
 
         Raises:
             NotFoundError: There is none of that name.
@@ -127,7 +127,7 @@ class Instances:
         return str(self._api.execute(request, doing, timeout_seconds=timeout_seconds).get("contents", ""))
 
     def _finish(self, zone: str, operation: dict[str, Any], doing: str, timeout_seconds: float) -> None:
-        """Waits until an operation is done; the API answers when it is, or after two minutes."""
+        """Wait until an operation is done; the API answers when it is, or after two minutes."""
         deadline = self._clock() + timeout_seconds
         backoff = Backoff(0.1, 5.0)
         while operation.get("status") != "DONE":
@@ -164,7 +164,7 @@ class Instances:
         return self._exists(request, f"look for the machine type {machine_type} in zone {zone}")
 
     def zones_with(self, machine_type: str) -> list[str]:
-        """Returns the zones that have such machines, sorted."""
+        """Return the zones that have such machines, sorted."""
         machine_types = self._api.compute.machineTypes()
         request = machine_types.aggregatedList(
             project=self._api.project,

@@ -37,12 +37,12 @@ _NOT_IN_A_VALUE: Final = re.compile(r"[^\w-]")
 
 
 def label_value(text: str) -> str:
-    """Returns a text as a label can have it: `1.0.17` is `1-0-17`."""
+    """Return a text as a label can have it: `1.0.17` is `1-0-17`."""
     return _NOT_IN_A_VALUE.sub("-", text.lower())[:_LONGEST_VALUE]
 
 
 def metadata_of(instance: Mapping[str, Any]) -> dict[str, str]:
-    """Returns a VM's metadata, key by key.
+    """Return a VM's metadata, key by key.
 
     Args:
         instance: A resource of Compute.
@@ -52,7 +52,7 @@ def metadata_of(instance: Mapping[str, Any]) -> dict[str, str]:
 
 
 def log_directory_of(instance: Mapping[str, Any]) -> str:
-    """Returns the log directory that a VM is for; empty where it is for none.
+    """Return the log directory that a VM is for; empty where it is for none.
 
     Args:
         instance: A resource of Compute, with its metadata and labels.
@@ -65,7 +65,7 @@ def log_directory_of(instance: Mapping[str, Any]) -> str:
 
 
 def viewer_url(backend: str | None, zone: str) -> str | None:
-    """Returns the proxy's link to a VM; None while the proxy does not know it.
+    """Return the proxy's link to a VM; None while the proxy does not know it.
 
     Args:
         backend: The label `tb_backend_id`.

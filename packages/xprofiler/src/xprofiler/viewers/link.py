@@ -26,7 +26,7 @@ _MOST_LOOKS: Final = 64
 
 
 def with_told_links(viewers: Sequence[Viewer], storage: Storage) -> list[Viewer]:
-    """Returns the viewers with what those tell of themselves that run and have no link; side by side, 64 at most.
+    """Return the viewers with what those tell of themselves that run and have no link; side by side, 64 at most.
 
     Args:
         viewers: VMs.
@@ -39,7 +39,7 @@ def with_told_links(viewers: Sequence[Viewer], storage: Storage) -> list[Viewer]
 
 
 def told_by(viewer: Viewer, storage: Storage) -> StartupStatus:
-    """Returns how far a VM tells that it is; "starting" where it has told nothing yet.
+    """Return how far a VM tells that it is; "starting" where it has told nothing yet.
 
     Raises:
         StorageError: Nobody could be asked.

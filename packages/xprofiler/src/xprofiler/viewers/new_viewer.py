@@ -29,7 +29,7 @@ class NewViewer(Protocol):
     way_to_delete: str
 
     def recipe(self) -> str:
-        """Returns what would make the same: a command, or what one is given. Nothing is made."""
+        """Return what would make the same: a command, or what one is given. Nothing is made."""
         ...
 
     def check(self) -> None:
@@ -41,7 +41,7 @@ class NewViewer(Protocol):
         ...
 
     def make(self) -> str:
-        """Makes it, waits until XProf answers there, and returns how it is reached, for people.
+        """Make it, waits until XProf answers there, and return how it is reached, for people.
 
         Raises:
             DiagnosticsError: It was not made, or does not answer; `may_exist` says whether to `remove` it.
@@ -49,7 +49,7 @@ class NewViewer(Protocol):
         ...
 
     def remove(self) -> Exception | None:
-        """Deletes what was made, whatever has become of it, and nothing of anybody else.
+        """Delete what was made, whatever has become of it, and nothing of anybody else.
 
         Returns:
             Why it may still be there, or None when it is gone.

@@ -88,7 +88,7 @@ class ViewersOnCompute:
                     unseen.discard(zone)
                     yield from part.get("instances", ())
                     if part.get("warning", {}).get("code") == "UNREACHABLE":
-                        self._api.console.say(f"note: {zone} does not answer: its VMs are missing")
+                        self._api.console.notify(f"note: {zone} does not answer: its VMs are missing")
         if unseen:  # Every zone that there is comes up, with VMs or without.
             raise self._without_zones(unseen)
 

@@ -66,7 +66,7 @@ class ViewersOnGke:
         self._cluster = Cluster(self._settings["namespace"], self._settings["context"] or None)
 
     def find(self, sought: Sought) -> list[Viewer]:
-        """Returns those sought, by log directory and name.
+        """Return those sought, by log directory and name.
 
         Raises:
             XprofilerError: They cannot be listed.
@@ -76,7 +76,7 @@ class ViewersOnGke:
         return sought.among(_viewer(service) for service in json.loads(answer)["items"])
 
     def delete(self, viewers: Sequence[Viewer]) -> list[Exception | None]:
-        """Deletes these, at once, and waits until they are gone; returns what went wrong with each."""
+        """Delete these, at once, and waits until they are gone; return what went wrong with each."""
         with Programs(self._console) as programs:  # An interrupt ends them all.
             outcomes = in_parallel(lambda argv: self._delete(argv, programs), self.delete_argv(viewers))
         return list(outcomes)
@@ -85,18 +85,18 @@ class ViewersOnGke:
         self._run(programs, argv, timeout_seconds=5 * _TIMEOUT_SECONDS)
 
     def delete_argv(self, viewers: Sequence[Viewer]) -> list[list[str]]:
-        """Returns the programs that would do the same: one a viewer.
+        """Return the programs that would do the same: one a viewer.
 
         They name what viewers are made of: others may use the label `instance`, too.
         """
         return [[*self._cluster.argv("delete"), _KINDS, f"--selector={_parts_of(viewer.name)}"] for viewer in viewers]
 
     def manifest(self, name: str, zone: str, log_directory: LogDirectory, creation_id: str) -> list[dict[str, Any]]:
-        """Returns what `create` gets: see `manifest`."""
+        """Return what `create` gets: see `manifest`."""
         return manifest(name, zone, log_directory, creation_id, self._settings)
 
     def create(self, objects: Sequence[Mapping[str, Any]]) -> None:
-        """Creates objects, none of which may be there; they reach kubectl by its standard input, and no file.
+        """Create objects, none of which may be there; they reach kubectl by its standard input, and no file.
 
         Raises:
             XprofilerError: They could not be created; some may be.
@@ -106,7 +106,7 @@ class ViewersOnGke:
         )
 
     def taken(self, name: str, objects: Sequence[Mapping[str, Any]]) -> list[str]:
-        """Returns what there is, as kind/name, of a viewer of that name: parts of it, or objects named like them.
+        """Return what there is, as kind/name, of a viewer of that name: parts of it, or objects named like them.
 
         Args:
             name: The viewer's.
@@ -118,7 +118,7 @@ class ViewersOnGke:
         return sorted(set(found.decode().split()))
 
     def delete_creation(self, creation_id: str) -> None:
-        """Deletes what one `create` has made, and waits until it is gone.
+        """Delete what one `create` has made, and waits until it is gone.
 
         Raises:
             XprofilerError: It may still be there.
@@ -128,7 +128,7 @@ class ViewersOnGke:
             self._delete(argv, programs)
 
     def progress(self, creation_id: str) -> Progress:
-        """Returns how far the viewer of one `create` is."""
+        """Return how far the viewer of one `create` is."""
         selector = f"--selector={_ROLES},{_CREATION}={creation_id}"
         answer = self._kubectl([*self._cluster.argv("get"), "deployments,services", selector, "--output=json"])
         parts = json.loads(answer)["items"]
@@ -157,7 +157,7 @@ class ViewersOnGke:
 def manifest(
     name: str, zone: str, log_directory: LogDirectory, creation_id: str, settings: Mapping[str, str]
 ) -> list[dict[str, Any]]:
-    """Returns the objects of a viewer.
+    """Return the objects of a viewer.
 
     Args:
         name: By which it is found; a prefix of the objects' names.

@@ -46,7 +46,7 @@ class ViewerPlan:
     creation_id: str = field(default_factory=lambda: uuid.uuid4().hex)
 
     def __post_init__(self) -> None:
-        """Refuses names that cannot be any."""
+        """Refuse names that cannot be any."""
         checked_name(self.name, "VM")
         checked_name(self.zone, "zone")
         checked_name(self.machine_type, "machine type")
@@ -71,7 +71,7 @@ class ViewerPlan:
         }
 
     def body(self) -> dict[str, Any]:
-        """Returns the VM as Compute wants it."""
+        """Return the VM as Compute wants it."""
         metadata = {**self.metadata, "startup-script": STARTUP_SCRIPT.read_text(encoding="utf-8")}
         scheduling: dict[str, Any] = {"automaticRestart": True}
         if self.ttl_seconds is not None:
@@ -95,7 +95,7 @@ class ViewerPlan:
         }
 
     def gcloud_argv(self, project: str, extra: Sequence[str] = ()) -> list[str]:
-        """Returns the argv of gcloud that creates the same VM.
+        """Return the argv of gcloud that creates the same VM.
 
         Args:
             project: Where.
@@ -122,7 +122,7 @@ class ViewerPlan:
 
 
 def seconds_of(text: str) -> int:
-    """Reads how long a VM shall live: `8h`, `90m`, `2d`, `3600s`, or seconds.
+    """Read how long a VM shall live: `8h`, `90m`, `2d`, `3600s`, or seconds.
 
     Raises:
         UsageError: It is no duration, or not between 30 seconds and 120 days.

@@ -136,7 +136,7 @@ class ViewerSetup:
             self._may_come_late = error.__cause__ is not None or isinstance(error, TimedOutError)
             raise
         self._may_come_late = False
-        self._console.say(f"The VM {self.name} is there; XProf is being installed on it.")
+        self._console.notify(f"The VM {self.name} is there; XProf is being installed on it.")
         try:
             status = self._wait()
         except DiagnosticsError:
@@ -157,7 +157,7 @@ class ViewerSetup:
         while True:
             try:
                 if not self._is_ours():
-                    self._console.say(f"The VM {self.name} that there is was made by somebody else, and stays.")
+                    self._console.notify(f"The VM {self.name} that there is was made by somebody else, and stays.")
                     return None
                 left = max(1.0, deadline - self._clock())
                 self._instances.delete(self.zone, self.name, timeout_seconds=left)
@@ -230,7 +230,7 @@ class ViewerSetup:
             look = self._times.look
             status = self._read() or told
             if (status.state, status.step) != (told.state, told.step):
-                self._console.say(f"  {self._clock() - began:3.0f} s: {status.step}")
+                self._console.notify(f"  {self._clock() - began:3.0f} s: {status.step}")
                 told = status
             if status.state == "ready":
                 return status
@@ -268,8 +268,8 @@ class ViewerSetup:
             return
         lines = [_CONTROLS.sub("", line).rstrip() for line in log.splitlines()[-_SHOWN_LINES:]]
         if lines:
-            self._console.say(f"The last lines of the serial port of {self.name}:")
-            self._console.say("".join(f"  {line}\n" for line in lines))
+            self._console.notify(f"The last lines of the serial port of {self.name}:")
+            self._console.notify("".join(f"  {line}\n" for line in lines))
 
     def _too_late(self, told: StartupStatus) -> str:
         name, zone = self._plan.name, self._plan.zone
@@ -286,20 +286,20 @@ class ViewerSetup:
         )
 
     def _label(self, status: StartupStatus) -> None:
-        """Asks for the labels, and does not wait for them; who lists the VM without them reads its status."""
+        """Ask for the labels, and does not wait for them; who lists the VM without them reads its status."""
         try:
             self._instances.set_labels(self._plan.zone, self._plan.name, status.labels, timeout_seconds=0)
         except TimedOutError:
             pass
         except DiagnosticsError as error:
-            self._console.say(f"note: {error}")
+            self._console.notify(f"note: {error}")
 
     def _ways_to_it(self, status: StartupStatus) -> str:
         url = viewer_url(status.labels.get(BACKEND_LABEL), self.zone)
         where = self._plan.log_directory
         if not url:
             why = status.error or "the proxy does not know it"
-            self._console.say(f"note: it has no link ({why}); the tunnel needs none")
+            self._console.notify(f"note: it has no link ({why}); the tunnel needs none")
         lines = [
             f"Instance for {where} has been created.",
             "You can access it via following,",
@@ -307,7 +307,7 @@ class ViewerSetup:
             *([f"2. [Experimental (supports smaller files, < 200mb)] {url}."] if url else []),
             f"Instance is hosted at {self.name} VM.",
         ]
-        self._console.say()
+        self._console.notify()
         return "\n".join(lines)
 
 

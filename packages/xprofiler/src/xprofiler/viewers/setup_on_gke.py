@@ -92,7 +92,7 @@ class ViewerSetupOnGke:
         """
         self.may_exist = True
         self._viewers.create(self._objects)
-        self._console.say(f"{self.name} is there; XProf is being installed in it.")
+        self._console.notify(f"{self.name} is there; XProf is being installed in it.")
         return f"\nStarted on URL {self._wait()}"
 
     def remove(self) -> DiagnosticsError | None:

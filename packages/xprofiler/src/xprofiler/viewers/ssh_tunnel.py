@@ -53,7 +53,7 @@ class SshTunnel:
         return f"http://localhost:{self.port}"
 
     def options(self, folder: Path, host_port: int) -> list[str]:
-        """Returns the options of the ssh that goes to the background as soon as it is logged in.
+        """Return the options of the ssh that goes to the background as soon as it is logged in.
 
         Args:
             folder: Of `private_folder`.
@@ -62,7 +62,7 @@ class SshTunnel:
         return ["-f", "-M", "-S", str(self._socket(folder)), *forwarding(self.port, host_port)]
 
     def note(self, folder: Path) -> None:
-        """Writes down what the tunnel is for."""
+        """Write down what the tunnel is for."""
         with contextlib.suppress(FileNotFoundError):
             self._note(folder).unlink()
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
@@ -71,7 +71,7 @@ class SshTunnel:
 
     @classmethod
     def all_noted(cls, folder: Path) -> list[SshTunnel]:
-        """Returns the tunnels that were opened, and not closed."""
+        """Return the tunnels that were opened, and not closed."""
         found = []
         for note in sorted(folder.glob("*.json")):
             try:
@@ -85,7 +85,7 @@ class SshTunnel:
         return self._socket(folder).exists() and self._control("check", folder, programs)
 
     def close(self, folder: Path, programs: Programs) -> bool:
-        """Ends it; returns whether it was open."""
+        """End it; return whether it was open."""
         was_open = self._socket(folder).exists() and self._control("exit", folder, programs)
         for path in (self._note(folder), self._socket(folder)):
             with contextlib.suppress(OSError):
@@ -109,7 +109,7 @@ class SshTunnel:
 
 
 def forwarding(port: int, host_port: int) -> list[str]:
-    """Returns the options of an ssh that does nothing but lead a port of this machine to one of the VM.
+    """Return the options of an ssh that does nothing but lead a port of this machine to one of the VM.
 
     Args:
         port: On this machine, on its loopback interface.
@@ -122,7 +122,7 @@ def forwarding(port: int, host_port: int) -> list[str]:
 
 
 def free_port(wanted: int) -> int:
-    """Returns the port, if nobody listens on it, else another one that is free."""
+    """Return the port, if nobody listens on it, else another one that is free."""
     for port in (wanted, 0):
         with contextlib.suppress(OSError), contextlib.ExitStack() as stack:
             taken = 0
@@ -148,7 +148,7 @@ def _has_ipv6() -> bool:
 
 
 def wait_until_answered(url: str, timeout_seconds: float, is_alive: Callable[[], bool] = lambda: True) -> None:
-    """Returns when somebody answers there as XProf would.
+    """Return when somebody answers there as XProf would.
 
     Args:
         url: Of this machine.
@@ -175,7 +175,7 @@ def wait_until_answered(url: str, timeout_seconds: float, is_alive: Callable[[],
 
 
 def private_folder(environ: Mapping[str, str] = os.environ) -> Path:
-    """Returns a folder for control sockets that only this user can enter; makes it where it is missing.
+    """Return a folder for control sockets that only this user can enter; makes it where it is missing.
 
     Args:
         environ: The environment variables; XDG_RUNTIME_DIR is where such things belong.

@@ -37,7 +37,7 @@ class Viewer:
 
 
 def as_viewer(instance: Mapping[str, Any]) -> Viewer:
-    """Reads a VM as Compute shows it."""
+    """Read a VM as Compute shows it."""
     labels = instance.get("labels", {})
     zone = str(instance.get("zone", "")).rpartition("/")[2]
     interfaces = instance.get("networkInterfaces", ())
@@ -71,7 +71,7 @@ class Sought:
     filters: Collection[str] = ()
 
     def among(self, viewers: Iterable[Viewer]) -> list[Viewer]:
-        """Returns those that are sought, as far as zone, log directory and name say; by log directory and name."""
+        """Return those that are sought, as far as zone, log directory and name say; by log directory and name."""
         found = [viewer for viewer in viewers if viewer.log_directory and self._takes(viewer)]
         return sorted(found, key=lambda viewer: (viewer.log_directory, viewer.name, viewer.zone))
 
@@ -91,7 +91,7 @@ class Viewers(Protocol):
     noun: str
 
     def find(self, sought: Sought) -> list[Viewer]:
-        """Returns those sought, by log directory and name.
+        """Return those sought, by log directory and name.
 
         Raises:
             XprofilerError: They cannot be listed.
@@ -99,9 +99,9 @@ class Viewers(Protocol):
         ...
 
     def delete(self, viewers: Sequence[Viewer]) -> list[Exception | None]:
-        """Deletes these, at once, and waits until they are gone; returns what went wrong with each."""
+        """Delete these, at once, and waits until they are gone; return what went wrong with each."""
         ...
 
     def delete_argv(self, viewers: Sequence[Viewer]) -> list[list[str]]:
-        """Returns the programs that would do the same."""
+        """Return the programs that would do the same."""
         ...

@@ -24,7 +24,7 @@ def ask(
     method: str | None = None,
     context: ssl.SSLContext | None = None,
 ) -> bytes:
-    """Returns the answer to a request."""
+    """Return the answer to a request."""
     request = urllib.request.Request(url, data, headers, method=method)
     with urllib.request.urlopen(request, timeout=60, context=context) as answer:
         body: bytes = answer.read(4 << 20)
@@ -32,12 +32,12 @@ def ask(
 
 
 def about(path: str) -> str:
-    """Returns what the metadata server tells."""
+    """Return what the metadata server tells."""
     return ask(f"{METADATA}/service-accounts/default/{path}", {"Metadata-Flavor": "Google"}).decode()
 
 
 def register(region: str) -> tuple[str, str, str]:
-    """Makes this node known to the proxy of its region; returns the proxy, the id and the host of the link."""
+    """Make this node known to the proxy of its region; return the proxy, the id and the host of the link."""
     proxy = json.loads(ask(CONFIGURATION, {}))["agent-docker-containers"]["latest"]["proxy-urls"][region][0]
     token = json.loads(about("token"))["access_token"]
     identity = about(f"identity?format=full&audience={proxy}/request-endpoint")
@@ -48,7 +48,7 @@ def register(region: str) -> tuple[str, str, str]:
 
 
 def annotate(namespace: str, service: str, link: str) -> None:
-    """Writes the link where `xprofiler` looks for it."""
+    """Write the link where `xprofiler` looks for it."""
     with open(f"{ACCOUNT}/token") as file:  # noqa: PTH123
         token = file.read().strip()
     authority = f"{ACCOUNT}/ca.crt"

@@ -37,7 +37,7 @@ class StartupStatus:
 
     @classmethod
     def parse(cls, data: bytes) -> StartupStatus | None:
-        """Reads it; None where it is not of that form.
+        """Read it; None where it is not of that form.
 
         Args:
             data: The object's content.

@@ -1,4 +1,4 @@
-"""With `--verbose`, the requests of clients that know nothing of a console: those of Cloud Storage, and for tokens."""
+"""The log of requests for `--verbose`, for clients that have no console: Cloud Storage, and requests for tokens."""
 
 from __future__ import annotations
 
@@ -10,31 +10,31 @@ from typing import Final
 
 from xprofiler.console import Console
 
-__all__ = ["told_requests"]
+__all__ = ["log_requests"]
 
 _LOGGER: Final = "urllib3.connectionpool"  # A line an answer: http://host "GET /path HTTP/1.1" 200 123
-_SECRET: Final = re.compile(r"(?<=upload_id=)[^&\s\"]+")  # Whoever knows it may go on with the upload.
+_SECRET: Final = re.compile(r"(?<=upload_id=)[^&\s\"]+")  # It authorizes continuing the upload.
 
 
-class _Told(logging.Handler):
-    """Tells a console of what is logged."""
+class _ConsoleHandler(logging.Handler):
+    """Prints log records to a console."""
 
     def __init__(self, console: Console) -> None:
         super().__init__(logging.DEBUG)
         self._console = console
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Tells of it."""
+        """Print a record of a response."""
         message = record.getMessage()
         if "HTTP/" in message:
-            with suppress(OSError):  # Else the request would seem to fail; who speaks next learns it.
+            with suppress(OSError):  # A closed terminal must not fail the request; the next output raises.
                 self._console.detail(_SECRET.sub("...", message))
 
 
 @contextmanager
-def told_requests(console: Console) -> Iterator[None]:
-    """Tells of requests as they are answered, for as long as the block lasts."""
-    logger, handler = logging.getLogger(_LOGGER), _Told(console)
+def log_requests(console: Console) -> Iterator[None]:
+    """Print requests when they are answered, within the block."""
+    logger, handler = logging.getLogger(_LOGGER), _ConsoleHandler(console)
     level = logger.level
     logger.setLevel(logging.DEBUG)
     logger.addHandler(handler)
