@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import math
 from pathlib import Path
@@ -12,7 +13,7 @@ from ml_diagnostics_common.exceptions import ConfigurationError, MissingExtraErr
 from ml_goodput_measurement.exporters.scalars import custom_event_tags
 from ml_goodput_measurement.exporters.tensorboard import TensorBoardExporter, tensorboard_exporter
 from ml_goodput_measurement.goodput_utils import BadputType
-from ml_goodput_measurement.snapshot import DeviatingStep, RollingWindow, Snapshot
+from ml_goodput_measurement.snapshot import DeviatingStep, Deviation, RollingWindow, Snapshot
 
 from .loaded_modules import loaded_by
 from .tensorboard_points import (
@@ -233,6 +234,48 @@ def test_of_two_monitors_one_stands_by_and_takes_over(tmp_path, caplog):
     second(whole_life(2))
     second(whole_life(3))
     assert [point.step for point in points(tmp_path / "goodput") if point.tag == "goodput/goodput"] == [1, 2, 3]
+
+
+@pytest.mark.parametrize("frees_lock_before", ["first stop", "second stop", "flush"])
+def test_last_points_are_written_by_a_process_whose_predecessor_ends_late(tmp_path, frees_lock_before):
+    """The uploads of a monitor are stopped one after the other, each with a snapshot that makes the last one stale."""
+    first, second = exporter_to(tmp_path), exporter_to(tmp_path)
+    first(deviating(steps_of(range(5)), with_cumulative=cumulative(4)))
+    steps = deviating(steps_of(range(10)))
+
+    def steps_since(start_ns):
+        if is_stale:
+            raise RuntimeError("it took so long that there is a newer snapshot")
+        return steps.deviation.steps_since(start_ns)
+
+    is_stale = False
+    snapshots = {
+        "first stop": whole_life(9),
+        "second stop": dataclasses.replace(steps, deviation=Deviation(0.5, steps_since)),
+    }
+    for name, snapshot in snapshots.items():
+        if frees_lock_before == name:
+            first.close()
+        second(snapshot)
+    is_stale = True
+    if frees_lock_before == "flush":
+        first.close()
+        second.flush(10.0)
+    found = points(tmp_path / "goodput")
+    assert [(point.step, point.value) for point in found if point.tag == "goodput/goodput"] == [(4, 80.0), (9, 80.0)]
+    assert [point for point in found if point.tag == "step_deviation"] == deviation_points(range(10))
+    [event] = [event for event in accumulated(tmp_path / "goodput").Scalars("goodput/goodput") if event.step == 9]
+    assert event.wall_time * SECOND_NS == whole_life(9).time_ns
+
+
+def test_a_point_that_was_missed_is_not_written_after_a_later_one(tmp_path):
+    first, second = exporter_to(tmp_path), exporter_to(tmp_path)
+    first(whole_life(3))
+    second(whole_life(3))
+    first(whole_life(9))
+    first.close()
+    second(deviating(steps_of(range(10))))
+    assert [point.step for point in points(tmp_path / "goodput") if point.tag == "goodput/goodput"] == [3, 9]
 
 
 def test_state_is_private(tmp_path):

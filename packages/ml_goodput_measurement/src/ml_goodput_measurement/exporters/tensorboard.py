@@ -104,7 +104,7 @@ class TensorBoardExporter:
         self._deviation: Deviation | None = None
         """Of the last snapshot."""
         self._missed: Snapshot | None = None
-        """The last snapshot, if another process exported when it came."""
+        """The last of each part of a snapshot, if another process exported when it was taken."""
         self._uploader: Uploader | None = None
         self._folder = Path(self._place)
         if self._place.startswith("gs://"):
@@ -118,10 +118,14 @@ class TensorBoardExporter:
             OSError: They could not be written; the next call does it.
             StorageError: They could not be written or uploaded; the next call does it.
         """
-        self._missed = None
         if not self._is_mine():
-            self._missed = snapshot
+            self._missed = _merged(self._missed, self._readable_later(snapshot))
             return
+        if self._missed is not None:
+            # Uploads are stopped one after the other: the last point of one may have been missed, that of the next not.
+            is_ahead = self._missed.cumulative is not None and _is_ahead(self._missed.cumulative, self._known.progress)
+            snapshot = _merged(self._missed if is_ahead else replace(self._missed, cumulative=None), snapshot)
+            self._missed = None
         self._look_at_folder()
         self._time_ns, self._deviation = snapshot.time_ns, snapshot.deviation
         if snapshot.cumulative is not None:
@@ -144,7 +148,8 @@ class TensorBoardExporter:
         if not self._is_mine_soon(min(_LONGEST_WAIT_TO_TAKE_OVER_SECONDS, timeout_seconds / 4)):
             return
         if self._missed is not None:
-            self(self._missed)
+            missed, self._missed = self._missed, None
+            self(missed)
         while self._write_deviations(_STEPS_A_BATCH) and time.monotonic() < deadline - timeout_seconds / 2:
             pass
         self._upload(deadline - time.monotonic())
@@ -184,6 +189,15 @@ class TensorBoardExporter:
                 return False
             time.sleep(_TAKE_OVER_POLL_SECONDS)
         return True
+
+    def _readable_later(self, snapshot: Snapshot) -> Snapshot:
+        """Return it with its deviations in memory: they cannot be read any more once there is a newer snapshot."""
+        if snapshot.deviation is None:
+            return snapshot
+        since_ns = ExportState.load(self._state_path).progress.deviations_until_ns
+        steps = list(itertools.islice(snapshot.deviation.steps_since(since_ns), _STEPS_A_CALL))
+        later = replace(snapshot.deviation, steps_since=lambda ns: (step for step in steps if step.start_ns > ns))
+        return replace(snapshot, deviation=later)
 
     def _last_state(self) -> ExportState:
         """What was exported last: as this host knows, else as another host has told in the place."""
@@ -251,6 +265,21 @@ class TensorBoardExporter:
     def _known(self) -> ExportState:
         assert self._state is not None, "only asked after _is_mine"
         return self._state
+
+
+def _merged(earlier: Snapshot | None, later: Snapshot) -> Snapshot:
+    """Return the last of each part; the time is that of the cumulative part."""
+    if earlier is None:
+        return later
+    deviation = earlier.deviation if later.deviation is None else later.deviation
+    if later.cumulative is None and earlier.cumulative is not None:
+        return replace(earlier, deviation=deviation)
+    return replace(later, deviation=deviation)
+
+
+def _is_ahead(cumulative: Cumulative, progress: Progress) -> bool:
+    """Return False if another process has exported a later step meanwhile."""
+    return progress.step is None or cumulative.max_productive_step >= progress.step
 
 
 def _place(tensorboard_dir: str) -> str:
