@@ -210,7 +210,7 @@ def test_it_may_say_that_all_is_well_when_it_is_not(
     assert file.read_bytes() == b""
     profiler_service_server.writes = "half"
     assert capture(profiler_service_server, tmp_path).is_captured
-    with pytest.raises(ValueError, match="no protocol buffer"):
+    with pytest.raises(ValueError, match="expected a varint or a length-delimited field"):
         list(fields_of(file.read_bytes()))
 
 

@@ -1,13 +1,13 @@
-"""Cloud Storage on loopback: its JSON API, as the real clients use it.
+"""Cloud Storage on loopback: its JSON API, for the real clients.
 
     with CloudStorageServer(buckets=["b"]) as server:
         os.environ.update(server.environment())
         google.cloud.storage.Client().bucket("b").blob("x").upload_from_string("hello")
         assert server.read("b", "x") == b"hello"
 
-Uploads (media, multipart, resumable), metadata, downloads with ranges, lists with paging, delimiter, offsets and
-globs, compose, rewrite, copy, patch, delete and batches. Preconditions on generation and metageneration are enforced
-everywhere and answered with 412. Objects have one live generation; there is no versioning, no ACL and no IAM.
+It serves uploads (media, multipart, resumable), metadata, downloads with ranges, lists with paging, delimiter, offsets
+and globs, compose, rewrite, copy, patch, delete and batches. Every operation checks preconditions on generation and
+metageneration and answers 412 if they fail. Objects have one live generation; there is no versioning, ACL or IAM.
 
 API: https://cloud.google.com/storage/docs/json_api/v1
 """
@@ -53,14 +53,14 @@ class _Session:
 
 
 class CloudStorageServer(LoopbackServer):
-    """Serves buckets and objects over Cloud Storage's JSON API.
+    """Serve buckets and objects over Cloud Storage's JSON API.
 
-    Faults know these operations: "upload" (each request of one), "read" (downloads), "get" (metadata), "list",
-    "delete", "patch", "compose", "rewrite", "copy", "batch" and "bucket".
+    The operations of its `faults` and `requests` are "upload" (each request of one), "read" (downloads), "get"
+    (metadata), "list", "delete", "patch", "compose", "rewrite", "copy", "batch" and "bucket".
 
     Args:
-        buckets: The buckets that exist from the start; clients may create more.
-        clock: Returns the time in seconds since the epoch; generations come from it.
+        buckets: The initial buckets; clients may create more.
+        clock: Returns the time in seconds since the epoch. Generations are derived from it.
     """
 
     def __init__(self, buckets: Iterable[str] = ("test-bucket",), *, clock: Callable[[], float] = time.time) -> None:
@@ -74,44 +74,44 @@ class CloudStorageServer(LoopbackServer):
     # --- For tests ---
 
     def create_bucket(self, name: str) -> None:
-        """Makes an empty bucket, unless there is one of that name."""
+        """Create an empty bucket, unless one of that name exists."""
         with self._store.lock:
             self._store.buckets.setdefault(name, {})
 
     def write(self, bucket: str, name: str, data: bytes, **properties: Any) -> StoredObject:
-        """Writes an object behind the clients' backs.
+        """Write an object directly, without a request.
 
         Args:
             bucket: The bucket's name.
             name: The object's name.
             data: Its content.
-            **properties: Such as contentType or metadata.
+            **properties: Properties such as contentType or metadata.
         """
         with self._store.lock:
             return self._store.write(bucket, name, data, properties, {}, now=self.clock())
 
     def read(self, bucket: str, name: str) -> bytes:
-        """The content of an object; KeyError if there is none."""
+        """Return the content of an object; KeyError if it does not exist."""
         with self._store.lock:
             return self._store.buckets[bucket][name].data
 
     def stored(self, bucket: str, name: str) -> StoredObject:
-        """All that is known of an object; KeyError if there is none."""
+        """Return an object with its properties; KeyError if it does not exist."""
         with self._store.lock:
             return self._store.buckets[bucket][name]
 
     def delete(self, bucket: str, name: str) -> None:
-        """Removes an object behind the clients' backs; KeyError if there is none."""
+        """Delete an object directly, without a request; KeyError if it does not exist."""
         with self._store.lock:
             del self._store.buckets[bucket][name]
 
     def names(self, bucket: str, prefix: str = "") -> list[str]:
-        """The names of a bucket's objects, sorted."""
+        """Return the names of a bucket's objects, sorted."""
         with self._store.lock:
             return sorted(name for name in self._store.buckets[bucket] if name.startswith(prefix))
 
     def environment(self) -> dict[str, str]:
-        """The variables that bring google-cloud-storage, gcloud and our libraries here, without credentials."""
+        """Return the variables that redirect storage clients, gcloud and the ML diagnostics libraries here."""
         return {
             "STORAGE_EMULATOR_HOST": self.url,
             "CLOUDSDK_API_ENDPOINT_OVERRIDES_STORAGE": f"{self.url}/storage/v1/",
@@ -121,7 +121,7 @@ class CloudStorageServer(LoopbackServer):
     # --- Serving ---
 
     def operation(self, method: str, path: str) -> str:
-        """Names what is asked for, from the path alone."""
+        """Return the operation of a request, from its path alone."""
         if path.startswith("/batch/"):
             return "batch"
         parsed = _PATH.fullmatch(path)
@@ -136,7 +136,7 @@ class CloudStorageServer(LoopbackServer):
         return verb or {"GET": "get", "DELETE": "delete"}.get(method, "patch")
 
     def handle(self, request: Request) -> Response:
-        """Routes a request by its path."""
+        """Route a request by its path."""
         with self._store.lock:
             if request.path.startswith("/batch/"):
                 return answer_batch(request, self.handle)
@@ -161,7 +161,7 @@ class CloudStorageServer(LoopbackServer):
         return json_response(found.resource(self.url), headers={"ETag": found.etag})
 
     def _bucket(self, request: Request, parts: list[str]) -> Response:
-        """Requests on buckets: b, b/NAME, b/NAME/o."""
+        """Handle requests on buckets: b, b/NAME, b/NAME/o."""
         buckets = self._store.buckets
         if parts == ["b"]:
             if request.method == "GET":
@@ -196,7 +196,7 @@ class CloudStorageServer(LoopbackServer):
         return json_response(answer)
 
     def _object(self, request: Request, bucket: str, name: str) -> Response:
-        """Requests on one object: metadata, download, patch, update, delete."""
+        """Handle requests on one object: metadata, download, patch, update, delete."""
         query = request.query
         if request.method == "GET":
             found = self._store.find(bucket, name, {"generation": query.get("generation", "")})
@@ -280,7 +280,7 @@ class CloudStorageServer(LoopbackServer):
         elif kind == "media":
             properties, data = {"contentType": request.headers.get("Content-Type")}, request.body
         else:
-            raise ApiError(400, f"uploadType is {kind!r}; it is media, multipart or resumable")
+            raise ApiError(400, f"expected an uploadType of media, multipart or resumable, got {kind!r}")
         name = query.get("name") or str(properties.get("name", ""))
         return self._finish_upload(request, bucket, name, data, properties, query)
 
@@ -314,7 +314,7 @@ class CloudStorageServer(LoopbackServer):
         return Response(200, b"", {"Location": location, "X-GUploader-UploadID": upload_id})
 
     def _continue_upload(self, request: Request, upload_id: str) -> Response:
-        """Takes a chunk of a resumable upload, or says how much of it has arrived."""
+        """Add a chunk to a resumable upload, or answer with the range received so far."""
         session = self._sessions.get(upload_id)
         if session is None:
             raise ApiError(404, f"No such upload: {upload_id}")
@@ -346,5 +346,5 @@ class CloudStorageServer(LoopbackServer):
         if missing < 0:
             raise ApiError(400, f"The chunk starts at {first}, but only {len(session.received)} bytes arrived before")
         session.received += data[missing:]
-        if not is_last:  # The real server keeps whole multiples of 256 KiB only.
+        if not is_last:  # Like the real server, keep multiples of 256 KiB only.
             del session.received[len(session.received) // _CHUNK_BYTES * _CHUNK_BYTES :]

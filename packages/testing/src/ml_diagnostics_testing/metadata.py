@@ -3,7 +3,7 @@
     with MetadataServer(project="my-project") as server:
         subprocess.run([sys.executable, "train.py"], env={**os.environ, **server.environment()})
 
-The real google.auth takes its project and its tokens from it. It reads `GCE_METADATA_HOST` when
+The real google.auth reads its project and its tokens from this server. It reads `GCE_METADATA_HOST` when
 `google.auth.compute_engine` is imported: set the variables before that, or in a child process.
 
 Format: https://cloud.google.com/compute/docs/metadata/overview
@@ -21,17 +21,17 @@ _FLAVOR = {"Metadata-Flavor": "Google", "Server": "Metadata Server for VM"}
 
 
 class MetadataServer(LoopbackServer):
-    """Answers what a machine asks about itself: project, zone, service account and its token, attributes.
+    """Serve a machine's metadata: project, zone, service account and its token, attributes.
 
-    Faults know one operation for each kind of question: "ping", "token", and "metadata" for all else.
+    The operations of its `faults` and `requests` are "ping", "token", and "metadata" for everything else.
 
     Args:
         project: The project's id.
         zone: The zone, such as "us-central2-b".
-        email: The default service account's address; None for a machine without one.
-        token: Its access token; may be changed while the server runs.
-        expires_in_seconds: How long a token is good for.
-        scopes: What the service account may be used for.
+        email: The email of the default service account; None for a machine without one.
+        token: The access token; you may change it while the server runs.
+        expires_in_seconds: The lifetime of a token.
+        scopes: The access scopes of the service account.
         attributes: Custom metadata of the instance, such as {"cluster-name": "c"}.
         machine_type: The machine's type, such as "ct5lp-hightpu-4t".
         clock: Returns the time in seconds since the epoch.
@@ -62,21 +62,21 @@ class MetadataServer(LoopbackServer):
 
     @property
     def host(self) -> str:
-        """The server's 'host:port'."""
+        """The server's address, `host:port`."""
         return f"127.0.0.1:{self.port}"
 
     def environment(self) -> dict[str, str]:
-        """The variables that make google.auth, and our libraries, take this server for the machine's own."""
+        """Return the variables that make google.auth and the ML diagnostics libraries use this server."""
         return {"GCE_METADATA_HOST": self.host, "GCE_METADATA_IP": self.host, "NO_GCE_CHECK": "false"}
 
     def operation(self, method: str, path: str) -> str:
-        """Tells a token from a ping and from all else."""
+        """Return the operation of a request."""
         if path.endswith("/token"):
             return "token"
         return "ping" if path.strip("/") == "" else "metadata"
 
     def handle(self, request: Request) -> Response:
-        """Answers one question: a leaf is text, a folder the names in it or, if recursive, JSON."""
+        """Answer a request: a value as text, a folder as a list of names or, if recursive, as JSON."""
         if request.path.strip("/") == "":
             return Response(200, b"computeMetadata/\n", _text())
         if request.headers.get("Metadata-Flavor") != "Google":
@@ -123,7 +123,7 @@ class MetadataServer(LoopbackServer):
 
 
 class _Token(dict[str, Any]):
-    """A leaf that is JSON."""
+    """A value that is served as JSON."""
 
 
 def _is_folder(value: Any) -> bool:
@@ -131,7 +131,7 @@ def _is_folder(value: Any) -> bool:
 
 
 def _plain(value: Any, *, name: str = "") -> Any:
-    """The tree as recursive=true shows it: camelCase names, scopes as a list, no token inside of a folder."""
+    """Return the tree in the format of recursive=true: camelCase names, scopes as a list, tokens omitted."""
     if isinstance(value, _Token):
         return dict(value)
     if isinstance(value, dict):
@@ -155,5 +155,5 @@ def _text() -> dict[str, str]:
     return {**_FLAVOR, "Content-Type": "application/text"}
 
 
-def _refusal(status: int, why: str) -> Response:
-    return Response(status, why.encode(), {**_FLAVOR, "Content-Type": "text/html; charset=UTF-8"})
+def _refusal(status: int, message: str) -> Response:
+    return Response(status, message.encode(), {**_FLAVOR, "Content-Type": "text/html; charset=UTF-8"})

@@ -1,9 +1,9 @@
-"""Google's token endpoint on loopback: a service account's signed claims in, an access token out.
+"""Google's token endpoint on loopback: it exchanges the signed claims of a service account for an access token.
 
     with OAuthServer() as server:
         server.write_key("key.json")  # GOOGLE_APPLICATION_CREDENTIALS
 
-The real google.auth asks it. As Google's, it refuses claims without a scope, for another audience, or out of date.
+The real google.auth uses it. Like Google's, it rejects claims without a scope, for another audience, or out of date.
 
 Format: https://developers.google.com/identity/protocols/oauth2/service-account#authorizingrequests
 """
@@ -22,26 +22,26 @@ from typing import Any
 from ml_diagnostics_testing.http_server import LoopbackServer, Request, Response, json_response
 
 _GRANT = "urn:ietf:params:oauth:grant-type:jwt-bearer"
-_AUDIENCE = "https://oauth2.googleapis.com/token"  # What google.auth names, wherever it asks.
+_AUDIENCE = "https://oauth2.googleapis.com/token"  # google.auth names this audience, whatever the token_uri is.
 _LONGEST_SECONDS = 3600
 _SKEW_SECONDS = 300
 
 
 class OAuthServer(LoopbackServer):
-    """Answers `POST /token`. It runs from construction until `close`, and is a context manager.
+    """Serve `POST /token`, from construction until `close`; a context manager.
 
-    The operation of its `faults` and `requests` is "token". The claims' signature is taken for granted.
+    The operation of its `faults` and `requests` is "token". The claims' signature is not checked.
 
     Args:
-        email: The service account's address.
-        project: The project that its key names.
-        expires_in_seconds: How long a token is good for.
+        email: The service account's email.
+        project: The project in its key.
+        expires_in_seconds: The lifetime of a token.
         clock: Returns the time in seconds since the epoch.
 
     Attributes:
-        tokens: Every access token that was given out; forget one, and a `ControlPlaneServer` that has this set as its
-            `accepted_tokens` does not let it in any more.
-        scopes: The scopes of each token, in the order in which they were asked for.
+        tokens: Every access token issued. Remove one to revoke it: a `ControlPlaneServer` with this set as its
+            `accepted_tokens` then rejects it.
+        scopes: The scopes of each issued token, oldest first.
     """
 
     def __init__(
@@ -61,11 +61,11 @@ class OAuthServer(LoopbackServer):
 
     @property
     def token_url(self) -> str:
-        """Where tokens are asked for: the key's `token_uri`."""
+        """The URL of the token endpoint: the key's `token_uri`."""
         return f"{self.url}/token"
 
     def key(self) -> dict[str, str]:
-        """Return a key of the service account, which names this server as its token endpoint.
+        """Return a key of the service account that names this server as its token endpoint.
 
         Raises:
             ImportError: cryptography is not installed.
@@ -81,18 +81,18 @@ class OAuthServer(LoopbackServer):
         }
 
     def write_key(self, path: str | os.PathLike[str]) -> Path:
-        """Write the key to a file, which `GOOGLE_APPLICATION_CREDENTIALS` may name; return its path."""
+        """Write the key to a file for `GOOGLE_APPLICATION_CREDENTIALS`; return its path."""
         file = Path(path)
         file.write_text(json.dumps(self.key()), encoding="utf-8")
         file.chmod(0o600)
         return file
 
     def operation(self, method: str, path: str) -> str:
-        """Name what is asked for."""
+        """Return the operation of a request."""
         return "token" if (method, path) == ("POST", "/token") else "other"
 
     def handle(self, request: Request) -> Response:
-        """Give a token, or say what is wrong with the claims."""
+        """Issue a token, or reject the claims with a reason."""
         if self.operation(request.method, request.path) == "other":
             return _refusal(404, "not_found", f"there is no {request.method} {request.path}")
         form = dict(urllib.parse.parse_qsl(request.body.decode("utf-8", "replace")))
@@ -127,7 +127,7 @@ def _claims(assertion: str) -> dict[str, Any]:
     _, payload, _ = assertion.split(".")
     claims = json.loads(base64.urlsafe_b64decode(payload + "=" * (-len(payload) % 4)))
     if not isinstance(claims, dict):
-        raise ValueError("its claims are no object")
+        raise ValueError(f"expected claims as a JSON object, got {type(claims).__name__}")
     return claims
 
 
@@ -144,7 +144,7 @@ def _refusal(status: int, error: str, description: str) -> Response:
 
 @functools.cache
 def _private_key() -> str:
-    """A key that is made for this process: it opens nothing."""
+    """Generate a private key, once per process. It gives access to nothing."""
     from cryptography.hazmat.primitives import serialization
     from cryptography.hazmat.primitives.asymmetric import rsa
 

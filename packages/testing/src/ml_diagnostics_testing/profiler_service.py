@@ -1,11 +1,11 @@
-"""The ProfilerService of a job, on loopback: what JAX's and PyTorch/XLA's `start_server` serve, without a job.
+"""The ProfilerService of a job on loopback: the service of JAX's and PyTorch/XLA's `start_server`, without a job.
 
     with ProfilerServiceServer() as server:
         profile(server.address, ...)
         print(server.profiles)
 
-Asked for a profile, it waits for as long as that takes and writes `<root>/<session>/<host name>.xplane.pb`, to a folder
-or to a bucket. `python -m ml_diagnostics_testing.profiler_service --count 64` serves many in a process of their own.
+For each request it waits for the duration of the profile, and writes `<root>/<session>/<host name>.xplane.pb` to a
+folder or a bucket. `python -m ml_diagnostics_testing.profiler_service --count 64` runs many servers in one process.
 
 Source: https://github.com/openxla/xla/blob/main/third_party/tsl/tsl/profiler/protobuf/profiler_service.proto
 """
@@ -35,17 +35,17 @@ _NAME: Final = "tensorflow.ProfilerService"
 
 @dataclass
 class Profile:
-    """A profile that was asked for.
+    """A requested profile.
 
     Attributes:
         root: The folder of sessions.
         session_id: The session.
-        host_name: What the file is called, without `.xplane.pb`.
-        duration_ms: How long.
-        start_ns: When it shall begin, in nanoseconds since 1970; 0 is at once.
-        levels: How much is traced, by the numbers of ProfileOptions: 2 the host, 3 the device, 4 Python.
-        began_ns: When it began, by the server's clock; 0 before that.
-        is_written: Whether the file is there.
+        host_name: The file name without `.xplane.pb`.
+        duration_ms: The duration.
+        start_ns: The requested start, in nanoseconds since the epoch; 0 means at once.
+        levels: The tracer levels, by field number of ProfileOptions: 2 the host, 3 the device, 4 Python.
+        began_ns: The actual start, by the server's clock; 0 before the start.
+        is_written: True once the file exists.
     """
 
     root: str
@@ -59,28 +59,29 @@ class Profile:
 
     @property
     def path(self) -> str:
-        """Where the file is."""
+        """The path of the file."""
         return f"{self.root.rstrip('/')}/{self.session_id}/{self.host_name}.xplane.pb"
 
 
 class ProfilerServiceServer(Service):
-    """A job's ProfilerService, from construction until `close`; a context manager.
+    """Serve a job's ProfilerService, from construction until `close`; a context manager.
 
-    It profiles one session at a time, and refuses others meanwhile. The operation of its `faults` and `requests` is
-    "profile": `Status(503)` cannot be reached, `Hang()` never answers, `Status(503, after_apply=True)` loses the
-    answer, `Delay` is slow to begin, `Skew` has a wrong clock, by which it waits for the moment of a profile.
+    It profiles one session at a time, and rejects other requests meanwhile. The operation of its `faults` and
+    `requests` is "profile": `Status(503)` is an unreachable server, `Hang()` one that never answers. With
+    `Status(503, after_apply=True)`, the profile is written and the answer is an error. `Delay` delays the start. `Skew`
+    sets the clock by which the server waits for a requested start.
 
     Args:
-        port: Where it listens on 127.0.0.1; 0 is any free port.
-        storage_url: The Cloud Storage that gs:// means; empty is STORAGE_EMULATOR_HOST's.
+        port: The port to listen on at 127.0.0.1; 0 selects a free one.
+        storage_url: The Cloud Storage for gs:// paths; by default that of STORAGE_EMULATOR_HOST.
         clock: Returns the time in seconds since the epoch, for `requests`.
 
     Attributes:
-        writes: What it writes, and says that all is well: a profile, half of one, an empty file, or nothing.
-        write_seconds: How long it takes to write.
-        dies_after_seconds: How long after the beginning of a profile it dies; None is never.
-        has_bucket_access: Whether it can write to gs://.
-        profiles: What was asked for, in order.
+        writes: What to write while reporting success: a profile, half of one, an empty file, or nothing.
+        write_seconds: How long writing takes.
+        dies_after_seconds: How long after the start of a profile the server dies; None means never.
+        has_bucket_access: False makes writes to gs:// fail.
+        profiles: The requested profiles, oldest first.
     """
 
     def __init__(self, port: int = 0, *, storage_url: str = "", clock: Callable[[], float] = time.time) -> None:
@@ -96,21 +97,21 @@ class ProfilerServiceServer(Service):
 
     @property
     def port(self) -> int:
-        """Its port."""
+        """The port it listens on."""
         return self._grpc.port
 
     @property
     def address(self) -> str:
-        """Its `host:port`."""
+        """Its address, `host:port`."""
         return f"127.0.0.1:{self.port}"
 
     def die(self) -> None:
-        """Break off at once, as a process that is killed does; nothing can be asked of it afterwards."""
+        """Break all connections and accept no more, like a killed process."""
         self._grpc.stop()
         self.faults.close()
 
     def close(self) -> None:
-        """Stop serving; profiles under way end unwritten."""
+        """Stop serving; profiles in progress are not written."""
         self.die()
         self._grpc.close()
 
@@ -124,7 +125,7 @@ class ProfilerServiceServer(Service):
         try:
             profile = _read(raw)
         except ValueError as error:
-            raise ApiError(400, f"no ProfileRequest: {error}") from None
+            raise ApiError(400, f"invalid ProfileRequest: {error}") from None
         self.profiles.append(profile)
         if not self._busy.acquire(blocking=False):
             raise ApiError(500, "Another profiling session active.")
@@ -137,7 +138,7 @@ class ProfilerServiceServer(Service):
         return b""
 
     def _trace(self, profile: Profile, skew_ns: int) -> None:
-        """Pass the time of a profile, or of its part before death."""
+        """Wait for the duration of a profile, or until the server dies."""
         self.faults.wait(max(0.0, (profile.start_ns - time.time_ns() - skew_ns) / 1e9))
         profile.began_ns = time.time_ns() + skew_ns
         seconds = profile.duration_ms / 1000
@@ -168,12 +169,13 @@ class ProfilerServiceServer(Service):
             raise ApiError(500, f"Error executing an HTTP request: HTTP response code 403 when writing {path}")
         storage = self._storage_url or os.environ.get("STORAGE_EMULATOR_HOST", "")
         if not storage:
-            raise ApiError(500, f"no Cloud Storage on loopback is known, for {path}: set STORAGE_EMULATOR_HOST")
+            raise ApiError(500, f"cannot write {path}: set STORAGE_EMULATOR_HOST to a Cloud Storage on loopback")
         bucket, _, name = path.removeprefix("gs://").partition("/")
         query = urllib.parse.urlencode({"uploadType": "media", "name": name})
         url = f"{storage}/upload/storage/v1/b/{urllib.parse.quote(bucket, safe='')}/o?{query}"
         request = urllib.request.Request(url, data, {"Content-Type": "application/octet-stream"}, method="POST")
-        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # loopback needs no proxy
+        # An empty ProxyHandler ignores proxy variables of the environment, which must not apply to loopback.
+        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
         try:
             opener.open(request, timeout=30).close()
         except urllib.error.HTTPError as error:
@@ -182,7 +184,7 @@ class ProfilerServiceServer(Service):
 
 
 def _read(raw: bytes) -> Profile:
-    """Read a serialised ProfileRequest; ValueError if it is none."""
+    """Parse a serialised ProfileRequest; ValueError if it is invalid."""
     request: dict[int, Any] = dict(fields_of(raw))
     options: dict[int, Any] = dict(fields_of(request.get(4, b"")))
     texts = [bytes(request.get(number, b"")).decode() for number in (5, 6, 7)]
@@ -197,16 +199,18 @@ def _read(raw: bytes) -> Profile:
 
 
 def main() -> None:
-    """Print where each listens, a line each, then serve until SIGINT or SIGTERM."""
+    """Print the address of each server on a line, then serve until SIGINT or SIGTERM."""
     parser = argparse.ArgumentParser(
         prog="python -m ml_diagnostics_testing.profiler_service",
         description="Serve ProfilerServices on loopback until interrupted; print their addresses.",
     )
-    parser.add_argument("--count", type=int, default=1, metavar="N", help="how many (default: %(default)s)")
-    parser.add_argument("--port", type=int, default=0, help="the first one's port (default: any)")
+    parser.add_argument(
+        "--count", type=int, default=1, metavar="N", help="the number of servers (default: %(default)s)"
+    )
+    parser.add_argument("--port", type=int, default=0, help="the port of the first server (default: any free port)")
     arguments = parser.parse_args()
     signals = {signal.SIGINT, signal.SIGTERM}
-    signal.pthread_sigmask(signal.SIG_BLOCK, signals)  # before the servers' threads begin: they inherit it
+    signal.pthread_sigmask(signal.SIG_BLOCK, signals)  # before the servers start their threads, which inherit the mask
     with contextlib.ExitStack() as stack:
         for number in range(arguments.count):
             port = arguments.port + number if arguments.port else 0

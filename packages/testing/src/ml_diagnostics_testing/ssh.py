@@ -1,11 +1,11 @@
-"""An ssh server on loopback: the machine that the real ssh, and gcloud, log in to.
+"""An ssh server on loopback: a machine for the real ssh, and for gcloud compute ssh.
 
     with SshServer(ports={9012: 40123}) as machine:
         ssh = write_ssh(folder, {"203.0.113.2": machine})
         subprocess.run([ssh, "me@203.0.113.2", "echo hello"])
 
-A command runs on this machine, in a folder of its own. A forwarded port leads to a port of this machine. `write_ssh`
-makes an `ssh` that finds such servers by the addresses that gcloud knows. It needs `asyncssh`: install
+Commands run on this machine, in a folder of your choice. Forwarded ports connect to ports of this machine. `write_ssh`
+creates an `ssh` command that maps the addresses known to gcloud to these servers. This module needs `asyncssh`: install
 `ml-diagnostics-testing[ssh]`.
 """
 
@@ -35,29 +35,30 @@ _CHUNK_BYTES = 65536
 
 
 class SshServer(Service):
-    """One machine that can be logged in to, on a free port of 127.0.0.1; from construction until `close`.
+    """Serve ssh logins to one machine on a free port of 127.0.0.1, from construction until `close`.
 
     The operations of its `faults` and `requests` are "login", "exec" and "forward"; a request's `path` is the user,
-    the command, or the host and port, and the `status` of a command is its exit status. A `Hang` says nothing, any
-    other fault refuses: the login (permission denied), the command (it never runs, and the connection breaks), the
-    connection to the port.
+    the command, or the host and port, and the `status` of a command is its exit status. `Hang` waits without an
+    answer. Any other fault rejects the login (permission denied), aborts the connection before the command runs, or
+    refuses the forwarded connection.
 
-    As with the real one, a command lives on when its connection breaks, unless it has a terminal; not after `close`.
+    As with the real server, a command keeps running when its connection breaks, unless it has a terminal. `close` ends
+    all commands.
 
     Args:
-        folder: Where commands run; None is where this process does.
-        environment: More variables for commands.
-        ports: Where forwarded ports lead, by the port that is asked for: each machine has its own port 9012. Others
-            lead to the same port of this machine.
-        authorized_keys: Returns the text that has the public keys that may log in, asked at each login; None lets in
+        folder: The working directory of commands; by default that of this process.
+        environment: Additional environment variables for commands.
+        ports: The local port for each forwarded port, so that each machine can have its own port 9012. Other ports
+            connect to the same port of this machine.
+        authorized_keys: Called at each login; returns a text that contains the authorized public keys. None accepts
             any key.
         clock: Returns the time in seconds since the epoch.
 
     Attributes:
-        port: Where it listens.
+        port: The port it listens on.
         ports: As given; may be changed.
         authorized_keys: As given; may be changed.
-        connections: The connections that there are.
+        connections: The open connections.
     """
 
     def __init__(
@@ -83,7 +84,7 @@ class SshServer(Service):
         self._server: Any = asyncio.run_coroutine_threadsafe(self._listen(), self._loop).result()
 
     def close(self) -> None:
-        """Stop: break what connections there are, and end what commands still run. Safe to call twice."""
+        """Stop serving: break open connections and kill running commands. Safe to call twice."""
         self.faults.close()
         if self._loop.is_closed():
             return
@@ -120,21 +121,21 @@ class SshServer(Service):
         await self._server.wait_closed()
         tasks = asyncio.all_tasks() - {asyncio.current_task()}
         if tasks:
-            await asyncio.wait(tasks, timeout=1)  # commands end now, and with them what waits for them
+            await asyncio.wait(tasks, timeout=1)  # tasks that wait for a killed command end by themselves
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         await self._loop.shutdown_default_executor()
 
     async def suffer(self, operation: str, what: str) -> tuple[Ending | None, RequestRecord]:
-        """Note a request and let it suffer: what is returned is how it shall end."""
+        """Record a request, apply its delay or hang, and return the fault that ends it, if any."""
         plan, record = await self._loop.run_in_executor(None, self.begin, operation, "ssh", what, 0)
         if isinstance(plan.ending, Hang):
             await self._loop.run_in_executor(None, self.faults.wait, plan.ending.seconds)
         return plan.ending, record
 
     async def _run(self, process: Any) -> None:
-        """Run a command, or a shell, between the client's streams."""
+        """Run a command or a shell, connected to the client's streams."""
         fault, record = await self.suffer("exec", process.command or "")
         if fault is not None:
             process.channel.get_connection().abort()
@@ -145,8 +146,8 @@ class SshServer(Service):
         try:
             await asyncio.gather(_pump(child.stdout, process.stdout), _pump(child.stderr, process.stderr))
             record.status = await child.wait()
-            with contextlib.suppress(OSError, asyncssh.Error):  # the client has left
-                _tell_end(process, record.status)
+            with contextlib.suppress(OSError, asyncssh.Error):  # the client has disconnected
+                _send_exit_status(process, record.status)
         finally:
             for helper in helpers:
                 helper.cancel()
@@ -154,7 +155,10 @@ class SshServer(Service):
             transport.close()
 
     async def _start(self, command: str | None) -> tuple[Process, asyncio.SubprocessTransport]:
-        """Start a command, or a shell. asyncio's own function for this does not return what can be closed."""
+        """Start a command or a shell.
+
+        asyncio.create_subprocess_exec does not return the transport, which must be closed.
+        """
         transport, protocol = await self._loop.subprocess_exec(
             lambda: SubprocessStreamProtocol(_CHUNK_BYTES, self._loop),
             *(["/bin/sh", "-c", command] if command else ["/bin/sh"]),
@@ -165,7 +169,7 @@ class SshServer(Service):
         return Process(transport, protocol, self._loop), transport
 
     async def forward(self, connection: Any, host: str, port: int) -> Any:
-        """Lead a forwarded connection to where it shall go."""
+        """Connect a forwarded connection to the local port for it."""
         fault, _ = await self.suffer("forward", f"{host}:{port}")
         if fault is not None or host not in ("localhost", "127.0.0.1", "::1"):
             raise asyncssh.ChannelOpenError(asyncssh.OPEN_CONNECT_FAILED, f"cannot connect to {host}:{port}")
@@ -173,7 +177,7 @@ class SshServer(Service):
 
 
 class _Login(asyncssh.SSHServer):
-    """One connection, from its first byte on."""
+    """The callbacks of one connection."""
 
     def __init__(self, machine: SshServer) -> None:
         self._machine = machine
@@ -208,25 +212,25 @@ class _Login(asyncssh.SSHServer):
 
 
 def write_ssh(folder: str | os.PathLike[str], machines: Mapping[str, SshServer]) -> Path:
-    """Write an `ssh` that finds servers on loopback by the addresses that the machines have in the cloud.
+    """Write an `ssh` command that connects to loopback servers by the addresses of the machines in the cloud.
 
-    Put its folder in front of PATH, and gcloud uses it. It is the real ssh, with a configuration of its own. Proxies,
-    the Identity-Aware Proxy among them, are passed by. An address that is not given refuses connections.
+    Put its folder first on PATH to make gcloud use it. It runs the real ssh with a generated configuration, which
+    ignores proxies, including the Identity-Aware Proxy. Connections to addresses without a server are refused.
 
     Args:
-        folder: Where to write it.
-        machines: The servers by their addresses: `compute.vm_addresses(vm)` are those of a VM. Several, and patterns
-            of ssh, have spaces between them.
+        folder: The folder to write to.
+        machines: The servers by address. A key holds one or more addresses or ssh patterns, separated by spaces;
+            `compute.vm_addresses(vm)` returns those of a VM.
 
     Returns:
-        Its path.
+        The path of the command.
 
     Raises:
-        FileNotFoundError: There is no ssh on this machine.
+        FileNotFoundError: ssh is not installed on this machine.
     """
     real = shutil.which("ssh")
     if real is None:
-        raise FileNotFoundError("there is no ssh on this machine: install openssh-client")
+        raise FileNotFoundError("ssh is not installed on this machine: install openssh-client")
     configuration = Path(folder, "ssh_config")
     lines = [
         f"Host {addresses}\n  HostName 127.0.0.1\n  Port {server.port}\n" for addresses, server in machines.items()
@@ -240,26 +244,26 @@ def write_ssh(folder: str | os.PathLike[str], machines: Mapping[str, SshServer])
 
 
 async def _pump(reader: asyncio.StreamReader | None, writer: Any) -> None:
-    """Give the client what a command says, to its end, though the client may leave before."""
-    is_heard = True
+    """Copy a command's output to the client. Keep reading if the client disconnects, so that the command can end."""
+    is_connected = True
     while reader is not None and (data := await reader.read(_CHUNK_BYTES)):
-        if is_heard:
+        if is_connected:
             try:
                 writer.write(data)
                 await writer.drain()
             except (OSError, asyncssh.Error):
-                is_heard = False
+                is_connected = False
 
 
 async def _hang_up(process: Any, child: Process) -> None:
-    """End a command with its terminal."""
+    """Send SIGHUP to a command when its terminal closes."""
     await process.channel.wait_closed()
     if process.term_type:
         _signal_group(child, signal.SIGHUP)
 
 
 async def _feed(reader: Any, child: Process) -> None:
-    """Give a command what the client sends it, until either ends."""
+    """Copy the client's input to a command, until either ends."""
     if child.stdin is None:
         return
     try:
@@ -272,7 +276,7 @@ async def _feed(reader: Any, child: Process) -> None:
         child.stdin.close()
 
 
-def _tell_end(process: Any, status: int) -> None:
+def _send_exit_status(process: Any, status: int) -> None:
     if status >= 0:
         process.exit(status)
     else:
@@ -280,5 +284,5 @@ def _tell_end(process: Any, status: int) -> None:
 
 
 def _signal_group(child: Process, number: signal.Signals) -> None:
-    with contextlib.suppress(ProcessLookupError):  # it has ended
+    with contextlib.suppress(ProcessLookupError):  # it has exited
         os.killpg(child.pid, number)

@@ -1,4 +1,4 @@
-"""Buckets and objects as Cloud Storage keeps them, lists them, and shows them on the wire.
+"""The buckets and objects of a Cloud Storage: storing, listing and their JSON.
 
 Format: https://cloud.google.com/storage/docs/json_api/v1/objects
 """
@@ -39,12 +39,12 @@ class StoredObject:
         bucket: The bucket's name.
         name: The object's name.
         data: Its content.
-        generation: Grows with every write of the name.
-        metageneration: Grows with every change of the metadata; 1 after a write.
+        generation: Increases with every write to the name.
+        metageneration: Increases with every change of the metadata; 1 after a write.
         created: When this generation was written, in seconds since the epoch.
-        updated: When its metadata was last changed.
-        properties: What the writer may set: contentType, metadata, ...
-        component_count: Of how many objects it was composed; 0 for one that was uploaded.
+        updated: When its metadata was last changed, in seconds since the epoch.
+        properties: The properties that a writer may set: contentType, metadata, ...
+        component_count: The number of objects it was composed of; 0 if it was uploaded.
     """
 
     bucket: str
@@ -59,7 +59,7 @@ class StoredObject:
 
     @property
     def etag(self) -> str:
-        """Changes with the generation and the metageneration."""
+        """The ETag, which changes with the generation and the metageneration."""
         return base64.b64encode(f"{self.generation}/{self.metageneration}".encode()).decode()
 
     @property
@@ -71,10 +71,10 @@ class StoredObject:
         return found
 
     def resource(self, url: str) -> dict[str, Any]:
-        """The object as the JSON API shows it.
+        """Return the object's resource in the JSON API.
 
         Args:
-            url: Where the server is.
+            url: The base URL of the server.
         """
         path = f"b/{quote(self.bucket, safe='')}/o/{quote(self.name, safe='')}"
         hashes = self.hashes
@@ -103,7 +103,7 @@ class StoredObject:
         return shown | dict(self.properties)
 
     def headers(self) -> dict[str, str]:
-        """The headers of a download."""
+        """Return the headers of a download."""
         headers = {
             "Content-Type": str(self.properties.get("contentType", "application/octet-stream")),
             "ETag": self.etag,
@@ -120,7 +120,7 @@ class StoredObject:
 
 
 class ObjectStore:
-    """All buckets of one server. Hold `lock` around what must be one step."""
+    """All buckets of one server. Hold `lock` around steps that must be atomic."""
 
     def __init__(self) -> None:
         self.buckets: dict[str, dict[str, StoredObject]] = {}
@@ -128,19 +128,19 @@ class ObjectStore:
         self._last_generation = 0
 
     def bucket(self, name: str) -> dict[str, StoredObject]:
-        """The objects of a bucket by their names."""
+        """Return the objects of a bucket by name."""
         if name not in self.buckets:
             raise ApiError(404, f"The specified bucket does not exist: {name}")
         return self.buckets[name]
 
     def find(self, bucket: str, name: str, conditions: Mapping[str, str], *, source: bool = False) -> StoredObject:
-        """The live object, if it exists and the request's preconditions hold.
+        """Return the live object, if it exists and the request's preconditions hold.
 
         Args:
             bucket: The bucket's name.
             name: The object's name.
-            conditions: The query: generation, ifGenerationMatch, ...
-            source: Read the conditions on the source of a copy instead: sourceGeneration, ifSourceGenerationMatch, ...
+            conditions: The query parameters: generation, ifGenerationMatch, ...
+            source: Check the conditions on the source of a copy instead: sourceGeneration, ifSourceGenerationMatch, ...
         """
         found = self.bucket(bucket).get(name)
         wanted = conditions.get("sourceGeneration" if source else "generation")
@@ -160,16 +160,16 @@ class ObjectStore:
         now: float,
         component_count: int = 0,
     ) -> StoredObject:
-        """Writes a new generation, if the request's preconditions hold.
+        """Write a new generation, if the request's preconditions hold.
 
         Args:
             bucket: The bucket's name.
             name: The object's name.
             data: Its content.
-            properties: A resource; what its writer may set is taken from it.
-            conditions: The query: ifGenerationMatch, ...
+            properties: A resource; properties that a writer may not set are ignored.
+            conditions: The query parameters: ifGenerationMatch, ...
             now: The server's time, in seconds since the epoch.
-            component_count: Of how many objects it is composed.
+            component_count: The number of objects it is composed of.
         """
         if not name or len(name.encode()) > 1024 or re.search(r"[\r\n]", name) or name in (".", ".."):
             raise ApiError(400, f"Invalid object name: {name!r}")
@@ -184,7 +184,7 @@ class ObjectStore:
             return stored
 
     def change(self, found: StoredObject, properties: Mapping[str, Any], *, now: float) -> StoredObject:
-        """Gives an object other metadata."""
+        """Replace an object's metadata."""
         with self.lock:
             changed = replace(
                 found,
@@ -197,7 +197,7 @@ class ObjectStore:
 
 
 def check(found: StoredObject | None, conditions: Mapping[str, str], of: str = "", *, reading: bool = False) -> None:
-    """Refuses a request whose preconditions do not hold: 412, or 304 for a read of what the reader already has."""
+    """Reject a request if its preconditions fail: with 412, or with 304 if a reader already has this generation."""
     state = {
         "Generation": found.generation if found else 0,
         "Metageneration": found.metageneration if found else -1,
@@ -211,7 +211,7 @@ def check(found: StoredObject | None, conditions: Mapping[str, str], of: str = "
 
 
 def writable(properties: Mapping[str, Any]) -> dict[str, Any]:
-    """What of a resource its writer may set, without what is null."""
+    """Return the properties of a resource that a writer may set, without null values."""
     return {key: properties[key] for key in _WRITABLE if properties.get(key) is not None}
 
 
@@ -225,7 +225,7 @@ class Page:
 
 
 def list_page(objects: Mapping[str, StoredObject], query: Mapping[str, str]) -> Page:
-    """Lists objects in the order of their names' bytes, as `objects.list` does."""
+    """Return a page of objects in the byte order of their names, like `objects.list`."""
     limit = min(_number(query.get("maxResults") or "1000"), 1000) or 1000
     after = base64.urlsafe_b64decode(query["pageToken"]).decode() if query.get("pageToken") else None
     page = Page([], [], None)
@@ -244,7 +244,7 @@ def list_page(objects: Mapping[str, StoredObject], query: Mapping[str, str]) -> 
 
 
 def _entries(names: list[str], query: Mapping[str, str]) -> Iterator[tuple[str, bool]]:
-    """Yields names, and in the place of those that share a folder its prefix once."""
+    """Yield each name, or for all names in one folder the folder's prefix once, and True for a prefix."""
     prefix, delimiter = query.get("prefix", ""), query.get("delimiter", "")
     start, end = query.get("startOffset", "").encode(), query.get("endOffset", "").encode()
     glob = re.compile(_glob_pattern(query["matchGlob"])) if query.get("matchGlob") else None
@@ -267,14 +267,14 @@ def _entries(names: list[str], query: Mapping[str, str]) -> Iterator[tuple[str, 
 
 
 def _glob_pattern(glob: str) -> str:
-    """A `matchGlob` as a regular expression: `**/` any folders, `*` and `?` within one, `[..]`, `{a,b}`."""
+    """Convert a `matchGlob` to a regular expression: `**/` any folders, `*` and `?` within one, `[..]`, `{a,b}`."""
     tokens = {"**/": "(?:.*/)?", "**": ".*", "*": "[^/]*", "?": "[^/]", "{": "(?:", "}": ")", ",": "|"}
     found = re.findall(r"\*\*/|\*\*|\*|\?|\{|\}|,|\[[^\]]+\]|.", glob, re.DOTALL)
     return "".join(tokens.get(part) or (part if part[0] == "[" else re.escape(part)) for part in found)
 
 
 def crc32c(data: bytes) -> int:
-    """The Castagnoli checksum of RFC 3720, by google-crc32c where it is installed."""
+    """Return the Castagnoli checksum of RFC 3720, computed by google-crc32c if it is installed."""
     try:
         import google_crc32c
     except ImportError:
@@ -307,7 +307,7 @@ def _rfc3339(seconds: float) -> str:
 
 
 def media_response(found: StoredObject, range_header: str | None) -> Response:
-    """A download of an object, or of the range of it that was asked for."""
+    """Return the download of an object, or of the requested range."""
     size = len(found.data)
     asked = re.fullmatch(r"bytes=(\d*)-(\d*)", (range_header or "").strip())
     if not asked or not any(asked.groups()):
@@ -322,10 +322,10 @@ def media_response(found: StoredObject, range_header: str | None) -> Response:
 
 
 def parse_multipart(request: Request) -> tuple[dict[str, Any], bytes]:
-    """The metadata and the content of a multipart/related upload, with CRLF or bare LF line ends."""
+    """Return the metadata and the content of a multipart/related upload with CRLF or bare LF line ends."""
     boundary = request.headers.get_param("boundary")
     if not isinstance(boundary, str) or not boundary:
-        raise ApiError(400, "a multipart upload names its boundary")
+        raise ApiError(400, "expected a multipart upload, got a Content-Type without a boundary")
     mark = b"--" + boundary.strip("'\"").encode()
     body = request.body[max(request.body.find(mark), 0) :].removeprefix(mark)
     line_end = b"\r\n" if body.startswith(b"\r\n") else b"\n"
@@ -333,7 +333,7 @@ def parse_multipart(request: Request) -> tuple[dict[str, Any], bytes]:
     content, end, _ = content.rpartition(line_end + mark + b"--")
     head, blank, data = content.partition(line_end * 2)
     if not end or not blank:
-        raise ApiError(400, "a multipart upload has two parts, each with headers and a blank line")
+        raise ApiError(400, "expected a multipart upload of two parts, each with headers and a blank line")
     try:
         properties = dict(json.loads(metadata.partition(line_end * 2)[2] or b"{}"))
     except ValueError as error:
@@ -343,7 +343,7 @@ def parse_multipart(request: Request) -> tuple[dict[str, Any], bytes]:
 
 
 def show_bucket(name: str) -> dict[str, Any]:
-    """A bucket as the JSON API shows it."""
+    """Return a bucket's resource in the JSON API."""
     return {
         "kind": "storage#bucket",
         "id": name,

@@ -1,4 +1,4 @@
-"""A small profile, as a job's profiler writes one: an XSpace with what a host did.
+"""A small profile in the format of a job's profiler: an XSpace with the activity of one host.
 
 Source of the format: https://github.com/openxla/xla/blob/main/third_party/tsl/tsl/profiler/protobuf/xplane.proto
 """
@@ -12,18 +12,18 @@ _START_ID, _STOP_ID = 1, 2
 
 
 def xspace(host_name: str, start_ns: int, duration_ms: int) -> bytes:
-    """Returns a serialised XSpace: a thread that does a step every 10 ms, and when the profile began and ended.
+    """Return a serialised XSpace: a thread with a step every 10 ms, and the start and end of the profile.
 
     Args:
         host_name: The host.
-        start_ns: When the profile began, in nanoseconds since 1970.
-        duration_ms: How long it took.
+        start_ns: The start of the profile, in nanoseconds since the epoch.
+        duration_ms: Its duration.
     """
     return message((1, _host(start_ns, duration_ms)), (1, _task_environment(start_ns, duration_ms)), (4, host_name))
 
 
 def message(*fields: tuple[int, int | str | bytes]) -> bytes:
-    """Returns a serialised protocol buffer of these fields; numbers are varints, not negative."""
+    """Return a serialised protocol buffer of these fields; numbers are non-negative varints."""
     parts = bytearray()
     for number, value in fields:
         if isinstance(value, int):
@@ -35,10 +35,10 @@ def message(*fields: tuple[int, int | str | bytes]) -> bytes:
 
 
 def fields_of(data: bytes) -> Iterator[tuple[int, int | bytes]]:
-    """Yields the fields of a serialised protocol buffer of varints and lengths.
+    """Yield the fields of a serialised protocol buffer that has only varint and length-delimited fields.
 
     Raises:
-        ValueError: It is none.
+        ValueError: The data is not such a protocol buffer.
     """
     position = 0
     while position < len(data):
@@ -50,7 +50,7 @@ def fields_of(data: bytes) -> Iterator[tuple[int, int | bytes]]:
             yield key >> 3, data[position : position + value]
             position += value
         else:
-            raise ValueError(f"no protocol buffer of varints and lengths: key {key} before byte {position}")
+            raise ValueError(f"expected a varint or a length-delimited field, got key {key} before byte {position}")
 
 
 def _host(start_ns: int, duration_ms: int) -> bytes:
@@ -73,7 +73,7 @@ def _task_environment(start_ns: int, duration_ms: int) -> bytes:
 
 
 def _named(number: int, name: str) -> bytes:
-    """An entry of a map from numbers to metadata."""
+    """Return an entry of a map from numbers to metadata."""
     return message((1, number), (2, message((1, number), (2, name))))
 
 
