@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 from google_cloud_mldiagnostics.recording.run_log import RunLog
-from google_cloud_mldiagnostics.run_sync import EntriesSent, profile_files, send_entries
+from google_cloud_mldiagnostics.run_sync import EntriesSent, profile_files, send_entries, send_profiles
 from ml_diagnostics_common.cloud_logging import EntryError, Page, TransportError
 from ml_diagnostics_common.environment import diagnostics_directory
 
@@ -123,3 +125,34 @@ def test_what_xprof_leaves_beside_a_profile_is_none(tmp_path: Path) -> None:
     for name in ["host-0.xplane.pb", "host-0.trace.json.gz", ".host-1.xplane.pb.77.tmp", *left]:
         (session / name).touch()
     assert sorted(profile_files([tmp_path])) == ["s1/host-0.trace.json.gz", "s1/host-0.xplane.pb"]
+
+
+@pytest.mark.parametrize("kind", ["fifo", "device"])
+def test_a_profile_that_is_not_a_regular_file_is_neither_waited_for_nor_read(tmp_path: Path, kind: str) -> None:
+    session = tmp_path / "run" / "plugins" / "profile" / "s1"
+    session.mkdir(parents=True)
+    (session / "host-0.xplane.pb").write_bytes(b"profile")
+    found = profile_files([tmp_path / "run"])
+    # Replaced after it was found.
+    path = session / "host-0.xplane.pb"
+    path.unlink()
+    if kind == "fifo":
+        os.mkfifo(path)
+    else:
+        path.symlink_to("/dev/zero")
+    outcome: list[Any] = []
+
+    def send() -> None:
+        try:
+            outcome.append(send_profiles(found, str(tmp_path / "there"), staging=tmp_path / "staged"))
+        except OSError as error:
+            outcome.append(str(error))
+
+    thread = threading.Thread(target=send, daemon=True)
+    thread.start()
+    thread.join(30)
+    [message] = outcome
+    assert "it is not a regular file" in message
+    assert str(path) in message
+    assert profile_files([tmp_path / "run"]) == {}
+    assert path.exists()

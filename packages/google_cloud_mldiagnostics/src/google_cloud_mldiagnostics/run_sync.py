@@ -21,6 +21,7 @@ from ml_diagnostics_common.entry import EntryContext, LogEntry, encode_cloud
 from ml_diagnostics_common.exceptions import PreconditionFailedError
 from ml_diagnostics_common.journal.layout import Header, Segment, list_segments, log_directory, read_header
 from ml_diagnostics_common.reader import JournalReader
+from ml_diagnostics_common.regular_file import read_regular
 from ml_diagnostics_common.shipper.outbox import shipped_place
 from ml_diagnostics_common.storage import storage_for
 
@@ -57,6 +58,7 @@ _PATIENCE_SECONDS: Final = 60.0
 _REFUSED: Final = frozenset({"INVALID_ARGUMENT", "FAILED_PRECONDITION", "OUT_OF_RANGE"})
 _KEPT_BY_EACH: Final = ("createTime", "etag", "name", "updateTime")
 _PROFILES: Final = (SUFFIX, TRACE_JSON_SUFFIX)
+_MOST_PROFILE_BYTES: Final = 4 << 30  # XProf's protobufs end at 2 GiB.
 """What profilers write; what else is there, XProf has made of it when it showed the profile."""
 
 
@@ -292,7 +294,7 @@ def send_profiles(
 
     Raises:
         StorageError: The store failed.
-        OSError: A file could not be read.
+        OSError: A file could not be read, is not a regular one, or has more than 4 GiB.
     """
     storage, sent = storage_for(logdir), ProfilesSent()
     for name, path in files.items():
@@ -302,7 +304,7 @@ def send_profiles(
         else:
             told(name)
             try:
-                data = path.read_bytes()
+                data = read_regular(path, _MOST_PROFILE_BYTES)
                 storage.write(target, data, if_generation=0)
                 sent.sent.append(name)
                 sent.size_bytes += len(data)
