@@ -514,6 +514,27 @@ def test_a_step_that_is_lost_is_said_once_with_its_metric(
     assert "recorded without it" in caplog.text
 
 
+@pytest.mark.parametrize(("arguments", "step"), [((1.0,), None), ((1.0, 7), 7), ((3, 7), 7)], ids=repr)
+def test_a_value_beside_a_mapping_is_warned_of_once(
+    tmp_path: Path, in_production: None, caplog: pytest.LogCaptureFixture, arguments: tuple[Any, ...], step: int | None
+) -> None:
+    with active(tmp_path) as run:
+        record({"loss": 0.5}, *arguments)
+        record({"loss": 0.25}, *arguments)
+        assert run.log.lost_values.total() == 2
+    found = [(payload["values"], payload.get("step_index")) for _, payload in metrics_of(tmp_path)]
+    assert found == [([0.5], step), ([0.25], step)]
+    assert caplog.text.count("a value beside a mapping is ignored") == 1
+
+
+def test_a_mapping_beside_which_is_none_is_no_loss(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with active(tmp_path) as run:
+        record({"loss": 0.5}, None)
+        record({"loss": 0.5}, None, step=3)
+        assert run.log.lost_values.total() == 0
+    assert caplog.records == []
+
+
 def test_a_mapping_records_each_of_its_values(
     tmp_path: Path, in_production: None, caplog: pytest.LogCaptureFixture
 ) -> None:

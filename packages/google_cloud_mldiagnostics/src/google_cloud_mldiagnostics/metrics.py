@@ -42,6 +42,7 @@ _LABEL_PREFIX = "label_"
 _EXACT_AS_FLOAT = 2**53
 _SMALLEST_STEP = -LARGEST_STEP
 _MISSING: Any = object()
+_BESIDE_A_MAPPING = "a value beside a mapping is ignored (the mapping's values are recorded; pass a step as step=)"
 _LATEST_NS = 253_402_300_800 * 10**9  # The year 10000.
 
 
@@ -60,7 +61,8 @@ def record(
         metric_name: A predefined metric, or any other name that does not begin with `mlrun_`; or a mapping of names to
             values, which takes the place of `value`.
         value: A number of Python, numpy, JAX or PyTorch; or a list or an array of one dimension with a number a chip.
-            One that is still computed on a device is recorded when it is ready.
+            One that is still computed on a device is recorded when it is ready. Beside a mapping: the step, unless that
+            is given, or this is a float.
         step: Which step it is of; anything that `int` takes without changing it.
         labels: Kept beside the value, as text.
         record_on_all_hosts: Whether this process records it if it is not the run's first; then the entry has its
@@ -76,11 +78,11 @@ def record(
         except Exception:  # A name that is new, or cannot be hashed.
             metric = None
         kind = type(value)
-        if kind is not float and kind is int and -_EXACT_AS_FLOAT <= value <= _EXACT_AS_FLOAT:
+        if kind is int and metric is not None and -_EXACT_AS_FLOAT <= value <= _EXACT_AS_FLOAT:
             value, kind = float(value), float
         if (
-            metric is not None
-            and kind is float
+            kind is float
+            and metric is not None
             and labels is None
             and timestamp is None
             and not record_on_all_hosts
@@ -239,10 +241,12 @@ def _record_slowly(
     elif run.process_index and not on_all_hosts:
         return
     elif isinstance(name, Mapping) and name:
-        # The second argument is then the step, as in the loggers of other libraries.
-        shared_step = value if step is None and value is not _MISSING else step
+        if step is None and value is not _MISSING and not isinstance(value, float):
+            step = value  # As in the loggers of other libraries.
+        elif value is not _MISSING and value is not None:
+            _lose(_BESIDE_A_MAPPING, name, _recorded(run))
         for key, item in name.items():
-            record(key, item, shared_step, labels, on_all_hosts, timestamp=timestamp)
+            record(key, item, step, labels, on_all_hosts, timestamp=timestamp)
     else:
         _record_any(_recorded(run), name, value, step, labels, on_all_hosts, timestamp)
 
