@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import ast
+import os
 import re
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -62,6 +65,41 @@ def test_a_bug_can_be_reported_for_every_package() -> None:
     form = yaml.safe_load((ROOT / ".github" / "ISSUE_TEMPLATE" / "bug.yml").read_text())
     (options,) = (field["attributes"]["options"] for field in form["body"] if field.get("id") == "package")
     assert {option.split()[0] for option in options} == distributions() | {"documentation"}
+
+
+def test_every_session_that_the_pages_name_exists() -> None:
+    noxfile = ast.parse((ROOT / "noxfile.py").read_text())
+    functions = {node.name for node in noxfile.body if isinstance(node, ast.FunctionDef) and node.decorator_list}
+    renamed = set(re.findall(r'^@nox\.session\(name="([\w-]+)"', (ROOT / "noxfile.py").read_text(), re.MULTILINE))
+    pages = ["CONTRIBUTING.md", "README.md", "docs/contributing/release.md", ".github/workflows/release.yml", ".ci/run"]
+    for page in pages:
+        lines = re.findall(r"nox -s ((?:[a-z-]+ ?)+)", (ROOT / page).read_text())
+        named = {name for line in lines for name in line.partition("--")[0].split()}
+        assert named, page
+        assert named <= functions | renamed, page
+
+
+def test_the_release_workflow_publishes_without_a_password_and_after_its_checks() -> None:
+    workflow = yaml.safe_load((ROOT / ".github" / "workflows" / "release.yml").read_text())
+    build, publish = workflow["jobs"]["build"], workflow["jobs"]["publish"]
+    assert (publish["needs"], publish["permissions"]) == ("build", {"id-token": "write"})
+    assert "secrets." not in (ROOT / ".github" / "workflows" / "release.yml").read_text()
+    commands = "\n".join(step.get("run", "") for step in build["steps"])
+    assert ".ci/release.py check" in commands
+    assert "nox -s lint api wheels" in commands
+
+
+def test_the_release_workflow_keeps_the_files_of_the_tagged_package_alone(tmp_path: Path) -> None:
+    workflow = yaml.safe_load((ROOT / ".github" / "workflows" / "release.yml").read_text())
+    (keep,) = (step["run"] for step in workflow["jobs"]["build"]["steps"] if "cp " in step.get("run", ""))
+    (tmp_path / "dist").mkdir()
+    for name in ("ml_diagnostics_common-1.4.0", "ml_diagnostics_testing-1.4.0"):
+        (tmp_path / "dist" / f"{name}-py3-none-any.whl").touch()
+        (tmp_path / "dist" / f"{name}.tar.gz").touch()
+    environ = {"PATH": os.environ["PATH"], "GITHUB_REF_NAME": "ml-diagnostics-common-v1.4.0"}
+    subprocess.run(["bash", "-euo", "pipefail", "-c", keep], cwd=tmp_path, env=environ, check=True)
+    kept = sorted(path.name for path in (tmp_path / "upload").iterdir())
+    assert kept == ["ml_diagnostics_common-1.4.0-py3-none-any.whl", "ml_diagnostics_common-1.4.0.tar.gz"]
 
 
 def test_the_example_of_code_owners_names_existing_paths() -> None:
