@@ -126,7 +126,7 @@ class TestWriting:
             (entry(job="J"), 'Unknown name "job"'),
             (entry(jsonPayload=[1]), "must be a JSON object"),
             (entry(jsonPayload={"x": "\ud800"}), "not valid UTF-8"),
-            (entry(jsonPayload={"x": 10**400}), "beyond a double's range"),
+            (entry(jsonPayload={"x": 10**400}), "beyond the range of a double"),
             ("text", "JSON object"),
         ],
     )

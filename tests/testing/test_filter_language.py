@@ -135,7 +135,7 @@ def test_a_filter_stops_what_it_does_not_describe(filter_: str) -> None:
         ("thud=1", "Field not found: 'thud'"),
         ("insertId=abc:def", "position 12"),
         ('jsonPayload.a=~"("', "regular expression"),
-        ("sample(insertId, 0.25)", "no function sample"),
+        ("sample(insertId, 0.25)", "does not support the function sample"),
         ("(" * 1000, "nested too deeply"),
         ("NOT " * 1000 + "severity=INFO", "nested too deeply"),
         ("x" * (MAX_FILTER_CHARACTERS + 1), "characters"),

@@ -1,4 +1,4 @@
-"""Serve a Cloud Logging in a process of its own: `python -m ml_diagnostics_testing.cloud_logging`."""
+"""Run a loopback Cloud Logging as a separate process: `python -m ml_diagnostics_testing.cloud_logging`."""
 
 import argparse
 import json
@@ -13,14 +13,18 @@ def main() -> None:
     """Print the variables that redirect clients, then serve until SIGINT or SIGTERM."""
     parser = argparse.ArgumentParser(
         prog="python -m ml_diagnostics_testing.cloud_logging",
-        description="Serve a Cloud Logging on loopback until interrupted; print shell lines that redirect clients.",
+        description="Serve Cloud Logging on loopback until interrupted; print shell lines that redirect clients to it.",
     )
-    parser.add_argument("--project", default="test-project", help="the project to name (default: %(default)s)")
-    parser.add_argument("--preload", type=Path, metavar="FILE", help="store entries first: one JSON object a line")
-    parser.add_argument("--log-id", default="preloaded", help="their log, without logName (default: %(default)s)")
+    parser.add_argument(
+        "--project", default="test-project", help="the project in the printed variables (default: %(default)s)"
+    )
+    parser.add_argument("--preload", type=Path, metavar="FILE", help="entries to store first: one JSON object per line")
+    parser.add_argument(
+        "--log-id", default="preloaded", help="the log of entries without logName (default: %(default)s)"
+    )
     arguments = parser.parse_args()
     signals = {signal.SIGINT, signal.SIGTERM}
-    signal.pthread_sigmask(signal.SIG_BLOCK, signals)  # before the server's threads begin: they inherit it
+    signal.pthread_sigmask(signal.SIG_BLOCK, signals)  # before the server starts its threads, which inherit the mask
     with CloudLoggingServer(arguments.project) as server:
         if arguments.preload is not None:
             with arguments.preload.open(encoding="utf-8") as lines:

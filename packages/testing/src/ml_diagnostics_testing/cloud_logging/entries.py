@@ -1,6 +1,6 @@
-"""One log entry: what the API accepts, and what it makes of it.
+"""Log entries: validation, defaults and serialisation.
 
-Source of names and rules: https://cloud.google.com/logging/docs/reference/v2/rest/v2/LogEntry
+Names and rules: https://cloud.google.com/logging/docs/reference/v2/rest/v2/LogEntry
 """
 
 import functools
@@ -15,7 +15,7 @@ from typing import Any
 from ml_diagnostics_testing.http_server import ApiError
 
 MAX_ENTRY_BYTES = 256 * 1024
-_MAX_DEPTH = 100  # protobuf's own limit
+_MAX_DEPTH = 100  # the limit of protobuf
 
 SEVERITIES: Mapping[str, int] = {
     "DEFAULT": 0,
@@ -48,11 +48,11 @@ class Entry:
     """A stored entry.
 
     Attributes:
-        fields: The entry as REST's JSON has it, with all that the server added.
-        key: Its place in a listing: (timestamp in ns since the epoch, insertId, logName).
+        fields: The entry in the form of REST's JSON, including the fields added by the server.
+        key: Its sort key in a listing: (timestamp in ns since the epoch, insertId, logName).
         severity: The severity's number.
         json: `fields`, serialised.
-        frame: The entry as it lies in a `ListLogEntriesResponse`, in protobuf; made when first needed.
+        frame: The protobuf encoding of the entry in a `ListLogEntriesResponse`; computed when first needed.
     """
 
     __slots__ = ("fields", "frame", "insert_id", "json", "key", "log_name", "severity", "timestamp_ns")
@@ -71,20 +71,20 @@ class Entry:
 def make_entry(
     fields: Any, defaults: Mapping[str, Any], now_ns: int, new_insert_id: str, *, offset_ns: int = 0
 ) -> Entry:
-    """Check one entry of a write request and complete it.
+    """Validate one entry of a write request and add the missing fields.
 
     Args:
-        fields: The entry as REST's JSON has it.
-        defaults: The request, whose logName, resource and labels fill in for what the entry lacks.
-        now_ns: The server's time: receiveTimestamp, and timestamp where the entry has none.
-        new_insert_id: The insertId where the entry has none.
-        offset_ns: Added to the time that the entry is given, so that a request's entries keep their order.
+        fields: The entry in the form of REST's JSON.
+        defaults: The request. Its logName, resource and labels are the defaults of the entry's.
+        now_ns: The server's time: the receiveTimestamp, and the default timestamp.
+        new_insert_id: The default insertId.
+        offset_ns: Added to the default timestamp, so that a request's entries keep their order.
 
     Raises:
-        ApiError: INVALID_ARGUMENT, and why.
+        ApiError: INVALID_ARGUMENT, with the reason.
     """
     if not isinstance(fields, dict):
-        raise ApiError(400, f"a log entry is a JSON object, not {type(fields).__name__}")
+        raise ApiError(400, f"expected a log entry as a JSON object, got {type(fields).__name__}")
     fields = camel_case(fields)
     refuse_unknown(fields, FIELDS, "a log entry")
     fields["logName"] = _check_log_name(fields.get("logName") or defaults.get("logName"))
@@ -98,7 +98,7 @@ def make_entry(
             raise ApiError(400, "jsonPayload must be a JSON object")
         fields["jsonPayload"] = _as_struct(payload)
     if sum(name in fields for name in PAYLOADS) > 1:
-        raise ApiError(400, f"an entry has one payload at most: {', '.join(PAYLOADS)}")
+        raise ApiError(400, f"expected at most one payload of {', '.join(PAYLOADS)}")
     timestamp_ns = parse_timestamp(fields["timestamp"]) if fields.get("timestamp") else now_ns + offset_ns
     fields["timestamp"] = format_timestamp(timestamp_ns)
     fields["receiveTimestamp"] = format_timestamp(now_ns)
@@ -107,19 +107,19 @@ def make_entry(
 
 
 def parse_severity(value: Any) -> int:
-    """Read a severity, by name in any case or by number."""
+    """Parse a severity: a name in any case, or a number."""
     text = str(value).upper()
     if text in SEVERITIES:
         return SEVERITIES[text]
     if text.isdecimal() and int(text) in _SEVERITY_NAMES:
         return int(text)
-    raise ApiError(400, f"{value!r} is not a severity; known are {', '.join(SEVERITIES)}")
+    raise ApiError(400, f"{value!r} is not a severity; expected one of {', '.join(SEVERITIES)}")
 
 
 def parse_timestamp(text: Any) -> int:
-    """Read RFC 3339, or a date alone, to nanoseconds since the epoch.
+    """Parse an RFC 3339 timestamp or a date, and return nanoseconds since the epoch.
 
-    An offset without a colon is taken too: the google client writes `+0000`.
+    An offset without a colon is accepted, too: the Google client writes `+0000`.
     """
     match = _TIMESTAMP.fullmatch(text) if isinstance(text, str) else None
     if match is None:
@@ -136,7 +136,7 @@ def parse_timestamp(text: Any) -> int:
 
 
 def format_timestamp(timestamp_ns: int) -> str:
-    """Write nanoseconds since the epoch as Google's JSON does: UTC, with 0, 3, 6 or 9 digits."""
+    """Format nanoseconds since the epoch like Google's JSON: UTC, with 0, 3, 6 or 9 digits."""
     seconds, fraction = divmod(timestamp_ns, 1_000_000_000)
     try:
         text = _from_seconds(seconds)
@@ -148,7 +148,7 @@ def format_timestamp(timestamp_ns: int) -> str:
     return f"{text}.{digits}Z" if digits else f"{text}Z"
 
 
-@functools.lru_cache(maxsize=4096)  # the entries of one second follow each other
+@functools.lru_cache(maxsize=4096)  # consecutive entries are often in the same second
 def _to_seconds(*moment: str) -> int:
     return timegm(datetime(*map(int, moment)).timetuple())  # type: ignore[arg-type]
 
@@ -161,7 +161,7 @@ def _from_seconds(seconds: int) -> str:
 
 
 def camel_case(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Spell the names of an object's fields as REST does; protobuf's JSON takes both spellings."""
+    """Convert field names to camelCase; protobuf's JSON accepts snake_case, too."""
     return {_camel(name) if "_" in name else name: value for name, value in fields.items()}
 
 
@@ -170,7 +170,7 @@ def _camel(name: str) -> str:
 
 
 def refuse_unknown(fields: Mapping[str, Any], known: frozenset[str], what: str) -> None:
-    """Raise `ApiError` where an object has a field that the API does not know."""
+    """Raise `ApiError` if an object has a field that the API does not define."""
     if unknown := fields.keys() - known:
         raise ApiError(400, f'Invalid JSON payload received. Unknown name "{min(unknown)}" at {what}')
 
@@ -191,13 +191,13 @@ def _check_resource(resource: Any) -> dict[str, Any]:
     if not resource:
         raise ApiError(400, "A monitored resource must be specified for each log entry.")
     if not isinstance(resource, dict) or not isinstance(resource.get("type"), str):
-        raise ApiError(400, "a monitored resource is an object with a type and labels")
+        raise ApiError(400, "expected a monitored resource as an object with a type and labels")
     return {**resource, "labels": _check_labels(resource.get("labels") or {})}
 
 
 def _check_labels(labels: Any) -> dict[str, str]:
     if not isinstance(labels, dict):
-        raise ApiError(400, "labels is a JSON object of strings")
+        raise ApiError(400, f"expected labels as a JSON object of strings, got {type(labels).__name__}")
     for key, value in labels.items():
         _check_text(f"labels.{key}", value)
     return labels
@@ -210,7 +210,7 @@ def _check_text(name: str, value: Any) -> str:
 
 
 def _as_struct(value: Any, depth: int = 0) -> Any:
-    """Give a payload's value the form that it has in a `google.protobuf.Struct`: every number is a double."""
+    """Convert a payload's value as `google.protobuf.Struct` does: every number becomes a double."""
     if value is None or isinstance(value, str | bool):
         return value
     if depth == _MAX_DEPTH:
@@ -224,7 +224,7 @@ def _as_struct(value: Any, depth: int = 0) -> Any:
     except OverflowError:
         number = math.inf
     if not math.isfinite(number):
-        raise ApiError(400, "a payload cannot hold NaN, infinity or what is beyond a double's range")
+        raise ApiError(400, "a payload cannot hold NaN, infinity or numbers beyond the range of a double")
     return int(number) if number.is_integer() and abs(number) < 2**53 else number
 
 

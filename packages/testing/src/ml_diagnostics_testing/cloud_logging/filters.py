@@ -1,8 +1,8 @@
-"""The Logging query language: from a filter's text to a test of entries.
+"""The Logging query language: compile a filter to a test of entries.
 
-The language: https://cloud.google.com/logging/docs/view/logging-query-language. All of it but the functions, of
-which `log_id` is here. As there, OR binds tighter than AND, strings are compared without regard to case, and a
-comparison with a field that the payload or the labels lack is false, also with `!=`.
+Language: https://cloud.google.com/logging/docs/view/logging-query-language. Of its functions, only `log_id` is
+supported. As in the real service, OR binds tighter than AND, comparisons of strings ignore case, and a comparison with
+a field that the payload or the labels lack is false, even with `!=`.
 """
 
 import functools
@@ -19,7 +19,7 @@ from ml_diagnostics_testing.http_server import ApiError
 
 MAX_FILTER_CHARACTERS = 20_000
 _MAX_DEPTH = 50
-_BEGINNING_NS, _END_NS = -(2**63), 2**63 - 1
+_EARLIEST_NS, _LATEST_NS = -(2**63), 2**63 - 1
 
 _TOKEN = re.compile(
     r"""(?P<space> \s+ | --[^\n]* )
@@ -50,22 +50,22 @@ class Filter:
     """A compiled filter.
 
     Attributes:
-        matches: Whether an entry passes.
+        matches: Returns True if an entry passes.
         earliest_ns: No entry before this timestamp passes.
         latest_ns: No entry after this timestamp passes.
-        log_names: No entry of another log passes, the names folded by `fold`; None is any log.
-        left: The tests that are left to do for entries of those logs and that span of time; None is all.
+        log_names: No entry of another log passes. The names are folded by `fold`; None means any log.
+        left: The remaining tests for entries of those logs and that time span; None means `matches`.
     """
 
     matches: Test
-    earliest_ns: int = _BEGINNING_NS
-    latest_ns: int = _END_NS
+    earliest_ns: int = _EARLIEST_NS
+    latest_ns: int = _LATEST_NS
     log_names: frozenset[str] | None = None
     left: tuple[Test, ...] | None = None
 
     @property
     def tests_within(self) -> tuple[Test, ...]:
-        """What is left to test of entries that are known to be of those logs and that span of time."""
+        """The remaining tests for entries that are known to be of those logs and that time span."""
         return (self.matches,) if self.left is None else self.left
 
 
@@ -74,22 +74,25 @@ def compile_filter(text: str) -> Filter:
     """Compile a filter; an empty one passes everything.
 
     Raises:
-        ApiError: INVALID_ARGUMENT, and where the filter is wrong.
+        ApiError: INVALID_ARGUMENT, with the position of the error.
     """
     if len(text) > MAX_FILTER_CHARACTERS:
-        raise ApiError(400, f"the filter has {len(text)} characters; {MAX_FILTER_CHARACTERS} are allowed")
+        raise ApiError(400, f"expected a filter of at most {MAX_FILTER_CHARACTERS} characters, got {len(text)}")
     return _Parser(text).parse()
 
 
 def fold(text: str) -> str:
-    """Bring a string to the form in which strings are compared (nearly Unicode's NFKC_CF)."""
+    """Normalise a string for comparison (nearly Unicode's NFKC_CF)."""
     if text.isascii():
         return text.lower()
     return unicodedata.normalize("NFKC", unicodedata.normalize("NFKC", text).casefold())
 
 
 def conjunction(tests: Sequence[Test]) -> Test:
-    """Return the test that passes what all of the tests pass, made to be called a hundred thousand times."""
+    """Return a test that passes if all of the tests pass.
+
+    A listing calls it for each entry, so one and two tests are special cases, for speed.
+    """
     if not tests:
         return lambda entry: True
     if len(tests) == 1:
@@ -115,7 +118,7 @@ class _Token:
 
 
 class _Parser:
-    """Recursive descent. `leaf` reads one comparison, or within `field = (...)` one value."""
+    """A recursive descent parser. `leaf` parses one comparison, or within `field = (...)` one value."""
 
     def __init__(self, text: str) -> None:
         self._text = text
@@ -134,7 +137,7 @@ class _Parser:
     def _and(self, leaf: Callable[[], Filter]) -> Filter:
         parts = [self._or(leaf)]
         while self._peek().kind != "end" and self._peek().text not in (")", ","):
-            self._take("AND")  # between two comparisons it may be left out
+            self._take("AND")  # AND is optional between two comparisons
             parts.append(self._or(leaf))
         return _all_of(parts)
 
@@ -177,7 +180,7 @@ class _Parser:
 
     def _function(self, token: _Token) -> Filter:
         if token.text.lower() != "log_id":
-            raise self._error(f"the loopback server knows no function {token.text}()", token)
+            raise self._error(f"the loopback server does not support the function {token.text}()", token)
         log_id = fold(_unquote(self._expect_text().text))
         self._expect(")")
         return Filter(lambda entry: fold(urllib.parse.unquote(entry.log_name.rpartition("/")[2])) == log_id)
@@ -220,7 +223,7 @@ def _tokens(text: str) -> list[_Token]:
     while position < len(text):
         match = _TOKEN.match(text, position)
         if match is None:
-            raise _unparseable(text, position, "unexpected character, or a quotation mark without its twin")
+            raise _unparseable(text, position, "unexpected character or unbalanced quotation mark")
         if match.lastgroup != "space":
             tokens.append(_Token(str(match.lastgroup), match[0], position))
         position = match.end()
@@ -232,7 +235,7 @@ def _unparseable(text: str, position: int, message: str) -> ApiError:
 
 
 def _unquote(text: str) -> str:
-    """Read a value or a name: what stands in quotation marks with its escapes resolved, else as it is."""
+    """Remove quotation marks and resolve escapes; return unquoted text unchanged."""
     if len(text) > 1 and text[0] == text[-1] == '"':
         return _ESCAPE.sub(_unescape, text[1:-1])
     return text
@@ -248,7 +251,7 @@ def _unescape(match: re.Match[str]) -> str:
 def _path(token: _Token) -> tuple[str, ...]:
     parts = [plain or _ESCAPE.sub(_unescape, quoted) for quoted, plain in _PATH_PART.findall(token.text)]
     if not parts or parts[0] not in FIELDS:
-        raise ApiError(400, f"Field not found: '{token.text}'; a field begins with one of {sorted(FIELDS)}")
+        raise ApiError(400, f"Field not found: '{token.text}'; a field starts with one of {sorted(FIELDS)}")
     return tuple(parts)
 
 
@@ -314,13 +317,13 @@ def _compare_timestamp(name: str, moment_ns: int) -> Filter:
 
     if name == "!=":
         return Filter(matches)
-    earliest = {"<": _BEGINNING_NS, "<=": _BEGINNING_NS, ">": moment_ns + 1}.get(name, moment_ns)
-    latest = {">": _END_NS, ">=": _END_NS, "<": moment_ns - 1}.get(name, moment_ns)
+    earliest = {"<": _EARLIEST_NS, "<=": _EARLIEST_NS, ">": moment_ns + 1}.get(name, moment_ns)
+    latest = {">": _LATEST_NS, ">=": _LATEST_NS, "<": moment_ns - 1}.get(name, moment_ns)
     return Filter(matches, earliest, latest, left=())
 
 
 def _getter(path: tuple[str, ...]) -> Callable[[Entry], Any]:
-    """Look a field up. Payloads and labels may lack it; the other fields of a LogEntry have a default."""
+    """Return a function that reads a field. Fields outside payloads and labels have the default ""."""
     may_lack = path[0] in ("jsonPayload", "protoPayload", "labels") or path[:2] == ("resource", "labels")
     default = _MISSING if may_lack else ""
 
@@ -329,7 +332,7 @@ def _getter(path: tuple[str, ...]) -> Callable[[Entry], Any]:
         for part in path:
             if isinstance(value, dict):
                 value = value.get(part, _MISSING)
-            elif isinstance(value, list):  # a list's items are compared one by one
+            elif isinstance(value, list):  # a comparison with a list tests each item
                 value = [item[part] for item in value if isinstance(item, dict) and part in item]
             else:
                 return default
@@ -344,7 +347,7 @@ def _exists(path: tuple[str, ...]) -> Callable[[Entry], bool]:
 
 
 def _value_test(name: str, value: str) -> Callable[[Any], bool]:
-    """Compare a field's value, of any JSON type, with a filter's."""
+    """Return a test of a field's value, of any JSON type, against the value in a filter."""
     if name in ("=~", "!~"):
         return _pattern_test(value, wanted=name == "=~")
     folded, number = fold(value), _number(value)

@@ -1,4 +1,4 @@
-"""The gRPC front of the loopback Cloud Logging: generic handlers over the google client's own messages."""
+"""The gRPC API of the loopback Cloud Logging, with the messages of the Google client."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -20,17 +20,17 @@ _PLAIN_FIELDS = {
 _MESSAGES: Mapping[str, Any] = {"write": WriteLogEntriesRequest.pb(), "list": ListLogEntriesRequest.pb()}
 _LogEntry: Any = LogEntry.pb()
 
-# Does a request, given as REST's JSON object, at a time in seconds; a listing returns its page.
+# Handles a request in the form of REST's JSON, at a time in seconds; a listing returns its page.
 Do = Callable[[dict[str, Any], RequestRecord, float], Page | None]
 
 
 class GrpcFront:
-    """Serves WriteLogEntries and ListLogEntries, without TLS, on a free port of 127.0.0.1.
+    """Serve WriteLogEntries and ListLogEntries, without TLS, on a free port of 127.0.0.1.
 
     Args:
-        service: Whose faults, log of requests and clock count.
-        write: Does WriteLogEntries.
-        list_: Does ListLogEntries.
+        service: Provides the faults, the log of requests and the clock.
+        write: Handles WriteLogEntries.
+        list_: Handles ListLogEntries.
     """
 
     def __init__(self, service: LoopbackServer, write: Do, list_: Do) -> None:
@@ -52,7 +52,7 @@ def _method(operation: str, do: Do) -> Method:
 
 
 def frame(entry: Entry) -> bytes:
-    """Return an entry as it lies in a `ListLogEntriesResponse`; it is made once."""
+    """Return the encoding of an entry in a `ListLogEntriesResponse`, computed once per entry."""
     if entry.frame is None:
         entry.frame = _delimited(1, _encode(entry))
     return entry.frame
@@ -69,12 +69,15 @@ def _parse(operation: str, raw: bytes) -> dict[str, Any]:
     try:
         body: dict[str, Any] = json_format.MessageToDict(_MESSAGES[operation].FromString(raw))
         return body
-    except Exception as error:  # protobuf raises many kinds: a NaN, an Any of a type that it does not know
+    except Exception as error:  # protobuf raises several types, for example for NaN and for an Any of unknown type
         raise ApiError(400, f"the request cannot be read: {error}") from None
 
 
 def _encode(entry: Entry) -> bytes:
-    """Serialise an entry. By hand where it is common: `json_format` takes five times as long."""
+    """Serialise an entry.
+
+    The common fields are set directly, because `json_format` takes five times as long.
+    """
     fields = entry.fields
     message = _LogEntry(log_name=entry.log_name, insert_id=entry.insert_id, severity=entry.severity)
     message.timestamp.seconds, message.timestamp.nanos = divmod(entry.timestamp_ns, _NS)
@@ -116,7 +119,7 @@ def _fill_value(message: Any, value: Any) -> None:
 
 
 def _delimited(field: int, value: bytes) -> bytes:
-    """Write one length-delimited field of a message: its tag, its length as a varint, itself; nothing if empty."""
+    """Encode one length-delimited field: tag, length as a varint, value. An empty value is omitted."""
     if not value:
         return b""
     length, head = len(value), bytearray([field << 3 | 2])

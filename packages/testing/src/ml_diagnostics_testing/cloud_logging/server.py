@@ -1,4 +1,4 @@
-"""The loopback Cloud Logging: its two fronts, and what tests ask of it."""
+"""The loopback Cloud Logging: its REST and gRPC APIs, and its interface for tests."""
 
 import json
 import time
@@ -20,19 +20,19 @@ from ml_diagnostics_testing.http_server import (
 
 
 class CloudLoggingServer(LoopbackServer):
-    """A Cloud Logging of your own on 127.0.0.1: gRPC and REST over one store, with the real service's limits.
+    """Serve Cloud Logging on 127.0.0.1: gRPC and REST with one store and the limits of the real service.
 
     It runs from construction until `close`, and is a context manager. The operations of its `faults` and `requests`
     are "write" and "list".
 
     Args:
-        project: The project that `environment` names and `write` writes to. The server takes entries of any.
+        project: The project for `environment` and `write`. Requests may name any project.
         clock: Returns the time in seconds since the epoch.
-        max_page_size: The largest page that a listing may ask for; beyond it the real service refuses.
-        scan_limit: How many entries one listing looks at before it answers with what it has, maybe nothing, and a
-            token for the rest, as the real service does with long logs; None looks at all.
-        retention_seconds: Entries older than this, or more than a day in the future, are accepted and never listed,
-            as by the real service; None keeps all.
+        max_page_size: The largest pageSize that a listing may request.
+        scan_limit: How many entries a listing scans before it answers with the matches so far, possibly none, and a
+            token for the rest, as the real service does with long logs; None scans all.
+        retention_seconds: Entries older than this, or more than a day in the future, are accepted but never listed,
+            as by the real service; None keeps all entries.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class CloudLoggingServer(LoopbackServer):
 
     @property
     def ingestion_delay_seconds(self) -> float:
-        """How long it takes from an entry's arrival until listings have it. Settable; 0 at first."""
+        """The time from an entry's arrival until listings include it. Settable; initially 0."""
         return self._store.delay_seconds
 
     @ingestion_delay_seconds.setter
@@ -86,21 +86,21 @@ class CloudLoggingServer(LoopbackServer):
         }
 
     def log_name(self, log_id: str) -> str:
-        """Return a log's full name in this server's project: `projects/PROJECT/logs/LOG_ID`, encoded."""
+        """Return a log's full name in this server's project, `projects/PROJECT/logs/LOG_ID`, URL-encoded."""
         return f"projects/{self.project}/logs/{urllib.parse.quote(log_id, safe='')}"
 
     def write(self, entries: Iterable[Mapping[str, Any]], *, log_id: str | None = None) -> None:
-        """Store entries as a client would that writes them in one request, without its limit of 10 MB.
+        """Store entries as one write request would, without the limit of 10 MB.
 
         Args:
-            entries: In the form of REST's JSON. Without a resource they get "global".
-            log_id: The log of the entries that have no logName.
+            entries: Entries in the form of REST's JSON. The default resource is "global".
+            log_id: The log of entries without a logName.
         """
         now_ns = int(self.clock() * 1e9)
         self._store.write({**self._defaults(log_id), "entries": [dict(entry) for entry in entries]}, now_ns)
 
     def preload(self, entries: Iterable[Mapping[str, Any]], *, log_id: str | None = None) -> None:
-        """Store entries as `write` does and serialise them for both fronts now, so that listings cost little."""
+        """Store entries as `write` does, and serialise them now, so that listings cost little."""
         now_ns = int(self.clock() * 1e9)
         defaults = self._defaults(log_id)
         made = [
@@ -112,15 +112,15 @@ class CloudLoggingServer(LoopbackServer):
         self._store.add(made, now_ns)
 
     def entries(self, filter_: str = "") -> list[dict[str, Any]]:
-        """Return what a listing would, all of it, oldest first, in the form of REST's JSON."""
+        """Return all entries that a listing would, oldest first, in the form of REST's JSON."""
         return [json.loads(entry.json) for entry in self._store.select(filter_)]
 
     def hold(self, filter_: str = "") -> None:
-        """Keep what is written from now on, and passes the filter, out of listings until `release`."""
+        """Hide entries that pass the filter and are written from now on, until `release`."""
         self._store.hold(filter_)
 
     def release(self) -> int:
-        """Let what is held or delayed appear in listings, and hold no more; return how many entries appeared."""
+        """Show held and delayed entries in listings, and stop holding; return how many entries appeared."""
         return self._store.release()
 
     def clear(self) -> None:

@@ -1,6 +1,6 @@
-"""The entries of a Cloud Logging: one store, whichever way they come and go.
+"""The entries of the loopback Cloud Logging, for both REST and gRPC.
 
-Requests are those of REST, as JSON objects: https://cloud.google.com/logging/docs/reference/v2/rest/v2/entries
+Requests have the form of REST's JSON: https://cloud.google.com/logging/docs/reference/v2/rest/v2/entries
 """
 
 import base64
@@ -19,7 +19,7 @@ from ml_diagnostics_testing.cloud_logging.filters import Filter, compile_filter,
 from ml_diagnostics_testing.http_server import ApiError
 
 MAX_REQUEST_BYTES = 10 * 1024 * 1024
-_MAX_PAGE_BYTES = 3_000_000  # under the 4 MiB that a plain gRPC channel takes
+_MAX_PAGE_BYTES = 3_000_000  # below the default limit of gRPC clients, 4 MiB
 _DEFAULT_PAGE_SIZE = 50
 _INVALID_ARGUMENT = 3  # google.rpc.Code
 _NS = 1_000_000_000
@@ -32,7 +32,7 @@ _Key = tuple[int, str, str]
 
 @dataclass(frozen=True)
 class Page:
-    """One page of a listing; the token is empty when it is the last."""
+    """One page of a listing; the token of the last page is empty."""
 
     entries: list[Entry]
     next_page_token: str
@@ -54,7 +54,7 @@ class _Log:
         self.entries.insert(index, entry)
 
     def between(self, query: Filter, after: _Key | None, *, descending: bool) -> Iterator[Entry]:
-        """Walk the entries of a filter's span of time, from behind a key on."""
+        """Iterate over the entries in a filter's time span that follow a key."""
         first = bisect_left(self.keys, (query.earliest_ns, "", ""))
         last = bisect_left(self.keys, (query.latest_ns + 1, "", ""))
         if after is not None and descending:
@@ -66,19 +66,19 @@ class _Log:
 
 
 class EntryStore:
-    """Keeps entries sorted, refuses what the API refuses, and answers listings.
+    """Store entries in order, reject invalid requests, and answer listings.
 
     Args:
         clock: Returns the time in seconds since the epoch.
-        max_page_size: The largest pageSize that a listing may ask for.
-        scan_limit: How many entries one listing looks at before it answers with what it has, maybe nothing, and a
-            token, as the real service does under load; None looks at all.
-        retention_seconds: Entries older than this, or more than a day in the future, are accepted and never listed,
-            as the real service does; None keeps all.
+        max_page_size: The largest pageSize that a listing may request.
+        scan_limit: How many entries a listing scans before it answers with the matches so far, possibly none, and a
+            token, as the real service does under load; None scans all.
+        retention_seconds: Entries older than this, or more than a day in the future, are accepted but never listed,
+            as by the real service; None keeps all entries.
 
     Attributes:
-        duplicates: How many entries were dropped because their log had one of the same timestamp and insertId.
-        delay_seconds: How long from an entry's arrival until it is listed.
+        duplicates: How many entries were dropped because their log had one with the same timestamp and insertId.
+        delay_seconds: The time from an entry's arrival until listings include it.
     """
 
     def __init__(
@@ -100,22 +100,22 @@ class EntryStore:
         self._seen: set[_Key] = set()
         self._hold: Filter | None = None
         self._held: list[Entry] = []
-        self._delayed: list[tuple[float, int, Entry]] = []  # a heap by the time of appearance
+        self._delayed: list[tuple[float, int, Entry]] = []  # a heap ordered by time of appearance
         self._numbers = itertools.count(1)
 
     def write(self, request: Mapping[str, Any], now_ns: int) -> int:
-        """Do `entries:write`.
+        """Handle `entries:write`.
 
         Args:
             request: The request.
-            now_ns: The server's (maybe skewed) time, for the times that it assigns.
+            now_ns: The server's time with its `Skew`, for the times that the server assigns.
 
         Returns:
-            How many entries the request had.
+            The number of entries in the request.
 
         Raises:
-            ApiError: An entry is refused. Without partialSuccess nothing was written; with it the rest was, and the
-                details say which entries were not, and why.
+            ApiError: An entry is invalid. Without partialSuccess nothing was written; with it the others were, and
+                the details list the invalid entries with their errors.
         """
         request = camel_case(request)
         refuse_unknown(request, _WRITE_FIELDS, "the request")
@@ -138,7 +138,7 @@ class EntryStore:
         return len(entries)
 
     def add(self, entries: Iterable[Entry], now_ns: int) -> None:
-        """Store checked entries; those that the store has already are dropped and counted."""
+        """Store validated entries; drop and count duplicates."""
         with self._lock:
             for entry in sorted(entries, key=lambda entry: entry.key):
                 if entry.key in self._seen:
@@ -158,7 +158,7 @@ class EntryStore:
                     self._index(entry)
 
     def list_page(self, request: Mapping[str, Any]) -> Page:
-        """Do `entries:list`. Entries of one timestamp are in the order of their insertIds, or in its reverse."""
+        """Handle `entries:list`. Entries with the same timestamp are ordered by insertId, in reverse if descending."""
         request = camel_case(request)
         refuse_unknown(request, _LIST_FIELDS, "the request")
         query = compile_filter(_expect(request, "filter", str))
@@ -182,12 +182,12 @@ class EntryStore:
             return list(filter(conjunction(query.tests_within), candidates))
 
     def hold(self, filter_: str) -> None:
-        """Keep what is written from now on, and passes a filter, out of listings until `release`."""
+        """Hide entries that pass a filter and are written from now on, until `release`."""
         with self._lock:
             self._hold = compile_filter(filter_)
 
     def release(self) -> int:
-        """Let all entries that are held or delayed appear; return how many they are."""
+        """Show all held and delayed entries, and stop holding; return their number."""
         with self._lock:
             entries = [*self._held, *(entry for _, _, entry in self._delayed)]
             self._hold, self._held, self._delayed = None, [], []
@@ -196,7 +196,7 @@ class EntryStore:
             return len(entries)
 
     def clear(self) -> None:
-        """Forget all entries."""
+        """Delete all entries."""
         with self._lock:
             self._logs.clear()
             self._seen.clear()
@@ -204,7 +204,7 @@ class EntryStore:
             self._delayed.clear()
 
     def _appear(self) -> None:
-        """Let the delayed entries appear whose time has come."""
+        """Show the delayed entries that are due."""
         now = self._clock()
         while self._delayed and self._delayed[0][0] <= now:
             self._index(heapq.heappop(self._delayed)[2])
@@ -228,24 +228,24 @@ class EntryStore:
         return heapq.merge(*walks, key=lambda entry: entry.key, reverse=descending)
 
     def _page(self, candidates: Iterator[Entry], query: Filter, size: int) -> tuple[list[Entry], _Key | None]:
-        """Fill a page; return it and, if there is more, the key from behind which the next page goes on."""
+        """Return a page and, if more entries follow, the key after which the next page starts."""
         found: list[Entry] = []
-        room, matches = _MAX_PAGE_BYTES, conjunction(query.tests_within)
+        bytes_left, matches = _MAX_PAGE_BYTES, conjunction(query.tests_within)
         last: _Key | None = None
         for scanned, entry in enumerate(candidates):
             if scanned == self._scan_limit:
                 return found, last
             if matches(entry):
-                if len(found) == size or room < 0:
+                if len(found) == size or bytes_left < 0:
                     return found, found[-1].key
                 found.append(entry)
-                room -= len(entry.json)
+                bytes_left -= len(entry.json)
             last = entry.key
         return found, None
 
     def _page_size(self, size: Any) -> int:
         if isinstance(size, bool) or not isinstance(size, int) or not 0 <= size <= self._max_page_size:
-            raise ApiError(400, f"page_size is {size}; it must be between 0 and {self._max_page_size}")
+            raise ApiError(400, f"expected a page_size between 0 and {self._max_page_size}, got {size}")
         return size or _DEFAULT_PAGE_SIZE
 
 
@@ -259,7 +259,7 @@ def _expect(request: Mapping[str, Any], name: str, kind: type) -> Any:
 
 
 def _parents(request: Mapping[str, Any]) -> set[str]:
-    """Name the projects, folders, ... whose logs are asked for; a view counts as its project."""
+    """Return the names of the projects, folders, ... in a request; a view counts as its project."""
     names = _expect(request, "resourceNames", list)
     names = [*names, *(f"projects/{project}" for project in _expect(request, "projectIds", list))]
     if not names:
@@ -273,7 +273,7 @@ def _parents(request: Mapping[str, Any]) -> set[str]:
 def _descending(order_by: str) -> bool:
     words = order_by.split()
     if words not in ([], ["timestamp"], ["timestamp", "asc"], ["timestamp", "desc"]):
-        raise ApiError(400, f"order_by is {order_by!r}; it must be 'timestamp asc' or 'timestamp desc'")
+        raise ApiError(400, f"expected an order_by of 'timestamp asc' or 'timestamp desc', got {order_by!r}")
     return words[1:] == ["desc"]
 
 
@@ -290,7 +290,7 @@ def _read_token(token: str, fingerprint: str) -> _Key:
     try:
         asked, timestamp_ns, insert_id, log_name = json.loads(base64.urlsafe_b64decode(token))
     except (ValueError, TypeError):
-        raise ApiError(400, f"page_token {token!r} was not given by this server") from None
+        raise ApiError(400, f"page_token {token!r} was not issued by this server") from None
     if asked != fingerprint:
         raise ApiError(400, "page_token doesn't match arguments from the request")
     return int(timestamp_ns), str(insert_id), str(log_name)

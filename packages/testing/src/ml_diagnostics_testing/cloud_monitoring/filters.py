@@ -1,4 +1,4 @@
-"""The filters of Cloud Monitoring, as far as time series are usually asked for: comparisons, joined by AND.
+"""The common part of Cloud Monitoring's filter language: comparisons, joined by AND.
 
     metric.type = "compute.googleapis.com/workload/goodput_time" AND resource.labels.workload_id = "run-1"
 
@@ -31,10 +31,10 @@ _FUNCTIONS: dict[str, Callable[[str, str], bool]] = {
 
 
 def compile_filter(text: str) -> Test:
-    """Return what tells whether a time series passes.
+    """Return a test of time series.
 
     Raises:
-        ApiError: It is no filter, or one that this server does not know.
+        ApiError: The filter is invalid or not supported by this server.
     """
     tests, position = [], 0
     while position < len(text):
@@ -54,6 +54,6 @@ def _test(found: re.Match[str]) -> Test:
 
 
 def _value(series: Any, subject: str) -> str:
-    whose, _, name = subject.partition(".")
-    message = getattr(series, whose)
+    owner, _, name = subject.partition(".")
+    message = getattr(series, owner)
     return str(message.type if name == "type" else message.labels.get(name.partition(".")[2], ""))

@@ -1,4 +1,4 @@
-"""The loopback Cloud Monitoring: its two fronts, and what tests ask of it."""
+"""The loopback Cloud Monitoring: its REST and gRPC APIs, and its interface for tests."""
 
 import re
 import time
@@ -28,7 +28,7 @@ from ml_diagnostics_testing.http_server import (
 
 _SERVICE = "google.monitoring.v3.MetricService"
 _DASHBOARDS = re.compile("/v1/projects/[^/]+/dashboards")
-# By the method's name: the operation, the request's message, and REST's verb, collection and field of the body.
+# By method name: the operation, the request message, and for REST the verb, the collection and the field of the body.
 _METHODS: Mapping[str, tuple[str, Any, str, str, str]] = {
     "CreateTimeSeries": ("write", CreateTimeSeriesRequest.pb(), "POST", "timeSeries", ""),
     "ListTimeSeries": ("list", ListTimeSeriesRequest.pb(), "GET", "timeSeries", ""),
@@ -44,21 +44,21 @@ _METHODS: Mapping[str, tuple[str, Any, str, str, str]] = {
 
 
 class CloudMonitoringServer(LoopbackServer):
-    """A Cloud Monitoring of your own on 127.0.0.1: gRPC and REST over one store, with the real service's limits.
+    """Serve Cloud Monitoring on 127.0.0.1: gRPC and REST with one store and the limits of the real service.
 
-    It takes gauges: at most 200 time series a request, each once; points of a series at least five seconds apart, each
-    newer than the one before, none more than five minutes ahead or 25 hours old; one type of value a metric. What
-    is wrong with some series of a request does not keep the others from being written.
+    It accepts gauges, with these limits: at most 200 time series per request, each once; points of a series in order
+    and at least five seconds apart, at most five minutes in the future and 25 hours in the past; one value type per
+    metric. If some series of a request are invalid, the others are still written.
 
     It runs from construction until `close`, and is a context manager. The operations of its `faults` and `requests`
-    are "write", "list" and "descriptor", and "dashboard": over REST it keeps what gcloud creates, unread.
+    are "write", "list", "descriptor" and "dashboard". Dashboards are stored without validation, over REST only.
 
     Args:
-        project: The project that `environment` names. The server takes time series of any.
+        project: The project for `environment`. Requests may name any project.
         clock: Returns the time in seconds since the epoch.
 
     Attributes:
-        dashboards: Every dashboard that was created, oldest first, in the form of REST's JSON.
+        dashboards: The created dashboards, oldest first, in the form of REST's JSON.
     """
 
     def __init__(self, project: str = "test-project", *, clock: Callable[[], float] = time.time) -> None:
@@ -76,7 +76,7 @@ class CloudMonitoringServer(LoopbackServer):
 
     @property
     def grpc_target(self) -> str:
-        """The API endpoint for gRPC without TLS, which is all that the real Python client speaks: `127.0.0.1:PORT`."""
+        """The API endpoint for gRPC without TLS: `127.0.0.1:PORT`. The real Python client supports only gRPC."""
         return f"127.0.0.1:{self._grpc.port}"
 
     def environment(self) -> dict[str, str]:
@@ -90,15 +90,15 @@ class CloudMonitoringServer(LoopbackServer):
         }
 
     def series(self, filter_: str = "") -> list[dict[str, Any]]:
-        """Return the time series that pass a filter, of any project, in the form of REST's JSON; points newest first.
+        """Return the time series of all projects that pass a filter, as REST's JSON; points newest first.
 
         Args:
-            filter_: Such as `metric.type = ends_with("/goodput_time") AND metric.labels.goodput_source = "TOTAL"`.
+            filter_: For example `metric.type = ends_with("/goodput_time") AND metric.labels.goodput_source = "A"`.
         """
         return [json_format.MessageToDict(series) for series in self._store.select(filter_)]
 
     def clear(self) -> None:
-        """Forget all time series, metric descriptors and dashboards."""
+        """Delete all time series, metric descriptors and dashboards."""
         self.dashboards.clear()
         self._store.clear()
 
@@ -109,14 +109,14 @@ class CloudMonitoringServer(LoopbackServer):
         super().close()
 
     def operation(self, method: str, path: str) -> str:
-        """Name what is asked for."""
+        """Return the operation of a request."""
         if _DASHBOARDS.fullmatch(urllib.parse.unquote(path)):
             return "dashboard"
         found = _rest_method(method, path)
         return _METHODS[found][0] if found else "other"
 
     def handle(self, request: Request) -> Response:
-        """Answer REST."""
+        """Answer a REST request."""
         if _DASHBOARDS.fullmatch(urllib.parse.unquote(request.path)):
             return self._handle_dashboards(request)
         name = _rest_method(request.method, request.path)
@@ -137,7 +137,7 @@ class CloudMonitoringServer(LoopbackServer):
         if request.method == "GET":
             return json_response({"dashboards": self.dashboards})
         if request.method != "POST" or not isinstance(request.json(), dict):
-            raise ApiError(400, "the loopback Cloud Monitoring creates and lists dashboards, and no more")
+            raise ApiError(400, "the loopback Cloud Monitoring supports only creating and listing dashboards")
         parent = urllib.parse.unquote(request.path).removeprefix("/v1/")
         dashboard = {**request.json(), "name": f"{parent}/{len(self.dashboards) + 1}", "etag": "1"}
         if request.query.get("validateOnly", "").lower() != "true":
@@ -182,7 +182,7 @@ def _rest_method(verb: str, path: str) -> str | None:
 
 
 def _query(parameters: Mapping[str, str]) -> dict[str, Any]:
-    """The fields of a request that REST has in its query: `interval.endTime=...` is inside of `interval`."""
+    """Convert query parameters to nested fields: `interval.endTime=...` becomes a field of `interval`."""
     body: dict[str, Any] = {}
     for name, value in parameters.items():
         *folders, leaf = name.split(".")

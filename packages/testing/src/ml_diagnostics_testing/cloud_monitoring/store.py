@@ -1,4 +1,4 @@
-"""The time series of a Cloud Monitoring: what may be written, and what is listed.
+"""The time series of the loopback Cloud Monitoring: validation, storage and listing.
 
 Rules: https://cloud.google.com/monitoring/api/ref_v3/rest/v3/projects.timeSeries/create and
 https://cloud.google.com/monitoring/quotas. Messages are those of google-cloud-monitoring.
@@ -29,7 +29,7 @@ _SUMMARY = "type.googleapis.com/google.monitoring.v3.CreateTimeSeriesSummary"
 _METRIC_TYPE = re.compile(r"[\w-]+(\.[\w-]+)+/[\w./-]+")
 _LABEL = re.compile(r"[a-zA-Z][a-zA-Z0-9_]{0,99}")
 
-# The labels that a resource must have; others than these are taken with any.
+# The required labels of resource types. Other types accept any labels.
 _RESOURCE_LABELS: Mapping[str, frozenset[str]] = {
     "compute.googleapis.com/Workload": frozenset({"location", "workload_id", "replica_id"}),
     "global": frozenset(),
@@ -45,7 +45,7 @@ _Key = tuple[str, str, frozenset[tuple[str, str]], str, frozenset[tuple[str, str
 
 
 class TimeSeriesStore:
-    """Keeps gauges, refuses what the API refuses, and lists."""
+    """Store gauges, reject invalid requests, and answer listings."""
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
@@ -53,16 +53,16 @@ class TimeSeriesStore:
         self._descriptors: dict[tuple[str, str], Any] = {}
 
     def write(self, project: str, candidates: list[Any], now: float) -> None:
-        """Do CreateTimeSeries.
+        """Handle CreateTimeSeries.
 
         Args:
             project: The project's id.
-            candidates: `TimeSeries` messages with a point each.
-            now: The server's (maybe skewed) time in seconds.
+            candidates: `TimeSeries` messages with one point each.
+            now: The server's time with its `Skew`, in seconds.
 
         Raises:
-            ApiError: The request is too large, and nothing was written; or some of its series were refused, and the
-                others were written. The details then count both, as the real service does.
+            ApiError: The request is too large, and nothing was written; or some series were rejected, and the others
+                were written. The details then contain both counts, as with the real service.
         """
         if len(candidates) > MAX_SERIES_PER_REQUEST:
             raise ApiError(
@@ -84,18 +84,18 @@ class TimeSeriesStore:
             raise _summary(refused, len(candidates))
 
     def list_page(self, project: str, request: Any) -> Any:
-        """Do ListTimeSeries: the series of a filter with their points in an interval, newest first.
+        """Handle ListTimeSeries: return the series that pass a filter with their points in an interval, newest first.
 
         Args:
             project: The project's id.
-            request: A `ListTimeSeriesRequest` message. Aggregation is not known here.
+            request: A `ListTimeSeriesRequest` message. Aggregation is not supported.
 
         Returns:
             A `ListTimeSeriesResponse` message.
 
         Raises:
-            ApiError: The filter names no metric type or cannot be read, there is no interval, or the page token is
-                none of ours.
+            ApiError: The filter is invalid or names no metric type, the interval is missing, or the page token was
+                not issued by this server.
         """
         if "metric.type" not in request.filter:
             raise ApiError(400, "The provided filter doesn't refer to any known metric.: name metric.type")
@@ -104,25 +104,25 @@ class TimeSeriesStore:
         if request.HasField("aggregation") or request.HasField("secondary_aggregation"):
             raise ApiError(501, "the loopback Cloud Monitoring does not aggregate")
         first, page = _page_start(request.page_token), ListTimeSeriesResponse.pb()()
-        room = request.page_size or _DEFAULT_PAGE_POINTS
+        points_left = request.page_size or _DEFAULT_PAGE_POINTS
         for index, series in enumerate(self._within(project, request)):
             if index < first:
                 continue
-            if page.time_series and room <= 0:
+            if page.time_series and points_left <= 0:
                 page.next_page_token = str(index)
                 break
             page.time_series.append(series)
-            room -= len(series.points)
+            points_left -= len(series.points)
         return page
 
     def select(self, filter_: str) -> list[Any]:
-        """Return the series that pass a filter, of any project, with all their points, newest first."""
+        """Return the series of all projects that pass a filter, with all points, newest first."""
         test = compile_filter(filter_)
         with self._lock:
             return [_copy(series) for series in self._series.values() if test(series)]
 
     def define(self, project: str, descriptor: Any) -> Any:
-        """Do CreateMetricDescriptor; also the answer."""
+        """Handle CreateMetricDescriptor; return the descriptor."""
         if not _METRIC_TYPE.fullmatch(descriptor.type):
             raise ApiError(400, f"Field metricDescriptor.type had an invalid value of {descriptor.type!r}")
         descriptor.name = f"projects/{project}/metricDescriptors/{descriptor.type}"
@@ -131,14 +131,14 @@ class TimeSeriesStore:
         return descriptor
 
     def descriptors(self, project: str, filter_: str) -> list[Any]:
-        """Do ListMetricDescriptors."""
+        """Handle ListMetricDescriptors."""
         test = compile_filter(filter_)
         with self._lock:
             found = [kept for (owner, _), kept in self._descriptors.items() if owner == project]
         return [kept for kept in found if test(TimeSeries.pb()(metric=metric_pb2.Metric(type=kept.type)))]
 
     def clear(self) -> None:
-        """Forget all series and descriptors."""
+        """Delete all series and descriptors."""
         with self._lock:
             self._series.clear()
             self._descriptors.clear()
@@ -163,7 +163,7 @@ class TimeSeriesStore:
         """Write the point of one series.
 
         Raises:
-            ApiError: It is refused.
+            ApiError: The point is rejected.
         """
         _check(series, now, field)
         if duplicate:
@@ -183,7 +183,7 @@ class TimeSeriesStore:
         kept.resource.labels["project_id"] = project
 
     def _described(self, project: str, series: Any, field: str) -> Any:
-        """Return the metric's descriptor, which its first point makes."""
+        """Return the metric's descriptor; create it for the first point of a metric."""
         given = _VALUE_TYPES.get(series.points[0].value.WhichOneof("value"))
         names = metric_pb2.MetricDescriptor.ValueType.Name
         descriptor = self._descriptors.get((project, series.metric.type))
@@ -205,13 +205,13 @@ class TimeSeriesStore:
 
 
 def _check(series: Any, now: float, field: str) -> None:
-    """Refuse what no time series may be, whatever was written before."""
+    """Reject a time series that is invalid by itself, independent of earlier ones."""
 
     def refuse(where: str, why: str) -> ApiError:
         return ApiError(400, f"Field {field}{where} had an invalid value: {why}")
 
     if not _METRIC_TYPE.fullmatch(series.metric.type):
-        raise refuse(".metric.type", f"{series.metric.type!r} is no metric's type.")
+        raise refuse(".metric.type", f"{series.metric.type!r} is not a valid metric type.")
     if len(series.metric.labels) > _MAX_LABELS:
         raise refuse(".metric.labels", f"A metric has at most {_MAX_LABELS} labels.")
     for name, value in series.metric.labels.items():
@@ -261,18 +261,18 @@ def _check_order(last_ns: int, new_ns: int, descriptor: Any) -> None:
 
 
 def _summary(refused: Mapping[int, str], total: int) -> ApiError:
-    """The error of a request of which some series were written, in the words and details of the real service."""
+    """Return the error of a partly successful request, with the message and details of the real service."""
     by_reason: dict[str, list[int]] = {}
     for index, reason in refused.items():
         by_reason.setdefault(reason, []).append(index)
-    told = "; ".join(f"{reason}: timeSeries[{','.join(map(str, where))}]" for reason, where in by_reason.items())
+    reasons = "; ".join(f"{reason}: timeSeries[{','.join(map(str, where))}]" for reason, where in by_reason.items())
     details = {
         "@type": _SUMMARY,
         "totalPointCount": total,
         "successPointCount": total - len(refused),
         "errors": [{"status": {"code": _INVALID_ARGUMENT}, "pointCount": len(refused)}],
     }
-    return ApiError(400, f"One or more TimeSeries could not be written: {told}", details=[details])
+    return ApiError(400, f"One or more TimeSeries could not be written: {reasons}", details=[details])
 
 
 def _key(project: str, series: Any) -> _Key:
@@ -298,5 +298,5 @@ def _ns(timestamp: Any) -> int:
 
 def _page_start(token: str) -> int:
     if token and not (token.isascii() and token.isdigit()):
-        raise ApiError(400, f"page_token {token!r} was not given by this server")
+        raise ApiError(400, f"page_token {token!r} was not issued by this server")
     return int(token or 0)

@@ -1,4 +1,4 @@
-"""The keeper of machine learning runs on loopback: Google's API, and the interface of a self-hosted one."""
+"""The control plane of machine learning runs on loopback: Google's API, and that of a self-hosted one."""
 
 from ml_diagnostics_testing.control_plane.self_hosted import SelfHostedServer
 from ml_diagnostics_testing.control_plane.server import ControlPlaneServer

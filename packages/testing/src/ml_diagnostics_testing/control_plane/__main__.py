@@ -1,4 +1,4 @@
-"""Serve a control plane in a process of its own: `python -m ml_diagnostics_testing.control_plane`."""
+"""Run a loopback control plane as a separate process: `python -m ml_diagnostics_testing.control_plane`."""
 
 import argparse
 import shlex
@@ -13,17 +13,19 @@ def main() -> None:
         prog="python -m ml_diagnostics_testing.control_plane",
         description="Serve a control plane on loopback until interrupted; print shell lines that redirect clients.",
     )
-    parser.add_argument("--project", default="test-project", help="the project to name (default: %(default)s)")
+    parser.add_argument(
+        "--project", default="test-project", help="the project in the printed variables (default: %(default)s)"
+    )
     parser.add_argument(
         "--operation-polls",
         type=int,
         default=0,
         metavar="N",
-        help="how often an operation must be asked for until it is done (default: %(default)s)",
+        help="how many polls it takes until an operation is done (default: %(default)s)",
     )
     arguments = parser.parse_args()
     signals = {signal.SIGINT, signal.SIGTERM}
-    signal.pthread_sigmask(signal.SIG_BLOCK, signals)  # before the server's threads begin: they inherit it
+    signal.pthread_sigmask(signal.SIG_BLOCK, signals)  # before the server starts its threads, which inherit the mask
     with ControlPlaneServer(arguments.project) as server:
         server.operation_polls = arguments.operation_polls
         for name, value in server.environment().items():

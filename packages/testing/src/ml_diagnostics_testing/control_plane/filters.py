@@ -1,4 +1,4 @@
-"""The filters and orders of runs: comparisons, joined by AND and OR, which binds closer, and parentheses.
+"""The filters and sort orders of runs: comparisons, parentheses, AND, and OR, which binds tighter than AND.
 
     run_set = "sweep-7" AND (state = "STATE_ACTIVE" OR create_time > "2026-05-26T10:00:00Z")
 
@@ -40,10 +40,10 @@ _UNORDERED = ("etag",)
 
 
 def compile_filter(text: str) -> Test:
-    """Return what tells whether a run passes.
+    """Return a test of runs.
 
     Raises:
-        ApiError: It is no filter, or one of fields that the API does not filter by.
+        ApiError: The filter is invalid, or uses a field that the API does not filter by.
     """
     if not text.strip():
         return lambda run: True
@@ -55,10 +55,10 @@ def compile_filter(text: str) -> Test:
 
 
 def sorted_by(runs: list[Resource], order_by: str) -> list[Resource]:
-    """Return runs in an order such as `update_time desc, create_time`; without one, as they are.
+    """Return runs in an order such as `update_time desc, create_time`; by default, unchanged.
 
     Raises:
-        ApiError: There is no such field.
+        ApiError: The order is invalid, or uses a field that the API does not sort by.
     """
     found = list(runs)
     for part in reversed([part.split() for part in order_by.split(",") if part.strip()]):

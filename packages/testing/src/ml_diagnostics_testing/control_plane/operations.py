@@ -1,6 +1,6 @@
-"""Long-running operations: what a write is answered with, and what becomes of it when it is asked for again.
+"""Long-running operations: the answers to writes, which clients poll until they are done.
 
-Form: https://google.aip.dev/151
+Format: https://google.aip.dev/151
 """
 
 import threading
@@ -36,8 +36,8 @@ class Operations:
     """The operations of one server.
 
     Attributes:
-        polls: How often one must be asked for until it is done; 0 is done in the first answer.
-        seconds: How long one takes, at least.
+        polls: How many polls it takes until an operation is done; 0 means that the first answer is done.
+        seconds: The minimum duration of an operation.
     """
 
     def __init__(self) -> None:
@@ -48,7 +48,7 @@ class Operations:
         self._lock = threading.RLock()
 
     def fail_next(self, error: Mapping[str, Any], times: int) -> None:
-        """Let the next ones end with a `google.rpc.Status`."""
+        """Make the next operations end with a `google.rpc.Status`."""
         self._errors.extend(dict(error) for _ in range(times))
 
     def start(
@@ -60,18 +60,18 @@ class Operations:
         do: Callable[[], Resource],
         finish: Callable[[], Resource] | None = None,
     ) -> Resource:
-        """Begin one, and return it as it is by then.
+        """Start an operation, and return its current state.
 
         Args:
             parent: `projects/P/locations/L`.
-            target: The full name of what it makes or changes.
+            target: The full name of the resource that it creates, changes or deletes.
             verb: create, update or delete.
             now: The time, in RFC 3339.
-            do: Called at once, unless the operation shall fail: writes, and returns what `response` will hold.
-            finish: Called when it is done; returns what `response` holds in its place.
+            do: Called at once, unless the operation is to fail. Writes, and returns the `response`.
+            finish: Called when the operation is done; returns a `response` that replaces that of `do`.
 
         Raises:
-            ApiError: What `do` raises.
+            ApiError: `do` raised it.
         """
         with self._lock:
             failed = self._errors.popleft() if self._errors else None
@@ -92,36 +92,36 @@ class Operations:
                 finish=None if failed else finish,
             )
             self._operations[operation.name] = operation
-            self._look(operation)
+            self._finish_if_due(operation)
             return operation.json()
 
     def poll(self, name: str) -> Resource:
-        """Return one as it is now.
+        """Count a poll, and return an operation's current state.
 
         Raises:
-            ApiError: There is none of that name.
+            ApiError: The operation does not exist.
         """
         with self._lock:
             operation = self._operations.get(name)
             if operation is None:
                 raise ApiError(404, f"Operation '{name}' was not found")
             operation.polls_left = max(0, operation.polls_left - 1)
-            self._look(operation)
+            self._finish_if_due(operation)
             return operation.json()
 
     def settle_due(self) -> None:
-        """Let those end whose time has come, though nobody asks for them."""
+        """Finish the operations that are due, without a poll."""
         with self._lock:
             for operation in self._operations.values():
-                self._look(operation)
+                self._finish_if_due(operation)
 
     def clear(self) -> None:
-        """Forget all of them."""
+        """Delete all operations."""
         with self._lock:
             self._operations.clear()
             self._errors.clear()
 
-    def _look(self, operation: _Operation) -> None:
+    def _finish_if_due(self, operation: _Operation) -> None:
         if operation.is_done or operation.polls_left or time.monotonic() < operation.ready_at:
             return
         operation.is_done = True

@@ -1,7 +1,7 @@
-"""The messages of the API as JSON: which fields there are, of which type. Google's APIs refuse any other.
+"""The messages of the API as JSON: fields and their types. Like Google's APIs, reject all other fields.
 
 Fields: https://github.com/googleapis/googleapis/blob/master/google/cloud/hypercomputecluster/v1alpha/machine_learning_runs.proto
-and, of workloads and sessions, what `gcloud alpha mldiagnostics` takes and shows.
+and, for workloads and sessions, the input and output of `gcloud alpha mldiagnostics`.
 """
 
 import math
@@ -18,7 +18,7 @@ Resource = dict[str, Any]
 
 @dataclass(frozen=True)
 class _Scalar:
-    """A value that is one JSON value, of a type that protobuf gives a name."""
+    """A scalar value; `name` is the name of its type in protobuf."""
 
     name: str
     fits: Callable[[Any], bool]
@@ -26,7 +26,7 @@ class _Scalar:
 
 @dataclass(frozen=True)
 class _MapOf:
-    """Text to values of one type."""
+    """A map from strings to values of one type."""
 
     value: _Scalar
 
@@ -130,15 +130,15 @@ _MOST_LABELS = 64
 
 
 def parse(schema: Mapping[str, Any], body: Any, where: str) -> Resource:
-    """Return a request's JSON with the API's own names: fields may come in snake_case, too.
+    """Validate a request's JSON, and return it with field names in camelCase; snake_case is accepted, too.
 
     Args:
         schema: The message's fields.
         body: The JSON.
-        where: What the message is called in the request, for errors.
+        where: The name of the message in the request, for errors.
 
     Raises:
-        ApiError: It has a field that the message has not, or a value of another type.
+        ApiError: A field is unknown, or a value has the wrong type.
     """
     found: Resource = _parse(schema, body, where)
     _check_labels(found.get("labels", {}))
@@ -146,20 +146,20 @@ def parse(schema: Mapping[str, Any], body: Any, where: str) -> Resource:
 
 
 def parse_time(text: str) -> datetime:
-    """Return a timestamp in RFC 3339 as a time with a zone; of its fraction, microseconds.
+    """Parse an RFC 3339 timestamp to an aware datetime, truncated to microseconds.
 
     Raises:
-        ValueError: It is none.
+        ValueError: The text is not such a timestamp.
     """
     found = re.fullmatch(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(?:\.(\d{1,9}))?(Z|[+-]\d\d:\d\d)", text)
     if not found:
-        raise ValueError(f"{text!r} is no timestamp in RFC 3339")
+        raise ValueError(f"{text!r} is not an RFC 3339 timestamp")
     seconds, fraction, zone = found.groups()
     return datetime.fromisoformat(f"{seconds}.{(fraction or '0').ljust(6, '0')[:6]}{zone.replace('Z', '+00:00')}")
 
 
 def camel_case(name: str) -> str:
-    """Return a field's name as JSON has it."""
+    """Convert a field's name to camelCase."""
     first, *rest = name.split("_")
     return first + "".join(word.capitalize() for word in rest)
 
@@ -193,11 +193,11 @@ def _parse(schema: Any, value: Any, where: str) -> Any:
 
 def _check_labels(labels: Mapping[str, str]) -> None:
     if len(labels) > _MOST_LABELS:
-        raise ApiError(400, f"a resource has at most {_MOST_LABELS} labels, not {len(labels)}")
+        raise ApiError(400, f"expected at most {_MOST_LABELS} labels, got {len(labels)}")
     for name, value in labels.items():
         if not name[:1].isalpha() or not _LABEL.fullmatch(name) or not _LABEL.fullmatch(value):
             raise ApiError(
                 400,
-                f"the label {name!r}: {value!r} is refused: name and value have at most 63 lower-case letters, digits, "
-                "_ and -, and the name begins with a letter",
+                f"invalid label {name!r}: {value!r}; name and value have at most 63 lower-case letters, digits, "
+                "_ and -, and the name starts with a letter",
             )

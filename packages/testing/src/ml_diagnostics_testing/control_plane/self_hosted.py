@@ -1,4 +1,4 @@
-"""A self-hosted keeper of runs on loopback: it registers runs, and is told how they end."""
+"""A self-hosted control plane on loopback: it registers runs and stores their outcome."""
 
 import time
 import urllib.parse
@@ -12,17 +12,17 @@ _STATES = ("STATE_ACTIVE", "STATE_SUCCEEDED", "STATE_FAILED")
 
 
 class SelfHostedServer(LoopbackServer):
-    """A control plane that somebody runs on a cluster of their own, and its agent, on 127.0.0.1.
+    """Serve the API of a self-hosted control plane, and of its agent, on 127.0.0.1.
 
     It runs from construction until `close`, and is a context manager. The operations of its `faults` and `requests`
-    are "agent", "register" and "update". `requests` has the JSON that was sent as `body`.
+    are "agent", "register" and "update". `body` in `requests` holds the JSON of a request.
 
     Args:
-        cluster_id: What the agent answers.
+        cluster_id: The cluster id that the agent returns.
         clock: Returns the time in seconds since the epoch.
 
     Attributes:
-        runs: Every run by its logical id, as it was told.
+        runs: Every registered run, by its logical id.
     """
 
     def __init__(self, cluster_id: str = "cluster-1", *, clock: Callable[[], float] = time.time) -> None:
@@ -35,7 +35,7 @@ class SelfHostedServer(LoopbackServer):
         return {"DIAGON_BASE_URL": self.url, "DIAGON_AGENT_URL": self.url}
 
     def operation(self, method: str, path: str) -> str:
-        """Name what is asked for."""
+        """Return the operation of a request."""
         path = urllib.parse.unquote(path)
         if (method, path) == ("GET", "/v1/agent-info"):
             return "agent"
@@ -54,12 +54,12 @@ class SelfHostedServer(LoopbackServer):
         is_new = operation == "register"
         run_id = body.get("logicalId", "") if is_new else urllib.parse.unquote(request.path).rpartition("/")[2]
         if not run_id or not request.query.get("update_mask"):
-            raise ApiError(400, "a run has a logicalId, and a change an update_mask")
+            raise ApiError(400, "a logicalId and an update_mask are required")
         if run_id not in self.runs and request.query.get("allow_missing") != "true":
             raise ApiError(404, f"there is no run {run_id!r}")
         state = body.get("workload", {}).get("state", "STATE_ACTIVE")
         if state not in _STATES:
-            raise ApiError(400, f"workload.state is {state!r}")
+            raise ApiError(400, f"expected a workload.state of {', '.join(_STATES)}, got {state!r}")
         kept = self.runs.get(run_id, {})
         workload = {**kept.get("workload", {}), **body.get("workload", {}), "state": state}
         self.runs[run_id] = {**kept, **body, "name": f"machineLearningRuns/{run_id}", "workload": workload}

@@ -1,4 +1,4 @@
-"""The loopback control plane: what it answers, and what tests ask of it."""
+"""The loopback control plane: its REST API, and its interface for tests."""
 
 import re
 import time
@@ -23,26 +23,26 @@ _PATH = re.compile(
 
 
 class ControlPlaneServer(LoopbackServer):
-    """A `hypercomputecluster.googleapis.com`, version v1alpha, of your own on 127.0.0.1: its machine learning runs.
+    """Serve the machine learning runs of `hypercomputecluster.googleapis.com`, version v1alpha, on 127.0.0.1.
 
-    Runs and their profiler sessions are created, changed, listed and deleted as by the real service: fields that it
-    does not know are refused, a change needs the etag of what it changes and the mask `*`, writes are answered with a
-    long-running operation.
+    Runs and their profiler sessions can be created, changed, listed and deleted. As in the real service, unknown fields
+    are rejected, a change needs the current etag and the mask `*`, and the answer to a write is a long-running
+    operation.
 
     It runs from construction until `close`, and is a context manager. The operations of its `faults` and `requests`
-    are "get", "create", "update", "delete", "list", of sessions "session" (created or changed), "get_session" and
-    "list_sessions", and "poll" for long-running operations. `requests` has the JSON that was sent as `body`.
+    are "get", "create", "update", "delete" and "list"; for sessions "session" (create or change), "get_session" and
+    "list_sessions"; and "poll" for long-running operations. `body` in `requests` holds the JSON of a request.
 
     Args:
-        project: The project that `environment` names, and that this object's methods mean. The server takes any.
-        location: The region that this object's methods mean.
+        project: The project for `environment` and for the methods of this object. Requests may name any project.
+        location: The region for the methods of this object.
         clock: Returns the time in seconds since the epoch.
 
     Attributes:
-        is_enabled: Whether the API is enabled in the project: 403 with SERVICE_DISABLED otherwise.
-        is_permitted: Whether the caller may do what it asks: 403 with IAM_PERMISSION_DENIED otherwise.
-        accepted_tokens: The access tokens that are let in, others get 401: give it an `OAuthServer`'s `tokens`. None
-            asks for none.
+        is_enabled: True if the API is enabled in the project; otherwise requests get 403 with SERVICE_DISABLED.
+        is_permitted: True if the caller has the permission; otherwise requests get 403 with IAM_PERMISSION_DENIED.
+        accepted_tokens: The valid access tokens, for example the `tokens` of an `OAuthServer`; other requests get
+            401. None accepts requests without a token.
     """
 
     def __init__(
@@ -63,9 +63,9 @@ class ControlPlaneServer(LoopbackServer):
 
     @property
     def operation_polls(self) -> int:
-        """How often a long-running operation must be asked for until it is done. Settable; 0, at once, at first.
+        """How many polls it takes until a long-running operation is done. Settable; initially 0.
 
-        A run is seen when its creation is done, its id is taken from the beginning; changes are seen at once.
+        A new run reserves its id at once, and becomes visible when its creation is done. Changes are visible at once.
         """
         return self._operations.polls
 
@@ -75,7 +75,7 @@ class ControlPlaneServer(LoopbackServer):
 
     @property
     def operation_seconds(self) -> float:
-        """How long a long-running operation takes. Settable; 0 at first."""
+        """The duration of a long-running operation. Settable; initially 0."""
         return self._operations.seconds
 
     @operation_seconds.setter
@@ -85,13 +85,13 @@ class ControlPlaneServer(LoopbackServer):
     def fail_operations(
         self, code: int, message: str = "a scripted fault", *, details: Iterable[Mapping[str, Any]] = (), times: int = 1
     ) -> None:
-        """Let the next writes be accepted, and their operations end with an error. Nothing is written.
+        """Accept the next writes, but end their operations with an error and write nothing.
 
         Args:
             code: A number of google.rpc.Code, such as 8 for RESOURCE_EXHAUSTED.
-            message: What the client is told.
+            message: The error message for the client.
             details: `google.rpc` details as JSON objects, each with its "@type".
-            times: How many operations.
+            times: The number of operations.
         """
         self._operations.fail_next({"code": code, "message": message, "details": list(details)}, times)
 
@@ -105,37 +105,37 @@ class ControlPlaneServer(LoopbackServer):
         }
 
     def runs(self) -> list[Resource]:
-        """Return every run, of any project, in the form of REST's JSON and in the order of their creation."""
+        """Return the runs of all projects in the form of REST's JSON, oldest first."""
         return self._store.runs()
 
     def run(self, run_id: str) -> Resource:
         """Return a run.
 
         Raises:
-            KeyError: There is none.
+            KeyError: The run does not exist.
         """
         return next((run for run in self.runs() if run["name"] == self._name(run_id)), None) or _no(run_id)
 
     def put_run(self, run_id: str, run: Mapping[str, Any]) -> Resource:
-        """Keep a run as if another program had created it; return it."""
+        """Create a run directly, like another program would; return it."""
         self._store.create(self._name(run_id), dict(run), self.clock())
         return self._store.reveal(self._name(run_id))
 
     def change_run(self, run_id: str, **fields: Any) -> Resource:
-        """Change a run as if another program had, under a new etag; return it."""
+        """Change a run directly, like another program would, with a new etag; return it."""
         return self._store.write(self._name(run_id), {**self.run(run_id), **fields}, self.clock())
 
     def sessions(self, run_id: str) -> list[Resource]:
-        """Return a run's profiler sessions, in the order of their creation."""
+        """Return a run's profiler sessions, oldest first."""
         return self._store.sessions(self._name(run_id))
 
     def clear(self) -> None:
-        """Forget all runs, sessions and operations."""
+        """Delete all runs, sessions and operations."""
         self._store.clear()
         self._operations.clear()
 
     def operation(self, method: str, path: str) -> str:
-        """Name what is asked for."""
+        """Return the operation of a request."""
         found = _PATH.fullmatch(urllib.parse.unquote(path))
         return _operation(method, found) if found else "other"
 
@@ -155,7 +155,7 @@ class ControlPlaneServer(LoopbackServer):
         return json_response(self._do_run(operation, request, found))
 
     def _admit(self, request: Request, operation: str, found: re.Match[str]) -> None:
-        """Refuse whom the real service would."""
+        """Reject requests without a valid token, an enabled API, permission or a valid region."""
         token = (request.headers.get("Authorization") or "").removeprefix("Bearer ")
         if self.accepted_tokens is not None and token not in self.accepted_tokens:
             raise ApiError(401, "Request had invalid authentication credentials. Expected OAuth 2 access token.")
@@ -185,25 +185,27 @@ class ControlPlaneServer(LoopbackServer):
             return self._delete(parent, name, query.get("etag", ""), now)
         mask = query.get("update_mask") or query.get("updateMask") or "*"
         body = request.json()
-        return self._begin(parent, name, "update", now, lambda: _run(self._store.update(name, body, mask, now)))
+        return self._start(parent, name, "update", now, lambda: _run(self._store.update(name, body, mask, now)))
 
     def _create(self, parent: str, run_id: str, request: Request) -> Resource:
         if not _RUN_ID.fullmatch(run_id):
-            raise ApiError(400, f"machine_learning_run_id is {run_id!r}: lower-case letters, digits and - make an id")
+            raise ApiError(
+                400, f"expected a machine_learning_run_id of lower-case letters, digits and -, got {run_id!r}"
+            )
         name, body, now = f"{parent}/machineLearningRuns/{run_id}", request.json(), request.time
 
         def do() -> Resource:
             self._store.create(name, body, now)
             return {}
 
-        return self._begin(parent, name, "create", now, do, lambda: _run(self._store.reveal(name)))
+        return self._start(parent, name, "create", now, do, lambda: _run(self._store.reveal(name)))
 
     def _delete(self, parent: str, name: str, etag: str, now: float) -> Resource:
         def do() -> Resource:
             self._store.delete(name, etag)
             return {"@type": "type.googleapis.com/google.protobuf.Empty"}
 
-        return self._begin(parent, name, "delete", now, do)
+        return self._start(parent, name, "delete", now, do)
 
     def _do_session(self, operation: str, request: Request, found: re.Match[str]) -> Resource:
         parent, query, now = found["parent"], request.query, request.time
@@ -225,9 +227,9 @@ class ControlPlaneServer(LoopbackServer):
             return _session(self._store.update_session(run, session_id, body, mask, now))
 
         verb = "create" if request.method == "POST" else "update"
-        return self._begin(parent, f"{run}/profilerSessions/{session_id}", verb, now, do)
+        return self._start(parent, f"{run}/profilerSessions/{session_id}", verb, now, do)
 
-    def _begin(
+    def _start(
         self,
         parent: str,
         target: str,

@@ -1,4 +1,4 @@
-"""Runs and their profiler sessions: who may write what, under which etag, and what a listing shows."""
+"""Runs and their profiler sessions: storage, etags and listings."""
 
 import threading
 import uuid
@@ -20,7 +20,7 @@ _OUTPUT_ONLY = ("state", "createTime", "updateTime", "endTime", "metrics")
 
 @dataclass
 class _Kept:
-    """A run, and whether its creation is done: until then its id is taken, and nobody sees it."""
+    """A run with its sessions. Until its creation is done, its id is reserved but the run is not visible."""
 
     resource: Resource
     is_visible: bool = False
@@ -28,17 +28,17 @@ class _Kept:
 
 
 class RunStore:
-    """Keeps runs, and refuses what the API refuses. Names are full: `projects/P/locations/L/machineLearningRuns/R`."""
+    """Store runs, and reject invalid requests. Names are full: `projects/P/locations/L/machineLearningRuns/R`."""
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
         self._runs: dict[str, _Kept] = {}
 
     def create(self, name: str, body: Resource, now: float) -> None:
-        """Take a run in; it is seen once it is `reveal`ed.
+        """Create a run, which stays invisible until `reveal`.
 
         Raises:
-            ApiError: There is one of that name, or the run has fields or values that the API does not know.
+            ApiError: The name exists, or a field or value of the run is invalid.
         """
         run = parse(RUN, body, "machine_learning_run")
         with self._lock:
@@ -50,14 +50,14 @@ class RunStore:
             self._runs[name] = _Kept(_written(kept, None, moment))
 
     def reveal(self, name: str) -> Resource:
-        """Let a run that was created be seen; also the run."""
+        """Make a created run visible; return it."""
         with self._lock:
             kept = self._runs[name]
             kept.is_visible = True
             return dict(kept.resource)
 
     def discard(self, name: str) -> None:
-        """Forget a run, if there is one."""
+        """Delete a run, if it exists."""
         with self._lock:
             self._runs.pop(name, None)
 
@@ -65,16 +65,16 @@ class RunStore:
         """Return a run.
 
         Raises:
-            ApiError: There is none, or it is not created yet.
+            ApiError: The run does not exist, or is not visible yet.
         """
         return dict(self._kept(name).resource)
 
     def update(self, name: str, body: Resource, mask: str, now: float) -> Resource:
-        """Change a run; also the run.
+        """Change a run; return it.
 
         Raises:
-            ApiError: There is no such run, the mask is not one that the API takes, the etag is missing or that of an
-                older state, or the run has fields or values that the API does not know.
+            ApiError: The run does not exist, the mask is not supported, the etag is missing or outdated, or a field
+                or value of the run is invalid.
         """
         with self._lock:
             kept = self._kept(name).resource
@@ -93,17 +93,17 @@ class RunStore:
             return self.write(name, {**changed, **own}, now)
 
     def write(self, name: str, resource: Resource, now: float) -> Resource:
-        """Keep a run in a new state, under a new etag; also the run."""
+        """Replace a run, with a new etag; return it."""
         with self._lock:
             kept = self._kept(name)
             kept.resource = _written(resource, kept.resource, timestamp(now))
             return dict(kept.resource)
 
     def delete(self, name: str, etag: str) -> None:
-        """Forget a run.
+        """Delete a run.
 
         Raises:
-            ApiError: There is none, or the etag is that of an older state.
+            ApiError: The run does not exist, or the etag is outdated.
         """
         with self._lock:
             if etag:
@@ -115,7 +115,7 @@ class RunStore:
         """Return one page of a listing and the token of the next.
 
         Raises:
-            ApiError: The filter, the order, the page's size or its token cannot be read.
+            ApiError: The filter, the order, the page size or the token is invalid.
         """
         test = compile_filter(query.get("filter", ""))
         with self._lock:
@@ -124,7 +124,7 @@ class RunStore:
         return _page(found, query, default=10)
 
     def runs(self) -> list[Resource]:
-        """Return every run, also those that are not seen yet, in the order of their creation."""
+        """Return all runs, including invisible ones, oldest first."""
         with self._lock:
             return [dict(kept.resource) for kept in self._runs.values()]
 
@@ -132,8 +132,7 @@ class RunStore:
         """Create a profiler session.
 
         Raises:
-            ApiError: There is no such run, there is a session of that id, or it has fields or values that the API
-                does not know.
+            ApiError: The run does not exist, the session id exists, or a field or value of the session is invalid.
         """
         name = f"{run}/profilerSessions/{session_id}"
         with self._lock:
@@ -150,8 +149,8 @@ class RunStore:
         """Change a profiler session in the fields of a mask.
 
         Raises:
-            ApiError: There is no such run or session, the mask names no field, the etag is that of an older state, or
-                the session has fields or values that the API does not know.
+            ApiError: The run or session does not exist, the mask names an unknown field, the etag is outdated, or a
+                field or value of the session is invalid.
         """
         with self._lock:
             kept = self.session(run, session_id)
@@ -172,7 +171,7 @@ class RunStore:
         """Return a profiler session.
 
         Raises:
-            ApiError: There is no such run or session.
+            ApiError: The run or session does not exist.
         """
         sessions = self._kept(run).sessions
         if session_id not in sessions:
@@ -180,25 +179,25 @@ class RunStore:
         return dict(sessions[session_id])
 
     def sessions(self, run: str) -> list[Resource]:
-        """Return a run's profiler sessions in the order of their creation.
+        """Return a run's profiler sessions, oldest first.
 
         Raises:
-            ApiError: There is no such run.
+            ApiError: The run does not exist.
         """
         with self._lock:
             return [dict(session) for session in self._kept(run).sessions.values()]
 
     def session_page(self, run: str, query: Mapping[str, str]) -> tuple[list[Resource], str]:
-        """Return one page of a run's profiler sessions, by their names, and the token of the next.
+        """Return one page of a run's profiler sessions, ordered by name, and the token of the next.
 
         Raises:
-            ApiError: There is no such run, or the page's size or its token cannot be read.
+            ApiError: The run does not exist, or the page size or the token is invalid.
         """
         found = sorted(self.sessions(run), key=lambda session: str(session["name"]))
         return _page(found, query, default=50)
 
     def clear(self) -> None:
-        """Forget all."""
+        """Delete all runs."""
         with self._lock:
             self._runs.clear()
 
@@ -217,12 +216,12 @@ class RunStore:
 
 
 def timestamp(now: float) -> str:
-    """Return a time in seconds since the epoch in RFC 3339."""
+    """Format a time in seconds since the epoch as RFC 3339."""
     return datetime.fromtimestamp(now, timezone.utc).isoformat(timespec="microseconds").replace("+00:00", "Z")
 
 
 def _written(resource: Resource, before: Resource | None, moment: str) -> Resource:
-    """A run with what the service itself adds."""
+    """Return a run with the fields that the service sets."""
     phase = resource.setdefault("runPhase", "ACTIVE")
     ended = phase in ("COMPLETED", "FAILED")
     was = (before or {}).get("runPhase")
@@ -245,19 +244,19 @@ def _page(found: list[Resource], query: Mapping[str, str], default: int) -> tupl
     except ValueError:
         raise ApiError(400, f"pageSize {size_text!r} or pageToken {token!r} cannot be read") from None
     if size < 0 or (token and token.partition(":")[2] != asked):
-        raise ApiError(400, "pageSize is negative, or pageToken is that of another listing")
+        raise ApiError(400, "pageSize is negative, or pageToken is from another listing")
     last = first + min(size or default, _MAX_PAGE)
     return found[first:last], f"{last}:{asked}" if last < len(found) else ""
 
 
 def _either(query: Mapping[str, str], name: str) -> str:
-    """A parameter under its name in JSON, or in protobuf."""
+    """Return a query parameter by its camelCase or snake_case name; "" by default."""
     return next((value for key, value in query.items() if camel_case(key) == name), "")
 
 
 def _check_etag(name: str, kept: Resource, etag: str) -> None:
     if etag != kept["etag"]:
-        raise ApiError(409, f"the etag of '{name}' is {kept['etag']}, and {etag} that of an older state")
+        raise ApiError(409, f"the etag {etag} of '{name}' is outdated; the current one is {kept['etag']}")
 
 
 def _conflict(name: str) -> ApiError:
