@@ -136,6 +136,27 @@ def test_where_nobody_tells_the_frame_the_verdict_comes_soon_without() -> None:
     assert job.signals == [10, 10, 10]
 
 
+def test_on_a_busy_machine_the_verdict_waits_for_the_frame_that_was_asked_for_late() -> None:
+    entries: list[dict[str, object]] = []
+    stuck_at = 1.6
+    response = HangResponse(
+        Verdict("step", 3, 30.0, 30.0),
+        _PROGRESS,
+        HangConfig(),
+        _Asked(),
+        10,
+        lambda entry, _: entries.append(entry),
+        0.0,
+        is_stuck=lambda now: now >= stuck_at,
+    )
+    for now in (0.0, stuck_at, stuck_at + 0.5):
+        response.step(_PROGRESS, now)
+    assert not entries
+    response.tell_frame(Frame("/job/train.py", 7, "stuck_here"), by_python=False)
+    response.step(_PROGRESS, stuck_at + 0.9)
+    assert [entry["stuck_frame"] for entry in entries] == ["stuck_here (train.py:7)"]
+
+
 def test_a_job_that_does_not_end_when_it_is_told_is_killed_in_the_end() -> None:
     job = _Asked()
     respond(job, until=600, abort=True)

@@ -20,7 +20,10 @@ __all__ = ["Asked", "HangResponse"]
 _ANSWER_SECONDS = 0.5
 """How long the job's Python is waited for; then faulthandler is asked."""
 _FRAME_SECONDS = 1.5
-"""The verdict is written then, though nobody told where the job stands."""
+"""The verdict waits for so long for the frame that the job stands in, and a second from when faulthandler is asked."""
+_DUMP_SECONDS = 1.0
+_MOST_FRAME_SECONDS = 4.5
+"""The verdict waits no longer for faulthandler to be asked: that may take three seconds while threads run."""
 _END_SECONDS = 60.0
 """How long the job may take to end by itself: to write its memory to a file, for instance."""
 
@@ -78,6 +81,7 @@ class HangResponse:
         self._has_answered = False
         self._is_written = False
         self._asked = 0
+        self._first_asked: float | None = None
         self._aborted: float | None = None
 
     def tell_frame(self, frame: Frame | None, *, by_python: bool) -> None:
@@ -106,16 +110,25 @@ class HangResponse:
             is_stuck = self._is_stuck(now)
             if self._asked < max(1, self._config.snapshots) and elapsed >= due and is_stuck:
                 self._asked += 1
+                self._first_asked = now if self._first_asked is None else self._first_asked
                 self._job.ask(self._dump_signal)
-        if self._frame is not None or elapsed >= _FRAME_SECONDS:
+        if self._frame is not None or elapsed >= self._longest_wait():
             self.write_verdict()
         burst_seconds = _FRAME_SECONDS + self._config.snapshots * self._config.snapshot_interval_seconds
-        if elapsed < burst_seconds:
+        if elapsed < burst_seconds or not self._is_written:
             return 0.05 if not self._is_written else 0.25
         goes_on = progress is not None and progress.sequence != self._progress.sequence
         if not self._config.abort or goes_on:
             return None
         return self._abort(now)
+
+    def _longest_wait(self) -> float:
+        """Return for how many seconds the verdict waits for a frame: on a busy machine each step may be late."""
+        if self._has_answered:
+            return _FRAME_SECONDS
+        if self._first_asked is None:
+            return _MOST_FRAME_SECONDS
+        return max(_FRAME_SECONDS, self._first_asked - self._began + _DUMP_SECONDS)
 
     @property
     def is_aborting(self) -> bool:
