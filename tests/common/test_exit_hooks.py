@@ -9,6 +9,7 @@ import sys
 import textwrap
 
 import pytest
+from ml_diagnostics_common import program_end
 
 TWO = """
 import atexit, os, signal, sys, threading, time
@@ -87,3 +88,16 @@ def test_hooks_that_are_uninstalled_report_nothing() -> None:
         assert (sys.exit, sys.excepthook) == before
     """)
     assert ended.stdout.splitlines() == ["second False ", "first False "], ended.stderr
+
+
+def test_all_that_holds_up_the_end_shares_one_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(program_end, "_end_started", None)
+    now = 1000.0
+    assert program_end.exit_deadline(5.0, lambda: now) == pytest.approx(1004.5)
+    now = 1003.0
+    assert program_end.exit_deadline(5.0, lambda: now) == pytest.approx(1004.5)
+    assert program_end.exit_deadline(10.0, lambda: now) == pytest.approx(1009.0)
+    now = 1006.0
+    assert now < program_end.exit_deadline(5.0, lambda: now) < now + 0.5
+    now = 1100.0  # The process did not end.
+    assert program_end.exit_deadline(5.0, lambda: now) == pytest.approx(1104.5)

@@ -10,6 +10,8 @@ import atexit
 import enum
 import sys
 import threading
+import time
+from collections.abc import Callable
 from opcode import opname
 from types import FrameType
 from typing import Final
@@ -17,6 +19,7 @@ from typing import Final
 __all__ = [
     "UNSEEN_EXIT",
     "ProgramEnd",
+    "exit_deadline",
     "exit_failure",
     "failure_of",
     "how_it_was_left",
@@ -105,6 +108,30 @@ def _redacted(text: str) -> str:
     return redact_text(text[:_LONGEST_REASON])
 
 
+def exit_deadline(seconds: float, clock: Callable[[], float] = time.monotonic) -> float:
+    """Return the moment, of the monotonic clock, until which something may hold up the end of the process.
+
+    All that does so shares the time: several libraries that wait one after the other for a network that does not answer
+    hold up the end as long as one of them would. A tenth of the time is for the interpreter.
+
+    Args:
+        seconds: How long the end may take, from the first call on.
+        clock: The monotonic clock.
+    """
+    global _end_started
+    now = clock()
+    if _end_started is None or now - _end_started > _STILL_RUNS_SECONDS:
+        _end_started = now
+    return max(_end_started + _WAITING_SHARE * seconds, now + _LEAST_SECONDS)
+
+
+_WAITING_SHARE: Final = 0.9
+_LEAST_SECONDS: Final = 0.1
+"""Enough to see that all has arrived already."""
+_STILL_RUNS_SECONDS: Final = 60.0
+"""A process that runs for so long after an end, as by a signal, did not end then."""
+
+
 # --- Ctrl-C -------------------------------------------------------------------------------------------
 
 
@@ -147,3 +174,4 @@ class _Interrupt:
 
 # State of the process: it ends once.
 _is_interrupt_preserved = False
+_end_started: float | None = None

@@ -19,6 +19,7 @@ from ml_diagnostics_common import background
 from ml_diagnostics_common.entry import format_timestamp
 from ml_diagnostics_common.exit_hooks import ExitHooks
 from ml_diagnostics_common.guard import LOSSES, guarded_as, warn_once
+from ml_diagnostics_common.program_end import exit_deadline
 from ml_diagnostics_common.raised_exception import RaisedException
 
 from google_cloud_mldiagnostics import attempts, entries
@@ -189,8 +190,8 @@ class Lifecycle:
         if os.getpid() != self._pid:
             return
         now = time.monotonic()
-        seconds = _END_SECONDS if seconds is None else seconds
-        deadline = now + seconds
+        deadline = exit_deadline(_END_SECONDS) if seconds is None else now + seconds
+        seconds = deadline - now
         self._profiles_until = min(self._profiles_until, now + _PROFILES_SHARE * seconds)
         self._hand_over(_End(phase, reason, deadline, awaits_profiles=False))
         self._await_end(deadline + _GRACE_SECONDS)

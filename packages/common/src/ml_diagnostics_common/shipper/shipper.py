@@ -22,7 +22,7 @@ from ml_diagnostics_common.exceptions import NoCloudError
 from ml_diagnostics_common.guard import LOSSES, Counters, log_once, warn_once
 from ml_diagnostics_common.journal.layout import log_directory
 from ml_diagnostics_common.journal.own_journals import flush_journals
-from ml_diagnostics_common.program_end import preserve_interrupt
+from ml_diagnostics_common.program_end import exit_deadline, preserve_interrupt
 from ml_diagnostics_common.shipper.own_records import kept_from_cloud_logging
 
 if TYPE_CHECKING:
@@ -63,7 +63,8 @@ class Shipper:
         connect: Finds a cloud and returns a transport; called in the thread. It raises where there is none.
         batch_entries: Entries a request; of a backlog, five times as many.
         max_latency_seconds: How often the journal is looked at.
-        grace_period_seconds: The longest that the end of the process is held up to ship what is left.
+        grace_period_seconds: The longest that the end of the process is held up to ship what is left; see
+            `program_end.exit_deadline`.
         request_seconds: The deadline of one request.
         backoff: How long to wait after a failure that passes by itself.
         access_backoff: How long to wait after one that a person must mend.
@@ -388,7 +389,7 @@ def _begin_anew_in_child() -> None:
 
 def _close_at_exit() -> None:
     now = time.monotonic()
-    deadlines = {shipper: now + shipper._grace_period_seconds for shipper in _shippers_of_this_process}
+    deadlines = {shipper: exit_deadline(shipper._grace_period_seconds) for shipper in _shippers_of_this_process}
     # The journals' own end comes after ours: too late for what they hold.
     for shipper, deadline in deadlines.items():
         shipper._write_what_is_held(min(deadline, now + _JOURNAL_SECONDS) - time.monotonic())

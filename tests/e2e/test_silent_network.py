@@ -1,0 +1,73 @@
+"""A trainer that uses several of the libraries ends by itself, and soon, while no server answers."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from ml_diagnostics_common.environment import diagnostics_directory
+from ml_diagnostics_common.reader import JournalReader
+from ml_diagnostics_testing.cloud_logging import CloudLoggingServer
+from ml_diagnostics_testing.control_plane import ControlPlaneServer
+from ml_diagnostics_testing.faults import Hang
+
+_TRAINER = """
+import os, signal, sys, time
+from google_cloud_mldiagnostics import machinelearning_run, metrics
+from ml_goodput_measurement.goodput import GoodputRecorder
+
+signal.signal(signal.SIGINT, signal.default_int_handler)
+recorder = GoodputRecorder("attacked", "goodput_attacked", True)
+recorder.record_job_start_time()
+machinelearning_run("attacked", log_system_metrics=False)
+for step in range(100):
+    recorder.record_step_start_time(step)
+    metrics.record("loss", float(step), step=step)
+    time.sleep(0.01)
+print("last line", flush=True)
+"""
+_ENDS = {
+    "": 0,
+    "sys.exit(3)": 3,
+    "raise ValueError('theirs')": 1,
+    "os.kill(os.getpid(), signal.SIGTERM); time.sleep(60)": -signal.SIGTERM,
+    "os.kill(os.getpid(), signal.SIGINT); time.sleep(60)": -signal.SIGINT,
+}
+
+
+@pytest.mark.parametrize(("last", "status"), _ENDS.items(), ids=["return", "exit", "exception", "SIGTERM", "SIGINT"])
+def test_the_libraries_share_the_time_for_which_they_hold_up_the_end(
+    last: str,
+    status: int,
+    cloud_logging_server: CloudLoggingServer,
+    control_plane_server: ControlPlaneServer,
+    tmp_path: Path,
+) -> None:
+    """Each waits five seconds at most; one after the other they took more than ten."""
+    variables: dict[str, str] = {}
+    for server in (cloud_logging_server, control_plane_server):
+        server.faults.always(Hang())
+        variables |= server.environment()
+    trainer = subprocess.Popen(
+        [sys.executable, "-c", _TRAINER + last],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        env={**os.environ, **variables, "ML_DIAGNOSTICS_BACKEND": "cloud", "ML_DIAGNOSTICS_RAISE": "0"},
+        cwd=tmp_path,
+    )
+    assert trainer.stdout is not None
+    with trainer.stdout as lines:
+        assert lines.readline() == b"last line\n"
+    began = time.monotonic()
+    assert trainer.wait(timeout=60) == status
+    assert time.monotonic() - began < 8
+    reader = JournalReader("goodput_attacked", root=diagnostics_directory())
+    steps = [
+        entry.payload["step_count"] for batch in reader.read_new() for entry in batch if "step_count" in entry.payload
+    ]
+    assert steps == list(range(100))
