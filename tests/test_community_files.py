@@ -102,6 +102,21 @@ def test_the_release_workflow_keeps_the_files_of_the_tagged_package_alone(tmp_pa
     assert kept == ["ml_diagnostics_common-1.4.0-py3-none-any.whl", "ml_diagnostics_common-1.4.0.tar.gz"]
 
 
+def test_decisions_are_numbered_dated_short_and_listed() -> None:
+    folder = ROOT / "docs" / "decisions"
+    pages = sorted(path.name for path in folder.glob("*.md") if path.name != "index.md")
+    assert [name[:4] for name in pages] == [f"{number:04d}" for number in range(1, len(pages) + 1)]
+    listed = (folder / "index.md").read_text()
+    navigation = (ROOT / "mkdocs.yml").read_text()
+    for name in pages:
+        text = (folder / name).read_text()
+        assert re.match(rf"# {name[:4]}\. .+\n\n\d{{4}}-\d\d-\d\d, (accepted|replaced by \[.+)\.\n", text), name
+        assert re.findall(r"^## (.+)", text, re.MULTILINE) == ["Context", "Decision", "Consequences"], name
+        assert len(text.splitlines()) <= 60, name
+        assert f"({name})" in listed
+        assert f"decisions/{name}" in navigation
+
+
 def test_the_example_of_code_owners_names_existing_paths() -> None:
     lines = (ROOT / ".github" / "CODEOWNERS.example").read_text().splitlines()
     paths = [line.split()[0] for line in lines if line.strip() and not line.startswith("#")]
