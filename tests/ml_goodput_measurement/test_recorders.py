@@ -170,6 +170,37 @@ def test_processes_that_start_minutes_apart_before_the_first_step_are_one_attemp
     assert (len(told.attempts), told.start_ns, told.end_ns) == (1, int(BASE * 1e9), int((BASE + 400) * 1e9))
 
 
+def test_a_recorder_that_joins_late_and_keeps_pace_is_of_the_same_attempt() -> None:
+    """A slice that was added to an elastic job, and whose worker has index 0, too."""
+    record(steady(0, 0, 200, job_end=True).payloads, 0)
+    record(History().start(600).steps(range(65, 200), at=660, each=10).end(2010).payloads, 0)
+    told = report()
+    assert (len(told.attempts), len(told.disruptions), told.steps_kept) == (1, 0, 200)
+
+
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+def test_where_the_process_that_counts_stops_the_next_one_of_the_attempt_counts(order: tuple[int, ...]) -> None:
+    lives = [steady(0, 0, 50), steady(0.4, 0, 100, job_end=True)]
+    calculator = GoodputCalculator(JOB, LOG, _clock_ns=lambda: NOW_NS + 10**12)
+    for index in order:
+        record(lives[index].payloads, index)
+        calculator.report()
+    told = calculator.report()
+    assert told == GoodputCalculator(JOB, LOG, _clock_ns=lambda: NOW_NS + 10**12).report()
+    assert (len(told.attempts), len(told.disruptions), told.steps_kept) == (1, 0, 100)
+    assert (told.running, told.end_ns) == (False, int((BASE + 1010.4) * 1e9))
+    assert sum(told.buckets.values()) == told.wall_ns
+    assert any("recorded nothing after step 49" in note for note in told.notes)
+
+
+def test_a_process_that_only_starts_and_ends_the_job_amid_it_does_not_count() -> None:
+    record(steady(0, 0, 50, job_end=True).payloads, None)
+    record(History().start(200).end(230).payloads, None)
+    told = report()
+    assert (len(told.attempts), len(told.disruptions), told.steps_kept) == (1, 0, 50)
+    assert not any("continued" in note for note in told.notes)
+
+
 def test_an_old_process_that_goes_on_recording_is_one_disruption() -> None:
     """It makes 50 steps after the job was restarted; the time since then is the new attempt's."""
     record([*steady(0, 0, 60).payloads], None)

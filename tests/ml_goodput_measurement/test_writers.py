@@ -44,6 +44,8 @@ def several_writers(draw: st.DrawFn) -> tuple[list[Process], float]:
             if draw(st.integers(0, 4)) == 0:  # It goes on for long.
                 job.steps(range(done, done + 8), at=now, each=draw(st.sampled_from([1, 20])))
         process.payloads = [entry for entry in job.payloads if draw(st.integers(0, 29))]
+        if draw(st.integers(0, 3)) == 0:  # It stops before its job does.
+            process.payloads = process.payloads[: draw(st.integers(0, len(process.payloads)))]
         if any((one.name or one.index) == (process.name or process.index) for one in processes):
             continue
         processes.append(process)

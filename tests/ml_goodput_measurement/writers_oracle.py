@@ -45,6 +45,11 @@ class Part:
         return min(steps, default=(math.inf, -1))
 
     @property
+    def last_step(self) -> tuple[float, int]:
+        steps = [(at, entry["step_count"]) for at, entry in self.entries if "step_count" in entry]
+        return max(steps, default=(-math.inf, -1))
+
+    @property
     def has_steps(self) -> bool:
         return self.first_step[1] >= 0
 
@@ -60,10 +65,41 @@ class Part:
         common = mine.keys() & theirs.keys()
         if self.has_steps and other.has_steps and "job_start_time" in common:
             return False
+        if is_side_process(self, other) or is_side_process(other, self):
+            return False
         return all(max(mine[kind]) < min(theirs[kind]) or max(theirs[kind]) < min(mine[kind]) for kind in common)
 
     def rank(self) -> tuple[bool, int, int, str]:
         return not self.has_steps, self.process.index, self.start, self.process.name
+
+
+def is_side_process(part: Part, job: Part) -> bool:
+    starts_or_ends = any("job_start_time" in entry or is_job_end(entry) for _, entry in part.entries)
+    trains = job.has_steps and any("job_start_time" in entry for _, entry in job.entries)
+    lies_within = job.start <= part.start and part.last <= job.last
+    return starts_or_ends and not part.has_steps and trains and lies_within
+
+
+def is_job_end(entry: Payload) -> bool:
+    return "job_end_time" in entry and "process_outcome" not in entry
+
+
+def keeps_pace(part: Part, leader: Part) -> bool:
+    if not (part.has_steps and leader.has_steps):
+        return False
+    (last_at, last), (at, number) = part.last_step, leader.last_step
+    return abs(last - number) <= 1 and abs(last_at - at) <= 30 * SECOND + 2 * mean_step(part)
+
+
+def mean_step(part: Part) -> float:
+    (first_at, first), (last_at, last) = part.first_step, part.last_step
+    return (last_at - first_at) // (last - first) if last > first else 0
+
+
+def outlasts(part: Part, before: Part) -> bool:
+    if not (part.has_steps and before.has_steps) or any(is_job_end(entry) for _, entry in before.entries):
+        return False
+    return part.last_step[1] > before.last_step[1] + 1 and part.last_step[0] > before.last + 60 * SECOND
 
 
 def moment_of(entry: Payload) -> int:
@@ -122,12 +158,25 @@ def entries_that_count(processes: list[Process]) -> list[Payload]:
         going_on += attempt
     found = [entry for process in processes for entry in process.payloads if is_checkpoint(entry)]
     for number, chosen in enumerate(counting):
-        first = borders[number] if number else -1
+        first: float = borders[number] if number else -1
         stop = borders[number + 1] if number + 1 < len(borders) else math.inf
-        for process in {id(part.process): part.process for part in chosen}.values():
-            others = [entry for entry in process.payloads if not is_checkpoint(entry)]
-            found += [entry for entry in others if first <= moment_of(entry) < stop]
+        turns = turns_of(chosen, attempts[number])
+        for turn, following in itertools.zip_longest(turns, turns[1:]):
+            until = min(stop, turn[0].last + 1 + mean_step(following[0]) // 2) if following else stop
+            for process in {id(part.process): part.process for part in turn}.values():
+                others = [entry for entry in process.payloads if not is_checkpoint(entry)]
+                found += [entry for entry in others if first <= moment_of(entry) < until]
+            first = max(first, until)
     return found
+
+
+def turns_of(chosen: list[Part], attempt: list[Part]) -> list[list[Part]]:
+    """Those that count one after another: where one stops, the next that goes on does."""
+    turns = [chosen]
+    for part in sorted(set(attempt) - {chosen[0]}, key=Part.rank):
+        if outlasts(part, turns[-1][0]):
+            turns.append([part, *(one for one in chosen[1:] if one is not part and one.completes(part))])
+    return turns
 
 
 def is_same_attempt(part: Part, attempt: list[Part]) -> bool:
@@ -143,6 +192,7 @@ def is_same_attempt(part: Part, attempt: list[Part]) -> bool:
     stays_behind = part.last - leader.last <= max(60 * SECOND, overlap)
     return (
         part.completes(leader)
+        or keeps_pace(part, leader)
         or started_before_steps
         or started_together
         or replaced_nobody

@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import takewhile
+from itertools import takewhile, zip_longest
 from operator import itemgetter
 from typing import Any, NamedTuple
 
@@ -166,13 +166,13 @@ class Recorders:
         return len(ledger.facts) + sum(len(records.aside) for records in self._stored() if records.aside is not None)
 
     def writers(self) -> list[Writer]:
-        """Return the writers that count, one for each attempt of the job in order of time."""
+        """Return the writers that count, in order of time: mostly one for each attempt of the job."""
         if self._changed:
             self._choose()
         return [owner.records.writer for owner in self._owners]
 
     def last_writer(self) -> Writer:
-        """Return the writer that counts now: that of the last attempt."""
+        """Return the writer that counts now."""
         if self._changed:
             self._choose()
         return self._owners[-1].records.writer if self._owners else Writer()
@@ -310,15 +310,20 @@ class Recorders:
     def _choose(self) -> None:
         """Choose which writer counts when, as far as that may have changed, and move facts accordingly."""
         self._renew_spans()
-        index = max(0, bisect_right(self._choices, self._changed_order, key=_first_order) - 1)
+        # One before the first that may have changed: where that one starts, the turns of this one end.
+        index = max(0, bisect_right(self._choices, self._changed_order, key=_first_order) - 2)
+        known = bisect_left(self._borders, self._choices[index].start_ns()) if index else 0
         position = bisect_left(self._order, _first_order(self._choices[index])) if index else 0
         self._choices = choose_writers(self._spans[position:], self._choices[:index])
-        owners, borders = self._owners[:index], self._borders[:index]
-        for choice in self._choices[index:]:
-            others = [self._records[span.writer.key] for span in choice.complementary()]
-            owners.append(_Owner(self._records[choice.counts.writer.key], tuple(others)))
-            borders.append(choice.start_ns() if borders else -1)
-        changed_ns = self._first_difference(borders, owners, index)
+        owners, borders = self._owners[:known], self._borders[:known]
+        for choice, following in zip_longest(self._choices[index:], self._choices[index + 1 :]):
+            end_ns = following.start_ns() if following else NEVER_NS
+            for start_ns, span, complementary in choice.turns():
+                if start_ns < end_ns or span is choice.counts:
+                    others = (self._records[one.writer.key] for one in complementary)
+                    owners.append(_Owner(self._records[span.writer.key], tuple(others)))
+                    borders.append(start_ns if borders else -1)
+        changed_ns = self._first_difference(borders, owners, known)
         if changed_ns <= self._ledger.facts.recorded_span()[1]:
             self._clear_ledger()
             changed_ns = -1

@@ -58,8 +58,16 @@ class Span:
     last_ns: int
     first_step: tuple[int, int] | None
     """Time and number."""
+    last_step: tuple[int, int] | None
     kinds: dict[str, tuple[int, int]]
     """Times of the first and the last event of each kind, see `EventBatch.kinds`."""
+
+    @property
+    def step_ns(self) -> int:
+        """How long a step took on average; 0 where that is not known."""
+        if self.first_step is None or self.last_step is None or self.first_step[1] >= self.last_step[1]:
+            return 0
+        return (self.last_step[0] - self.first_step[0]) // (self.last_step[1] - self.first_step[1])
 
     @property
     def order(self) -> tuple[int, Writer]:
@@ -73,14 +81,15 @@ class Span:
 
     def to_state(self) -> list[Any]:
         """Return everything but the writer as JSON."""
-        return [self.start_ns, self.last_ns, self.first_step, self.kinds]
+        return [self.start_ns, self.last_ns, self.first_step, self.last_step, self.kinds]
 
     @classmethod
     def from_state(cls, writer: Writer, state: Sequence[Any]) -> Span:
         """Return the span of which `to_state` was called."""
-        start_ns, last_ns, step, kinds = state
+        start_ns, last_ns, *steps, kinds = state
+        first_step, last_step = (None if step is None else (step[0], step[1]) for step in steps)
         times = {kind: (first_ns, last_ns) for kind, (first_ns, last_ns) in kinds.items()}
-        return cls(writer, start_ns, last_ns, None if step is None else (step[0], step[1]), times)
+        return cls(writer, start_ns, last_ns, first_step, last_step, times)
 
     def extend(self, batch: EventBatch, last_ns: int) -> None:
         """Add events that lie in this span, of which the last is at a moment."""
@@ -90,16 +99,49 @@ class Span:
             self.kinds[kind] = (min(known[0], first_ns), max(known[1], latest_ns))
         if batch.step_times:
             first_step = min(zip(batch.step_times, batch.step_numbers, strict=True))
+            last_step = max(zip(batch.step_times, batch.step_numbers, strict=True))
             self.first_step = first_step if self.first_step is None else min(self.first_step, first_step)
+            self.last_step = last_step if self.last_step is None else max(self.last_step, last_step)
 
     def completes(self, span: Span) -> bool:
         """Return whether both could be parts of one attempt: at no time did both record events of one kind."""
         if "JobStart" in self.kinds and "JobStart" in span.kinds and self.first_step and span.first_step:
             return False  # An attempt each, whatever an old process reports late.
+        if self._is_aside(span) or span._is_aside(self):
+            return False
         return all(
             last_ns < span.kinds[kind][0] or span.kinds[kind][1] < first_ns
             for kind, (first_ns, last_ns) in self.kinds.items()
             if kind in span.kinds
+        )
+
+    def keeps_pace(self, span: Span) -> bool:
+        """Return whether both were at the same step at the same time at last, as processes of one attempt are."""
+        if self.last_step is None or span.last_step is None:
+            return False
+        return (
+            abs(self.last_step[1] - span.last_step[1]) <= 1
+            and abs(self.last_step[0] - span.last_step[0]) <= _TOGETHER_NS + 2 * self.step_ns
+        )
+
+    def outlasts(self, span: Span) -> bool:
+        """Return whether it recorded further steps after another one had stopped, which had not ended the job.
+
+        One step more, or a minute, may be a clock that is fast, or the other's last entries that have not arrived yet.
+        """
+        if self.last_step is None or span.last_step is None or "JobEnd" in span.kinds:
+            return False
+        return self.last_step[1] > span.last_step[1] + 1 and self.last_step[0] > span.last_ns + _SHORT_NS
+
+    def _is_aside(self, span: Span) -> bool:
+        """Return whether it starts or ends the job amid another one that trains, and makes no step: a side process."""
+        return (
+            self.first_step is None
+            and ("JobStart" in self.kinds or "JobEnd" in self.kinds)
+            and span.first_step is not None
+            and "JobStart" in span.kinds
+            and span.start_ns <= self.start_ns
+            and self.last_ns <= span.last_ns
         )
 
 
@@ -134,6 +176,23 @@ class ChosenWriter:
                 chosen.append(span)
         return chosen[1:]
 
+    def turns(self) -> list[tuple[int, Span, list[Span]]]:
+        """Return the spans that count one after another: from when on, which, and those that complete it.
+
+        Mostly there is one. Where it stops before its attempt does, such as by a full disk, the next one goes on.
+        """
+        complementary = self.complementary()
+        turns = [(self.start_ns(), self.counts, complementary)]
+        for span in sorted(self.others, key=lambda span: span.preference):
+            before = turns[-1][1]
+            if span.outlasts(before):
+                # It recorded the other's last step as well, less than half a step earlier or later.
+                start_ns = before.last_ns + 1 + span.step_ns // 2
+                turns.append(
+                    (start_ns, span, [one for one in complementary if one is not span and one.completes(span)])
+                )
+        return turns
+
     def add(self, span: Span) -> None:
         """Add another span of this attempt."""
         if span.preference < self.counts.preference:
@@ -160,9 +219,12 @@ def spans_of(writer: Writer, facts: Facts) -> list[Span]:
     for start_ns, end_ns in pairwise([*starts, NEVER_NS]):
         kinds = facts.between(start_ns, end_ns).kinds()
         index = bisect_left(times, start_ns)
-        has_step = index < len(times) and times[index] < end_ns
+        last = bisect_left(times, end_ns) - 1
+        first_step = last_step = None
+        if index <= last:
+            first_step, last_step = (times[index], numbers[index]), (times[last], numbers[last])
         last_ns = max((last_ns for _, last_ns in kinds.values()), default=start_ns)
-        spans.append(Span(writer, start_ns, last_ns, (times[index], numbers[index]) if has_step else None, kinds))
+        spans.append(Span(writer, start_ns, last_ns, first_step, last_step, kinds))
     return spans
 
 
@@ -175,11 +237,12 @@ def span_of(writer: Writer, batch: EventBatch) -> Span | None:
     """
     starts = {event.time_ns for event in batch.others if isinstance(event, JobStart)}
     first_step = min(zip(batch.step_times, batch.step_numbers, strict=True), default=None)
+    last_step = max(zip(batch.step_times, batch.step_numbers, strict=True), default=None)
     if len(starts) > 1 or (starts and first_step is not None and first_step[0] < min(starts)):
         return None
     kinds = batch.kinds()
     first_ns, last_ns = min(first for first, _ in kinds.values()), max(last for _, last in kinds.values())
-    return Span(writer, first_ns, last_ns, first_step, kinds)
+    return Span(writer, first_ns, last_ns, first_step, last_step, kinds)
 
 
 def choose_writers(spans: Iterable[Span], before: list[ChosenWriter]) -> list[ChosenWriter]:
@@ -206,7 +269,7 @@ def _is_same_attempt(span: Span, attempt: ChosenWriter) -> bool:
         return False
     if span.writer.attempt and counts.writer.attempt and span.writer.attempt != counts.writer.attempt:
         return False
-    if span.completes(counts):
+    if span.completes(counts) or span.keeps_pace(counts):
         return True
     # A program waits for all its processes before the first step, however long some of them take to start.
     if counts.first_step is not None and span.start_ns <= counts.first_step[0]:
@@ -227,8 +290,15 @@ def _is_same_attempt(span: Span, attempt: ChosenWriter) -> bool:
 def describe_choices(choices: Sequence[ChosenWriter]) -> list[str]:
     """Return notes on the writers that do not count, and on those that went on after the next attempt started."""
     by_index: dict[tuple[int, int], dict[Writer, Writer]] = defaultdict(dict)
+    successions = []
     for choice in choices:
-        counting = {choice.counts.writer, *(span.writer for span in choice.complementary())}
+        turns = choice.turns()
+        counting = {span.writer for _, turn, complementary in turns for span in (turn, *complementary)}
+        for (_, before, _), (_, after, _) in pairwise(turns):
+            step = before.last_step[1] if before.last_step else 0
+            successions.append(
+                f"{before.writer} recorded nothing after step {step}; {after.writer} counts from there on"
+            )
         for span in choice.others:
             if span.writer not in counting:
                 counted = choice.counts.writer
@@ -246,6 +316,7 @@ def describe_choices(choices: Sequence[ChosenWriter]) -> list[str]:
             )
     if len(notes) > _MOST_NAMED:
         notes[_MOST_NAMED:] = [f"{len(notes) - _MOST_NAMED} more processes recorded this job as well"]
+    notes += successions[:_MOST_NAMED]
     late = {
         before.counts.writer: before.counts.last_ns - after.start_ns()
         for before, after in pairwise(choices)
