@@ -11,8 +11,10 @@ import pytest
 from cloud_tpu_diagnostics.grouping import ThreadGroup
 from cloud_tpu_diagnostics.snapshot import Snapshot, SnapshotHistory, Unchanged, describe, take_snapshot
 from cloud_tpu_diagnostics.traces import Frame
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+
+_ON_A_BUSY_MACHINE = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 
 @pytest.fixture
@@ -142,12 +144,14 @@ _groups = st.builds(
 )
 
 
+@_ON_A_BUSY_MACHINE
 @given(st.lists(_groups, max_size=4), st.integers(0, 2**62))
 def test_json_and_back_is_the_same(groups: list[ThreadGroup], time_ns: int) -> None:
     snapshot = Snapshot(tuple(groups), sum(group.threads for group in groups), time_ns)
     assert Snapshot.from_json(snapshot.to_json()) == snapshot
 
 
+@_ON_A_BUSY_MACHINE
 @given(
     st.recursive(st.none() | st.floats() | st.text(), lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner))
 )
