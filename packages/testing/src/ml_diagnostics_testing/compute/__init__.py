@@ -1,4 +1,4 @@
-"""Compute on loopback: VMs are made, found, labelled and deleted as at Google."""
+"""Compute Engine on loopback: create, find, label and delete VMs through the real API."""
 
 from ml_diagnostics_testing.compute.instances import metadata_of, vm_addresses
 from ml_diagnostics_testing.compute.server import ComputeServer

@@ -1,4 +1,4 @@
-"""What Google offers where: zones, their regions, and the types of machines of each zone."""
+"""Zones, their regions, and the machine types of each zone."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ DEFAULT_ZONES: Final = (
     "europe-west4-a",
     "europe-west4-b",
 )
-# Everywhere but in us-central2, where there are TPUs and not much else.
+# us-central2 offers TPUs and few other machine types.
 _GENERAL: Final = tuple(zone for zone in DEFAULT_ZONES if not zone.startswith("us-central2"))
 DEFAULT_MACHINE_TYPES: Final[Mapping[str, tuple[str, ...]]] = {
     "c4-highmem-8": _GENERAL,
@@ -29,7 +29,8 @@ DEFAULT_MACHINE_TYPES: Final[Mapping[str, tuple[str, ...]]] = {
     "a3-highgpu-8g": ("us-central1-a", "us-central1-c", "us-east5-a"),
     "ct5lp-hightpu-4t": ("us-central1-a", "us-east5-b", "europe-west4-b"),
 }
-_CREATED: Final = "1969-12-31T16:00:00.000-08:00"  # What Compute says of what it always had.
+# The creation time that Compute Engine reports for zones and other built-in resources.
+_CREATED: Final = "1969-12-31T16:00:00.000-08:00"
 
 
 def region_of(zone: str) -> str:
@@ -38,12 +39,12 @@ def region_of(zone: str) -> str:
 
 
 class Catalog:
-    """Zones and machine types, as Compute shows them.
+    """Zones and machine types, in the form of the API.
 
     Args:
-        project_url: Where the project is.
+        project_url: The URL of the project.
         zones: The names of the zones.
-        machine_types: The zones of each type of machine; a zone that there is not counts for nothing.
+        machine_types: The zones of each machine type; unknown zones are ignored.
     """
 
     def __init__(self, project_url: str, zones: Iterable[str], machine_types: Mapping[str, Iterable[str]]) -> None:
@@ -53,19 +54,19 @@ class Catalog:
         self.machine_types = {name: set(where) for name, where in machine_types.items()}
 
     def check_zone(self, name: str) -> None:
-        """Refuse a zone that there is not.
+        """Reject an unknown zone.
 
         Raises:
-            ApiError: There is none of that name.
+            ApiError: The zone does not exist.
         """
         if name not in self.zones:
             raise self._missing("zones", name)
 
     def check_machine_type(self, zone: str, name: str) -> None:
-        """Refuse a type of machine that a zone does not have, as in a VM that is to be made.
+        """Reject a new VM with a machine type that its zone does not have.
 
         Raises:
-            ApiError: The zone has none of that name.
+            ApiError: The zone does not have the machine type.
         """
         if zone not in self.machine_types.get(name, ()):
             url = f"{self._url}/zones/{zone}/machineTypes/{name}"
@@ -79,7 +80,7 @@ class Catalog:
         """Return a zone.
 
         Raises:
-            ApiError: There is none of that name.
+            ApiError: The zone does not exist.
         """
         self.check_zone(name)
         return {
@@ -102,7 +103,7 @@ class Catalog:
         """Return a region.
 
         Raises:
-            ApiError: There is none of that name.
+            ApiError: The region does not exist.
         """
         zones = [zone for zone in self.zones if region_of(zone) == name]
         if not zones:
@@ -120,14 +121,14 @@ class Catalog:
         }
 
     def machine_types_in(self, zone: str) -> list[Resource]:
-        """Return the types of machines of a zone, by their names."""
+        """Return the machine types of a zone, sorted by name."""
         return [self._machine_type(zone, name) for name, where in sorted(self.machine_types.items()) if zone in where]
 
     def machine_type(self, zone: str, name: str) -> Resource:
-        """Return one type of machine.
+        """Return a machine type.
 
         Raises:
-            ApiError: There is no such zone, or it has none of that name.
+            ApiError: The zone or the machine type does not exist.
         """
         self.check_zone(zone)
         if zone not in self.machine_types.get(name, ()):

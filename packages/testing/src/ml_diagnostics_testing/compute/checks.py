@@ -1,4 +1,4 @@
-"""What the real service refuses in a VM for what it says.
+"""Validation of VMs: reject what the real service rejects.
 
 Rules: https://cloud.google.com/compute/docs/reference/rest/v1/instances
 """
@@ -39,10 +39,10 @@ _MAX_LABELS = 64
 
 
 def check_instance(body: Mapping[str, Any]) -> None:
-    """Refuse what the real service would for what it says.
+    """Reject an invalid VM.
 
     Raises:
-        ApiError: A field is not known, or a label or metadata are not as they must be.
+        ApiError: A field is unknown or has the wrong type, or labels or metadata are invalid.
     """
     unknown = sorted(set(body) - FIELDS)
     if unknown:
@@ -57,10 +57,10 @@ def check_instance(body: Mapping[str, Any]) -> None:
 
 
 def check_name(name: Any) -> None:
-    """Refuse a name that the real service gives to no VM.
+    """Reject a name that the real service does not allow for a VM.
 
     Raises:
-        ApiError: It is such a name.
+        ApiError: The name is invalid.
     """
     check_shape("resource.name", name, str)
     if not _NAME.fullmatch(name):
@@ -70,10 +70,10 @@ def check_name(name: Any) -> None:
 
 
 def check_shape(field: str, value: Any, shape: type) -> None:
-    """Refuse a value that is no string, no object or no list of objects, where it must be one.
+    """Reject a value that does not have the expected type: a string, an object or a list of objects.
 
     Raises:
-        ApiError: It is not.
+        ApiError: The value has another type.
     """
     items = value if isinstance(value, list) else []
     if not isinstance(value, shape) or not all(isinstance(item, dict) for item in items):
@@ -82,10 +82,10 @@ def check_shape(field: str, value: Any, shape: type) -> None:
 
 
 def check_parts(body: Mapping[str, Any]) -> None:
-    """Refuse a VM that lacks what the real service has no default for.
+    """Reject a VM without a required field.
 
     Raises:
-        ApiError: It has no type, no disk to boot from, or no network.
+        ApiError: The machine type, the disks or the network interfaces are missing.
     """
     for field, why in (
         ("machineType", "A machine type must be given."),
@@ -97,12 +97,12 @@ def check_parts(body: Mapping[str, Any]) -> None:
 
 
 def check_labels(labels: Mapping[str, str]) -> None:
-    """Refuse labels that no resource can have.
+    """Reject invalid labels.
 
     Rules: https://cloud.google.com/compute/docs/labeling-resources#requirements, in ASCII.
 
     Raises:
-        ApiError: There are too many, or a key or a value has characters that it must not have, or too many.
+        ApiError: There are too many labels, or a key or a value is too long or has invalid characters.
     """
     check_shape("resource.labels", labels, dict)
     if len(labels) > _MAX_LABELS:
@@ -119,10 +119,10 @@ def check_labels(labels: Mapping[str, str]) -> None:
 
 
 def check_metadata(metadata: Mapping[str, Any]) -> None:
-    """Refuse metadata that no VM can have.
+    """Reject invalid metadata.
 
     Raises:
-        ApiError: A key is wrong or there twice, or there is too much.
+        ApiError: A key is invalid or duplicate, or the values are too large.
     """
     items = metadata.get("items") or []
     check_shape("resource.metadata.items", items, list)

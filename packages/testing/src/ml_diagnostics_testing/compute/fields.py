@@ -13,16 +13,16 @@ from typing import Any
 from ml_diagnostics_testing.http_server import ApiError
 
 _TOKEN = re.compile(r"\s*([^\s,/()]+|[,/()])")
-# A field's name, and which of its fields are wanted; nothing there is all of them.
+# Maps a field's name to the selection of its fields; an empty selection selects all.
 Selection = Mapping[str, "Selection"]
 
 
 @functools.lru_cache(maxsize=64)
 def parse_fields(text: str) -> Selection:
-    """Return what `fields` selects; nothing for an empty one, which selects all.
+    """Parse `fields`; an empty text selects all.
 
     Raises:
-        ApiError: It cannot be read.
+        ApiError: The text is invalid.
     """
     tokens = _TOKEN.findall(text)
     if "".join(tokens) != re.sub(r"\s", "", text):
@@ -75,7 +75,7 @@ def _path(tokens: list[str], text: str) -> tuple[str, Selection]:
 
 
 def _merged(one: Selection, other: Selection) -> Selection:
-    """Either selection's fields. Nothing selects all, and so does nothing and something."""
+    """Return the union of two selections. If one is empty, it selects all, and so does the union."""
     if not one or not other:
         return {}
     return {

@@ -1,4 +1,4 @@
-"""The filters of Compute's lists: comparisons with AND, OR (it binds tighter), NOT and parentheses, or `eq` and `ne`.
+"""The filters of Compute's lists: comparisons with AND, OR (binds tighter), NOT and parentheses, or `eq` and `ne`.
 
     (name : xprof*) OR (labels.xprofiler_version : *)
     name eq xprof-.*
@@ -36,14 +36,14 @@ _ORDERS: Mapping[str, Callable[[Any, Any], bool]] = {
 
 @functools.lru_cache(maxsize=64)
 def compile_filter(text: str, known: frozenset[str]) -> Test:
-    """Return what tells whether a resource passes; an empty filter passes all.
+    """Return a test of resources; an empty filter passes all.
 
     Args:
         text: The filter.
         known: The fields that such resources may have.
 
     Raises:
-        ApiError: It is no filter, or it asks for a field that there is not.
+        ApiError: The filter is invalid, or uses an unknown field.
     """
     if not text.strip():
         return lambda resource: True
@@ -54,7 +54,7 @@ def compile_filter(text: str, known: frozenset[str]) -> Test:
 
 
 def values_at(resource: Any, path: list[str]) -> list[Any]:
-    """Return what is at a path such as ["labels", "owner"]: several values where lists are on the way."""
+    """Return the values at a path such as ["labels", "owner"]; several if the path leads through lists."""
     if isinstance(resource, list):
         return [value for item in resource for value in values_at(item, path)]
     if not path:
@@ -65,7 +65,7 @@ def values_at(resource: Any, path: list[str]) -> list[Any]:
 
 
 def _matches(text: str, found: re.Match[str], known: frozenset[str]) -> Test:
-    """A single `eq` or `ne`: the whole field matches a regular expression."""
+    """Return the test of a single `eq` or `ne`: the whole field matches a regular expression."""
     path = _path(text, found["field"], known)
     value = found["value"]
     if value[0] in "'\"":
@@ -79,7 +79,7 @@ def _matches(text: str, found: re.Match[str], known: frozenset[str]) -> Test:
 
 
 class _Parser:
-    """Recursive descent over the tokens of one filter."""
+    """A recursive descent parser of one filter."""
 
     def __init__(self, text: str, known: frozenset[str]) -> None:
         self._text = text
@@ -142,10 +142,10 @@ def _comparison(path: list[str], sign: str, value: str) -> Test:
     if sign in _ORDERS:
         return lambda resource: any(_compare(sign, at, wanted) for at in values_at(resource, path))
     pattern = re.compile(".*".join(re.escape(part) for part in wanted.split("*")), re.DOTALL)
-    looks_at = pattern.search if sign == ":" and "*" not in wanted else pattern.fullmatch
+    match = pattern.search if sign == ":" and "*" not in wanted else pattern.fullmatch
 
     def is_there(resource: Resource) -> bool:
-        return any(looks_at(_shown(at)) for at in values_at(resource, path))
+        return any(match(_shown(at)) for at in values_at(resource, path))
 
     return (lambda resource: not is_there(resource)) if sign == "!=" else is_there
 

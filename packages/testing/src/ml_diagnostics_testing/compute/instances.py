@@ -1,4 +1,4 @@
-"""VMs as Compute keeps and shows them: what may be in one, and what it adds by itself.
+"""The VMs of the loopback Compute Engine: storage, and the fields that the service adds.
 
 Format: https://cloud.google.com/compute/docs/reference/rest/v1/instances
 """
@@ -22,11 +22,11 @@ Resource = dict[str, Any]
 
 
 class Instances:
-    """The VMs of one project. What it returns is never changed afterwards: a change makes another resource.
+    """The VMs of one project. Returned resources are never modified: a change creates a new one.
 
     Args:
-        project_url: Where the project is.
-        catalog: Zones and types of machines.
+        project_url: The URL of the project.
+        catalog: The zones and machine types.
     """
 
     def __init__(self, project_url: str, catalog: Catalog) -> None:
@@ -38,16 +38,16 @@ class Instances:
         self._numbers = itertools.count(1)
 
     def create(self, zone: str, body: Mapping[str, Any], now: float, status: str = "PROVISIONING") -> Resource:
-        """Keep a new VM, and return it.
+        """Create a VM, and return it.
 
         Raises:
-            ApiError: There is one of that name, or the real service would refuse it for what it says.
+            ApiError: The name exists, or the VM is invalid.
         """
         check_name(body.get("name") or "")
         return self.add(zone, body, now, status)
 
     def add(self, zone: str, body: Mapping[str, Any], now: float, status: str = "RUNNING") -> Resource:
-        """Keep a VM of any name, as texts call theirs: `vm_name1`; return it.
+        """Create a VM without checking its name, and return it. Examples in documents use names such as `vm_name1`.
 
         Raises:
             ApiError: As `create`.
@@ -95,7 +95,7 @@ class Instances:
         """Return a VM.
 
         Raises:
-            ApiError: There is no such zone, or no VM of that name in it.
+            ApiError: The zone or the VM does not exist.
         """
         self._catalog.check_zone(zone)
         found = self.find(zone, name)
@@ -105,15 +105,15 @@ class Instances:
         return found
 
     def find(self, zone: str, name: str) -> Resource | None:
-        """Return a VM, if there is one of that name in the zone."""
+        """Return a VM, or None if it does not exist."""
         with self._lock:
             return self._kept.get((zone, name))
 
     def change(self, zone: str, name: str, **fields: Any) -> Resource:
-        """Give a VM other values in some fields, and return it.
+        """Change fields of a VM, and return it.
 
         Raises:
-            ApiError: There is none of that name.
+            ApiError: The VM does not exist.
         """
         with self._lock:
             changed = {**self.get(zone, name), **fields}
@@ -125,16 +125,16 @@ class Instances:
             return changed
 
     def restore(self, zone: str, resource: Resource) -> None:
-        """Have a VM as it was, unless it is deleted."""
+        """Restore an earlier state of a VM, unless it was deleted."""
         with self._lock:
             if (zone, resource["name"]) in self._kept:
                 self._kept[zone, resource["name"]] = resource
 
     def set_labels(self, zone: str, name: str, labels: Mapping[str, str], fingerprint: str) -> Resource:
-        """Give a VM other labels, and return it.
+        """Replace a VM's labels, and return it.
 
         Raises:
-            ApiError: There is none of that name, the fingerprint is of other labels than it has, or labels are wrong.
+            ApiError: The VM does not exist, the fingerprint is outdated, or labels are invalid.
         """
         check_labels(labels)
         with self._lock:
@@ -144,11 +144,10 @@ class Instances:
             return self.change(zone, name, labels=dict(labels))
 
     def set_metadata(self, zone: str, name: str, metadata: Mapping[str, Any]) -> Resource:
-        """Give a VM other metadata, and return it.
+        """Replace a VM's metadata, and return it.
 
         Raises:
-            ApiError: There is none of that name, the fingerprint is of other metadata than it has, or what is given is
-                wrong.
+            ApiError: The VM does not exist, the fingerprint is outdated, or the metadata is invalid.
         """
         check_metadata(metadata)
         with self._lock:
@@ -158,23 +157,23 @@ class Instances:
             return self.change(zone, name, metadata={"items": metadata.get("items", [])})
 
     def remove(self, zone: str, name: str) -> None:
-        """Forget a VM, if there is one."""
+        """Delete a VM, if it exists."""
         with self._lock:
             self._kept.pop((zone, name), None)
 
     def all(self, zone: str | None = None) -> list[Resource]:
-        """Return the VMs of a zone or of all, by zone and name."""
+        """Return the VMs of one zone or of all zones, sorted by zone and name."""
         with self._lock:
             return [self._kept[key] for key in sorted(self._kept) if zone in (None, key[0])]
 
 
 def metadata_of(instance: Mapping[str, Any]) -> dict[str, str]:
-    """Return a VM's metadata by its keys."""
+    """Return a VM's metadata as a mapping."""
     return {item["key"]: item.get("value", "") for item in instance["metadata"].get("items", [])}
 
 
 def vm_addresses(instance: Mapping[str, Any]) -> str:
-    """Return the addresses by which ssh may be told to find a VM, with spaces between: `ssh.write_ssh` takes them."""
+    """Return the addresses by which ssh can reach a VM, separated by spaces, for `ssh.write_ssh`."""
     interface = instance["networkInterfaces"][0]
     outside = [config["natIP"] for config in interface.get("accessConfigs", [])]
     return " ".join([*outside, interface["networkIP"], f"compute.{instance['id']}"])
@@ -187,14 +186,14 @@ def with_fingerprint(value: Mapping[str, Any]) -> Resource:
 
 
 def _fingerprint(value: Any) -> str:
-    """Changes with the value. An empty one has the one that the real service gives it."""
+    """Return a fingerprint that changes with the value. That of an empty value is the real service's."""
     if not value:
         return "42WmSpB8rSM="
     return base64.urlsafe_b64encode(hashlib.sha1(json.dumps(value, sort_keys=True).encode()).digest()[:8]).decode()
 
 
 def _interfaces(given: Any, project_url: str, number: int) -> list[Resource]:
-    """The network interfaces with addresses. Those outside are in a range kept for examples (RFC 5737)."""
+    """Return network interfaces with addresses. External ones are in a range for examples (RFC 5737)."""
     low = number % 254 + 1
     inside, outside = f"10.128.{number // 254 % 256}.{low}", f"203.0.113.{low}"
     interfaces = []

@@ -1,6 +1,6 @@
-"""Compute's lists: filtered, ordered, page by page, of one scope or of all at once.
+"""Compute's lists of one scope or of all scopes: filters, orders and pages.
 
-Form: https://cloud.google.com/compute/docs/reference/rest/v1/instances/aggregatedList
+Format: https://cloud.google.com/compute/docs/reference/rest/v1/instances/aggregatedList
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ _MAX_PAGE = 500
 def page_of(
     resources: Iterable[Resource], query: Mapping[str, str], known: frozenset[str]
 ) -> tuple[list[Resource], str]:
-    """Return one page of what a query asks for, and the token of the next; empty where there is none.
+    """Return one page of the resources that a query selects, and the token of the next page, empty for the last.
 
     Args:
-        resources: All there are, in their order.
-        query: `filter`, `orderBy`, `maxResults` (500 without it), `pageToken`.
-        known: The fields that they may have.
+        resources: All resources, in their default order.
+        query: The parameters `filter`, `orderBy`, `maxResults` (default 500), `pageToken`.
+        known: The fields that the resources may have.
 
     Raises:
-        ApiError: One of these cannot be read.
+        ApiError: A parameter is invalid.
     """
     test = compile_filter(query.get("filter", ""), known)
     candidates = _ordered(list(resources), query.get("orderBy", ""))
@@ -42,7 +42,7 @@ def page_of(
     if not 0 < size <= _MAX_PAGE:
         raise _invalid("maxResults", str(size), "Must be greater than 0 and at most 500.")
     if before != asked:
-        raise _invalid("pageToken", query["pageToken"], "It is that of another list.")
+        raise _invalid("pageToken", query["pageToken"], "It is from another list.")
     page: list[Resource] = []
     for index in range(position, len(candidates)):
         if not test(candidates[index]):
@@ -54,7 +54,7 @@ def page_of(
 
 
 def show_list(kind: str, url: str, page: list[Resource], token: str) -> Resource:
-    """Return the answer that is one page of a list."""
+    """Return the response with one page of a list."""
     return {
         "kind": kind,
         "id": url.partition("/compute/v1/")[2],
@@ -65,14 +65,14 @@ def show_list(kind: str, url: str, page: list[Resource], token: str) -> Resource
 
 
 def show_aggregated(name: str, url: str, page: list[Resource], token: str, scopes: Iterable[str]) -> Resource:
-    """Return the answer that is one page of a list of all scopes.
+    """Return the response with one page of a list of all scopes.
 
     Args:
-        name: What is listed: "instances".
-        url: Of the list.
-        page: What is on this page.
-        token: Of the next.
-        scopes: The scopes to show, each with its own or a warning that it has none: "zones/us-central1-a".
+        name: The plural of the resources: "instances".
+        url: The URL of the list.
+        page: The resources on this page.
+        token: The token of the next page.
+        scopes: All scopes, such as "zones/us-central1-a". A scope without resources gets a warning.
     """
     by_scope: dict[str, list[Resource]] = {scope: [] for scope in scopes}
     for resource in page:

@@ -1,6 +1,6 @@
-"""Compute's operations: what a change is answered with, and what becomes of it.
+"""Compute's operations: the answers to changes, which clients poll until they are done.
 
-Form: https://cloud.google.com/compute/docs/reference/rest/v1/zoneOperations
+Format: https://cloud.google.com/compute/docs/reference/rest/v1/zoneOperations
 """
 
 from __future__ import annotations
@@ -24,15 +24,16 @@ _UUID = re.compile(r"[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
 
 @dataclass(frozen=True)
 class Change:
-    """What an operation does.
+    """The effect of an operation.
 
     Attributes:
         kind: insert, delete, setLabels, ...
-        scope: Where: "zones/us-central1-a" or "global".
-        target: The URL of what is changed, below the project's: "zones/us-central1-a/instances/a"; empty is itself.
-        start: Called at once; returns the target's id. What it raises is the answer.
-        finish: Called when the operation is done.
-        fail: Called when it ends with an error instead.
+        scope: "zones/us-central1-a" or "global".
+        target: The changed resource, relative to the project's URL: "zones/us-central1-a/instances/a"; empty for the
+            project itself.
+        start: Called at once; returns the target's id. An `ApiError` that it raises is the answer.
+        finish: Called when the operation succeeds.
+        fail: Called when the operation fails.
     """
 
     kind: str
@@ -63,9 +64,9 @@ class Operations:
     """The operations of one server.
 
     Attributes:
-        project_url: Where the project is: `http://.../compute/v1/projects/P`.
+        project_url: The URL of the project: `http://.../compute/v1/projects/P`.
         clock: Returns the time in seconds since the epoch.
-        seconds: How long an operation takes; infinity is for ever.
+        seconds: The duration of an operation; infinity means that it never ends.
     """
 
     project_url: str
@@ -79,15 +80,15 @@ class Operations:
     _is_closed: bool = False
 
     def fail_next(self, error: Resource, kind: str | None, times: int) -> None:
-        """Let the next operations, of one kind or of any, end with an error."""
+        """Make the next operations, of one kind or of any, end with an error."""
         with self._changed:
             self._failures.append(_Failure(kind, error, times))
 
-    def begin(self, change: Change, request_id: str = "") -> Resource:
-        """Begin one, and return it as it is by then. The same request id is the same operation.
+    def start(self, change: Change, request_id: str = "") -> Resource:
+        """Start an operation, and return its current state. A repeated request id returns the same operation.
 
         Raises:
-            ApiError: The request id is no UUID, or what `change.start` raises.
+            ApiError: The request id is not a UUID, or `change.start` raised it.
         """
         if request_id and (not _UUID.fullmatch(request_id) or set(request_id) <= set("0-")):
             message = f"Invalid value for field 'requestId': '{request_id}'. Must be a valid non-zero UUID."
@@ -109,19 +110,19 @@ class Operations:
             return operation.resource
 
     def get(self, scope: str, name: str) -> Resource:
-        """Return one as it is.
+        """Return the current state of an operation.
 
         Raises:
-            ApiError: There is none of that name there.
+            ApiError: The operation does not exist.
         """
         with self._changed:
             return self._find(scope, name).resource
 
     def wait(self, scope: str, name: str, limit_seconds: float) -> Resource:
-        """Return one when it is done, or as it is when the time is over.
+        """Wait until an operation is done or the time is over; return its state.
 
         Raises:
-            ApiError: There is none of that name there.
+            ApiError: The operation does not exist.
         """
         with self._changed:
             operation = self._find(scope, name)
@@ -129,12 +130,12 @@ class Operations:
             return operation.resource
 
     def all(self, scope: str) -> list[Resource]:
-        """Return all of one scope, oldest first."""
+        """Return the operations of one scope, oldest first."""
         with self._changed:
             return [found.resource for (where, _), found in self._operations.items() if where == scope]
 
     def close(self) -> None:
-        """End every wait; what is under way stays so."""
+        """End every wait; unfinished operations stay unfinished."""
         with self._changed:
             self._is_closed = True
             timers = [operation.timer for operation in self._operations.values() if operation.timer]

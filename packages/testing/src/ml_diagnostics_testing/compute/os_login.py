@@ -1,4 +1,4 @@
-"""OS Login: who may log in to VMs, and with which keys.
+"""OS Login: the users of VMs and their ssh keys.
 
 Format: https://cloud.google.com/compute/docs/oslogin/rest/v1/users
 """
@@ -20,13 +20,13 @@ _KEY = re.compile(r"(ssh-(rsa|ed25519|dss)|ecdsa-sha2-nistp\d+) [A-Za-z0-9+/]+={
 
 
 class OsLogin:
-    """The login profiles of all users, and the answers to requests on them.
+    """Serve the login profiles of all users.
 
     Args:
-        project: The project whose VMs they log in to.
+        project: The project of the VMs.
 
     Attributes:
-        keys: The keys of each user that asked, by its address.
+        keys: The imported keys, by the email of their user.
     """
 
     def __init__(self, project: str) -> None:
@@ -35,7 +35,7 @@ class OsLogin:
         self._lock = threading.Lock()
 
     def routes(self) -> list[Route]:
-        """Return the requests that it answers."""
+        """Return the routes of its requests."""
         return [
             route("os_login", "GET", f"{_USER}/loginProfile", self._profile),
             route("import_key", "POST", f"{_USER}:importSshPublicKey", self._import),

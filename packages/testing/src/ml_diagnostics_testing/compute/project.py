@@ -1,4 +1,4 @@
-"""The requests on what a project has besides VMs: zones, regions, types of machines, its metadata, its operations."""
+"""The requests on a project except for VMs: zones, regions, machine types, project metadata, operations."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ Resource = dict[str, Any]
 
 _PROJECT = "/compute/v1/projects/{project}"
 _ZONE = f"{_PROJECT}/zones/{{zone}}"
-_PLACE_FIELDS = frozenset(("id", "name", "description", "status", "region"))
+_LOCATION_FIELDS = frozenset(("id", "name", "description", "status", "region"))
 _MACHINE_TYPE_FIELDS = frozenset(("id", "name", "description", "guestCpus", "memoryMb", "isSharedCpu", "zone"))
 _OPERATION_FIELDS = frozenset(("id", "name", "operationType", "status", "targetId", "targetLink", "user"))
 
 
 class Project:
-    """Answers the requests on one project.
+    """Answer the requests on one project.
 
     Args:
-        url: Where it is.
-        catalog: Zones and types of machines.
+        url: The URL of the project.
+        catalog: The zones and machine types.
         operations: Its operations.
 
     Attributes:
-        metadata: What all of its VMs are told, as the API has it.
-        wait_seconds: How long a `wait` for an operation lasts at most.
+        metadata: The metadata that all VMs of the project share, in the form of the API.
+        wait_seconds: The maximum duration of a `wait` for an operation.
     """
 
     def __init__(self, url: str, catalog: Catalog, operations: Operations) -> None:
@@ -43,7 +43,7 @@ class Project:
         self._operations = operations
 
     def routes(self) -> list[Route]:
-        """Return the requests that it answers."""
+        """Return the routes of its requests."""
         operations, aggregated = f"{_ZONE}/operations", f"{_PROJECT}/aggregated/machineTypes"
         return [
             route("project", "GET", _PROJECT, self._get),
@@ -91,15 +91,15 @@ class Project:
             self.metadata = before
 
         change = Change("compute.projects.setCommonInstanceMetadata", "global", "", start, fail=fail)
-        return self._operations.begin(change, request.query.get("requestId", ""))
+        return self._operations.start(change, request.query.get("requestId", ""))
 
     def _zones(self, request: Request, parts: Parts) -> Resource:
         zones = [self._catalog.zone(name) for name in self._catalog.zones]
-        page, token = page_of(zones, request.query, _PLACE_FIELDS)
+        page, token = page_of(zones, request.query, _LOCATION_FIELDS)
         return show_list("compute#zoneList", f"{self._url}/zones", page, token)
 
     def _regions(self, request: Request, parts: Parts) -> Resource:
-        page, token = page_of(self._catalog.regions(), request.query, _PLACE_FIELDS)
+        page, token = page_of(self._catalog.regions(), request.query, _LOCATION_FIELDS)
         return show_list("compute#regionList", f"{self._url}/regions", page, token)
 
     def _region(self, request: Request, parts: Parts) -> Resource:

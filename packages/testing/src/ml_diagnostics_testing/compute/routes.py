@@ -1,4 +1,4 @@
-"""Routes: which requests there are, and who answers each."""
+"""Routes: map requests to the functions that answer them."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ class Route:
     """One kind of request.
 
     Attributes:
-        operation: What `faults` and `requests` call it.
+        operation: Its name in `faults` and `requests`.
         method: The HTTP method.
-        pattern: Of the path; its groups are the parts that the answer depends on.
-        answer: Gives the JSON of the answer.
+        pattern: The pattern of the path; its groups are the parts passed to `answer`.
+        answer: Returns the JSON of the response.
     """
 
     operation: str
@@ -35,17 +35,17 @@ def route(operation: str, method: str, template: str, answer: Answer) -> Route:
     """Return a route.
 
     Args:
-        operation: What `faults` and `requests` call it.
+        operation: Its name in `faults` and `requests`.
         method: The HTTP method.
-        template: The path; `{name}` stands for any part of it.
-        answer: Gives the JSON of the answer.
+        template: The path; `{name}` matches any part of it.
+        answer: Returns the JSON of the response.
     """
     pattern = re.sub(r"\\{(\w+)\\}", r"(?P<\1>[^/:]+)", re.escape(template))
     return Route(operation, method, re.compile(pattern), answer)
 
 
 def find(routes: Iterable[Route], method: str, path: str) -> tuple[Route, Parts] | None:
-    """Return the route of a request, and the parts of its path, decoded; None where there is none."""
+    """Return the route of a request and the decoded parts of its path; None if no route matches."""
     for found in routes:
         if found.method == method and (match := found.pattern.fullmatch(path)):
             return found, {name: unquote(value) for name, value in match.groupdict().items()}

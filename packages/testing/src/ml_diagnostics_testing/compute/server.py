@@ -1,4 +1,4 @@
-"""The loopback Compute: what it answers, and what tests ask of it."""
+"""The loopback Compute Engine: its REST API, and its interface for tests."""
 
 from __future__ import annotations
 
@@ -49,30 +49,30 @@ _PERMISSIONS: Final[Mapping[str, str]] = {
 
 
 class ComputeServer(LoopbackServer):
-    """A Compute Engine of your own on 127.0.0.1, with the buckets that VMs read and write.
+    """Serve Compute Engine on 127.0.0.1, with a Cloud Storage for the buckets of the VMs.
 
-    It serves version v1 of the API, as far as VMs are made, found, labelled and deleted: instances, operations, zones,
-    regions, types of machines, the project's metadata, and batches; Cloud TPU's nodes, and OS Login. It refuses what
-    the real service refuses, and answers changes with operations.
+    It serves the part of the v1 API that creates, finds, labels and deletes VMs: instances, operations, zones, regions,
+    machine types, project metadata and batches; and also Cloud TPU's nodes and OS Login. It rejects the requests that
+    the real service rejects, and answers changes with operations.
 
     It runs from construction until `close`, and is a context manager. The operations of its `faults` and `requests`
-    are "list" (of VMs, of a zone or of all), "get", "insert", "delete", "set_labels", "set_metadata",
+    are "list" (of VMs, of one zone or of all), "get", "insert", "delete", "set_labels", "set_metadata",
     "guest_attributes", "serial_output", "operation" and "wait", "zone", "region", "machine_type", "project",
-    "set_project_metadata", "tpu", "update_tpu", "os_login", "import_key" and "batch". `requests` has the JSON that was
-    sent as `body`.
+    "set_project_metadata", "tpu", "update_tpu", "os_login", "import_key" and "batch". `body` in `requests`
+    holds the JSON of a request.
 
     Args:
-        project: The project that there is; others are not found.
-        zones: The zones that there are.
-        machine_types: The zones of each type of machine.
-        buckets: The buckets that there are.
+        project: The only project; others are not found.
+        zones: The zones.
+        machine_types: The zones of each machine type.
+        buckets: The initial buckets.
         clock: Returns the time in seconds since the epoch.
 
     Attributes:
-        storage: The Cloud Storage beside it, with faults and requests of its own.
-        is_enabled: Whether the API is enabled in the project: 403 otherwise.
-        is_permitted: Whether the caller may do what it asks: 403 otherwise.
-        accepted_tokens: The access tokens that are let in, others get 401. None asks for none.
+        storage: The Cloud Storage, with its own faults and requests.
+        is_enabled: True if the API is enabled in the project; otherwise requests get 403.
+        is_permitted: True if the caller has the permission; otherwise requests get 403.
+        accepted_tokens: The valid access tokens; other requests get 401. None accepts requests without a token.
     """
 
     def __init__(
@@ -117,7 +117,7 @@ class ComputeServer(LoopbackServer):
 
     @property
     def operation_seconds(self) -> float:
-        """How long an operation takes. Settable; 0 at first, infinity is for ever."""
+        """The duration of an operation. Settable; initially 0, infinity means that it never ends."""
         return self._operations.seconds
 
     @operation_seconds.setter
@@ -126,7 +126,7 @@ class ComputeServer(LoopbackServer):
 
     @property
     def wait_seconds(self) -> float:
-        """How long a `wait` for an operation lasts at most. Settable; 120 at first, as with the real service."""
+        """The maximum duration of a `wait` for an operation. Settable; initially 120, like the real service's."""
         return self._project.wait_seconds
 
     @wait_seconds.setter
@@ -136,13 +136,13 @@ class ComputeServer(LoopbackServer):
     def fail_operations(
         self, code: str, message: str = "a scripted fault", *, on: str | None = None, times: int = 1, status: int = 503
     ) -> None:
-        """Let the next changes be accepted, and their operations end with an error. Nothing is changed.
+        """Accept the next changes, but end their operations with an error and change nothing.
 
         Args:
             code: The error's code, such as ZONE_RESOURCE_POOL_EXHAUSTED or QUOTA_EXCEEDED.
-            message: What the client is told.
-            on: The type of operation: insert, delete, setLabels, ...; None is any.
-            times: How many operations.
+            message: The error message for the client.
+            on: The type of operation: insert, delete, setLabels, ...; None means any.
+            times: The number of operations.
             status: The operation's HTTP status.
         """
         error = {
@@ -153,25 +153,25 @@ class ComputeServer(LoopbackServer):
         self._operations.fail_next(error, on, times)
 
     def on_instance_created(self, callback: Callback) -> None:
-        """Call this for each VM that clients make, from then on, in a thread of its own: to play what it does.
+        """Call a function in a new thread for each VM that clients create from now on, to simulate the VM.
 
         Args:
-            callback: Gets the VM as the API shows it, when its operation is done; its work may take its time.
+            callback: Called with the VM in the form of the API when its operation is done; it may block.
         """
         self._on_created.append(callback)
 
     def on_instance_deleted(self, callback: Callback) -> None:
-        """Call this for each VM that clients delete, from then on, in a thread of its own."""
+        """Call a function in a new thread for each VM that clients delete from now on."""
         self._on_deleted.append(callback)
 
     def add_instance(self, name: str, zone: str = "us-central1-a", **fields: Any) -> Resource:
-        """Keep a running VM as if somebody had made it before; return it.
+        """Add a running VM directly, without a request; return it.
 
         Args:
-            name: Its name; any, though Compute itself would make none that has an underscore.
-            zone: Its zone.
-            **fields: As in the API: labels, machineType, networkInterfaces, ...; `metadata` may be a plain mapping.
-                It has an address outside, unless `networkInterfaces=[{}]` says that it has not.
+            name: The name. It is not checked, so that it may have an underscore, unlike in Compute Engine.
+            zone: The zone.
+            **fields: Fields of the API: labels, machineType, networkInterfaces, ...; `metadata` may be a plain mapping.
+                The VM has an external address by default; `networkInterfaces=[{}]` creates it without one.
         """
         metadata = fields.get("metadata", {})
         if "items" not in metadata:
@@ -187,57 +187,57 @@ class ComputeServer(LoopbackServer):
         return self._instances.add(zone, body, self.clock(), status=fields.get("status", "RUNNING"))
 
     def change_instance(self, name: str, zone: str | None = None, **fields: Any) -> Resource:
-        """Give a VM other values in some fields, as if another program had; return it."""
+        """Change fields of a VM directly, like another program would; return it."""
         return self._instances.change(self._zone_of(name, zone), name, **fields)
 
     def remove_instance(self, name: str, zone: str | None = None) -> None:
-        """Delete a VM behind the clients' backs."""
+        """Delete a VM directly, without a request."""
         self._instances.remove(self._zone_of(name, zone), name)
 
     def instance(self, name: str, zone: str | None = None) -> Resource:
-        """Return a VM as the API shows it.
+        """Return a VM in the form of the API.
 
         Raises:
-            KeyError: There is none of that name.
+            KeyError: The VM does not exist.
         """
         return self._instances.get(self._zone_of(name, zone), name)
 
     def instances(self) -> list[Resource]:
-        """Return every VM, by zone and name."""
+        """Return every VM, sorted by zone and name."""
         return self._instances.all()
 
     def add_tpu(self, name: str, zone: str = "us-central1-a", *, workers: int = 1, **fields: Any) -> Resource:
-        """Keep a TPU that is ready for work; return it.
+        """Add a TPU node that is ready; return it.
 
         Args:
-            name: Its name.
-            zone: Its zone.
-            workers: How many VMs it has.
-            **fields: As in the API: state, health, networkEndpoints, ...
+            name: The name.
+            zone: The zone.
+            workers: The number of its VMs.
+            **fields: Fields of the API: state, health, networkEndpoints, ...
         """
         return self._tpus.add(name, zone, workers, self.clock(), fields)
 
     def tpu(self, name: str, zone: str = "us-central1-a") -> Resource:
-        """Return a TPU as the API shows it, with the keys that it was given in its metadata."""
+        """Return a TPU node in the form of the API; its metadata holds the ssh keys that clients added."""
         return self._tpus.find(name, zone)
 
     def set_serial_output(self, name: str, text: str, zone: str | None = None) -> None:
-        """Set what a VM has written to its first serial port."""
+        """Set the output of a VM's first serial port."""
         self._vms.serial_output[self._zone_of(name, zone), name] = text
 
     def set_guest_attributes(self, name: str, attributes: Mapping[str, str], zone: str | None = None) -> None:
-        """Let a VM say something of itself.
+        """Set the guest attributes of a VM.
 
         Args:
             name: The VM.
             attributes: The values by "namespace/key", such as "hostkeys/ssh-ed25519".
-            zone: Its zone.
+            zone: The zone of the VM.
         """
         self._vms.guest_attributes[self._zone_of(name, zone), name] = dict(attributes)
 
     @property
     def project_metadata(self) -> dict[str, str]:
-        """What all VMs are told, such as the "ssh-keys" that gcloud adds. Settable."""
+        """The metadata that all VMs share, such as the "ssh-keys" that gcloud adds. Settable."""
         return metadata_of({"metadata": self._project.metadata})
 
     @project_metadata.setter
@@ -247,14 +247,14 @@ class ComputeServer(LoopbackServer):
 
     @property
     def login_keys(self) -> dict[str, list[str]]:
-        """The keys that were given to OS Login, by the address of their owner."""
+        """The ssh keys imported to OS Login, by the email of their user."""
         return self._os_login.keys
 
     def environment(self) -> dict[str, str]:
-        """Return the variables that bring gcloud and the ML diagnostics libraries here, without credentials.
+        """Return the variables that redirect gcloud and the ML diagnostics libraries here, without credentials.
 
-        gcloud's settings are in an empty folder of this server's, which is gone with it. It keeps its keys in HOME:
-        give a test that uses `gcloud compute ssh` one of its own.
+        gcloud's settings are in a temporary folder, which `close` deletes. gcloud keeps ssh keys in HOME: set HOME to
+        a temporary folder in tests that use `gcloud compute ssh`.
         """
         return {
             **self.storage.environment(),
@@ -283,7 +283,7 @@ class ComputeServer(LoopbackServer):
     # --- Serving ---
 
     def operation(self, method: str, path: str) -> str:
-        """Name what is asked for."""
+        """Return the operation of a request."""
         if path.startswith("/batch/"):
             return "batch"
         found = find(self._routes, method, path)
@@ -304,7 +304,7 @@ class ComputeServer(LoopbackServer):
         return json_response(select(asked.answer(request, parts), parse_fields(request.query.get("fields", ""))))
 
     def _admit(self, request: Request, operation: str, project: str) -> None:
-        """Refuse whom the real service would."""
+        """Reject requests without a valid token, the right project, an enabled API or permission."""
         token = (request.headers.get("Authorization") or "").removeprefix("Bearer ")
         if self.accepted_tokens is not None and token not in self.accepted_tokens:
             message = "Request had invalid authentication credentials. Expected OAuth 2 access token."

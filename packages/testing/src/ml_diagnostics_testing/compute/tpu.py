@@ -1,4 +1,4 @@
-"""Cloud TPU: nodes, each with one VM or several, as gcloud and clients find them.
+"""Cloud TPU: nodes with one or more VMs, for gcloud and other clients.
 
 Format: https://cloud.google.com/tpu/docs/reference/rest/v2/projects.locations.nodes
 """
@@ -21,7 +21,7 @@ _NODE = f"{_NODES}/{{name}}"
 
 
 class Tpus:
-    """The TPU nodes of one project, and the answers to requests on them.
+    """Serve the TPU nodes of one project.
 
     Args:
         project: The project.
@@ -36,7 +36,7 @@ class Tpus:
         self._lock = threading.RLock()
 
     def routes(self) -> list[Route]:
-        """Return the requests that it answers."""
+        """Return the routes of its requests."""
         return [
             route("tpu", "GET", _NODES, self._list),
             route("tpu", "GET", _NODE, self._get),
@@ -46,7 +46,7 @@ class Tpus:
         ]
 
     def add(self, name: str, zone: str, workers: int, now: float, fields: Mapping[str, Any]) -> Resource:
-        """Keep a node, and return it."""
+        """Create a node, and return it."""
         number, addresses = next(self._numbers), [next(self._addresses) for _ in range(workers)]
         node = {
             "name": f"projects/{self._project}/locations/{zone}/nodes/{name}",
@@ -67,7 +67,7 @@ class Tpus:
                 {
                     "ipAddress": f"10.130.{address // 254}.{address % 254 + 1}",
                     "port": 8470,
-                    "accessConfig": {"externalIp": f"198.51.100.{address % 254 + 1}"},  # for examples: RFC 5737
+                    "accessConfig": {"externalIp": f"198.51.100.{address % 254 + 1}"},  # a range for examples: RFC 5737
                 }
                 for address in addresses
             ],
@@ -81,7 +81,7 @@ class Tpus:
         """Return a node.
 
         Raises:
-            ApiError: There is none of that name in that zone.
+            ApiError: The node does not exist.
         """
         full_name = f"projects/{self._project}/locations/{zone}/nodes/{name}"
         with self._lock:
@@ -136,7 +136,7 @@ class Tpus:
 
 
 def worker_name(node: str, worker: int) -> str:
-    """Return the name of the VM that is a node's worker, as the Identity-Aware Proxy knows it."""
+    """Return the name of a worker's VM in the Identity-Aware Proxy."""
     return f"t1v-n-{node}-w-{worker}"
 
 

@@ -21,19 +21,19 @@ _VM = f"{_LIST}/{{name}}"
 
 
 class Vms:
-    """Answers the requests on the VMs of one project.
+    """Answer the requests on the VMs of one project.
 
     Args:
-        url: Where the project is.
-        catalog: Zones and types of machines.
+        url: The URL of the project.
+        catalog: The zones and machine types.
         instances: The VMs.
-        operations: What changes are answered with.
-        created: Called with each VM that was made.
-        deleted: Called with each VM that was deleted.
+        operations: The operations of the project.
+        created: Called with each created VM.
+        deleted: Called with each deleted VM.
 
     Attributes:
-        guest_attributes: What VMs say of themselves: by zone and name, the values by "namespace/key".
-        serial_output: What VMs have written to their first serial port, by zone and name.
+        guest_attributes: The guest attributes of VMs, by zone and name; the values by "namespace/key".
+        serial_output: The output of the first serial port of VMs, by zone and name.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class Vms:
         self._deleted = deleted
 
     def routes(self) -> list[Route]:
-        """Return the requests that it answers."""
+        """Return the routes of its requests."""
         return [
             route("list", "GET", "/compute/v1/projects/{project}/aggregated/instances", self._list_all),
             route("list", "GET", _LIST, self._list_zone),
@@ -90,7 +90,7 @@ class Vms:
         name = str(body.get("name"))
 
         def finish() -> None:
-            if self._instances.find(zone, name):  # not deleted meanwhile
+            if self._instances.find(zone, name):  # a client may have deleted it meanwhile
                 self._created(self._instances.change(zone, name, status="RUNNING"))
 
         change = Change(
@@ -101,14 +101,14 @@ class Vms:
             finish=finish,
             fail=lambda: self._instances.remove(zone, name),
         )
-        return self._operations.begin(change, request.query.get("requestId", ""))
+        return self._operations.start(change, request.query.get("requestId", ""))
 
     def _delete(self, request: Request, parts: Parts) -> Resource:
         zone, name = parts["zone"], parts["name"]
 
         def finish() -> None:
             instance = self._instances.find(zone, name)
-            if instance:  # not deleted twice
+            if instance:  # another operation may have deleted it
                 self._instances.remove(zone, name)
                 self._deleted(instance)
 
@@ -164,7 +164,7 @@ class Vms:
         do: Callable[[], Resource],
         finish: Callable[[], None] = lambda: None,
     ) -> Resource:
-        """Begin a change of one VM; where it fails in the end, the VM is as it was before."""
+        """Start a change of one VM. If the operation fails, restore the VM."""
         scope = f"zones/{parts['zone']}"
         before: list[Resource] = []
 
@@ -180,4 +180,4 @@ class Vms:
             finish=finish,
             fail=lambda: self._instances.restore(parts["zone"], before[0]),
         )
-        return self._operations.begin(change, request.query.get("requestId", ""))
+        return self._operations.start(change, request.query.get("requestId", ""))
