@@ -77,11 +77,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--root", type=Path, default=ROOT, help="the repository")
     root = parser.parse_args(argv).root
-    settings = tomllib.loads((root / ".ci" / "public-api.toml").read_text(encoding="utf-8"))
+    source = root / ".ci" / "public-api.toml"
     try:
+        settings = tomllib.loads(source.read_text(encoding="utf-8"))
         found = list(compare_releases(root, settings))
-    except SettingsError as error:
-        print(error, file=sys.stderr)
+    except (SettingsError, tomllib.TOMLDecodeError) as error:
+        print(f"{source}: {error}", file=sys.stderr)
         return 2
     for breakage in found:
         print(breakage)

@@ -1,6 +1,6 @@
 """Name each figure that became worse between two runs by more than the noise of the runs; exit with 1 if there is one.
 
-    python -m benchmarks compare [--before FILE ...] [--after FILE ...]
+    python -m benchmarks compare [--before FILE|REVISION ...] [--after FILE|REVISION ...]
 
 The noise is the spread of the runs of a side, so pass two or three files for each side if you can. With one file for
 each side it is assumed: 25 %; 50 % for a 99th percentile, 100 % for a maximum. A figure that the same run compared with
@@ -136,15 +136,23 @@ def main(argv: Sequence[str]) -> int:
     """Compare files; return 1 if a figure became worse, a target is missed now or a benchmark failed."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks compare", description=__doc__.partition("\n")[0])
     parser.add_argument(
-        "--before", nargs="+", type=Path, default=[], metavar="FILE", help=f"default: {RESULTS} of the last commit"
+        "--before",
+        nargs="+",
+        default=["HEAD"],
+        metavar="FILE|REVISION",
+        help=f"JSON files of runs, or commits and tags with a {RESULTS} (default: HEAD)",
     )
     parser.add_argument(
-        "--after", nargs="+", type=Path, default=[], metavar="FILE", help="default: the newest file in out/benchmarks"
+        "--after",
+        nargs="+",
+        default=[],
+        metavar="FILE|REVISION",
+        help="the same for the runs to judge (default: the newest file in out/benchmarks)",
     )
     arguments = parser.parse_args(argv)
     try:
-        before = _read(arguments.before) or [_committed()]
-        after = _read(arguments.after or sorted(RUNS.glob("*.json"))[-1:])
+        before = [_read(name) for name in arguments.before]
+        after = [_read(name) for name in arguments.after or map(str, sorted(RUNS.glob("*.json"))[-1:])]
         if not after:
             raise ValueError("no run in out/benchmarks; measure first: nox -s bench")
         found = compare(before, after)
@@ -225,12 +233,12 @@ def _text(value: float, unit: str) -> str:
     return f"{value:,.3g} {unit}".rstrip() if value < 1000 else f"{value:,.0f} {unit}".rstrip()
 
 
-def _committed() -> dict[str, Any]:
-    asked = subprocess.run(["git", "show", f"HEAD:{RESULTS}"], cwd=ROOT, capture_output=True, text=True, check=False)
+def _read(name: str) -> dict[str, Any]:
+    if Path(name).is_file():
+        return figures.read(Path(name).read_text(encoding="utf-8"), name)
+    asked = subprocess.run(
+        ["git", "show", f"{name}:{RESULTS}"], cwd=ROOT, capture_output=True, encoding="utf-8", check=False
+    )
     if asked.returncode:
-        raise ValueError(f"the last commit has no {RESULTS}; name a run with --before")
-    return figures.read(asked.stdout, f"HEAD:{RESULTS}")
-
-
-def _read(paths: Iterable[Path]) -> list[dict[str, Any]]:
-    return [figures.read(path.read_text(encoding="utf-8"), str(path)) for path in paths]
+        raise ValueError(f"{name} is neither a file nor a revision with {RESULTS}")
+    return figures.read(asked.stdout, f"{name}:{RESULTS}")

@@ -134,6 +134,11 @@ def test_a_file_that_is_not_a_run_is_refused(tmp_path: Path, capsys: pytest.Capt
         assert name in capsys.readouterr().err
 
 
+def test_results_of_a_commit_can_be_named_by_the_commit(capsys: pytest.CaptureFixture[str]) -> None:
+    assert compare.main(["--before", "HEAD", "--after", str(figures.ROOT / compare.RESULTS)]) in (0, 1)
+    assert "figures compared" in capsys.readouterr().out
+
+
 def test_the_committed_results_can_be_compared() -> None:
     path = figures.ROOT / compare.RESULTS
     run = figures.read(path.read_text(encoding="utf-8"), str(path))
