@@ -9,24 +9,47 @@ import re
 import time
 import weakref
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from ml_diagnostics_common.guard import LOSSES
 
-if TYPE_CHECKING:
-    from ml_diagnostics_common.journal.journal import Journal
-
-__all__ = ["add_journal", "flush_journals", "host_name", "is_writer_of_this_process", "new_writer"]
+__all__ = ["OwnJournal", "add_journal", "flush_journals", "host_name", "is_writer_of_this_process", "new_writer"]
 
 _EXIT_SECONDS = 1.0  # For all journals together.
 
+
+class OwnJournal(Protocol):
+    """What a fork and the exit of the process ask of a journal."""
+
+    @property
+    def folder(self) -> Path:
+        """The folder of its log."""
+        ...
+
+    def start_clean_in_child(self) -> None:
+        """Drop what belongs to the parent process; called in a forked child."""
+        ...
+
+    def flush(self, timeout_seconds: float) -> bool:
+        """Write what is held; return True if nothing is held any more."""
+        ...
+
+    def close(self, timeout_seconds: float) -> object:
+        """Write what is held, and close the file."""
+        ...
+
+    def tell_losses(self) -> None:
+        """Warn of entries that were not written, if there are any."""
+        ...
+
+
 # State of the process: its journals (for a fork and the exit), its writers, and a number that tells them apart.
-_journals_of_this_process: weakref.WeakSet[Journal] = weakref.WeakSet()
+_journals_of_this_process: weakref.WeakSet[OwnJournal] = weakref.WeakSet()
 _writers_of_this_process = itertools.count()
 _writer_names_of_this_process: set[str] = set()
 
 
-def add_journal(journal: Journal) -> None:
+def add_journal(journal: OwnJournal) -> None:
     """Has a journal start clean in forked children, and written to the end when the process ends."""
     _journals_of_this_process.add(journal)
 
