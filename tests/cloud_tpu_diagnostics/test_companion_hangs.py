@@ -10,9 +10,8 @@ from pathlib import Path
 import pytest
 from cloud_tpu_diagnostics.companion.hang_response import HangResponse
 from cloud_tpu_diagnostics.companion.job import Job as WatchedJob
-from cloud_tpu_diagnostics.configuration.hang_configuration import HangConfig
+from cloud_tpu_diagnostics.configuration.hang_configuration import HangConfig, Verdict
 from cloud_tpu_diagnostics.entries import DUMP, HANG_SUSPECTED, SNAPSHOT
-from cloud_tpu_diagnostics.hang.hang_watch import Verdict
 from cloud_tpu_diagnostics.traces import Frame
 from ml_diagnostics_common.progress import Progress
 

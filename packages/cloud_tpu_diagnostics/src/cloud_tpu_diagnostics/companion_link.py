@@ -161,7 +161,7 @@ class CompanionLink:
 
 def _call(hangs: HangConfig, message: Mapping[str, Any]) -> None:
     """Calls what the job wants to be called in a hang; an error in there is the job's, and is logged."""
-    from cloud_tpu_diagnostics.hang.hang_watch import Verdict
+    from cloud_tpu_diagnostics.configuration.hang_configuration import Verdict
 
     try:
         if hangs.on_hang is not None:

@@ -12,8 +12,7 @@ from cloud_tpu_diagnostics.traces import Frame
 if TYPE_CHECKING:
     from ml_diagnostics_common.progress import Progress
 
-    from cloud_tpu_diagnostics.configuration.hang_configuration import HangConfig
-    from cloud_tpu_diagnostics.hang.hang_watch import Verdict
+    from cloud_tpu_diagnostics.configuration.hang_configuration import HangConfig, Verdict
 
 __all__ = ["Asked", "HangResponse"]
 

@@ -5,14 +5,27 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Any
+from typing import Any, NamedTuple
 
 from ml_diagnostics_common.exceptions import ConfigurationError
 
-if TYPE_CHECKING:
-    from cloud_tpu_diagnostics.hang.hang_watch import Verdict
+__all__ = ["HangConfig", "Verdict", "checked"]
 
-__all__ = ["HangConfig", "checked"]
+
+class Verdict(NamedTuple):
+    """A job is taken for stuck.
+
+    Attributes:
+        phase: In which; one of `ml_diagnostics_common.progress.PHASES`.
+        step: In which, where the job said it.
+        stuck_seconds: How long it has said nothing.
+        timeout_seconds: After how long a silence was taken for a hang.
+    """
+
+    phase: str
+    step: int | None
+    stuck_seconds: float
+    timeout_seconds: float
 
 
 @dataclass

@@ -8,36 +8,20 @@ was stopped, by SIGSTOP or a debugger.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Final, NamedTuple
+from typing import Final
 
 from ml_diagnostics_common.progress import Progress
 
-from cloud_tpu_diagnostics.configuration.hang_configuration import HangConfig
+from cloud_tpu_diagnostics.configuration.hang_configuration import HangConfig, Verdict
 from cloud_tpu_diagnostics.hang.learned_timeouts import LearnedTimeouts, Pauses
 
-__all__ = ["LOOK_EVERY_SECONDS", "HangWatch", "Verdict"]
+__all__ = ["LOOK_EVERY_SECONDS", "HangWatch"]
 
 LOOK_EVERY_SECONDS: Final = 1.0
 """How often `HangWatch.observe` is to be called."""
 
 _MARGIN_SECONDS: Final = 1.5 * LOOK_EVERY_SECONDS  # The next look may come a little late.
 _LATE_SECONDS: Final = 3 * LOOK_EVERY_SECONDS
-
-
-class Verdict(NamedTuple):
-    """A job is taken for stuck.
-
-    Attributes:
-        phase: In which; one of `ml_diagnostics_common.progress.PHASES`.
-        step: In which, where the job said it.
-        stuck_seconds: How long it has said nothing.
-        timeout_seconds: After how long a silence was taken for a hang.
-    """
-
-    phase: str
-    step: int | None
-    stuck_seconds: float
-    timeout_seconds: float
 
 
 class HangWatch:
