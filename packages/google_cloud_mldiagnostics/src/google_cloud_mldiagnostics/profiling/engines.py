@@ -5,12 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Protocol
 
-from google_cloud_mldiagnostics.exceptions import ProfilingError
 from google_cloud_mldiagnostics.mlrun_types import Framework
-from google_cloud_mldiagnostics.profiling.layout import file_of
 from google_cloud_mldiagnostics.runtimes import computes_with_pytorch
 
-__all__ = ["Engine", "captured_file", "engine_for"]
+__all__ = ["Engine", "engine_for"]
 
 
 class Engine(Protocol):
@@ -57,15 +55,3 @@ def engine_for(framework: Framework) -> Engine:
     from google_cloud_mldiagnostics.profiling.jax_engine import JaxEngine
 
     return JaxEngine()
-
-
-def captured_file(folder: Path) -> Path:
-    """Finds the one xplane that a profiler has left somewhere in a folder.
-
-    Raises:
-        ProfilingError: There is none.
-    """
-    found = sorted(folder.rglob(file_of("*")))
-    if not found:
-        raise ProfilingError(f"the profiler ended without an error and left no xplane.pb in {folder}")
-    return found[-1]

@@ -7,8 +7,7 @@ from typing import Any
 
 from ml_diagnostics_common.exceptions import MissingExtraError
 
-from google_cloud_mldiagnostics.profiling.engines import captured_file
-from google_cloud_mldiagnostics.profiling.layout import file_of
+from google_cloud_mldiagnostics.profiling.layout import captured_file, file_of
 from google_cloud_mldiagnostics.runtimes import is_imported
 
 __all__ = ["JaxEngine"]

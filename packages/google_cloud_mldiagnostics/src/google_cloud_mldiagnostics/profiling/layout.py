@@ -2,9 +2,21 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Final
 
-__all__ = ["SESSIONS", "SUFFIX", "TRACE_JSON_SUFFIX", "file_of", "logdir_of", "session_folder", "sessions_folder"]
+from google_cloud_mldiagnostics.exceptions import ProfilingError
+
+__all__ = [
+    "SESSIONS",
+    "SUFFIX",
+    "TRACE_JSON_SUFFIX",
+    "captured_file",
+    "file_of",
+    "logdir_of",
+    "session_folder",
+    "sessions_folder",
+]
 
 SESSIONS: Final = ("plugins", "profile")
 """The folders between a logdir and its sessions."""
@@ -32,3 +44,15 @@ def logdir_of(folder: str) -> str:
 def file_of(host: str) -> str:
     """Returns what a host's file is called."""
     return host + SUFFIX
+
+
+def captured_file(folder: Path) -> Path:
+    """Find the one xplane that a profiler has left somewhere in a folder.
+
+    Raises:
+        ProfilingError: There is no xplane.
+    """
+    found = sorted(folder.rglob(file_of("*")))
+    if not found:
+        raise ProfilingError(f"the profiler ended without an error and left no xplane.pb in {folder}")
+    return found[-1]

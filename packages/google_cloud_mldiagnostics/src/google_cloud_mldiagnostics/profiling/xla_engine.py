@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from google_cloud_mldiagnostics.exceptions import ProfilingError
-from google_cloud_mldiagnostics.profiling.engines import captured_file
+from google_cloud_mldiagnostics.profiling.layout import captured_file
 from google_cloud_mldiagnostics.runtimes import is_imported
 
 __all__ = ["XlaEngine"]
