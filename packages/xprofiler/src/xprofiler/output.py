@@ -4,53 +4,16 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
-if TYPE_CHECKING:
-    from xprofiler.viewers.viewer import Viewer
-
-__all__ = ["FORMATS", "add_format_option", "format_records", "format_table", "format_viewers"]
+__all__ = ["FORMATS", "add_format_option", "format_records", "format_table"]
 
 FORMATS: Final = ("table", "json", "yaml", "csv")
-_HEADERS: Final = ("Log_Directory", "URL", "Name", "Zone")
-_STARTING: Final = ("PROVISIONING", "STAGING")
 
 
 def add_format_option(parser: argparse.ArgumentParser, formats: Sequence[str] = FORMATS) -> None:
     """Add the option `--format`."""
     parser.add_argument("--format", choices=formats, default=formats[0], help="output format (default: %(default)s)")
-
-
-def format_viewers(viewers: Sequence[Viewer], style: str = "table") -> str:
-    """Format viewers, with the columns of all previous releases.
-
-    Args:
-        viewers: The viewers, one per row.
-        style: One of `FORMATS`. A table has a reason for each missing link.
-    """
-    if style == "table":
-        rows = [(viewer.log_directory, _link(viewer), viewer.name, viewer.zone) for viewer in viewers]
-        return format_table(_HEADERS, rows)
-    records = [
-        {
-            "log_directory": viewer.log_directory,
-            "url": viewer.url,
-            "name": viewer.name,
-            "zone": viewer.zone,
-            "status": viewer.status,
-        }
-        for viewer in viewers
-    ]
-    return format_records(records, style, ("log_directory", "url", "name", "zone", "status"))
-
-
-def _link(viewer: Viewer) -> str:
-    """Return the link, or the reason why it is missing."""
-    if viewer.url:
-        return viewer.url
-    if viewer.status == "RUNNING":
-        return viewer.state if viewer.state in ("starting", "failed") else "no link"
-    return "starting" if viewer.status in _STARTING else viewer.status.lower()
 
 
 def format_table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

@@ -45,8 +45,8 @@ class DeleteCommand:
         from xprofiler.cloud.api import GoogleApi
         from xprofiler.cloud.settings import GcloudSettings
         from xprofiler.log_directory import LogDirectory
-        from xprofiler.output import format_viewers
         from xprofiler.viewers.finding import viewers_of
+        from xprofiler.viewers.table import format_viewers
         from xprofiler.viewers.viewer import Sought
 
         if not (options.vm_name or options.log_directory):

@@ -46,8 +46,8 @@ class ListCommand:
         from xprofiler.cloud.api import GoogleApi
         from xprofiler.cloud.settings import GcloudSettings
         from xprofiler.log_directory import LogDirectory
-        from xprofiler.output import format_viewers
         from xprofiler.viewers.finding import viewers_of
+        from xprofiler.viewers.table import format_viewers
         from xprofiler.viewers.viewer import Sought
         from xprofiler.waiting import told_if_slow
 

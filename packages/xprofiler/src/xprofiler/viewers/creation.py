@@ -12,7 +12,6 @@ from xprofiler.cloud.settings import GcloudSettings
 from xprofiler.console import Console, ReaderGoneError
 from xprofiler.exceptions import DONE, DeclinedError, UsageError
 from xprofiler.log_directory import LogDirectory
-from xprofiler.output import format_viewers
 from xprofiler.viewers.instances import Instances
 from xprofiler.viewers.new_viewer import NewViewer
 from xprofiler.viewers.on_compute import ViewersOnCompute
@@ -20,6 +19,7 @@ from xprofiler.viewers.on_gke import ViewersOnGke
 from xprofiler.viewers.plan import ViewerPlan, seconds_of
 from xprofiler.viewers.setup import SetupTimes, ViewerSetup
 from xprofiler.viewers.setup_on_gke import ViewerSetupOnGke
+from xprofiler.viewers.table import format_viewers
 from xprofiler.viewers.viewer import Viewers
 
 __all__ = ["create"]
