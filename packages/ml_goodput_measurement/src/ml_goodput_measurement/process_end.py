@@ -8,18 +8,19 @@ from __future__ import annotations
 import atexit
 import os
 import sys
+from collections.abc import Callable
 from types import FrameType
-from typing import TYPE_CHECKING
+from typing import TypeAlias
 
 from ml_diagnostics_common.guard import LOSSES
 from ml_diagnostics_common.program_end import ProgramEnd, how_it_was_left, last_uncaught, program_frame
 
 from ml_goodput_measurement.process_outcome import ProcessOutcome
 
-if TYPE_CHECKING:
-    from ml_goodput_measurement.recorder import GoodputRecorder
-
 __all__ = ["job_ended", "job_started", "watch"]
+
+RecordEnd: TypeAlias = Callable[[ProcessOutcome, str], None]
+"""Records that the process ends: how, and the type of the exception that ends it, or an empty text."""
 
 _MOST_JOBS = 64
 """Of so many jobs at most the end is recorded: each keeps a file open, and a sweep may run thousands in one process."""
@@ -32,23 +33,23 @@ class _OpenJobs:
         self.pid = os.getpid()
         self._program: FrameType | None = program_frame()
         self._uncaught_before = last_uncaught()
-        self._recorders: dict[tuple[str, str], GoodputRecorder] = {}
+        self._record_end: dict[tuple[str, str], RecordEnd] = {}
 
-    def add(self, recorder: GoodputRecorder) -> None:
+    def add(self, logger_name: str, job_name: str, record_end: RecordEnd) -> None:
         # By name: another recorder of the same job continues it, as after an elastic restart within the process.
-        self._recorders.pop(_key(recorder), None)
-        self._recorders[_key(recorder)] = recorder
-        if len(self._recorders) > _MOST_JOBS:
-            self._recorders.pop(next(iter(self._recorders)), None)
+        self.discard(logger_name, job_name)
+        self._record_end[logger_name, job_name] = record_end
+        if len(self._record_end) > _MOST_JOBS:
+            self._record_end.pop(next(iter(self._record_end)), None)
 
-    def discard(self, recorder: GoodputRecorder) -> None:
-        self._recorders.pop(_key(recorder), None)
+    def discard(self, logger_name: str, job_name: str) -> None:
+        self._record_end.pop((logger_name, job_name), None)
 
     def record_ends(self) -> None:
         outcome, exception = self._outcome()
-        for recorder in list(self._recorders.values()):
+        for record_end in list(self._record_end.values()):
             try:
-                recorder._record_process_end(outcome, exception)
+                record_end(outcome, exception)
             except Exception as error:  # Under test, where losses are raised.
                 LOSSES.add(f"process end: {type(error).__name__}")
 
@@ -64,10 +65,6 @@ class _OpenJobs:
         if error is not None and error is not self._uncaught_before:
             return ProcessOutcome.FAILED, type(error).__name__[:200]
         return ProcessOutcome.EXITED, ""  # By SystemExit, whose code is not available at exit.
-
-
-def _key(recorder: GoodputRecorder) -> tuple[str, str]:
-    return recorder.logger_name, recorder.job_name
 
 
 # State of the process: it ends once.
@@ -87,16 +84,22 @@ def watch() -> None:
         _open_jobs = _OpenJobs()
 
 
-def job_started(recorder: GoodputRecorder) -> None:
-    """Note that a recorder recorded the start of its job; ignored in a forked child, where the parent's job goes on."""
+def job_started(logger_name: str, job_name: str, record_end: RecordEnd) -> None:
+    """Note that the start of a job was recorded; ignored in a forked child, where the parent's job goes on.
+
+    Args:
+        logger_name: The log of the job.
+        job_name: The job.
+        record_end: Called when this process exits, unless the end of the job was recorded before.
+    """
     if _open_jobs is not None and _open_jobs.pid == os.getpid():
-        _open_jobs.add(recorder)
+        _open_jobs.add(logger_name, job_name, record_end)
 
 
-def job_ended(recorder: GoodputRecorder) -> None:
-    """Note that the end of a recorder's job was recorded."""
+def job_ended(logger_name: str, job_name: str) -> None:
+    """Note that the end of a job was recorded."""
     if _open_jobs is not None:
-        _open_jobs.discard(recorder)
+        _open_jobs.discard(logger_name, job_name)
 
 
 def _at_exit() -> None:

@@ -189,7 +189,7 @@ class GoodputRecorder(RebuiltFromArguments):
             self._journal.look()
             self._started = self._record("job_start_time", start_time)
             self._journal.sync(timeout_seconds=0)
-            process_end.job_started(self)
+            process_end.job_started(self.logger_name, self.job_name, self._record_process_end)
             if not self._has_started:
                 self._has_started = True
                 background.start(self._warn_if_ended_before)
@@ -204,7 +204,7 @@ class GoodputRecorder(RebuiltFromArguments):
         if self._enabled:
             self._journal.look()
             self._record("job_end_time", end_time, _exception_now())
-            process_end.job_ended(self)
+            process_end.job_ended(self.logger_name, self.job_name)
             self._journal.sync(timeout_seconds=1.0)
 
     @guarded
