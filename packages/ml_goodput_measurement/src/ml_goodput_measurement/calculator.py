@@ -17,16 +17,16 @@ from ml_goodput_measurement.deviation import StepDeviations
 from ml_goodput_measurement.exceptions import NoGoodputError
 from ml_goodput_measurement.figures import badput, counted_ns, goodput_percent
 from ml_goodput_measurement.goodput_exclusion import ExclusionInterval, GoodputExclusion, excluded_intervals
-from ml_goodput_measurement.goodput_utils import (
+from ml_goodput_measurement.job_goodput import JobGoodput
+from ml_goodput_measurement.job_reader import DEFAULT_CACHE_DIR, JobReader
+from ml_goodput_measurement.ledger import PROCESS_GONE, Ledger, Summary, Window
+from ml_goodput_measurement.metric_details import (
     BadputType,
     GoodputType,
     IntervalWorkloadMetricDetails,
     UnproductiveTimeDict,
     WorkloadMetricDetails,
 )
-from ml_goodput_measurement.job_goodput import JobGoodput
-from ml_goodput_measurement.job_reader import DEFAULT_CACHE_DIR, JobReader
-from ml_goodput_measurement.ledger import PROCESS_GONE, Ledger, Summary, Window
 from ml_goodput_measurement.moments import LONGEST_SECONDS, Moment, nanoseconds, seconds_of
 from ml_goodput_measurement.names import shown
 from ml_goodput_measurement.partition import Bucket, JobReport

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from ml_goodput_measurement.goodput_utils import BadputType, UnproductiveTimeDict
 from ml_goodput_measurement.ledger import Summary, Window
+from ml_goodput_measurement.metric_details import BadputType, UnproductiveTimeDict
 from ml_goodput_measurement.partition import Bucket
 
 __all__ = ["badput", "counted_ns", "goodput_percent"]

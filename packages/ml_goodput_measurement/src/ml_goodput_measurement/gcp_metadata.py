@@ -9,21 +9,51 @@ Paths and values: https://cloud.google.com/compute/docs/metadata/predefined-meta
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from urllib.parse import quote
 
 from ml_diagnostics_common.credentials.instance_metadata import instance_metadata, metadata_value
 
 from ml_goodput_measurement.exceptions import MetadataError
-from ml_goodput_measurement.goodput_utils import MACHINE_TYPE_TO_ACCELERATOR_TYPE_MAPPING
 
 __all__ = [
+    "MACHINE_TYPE_TO_ACCELERATOR_TYPE_MAPPING",
     "get_accelerator_type",
     "get_cluster_name",
     "get_gcp_metadata",
     "get_gcp_project_id",
     "get_node_zone",
 ]
+
+MACHINE_TYPE_TO_ACCELERATOR_TYPE_MAPPING: Mapping[str, str] = {
+    "tpu7x": "TPU-7x",
+    "ct6e": "TPU-v6e",
+    "ct5p": "TPU-v5p",
+    "ct5lp": "TPU-v5e",
+    "ct5l": "TPU-v5e",
+    "ct4p": "TPU-v4p",
+    "ct3p": "TPU-v3",
+    "ct3": "TPU-v3",
+    "tpu-v2": "TPU-v2",
+    "tpu": "TPU",
+    "a4x-max": "NVIDIA-GB300",
+    "a4x": "NVIDIA-GB200",
+    "a4-": "NVIDIA-B200",
+    "a3-edgegpu": "NVIDIA-H100",
+    "a3-highgpu": "NVIDIA-H100",
+    "a3-megagpu": "NVIDIA-H100",
+    "a3-ultragpu": "NVIDIA-H200",
+    "a2": "NVIDIA-A100",
+    "g4-": "NVIDIA-RTX-PRO-6000",
+    "g2-": "NVIDIA-L4",
+    "gpu": "GPU",
+}
+"""The accelerator of a machine type, as a label says it: the first key that the machine type contains decides.
+
+The values are those of the public package, for alerts and dashboards filter on them. For A4, A4X, G2 and G4 machines,
+which it does not tell apart, ours are in the same style. Types of machines: https://cloud.google.com/compute/docs/gpus
+and https://cloud.google.com/kubernetes-engine/docs/concepts/plan-tpus
+"""
 
 _PAUSE_SECONDS = 0.1
 _UNKNOWN_ACCELERATOR = "UNKNOWN"

@@ -34,7 +34,7 @@ from ml_diagnostics_common.payload import printable
 from ml_diagnostics_common.storage import Storage, storage_for
 
 from ml_goodput_measurement.copies import RebuiltFromArguments
-from ml_goodput_measurement.goodput_utils import GoodputInfo, StepInfo
+from ml_goodput_measurement.metric_details import GoodputInfo, StepInfo
 from ml_goodput_measurement.moments import in_utc
 from ml_goodput_measurement.names import checked_name, shown
 from ml_goodput_measurement.state_store import DEFAULT_CACHE_DIR, state_folder

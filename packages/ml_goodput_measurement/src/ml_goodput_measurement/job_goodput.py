@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from ml_goodput_measurement.goodput_utils import UnproductiveTimeDict
+from ml_goodput_measurement.metric_details import UnproductiveTimeDict
 
 __all__ = ["JobGoodput"]
 

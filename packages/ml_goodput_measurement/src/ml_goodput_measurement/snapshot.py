@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from ml_goodput_measurement.goodput_utils import UnproductiveTimeDict
+from ml_goodput_measurement.metric_details import UnproductiveTimeDict
 
 __all__ = ["Cumulative", "DeviatingStep", "Deviation", "RollingWindow", "SliceEfficiency", "Snapshot"]
 

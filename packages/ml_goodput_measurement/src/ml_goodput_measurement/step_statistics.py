@@ -12,7 +12,7 @@ from statistics import fmean, median
 
 from ml_diagnostics_common.exceptions import ConfigurationError
 
-from ml_goodput_measurement.goodput_utils import MonitoringWindowType
+from ml_goodput_measurement.metric_details import MonitoringWindowType
 from ml_goodput_measurement.names import shown
 
 __all__ = [

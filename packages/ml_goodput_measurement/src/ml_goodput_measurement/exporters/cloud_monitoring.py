@@ -22,7 +22,7 @@ from ml_diagnostics_common.guard import Counters, warn_once
 from ml_goodput_measurement.exceptions import CloudMonitoringError
 from ml_goodput_measurement.exporters.time_series import Gauge, event_seconds, gauges_of
 from ml_goodput_measurement.gcp_metrics import REQUEST_SECONDS, SERIES_PER_REQUEST, GCPMetrics
-from ml_goodput_measurement.goodput_utils import GCPOptions
+from ml_goodput_measurement.metric_details import GCPOptions
 from ml_goodput_measurement.snapshot import Snapshot
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ import struct
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from ml_goodput_measurement.goodput_utils import UnproductiveTimeDict
+from ml_goodput_measurement.metric_details import UnproductiveTimeDict
 from ml_goodput_measurement.snapshot import Cumulative
 
 __all__ = ["STEP_DEVIATION", "Scalar", "cumulative_scalars", "custom_event_tags", "single_precision"]

@@ -11,7 +11,7 @@ from collections.abc import Container, Iterator, Mapping
 from typing import NamedTuple
 
 from ml_goodput_measurement.gcp_metrics import ValueType
-from ml_goodput_measurement.goodput_utils import (
+from ml_goodput_measurement.metric_details import (
     ACTIVITY_EXCLUSION_LIST,
     BadputType,
     GoodputType,

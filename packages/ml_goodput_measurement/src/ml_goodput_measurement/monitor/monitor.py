@@ -11,7 +11,7 @@ from ml_diagnostics_common.exceptions import ConfigurationError
 from ml_diagnostics_common.guard import guarded_as, log_once
 
 from ml_goodput_measurement.copies import RebuiltFromArguments
-from ml_goodput_measurement.goodput_utils import GCPOptions
+from ml_goodput_measurement.metric_details import GCPOptions
 from ml_goodput_measurement.monitor.settings import MonitorSettings, Upload, checked_windows
 from ml_goodput_measurement.monitor.uploaders import Uploaders
 

@@ -14,7 +14,7 @@ from typing import Any
 from ml_diagnostics_common.environment import configured_backend
 from ml_diagnostics_common.exceptions import ConfigurationError
 
-from ml_goodput_measurement.goodput_utils import GCPOptions
+from ml_goodput_measurement.metric_details import GCPOptions
 from ml_goodput_measurement.moments import LONGEST_SECONDS, retention_ns, seconds_of
 from ml_goodput_measurement.names import checked_name, shown
 
