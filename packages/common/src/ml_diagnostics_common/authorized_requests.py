@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from ml_diagnostics_common.exceptions import MissingExtraError
 
 if TYPE_CHECKING:
-    from ml_diagnostics_common.bounded_adapter import BoundedHttp
+    from ml_diagnostics_common.bounded_adapter import BoundedHttp, HttpRequest
 
 __all__ = [
     "LIST_BYTES",
@@ -72,24 +72,6 @@ class Answer(NamedTuple):
     status: int
     body: bytes
     retry_after_seconds: float | None
-
-
-class HttpRequest(NamedTuple):
-    """A request to an API.
-
-    Attributes:
-        method: GET, POST, PATCH, ...
-        url: Without its query.
-        headers: Of the request.
-        query: The query's parameters.
-        body: What to send.
-    """
-
-    method: str
-    url: str
-    headers: Mapping[str, str]
-    query: Mapping[str, str] | None = None
-    body: bytes | None = None
 
 
 class Session:
@@ -193,6 +175,8 @@ def exchange(
     Raises:
         NoAnswerError: There was no whole response in time, or it is too large.
     """
+    from ml_diagnostics_common.bounded_adapter import HttpRequest
+
     moment = time.monotonic() + timeout_seconds
     with _connection_errors(timeout_seconds):
         return session.send(HttpRequest(method, url, headers, query, body), most_bytes, moment)

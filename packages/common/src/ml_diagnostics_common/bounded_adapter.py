@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import time
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any, NamedTuple
 
 import requests
 import urllib3
@@ -19,10 +19,15 @@ from urllib3.exceptions import DecodeError, ProtocolError
 from ml_diagnostics_common.bounded_body import BodyError, BodyTooLargeError, bounded_pieces
 from ml_diagnostics_common.timed_response import TimedHeadersResponse, TimedResponse
 
-if TYPE_CHECKING:
-    from ml_diagnostics_common.authorized_requests import HttpRequest
-
-__all__ = ["BoundedAdapter", "BoundedHttp", "Deadline", "ResponseTooLargeError", "TimedHeadersAdapter", "bounded_http"]
+__all__ = [
+    "BoundedAdapter",
+    "BoundedHttp",
+    "Deadline",
+    "HttpRequest",
+    "ResponseTooLargeError",
+    "TimedHeadersAdapter",
+    "bounded_http",
+]
 
 _CONNECT_SECONDS = 5.0
 
@@ -38,6 +43,24 @@ def bounded_http(most_bytes: int) -> requests.Session:
     for prefix in ("http://", "https://"):
         session.mount(prefix, BoundedAdapter(most_bytes))
     return session
+
+
+class HttpRequest(NamedTuple):
+    """A request to an API.
+
+    Attributes:
+        method: GET, POST, PATCH, ...
+        url: Without its query.
+        headers: Of the request.
+        query: The query's parameters.
+        body: What to send.
+    """
+
+    method: str
+    url: str
+    headers: Mapping[str, str]
+    query: Mapping[str, str] | None = None
+    body: bytes | None = None
 
 
 class BoundedHttp:
