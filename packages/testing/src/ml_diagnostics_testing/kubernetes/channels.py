@@ -1,4 +1,4 @@
-"""The streams between kubectl and a command.
+"""The streams between kubectl and a command in a pod.
 
 Source: https://github.com/kubernetes/kubernetes/blob/master/staging/src/k8s.io/apimachinery/pkg/util/remotecommand
 """
@@ -21,30 +21,30 @@ _END_OF_STREAM: Final = 255
 
 
 class Channels(Protocol):
-    """Numbered streams to one client."""
+    """The numbered streams of one client."""
 
     def send(self, channel: int, data: bytes) -> None:
-        """Send a piece of a stream; OSError if the client is gone."""
+        """Send data on a stream; OSError if the client has disconnected."""
 
     def stdin(self) -> Iterator[bytes]:
-        """Yield what the client sends, b"" where it ends the stream, until it is gone."""
+        """Yield the client's data, and b"" at its end, until the client disconnects."""
 
     def close(self) -> None:
         """End all streams."""
 
 
 class WebSocketChannels:
-    """Streams over one WebSocket: each message is a piece of one, and begins with its number."""
+    """Streams over one WebSocket: the first byte of each message is the number of its stream."""
 
     def __init__(self, websocket: WebSocket) -> None:
         self._websocket = websocket
 
     def send(self, channel: int, data: bytes) -> None:
-        """Send a piece of a stream; OSError if the client is gone."""
+        """Send data on a stream; OSError if the client has disconnected."""
         self._websocket.send(bytes([channel]) + data)
 
     def stdin(self) -> Iterator[bytes]:
-        """Yield what the client sends, b"" where it ends the stream, until it is gone."""
+        """Yield the client's data, and b"" at its end, until the client disconnects."""
         for message in self._websocket.messages():
             if message[:1] == bytes([STDIN]):
                 yield message[1:]
@@ -57,11 +57,11 @@ class WebSocketChannels:
 
 
 class SpdyChannels:
-    """Streams of SPDY, as older kubectls have them.
+    """Streams over SPDY, for older versions of kubectl.
 
     Args:
         session: The client.
-        expected: Which streams it will begin beside that of errors: "stdin", "stdout", "stderr".
+        expected: The streams that it will open besides the one for errors: "stdin", "stdout", "stderr".
     """
 
     def __init__(self, session: Session, expected: Iterable[str]) -> None:
@@ -74,13 +74,13 @@ class SpdyChannels:
         self._ready.wait()
 
     def send(self, channel: int, data: bytes) -> None:
-        """Send a piece of a stream; OSError if the client is gone."""
+        """Send data on a stream; OSError if the client has disconnected."""
         stream = self._streams.get(_NAMES[channel])
         if stream is not None:
             stream.send(data)
 
     def stdin(self) -> Iterator[bytes]:
-        """Yield what the client sends, b"" where it ends the stream, until it is gone."""
+        """Yield the client's data, and b"" at its end, until the client disconnects."""
         if "stdin" in self._streams:
             yield from self._streams["stdin"].pieces()
             yield b""
@@ -91,14 +91,14 @@ class SpdyChannels:
         try:
             for stream in self._streams.values():
                 stream.end()
-        except OSError:  # the client is gone
+        except OSError:  # the client has disconnected
             pass
 
     def _receive(self) -> None:
-        self._session.receive(self._begin)
+        self._session.receive(self._open)
         self._ready.set()
 
-    def _begin(self, stream: Stream) -> None:
+    def _open(self, stream: Stream) -> None:
         self._streams[stream.headers.get("streamtype", "")] = stream
         if self._expected <= self._streams.keys():
             self._ready.set()

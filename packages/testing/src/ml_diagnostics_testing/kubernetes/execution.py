@@ -1,4 +1,4 @@
-"""`kubectl exec`: a command of this machine, with its streams."""
+"""`kubectl exec`: run a command on this machine, connected to the client's streams."""
 
 import contextlib
 import json
@@ -11,16 +11,16 @@ from ml_diagnostics_testing.kubernetes.pods import Pod, exit_code
 
 
 def execute(pod: Pod, argv: list[str], container: str, channels: Channels, *, with_stdin: bool) -> None:
-    """Run a command until it ends, as if it were in the pod.
+    """Run a command in a pod's folder until it exits.
 
-    A client that leaves does not end it: as in a real cluster it goes on, with its output closed.
+    As in a real cluster, a command keeps running after the client disconnects, with its output closed.
 
     Args:
-        pod: Where.
+        pod: The pod.
         argv: The program and its arguments.
-        container: Where in the pod.
-        channels: The client.
-        with_stdin: Whether the client sends what the command reads.
+        container: The container.
+        channels: The client's streams.
+        with_stdin: True if the client sends input.
     """
     receiving: threading.Thread | None = None
     try:
@@ -40,7 +40,7 @@ def execute(pod: Pod, argv: list[str], container: str, channels: Channels, *, wi
         status = _not_started(argv, error)
     try:
         channels.send(ERROR, json.dumps(status).encode())
-    except OSError:  # the client is gone
+    except OSError:  # the client has disconnected
         pass
     channels.close()
     if receiving is None:
@@ -50,18 +50,18 @@ def execute(pod: Pod, argv: list[str], container: str, channels: Channels, *, wi
 
 
 def _pump(stream: IO[bytes] | None, channels: Channels, number: int) -> None:
-    """Send what a command writes, until it ends or the client is gone."""
+    """Send a command's output, until it ends or the client disconnects."""
     assert isinstance(stream, BufferedReader)
     with stream:
         try:
             while piece := stream.read1(32768):
                 channels.send(number, piece)
-        except OSError:  # the client is gone: let the command find out when it writes
+        except OSError:  # the client has disconnected; the command gets EPIPE at its next write
             pass
 
 
 def _feed(channels: Channels, stdin: IO[bytes] | None) -> None:
-    """Hand on what the client sends, until it is gone; the command may read less."""
+    """Pass the client's input to the command until the client disconnects, even if the command has stopped reading."""
     for piece in channels.stdin():
         if stdin is None or stdin.closed:
             continue
@@ -77,7 +77,7 @@ def _feed(channels: Channels, stdin: IO[bytes] | None) -> None:
 
 
 def _close(stdin: IO[bytes]) -> None:
-    with contextlib.suppress(OSError):  # the command has not read all
+    with contextlib.suppress(OSError):  # the command has not read all of its input
         stdin.close()
 
 

@@ -1,6 +1,6 @@
-"""The kinds of objects that the loopback cluster keeps, and how it tells clients of them.
+"""The kinds of objects in the loopback cluster, and their discovery by clients.
 
-Source of the forms: https://kubernetes.io/docs/reference/using-api/api-concepts/
+Formats: https://kubernetes.io/docs/reference/using-api/api-concepts/
 """
 
 from collections.abc import Mapping
@@ -15,14 +15,14 @@ class Kind:
     """One kind of object.
 
     Attributes:
-        name: As objects bear it: "Pod".
-        plural: As paths bear it: "pods".
-        group: Its API group; empty is the first one, that of pods.
+        name: The name in objects: "Pod".
+        plural: The name in paths: "pods".
+        group: The API group; empty is the core group.
         version: The group's version.
-        short_names: What else kubectl may call it.
-        is_namespaced: Whether its objects are in namespaces.
-        is_in_all: Whether `kubectl get all` means it too.
-        subresources: What else its objects have paths for.
+        short_names: The abbreviations in kubectl.
+        is_namespaced: True if its objects are in namespaces.
+        is_in_all: True if `kubectl get all` includes it.
+        subresources: The subresources of its objects, such as "exec".
     """
 
     name: str
@@ -36,12 +36,12 @@ class Kind:
 
     @property
     def api_version(self) -> str:
-        """As objects bear it: "v1", "apps/v1"."""
+        """The apiVersion in objects: "v1", "apps/v1"."""
         return f"{self.group}/{self.version}" if self.group else self.version
 
     @property
     def path(self) -> str:
-        """Where the group's version is, without slashes around it: "api/v1", "apis/apps/v1"."""
+        """The path of the group and version without outer slashes: "api/v1", "apis/apps/v1"."""
         return f"apis/{self.api_version}" if self.group else f"api/{self.version}"
 
 
@@ -63,22 +63,22 @@ KINDS: Final = (
 
 
 def find_kind(path: str, plural: str) -> Kind | None:
-    """Returns the kind that a path such as "apis/apps/v1" has under a plural name; None if there is none."""
+    """Return the kind for a path such as "apis/apps/v1" and a plural name; None if it is unknown."""
     return next((kind for kind in KINDS if (kind.path, kind.plural) == (path, plural)), None)
 
 
 def find_plural(plural: str) -> Kind:
-    """Returns the kind of a plural name; KeyError if there is none."""
+    """Return the kind for a plural name; KeyError if it is unknown."""
     return {kind.plural: kind for kind in KINDS}[plural]
 
 
 def kind_of(resource: Mapping[str, Any]) -> Kind:
-    """Returns an object's kind; KeyError if there is none."""
+    """Return an object's kind; KeyError if it is unknown."""
     return {kind.name: kind for kind in KINDS}[resource["kind"]]
 
 
 def discovery(path: str) -> Mapping[str, Any] | None:
-    """Returns what there is to be told under a path, without slashes around it; None if it is not about kinds."""
+    """Return the discovery document at a path without outer slashes; None if it is not a discovery path."""
     if path == "api":
         return {"kind": "APIVersions", "versions": ["v1"], "serverAddressByClientCIDRs": []}
     if path == "apis":
@@ -130,7 +130,7 @@ def _resources(kind: Kind) -> list[dict[str, Any]]:
 
 
 def _schema(path: str) -> dict[str, Any] | None:
-    """As much of OpenAPI as tells kubectl that objects are checked here, by the server."""
+    """Return the minimal OpenAPI document that makes kubectl leave the validation of objects to the server."""
     kinds = [kind for kind in KINDS if kind.path == path]
     checked = [{"name": "fieldValidation", "in": "query", "schema": {"type": "string"}}]
     paths = {

@@ -1,25 +1,25 @@
-"""The file that leads kubectl to a cluster."""
+"""The kubeconfig of a loopback cluster."""
 
 import json
 
 
 def kubeconfig(url: str, context: str, namespace: str = "") -> str:
-    """Returns a kubeconfig with one context, and without credentials: kubectl sends none where there is no TLS.
+    """Return a kubeconfig with one context. It has no credentials, because kubectl sends none without TLS.
 
     Args:
-        url: The cluster.
-        context: What the context, its cluster and its user are called.
-        namespace: What commands mean that name none; empty is "default".
+        url: The URL of the cluster.
+        context: The name of the context, of its cluster and of its user.
+        namespace: The default namespace of commands; by default "default".
     """
-    meant: dict[str, str] = {"cluster": context, "user": context}
+    target: dict[str, str] = {"cluster": context, "user": context}
     if namespace:
-        meant["namespace"] = namespace
+        target["namespace"] = namespace
     config = {
         "apiVersion": "v1",
         "kind": "Config",
         "clusters": [{"name": context, "cluster": {"server": url}}],
         "users": [{"name": context, "user": {}}],
-        "contexts": [{"name": context, "context": meant}],
+        "contexts": [{"name": context, "context": target}],
         "current-context": context,
     }
     return json.dumps(config, indent=1) + "\n"  # JSON is YAML

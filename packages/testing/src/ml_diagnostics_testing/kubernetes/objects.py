@@ -1,4 +1,4 @@
-"""What clients do with objects: get, list, watch, create, update, patch, delete."""
+"""The requests on objects: get, list, watch, create, update, patch, delete."""
 
 import contextlib
 from collections.abc import Callable
@@ -15,12 +15,12 @@ from ml_diagnostics_testing.kubernetes.watching import watch_response
 
 @dataclass(frozen=True)
 class Objects:
-    """The verbs of objects.
+    """Handle the requests on objects.
 
     Attributes:
-        store: Where they are.
-        on_created: Called with what was created.
-        on_deleted: Called with the kind, namespace and name of what was deleted.
+        store: The objects.
+        on_created: Called with each created object.
+        on_deleted: Called with the kind, namespace and name of each deleted object.
     """
 
     store: ObjectStore
@@ -28,17 +28,17 @@ class Objects:
     on_deleted: Callable[[Kind, str, str], None]
 
     def do(self, verb: str, kind: Kind, namespace: str, name: str, request: Request) -> Response:
-        """Do what a request asks for.
+        """Handle a request.
 
         Raises:
-            ApiError: It cannot be done.
+            ApiError: The request is invalid.
         """
         _check_readable(request)
         is_dry = _is_dry(request)
         if verb == "list":
             if request.query.get("watch") in ("1", "true"):
                 return watch_response(self.store, kind, namespace, request)
-            return self._listing(kind, self._meant(kind, namespace, request), request)
+            return self._listing(kind, self._selected(kind, namespace, request), request)
         if verb == "get":
             found = self.store.get(kind, namespace, name)
             return self._listing(kind, [found], request) if wants_table(request) else json_response(found)
@@ -52,12 +52,12 @@ class Objects:
         if verb == "delete":
             return json_response(self._delete(kind, namespace, name, is_dry=is_dry))
         if verb == "deletecollection":
-            for found in self._meant(kind, namespace, request):
+            for found in self._selected(kind, namespace, request):
                 self._delete(kind, found["metadata"].get("namespace", ""), found["metadata"]["name"], is_dry=is_dry)
             return json_response({"kind": "Status", "apiVersion": "v1", "status": "Success"})
         raise ApiError(405, f"the loopback cluster cannot {verb} {kind.plural}", name="MethodNotAllowed")
 
-    def _meant(self, kind: Kind, namespace: str, request: Request) -> list[Resource]:
+    def _selected(self, kind: Kind, namespace: str, request: Request) -> list[Resource]:
         query = request.query
         found = self.store.select(kind, namespace, query.get("labelSelector", ""), query.get("fieldSelector", ""))
         request.record.entries = len(found)
@@ -72,7 +72,7 @@ class Objects:
     def _create(self, kind: Kind, namespace: str, resource: Resource, *, is_dry: bool) -> Response:
         if kind.is_namespaced:
             self.store.get(find_plural("namespaces"), "", namespace)
-        created = self.store.create(kind, namespace, _brought_up(kind, resource), is_dry=is_dry)
+        created = self.store.create(kind, namespace, _with_status(kind, resource), is_dry=is_dry)
         if not is_dry:
             self.on_created(created)
         return json_response(created, 201)
@@ -100,13 +100,13 @@ class Objects:
         self.on_deleted(kind, namespace, name)
         if kind.plural == "namespaces":
             for found in self.store.everything_in(name):
-                with contextlib.suppress(ApiError):  # somebody else was faster
+                with contextlib.suppress(ApiError):  # another client has deleted it meanwhile
                     self._delete(kind_of(found), name, found["metadata"]["name"], is_dry=False)
         return deleted
 
 
 def _check_readable(request: Request) -> None:
-    """`kubectl create configmap` and its like send protocol buffers: only what comes from a file is JSON."""
+    """Reject protocol buffers, which `kubectl create configmap` and similar commands send; `apply -f` sends JSON."""
     content_type = request.headers.get("Content-Type") or ""
     if "protobuf" in content_type and request.body:
         message = f"the loopback cluster reads JSON, not {content_type}: create it with kubectl apply -f"
@@ -114,12 +114,12 @@ def _check_readable(request: Request) -> None:
 
 
 def _is_dry(request: Request) -> bool:
-    """Whether nothing shall be changed: a deletion says so in its body."""
+    """Return True for a dry run. A deletion has the flag in its body."""
     return "dryRun" in request.query or (request.method == "DELETE" and bool(request.json().get("dryRun")))
 
 
-def _brought_up(kind: Kind, resource: Resource) -> Resource:
-    """The object with the status that controllers would soon give it."""
+def _with_status(kind: Kind, resource: Resource) -> Resource:
+    """Return the object with the status that controllers would set."""
     if kind.name == "Pod":
         return running(resource)
     if kind.name == "Deployment":

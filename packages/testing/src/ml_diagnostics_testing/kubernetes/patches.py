@@ -1,4 +1,4 @@
-"""Changes to objects, in the forms that kubectl sends them.
+"""Patches of objects, in the formats that kubectl sends.
 
 Source: https://kubernetes.io/docs/reference/using-api/api-concepts/#patch-and-apply
 """
@@ -24,37 +24,37 @@ _KEYS: Final[Mapping[str, tuple[str, ...]]] = {
 
 
 def is_apply(content_type: str) -> bool:
-    """Returns whether a patch is an object to apply, which is made where there is none."""
+    """Return True for a server-side apply, which creates a missing object."""
     return content_type.partition(";")[0] == _APPLY
 
 
 def patched(resource: Mapping[str, Any], patch: Any, content_type: str) -> dict[str, Any]:
-    """Returns an object with a patch applied.
+    """Return a copy of an object with a patch applied.
 
     Args:
-        resource: The object; it is not changed.
+        resource: The object.
         patch: The patch.
-        content_type: Its form.
+        content_type: The format of the patch.
 
     Raises:
-        ApiError: It cannot be applied.
+        ApiError: The patch cannot be applied.
     """
     apply = _PATCHES.get(content_type.partition(";")[0])
     if apply is None:
         raise ApiError(
-            415, f"the loopback cluster knows no patches of type {content_type}", name="UnsupportedMediaType"
+            415, f"the loopback cluster does not support patches of type {content_type}", name="UnsupportedMediaType"
         )
     try:
         changed = apply(copy.deepcopy(dict(resource)), patch)
         if not isinstance(changed, dict):
-            raise TypeError(f"it leaves {changed!r}")
+            raise TypeError(f"expected an object as the result, got {changed!r}")
     except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
         raise ApiError(422, f"the patch cannot be applied: {error!r}", name="Invalid") from error
     return changed
 
 
 def _merge(resource: Any, patch: Any) -> Any:
-    """A JSON merge patch, RFC 7396."""
+    """Apply a JSON merge patch, RFC 7396."""
     if not isinstance(patch, Mapping):
         return patch
     merged = dict(resource) if isinstance(resource, Mapping) else {}
@@ -67,7 +67,7 @@ def _merge(resource: Any, patch: Any) -> Any:
 
 
 def _strategic(resource: Any, patch: Mapping[str, Any]) -> dict[str, Any]:
-    """A strategic merge patch: lists whose items have a key are merged by it."""
+    """Apply a strategic merge patch: lists of items with a key are merged by that key."""
     changes = dict(patch)
     merged = dict(resource) if isinstance(resource, Mapping) and changes.pop("$patch", "") != "replace" else {}
     if "$retainKeys" in changes:
@@ -106,7 +106,7 @@ def _strategic_list(name: str, items: Sequence[Any], changes: Sequence[Any]) -> 
 
 
 def _operations(resource: Any, patch: Sequence[Mapping[str, Any]]) -> Any:
-    """A JSON patch, RFC 6902: add, replace and remove."""
+    """Apply a JSON patch, RFC 6902, with add, replace and remove."""
     for operation in patch:
         *path, last = [part.replace("~1", "/").replace("~0", "~") for part in operation["path"].split("/")[1:]]
         parent = resource

@@ -14,12 +14,12 @@ from typing import Any
 
 @dataclass
 class Command:
-    """What was run in a pod.
+    """A command that was run in a pod.
 
     Attributes:
-        argv: The program and its arguments, as they came.
-        container: Where in the pod.
-        process: The process; None if there is no such program.
+        argv: The program and its arguments, as received.
+        container: The container.
+        process: The process; None if the program does not exist.
     """
 
     argv: tuple[str, ...]
@@ -28,11 +28,11 @@ class Command:
 
     @property
     def exit_code(self) -> int | None:
-        """What it ended with, as a shell counts signals; None while it runs."""
+        """The exit code, with signals as in a shell; None while it runs."""
         return 127 if self.process is None else exit_code(self.process.poll())
 
     def kill(self) -> None:
-        """End it and what it started."""
+        """Kill the process group."""
         if self.process is not None:
             try:
                 os.killpg(self.process.pid, signal.SIGKILL)
@@ -42,19 +42,19 @@ class Command:
 
 @dataclass
 class Pod:
-    """A pod that runs.
+    """A running pod.
 
     Attributes:
-        name: Its name.
-        namespace: Where it is.
-        containers: Their names.
-        folder: Where commands run, and their home.
-        environment: What commands find in their environment beside PATH, HOME, HOSTNAME and TMPDIR.
-        ports: The port of this machine that stands for a port of the pod; others stand for themselves.
-        dies_after_seconds: How long it lives after the first command, or connection to a port. None is for ever.
-        log: What `kubectl logs` shows.
-        commands: What was run in it, oldest first.
-        is_alive: Whether it can be used.
+        name: The name.
+        namespace: The namespace.
+        containers: The names of its containers.
+        folder: The working and home directory of commands.
+        environment: The environment variables of commands besides PATH, HOME, HOSTNAME and TMPDIR.
+        ports: The local port for each port of the pod. Other ports map to the same port of this machine.
+        dies_after_seconds: How long it lives after the first command or connection to a port; None means forever.
+        log: The output of `kubectl logs`.
+        commands: The commands run in it, oldest first.
+        is_alive: False once it has died.
         on_death: Called when it dies.
     """
 
@@ -74,10 +74,10 @@ class Pod:
     _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
 
     def start(self, argv: Sequence[str], container: str, *, with_stdin: bool) -> subprocess.Popen[bytes]:
-        """Start a program and note it in `commands`; without `with_stdin` it has nothing to read.
+        """Start a program and add it to `commands`; without `with_stdin`, its input is empty.
 
         Raises:
-            OSError: It cannot be started.
+            OSError: The program cannot be started.
         """
         command = Command(tuple(argv), container)
         with self._lock:
@@ -97,11 +97,11 @@ class Pod:
 
     @contextmanager
     def used(self, breaks: Callable[[], None], *, by_command: bool) -> Iterator[None]:
-        """While a client uses it. From the first use on its life is counted, if it has a length.
+        """Register a client for the duration of the block. The first one starts the timer of `dies_after_seconds`.
 
         Args:
             breaks: Breaks the client's connection.
-            by_command: Whether it is a command, which is told of its end unless the whole node dies.
+            by_command: True for a command, which reports its exit code unless the whole node dies.
         """
         with self._lock:
             self._breakers[breaks] = by_command
@@ -116,10 +116,10 @@ class Pod:
                 self._breakers.pop(breaks, None)
 
     def die(self, *, with_its_node: bool = False) -> None:
-        """End it as if it ran out of memory: its commands end with 137, connections to its ports break.
+        """Kill it as if it ran out of memory: commands exit with 137, and connections to its ports break.
 
         Args:
-            with_its_node: Break the connections of commands too, so that nobody is told how these end.
+            with_its_node: Break the connections of commands, too, so that clients receive no exit codes.
         """
         with self._lock:
             self.is_alive = False
@@ -141,12 +141,12 @@ class Pod:
 
 
 def exit_code(code: int | None) -> int | None:
-    """Returns what a process ended with as a shell counts signals, and None as None."""
+    """Convert a return code to an exit code with signals as in a shell; None stays None."""
     return code if code is None or code >= 0 else 128 - code
 
 
 def running(resource: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns a pod, as the API has it, with the status of one that runs."""
+    """Return a pod in the form of the API with the status of a running one."""
     spec: dict[str, Any] = {"nodeName": "node-1", **resource["spec"]}
     statuses = [
         {

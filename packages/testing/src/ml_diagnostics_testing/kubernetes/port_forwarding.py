@@ -1,6 +1,6 @@
-"""`kubectl port-forward`: connections to ports of this machine that stand for a pod's.
+"""`kubectl port-forward`: connect a pod's ports to ports of this machine.
 
-Each connection is two streams of one request: its data, and one for what goes wrong.
+Each connection has two streams with the same request id: one for data, one for errors.
 
 Source: https://github.com/kubernetes/kubernetes/tree/master/staging/src/k8s.io/kubelet/pkg/cri/streaming/portforward
 """
@@ -18,10 +18,10 @@ TUNNELLED_PROTOCOL: Final = f"SPDY/3.1+{PROTOCOL}"
 
 
 class PortForwarding:
-    """One `kubectl port-forward`.
+    """Serve one `kubectl port-forward`.
 
     Args:
-        pod: Whose ports.
+        pod: The pod.
         session: The client.
     """
 
@@ -33,14 +33,14 @@ class PortForwarding:
         self._threads: list[threading.Thread] = []
 
     def run(self) -> None:
-        """Carry connections until the client is gone."""
-        self._session.receive(self._begin)
+        """Forward connections until the client disconnects."""
+        self._session.receive(self._open)
         for connection in self._connections:
             _break(connection)
         for thread in self._threads:
             thread.join()
 
-    def _begin(self, stream: Stream) -> None:
+    def _open(self, stream: Stream) -> None:
         request = stream.headers.get("requestid", "")
         if stream.headers.get("streamtype") == "error":
             self._errors[request] = stream
@@ -51,9 +51,9 @@ class PortForwarding:
         thread.start()
 
     def _carry(self, data: Stream, error: Stream) -> None:
-        """Carry one connection's bytes both ways, until the program at the port has ended it."""
+        """Forward one connection in both directions, until the program at the port closes it."""
         port = int(data.headers["port"])
-        with contextlib.suppress(OSError):  # the client is gone
+        with contextlib.suppress(OSError):  # the client has disconnected
             try:
                 connection = socket.create_connection(("127.0.0.1", self._pod.ports.get(port, port)), timeout=5)
             except OSError as problem:
@@ -75,9 +75,9 @@ def _exchange(connection: socket.socket, data: Stream) -> None:
     try:
         while piece := connection.recv(32768):
             data.send(piece)
-    except OSError:  # either end is gone
+    except OSError:  # one end has disconnected
         _break(connection)
-    data.take(b"")  # kubectl, too, ends a connection when it is ended there
+    data.take(b"")  # end the other direction, too, as kubectl does
     inward.join()
 
 
@@ -86,7 +86,7 @@ def _send_all(data: Stream, connection: socket.socket) -> None:
         for piece in data.pieces():
             connection.sendall(piece)
         connection.shutdown(socket.SHUT_WR)
-    except OSError:  # the program at the port is gone
+    except OSError:  # the program at the port has disconnected
         pass
 
 

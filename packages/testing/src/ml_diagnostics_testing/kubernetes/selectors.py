@@ -1,4 +1,4 @@
-"""Label and field selectors: which objects a client means.
+"""Label and field selectors.
 
 Source: https://kubernetes.io/docs/concepts/overview/working-with-objects/labels/
 """
@@ -16,10 +16,10 @@ _TERM = re.compile(
 
 
 def labels_match(selector: str, labels: Mapping[str, str]) -> bool:
-    """Returns whether labels are what a label selector asks for; an empty one takes all.
+    """Return True if labels match a label selector; an empty one matches all.
 
     Raises:
-        ApiError: The selector cannot be understood.
+        ApiError: The selector is invalid.
     """
     position = 0
     matches = True
@@ -33,10 +33,10 @@ def labels_match(selector: str, labels: Mapping[str, str]) -> bool:
 
 
 def fields_match(selector: str, resource: Mapping[str, Any]) -> bool:
-    """Returns whether an object is what a field selector asks for; an empty one takes all.
+    """Return True if an object matches a field selector; an empty one matches all.
 
     Raises:
-        ApiError: The selector cannot be understood.
+        ApiError: The selector is invalid.
     """
     for term in filter(None, selector.split(",")):
         found = re.fullmatch(r"([\w.]+)(==|=|!=)(.*)", term, re.DOTALL)

@@ -1,4 +1,4 @@
-"""The loopback cluster: what it answers, and what tests ask of it."""
+"""The loopback Kubernetes cluster: its REST API, and its interface for tests."""
 
 import contextlib
 import re
@@ -53,23 +53,23 @@ _REASONS: Mapping[int, str] = {
 
 
 class KubernetesServer(LoopbackServer):
-    """A Kubernetes cluster of your own on 127.0.0.1, as far as the real kubectl needs one.
+    """Serve the part of a Kubernetes cluster that the real kubectl needs, on 127.0.0.1.
 
-    Its pods are folders of this machine: `kubectl exec` runs programs of this machine there, and its ports are ports
-    of this machine.
+    Pods are folders of this machine. `kubectl exec` runs programs of this machine there, and the ports of pods are
+    ports of this machine.
 
     It runs from construction until `close`, and is a context manager. The operations of its `faults` and `requests`
     are "get", "list", "create", "update", "patch", "delete", "deletecollection", "exec", "port_forward", "log" and
-    "discovery". Where exec or port_forward fails, kubectl asks again in an older way: let `faults.always` fail.
-    `Truncate` accepts it and breaks it at once.
+    "discovery". If exec or port_forward fails, kubectl retries with an older protocol: use `faults.always`.
+    `Truncate` accepts the connection and breaks it at once.
 
     Args:
         context: The context's name in the kubeconfig.
         clock: Returns the time in seconds since the epoch.
 
     Attributes:
-        denied: What nobody may do (403): verb and resource as roles have them, such as "create pods/exec".
-        folder: Where the pods' folders and the kubeconfig are; gone after `close`.
+        denied: The requests to reject with 403: verb and resource as in roles, such as "create pods/exec".
+        folder: The folder of the pods' folders and the kubeconfig; `close` deletes it.
     """
 
     def __init__(self, context: str = "test-cluster", *, clock: Callable[[], float] = time.time) -> None:
@@ -87,13 +87,13 @@ class KubernetesServer(LoopbackServer):
         super().__init__(clock=clock)
 
     def environment(self) -> dict[str, str]:
-        """Return the variables that lead kubectl to this cluster; its cache is kept apart, too."""
+        """Return the variables that point kubectl to this cluster, with a separate cache."""
         path = self.folder / "kubeconfig"
         path.write_text(self.kubeconfig())
         return {"KUBECONFIG": str(path), "KUBECACHEDIR": str(self.folder / "cache")}
 
     def kubeconfig(self, *, context: str = "", namespace: str = "") -> str:
-        """Return the text of a kubeconfig that leads here, with one context and its namespace ("default" if empty)."""
+        """Return the text of a kubeconfig for this cluster, with one context and its default namespace."""
         return kubeconfig(self.url, context or self.context, namespace)
 
     def add_pod(
@@ -108,17 +108,17 @@ class KubernetesServer(LoopbackServer):
         node: str = "node-1",
         dies_after_seconds: float | None = None,
     ) -> Pod:
-        """Have a pod run, in place of the one of its name if there was one.
+        """Add a running pod; replace an existing one of the same name.
 
         Args:
-            name: Its name; not checked.
-            namespace: Where; made where it is missing.
-            containers: Their names; the first is kubectl's default.
-            labels: Its labels.
-            environment: What its commands find in their environment, beside the usual.
-            ports: The port of this machine that stands for a port of the pod; others stand for themselves.
-            node: The machine that it is on.
-            dies_after_seconds: How long it lives after the first command, or connection to a port; None is for ever.
+            name: The name; it is not checked.
+            namespace: The namespace; it is created if missing.
+            containers: The names of its containers; the first is kubectl's default.
+            labels: The labels.
+            environment: Additional environment variables of commands.
+            ports: The local port for each port of the pod. Other ports map to the same port of this machine.
+            node: The name of its node.
+            dies_after_seconds: How long it lives after the first command or connection to a port; None means forever.
         """
         if not self.objects("namespaces", fields=f"metadata.name={namespace}"):
             self.put("namespaces", {"metadata": {"name": namespace}})
@@ -130,10 +130,10 @@ class KubernetesServer(LoopbackServer):
         return pod
 
     def pod(self, name: str, namespace: str = "default") -> Pod:
-        """Return a pod, also one that a client created.
+        """Return a pod, including one that a client created.
 
         Raises:
-            ApiError: There is none.
+            ApiError: The pod does not exist.
         """
         resource = self._store.get(find_plural("pods"), namespace, name)
         pod = self._pods.get((namespace, name))
@@ -145,24 +145,24 @@ class KubernetesServer(LoopbackServer):
         return pod
 
     def objects(self, plural: str, namespace: str = "", *, labels: str = "", fields: str = "") -> list[Resource]:
-        """Return the objects of a kind: "services", "deployments", ...; of all namespaces if it is empty."""
+        """Return the objects of a kind: "services", "deployments", ...; by default of all namespaces."""
         return self._store.select(find_plural(plural), namespace, labels, fields)
 
     def put(self, plural: str, resource: Resource, namespace: str = "default") -> Resource:
-        """Keep an object as if another client had created or changed it; return it."""
+        """Create or replace an object directly, like another client would; return it."""
         kind = find_plural(plural)
         return self._store.put(kind, namespace if kind.is_namespaced else "", resource)
 
     def on_created(self, callback: Callable[[Resource], object]) -> None:
-        """Call this for each object that clients create, from then on, in a thread of its own: to play a controller.
+        """Call a function in a new thread for each object that clients create from now on, to simulate a controller.
 
         Args:
-            callback: Gets the object.
+            callback: Called with the object.
         """
         self._callbacks.append(callback)
 
     def close(self) -> None:
-        """Stop serving, and end what runs in the pods."""
+        """Stop serving, and kill the commands in the pods."""
         for pod in list(self._pods.values()):
             pod.die()
         super().close()
@@ -171,7 +171,7 @@ class KubernetesServer(LoopbackServer):
         self._temporary.cleanup()
 
     def operation(self, method: str, path: str) -> str:
-        """Name what is asked for."""
+        """Return the operation of a request."""
         found = _PATH.fullmatch(path)
         if found is None:
             return "discovery"
@@ -197,9 +197,9 @@ class KubernetesServer(LoopbackServer):
         if path == "/version":
             return json_response({"major": "1", "minor": "32", "gitVersion": "v1.32.4", "platform": "linux/amd64"})
         found = _PATH.fullmatch(request.path)
-        told = discovery(path.strip("/"))
-        if told is not None:
-            return json_response(told)
+        document = discovery(path.strip("/"))
+        if document is not None:
+            return json_response(document)
         parts = {name: urllib.parse.unquote(part or "") for name, part in found.groupdict().items()} if found else {}
         kind = find_kind(parts["group"], parts["plural"]) if parts else None
         if kind is None:
@@ -237,7 +237,7 @@ class KubernetesServer(LoopbackServer):
             thread.start()
 
     def _on_death(self, pod: Pod) -> None:
-        with contextlib.suppress(ApiError):  # it was deleted
+        with contextlib.suppress(ApiError):  # the pod was deleted
             resource = self._store.get(find_plural("pods"), pod.namespace, pod.name)
             resource["status"] = {**resource.get("status", {}), "phase": "Failed", "reason": "OOMKilled"}
             self._store.put(find_plural("pods"), pod.namespace, resource)

@@ -1,6 +1,6 @@
-"""SPDY/3.1, the server's end: many streams in one connection, as kubectl carries ports and commands.
+"""The server side of SPDY/3.1: many streams in one connection, as kubectl uses for ports and commands.
 
-Newer kubectls send it through a WebSocket, older ones by itself. There is no flow control: they have none either.
+Newer versions of kubectl tunnel it through a WebSocket. There is no flow control, because kubectl has none either.
 
 Source: https://www.chromium.org/spdy/spdy-protocol/spdy-protocol-draft3-1/
 """
@@ -22,7 +22,7 @@ _SYN_STREAM, _SYN_REPLY, _RST_STREAM, _PING, _GO_AWAY = 1, 2, 3, 6, 7
 _FIN: Final = 1
 _CANCEL: Final = 5
 _MAX_DATA: Final = 32768
-_WORDS: Final = (
+_HEADER_TEXTS: Final = (
     "options head post put delete trace accept accept-charset accept-encoding accept-language accept-ranges age allow "
     "authorization cache-control connection content-base content-encoding content-language content-length "
     "content-location content-md5 content-range content-type date etag expect expires from host if-match "
@@ -42,43 +42,43 @@ _REST: Final = (
 
 
 def _dictionary() -> bytes:
-    """What headers are compressed with, by the specification's section 2.6.10.1."""
-    words = [word.replace("_", " ").encode() for word in _WORDS.split()]
-    return b"".join(struct.pack(">I", len(word)) + word for word in words) + _REST.encode()
+    """Return the compression dictionary of headers: section 2.6.10.1 of the specification."""
+    texts = [text.replace("_", " ").encode() for text in _HEADER_TEXTS.split()]
+    return b"".join(struct.pack(">I", len(text)) + text for text in texts) + _REST.encode()
 
 
 def is_upgrade(headers: Message) -> bool:
-    """Returns whether a request asks for SPDY."""
+    """Return True for a request to upgrade to SPDY."""
     return (headers.get("Upgrade") or "").upper() == "SPDY/3.1"
 
 
 def handshake(protocol: str) -> dict[str, str]:
-    """Returns the headers that accept a request for SPDY."""
+    """Return the response headers that accept an upgrade to SPDY."""
     return {"Upgrade": "SPDY/3.1", "Connection": "Upgrade", "X-Stream-Protocol-Version": protocol}
 
 
 class Transport(Protocol):
-    """What carries the frames: the connection itself, or a WebSocket."""
+    """The transport of frames: a connection or a WebSocket."""
 
     def pieces(self) -> Iterator[bytes]:
-        """Yield what the client sends, cut anywhere, until it is gone."""
+        """Yield the client's data in pieces of any size, until the client disconnects."""
 
     def send(self, data: bytes) -> None:
-        """Send bytes, from one thread at a time; OSError if the client is gone."""
+        """Send bytes, from one thread at a time; OSError if the client has disconnected."""
 
     def close(self) -> None:
-        """End it."""
+        """Close the sending side."""
 
 
 class SocketTransport:
-    """Frames on the connection itself."""
+    """Frames directly on a connection."""
 
     def __init__(self, reader: BufferedIOBase, connection: socket.socket) -> None:
         self._reader = reader
         self._socket = connection
 
     def pieces(self) -> Iterator[bytes]:
-        """Yield what the client sends, cut anywhere, until it is gone."""
+        """Yield the client's data in pieces of any size, until the client disconnects."""
         try:
             while piece := self._reader.read1(65536):
                 yield piece
@@ -86,14 +86,14 @@ class SocketTransport:
             return
 
     def send(self, data: bytes) -> None:
-        """Send bytes, from one thread at a time; OSError if the client is gone."""
+        """Send bytes, from one thread at a time; OSError if the client has disconnected."""
         self._socket.sendall(data)
 
     def close(self) -> None:
-        """End it."""
+        """Close the sending side."""
         try:
             self._socket.shutdown(socket.SHUT_WR)
-        except OSError:  # the client was faster
+        except OSError:  # the client has disconnected first
             pass
 
 
@@ -107,10 +107,10 @@ class WebSocketTransport:
 
 
 class Stream:
-    """One stream, which the client began.
+    """One stream, opened by the client.
 
     Attributes:
-        headers: What the client says of it, by names in lower case.
+        headers: The headers of the stream, by name in lower case.
     """
 
     def __init__(self, session: "Session", number: int, headers: Mapping[str, str]) -> None:
@@ -120,33 +120,33 @@ class Stream:
         self._received: queue.SimpleQueue[bytes] = queue.SimpleQueue()
 
     def pieces(self) -> Iterator[bytes]:
-        """Yield what the client sends, until it ends the stream or is gone."""
+        """Yield the client's data, until it ends the stream or disconnects."""
         while piece := self._received.get():
             yield piece
 
     def send(self, data: bytes) -> None:
-        """Send bytes; OSError if the client is gone."""
+        """Send bytes; OSError if the client has disconnected."""
         for start in range(0, len(data), _MAX_DATA):
             self._session.send_data(self._number, data[start : start + _MAX_DATA])
 
     def end(self) -> None:
-        """Say that nothing more comes."""
+        """Send the end of the stream."""
         self._session.send_data(self._number, b"", is_last=True)
 
     def reset(self) -> None:
-        """Break it off."""
+        """Reset the stream."""
         self._session.send_control(_RST_STREAM, struct.pack(">II", self._number, _CANCEL))
 
     def take(self, data: bytes) -> None:
-        """Take what the client sent, b"" at the end. The session calls this."""
+        """Add received data; b"" ends the stream. The session calls this."""
         self._received.put(data)
 
 
 class Session:
-    """The streams of one client. Any thread may send, one receives.
+    """The streams of one client. Any thread may send; one thread receives.
 
     Args:
-        transport: The client.
+        transport: The transport to the client.
     """
 
     def __init__(self, transport: Transport) -> None:
@@ -157,17 +157,17 @@ class Session:
         self._deflate = zlib.compressobj(zdict=dictionary)
         self._lock = threading.Lock()
 
-    def receive(self, begin: Callable[[Stream], None]) -> None:
-        """Hand what the client sends to its streams, until the client is gone.
+    def receive(self, on_stream: Callable[[Stream], None]) -> None:
+        """Distribute the client's data to its streams, until the client disconnects.
 
         Args:
-            begin: Called with each new stream.
+            on_stream: Called with each new stream.
         """
         buffer = bytearray()
         for piece in self._transport.pieces():
             buffer += piece
             while len(buffer) >= 8 and len(buffer) >= (end := 8 + int.from_bytes(buffer[5:8], "big")):
-                self._take(struct.unpack(">I", buffer[:4])[0], buffer[4], bytes(buffer[8:end]), begin)
+                self._take(struct.unpack(">I", buffer[:4])[0], buffer[4], bytes(buffer[8:end]), on_stream)
                 del buffer[:end]
         for stream in list(self._streams.values()):
             stream.take(b"")
@@ -178,7 +178,7 @@ class Session:
             self._transport.send(struct.pack(">II", number, is_last * _FIN << 24 | len(data)) + data)
 
     def send_control(self, kind: int, payload: bytes) -> None:
-        """Send a frame that is no data."""
+        """Send a control frame."""
         with self._lock:
             self._transport.send(struct.pack(">HHI", _VERSION, kind, len(payload)) + payload)
 
@@ -187,7 +187,7 @@ class Session:
         with self._lock:
             self._transport.close()
 
-    def _take(self, head: int, flags: int, payload: bytes, begin: Callable[[Stream], None]) -> None:
+    def _take(self, head: int, flags: int, payload: bytes, on_stream: Callable[[Stream], None]) -> None:
         if not head >> 31:
             stream = self._streams.get(head)
             if stream is not None and payload:
@@ -200,7 +200,7 @@ class Session:
         if kind == _SYN_STREAM:
             stream = self._streams[number] = Stream(self, number, self._read_headers(payload[10:]))
             self._accept(number)
-            begin(stream)
+            on_stream(stream)
         elif kind == _RST_STREAM and number in self._streams:
             self._streams.pop(number).take(b"")
         elif kind == _PING:
@@ -213,7 +213,7 @@ class Session:
             self._transport.send(struct.pack(">HHI", _VERSION, _SYN_REPLY, len(payload)) + payload)
 
     def _read_headers(self, block: bytes) -> dict[str, str]:
-        """Read a compressed block of headers: their number, then length and text of each name and value."""
+        """Parse a compressed block of headers: their number, then length and text of each name and value."""
         data, position = self._inflate.decompress(block), 4
         texts = []
         for _ in range(2 * int.from_bytes(data[:4], "big")):

@@ -22,12 +22,12 @@ _NAME = re.compile(r"[a-z0-9]([-.a-z0-9]{0,251}[a-z0-9])?")
 
 @dataclass(frozen=True)
 class Change:
-    """What became of an object.
+    """A change of an object.
 
     Attributes:
         kind: ADDED, MODIFIED or DELETED.
-        version: The resourceVersion since when.
-        resource: The object, as it is or was.
+        version: The resourceVersion of the change.
+        resource: The new object, or the deleted one.
     """
 
     kind: str
@@ -36,7 +36,7 @@ class Change:
 
 
 class ObjectStore:
-    """Objects by kind, namespace and name. Safe to use from many threads; what it returns is a copy.
+    """Objects by kind, namespace and name. Safe to use from many threads; returned objects are copies.
 
     Args:
         clock: Returns the time in seconds since the epoch.
@@ -55,27 +55,27 @@ class ObjectStore:
         return str(self._version)
 
     def get(self, kind: Kind, namespace: str, name: str) -> Resource:
-        """Returns an object.
+        """Return an object.
 
         Raises:
-            ApiError: There is none.
+            ApiError: The object does not exist.
         """
         with self._lock:
             return copy.deepcopy(self._find(kind, namespace, name))
 
     def select(self, kind: Kind, namespace: str = "", labels: str = "", fields: str = "") -> list[Resource]:
-        """Returns the objects of a kind that selectors take, by namespace and name; an empty namespace is all."""
+        """Return the objects of a kind that match selectors, sorted; an empty namespace means all namespaces."""
         with self._lock:
             return [
                 copy.deepcopy(found)
                 for (plural, where, _), found in sorted(self._objects.items())
-                if plural == kind.plural and where == (namespace or where) and _is_meant(found, labels, fields)
+                if plural == kind.plural and where == (namespace or where) and _is_selected(found, labels, fields)
             ]
 
     def changes(
         self, kind: Kind, namespace: str, labels: str, fields: str, after: int, *, wait_seconds: float
     ) -> list[Change]:
-        """Returns what changed after a resourceVersion, oldest first; waits for something to, for at most a time."""
+        """Return the changes after a resourceVersion, oldest first; wait up to `wait_seconds` for the first."""
         with self._lock:
             if self._version <= after:
                 self._lock.wait(wait_seconds)
@@ -84,19 +84,19 @@ class ObjectStore:
                 for (plural, where, _), change in self._changes
                 if change.version > after
                 and (plural, where) == (kind.plural, namespace or where)
-                and _is_meant(change.resource, labels, fields)
+                and _is_selected(change.resource, labels, fields)
             ]
 
     def everything_in(self, namespace: str) -> list[Resource]:
-        """Returns the objects of all kinds in a namespace."""
+        """Return the objects of all kinds in a namespace."""
         with self._lock:
             return [copy.deepcopy(found) for (_, where, _), found in self._objects.items() if where == namespace]
 
     def create(self, kind: Kind, namespace: str, resource: Resource, *, is_dry: bool = False) -> Resource:
-        """Keeps a new object, unless it is dry; returns it as it is kept.
+        """Store a new object, except in a dry run; return it.
 
         Raises:
-            ApiError: There is one of that name, or the name cannot be one.
+            ApiError: The name exists or is invalid.
         """
         with self._lock:
             metadata = dict(resource.get("metadata") or {})
@@ -110,7 +110,7 @@ class ObjectStore:
             return self.put(kind, namespace, {**resource, "metadata": {**metadata, "name": name}}, is_dry=is_dry)
 
     def put(self, kind: Kind, namespace: str, resource: Resource, *, is_dry: bool = False) -> Resource:
-        """Keeps an object in place of the one of its name, unless it is dry; returns it as it is kept."""
+        """Create or replace an object, except in a dry run; return it."""
         with self._lock:
             name = resource["metadata"]["name"]
             before = self._objects.get((kind.plural, namespace, name), {"metadata": {}})["metadata"]
@@ -132,10 +132,10 @@ class ObjectStore:
             return copy.deepcopy(kept)
 
     def delete(self, kind: Kind, namespace: str, name: str) -> Resource:
-        """Forgets an object; returns it as it was.
+        """Delete an object; return it.
 
         Raises:
-            ApiError: There is none.
+            ApiError: The object does not exist.
         """
         with self._lock:
             found = self._find(kind, namespace, name)
@@ -157,5 +157,5 @@ class ObjectStore:
         return found
 
 
-def _is_meant(resource: Resource, labels: str, fields: str) -> bool:
+def _is_selected(resource: Resource, labels: str, fields: str) -> bool:
     return labels_match(labels, resource["metadata"].get("labels") or {}) and fields_match(fields, resource)

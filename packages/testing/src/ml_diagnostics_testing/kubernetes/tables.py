@@ -1,4 +1,4 @@
-"""Objects as the rows of a table: the server, and not kubectl, decides what `kubectl get` shows.
+"""Objects as tables: the server, and not kubectl, selects the columns of `kubectl get`.
 
 Source: https://kubernetes.io/docs/reference/using-api/api-concepts/#receiving-resources-as-tables
 """
@@ -14,18 +14,18 @@ _Column = tuple[str, bool, Callable[[Resource, float], str]]
 
 
 def wants_table(request: Request) -> bool:
-    """Returns whether a client asks for a table."""
+    """Return True if a client requests a table."""
     return "as=Table" in (request.headers.get("Accept") or "")
 
 
 def table(plural: str, resources: Sequence[Resource], version: str, now: float) -> dict[str, Any]:
-    """Returns objects of one kind as a meta.k8s.io/v1 Table.
+    """Return objects of one kind as a meta.k8s.io/v1 Table.
 
     Args:
-        plural: Their kind.
+        plural: The plural name of the kind.
         resources: The objects.
         version: The list's resourceVersion.
-        now: The time in seconds since the epoch: objects are shown with their ages.
+        now: The time in seconds since the epoch, for the ages of objects.
     """
     columns = _COLUMNS.get(plural, (_NAME, _AGE))
     return {

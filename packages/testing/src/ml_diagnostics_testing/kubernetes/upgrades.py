@@ -1,4 +1,4 @@
-"""Requests that become something else: a command's streams, or a tunnel to ports; over a WebSocket or over SPDY."""
+"""Requests that switch to another protocol, WebSocket or SPDY, to run a command or to forward ports."""
 
 import contextlib
 import socket
@@ -19,7 +19,7 @@ def exec_response(pod: Pod, request: Request) -> Response:
     """Accept a request to run a command in a pod.
 
     Raises:
-        ApiError: It cannot be.
+        ApiError: The request is invalid.
     """
     query = urllib.parse.parse_qs(request.target.partition("?")[2], keep_blank_values=True, errors="surrogateescape")
     container = query.get("container", [pod.containers[0]])[0]
@@ -47,10 +47,10 @@ def exec_response(pod: Pod, request: Request) -> Response:
 
 
 def port_forward_response(pod: Pod, request: Request) -> Response:
-    """Accept a request for connections to a pod's ports.
+    """Accept a request to forward a pod's ports.
 
     Raises:
-        ApiError: It cannot be.
+        ApiError: The request is invalid.
     """
 
     def over_websocket(reader: BufferedIOBase, connection: socket.socket) -> None:
@@ -71,7 +71,7 @@ def port_forward_response(pod: Pod, request: Request) -> Response:
 def _accept(headers: dict[str, str], pod: Pod, takes_over: _TakesOver, *, by_command: bool) -> Response:
     def with_pod(reader: BufferedIOBase, connection: socket.socket) -> None:
         def breaks() -> None:
-            with contextlib.suppress(OSError):  # it is broken already
+            with contextlib.suppress(OSError):  # it is closed already
                 connection.shutdown(socket.SHUT_RDWR)
 
         with pod.used(breaks, by_command=by_command):

@@ -1,4 +1,4 @@
-"""`kubectl get --watch`, `kubectl wait`: a stream of what changes, a line of JSON each."""
+"""`kubectl get --watch` and `kubectl wait`: a stream of changes, one line of JSON each."""
 
 import contextlib
 import json
@@ -13,12 +13,12 @@ from ml_diagnostics_testing.kubernetes.kinds import Kind
 from ml_diagnostics_testing.kubernetes.store import ObjectStore
 from ml_diagnostics_testing.kubernetes.tables import table, wants_table
 
-_LOOK_SECONDS: Final = 0.5
+_POLL_SECONDS: Final = 0.5
 _LONGEST_SECONDS: Final = 3600.0
 
 
 def watch_response(store: ObjectStore, kind: Kind, namespace: str, request: Request) -> Response:
-    """Answer with the changes since a resourceVersion, as they come."""
+    """Stream the changes since a resourceVersion as they happen."""
     query = request.query
     seconds = float(query.get("timeoutSeconds", _LONGEST_SECONDS))
     labels, fields = query.get("labelSelector", ""), query.get("fieldSelector", "")
@@ -29,9 +29,9 @@ def watch_response(store: ObjectStore, kind: Kind, namespace: str, request: Requ
         threading.Thread(target=_await_end, args=(reader, is_gone), daemon=True).start()
         end = time.monotonic() + seconds
         after = int(query.get("resourceVersion") or 0)
-        with contextlib.suppress(OSError):  # the client is gone
+        with contextlib.suppress(OSError):  # the client has disconnected
             while not is_gone.is_set() and time.monotonic() < end:
-                for change in store.changes(kind, namespace, labels, fields, after, wait_seconds=_LOOK_SECONDS):
+                for change in store.changes(kind, namespace, labels, fields, after, wait_seconds=_POLL_SECONDS):
                     after = change.version
                     shown = change.resource
                     if as_table:

@@ -1,4 +1,4 @@
-"""The server's end of a WebSocket, for messages of bytes.
+"""The server side of a WebSocket with binary messages.
 
 Source: https://www.rfc-editor.org/rfc/rfc6455
 """
@@ -19,12 +19,12 @@ _GUID = b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11"
 
 
 def is_upgrade(headers: Message) -> bool:
-    """Returns whether a request asks for a WebSocket."""
+    """Return True for a request to upgrade to a WebSocket."""
     return (headers.get("Upgrade") or "").lower() == "websocket" and "Sec-WebSocket-Key" in headers
 
 
 def handshake(headers: Message, subprotocol: str) -> dict[str, str]:
-    """Returns the headers that accept a request for a WebSocket."""
+    """Return the response headers that accept an upgrade to a WebSocket."""
     key = headers["Sec-WebSocket-Key"].encode()
     accept = base64.b64encode(hashlib.sha1(key + _GUID, usedforsecurity=False).digest()).decode()
     return {
@@ -36,10 +36,10 @@ def handshake(headers: Message, subprotocol: str) -> dict[str, str]:
 
 
 class WebSocket:
-    """A WebSocket after its handshake. Any thread may send, one receives.
+    """A WebSocket after its handshake. Any thread may send; one thread receives.
 
     Args:
-        reader: What the client sends.
+        reader: Reads the client's data.
         connection: The connection.
     """
 
@@ -51,10 +51,10 @@ class WebSocket:
         self._is_over = False
 
     def send(self, message: bytes) -> None:
-        """Sends one message.
+        """Send one message.
 
         Raises:
-            OSError: The client is gone.
+            OSError: The client has disconnected.
         """
         with self._lock:
             if self._is_over:
@@ -62,18 +62,18 @@ class WebSocket:
             self._socket.sendall(self._protocol.send(BytesMessage(message)))
 
     def close(self) -> None:
-        """Says goodbye; what the client still sends is read by whoever receives."""
+        """Send a close frame. The receiving thread still reads the client's remaining messages."""
         with self._lock:
             if not self._is_over:
                 self._is_over = True
                 try:
                     self._socket.sendall(self._protocol.send(CloseConnection(1000)))
                     self._socket.shutdown(socket.SHUT_WR)
-                except (OSError, LocalProtocolError):  # the client was faster
+                except (OSError, LocalProtocolError):  # the client has disconnected first
                     pass
 
     def messages(self) -> Iterator[bytes]:
-        """Yields each message, until the client leaves."""
+        """Yield each message, until the client disconnects."""
         parts: list[bytes] = []
         while True:
             for event in self._events():
@@ -91,7 +91,7 @@ class WebSocket:
                     return
 
     def _events(self) -> Iterator[object]:
-        """Yields what the next bytes tell; None at the end."""
+        """Yield the events in the next bytes; None at the end."""
         try:
             received = self._reader.read1(65536)
         except (OSError, ValueError):  # broken; closed
@@ -109,5 +109,5 @@ class WebSocket:
             if not self._is_over:
                 try:
                     self._socket.sendall(self._protocol.send(ping.response()))
-                except OSError:  # the client is gone; the next read says so
+                except OSError:  # the client has disconnected; the next read reports it
                     pass
