@@ -16,7 +16,7 @@ from ml_diagnostics_testing.faults import Hang
 
 from . import run_programs as programs
 from .ports import free_port
-from .starvation import seconds_to_death
+from .starvation import Starvation, seconds_to_death
 from .waiting import eventually
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="elsewhere a stuck process gets a second signal")
@@ -243,6 +243,111 @@ def test_a_job_that_closes_all_descriptors_goes_on_and_ends_as_ever() -> None:
         time.sleep(60)
     """)
     assert ended.code == -signal.SIGTERM, ended.errors
+
+
+# --- The helper -----------------------------------------------------------------------------------------
+
+# Nothing releases the GIL between `machinelearning_run` and the native code, so no thread of ours can run.
+STUCK_AT_ONCE = """
+import ctypes
+mutex = ctypes.create_string_buffer(64)
+print(ctypes.addressof(mutex), flush=True)
+lock = {library}(None).pthread_mutex_lock
+{before}
+begin()
+lock(mutex)
+lock(mutex)
+"""
+NO_HELPER = {
+    "executable unknown": "sys.executable = ''",
+    "executable is another program": "sys.executable = '/bin/false'",
+    "frozen": "sys.frozen = True",
+    "no pidfd": "del os.pidfd_open",
+    "no sysv_signal": "import ctypes; ctypes.CDLL = lambda name: object()",
+}
+
+
+def stuck_at_once(library: str, before: str = "") -> subprocess.Popen[str]:
+    """Start a program that is stuck in native code when this returns, and has been since its run began."""
+    process = programs.start(STUCK_AT_ONCE.format(library=library, before=before))
+    mutex = int(process.stdout.readline())
+    eventually(lambda: waits_for(process.pid, mutex))
+    return process
+
+
+@pytest.mark.parametrize("library", [RELEASED, HELD])
+def test_sigterm_ends_a_process_that_is_stuck_directly_after_its_run_began(library: str) -> None:
+    code, seconds = terminated(stuck_at_once(library))
+    assert (code, seconds <= LONGEST_SECONDS) == (-signal.SIGTERM, True)
+    eventually(lambda: programs.kept_run()["runPhase"] == "FAILED")
+    assert programs.kept_run()["errorDetails"] == "SIGTERM"
+
+
+def test_sigterm_directly_after_the_run_began_is_recorded() -> None:
+    ended = programs.run("begin()\nos.kill(os.getpid(), signal.SIGTERM)\ntime.sleep(60)")
+    assert ended.code == -signal.SIGTERM, ended.errors
+    assert (programs.kept_run()["runPhase"], programs.kept_run()["errorDetails"]) == ("FAILED", "SIGTERM")
+    assert "cannot be started" not in ended.errors
+
+
+@pytest.mark.parametrize("before", NO_HELPER.values(), ids=NO_HELPER)
+def test_where_no_helper_can_be_started_sigterm_ends_the_process_at_once(
+    before: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    # The function that locks is found before: one of these takes ctypes.CDLL away.
+    process = stuck_at_once(HELD, before)
+    with Starvation() as starvation:
+        started = time.monotonic()
+        process.send_signal(signal.SIGTERM)
+        ended = programs.end(process)
+        lived_seconds = time.monotonic() - started
+    assert (ended.code, lived_seconds - starvation.seconds <= LONGEST_SECONDS) == (-signal.SIGTERM, True)
+    assert ended.errors.count("The helper process that records a death by SIGTERM cannot be started: ") == 1
+    assert main(["show", programs.kept_run()["name"]]) == 0
+    shown = capsys.readouterr().out
+    assert shown.splitlines()[0].endswith(": FAILED")
+    assert "process gone" in shown
+
+
+def test_a_helper_that_starts_late_is_awaited_while_the_job_goes_on(tmp_path: Path) -> None:
+    python = tmp_path / "slow-python"
+    python.write_text(f'#!/bin/sh\nsleep 2.5\nexec {sys.executable} "$@"\n')
+    python.chmod(0o700)
+    ended = programs.run(f"""
+        sys.executable = {str(python)!r}
+        begin()
+        assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+        until = time.monotonic() + 30
+        while signal.getsignal(signal.SIGTERM) is signal.SIG_DFL and time.monotonic() < until:
+            time.sleep(0.01)
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(60)
+    """)
+    assert ended.code == -signal.SIGTERM, ended.errors
+    assert (programs.kept_run()["runPhase"], programs.kept_run()["errorDetails"]) == ("FAILED", "SIGTERM")
+
+
+def test_a_handler_that_is_installed_before_a_late_helper_watches_is_left_in_charge(tmp_path: Path) -> None:
+    python = tmp_path / "slow-python"
+    python.write_text(f'#!/bin/sh\nsleep 1.5\nexec {sys.executable} "$@"\n')
+    python.chmod(0o700)
+    ended = programs.run(f"""
+        sys.executable = {str(python)!r}
+        begin()
+        signal.signal(signal.SIGTERM, lambda *_: print("saved", flush=True))
+        time.sleep(2.5)
+        os.kill(os.getpid(), signal.SIGTERM)
+    """)
+    assert (ended.code, ended.output) == (0, "saved\n"), ended.errors
+    assert programs.kept_run()["runPhase"] == "COMPLETED"
+
+
+def test_sigterm_ends_a_process_that_holds_the_gil_while_a_timer_sends_other_signals() -> None:
+    timer = "signal.signal(signal.SIGALRM, lambda *_: None); signal.setitimer(signal.ITIMER_REAL, 0.05, 0.05)"
+    code, seconds = terminated(stuck_at_once(HELD, timer))
+    assert (code, seconds <= LONGEST_SECONDS) == (-signal.SIGTERM, True)
+    eventually(lambda: programs.kept_run()["runPhase"] == "FAILED")
+    assert programs.kept_run()["errorDetails"] == "SIGTERM"
 
 
 # --- JAX ----------------------------------------------------------------------------------------------

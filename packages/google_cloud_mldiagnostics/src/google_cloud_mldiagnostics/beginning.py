@@ -97,6 +97,7 @@ class Beginning:
         lifecycle.begin(self.user_configs, is_settled=self._is_attempt_settled())
         active.registration.start()
         self._agree_on_attempt()
+        lifecycle.complete()
         self._start_measuring()
         has_verdict = active.registration.wait_for_verdict(max(0.0, deadline - time.monotonic()))
         if self.arguments.strict:

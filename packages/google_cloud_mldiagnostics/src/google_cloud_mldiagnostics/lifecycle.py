@@ -148,6 +148,10 @@ class Lifecycle:
         run.ends_with(self.finish)
         run.configs.on_change(self._configs_changed)
 
+    def complete(self) -> None:
+        """Wait a bounded time for the process that `begin` has started; from then on a death by SIGTERM is recorded."""
+        self._termination.complete()
+
     def at_end(self, stop: Callable[[], object]) -> None:
         """Has something stopped when the run ends, in the lifecycle's thread; it waits a bounded time."""
         self._on_end.append(stop)

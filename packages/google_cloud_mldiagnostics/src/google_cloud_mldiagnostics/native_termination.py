@@ -1,14 +1,16 @@
 """Death by SIGTERM of a process whose main thread is stuck in native code, where no Python handler runs.
 
-Three parts of the system do what Python cannot:
+Four parts of the system do what Python cannot:
 
+- Until a helper process watches the job, SIGTERM keeps its default effect. The helper needs neither the job's GIL nor
+  its threads, so from its report on a death by SIGTERM is certain. Where it cannot be started, the default stays.
 - The kernel calls Python's C handler once, and then forgets it (SA_RESETHAND): from then on SIGTERM has its default
   effect, though Python has not run.
 - The C handler writes the signal's number to a descriptor, and a thread reads it: see `signal_wakeups`. If the main
   thread has not executed the Python handler within half a second, a thread of ours records the end and sends the signal
   again: that is the case of a call that has released the GIL.
-- If nothing reads it for a second, the GIL is held. A helper process then sends the signal again, and records the
-  death: see `termination_helper`.
+- If nothing reads it for a second, the GIL is held. The helper then sends the signal again, and records the death: see
+  `termination_helper`.
 
 If another library takes the descriptor, as asyncio's `add_signal_handler` does, a stuck process dies at the second
 SIGTERM.
@@ -19,30 +21,38 @@ from __future__ import annotations
 import _socket  # `socket` takes milliseconds to import, and nothing of it is needed here.
 import json
 import os
+import select
 import signal
 import sys
 import time
 from collections.abc import Callable, Mapping
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from ml_diagnostics_common import background
 from ml_diagnostics_common.descriptors import Descriptor, with_high_number
 from ml_diagnostics_common.guard import LOSSES
-from ml_diagnostics_common.signal_wakeups import SignalWakeups, subscribe, unsubscribe
+from ml_diagnostics_common.signal_wakeups import subscribe, unsubscribe
 
 from google_cloud_mldiagnostics.termination_helper import SETTINGS
 
-__all__ = ["NativeTermination", "c_handler"]
+if TYPE_CHECKING:
+    import subprocess
+
+__all__ = ["HelperError", "NativeTermination", "c_handler"]
 
 _HANDLER_SECONDS: Final = 0.5
 _LOOK_SECONDS: Final = 0.02
 
 
+class HelperError(Exception):
+    """No helper process can watch this process."""
+
+
 class NativeTermination:
-    """Ends this process by SIGTERM if its main thread cannot. Made, started and stopped in the main thread.
+    """Ends this process by SIGTERM if its main thread cannot. Made, launched, armed and stopped in the main thread.
 
     Args:
-        handler: The Python handler that was installed just now, in place of the default one.
+        handler: The Python handler that is installed once the helper watches, in place of the default one.
         end: Called in a thread before the signal is sent again; waits a bounded time.
         process: This process as the run's folder has it, for the helper.
     """
@@ -52,28 +62,68 @@ class NativeTermination:
         self._end = end
         self._process = process
         self._control: Descriptor | None = None
-        self._is_on = False
+        self._launcher: subprocess.Popen[bytes] | None = None
+        self.is_on = False
+        """True from `launch` to `stop`."""
 
-    def start(self) -> None:
-        """Start it; without effect where the C library cannot (it is not glibc), or nothing more can be opened."""
-        if sys.platform != "linux":
-            return
+    def launch(self) -> None:
+        """Start the helper. It is not a child of the job, which may wait for all of its children.
+
+        Raises:
+            HelperError: It cannot be started.
+        """
+        self.is_on = True
         try:
+            _reset_after_one()
             wakeups = subscribe(self._receive)
+            theirs, ours = (Descriptor(with_high_number(end.detach())) for end in _socket.socketpair())
+            self._control = ours
+            self._launcher = _launch({"signals": wakeups.reader, "control": theirs.number()}, self._process)
+            theirs.close()  # Then the helper's death can be read at our end.
+        except Exception as error:
+            raise HelperError(str(error) or type(error).__name__) from error
+
+    def is_watched(self, timeout_seconds: float) -> bool:
+        """Wait until the helper has reported that it watches this process; also in another thread.
+
+        Returns:
+            False if it has not yet done so.
+
+        Raises:
+            HelperError: It has ended instead.
+        """
+        control = self._control  # Kept, so that `stop` does not close it here: its number may be the program's then.
+        number = control.number() if control is not None else None
+        if control is None or number is None:
+            raise HelperError("the program has closed its descriptors")
+        poller = select.poll()
+        poller.register(number, select.POLLIN)
+        if not poller.poll(1e3 * timeout_seconds):
+            return False
+        try:
+            is_watched = control.number() is not None and bool(os.read(number, 1))
         except OSError:
-            return
-        self._is_on = _forget_after_one(signal.SIGTERM)
-        if self._is_on:
-            background.start(lambda: self._launch_helper(wakeups))
-        else:
-            unsubscribe(self._receive)
+            is_watched = False
+        if not is_watched:
+            raise HelperError(f"it ended when it was started ({sys.executable})")
+        if self._launcher is not None:
+            self._launcher.wait()  # It ended before the helper began, and is no longer a child of the job now.
+        return True
+
+    def arm(self) -> None:
+        """Have the kernel reset SIGTERM to its default once it has called our handler, which is installed now."""
+        set_handler, address = _reset_after_one(), c_handler(signal.SIGTERM)
+        if address is None or set_handler(signal.SIGTERM, address) != address:
+            raise HelperError("the C library refuses SA_RESETHAND")
 
     def stop(self) -> None:
         """Stop it, and its helper."""
-        if self._is_on:
-            self._is_on = False
+        if self.is_on:
+            self.is_on = False
             unsubscribe(self._receive)
             self._end_helper()
+            if self._launcher is not None and self._launcher.poll() is None:
+                background.start(self._launcher.wait)
 
     # --- In threads -----------------------------------------------------------------------------------
 
@@ -96,19 +146,6 @@ class NativeTermination:
     def _is_pending(self) -> bool:
         """Return True if the kernel has called the C handler, and Python has not called ours."""
         return signal.getsignal(signal.SIGTERM) == self._handler and c_handler(signal.SIGTERM) is None
-
-    # --- The helper -----------------------------------------------------------------------------------
-
-    def _launch_helper(self, wakeups: SignalWakeups) -> None:
-        """Start it; it is no child of the job, which may wait for all of its children."""
-        try:
-            theirs, ours = (Descriptor(with_high_number(end.detach())) for end in _socket.socketpair())
-            self._control = ours
-            _launch({"signals": wakeups.reader, "control": theirs.number()}, self._process)
-        except Exception as error:  # Also while the interpreter ends. A call that releases the GIL is covered.
-            LOSSES.add(f"termination_helper: {type(error).__name__}")
-        if not self._is_on:  # Stopped meanwhile.
-            self._end_helper()
 
     def _end_helper(self) -> None:
         """Have it read the end of its control, though forked children have this side open, too."""
@@ -136,35 +173,33 @@ def c_handler(number: int) -> int | None:
     return address
 
 
-def _forget_after_one(number: int) -> bool:
-    """Have the kernel reset a signal to its default when it has called the handler; False where that cannot be."""
-    address = c_handler(number)
-    if address is None:
-        return False
+def _reset_after_one() -> Callable[[int, int], int | None]:
+    """Return the C library's function that sets a handler with SA_RESETHAND; it returns the handler before.
+
+    Raises:
+        OSError, AttributeError: It has none: it is not glibc, but musl.
+        ImportError: This Python has no ctypes.
+    """
     import ctypes
 
-    try:
-        set_handler = ctypes.CDLL(None).sysv_signal
-    except (OSError, AttributeError):  # Not in musl.
-        return False
+    set_handler = ctypes.CDLL(None).sysv_signal
     set_handler.restype, set_handler.argtypes = ctypes.c_void_p, [ctypes.c_int, ctypes.c_void_p]
-    return bool(set_handler(number, address) == address)
+    return set_handler
 
 
-def _launch(descriptors: Mapping[str, int | None], process: Mapping[str, Any]) -> None:
+def _launch(descriptors: Mapping[str, int | None], process: Mapping[str, Any]) -> subprocess.Popen[bytes]:
     from ml_diagnostics_common.child_process import process_descriptor, start_detached
 
     job = process_descriptor(os.getpid())
     if job is None:
-        return
+        raise OSError("this kernel has no pidfd_open(2), or the limit of open files is reached")
     try:
         numbers = {name: number for name, number in {**descriptors, "job": job}.items() if number is not None}
         settings = {"pid": os.getpid(), **numbers, **process}
-        launcher = start_detached(
+        return start_detached(
             "google_cloud_mldiagnostics.termination_helper",
             numbers.values(),
             variables={SETTINGS: json.dumps(settings)},
         )
     finally:
         os.close(job)
-    launcher.wait()

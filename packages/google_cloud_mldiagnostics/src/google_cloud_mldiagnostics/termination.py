@@ -1,25 +1,30 @@
 """SIGTERM: the run's end is recorded, and the process then dies of the signal as it would without us.
 
 A handler in Python runs when the main thread next executes Python. For a main thread that is stuck in native code there
-is `NativeTermination`.
+is `NativeTermination`: where SIGTERM would end the process, no handler is installed before its helper process watches.
 """
 
 from __future__ import annotations
 
 import os
 import signal
+import sys
 import threading
 from collections.abc import Callable, Mapping
 from types import FrameType
 from typing import Any, Final
 
-from ml_diagnostics_common.guard import LOSSES
+from ml_diagnostics_common import background
+from ml_diagnostics_common.guard import LOSSES, warn_once
+from ml_diagnostics_common.signal_wakeups import in_main_thread
 
-from google_cloud_mldiagnostics.native_termination import NativeTermination, c_handler
+from google_cloud_mldiagnostics.native_termination import HelperError, NativeTermination, c_handler
 
 __all__ = ["Termination"]
 
 _MOST_BYTES: Final = 65_536
+_HELPER_SECONDS: Final = 1.0  # machinelearning_run returns within about a second; the helper takes 50 ms.
+_MOST_HELPER_SECONDS: Final = 60.0
 _STUCK_SECONDS: Final = 1.0  # Beside the half second that the main thread is waited for: users expect death in two.
 
 # State of the process: what a forked child must undo.
@@ -56,7 +61,10 @@ class Termination:
         """The handler that ours has replaced; None if it has not replaced any."""
 
     def install(self) -> None:
-        """Install the handler; without effect off the main thread, where Python cannot."""
+        """Install the handler, or start what it needs first; without effect off the main thread, where Python cannot.
+
+        Where SIGTERM would end the process, `complete` has to follow.
+        """
         if threading.current_thread() is not threading.main_thread():
             return
         current = signal.getsignal(signal.SIGTERM)
@@ -66,12 +74,22 @@ class Termination:
         # None is a handler in C, which cannot be chained.
         if previous is signal.SIG_DFL or (callable(previous) and not isinstance(previous, signal.Handlers)):
             self.previous = previous
-            signal.signal(signal.SIGTERM, self._own_handler)
-            self._c_handler = c_handler(signal.SIGTERM)
-            _installed.append(self)
-            if self._ends_process():
+            if self._ends_process() and sys.platform == "linux":
                 self._native = NativeTermination(self._own_handler, lambda: self._end(_STUCK_SECONDS), self._process)
-                self._native.start()
+                try:
+                    self._native.launch()
+                except HelperError as error:
+                    self._go_without(error)
+            else:
+                self._set_handler()
+
+    def complete(self) -> None:
+        """Install the handler that waits for the helper process; wait a bounded time for that.
+
+        If the machine is slow, the handler is installed later.
+        """
+        if self._native is not None and not self._await_helper(self._native, _HELPER_SECONDS):
+            background.start(self._complete_later)
 
     def uninstall(self) -> None:
         """Restore the handler that was there before, unless another one was installed since, in Python or in C."""
@@ -91,6 +109,60 @@ class Termination:
         """In a forked child: SIGTERM ends it at once, as without us; the user's handler stays chained."""
         if self.previous is signal.SIG_DFL:
             self._restore()
+
+    def _set_handler(self) -> None:
+        signal.signal(signal.SIGTERM, self._own_handler)
+        self._c_handler = c_handler(signal.SIGTERM)
+        _installed.append(self)
+
+    def _await_helper(self, native: NativeTermination, timeout_seconds: float) -> bool:
+        """Return False if the helper has not reported within this time; also in another thread."""
+        try:
+            is_watched = native.is_watched(timeout_seconds)
+        except HelperError as error:
+            failure = error  # `error` is deleted when the block ends.
+            in_main_thread(lambda: self._go_without(failure))
+            return True
+        if is_watched:
+            in_main_thread(self._set_native_handler)
+        return is_watched
+
+    def _complete_later(self) -> None:
+        """In a thread of its own."""
+        native = self._native
+        if native is not None and not self._await_helper(native, _MOST_HELPER_SECONDS):
+            failure = HelperError(f"it did not report within {_MOST_HELPER_SECONDS:.0f} s")
+            in_main_thread(lambda: self._go_without(failure))
+
+    def _set_native_handler(self) -> None:
+        """In the main thread, and in a forked child if it was forked meanwhile: it must not end its parent's helper."""
+        native = self._native
+        if native is None or not native.is_on or not self._is_watching():
+            return
+        current = signal.getsignal(signal.SIGTERM)
+        if _living(current) is not signal.SIG_DFL or _is_handled_in_c(current):  # Another was installed meanwhile.
+            native.stop()
+            return
+        self._set_handler()
+        try:
+            native.arm()
+        except HelperError as error:
+            self._restore()
+            self._go_without(error)
+
+    def _go_without(self, error: HelperError) -> None:
+        """Leave SIGTERM its default effect: with our handler a process that holds the GIL would outlive it."""
+        native, self._native = self._native, None
+        if native is None or not native.is_on or not self._is_watching():
+            return
+        native.stop()
+        warn_once(
+            "termination_helper",
+            "The helper process that records a death by SIGTERM cannot be started: %s. SIGTERM ends this process at "
+            "once, as without a run, and the run is shown as FAILED without the reason SIGTERM. To record it, install "
+            "a handler of SIGTERM that calls sys.exit.",
+            error,
+        )
 
     def _restore(self) -> None:
         is_ours = signal.getsignal(signal.SIGTERM) is self._own_handler

@@ -22,6 +22,7 @@ SETTINGS: Final = "ML_DIAGNOSTICS_TERMINATION"
 _GIL_SECONDS: Final = 1.0
 """For so long a thread of the job may wait for the GIL before the GIL counts as held."""
 
+_WATCHES: Final = b"\1"
 _MOST_BYTES: Final = 65_536
 _IGNORED: Final = ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2", "SIGTSTP", "SIGPIPE")
 
@@ -46,13 +47,14 @@ def _watch(pid: int, signals: _socket.socket, job: int, control: int) -> bool:
         pid: The job's.
         signals: Where the numbers of the job's signals are written. They are only peeked at: the job reads them.
         job: A descriptor that polls as readable once the job is dead.
-        control: One that polls as readable once the run has ended.
+        control: A socket that polls as readable once the run has ended; one byte is written to it when this watches.
     """
     end, run, anything = select.poll(), select.poll(), select.poll()
     end.register(job, select.POLLIN)
     run.register(control, select.POLLIN)
     for descriptor in (job, control, signals):
         anything.register(descriptor, select.POLLIN)
+    os.write(control, _WATCHES)
     is_terminated = False
     while True:
         anything.poll()
