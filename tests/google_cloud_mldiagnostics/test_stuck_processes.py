@@ -342,6 +342,27 @@ def test_a_handler_that_is_installed_before_a_late_helper_watches_is_left_in_cha
     assert programs.kept_run()["runPhase"] == "COMPLETED"
 
 
+def test_another_signal_does_not_shorten_the_second_that_python_has_to_handle_sigterm() -> None:
+    process = programs.start("""
+        import ctypes
+        signal.signal(signal.SIGALRM, lambda *_: None)
+        begin()
+        library, mutex = ctypes.PyDLL(None), ctypes.create_string_buffer(64)
+        library.pthread_mutex_lock(mutex)
+        time.sleep(0.5)
+        until = time.time() + 1.35
+        until = (ctypes.c_long * 2)(int(until), int(until % 1 * 1e9))
+        ready()
+        library.pthread_mutex_timedlock(mutex, until)
+    """)
+    programs.await_line(process, "ready")
+    process.send_signal(signal.SIGALRM)
+    time.sleep(0.9)  # Of the second that counted from any signal. The GIL is held for another 0.45 s.
+    process.send_signal(signal.SIGTERM)
+    assert programs.end(process).code == -signal.SIGTERM
+    assert programs.phases() == ["ACTIVE", "FAILED"]  # The process itself has recorded its end.
+
+
 def test_sigterm_ends_a_process_that_holds_the_gil_while_a_timer_sends_other_signals() -> None:
     timer = "signal.signal(signal.SIGALRM, lambda *_: None); signal.setitimer(signal.ITIMER_REAL, 0.05, 0.05)"
     code, seconds = terminated(stuck_at_once(HELD, timer))

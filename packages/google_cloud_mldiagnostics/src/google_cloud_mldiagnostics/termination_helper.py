@@ -22,6 +22,9 @@ SETTINGS: Final = "ML_DIAGNOSTICS_TERMINATION"
 _GIL_SECONDS: Final = 1.0
 """For so long a thread of the job may wait for the GIL before the GIL counts as held."""
 
+_PAUSE_SECONDS: Final = 0.1
+"""After each signal: a job with a fast timer must not keep the helper busy."""
+
 _WATCHES: Final = b"\1"
 _MOST_BYTES: Final = 65_536
 _IGNORED: Final = ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2", "SIGTSTP", "SIGPIPE")
@@ -58,17 +61,19 @@ def _watch(pid: int, signals: _socket.socket, job: int, control: int) -> bool:
     is_terminated = False
     while True:
         anything.poll()
+        # The second starts when SIGTERM is seen, not with any other signal: Python may be about to handle it.
         numbers = _peek(signals)
-        is_terminated = is_terminated or signal.SIGTERM in (numbers or b"")
+        is_unread = signal.SIGTERM in (numbers or b"")
+        is_terminated = is_terminated or is_unread
         if end.poll(0):
             return is_terminated
         if numbers == b"" or run.poll(0):
             return False
-        if end.poll(1e3 * _GIL_SECONDS):
+        if end.poll(1e3 * (_GIL_SECONDS if is_unread else _PAUSE_SECONDS)):
             return is_terminated
         if is_terminated and _is_caught(pid, signal.SIGTERM):
             is_terminated = False  # Python has handled it, or another library has.
-        elif signal.SIGTERM in (_peek(signals) or b""):
+        elif is_unread and signal.SIGTERM in (_peek(signals) or b""):
             signal.pidfd_send_signal(job, signal.SIGTERM)
 
 
