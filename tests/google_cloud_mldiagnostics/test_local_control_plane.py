@@ -5,15 +5,18 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
+import re
 import threading
 import warnings
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from google_cloud_mldiagnostics.cli import main
 from google_cloud_mldiagnostics.control_plane import Resource
 from google_cloud_mldiagnostics.control_plane.local import LocalControlPlane
 from google_cloud_mldiagnostics.exceptions import ControlPlaneError, RunExistsError, RunNotFoundError
+from ml_diagnostics_common.environment import diagnostics_directory
 
 
 @pytest.fixture
@@ -232,7 +235,23 @@ def test_anything_but_a_small_regular_file_is_refused_at_once(
         ({"attempts": 5}, "attempts is a number, expected a list"),
         ({"attempts": {}}, "attempts is an object, expected a list"),
         ({"attempts": [3]}, r"attempts\[0\] is a number, expected an object"),
-        ({"attempts": [{"number": "one"}]}, r"attempts\[0\].number is a text, expected a number"),
+        ({"attempts": [{"number": "one"}]}, r"attempts\[0\].number is a text, expected a whole number"),
+        ({"attempts": [{"number": True}]}, r"attempts\[0\].number is true or false, expected a whole number"),
+        ({"attempts": [{"number": 1.5}]}, r"attempts\[0\].number is a number, expected a whole number"),
+        ({"attempts": [None]}, r"attempts\[0\] is null, expected an object"),
+        ({"attempts": [{"startTime": 7}]}, r"attempts\[0\].startTime is a number, expected a text"),
+        (
+            {"attempts": [{"processes": [{"pid": "7"}]}]},
+            r"attempts\[0\].processes\[0\].pid is a text, expected a whole number",
+        ),
+        ({"createTime": 7}, "createTime is a number, expected a text"),
+        ({"runPhase": 9}, "runPhase is a number, expected a text"),
+        ({"displayName": [1]}, "displayName is a list, expected a text"),
+        ({"runSet": {}}, "runSet is an object, expected a text"),
+        ({"errorDetails": True}, "errorDetails is true or false, expected a text"),
+        ({"artifacts": {"gcsPath": 1}}, "artifacts.gcsPath is a number, expected a text"),
+        ({"labels": {"attempt": []}}, "labels.attempt is a list, expected a text"),
+        ({"configs": {"userConfigs": {"seed": 1}}}, "configs.userConfigs.seed is a number, expected a text"),
         ({"attempts": [{"processes": "x"}]}, r"attempts\[0\].processes is a text, expected a list"),
         ({"attempts": [{"processes": [[]]}]}, r"attempts\[0\].processes\[0\] is a list, expected an object"),
         ({"labels": "x"}, "labels is a text, expected an object"),
@@ -247,6 +266,36 @@ def test_a_run_of_wrong_types_is_said_to_be_damaged_and_where(
     (tmp_path / "runs" / "train-1" / "run.json").write_text(json.dumps({"name": "train-1", **content}))
     with pytest.raises(ControlPlaneError, match=f"is damaged: {problem}; move it away, and the run starts from"):
         plane.get_run("train-1")
+
+
+def test_runs_and_show_warn_once_of_a_run_of_wrong_types_and_list_the_others(
+    capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    root = diagnostics_directory()
+    plane = LocalControlPlane(root)
+    for name in ("train-1", "train-2"):
+        plane.create_run(name, {"displayName": "train", "runPhase": "COMPLETED"})
+    damaged = {"name": "train-1", "createTime": 7, "runPhase": 9, "displayName": [1], "number": True}
+    (root / "runs" / "train-1" / "run.json").write_text(json.dumps(damaged))
+    assert main(["runs"]) == 0
+    assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == ["run", "train-2"]
+    (warning,) = (record.getMessage() for record in caplog.records)
+    assert re.search(r"train-1/run.json is damaged: \w+ is a (number|list), expected a text; move it away", warning)
+    assert main(["show", "train-1"]) == 1
+    assert "is damaged" in capsys.readouterr().err
+
+
+def test_a_session_of_wrong_types_is_left_out_with_one_warning(
+    plane: LocalControlPlane, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    for name in ("first", "second"):
+        plane.put_session("train-1", name, {"targetSessions": {"host-1": {"sessionPhase": "SUCCEEDED"}}})
+    damaged = {"name": "first", "targetSessions": {"host-1": {"startTime": 7}}}
+    (tmp_path / "runs" / "train-1" / "sessions" / "first.json").write_text(json.dumps(damaged))
+    for _ in range(2):
+        assert [session["name"] for session in plane.list_sessions("train-1")] == ["second"]
+    (warning,) = (record.getMessage() for record in caplog.records)
+    assert "first.json is damaged: targetSessions.host-1.startTime is a number, expected a text" in warning
 
 
 def test_what_is_not_there_is_no_damage(plane: LocalControlPlane, tmp_path: Path) -> None:

@@ -34,7 +34,30 @@ _LOCK_SECONDS = 2.0
 _LONGEST_NAME = 150
 _MOST_BYTES = 2**24
 """Of a file: a run of 10,000 metrics has 2 MB."""
+_ANY = "*"
+_Type = type[str] | type[int] | list[Any] | dict[str, Any]
+_EXPECTED = {str: "a text", int: "a whole number"}
+_PROCESS: _Type = {
+    **dict.fromkeys(("hostname", "started", "phase", "startTime", "endTime", "reason"), str),
+    **dict.fromkeys(("process_index", "pid"), int),
+}
+_ATTEMPT: _Type = {
+    **dict.fromkeys(("token", "phase", "startTime", "endTime", "reason"), str),
+    "number": int,
+    "processes": [_PROCESS],
+}
+_RESOURCE: _Type = {
+    **dict.fromkeys(("name", "displayName", "runSet", "runPhase", "orchestrator", "kind", "storageFolderUri"), str),
+    **dict.fromkeys(("createTime", "updateTime", "endTime", "duration", "errorDetails", "etag"), str),
+    "artifacts": {"gcsPath": str},
+    "labels": {_ANY: str},
+    "configs": {_ANY: {_ANY: str}},
+    "attempts": [_ATTEMPT],
+    "targetSessions": {_ANY: dict.fromkeys(("sessionPhase", "startTime", "endTime"), str)},
+}
+"""What the commands read of a run and of a session, and its types; an object with `_ANY` may have any other names."""
 _REMEDY = "; move it away, and the run starts from scratch"
+_REMEDY_OF_SESSION = "; move it away, and the run is shown without this profile"
 
 
 class LocalControlPlane:
@@ -115,17 +138,21 @@ class LocalControlPlane:
             now = format_timestamp(self._clock_ns())
             kept: Resource = {"createTime": now}
             with contextlib.suppress(FileNotFoundError):
-                kept = _read(path)
+                kept = _read(path, _REMEDY_OF_SESSION)
             targets = {**(kept.get("targetSessions") or {}), **(session.get("targetSessions") or {})}
             merged = {**kept, **copy.deepcopy(session), "name": session_id, "updateTime": now}
             _write(path, merged | ({"targetSessions": targets} if targets else {}))
 
     def list_sessions(self, run_id: str) -> Iterator[Resource]:
-        """See `ControlPlane`."""
+        """See `ControlPlane`. A session that cannot be read is left out, with a warning."""
         sessions = []
         for path in (self.folder(run_id) / "sessions").glob("*.json"):
-            with contextlib.suppress(OSError, ControlPlaneError):
-                sessions.append(_read(path))
+            try:
+                sessions.append(_read(path, _REMEDY_OF_SESSION))
+            except ControlPlaneError as error:
+                warn_once(("session", run_id, path.name), "%s", error)
+            except OSError:
+                pass  # It was removed meanwhile.
         return iter(sorted(sessions, key=lambda session: str(session.get("createTime", ""))))
 
     def link(self, run_id: str) -> str:
@@ -133,7 +160,7 @@ class LocalControlPlane:
         return str(self.folder(run_id))
 
 
-def _read(path: Path) -> Resource:
+def _read(path: Path, remedy: str = _REMEDY) -> Resource:
     """Return the contents of a file.
 
     Raises:
@@ -147,10 +174,10 @@ def _read(path: Path) -> Resource:
     except OSError as error:
         raise ControlPlaneError(f"{path} cannot be read: {error.strerror}") from error
     except (ValueError, RecursionError) as error:
-        raise ControlPlaneError(f"{path} is damaged ({error}){_REMEDY}") from error
+        raise ControlPlaneError(f"{path} is damaged ({error}){remedy}") from error
     problem = _problem_of(content)
     if problem:
-        raise ControlPlaneError(f"{path} is damaged: {problem}{_REMEDY}")
+        raise ControlPlaneError(f"{path} is damaged: {problem}{remedy}")
     return cast("Resource", content)
 
 
@@ -158,32 +185,29 @@ def _problem_of(content: object) -> str:
     """Return what of a file's contents has another type than we write; empty if nothing has."""
     if not isinstance(content, dict) or not isinstance(content.get("name"), str):
         return "expected an object with a name"
-    expected: list[tuple[type, str, list[tuple[str, Any]]]] = [
-        (dict, "an object", [(key, content.get(key)) for key in ("labels", "configs", "targetSessions")]),
-        (dict, "an object", [(f"configs.{key}", value) for key, value in _items(content.get("configs"))]),
-        (list, "a list", [("attempts", content.get("attempts"))]),
-    ]
-    for index, attempt in enumerate(_list(content.get("attempts"))):
-        place = f"attempts[{index}]"
-        expected.append((dict, "an object", [(place, {} if attempt is None else attempt)]))
-        number, processes = (attempt.get("number"), attempt.get("processes")) if isinstance(attempt, dict) else (0, [])
-        expected.append((int, "a number", [(f"{place}.number", number)]))
-        expected.append((list, "a list", [(f"{place}.processes", processes)]))
-        named = [(f"{place}.processes[{at}]", process) for at, process in enumerate(_list(processes))]
-        expected.append((dict, "an object", named))
-    for kind, words, values in expected:
-        for name, value in values:
-            if value is not None and not isinstance(value, kind):
-                return f"{name} is {_kind_of(value)}, expected {words}"
-    return ""
+    return _mismatch(content, _RESOURCE, "")
 
 
-def _items(value: object) -> list[tuple[str, Any]]:
-    return list(value.items()) if isinstance(value, dict) else []
-
-
-def _list(value: object) -> list[Any]:
-    return value if isinstance(value, list) else []
+def _mismatch(value: object, expected: _Type, name: str) -> str:
+    """Return the first value that is not of the expected type, by its path; null is as good as absent in an object."""
+    if isinstance(expected, list):
+        if not isinstance(value, list):
+            return f"{name} is {_kind_of(value)}, expected a list"
+        problems = (_mismatch(item, expected[0], f"{name}[{index}]") for index, item in enumerate(value))
+    elif isinstance(expected, dict):
+        if not isinstance(value, dict):
+            return f"{name} is {_kind_of(value)}, expected an object"
+        of_any = expected.get(_ANY)
+        fields = [(key, expected.get(key, of_any)) for key in (expected if of_any is None else value)]
+        problems = (
+            _mismatch(value[key], kind, f"{name}.{key}" if name else key)
+            for key, kind in fields
+            if kind is not None and value.get(key) is not None
+        )
+    else:
+        is_right = isinstance(value, expected) and not (expected is int and isinstance(value, bool))
+        return "" if is_right else f"{name} is {_kind_of(value)}, expected {_EXPECTED[expected]}"
+    return next(filter(None, problems), "")
 
 
 def _kind_of(value: object) -> str:
