@@ -231,7 +231,7 @@ def test_names_are_looked_for_by_the_server(run: Run, cloud: ComputeServer) -> N
 def test_a_name_that_cannot_be_one_is_refused_and_not_sent(run: Run, cloud: ComputeServer, name: str) -> None:
     ended = run("list", f"--vm-name={name}")
     assert ended.code == 2
-    assert ended.errors.endswith("and does not end with a dash\n")
+    assert ended.errors.endswith("and do not end with a dash\n")
     assert cloud.requests == []
 
 

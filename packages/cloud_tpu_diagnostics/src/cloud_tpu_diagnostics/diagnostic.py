@@ -6,15 +6,12 @@ with diagnostic.diagnose(diagnostic_config):
 
 from __future__ import annotations
 
+import _thread
 import os
 import sys
-import threading
 from contextlib import ContextDecorator
 from types import TracebackType
 from typing import TYPE_CHECKING
-
-# Its hook for forks is called after ours then: threads that have our locks import modules by it, never the other way.
-from ml_diagnostics_common import client_imports as _client_imports  # noqa: F401
 
 from cloud_tpu_diagnostics.configuration.diagnostic_configuration import DiagnosticConfig
 from cloud_tpu_diagnostics.exceptions import ConfigurationError
@@ -26,9 +23,11 @@ __all__ = ["diagnose", "heartbeat"]
 
 _FORK_WAITS_SECONDS = 10.0
 
-# State of the process: held by the thread that imports `blocks`, and by one that forks; and what that one has done.
-_importing = threading.RLock()
-_forking = threading.local()
+# State of the process: held by the thread that imports `blocks`, and by one that forks; what that one has done; and
+# whether forks call the functions at the end of this module.
+_importing = _thread.RLock()
+_forking = _thread._local()
+_has_fork_hooks = False
 
 
 class diagnose(ContextDecorator):  # noqa: N801 (it is called as a function is)
@@ -65,6 +64,7 @@ class diagnose(ContextDecorator):  # noqa: N801 (it is called as a function is)
             raise _not_a_configuration(self._config, error) from None
         try:
             with _importing:
+                _register_fork_hooks()
                 from cloud_tpu_diagnostics.blocks import Block
         except (ImportError, OSError) as error:  # Too many open files, for instance.
             _report(error)
@@ -121,8 +121,24 @@ def heartbeat(step: int | None = None, phase: str = "step") -> None:
 
 # --- Forks ----------------------------------------------------------------------------------------------
 
-# Registered here, not where `blocks` is imported: a fork that waits for the end of that import has begun, and calls
+# Registered here, not where `blocks` is imported: a fork that waits for the end of that import has started, and calls
 # only what was registered before it.
+
+
+def _register_fork_hooks() -> None:
+    """Have forks call the functions below, once."""
+    global _has_fork_hooks
+    if _has_fork_hooks:
+        return
+    # Forks call hooks in reverse order, ours before those of `client_imports`: threads that hold our locks import
+    # modules by it, never the other way round.
+    from ml_diagnostics_common import client_imports  # noqa: F401
+
+    if hasattr(os, "register_at_fork"):
+        os.register_at_fork(
+            before=_before_fork, after_in_parent=_after_fork_in_parent, after_in_child=_after_fork_in_child
+        )
+    _has_fork_hooks = True
 
 
 def _before_fork() -> None:
@@ -136,20 +152,23 @@ def _before_fork() -> None:
 
 
 def _after_fork_in_parent() -> None:
+    hooks = getattr(_forking, "hooks", None)  # None in a fork that started before the registration.
     try:
-        if _forking.hooks is not None:
-            _forking.hooks.after_in_parent()
+        if hooks is not None:
+            hooks.after_in_parent()
     finally:
-        if _forking.has_lock:
+        if getattr(_forking, "has_lock", False):
+            _forking.has_lock = False
             _importing.release()
 
 
 def _after_fork_in_child() -> None:
     global _importing
-    _importing = threading.RLock()
-    if _forking.hooks is not None:
-        _forking.hooks.after_in_child()
+    _importing = _thread.RLock()
+    hooks = getattr(_forking, "hooks", None)
+    if hooks is not None:
+        hooks.after_in_child()
 
 
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(before=_before_fork, after_in_parent=_after_fork_in_parent, after_in_child=_after_fork_in_child)
+if "logging" in sys.modules:  # `client_imports` needs it. In a program without it no thread is likely to fork yet.
+    _register_fork_hooks()
