@@ -1,4 +1,4 @@
-"""When several processes write of one job, one of them counts, and the reader is told."""
+"""When several processes write of one job, one of them counts, and the reader is result."""
 
 from __future__ import annotations
 
@@ -44,10 +44,10 @@ SECOND = History().start(0).steps(range(10), at=11).end(111)
 def test_of_two_recorders_the_lowest_index_counts_in_whichever_order_they_are_read(order: tuple[int, ...]) -> None:
     for index in order:
         record([FIRST, SECOND][index].payloads, index)
-    told = report()
-    assert (told.start_ns, told.end_ns) == (int(BASE * 1e9), int((BASE + 110) * 1e9))
-    assert (told.steps_kept, len(told.attempts), len(told.disruptions)) == (10, 1, 0)
-    assert told.notes == [SECOND_COUNTS]
+    result = report()
+    assert (result.start_ns, result.end_ns) == (int(BASE * 1e9), int((BASE + 110) * 1e9))
+    assert (result.steps_kept, len(result.attempts), len(result.disruptions)) == (10, 1, 0)
+    assert result.notes == [SECOND_COUNTS]
 
 
 def test_a_recorder_that_is_found_later_takes_over_if_its_index_is_lower() -> None:
@@ -100,9 +100,9 @@ def test_checkpoints_of_another_process_come_through_the_journal_too() -> None:
     record(History().save(5, 60, 64).payloads, 1)
     record(FIRST.payloads, 0)
     record(History().save(5, 60, 66).payloads, 3)
-    told = report()
-    assert told.buckets[Bucket.CHECKPOINT_SAVE] == 5 * 10**9
-    assert told.notes == []
+    result = report()
+    assert result.buckets[Bucket.CHECKPOINT_SAVE] == 5 * 10**9
+    assert result.notes == []
 
 
 def test_what_was_lost_and_what_was_malformed_is_said() -> None:
@@ -145,10 +145,10 @@ def test_recorders_with_one_process_index_are_not_merged(index: int | None) -> N
     """Three slices, each of which counts its workers from 0, or processes that know no index."""
     for late in (0.0, 0.4, 1.3):
         record(steady(late, 0, 50, job_end=True).payloads, index)
-    told = report()
-    assert (len(told.attempts), len(told.disruptions), told.steps_kept) == (1, 0, 50)
-    assert told.goodput_percent > 95
-    [note] = told.notes
+    result = report()
+    assert (len(result.attempts), len(result.disruptions), result.steps_kept) == (1, 0, 50)
+    assert result.goodput_percent > 95
+    [note] = result.notes
     assert note.startswith(f"2 more recorders with process index {index or 0} recorded this job at the same time: ")
     assert "Enable logging in one process only" in note
 
@@ -157,25 +157,25 @@ def test_a_restart_of_three_processes_without_an_index_is_one_attempt() -> None:
     for start, first in ((0.0, 0), (300.0, 6)):
         for late in (0.0, 0.4, 1.3):
             record(steady(start + late, first, first + 10).payloads, None)
-    told = report()
-    assert (len(told.attempts), len(told.disruptions)) == (2, 1)
-    assert told.buckets[Bucket.WASTED_PROGRESS] > 0
+    result = report()
+    assert (len(result.attempts), len(result.disruptions)) == (2, 1)
+    assert result.buckets[Bucket.WASTED_PROGRESS] > 0
 
 
 def test_processes_that_start_minutes_apart_before_the_first_step_are_one_attempt() -> None:
     """The first step waits for all."""
     record(History().start(0).steps(range(10), at=300).end(400).payloads, None)
     record(History().start(250).steps(range(10), at=300.2).end(400.2).payloads, None)
-    told = report()
-    assert (len(told.attempts), told.start_ns, told.end_ns) == (1, int(BASE * 1e9), int((BASE + 400) * 1e9))
+    result = report()
+    assert (len(result.attempts), result.start_ns, result.end_ns) == (1, int(BASE * 1e9), int((BASE + 400) * 1e9))
 
 
 def test_a_recorder_that_joins_late_and_keeps_pace_is_of_the_same_attempt() -> None:
     """A slice that was added to an elastic job, and whose worker has index 0, too."""
     record(steady(0, 0, 200, job_end=True).payloads, 0)
     record(History().start(600).steps(range(65, 200), at=660, each=10).end(2010).payloads, 0)
-    told = report()
-    assert (len(told.attempts), len(told.disruptions), told.steps_kept) == (1, 0, 200)
+    result = report()
+    assert (len(result.attempts), len(result.disruptions), result.steps_kept) == (1, 0, 200)
 
 
 @pytest.mark.parametrize("order", [(0, 1), (1, 0)])
@@ -185,57 +185,57 @@ def test_where_the_process_that_counts_stops_the_next_one_of_the_attempt_counts(
     for index in order:
         record(lives[index].payloads, index)
         calculator.report()
-    told = calculator.report()
-    assert told == GoodputCalculator(JOB, LOG, _clock_ns=lambda: NOW_NS + 10**12).report()
-    assert (len(told.attempts), len(told.disruptions), told.steps_kept) == (1, 0, 100)
-    assert (told.running, told.end_ns) == (False, int((BASE + 1010.4) * 1e9))
-    assert sum(told.buckets.values()) == told.wall_ns
-    assert any("recorded nothing after step 49" in note for note in told.notes)
+    result = calculator.report()
+    assert result == GoodputCalculator(JOB, LOG, _clock_ns=lambda: NOW_NS + 10**12).report()
+    assert (len(result.attempts), len(result.disruptions), result.steps_kept) == (1, 0, 100)
+    assert (result.running, result.end_ns) == (False, int((BASE + 1010.4) * 1e9))
+    assert sum(result.buckets.values()) == result.wall_ns
+    assert any("recorded nothing after step 49" in note for note in result.notes)
 
 
 def test_a_process_that_only_starts_and_ends_the_job_amid_it_does_not_count() -> None:
     record(steady(0, 0, 50, job_end=True).payloads, None)
     record(History().start(200).end(230).payloads, None)
-    told = report()
-    assert (len(told.attempts), len(told.disruptions), told.steps_kept) == (1, 0, 50)
-    assert not any("continued" in note for note in told.notes)
+    result = report()
+    assert (len(result.attempts), len(result.disruptions), result.steps_kept) == (1, 0, 50)
+    assert not any("continued" in note for note in result.notes)
 
 
 def test_an_old_process_that_goes_on_recording_is_one_disruption() -> None:
     """It makes 50 steps after the job was restarted; the time since then is the new attempt's."""
     record([*steady(0, 0, 60).payloads], None)
     record(steady(105, 5, 70).payloads, None)
-    told = report()
-    assert (len(told.attempts), len(told.disruptions)) == (2, 1)
-    assert told.attempts[1].start_ns == int((BASE + 105) * 1e9)
-    assert told.disruptions[0].steps_lost == 5
-    assert sum(told.buckets.values()) == told.wall_ns
-    [note] = told.notes
+    result = report()
+    assert (len(result.attempts), len(result.disruptions)) == (2, 1)
+    assert result.attempts[1].start_ns == int((BASE + 105) * 1e9)
+    assert result.disruptions[0].steps_lost == 5
+    assert sum(result.buckets.values()) == result.wall_ns
+    [note] = result.notes
     assert "went on recording after the next attempt started, for up to 495 s" in note
 
 
 def test_an_end_that_an_old_process_records_does_not_end_the_new_attempt() -> None:
     record([*steady(0, 0, 10).payloads, *History().end(400).payloads], None)
     record(steady(300, 5, 30).payloads, None)
-    told = report()
-    assert (told.running, len(told.attempts), len(told.disruptions)) == (True, 2, 1)
+    result = report()
+    assert (result.running, len(result.attempts), len(result.disruptions)) == (True, 2, 1)
 
 
 def test_a_process_that_records_in_between_does_not_replace_the_job() -> None:
     """Somebody runs the program for a minute, under the name of a job that runs for hours."""
     record(steady(0, 0, 90).payloads, None)
     record(steady(300, 0, 5).payloads, None)
-    told = report()
-    assert (len(told.attempts), len(told.disruptions), told.steps_kept) == (1, 0, 89)
+    result = report()
+    assert (len(result.attempts), len(result.disruptions), result.steps_kept) == (1, 0, 89)
 
 
 def test_which_process_records_may_change_between_attempts() -> None:
     record(steady(0, 0, 80).payloads, 1)
     record(steady(900, 80, 85, job_end=True).payloads, 0)
-    told = report()
-    assert (told.start_ns, told.end_ns) == (int(BASE * 1e9), int((BASE + 960) * 1e9))
-    assert (len(told.attempts), told.steps_kept, len(told.disruptions)) == (2, 85, 1)
-    assert told.notes == []
+    result = report()
+    assert (result.start_ns, result.end_ns) == (int(BASE * 1e9), int((BASE + 960) * 1e9))
+    assert (len(result.attempts), result.steps_kept, len(result.disruptions)) == (2, 85, 1)
+    assert result.notes == []
 
 
 def test_the_schedulers_count_of_restarts_tells_attempts_apart() -> None:
@@ -252,10 +252,10 @@ def test_the_schedulers_count_of_restarts_tells_attempts_apart() -> None:
 def test_a_launcher_that_records_start_and_end_completes_the_program_that_it_starts() -> None:
     record(History().start(0).end(120).payloads, None)
     record(History().init(5, 8).steps(range(10), at=10).payloads, None)
-    told = report()
-    assert (told.start_ns, told.end_ns, told.running) == (int(BASE * 1e9), int((BASE + 120) * 1e9), False)
-    assert (len(told.attempts), told.steps_kept, told.notes) == (1, 10, [])
-    assert told.buckets[Bucket.TPU_INITIALIZATION] == 3 * 10**9
+    result = report()
+    assert (result.start_ns, result.end_ns, result.running) == (int(BASE * 1e9), int((BASE + 120) * 1e9), False)
+    assert (len(result.attempts), result.steps_kept, result.notes) == (1, 10, [])
+    assert result.buckets[Bucket.TPU_INITIALIZATION] == 3 * 10**9
 
 
 def test_entries_without_a_writer_are_of_one_writer() -> None:
@@ -285,6 +285,6 @@ def test_three_slices_whose_workers_count_from_zero_are_one_job() -> None:
     environment = {**os.environ, "TPU_WORKER_ID": "0", "ML_DIAGNOSTICS_BACKEND": "local"}
     trainers = [subprocess.Popen([sys.executable, "-c", TRAINER], env=environment) for _ in range(3)]
     assert [trainer.wait(timeout=60) for trainer in trainers] == [0, 0, 0]
-    told = GoodputCalculator(JOB, LOG).report()
-    assert (len(told.attempts), len(told.disruptions), told.steps_kept) == (1, 0, 60)
-    assert any("2 more recorders with process index 0" in note for note in told.notes)
+    result = GoodputCalculator(JOB, LOG).report()
+    assert (len(result.attempts), len(result.disruptions), result.steps_kept) == (1, 0, 60)
+    assert any("2 more recorders with process index 0" in note for note in result.notes)

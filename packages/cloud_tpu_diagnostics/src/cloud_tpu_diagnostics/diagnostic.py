@@ -131,7 +131,7 @@ def _register_fork_hooks() -> None:
     if _has_fork_hooks:
         return
     # Forks call hooks in reverse order, ours before those of `client_imports`: threads that hold our locks import
-    # modules by it, never the other way round.
+    # modules through it, never the reverse.
     from ml_diagnostics_common import client_imports  # noqa: F401
 
     if hasattr(os, "register_at_fork"):

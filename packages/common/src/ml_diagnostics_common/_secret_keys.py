@@ -137,7 +137,7 @@ def looks_secret(value: str) -> bool:
 
 
 def is_placeholder(value: str) -> bool:
-    """Return True for a text that only says that nothing is set, or what to set: `None`, `<password>`, `</s>`."""
+    """Return True for a text that only states that nothing is set, or what to set: `None`, `<password>`, `</s>`."""
     return _PLACEHOLDER.fullmatch(value) is not None
 
 

@@ -75,12 +75,12 @@ _NAME_AND_VALUE = re.compile(  # an environment of Kubernetes, as JSON, YAML or 
     r"""value\\{0,15}["']?\s{0,9}[:=][ \t]{0,40}""",
     re.IGNORECASE,
 )
-_VALUE_AND_NAME = re.compile(  # the same, the other way round
+_VALUE_AND_NAME = re.compile(  # the same in reverse order
     r"""\bvalue\\{0,15}["']?\s{0,9}[:=][ \t]{0,40}(\\{0,15}["']?[^\s"',{}\[\]\\]{1,512}\\{0,15}["']?)"""
     r"""\s{0,40},?\s{0,40}\\{0,15}["']?name\\{0,15}["']?\s{0,9}[:=]\s{0,9}\\{0,15}["']?([\w.-]+)""",
     re.IGNORECASE,
 )
-# "passphrase 'x'", "oauth2_token x": prose uses these words, too, so that the value has to look like a secret.
+# "passphrase 'x'", "oauth2_token x": prose uses these words, too, so that the value has to resemble a secret.
 _KEY_AND_SPACE = re.compile(
     r"""(?<![\w.-])([\w.-]{0,64}(?:pass(?:word|phrase|code)|secret|token|api[_-]?key))[ \t]{1,9}"""
     r"""(?=(["']?)([^\s"',;]{8,512}))""",

@@ -71,7 +71,7 @@ def _decompressed(encoding: str, pieces: Iterator[bytes]) -> Iterator[bytes]:
             received = True
             rest = member.unused_data or member.unconsumed_tail
             yield decompressed
-    yield member.flush()  # A few bytes at most: those that had no room in the last piece.
+    yield member.flush()  # At most a few bytes, which did not fit into the last piece.
     if received and not member.eof:
         raise BodyError("the compressed response ends in the middle")
 

@@ -58,7 +58,7 @@ class MissingExtraError(DiagnosticsError, ImportError):
 
 
 class CloudLoggingError(DiagnosticsError):
-    """A request to Cloud Logging failed in a way that trying again will not mend."""
+    """A request to Cloud Logging failed, and a retry would fail, too."""
 
 
 class StorageError(DiagnosticsError):

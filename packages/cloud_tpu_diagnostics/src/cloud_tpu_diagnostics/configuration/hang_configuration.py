@@ -13,13 +13,13 @@ __all__ = ["HangConfig", "Verdict", "checked"]
 
 
 class Verdict(NamedTuple):
-    """A job is taken for stuck.
+    """The verdict that a job hangs.
 
     Attributes:
-        phase: In which; one of `ml_diagnostics_common.progress.PHASES`.
-        step: In which, where the job said it.
-        stuck_seconds: How long it has said nothing.
-        timeout_seconds: After how long a silence was taken for a hang.
+        phase: The phase in which it hangs; one of `ml_diagnostics_common.progress.PHASES`.
+        step: The step in which it hangs, if the job reported one.
+        stuck_seconds: The time since the last report of progress.
+        timeout_seconds: The time without progress after which the job counts as hanging.
     """
 
     phase: str
