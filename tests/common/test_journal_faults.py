@@ -257,6 +257,18 @@ def test_recording_goes_on_in_a_new_file_when_the_folder_is_deleted(tmp_path: Pa
     assert journal.statistics().held == 0
 
 
+def test_a_folder_that_is_deleted_just_before_the_end_of_the_process_is_counted(tmp_path: Path) -> None:
+    clock = Clock()
+    journal = new_journal(tmp_path, clock_ns=clock)
+    for n in range(5):
+        journal.append({"n": n})
+    shutil.rmtree(tmp_path / "journal")
+    clock.advance(0.5)
+    journal.append({"n": 5})
+    journal.close()
+    assert reported_losses(read_all(tmp_path)) == {"file_deleted": 6}
+
+
 def rotated(path: Path, how: str) -> None:
     """Do what another program does to a file that it takes for a log of its own."""
     if how == "moved away":

@@ -241,11 +241,17 @@ class Journal:
         return not self._held
 
     def close(self, timeout_seconds: float = 1.0) -> None:
-        """Writes what is held. Entries may still follow; the file is closed when the journal is forgotten.
+        """Write what is held, and check once more that the file is in place: what is lost is counted in a new one.
 
-        Not here: another thread may be in the middle of a write to its descriptor.
+        Entries may still follow; the file is closed when the journal is forgotten. Not here: another thread may be in
+        the middle of a write to its descriptor.
         """
         self.flush(timeout_seconds)
+        if self._descriptor >= 0 and not self._held and not self._is_queued() and self._writing.acquire(blocking=False):
+            try:
+                self._try_to_write(self._clock_ns())
+            finally:
+                self._writing.release()
 
     def tell_losses(self) -> None:
         """Says what of this process could not be written: it ends, and nobody else will."""
