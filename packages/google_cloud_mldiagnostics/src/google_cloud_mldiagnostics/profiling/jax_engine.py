@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,10 @@ __all__ = ["JaxEngine"]
 class JaxEngine:
     """See `engines.Engine`."""
 
+    def __init__(self) -> None:
+        self._folder_descriptor: int | None = None
+        """Open during a trace into a folder whose name is not Unicode."""
+
     def start(self, folder: Path) -> None:
         """Begins to trace; JAX initialises its backends, if the job has not yet."""
         try:
@@ -23,7 +28,7 @@ class JaxEngine:
         except ImportError as error:
             raise MissingExtraError("a profile of JAX", "google-cloud-mldiagnostics", "jax") from error
 
-        jax.profiler.start_trace(str(folder))
+        jax.profiler.start_trace(self._path_for_jax(folder))
 
     def stop(self, folder: Path, *, trace_json: bool = False) -> Path:
         """End the trace.
@@ -31,6 +36,12 @@ class JaxEngine:
         `stop_trace` also makes a JSON of it, for which the job would wait two to ten times as long. So
         the trace is taken from JAX's session, where JAX is as we know it.
         """
+        try:
+            return self._stop(folder, trace_json=trace_json)
+        finally:
+            self._close_folder()
+
+    def _stop(self, folder: Path, *, trace_json: bool) -> Path:
         import jax.profiler
 
         state = _profile_state()
@@ -47,6 +58,7 @@ class JaxEngine:
 
     def abandon(self) -> None:
         """Forgets the trace: after a failure JAX keeps it, and would refuse all others."""
+        self._close_folder()
         state = _profile_state()
         try:
             newer = getattr(state, "session", None)  # Since JAX 0.12, with the trace inside of it.
@@ -56,6 +68,25 @@ class JaxEngine:
                 state.reset()
         except Exception:
             pass  # Another JAX: it may still work.
+
+    def _path_for_jax(self, folder: Path) -> str:
+        """Return a path of a folder that JAX accepts: since 0.12, its C++ code takes Unicode only.
+
+        With LC_ALL=C, Python has bytes beyond ASCII as surrogates.
+        """
+        self._close_folder()
+        try:
+            str(folder).encode()
+        except UnicodeEncodeError:
+            if Path("/proc/self/fd").is_dir():
+                self._folder_descriptor = os.open(folder, os.O_RDONLY)
+                return f"/proc/self/fd/{self._folder_descriptor}"
+        return str(folder)
+
+    def _close_folder(self) -> None:
+        if self._folder_descriptor is not None:
+            os.close(self._folder_descriptor)
+            self._folder_descriptor = None
 
     def has_accelerator(self) -> bool:
         """Whether JAX computes on something else than the CPU."""
