@@ -166,7 +166,7 @@ def test_a_job_that_cannot_reach_the_bucket_does_not_hold_a_capture_up(tmp_path:
         (("-n", "localhost:1", "-d", "0"), "is not a whole number"),
         (("-n", "localhost:1", "-d", "soon"), "is not a whole number"),
         (("-n", "localhost:1", "-p", "70000"), "is not a whole number"),
-        (("-n", "localhost:1", "--image-family=debian-12"), "nothing goes on to gcloud with -o local"),
+        (("-n", "localhost:1", "--image-family=debian-12"), "gcloud is not used with -o local"),
         (("-n", "localhost:1", "--durations", "5"), "did you mean --duration"),
     ],
 )

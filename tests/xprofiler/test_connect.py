@@ -133,7 +133,7 @@ def test_another_port_where_it_is_taken(machine: Machine) -> None:
         taken = other.getsockname()[1]
         ended = machine.cloud.run(*CONNECT, "-p", str(taken), **machine.environment())
     assert ended.returncode == 0, ended.stderr
-    assert f"note: port {taken} of this machine is taken" in ended.stderr
+    assert f"note: port {taken} of this machine is in use" in ended.stderr
     port = int(ended.stdout.split("localhost:")[1].split()[0])
     assert port != taken
     assert _fetch(port) == b"XProf"
@@ -186,7 +186,7 @@ def test_a_tunnel_that_is_at_another_port_than_asked_for_is_told_of(machine: Mac
     machine.add()
     machine.cloud.run(*CONNECT, "-p", str(machine.port), **machine.environment())
     again = machine.cloud.run(*CONNECT, "-p", str(free_port(0)), **machine.environment())
-    assert f"note: it is at port {machine.port}; for another, close it first: --disconnect\n" in again.stderr
+    assert f"note: it uses port {machine.port}; to use another, close it first: --disconnect\n" in again.stderr
     assert f"http://localhost:{machine.port}." in again.stdout
 
 

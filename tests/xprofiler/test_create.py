@@ -40,7 +40,7 @@ def test_a_viewer_is_made_and_its_ways_are_told(cloud: ViewerCloud) -> None:
         f"Instance is hosted at {name} VM.\n"
     )
     assert ended.stderr.startswith("Waiting for instance to be created. It can take a few minutes.\n\n")
-    assert f"The VM {name} is there" in ended.stderr
+    assert f"The VM {name} exists" in ended.stderr
     assert " s: serving\n" in ended.stderr
 
 
@@ -115,8 +115,8 @@ def test_quiet_asks_nothing_and_skip_makes_none(cloud: ViewerCloud) -> None:
         (("-z", "us-nowhere1-a"), 3, "there is no zone us-nowhere1-a"),
         (("-z", "-a"), 2, ""),
         (("-m", "e9-large"), 3, "The machine type and zone do not match."),
-        (("-n", "Not;a name"), 2, "not the name of a VM"),
-        (("-n", "xprof-old"), 2, "there is a VM xprof-old"),
+        (("-n", "Not;a name"), 2, "not a valid name of a VM"),
+        (("-n", "xprof-old"), 2, "a VM xprof-old already exists"),
         (("--ttl", "soon"), 2, "--ttl 'soon'"),
         (("--ttl", "1s"), 2, "between 30s and 120d"),
         (("--timeout", "-1"), 2, "'-1' is not a number of seconds"),
@@ -180,7 +180,7 @@ def test_a_vm_that_never_comes_up_is_given_up_and_deleted(cloud: ViewerCloud) ->
     cloud.tells = []
     ended = cloud.run(*CREATE, "--timeout", "0.5")
     assert ended.returncode == 5
-    assert "it has told nothing" in ended.stderr
+    assert "it has written no status" in ended.stderr
     assert cloud.names() == []
 
 

@@ -101,7 +101,7 @@ def test_while_xprof_is_being_installed(cloud: ViewerCloud, number: int) -> None
 def test_while_the_vm_has_told_nothing(cloud: ViewerCloud) -> None:
     cloud.tells = []
     running = cloud.start(*CREATE)
-    running.wait_for("is there; XProf is being installed")
+    running.wait_for("exists; installing XProf")
     _interrupted(running)
     assert cloud.names() == []
 
@@ -110,7 +110,7 @@ def test_while_its_status_is_read(cloud: ViewerCloud) -> None:
     cloud.compute.storage.faults.always(Hang(), on="get")
     cloud.compute.storage.faults.always(Hang(), on="read")
     running = cloud.start(*CREATE)
-    running.wait_for("is there; XProf is being installed")
+    running.wait_for("exists; installing XProf")
     wait_until(lambda: any(request.operation in ("get", "read") for request in cloud.compute.storage.requests))
     _interrupted(running)
     assert cloud.names() == []

@@ -95,7 +95,7 @@ def test_where_nobody_reads_what_is_found_nothing_is_deleted(cloud: ComputeServe
     command = f"{shlex.quote(sys.executable)} -m xprofiler delete -q -z {ZONE} -n {VM} | true; exit ${{PIPESTATUS[0]}}"
     ended = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False)
     assert (ended.returncode, left(cloud)) == (1, [VM])
-    assert ended.stderr == "xprofiler: nothing was deleted: nobody reads what that would be\n"
+    assert ended.stderr == "xprofiler: nothing was deleted: the reader of the list has exited\n"
 
 
 def test_quiet_asks_nothing(run: Run, cloud: ComputeServer) -> None:
@@ -143,7 +143,7 @@ def test_what_is_missing_is_named_and_the_rest_deleted(run: Run, cloud: ComputeS
     add_viewer(cloud, "xprof-a")
     ended = run("delete", "-q", "-z", ZONE, "-n", "xprof-a", "xprof-y", "xprof-z", "-l", "gs://bucket/none")
     assert (ended.code, left(cloud)) == (3, [])
-    assert ended.errors.endswith("is for or called gs://bucket/none, xprof-y, xprof-z\n")
+    assert ended.errors.endswith("has the log directory or name gs://bucket/none, xprof-y, xprof-z\n")
 
 
 def test_a_dry_run_prints_what_gcloud_would_do_and_does_nothing(run: Run, cloud: ComputeServer) -> None:
@@ -232,7 +232,7 @@ def test_what_failed_and_what_is_missing_are_both_told(run: Run, cloud: ComputeS
     ended = run("delete", "-q", "-z", ZONE, "-n", "xprof-a", "xprof-z")
     refused, missing = ended.errors.splitlines()[-2:]
     assert refused.startswith("xprofiler: could not delete the VM xprof-a ")
-    assert missing == f"xprofiler: no VM in {ZONE} is for or called xprof-z"
+    assert missing == f"xprofiler: no VM in {ZONE} has the log directory or name xprof-z"
     assert ended.code == 1
 
 
@@ -316,7 +316,7 @@ def test_ctrl_c_while_it_waits_says_what_goes_on(cloud: ComputeServer) -> None:
     cloud.operation_seconds = 60.0
     ended = interrupted("delete", "-q", "-z", ZONE, "-n", "xprof-a", after=_Asked(cloud, "wait"))
     assert ended.returncode == 130
-    assert "xprof-a may be deleted all the same; look with: xprofiler list -n xprof-a\ninterrupted\n" in ended.stderr
+    assert "xprof-a may still be deleted; check with: xprofiler list -n xprof-a\ninterrupted\n" in ended.stderr
     assert "Traceback" not in ended.stderr
 
 

@@ -37,7 +37,7 @@ from .xspaces import tpu_host
 
 
 def zone_of(api: GoogleApi, zone: str = ZONE) -> dict[str, Any]:
-    return api.execute(api.compute.zones().get(project=api.project, zone=zone), f"look for the zone {zone}")
+    return api.execute(api.compute.zones().get(project=api.project, zone=zone), f"find the zone {zone}")
 
 
 # --- gcloud's settings ---------------------------------------------------------------------------------
@@ -354,7 +354,7 @@ def test_waits_grow_and_keep_to_what_the_server_asks(cloud: ComputeServer) -> No
 
 def test_a_server_that_asks_for_too_long_a_wait_is_given_up(cloud: ComputeServer, api: GoogleApi) -> None:
     cloud.faults.always(Status(429, retry_after=3600))
-    with pytest.raises(XprofilerError, match="quota of requests"):
+    with pytest.raises(XprofilerError, match="request quota"):
         zone_of(api)
     assert len(cloud.requests) == 1
 
@@ -382,14 +382,14 @@ def test_too_many_requests_are_no_missing_permission_and_are_sent_again(
     cloud.faults.script([Status(403, reason=reason), Status(403, reason=reason)])
     assert zone_of(api)["name"] == ZONE
     cloud.faults.always(Status(403, reason=reason))
-    with pytest.raises(XprofilerError, match="the quota of requests is used up for now") as raised:
+    with pytest.raises(XprofilerError, match="the request quota is exhausted") as raised:
         zone_of(api)
     assert not isinstance(raised.value, NotPermittedError)
 
 
 def test_a_quota_that_is_used_up_is_no_missing_permission(cloud: ComputeServer, api: GoogleApi) -> None:
     cloud.faults.always(Status(403, reason="quotaExceeded"))
-    with pytest.raises(XprofilerError, match="ask for more quota") as raised:
+    with pytest.raises(XprofilerError, match="request more quota") as raised:
         zone_of(api)
     assert not isinstance(raised.value, NotPermittedError)
     assert len(cloud.requests) == 1
@@ -453,13 +453,13 @@ def test_a_broken_connection_is_replaced(cloud: ComputeServer, api: GoogleApi, f
 def test_nobody_there_is_said_so(cloud: ComputeServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CLOUDSDK_API_ENDPOINT_OVERRIDES_COMPUTE", "http://127.0.0.1:1/compute/v1/")
     api = GoogleApi(GcloudSettings.load(), Console(), sleep=lambda seconds: None)
-    with pytest.raises(XprofilerError, match=r"could not look for .* Connection refused.*; look at the network"):
+    with pytest.raises(XprofilerError, match=r"could not find .* Connection refused.*; check the network"):
         zone_of(api)
 
 
 def test_a_page_of_a_proxy_is_no_answer(cloud: ComputeServer, api: GoogleApi, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cloud, "handle", lambda request: Response(200, b"<html>log in", {}))
-    with pytest.raises(XprofilerError, match="no answer of Google's"):
+    with pytest.raises(XprofilerError, match="the answer is not from Google"):
         zone_of(api)
 
 
@@ -477,7 +477,7 @@ def test_an_endpoint_that_is_no_url_is_named(cloud: ComputeServer, monkeypatch: 
     ("code", "kind", "advice"),
     [
         ("ZONE_RESOURCE_POOL_EXHAUSTED_WITH_DETAILS", XprofilerError, "try another zone, or later"),
-        ("QUOTA_EXCEEDED", XprofilerError, "ask for more quota"),
+        ("QUOTA_EXCEEDED", XprofilerError, "request more quota"),
         ("RESOURCE_NOT_FOUND", NotFoundError, ""),
         ("PERMISSIONS_ERROR", NotPermittedError, ""),
         ("SOMETHING_NEW", XprofilerError, ""),

@@ -31,24 +31,24 @@ def test_an_object_that_is_written_again_is_copied_again(
 ) -> None:
     copy = PrivateCopy(tmp_path)
     profile = find_profile("gs://bucket/l")
-    files = copy.place(profile)
+    files = copy.add(profile)
     (cache := files["a"].parent / "ALL_HOSTS.op_stats_v2.pb").write_bytes(b"computed")
     bucket.write("bucket", _NAME.format("a"), content)
-    assert copy.place(profile)["a"].read_bytes() == content
+    assert copy.add(profile)["a"].read_bytes() == content
     assert files["b"].read_bytes() == _FIRST["b"]
     assert not cache.exists()
     bucket.requests.clear()
-    copy.place(profile)
+    copy.add(profile)
     assert len(bucket.requests) <= 4, "what has not changed is looked at, not copied"
 
 
 def test_an_object_that_has_gone_is_said_to_have(bucket: CloudStorageServer, tmp_path: Path) -> None:
     copy = PrivateCopy(tmp_path)
     profile = find_profile("gs://bucket/l")
-    copy.place(profile)
+    copy.add(profile)
     bucket.delete("bucket", _NAME.format("a"))
     with pytest.raises(NotFoundError):
-        copy.place(profile)
+        copy.add(profile)
 
 
 def test_a_file_that_is_cut_short_is_put_where_xprof_does_not_find_it(tmp_path: Path) -> None:
@@ -58,10 +58,10 @@ def test_a_file_that_is_cut_short_is_put_where_xprof_does_not_find_it(tmp_path: 
     for host, content in (("whole", whole), ("cut", whole[: len(whole) // 2]), ("empty", b"")):
         (folder / f"{host}.xplane.pb").write_bytes(content)
     copy = PrivateCopy(tmp_path / "copy")
-    files = copy.place(find_profile(str(tmp_path / "logs")))
+    files = copy.add(find_profile(str(tmp_path / "logs")))
     placed = tmp_path / "copy" / "plugins" / "profile" / "s"
     assert [file.name for file in placed.iterdir()] == ["whole.xplane.pb"]
     assert files["cut"].read_bytes() == whole[: len(whole) // 2]
     assert files["empty"].read_bytes() == b""
     (folder / "cut.xplane.pb").write_bytes(whole)
-    assert copy.place(find_profile(str(tmp_path / "logs")))["cut"] == placed / "cut.xplane.pb"
+    assert copy.add(find_profile(str(tmp_path / "logs")))["cut"] == placed / "cut.xplane.pb"

@@ -86,14 +86,14 @@ def test_names_that_lead_out_of_their_folder_or_rule_a_terminal_are_passed_over(
 def test_a_session_is_chosen_by_its_name_and_what_is_missing_is_said(tmp_path: Path) -> None:
     with pytest.raises(NotFoundError, match="capture one with"):
         find_profile(str(tmp_path))
-    with pytest.raises(NotFoundError, match=r"there is no .*nowhere"):
+    with pytest.raises(NotFoundError, match=r"nowhere does not exist"):
         find_profile(str(tmp_path / "nowhere"))
     _capture(tmp_path / "one", _OLD, "a")
     _capture(tmp_path / "two", _OLD, "a")
     _capture(tmp_path, _NEW, "a")
     assert find_profile(str(tmp_path)).name == _NEW
     assert find_profile(str(tmp_path), f"one/{_OLD}").name == f"one/{_OLD}"
-    with pytest.raises(UsageError, match="give the whole name"):
+    with pytest.raises(UsageError, match="use one of the full names"):
         find_profile(str(tmp_path), _OLD)
     with pytest.raises(NotFoundError, match=f"the newest are {_NEW}"):
         find_profile(str(tmp_path), "session_no")
@@ -138,14 +138,14 @@ def test_a_folder_that_may_not_be_read_is_said(tmp_path: Path) -> None:
 def test_a_copy_is_xprofs_to_write_beside_and_follows_what_changes(tmp_path: Path) -> None:
     folder = _capture(tmp_path / "logs", _OLD, "a")
     copy = PrivateCopy(tmp_path / "copy")
-    files = copy.place(find_profile(str(tmp_path / "logs")))
+    files = copy.add(find_profile(str(tmp_path / "logs")))
     assert files["a"].read_bytes() == _XPLANE
     cache = files["a"].parent / "ALL_HOSTS.op_stats_v2.pb"
     cache.write_bytes(b"computed")
-    assert copy.place(find_profile(str(tmp_path / "logs"))) == files
+    assert copy.add(find_profile(str(tmp_path / "logs"))) == files
     assert cache.exists()
     (folder / "b.xplane.pb").write_bytes(_LATER)
-    assert copy.place(find_profile(str(tmp_path / "logs")))["b"].read_bytes() == _LATER
+    assert copy.add(find_profile(str(tmp_path / "logs")))["b"].read_bytes() == _LATER
     assert not cache.exists(), "what was computed of one host stands for both"
     assert sorted(file.name for file in folder.iterdir()) == ["a.xplane.pb", "b.xplane.pb"]
 
@@ -158,7 +158,7 @@ def test_a_copy_of_objects_is_whole(
     cloud_storage_server.create_bucket("bucket")
     for host in range(6):
         cloud_storage_server.write("bucket", f"l/plugins/profile/{_OLD}/h{host}.xplane.pb", xspace(f"h{host}", 1, 100))
-    files = PrivateCopy(tmp_path).place(find_profile("gs://bucket/l"))
+    files = PrivateCopy(tmp_path).add(find_profile("gs://bucket/l"))
     assert {host: file.read_bytes() for host, file in files.items()} == {
         f"h{n}": xspace(f"h{n}", 1, 100) for n in range(6)
     }

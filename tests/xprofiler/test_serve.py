@@ -254,7 +254,7 @@ def test_where_the_port_is_taken_the_next_is_used_and_said(tmp_path: Path, tempo
             used = int(serving.url.rpartition(":")[2])
             assert used > port
             _, errors = serving.end()
-    assert f"Port {port} is taken; using {used}." in errors
+    assert f"Port {port} is in use; using {used}." in errors
 
 
 def test_a_profile_that_comes_later_is_shown(tmp_path: Path, temporary: Path) -> None:
@@ -264,13 +264,13 @@ def test_a_profile_that_comes_later_is_shown(tmp_path: Path, temporary: Path) ->
         _wait_until(lambda: SESSION in serving.read("/").decode())
         assert serving.json("/summary.json")["session"] == _NAME
         _, errors = serving.end()
-    assert f"There is no profile in {tmp_path} yet" in errors
+    assert f"{tmp_path} has no profile yet" in errors
 
 
 def test_what_cannot_be_served_has_its_exit_code(tmp_path: Path, temporary: Path) -> None:
     missing = typed("serve", "-l", str(tmp_path / "nowhere"))
     assert (missing.code, missing.output) == (3, "")
-    assert "there is no" in missing.errors
+    assert "does not exist" in missing.errors
     assert typed("serve", "-l", "s3://bucket/logs").code == 2
     assert typed("serve", "-l", str(tmp_path), "--port", "70000").code == 2
     assert typed("serve").code == 2
@@ -335,4 +335,4 @@ def test_a_profile_that_is_cut_short_spoils_no_other_host_of_its_session(tmp_pat
         )
         found = serving.json("/summary.json")
         assert [host["name"] for host in found["hosts"]] == ["cut", "host-a", "host-b"]
-        assert found["notes"][0] == "cut: its profile is empty or cut short, and is left out"
+        assert found["notes"][0] == "cut: its profile is empty or truncated, and is left out"

@@ -192,7 +192,7 @@ def test_a_plot_is_a_picture_and_another_suffix_an_error(tmp_path: Path) -> None
     assert plot.read_bytes().startswith(b"\x89PNG")
     ended = typed("summary", str(tmp_path), "--plot", str(tmp_path / "plot.nothing"))
     assert (ended.code, ended.output) == (2, "")
-    assert "a picture's name ends in one of .png, .svg, .pdf" in ended.errors
+    assert "use one of the suffixes .png, .svg, .pdf" in ended.errors
     ended = typed("summary", str(tmp_path), "--plot", str(tmp_path / "gone" / "plot.png"))
     assert (ended.code, ended.output) == (2, "")
 
@@ -265,5 +265,5 @@ def test_without_a_temporary_folder_it_says_what_to_do(tmp_path: Path, arguments
     argv = [sys.executable, "-c", program, *arguments, str(tmp_path)]
     ended = subprocess.run(argv, stderr=subprocess.PIPE, text=True, timeout=60, check=False)
     assert ended.returncode == 1
-    assert "xprofiler: cannot make a temporary folder" in ended.stderr
+    assert "xprofiler: cannot create a temporary folder" in ended.stderr
     assert "set TMPDIR to another folder\n" in ended.stderr

@@ -85,7 +85,7 @@ def _slow_operations(cloud: ViewerCloud) -> None:
 def test_it_waits_as_long_as_it_was_told_and_names_the_step(cloud: ViewerCloud) -> None:
     scene = Scene(cloud, SetupTimes(startup=90.0))
     scene.events = [(3.0, lambda: cloud.tell("xprof-1", INSTALLING))]
-    with pytest.raises(TimedOutError, match="it is still at this: installing XProf"):
+    with pytest.raises(TimedOutError, match="its last step was: installing XProf"):
         scene.make()
     assert 90.0 <= scene.now <= 92.0
 

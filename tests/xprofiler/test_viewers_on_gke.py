@@ -273,7 +273,7 @@ def _as_the_kubelet_reads(text: str) -> str:
 
 @pytest.mark.parametrize("name", ["", "A", "a" * 50, "a b", "-a", "a-", "a,b", "a)"])
 def test_a_name_that_kubernetes_cannot_have_is_refused(name: str) -> None:
-    with pytest.raises(UsageError, match="is no name for a viewer"):
+    with pytest.raises(UsageError, match="is not a valid name of a viewer"):
         manifest(name, ZONE, LogDirectory.parse(LOGS), "id", SETTINGS)
 
 

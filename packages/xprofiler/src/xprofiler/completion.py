@@ -108,15 +108,15 @@ def _zsh(parser: argparse.ArgumentParser, commands: Mapping[str, argparse.Argume
 
 
 def _zsh_arguments(parser: argparse.ArgumentParser) -> list[str]:
-    words = []
+    arguments = []
     for option in _options(parser):
         values = f"({' '.join(option.choices)})" if option.choices else "_files"
         if not option.flags:
-            words.append(_quoted(f"1:{_plain(option.help)}:{values}"))
+            arguments.append(_quoted(f"1:{_plain(option.help)}:{values}"))
         for flag in option.flags:
             value = f":value:{values}" if option.takes_value else ""
-            words.append(_quoted(f"*{flag}[{_plain(option.help)}]{value}"))
-    return [f"      _arguments {' '.join(words)}"]
+            arguments.append(_quoted(f"*{flag}[{_plain(option.help)}]{value}"))
+    return [f"      _arguments {' '.join(arguments)}"]
 
 
 def _fish(parser: argparse.ArgumentParser, commands: Mapping[str, argparse.ArgumentParser]) -> str:
@@ -134,13 +134,13 @@ def _fish(parser: argparse.ArgumentParser, commands: Mapping[str, argparse.Argum
 
 
 def _fish_option(condition: str, option: _Option) -> str:
-    words = ["complete -c xprofiler", f"-n {_quoted(condition)}"]
-    words += [f"-l {flag[2:]}" if flag.startswith("--") else f"-s {flag[1:]}" for flag in option.flags]
+    arguments = ["complete -c xprofiler", f"-n {_quoted(condition)}"]
+    arguments += [f"-l {flag[2:]}" if flag.startswith("--") else f"-s {flag[1:]}" for flag in option.flags]
     if option.choices:
-        words += ["-x" if option.flags else "-f", f"-a {_quoted(' '.join(option.choices))}"]
+        arguments += ["-x" if option.flags else "-f", f"-a {_quoted(' '.join(option.choices))}"]
     elif option.takes_value and option.flags:
-        words.append("-r")
-    return " ".join([*words, f"-d {_quoted(option.help)}"])
+        arguments.append("-r")
+    return " ".join([*arguments, f"-d {_quoted(option.help)}"])
 
 
 def _plain(text: str) -> str:

@@ -21,7 +21,7 @@ class ReaderGoneError(BrokenPipeError):
 
 @dataclass
 class Console:
-    """The terminal, or streams in its place.
+    """The terminal, or other streams.
 
     Attributes:
         is_verbose: True to print every request and every command line.

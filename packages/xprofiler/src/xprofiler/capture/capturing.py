@@ -100,7 +100,9 @@ class Capture:
             with open_tunnels(targets, programs, self.console) as tunnels:
                 asked = [
                     _OpenTarget(
-                        target, tunnel.address, self._places(target, remote_folder if target.access else local_folder)
+                        target,
+                        tunnel.address,
+                        self._destinations(target, remote_folder if target.access else local_folder),
                     )
                     for target, tunnel in zip(targets, tunnels, strict=True)
                     if not tunnel.problem
@@ -112,7 +114,7 @@ class Capture:
             for target, tunnel in zip(targets, tunnels, strict=True)
         ]
 
-    def _places(self, target: Target, staging: str) -> tuple[Destination, Destination]:
+    def _destinations(self, target: Target, staging: str) -> tuple[Destination, Destination]:
         first, second = destinations_of(target, self.session, staging)
         if self.bucket_access is None or first == second or self.bucket_access.can_write(target.name):
             return first, second
@@ -169,7 +171,7 @@ class Capture:
         )
 
     def _retryable(self, failed: Sequence[_OpenTarget], first: _Round) -> list[_OpenTarget]:
-        """Return the failed targets whose server still answers, and print their names."""
+        """Return the failed targets that still answer, and print their names."""
         for one in failed:
             self.console.detail(f"{one.target.name}: {first.outcomes[one.target.name].problem}")
         problems = in_parallel(lambda one: problem_at(one.address), failed)

@@ -143,10 +143,10 @@ class Collector:
             if problem
         ]
 
-    def _collect(self, target: Target, place: Destination) -> Outcome:
+    def _collect(self, target: Target, destination: Destination) -> Outcome:
         path = self.session.path_of(target.file_name)
-        if not place.is_final:
-            return self._bring(target, self.session.below(place.root).path_of(target.file_name), path)
+        if not destination.is_final:
+            return self._bring(target, self.session.below(destination.root).path_of(target.file_name), path)
         try:
             xplane = summary_of(Parts(self.storage, path))
         except ObjectNotFoundError:

@@ -1,1 +1,1 @@
-"""Google Cloud as gcloud is set to reach it: settings, login, clients of its APIs, and what their errors mean."""
+"""Google Cloud with gcloud's configuration: settings, login, clients of the APIs, and their errors."""

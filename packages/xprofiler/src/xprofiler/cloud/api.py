@@ -1,6 +1,6 @@
-"""Google's APIs as this command asks them: over gcloud's settings, with a deadline, again where that is safe.
+"""Clients of Google's APIs: with gcloud's settings, a deadline, and retries where those are safe.
 
-Clients are those of google-api-python-client, made from descriptions of the APIs on this machine.
+They are clients of google-api-python-client, built from API descriptions in this package.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ __all__ = ["GoogleApi"]
 
 _T = TypeVar("_T")
 _MOST_TRIES: Final = 5
-_CALL_SECONDS: Final = 60.0  # When a request is not sent again any more.
+_CALL_SECONDS: Final = 60.0  # No retries after this time.
 
 
 def _once(make: Callable[[GoogleApi], _T]) -> Callable[[GoogleApi], _T]:
-    """Make a thing at its first use, once for all threads; functools.cached_property has no lock since Python 3.12."""
+    """Create a value once, for all threads; functools.cached_property has no lock since Python 3.12."""
 
     @functools.wraps(make)
     def made(api: GoogleApi) -> _T:
@@ -51,19 +51,19 @@ def _once(make: Callable[[GoogleApi], _T]) -> Callable[[GoogleApi], _T]:
 
 
 class GoogleApi:
-    """Google's APIs. May be used from several threads; nothing is imported or asked before the first use.
+    """Google's APIs. Thread-safe. Imports and requests wait until the first use.
 
         api = GoogleApi(GcloudSettings.load(), console)
         request = api.compute.zones().get(project=api.project, zone="us-central1-a", fields="name")
-        api.execute(request, "look for the zone us-central1-a")
+        api.execute(request, "find the zone us-central1-a")
 
     Args:
-        settings: gcloud's.
-        console: Told of every request, with `--verbose`.
-        role: The role on Compute to advise where a permission is missing.
-        request_seconds: How long an answer may take, unless a request says otherwise.
-        clock: Monotonic seconds.
-        sleep: Waits a number of seconds.
+        settings: gcloud's settings.
+        console: Receives every request, with `--verbose`.
+        role: The role on Compute to suggest if a permission is missing.
+        request_seconds: The default timeout of a request.
+        clock: Return monotonic seconds.
+        sleep: Wait for a number of seconds.
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class GoogleApi:
         self._request_seconds = request_seconds
         self._clock = clock
         self._sleep = sleep
-        self._lock = threading.RLock()  # What is made may need another that is.
+        self._lock = threading.RLock()  # One value may need another.
         self._made: dict[str, Any] = {}
         self._connections: list[Any] = []
         weakref.finalize(self, _close_all, self._connections)
@@ -90,7 +90,7 @@ class GoogleApi:
     @property
     @_once
     def login(self) -> CloudEnvironment:
-        """The project and the credentials; found at the first use.
+        """The project and the credentials, loaded at the first use.
 
         Raises:
             NotPermittedError: There are no credentials.
@@ -107,13 +107,13 @@ class GoogleApi:
 
     @property
     def principal(self) -> str:
-        """Whom the credentials stand for, for messages."""
+        """The account of the credentials, for messages."""
         return self.login.principal or getattr(self.login.credentials, "account", "") or "this login"
 
     @property
     @_once
     def _storage_login(self) -> CloudEnvironment:
-        """The credentials; objects belong to no project, so none need be set."""
+        """The credentials for Cloud Storage. Objects belong to no project, so none needs to be set."""
         from xprofiler.cloud.login import find_login
 
         if self.settings.project or "login" in self._made:
@@ -140,10 +140,10 @@ class GoogleApi:
         return self._client("hypercomputecluster")
 
     def _client(self, service: str) -> Any:
-        """Return a client made from our part of Google's description of a service.
+        """Return a client built from our excerpt of Google's description of a service.
 
-        All of the description takes 50 ms and 17 MB to read for Compute Engine. Its folder is 111 MB, and an image may
-        have been slimmed by removing it.
+        The full description of Compute Engine takes 50 ms and 17 MB to read. All descriptions take 111 MB on disk,
+        and are removed from some container images.
         """
         from googleapiclient.discovery import build_from_document
 
@@ -153,18 +153,18 @@ class GoogleApi:
     @property
     @_once
     def storage(self) -> GoogleCloudStorage:
-        """Cloud Storage with the same credentials, gcloud's login too."""
+        """Cloud Storage with the same credentials, including gcloud's login."""
         return self.storage_within(_CALL_SECONDS)
 
     def storage_within(self, seconds: float) -> GoogleCloudStorage:
-        """The same, for who does not wait that long.
+        """Return Cloud Storage with a shorter deadline.
 
         Args:
-            seconds: After this long a call that gets no good answer is given up.
+            seconds: The deadline of a call, including retries.
         """
         from ml_diagnostics_common.storage import GoogleCloudStorage
 
-        is_emulated = bool(self.settings.environ.get("STORAGE_EMULATOR_HOST"))  # Nobody logs in there.
+        is_emulated = bool(self.settings.environ.get("STORAGE_EMULATOR_HOST"))  # Emulators have no login.
         credentials = None if is_emulated else self._storage_login.credentials
         storage = GoogleCloudStorage(credentials, environ=self.settings.environ, deadline_seconds=seconds)
         self._connections.append(storage)
@@ -178,46 +178,48 @@ class GoogleApi:
         timeout_seconds: float | None = None,
         is_repeatable: bool | None = None,
     ) -> dict[str, Any]:
-        """Send a request and returns the answer; again, after a while, if it may succeed then.
+        """Send a request, and return the answer. Retry temporary failures.
 
         Args:
-            request: What a method of a client returns.
-            doing: What it is for, for messages: "list the VMs".
-            timeout_seconds: How long one answer may take; None is `request_seconds`.
-            is_repeatable: Whether to send it again does no harm. None: it is a GET, or carries a requestId.
+            request: A request from a method of a client.
+            doing: The purpose, for messages: "list the VMs".
+            timeout_seconds: The timeout of one attempt; None selects `request_seconds`.
+            is_repeatable: True if it is safe to retry. None: true for a GET, or with a requestId.
 
         Raises:
-            NotFoundError: There is no such thing.
-            NotPermittedError: The credentials may not do this.
+            NotFoundError: The resource does not exist.
+            NotPermittedError: The credentials lack a permission.
             TimedOutError: There was no answer in time.
-            XprofilerError: It was refused, or cannot be asked.
+            XprofilerError: The request was rejected, or could not be sent.
         """
         if is_repeatable is None:
             is_repeatable = request.method == "GET" or "requestId=" in request.uri
-        request.headers["user-agent"] = f"xprofiler/{__version__} (gzip)"  # Google's servers look for that word.
-        began, backoff = self._clock(), Backoff(0.2, 10.0)
+        request.headers["user-agent"] = (
+            f"xprofiler/{__version__} (gzip)"  # Google's servers compress only with this suffix.
+        )
+        start, backoff = self._clock(), Backoff(0.2, 10.0)
         while True:
             self.console.detail(f"{request.method} {request.uri}")
             try:
                 return _object(request.execute(http=self._http(timeout_seconds)))
             except Exception as error:
                 wait = backoff.failed(retry_after_seconds(error))
-                is_late = self._clock() - began + wait > _CALL_SECONDS or backoff.failures >= _MOST_TRIES
+                is_late = self._clock() - start + wait > _CALL_SECONDS or backoff.failures >= _MOST_TRIES
                 if is_late or not is_repeatable or not is_temporary(error):
                     raise as_xprofiler_error(error, doing, self.project, self.principal, self._role) from error
-                self.console.detail(f"  {str(error) or type(error).__name__}: again in {wait:.1f} s")
+                self.console.detail(f"  {str(error) or type(error).__name__}: retrying in {wait:.1f} s")
                 self._sleep(wait)
 
     def pages(self, request: Any, following: Callable[[Any, Any], Any], doing: str) -> Iterator[dict[str, Any]]:
         """Yield the pages of a list.
 
         Args:
-            request: For the first page.
-            following: Takes a request and its page, and returns the request for the page after it, or None.
+            request: The request for the first page.
+            following: Return the request for the next page, or None, given a request and its page.
             doing: See `execute`.
 
         Raises:
-            XprofilerError: As `execute`; or the list would never end.
+            XprofilerError: As for `execute`; or the server repeats a page token, so the list would never end.
         """
         tokens = PageTokens()
         while request is not None:
@@ -230,7 +232,7 @@ class GoogleApi:
             request = following(request, page)
 
     def _at(self, service: str) -> dict[str, str]:
-        """Where a service is, as the clients take it."""
+        """Return the client options for the endpoint of a service."""
         url = self.settings.endpoint(service)
         return {"api_endpoint": url} if url else {}
 
@@ -254,7 +256,7 @@ def _close_all(connections: list[Any]) -> None:
 
 
 def _object(answer: Any) -> dict[str, Any]:
-    """The answer's JSON; a proxy's page says 200 too, and comes as text.
+    """Return the JSON object of an answer. A proxy's error page may have status 200, but is text.
 
     Raises:
         ValueError: It is not an object.

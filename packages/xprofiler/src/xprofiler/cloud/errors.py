@@ -1,4 +1,4 @@
-"""What an answer that is no good means, and what to do about it: in our errors, with who was refused what."""
+"""Errors for failed requests, with the account, the missing permission, and what to do."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ _ROLES: Final[Mapping[str, str]] = {
     "tpu": "roles/tpu.viewer",
 }
 _SERVICES: Final[Mapping[str, str]] = {"/v1alpha/": "hypercomputecluster", "/v2/": "tpu"}
-"""By the version in the path of their requests; else it is Compute."""
-# Compute sends these with 403, as it does where a permission is missing.
+"""Services by the version in the path of a request; otherwise it is Compute."""
+# Compute sends these with status 403, like a missing permission.
 # https://cloud.google.com/compute/docs/api/best-practices#error-handling
 _RATE_LIMITS: Final = frozenset(
     {"rateLimitExceeded", "userRateLimitExceeded", "concurrentLimitExceeded", "RATE_LIMIT_EXCEEDED"}
@@ -32,15 +32,15 @@ _QUOTAS: Final = frozenset({"quotaExceeded", "dailyLimitExceeded", "limitExceede
 
 
 def is_temporary(error: Exception) -> bool:
-    """Return whether the same request may succeed later. One that timed out has been waited for long enough."""
+    """Return whether the same request may succeed later. A timeout is final, since it was long enough."""
     status = _status(error)
     if status:
-        return status in _TEMPORARY or (status == 403 and _told(error)[1] in _RATE_LIMITS)
+        return status in _TEMPORARY or (status == 403 and _message_and_reason(error)[1] in _RATE_LIMITS)
     return isinstance(error, OSError | http.client.HTTPException) and not isinstance(error, TimeoutError)
 
 
 def retry_after_seconds(error: Exception) -> float | None:
-    """The wait that the server asks for."""
+    """Return the delay that the server asks for."""
     asked = getattr(error, "resp", {}).get("retry-after", "")
     return float(asked) if asked.isdecimal() else None
 
@@ -51,26 +51,26 @@ def as_xprofiler_error(
     """Return the error to raise for a request that failed.
 
     Args:
-        error: What google-api-python-client, google-auth or the connection raised.
-        doing: What was asked for: "list the VMs".
+        error: The error of google-api-python-client, google-auth or the connection.
+        doing: The purpose of the request: "list the VMs".
         project: The project's id.
-        principal: Who asked.
-        role: The role on Compute that suffices for what the user asked for.
+        principal: The account that sent it.
+        role: The role on Compute that suffices for the command.
     """
     if isinstance(error, DiagnosticsError):
         return error
     what = f"could not {doing} in project {project}"
-    status, message, reason = _status(error), *_told(error)
+    status, message, reason = _status(error), *_message_and_reason(error)
     if status == 0:
         return _no_answer(error, what)
     what = f"{what} as {principal}: {message.rstrip('. ')} (HTTP {status})"
     if status == 401:
         return NotPermittedError(f"{what}; log in again: 'gcloud auth login'")
     if status == 429 or (status == 403 and reason in _RATE_LIMITS):
-        return XprofilerError(f"{what}; the quota of requests is used up for now: try again in a minute")
+        return XprofilerError(f"{what}; the request quota is exhausted: try again in a minute")
     if status == 403 and reason in _QUOTAS:
         return XprofilerError(
-            f"{what}; ask for more quota: https://console.cloud.google.com/iam-admin/quotas?project={project}"
+            f"{what}; request more quota: https://console.cloud.google.com/iam-admin/quotas?project={project}"
         )
     if status == 403:
         return NotPermittedError(f"{what}; {_advice(error, message, reason, project, principal, role)}")
@@ -82,11 +82,11 @@ def as_xprofiler_error(
 
 
 def operation_error(operation: Mapping[str, Any], doing: str) -> XprofilerError | None:
-    """Return what an operation of Compute has failed with; None where it has not.
+    """Return the error of a failed operation of Compute; None if it succeeded.
 
     Args:
-        operation: One that is done.
-        doing: What it was for: "create the VM xprof-1".
+        operation: The operation, which is done.
+        doing: Its purpose: "create the VM xprof-1".
     """
     errors = operation.get("error", {}).get("errors", [])
     if not errors:
@@ -95,9 +95,9 @@ def operation_error(operation: Mapping[str, Any], doing: str) -> XprofilerError 
     message = "; ".join(str(one.get("message") or one.get("code")).rstrip(". ") for one in errors)
     what = f"could not {doing}: {message} ({code})"
     if code.startswith("ZONE_RESOURCE_POOL_EXHAUSTED"):
-        return XprofilerError(f"{what}; the zone has no such machine free: try another zone, or later")
+        return XprofilerError(f"{what}; the zone has no free machine of this type: try another zone, or later")
     if code.startswith(("QUOTA_EXCEEDED", "QUOTA_LIMIT_EXCEEDED")):
-        return XprofilerError(f"{what}; ask for more quota, or delete what is not needed")
+        return XprofilerError(f"{what}; request more quota, or delete unused resources")
     if code == "RESOURCE_NOT_FOUND":
         return NotFoundError(what)
     if code in ("PERMISSIONS_ERROR", "FORBIDDEN"):
@@ -106,13 +106,13 @@ def operation_error(operation: Mapping[str, Any], doing: str) -> XprofilerError 
 
 
 def _status(error: Exception) -> int:
-    """The HTTP status; 0 where there was no answer."""
+    """Return the HTTP status; 0 if there was no answer."""
     status = getattr(getattr(error, "resp", None), "status", 0)
     return int(status or 0)
 
 
-def _told(error: Exception) -> tuple[str, str]:
-    """The server's message, and its reason, such as SERVICE_DISABLED."""
+def _message_and_reason(error: Exception) -> tuple[str, str]:
+    """Return the server's message, and its reason, such as SERVICE_DISABLED."""
     try:
         described = json.loads(getattr(error, "content", b""))["error"]
         message = str(described["message"])
@@ -127,18 +127,18 @@ def _told(error: Exception) -> tuple[str, str]:
 def _no_answer(error: Exception, what: str) -> XprofilerError:
     import google.auth.exceptions
 
-    told = error.args[0] if error.args and not isinstance(error, OSError) else error
-    if isinstance(error, google.auth.exceptions.GoogleAuthError) and not _is_nobody_there(error):
-        return NotPermittedError(f"{what}: no access token: {told}; log in again: 'gcloud auth login'")
+    detail = error.args[0] if error.args and not isinstance(error, OSError) else error
+    if isinstance(error, google.auth.exceptions.GoogleAuthError) and not _is_transport_failure(error):
+        return NotPermittedError(f"{what}: no access token: {detail}; log in again: 'gcloud auth login'")
     if isinstance(error, TimeoutError):
-        return TimedOutError(f"{what}: there was no answer in time; look at the network, and try again")
+        return TimedOutError(f"{what}: there was no answer in time; check the network, and try again")
     if isinstance(error, ValueError):
-        return XprofilerError(f"{what}: the answer is no answer of Google's ({told}); look for a proxy in between")
-    return XprofilerError(f"{what}: {str(told) or type(error).__name__}; look at the network, and try again")
+        return XprofilerError(f"{what}: the answer is not from Google ({detail}); check for a proxy in between")
+    return XprofilerError(f"{what}: {str(detail) or type(error).__name__}; check the network, and try again")
 
 
-def _is_nobody_there(error: Exception) -> bool:
-    """Whether a token could not be had for a reason that is not the login's."""
+def _is_transport_failure(error: Exception) -> bool:
+    """Return whether fetching a token failed for another reason than the login."""
     import google.auth.exceptions
 
     return isinstance(error, google.auth.exceptions.TransportError) or bool(getattr(error, "retryable", False))

@@ -1,4 +1,4 @@
-"""Machine learning runs of Google's control plane, ML Diagnostics: a run is created, complete.
+"""Machine learning runs in Google's control plane, ML Diagnostics. Completed runs are created.
 
 API: https://github.com/googleapis/googleapis/blob/master/google/cloud/hypercomputecluster/v1alpha/machine_learning_runs.proto
 """
@@ -23,10 +23,10 @@ class MlRuns:
     """The runs of a project in one region.
 
     Args:
-        api: Google's APIs, with the project.
+        api: Google's APIs, with a project.
         region: Such as "us-central1".
-        clock: Monotonic seconds.
-        sleep: Waits a number of seconds.
+        clock: Return monotonic seconds.
+        sleep: Wait for a number of seconds.
     """
 
     def __init__(
@@ -45,13 +45,13 @@ class MlRuns:
     def create(self, run_id: str, run: Mapping[str, Any]) -> None:
         """Create a run, and wait until it exists.
 
-        If an answer was lost and the run exists when it is sent again, it is ours if it has what was sent.
+        If an answer was lost and the retry finds that the run exists, the run is ours if its fields are equal.
 
         Raises:
-            NotPermittedError: The credentials may not do this.
-            TimedOutError: It does not exist yet; it may still be created.
-            UsageError: There is another run of that id.
-            XprofilerError: It could not be created.
+            NotPermittedError: The credentials lack a permission.
+            TimedOutError: The run does not exist yet; it may still be created.
+            UsageError: Another run has this id.
+            XprofilerError: The run could not be created.
         """
         doing = f"create the run {run_id}"
         runs = self._api.hypercomputecluster.projects().locations().machineLearningRuns()

@@ -1,6 +1,6 @@
-"""What gcloud is set to: its variables, and the file of its active configuration. No subprocess is started.
+"""gcloud's settings, from its environment variables and the active configuration file. No subprocess is started.
 
-Files: https://cloud.google.com/sdk/docs/configurations; a variable CLOUDSDK_SECTION_PROPERTY wins over the file.
+Files: https://cloud.google.com/sdk/docs/configurations; a variable CLOUDSDK_SECTION_PROPERTY overrides the file.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ class GcloudSettings:
     """gcloud's settings.
 
     Attributes:
-        environ: The variables, completed by what the configuration says: a whole view for whoever reads variables,
+        environ: The environment variables, completed from the configuration file, for functions that read variables,
             such as `find_cloud` and `GoogleCloudStorage`.
-        configuration: The active configuration's file, which may not exist.
+        configuration: The path of the active configuration, which may not exist.
     """
 
     environ: Mapping[str, str]
@@ -34,7 +34,7 @@ class GcloudSettings:
 
     @classmethod
     def load(cls, environ: Mapping[str, str] = os.environ) -> GcloudSettings:
-        """Read them.
+        """Read the settings.
 
         Args:
             environ: The environment variables.
@@ -53,7 +53,7 @@ class GcloudSettings:
         return cls({**configured, **environ}, configuration)
 
     def value(self, section: str, name: str) -> str:
-        """A property, such as `value("compute", "zone")`; empty where it is not set."""
+        """Return a property, such as `value("compute", "zone")`; empty if it is not set."""
         return self.environ.get(f"CLOUDSDK_{section}_{name}".upper(), "").strip()
 
     @property
@@ -63,14 +63,14 @@ class GcloudSettings:
 
     @property
     def zone(self) -> str:
-        """The zone where none is named, or empty."""
+        """The default zone, or empty."""
         return self.value("compute", "zone")
 
     def zone_or_default(self, zone: str | None) -> str:
-        """Return the zone that was named, or else gcloud's.
+        """Return the given zone, or gcloud's default.
 
         Raises:
-            UsageError: There is neither.
+            UsageError: Neither is set.
         """
         if not (zone or self.zone):
             raise UsageError("the zone is missing: give -z ZONE_NAME, or 'gcloud config set compute/zone ZONE_NAME'")
@@ -78,11 +78,11 @@ class GcloudSettings:
 
     @property
     def account(self) -> str:
-        """Who is logged in, or empty."""
+        """The account that is logged in, or empty."""
         return self.value("core", "account")
 
     def endpoint(self, service: str) -> str | None:
-        """Where a service is, if elsewhere than usual, with a slash at the end.
+        """Return the endpoint of a service, with a trailing slash; None for the default.
 
         Args:
             service: "compute", "tpu", "storage", ...

@@ -1,1 +1,1 @@
-"""One module a subcommand; `cli` knows their names."""
+"""One module for each subcommand; `cli` lists their names."""

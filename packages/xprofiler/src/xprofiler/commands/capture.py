@@ -1,4 +1,4 @@
-"""`xprofiler capture`: a profile of many hosts at the same moment."""
+"""`xprofiler capture`: capture a profile of many hosts at the same moment."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ _LONGEST_MS: Final = 3_600_000
 
 
 class CaptureCommand:
-    """Has processes profile themselves, all over the same stretch of time, into one session."""
+    """Captures profiles of processes over the same time, into one session."""
 
     name = "capture"
     summary = "capture a profile of many hosts at the same moment"
     passes_on = True
 
     def prepare_parser(self, parser: argparse.ArgumentParser) -> None:
-        """Add its arguments."""
+        """Add the arguments."""
         parser.add_argument(
             "-l",
             "--log-directory",
@@ -56,7 +56,7 @@ class CaptureCommand:
             "--framework",
             choices=("pytorch", "jax", "tensorflow"),
             default="jax",
-            help="what the job runs; all are asked in the same way (default: %(default)s)",
+            help="the framework of the job; all are captured in the same manner (default: %(default)s)",
         )
         parser.add_argument(
             "-o",
@@ -71,7 +71,7 @@ class CaptureCommand:
             metavar="PORT",
             type=port,
             default=_PORT,
-            help="of the profiler's server in the job (default: %(default)s)",
+            help="the port of the profiler server in the job (default: %(default)s)",
         )
         parser.add_argument(
             "-d",
@@ -79,17 +79,23 @@ class CaptureCommand:
             metavar="MS",
             type=whole_number(1, _LONGEST_MS),
             default=_DURATION_MS,
-            help="default: %(default)s",
+            help="the duration in milliseconds (default: %(default)s)",
         )
         parser.add_argument("-u", "--use-ssh-proxy", action="store_true", help="ssh through corp-ssh-helper")
         parser.add_argument("--non-tpu-vm", action="store_true", help="the hosts are VMs without TPUs (gce)")
-        parser.add_argument("--namespace", metavar="NAME", help="of the pods (gke; default: that of the context)")
-        parser.add_argument("--container", metavar="NAME", help="in the pods (gke; default: the pod's default)")
-        parser.add_argument("--context", metavar="NAME", help="of the kubeconfig (gke; default: the current one)")
+        parser.add_argument(
+            "--namespace", metavar="NAME", help="the namespace of the pods (gke; default: the context's)"
+        )
+        parser.add_argument(
+            "--container", metavar="NAME", help="the container in the pods (gke; default: the pod's default)"
+        )
+        parser.add_argument(
+            "--context", metavar="NAME", help="the context in the kubeconfig (gke; default: the current one)"
+        )
         add_format_option(parser, ("table", "json", "yaml"))
 
     def run(self, options: argparse.Namespace, console: Console) -> int:
-        """Find the hosts, captures, and says what came of each."""
+        """Find the hosts, capture, and print the outcome of each."""
         import shlex
         import time
 
@@ -118,18 +124,18 @@ class CaptureCommand:
             try:
                 outcomes = capture.run(found.targets)
             except KeyboardInterrupt:
-                _tell_what_is_there(session, storage, console)
+                _report_files(session, storage, console)
                 raise
             outcomes += [Outcome(name, name, problem=problem) for name, problem in found.missing.items()]
             report(outcomes, session, log_directory.tensorboard, options.format, console)
         all_captured = all(outcome.is_captured for outcome in outcomes)
         if all_captured:
-            console.notify(f"\nLook at it with: xprofiler serve -l {shlex.quote(log_directory.path)}")
+            console.notify(f"\nView it with: xprofiler serve -l {shlex.quote(log_directory.path)}")
         return DONE if all_captured else XprofilerError.exit_code
 
 
 def _log_directory(text: str, console: Console) -> LogDirectory:
-    """The log directory; absolute, since jobs work elsewhere."""
+    """Return the log directory with an absolute path, since jobs have other working directories."""
     import os
     from pathlib import Path
 
@@ -140,17 +146,17 @@ def _log_directory(text: str, console: Console) -> LogDirectory:
         console.notify(log_directory.note)
     if log_directory.is_in_cloud:
         return log_directory
-    # Unlike Path's, this leaves the ~ of a user that is not there.
+    # Path.expanduser raises for the ~ of an unknown user.
     return LogDirectory.parse(str(Path(os.path.expanduser(log_directory.path)).absolute()), may_be_local=True)  # noqa: PTH111
 
 
 def _find(options: argparse.Namespace, api: GoogleApi, console: Console) -> Found:
-    """Looks for the hosts where the orchestrator has them."""
+    """Find the hosts with the chosen orchestrator."""
     from xprofiler.programs.processes import Programs
 
     if options.extra and options.orchestrator != "gce":
         unknown = " ".join(options.extra)
-        raise UsageError(f"unknown: {unknown}; nothing goes on to gcloud with -o {options.orchestrator}")
+        raise UsageError(f"unknown: {unknown}; gcloud is not used with -o {options.orchestrator}")
     if options.orchestrator == "local":
         from xprofiler.capture.targets import addresses
 
@@ -191,17 +197,17 @@ def _storage(log_directory: LogDirectory, api: GoogleApi) -> Storage:
     return api.storage if log_directory.is_in_cloud else LocalStorage()
 
 
-def _tell_what_is_there(session: Session, storage: Storage, console: Console) -> None:
-    """After an interrupt: what of the session is there, and that more may come."""
+def _report_files(session: Session, storage: Storage, console: Console) -> None:
+    """Print after an interrupt which files the session has, and that hosts may still write."""
     from ml_diagnostics_common.exceptions import DiagnosticsError
 
     from xprofiler.capture.session import SUFFIX
 
     try:
-        there = [path for path in storage.list_prefix(f"{session.folder}/") if path.endswith(SUFFIX)]
+        written = [path for path in storage.list_prefix(f"{session.folder}/") if path.endswith(SUFFIX)]
     except DiagnosticsError:
-        there = []
-    files = "1 file" if len(there) == 1 else f"{len(there)} files"
+        written = []
+    files = "1 file" if len(written) == 1 else f"{len(written)} files"
     console.notify(
         f"Interrupted: the session {session.name} has {files} so far, in {session.folder}; hosts that are capturing "
         "finish that, and may still write theirs"

@@ -1,4 +1,4 @@
-"""`xprofiler completion`: what a shell needs to complete our command line."""
+"""`xprofiler completion`: print a script for completion in a shell."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ class CompletionCommand:
     passes_on = False
 
     def prepare_parser(self, parser: argparse.ArgumentParser) -> None:
-        """Add its arguments."""
+        """Add the arguments."""
         parser.formatter_class = argparse.RawDescriptionHelpFormatter
         parser.epilog = _EPILOG
         parser.add_argument("shell", metavar="SHELL", choices=("bash", "zsh", "fish"), help="bash, zsh or fish")
 
     def run(self, options: argparse.Namespace, console: Console) -> int:
-        """Print it."""
+        """Print the script."""
         from xprofiler.cli import make_parser
         from xprofiler.completion import completion_script
 

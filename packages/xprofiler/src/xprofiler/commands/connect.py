@@ -1,4 +1,4 @@
-"""`xprofiler connect`: a tunnel to a viewer VM, or the link through the proxy."""
+"""`xprofiler connect`: open a tunnel to a viewer VM, or print its link through the proxy."""
 
 from __future__ import annotations
 
@@ -33,10 +33,16 @@ class ConnectCommand:
     passes_on = True
 
     def prepare_parser(self, parser: argparse.ArgumentParser) -> None:
-        """Add its arguments."""
+        """Add the arguments."""
         add = parser.add_argument
-        add("-l", "--log-directory", metavar="GS_PATH", required=True, help="what the VM shows: gs://bucket/path")
-        add("-z", "--zone", metavar="ZONE_NAME", required=True, help="where the VM is")
+        add(
+            "-l",
+            "--log-directory",
+            metavar="GS_PATH",
+            required=True,
+            help="the log directory of the VM: gs://bucket/path",
+        )
+        add("-z", "--zone", metavar="ZONE_NAME", required=True, help="the zone of the VM")
         add(
             "-m",
             "--mode",
@@ -50,14 +56,14 @@ class ConnectCommand:
             metavar="LOCAL_PORT",
             type=port,
             default=_XPROF_PORT,
-            help="of this machine; another one where it is taken (default: %(default)s)",
+            help="the local port; if it is in use, another one (default: %(default)s)",
         )
         add(
             "--host-port",
             metavar="HOST_PORT",
             type=port,
             default=_XPROF_PORT,
-            help="XProf's on the VM (default: %(default)s)",
+            help="the port of XProf on the VM (default: %(default)s)",
         )
         add("-d", "--disconnect", action="store_true", help="close the tunnel")
         add("-u", "--use-ssh-proxy", action="store_true", help="go through corp-ssh-helper")
@@ -65,11 +71,11 @@ class ConnectCommand:
             "--foreground",
             action="store_true",
             default=os.name == "nt",
-            help="keep the tunnel until Ctrl-C, instead of in the background",
+            help="keep the tunnel open until Ctrl-C, instead of in the background",
         )
 
     def run(self, options: argparse.Namespace, console: Console) -> int:
-        """Connect, and tells where."""
+        """Connect, and print the URL."""
         from xprofiler.log_directory import LogDirectory
         from xprofiler.programs.processes import Programs
 
@@ -82,13 +88,13 @@ class ConnectCommand:
 
 
 def _refuse_flags(options: argparse.Namespace) -> None:
-    """Refuse flags for gcloud where that is not asked.
+    """Reject flags for gcloud if it is not used.
 
     Raises:
-        UsageError: There are such.
+        UsageError: Such flags are given.
     """
     if options.extra and (options.mode == "proxy" or options.disconnect):
-        raise UsageError(f"gcloud is not asked for this: leave out {' '.join(options.extra)}")
+        raise UsageError(f"gcloud is not used for this: remove {' '.join(options.extra)}")
 
 
 def _connect(options: argparse.Namespace, log_directory: LogDirectory, console: Console, programs: Programs) -> int:
@@ -114,9 +120,9 @@ def _connect(options: argparse.Namespace, log_directory: LogDirectory, console: 
     if options.foreground:
         return _hold_tunnel(target, options, console, programs)
     tunnel = _open_tunnel(target, viewer, options, console, programs)
-    _tell(tunnel.url, console)
+    _print_url(tunnel.url, console)
     where = shlex.quote(viewer.log_directory)
-    console.notify(f"It stays open; close it: xprofiler connect -z {viewer.zone} -l {where} --disconnect")
+    console.notify(f"The tunnel stays open. To close it: xprofiler connect -z {viewer.zone} -l {where} --disconnect")
     return DONE
 
 
@@ -129,27 +135,27 @@ def _find(zone: str, log_directory: LogDirectory, api: GoogleApi, console: Conso
     if not found:
         raise NotFoundError(
             "No VM name found associated with the log directory. "
-            f"Look for it with 'xprofiler list -z {zone}', or create one with 'xprofiler create'"
+            f"Search with 'xprofiler list -z {zone}', or create one with 'xprofiler create'"
         )
     if not running:
-        raise NotFoundError(f"the VM {found[0].name} does not run ({found[0].status}); start it, or create another")
+        raise NotFoundError(f"the VM {found[0].name} is not running ({found[0].status}); start it, or create another")
     if len(running) > 1:
-        console.notify(f"note: {len(running)} VMs show {log_directory}; this is about {running[0].name}")
+        console.notify(f"note: {len(running)} VMs show {log_directory}; using {running[0].name}")
     return running[0]
 
 
 def _print_link(viewer: Viewer, api: GoogleApi, console: Console) -> int:
     from xprofiler.viewers.instances import Instances
     from xprofiler.viewers.labels import BACKEND_LABEL, viewer_url
-    from xprofiler.viewers.link import label_as_told, told_by
+    from xprofiler.viewers.link import label_with_status, read_status
 
     url = viewer.url
     if url is None:
-        told = told_by(viewer, api.storage)
-        url = viewer_url(told.labels.get(BACKEND_LABEL), viewer.zone)
+        status = read_status(viewer, api.storage)
+        url = viewer_url(status.labels.get(BACKEND_LABEL), viewer.zone)
         if url is None:
-            raise NotFoundError(f"the proxy does not know {viewer.name} (yet); try --mode ssh")
-        label_as_told(viewer, told, Instances(api))
+            raise NotFoundError(f"{viewer.name} is not registered with the proxy (yet); try --mode ssh")
+        label_with_status(viewer, status, Instances(api))
     console.data(url)
     return DONE
 
@@ -163,19 +169,19 @@ def _open_tunnel(
     folder = private_folder()
     for tunnel in SshTunnel.all_noted(folder):
         if (tunnel.vm_name, tunnel.zone) == (viewer.name, viewer.zone) and tunnel.is_open(folder, programs):
-            console.notify(f"There is a tunnel to {viewer.name} already.")
+            console.notify(f"A tunnel to {viewer.name} is already open.")
             if tunnel.port != options.port:
-                console.notify(f"note: it is at port {tunnel.port}; for another, close it first: --disconnect")
+                console.notify(f"note: it uses port {tunnel.port}; to use another, close it first: --disconnect")
             wait_until_answered(tunnel.url, _ANSWER_SECONDS)
             return tunnel
     tunnel = SshTunnel(viewer.name, viewer.zone, viewer.log_directory, _port(options.port, console))
-    tunnel.close(folder, programs)  # What one that broke has left.
+    tunnel.close(folder, programs)  # Removes files of a broken tunnel.
     try:
         argv = ssh(target, options=tunnel.options(folder, options.host_port), extra=options.extra)
         code = programs.run_at_terminal(argv)
         if code:
             raise XprofilerError(
-                f"gcloud could not open a tunnel to {viewer.name} (exit code {code}); what to do about it: "
+                f"gcloud could not open a tunnel to {viewer.name} (exit code {code}); for advice: "
                 f"'gcloud compute ssh {viewer.name} --zone={viewer.zone} --troubleshoot'"
             )
         tunnel.note(folder)
@@ -194,7 +200,7 @@ def _hold_tunnel(target: SshTarget, options: argparse.Namespace, console: Consol
     argv = ssh(target, options=forwarding(port, options.host_port), extra=options.extra)
     process = programs.start(argv, stdin=None, stdout=2, stderr=2, may_ask=True)
     wait_until_answered(f"http://localhost:{port}", 3 * _ANSWER_SECONDS, lambda: process.poll() is None)
-    _tell(f"http://localhost:{port}", console)
+    _print_url(f"http://localhost:{port}", console)
     console.notify("Press Ctrl-C to close it.")
     process.wait()
     raise XprofilerError(f"the tunnel to {target.name} broke; connect again")
@@ -205,11 +211,11 @@ def _port(wanted: int, console: Console) -> int:
 
     port = free_port(wanted)
     if port != wanted:
-        console.notify(f"note: port {wanted} of this machine is taken; it is {port} instead")
+        console.notify(f"note: port {wanted} of this machine is in use; using {port} instead")
     return port
 
 
-def _tell(url: str, console: Console) -> None:
+def _print_url(url: str, console: Console) -> None:
     console.notify("Connected successfully!")
     console.data(f"URL: {url}\n\nxprofiler instance can be accessed at {url}.")
 
@@ -226,7 +232,7 @@ def _disconnect(options: argparse.Namespace, log_directory: LogDirectory, consol
     ]
     closed = [tunnel for tunnel in noted if tunnel.close(folder, programs)]
     if not closed:
-        raise NotFoundError(f"there is no tunnel to a VM in zone {options.zone} that shows {log_directory}")
+        raise NotFoundError(f"no tunnel is open to a VM in zone {options.zone} that shows {log_directory}")
     for tunnel in closed:
-        console.notify(f"Disconnected from {tunnel.vm_name}: {tunnel.url} is no more.")
+        console.notify(f"Disconnected from {tunnel.vm_name}: {tunnel.url} is closed.")
     return DONE

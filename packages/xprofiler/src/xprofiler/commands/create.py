@@ -1,4 +1,4 @@
-"""`xprofiler create`: a VM, or a deployment on GKE, that hosts XProf for a log directory."""
+"""`xprofiler create`: create a VM, or a deployment on GKE, that hosts XProf for a log directory."""
 
 from __future__ import annotations
 
@@ -23,11 +23,17 @@ class CreateCommand:
     passes_on = True
 
     def prepare_parser(self, parser: argparse.ArgumentParser) -> None:
-        """Add its arguments."""
+        """Add the arguments."""
         add = parser.add_argument
-        add("-l", "--log-directory", metavar="GS_PATH", required=True, help="what it shows: gs://bucket/path")
-        add("-z", "--zone", metavar="ZONE_NAME", required=True, help="where to create it")
-        add("-n", "--vm-name", metavar="VM_NAME", help="its name (default: xprof- and a random id)")
+        add(
+            "-l",
+            "--log-directory",
+            metavar="GS_PATH",
+            required=True,
+            help="the log directory to show: gs://bucket/path",
+        )
+        add("-z", "--zone", metavar="ZONE_NAME", required=True, help="the zone of the VM")
+        add("-n", "--vm-name", metavar="VM_NAME", help="the VM's name (default: xprof- and a random id)")
         add(
             "-m",
             "--machine-type",
@@ -35,26 +41,26 @@ class CreateCommand:
             default=_DEFAULT_MACHINE_TYPE,
             help="the VM's machine type (default: %(default)s)",
         )
-        add("--ttl", metavar="DURATION", help="have Compute delete the VM after that long: 90m, 8h, 2d")
+        add("--ttl", metavar="DURATION", help="delete the VM after this time: 90m, 8h, 2d")
         add(
             "--timeout",
             metavar="SECONDS",
             type=seconds,
             default=300.0,
-            help="how long XProf may take (default: %(default)g)",
+            help="the time XProf has to start (default: %(default)g)",
         )
         add(
             "--auto-delete-on-failure-off",
             action="store_true",
-            help="keep the VM when it could not be set up, to look into it",
+            help="keep the VM if it could not be set up, to inspect it",
         )
-        add("--skip-creation-if-exists", action="store_true", help="create none where there is one already")
+        add("--skip-creation-if-exists", action="store_true", help="create none if one exists")
         add("--gke", action="store_true", help="create it on the current Kubernetes cluster")
-        add("-q", "--quiet", action="store_true", help="ask nothing: create another one where there is one")
-        add("--dry-run", action="store_true", help="print the command that would do the same, and do nothing")
+        add("-q", "--quiet", action="store_true", help="ask nothing: create another one if one exists")
+        add("--dry-run", action="store_true", help="print the equivalent command, and do nothing")
 
     def run(self, options: argparse.Namespace, console: Console) -> int:
-        """Create it, and says how to reach it."""
+        """Create the viewer, and print how to connect."""
         from xprofiler.viewers.creation import create
 
         return create(options, console)

@@ -1,4 +1,4 @@
-"""`xprofiler delete`: viewers of a zone, by log directory or name, each of them after a yes."""
+"""`xprofiler delete`: delete viewers of a zone, by log directory or name, after a confirmation for each."""
 
 from __future__ import annotations
 
@@ -25,22 +25,22 @@ class DeleteCommand:
     passes_on = True
 
     def prepare_parser(self, parser: argparse.ArgumentParser) -> None:
-        """Add its arguments."""
-        parser.add_argument("-z", "--zone", metavar="ZONE_NAME", help="where they are (default: gcloud's zone)")
+        """Add the arguments."""
+        parser.add_argument("-z", "--zone", metavar="ZONE_NAME", help="the zone of the VMs (default: gcloud's zone)")
         parser.add_argument(
-            "-l", "--log-directory", metavar="GS_PATH", nargs="+", default=[], help="those of these log directories"
+            "-l", "--log-directory", metavar="GS_PATH", nargs="+", default=[], help="VMs of these log directories"
         )
-        parser.add_argument("-n", "--vm-name", metavar="VM_NAME", nargs="+", default=[], help="those of these names")
-        parser.add_argument("--gke", action="store_true", help="those on the current Kubernetes cluster")
+        parser.add_argument("-n", "--vm-name", metavar="VM_NAME", nargs="+", default=[], help="VMs with these names")
+        parser.add_argument("--gke", action="store_true", help="viewers on the current Kubernetes cluster")
         parser.add_argument("-q", "--quiet", action="store_true", help="ask nothing")
-        parser.add_argument("--dry-run", action="store_true", help="print what would do it, and delete nothing")
+        parser.add_argument("--dry-run", action="store_true", help="print the equivalent commands, and delete nothing")
 
     def run(self, options: argparse.Namespace, console: Console) -> int:
-        """Delete what is found and confirmed.
+        """Delete the viewers that are found and confirmed.
 
         Raises:
-            UsageError: Nothing is named.
-            DeclinedError: Nothing was confirmed.
+            UsageError: Neither a name nor a log directory is given.
+            DeclinedError: No deletion was confirmed.
         """
         from xprofiler.cloud.api import GoogleApi
         from xprofiler.cloud.settings import GcloudSettings
@@ -56,14 +56,14 @@ class DeleteCommand:
         zone = api.settings.zone_or_default(options.zone)
         sought = Sought([zone], directories, options.vm_name)
         viewers = viewers_of(api, sought, options.extra, is_on_gke=options.gke)
-        found = _place_to_look(options, sought, api).find(sought)
+        found = _viewers_to_search(options, sought, api).find(sought)
         if not found:
             console.notify(f"No {viewers.noun}(s) to delete.")
             return NotFoundError.exit_code
         try:
             console.data(f"Found {len(found)} {viewers.noun}(s) to delete.\n{format_viewers(found)}")
         except BrokenPipeError as error:
-            raise XprofilerError("nothing was deleted: nobody reads what that would be") from error
+            raise XprofilerError("nothing was deleted: the reader of the list has exited") from error
         if options.dry_run:
             console.data("\n".join(["", *map(shlex.join, viewers.delete_argv(found))]))
             return DONE
@@ -71,12 +71,14 @@ class DeleteCommand:
         missing = [*sorted(set(directories) - {one.log_directory for one in found})]
         missing += sorted(set(options.vm_name) - {one.name for one in found})
         if missing:
-            failures.append(NotFoundError(f"no {viewers.noun} in {zone} is for or called {', '.join(missing)}"))
-        return _told(failures, console)
+            failures.append(
+                NotFoundError(f"no {viewers.noun} in {zone} has the log directory or name {', '.join(missing)}")
+            )
+        return _report_failures(failures, console)
 
 
-def _place_to_look(options: argparse.Namespace, sought: Sought, api: GoogleApi) -> Viewers:
-    """Where they are found: what only a deletion takes is no flag of a list."""
+def _viewers_to_search(options: argparse.Namespace, sought: Sought, api: GoogleApi) -> Viewers:
+    """Return the viewers to search. Flags of gcloud that are only valid for deletions are left out."""
     from xprofiler.viewers.by_gcloud import flags_of_all_commands
     from xprofiler.viewers.finding import viewers_of
 
@@ -85,10 +87,10 @@ def _place_to_look(options: argparse.Namespace, sought: Sought, api: GoogleApi) 
 
 
 def _delete_confirmed(console: Console, viewers: Viewers, found: Sequence[Viewer]) -> list[Exception]:
-    """Ask for each, and then deletes those together; return what went wrong.
+    """Ask about each viewer, delete the confirmed ones in parallel, and return the failures.
 
     Raises:
-        DeclinedError: The answer was no for each.
+        DeclinedError: No deletion was confirmed.
     """
     confirmed = []
     for viewer in found:
@@ -104,13 +106,13 @@ def _delete_confirmed(console: Console, viewers: Viewers, found: Sequence[Viewer
         outcomes = viewers.delete(confirmed)
     except KeyboardInterrupt:
         names = " ".join(viewer.name for viewer in confirmed)
-        console.notify(f"\n{names} may be deleted all the same; look with: xprofiler list -n {names}")
+        console.notify(f"\n{names} may still be deleted; check with: xprofiler list -n {names}")
         raise
     return [outcome for outcome in outcomes if outcome and not isinstance(outcome, NotFoundError)]
 
 
-def _told(failures: Sequence[Exception], console: Console) -> int:
-    """Tells what went wrong, each thing once; return the exit code, that of a plain failure where they differ."""
+def _report_failures(failures: Sequence[Exception], console: Console) -> int:
+    """Print each failure once, and return the exit code: 1 if the failures have different ones."""
     for text in dict.fromkeys(map(str, failures)):
         console.notify(f"xprofiler: {text}")
     codes = {exit_code_of(failure) for failure in failures} or {DONE}

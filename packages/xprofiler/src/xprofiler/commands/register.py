@@ -1,4 +1,4 @@
-"""`xprofiler register`: a completed run of ML Diagnostics for profiles that were captured before."""
+"""`xprofiler register`: create a completed run of ML Diagnostics for existing profiles."""
 
 from __future__ import annotations
 
@@ -27,8 +27,14 @@ class RegisterCommand:
     def prepare_parser(self, parser: argparse.ArgumentParser) -> None:
         """Add its arguments."""
         add = parser.add_argument
-        add("-l", "--log-directory", metavar="GS_PATH", required=True, help="where the profiles are: gs://bucket/path")
-        add("-r", "--region", metavar="REGION", required=True, help="of the run, such as us-central1")
+        add(
+            "-l",
+            "--log-directory",
+            metavar="GS_PATH",
+            required=True,
+            help="the folder of the profiles: gs://bucket/path",
+        )
+        add("-r", "--region", metavar="REGION", required=True, help="the region of the run, such as us-central1")
         add("-m", "--ml-run-name", metavar="ML_RUN_NAME", required=True, help="the name of the run")
         add("-s", "--run-set", metavar="RUN_SET", required=True, help="the run set that it belongs to")
         add("-p", "--project-id", metavar="PROJECT_ID", required=True, help="the project of the run")
@@ -77,7 +83,7 @@ class RegisterCommand:
                 "displayName": options.ml_run_name,
                 "runSet": options.run_set,
                 "runPhase": "COMPLETED",
-                "state": "STATE_COMPLETED",  # As the public command; the service may compute it of the phase.
+                "state": "STATE_COMPLETED",  # As the public command; the service may derive it from the phase.
                 "artifacts": {"gcsPath": log_directory.path},
                 "tools": [{"xprof": {}}],
                 "labels": {"created_by": "xprofiler", "xprofiler_version": __version__.replace(".", "-")},

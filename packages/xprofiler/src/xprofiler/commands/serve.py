@@ -1,4 +1,4 @@
-"""`xprofiler serve -l PATH`: XProf and a summary page on this machine, for a local or gs:// log directory."""
+"""`xprofiler serve -l PATH`: serve XProf and a summary page on this machine, for a local or gs:// log directory."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ class ServeCommand:
     """Serves a log directory on loopback until Ctrl-C."""
 
     name = "serve"
-    summary = "look at profiles on this machine: XProf, and a summary page that needs no internet"
+    summary = "view profiles on this machine: XProf, and a summary page that needs no internet"
     passes_on = False
 
     def prepare_parser(self, parser: argparse.ArgumentParser) -> None:
-        """Add its arguments."""
+        """Add the arguments."""
         parser.add_argument(
             "-l", "--log-directory", metavar="PATH", required=True, help="a folder of this machine, or gs://bucket/path"
         )
@@ -33,26 +33,26 @@ class ServeCommand:
             "--port",
             type=whole_number(0, 65535),
             default=_PORT,
-            help="of 127.0.0.1; the next free one where it is taken, any for 0 (default: %(default)s)",
+            help="the port of 127.0.0.1; the next free one if it is in use, any for 0 (default: %(default)s)",
         )
         parser.add_argument("--no-browser", action="store_true", help="open no browser")
 
     def run(self, options: argparse.Namespace, console: Console) -> int:
-        """Serve; Ctrl-C, and what counts as that, is the way to end it, so it ends it well."""
+        """Serve until Ctrl-C or a signal that counts as that, which is the normal end: exit code 0."""
         import contextlib
         from pathlib import Path
 
         from xprofiler.log_directory import LogDirectory
         from xprofiler.serve.server import Server
 
-        place = LogDirectory.parse(options.log_directory, may_be_local=True).path
-        if Path(place).is_file():
-            raise UsageError(f"{place} is a file: give the folder that has plugins/profile, or see `xprofiler summary`")
-        with Server(place, options.port, console) as server:
-            _tell_what_is_there(place, console)
+        path = LogDirectory.parse(options.log_directory, may_be_local=True).path
+        if Path(path).is_file():
+            raise UsageError(f"{path} is a file: use the folder that has plugins/profile, or see `xprofiler summary`")
+        with Server(path, options.port, console) as server:
+            _report_profiles(path, console)
             url = server.wait_until_ready()
             if options.port not in (0, server.port):
-                console.notify(f"Port {options.port} is taken; using {server.port}.")
+                console.notify(f"Port {options.port} is in use; using {server.port}.")
             try:
                 console.data(url)
                 console.notify("Press Ctrl-C to end it.")
@@ -65,16 +65,16 @@ class ServeCommand:
         return DONE
 
 
-def _tell_what_is_there(place: str, console: Console) -> None:
+def _report_profiles(path: str, console: Console) -> None:
     from xprofiler.summary.profiles import find_profiles
     from xprofiler.waiting import told_if_slow
 
-    with told_if_slow(console, f"Waiting for an answer about {place} ..."):
-        profiles = find_profiles(place)
+    with told_if_slow(console, f"Waiting for an answer about {path} ..."):
+        profiles = find_profiles(path)
     if profiles:
-        console.notify(f"Found {len(profiles)} session(s) in {place}, the newest {profiles[0].name}.")
+        console.notify(f"Found {len(profiles)} session(s) in {path}, the newest {profiles[0].name}.")
     else:
-        console.notify(f"There is no profile in {place} yet; reload the page when there is one.")
+        console.notify(f"{path} has no profile yet; reload the page when there is one.")
 
 
 def _open_browser(url: str, console: Console) -> None:

@@ -1,4 +1,4 @@
-"""`xprofiler summary PATH`: step time, busy and idle, the slowest operations and the input of a profile."""
+"""`xprofiler summary PATH`: print step times, utilization, slowest operations and input of a profile."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ if TYPE_CHECKING:
 
 __all__ = ["SummaryCommand"]
 
-_WIDTH_WITHOUT_TERMINAL = 200  # Columns: a file or a pipe gets the names whole.
+_WIDTH_WITHOUT_TERMINAL = 200  # Columns: names are not cut in a file or a pipe.
 
 
 class SummaryCommand:
-    """Sums a profile up."""
+    """Summarizes a profile."""
 
     name = "summary"
     summary = "sum up a profile: step time, busy and idle, slowest operations, input"
     passes_on = False
 
     def prepare_parser(self, parser: argparse.ArgumentParser) -> None:
-        """Add its arguments."""
+        """Add the arguments."""
         parser.add_argument(
             "path",
             metavar="PATH",
@@ -32,18 +32,18 @@ class SummaryCommand:
         )
         parser.add_argument("--session", metavar="NAME", help="which session (default: the newest)")
         parser.add_argument("--format", choices=("table", "json"), default="table", help="default: %(default)s")
-        parser.add_argument("--plot", metavar="FILE.png", help="draw it, too (needs the extra [plot])")
+        parser.add_argument("--plot", metavar="FILE.png", help="also draw it (needs the extra [plot])")
 
     def run(self, options: argparse.Namespace, console: Console) -> int:
-        """Print it."""
+        """Print the summary."""
         import shutil
         from pathlib import Path
 
         from xprofiler.log_directory import LogDirectory
+        from xprofiler.summary.disk_space import temporary_folder
         from xprofiler.summary.private_copy import PrivateCopy
         from xprofiler.summary.profiles import find_profile
         from xprofiler.summary.reading_process import summarized
-        from xprofiler.summary.room import temporary_folder
         from xprofiler.summary.text import format_summary
         from xprofiler.waiting import told_if_slow
 
@@ -51,12 +51,12 @@ class SummaryCommand:
             from xprofiler.summary.plot import check_target
 
             check_target(Path(options.plot))
-        place = LogDirectory.parse(options.path, may_be_local=True).path
-        with told_if_slow(console, f"Waiting for an answer about {place} ..."):
-            profile = find_profile(place, options.session)
+        path = LogDirectory.parse(options.path, may_be_local=True).path
+        with told_if_slow(console, f"Waiting for an answer about {path} ..."):
+            profile = find_profile(path, options.session)
         console.detail(f"Reading {profile.folder}")
         with temporary_folder("xprofiler-") as folder:
-            files = PrivateCopy(folder).place(profile)
+            files = PrivateCopy(folder).add(profile)
             found = summarized(profile.name, files, console)
         if options.format == "json":
             console.data(_as_json(found))

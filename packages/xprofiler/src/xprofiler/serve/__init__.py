@@ -1,1 +1,1 @@
-"""XProf on this machine: its own server on loopback, and a summary page of ours that needs no internet."""
+"""XProf on this machine, served on loopback with our summary page, which needs no internet."""

@@ -1,8 +1,8 @@
-"""What the listener answers: our summary page at /, and XProf where XProf's page expects itself.
+"""The WSGI application: our summary page at /, and XProf at the path that its pages expect.
 
-The listener is on loopback, and still a page of the internet could ask it through the user's browser. So the Host must
-be this machine (which a rebound name is not), and what writes files or reads folders that were not asked for is closed:
-XProf's own capture, its generation of caches, and its parameters that name a path.
+The server listens on loopback, but a page on the internet could still send requests through the user's browser. So
+the Host header must name this machine, which prevents DNS rebinding. Requests that write files, or read folders other
+than the log directory, are rejected: XProf's own capture, its cache generation, and its path parameters.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ _OUR_NAMES: Final = frozenset({"localhost", "127.0.0.1", "[::1]"})
 _HOST: Final = re.compile(r"(?P<name>\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9.-]+)(?::[0-9]{1,5})?", re.ASCII)
 _CLOSED: Final = frozenset({f"{XPROF_PREFIX}/capture_profile", f"{XPROF_PREFIX}/generate_cache"})
 _PATH_PARAMETERS: Final = ("session_path", "run_path")
-# Without one, XProf breaks the connection.
+# XProf closes the connection if the run is missing.
 _NEED_A_RUN: Final = frozenset(
     f"{XPROF_PREFIX}/{name}" for name in ("data", "data_csv", "hosts", "module_list", "run_tools")
 )
-# These keep what they compute by host, or by program.
+# These cache their results by host, or by program.
 _NOT_BY_HOST: Final = TRACE_VIEWERS | {"graph_viewer", "memory_viewer"}
 _HTML, _JSON, _TEXT = "text/html; charset=utf-8", "application/json", "text/plain; charset=utf-8"
 
@@ -52,7 +52,7 @@ class Application:
 
     Args:
         catalog: The profiles.
-        xprof: XProf's application, over the folder that the catalog fills.
+        xprof: XProf's application for the folder that the catalog fills.
     """
 
     def __init__(self, catalog: Catalog, xprof: Wsgi) -> None:
@@ -60,7 +60,7 @@ class Application:
         self._xprof = xprof
 
     def __call__(self, environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
-        """Answer one request."""
+        """Answer a request."""
         answer = self._refused(environ) or self._own(environ) or self._before_xprof(environ)
         if answer is None:
             return self._xprof(environ, start_response)
@@ -82,9 +82,9 @@ class Application:
         if environ["REQUEST_METHOD"] not in ("GET", "HEAD"):
             return _text("405 Method Not Allowed", "Only GET and HEAD.")
         if _route(environ) in _CLOSED:
-            return _text("403 Forbidden", "Not from here: capture with `xprofiler capture`.")
+            return _text("403 Forbidden", "Not available here: use `xprofiler capture`.")
         if any(name in _parameters(environ) for name in _PATH_PARAMETERS):
-            return _text("403 Forbidden", "Only sessions of the log directory that is served.")
+            return _text("403 Forbidden", "Only sessions of the served log directory.")
         return None
 
     def _own(self, environ: Mapping[str, Any]) -> _Answer | None:
@@ -101,49 +101,51 @@ class Application:
         return None
 
     def _before_xprof(self, environ: dict[str, Any]) -> _Answer | None:
-        """Put the session that is asked for where XProf finds it, and answers what we know better."""
+        """Copy the requested session for XProf, and answer requests that XProf would answer wrongly or not at all."""
         try:
             if environ["PATH_INFO"] == f"{XPROF_PREFIX}/runs":
                 names = sorted((profile.name for profile in self._catalog.profiles()), reverse=True)
                 return _Answer("200 OK", _JSON, json.dumps(names).encode())
             if "run" not in _parameters(environ) and _route(environ) in _NEED_A_RUN:
-                return _text("400 Bad Request", "Say which session: ?run=NAME.")
+                return _text("400 Bad Request", "The session is missing: add ?run=NAME.")
             if "run" in _parameters(environ):
-                asked = parse_qsl(environ["QUERY_STRING"], keep_blank_values=True)
-                run = self._placed(_parameters(environ))
-                environ["QUERY_STRING"] = urlencode([(key, run if key == "run" else value) for key, value in asked])
+                parameters = parse_qsl(environ["QUERY_STRING"], keep_blank_values=True)
+                run = self._copied(_parameters(environ))
+                environ["QUERY_STRING"] = urlencode(
+                    [(key, run if key == "run" else value) for key, value in parameters]
+                )
         except (DiagnosticsError, OSError) as error:
             return _text(_status(error), str(error))
         return None
 
-    def _placed(self, asked: Mapping[str, str]) -> str:
-        """Put the session where XProf finds it, of one host where that is asked; return its name there."""
-        profile = self._catalog.profile(asked["run"])
-        host, is_one = asked.get("host", ""), len(profile.xplanes) == 1
-        if is_one or host not in profile.xplanes or asked.get("tag") in _NOT_BY_HOST:
+    def _copied(self, parameters: Mapping[str, str]) -> str:
+        """Copy the session for XProf, or one host of it if requested, and return the name of the copy."""
+        profile = self._catalog.profile(parameters["run"])
+        host, is_one = parameters.get("host", ""), len(profile.xplanes) == 1
+        if is_one or host not in profile.xplanes or parameters.get("tag") in _NOT_BY_HOST:
             return self._catalog.xprof_name(profile)
         return self._catalog.xprof_name_of_host(profile, host)
 
     def _page(self, session: str | None) -> _Answer:
-        place = self._catalog.place
+        path = self._catalog.path
         try:
             profiles = self._catalog.profiles()
         except (DiagnosticsError, OSError) as error:
-            return _Answer(_status(error), _HTML, failure_page("The log directory", str(error), [], place))
+            return _Answer(_status(error), _HTML, failure_page("The log directory", str(error), [], path))
         if session is None and not profiles:
-            return _Answer("200 OK", _HTML, empty_page(place))
+            return _Answer("200 OK", _HTML, empty_page(path))
         name = session if session is not None else profiles[0].name
         try:
             summary = self._catalog.summary(self._catalog.profile(name))
         except (DiagnosticsError, OSError) as error:
-            return _Answer(_status(error), _HTML, failure_page(name, str(error), profiles, place))
-        return _Answer("200 OK", _HTML, summary_page(summary, profiles, place))
+            return _Answer(_status(error), _HTML, failure_page(name, str(error), profiles, path))
+        return _Answer("200 OK", _HTML, summary_page(summary, profiles, path))
 
     def _json(self, session: str | None) -> _Answer:
         try:
             profiles = self._catalog.profiles()
             if session is None and not profiles:
-                raise NotFoundError(f"there is no profile below {self._catalog.place}")
+                raise NotFoundError(f"there is no profile below {self._catalog.path}")
             profile = profiles[0] if session is None else self._catalog.profile(session)
             return _Answer("200 OK", _JSON, as_json(self._catalog.summary(profile)))
         except (DiagnosticsError, OSError) as error:
@@ -151,11 +153,13 @@ class Application:
 
 
 def _parameters(environ: Mapping[str, Any]) -> dict[str, str]:
-    return dict(reversed(parse_qsl(environ.get("QUERY_STRING", ""), keep_blank_values=True)))  # The first of a name.
+    return dict(
+        reversed(parse_qsl(environ.get("QUERY_STRING", ""), keep_blank_values=True))
+    )  # The first of equal names wins.
 
 
 def _host_name(host: str) -> str:
-    """The name in a Host header; empty where it is not of the form `name:port`."""
+    """Return the name in a Host header; empty if it is not of the form `name:port`."""
     found = _HOST.fullmatch(host)
     return found["name"].lower() if found else ""
 

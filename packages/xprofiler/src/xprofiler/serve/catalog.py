@@ -1,4 +1,4 @@
-"""The profiles of a log directory while it is served: they come and grow meanwhile."""
+"""The profiles of a log directory while it is served: new ones appear, and files change."""
 
 from __future__ import annotations
 
@@ -14,28 +14,28 @@ from xprofiler.summary.summary import Summary
 
 __all__ = ["Catalog"]
 
-_FRESH_SECONDS = 2.0  # A page asks for the list some ten times in a second.
+_FRESH_SECONDS = 2.0  # A page requests the list about ten times in a second.
 _KEPT_SUMMARIES = 16
 
 
 class Catalog:
-    """What can be shown. Threads may share it.
+    """The profiles to show. Thread-safe.
 
     Args:
-        place: The log directory.
-        folder: Where XProf gets its own copies of what is looked at.
-        summarize: Reads a profile: `reading.summarize`.
-        clock: Seconds that never go back.
+        path: The log directory.
+        folder: The folder for XProf's copies of profiles.
+        summarize: Read a profile: `reading.summarize`.
+        clock: Return monotonic seconds.
     """
 
     def __init__(
         self,
-        place: str,
+        path: str,
         folder: Path,
         summarize: Callable[[str, dict[str, Path]], Summary],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.place = place
+        self.path = path
         self._copy = PrivateCopy(folder)
         self._summarize = summarize
         self._clock = clock
@@ -45,45 +45,45 @@ class Catalog:
         self._summaries: dict[str, tuple[dict[str, float], Summary]] = {}
 
     def profiles(self) -> list[Profile]:
-        """Return all, the newest first, as of at most two seconds ago."""
+        """Return all profiles, the newest first. The list is at most two seconds old."""
         with self._lock:
             if self._clock() - self._listed_at > _FRESH_SECONDS:
-                self._listed = find_profiles(self.place)
+                self._listed = find_profiles(self.path)
                 self._listed_at = self._clock()
             return self._listed
 
     def profile(self, name: str) -> Profile:
-        """Return the one of this name.
+        """Return the profile of a name.
 
         Raises:
-            NotFoundError: There is none.
+            NotFoundError: The profile does not exist.
         """
         for profile in self.profiles():
             if profile.name == name:
                 return profile
-        raise NotFoundError(f"there is no session {name} below {self.place}")
+        raise NotFoundError(f"there is no session {name} below {self.path}")
 
     def files(self, profile: Profile) -> dict[str, Path]:
-        """Return its xplanes by host, where XProf may read them and write beside them."""
-        return self._copy.place(profile)
+        """Return a profile's files by host, in a folder where XProf may write."""
+        return self._copy.add(profile)
 
     def xprof_name(self, profile: Profile) -> str:
-        """Put it where XProf finds it, and return what XProf calls it."""
+        """Copy a profile for XProf, and return its name there."""
         self.files(profile)
         return xprof_name(profile.name)
 
     def xprof_name_of_host(self, profile: Profile, host: str) -> str:
-        """The same with one of its hosts, where XProf finds no other.
+        """Copy one host of a profile for XProf, and return its name there.
 
-        XProf 2.24 keeps what it has computed of one host under the name that it also looks for when it is asked for
-        all, or for another: its first answer would be its answer to every question.
+        XProf 2.24 caches the results of one host under the name that it also uses for all hosts and for other hosts, so
+        its first answer would be repeated for all of them.
         """
         name = f".hosts/{host}/{profile.name}"
-        self._copy.place(Profile(name, profile.folder, {host: str(self.files(profile)[host])}))
+        self._copy.add(Profile(name, profile.folder, {host: str(self.files(profile)[host])}))
         return xprof_name(name)
 
     def summary(self, profile: Profile) -> Summary:
-        """Return what it says; read again only when a file has changed."""
+        """Return the summary of a profile; read it again only if a file has changed."""
         files = self.files(profile)
         times = {host: file.stat().st_mtime for host, file in files.items()}
         with self._lock:

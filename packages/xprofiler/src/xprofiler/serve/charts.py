@@ -1,4 +1,4 @@
-"""Charts as SVG, drawn without a script: the colours come from the page's style, so that they are right in the dark."""
+"""Charts as SVG, without scripts. The page's style sets the colours, so that they suit light and dark mode."""
 
 from __future__ import annotations
 
@@ -16,27 +16,27 @@ _WIDTH, _HEIGHT = 960.0, 220.0
 _LEFT, _BOTTOM, _TOP = 58.0, 24.0, 8.0
 _MOST_LABELS = 24
 MOST_BARS: Final = 300
-"""More are no wider than a pixel or two."""
+"""More bars would be narrower than two pixels."""
 
 
 def part_class(part: str) -> str:
-    """Return the class of what a step's time goes to, by XProf's name of it."""
+    """Return the CSS class of a part of a step's time, by XProf's name of the part."""
     return "part-" + "".join(letter if letter.isascii() and letter.isalnum() else "-" for letter in part.lower())
 
 
 def slowest_of_each(steps: Sequence[Step], most: int = MOST_BARS) -> list[Step]:
-    """Return no more steps than can be told apart: of each few that follow each other, the slowest."""
+    """Return at most `most` steps: the slowest of each group of consecutive steps."""
     group = math.ceil(len(steps) / most)
     groups = (steps[first : first + group] for first in range(0, len(steps), group or 1))
     return [max(each, key=lambda step: step.duration_us) for each in groups]
 
 
 def step_chart(steps: Sequence[Step], parts: Sequence[str]) -> Markup:
-    """Return a bar for each step, made of what its time went to.
+    """Return a chart with a bar for each step, divided into the parts of its time.
 
     Args:
-        steps: In their order; at least one.
-        parts: From the bottom up.
+        steps: The steps in order; at least one.
+        parts: The parts from the bottom up.
     """
     longest = max(step.duration_us for step in steps)
     marks = ticks(longest)
@@ -57,7 +57,7 @@ def step_chart(steps: Sequence[Step], parts: Sequence[str]) -> Markup:
 
 
 def ticks(longest: float) -> list[float]:
-    """Return where to put marks from 0 on: round numbers, three to six of them, the last at or above the longest."""
+    """Return three to six round numbers for an axis from 0; the last is not below the longest."""
     if longest <= 0:
         return [0.0, 1.0]
     power = 10.0 ** math.floor(math.log10(longest))
@@ -89,10 +89,10 @@ def _bar(step: Step, parts: Sequence[str], left: float, slot: float, floor: floa
 
 
 def legend(parts_us: Mapping[str, float]) -> Markup:
-    """Return a line for each part of a time: its colour, its name, how long and which share.
+    """Return a table with a row for each part of a time: colour, name, duration and share.
 
     Args:
-        parts_us: In microseconds, in the order of the lines.
+        parts_us: The parts in microseconds, in the order of the rows.
     """
     total = sum(parts_us.values()) or 1.0
     return element(
@@ -112,12 +112,12 @@ def legend(parts_us: Mapping[str, float]) -> Markup:
 
 
 def share_bar(percent: float, class_: str = "share") -> Markup:
-    """Return a bar as long as a share of a hundred."""
+    """Return a bar with the length of a percentage."""
     return _bar_of(percent, class_, "bar")
 
 
 def meter(percent: float) -> Markup:
-    """Return a bar in a trough: what is full of a hundred."""
+    """Return a meter for a percentage."""
     return _bar_of(percent, "share", "meter")
 
 

@@ -1,4 +1,4 @@
-"""HTML and SVG from Python: what is not made here as markup is text, and escaped."""
+"""HTML and SVG from Python. All text is escaped, except `Markup`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ __all__ = ["Markup", "element", "joined"]
 
 
 class Markup(str):
-    """Text that is markup already."""
+    """Text that is already markup."""
 
     __slots__ = ()
 
@@ -17,22 +17,23 @@ def element(name: str, /, *children: str | None, **attributes: str | float | Non
     """Return an element.
 
     Args:
-        name: Its tag.
-        children: Text, which is escaped; `Markup`, which is not; None is left out.
-        attributes: Escaped; None is left out. A trailing underscore goes, any other is a dash: `class_`, `text_anchor`.
+        name: The tag.
+        children: Text, which is escaped, or `Markup`, which is not; None is left out.
+        attributes: The attributes; None is left out. A trailing underscore of a name is removed, others become dashes:
+            `class_`, `text_anchor`.
     """
-    said = "".join(
-        f' {key.rstrip("_").replace("_", "-")}="{html.escape(_figure(value), quote=True)}"'
+    rendered = "".join(
+        f' {key.rstrip("_").replace("_", "-")}="{html.escape(_value_text(value), quote=True)}"'
         for key, value in attributes.items()
         if value is not None
     )
     if not children and name in ("meta", "link", "br", "rect", "line"):
-        return Markup(f"<{name}{said}/>")
-    return Markup(f"<{name}{said}>{joined(*children)}</{name}>")
+        return Markup(f"<{name}{rendered}/>")
+    return Markup(f"<{name}{rendered}>{joined(*children)}</{name}>")
 
 
 def joined(*parts: str | None) -> Markup:
-    """Return parts one after the other, those that are plain text escaped."""
+    """Join parts; escape those that are text."""
     return Markup("".join(_escaped(part) for part in parts if part is not None))
 
 
@@ -40,5 +41,5 @@ def _escaped(part: str) -> str:
     return part if isinstance(part, Markup) else html.escape(part, quote=False)
 
 
-def _figure(value: str | float) -> str:
+def _value_text(value: str | float) -> str:
     return value if isinstance(value, str) else f"{value:.2f}".rstrip("0").rstrip(".")

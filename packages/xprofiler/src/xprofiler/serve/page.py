@@ -1,4 +1,4 @@
-"""The summary page: whole in itself, without a script and without the internet."""
+"""The summary page: self-contained, without scripts, and usable without the internet."""
 
 from __future__ import annotations
 
@@ -20,26 +20,26 @@ from xprofiler.summary.units import format_bytes, format_count, format_duration,
 __all__ = ["POLICY", "empty_page", "failure_page", "summary_page"]
 
 POLICY: Final = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; frame-ancestors 'none'"
-"""The Content-Security-Policy of the page: it loads nothing."""
+"""The Content-Security-Policy of the page, which loads nothing."""
 
 _OPERATIONS = 25
 _ACTIVITIES = 25
 
 _Column: TypeAlias = tuple[str, str, Sequence[str]]
-"""A title, the class of the cells, and the cells."""
+"""A column: its title, the class of the cells, and the cells."""
 
 
-def summary_page(summary: Summary, profiles: Sequence[Profile], place: str) -> bytes:
+def summary_page(summary: Summary, profiles: Sequence[Profile], path: str) -> bytes:
     """Return the page of one profile.
 
     Args:
-        summary: Of the profile.
-        profiles: All, the newest first.
-        place: The log directory.
+        summary: The profile's summary.
+        profiles: All profiles, the newest first.
+        path: The log directory.
     """
     main = [
         element("h1", summary.session),
-        element("p", element("span", about(summary)), *_ways_out(summary), class_="about"),
+        element("p", element("span", about(summary)), *_xprof_links(summary), class_="about"),
         element("p", element("strong", headline(summary)), class_="cause"),
         *(element("p", note, class_="note") for note in summary.notes),
         _tiles(summary),
@@ -49,26 +49,26 @@ def summary_page(summary: Summary, profiles: Sequence[Profile], place: str) -> b
         _operations(summary.operations),
         tools_section(summary.session, summary.tools, [host.name for host in summary.hosts]),
     ]
-    return _page(summary.session, profiles, place, joined(*main))
+    return _page(summary.session, profiles, path, joined(*main))
 
 
-def empty_page(place: str) -> bytes:
+def empty_page(path: str) -> bytes:
     """Return the page of a log directory without a profile."""
-    command = f"xprofiler capture -o local -n localhost:9012 -l {place}"
+    command = f"xprofiler capture -o local -n localhost:9012 -l {path}"
     main = [
         element("h1", "No profile yet"),
-        element("p", "Nothing has been captured into this log directory. Reload the page when something has."),
+        element("p", "This log directory has no profile. Reload the page after a capture."),
         element("section", element("h2", "Capture one"), element("p", element("code", command))),
     ]
-    return _page("No profile yet", [], place, joined(*main))
+    return _page("No profile yet", [], path, joined(*main))
 
 
-def failure_page(name: str, message: str, profiles: Sequence[Profile], place: str) -> bytes:
+def failure_page(name: str, message: str, profiles: Sequence[Profile], path: str) -> bytes:
     """Return the page of a profile that cannot be shown, with the reason."""
-    return _page(name, profiles, place, joined(element("h1", name), element("p", message, class_="note")))
+    return _page(name, profiles, path, joined(element("h1", name), element("p", message, class_="note")))
 
 
-def _page(title: str, profiles: Sequence[Profile], place: str, main: Markup) -> bytes:
+def _page(title: str, profiles: Sequence[Profile], path: str, main: Markup) -> bytes:
     head = element(
         "head",
         element("meta", charset="utf-8"),
@@ -77,7 +77,7 @@ def _page(title: str, profiles: Sequence[Profile], place: str, main: Markup) -> 
         element("link", rel="icon", href="data:,"),
         element("style", _style()),
     )
-    frame = element("div", _navigation(title, profiles, place), element("main", main), class_="frame")
+    frame = element("div", _navigation(title, profiles, path), element("main", main), class_="frame")
     return f"<!doctype html>\n{element('html', head, element('body', frame), lang='en')}\n".encode()
 
 
@@ -88,7 +88,7 @@ def _style() -> Markup:
     return Markup(files("xprofiler.serve").joinpath("page.css").read_text("utf-8") + parts)
 
 
-def _navigation(chosen: str, profiles: Sequence[Profile], place: str) -> Markup:
+def _navigation(chosen: str, profiles: Sequence[Profile], path: str) -> Markup:
     listed = [
         element(
             "li",
@@ -105,7 +105,7 @@ def _navigation(chosen: str, profiles: Sequence[Profile], place: str) -> Markup:
     return element(
         "nav",
         element("p", "xprofiler", class_="brand"),
-        element("p", place, class_="place"),
+        element("p", path, class_="path"),
         element("h2", "Sessions"),
         element("ul", *listed),
     )
@@ -116,12 +116,12 @@ def _below(profile: Profile) -> str:
     return f"{run}, {hosts}" if run else hosts
 
 
-def _ways_out(summary: Summary) -> list[Markup]:
+def _xprof_links(summary: Summary) -> list[Markup]:
     hosts = [host.name for host in summary.hosts]
-    ways = {"Trace viewer": "trace_viewer@", "All of XProf": "overview_page"}
+    tools = {"Trace viewer": "trace_viewer@", "All of XProf": "overview_page"}
     return [
         element("a", f"{title} \N{RIGHTWARDS ARROW}", href=tool_link(tool, summary.session, hosts))
-        for title, tool in ways.items()
+        for title, tool in tools.items()
         if tool in summary.tools
     ]
 
@@ -132,8 +132,8 @@ def _tiles(summary: Summary) -> Markup:
     )
 
 
-def _tile(title: str, figure: str, *details: str | None, kind: str = "figure") -> Markup:
-    return element("div", element("h2", title), element("div", figure, class_=kind), *details, class_="tile")
+def _tile(title: str, value: str, *details: str | None, kind: str = "value") -> Markup:
+    return element("div", element("h2", title), element("div", value, class_=kind), *details, class_="tile")
 
 
 def _step_tile(summary: Summary) -> Markup:
@@ -157,8 +157,8 @@ def _busy_tile(summary: Summary) -> Markup:
     details += [f"{name} {format_percent(percent)}" for name, percent in summary.utilization.items()]
     if summary.busy_on == "host":
         details.append("XLA's operations on the CPU")
-    said = [element("p", ", ".join(details[:2])), *(element("p", detail) for detail in details[2:])]
-    return _tile(title, format_percent(summary.busy_percent), meter(summary.busy_percent), *said)
+    paragraphs = [element("p", ", ".join(details[:2])), *(element("p", detail) for detail in details[2:])]
+    return _tile(title, format_percent(summary.busy_percent), meter(summary.busy_percent), *paragraphs)
 
 
 def _input_tile(summary: Summary) -> list[Markup]:
@@ -173,7 +173,7 @@ def _slowest_tile(summary: Summary) -> list[Markup]:
         return []
     slowest = summary.operations[0]
     share = f"{format_percent(slowest.percent)} of all operations' time, {slowest.runs:,} runs"
-    return [_tile("Slowest operation", slowest.name, element("p", share), kind="figure name")]
+    return [_tile("Slowest operation", slowest.name, element("p", share), kind="value name")]
 
 
 def _steps(summary: Summary) -> Markup | None:
@@ -297,7 +297,7 @@ def _input(summary: Summary) -> Markup | None:
 
 
 def _table(columns: Sequence[_Column]) -> Markup:
-    """A table without the columns that are empty."""
+    """Return a table without its empty columns."""
     filled = [column for column in columns if any(column[2])]
     head = element("tr", *(element("th", title, class_=kind or None) for title, kind, _ in filled))
     rows = zip(*(cells for _, _, cells in filled), strict=True)

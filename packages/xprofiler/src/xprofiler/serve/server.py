@@ -1,4 +1,4 @@
-"""`serve` from outside: starts the process that serves, waits for it, and ends it."""
+"""The parent of the serving process: start it, wait until it is ready, and end it."""
 
 from __future__ import annotations
 
@@ -25,22 +25,22 @@ _REMEMBERED_LINES = 12
 
 
 class Server:
-    """XProf and the summary page over one log directory, for the length of a block.
+    """Serves XProf and the summary page for one log directory, within a block.
 
     Args:
-        place: The log directory, local or in Cloud Storage.
-        port: The port, or, where that is taken, one of the next; 0 for any.
-        console: Is told what the server says, with `--verbose`.
+        path: The log directory, local or in Cloud Storage.
+        port: The port; the next free one if it is in use; 0 selects any.
+        console: Receives the server's log, with `--verbose`.
     """
 
-    def __init__(self, place: str, port: int, console: Console) -> None:
-        self._place = place
+    def __init__(self, path: str, port: int, console: Console) -> None:
+        self._path = path
         self._port = port
         self._console = console
-        self._said: collections.deque[str] = collections.deque(maxlen=_REMEMBERED_LINES)
+        self._lines: collections.deque[str] = collections.deque(maxlen=_REMEMBERED_LINES)
 
     def __enter__(self) -> Server:
-        """Start it; it listens some tenths of a second later: see `wait_until_ready`.
+        """Start the process, which needs some tenths of a second to listen: see `wait_until_ready`.
 
         Raises:
             MissingExtraError: XProf is not installed.
@@ -48,7 +48,7 @@ class Server:
         from ml_diagnostics_common.child_process import module_folders, program_of, python_command
 
         from xprofiler.summary.converters import require_xprof
-        from xprofiler.summary.room import temporary_folder
+        from xprofiler.summary.disk_space import temporary_folder
 
         require_xprof("xprofiler serve")
         with ExitStack() as undone:
@@ -56,24 +56,24 @@ class Server:
             programs = undone.enter_context(Programs(self._console))
             argv = [*python_command(), "-c", program_of("xprofiler.serve.serving_process"), *module_folders()]
             self._process = programs.start(argv, stdin=PIPE)
-            self._listener = threading.Thread(target=self._listen, daemon=True)
-            self._listener.start()
-            with suppress(BrokenPipeError):  # It is dead: `wait_until_ready` says why.
-                order = Order(self._place, str(folder), self._port)
+            self._log_reader = threading.Thread(target=self._read_log, daemon=True)
+            self._log_reader.start()
+            with suppress(BrokenPipeError):  # The process has exited: `wait_until_ready` raises the reason.
+                order = Order(self._path, str(folder), self._port)
                 _piped(self._process.stdin).write(msgspec.json.encode(order) + b"\n")
                 _piped(self._process.stdin).flush()
             self._undo = undone.pop_all()
         return self
 
     def __exit__(self, *_: object) -> None:
-        """End it, at once."""
+        """End the process immediately."""
         self._undo.close()
 
     def wait_until_ready(self) -> str:
-        """Return the URL once it answers.
+        """Wait until the process listens, and return its URL.
 
         Raises:
-            XprofilerError: It does not start; with what it said.
+            XprofilerError: It did not start; the message contains its log.
         """
         line = _piped(self._process.stdout).readline()
         if not line:
@@ -85,36 +85,36 @@ class Server:
         return f"http://{LOOPBACK}:{started.port}"
 
     def wait(self) -> NoReturn:
-        """Wait until it is interrupted.
+        """Wait until an interrupt.
 
         Raises:
-            XprofilerError: The server ended by itself.
+            XprofilerError: The process ended by itself.
         """
         self._process.wait()
         self._fail("ended by itself")
 
-    def _listen(self) -> None:
-        """Read what the server says, so that it never waits for a reader."""
-        with suppress(ValueError):  # It was ended, and the pipe closed.
+    def _read_log(self) -> None:
+        """Read the process's log, so that a full pipe never blocks it."""
+        with suppress(ValueError):  # The process was ended, and its pipe closed.
             for line in _piped(self._process.stderr):
                 text = line.decode("utf-8", "replace").rstrip()
-                self._said.append(text)
+                self._lines.append(text)
                 self._console.detail(text)
 
     def _fail(self, how: str) -> NoReturn:
         code = self._process.wait()
-        self._listener.join(2)
-        said = "\n".join(self._said) or "without a word"
-        raise XprofilerError(f"the server {how} (exit code {code}):\n{said}")
+        self._log_reader.join(2)
+        log = "\n".join(self._lines) or "no output"
+        raise XprofilerError(f"the server {how} (exit code {code}):\n{log}")
 
 
 def has_display() -> bool:
-    """Whether a browser can be opened here."""
+    """Return whether a browser can be opened."""
     if sys.platform in ("darwin", "win32") or os.environ.get("BROWSER"):
         return True
     return bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))
 
 
 def _piped(pipe: IO[bytes] | None) -> IO[bytes]:
-    assert pipe is not None, "`start` was asked for a pipe"
+    assert pipe is not None, "the process was started with pipes"
     return pipe

@@ -1,8 +1,8 @@
-"""The process that serves: XProf's own application beside ours, on one listener of 127.0.0.1.
+"""The serving process: XProf's application beside ours, on one port of 127.0.0.1.
 
-XProf's server would listen on all interfaces, and open a gRPC port there; so its application is taken without it. The
-process is told what to do by a line of JSON on standard input, says its port in a line of JSON on standard output, and
-ends when standard input does: it cannot outlive the command.
+XProf's own server listens on all interfaces, and opens a gRPC port, so only its application is used. The process reads
+its order as a line of JSON from standard input, and writes its port as a line of JSON to standard output. It exits when
+standard input is closed, so that it cannot outlive the command.
 """
 
 from __future__ import annotations
@@ -31,26 +31,26 @@ _THREADS = 8
 
 @dataclass(frozen=True)
 class Order:
-    """What to serve.
+    """The order of the command.
 
     Attributes:
-        place: The log directory.
-        folder: For copies; removed at the end.
-        port: The port, or, where that is taken, one of the next; 0 for any.
+        path: The log directory.
+        folder: The folder for copies; removed at the end.
+        port: The port; the next free one if it is in use; 0 selects any.
     """
 
-    place: str
+    path: str
     folder: str
     port: int
 
 
 @dataclass(frozen=True)
 class Started:
-    """How it began.
+    """The result of the start.
 
     Attributes:
-        port: Where it listens; 0 if it does not.
-        error: Why not.
+        port: The port it listens on; 0 after a failure.
+        error: The reason of a failure.
     """
 
     port: int = 0
@@ -58,15 +58,15 @@ class Started:
 
 
 def main() -> None:
-    """Serve until standard input ends."""
+    """Serve until standard input is closed."""
     order = msgspec.json.decode(sys.stdin.buffer.readline(), type=Order)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the command's, which then ends this process.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # The command handles Ctrl-C, and ends this process.
     output = os.dup(1)
-    os.dup2(2, 1)  # What XProf prints is no answer.
+    os.dup2(2, 1)  # XProf's prints must not mix with the answer.
     folder = Path(order.folder)
     server = None
     try:
-        server = _bound(_application(order.place, folder), order.port)
+        server = _bound(_application(order.path, folder), order.port)
         started = Started(server.bind_addr[1])
     except OSError as error:
         started = Started(error=f"cannot listen on {LOOPBACK}, ports {order.port} and above: {error}")
@@ -76,17 +76,17 @@ def main() -> None:
         threading.Thread(target=server.serve, daemon=True).start()
         sys.stdin.buffer.read()
     shutil.rmtree(folder, ignore_errors=True)
-    os._exit(0)  # Threads may be deep in XProf's C++, which no Python can interrupt.
+    os._exit(0)  # Threads may run XProf's C++, which Python cannot interrupt.
 
 
-def _application(place: str, folder: Path) -> Application:
+def _application(path: str, folder: Path) -> Application:
     from xprofiler.summary.reading import summarize
 
-    return Application(Catalog(place, folder, summarize), _xprof(folder))
+    return Application(Catalog(path, folder, summarize), _xprof(folder))
 
 
 def _xprof(folder: Path) -> Wsgi:
-    """XProf's application over a folder, as `xprof.server` makes it, without starting its gRPC server."""
+    """Return XProf's application for a folder, as `xprof.server` creates it, but without its gRPC server."""
     from xprof.profile_plugin_loader import ProfilePluginLoader
     from xprof.server import make_wsgi_app
     from xprof.standalone.base_plugin import TBContext
@@ -99,7 +99,7 @@ def _xprof(folder: Path) -> Wsgi:
 
 
 def _bound(application: Application, port: int) -> Any:
-    """A server that listens, on the first port that is free."""
+    """Return a listening server on the first free port."""
     from cheroot import wsgi
 
     for candidate in [0] if port == 0 else range(port, min(port + _TRIED_PORTS, 65536)):
@@ -107,6 +107,6 @@ def _bound(application: Application, port: int) -> Any:
         try:
             server.prepare()
         except OSError:
-            continue  # Taken; cheroot does not say so by errno.
+            continue  # In use; cheroot does not set errno.
         return server
-    raise OSError(errno.EADDRINUSE, "all are taken")
+    raise OSError(errno.EADDRINUSE, "all are in use")

@@ -1,4 +1,4 @@
-"""XProf's own tools: what they are called, and which of them draw without the internet."""
+"""XProf's tools: their titles, links, and which of them work without the internet."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from xprofiler.serve.markup import Markup, element
 __all__ = ["TRACE_VIEWERS", "XPROF_PREFIX", "tool_link", "tools_section"]
 
 XPROF_PREFIX: Final = "/data/plugin/profile"
-"""Where XProf's page expects its data, and so where it is served."""
+"""The path at which XProf's page expects its data."""
 
 _TITLES: Final = MappingProxyType(
     {
@@ -38,27 +38,27 @@ _TITLES: Final = MappingProxyType(
     }
 )
 TRACE_VIEWERS: Final = frozenset({"trace_viewer@", "trace_viewer"})
-_HOSTS_IN_A_TRACE = 8  # More are slow to load.
+_HOSTS_IN_A_TRACE = 8  # A trace of more hosts loads slowly.
 # XProf 2.24 loads Google Charts from www.gstatic.com; without it, its other tools stay blank or show numbers only.
 _WITHOUT_INTERNET: Final = TRACE_VIEWERS | {"op_profile", "hlo_op_profile"}
 
 
 def tool_link(tool: str, session: str, hosts: Sequence[str] = ()) -> str:
-    """Return where XProf shows a session in a tool.
+    """Return the URL of a session in a tool of XProf.
 
     Args:
-        tool: XProf's name of it.
-        session: Which.
-        hosts: All; a few are shown in one trace, else XProf takes the first.
+        tool: XProf's name of the tool.
+        session: The session.
+        hosts: All hosts. Up to eight are shown in one trace; otherwise XProf shows the first.
     """
-    asked = {"run": session, "tag": tool}
+    parameters = {"run": session, "tag": tool}
     if tool in TRACE_VIEWERS and 1 < len(hosts) <= _HOSTS_IN_A_TRACE:
-        asked["hosts"] = ",".join(hosts)
-    return f"{XPROF_PREFIX}/?{urlencode(asked, safe='@,')}"
+        parameters["hosts"] = ",".join(hosts)
+    return f"{XPROF_PREFIX}/?{urlencode(parameters, safe='@,')}"
 
 
 def tools_section(session: str, tools: Iterable[str], hosts: Sequence[str]) -> Markup:
-    """Return links to XProf's tools, those that need the internet apart."""
+    """Return links to XProf's tools, in separate lists for those that need the internet."""
     known = sorted(set(tools), key=lambda tool: _TITLES.get(tool, tool))
     links = {tool: _link(tool, tool_link(tool, session, hosts)) for tool in known}
     offline = [link for tool, link in links.items() if tool in _WITHOUT_INTERNET]

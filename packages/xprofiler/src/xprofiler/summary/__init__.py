@@ -1,1 +1,1 @@
-"""What a captured profile says: steps, busy and idle, operations, input; read with XProf's own converters."""
+"""The summary of a profile: steps, utilization, operations and input, read with XProf's converters."""

@@ -1,7 +1,6 @@
-"""What limits a job, from what its hosts' time went to. Pure.
+"""The cause that limits a job, from the breakdown of its hosts' time. Pure functions.
 
-A sentence is only made of what was measured: where the profile shows neither devices nor the host's thread, there is
-none.
+A cause is only derived from measurements. If the profile shows neither devices nor the host's thread, there is none.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from xprofiler.summary.units import format_count, format_duration, format_percen
 
 __all__ = ["activities_of", "cause_of", "compilations_of", "slow_host_of", "time_percent_of"]
 
-_SLOW_RATIO: Final = 1.3  # Below that, hosts differ by what else the machines do.
+_SLOW_RATIO: Final = 1.3  # Smaller differences are noise of other programs on the hosts.
 _HELD_UP_PERCENT: Final = 20.0
 _SHOWN_PERCENT: Final = 0.1
 _NAMED_PERCENT: Final = 10.0
@@ -25,13 +24,13 @@ _UNANNOTATED: Final = frozenset({ActivityKind.NONE, ActivityKind.PYTHON})
 
 
 def time_percent_of(times: Sequence[HostTime]) -> dict[str, float]:
-    """Return what the hosts' time went to, in percent, by the values of `ActivityKind`; the most first."""
+    """Return the breakdown of the hosts' time in percent, by the values of `ActivityKind`, the largest first."""
     percent = {kind.value: sum(_percents(times, {kind}).values()) for kind in ActivityKind}
     return dict(sorted(((kind, share) for kind, share in percent.items() if share), key=lambda item: -item[1]))
 
 
 def activities_of(times: Sequence[HostTime]) -> list[Activity]:
-    """Return what the hosts did by name, the longest first; what took next to no time is left out."""
+    """Return the hosts' activities by name, the longest first, without those below 0.1 percent."""
     whole_ns = sum(time.whole_ns for time in times)
     calls: dict[Label, tuple[int, int]] = {}
     for time in times:
@@ -50,7 +49,7 @@ def activities_of(times: Sequence[HostTime]) -> list[Activity]:
 
 
 def compilations_of(times: Sequence[HostTime]) -> Compilations | None:
-    """Return what was compiled while steps ran; None if nothing was."""
+    """Return the compilations during steps; None if there were none."""
     spent_ns = sum(
         spent for time in times for label, spent in time.spent_ns.items() if label.kind is ActivityKind.COMPILATION
     )
@@ -67,8 +66,8 @@ def slow_host_of(hosts: Sequence[Host], times: Mapping[str, HostTime]) -> SlowHo
     their steps take equally long, and the slow one is the one that computes less.
 
     Args:
-        hosts: With the mean time of their steps.
-        times: What each host's time went to.
+        hosts: The hosts, with the mean time of their steps.
+        times: The breakdown of each host's time.
     """
     step_us = {host.name: host.step_us for host in hosts if host.step_us}
     if len(step_us) < 2:
@@ -96,13 +95,13 @@ def _computed_percent(time: HostTime) -> float:
 def cause_of(
     times: Mapping[str, HostTime], parts_us: Mapping[str, float], slow_host: SlowHost | None, devices: int
 ) -> Cause | None:
-    """Return what the most time of the steps went to.
+    """Return the cause with the largest share of the steps' time.
 
     Args:
-        times: Of each host.
-        parts_us: What the mean step went to on the devices; empty if XProf has not measured it.
-        slow_host: If there is one, it is its time that counts.
-        devices: How many cores of devices the profile has.
+        times: The breakdown of each host's time.
+        parts_us: The breakdown of the mean step on the devices; empty if XProf has not measured it.
+        slow_host: The slow host, if there is one; then only its time counts.
+        devices: The number of device cores in the profile.
     """
     if slow_host is not None and slow_host.host in times:
         times = {slow_host.host: times[slow_host.host]}
@@ -166,7 +165,7 @@ def _of_hosts(times: Sequence[HostTime], devices: int) -> Cause | None:
 
 
 def _percents(times: Sequence[HostTime], kinds: frozenset[ActivityKind] | set[ActivityKind]) -> dict[str, float]:
-    """Return the share of the hosts' time that went to these kinds, in percent, by name."""
+    """Return the shares of the hosts' time for some kinds, in percent, by name."""
     whole_ns = sum(time.whole_ns for time in times)
     found: dict[str, float] = {}
     for time in times:
@@ -177,7 +176,7 @@ def _percents(times: Sequence[HostTime], kinds: frozenset[ActivityKind] | set[Ac
 
 
 def _named(percents: Mapping[str, float]) -> list[str]:
-    """Return the names with the most time: the longest, and up to two others that matter."""
+    """Return the names with the most time: the longest, and up to two others of at least 10 percent."""
     longest = sorted(percents.items(), key=lambda item: -item[1])[:3]
     return [
         f"{name} {format_percent(share)}"

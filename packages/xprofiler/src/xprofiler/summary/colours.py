@@ -1,6 +1,6 @@
-"""One colour for each thing that a step's time goes to, wherever it is drawn.
+"""The colour of each part of a step's time, in all charts.
 
-After Okabe and Ito's palette for the colour-blind, https://jfly.uni-koeln.de/color/, toned for white and dark grounds.
+Based on Okabe and Ito's palette for colour-blind people, https://jfly.uni-koeln.de/color/, for light and dark pages.
 """
 
 from __future__ import annotations
@@ -27,4 +27,4 @@ PART_COLOURS: Final = MappingProxyType(
         "All others": "#aab2bd",
     }
 )
-"""By XProf's names of the parts of a device's step, and by ours of a host's."""
+"""Colours by XProf's names of the parts of a device's step, and by our names for a host's."""

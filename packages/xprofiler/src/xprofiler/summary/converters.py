@@ -1,4 +1,4 @@
-"""XProf's converters, in this process; what they compute they keep beside the files: see `private_copy`."""
+"""XProf's converters, run in this process. They cache results beside the files: see `private_copy`."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ __all__ = ["Table", "Tables", "converted", "require_xprof", "tool_names", "tools
 _COLUMNS: Final = {"hlo_stats": "hlo_op_name", "kernel_stats": "kernel_name"}
 
 Table = list[dict[str, Any]]
-"""Rows, by the ids of their columns."""
+"""Rows with values by column id."""
 
 
 class Tables:
-    """Google Charts' DataTables, as XProf's converters write them.
+    """DataTables of Google Charts, from XProf's converters.
 
     Args:
-        tables: Decoded from JSON; those that are no table are passed over.
+        tables: The decoded JSON; values that are not tables are ignored.
     """
 
     def __init__(self, tables: Any) -> None:
@@ -29,7 +29,7 @@ class Tables:
         self._tables = [table for table in listed if isinstance(table, dict) and "cols" in table]
 
     def rows(self, column: str) -> Table:
-        """The rows of the first table that has such a column."""
+        """Return the rows of the first table that has a column."""
         for table in self._tables:
             ids = [each.get("id") for each in table["cols"]]
             if column in ids:
@@ -39,14 +39,14 @@ class Tables:
         return []
 
     def text(self, name: str) -> str:
-        """A property of any table; empty if none has it."""
+        """Return a property of the first table that has it; empty if none does."""
         for table in self._tables:
             if name in table.get("p", {}):
                 return str(table["p"][name])
         return ""
 
     def number(self, name: str) -> float | None:
-        """The same as a number, without its percent sign; None if there is none."""
+        """Return a property as a number, without a percent sign; None if it is missing or not a number."""
         try:
             return float(self.text(name).removesuffix("%"))
         except ValueError:
@@ -54,7 +54,7 @@ class Tables:
 
 
 def require_xprof(feature: str) -> None:
-    """Raises `MissingExtraError` where there is no XProf."""
+    """Raise `MissingExtraError` if XProf is not installed."""
     from importlib.util import find_spec
 
     if find_spec("xprof") is None:
@@ -70,11 +70,11 @@ def tool_names(files: Iterable[Path]) -> list[str]:
 
 
 def tools_with_data(files: Sequence[Path], *, has_devices: bool) -> list[str]:
-    """Return XProf's tools that show something of these files: it lists also those that would be empty.
+    """Return XProf's tools that have data for these files. XProf itself also lists tools that would be empty.
 
     Args:
-        files: All of one profile.
-        has_devices: Whether the profile has devices: XProf measures input on them alone.
+        files: All files of one profile.
+        has_devices: True if the profile has devices: XProf measures input only on devices.
     """
     return [name for name in tool_names(files) if _has_data(name, files, has_devices)]
 
@@ -90,14 +90,14 @@ def _has_data(tool: str, files: Sequence[Path], has_devices: bool) -> bool:
         return any(row["type"] != "IDLE" for row in Tables(converted(files, tool) or []).rows("type"))
     if tool == "memory_profile":
         return len(files) == 1 and bool((converted(files, tool) or {}).get("memoryProfilePerAllocator"))
-    if tool in ("memory_viewer", "graph_viewer"):  # They show a module's program, which XProf has put beside the file.
+    if tool in ("memory_viewer", "graph_viewer"):  # They show a module's program, which XProf writes beside the file.
         modules = files[0].parent.glob("*.hlo_proto.pb")
         return any(module.name != "NO_MODULE.hlo_proto.pb" for module in modules)
     return True
 
 
 def converted(files: Iterable[Path], tool: str) -> Any:
-    """Return what a tool makes of these files, decoded from JSON; None if it makes nothing of them."""
+    """Return the data of a tool for these files, decoded from JSON; None if there is none."""
     from xprof.convert import raw_to_tool_data
 
     data, _ = raw_to_tool_data.xspace_to_tool_data([str(file) for file in files], tool, {})

@@ -1,4 +1,4 @@
-"""Operations of a program that ran on the CPU: XProf's tables have only those of accelerators, its events have all.
+"""XLA operations on the CPU, read from events, since XProf's tables have only those of accelerators.
 
 XLA's CPU client marks each operation that a thread runs with the statistic `hlo_op`.
 """
@@ -19,13 +19,13 @@ HOST_PLANE = "/host:CPU"
 
 @dataclass
 class HostOperations:
-    """What the threads of hosts did.
+    """The operations that threads of hosts ran.
 
     Attributes:
-        self_ns: The time of each operation without those that it called, by its name.
-        runs: How often it ran.
-        busy_ns: How long at least one thread of a host ran one, over all hosts.
-        profiled_ns: How long the hosts were profiled, together.
+        self_ns: The time of each operation by name, without the operations that it called.
+        runs: The number of runs by name.
+        busy_ns: The time in which at least one thread of a host ran an operation, summed over hosts.
+        profiled_ns: The profiled time, summed over hosts.
     """
 
     self_ns: dict[str, int] = field(default_factory=dict)
@@ -36,14 +36,14 @@ class HostOperations:
 
 @dataclass(frozen=True)
 class ProfileWindow:
-    """When a host was profiled, in nanoseconds since the epoch; 0 if its profile does not say."""
+    """The time in which a host was profiled, in nanoseconds since the epoch; 0 if not recorded."""
 
     begin_ns: int = 0
     end_ns: int = 0
 
 
 def profile_window(planes: Sequence[Plane]) -> ProfileWindow:
-    """Return when the host of these planes was profiled."""
+    """Return the profiled time of a host."""
     for plane in planes:
         if plane.name == "Task Environment":
             return ProfileWindow(plane.number("profile_start_time"), plane.number("profile_stop_time"))
@@ -51,7 +51,7 @@ def profile_window(planes: Sequence[Plane]) -> ProfileWindow:
 
 
 def add_operations(planes: Sequence[Plane], into: HostOperations) -> None:
-    """Add the operations that a host's threads ran."""
+    """Add the operations of a host's threads to a total."""
     spans: list[Span] = []
     for plane in planes:
         for of_line in operation_spans(plane) if plane.name == HOST_PLANE else ():
@@ -68,13 +68,13 @@ def add_operations(planes: Sequence[Plane], into: HostOperations) -> None:
 
 
 def operation_spans(plane: Plane) -> list[list[Span]]:
-    """Return the XLA operations of a host's plane, a list for each thread."""
+    """Return the XLA operations in a host's plane, as a list for each thread."""
     marks = plane.stat_ids("hlo_op")
     return [spans for line in plane.lines if marks and (spans := _of_line(line, plane, marks))]
 
 
 def _of_line(line: Any, plane: Plane, marks: frozenset[int]) -> list[Span]:
-    spans, is_operation = [], dict[int, bool]()  # An event's name decides: statistics are slow to read.
+    spans, is_operation = [], dict[int, bool]()  # Decided once per name, since reading statistics is slow.
     for event in line.events:
         number, lasted_ns = event.metadata_id, event.duration_ps // 1000
         if number not in is_operation:

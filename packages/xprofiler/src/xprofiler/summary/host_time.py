@@ -1,9 +1,9 @@
-"""What a host's time went to in its steps, from the events of its threads.
+"""The breakdown of a host's time in its steps, from the events of its threads.
 
-Each moment of the thread that runs the steps is counted once, for the first of these that applies: the program computed
-(XLA's operations on the CPU, modules on a device); the thread compiled, moved data between host and device, was in the
-innermost region that the user annotated, or in a call of JAX or XLA; else it was in no annotated region. So an
-annotation's time is what it cost, without what it overlapped with computation.
+Each moment of the thread that runs the steps is counted once, for the first match in this order: the program computed
+(XLA operations on the CPU, modules on a device); the thread compiled; it moved data between host and device; it was in
+the innermost annotated region; it was in a call of JAX or XLA; it was in no annotated region. So the time of an
+annotation excludes what overlapped with computation.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _COMPILATION = re.compile(
 )
 """JAX's tracing, lowering and compilation, and the compilation of PJRT clients."""
 _COMPILED = re.compile(r"backend_compile|[A-Z]\w*::Compile")
-"""What runs once for each program."""
+"""Events that occur once for each compiled program."""
 _TRANSFER = re.compile(
     r"np\.asarray\(jax\.Array\)|(\w+\.)?copy_to_host_async|(Batched)?DevicePut|shard_args|device_(get|put)\b|ToLiteral"
     r"|Transfer\w*(To|From)|CopyTo(Device|Host)|BufferFromHost|[HD]2[HD]\b"
@@ -38,13 +38,13 @@ _RUNTIME = re.compile(
     r"|end: |(Xla|XLA|xla|PjRt|Pjrt|Tfrt|Execut|CheckCompatible|PythonRefManager|DistributedCallable)"
 )
 _NUMPY_CALLS: Final = frozenset({"numpy.array", "numpy.asarray"})
-"""A transfer if the array is one of JAX."""
-_PYTHON_FRAME = re.compile(r"\$(?P<place>\S+) (?P<function>.*)")
+"""Calls that are transfers if the array belongs to JAX."""
+_PYTHON_FRAME = re.compile(r"\$(?P<origin>\S+) (?P<function>.*)")
 _COMPUTING_LINES: Final = {"TPU": "XLA Modules", "GPU": "Stream #"}
 
 
 class Label(NamedTuple):
-    """What a moment is counted for."""
+    """The category that a moment is counted for."""
 
     kind: ActivityKind
     name: str = ""
@@ -56,13 +56,13 @@ _COMPUTATION: Final = Label(ActivityKind.COMPUTATION)
 
 @dataclass(frozen=True)
 class HostStep:
-    """One step as the program marked it.
+    """One step, as marked by the program.
 
     Attributes:
         number: The `step_num` of its StepTraceAnnotation.
-        begin_ns: When it began.
-        end_ns: When it ended.
-        spent_ns: What its time went to.
+        begin_ns: The start of the step.
+        end_ns: The end of the step.
+        spent_ns: The breakdown of its time.
     """
 
     number: int
@@ -73,16 +73,16 @@ class HostStep:
 
 @dataclass
 class HostTime:
-    """What a host's time went to.
+    """The breakdown of a host's time.
 
     Attributes:
         steps: The marked steps, in order.
-        whole_ns: From the first step's begin to the last step's end; of all events of the thread if no
-            step is marked.
-        spent_ns: The same time by what it went to.
-        calls: How often each region, transfer, compilation or call began, and how long all took, in nanoseconds.
-        compilations: How many programs were compiled.
-        roots: The numbers of all marked steps of the host, in the order in which XProf counts them.
+        whole_ns: The time from the start of the first step to the end of the last; without marked steps, that of all
+            events of the thread.
+        spent_ns: The breakdown of that time.
+        calls: The number of calls and their total time in nanoseconds, for each region, transfer, compilation or call.
+        compilations: The number of compiled programs.
+        roots: The numbers of all marked steps of the host, in XProf's order.
     """
 
     steps: list[HostStep] = field(default_factory=list)
@@ -101,7 +101,7 @@ class _Event(NamedTuple):
 
 
 def host_time(planes: Sequence[Plane]) -> HostTime | None:
-    """Return what a host's time went to; None if its profile has no thread that runs the program."""
+    """Return the breakdown of a host's time; None if its profile has no thread that runs the program."""
     plane = next((plane for plane in planes if plane.name == HOST_PLANE), None)
     if plane is None:
         return None
@@ -110,7 +110,7 @@ def host_time(planes: Sequence[Plane]) -> HostTime | None:
     if line is None:
         return None
     events = _events(line, plane)
-    # The times of the profile itself are of another clock than those of events.
+    # The start and stop times of the profile use another clock than events.
     whole = steps or events
     if not whole:
         return None
@@ -122,7 +122,7 @@ def host_time(planes: Sequence[Plane]) -> HostTime | None:
     own = joined(_segments(events, begin_ns, end_ns, time))
     segments = overlaid(own, _computing(planes, plane), _COMPUTATION)
     elsewhere = Label(ActivityKind.TRANSFER, "transfers of other threads")
-    first = 0  # Of the steps that have not ended: segments are in order.
+    first = 0  # The first step that has not ended; segments are in order.
     for begin, end, label in overlaid(segments, _transferring(plane, line), elsewhere, _is_unannotated):
         time.spent_ns[label] = time.spent_ns.get(label, 0) + end - begin
         while first < len(steps) and steps[first].end_ns <= begin:
@@ -140,10 +140,10 @@ def _is_unannotated(label: Label) -> bool:
 
 
 def _steps(plane: Plane) -> tuple[Any, list[HostStep], list[int]]:
-    """Return the thread of the steps, the steps of the name that took the most time, and all steps' numbers."""
+    """Return the thread of the steps, the steps of the name with the most time, and the numbers of all steps."""
     marks = plane.stat_ids("step_num")
     found: dict[tuple[int, int], list[HostStep]] = {}
-    for place, line in enumerate(plane.lines if marks else ()):
+    for index, line in enumerate(plane.lines if marks else ()):
         is_step: dict[int, bool] = {}
         for event in line.events:
             if is_step.get(event.metadata_id) is False:
@@ -153,7 +153,7 @@ def _steps(plane: Plane) -> tuple[Any, list[HostStep], list[int]]:
             if stat is not None:
                 begin_ns = line.timestamp_ns + event.offset_ps // 1000
                 step = HostStep(integer_of(stat), begin_ns, begin_ns + event.duration_ps // 1000)
-                found.setdefault((place, event.metadata_id), []).append(step)
+                found.setdefault((index, event.metadata_id), []).append(step)
     if not found:
         return None, [], []
     longest = max(found, key=lambda key: sum(step.end_ns - step.begin_ns for step in found[key]))
@@ -166,21 +166,21 @@ def _busiest_line(plane: Plane) -> Any:
     """Return the thread that calls JAX the most; None if none does."""
     calls = {number for number, name in plane.event_names.items() if _classified(name) is not None}
     runs = [
-        (sum(event.duration_ps for event in line.events if event.metadata_id in calls), place)
-        for place, line in enumerate(plane.lines)
+        (sum(event.duration_ps for event in line.events if event.metadata_id in calls), index)
+        for index, line in enumerate(plane.lines)
         if not line.name.startswith(b"tf_")
     ]
-    most, place = max(runs, default=(0, 0))
-    return plane.lines[place] if most else None
+    most, index = max(runs, default=(0, 0))
+    return plane.lines[index] if most else None
 
 
 def _classified(name: str) -> Label | None:
-    """Return what an event's name stands for; None if it says nothing."""
+    """Return the category of an event by its name; None if it has no name."""
     frame = _PYTHON_FRAME.fullmatch(name)
     if _TRANSFER.match(name):
         return Label(ActivityKind.TRANSFER, frame["function"] if frame else name)
     if frame:
-        return Label(ActivityKind.PYTHON, _frame_name(frame["place"], frame["function"]))
+        return Label(ActivityKind.PYTHON, _frame_name(frame["origin"], frame["function"]))
     if _COMPILATION.match(name):
         return Label(ActivityKind.COMPILATION, name)
     if _RUNTIME.match(name):
@@ -188,13 +188,13 @@ def _classified(name: str) -> Label | None:
     return Label(ActivityKind.ANNOTATION, name) if name else None
 
 
-def _frame_name(place: str, function: str) -> str:
-    """The tracer writes "$file.py:line function" of Python, "$module function" of C."""
-    return f"{function} ({place})" if ":" in place else f"{place}.{function}"
+def _frame_name(origin: str, function: str) -> str:
+    """Return the name of a frame. The tracer writes "$file.py:line function" for Python, "$module function" for C."""
+    return f"{function} ({origin})" if ":" in origin else f"{origin}.{function}"
 
 
 def _events(line: Any, plane: Plane) -> list[_Event]:
-    """The labelled events of a thread, by their begin, the longest first."""
+    """Return the categorized events of a thread, sorted by start, the longest first."""
     operations, steps = plane.stat_ids("hlo_op"), plane.stat_ids("step_num")
     labels: dict[int, Label | None] = {}
     found = []
@@ -210,29 +210,29 @@ def _events(line: Any, plane: Plane) -> list[_Event]:
             is_compiled = label.kind is ActivityKind.COMPILATION and _COMPILED.match(label.name) is not None
             found.append(_Event(begin_ns, begin_ns + event.duration_ps // 1000, label, is_compiled))
     found.sort(key=lambda event: (event.begin_ns, -event.end_ns))
-    for place, (event, inner) in enumerate(itertools.pairwise(found)):
+    for index, (event, inner) in enumerate(itertools.pairwise(found)):
         is_inside = inner.begin_ns < event.end_ns and inner.label.kind is ActivityKind.TRANSFER
         if is_inside and event.label.name in _NUMPY_CALLS:
-            found[place] = event._replace(label=Label(ActivityKind.TRANSFER, event.label.name))
+            found[index] = event._replace(label=Label(ActivityKind.TRANSFER, event.label.name))
     return found
 
 
 def _inside(outer: Label, inner: Label) -> Label:
-    """Return what the time of an event counts for, inside another one."""
+    """Return the category of an event's time inside another event."""
     if outer.kind in (ActivityKind.COMPILATION, ActivityKind.TRANSFER):
         return outer
     if inner.kind in (ActivityKind.COMPILATION, ActivityKind.TRANSFER):
         return inner
     if inner.kind is ActivityKind.ANNOTATION and outer.kind is not ActivityKind.RUNTIME:
-        return inner  # Inside a call of JAX it is an annotation of JAX's own.
+        return inner  # Inside a call of JAX, it is JAX's own annotation.
     return inner if outer.kind in (ActivityKind.NONE, ActivityKind.PYTHON) else outer
 
 
 def _segments(events: Sequence[_Event], begin_ns: int, end_ns: int, time: HostTime) -> Iterator[tuple[int, int, Label]]:
-    """Yield what the thread did from moment to moment, and count in `time` what began."""
+    """Yield the thread's categories over time, and count calls in `time`."""
     around: list[tuple[int, Label]] = []
     at = begin_ns
-    for event in (*events, _Event(end_ns, end_ns, _NONE, False)):  # The last ends all that is open.
+    for event in (*events, _Event(end_ns, end_ns, _NONE, False)):  # The sentinel closes all open events.
         while around and around[-1][0] <= event.begin_ns:
             ended_ns, label = around.pop()
             if ended_ns > at:
@@ -252,7 +252,7 @@ def _segments(events: Sequence[_Event], begin_ns: int, end_ns: int, time: HostTi
 
 
 def _computing(planes: Sequence[Plane], host: Plane) -> list[tuple[int, int]]:
-    """Return when the program computed: on a device if the profile has one, else on the CPU."""
+    """Return the intervals of computation: on devices if the profile has some, otherwise on the CPU."""
     of_devices = [
         (line.timestamp_ns + event.offset_ps // 1000, event.duration_ps // 1000)
         for plane in planes
@@ -266,7 +266,7 @@ def _computing(planes: Sequence[Plane], host: Plane) -> list[tuple[int, int]]:
 
 
 def _transferring(plane: Plane, own: Any) -> list[tuple[int, int]]:
-    """Return when threads other than that of the steps moved data: it may wait for them."""
+    """Return the intervals in which other threads moved data, since the thread of the steps may wait for them."""
     moves = {number for number, name in plane.event_names.items() if _TRANSFER.match(name)}
     return merged(
         (line.timestamp_ns + event.offset_ps // 1000, line.timestamp_ns + (event.offset_ps + event.duration_ps) // 1000)

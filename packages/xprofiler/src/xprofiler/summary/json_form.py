@@ -1,4 +1,4 @@
-"""A summary as JSON: that of `xprofiler summary --format json` and of the summary page's /summary.json."""
+"""A summary as JSON, for `xprofiler summary --format json` and the page's /summary.json."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["as_json"]
 
 
 def as_json(summary: Summary) -> bytes:
-    """Return the summary's fields, encoded, with its headline, the step times in short and the idle share."""
+    """Return the summary as JSON, with its headline, statistics of step times, and the idle share."""
     times = step_times(summary.steps)
     return msgspec.json.encode(
         {

@@ -1,4 +1,4 @@
-"""A summary as a picture, by matplotlib."""
+"""A summary as a picture, drawn by matplotlib."""
 
 from __future__ import annotations
 
@@ -21,36 +21,36 @@ __all__ = ["check_target", "save_plot"]
 
 _SUFFIXES = (".png", ".svg", ".pdf")
 _OPERATIONS = 12
-_TITLE_WIDTH = 120  # Characters of the figure's width.
+_TITLE_WIDTH = 120  # Characters that fit into the width.
 _INK, _FAINT = "#1f2933", "#8a94a3"
 
 
 def check_target(file: Path) -> None:
-    """Says before any work whether a picture can be drawn there.
+    """Check that a picture can be drawn to a file, before any work.
 
     Raises:
-        MissingExtraError: There is no matplotlib.
-        UsageError: The file's suffix is not that of a picture that is drawn here, or there is no such folder.
+        MissingExtraError: matplotlib is not installed.
+        UsageError: The suffix is not supported, or the folder does not exist.
     """
     from importlib.util import find_spec
 
     if find_spec("matplotlib") is None:
         raise MissingExtraError("--plot", "cloud-diagnostics-xprof", "plot")
     if file.suffix.lower() not in _SUFFIXES:
-        raise UsageError(f"--plot {file}: a picture's name ends in one of {', '.join(_SUFFIXES)}")
+        raise UsageError(f"--plot {file}: use one of the suffixes {', '.join(_SUFFIXES)}")
     if not file.parent.is_dir():
-        raise UsageError(f"--plot {file}: there is no folder {file.parent}; make it first")
+        raise UsageError(f"--plot {file}: the folder {file.parent} does not exist; create it first")
 
 
 def save_plot(summary: Summary, file: Path) -> None:
-    """Draw each step's time above the slowest operations.
+    """Draw the steps' times above the slowest operations.
 
     Args:
-        summary: Of what.
-        file: Where the picture goes; its suffix says the format.
+        summary: The summary.
+        file: The output file; its suffix selects the format.
 
     Raises:
-        XprofilerError: It cannot be written there.
+        XprofilerError: The file cannot be written.
     """
     from matplotlib.figure import Figure
 
@@ -62,7 +62,7 @@ def save_plot(summary: Summary, file: Path) -> None:
     _draw_operations(below, summary)
     try:
         figure.savefig(file, dpi=130)
-    except (OSError, ValueError) as error:  # ValueError: a suffix that matplotlib does not know.
+    except (OSError, ValueError) as error:  # ValueError: matplotlib does not support the suffix.
         raise XprofilerError(f"cannot write the plot to {file}: {error}") from error
 
 
@@ -88,7 +88,7 @@ def _draw_operations(axes: Any, summary: Summary) -> None:
     names = [_plain(f"{operation.name[:40]}  ({operation.category})") for operation in shown]
     axes.barh(range(len(shown)), [operation.percent for operation in shown], 0.7, color=PART_COLOURS["Device compute"])
     axes.set_yticks(range(len(shown)), names, fontsize=8)
-    axes.set_ylim(max(len(shown), 6) - 0.4, -0.6)  # The slowest on top; few bars are no thicker than many.
+    axes.set_ylim(max(len(shown), 6) - 0.4, -0.6)  # The slowest on top; with few bars, limit their thickness.
     _label(axes, "Slowest operations, in % of the time of all")
     if not shown:
         axes.text(0.5, 0.5, "no operations were profiled", transform=axes.transAxes, ha="center", color=_FAINT)
@@ -102,5 +102,5 @@ def _label(axes: Any, title: str) -> None:
 
 
 def _plain(text: str) -> str:
-    """A name that is no formula: matplotlib typesets what stands between dollar signs."""
+    """Escape dollar signs, since matplotlib typesets text between them as a formula."""
     return text.replace("$", r"\$")

@@ -1,4 +1,4 @@
-"""Steps and hosts, from XProf's pod viewer: each step on each core of each host."""
+"""Steps and hosts from XProf's pod viewer, which has each step on each core of each host."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from xprofiler.summary.summary import HOST_PARTS, OTHERS, Host, Step
 
 __all__ = ["CoreStep", "core_steps", "host_steps", "hosts_of", "numbered", "steps_of"]
 
-_CORES_OF_A_HOST: Final = 1000  # XProf 2.24 numbers cores so: 1000 times the place of the host's file, and the device.
+_CORES_OF_A_HOST: Final = 1000  # XProf 2.24 numbers cores by 1000 * index of the host's file + device.
 
 
 class CoreStep(NamedTuple):
     """One step on one core.
 
     Attributes:
-        step: Its number.
+        step: The number of the step.
         core: XProf's number of the core.
-        host: The name of the file that it is in.
-        duration_us: How long it took, in microseconds.
-        parts_us: What that went to, in microseconds, by XProf's names.
+        host: The name of the host's file.
+        duration_us: The duration in microseconds.
+        parts_us: The breakdown of the duration in microseconds, by XProf's names.
     """
 
     step: str
@@ -33,33 +33,33 @@ class CoreStep(NamedTuple):
 
 
 def core_steps(pods: Mapping[str, Any], hosts: Sequence[str]) -> list[list[CoreStep]]:
-    """Return the steps, each on all its cores.
+    """Return the steps, each with all its cores.
 
-    The name of the host that XProf gives is what the machine called itself: one name for several processes of it.
+    XProf's name of a host is the machine's host name, which several processes may share, so the files' names are used.
 
     Args:
-        pods: What XProf's pod viewer says.
-        hosts: In the order in which XProf was given their files.
+        pods: The data of XProf's pod viewer.
+        hosts: The hosts, in the order of the files that were passed to XProf.
     """
     names = {str(event["id"]): str(event["name"]) for event in pods.get("stepBreakdownEvents", ())}
     steps = []
     for entry in pods.get("podStatsSequence", {}).get("podStatsMap", ()):
         of_step = []
-        for core, said in entry["podStatsPerCore"].items():
-            spent_us = said["stepBreakdownUs"].items()
+        for core, values in entry["podStatsPerCore"].items():
+            spent_us = values["stepBreakdownUs"].items()
             parts = {names.get(number, OTHERS): float(spent) for number, spent in spent_us if spent > 0}
-            place = int(core) // _CORES_OF_A_HOST
-            host = hosts[place] if place < len(hosts) else str(said["hostName"])
-            of_step.append(CoreStep(str(entry["stepNum"]), core, host, float(said["totalDurationUs"]), parts))
+            index = int(core) // _CORES_OF_A_HOST
+            host = hosts[index] if index < len(hosts) else str(values["hostName"])
+            of_step.append(CoreStep(str(entry["stepNum"]), core, host, float(values["totalDurationUs"]), parts))
         if of_step:
             steps.append(of_step)
     return steps
 
 
 def host_steps(times: Mapping[str, HostTime]) -> list[list[CoreStep]]:
-    """Return the steps that programs marked on the hosts, each on all hosts that have it, in order.
+    """Return the steps that programs marked on the hosts, in order, each with all hosts that have it.
 
-    XProf's own table has them without their numbers, and calls all that a host does "Host compute".
+    XProf's own table lacks their numbers, and reports all time of a host as "Host compute".
     """
     steps: dict[int, list[CoreStep]] = {}
     for host, time in times.items():
@@ -74,22 +74,22 @@ def host_steps(times: Mapping[str, HostTime]) -> list[list[CoreStep]]:
 
 
 def numbered(rounds: Sequence[Sequence[CoreStep]], times: Iterable[HostTime]) -> list[list[CoreStep]]:
-    """Return XProf's steps with the numbers that the program gave them.
+    """Return XProf's steps with the program's numbers.
 
-    XProf counts the marked steps of a host from 0, in the order of their begins.
+    XProf numbers the marked steps of a host from 0, in the order of their starts.
     """
     roots = next((time.roots for time in times if time.roots), [])
-    places = [int(step) if (step := of_step[0].step).isdigit() else len(roots) for of_step in rounds]
-    if any(place >= len(roots) for place in places):
+    indices = [int(step) if (step := of_step[0].step).isdigit() else len(roots) for of_step in rounds]
+    if any(index >= len(roots) for index in indices):
         return [list(of_step) for of_step in rounds]
     return [
-        [core._replace(step=str(roots[place])) for core in of_step]
-        for place, of_step in zip(places, rounds, strict=True)
+        [core._replace(step=str(roots[index])) for core in of_step]
+        for index, of_step in zip(indices, rounds, strict=True)
     ]
 
 
 def steps_of(rounds: Sequence[Sequence[CoreStep]]) -> list[Step]:
-    """Return each step as it was on its slowest core."""
+    """Return each step on its slowest core."""
     steps = []
     for of_step in rounds:
         slowest = max(of_step, key=lambda core: (core.duration_us, core.host, core.core))
@@ -109,10 +109,10 @@ def hosts_of(
     """Return the hosts.
 
     Args:
-        sizes: In bytes, of each host's xplane.
-        windows: When each was profiled.
-        rounds: Their steps on all their cores.
-        steps: The same on the slowest.
+        sizes: The size of each host's file in bytes.
+        windows: The profiled time of each host.
+        rounds: The steps on all cores.
+        steps: The steps on their slowest cores.
     """
     first_ns = min((window.begin_ns for window in windows.values() if window.begin_ns), default=0)
     hosts = []

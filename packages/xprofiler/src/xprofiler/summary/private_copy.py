@@ -1,8 +1,8 @@
-"""A profile where XProf may write beside it.
+"""A copy of a profile in a folder where XProf may write.
 
-XProf keeps what it has computed next to each xplane (for 20 MB of profile about 18 MB more), which a bucket should not
-pay for and a folder of somebody else's does not allow. Nor can it read Cloud Storage with the settings that the rest of
-this command honours. So it is given a folder of ours: links to local files, copies of objects.
+XProf caches results beside each file (about 18 MB for a profile of 20 MB). They should not cost space in a bucket, and
+another user's folder may not be writable. XProf also cannot read Cloud Storage with the settings of this command. So it
+gets a private folder with links to local files and copies of objects.
 """
 
 from __future__ import annotations
@@ -25,52 +25,52 @@ __all__ = ["PrivateCopy", "xprof_name"]
 
 _DAMAGED = ".damaged"
 _LONGEST_NAME = 160
-_DOWNLOADS = 4  # At once: each is in memory as a whole.
-_LOOKS = 16  # At once, at what is there already.
+_DOWNLOADS = 4  # Downloads at once: each is completely in memory.
+_CHECKS = 16  # Checks of existing files at once.
 
 
 class PrivateCopy:
-    """A folder laid out as a log directory, filled with the profiles that are asked for. Threads may share it.
+    """A folder with the layout of a log directory, filled with requested profiles. Thread-safe.
 
     Args:
-        folder: Where; nobody else's.
+        folder: The folder, which no other program uses.
     """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._lock = threading.Lock()
-        self._placed: dict[str, _Placed] = {}
+        self._copied: dict[str, _Copied] = {}
 
-    def place(self, profile: Profile) -> dict[str, Path]:
-        """Put a profile there, unless it is there as it is now, and return its files by host.
+    def add(self, profile: Profile) -> dict[str, Path]:
+        """Copy a profile, unless an up-to-date copy exists, and return its files by host.
 
-        A file that is empty or cut short is put where XProf does not find it: it would fail for all hosts. What XProf
-        has computed of an earlier state is removed: a host's file may have been written later than the others'.
+        Empty and truncated files are moved to another folder, since XProf would fail for all hosts. Results that XProf
+        cached for an earlier state are removed, since a host's file may be written later than the others.
 
         Raises:
-            NotPermittedError: A file may not be read.
-            StorageError: It could not.
-            XprofilerError: There is no room for it here.
+            NotPermittedError: The credentials do not permit reading a file.
+            StorageError: A file could not be read.
+            XprofilerError: The disk is full, or the copy failed.
         """
         run, _, session = xprof_name(profile.name).rpartition("/")
         target = self.folder / run / "plugins" / "profile" / session
         aside = self.folder / _DAMAGED / run / session
         with self._lock:
-            placed = self._placed.get(profile.name)
-            if placed is None or placed.states != _states(profile):
-                self._placed.pop(profile.name, None)
+            copied = self._copied.get(profile.name)
+            if copied is None or copied.states != _states(profile):
+                self._copied.pop(profile.name, None)
                 try:
-                    placed = self._placed[profile.name] = _fill(target, aside, profile)
+                    copied = self._copied[profile.name] = _fill(target, aside, profile)
                 except OSError as error:
                     raise XprofilerError(
-                        f"cannot copy {profile.folder} to {self.folder}: {error.strerror or error}; make room there, "
-                        "or set TMPDIR to a folder that has it"
+                        f"cannot copy {profile.folder} to {self.folder}: {error.strerror or error}; free some space, "
+                        "or set TMPDIR to another folder"
                     ) from error
-        return placed.files
+        return copied.files
 
 
 def xprof_name(name: str) -> str:
-    """Return what XProf calls the copy of a profile: it takes some letters for patterns, and folders have a limit."""
+    """Return the name of a copy in XProf. XProf interprets some characters as patterns, and file names are limited."""
     return "/".join(_plain(part) for part in name.split("/"))
 
 
@@ -80,19 +80,19 @@ def _plain(part: str) -> str:
 
 
 _State = tuple[int, int]
-"""What is different when a file is: its size and time of change, or its generation and 0."""
+"""The state of a file, to detect changes: its size and modification time, or its generation and 0."""
 
 
-class _Placed(NamedTuple):
-    """A profile that was put there: the states of its files, by their paths, and its files by host."""
+class _Copied(NamedTuple):
+    """A copied profile: the states of its files by path, and the copies by host."""
 
     states: dict[str, _State]
     files: dict[str, Path]
 
 
 def _states(profile: Profile) -> dict[str, _State]:
-    """The states of a profile's files, by their paths: a capture that asks a host again writes its file again."""
-    with ThreadPoolExecutor(_LOOKS) as threads:
+    """Return the states of a profile's files by path. A capture that retries a host rewrites its file."""
+    with ThreadPoolExecutor(_CHECKS) as threads:
         return dict(zip(profile.xplanes.values(), threads.map(_state, profile.xplanes.values()), strict=True))
 
 
@@ -104,19 +104,19 @@ def _state(path: str) -> _State:
         return store_for(path).read_with_generation(path, first_bytes=1)[1], 0
 
 
-def _fill(target: Path, aside: Path, profile: Profile) -> _Placed:
-    """Bring the files; those that are not whole into another folder."""
+def _fill(target: Path, aside: Path, profile: Profile) -> _Copied:
+    """Copy the files; move truncated ones to another folder."""
     for folder in (target, aside):
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True, mode=0o700)
     files = {host: target / f"{host}.xplane.pb" for host in profile.xplanes}
     with ThreadPoolExecutor(_DOWNLOADS) as threads:
         states = threads.map(_fetch, profile.xplanes.values(), (files[host] for host in profile.xplanes))
-        placed = _Placed(dict(zip(profile.xplanes.values(), states, strict=True)), files)
+        copied = _Copied(dict(zip(profile.xplanes.values(), states, strict=True)), files)
     for host, file in files.items():
         if not read_xplane(file).is_whole:
             files[host] = file.rename(aside / file.name)
-    return placed
+    return copied
 
 
 def _fetch(path: str, file: Path) -> _State:

@@ -1,7 +1,7 @@
-"""The profiles that lie below a path, local or in Cloud Storage.
+"""The profiles below a path, local or in Cloud Storage.
 
 A profile is a folder `.../plugins/profile/<session>` with a file `<host>.xplane.pb` for each host. The path may be a
-log directory (`xprofiler capture` writes below its `tensorboard`, programmatic capture right below it), any folder
+log directory (`xprofiler capture` writes to its `tensorboard`, programmatic capture directly below it), any folder
 above or below `plugins/profile`, the folder of one profile, or one such file.
 """
 
@@ -22,20 +22,20 @@ from xprofiler.summary.stores import store_for, translated
 __all__ = ["Profile", "find_profile", "find_profiles", "profiles_among"]
 
 _SUFFIX: Final = ".xplane.pb"
-_KNOWN_PLACES: Final = ("plugins/profile/", "tensorboard/plugins/profile/")
-_NO_TEXT = re.compile("[\x00-\x1f\x7f-\x9f\ud800-\udfff]")
-"""What rules a terminal, and bytes that are no UTF-8."""
+_KNOWN_FOLDERS: Final = ("plugins/profile/", "tensorboard/plugins/profile/")
+_NOT_PRINTABLE = re.compile("[\x00-\x1f\x7f-\x9f\ud800-\udfff]")
+"""Control characters, and bytes that are not valid UTF-8."""
 _TIME = re.compile(r"\d{4}(?:_\d\d){5}")
 
 
 @dataclass(frozen=True)
 class Profile:
-    """What was captured at one moment.
+    """The files of one capture.
 
     Attributes:
-        name: As XProf calls it: the session, after the folder (from the given path on) that its `plugins` is in.
-        folder: Where it lies.
-        xplanes: The path of each host's file, by the host.
+        name: XProf's name: the session, preceded by the folder of its `plugins` relative to the given path.
+        folder: The folder of the files.
+        xplanes: The path of each host's file, by host.
     """
 
     name: str
@@ -44,34 +44,34 @@ class Profile:
 
     @property
     def session(self) -> str:
-        """The session alone."""
+        """The session without the folder."""
         return posixpath.basename(self.name)
 
 
 def find_profiles(path: str, *, answer_seconds: float = 10.0) -> list[Profile]:
     """Return the profiles below a path, the newest first.
 
-    In Cloud Storage a log directory is looked at where captures are written; only when there are none, all below it is
-    listed, which takes its time where a bucket holds a million objects.
+    In Cloud Storage, only the known folders of captures are listed first. If they are empty, all objects below the path
+    are listed, which is slow for a million objects.
 
     Args:
-        path: What they lie below.
-        answer_seconds: How long Cloud Storage may fail to answer well: somebody waits for it.
+        path: The path to search.
+        answer_seconds: The deadline for Cloud Storage, including retries; short, since a user waits.
 
     Raises:
-        NotFoundError: There is no such folder on this machine, or no such bucket.
-        NotPermittedError: There are no credentials, or they may not list this.
-        UsageError: It cannot be a path.
-        TimedOutError: The store does not answer well.
-        StorageError: The store failed.
+        NotFoundError: The local folder or the bucket does not exist.
+        NotPermittedError: There are no credentials, or they lack a permission.
+        UsageError: The path is not valid.
+        TimedOutError: The storage did not answer in time.
+        StorageError: The storage failed.
     """
     root = _absolute(path)
     if root.endswith(_SUFFIX):
         return profiles_among([root], posixpath.dirname(root))
     with translated():
-        places = _KNOWN_PLACES if "://" in root else ()
+        folders = _KNOWN_FOLDERS if "://" in root else ()
         store = store_for(root, answer_seconds)
-        found = [each for place in places for each in store.list_prefix(f"{root}/{place}")]
+        found = [each for folder in folders for each in store.list_prefix(f"{root}/{folder}")]
         return profiles_among(map(_slashed, found or store.list_prefix(f"{root}/")), root)
 
 
@@ -80,17 +80,17 @@ def find_profile(path: str, session: str | None = None) -> Profile:
 
     Args:
         path: See `find_profiles`.
-        session: Its session, or its whole name; None is the newest.
+        session: The session, or the full name; None selects the newest.
 
     Raises:
-        NotFoundError: There is none.
-        UsageError: More than one has this session.
+        NotFoundError: The profile does not exist.
+        UsageError: Several profiles have this session.
     """
     profiles = find_profiles(path)
     if not profiles:
         raise NotFoundError(
             f"there is no profile below {path}: no plugins/profile/<session>/<host>{_SUFFIX}; capture one with "
-            "`xprofiler capture`, or give the log directory that the profiler was given"
+            "`xprofiler capture`, or use the log directory of the profiler"
         )
     if session is None:
         return profiles[0]
@@ -102,16 +102,16 @@ def find_profile(path: str, session: str | None = None) -> Profile:
         raise NotFoundError(f"there is no session {session} below {path}; the newest are {newest}")
     if len(named) > 1:
         names = ", ".join(profile.name for profile in named)
-        raise UsageError(f"{session} could be any of {names}: give the whole name")
+        raise UsageError(f"{session} is ambiguous: use one of the full names {names}")
     return named[0]
 
 
 def profiles_among(paths: Iterable[str], root: str) -> list[Profile]:
-    """Return the profiles that files make, the newest first.
+    """Group files into profiles, the newest first.
 
     Args:
-        paths: Of files; with slashes, whatever the system.
-        root: The path that was asked for.
+        paths: The paths of files, with slashes on every system.
+        root: The path to search.
     """
     hosts: dict[str, dict[str, str]] = {}
     for path in paths:
@@ -137,10 +137,10 @@ def _age(profile: Profile) -> tuple[str, str]:
 
 
 def _is_plain(path: str) -> bool:
-    # An object may be called a/../b, which would lead a copy of it out of its folder; and names are shown to people.
+    # A copy of an object named a/../b would be outside its folder; and names are printed to terminals.
     scheme, _, rest = path.rpartition("://")
     parts = rest.split("/") if scheme else rest.split("/")[1:]
-    return not any(part in ("", ".", "..") for part in parts) and not _NO_TEXT.search(decoded(path))
+    return not any(part in ("", ".", "..") for part in parts) and not _NOT_PRINTABLE.search(decoded(path))
 
 
 def _absolute(path: str) -> str:
@@ -148,7 +148,7 @@ def _absolute(path: str) -> str:
         return path.rstrip("/")
     local = os.path.abspath(os.path.expanduser(path))  # noqa: PTH100, PTH111 - a Path joins the slashes of gs://.
     if not os.path.exists(local):  # noqa: PTH110
-        raise NotFoundError(f"there is no {path} on this machine: give a folder of profiles, or gs://bucket/path")
+        raise NotFoundError(f"{path} does not exist on this machine: use a folder of profiles, or gs://bucket/path")
     return _slashed(local).rstrip("/")
 
 

@@ -1,6 +1,6 @@
-"""From xplanes to a `Summary`, through XProf's own converters.
+"""The conversion of profile files to a `Summary`, with XProf's converters.
 
-`overview_page` has what the devices and the input did, `pod_viewer` each step on each core, `hlo_stats` (on a GPU
+`overview_page` has utilization and input, `pod_viewer` each step on each core, and `hlo_stats` (on a GPU
 `kernel_stats`) the operations.
 """
 
@@ -17,10 +17,10 @@ from typing import Any, Final
 from xprofiler.exceptions import XprofilerError
 from xprofiler.summary.cause import activities_of, cause_of, compilations_of, slow_host_of, time_percent_of
 from xprofiler.summary.converters import Tables, converted, tool_names, tools_with_data
+from xprofiler.summary.disk_space import require_disk_space
 from xprofiler.summary.host_operations import HostOperations, ProfileWindow, add_operations, profile_window
 from xprofiler.summary.host_time import HostTime, host_time
 from xprofiler.summary.pods import core_steps, host_steps, hosts_of, numbered, steps_of
-from xprofiler.summary.room import require_room
 from xprofiler.summary.summary import InputPipeline, Operation, Summary, mean_parts
 from xprofiler.summary.units import format_bytes
 from xprofiler.summary.xspace import read_planes
@@ -34,7 +34,7 @@ _UTILIZATION: Final = {
     "matrix unit": "mxu_utilization_percent",
     "duty cycle": "device_duty_cycle_percent",
 }
-_MOST_BYTES: Final = 300_000_000  # Some 3 GB in memory.
+_MOST_BYTES: Final = 300_000_000  # About 3 GB in memory.
 _INPUT_PARTS: Final = {
     "enqueueing": "enqueue_us",
     "preprocessing": "preprocessing_us",
@@ -45,16 +45,16 @@ _INPUT_PARTS: Final = {
 
 
 def summarize(session: str, files: Mapping[str, Path]) -> Summary:
-    """Return the summary of a profile. XProf writes logs to standard error meanwhile, and caches beside the files.
+    """Return the summary of a profile. XProf logs to standard error, and writes caches beside the files.
 
     Args:
-        session: Its name.
-        files: The xplane of each host.
+        session: The session's name.
+        files: The file of each host.
 
     Raises:
-        XprofilerError: XProf can read none of the files, or has no room to do so.
+        XprofilerError: XProf can read none of the files, or the disk is full.
     """
-    require_room(list(files.values()))
+    require_disk_space(list(files.values()))
     readable, notes = _readable(files)
     paths = list(readable.values())
     overview = Tables(converted(paths, "overview_page") or [])
@@ -100,7 +100,7 @@ class _Hosts:
 
 
 def _read_hosts(files: Mapping[str, Path], operations: HostOperations | None) -> _Hosts:
-    """Read what XProf's tables do not have from the files themselves, one after the other: each is in memory whole."""
+    """Read what XProf's tables lack from the files, one after the other, since each is completely in memory."""
     read = _Hosts()
     for host, file in files.items():
         if file.stat().st_size > _MOST_BYTES:
@@ -119,21 +119,21 @@ def _read_hosts(files: Mapping[str, Path], operations: HostOperations | None) ->
 
 
 def _readable(files: Mapping[str, Path]) -> tuple[dict[str, Path], list[str]]:
-    """The files that XProf can read, and a note for each other one."""
+    """Return the files that XProf can read, and a note for each of the others."""
     readable = {host: file for host, file in files.items() if file.stat().st_size}
-    if len(tool_names(readable.values())) == 0:  # One file that is cut short spoils all.
+    if len(tool_names(readable.values())) == 0:  # One truncated file makes XProf reject all.
         readable = {host: file for host, file in readable.items() if tool_names([file])}
     broken = sorted(set(files) - set(readable))
     if not readable:
         raise XprofilerError(
-            f"XProf cannot read the profile of {', '.join(broken)}: the file is empty, cut short, or no xplane; "
+            f"XProf cannot read the profile of {', '.join(broken)}: the file is empty, truncated, or not a profile; "
             "capture it again"
         )
-    return readable, [f"{host}: its profile is empty or cut short, and is left out" for host in broken]
+    return readable, [f"{host}: its profile is empty or truncated, and is left out" for host in broken]
 
 
 def operations_of(stats: Tables) -> list[Operation]:
-    """Return the operations of XProf's HLO statistics, the slowest first."""
+    """Return the operations in XProf's HLO statistics, the slowest first."""
     found = [
         Operation(
             name=str(row["hlo_op_name"]),
@@ -149,16 +149,16 @@ def operations_of(stats: Tables) -> list[Operation]:
         for row in stats.rows("hlo_op_name")
         if str(row["category"]) != "IDLE"
     ]
-    return _shared_out(found)
+    return _with_shares(found)
 
 
 def _known(rate: Any) -> float | None:
-    """A rate that XProf could compute: it writes 0, or no number at all, for one that it could not."""
+    """Return a rate; None if XProf could not compute it, and wrote 0 or a value that is not a number."""
     return float(rate) if isinstance(rate, (int, float)) and math.isfinite(rate) and rate > 0 else None
 
 
 def _kernels_of(stats: Tables) -> list[Operation]:
-    return _shared_out(
+    return _with_shares(
         [
             Operation(
                 name=str(row["kernel_name"]),
@@ -176,13 +176,13 @@ def _kernels_of(stats: Tables) -> list[Operation]:
 def _host_operations(found: HostOperations | None) -> list[Operation]:
     if found is None:
         return []
-    return _shared_out(
+    return _with_shares(
         [Operation(name, "CPU", found.runs[name], spent / 1e3, 0.0) for name, spent in found.self_ns.items()]
     )
 
 
-def _shared_out(operations: list[Operation]) -> list[Operation]:
-    """The same, the slowest first, with the share of each."""
+def _with_shares(operations: list[Operation]) -> list[Operation]:
+    """Return the operations with their shares, the slowest first."""
     total = sum(operation.self_us for operation in operations) or 1.0
     shares = [replace(operation, percent=100 * operation.self_us / total) for operation in operations]
     return sorted(shares, key=lambda operation: (-operation.self_us, operation.name))
@@ -198,12 +198,12 @@ def _busy(overview: Tables, devices: int, on_hosts: HostOperations | None) -> tu
 
 
 def _utilization(overview: Tables) -> dict[str, float]:
-    said = {name: overview.number(key) for name, key in _UTILIZATION.items()}
-    return {name: value for name, value in said.items() if value}
+    values = {name: overview.number(key) for name, key in _UTILIZATION.items()}
+    return {name: value for name, value in values.items() if value}
 
 
 def _input(overview: Tables, paths: list[Path]) -> InputPipeline:
-    """Return what XProf says about input; nothing where it has not measured the wait for it, as on the CPU."""
+    """Return XProf's analysis of input; without a conclusion if it was not measured, as on the CPU."""
     waiting = overview.number("infeed_percent_average")
     pipeline = Tables(converted(paths, "input_pipeline_analyzer") or [])
     parts = {name: pipeline.number(key) or 0.0 for name, key in _INPUT_PARTS.items()}
@@ -215,5 +215,5 @@ def _input(overview: Tables, paths: list[Path]) -> InputPipeline:
 
 
 def _plain(text: str) -> str:
-    """XProf's words without their links and the rest of HTML."""
+    """Return XProf's text without HTML."""
     return " ".join(html.unescape(_TAG.sub("", text)).split())

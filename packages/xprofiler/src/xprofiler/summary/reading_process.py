@@ -1,6 +1,6 @@
 """The process that reads a profile for `xprofiler summary`.
 
-XProf's converters speak on standard error, and may end their process on some damage; here that is an error message.
+XProf's converters log to standard error, and may crash on damaged files, which becomes an error message here.
 The request is JSON on standard input, the answer JSON on standard output.
 """
 
@@ -34,11 +34,11 @@ class _Answer:
 
 
 def summarized(session: str, files: Mapping[str, Path], console: Console) -> Summary:
-    """Return what a profile says, read by another process: see `reading.summarize`.
+    """Return the summary of a profile, read by another process: see `reading.summarize`.
 
     Raises:
         MissingExtraError: XProf is not installed.
-        XprofilerError: It cannot read the files, or failed.
+        XprofilerError: XProf cannot read the files, or failed.
     """
     from ml_diagnostics_common.child_process import module_folders, program_of, python_command
 
@@ -60,12 +60,12 @@ def summarized(session: str, files: Mapping[str, Path], console: Console) -> Sum
 
 
 def main() -> None:
-    """Answer one request."""
+    """Answer a request."""
     from xprofiler.summary.reading import summarize
 
     request = msgspec.json.decode(sys.stdin.buffer.read(), type=_Request)
     output = os.dup(1)
-    os.dup2(2, 1)  # What XProf prints is no part of the answer.
+    os.dup2(2, 1)  # XProf's prints must not mix with the answer.
     try:
         answer = _Answer(summarize(request.session, {host: Path(file) for host, file in request.files.items()}))
     except XprofilerError as error:

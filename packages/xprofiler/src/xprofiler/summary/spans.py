@@ -1,4 +1,4 @@
-"""Spans of time on threads: what ran inside what, and when anything ran. Pure."""
+"""Spans of time on threads: nesting, unions and overlays. Pure functions."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ __all__ = ["Span", "covered_ns", "joined", "merged", "overlaid", "self_times"]
 
 _Label = TypeVar("_Label")
 Span = tuple[int, int, str]
-"""Begin and end in ns, and a name."""
+"""A span: start and end in nanoseconds, and a name."""
 
 
 def self_times(spans: Iterable[Span]) -> dict[str, int]:
-    """Return by name how long spans of one thread lasted, without the spans inside them, in nanoseconds."""
+    """Return the time of one thread's spans by name, without nested spans, in nanoseconds."""
     times: dict[str, int] = {}
     around: list[Span] = []
     for begin, end, name in sorted(spans, key=lambda span: (span[0], -span[1])):
@@ -28,7 +28,7 @@ def self_times(spans: Iterable[Span]) -> dict[str, int]:
 
 
 def merged(spans: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Return the disjoint intervals, in order, in which at least one span ran."""
+    """Return the union of spans as disjoint intervals, in order."""
     intervals: list[tuple[int, int]] = []
     for begin, end in sorted(spans):
         if intervals and begin <= intervals[-1][1]:
@@ -40,12 +40,12 @@ def merged(spans: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
 
 
 def covered_ns(spans: Sequence[Span]) -> int:
-    """Return how long at least one span lasted, in nanoseconds."""
+    """Return the length of the union of spans, in nanoseconds."""
     return sum(end - begin for begin, end in merged((begin, end) for begin, end, _ in spans))
 
 
 def joined(segments: Iterable[tuple[int, int, _Label]]) -> Iterator[tuple[int, int, _Label]]:
-    """Yield segments with those that follow one another under the same label made one."""
+    """Join adjacent segments with the same label."""
     since, until, label = 0, 0, None
     for begin, end, own in segments:
         if own == label and begin == until:
@@ -64,19 +64,19 @@ def overlaid(
     label: _Label,
     replaces: Callable[[_Label], bool] = lambda label: True,
 ) -> Iterator[tuple[int, int, _Label]]:
-    """Yield labelled segments with the time inside intervals relabelled.
+    """Yield labelled segments, with another label inside intervals.
 
     Args:
-        segments: Disjoint, in order.
-        intervals: Disjoint, in order.
-        label: Of the time inside them.
-        replaces: Whether it replaces another one.
+        segments: Disjoint segments, in order.
+        intervals: Disjoint intervals, in order.
+        label: The label inside the intervals.
+        replaces: Return True for the labels that it replaces.
     """
-    place = 0
+    index = 0
     for begin, end, own in segments:
-        while place < len(intervals) and intervals[place][1] <= begin:
-            place += 1
-        at, following = begin, place if replaces(own) else len(intervals)
+        while index < len(intervals) and intervals[index][1] <= begin:
+            index += 1
+        at, following = begin, index if replaces(own) else len(intervals)
         while following < len(intervals) and intervals[following][0] < end:
             inner_begin, inner_end = max(intervals[following][0], at), min(intervals[following][1], end)
             if inner_begin > at:

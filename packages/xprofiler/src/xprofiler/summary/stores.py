@@ -1,4 +1,4 @@
-"""Where profiles are read from, with the credentials of the other commands; and a store's errors with exit codes."""
+"""The storage of profiles, with the credentials of the other commands, and with errors that have exit codes."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ _OURS: Final = {
 
 
 def store_for(path: str, deadline_seconds: float = 60.0) -> Storage:
-    """Return the store of a path; of `gs://` by application default credentials, else by gcloud's login.
+    """Return the storage of a path. For `gs://`, use application default credentials, otherwise gcloud's login.
 
     Args:
-        path: Local, or in Cloud Storage.
-        deadline_seconds: After this long a call that gets no good answer is given up.
+        path: A local path, or one in Cloud Storage.
+        deadline_seconds: The deadline of a call, including retries.
 
     Raises:
-        ConfigurationError: It is of another scheme.
+        ConfigurationError: The path has another scheme.
         NotPermittedError: There are no credentials.
     """
     if not path.startswith("gs://"):
@@ -48,19 +48,19 @@ def _cloud_store(deadline_seconds: float, environ: frozenset[tuple[str, str]]) -
 
 @functools.lru_cache(maxsize=2)
 def _api(environ: frozenset[tuple[str, str]]) -> GoogleApi:
-    """One for all stores: gcloud takes most of a second to return a token."""
+    """Return the API client that all storages share, since gcloud needs 0.5 to 0.8 s for a token."""
     return GoogleApi(GcloudSettings.load(dict(environ)), Console())
 
 
 @contextmanager
 def translated() -> Iterator[None]:
-    """Turns the errors of `storage` into ours; what has no exit code of its own passes.
+    """Raise errors of the storage as ours. Errors without an exit code of their own are not changed.
 
     Raises:
-        UsageError: It cannot be a path.
-        NotFoundError: There is no such object or bucket.
-        NotPermittedError: There are no credentials, or they may not do this.
-        TimedOutError: There was no good answer in time.
+        UsageError: The path is not valid.
+        NotFoundError: The object or bucket does not exist.
+        NotPermittedError: There are no credentials, or they lack a permission.
+        TimedOutError: The storage did not answer in time.
     """
     try:
         yield

@@ -1,4 +1,4 @@
-"""What is said of a profile: plain values, with no trace of where they come from."""
+"""The data of a summary, independent of its source."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ __all__ = [
 ]
 
 OTHERS: Final = "All others"
-"""What XProf calls the part of a step that it has no name for; on a TPU the core is idle then.
+"""XProf's name for the rest of a step, in which the core of a TPU is idle.
 
-On a host it is the time that the thread of the steps spent in no annotated region, while nothing was computed."""
+On a host, it is the time that the thread of the steps spent in no annotated region while nothing was computed."""
 
 
 class ActivityKind(str, Enum):
-    """What the thread that runs the steps did, each moment of it once."""
+    """The category of each moment of the thread that runs the steps."""
 
     COMPUTATION = "computation"
     COMPILATION = "compilation"
@@ -54,18 +54,18 @@ HOST_PARTS: Final[Mapping[ActivityKind, str]] = MappingProxyType(
         ActivityKind.RUNTIME: "Calls of JAX and XLA",
     }
 )
-"""The parts of a step of a program that runs on the CPU; the rest is `OTHERS`."""
+"""The parts of a step on the CPU; the rest is `OTHERS`."""
 
 
 @dataclass(frozen=True)
 class Step:
-    """One step, as long as it took on its slowest core.
+    """One step on its slowest core.
 
     Attributes:
-        name: The number that the program gave it (StepTraceAnnotation's `step_num`), else XProf's.
-        duration_us: From its begin to its end, in microseconds.
-        parts_us: What that time went to, in microseconds, by what XProf calls it.
-        slowest_host: The host of that core; empty if another host took as long.
+        name: The program's number of the step (StepTraceAnnotation's `step_num`), otherwise XProf's.
+        duration_us: The duration in microseconds.
+        parts_us: The breakdown of the duration in microseconds, by XProf's names.
+        slowest_host: The host of the slowest core; empty if another host took as long.
     """
 
     name: str
@@ -80,12 +80,12 @@ class Host:
 
     Attributes:
         name: Its name.
-        size_bytes: How large its xplane is.
-        cores: How many of its cores (on a CPU: the host itself) have steps in the profile.
-        start_offset_us: How much later than on the first host its profile began; None if the profile does not say.
+        size_bytes: The size of its file.
+        cores: The number of its cores with steps in the profile; on a CPU, the host counts as one.
+        start_offset_us: The delay of its profile's start after the first host's; None if not recorded.
         step_us: The mean time of its steps, in microseconds; None without steps.
-        waiting_percent: The mean share of its steps in which it did nothing that XProf could name: 0 to 100.
-        slowest_steps: How many steps it was the slowest in.
+        waiting_percent: The mean share of its steps that XProf has no name for: 0 to 100.
+        slowest_steps: The number of steps in which it was the slowest.
     """
 
     name: str
@@ -102,15 +102,15 @@ class Operation:
     """One operation of the program, over all cores and steps.
 
     Attributes:
-        name: What the compiler calls it.
-        category: Its kind.
-        framework_name: What the program calls it; empty if that is unknown.
-        runs: How often it ran.
-        self_us: How long it ran, in microseconds, without the operations that it called.
+        name: The compiler's name.
+        category: The category.
+        framework_name: The program's name; empty if unknown.
+        runs: The number of runs.
+        self_us: The total time in microseconds, without the operations that it called.
         percent: The share of the time of all operations: 0 to 100.
-        bound_by: What it waits for, if XProf knows the device.
-        gflops_per_second: How fast it computed; None if unknown.
-        gib_per_second: How fast it moved memory; None if unknown.
+        bound_by: The limiting resource, if XProf knows the device.
+        gflops_per_second: The rate of computation; None if unknown.
+        gib_per_second: The rate of memory traffic; None if unknown.
     """
 
     name: str
@@ -126,14 +126,14 @@ class Operation:
 
 @dataclass(frozen=True)
 class Activity:
-    """What the hosts did in their steps, by name.
+    """An activity of the hosts in their steps.
 
     Attributes:
         kind: A region that the user annotated, a transfer, compilation, a call of JAX or XLA, or a Python function
             that ran in no annotated region.
-        name: Of the region or function.
-        runs: How often it began; 0 of a Python function.
-        spent_us: How long it took, in microseconds, with what ran inside it; of a Python function its own time.
+        name: The name of the region or function.
+        runs: The number of runs; 0 for a Python function.
+        spent_us: The total time in microseconds, including nested activities; for a Python function, its own time.
         percent: The share of the steps' time: 0 to 100.
     """
 
@@ -149,8 +149,8 @@ class Compilations:
     """Programs that were compiled while steps ran.
 
     Attributes:
-        count: How many.
-        seconds: How long tracing, lowering and compiling them took.
+        count: The number of programs.
+        seconds: The total time of tracing, lowering and compilation.
         percent: The share of the steps' time: 0 to 100.
     """
 
@@ -165,7 +165,7 @@ class SlowHost:
 
     Attributes:
         host: Its name.
-        ratio: The mean time of its steps, by the median of the others' mean times; about 1 where they wait for it.
+        ratio: The mean time of its steps, divided by the median of the others' means; about 1 if they wait for it.
         held_up_percent: If the others wait for it: the share of a step in which it does not compute and the others do,
             which includes their wait. 0 if they do not: then its steps take longer.
     """
@@ -177,12 +177,12 @@ class SlowHost:
 
 @dataclass(frozen=True)
 class Cause:
-    """What the most of the steps' time went to.
+    """The largest part of the steps' time.
 
     Attributes:
         kind: An `ActivityKind`'s value, or XProf's name of the part of a step.
         percent: Its share of the steps' time: 0 to 100.
-        text: The same in a sentence, with the slow host if there is one.
+        text: The cause as a sentence, with the slow host if there is one.
     """
 
     kind: str
@@ -192,12 +192,12 @@ class Cause:
 
 @dataclass(frozen=True)
 class InputPipeline:
-    """How the program gets its data.
+    """The input of the program.
 
     Attributes:
-        conclusion: XProf's, if it measured on a device how long steps wait for input.
-        waiting_percent: The mean share of a step that waits for input: 0 to 100; None if it is not measured.
-        parts_us: What the hosts did for it, in microseconds.
+        conclusion: XProf's conclusion, if it measured on a device how long steps wait for input.
+        waiting_percent: The mean share of a step that waits for input: 0 to 100; None if not measured.
+        parts_us: The breakdown of the hosts' time for input, in microseconds.
     """
 
     conclusion: str = ""
@@ -207,26 +207,26 @@ class InputPipeline:
 
 @dataclass(frozen=True)
 class Summary:
-    """A profile in short.
+    """The summary of a profile.
 
     Attributes:
-        session: Which.
-        device: What computed, such as "TPU v5p" or "CPU".
-        device_count: How many cores of it; 0 on a CPU.
-        hosts: In the order of their names.
-        steps: In their order.
-        busy_percent: The share of the profiled time in which the devices ran operations; None if there are none.
-        busy_on: What that is the share of: "device", or "host" where the program ran on a CPU.
-        utilization: What XProf says of the hardware's use, in percent, by what it is; only what is known.
-        operations: The slowest first.
-        input: How the program gets its data.
-        notes: What XProf, or we, warn of.
-        tools: XProf's tools that have data of this profile.
-        cause: What the most time went to; None if the profile does not show it.
-        slow_host: The host that takes longer than the others.
-        time_percent: What the steps' time went to on the hosts, by `ActivityKind`, in percent; empty if unknown.
-        activities: What the hosts did in their steps, the longest first.
-        compilations: Programs that were compiled meanwhile.
+        session: The session's name.
+        device: The kind of device, such as "TPU v5p" or "CPU".
+        device_count: The number of device cores; 0 on a CPU.
+        hosts: The hosts, by name.
+        steps: The steps, in order.
+        busy_percent: The share of the profiled time in which devices ran operations; None if there are none.
+        busy_on: The subject of that share: "device", or "host" if the program ran on a CPU.
+        utilization: XProf's measurements of hardware utilization in percent, by name; only known ones.
+        operations: The operations, the slowest first.
+        input: The input of the program.
+        notes: Warnings of XProf and of this program.
+        tools: XProf's tools that have data for this profile.
+        cause: The largest part of the steps' time; None if the profile does not show it.
+        slow_host: The host that is slower than the others.
+        time_percent: The breakdown of the steps' time on the hosts, by `ActivityKind`, in percent; empty if unknown.
+        activities: The activities of the hosts in their steps, the longest first.
+        compilations: The compilations during steps.
     """
 
     session: str
@@ -249,13 +249,13 @@ class Summary:
 
     @property
     def idle_percent(self) -> float | None:
-        """What is not busy."""
+        """The share of the time that is not busy; None if unknown."""
         return None if self.busy_percent is None else 100 - self.busy_percent
 
 
 @dataclass(frozen=True)
 class StepTimes:
-    """Steps in a few numbers, all in microseconds."""
+    """Statistics of the steps' times, in microseconds."""
 
     mean_us: float
     median_us: float
@@ -265,7 +265,7 @@ class StepTimes:
 
 
 def step_times(steps: Sequence[Step]) -> StepTimes | None:
-    """Return the steps' times in short; None if there are no steps."""
+    """Return statistics of the steps' times; None without steps."""
     if not steps:
         return None
     times = [step.duration_us for step in steps]
@@ -275,7 +275,7 @@ def step_times(steps: Sequence[Step]) -> StepTimes | None:
 
 
 def mean_parts(steps: Sequence[Step]) -> dict[str, float]:
-    """Return what the mean step's time goes to, in microseconds: the most first, what has no name last."""
+    """Return the breakdown of the mean step in microseconds: the largest part first, `OTHERS` last."""
     totals: dict[str, float] = {}
     for step in steps:
         for part, spent in step.parts_us.items():

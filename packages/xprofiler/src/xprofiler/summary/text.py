@@ -1,4 +1,4 @@
-"""A summary for the terminal, as wide as that is."""
+"""The text of a summary for the terminal, fitted to its width."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _LABEL_WIDTH = 11
 _OPERATIONS = 15
 _ACTIVITIES = 12
 _LEAST_IMPORTANT = ("Called by", "Bound by", "Category", "Operation")
-_READABLE = 14  # Columns that a name needs.
+_READABLE = 14  # The least width of a column of names.
 ACTIVITY_KINDS: Final = MappingProxyType(
     {
         ActivityKind.ANNOTATION: "annotation",
@@ -32,18 +32,18 @@ _KINDS: Final = {
     ActivityKind.COMPUTATION.value: "waiting for computation or beside it",
     ActivityKind.NONE.value: "no annotated region",
 }
-_RULING = re.compile(r"[\x00-\x1f\x7f-\x9f]")
-"""What rules a terminal: names are others' words."""
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
+"""Control characters, which names from the profile must not send to the terminal."""
 
 
 def format_summary(summary: Summary, width: int) -> str:
-    """Return the lines of a summary.
+    """Return the text of a summary.
 
     Args:
-        summary: Of what.
-        width: In columns; long names are cut to fit.
+        summary: The summary.
+        width: The width in columns; long names are cut to fit.
     """
-    blocks = [textwrap.fill(headline(summary), width), identity(summary), _figures(summary, width)]
+    blocks = [textwrap.fill(headline(summary), width), identity(summary), _measurements(summary, width)]
     tables = (_parts(summary, width), _activities(summary, width), _operations(summary, width), _hosts(summary))
     blocks += [block for block in tables if block]
     blocks += ["\n".join(textwrap.fill(f"Note: {note}", width) for note in summary.notes)] if summary.notes else []
@@ -51,25 +51,25 @@ def format_summary(summary: Summary, width: int) -> str:
 
 
 def headline(summary: Summary) -> str:
-    """Return what limits the job, in a sentence; if the profile does not show it, that sentence."""
+    """Return a sentence with the cause that limits the job, or that the profile does not show it."""
     if summary.cause is not None:
         return summary.cause.text
     return "the profile does not show what limits this job: it has no steps and no thread that calls JAX"
 
 
 def identity(summary: Summary) -> str:
-    """Return which profile it is, and of what, in a line."""
+    """Return a line with the session, hosts, devices and steps."""
     return f"{summary.session}: {about(summary)}"
 
 
 def about(summary: Summary) -> str:
-    """Return what was profiled."""
+    """Return the number of hosts, devices and steps."""
     cores = f"{format_count(summary.device_count, 'core')} of " if summary.device_count else ""
     hosts, steps = format_count(len(summary.hosts), "host"), format_count(len(summary.steps), "step")
     return f"{hosts}, {cores}{summary.device}, {steps}"
 
 
-def _figures(summary: Summary, width: int) -> str:
+def _measurements(summary: Summary, width: int) -> str:
     lines = [*_labelled("Step time", _step_time(summary), width), *_labelled("Busy", _busy(summary), width)]
     for name, percent in summary.utilization.items():
         lines += _labelled("", f"{name}: {format_percent(percent)}", width)
@@ -88,13 +88,13 @@ def _figures(summary: Summary, width: int) -> str:
 
 
 def compiled(found: Compilations) -> str:
-    """Return what was compiled while steps ran."""
+    """Return a text about compilations during steps."""
     programs, spent = format_count(found.count, "program"), format_duration(found.seconds * 1e6)
     return f"{programs} in {spent}, {format_percent(found.percent)} of the steps' time"
 
 
 def time_shares(summary: Summary) -> str:
-    """Return what the thread of the steps did, in shares of their time."""
+    """Return the shares of the steps' time by category."""
     return ", ".join(f"{_KINDS[kind]} {format_percent(share)}" for kind, share in summary.time_percent.items())
 
 
@@ -139,14 +139,14 @@ def _activities(summary: Summary, width: int) -> str:
     shown = summary.activities[:_ACTIVITIES]
     if not shown:
         return ""
-    figures = [
+    numbers = [
         (f"{each.runs:,}" if each.runs else "", format_duration(each.spent_us), format_percent(each.percent))
         for each in shown
     ]
     kinds = [ACTIVITY_KINDS[each.kind] for each in shown]
-    room = width - max(map(len, kinds)) - sum(max(map(len, column)) + 2 for column in zip(*figures, strict=True)) - 6
-    names = [_cut(each.name, max(room, _READABLE)) for each in shown]
-    rows = [(name, kind, *figure) for name, kind, figure in zip(names, kinds, figures, strict=True)]
+    free = width - max(map(len, kinds)) - sum(max(map(len, column)) + 2 for column in zip(*numbers, strict=True)) - 6
+    names = [_cut(each.name, max(free, _READABLE)) for each in shown]
+    rows = [(name, kind, *cells) for name, kind, cells in zip(names, kinds, numbers, strict=True)]
     more = len(summary.activities) - len(shown)
     return _table(("On the host", "Kind", "Runs", "Time", "Share"), rows, "<<>>>") + (
         f"\n... and {more} more" if more else ""
@@ -163,24 +163,24 @@ def _operations(summary: Summary, width: int) -> str:
         "Called by": [operation.framework_name for operation in shown],
         "Bound by": [operation.bound_by for operation in shown],
     }
-    texts = _fitted({header: cells for header, cells in texts.items() if any(cells)}, width - _figures_width(shown))
-    figures = {
+    texts = _fitted({header: cells for header, cells in texts.items() if any(cells)}, width - _numbers_width(shown))
+    numbers = {
         "Runs": [f"{operation.runs:,}" for operation in shown],
         "Self time": [format_duration(operation.self_us) for operation in shown],
         "Share": [format_percent(operation.percent) for operation in shown],
     }
-    columns = {**texts, **figures}
-    table = _table(list(columns), list(zip(*columns.values(), strict=True)), "<" * len(texts) + ">" * len(figures))
+    columns = {**texts, **numbers}
+    table = _table(list(columns), list(zip(*columns.values(), strict=True)), "<" * len(texts) + ">" * len(numbers))
     more = len(summary.operations) - len(shown)
     return table + (f"\n... and {format_count(more, 'operation')} more" if more else "")
 
 
-def _figures_width(shown: Sequence[Operation]) -> int:
+def _numbers_width(shown: Sequence[Operation]) -> int:
     return 2 + max(4, *(len(f"{operation.runs:,}") for operation in shown)) + 2 + len("Self time") + 2 + len("100.0 %")
 
 
 def _fitted(columns: Mapping[str, list[str]], width: int) -> dict[str, list[str]]:
-    """Columns cut so that all fit into a width, the least important first; it goes where that is not enough."""
+    """Cut columns to a width, the least important first; remove it if that is not enough."""
     for dropped in range(len(_LEAST_IMPORTANT)):
         kept = {header: cells for header, cells in columns.items() if header not in _LEAST_IMPORTANT[:dropped]}
         widths = {header: max(len(header), *map(len, cells)) for header, cells in kept.items()}
@@ -215,7 +215,7 @@ def _hosts(summary: Summary) -> str:
 
 
 def _table(headers: Sequence[str], rows: Sequence[Sequence[str]], align: str) -> str:
-    """Lines in the manner of tabulate's "simple", without the columns that are empty."""
+    """Return a table in the style "simple" of tabulate, without empty columns."""
     columns = [
         (side, [header, *cells])
         for side, header, cells in zip(align, headers, zip(*rows, strict=True), strict=True)
@@ -231,4 +231,4 @@ def _table(headers: Sequence[str], rows: Sequence[Sequence[str]], align: str) ->
 
 
 def _printable(text: str) -> str:
-    return _RULING.sub(lambda ruling: ruling[0] if ruling[0] == "\n" else f"\\x{ord(ruling[0]):02x}", text)
+    return _CONTROL.sub(lambda found: found[0] if found[0] == "\n" else f"\\x{ord(found[0]):02x}", text)

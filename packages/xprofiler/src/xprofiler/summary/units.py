@@ -1,4 +1,4 @@
-"""Figures as people read them: three digits, and a unit."""
+"""Numbers for people: three digits and a unit."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ __all__ = ["format_bytes", "format_count", "format_duration", "format_percent", 
 
 
 def format_duration(microseconds: float, micro: str = "us") -> str:
-    """Return a time, such as "850 us" or "1.23 ms".
+    """Format a duration, such as "850 us" or "1.23 ms".
 
     Args:
-        microseconds: How long.
-        micro: How microseconds are written.
+        microseconds: The duration.
+        micro: The unit of microseconds.
     """
     for limit, factor, unit in ((999.5, 1.0, micro), (999.5e3, 1e3, "ms")):
         if abs(microseconds) < limit:
@@ -19,7 +19,7 @@ def format_duration(microseconds: float, micro: str = "us") -> str:
 
 
 def format_bytes(size: int) -> str:
-    """Return a size, such as "1.2 MB"."""
+    """Format a size, such as "1.2 MB"."""
     for factor, unit in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
         if size >= factor:
             return f"{size / factor:.1f} {unit}"
@@ -27,19 +27,19 @@ def format_bytes(size: int) -> str:
 
 
 def format_rate(giga_per_second: float, unit: str) -> str:
-    """Return a rate given in thousand millions of a unit, such as "95.2 TFLOP/s"."""
+    """Format a rate given in billions of a unit, such as "95.2 TFLOP/s"."""
     if giga_per_second >= 1_000:
         return f"{_three(giga_per_second / 1_000)} T{unit}/s"
     return f"{_three(giga_per_second)} G{unit}/s"
 
 
 def format_percent(percent: float) -> str:
-    """Return a share of a hundred, such as "14.8 %"."""
+    """Format a percentage, such as "14.8 %"."""
     return f"{percent:.1f} %"
 
 
 def format_count(count: int, thing: str) -> str:
-    """Return "1 host", "2 hosts"."""
+    """Format a count, such as "1 host" or "2 hosts"."""
     return f"{count:,} {thing}{'' if count == 1 else 's'}"
 
 

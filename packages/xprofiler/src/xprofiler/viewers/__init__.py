@@ -1,1 +1,1 @@
-"""What hosts XProf elsewhere, VMs and pods: how it is found, made, reached and deleted."""
+"""Viewers, the VMs and pods that host XProf: search, creation, connections and deletion."""

@@ -1,4 +1,4 @@
-"""Viewers by gcloud, for what only it can do: its own flags, and filters that are not plain."""
+"""Viewers through gcloud, for what only gcloud can do: its own flags, and complex filters."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ _OF_ALL_COMMANDS: Final = frozenset(
         "--project",
     }
 )
-_NO_FILTER: Final = "*HERE*"  # By which gcloud shows where a filter breaks off.
+_NO_FILTER: Final = "*HERE*"  # gcloud's mark at a syntax error in a filter.
 _DENIALS: Final = ("permission", "PERMISSION_DENIED", "active account", "gcloud auth login")
 
 
 class ViewersByGcloud:
-    """A `Viewers`: VMs of Compute, as gcloud sees them.
+    """A `Viewers` for VMs of Compute, through gcloud.
 
     Args:
-        project: The project's id; empty is gcloud's own.
-        console: Told of each program.
+        project: The project's id; empty selects gcloud's own.
+        console: Receives command lines, with `--verbose`.
         extra: The user's own flags, each with its value.
     """
 
@@ -59,11 +59,11 @@ class ViewersByGcloud:
             return sought.among(as_viewer(instance) for instance in json.loads(listed))
         except (ValueError, TypeError, AttributeError) as error:
             raise XprofilerError(
-                f"gcloud's list of VMs cannot be read ({error}): leave out flags that shape it"
+                f"gcloud's list of VMs cannot be read ({error}): remove flags that change its format"
             ) from error
 
     def delete(self, viewers: Sequence[Viewer]) -> list[Exception | None]:
-        """See `Viewers.delete`. gcloud says of all at once what went wrong."""
+        """See `Viewers.delete`. gcloud reports one error for all VMs."""
         try:
             for argv in self.delete_argv(viewers):
                 self._run(argv, "delete the VMs")
@@ -86,19 +86,19 @@ class ViewersByGcloud:
 def _kind(complaint: str) -> type[XprofilerError]:
     if _NO_FILTER in complaint:
         return UsageError
-    return NotPermittedError if any(word in complaint for word in _DENIALS) else XprofilerError
+    return NotPermittedError if any(text in complaint for text in _DENIALS) else XprofilerError
 
 
 def delete_argv(viewers: Sequence[Viewer], project: str, extra: Sequence[str] = ()) -> list[list[str]]:
-    """Return the argv of gcloud that deletes VMs, one a zone.
+    """Return the command lines of gcloud that delete VMs, one for each zone.
 
     Args:
         viewers: The VMs.
-        project: The project's id; empty is gcloud's own.
+        project: The project's id; empty selects gcloud's own.
         extra: The user's own flags, each with its value.
 
     Raises:
-        UsageError: A name cannot be one.
+        UsageError: A name is not valid.
     """
     by_zone: dict[str, list[str]] = {}
     for viewer in viewers:
@@ -107,15 +107,15 @@ def delete_argv(viewers: Sequence[Viewer], project: str, extra: Sequence[str] = 
 
 
 def flags_of_all_commands(extra: Sequence[str]) -> list[str]:
-    """Return those of the user's flags that say who asks, and in which project: they hold for a list as well."""
-    return [word for word in extra if word.partition("=")[0] in _OF_ALL_COMMANDS]
+    """Return the user's flags for account and project, which are valid for every command."""
+    return [argument for argument in extra if argument.partition("=")[0] in _OF_ALL_COMMANDS]
 
 
 def _argv(verb: Sequence[str], flags: Sequence[str], project: str, extra: Sequence[str]) -> list[str]:
-    """Ours come last: the last of a kind counts, wherever a file of flags among the user's may lead."""
+    """Return a command line. Our flags are last, since gcloud uses the last value, even with a --flags-file."""
     chosen = [] if not project or _names_project(extra) else [f"--project={project}"]
     return ["gcloud", "compute", "instances", *verb, *extra, *flags, *chosen]
 
 
 def _names_project(extra: Sequence[str]) -> bool:
-    return any(word.partition("=")[0] == "--project" for word in extra)
+    return any(argument.partition("=")[0] == "--project" for argument in extra)

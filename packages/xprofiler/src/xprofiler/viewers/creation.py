@@ -1,4 +1,4 @@
-"""The creation of a viewer, in its order: what is there already, what is made, and that a failure leaves nothing."""
+"""The creation of a viewer: check for existing ones, create it, and clean up after a failure."""
 
 from __future__ import annotations
 
@@ -28,25 +28,25 @@ _QUESTION: Final = "Do you want to continue to create another instance with the 
 
 
 def create(options: argparse.Namespace, console: Console) -> int:
-    """Create a viewer, says how to reach it, and return the exit code.
+    """Create a viewer, print how to connect, and return the exit code.
 
     Args:
-        options: Those of `xprofiler create`.
-        console: Where to speak and ask.
+        options: The options of `xprofiler create`.
+        console: For output and prompts.
 
     Raises:
-        UsageError: The options contradict each other, or the name is taken.
-        DiagnosticsError: It was not made; what was begun is deleted again.
+        UsageError: The options conflict, or the name is in use.
+        DiagnosticsError: The creation failed, and was undone.
     """
     log_directory = LogDirectory.parse(options.log_directory)
     if log_directory.note:
         console.notify(log_directory.note)
-    new, places = (_on_gke if options.gke else _on_compute)(options, log_directory, console)
+    new, viewers = (_on_gke if options.gke else _on_compute)(options, log_directory, console)
     if options.dry_run:
         console.data(new.recipe())
         return DONE
     new.check()
-    if not _is_wanted(new, places, log_directory, console, never_another=options.skip_creation_if_exists):
+    if not _is_wanted(new, viewers, log_directory, console, never_another=options.skip_creation_if_exists):
         console.notify("Exiting...")
         return DONE if options.skip_creation_if_exists else DeclinedError.exit_code
     console.notify("Waiting for instance to be created. It can take a few minutes.\n")
@@ -74,17 +74,19 @@ def _on_compute(
 
 def _on_gke(options: argparse.Namespace, log_directory: LogDirectory, console: Console) -> tuple[NewViewer, Viewers]:
     if options.ttl is not None:
-        raise UsageError("--ttl is kept by Compute, for VMs; on GKE, delete the viewer with 'xprofiler delete --gke'")
+        raise UsageError(
+            "--ttl is for VMs, which Compute deletes; on GKE, delete the viewer with 'xprofiler delete --gke'"
+        )
     viewers = ViewersOnGke(console, options.extra)
     name = options.vm_name or f"xprofiler-{uuid.uuid4()}"
     return ViewerSetupOnGke(viewers, name, options.zone, log_directory, console, options.timeout), viewers
 
 
 def _is_wanted(
-    new: NewViewer, places: Viewers, log_directory: LogDirectory, console: Console, *, never_another: bool
+    new: NewViewer, viewers: Viewers, log_directory: LogDirectory, console: Console, *, never_another: bool
 ) -> bool:
-    """Tells of viewers that there are for the log directory, and asks whether there shall be another."""
-    others = places.find(new.others)
+    """Print existing viewers for the log directory, and ask whether to create another one."""
+    others = viewers.find(new.others)
     if not others:
         return True
     console.notify(f"Instance for {log_directory} already exists.\n")
@@ -96,7 +98,7 @@ def _is_wanted(
 def _make(new: NewViewer, console: Console, *, is_kept: bool) -> None:
     try:
         console.data(new.make())
-    except ReaderGoneError:  # It is there, and nobody wants to read where.
+    except ReaderGoneError:  # The viewer exists; only its description could not be printed.
         raise
     except BaseException:
         if new.may_exist:
@@ -105,26 +107,26 @@ def _make(new: NewViewer, console: Console, *, is_kept: bool) -> None:
 
 
 def _undo(new: NewViewer, console: Console, *, is_kept: bool) -> None:
-    """Delete what was made, and tells what remains; also where nobody can read that any more."""
+    """Delete what was created, and print what remains. Continue if the terminal is closed."""
 
-    def say(text: str) -> None:
+    def notify(text: str) -> None:
         try:
             console.notify(text)
         except OSError:
-            console.err = io.StringIO()  # Nobody reads it; nothing that is told from here on may stop us.
+            console.err = io.StringIO()  # The terminal is closed: messages must not stop the cleanup.
 
-    how = f"Delete it: {new.way_to_delete}"
+    how = f"Delete it: {new.delete_command}"
     if is_kept:
-        say(f"Failure in setting up {new.noun}.")
-        say(f"Note that the {new.noun} was NOT deleted and may be in a bad state and/or unstable.\n")
-        say(f"Instance is hosted at {new.name} {new.noun}. {how}")
+        notify(f"Failure in setting up {new.noun}.")
+        notify(f"Note that the {new.noun} was NOT deleted and may be in a bad state and/or unstable.\n")
+        notify(f"Instance is hosted at {new.name} {new.noun}. {how}")
         return
-    say("Unable to set up instance. Initiating cleanup.\n")
+    notify("Unable to set up instance. Initiating cleanup.\n")
     why: object = "its deletion was interrupted"
     try:
         why = new.remove()
     finally:
         if why is None:
-            say(f"What was made of the {new.noun} {new.name} is deleted. Nothing remains.")
+            notify(f"The {new.noun} {new.name} was deleted. Nothing remains.")
         else:
-            say(f"The {new.noun} {new.name} in zone {new.zone} MAY REMAIN, and cost money: {why}. {how}")
+            notify(f"The {new.noun} {new.name} in zone {new.zone} MAY REMAIN, and cost money: {why}. {how}")

@@ -1,7 +1,7 @@
-"""The plain half of gcloud's `--filter`: terms such as `labels.owner=ann` or `-name:xprof*`, all of which must hold.
+"""The simple part of gcloud's `--filter`: terms such as `labels.owner=ann` or `-name:xprof*`, all of which must match.
 
-Language: `gcloud topic filters`. A term means what it means to gcloud, case and missing fields included. What is not
-plain (functions, numbers, quotes, OR with AND) is left to gcloud itself.
+Language: `gcloud topic filters`. A term has the same meaning as in gcloud, including case and missing fields. Other
+filters (functions, numbers, quotes, OR with AND) are evaluated by gcloud.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from typing import Any, Final
 
 __all__ = ["Term", "parse_filters"]
 
-_WORD: Final = r"[A-Za-z_][\w.-]*"
+_VALUE: Final = r"[A-Za-z_][\w.-]*"
 _TERM: Final = re.compile(
     rf"""\s* (?P<minus> - | NOT\s+ )?
     (?P<key> name | zone | status | machineType | labels\.[a-z][a-z0-9_-]* ) \s*
     (?: (?P<sign> != | = | : ) \s*
-        (?: (?P<word> {_WORD}\*? | \* ) | \( (?P<words> [\s,]* {_WORD} (?: [\s,]+ {_WORD} )* [\s,]* ) \) )
+        (?: (?P<value> {_VALUE}\*? | \* ) | \( (?P<values> [\s,]* {_VALUE} (?: [\s,]+ {_VALUE} )* [\s,]* ) \) )
       | (?P<search> !?~ ) \s* (?P<pattern> [^\s()"']+ ) )
     (?= \s | $ )""",
     re.VERBOSE | re.ASCII,
@@ -36,8 +36,8 @@ class Term:
     Attributes:
         key: name, zone, status, machineType, or `labels.KEY`.
         sign: =, !=, :, ~ or !~.
-        values: Any of them will do.
-        is_negated: Whether the comparison must fail.
+        values: The values, any of which may match.
+        is_negated: True if the comparison must fail.
     """
 
     key: str
@@ -46,7 +46,7 @@ class Term:
     is_negated: bool = False
 
     def holds(self, instance: Mapping[str, Any]) -> bool:
-        """Whether a VM, as Compute shows it, passes."""
+        """Return whether a VM, as a resource of Compute, matches."""
         found = _field(instance, self.key)
         if self.sign in ("~", "!~"):
             passes = (re.search(self.values[0], found or "") is not None) is (self.sign == "~")
@@ -58,7 +58,7 @@ class Term:
 
     @property
     def for_compute(self) -> str | None:
-        """What Compute may be asked to look for: every VM that passes, and maybe more. None where it cannot be said."""
+        """A filter for Compute that matches every matching VM, and maybe more; None if there is none."""
         if self.sign != "=" or self.is_negated or self.key in ("zone", "machineType"):
             return None
         exact = [value.upper() if self.key == "status" else value.lower() for value in self.values]
@@ -78,13 +78,13 @@ class Term:
 
 
 def parse_filters(filters: Collection[str]) -> list[Term] | None:
-    """Read filters, each of which must hold.
+    """Parse filters, all of which must match.
 
     Args:
-        filters: As gcloud takes them.
+        filters: The filters in gcloud's language.
 
     Returns:
-        Their terms; None where one is not plain, or not a filter at all.
+        Their terms; None if one is not simple, or not valid.
     """
     terms: list[Term] = []
     for text in filters:
@@ -109,8 +109,8 @@ def _term(found: re.Match[str]) -> Term | None:
         except re.error:
             return None
         return Term(found["key"], found["search"], (found["pattern"],), is_negated)
-    values = tuple(re.findall(_WORD, found["words"])) if found["words"] else (found["word"],)
-    if found["words"] and found["sign"] == "!=":
+    values = tuple(re.findall(_VALUE, found["values"])) if found["values"] else (found["value"],)
+    if found["values"] and found["sign"] == "!=":
         return None
     if any(value in _OPERATORS or value.lower() in _CONSTANTS for value in values):
         return None
@@ -128,6 +128,6 @@ def _field(instance: Mapping[str, Any], key: str) -> str | None:
 
 
 def _normal(text: str) -> str:
-    """Lower case, without accents: gcloud compares so."""
+    """Return the text in lower case without accents, as gcloud compares."""
     decomposed = unicodedata.normalize("NFKD", text.lower())
     return "".join(character for character in decomposed if not unicodedata.combining(character))

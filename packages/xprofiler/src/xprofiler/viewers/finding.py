@@ -1,4 +1,4 @@
-"""Where viewers are looked for, and through whom."""
+"""The choice of the interface for viewers: Compute's API, gcloud, or kubectl."""
 
 from __future__ import annotations
 
@@ -15,23 +15,22 @@ __all__ = ["viewers_of"]
 
 
 def viewers_of(api: GoogleApi, sought: Sought, extra: Sequence[str] = (), *, is_on_gke: bool = False) -> Viewers:
-    """Return the place to look in.
+    """Return the interface to use.
 
-    Compute is asked by its API, which is fast; gcloud does what only it can: flags of its own, and filters that are
-    not plain.
+    Compute's API is the default, since it is fast. gcloud is used for its own flags, and for complex filters.
 
     Args:
         api: Google's APIs.
-        sought: Which viewers.
+        sought: The viewers to find.
         extra: Flags for gcloud.
-        is_on_gke: Whether they are on the current Kubernetes cluster.
+        is_on_gke: True for viewers on the current Kubernetes cluster.
 
     Raises:
-        UsageError: It takes gcloud, which is not there; or a cluster has no such filters.
+        UsageError: gcloud is necessary, but not installed; or filters are given for a cluster.
     """
     if is_on_gke:
         if sought.filters:
-            raise UsageError("--filter is for VMs: with --gke, give zones, log directories or names")
+            raise UsageError("--filter is for VMs: with --gke, use zones, log directories or names")
         from xprofiler.viewers.on_gke import ViewersOnGke
 
         return ViewersOnGke(api.console, extra)
@@ -52,6 +51,6 @@ def _require_gcloud(environ: Mapping[str, str], what: Iterable[str]) -> None:
 
     if not shutil.which("gcloud", path=environ.get("PATH")):
         raise UsageError(
-            f"only gcloud understands {' '.join(what)!r}, and it is not here: install the Google Cloud CLI, or "
+            f"only gcloud understands {' '.join(what)!r}, and it is not installed: install the Google Cloud CLI, or "
             "use plain filters such as labels.KEY=VALUE, name:VALUE or status!=VALUE, all of which must hold"
         )

@@ -1,4 +1,4 @@
-"""VMs of Compute Engine: one is looked at, made, labelled or deleted; and what zones have.
+"""VMs of Compute Engine: read, create, label and delete one; and the contents of zones.
 
 API: https://cloud.google.com/compute/docs/reference/rest/v1/instances
 """
@@ -28,8 +28,8 @@ class Instances:
 
     Args:
         api: Google's APIs.
-        clock: Monotonic seconds.
-        sleep: Waits a number of seconds.
+        clock: Return monotonic seconds.
+        sleep: Wait for a number of seconds.
     """
 
     def __init__(
@@ -44,16 +44,16 @@ class Instances:
         self._sleep = sleep
 
     def get(self, zone: str, name: str, fields: str | None = None) -> dict[str, Any]:
-        """Return a VM as Compute shows it.
+        """Return a VM as a resource of Compute.
 
         Args:
             zone: Its zone.
             name: Its name.
-            fields: Which of its fields; None is all.
+            fields: The fields to return; None selects all.
 
         Raises:
-            NotFoundError: There is none of that name.
-            XprofilerError: It could not be asked for.
+            NotFoundError: The VM does not exist.
+            XprofilerError: The request failed.
         """
         request = self._api.compute.instances().get(
             project=self._api.project,
@@ -61,19 +61,19 @@ class Instances:
             instance=checked_name(name, "VM"),
             **({"fields": fields} if fields else {}),
         )
-        return self._api.execute(request, f"look for the VM {name} in zone {zone}")
+        return self._api.execute(request, f"find the VM {name} in zone {zone}")
 
     def insert(self, zone: str, body: Mapping[str, Any], *, timeout_seconds: float = 300.0) -> None:
-        """Create a VM, and waits until it is there.
+        """Create a VM, and wait until it exists.
 
         Args:
-            zone: Where.
-            body: The VM as Compute wants it, with its name.
-            timeout_seconds: How long to wait.
+            zone: The VM's zone.
+            body: The VM as a resource of Compute, with its name.
+            timeout_seconds: The timeout.
 
         Raises:
-            TimedOutError: It is not there yet; it may still come.
-            XprofilerError: It could not be created.
+            TimedOutError: The VM does not exist yet; it may still be created.
+            XprofilerError: The VM could not be created.
         """
         doing = f"create the VM {body['name']} in zone {zone}"
         request = self._api.compute.instances().insert(
@@ -82,12 +82,12 @@ class Instances:
         self._finish(zone, self._api.execute(request, doing), doing, timeout_seconds)
 
     def delete(self, zone: str, name: str, *, timeout_seconds: float = 300.0) -> None:
-        """Delete a VM, and waits until it is gone.
+        """Delete a VM, and wait until it is gone.
 
         Raises:
-            NotFoundError: There is none of that name.
-            TimedOutError: It is not gone yet.
-            XprofilerError: It could not be deleted.
+            NotFoundError: The VM does not exist.
+            TimedOutError: The VM still exists.
+            XprofilerError: The VM could not be deleted.
         """
         doing = f"delete the VM {name} in zone {zone}"
         request = self._api.compute.instances().delete(
@@ -99,11 +99,11 @@ class Instances:
         self._finish(zone, self._api.execute(request, doing), doing, timeout_seconds)
 
     def set_labels(self, zone: str, name: str, labels: Mapping[str, str], *, timeout_seconds: float = 60.0) -> None:
-        """Add labels to a VM; those that it has already are kept, unless they have another value here.
+        """Add labels to a VM. Existing labels are kept, except those with the same keys.
 
         Raises:
-            NotFoundError: There is none of that name.
-            XprofilerError: They could not be added.
+            NotFoundError: The VM does not exist.
+            XprofilerError: The labels could not be added.
         """
         doing = f"label the VM {name} in zone {zone}"
         kept = self.get(zone, name, "labels,labelFingerprint")
@@ -114,11 +114,11 @@ class Instances:
         self._finish(zone, self._api.execute(request, doing), doing, timeout_seconds)
 
     def serial_output(self, zone: str, name: str, *, timeout_seconds: float = 20.0) -> str:
-        """Return what a VM has written to its first serial port, where its startup script logs.
+        """Return the output of a VM's first serial port, which has the log of its startup script.
 
         Raises:
-            NotFoundError: There is none of that name.
-            XprofilerError: It could not be asked for.
+            NotFoundError: The VM does not exist.
+            XprofilerError: The request failed.
         """
         request = self._api.compute.instances().getSerialPortOutput(
             project=self._api.project, zone=checked_name(zone, "zone"), instance=checked_name(name, "VM")
@@ -127,16 +127,16 @@ class Instances:
         return str(self._api.execute(request, doing, timeout_seconds=timeout_seconds).get("contents", ""))
 
     def _finish(self, zone: str, operation: dict[str, Any], doing: str, timeout_seconds: float) -> None:
-        """Wait until an operation is done; the API answers when it is, or after two minutes."""
+        """Wait until an operation is done. The API blocks until then, or for two minutes."""
         deadline = self._clock() + timeout_seconds
         backoff = Backoff(0.1, 5.0)
         while operation.get("status") != "DONE":
-            began = self._clock()
-            if began >= deadline:
+            start = self._clock()
+            if start >= deadline:
                 raise TimedOutError(f"could not {doing} within {timeout_seconds:g} s; it may still be done")
             with contextlib.suppress(TimedOutError):
-                operation = self._wait(zone, operation["name"], doing, min(_WAIT_SECONDS, deadline - began))
-            if self._clock() - began < 1.0 and operation.get("status") != "DONE":
+                operation = self._wait(zone, operation["name"], doing, min(_WAIT_SECONDS, deadline - start))
+            if self._clock() - start < 1.0 and operation.get("status") != "DONE":
                 self._sleep(backoff.failed())
         error = operation_error(operation, doing)
         if error is not None:
@@ -147,24 +147,24 @@ class Instances:
         return self._api.execute(request, doing, timeout_seconds=seconds, is_repeatable=True)
 
     def zone_exists(self, zone: str) -> bool:
-        """Whether there is such a zone."""
+        """Return whether a zone exists."""
         request = self._api.compute.zones().get(
             project=self._api.project, zone=checked_name(zone, "zone"), fields="name"
         )
-        return self._exists(request, f"look for the zone {zone}")
+        return self._exists(request, f"find the zone {zone}")
 
     def machine_type_exists(self, zone: str, machine_type: str) -> bool:
-        """Whether a zone, which exists, has such machines."""
+        """Return whether an existing zone has a machine type."""
         request = self._api.compute.machineTypes().get(
             project=self._api.project,
             zone=checked_name(zone, "zone"),
             machineType=checked_name(machine_type, "machine type"),
             fields="name",
         )
-        return self._exists(request, f"look for the machine type {machine_type} in zone {zone}")
+        return self._exists(request, f"find the machine type {machine_type} in zone {zone}")
 
     def zones_with(self, machine_type: str) -> list[str]:
-        """Return the zones that have such machines, sorted."""
+        """Return the sorted zones that have a machine type."""
         machine_types = self._api.compute.machineTypes()
         request = machine_types.aggregatedList(
             project=self._api.project,
@@ -173,7 +173,7 @@ class Instances:
             returnPartialSuccess=True,
         )
         zones: set[str] = set()
-        following, doing = machine_types.aggregatedList_next, f"look for zones with {machine_type}"
+        following, doing = machine_types.aggregatedList_next, f"find zones with {machine_type}"
         for answer in self._api.pages(request, following, doing):
             zones |= {
                 scope.rpartition("/")[2] for scope, part in answer.get("items", {}).items() if part.get("machineTypes")

@@ -1,4 +1,4 @@
-"""What a viewer VM bears: labels, which can be searched for, and metadata, which take any text.
+"""Labels of a viewer VM, which can be searched, and metadata, which accept any text.
 
 Labels: https://cloud.google.com/compute/docs/labeling-resources#requirements
 """
@@ -25,24 +25,24 @@ VERSION_LABEL: Final = "xprofiler_version"
 """Marks a VM as one of ours."""
 PLUGIN_LABEL: Final = "tensorboard_plugin_profile"
 BACKEND_LABEL: Final = "tb_backend_id"
-"""The id under which the proxy knows the VM."""
+"""The VM's id in the proxy."""
 CREATION_LABEL: Final = "xprofiler_creation"
-"""Random: what one `create` has made, and may delete again."""
+"""A random id of one `create` command, which may delete only what it created."""
 LOG_DIRECTORY_KEY: Final = "xprofiler_log_directory"
-"""In the metadata; releases before 0.0.11 had it as a label."""
+"""The key in the metadata; releases before 0.0.11 used a label."""
 
-_SLASH: Final = "--slash--"  # What those releases wrote for a slash.
+_SLASH: Final = "--slash--"  # The encoding of a slash in those releases.
 _LONGEST_VALUE: Final = 63
 _NOT_IN_A_VALUE: Final = re.compile(r"[^\w-]")
 
 
 def label_value(text: str) -> str:
-    """Return a text as a label can have it: `1.0.17` is `1-0-17`."""
+    """Return a text as a valid value of a label: `1.0.17` becomes `1-0-17`."""
     return _NOT_IN_A_VALUE.sub("-", text.lower())[:_LONGEST_VALUE]
 
 
 def metadata_of(instance: Mapping[str, Any]) -> dict[str, str]:
-    """Return a VM's metadata, key by key.
+    """Return a VM's metadata as a dictionary.
 
     Args:
         instance: A resource of Compute.
@@ -52,7 +52,7 @@ def metadata_of(instance: Mapping[str, Any]) -> dict[str, str]:
 
 
 def log_directory_of(instance: Mapping[str, Any]) -> str:
-    """Return the log directory that a VM is for; empty where it is for none.
+    """Return the log directory of a VM; empty if it has none.
 
     Args:
         instance: A resource of Compute, with its metadata and labels.
@@ -65,7 +65,7 @@ def log_directory_of(instance: Mapping[str, Any]) -> str:
 
 
 def viewer_url(backend: str | None, zone: str) -> str | None:
-    """Return the proxy's link to a VM; None while the proxy does not know it.
+    """Return the proxy's link to a VM; None until the VM is registered.
 
     Args:
         backend: The label `tb_backend_id`.

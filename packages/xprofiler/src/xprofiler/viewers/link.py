@@ -1,6 +1,6 @@
-"""The proxy's link to a viewer VM, where its labels do not have it: the VM itself tells it.
+"""The proxy's link to a viewer VM that lacks the label: read it from the status that the VM writes.
 
-The client that creates a VM labels it with what that tells; one that did not live that long has not.
+The client that creates a VM adds the label, unless it was interrupted.
 """
 
 from __future__ import annotations
@@ -20,30 +20,30 @@ from xprofiler.viewers.labels import BACKEND_LABEL, viewer_url
 from xprofiler.viewers.startup.status import StartupStatus, status_path
 from xprofiler.viewers.viewer import Viewer
 
-__all__ = ["label_as_told", "told_by", "with_told_links"]
+__all__ = ["label_with_status", "read_status", "with_told_links"]
 
-_MOST_LOOKS: Final = 64
+_MOST_READS: Final = 64
 
 
 def with_told_links(viewers: Sequence[Viewer], storage: Storage) -> list[Viewer]:
-    """Return the viewers with what those tell of themselves that run and have no link; side by side, 64 at most.
+    """Return the viewers, with links from the status of at most 64 running viewers without one, read in parallel.
 
     Args:
-        viewers: VMs.
-        storage: Where they tell it.
+        viewers: The viewer VMs.
+        storage: The storage that holds their status.
     """
-    asked = [viewer for viewer in viewers if viewer.status == "RUNNING" and not viewer.url][:_MOST_LOOKS]
-    answers = in_parallel(lambda viewer: told_by(viewer, storage), asked)
-    told = {(viewer.zone, viewer.name): answer for viewer, answer in zip(asked, answers, strict=True)}
-    return [_with(viewer, told.get((viewer.zone, viewer.name))) for viewer in viewers]
+    asked = [viewer for viewer in viewers if viewer.status == "RUNNING" and not viewer.url][:_MOST_READS]
+    answers = in_parallel(lambda viewer: read_status(viewer, storage), asked)
+    statuses = {(viewer.zone, viewer.name): answer for viewer, answer in zip(asked, answers, strict=True)}
+    return [_with(viewer, statuses.get((viewer.zone, viewer.name))) for viewer in viewers]
 
 
-def told_by(viewer: Viewer, storage: Storage) -> StartupStatus:
-    """Return how far a VM tells that it is; "starting" where it has told nothing yet.
+def read_status(viewer: Viewer, storage: Storage) -> StartupStatus:
+    """Return the status that a VM has written; "starting" if it has written none yet.
 
     Raises:
-        StorageError: Nobody could be asked.
-        UsageError: Its log directory is none.
+        StorageError: The status could not be read.
+        UsageError: The VM's log directory is not valid.
     """
     try:
         data = storage.read(status_path(LogDirectory.parse(viewer.log_directory), viewer.name))
@@ -52,13 +52,13 @@ def told_by(viewer: Viewer, storage: Storage) -> StartupStatus:
     return StartupStatus.parse(data) or StartupStatus("starting")
 
 
-def label_as_told(viewer: Viewer, told: StartupStatus, instances: Instances) -> None:
-    """Labels a VM with what it tells, if this user may, so that the next list has it; it is not waited for."""
+def label_with_status(viewer: Viewer, status: StartupStatus, instances: Instances) -> None:
+    """Label a VM with its status, if permitted, so that the next list has the link. Do not wait for completion."""
     with contextlib.suppress(DiagnosticsError):
-        instances.set_labels(viewer.zone, viewer.name, told.labels, timeout_seconds=0)
+        instances.set_labels(viewer.zone, viewer.name, status.labels, timeout_seconds=0)
 
 
-def _with(viewer: Viewer, told: StartupStatus | Exception | None) -> Viewer:
-    if not isinstance(told, StartupStatus):  # Nobody was asked, or could be.
+def _with(viewer: Viewer, status: StartupStatus | Exception | None) -> Viewer:
+    if not isinstance(status, StartupStatus):  # Not read, or reading failed.
         return viewer
-    return replace(viewer, state=told.state, url=viewer_url(told.labels.get(BACKEND_LABEL), viewer.zone))
+    return replace(viewer, state=status.state, url=viewer_url(status.labels.get(BACKEND_LABEL), viewer.zone))

@@ -1,4 +1,4 @@
-"""A viewer that is to be: what `xprofiler create` asks of it, on Compute and on GKE alike."""
+"""The interface of a viewer to create, on Compute and on GKE."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ __all__ = ["NewViewer"]
 
 
 class NewViewer(Protocol):
-    """One viewer, from its name to its link; or back to nothing, at whatever stage.
+    """A viewer to create. Its creation can be undone at every stage.
 
     Attributes:
-        noun: What it is: "VM", "Pod".
+        noun: Its kind for messages: "VM", "Pod".
         name: Its name.
-        zone: Where it is, or is said to be.
-        others: How those that show the same are found.
-        may_exist: Whether it was asked for, and was not refused.
-        way_to_delete: The command that deletes it.
+        zone: Its zone; on GKE, a label.
+        others: The search for existing viewers of the same log directory.
+        may_exist: True if its creation was requested and not rejected.
+        delete_command: The command that deletes it.
     """
 
     noun: str
@@ -26,32 +26,32 @@ class NewViewer(Protocol):
     zone: str
     others: Sought
     may_exist: bool
-    way_to_delete: str
+    delete_command: str
 
     def recipe(self) -> str:
-        """Return what would make the same: a command, or what one is given. Nothing is made."""
+        """Return an equivalent command, or its input, without creating anything."""
         ...
 
     def check(self) -> None:
-        """Proves that it can be made, as far as that can be known before.
+        """Check the preconditions of its creation.
 
         Raises:
-            XprofilerError: It cannot, or its name is taken.
+            XprofilerError: It cannot be created, or its name is in use.
         """
         ...
 
     def make(self) -> str:
-        """Make it, waits until XProf answers there, and return how it is reached, for people.
+        """Create it, wait until XProf answers, and return how to connect, for the user.
 
         Raises:
-            DiagnosticsError: It was not made, or does not answer; `may_exist` says whether to `remove` it.
+            DiagnosticsError: It was not created, or does not answer. If `may_exist`, call `remove`.
         """
         ...
 
     def remove(self) -> Exception | None:
-        """Delete what was made, whatever has become of it, and nothing of anybody else.
+        """Delete what was created, in whatever state, and nothing else.
 
         Returns:
-            Why it may still be there, or None when it is gone.
+            The reason why it may still exist; None if it is gone.
         """
         ...

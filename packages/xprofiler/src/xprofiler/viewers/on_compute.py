@@ -1,4 +1,4 @@
-"""Viewers on Compute Engine, by its API: one list, and deletions side by side."""
+"""Viewers on Compute Engine, through its API: one list, and parallel deletions."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _LISTING: Final = "list the VMs"
 
 
 class ViewersOnCompute:
-    """A `Viewers`: VMs of a project.
+    """A `Viewers` for the VMs of a project.
 
     Args:
         api: Google's APIs.
@@ -40,12 +40,12 @@ class ViewersOnCompute:
         """See `Viewers.find`.
 
         Raises:
-            UsageError: A filter is not plain, or a name cannot be one.
-            XprofilerError: They could not be listed.
+            UsageError: A filter is not simple, or a name is not valid.
+            XprofilerError: The VMs could not be listed.
         """
         terms = parse_filters(sought.filters)
         if terms is None:
-            raise UsageError(f"not a plain filter: {' '.join(sought.filters)}")
+            raise UsageError(f"not a simple filter:  {' '.join(sought.filters)}")
         asked = [_OURS, *(term.for_compute for term in terms if term.for_compute)]
         if sought.names and not sought.log_directories:
             asked.append(" OR ".join(f'(name = "{checked_name(name, "VM")}")' for name in sought.names))
@@ -62,10 +62,10 @@ class ViewersOnCompute:
         return delete_argv(viewers, self._api.project)
 
     def _list(self, zones: Collection[str], filter_: str) -> Iterator[dict[str, Any]]:
-        """The VMs that pass a filter: of one zone, or by one list of all.
+        """Yield the VMs that match a filter, from the list of one zone, or from the list of all.
 
         Raises:
-            NotFoundError: There is no such zone.
+            NotFoundError: The zone does not exist.
         """
         asked = {"project": self._api.project, "filter": filter_, "maxResults": _PAGE_SIZE}
         wanted = {checked_name(zone, "zone") for zone in zones}
@@ -89,7 +89,7 @@ class ViewersOnCompute:
                     yield from part.get("instances", ())
                     if part.get("warning", {}).get("code") == "UNREACHABLE":
                         self._api.console.notify(f"note: {zone} does not answer: its VMs are missing")
-        if unseen:  # Every zone that there is comes up, with VMs or without.
+        if unseen:  # The list has every existing zone, with or without VMs.
             raise self._without_zones(unseen)
 
     def _without_zones(self, zones: Collection[str]) -> NotFoundError:

@@ -1,4 +1,4 @@
-"""Viewers on the current Kubernetes cluster: services with a label, an annotation with the link, and what is behind."""
+"""Viewers on the current Kubernetes cluster: services with a label and a link, and their deployments."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ _TIMEOUT_SECONDS: Final = 60.0
 
 
 class Progress(NamedTuple):
-    """How far a viewer is.
+    """The progress of a viewer's creation.
 
     Attributes:
-        url: The proxy's link; None while the proxy does not know it.
-        waits_for: The deployments none of whose pods is ready: XProf's is when it answers.
+        url: The proxy's link; None until it is registered.
+        waits_for: The deployments without a ready pod. XProf's pod is ready when XProf answers.
     """
 
     url: str | None
@@ -45,17 +45,17 @@ class Progress(NamedTuple):
 
 
 class ViewersOnGke:
-    """The viewers on a cluster, by kubectl.
+    """The viewers on a cluster, through kubectl.
 
     Args:
-        console: Told of programs.
+        console: Receives command lines, with `--verbose`.
         extra: `--namespace`, `--context`, `--pod-port` and `--image`, each with a value.
 
     Attributes:
-        noun: What each of them is.
+        noun: The kind of a viewer, for messages.
 
     Raises:
-        UsageError: An extra flag is another.
+        UsageError: An extra flag is not valid.
     """
 
     noun = "Pod"
@@ -66,17 +66,17 @@ class ViewersOnGke:
         self._cluster = Cluster(self._settings["namespace"], self._settings["context"] or None)
 
     def find(self, sought: Sought) -> list[Viewer]:
-        """Return those sought, by log directory and name.
+        """Return the matching viewers, sorted by log directory and name.
 
         Raises:
-            XprofilerError: They cannot be listed.
+            XprofilerError: The viewers cannot be listed.
         """
         selector = ",".join([_ROLE, *_in("zone", sought.zones)])
         answer = self._kubectl([*self._cluster.argv("get"), "services", f"--selector={selector}", "--output=json"])
         return sought.among(_viewer(service) for service in json.loads(answer)["items"])
 
     def delete(self, viewers: Sequence[Viewer]) -> list[Exception | None]:
-        """Delete these, at once, and waits until they are gone; return what went wrong with each."""
+        """Delete viewers in parallel, wait until they are gone, and return an error or None for each."""
         with Programs(self._console) as programs:  # An interrupt ends them all.
             outcomes = in_parallel(lambda argv: self._delete(argv, programs), self.delete_argv(viewers))
         return list(outcomes)
@@ -85,32 +85,32 @@ class ViewersOnGke:
         self._run(programs, argv, timeout_seconds=5 * _TIMEOUT_SECONDS)
 
     def delete_argv(self, viewers: Sequence[Viewer]) -> list[list[str]]:
-        """Return the programs that would do the same: one a viewer.
+        """Return the equivalent command lines, one for each viewer.
 
-        They name what viewers are made of: others may use the label `instance`, too.
+        They name the kinds of a viewer's objects, since other objects may have the label `instance`.
         """
         return [[*self._cluster.argv("delete"), _KINDS, f"--selector={_parts_of(viewer.name)}"] for viewer in viewers]
 
     def manifest(self, name: str, zone: str, log_directory: LogDirectory, creation_id: str) -> list[dict[str, Any]]:
-        """Return what `create` gets: see `manifest`."""
+        """Return the objects to pass to `create`: see `manifest`."""
         return manifest(name, zone, log_directory, creation_id, self._settings)
 
     def create(self, objects: Sequence[Mapping[str, Any]]) -> None:
-        """Create objects, none of which may be there; they reach kubectl by its standard input, and no file.
+        """Create objects that must not exist. They are passed to kubectl by standard input, without a file.
 
         Raises:
-            XprofilerError: They could not be created; some may be.
+            XprofilerError: The objects could not be created; some may exist.
         """
         self._kubectl(
             [*self._cluster.argv("create"), "--filename=-"], stdin="\n".join(map(json.dumps, objects)).encode()
         )
 
     def taken(self, name: str, objects: Sequence[Mapping[str, Any]]) -> list[str]:
-        """Return what there is, as kind/name, of a viewer of that name: parts of it, or objects named like them.
+        """Return existing objects, as kind/name, that belong to a viewer of a name, or have its objects' names.
 
         Args:
-            name: The viewer's.
-            objects: What it would be made of.
+            name: The viewer's name.
+            objects: The objects that would be created.
         """
         named = [f"{one['kind']}/{one['metadata']['name']}" for one in objects]
         get = [*self._cluster.argv("get"), "--ignore-not-found", "--output=name"]
@@ -118,17 +118,17 @@ class ViewersOnGke:
         return sorted(set(found.decode().split()))
 
     def delete_creation(self, creation_id: str) -> None:
-        """Delete what one `create` has made, and waits until it is gone.
+        """Delete the objects of one `create` command, and wait until they are gone.
 
         Raises:
-            XprofilerError: It may still be there.
+            XprofilerError: The objects may still exist.
         """
         argv = [*self._cluster.argv("delete"), _KINDS, f"--selector={_ROLES},{_CREATION}={creation_id}"]
         with Programs(self._console) as programs:
             self._delete(argv, programs)
 
     def progress(self, creation_id: str) -> Progress:
-        """Return how far the viewer of one `create` is."""
+        """Return the progress of the viewer of one `create` command."""
         selector = f"--selector={_ROLES},{_CREATION}={creation_id}"
         answer = self._kubectl([*self._cluster.argv("get"), "deployments,services", selector, "--output=json"])
         parts = json.loads(answer)["items"]
@@ -149,7 +149,7 @@ class ViewersOnGke:
     ) -> bytes:
         ended = programs.run(argv, stdin=stdin, timeout_seconds=timeout_seconds)
         if ended.exit_code:
-            verb = next(word for word in argv[1:] if not word.startswith("-"))
+            verb = next(argument for argument in argv[1:] if not argument.startswith("-"))
             raise complaint(ended.complaint, f"{verb} viewers in namespace {self._cluster.namespace}")
         return ended.output
 
@@ -160,14 +160,14 @@ def manifest(
     """Return the objects of a viewer.
 
     Args:
-        name: By which it is found; a prefix of the objects' names.
-        zone: Where it is said to be; its region's proxy is used.
-        log_directory: What it shows.
-        creation_id: In a label of all of them: by it, and no name, they are deleted when one cannot be made.
-        settings: namespace, pod-port and image.
+        name: The viewer's name; a prefix of the objects' names.
+        zone: The zone in its label; the proxy of its region is used.
+        log_directory: The log directory to show.
+        creation_id: A label of all objects. A failed creation deletes by this label, never by name.
+        settings: The namespace, pod-port and image.
 
     Raises:
-        UsageError: A value cannot be one.
+        UsageError: A value is not valid.
     """
     import yaml
 
@@ -176,8 +176,8 @@ def manifest(
         raise UsageError(f"--pod-port={port} is not the number of a port")
     if not _NAME.fullmatch(name):
         raise UsageError(
-            f"{name!r} is no name for a viewer on Kubernetes: one has 1 to 49 lower-case letters, digits and dashes, "
-            "begins with a letter and does not end with a dash"
+            f"{name!r} is not a valid name of a viewer on Kubernetes: use 1 to 49 lower-case letters, digits, dashes; "
+            "start with a letter, and do not end with a dash"
         )
     values = {
         "name": name,
@@ -213,7 +213,7 @@ def _filled(part: Any, values: Mapping[str, str]) -> Any:
 
 
 def _literal(text: str) -> str:
-    """A text as Kubernetes leaves it in a container's arguments: it would replace $(NAME) by a variable."""
+    """Escape a container's argument, since Kubernetes replaces $(NAME) by a variable."""
     return text.replace("$", "$$")
 
 
@@ -232,7 +232,7 @@ def _viewer(service: Mapping[str, Any]) -> Viewer:
 
 
 def _parts_of(name: str) -> str:
-    """Selects what a viewer is made of."""
+    """Return a selector for the objects of a viewer."""
     return f"{_ROLES},instance={_label_value('name', name)}"
 
 
@@ -243,19 +243,19 @@ def _in(label: str, values: Collection[str]) -> list[str]:
 def _label_value(what: str, text: str) -> str:
     if not _LABEL_VALUE.fullmatch(text):
         raise UsageError(
-            f"{text!r} is no {what} on Kubernetes: one has 1 to 63 letters, digits, '-', '_' and '.', and begins and "
-            "ends with a letter or digit"
+            f"{text!r} is not a valid {what} on Kubernetes: use 1 to 63 letters, digits, '-', '_' and '.'; start and "
+            "end with a letter or digit"
         )
     return text
 
 
 def _settings_in(extra: Sequence[str]) -> dict[str, str]:
     settings: dict[str, str] = {}
-    words = list(extra)
-    while words:
-        flag, equals, value = words.pop(0).partition("=")
-        if not equals and words:
-            value = words.pop(0)
+    remaining = list(extra)
+    while remaining:
+        flag, equals, value = remaining.pop(0).partition("=")
+        if not equals and remaining:
+            value = remaining.pop(0)
         if flag.removeprefix("--") not in _DEFAULTS or not flag.startswith("--") or not value:
             known = ", ".join(f"--{name}" for name in _DEFAULTS)
             raise UsageError(f"{flag}: with --gke, other flags are {known}, each with a value")

@@ -1,4 +1,4 @@
-"""A viewer VM that is to be: what it is made of, for Compute and for gcloud alike. Pure."""
+"""The configuration of a viewer VM to create, for Compute's API and for gcloud. No I/O but reading the script."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ _TTL_SECONDS: Final = range(30, 120 * 86400 + 1)  # https://cloud.google.com/com
 
 @dataclass(frozen=True)
 class ViewerPlan:
-    """A viewer VM that is to be.
+    """The configuration of a viewer VM to create.
 
     Attributes:
         name: The VM's name.
-        zone: Where.
-        machine_type: Such as c4-highmem-8.
-        log_directory: What it shows.
-        ttl_seconds: After how long Compute deletes it; None is never.
-        creation_id: Tells it from whatever else may be, or come to be, of that name.
+        zone: The VM's zone.
+        machine_type: The machine type, such as c4-highmem-8.
+        log_directory: The log directory to show.
+        ttl_seconds: The time after which Compute deletes it; None means never.
+        creation_id: Distinguishes the VM from others with the same name.
     """
 
     name: str
@@ -46,14 +46,14 @@ class ViewerPlan:
     creation_id: str = field(default_factory=lambda: uuid.uuid4().hex)
 
     def __post_init__(self) -> None:
-        """Refuse names that cannot be any."""
+        """Raise UsageError if a name is not valid."""
         checked_name(self.name, "VM")
         checked_name(self.zone, "zone")
         checked_name(self.machine_type, "machine type")
 
     @property
     def labels(self) -> dict[str, str]:
-        """By which it is found."""
+        """The labels to find it by."""
         labels = {
             VERSION_LABEL: label_value(__version__),
             PLUGIN_LABEL: label_value(XPROF_VERSION),
@@ -63,7 +63,7 @@ class ViewerPlan:
 
     @property
     def metadata(self) -> dict[str, str]:
-        """What it is told; the startup script comes beside it."""
+        """The metadata for the startup script, without the script itself."""
         return {
             VERSION_LABEL: __version__,
             LOG_DIRECTORY_KEY: self.log_directory.path,
@@ -71,7 +71,7 @@ class ViewerPlan:
         }
 
     def body(self) -> dict[str, Any]:
-        """Return the VM as Compute wants it."""
+        """Return the VM as a resource of Compute."""
         metadata = {**self.metadata, "startup-script": STARTUP_SCRIPT.read_text(encoding="utf-8")}
         scheduling: dict[str, Any] = {"automaticRestart": True}
         if self.ttl_seconds is not None:
@@ -98,11 +98,11 @@ class ViewerPlan:
         """Return the argv of gcloud that creates the same VM.
 
         Args:
-            project: Where.
-            extra: The user's own flags; their labels and metadata join ours.
+            project: The VM's project.
+            extra: The user's own flags; their labels and metadata are merged with ours.
 
         Raises:
-            UsageError: Those are not what gcloud takes, or change which VM it is.
+            UsageError: A flag is not valid, or would change the zone, project or account.
         """
         flags = [
             f"--machine-type={self.machine_type}",
@@ -122,10 +122,10 @@ class ViewerPlan:
 
 
 def seconds_of(text: str) -> int:
-    """Read how long a VM shall live: `8h`, `90m`, `2d`, `3600s`, or seconds.
+    """Parse the lifetime of a VM: `8h`, `90m`, `2d`, `3600s`, or seconds.
 
     Raises:
-        UsageError: It is no duration, or not between 30 seconds and 120 days.
+        UsageError: The text is not a duration between 30 seconds and 120 days.
     """
     found = re.fullmatch(r"([0-9]{1,9})([smhd]?)", text)
     seconds = int(found[1]) * _UNITS[found[2] or "s"] if found else 0

@@ -1,4 +1,4 @@
-"""The making of a viewer VM, from the first request until XProf answers there; or its undoing, at whatever stage."""
+"""The creation of a viewer VM, from the first request until XProf answers, and its cleanup at every stage."""
 
 from __future__ import annotations
 
@@ -25,44 +25,44 @@ from xprofiler.viewers.viewer import Sought
 __all__ = ["SetupTimes", "ViewerSetup"]
 
 _ENDING = ("STOPPING", "SUSPENDING", "SUSPENDED", "TERMINATED")
-_LOOKS_FOR_A_LATE_VM = 4
+_POLLS_FOR_LATE_VM = 4
 _SHOWN_LINES = 40
 _CONTROLS = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
 @dataclass(frozen=True)
 class SetupTimes:
-    """How long to wait, in seconds.
+    """Timeouts and intervals, in seconds.
 
     Attributes:
-        startup: For XProf to answer, from when the VM is there.
-        first_look: Before the first look at its status.
-        look: Before each further one: so late it is learnt, at most, that XProf answers, which is to be known within
-            two seconds. So these do not back off: the VM runs all the while, and a look is one small GET.
-        vm_look: Between two looks at the VM itself, which may have been stopped or deleted.
-        removal: For the VM to be gone.
+        startup: The time XProf has to answer after the VM exists.
+        first_poll: The delay before the status is first read.
+        poll: The interval of further reads. It does not back off: that XProf answers is to be reported within two
+            seconds, the VM runs anyway, and a read is one small GET.
+        vm_poll: The interval of checks of the VM itself, which may have been stopped or deleted.
+        removal: The time the VM has to be deleted.
     """
 
     startup: float = 300.0
-    first_look: float = 2.0
-    look: float = 1.5
-    vm_look: float = 10.0
+    first_poll: float = 2.0
+    poll: float = 1.5
+    vm_poll: float = 10.0
     removal: float = 120.0
 
 
 class ViewerSetup:
-    """A `NewViewer`: a VM.
+    """A `NewViewer` for a VM.
 
     Args:
-        plan: What it is to be.
+        plan: The VM's configuration.
         instances: The VMs of the project.
-        storage: Returns where it tells how far it is.
-        console: Is told how far things are.
-        times: How long to wait.
-        gcloud_argv: The program that creates the same VM.
-        by_gcloud: Whether it does so, for flags that only gcloud knows; else Compute's API does.
-        clock: Monotonic seconds.
-        sleep: Waits a number of seconds.
+        storage: Return the storage to which the VM writes its status.
+        console: Receives progress messages.
+        times: Timeouts and intervals.
+        gcloud_argv: The command line that creates the same VM.
+        by_gcloud: True to run that command line, for flags of gcloud; otherwise Compute's API is used.
+        clock: Return monotonic seconds.
+        sleep: Wait for a number of seconds.
     """
 
     noun = "VM"
@@ -83,7 +83,7 @@ class ViewerSetup:
         self.name = plan.name
         self.zone = plan.zone
         self.others = Sought(zones=[plan.zone], log_directories=[plan.log_directory.path])
-        self.way_to_delete = f"xprofiler delete -z {plan.zone} -n {plan.name}"
+        self.delete_command = f"xprofiler delete -z {plan.zone} -n {plan.name}"
         self.may_exist = False
         self._plan = plan
         self._instances = instances
@@ -96,19 +96,19 @@ class ViewerSetup:
         self._sleep = sleep
         self._status_path = status_path(plan.log_directory, plan.name)
         self._old_generation = 0
-        self._may_come_late = True
+        self._may_appear_late = True
 
     def recipe(self) -> str:
-        """See `NewViewer.recipe`: the command of gcloud."""
+        """See `NewViewer.recipe`: gcloud's command line."""
         return shlex.join(self._gcloud_argv)
 
     def check(self) -> None:
-        """Proves that the VM can be made, as far as that can be known before.
+        """See `NewViewer.check`.
 
         Raises:
-            NotFoundError: There is no such zone, machine type or bucket.
-            NotPermittedError: The credentials may not even look.
-            UsageError: There is a VM of that name.
+            NotFoundError: The zone, machine type or bucket does not exist.
+            NotPermittedError: The credentials lack a read permission.
+            UsageError: A VM of that name exists.
         """
         plan = self._plan
         if not self._instances.zone_exists(plan.zone):
@@ -118,57 +118,57 @@ class ViewerSetup:
         self._check_bucket()
         with contextlib.suppress(NotFoundError):
             self._instances.get(plan.zone, plan.name, "name")
-            raise UsageError(f"there is a VM {plan.name} in zone {plan.zone} already: give another name by --vm-name")
+            raise UsageError(f"a VM {plan.name} already exists in zone {plan.zone}: choose another name with --vm-name")
 
     def make(self) -> str:
-        """See `NewViewer.make`; its link is in its labels then.
+        """See `NewViewer.make`. Afterwards, the VM's labels have its link.
 
         Raises:
-            StorageError: For a minute, nobody could be asked how far it is.
-            XprofilerError: It was not made, or XProf does not answer.
+            StorageError: The VM's status could not be read for a minute.
+            XprofilerError: The VM was not created, or XProf does not answer.
         """
         self.may_exist = True
         try:
             self._create()
         except DiagnosticsError as error:
             self.may_exist = not _is_refusal(error)
-            # What has no cause is how the operation ended, and so no lost answer.
-            self._may_come_late = error.__cause__ is not None or isinstance(error, TimedOutError)
+            # Without a cause, the operation failed. With one, its answer may be lost, and the VM may appear later.
+            self._may_appear_late = error.__cause__ is not None or isinstance(error, TimedOutError)
             raise
-        self._may_come_late = False
-        self._console.notify(f"The VM {self.name} is there; XProf is being installed on it.")
+        self._may_appear_late = False
+        self._console.notify(f"The VM {self.name} exists; installing XProf on it.")
         try:
             status = self._wait()
         except DiagnosticsError:
-            self._show_log()  # With the VM, it would be deleted.
+            self._show_log()  # The log is deleted with the VM.
             raise
         self._label(status)
-        return self._ways_to_it(status)
+        return self._instructions(status)
 
     def remove(self) -> DiagnosticsError | None:
         """See `NewViewer.remove`.
 
-        A VM whose creation was interrupted may appear only now, so it is looked for more than once. One that somebody
-        else has made of that name is left alone.
+        A VM may appear after its creation was interrupted, so check for it repeatedly. A VM of the same name that has
+        another creation id is not deleted.
         """
         deadline = self._clock() + self._times.removal
         backoff = Backoff(0.5, 5.0)
-        looks = _LOOKS_FOR_A_LATE_VM if self._may_come_late else 1
+        polls = _POLLS_FOR_LATE_VM if self._may_appear_late else 1
         while True:
             try:
                 if not self._is_ours():
-                    self._console.notify(f"The VM {self.name} that there is was made by somebody else, and stays.")
+                    self._console.notify(f"The existing VM {self.name} was not created by this command, and is kept.")
                     return None
                 left = max(1.0, deadline - self._clock())
                 self._instances.delete(self.zone, self.name, timeout_seconds=left)
                 return None
             except NotFoundError:
-                looks -= 1
-                if not looks:
+                polls -= 1
+                if not polls:
                     return None
             except NotPermittedError as error:
                 return error
-            except DiagnosticsError as error:  # It is not ready yet, or the network is gone.
+            except DiagnosticsError as error:  # The VM is not ready yet, or the network is down.
                 if self._clock() >= deadline:
                     return error
                 self._console.detail(f"  {error}")
@@ -187,19 +187,19 @@ class ViewerSetup:
         if ended.exit_code:
             raise XprofilerError(f"gcloud could not create the VM {self.name}: {ended.complaint}")
 
-    # --- Before ----------------------------------------------------------------------------------------
+    # --- Checks ----------------------------------------------------------------------------------------
 
     def _check_bucket(self) -> None:
         from ml_diagnostics_common.exceptions import StorageError
 
         where = self._plan.log_directory
         try:
-            # Of an object that is not there, only a list tells whether its bucket is.
+            # Reading a missing object does not show whether its bucket exists; listing does.
             if self._storage().list_prefix(self._status_path):
                 self._old_generation = self._storage().read_with_generation(self._status_path, first_bytes=1)[1]
         except ObjectNotFoundError as error:
             raise NotFoundError(
-                f"Log directory {where} does not exist: there is no bucket {where.bucket}, or you may not know of it"
+                f"Log directory {where} does not exist: the bucket {where.bucket} does not exist, or is hidden from you"
             ) from error
         except StorageError as error:
             if failure_of(error) is Failure.REFUSED:
@@ -223,35 +223,35 @@ class ViewerSetup:
     # --- Until XProf answers ---------------------------------------------------------------------------
 
     def _wait(self) -> StartupStatus:
-        began = vm_seen = self._clock()
-        told, look = StartupStatus("starting"), self._times.first_look
+        start = vm_seen = self._clock()
+        last, delay = StartupStatus("starting"), self._times.first_poll
         while True:
-            self._sleep(min(look, self._times.startup))
-            look = self._times.look
-            status = self._read() or told
-            if (status.state, status.step) != (told.state, told.step):
-                self._console.notify(f"  {self._clock() - began:3.0f} s: {status.step}")
-                told = status
+            self._sleep(min(delay, self._times.startup))
+            delay = self._times.poll
+            status = self._read() or last
+            if (status.state, status.step) != (last.state, last.step):
+                self._console.notify(f"  {self._clock() - start:3.0f} s: {status.step}")
+                last = status
             if status.state == "ready":
                 return status
             if status.state != "starting":
-                raise XprofilerError(f"XProf does not run on {self._plan.name}: {status.step}: {status.error}")
+                raise XprofilerError(f"XProf failed to start on {self._plan.name}: {status.step}: {status.error}")
             now = self._clock()
-            if now - vm_seen >= self._times.vm_look:
-                self._look_at_vm()
+            if now - vm_seen >= self._times.vm_poll:
+                self._check_vm()
                 vm_seen = now
-            if now - began >= self._times.startup:
-                raise TimedOutError(self._too_late(told))
+            if now - start >= self._times.startup:
+                raise TimedOutError(self._timeout_message(last))
 
     def _read(self) -> StartupStatus | None:
-        """What the VM has told; None before it told anything. What a VM of that name told before is not it."""
+        """Return the VM's status; None if it has written none. Ignore the status of an earlier VM of the same name."""
         try:
             data, generation = self._storage().read_with_generation(self._status_path)
         except ObjectNotFoundError:
             return None
         return None if generation == self._old_generation else StartupStatus.parse(data)
 
-    def _look_at_vm(self) -> None:
+    def _check_vm(self) -> None:
         name = self._plan.name
         try:
             state = self._instances.get(self._plan.zone, name, "status").get("status")
@@ -271,22 +271,22 @@ class ViewerSetup:
             self._console.notify(f"The last lines of the serial port of {self.name}:")
             self._console.notify("".join(f"  {line}\n" for line in lines))
 
-    def _too_late(self, told: StartupStatus) -> str:
+    def _timeout_message(self, last: StartupStatus) -> str:
         name, zone = self._plan.name, self._plan.zone
-        if told.step:
-            why = f"it is still at this: {told.step}"
+        if last.step:
+            why = f"its last step was: {last.step}"
         else:
             why = (
-                f"it has told nothing in {self._plan.log_directory}: may its service account write there "
-                "(roles/storage.objectUser), and does it reach the internet?"
+                f"it has written no status to {self._plan.log_directory}: can its service account write there "
+                "(roles/storage.objectUser), and can it reach the internet?"
             )
         return (
-            f"XProf did not answer on {name} within {self._times.startup:g} s; {why}. To look at the VM, keep it with "
+            f"XProf did not answer on {name} within {self._times.startup:g} s; {why}. To inspect the VM, keep it with "
             f"--auto-delete-on-failure-off: 'gcloud compute instances get-serial-port-output {name} --zone={zone}'"
         )
 
     def _label(self, status: StartupStatus) -> None:
-        """Ask for the labels, and does not wait for them; who lists the VM without them reads its status."""
+        """Request the labels without waiting. Until they are set, `list` reads the VM's status instead."""
         try:
             self._instances.set_labels(self._plan.zone, self._plan.name, status.labels, timeout_seconds=0)
         except TimedOutError:
@@ -294,11 +294,11 @@ class ViewerSetup:
         except DiagnosticsError as error:
             self._console.notify(f"note: {error}")
 
-    def _ways_to_it(self, status: StartupStatus) -> str:
+    def _instructions(self, status: StartupStatus) -> str:
         url = viewer_url(status.labels.get(BACKEND_LABEL), self.zone)
         where = self._plan.log_directory
         if not url:
-            why = status.error or "the proxy does not know it"
+            why = status.error or "it is not registered with the proxy"
             self._console.notify(f"note: it has no link ({why}); the tunnel needs none")
         lines = [
             f"Instance for {where} has been created.",
@@ -312,6 +312,6 @@ class ViewerSetup:
 
 
 def _is_refusal(error: DiagnosticsError) -> bool:
-    """Whether a VM was refused before anything was made of it: there may be another's of that name."""
+    """Return whether the creation was rejected, so that a VM of that name is not ours."""
     status = int(getattr(getattr(error.__cause__, "resp", None), "status", 0) or 0)
     return 400 <= status < 500 and status != 408

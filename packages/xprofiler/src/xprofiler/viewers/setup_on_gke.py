@@ -1,4 +1,4 @@
-"""The making of a viewer on GKE, until its link leads to XProf; or its undoing, at whatever stage."""
+"""The creation of a viewer on GKE, until its link leads to XProf, and its cleanup at every stage."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ from xprofiler.viewers.viewer import Sought
 
 __all__ = ["ViewerSetupOnGke"]
 
-_LOOK_SECONDS: Final = 2.0
+_POLL_SECONDS: Final = 2.0
 
 
 class ViewerSetupOnGke:
-    """A `NewViewer`: deployments and services of a cluster.
+    """A `NewViewer` for deployments and services on a cluster.
 
     Args:
-        viewers: Those of the cluster.
-        name: Its name.
-        zone: Where it is said to be.
-        log_directory: What it is to show.
-        console: Is told how far things are.
-        timeout_seconds: How long XProf may take to answer, and the proxy to know it.
-        clock: Monotonic seconds.
-        sleep: Waits a number of seconds.
+        viewers: The viewers of the cluster.
+        name: The viewer's name.
+        zone: The zone in its label.
+        log_directory: The log directory to show.
+        console: Receives progress messages.
+        timeout_seconds: The time XProf has to answer and to be registered with the proxy.
+        clock: Return monotonic seconds.
+        sleep: Wait for a number of seconds.
 
     Raises:
-        UsageError: It cannot be called so.
+        UsageError: The name is not valid.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class ViewerSetupOnGke:
         self.name = name
         self.zone = zone
         self.others = Sought(log_directories=[log_directory.path])
-        self.way_to_delete = f"xprofiler delete --gke -z {zone} -n {name}"
+        self.delete_command = f"xprofiler delete --gke -z {zone} -n {name}"
         self.may_exist = False
         self._viewers = viewers
         self._console = console
@@ -64,7 +64,7 @@ class ViewerSetupOnGke:
         self._objects = viewers.manifest(name, zone, log_directory, self._creation_id)
 
     def recipe(self) -> str:
-        """See `NewViewer.recipe`: what kubectl is given."""
+        """See `NewViewer.recipe`: the input of kubectl."""
         import yaml
 
         return "# for: kubectl create --filename=-\n" + yaml.safe_dump_all(self._objects, sort_keys=False).rstrip("\n")
@@ -73,26 +73,26 @@ class ViewerSetupOnGke:
         """See `NewViewer.check`.
 
         Raises:
-            UsageError: The name is taken.
-            XprofilerError: The cluster cannot be asked.
+            UsageError: The name is in use.
+            XprofilerError: The cluster does not answer.
         """
         taken = self._viewers.taken(self.name, self._objects)
         if taken:
             raise UsageError(
-                f"there is a viewer {self.name} on this cluster already, or what it would be made of "
-                f"({', '.join(taken)}): give another name by --vm-name"
+                f"a viewer {self.name} already exists on this cluster, or some of its objects do "
+                f"({', '.join(taken)}): choose another name with --vm-name"
             )
 
     def make(self) -> str:
         """See `NewViewer.make`.
 
         Raises:
-            TimedOutError: XProf does not answer, or the proxy does not know it.
+            TimedOutError: XProf does not answer, or is not registered with the proxy.
             XprofilerError: kubectl could not create it.
         """
         self.may_exist = True
         self._viewers.create(self._objects)
-        self._console.notify(f"{self.name} is there; XProf is being installed in it.")
+        self._console.notify(f"{self.name} exists; installing XProf in it.")
         return f"\nStarted on URL {self._wait()}"
 
     def remove(self) -> DiagnosticsError | None:
@@ -111,12 +111,16 @@ class ViewerSetupOnGke:
                 return progress.url
             left = deadline - self._clock()
             if left <= 0:
-                raise TimedOutError(self._too_late(progress))
-            self._sleep(min(_LOOK_SECONDS, left))
+                raise TimedOutError(self._timeout_message(progress))
+            self._sleep(min(_POLL_SECONDS, left))
 
-    def _too_late(self, progress: Progress) -> str:
-        why = f"No pod of {', '.join(progress.waits_for)} is ready" if progress.waits_for else "The proxy knows it not"
+    def _timeout_message(self, progress: Progress) -> str:
+        why = (
+            f"No pod of {', '.join(progress.waits_for)} is ready"
+            if progress.waits_for
+            else "It is not registered with the proxy"
+        )
         return (
-            f"Timed out to wait XProfiler start after {self._timeout_seconds:g} seconds. {why}. Look at the pods with "
+            f"Timed out to wait XProfiler start after {self._timeout_seconds:g} seconds. {why}. Inspect the pods with "
             f"the label instance={self.name}, with --auto-delete-on-failure-off"
         )

@@ -1,7 +1,7 @@
-"""A tunnel to a viewer VM that outlives the command: one ssh in the background, and where it listens to us.
+"""A tunnel to a viewer VM that outlives the command: an ssh process in the background, and its control socket.
 
-It is told to end through its control socket, which lies in a folder that only this user can enter, beside a note of
-what the tunnel is for.
+The tunnel is closed through the control socket. The socket is in a folder that only this user can access, beside a
+file that describes the tunnel.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ class SshTunnel:
     """A tunnel, open or not.
 
     Attributes:
-        vm_name: Where it leads.
+        vm_name: The VM's name.
         zone: The VM's zone.
-        log_directory: What that shows.
-        port: On this machine.
+        log_directory: The VM's log directory.
+        port: The local port.
     """
 
     vm_name: str
@@ -49,20 +49,20 @@ class SshTunnel:
 
     @property
     def url(self) -> str:
-        """What to open in a browser."""
+        """The URL to open in a browser."""
         return f"http://localhost:{self.port}"
 
     def options(self, folder: Path, host_port: int) -> list[str]:
-        """Return the options of the ssh that goes to the background as soon as it is logged in.
+        """Return the options of an ssh process that moves to the background after its login.
 
         Args:
-            folder: Of `private_folder`.
-            host_port: XProf's on the VM.
+            folder: The folder of `private_folder`.
+            host_port: The port of XProf on the VM.
         """
         return ["-f", "-M", "-S", str(self._socket(folder)), *forwarding(self.port, host_port)]
 
     def note(self, folder: Path) -> None:
-        """Write down what the tunnel is for."""
+        """Save the description of the tunnel."""
         with contextlib.suppress(FileNotFoundError):
             self._note(folder).unlink()
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
@@ -71,7 +71,7 @@ class SshTunnel:
 
     @classmethod
     def all_noted(cls, folder: Path) -> list[SshTunnel]:
-        """Return the tunnels that were opened, and not closed."""
+        """Return the tunnels that were opened and not closed."""
         found = []
         for note in sorted(folder.glob("*.json")):
             try:
@@ -81,11 +81,11 @@ class SshTunnel:
         return found
 
     def is_open(self, folder: Path, programs: Programs) -> bool:
-        """Whether its ssh runs."""
+        """Return whether its ssh process runs."""
         return self._socket(folder).exists() and self._control("check", folder, programs)
 
     def close(self, folder: Path, programs: Programs) -> bool:
-        """End it; return whether it was open."""
+        """Close the tunnel, and return whether it was open."""
         was_open = self._socket(folder).exists() and self._control("exit", folder, programs)
         for path in (self._note(folder), self._socket(folder)):
             with contextlib.suppress(OSError):
@@ -104,16 +104,16 @@ class SshTunnel:
 
     @property
     def _key(self) -> str:
-        """Short: a socket's path has 104 characters at most, and ssh appends some of its own."""
+        """A short file name: a socket's path may have 104 characters, and ssh appends a suffix."""
         return hashlib.sha256(f"{self.zone}/{self.vm_name}".encode()).hexdigest()[:12]
 
 
 def forwarding(port: int, host_port: int) -> list[str]:
-    """Return the options of an ssh that does nothing but lead a port of this machine to one of the VM.
+    """Return the options of an ssh process that only forwards a local port to one of the VM.
 
     Args:
-        port: On this machine, on its loopback interface.
-        host_port: On the VM's.
+        port: The port on the local loopback interface.
+        host_port: The port on the VM's loopback interface.
     """
     return [
         *("-N", "-L", f"localhost:{port}:127.0.0.1:{host_port}"),
@@ -122,7 +122,7 @@ def forwarding(port: int, host_port: int) -> list[str]:
 
 
 def free_port(wanted: int) -> int:
-    """Return the port, if nobody listens on it, else another one that is free."""
+    """Return the port if it is free, otherwise another free one."""
     for port in (wanted, 0):
         with contextlib.suppress(OSError), contextlib.ExitStack() as stack:
             taken = 0
@@ -135,7 +135,7 @@ def free_port(wanted: int) -> int:
                 listener.bind((address, port or taken))
                 taken = listener.getsockname()[1]
             return taken
-    raise XprofilerError("there is no free port on this machine")
+    raise XprofilerError("no port is free on this machine; close some programs")
 
 
 def _has_ipv6() -> bool:
@@ -148,16 +148,16 @@ def _has_ipv6() -> bool:
 
 
 def wait_until_answered(url: str, timeout_seconds: float, is_alive: Callable[[], bool] = lambda: True) -> None:
-    """Return when somebody answers there as XProf would.
+    """Wait until a server answers at a URL with success.
 
     Args:
-        url: Of this machine.
-        timeout_seconds: How long to wait.
-        is_alive: Whether it is still worth it.
+        url: The local URL.
+        timeout_seconds: The timeout.
+        is_alive: Return False if the tunnel has ended.
 
     Raises:
-        TimedOutError: Nobody has.
-        XprofilerError: It is not worth it any more.
+        TimedOutError: No server answered in time.
+        XprofilerError: The tunnel ended.
     """
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     deadline = time.monotonic() + timeout_seconds
@@ -175,13 +175,13 @@ def wait_until_answered(url: str, timeout_seconds: float, is_alive: Callable[[],
 
 
 def private_folder(environ: Mapping[str, str] = os.environ) -> Path:
-    """Return a folder for control sockets that only this user can enter; makes it where it is missing.
+    """Return a folder for control sockets that only this user can access; create it if it is missing.
 
     Args:
-        environ: The environment variables; XDG_RUNTIME_DIR is where such things belong.
+        environ: The environment variables; XDG_RUNTIME_DIR is the standard parent.
 
     Raises:
-        XprofilerError: Somebody else has one of that name.
+        XprofilerError: Another user owns the folder, or can access it.
     """
     user = os.getuid() if hasattr(os, "getuid") else 0
     folder = Path(environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir()) / f"xprofiler-{user}"

@@ -1,4 +1,4 @@
-"""Those that host XProf, wherever they are: what they are, and how commands find and delete them."""
+"""Viewers, the VMs and pods that host XProf, and the interface to find and delete them."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ class Viewer:
         name: Its name.
         zone: Its zone.
         log_directory: `gs://bucket/path`; empty for a VM that hosts nothing.
-        url: The proxy's link; None while the proxy does not know it.
-        status: Of the VM: RUNNING, STAGING, TERMINATED, ...
-        has_external_address: Whether ssh reaches it without the Identity-Aware Proxy.
-        labels: All that it bears.
-        state: How far it tells that XProf is: starting, ready or failed; empty where nobody has asked it.
+        url: The proxy's link; None until it is registered.
+        status: The VM's status: RUNNING, STAGING, TERMINATED, ...
+        has_external_address: True if ssh can connect without the Identity-Aware Proxy.
+        labels: All its labels.
+        state: The state of XProf: starting, ready or failed; empty if it was not read.
     """
 
     name: str
@@ -37,7 +37,7 @@ class Viewer:
 
 
 def as_viewer(instance: Mapping[str, Any]) -> Viewer:
-    """Read a VM as Compute shows it."""
+    """Return the viewer for a VM, which is a resource of Compute."""
     labels = instance.get("labels", {})
     zone = str(instance.get("zone", "")).rpartition("/")[2]
     interfaces = instance.get("networkInterfaces", ())
@@ -56,13 +56,13 @@ def as_viewer(instance: Mapping[str, Any]) -> Viewer:
 
 @dataclass(frozen=True)
 class Sought:
-    """Which viewers are sought.
+    """A search for viewers.
 
     Attributes:
-        zones: Those in one of these; none is everywhere.
-        log_directories: Of these, as `LogDirectory.path` has them, or of `names`.
-        names: Of these names, or of `log_directories`; none of either is all.
-        filters: What gcloud takes as `--filter`; each must hold, too.
+        zones: The zones to search; empty selects all.
+        log_directories: Log directories, as in `LogDirectory.path`. A viewer matches by log directory or by name.
+        names: Names. If both are empty, all viewers match.
+        filters: Filters in the language of gcloud's `--filter`; all must match.
     """
 
     zones: Collection[str] = ()
@@ -71,7 +71,7 @@ class Sought:
     filters: Collection[str] = ()
 
     def among(self, viewers: Iterable[Viewer]) -> list[Viewer]:
-        """Return those that are sought, as far as zone, log directory and name say; by log directory and name."""
+        """Return the viewers that match by zone, log directory and name, sorted by log directory and name."""
         found = [viewer for viewer in viewers if viewer.log_directory and self._takes(viewer)]
         return sorted(found, key=lambda viewer: (viewer.log_directory, viewer.name, viewer.zone))
 
@@ -82,26 +82,26 @@ class Sought:
 
 
 class Viewers(Protocol):
-    """A place where viewers are.
+    """The interface of a set of viewers.
 
     Attributes:
-        noun: What each of them is: "VM", "Pod".
+        noun: The kind of a viewer, for messages: "VM", "Pod".
     """
 
     noun: str
 
     def find(self, sought: Sought) -> list[Viewer]:
-        """Return those sought, by log directory and name.
+        """Return the matching viewers, sorted by log directory and name.
 
         Raises:
-            XprofilerError: They cannot be listed.
+            XprofilerError: The viewers cannot be listed.
         """
         ...
 
     def delete(self, viewers: Sequence[Viewer]) -> list[Exception | None]:
-        """Delete these, at once, and waits until they are gone; return what went wrong with each."""
+        """Delete viewers in parallel, wait until they are gone, and return an error or None for each."""
         ...
 
     def delete_argv(self, viewers: Sequence[Viewer]) -> list[list[str]]:
-        """Return the programs that would do the same."""
+        """Return the equivalent command lines."""
         ...

@@ -1,4 +1,4 @@
-"""What a viewer VM runs when it starts, and what it tells of that."""
+"""Programs that viewers run when they start, and the status that they write."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Final
 __all__ = ["STARTUP_SCRIPT", "XPROF_VERSION"]
 
 STARTUP_SCRIPT: Final = Path(__file__).with_name("startup_script.sh")
-"""It is the same for every VM: it reads from the metadata server what differs."""
+"""The same script for every VM: it reads its parameters from the metadata server."""
 
 XPROF_VERSION: Final = "2.24.2"
-"""The release of xprof that viewers run, and whose server the script starts by name."""
+"""The release of xprof that viewers run. The script starts a module of this release by name."""

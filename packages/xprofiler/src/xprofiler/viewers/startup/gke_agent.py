@@ -1,6 +1,6 @@
-"""What registers a viewer on GKE with the proxy: run by itself in an init container, as `python -c` of this text.
+"""Register a viewer on GKE with the proxy. Runs in an init container, as `python -c` of this file.
 
-Arguments: the region, the namespace, the service to annotate with the link, and the file to leave for the agent.
+Arguments: the region, the namespace, the service to annotate with the link, and the output file for the agent.
 """
 
 import json
@@ -32,12 +32,12 @@ def ask(
 
 
 def about(path: str) -> str:
-    """Return what the metadata server tells."""
+    """Return a value of the metadata server."""
     return ask(f"{METADATA}/service-accounts/default/{path}", {"Metadata-Flavor": "Google"}).decode()
 
 
 def register(region: str) -> tuple[str, str, str]:
-    """Make this node known to the proxy of its region; return the proxy, the id and the host of the link."""
+    """Register this node with its region's proxy, and return the proxy, the node's id, and the host of the link."""
     proxy = json.loads(ask(CONFIGURATION, {}))["agent-docker-containers"]["latest"]["proxy-urls"][region][0]
     token = json.loads(about("token"))["access_token"]
     identity = about(f"identity?format=full&audience={proxy}/request-endpoint")
@@ -48,7 +48,7 @@ def register(region: str) -> tuple[str, str, str]:
 
 
 def annotate(namespace: str, service: str, link: str) -> None:
-    """Write the link where `xprofiler` looks for it."""
+    """Write the link to the annotation that `xprofiler` reads."""
     with open(f"{ACCOUNT}/token") as file:  # noqa: PTH123
         token = file.read().strip()
     authority = f"{ACCOUNT}/ca.crt"
@@ -58,10 +58,10 @@ def annotate(namespace: str, service: str, link: str) -> None:
     ask(f"{CLUSTER}/api/v1/namespaces/{namespace}/services/{service}", headers, patch, "PATCH", context)
 
 
-def main(region: str, namespace: str, service: str, told: str) -> None:
-    """Registers, annotates, and leaves what the agent needs."""
+def main(region: str, namespace: str, service: str, output: str) -> None:
+    """Register, write the agent's parameters to a file, and annotate the service."""
     proxy, backend, host = register(region)
-    with open(told, "w") as file:  # noqa: PTH123
+    with open(output, "w") as file:  # noqa: PTH123
         file.write(f"PROXY={shlex.quote(proxy + '/')}\nBACKEND={shlex.quote(backend)}\n")
     annotate(namespace, service, f"https://{host}")
 

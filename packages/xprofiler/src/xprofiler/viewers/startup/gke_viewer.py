@@ -1,7 +1,7 @@
-"""What hosts XProf in a pod: run by itself, as `python -c` of this text, where xprof is installed.
+"""Host XProf in a pod. Runs as `python -c` of this file, in a container with xprof.
 
-Arguments: the log directory and the port. The pod's service reaches it, so it listens on the pod's address; but without
-xprof's gRPC server, and without its button to capture.
+Arguments: the log directory and the port. It listens on all of the pod's addresses, so that the service can connect,
+but without xprof's gRPC server, and without the capture button.
 """
 
 import sys
@@ -10,7 +10,7 @@ from xprof import server
 
 
 def main(logs: str, port: str) -> None:
-    """Hosts XProf until the pod ends."""
+    """Host XProf until the pod ends."""
     context = server.TBContext(logs, server.DataProvider(logs), server.TBContext.Flags(False))
     context.hide_capture_profile_button = True
     server.run_server(server.ProfilePluginLoader().load(context), "0.0.0.0", int(port))

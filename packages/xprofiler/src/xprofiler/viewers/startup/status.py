@@ -1,6 +1,6 @@
-"""What the startup script tells of itself: an object in the log directory, written again at every step.
+"""The status of the startup script: an object in the log directory, rewritten at every step.
 
-Its format is that of older releases, whose viewers wrote a Python literal: one flat object of texts and numbers.
+The format is compatible with older releases, which wrote a Python literal: one flat object of strings and numbers.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ _LABELLED: Final = ("startup_script_begin_ts", "tb_launched_ts", "tb_attempts_co
 
 @dataclass(frozen=True)
 class StartupStatus:
-    """How far a viewer VM is.
+    """The status of a viewer VM.
 
     Attributes:
-        state: "starting", "ready" or "failed"; what older releases wrote is one of the latter.
-        step: What it does, or what failed: "installing XProf".
-        error: What went wrong; also of a viewer that is ready, where the proxy does not know it.
-        labels: What its VM is to be labelled with, the proxy's id for it among them.
+        state: "starting", "ready" or "failed"; a status of older releases is "ready" or "failed".
+        step: The current or failed step, such as "installing XProf".
+        error: The error; a ready viewer has one if its registration with the proxy failed.
+        labels: The labels to add to the VM, including its id in the proxy.
     """
 
     state: str
@@ -37,25 +37,25 @@ class StartupStatus:
 
     @classmethod
     def parse(cls, data: bytes) -> StartupStatus | None:
-        """Read it; None where it is not of that form.
+        """Parse a status; return None if its format is not valid.
 
         Args:
             data: The object's content.
         """
-        told = _literal(data.decode("utf-8", "replace"))
-        if not isinstance(told, dict):
+        fields = _literal(data.decode("utf-8", "replace"))
+        if not isinstance(fields, dict):
             return None
-        launched = str(told.get("tb_launched_ts") or "0") not in ("", "0")
+        launched = str(fields.get("tb_launched_ts") or "0") not in ("", "0")
         return cls(
-            state=str(told.get("state") or ("ready" if launched else "failed")),
-            step=str(told.get("step", "")),
-            error=str(told.get("error", "")),
-            labels={name: label_value(str(told[name])) for name in _LABELLED if told.get(name)},
+            state=str(fields.get("state") or ("ready" if launched else "failed")),
+            step=str(fields.get("step", "")),
+            error=str(fields.get("error", "")),
+            labels={name: label_value(str(fields[name])) for name in _LABELLED if fields.get(name)},
         )
 
 
 def status_path(log_directory: LogDirectory, vm_name: str) -> str:
-    """Where a viewer VM tells how far it is."""
+    """Return the path to which a viewer VM writes its status."""
     return log_directory.child(f"{vm_name}/startup_output.json")
 
 

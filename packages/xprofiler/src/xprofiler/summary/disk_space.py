@@ -1,4 +1,4 @@
-"""Whether there is room for what XProf keeps beside a profile: where there is none, it shows less, and says nothing."""
+"""Checks of disk space, since XProf silently shows less if it cannot write caches beside a profile."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from pathlib import Path
 
 from xprofiler.exceptions import XprofilerError
 
-__all__ = ["require_room", "temporary_folder"]
+__all__ = ["require_disk_space", "temporary_folder"]
 
 _LEAST_BYTES = 1 << 20
 
 
-def require_room(files: Collection[Path]) -> None:
-    """Make sure that as much can be written beside some files as they have, which is what XProf's converters keep.
+def require_disk_space(files: Collection[Path]) -> None:
+    """Check that the size of some files is free in their folder, which is the space that XProf's caches need.
 
     Args:
-        files: Of one folder each, or the same.
+        files: The files.
 
     Raises:
-        XprofilerError: There is no such room, or a limit on the size of files.
+        XprofilerError: The disk is full, or the size of files is limited.
     """
     size_bytes = max(_LEAST_BYTES, sum(file.stat().st_size for file in files))
     folder = next(iter(files)).parent
@@ -35,26 +35,26 @@ def require_room(files: Collection[Path]) -> None:
                 raise OSError("the disk is full")
     except OSError as error:
         raise XprofilerError(
-            f"XProf needs {size_bytes / 1e6:.0f} MB of temporary space to read this profile, and {folder} has not that "
-            f"much ({error.strerror or error}): make room there, or set TMPDIR to another folder"
+            f"XProf needs {size_bytes / 1e6:.0f} MB of temporary space to read this profile, but {folder} does not "
+            f"have it ({error.strerror or error}): free some space, or set TMPDIR to another folder"
         ) from error
 
 
 @contextmanager
 def temporary_folder(prefix: str) -> Iterator[Path]:
-    """A folder for the length of a block.
+    """Create a temporary folder for a block.
 
     Args:
-        prefix: What its name begins with.
+        prefix: The prefix of its name.
 
     Raises:
-        XprofilerError: None can be made, or nothing be written there.
+        XprofilerError: The folder cannot be created.
     """
     try:
         folder = tempfile.TemporaryDirectory(prefix=prefix, ignore_cleanup_errors=True)
     except OSError as error:
         raise XprofilerError(
-            f"cannot make a temporary folder ({error.strerror or error}): make room, or set TMPDIR to another folder"
+            f"cannot create a temporary folder ({error.strerror or error}): free some space, or set TMPDIR"
         ) from error
     with folder:
         yield Path(folder.name)
