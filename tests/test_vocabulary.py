@@ -78,7 +78,7 @@ LIMITS: dict[str, int | None] = {
     "packages/google_cloud_mldiagnostics": 1055,
     "packages/ml_goodput_measurement": 664,
     "packages/testing": None,
-    "packages/xprofiler": 545,
+    "packages/xprofiler": 100,
     "docs": 558,
     "tests": 3381,
     "benchmarks examples": 322,

@@ -266,4 +266,4 @@ def test_without_a_temporary_folder_it_says_what_to_do(tmp_path: Path, arguments
     ended = subprocess.run(argv, stderr=subprocess.PIPE, text=True, timeout=60, check=False)
     assert ended.returncode == 1
     assert "xprofiler: cannot create a temporary folder" in ended.stderr
-    assert "set TMPDIR to another folder\n" in ended.stderr
+    assert "free some space, or set TMPDIR\n" in ended.stderr

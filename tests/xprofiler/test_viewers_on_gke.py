@@ -183,7 +183,7 @@ def test_a_viewer_whose_name_is_taken_is_neither_changed_nor_deleted(cluster: Cl
     before = [cluster.server.objects(kind, "xprofiler") for kind in KINDS]
     refused = cluster.run(*CREATE, "-n", "shared", "--timeout", "1", "--quiet")
     assert refused.returncode == 2, refused.stderr
-    assert "there is a viewer shared on this cluster already" in refused.stderr
+    assert "a viewer shared already exists on this cluster" in refused.stderr
     assert [cluster.server.objects(kind, "xprofiler") for kind in KINDS] == before
 
 
