@@ -73,7 +73,7 @@ assert ml_goodput_measurement.src.goodput_utils is goodput_utils
 assert bad is goodput.BadputType is goodput_utils.BadputType
 assert goodput_utils.__name__ == goodput_utils.__spec__.name == "ml_goodput_measurement.goodput_utils"
 ours = {{name for name in set(sys.modules) - before if name.startswith("ml_goodput_measurement.")}}
-known = {{"_version", "goodput", "goodput_utils", "lazy_names", "src"}}
+known = {{"_version", "goodput", "goodput_utils", "lazy_names", "metric_details", "src"}}
 assert {{name.rpartition(".")[2] for name in ours}} == known, ours
 """
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import pickle
 import subprocess
 import sys
 import textwrap
 
 import ml_goodput_measurement.src
 import pytest
+from ml_goodput_measurement.goodput_utils import BadputType
 
 from .loaded_modules import loaded_by
 
@@ -73,7 +75,8 @@ def test_the_second_name_may_come_after_the_first_or_before() -> None:
 def test_only_what_is_used_is_loaded() -> None:
     loaded = loaded_by("from ml_goodput_measurement.src import goodput_utils")
     ours = {name.removeprefix("ml_goodput_measurement.") for name in loaded if name.startswith("ml_goodput_")}
-    assert ours == {"ml_goodput_measurement", "_version", "src", "src.goodput_utils", "goodput_utils", "lazy_names"}
+    names = {"src", "src.goodput_utils", "goodput_utils", "lazy_names", "metric_details"}
+    assert ours == {"ml_goodput_measurement", "_version", *names}
     assert not {"importlib.abc", "google", "numpy", "multiprocessing"} & loaded
 
 
@@ -84,6 +87,10 @@ def test_a_pickle_of_an_old_program_is_read() -> None:
         from ml_goodput_measurement import goodput_utils
         assert kind is goodput_utils.BadputType
     """)
+
+
+def test_a_pickle_names_the_module_that_the_public_package_has() -> None:
+    assert b"ml_goodput_measurement.goodput_utils" in pickle.dumps(BadputType.OTHER)
 
 
 def test_a_module_is_run_under_its_second_name() -> None:

@@ -164,3 +164,7 @@ class StepInfo:
 
     ideal_step_time: float
     step_deviations: Mapping[int, float]
+
+
+for _kind in (BadputType, GoodputType, IntervalMetricType, MetricType, MonitoringWindowType):
+    _kind.__module__ = "ml_goodput_measurement.goodput_utils"  # So that pickles name what the public package has.

@@ -19,10 +19,10 @@ class JaxEngine:
 
     def __init__(self) -> None:
         self._folder_descriptor: int | None = None
-        """Open during a trace into a folder whose name is not Unicode."""
+        """Open during a trace into a folder with a name that is not Unicode."""
 
     def start(self, folder: Path) -> None:
-        """Begins to trace; JAX initialises its backends, if the job has not yet."""
+        """Start a trace; JAX initialises its backends, if the job has not yet."""
         try:
             import jax.profiler
         except ImportError as error:
