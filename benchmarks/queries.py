@@ -11,8 +11,6 @@ import time
 from pathlib import Path
 from typing import Any
 
-from ml_diagnostics_common.journal.layout import Header, encode_header, log_directory, segment_name
-
 from benchmarks import process
 from benchmarks.job import JOB, LOG, MemoryLog, Training
 from benchmarks.results import Row, Table, seconds
@@ -52,6 +50,9 @@ def _ask(calculator: Any) -> float:
 
 def write_attempts(count: int) -> int:
     """Writes a job of many attempts, each by a process of its own, to the journal; returns how many entries it has."""
+    # Not above: `query` runs in the environment of the public package, too.
+    from ml_diagnostics_common.journal.layout import Header, encode_header, log_directory, segment_name
+
     folder = log_directory(Path(os.environ["ML_DIAGNOSTICS_DIR"]), LOG)
     folder.mkdir(parents=True)
     entries = 0
