@@ -295,6 +295,9 @@ class Recorders:
         """Return all facts of a writer but checkpoint operations."""
         if not records.in_ledger and not records.unplaced:
             return records.aside or Facts()
+        has_all = all(owner.records is records and not owner.others for owner in self._owners)
+        if has_all and records.aside is None and not records.unplaced:
+            return self._ledger.facts  # Not a copy: a job may have millions.
         facts = Facts()
         for owner, start_ns, end_ns in self._ranges(0, len(self._owners)):
             if owner.records is records:

@@ -217,7 +217,7 @@ def spans_of(writer: Writer, facts: Facts) -> list[Span]:
     starts[0] = first_ns
     spans = []
     for start_ns, end_ns in pairwise([*starts, NEVER_NS]):
-        kinds = facts.between(start_ns, end_ns).kinds()
+        kinds = facts.kinds_between(start_ns, end_ns)
         index = bisect_left(times, start_ns)
         last = bisect_left(times, end_ns) - 1
         first_step = last_step = None

@@ -248,7 +248,24 @@ class Facts:
         batch.step_times, batch.step_numbers = self.steps.between(start_ns, end_ns)
         batch.step_end_times, batch.step_end_numbers = self.step_ends.between(start_ns, end_ns)
         batch.load_marks = self.loads.codes_between(start_ns, end_ns)
-        others = batch.others
+        batch.others = self._others_between(start_ns, end_ns)
+        return batch
+
+    def kinds_between(self, start_ns: int, end_ns: int) -> dict[str, tuple[int, int]]:
+        """Return `between(...).kinds()`; the time does not grow with the steps."""
+        kinds = EventBatch(others=self._others_between(start_ns, end_ns)).kinds()
+        for kind, steps in (("step", self.steps), ("step_end", self.step_ends)):
+            first, stop = bisect_left(steps.times, start_ns), bisect_left(steps.times, end_ns)
+            if first < stop:
+                kinds[kind] = steps.times[first], steps.times[stop - 1]
+        codes = self.loads.codes
+        first, stop = bisect_left(codes, start_ns << 1), bisect_left(codes, end_ns << 1)
+        if first < stop:
+            kinds["load"] = codes[first] >> 1, codes[stop - 1] >> 1
+        return kinds
+
+    def _others_between(self, start_ns: int, end_ns: int) -> list[Event]:
+        others: list[Event] = []
         others += map(JobStart, _part(self.job_starts, start_ns, end_ns))
         ends = _part(self.job_ends, start_ns, end_ns)
         others += (JobEnd(time_ns, self.end_exceptions.get(time_ns, "")) for time_ns in ends)
@@ -260,7 +277,7 @@ class Facts:
         first, stop = bisect_left(self.slices.times, start_ns), bisect_left(self.slices.times, end_ns)
         others += self.slices.counts[first:stop]
         others += map(self.process_ends.__getitem__, _part(self._process_end_starts, start_ns, end_ns))
-        return batch
+        return others
 
     def checkpoint_operations(self) -> list[CheckpointOperation]:
         """Returns the saves and restores that were added."""
