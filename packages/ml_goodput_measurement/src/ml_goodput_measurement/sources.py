@@ -94,14 +94,18 @@ class UserLoggerSource:
 
     def _with_times(self, payloads: list[Any]) -> Payloads:
         """Return payloads, where each untimed checkpoint operation has the time of what was logged before it."""
-        payloads, searched = payloads.copy(), 0
-        operations = [index for index, payload in enumerate(payloads) if _is_untimed(payload)]
+        # Most of millions of payloads are steps: nothing is called for them, and nothing is copied.
+        events = [
+            index for index, payload in enumerate(payloads) if isinstance(payload, dict) and "event_type" in payload
+        ]
+        operations = [index for index in events if _is_untimed(payloads[index])]
+        timed, searched = payloads.copy() if operations else payloads, 0
         for index in (*operations, len(payloads)):
-            self._last_seconds = _last_seconds(payloads[searched:index], self._last_seconds)
+            self._last_seconds = _last_seconds(payloads, searched, index, self._last_seconds)
             searched = index
             if index < len(payloads) and self._last_seconds is not None:
-                payloads[index] = {**payloads[index], LOGGED_AFTER: self._last_seconds}
-        return payloads
+                timed[index] = {**payloads[index], LOGGED_AFTER: self._last_seconds}
+        return timed
 
     def position(self) -> None:
         """See `PayloadSource`; the ids may be anything, so nothing is kept."""
@@ -323,9 +327,10 @@ def _is_untimed(payload: object) -> bool:
     )
 
 
-def _last_seconds(payloads: list[Any], otherwise: float | None) -> float | None:
-    for payload in reversed(payloads):
-        moment = get_timestamp_from_log_entry(payload)
+def _last_seconds(payloads: list[Any], first: int, stop: int, otherwise: float | None) -> float | None:
+    """Return the time of the last payload that has one, of those from `first` to `stop`."""
+    for index in range(stop - 1, first - 1, -1):
+        moment = get_timestamp_from_log_entry(payloads[index])
         if moment is not None:
             return moment.timestamp()
     return otherwise
