@@ -201,8 +201,13 @@ hang_configuration.checked = lambda config: config  # Nobody else may wait for a
 hangs = hang_configuration.HangConfig(enabled=True, step_floor_seconds=2, snapshots=2, snapshot_interval_seconds=0.1)
 traces = None if sys.argv[2] == "nothing" else config(cloud=sys.argv[2] == "file").debug_config.stack_trace_config
 block = diagnostic_configuration.DiagnosticConfig(debug_configuration.DebugConfig(traces, hangs))
+class Moment(ctypes.Structure):
+    _fields_ = [("seconds", ctypes.c_long), ("nanoseconds", ctypes.c_long)]
 def stuck_here():
-    ctypes.PyDLL(None).usleep(5_000_000)  # Holds the GIL.
+    mutex, library = ctypes.create_string_buffer(128), ctypes.PyDLL(None)  # Holds the GIL.
+    library.pthread_mutex_lock(mutex)
+    # No signal ends it, as one would end usleep().
+    library.pthread_mutex_timedlock(mutex, ctypes.byref(Moment(int(time.time()) + 9, 0)))
 with diagnostic.diagnose(block):
     signal.signal(signal.SIGUSR1, lambda *_: say("theirs"))
     for step in range(100):
