@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import subprocess
 import sys
@@ -247,6 +248,27 @@ def test_the_schedulers_count_of_restarts_tells_attempts_apart() -> None:
             journal.append(payload)
         journal.close()
     assert len(report().attempts) == 2
+
+
+@pytest.mark.parametrize("order", list(itertools.permutations(range(4))))
+def test_attempts_that_start_at_the_same_moment_are_the_same_in_any_order(order: tuple[int, ...]) -> None:
+    lives = [
+        History().init(0, 0.5).steps(range(6), at=0.5, each=0.5),
+        History().init(0.25, 0.75).steps([7], at=5.5),
+        History().init(0.25, 0.75).steps(range(8), at=0.75, each=0.5),
+        History().steps([15, 17], at=59.75, each=2),
+    ]
+    writers = [Writer(2, "host-0", "0"), Writer(0, "host-3", "0"), Writer(0, "", "1"), Writer(0, "host-2")]
+
+    def writers_after(numbers: Iterable[int]) -> list[Writer]:
+        recorders = Recorders(JOB)
+        for number in numbers:
+            for payload in lives[number].payloads:
+                recorders.add(writers[number], [payload])
+                assert recorders.ledger.facts
+        return recorders.writers()
+
+    assert writers_after(order) == writers_after(range(4))
 
 
 def test_a_launcher_that_records_start_and_end_completes_the_program_that_it_starts() -> None:

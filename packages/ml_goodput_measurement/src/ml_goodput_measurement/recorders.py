@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import takewhile, zip_longest
+from itertools import accumulate, takewhile, zip_longest
 from operator import itemgetter
 from typing import Any, NamedTuple
 
@@ -108,6 +108,8 @@ class Recorders:
         self._borders: list[int] = []
         """When each owner starts to count; the first does so from the beginning of time."""
         self._owners: list[_Owner] = []
+        self._first_owners: list[int] = []
+        """By choice, the number of its first owner."""
 
     def add(self, writer: Writer, payloads: Iterable[Any]) -> None:
         """Add payloads that one writer recorded, of whatever job.
@@ -251,6 +253,7 @@ class Recorders:
         recorders._spans.sort(key=_order)
         recorders._order = [span.order for span in recorders._spans]
         recorders._choices = choose_writers(recorders._spans, [])
+        recorders._first_owners = [0, *accumulate(map(len, _turns_of(recorders._choices)))][:-1]
         for border, number, others in state["owners"]:
             recorders._borders.append(border)
             recorders._owners.append(_Owner(everyone[number], tuple(everyone[other] for other in others)))
@@ -315,17 +318,17 @@ class Recorders:
         self._renew_spans()
         # One before the first that may have changed: where that one starts, the turns of this one end.
         index = max(0, bisect_right(self._choices, self._changed_order, key=_first_order) - 2)
-        known = bisect_left(self._borders, self._choices[index].start_ns()) if index else 0
+        known = self._first_owners[index] if index else 0
         position = bisect_left(self._order, _first_order(self._choices[index])) if index else 0
         self._choices = choose_writers(self._spans[position:], self._choices[:index])
         owners, borders = self._owners[:known], self._borders[:known]
-        for choice, following in zip_longest(self._choices[index:], self._choices[index + 1 :]):
-            end_ns = following.start_ns() if following else NEVER_NS
-            for start_ns, span, complementary in choice.turns():
-                if start_ns < end_ns or span is choice.counts:
-                    others = (self._records[one.writer.key] for one in complementary)
-                    owners.append(_Owner(self._records[span.writer.key], tuple(others)))
-                    borders.append(start_ns if borders else -1)
+        del self._first_owners[index:]
+        for turns in _turns_of(self._choices[index:]):
+            self._first_owners.append(len(owners))
+            for start_ns, span, complementary in turns:
+                others = (self._records[one.writer.key] for one in complementary)
+                owners.append(_Owner(self._records[span.writer.key], tuple(others)))
+                borders.append(start_ns if borders else -1)
         changed_ns = self._first_difference(borders, owners, known)
         if changed_ns <= self._ledger.facts.recorded_span()[1]:
             self._clear_ledger()
@@ -426,6 +429,13 @@ class Recorders:
 
 
 _LAST = (NEVER_NS, Writer())
+
+
+def _turns_of(choices: Sequence[ChosenWriter]) -> Iterator[list[tuple[int, Span, list[Span]]]]:
+    """Yield the turns of each choice, of the last to its end, of the others as far as they start before the next."""
+    for choice, following in zip_longest(choices, choices[1:]):
+        end_ns = following.start_ns() if following else NEVER_NS
+        yield [turn for turn in choice.turns() if turn[0] < end_ns or turn[1] is choice.counts]
 
 
 def _start_ns(span: Span) -> int:
