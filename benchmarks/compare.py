@@ -174,7 +174,7 @@ def _change(key: Key, old: Samples, new: Samples) -> Change | None:
         return None
     sign = 1 if old.better == "lower" else -1
     changes = [sign * (after / before - 1) for before, after in sides]
-    # A busy machine slows the reference too, and a reference that became faster harms nobody: both must agree.
+    # A busy machine slows the reference too, and a reference may become faster by itself: both must agree.
     worse_by = 0.0 if min(changes) < 0 < max(changes) else min(changes, key=abs)
     several = [samples for samples in (old, new) if len(samples.values) > 1]
     noise = max([LEAST_NOISE, *map(_spread, several)]) if several else _assumed_noise(key)

@@ -135,7 +135,7 @@ def _costs(count: int, repetitions: int) -> Table:
             "< 1 µs",
             cost["with"] < 1e-6,
         ),
-        Row("the same call where nobody watches", seconds(cost["without"]), f"bare copy {seconds(cost['bare'])}"),
+        Row("the same call without a watcher", seconds(cost["without"]), f"bare copy {seconds(cost['bare'])}"),
     ]
     rows += [
         Row(

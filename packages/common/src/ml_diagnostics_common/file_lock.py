@@ -46,7 +46,7 @@ def share_lock(descriptor: int) -> None:
 
         fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except (ImportError, OSError):
-        pass  # There are no locks, or somebody asks `is_held` at this very moment.
+        pass  # There are no locks, or another process calls `is_held` at this moment.
 
 
 def is_held(descriptor: int) -> bool:

@@ -19,7 +19,7 @@ _SILENT_NS: Final = 180 * 10**9
 
 
 def own_mark() -> str:
-    """Return what tells this process from an earlier one of its pid, and whose process numbers that pid is of."""
+    """Return an id that no earlier process with this pid has; it includes the namespace of the pid."""
     return f"{start_mark(os.getpid())}@{pid_namespace()}"
 
 

@@ -51,7 +51,7 @@ MACHINE_TYPE_TO_ACCELERATOR_TYPE_MAPPING: Mapping[str, str] = {
 """The accelerator of a machine type, as a label says it: the first key that the machine type contains decides.
 
 The values are those of the public package, for alerts and dashboards filter on them. For A4, A4X, G2 and G4 machines,
-which it does not tell apart, ours are in the same style. Types of machines: https://cloud.google.com/compute/docs/gpus
+which it does not distinguish, ours are in the same style. Types of machines: https://cloud.google.com/compute/docs/gpus
 and https://cloud.google.com/kubernetes-engine/docs/concepts/plan-tpus
 """
 

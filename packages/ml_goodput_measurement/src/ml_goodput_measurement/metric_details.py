@@ -91,7 +91,7 @@ UnproductiveTimeDict = dict[BadputType, float | dict[str, float]]
 
 @dataclass
 class GCPOptions:
-    """What Cloud Monitoring is told of a job, and whether."""
+    """Which metrics go to Cloud Monitoring, and the labels of the job there."""
 
     project_id: str | None = None
     """None: the project that this machine belongs to."""
@@ -99,7 +99,7 @@ class GCPOptions:
     """Zone or region; None: this machine's zone."""
     replica_id: str = "0"
     acc_type: str | None = None
-    """The accelerator's type, such as TPU-v5p; None: what this machine's type tells, else UNKNOWN."""
+    """The accelerator's type, such as TPU-v5p; None: that of this machine's type, or UNKNOWN."""
     cluster_name: str | None = None
     """None: the GKE cluster of this machine, if it is in one."""
     enable_gcp_goodput_metrics: bool = True

@@ -141,7 +141,7 @@ class _Latest:
 
         Args:
             entry: The entry.
-            life: Tells processes of one process id apart.
+            life: Distinguishes processes that had the same process id.
         """
         key = (*_process_of(entry), entry.context.labels.get("attempt", ""), life)
         kept = self._processes.get(key)

@@ -207,11 +207,11 @@ def _explained(verb: str, path: str) -> Iterator[None]:
     except FileNotFoundError as error:
         raise ObjectNotFoundError(f"cannot {verb} {path}: there is no such file") from error
     except OSError as error:
-        todo = _TODO.get(error.errno or 0, "look at the path and its folder, or choose another one")
-        raise StorageError(f"cannot {verb} {path}: {error.strerror or error}; {todo}") from error
+        remedy = _REMEDIES.get(error.errno or 0, "check the path and its folder, or choose another one")
+        raise StorageError(f"cannot {verb} {path}: {error.strerror or error}; {remedy}") from error
 
 
-_TODO = {
+_REMEDIES = {
     errno.EACCES: "give this user the permission, or choose another folder",
     errno.EPERM: "give this user the permission, or choose another folder",
     errno.EROFS: "choose a folder that can be written",
