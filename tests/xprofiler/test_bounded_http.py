@@ -17,6 +17,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from google.auth.credentials import AnonymousCredentials
+from ml_diagnostics_common.authorized_requests import open_session
 from xprofiler.cloud.bounded_http import BoundedHttp
 
 
@@ -100,62 +101,63 @@ def no_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name.upper(), raising=False)
 
 
+@contextmanager
+def opened(ca_certs: Path | None = None) -> Iterator[BoundedHttp]:
+    session = open_session(AnonymousCredentials(), "a test", ca_certs=None if ca_certs is None else str(ca_certs))
+    try:
+        yield BoundedHttp(session, 10)
+    finally:
+        session.close()
+
+
 def test_requests_over_tls_share_a_connection(certificate: Path) -> None:
-    with serving(_Api, certificate) as server:
-        bounded = BoundedHttp(AnonymousCredentials(), str(certificate))
+    with serving(_Api, certificate) as server, opened(certificate) as http_of_api:
         for _ in range(3):
-            response, body = bounded.within(10).request(f"https://localhost:{server.server_port}/a?b=c")
+            response, body = http_of_api.request(f"https://localhost:{server.server_port}/a?b=c")
             assert (response.status, body) == (200, b"{}")
-        bounded.close()
     assert {path for _, path, _ in server.asked} == {"/a?b=c"}
     assert len({port for port, _, _ in server.asked}) == 1
 
 
 def test_a_certificate_that_no_authority_has_signed_is_refused(certificate: Path) -> None:
-    with serving(_Api, certificate) as server, pytest.raises(ssl.SSLCertVerificationError):
-        BoundedHttp(AnonymousCredentials(), None).within(10).request(f"https://localhost:{server.server_port}/")
+    refused = pytest.raises(ConnectionError, match="CERTIFICATE_VERIFY_FAILED")
+    with serving(_Api, certificate) as server, opened() as http_of_api, refused:
+        http_of_api.request(f"https://localhost:{server.server_port}/")
     assert server.asked == []
 
 
 def test_the_authorities_of_other_clients_are_trusted(certificate: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("REQUESTS_CA_BUNDLE", str(certificate))
-    with serving(_Api, certificate) as server:
-        url = f"https://localhost:{server.server_port}/"
-        bounded = BoundedHttp(AnonymousCredentials(), None)
-        assert bounded.within(10).request(url)[1] == b"{}"
-        bounded.close()
+    with serving(_Api, certificate) as server, opened() as http_of_api:
+        assert http_of_api.request(f"https://localhost:{server.server_port}/")[1] == b"{}"
 
 
 def test_a_proxy_passes_tls_on(certificate: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with serving(_Api, certificate) as server, serving(_Proxy) as proxy:
         monkeypatch.setenv("HTTPS_PROXY", f"http://me:p%40ss@127.0.0.1:{proxy.server_port}")
-        bounded = BoundedHttp(AnonymousCredentials(), str(certificate))
-        for _ in range(2):
-            assert bounded.within(10).request(f"https://localhost:{server.server_port}/a")[1] == b"{}"
-        bounded.close()
+        with opened(certificate) as http_of_api:
+            for _ in range(2):
+                assert http_of_api.request(f"https://localhost:{server.server_port}/a")[1] == b"{}"
     assert proxy.asked == [(f"localhost:{server.server_port}", "Basic bWU6cEBzcw==")]
     assert [(path, login) for _, path, login in server.asked] == [("/a", None)] * 2
 
 
 def test_a_proxy_is_given_whole_urls_without_tls(monkeypatch: pytest.MonkeyPatch) -> None:
     with serving(_Proxy) as proxy:
-        monkeypatch.setenv("http_proxy", f"me:pass@127.0.0.1:{proxy.server_port}")
-        bounded = BoundedHttp(AnonymousCredentials(), None)
-        assert bounded.within(10).request("http://compute.test/a?b=c")[1] == b"{}"
-        bounded.close()
+        monkeypatch.setenv("http_proxy", f"http://me:pass@127.0.0.1:{proxy.server_port}")
+        with opened() as http_of_api:
+            assert http_of_api.request("http://compute.test/a?b=c")[1] == b"{}"
     assert [asked[1:] for asked in proxy.asked] == [("http://compute.test/a?b=c", "Basic bWU6cGFzcw==")]
 
 
 def test_hosts_without_a_proxy_are_asked_directly(monkeypatch: pytest.MonkeyPatch) -> None:
-    with serving(_Api) as server:
+    with serving(_Api) as server, opened() as http_of_api:
         monkeypatch.setenv("http_proxy", "http://127.0.0.1:1")
         monkeypatch.setenv("no_proxy", "127.0.0.1")
-        bounded = BoundedHttp(AnonymousCredentials(), None)
-        assert bounded.within(10).request(f"http://127.0.0.1:{server.server_port}/")[1] == b"{}"
-        bounded.close()
+        assert http_of_api.request(f"http://127.0.0.1:{server.server_port}/")[1] == b"{}"
 
 
-def test_a_proxy_that_is_not_one_of_http_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_proxy_that_is_not_supported_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("https_proxy", "socks5://127.0.0.1:1")
-    with pytest.raises(ConnectionError, match=r"socks5://127\.0\.0\.1"):
-        BoundedHttp(AnonymousCredentials(), None).within(10).request("https://compute.test/")
+    with opened() as http_of_api, pytest.raises(ConnectionError, match=r"(?i)socks"):
+        http_of_api.request("https://compute.test/")

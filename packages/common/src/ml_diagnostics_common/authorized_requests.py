@@ -129,12 +129,13 @@ class Session:
         self._http.close()
 
 
-def open_session(credentials: Any, feature: str) -> Session:
+def open_session(credentials: Any, feature: str, *, ca_certs: str | None = None) -> Session:
     """Return a session for an API that these credentials are for.
 
     Args:
         credentials: A `google.auth.credentials.Credentials`.
         feature: What it is for, for the message where google-auth is missing.
+        ca_certs: A file of the authorities to trust; None for those that `requests` trusts.
 
     Raises:
         MissingExtraError: google-auth or requests is not installed.
@@ -146,7 +147,7 @@ def open_session(credentials: Any, feature: str) -> Session:
     except ImportError as error:
         raise MissingExtraError(feature, "ml-diagnostics-common", "logging") from error
     # Requests for a token by an adapter of google.auth's own would try four times to connect, each its full time.
-    return Session(credentials, BoundedHttp(), Request(session=bounded_http(RESPONSE_BYTES)))
+    return Session(credentials, BoundedHttp(ca_certs), Request(session=bounded_http(RESPONSE_BYTES)))
 
 
 def exchange(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import time
+import zlib
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
@@ -16,7 +17,6 @@ import urllib3
 from requests.adapters import HTTPAdapter
 from urllib3.exceptions import DecodeError, ProtocolError
 
-from ml_diagnostics_common.bounded_body import BodyError, BodyTooLargeError, bounded_pieces
 from ml_diagnostics_common.timed_response import TimedHeadersResponse, TimedResponse
 
 __all__ = [
@@ -30,6 +30,8 @@ __all__ = [
 ]
 
 _CONNECT_SECONDS = 5.0
+_PIECE_BYTES = 1 << 18
+_GZIP_OR_ZLIB = zlib.MAX_WBITS | 32
 
 
 def bounded_http(most_bytes: int) -> requests.Session:
@@ -68,10 +70,14 @@ class BoundedHttp:
 
     A `requests.Session` reads ~/.netrc, whose login would replace a token, cookies, and the variables for proxies and
     authorities again for each request: half of a request's cost. Here the variables are read once for each server.
+
+    Args:
+        ca_certs: A file of the authorities to trust; None for those that requests trusts.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, ca_certs: str | None = None) -> None:
         self._session = bounded_http(0)
+        self._ca_certs = ca_certs
         self._settings: dict[str, Mapping[str, Any]] = {}
 
     def send(self, request: HttpRequest, deadline: Deadline) -> Any:
@@ -79,7 +85,7 @@ class BoundedHttp:
         server = "/".join(request.url.split("/", 3)[:3])
         settings = self._settings.get(server)
         if settings is None:
-            settings = self._session.merge_environment_settings(request.url, {}, True, None, None)
+            settings = self._session.merge_environment_settings(request.url, {}, True, self._ca_certs, None)
             self._settings[server] = settings
         prepared = requests.PreparedRequest()
         headers = {**request.headers, "Accept-Encoding": "gzip"}
@@ -207,18 +213,46 @@ class _BoundedBody:
 
     def stream(self, *_: object, **__: object) -> Iterator[bytes]:
         """Yield the body in pieces; requests reads it by this. Raises as `read_all`."""
-        raw = self._raw
         try:
-            yield from bounded_pieces(
-                functools.partial(raw.read, decode_content=False),
-                announced=raw.length_remaining,
-                encoding=raw.headers.get("Content-Encoding"),
-                most_bytes=self.most_bytes,
-            )
-        except BaseException as error:
-            raw.close()  # The rest is not wanted: without this the connection would be used again.
-            if isinstance(error, BodyTooLargeError):
-                raise ResponseTooLargeError(str(error)) from error
-            if isinstance(error, BodyError):
-                raise DecodeError(str(error)) from error
+            encoding = (self._raw.headers.get("Content-Encoding") or "identity").strip().lower()
+            pieces = self._received()
+            count = 0
+            for piece in pieces if encoding == "identity" else self._decompressed(encoding, pieces):
+                count += len(piece)
+                if count > self.most_bytes:
+                    raise self._too_large()
+                yield piece
+        except BaseException:
+            self._raw.close()  # The rest is not wanted: without this the connection would be used again.
             raise
+
+    def _received(self) -> Iterator[bytes]:
+        announced = self._raw.length_remaining or 0
+        if announced > self.most_bytes:
+            raise self._too_large()
+        while piece := self._raw.read(max(announced, _PIECE_BYTES), decode_content=False):
+            yield piece
+
+    def _decompressed(self, encoding: str, pieces: Iterator[bytes]) -> Iterator[bytes]:
+        if encoding not in ("gzip", "x-gzip", "deflate"):
+            raise DecodeError(f"the response is compressed by {encoding[:40]!r}, which was not asked for")
+        member = zlib.decompressobj(_GZIP_OR_ZLIB)
+        received = False
+        for piece in pieces:
+            rest = piece
+            while rest:
+                if member.eof:  # RFC 1952: one gzip file may follow another.
+                    member = zlib.decompressobj(_GZIP_OR_ZLIB)
+                try:
+                    decompressed = member.decompress(rest, _PIECE_BYTES)
+                except zlib.error as error:
+                    raise DecodeError(f"the response cannot be decompressed: {error}") from error
+                received = True
+                rest = member.unused_data or member.unconsumed_tail
+                yield decompressed
+        yield member.flush()  # A few bytes at most: those that had no room in the last piece.
+        if received and not member.eof:
+            raise ProtocolError("the compressed response ends in the middle")
+
+    def _too_large(self) -> ResponseTooLargeError:
+        return ResponseTooLargeError(f"the response is larger than {self.most_bytes / 2**20:.4g} MiB; it was dropped")

@@ -24,10 +24,9 @@ from xprofiler.console import Console
 from xprofiler.exceptions import XprofilerError
 
 if TYPE_CHECKING:
+    from ml_diagnostics_common.authorized_requests import Session
     from ml_diagnostics_common.credentials import CloudEnvironment
     from ml_diagnostics_common.storage import GoogleCloudStorage
-
-    from xprofiler.cloud.bounded_http import BoundedHttp
 
 __all__ = ["GoogleApi"]
 
@@ -237,17 +236,19 @@ class GoogleApi:
         return {"api_endpoint": url} if url else {}
 
     def _http(self, timeout_seconds: float | None = None) -> Any:
-        return self._connections_to_apis.within(timeout_seconds or self._request_seconds)
+        from xprofiler.cloud.bounded_http import BoundedHttp
+
+        return BoundedHttp(self._session, timeout_seconds or self._request_seconds)
 
     @property
     @_once
-    def _connections_to_apis(self) -> BoundedHttp:
-        from xprofiler.cloud.bounded_http import BoundedHttp
+    def _session(self) -> Session:
+        from ml_diagnostics_common.authorized_requests import open_session
 
         ca_certs = self.settings.value("core", "custom_ca_certs_file") or None
-        bounded = BoundedHttp(self.login.credentials, ca_certs)
-        self._connections.append(bounded)
-        return bounded
+        session = open_session(self.login.credentials, "Compute Engine", ca_certs=ca_certs)
+        self._connections.append(session)
+        return session
 
 
 def _close_all(connections: list[Any]) -> None:
