@@ -40,7 +40,7 @@ class BoundedHttp:
             ConnectionError: There was none, or one that is too large.
             google.auth.exceptions.GoogleAuthError: There is no access token.
         """
-        # httplib2 asks for gzip in the same words.
+        # httplib2 and `exchange` would both ask for gzip.
         sent = {name: value for name, value in (headers or {}).items() if name.lower() != "accept-encoding"}
         try:
             answer = exchange(
