@@ -3,9 +3,10 @@
     <folder>/<pid>-<start>-<machine>    private (0600), mapped; removed when publishing stops
 
 The name says whose page it is: a page left behind by a dead process is never taken for that of a live one with the same
-number. The page is a ring of slots; each publishing goes to the next, as one call in C that writes its sequence
-number first and once more last. A reader takes the newest slot whose two numbers agree: whole states only, without a
-lock, whatever thread or signal handler published, and wherever a writer was stopped.
+number. The page is a ring of slots; each publishing goes to the next, as one call in C that clears the slot, then
+writes its sequence number first and once more last. A reader takes the newest slot whose two numbers agree and of which
+nothing is cleared: whole states only, without a lock, whatever thread or signal handler published, and wherever a
+writer was stopped.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ __all__ = [
 PHASES: Final = ("init", "compile", "data", "step", "checkpoint", "eval", "other", "wait", "ended")
 """What a process may say that it does; `wait`: for something outside, such as slices, for as long as it takes."""
 
-_CODES: Final = {phase: code for code, phase in enumerate(PHASES)}
+_CODES: Final = {phase: code for code, phase in enumerate(PHASES, start=1)}  # 0 is that of a slot being written.
 _OTHER: Final = _CODES["other"]
 _NO_STEP: Final = -(2**63)
 _SLOT: Final = struct.Struct("=QqqQQ")  # sequence, time, step, phase, sequence
@@ -237,9 +238,9 @@ class ProgressReader:
 
 def _states(slots: Iterable[tuple[int, int, int, int, int]]) -> list[Progress]:
     return [
-        Progress(first, time_ns, PHASES[code], None if step == _NO_STEP else step)
+        Progress(first, time_ns, PHASES[code - 1], None if step == _NO_STEP else step)
         for first, time_ns, step, code, last in slots
-        if first == last != 0 and code < len(PHASES)
+        if first == last != 0 and time_ns and 0 < code <= len(PHASES)
     ]
 
 
