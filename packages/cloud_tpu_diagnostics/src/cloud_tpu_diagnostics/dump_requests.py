@@ -30,7 +30,13 @@ from ml_diagnostics_common.guard import LOSSES, guarded_as, warn_once
 from ml_diagnostics_common.signal_wakeups import SignalWakeups, in_main_thread, subscribe, unsubscribe
 
 from cloud_tpu_diagnostics.dump import signal_dump_text, write_at_once, write_in_parts
-from cloud_tpu_diagnostics.signals import FAULTHANDLER_DUMP, caught_signals_or_none, real_time_signals, signal_name
+from cloud_tpu_diagnostics.signals import (
+    FAULTHANDLER_DUMP,
+    SignalsAmidText,
+    caught_signals_or_none,
+    real_time_signals,
+    signal_name,
+)
 from cloud_tpu_diagnostics.undoing import undo_all
 from cloud_tpu_diagnostics.watchdog import Output, is_left_harmless, make_harmless
 
@@ -64,6 +70,7 @@ class DumpRequests:
         self._fallback: Output | None = None
         self._is_fallback = False
         """Until the main thread installs the handler, faulthandler answers."""
+        self._signals = SignalsAmidText()
         self._is_dumping = False
         self._unclaimed: deque[None] = deque()
         """A request whose byte the thread has read: the thread or the handler takes it from here, and answers it."""
@@ -252,10 +259,7 @@ class DumpRequests:
     def _receive(self, data: bytes) -> None:
         """Handle signals that arrive, in our thread."""
         self._write_the_rest()
-        is_request = self.signal is not None and (
-            FAULTHANDLER_DUMP in data if self._is_fallback else self.signal in data
-        )
-        if not is_request or not self._is_on:
+        if not self._is_request(data) or not self._is_on:
             return
         self._acknowledge()
         self._unclaimed.append(None)
@@ -267,6 +271,14 @@ class DumpRequests:
         self._claims += 1
         self._dump(may_wait=True)
         self._acknowledge()
+
+    def _is_request(self, data: bytes) -> bool:
+        if self.signal is None:
+            return False
+        if self._fallback is None:
+            return self.signal in data
+        # Its text may arrive after the handler has replaced it.
+        return FAULTHANDLER_DUMP in data or self.signal in self._signals.numbers(data)
 
     def _dump(self, *, may_wait: bool) -> None:
         text = signal_dump_text(DumpRequests._on_signal.__code__, leave_out={self.thread_ident})

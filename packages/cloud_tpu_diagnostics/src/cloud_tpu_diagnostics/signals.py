@@ -4,13 +4,55 @@ from __future__ import annotations
 
 import os
 import signal
+import time
+from collections.abc import Callable
 from typing import Final
 
-__all__ = ["FAULTHANDLER_DUMP", "caught_signals", "caught_signals_or_none", "real_time_signals", "signal_name"]
+__all__ = [
+    "FAULTHANDLER_DUMP",
+    "SignalsAmidText",
+    "caught_signals",
+    "caught_signals_or_none",
+    "real_time_signals",
+    "signal_name",
+]
 
 _MOST_BYTES = 65_536
 FAULTHANDLER_DUMP: Final = b"Stack ("
 """How a dump of one thread begins."""
+_LONGEST_DUMP_SECONDS: Final = 1.0
+
+
+class SignalsAmidText:
+    """Separates numbers of signals from dumps of faulthandler that arrive at the same descriptor, in pieces.
+
+    The newline that ends each line of a dump is the number of SIGUSR1 too, and digits are those of real-time signals.
+    The first character of each line is a space or a letter, and no signal has such a number.
+
+    Args:
+        clock: Seconds, monotonic.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._is_in_line = False
+        self._received_at = clock()
+
+    def numbers(self, data: bytes) -> bytes:
+        """Return the bytes of the next piece that are not a dump's text."""
+        now = self._clock()
+        if now - self._received_at > _LONGEST_DUMP_SECONDS:
+            self._is_in_line = False  # The end of that line has been lost.
+        self._received_at = now
+        numbers = bytearray()
+        for byte in data:
+            if self._is_in_line:
+                self._is_in_line = byte != ord("\n")
+            elif byte == ord(" ") or chr(byte).isalpha():
+                self._is_in_line = True
+            else:
+                numbers.append(byte)
+        return bytes(numbers)
 
 
 def caught_signals(pid: int | None = None) -> frozenset[int]:
