@@ -10,9 +10,11 @@ from ml_diagnostics_common import guard
 
 _PREFIXES = ("ML_DIAGNOSTICS_", "CLOUDSDK_", "GOOGLE_", "GCE_METADATA_", "STORAGE_EMULATOR_", "NO_GCE_")
 
-# A shell's background jobs ignore Ctrl-C, and so would each program that a test starts and interrupts.
+# A shell's background jobs ignore Ctrl-C, and those of nohup SIGHUP: so would each program that a test starts.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 @pytest.fixture(autouse=True)

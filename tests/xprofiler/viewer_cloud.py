@@ -139,10 +139,11 @@ class Running:
         finally:
             self.process.kill()
             self.process.wait()
-            self._reader.join()
-            for pipe in (self.process.stdin, self.process.stdout, self.process.stderr):
-                if pipe is not None:
-                    pipe.close()
+            self._reader.join(10)
+            if not self._reader.is_alive():  # What the command has left running may hold its output open.
+                for pipe in (self.process.stdin, self.process.stdout, self.process.stderr):
+                    if pipe is not None:
+                        pipe.close()
         return code
 
 
