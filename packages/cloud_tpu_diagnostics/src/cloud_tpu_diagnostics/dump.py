@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 import select
-import sys
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator
 from types import CodeType, FrameType
+
+from ml_diagnostics_common.thread_frames import current_frames
 
 __all__ = ["dump_text", "signal_dump_text", "write_at_once", "write_in_parts"]
 
@@ -34,7 +35,7 @@ def dump_text(interval_seconds: float, goes_on: Callable[[], bool], leave_out: C
         leave_out: Identifiers of further threads of ours.
     """
     left_out = {threading.get_ident(), *leave_out}
-    frames = sys._current_frames().items()
+    frames = current_frames().items()
     known: dict[tuple[int, int], tuple[CodeType, str]] = {}
     threads = [_thread_text(ident, frame, known) for ident, frame in frames if ident not in left_out and goes_on()]
     return f"Timeout ({_clock_text(interval_seconds)})!\n" + "\n".join(threads)
@@ -49,7 +50,7 @@ def signal_dump_text(handler: CodeType, leave_out: Collection[int] = ()) -> str:
     """
     main = threading.main_thread().ident
     known: dict[tuple[int, int], tuple[CodeType, str]] = {}
-    frames = {**sys._current_frames()}
+    frames = current_frames()
     outer: FrameType | None = frames.get(main or 0)
     while outer is not None:
         if outer.f_code is handler and outer.f_back is not None and main is not None:

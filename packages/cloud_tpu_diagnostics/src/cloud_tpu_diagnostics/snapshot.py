@@ -6,12 +6,13 @@ differs. The frames are let go at once: they hold the variables of the job.
 
 from __future__ import annotations
 
-import sys
 import threading
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from types import CodeType
 from typing import Any, Final, NamedTuple
+
+from ml_diagnostics_common.thread_frames import current_frames
 
 from cloud_tpu_diagnostics.grouping import ThreadGroup
 from cloud_tpu_diagnostics.traces import Frame
@@ -109,7 +110,7 @@ def take_snapshot(*, leave_out: Collection[int] = ()) -> Snapshot:
 
 def _copy_stacks() -> dict[int, _Stack]:
     stacks: dict[int, _Stack] = {}
-    for ident, frame in sys._current_frames().items():
+    for ident, frame in current_frames().items():
         codes: list[CodeType] = []
         instructions: list[int] = []
         inner = frame

@@ -14,7 +14,6 @@ import gc
 import logging
 import os
 import signal
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -23,6 +22,7 @@ from typing import Any
 
 from ml_diagnostics_common.descriptors import Descriptor, with_high_number
 from ml_diagnostics_common.guard import log_once, warn_once
+from ml_diagnostics_common.thread_frames import current_frames
 
 from cloud_tpu_diagnostics.signals import caught_signals_or_none, real_time_signals
 from cloud_tpu_diagnostics.undoing import undo_all
@@ -201,7 +201,7 @@ class Watchdog:
 
 
 def _is_crowded() -> bool:
-    return len(sys._current_frames()) > _MOST_THREADS
+    return len(current_frames()) > _MOST_THREADS
 
 
 def _disable(output: Output, their_file: Any) -> None:

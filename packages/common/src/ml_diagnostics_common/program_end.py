@@ -16,6 +16,8 @@ from opcode import opname
 from types import FrameType
 from typing import Final
 
+from ml_diagnostics_common.thread_frames import current_frames
+
 __all__ = [
     "UNSEEN_EXIT",
     "ProgramEnd",
@@ -44,7 +46,7 @@ class ProgramEnd(enum.Enum):
 
 def program_frame() -> FrameType | None:
     """Return the outermost frame of the main thread; None if that is not the program's, as where C embeds Python."""
-    frame = sys._current_frames().get(threading.main_thread().ident or 0)
+    frame = current_frames().get(threading.main_thread().ident or 0)
     while frame is not None and frame.f_back is not None:
         frame = frame.f_back
     if frame is None:

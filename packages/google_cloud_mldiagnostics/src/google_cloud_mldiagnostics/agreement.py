@@ -14,6 +14,7 @@ from typing import Any, Protocol, cast
 
 from ml_diagnostics_common import background
 from ml_diagnostics_common.guard import warn_once
+from ml_diagnostics_common.thread_frames import current_frames
 
 __all__ = ["agree", "has_coordinator", "hear", "jax_processes", "tell", "told"]
 
@@ -151,7 +152,7 @@ def _coordination_client() -> _CoordinationClient | None:
 def _is_connecting(state: Any) -> bool:
     """Return True while a thread is in `jax.distributed.initialize`, which shows the client before it is connected."""
     connect = getattr(type(state).initialize, "__code__", None)
-    for frame in sys._current_frames().values():
+    for frame in current_frames().values():
         caller: FrameType | None = frame
         while caller is not None:
             if caller.f_code is connect:
