@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from cloud_tpu_diagnostics.companion.patience import Patience
+from cloud_tpu_diagnostics.signals import SignalsAmidText
 from cloud_tpu_diagnostics.traces import Dump, Trigger, parse_dumps
 
 from .accompanied_jobs import wait_until
@@ -436,3 +437,24 @@ for _ in range(500):
     assert run(program, tmp_path)[0] == 0
     (file,) = tmp_path.glob("stack_trace_*")
     assert file.read_text().count("Current thread") == 500
+
+
+_DUMP = b'Stack (most recent call first):\n  File "job.py", line 10 in work\n  File "<string>", line 3 in <module>\n'
+
+
+@pytest.mark.parametrize("piece_bytes", [1, 2, 7, 31, 32, 33, 200])
+def test_text_of_faulthandler_in_pieces_is_not_taken_for_signals(piece_bytes: int) -> None:
+    data = bytes([signal.SIGTERM]) + _DUMP + bytes([signal.SIGUSR1, 34, 64]) + _DUMP + bytes([signal.SIGUSR1])
+    signals = SignalsAmidText(clock=lambda: 0.0)
+    pieces = [data[start : start + piece_bytes] for start in range(0, len(data), piece_bytes)]
+    assert b"".join(map(signals.numbers, pieces)) == bytes(
+        [signal.SIGTERM, signal.SIGUSR1, 34, 64, signal.SIGUSR1],
+    )
+
+
+def test_a_dump_that_ends_amid_a_line_hides_no_later_signal() -> None:
+    now = [0.0]
+    signals = SignalsAmidText(clock=lambda: now[0])
+    assert signals.numbers(b"Stack (most") == b""
+    now[0] = 2.0
+    assert signals.numbers(bytes([signal.SIGUSR1])) == bytes([signal.SIGUSR1])
