@@ -105,13 +105,13 @@ def install(session: nox.Session, pins: str, *packages: str) -> None:
 
 
 def run_tests(session: nox.Session, pins: str, *arguments: str) -> None:
-    """Run pytest in an environment of its own, a file of tests at a time for each core, and for one more.
+    """Run pytest in an environment of its own, up to four files of tests at a time: two more than there are cores.
 
     Many tests wait for real programs, most of the time. Thousands of processes, signals and sockets share few cores
     here: a test that fails is run once more, in its place; one that then passes is listed as RERUN, to be looked at.
     """
     install(session, pins, *PACKAGES)
-    side_by_side = [f"--numprocesses={min(4, (os.cpu_count() or 1) + 1)}", "--dist=loadfile"]
+    side_by_side = [f"--numprocesses={min(4, (os.cpu_count() or 1) + 2)}", "--dist=loadfile"]
     again = ["--reruns=1", "-rR"]
     environment = {"JAX_PLATFORMS": "cpu"}
     session.run("python", "-m", "pytest", *side_by_side, *again, *arguments, *session.posargs, env=environment)
