@@ -146,7 +146,7 @@ def core(session: nox.Session) -> None:
 @nox.session
 def slow(session: nox.Session) -> None:
     """The tests that take minutes: soaks and long fuzzing."""
-    run_tests(session, "tests", "-m", "slow", "--numprocesses=0")
+    run_tests(session, "tests", "-m", "slow", "--numprocesses=0", "--timeout=3600")
 
 
 @nox.session(python=PYTHONS[0])
