@@ -256,7 +256,9 @@ def test_the_deadline_is_the_callers_to_choose(server, monkeypatch):
     store.close()
 
 
-@pytest.mark.parametrize("path", ["s3://bucket/key", "http://host/x", "file:///x", "s3+http://b/k", "GS://b/k"])
+@pytest.mark.parametrize(
+    "path", ["s3://bucket/key", "http://host/x", "file:///x", "s3+http://b/k", "GS://b/k", "s3:/b/k"]
+)
 def test_another_scheme_is_an_error_that_says_which_there_are(path):
     with pytest.raises(ConfigurationError, match=r"not supported; give gs://bucket/folder or a path"):
         storage.read(path)

@@ -70,6 +70,7 @@ def kept(run: MLRun) -> Resource:
         {"gcs_path": "s3://bucket/profiles"},
         {"gcs_path": "GS://bucket/profiles"},
         {"gcs_path": Path("gs://bucket/profiles")},
+        {"gcs_path": Path("s3://bucket/profiles")},
         {"gcs_path": 5},
         {"gcs_path": "a\0b"},
         {"project": 5},

@@ -98,7 +98,7 @@ def test_a_save_without_any_time_counts_back_from_when_it_was_logged(tmp_path: P
         [piece] = [piece for piece in report.timeline if piece.bucket is Bucket.CHECKPOINT_SAVE]
         assert piece.end_ns - piece.start_ns == 4 * 10**9
         assert abs(piece.end_ns / 1e9 - logged) < 2
-        assert any("without their start" in note for note in report.notes)
+        assert any("without a start" in note for note in report.notes)
 
 
 def test_the_disk_itself_is_asked_to_keep_a_save(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -169,7 +169,7 @@ def test_a_save_or_restore_without_its_start_counts_as_long(missing: str | None,
     assert (theirs[SAVE], theirs[RESTORE]) == (2, 2)
     assert [flat(ours.details["badput_time"])[name] for name in (SAVE, RESTORE)] == [2, 2]
     [note] = ours.report.notes
-    assert note.startswith("2 saves or restores were recorded without their start")
+    assert note.startswith("2 saves or restores recorded without a start")
 
 
 @pytest.mark.parametrize("missing", [None, "absent"])
@@ -185,4 +185,4 @@ def test_a_save_or_restore_without_any_time_counts_as_long(missing: str | None, 
     assert (theirs[SAVE], theirs[RESTORE]) == (2, 2)
     assert [flat(ours.details["badput_time"])[name] for name in (SAVE, RESTORE)] == [2, 2]
     [note] = ours.report.notes
-    assert note.startswith("2 saves or restores were recorded without their start")
+    assert note.startswith("2 saves or restores recorded without a start")

@@ -460,7 +460,9 @@ def test_a_copy_lies_in_a_folder_of_its_own(
     assert server.names("bucket") == [name]
 
 
-@pytest.mark.parametrize("gcs_path", ["s3://bucket/x", "gs://", "gs:///x", Path("gs://bucket/x"), 3, b"gs://b/x"])
+@pytest.mark.parametrize(
+    "gcs_path", ["s3://bucket/x", "gs://", "gs:///x", Path("gs://bucket/x"), Path("s3://b/x"), 3, b"x"]
+)
 def test_a_folder_that_cannot_be_is_refused_at_once(tmp_path: Path, gcs_path: Any) -> None:
     with pytest.raises(ConfigurationError, match="gs"):
         StateStore(tmp_path / "job.goodput", gcs_path)

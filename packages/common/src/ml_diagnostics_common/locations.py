@@ -9,7 +9,8 @@ from ml_diagnostics_common.exceptions import ConfigurationError
 
 __all__ = ["in_bucket", "native_path"]
 
-_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
+_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):/")
+"""One slash: a `pathlib.Path` has joined the two. One letter is a drive of Windows."""
 
 
 def in_bucket(path: str) -> bool:

@@ -261,7 +261,7 @@ def _record_any(
     timestamp: Moment | None,
 ) -> None:
     if value is _MISSING:
-        raise RecordingError("it has no value")
+        raise RecordingError("expected at least one value, got an empty mapping")
     metric = recorded.metric(_name(name))
     host = {"hostname": recorded.run.host, "process_index": str(recorded.run.process_index)} if on_all_hosts else {}
     details = _details(host, labels)
@@ -302,7 +302,7 @@ def _name(name: Any) -> str:
     if isinstance(name, enum.Enum):
         name = name.value
     if not isinstance(name, str):
-        raise RecordingError(f"a {shown_type(name)} is no name for a metric")
+        raise RecordingError(f"metric name must be a str, got {shown_type(name)}")
     return str.__str__(name)
 
 

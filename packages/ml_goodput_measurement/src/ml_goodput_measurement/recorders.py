@@ -188,9 +188,10 @@ class Recorders:
         for counts in self.lost.values():
             lost.update(counts)
         if self.untimed:
+            count = len(self.untimed)
             notes.append(
-                f"{len(self.untimed)} saves or restores were recorded without their start: they count from the "
-                "start of their first part that has one, or else from the time at which they were logged"
+                f"{count} {'save or restore' if count == 1 else 'saves or restores'} recorded without a start: counted "
+                "from the start of the first part that has one, or else from the time of logging"
             )
         notes += [f"{count} entries were lost while recording: {reason}" for reason, count in sorted(lost.items())]
         return notes + [f"{count} entries were passed over: {reason}" for reason, count in sorted(self.skipped.items())]

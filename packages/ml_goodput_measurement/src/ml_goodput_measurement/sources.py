@@ -202,7 +202,8 @@ class LogSource:
             notes += [self._cloud.trouble] if self._cloud.trouble else []
         damaged = skipped.pop("damaged_header", 0)
         if damaged:
-            notes.append(f"{damaged} files of the journal have a damaged header: labels of their entries may be lost")
+            files = "1 file" if damaged == 1 else f"{damaged} files"
+            notes.append(f"{files} of the journal with a damaged header: labels of entries may be lost")
         return notes + [f"{count} lines were passed over: {reason}" for reason, count in sorted(skipped.items())]
 
     def searched(self) -> str:

@@ -172,7 +172,8 @@ def _read(path: Path, remedy: str = _REMEDY) -> Resource:
     except (FileNotFoundError, NotADirectoryError):
         raise FileNotFoundError(str(path)) from None
     except OSError as error:
-        raise ControlPlaneError(f"{path} cannot be read: {error.strerror}") from error
+        is_replaced = error.errno in (errno.EINVAL, errno.EFBIG, errno.EISDIR)  # Something else is in its place.
+        raise ControlPlaneError(f"{path} cannot be read: {error.strerror}{remedy if is_replaced else ''}") from error
     except (ValueError, RecursionError) as error:
         raise ControlPlaneError(f"{path} is damaged ({error}){remedy}") from error
     problem = _problem_of(content)

@@ -57,7 +57,7 @@ def host_numbers(value: Any) -> Numbers:
     """
     numbers = [_number(item) for item in _items(value)]
     if not numbers:
-        raise RecordingError("an empty list has no value")
+        raise RecordingError("expected at least one value, got an empty list")
     return Numbers(f"[{','.join(map(_json, numbers))}]", mean_of_finite(numbers), all(map(math.isfinite, numbers)))
 
 
@@ -79,9 +79,10 @@ def exact_step(step: Any) -> int:
     except RecordingError:
         raise
     except Exception as error:
-        raise RecordingError(f"a step that is a {shown_type(step)}") from error
+        given = "text that is not a number" if isinstance(step, str) else shown_type(step)
+        raise RecordingError(f"step must be a whole number, got {given}") from error
     if not is_exact:
-        raise RecordingError("a step that is no whole number")
+        raise RecordingError("step must be a whole number, got a number with a fraction")
     if not -LARGEST_STEP < number < LARGEST_STEP:
         raise RecordingError(_TOO_LARGE)
     return number
