@@ -3,6 +3,8 @@ from __future__ import annotations
 import logging
 import os
 import signal
+import subprocess
+import sys
 import threading
 import timeit
 
@@ -131,3 +133,40 @@ def test_the_guard_costs_less_than_a_microsecond() -> None:
     wrapped = guarded(bare)
     cost = min(timeit.repeat(wrapped, number=20_000, repeat=5)) - min(timeit.repeat(bare, number=20_000, repeat=5))
     assert cost / 20_000 < 1e-6  # 0.1 us on a quiet machine.
+
+
+_WARNS = """
+import logging, sys
+from ml_diagnostics_common import background
+from ml_diagnostics_common.guard import LOSSES, job_logger, warn_once
+if sys.argv[1] == "a handler":
+    logging.basicConfig()
+warning = lambda: warn_once(1, "There is no room for the journal.")
+if sys.argv[2] == "a thread":
+    background.start(warning).wait(5)
+else:
+    warning()
+job_logger("ml_diagnostics.goodput").error("There is no place for uploads.")
+print(LOSSES["log_not_writable"], flush=True)
+"""
+
+
+@pytest.mark.parametrize("by", ["a thread", "the main thread"])
+@pytest.mark.parametrize("through", ["a handler", "no handler"])
+def test_a_reader_of_stderr_that_stopped_holds_up_no_job_and_no_end_of_it(through: str, by: str) -> None:
+    read, write = os.pipe()
+    os.set_blocking(write, False)
+    for size in (4096, 1):
+        try:
+            while True:
+                os.write(write, b"x" * size)
+        except BlockingIOError:
+            pass
+    os.set_blocking(write, True)
+    job = [sys.executable, "-c", _WARNS, through, by]
+    try:
+        done = subprocess.run(job, stdout=subprocess.PIPE, stderr=write, timeout=20, check=True)
+    finally:
+        os.close(read)
+        os.close(write)
+    assert done.stdout == b"2\n"

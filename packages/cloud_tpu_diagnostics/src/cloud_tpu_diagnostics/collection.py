@@ -8,14 +8,13 @@ With a companion both write to a pipe, and the companion writes the header and t
 from __future__ import annotations
 
 import _thread
-import logging
 import os
 import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from ml_diagnostics_common import background
-from ml_diagnostics_common.guard import LOSSES, guarded_as, warn_once
+from ml_diagnostics_common.guard import LOSSES, guarded_as, job_logger, warn_once
 
 from cloud_tpu_diagnostics.console import Console
 from cloud_tpu_diagnostics.dump import dump_text, write_in_parts
@@ -32,7 +31,7 @@ if TYPE_CHECKING:
 
 __all__ = ["HEADER", "Collection"]
 
-_log = logging.getLogger("ml_diagnostics.diagnose")
+_log = job_logger("ml_diagnostics.diagnose")
 
 HEADER: Final = "INFO: Not a crash. cloud-tpu-diagnostics emits a stack trace snapshot every {interval} seconds.\n"
 

@@ -11,7 +11,7 @@ from contextlib import ExitStack
 from typing import Any
 
 from ml_diagnostics_common import background
-from ml_diagnostics_common.guard import guarded_as, log_once, warn_once
+from ml_diagnostics_common.guard import guarded_as, job_logger, log_once, warn_once
 
 from cloud_tpu_diagnostics.companion.companion_process import CompanionProcess, CompanionSettings
 from cloud_tpu_diagnostics.configuration.hang_configuration import HangConfig
@@ -20,7 +20,7 @@ from cloud_tpu_diagnostics.trace_file import MOST_FILE_BYTES
 
 __all__ = ["CompanionLink"]
 
-_log = logging.getLogger("ml_diagnostics.diagnose")
+_log = job_logger("ml_diagnostics.diagnose")
 
 
 _ABORTED = 134

@@ -13,9 +13,9 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeVar, cast
 
-__all__ = ["LOSSES", "Counters", "guarded", "guarded_as", "log_once", "report_loss", "warn_once"]
+__all__ = ["LOSSES", "Counters", "guarded", "guarded_as", "job_logger", "log_once", "report_loss", "warn_once"]
 
-logger = logging.getLogger("ml_diagnostics")
+_STALLED_MILLISECONDS = 20
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
@@ -62,6 +62,47 @@ _said_in_this_process: set[object] = set()
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=LOSSES.renew_lock)
+
+
+def job_logger(name: str) -> logging.Logger:
+    """Return a logger that drops and counts a record that could not be written without waiting for a reader.
+
+    If the collector of a job's stderr stops, its pipe becomes full, and whoever writes there waits for ever; at the end
+    the interpreter waits for the lock of the handler that a thread of ours would hold.
+    """
+    logger = logging.getLogger(name)
+    logger.addFilter(_unless_stalled)
+    return logger
+
+
+def _unless_stalled(record: logging.LogRecord) -> bool:
+    import select
+
+    if not hasattr(select, "poll"):
+        return True
+    for handler in _handlers_of(logging.getLogger(record.name)):
+        try:
+            poller = select.poll()
+            poller.register(handler.stream, select.POLLOUT)  # type: ignore[attr-defined]
+            is_ready = bool(poller.poll(_STALLED_MILLISECONDS))
+        except Exception:
+            continue  # It has no stream, or one without a descriptor.
+        if not is_ready:
+            LOSSES.add("log_not_writable")
+            return False
+    return True
+
+
+def _handlers_of(logger: logging.Logger) -> list[logging.Handler]:
+    handlers: list[logging.Handler] = []
+    each: logging.Logger | None = logger
+    while each is not None:
+        handlers += each.handlers
+        each = each.parent if each.propagate else None
+    return handlers or ([logging.lastResort] if logging.lastResort is not None else [])
+
+
+logger = job_logger("ml_diagnostics")
 
 
 def warn_once(key: object, message: str, *args: object) -> None:

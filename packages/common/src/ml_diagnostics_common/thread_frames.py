@@ -2,15 +2,30 @@
 
 from __future__ import annotations
 
-import _thread
 import gc
+import os
 import sys
+import threading
 from types import FrameType
 from typing import Final
 
 __all__ = ["current_frames"]
 
 _MAY_DEADLOCK: Final = (3, 11) <= sys.version_info < (3, 11, 9)
+_PATIENCE_SECONDS: Final = 0.1
+"""At the end of the program a thread may have been ended while it held the lock."""
+
+# State of the process: only one thread at a time turns collection off and on again.
+_lock = threading.RLock()  # A signal handler may interrupt its own thread in here.
+
+
+def _renew_lock() -> None:
+    global _lock
+    _lock = threading.RLock()
+
+
+if _MAY_DEADLOCK and hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_renew_lock)
 
 
 def current_frames() -> dict[int, FrameType]:
@@ -21,13 +36,20 @@ def current_frames() -> dict[int, FrameType]:
     with the GIL held: the program is stuck for ever (CPython issue 106883, in 3.11 before 3.11.9). So collection is
     off meanwhile.
     """
-    if _MAY_DEADLOCK and gc.isenabled():
-        try:
-            gc.disable()
-            frames = sys._current_frames()
-        finally:
-            gc.enable()
-    else:
-        frames = sys._current_frames()
-    frames[_thread.get_ident()] = sys._getframe(1)
+    frames = _frames_without_collection() if _MAY_DEADLOCK else sys._current_frames()
+    frames[threading.get_ident()] = sys._getframe(1)
     return frames
+
+
+def _frames_without_collection() -> dict[int, FrameType]:
+    lock = _lock
+    is_alone = lock.acquire(timeout=_PATIENCE_SECONDS)
+    was_on = gc.isenabled()
+    try:
+        gc.disable()
+        return sys._current_frames()
+    finally:
+        if was_on:
+            gc.enable()
+        if is_alone:
+            lock.release()

@@ -15,7 +15,7 @@ from ml_diagnostics_common.credentials.instance_metadata import instance_metadat
 from ml_diagnostics_common.entry import format_timestamp, parse_timestamp
 from ml_diagnostics_common.environment import Backend, announce_run, diagnostics_directory
 from ml_diagnostics_common.environment import identity as identity_of_process
-from ml_diagnostics_common.guard import report_loss, warn_once
+from ml_diagnostics_common.guard import job_logger, report_loss, warn_once
 
 from google_cloud_mldiagnostics import attempts
 from google_cloud_mldiagnostics.active_run import ActiveRun, set_active_run
@@ -46,9 +46,9 @@ from google_cloud_mldiagnostics.system_metrics.sampler import SystemMetrics
 
 __all__ = ["Beginning", "details_logger"]
 
-logger = logging.getLogger("google_cloud_mldiagnostics")
+logger = job_logger("google_cloud_mldiagnostics")
 # The name under which the documented record of the run's details is looked for.
-details_logger = logging.getLogger("google_cloud_mldiagnostics.core.global_manager")
+details_logger = job_logger("google_cloud_mldiagnostics.core.global_manager")
 
 # Enough where the clients are loaded and the network is near. Whatever takes longer goes on without the job.
 _WAIT_SECONDS: Final = 0.15

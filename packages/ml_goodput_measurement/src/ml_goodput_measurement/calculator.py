@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import datetime
-import logging
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from ml_diagnostics_common.exceptions import ConfigurationError
+from ml_diagnostics_common.guard import job_logger
 
 from ml_goodput_measurement.copies import RebuiltFromArguments
 from ml_goodput_measurement.deviation import StepDeviations
@@ -44,7 +44,7 @@ from ml_goodput_measurement.step_statistics import compute_step_deviation_from_b
 
 __all__ = ["GoodputCalculator"]
 
-_log = logging.getLogger("ml_diagnostics.goodput")
+_log = job_logger("ml_diagnostics.goodput")
 
 _LATEST_STEPS = 1100
 """So many does `compute_step_deviation_from_baseline` look at."""

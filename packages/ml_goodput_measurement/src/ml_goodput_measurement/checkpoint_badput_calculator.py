@@ -9,7 +9,6 @@ is the mean over what its hosts say, and the statistics are over these means. Al
 from __future__ import annotations
 
 import argparse
-import logging
 import statistics
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -17,6 +16,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ml_diagnostics_common.exceptions import ConfigurationError
+from ml_diagnostics_common.guard import job_logger
 
 from ml_goodput_measurement.names import checked_name, shown
 
@@ -40,7 +40,7 @@ __all__ = [
     "SaveProcessedStep",
 ]
 
-_log = logging.getLogger("ml_diagnostics.goodput")
+_log = job_logger("ml_diagnostics.goodput")
 
 OPERATION_TYPE_SAVE = "save"
 OPERATION_TYPE_RESTORE = "restore"

@@ -16,7 +16,6 @@ import contextlib
 import datetime
 import hashlib
 import json
-import logging
 import os
 import threading
 from collections.abc import Iterable, Iterator, Mapping
@@ -30,6 +29,7 @@ from ml_diagnostics_common.exceptions import (
     ObjectNotFoundError,
     PreconditionFailedError,
 )
+from ml_diagnostics_common.guard import job_logger
 from ml_diagnostics_common.payload import printable
 from ml_diagnostics_common.storage import Storage, storage_for
 
@@ -42,7 +42,7 @@ from ml_goodput_measurement.timeline_file import TimelineFile, decode_line, lock
 
 __all__ = ["GoodputCache"]
 
-_log = logging.getLogger("ml_diagnostics.goodput")
+_log = job_logger("ml_diagnostics.goodput")
 
 Payload = dict[str, Any]
 Cursor = tuple[datetime.datetime, str]

@@ -13,7 +13,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-import logging
 import os
 import stat
 import sys
@@ -25,6 +24,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
 from ml_diagnostics_common.file_lock import open_lock_file, try_lock
+from ml_diagnostics_common.guard import job_logger
 
 from ml_goodput_measurement._version import __version__
 from ml_goodput_measurement.recorders import Recorders
@@ -42,7 +42,7 @@ __all__ = [
     "saved_facts",
 ]
 
-_log = logging.getLogger("ml_diagnostics.goodput")
+_log = job_logger("ml_diagnostics.goodput")
 
 _KIND = b"goodput state of "
 _MAGIC = _KIND + f"{__version__} {sys.byteorder}\n".encode()

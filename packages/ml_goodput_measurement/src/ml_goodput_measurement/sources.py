@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime
-import logging
 import operator
 import time
 from collections import Counter
@@ -14,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from ml_diagnostics_common.entry import EntryContext, LogEntry
 from ml_diagnostics_common.environment import Backend, configured_backend
 from ml_diagnostics_common.exceptions import CloudLoggingError, CredentialsError, MissingExtraError
+from ml_diagnostics_common.guard import job_logger
 from ml_diagnostics_common.reader import EntryReader, JournalReader, UnionReader
 
 from ml_goodput_measurement.entry_time import get_timestamp_from_log_entry
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 __all__ = ["LogSource", "PayloadSource", "UserLogger", "UserLoggerSource"]
 
 _context_of = operator.attrgetter("context")
-_log = logging.getLogger("ml_diagnostics.goodput")
+_log = job_logger("ml_diagnostics.goodput")
 
 Payloads = list[dict[str, Any]]
 

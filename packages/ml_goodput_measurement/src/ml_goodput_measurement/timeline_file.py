@@ -10,19 +10,18 @@ import contextlib
 import errno
 import hashlib
 import json
-import logging
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from ml_diagnostics_common.file_lock import open_lock_file, wait_for_lock
-from ml_diagnostics_common.guard import warn_once
+from ml_diagnostics_common.guard import job_logger, warn_once
 from ml_diagnostics_common.payload import encode_payload
 
 __all__ = ["TimelineFile", "decode_line", "locked", "open_no_link", "payload_digest"]
 
-_log = logging.getLogger("ml_diagnostics.goodput")
+_log = job_logger("ml_diagnostics.goodput")
 
 Payload = dict[str, Any]
 

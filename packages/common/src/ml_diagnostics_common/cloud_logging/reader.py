@@ -16,7 +16,6 @@ ids for entries of other writers (the reference's, Orbax's), which are read as w
 from __future__ import annotations
 
 import itertools
-import logging
 import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -33,11 +32,11 @@ from ml_diagnostics_common.cloud_logging.gaps import GapSchedule
 from ml_diagnostics_common.cloud_logging.pages import pages
 from ml_diagnostics_common.cloud_logging.transport import PAGE_SIZE, LoggingTransport, Page, TransportError
 from ml_diagnostics_common.entry import LogEntry, SeenSequences, make_insert_id
-from ml_diagnostics_common.guard import Counters
+from ml_diagnostics_common.guard import Counters, job_logger
 
 __all__ = ["CloudLoggingReader"]
 
-_logger = logging.getLogger("ml_diagnostics")
+_logger = job_logger("ml_diagnostics")
 
 _SECOND = 1_000_000_000
 _LONGEST_RETENTION_NS = 3650 * 86_400 * _SECOND

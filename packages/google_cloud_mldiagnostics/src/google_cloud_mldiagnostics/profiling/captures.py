@@ -9,7 +9,6 @@ import atexit
 import contextlib
 import datetime
 import functools
-import logging
 import os
 import shutil
 import threading
@@ -21,7 +20,7 @@ from pathlib import Path
 from typing import Final
 
 from ml_diagnostics_common import background
-from ml_diagnostics_common.guard import LOSSES, guarded_as
+from ml_diagnostics_common.guard import LOSSES, guarded_as, job_logger
 from ml_diagnostics_common.xplane import read_xplane
 
 from google_cloud_mldiagnostics.active_run import ActiveRun
@@ -46,7 +45,7 @@ __all__ = [
     "finish_profiles",
 ]
 
-logger = logging.getLogger("google_cloud_mldiagnostics.profiling")
+logger = job_logger("google_cloud_mldiagnostics.profiling")
 
 EXIT_SECONDS: Final = 30.0
 """How long the end of the process waits for profiles that are being uploaded; the rest stays on this machine."""

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable, Sequence
 from typing import Final
 
 from ml_diagnostics_common.backoff import Backoff
 from ml_diagnostics_common.exceptions import DiagnosticsError
+from ml_diagnostics_common.guard import job_logger
 from ml_diagnostics_common.storage import storage_for
 
 from google_cloud_mldiagnostics.profiling.layout import SUFFIX
@@ -16,7 +16,7 @@ from google_cloud_mldiagnostics.profiling.telling import FAILED, SUCCEEDED, Sess
 
 __all__ = ["HostsCheck", "hosts_of"]
 
-logger = logging.getLogger("google_cloud_mldiagnostics.profiling")
+logger = job_logger("google_cloud_mldiagnostics.profiling")
 
 _WAIT_SECONDS: Final = 120.0
 _HURRIED_PAUSE_SECONDS: Final = 0.2

@@ -9,7 +9,6 @@ from __future__ import annotations
 import atexit
 import datetime
 import functools
-import logging
 import os
 import socket
 import threading
@@ -18,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from ml_diagnostics_common.guard import LOSSES, guarded_as, warn_once
+from ml_diagnostics_common.guard import LOSSES, guarded_as, job_logger, warn_once
 from ml_diagnostics_common.xplane import read_xplane
 
 from google_cloud_mldiagnostics import entries
@@ -38,7 +37,7 @@ from google_cloud_mldiagnostics.profiling.verification import problem_of
 
 __all__ = ["DEFAULT_PORT", "address_of_this_host", "start_on_demand_xprof", "stop_on_demand_xprof"]
 
-logger = logging.getLogger("google_cloud_mldiagnostics.profiling")
+logger = job_logger("google_cloud_mldiagnostics.profiling")
 
 DEFAULT_PORT: Final = 9999
 _READY_SECONDS: Final = 0.2

@@ -12,13 +12,12 @@ from __future__ import annotations
 
 import functools
 import inspect
-import logging
 import os
 from collections.abc import Callable, Iterable
 from types import TracebackType
 from typing import Any, TypeVar, cast
 
-from ml_diagnostics_common.guard import guarded_as, warn_once
+from ml_diagnostics_common.guard import guarded_as, job_logger, warn_once
 
 from google_cloud_mldiagnostics.active_run import ActiveRun, active_run
 from google_cloud_mldiagnostics.agreement import jax_processes
@@ -30,7 +29,7 @@ from google_cloud_mldiagnostics.profiling.sessions import checked_session_id
 
 __all__ = ["Xprof", "finish_profiles"]
 
-logger = logging.getLogger("google_cloud_mldiagnostics.profiling")
+logger = job_logger("google_cloud_mldiagnostics.profiling")
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 from ml_diagnostics_common.child_process import exists, process_descriptor
 from ml_diagnostics_common.environment import Backend
+from ml_diagnostics_common.guard import job_logger
 
 from ml_goodput_measurement.monitor.settings import MonitorSettings, Upload
 from ml_goodput_measurement.monitor.sinks import Exporter, Sink
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
 
 __all__ = ["calculator_of", "main", "sinks_of"]
 
-_log = logging.getLogger("ml_diagnostics.goodput")
+_log = job_logger("ml_diagnostics.goodput")
 
 _NICENESS = 10
 _OUT_OF_MEMORY_SCORE = "500"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import os
 import select
 import threading
@@ -13,12 +12,13 @@ from typing import Any
 
 from ml_diagnostics_common.child_process import child_environment, module_folders, program_of, python_command
 from ml_diagnostics_common.descriptors import channels, send
+from ml_diagnostics_common.guard import job_logger
 
 from ml_goodput_measurement.monitor.settings import MonitorSettings
 
 __all__ = ["IN_HELPER", "HelperProcess"]
 
-_log = logging.getLogger("ml_diagnostics.goodput")
+_log = job_logger("ml_diagnostics.goodput")
 
 IN_HELPER = "ML_DIAGNOSTICS_GOODPUT_HELPER"
 """Environment variable that tells a helper process that it is one."""

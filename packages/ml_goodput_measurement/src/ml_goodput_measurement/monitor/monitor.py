@@ -8,7 +8,7 @@ import os
 from typing import Any
 
 from ml_diagnostics_common.exceptions import ConfigurationError
-from ml_diagnostics_common.guard import guarded_as, log_once
+from ml_diagnostics_common.guard import guarded_as, job_logger, log_once
 
 from ml_goodput_measurement.copies import RebuiltFromArguments
 from ml_goodput_measurement.metric_details import GCPOptions
@@ -17,7 +17,7 @@ from ml_goodput_measurement.monitor.uploaders import Uploaders
 
 __all__ = ["ElasticGoodputMonitor", "GoodputMonitor"]
 
-_log = logging.getLogger("ml_diagnostics.goodput")
+_log = job_logger("ml_diagnostics.goodput")
 
 _starting = guarded_as("start its upload")
 _stopping = guarded_as("end its upload with a last point")

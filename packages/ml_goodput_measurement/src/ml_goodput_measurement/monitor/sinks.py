@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import logging
 import threading
 import time
 from collections import deque
@@ -12,6 +11,7 @@ from typing import Any, TypeAlias
 
 from ml_diagnostics_common import background
 from ml_diagnostics_common.backoff import Backoff
+from ml_diagnostics_common.guard import job_logger
 
 from ml_goodput_measurement.monitor.settings import Upload
 from ml_goodput_measurement.snapshot import Snapshot
@@ -21,7 +21,7 @@ __all__ = ["Exporter", "Sink"]
 Exporter: TypeAlias = Callable[[Snapshot], None]
 """Takes a snapshot somewhere. It may have `flush(timeout_seconds)` and `close()`, which are called at the end."""
 
-_log = logging.getLogger("ml_diagnostics.goodput")
+_log = job_logger("ml_diagnostics.goodput")
 
 _FIRST_WAIT_SECONDS = 10.0
 _LONGEST_WAIT_SECONDS = 600.0

@@ -11,14 +11,14 @@ from collections.abc import Callable, Sequence
 
 from ml_diagnostics_common.backoff import Backoff
 from ml_diagnostics_common.child_process import has_ended
-from ml_diagnostics_common.guard import log_once
+from ml_diagnostics_common.guard import job_logger, log_once
 
 from ml_goodput_measurement.monitor.helper_process import IN_HELPER, HelperProcess
 from ml_goodput_measurement.monitor.settings import MonitorSettings, Upload
 
 __all__ = ["Uploaders"]
 
-_log = logging.getLogger("ml_diagnostics.goodput")
+_log = job_logger("ml_diagnostics.goodput")
 
 _MARGIN_SECONDS = 1.0
 """How much longer than for its last uploads the process is waited for: it reports those that it gave up."""

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from ml_diagnostics_common.backoff import Backoff
+from ml_diagnostics_common.guard import job_logger
 
 from ml_goodput_measurement.exceptions import NoGoodputError
 from ml_goodput_measurement.monitor.settings import Upload
@@ -18,7 +19,7 @@ from ml_goodput_measurement.snapshot import DeviatingStep, Deviation, Snapshot
 
 __all__ = ["SnapshotSource", "Worker"]
 
-_log = logging.getLogger("ml_diagnostics.goodput")
+_log = job_logger("ml_diagnostics.goodput")
 
 _LONGEST_BACKOFF_SECONDS = 600.0
 _LOOK_AGAIN_SECONDS = 0.2
