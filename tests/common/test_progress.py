@@ -463,3 +463,10 @@ def test_where_memory_has_no_room_the_page_is_with_our_other_files(
         assert progress.page_of(os.getpid()) == page.path
     finally:
         page.close()
+
+
+def test_no_page_is_mapped_on_a_network_filesystem(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ml_diagnostics_common.mounts.is_network_filesystem", lambda folder: folder == tmp_path)
+    with pytest.raises(OSError, match="is on a network filesystem"):
+        ProgressPage.create(tmp_path)
+    assert list(tmp_path.iterdir()) == []

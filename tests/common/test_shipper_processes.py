@@ -475,7 +475,9 @@ def test_all_journals_together_hold_up_the_exit_for_a_second(tmp_path: Path, mon
 
     monkeypatch.setattr(journal_module, "_write", hang)
     journals = [Journal(f"{LOG}_{n}", root=tmp_path, labels={}, queued=True) for n in range(5)]
-    monkeypatch.setattr(own_journals, "_journals_of_this_process", weakref.WeakSet(journals))
+    monkeypatch.setattr(
+        own_journals, "_journals_of_this_process", weakref.WeakValueDictionary(dict(enumerate(journals)))
+    )
     for journal in journals:
         journal.append({"step_count": 0})
     began = time.monotonic()

@@ -49,6 +49,7 @@ _SLOT: Final = struct.Struct("=QqqQQ")  # sequence, time, step, phase, sequence
 _SLOT_BYTES: Final = 64
 _SLOTS: Final = 16
 _PAGE_BYTES: Final = 4096
+_IN_MEMORY: Final = Path("/dev/shm")
 _READS: Final = 64
 _STRANGERS_AGE_SECONDS: Final = 30 * 86_400
 
@@ -88,7 +89,7 @@ class ProgressPage:
                 folder with our other files.
 
         Raises:
-            OSError: The file cannot be made.
+            OSError: The file cannot be made, or would be on a network filesystem.
         """
         if folder is not None:
             return cls._create_in(folder)
@@ -101,6 +102,10 @@ class ProgressPage:
     def _create_in(cls, folder: Path) -> ProgressPage:
         import mmap
 
+        if _may_wait_for_network(folder):
+            raise OSError(
+                f"{folder} is on a network filesystem, which may stall or end a process with a page mapped there"
+            )
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         _prune(folder)
         path = folder / _name_of(os.getpid(), _start_of(os.getpid()) or "0")
@@ -326,7 +331,7 @@ def progress_directory() -> Path:
     A store to a mapped page of a file on a disk can wait for that disk, each time the system has written it out.
     """
     if hasattr(os, "getuid"):
-        folder = Path(f"/dev/shm/ml-diagnostics-{os.getuid()}")
+        folder = _IN_MEMORY / f"ml-diagnostics-{os.getuid()}"
         with contextlib.suppress(OSError):
             if folder.parent.is_dir():
                 folder.mkdir(mode=0o700, exist_ok=True)
@@ -335,6 +340,14 @@ def progress_directory() -> Path:
                     folder.chmod(0o700)
                     return folder
     return _directory_on_disk()
+
+
+def _may_wait_for_network(folder: Path) -> bool:
+    if folder.parent == _IN_MEMORY:
+        return False
+    from ml_diagnostics_common.mounts import is_network_filesystem
+
+    return is_network_filesystem(folder)
 
 
 def _directory_on_disk() -> Path:

@@ -22,9 +22,9 @@ from ml_diagnostics_common.guard import Counters, warn_once
 from ml_diagnostics_common.journal.cap import JournalCap
 from ml_diagnostics_common.journal.held_lines import HeldLines
 from ml_diagnostics_common.journal.layout import FIRST_SEQUENCE, Header, encode_own_fields, log_directory
-from ml_diagnostics_common.journal.mounts import is_network_filesystem
 from ml_diagnostics_common.journal.own_journals import add_journal, new_writer
 from ml_diagnostics_common.journal.segment_file import SegmentFile
+from ml_diagnostics_common.mounts import is_network_filesystem
 from ml_diagnostics_common.payload import encode_payload
 
 __all__ = ["Journal", "JournalStatistics"]

@@ -44,14 +44,14 @@ class OwnJournal(Protocol):
 
 
 # State of the process: its journals (for a fork and the exit), its writers, and a number that tells them apart.
-_journals_of_this_process: weakref.WeakSet[OwnJournal] = weakref.WeakSet()
+_journals_of_this_process: weakref.WeakValueDictionary[int, OwnJournal] = weakref.WeakValueDictionary()
 _writers_of_this_process = itertools.count()
 _writer_names_of_this_process: set[str] = set()
 
 
 def add_journal(journal: OwnJournal) -> None:
     """Has a journal start clean in forked children, and written to the end when the process ends."""
-    _journals_of_this_process.add(journal)
+    _journals_of_this_process[id(journal)] = journal
 
 
 def new_writer() -> str:
@@ -72,11 +72,16 @@ def is_writer_of_this_process(writer: str) -> bool:
     return writer in _writer_names_of_this_process
 
 
+def _journals() -> list[OwnJournal]:
+    # A WeakSet cannot be iterated over while another thread adds to it; valuerefs() copies at once.
+    return [journal for each in _journals_of_this_process.valuerefs() if (journal := each()) is not None]
+
+
 def flush_journals(folder: Path, timeout_seconds: float) -> bool:
     """Writes what this process's journals in a log's folder hold, within one deadline; True if nothing is held."""
     deadline = time.monotonic() + timeout_seconds
     flushed = True
-    for journal in list(_journals_of_this_process):
+    for journal in _journals():
         if journal.folder == folder:
             flushed = journal.flush(max(0.0, deadline - time.monotonic())) and flushed
     return flushed
@@ -84,13 +89,13 @@ def flush_journals(folder: Path, timeout_seconds: float) -> bool:
 
 def _start_clean_in_child() -> None:
     _writer_names_of_this_process.clear()
-    for journal in list(_journals_of_this_process):
+    for journal in _journals():
         journal.start_clean_in_child()
 
 
 def _close_at_exit() -> None:
     deadline = time.monotonic() + _EXIT_SECONDS
-    for journal in list(_journals_of_this_process):
+    for journal in _journals():
         try:
             journal.close(max(0.0, deadline - time.monotonic()))
             journal.tell_losses()

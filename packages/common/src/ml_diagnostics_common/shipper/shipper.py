@@ -129,7 +129,7 @@ class Shipper:
                 self._thread, self._state = None, "stopped"
                 LOSSES.add("shipper_thread_refused")
                 return
-        _shippers_of_this_process.add(self)
+        _shippers_of_this_process[id(self)] = self
 
     def flush(self, timeout_seconds: float) -> bool:
         """Waits until all that this process has journalled so far has arrived.
@@ -183,7 +183,7 @@ class Shipper:
     def _await_stop(self, deadline: float) -> bool:
         if self._thread is not None:
             self._thread.join(max(0.0, deadline - time.monotonic()))
-        _shippers_of_this_process.discard(self)
+        _shippers_of_this_process.pop(id(self), None)
         return self._thread is not None and self._flushes_done >= self._flushes_wanted
 
     def statistics(self) -> ShipperStatistics:
@@ -377,19 +377,24 @@ class Shipper:
 
 
 # State of the process: the shippers that run, for a fork and the exit; and what a fork left to be kept untouched.
-_shippers_of_this_process: weakref.WeakSet[Shipper] = weakref.WeakSet()
+_shippers_of_this_process: weakref.WeakValueDictionary[int, Shipper] = weakref.WeakValueDictionary()
 _connections_of_the_parent: list[object] = []
 
 
+def _shippers() -> list[Shipper]:
+    # A WeakSet cannot be iterated over while another thread adds to it; valuerefs() copies at once.
+    return [shipper for each in _shippers_of_this_process.valuerefs() if (shipper := each()) is not None]
+
+
 def _begin_anew_in_child() -> None:
-    for shipper in list(_shippers_of_this_process):
+    for shipper in _shippers():
         shipper._begin_anew_in_child()
     _shippers_of_this_process.clear()
 
 
 def _close_at_exit() -> None:
     now = time.monotonic()
-    deadlines = {shipper: exit_deadline(shipper._grace_period_seconds) for shipper in _shippers_of_this_process}
+    deadlines = {shipper: exit_deadline(shipper._grace_period_seconds) for shipper in _shippers()}
     # The journals' own end comes after ours: too late for what they hold.
     for shipper, deadline in deadlines.items():
         shipper._write_what_is_held(min(deadline, now + _JOURNAL_SECONDS) - time.monotonic())
