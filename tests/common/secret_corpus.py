@@ -48,8 +48,30 @@ class Material:
         return self._random.choice(options)
 
     def word(self) -> str:
-        """Return a token: letters and digits."""
-        return self.of(string.ascii_letters, 4) + self.of(string.digits, 3) + self.of(string.ascii_letters, 9)
+        """Return a token: mostly letters and digits, of 10 to 40 characters."""
+        length = self._random.randint(10, 40)
+        kind = self._random.choices(
+            ("letters and digits", "pieces", "hexadecimal", "uuid", "password", "letters or digits"),
+            (12, 3, 2, 1, 1, 1),
+        )[0]
+        if kind == "pieces":
+            separator = self.choice("-", "_", ".")
+            return separator.join(self.mixed(self._random.randint(5, 9)) for _ in range(self._random.randint(2, 4)))
+        if kind == "hexadecimal":
+            return self.mixed(length, string.hexdigits.lower())
+        if kind == "uuid":
+            return "-".join(self.hexadecimal(part) for part in (8, 4, 4, 4, 12))
+        if kind == "password":
+            return self.of(string.ascii_lowercase, 6) + self.of(string.digits, 1) + self.of(string.ascii_lowercase, 3)
+        if kind == "letters or digits":
+            return self.of(self.choice(string.ascii_letters, string.digits), length)
+        return self.mixed(length)
+
+    def mixed(self, length: int, alphabet: str = string.ascii_letters + string.digits) -> str:
+        """Return a text that has both letters and digits."""
+        while (text := self.of(alphabet, length)).isalpha() or text.isdigit():
+            pass
+        return text
 
     def password(self) -> str:
         """Return what a person would choose: short, with a punctuation mark."""
@@ -646,6 +668,34 @@ _HARMLESS_CONFIG: dict[str, Any] = {
     "prompt": "Translate this sentence into French:",
 }
 
+# Neighbours of lists of credentials: words and ids of a text, counts, names of models and layers.
+_HARMLESS_NEIGHBOURS: list[tuple[str, Any]] = [
+    ("tokens", ["hello", "world", "layer_norm_12", "<s>", "step-12"]),
+    ("tokens", ["image2text", "is", "a", "task"]),
+    ("tokens", [101, 7592, 2088, 102]),
+    ("tokens", ["101", "7592", "2088", "102"]),
+    ("tokens", {"train": "4096", "eval": "512"}),
+    ("tokens", {"bos": "<s>", "eos": "</s>", "unused": "extra_id_12"}),
+    ("tokens", ["\u2581gpt2", "\u2581bf16", "\u2581covid19"]),
+    ("tokens", "wikitext103"),
+    ("tokens", 512),
+    ("tokens", []),
+    ("special_tokens", ["reserved4tokens", "unused12345"]),
+    ("stop_tokens", {"a": "image2text"}),
+    ("image_tokens", ["image2text"]),
+    ("num_auth_tokens", 3),
+    ("max_api_tokens", 4096),
+    ("api_tokens_used", 512),
+    ("access_tokens_per_second", 1.5),
+    ("session_tokens", 4096),
+    ("id_tokens", ["layer12norm"]),
+    ("auth_tokens_file", "/run/tokens"),
+    ("token_test", "wikitext103"),
+    ("auth", "oauth2client"),
+    ("pass", "inline2x"),
+    ("key", "image2text"),
+]
+
 _HARMLESS_TEXTS = """
 step 12: loss=0.34, tokens: 4096, task-parallel-with-16-way-sharding
 python train.py --max_tokens 4096 --tokenizer gpt2 --key_dim=64
@@ -719,13 +769,17 @@ SG is not a region
 npm run build
 ratio 1//2
 eyJust text
+unknown tokens: threefry2x32, image2text
+tokens: ["hello", "image2text", "layer_norm_12"]
+the token threefry2x32 is not in the vocabulary
+the secret wandb-key7f in namespace default does not exist
 session 2026_11_22_05_36_43 has 4 hosts
 """
 
 
 def harmless() -> Iterator[Sample]:
     """Yield every harmless value: configs, alone and in texts, and messages."""
-    for key, value in _HARMLESS_CONFIG.items():
+    for key, value in [*_HARMLESS_CONFIG.items(), *_HARMLESS_NEIGHBOURS]:
         yield Sample("config", {"model": {key: value}}, str(value))
         if isinstance(value, (int, float, str)) and " " not in str(value):
             yield Sample("assignment", f"{key}={value}", str(value))

@@ -4,13 +4,14 @@ import collections
 import dataclasses
 import json
 import time
+from pathlib import Path
 
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from ml_diagnostics_common.redaction import REDACTED, TRUNCATED, is_secret_key, redact, redact_text
 
-from .secret_corpus import harmless, secrets
+from .secret_corpus import Material, harmless, secrets
 
 PEM = "-----BEGIN RSA PRIVATE KEY-----\nMIIEow\nIBAAKC\n-----END RSA PRIVATE KEY-----"
 PLANTED = {
@@ -27,12 +28,13 @@ PLANTED = {
 SECRET_KEYS = """
     password DB_PASSWORD passwd token HF_TOKEN access_token accessToken secret clientSecret api_key apiKey
     X-Api-Key GOOGLE_API_KEY authorization Authorization credential credentials private_key --token auth_token
+    auth_tokens api_tokens refreshTokens HF_TOKENS oauth2_tokens bot_tokens --access-tokens
     cookie PGPASSWORD dbpassword DB_PASS SMTP_PASS SSHPASS GITHUB_PAT REDISCLI_AUTH
 """.split()  # noqa: SIM905
 HARMLESS_KEYS = """
     max_tokens tokenizer pad_token eos_token tokens_per_batch num_tokens author monkey keyboard key
     learning_rate password_file secret_name pass_through passes
-    forward_pass num_passes path pat user_path auth_method
+    forward_pass num_passes path pat user_path auth_method tokens num_auth_tokens api_tokens_used
 """.split()  # noqa: SIM905
 
 
@@ -291,6 +293,42 @@ def test_of_the_secrets_of_a_corpus_at_most_two_in_a_hundred_pass() -> None:
     assert len(passed) <= 0.02 * len(samples), passed
 
 
+@pytest.mark.parametrize("length", [10, 12, 15, 16, 17, 24, 40])
+def test_secrets_of_letters_and_digits_are_found_at_every_length(length: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Material, "word", lambda material: material.mixed(length))
+    samples = list(secrets())
+    passed = [sample for sample in samples if sample.secret in str(cleaned(sample.value))]
+    assert len(passed) <= 0.02 * len(samples), passed
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        {"tokens": ["hunter2xyz"]},
+        {"tokens": {"prod": "hunter2xyz"}},
+        {"auth_tokens": ["hunter2xyz"]},
+        {"access_tokens": {"me": "correct horse"}},
+        'got {"tokens": ["hunter2xyz"]}',
+        "tokens: {prod: hunter2xyz}",
+        "unlocked with passphrase hunter2xyz",
+        {"API_KEY_STAGING": "hunter2xyz"},
+    ],
+)
+def test_a_password_of_a_person_is_found_where_few_other_values_stand(value: object) -> None:
+    assert REDACTED in str(cleaned(value))
+    assert "hunter2xyz" not in str(cleaned(value))
+    assert "horse" not in str(cleaned(value))
+
+
+def test_a_list_of_words_that_was_cut_is_judged_as_before() -> None:
+    words = {"tokens": ["image2text", "is", "one", "of", "many", "tasks"]}
+    for room in range(80):
+        cut = redact(words, max_bytes=room)
+        assert redact(cut, max_bytes=room) == cut
+        text = redact(json.dumps(words), max_bytes=room)
+        assert redact(text, max_bytes=room) == text
+
+
 def test_of_the_harmless_values_of_a_corpus_at_most_one_in_a_hundred_is_removed() -> None:
     samples = list(harmless())
     assert len(samples) >= 300
@@ -308,6 +346,16 @@ def test_of_the_harmless_values_of_a_corpus_at_most_one_in_a_hundred_is_removed(
 )  # fmt: skip
 def test_what_only_says_that_nothing_is_set_is_kept(value: object) -> None:
     assert cleaned(value) == value
+
+
+def test_the_documentation_states_the_figures_of_the_corpus() -> None:
+    found, kept = list(secrets()), list(harmless())
+    passed = sum(sample.secret in str(cleaned(sample.value)) for sample in found)
+    page = Path(__file__).parents[2].joinpath("docs/explanation/privacy.md").read_text()
+    text = " ".join(page.split())
+    assert f"{len(found)} secrets in {len({sample.shape for sample in found})} shapes" in text
+    assert f"of which {100 * passed / len(found):.1f} % pass" in text
+    assert f"{len(kept)} harmless values" in text
 
 
 def test_redacting_the_corpus_twice_is_redacting_it_once() -> None:

@@ -7,6 +7,7 @@ config is full of words that mean something else elsewhere: `max_tokens`, `key_d
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
 REDACTED = "[REDACTED]"
 TRUNCATED = "[TRUNCATED]"
@@ -45,6 +46,9 @@ _SECRET_PAIRS = frozenset(
         *((first, "pat") for first in ("github", "gitlab", "gh", "azure", "devops", "ado", "hub")),
     }
 )
+# `tokens` alone, or after any other word, are often those of a text, or a number of them: the value decides.
+_SECRET_TOKENS = frozenset("access auth oauth refresh bearer api hf huggingface wandb github gitlab gh bot".split())  # noqa: SIM905
+_COUNTS = frozenset("num number n max min total avg mean per used seen".split())  # noqa: SIM905
 # A key that ends in "token" is a secret, except where the token is one of a vocabulary.
 _VOCABULARY_WORDS = frozenset(
     """
@@ -81,6 +85,9 @@ _PURPOSES = frozenset(
 )
 _LINK_WORDS = frozenset({"webhook", "webhooks"})
 
+_LONG = 16  # Names of models, layers and data sets that mix letters and digits are mostly shorter.
+_SHORT = 10  # The length from which on a text under a key that leaves little doubt is a secret.
+
 _CHUNKS = re.compile(r"[A-Za-z0-9]+")
 _PLACEHOLDER = re.compile(r"true|false|null|none|~|<[A-Za-z_|/ -]{1,40}>", re.IGNORECASE)
 _NEVER_IN_A_SECRET = re.compile(r"[\s<>()\[\]{}|*\\]")
@@ -102,9 +109,13 @@ def is_secret_key(key: str) -> bool:
     singular = [_singular(word) for word in words]
     if _SECRET_WORDS.intersection(singular) or words[-1] in _SECRET_ENDINGS:
         return True
-    # A plural of tokens may be a number of them: may_be_secret_key() has it.
+    if words.count("tokens") and not _COUNTS.isdisjoint(words):
+        return False
+    if words[-1] == "tokens":
+        before = [name for name in singular[:-1] if not name.isdigit()]  # oauth2_tokens
+        return bool(before) and before[-1] in _SECRET_TOKENS
     pairs = zip(words[:-1], singular[1:], strict=True)
-    if words[-1] != "tokens" and not _SECRET_PAIRS.isdisjoint(pairs):
+    if not _SECRET_PAIRS.isdisjoint(pairs):
         return True
     if any(word.endswith(_GLUED_TO_SECRET) for word in singular):
         return True
@@ -112,7 +123,7 @@ def is_secret_key(key: str) -> bool:
 
 
 def may_be_secret_key(key: str) -> bool:
-    """Return True if the value decides: `tokens`, `key`, `auth`, `token_prod`, `webhook_url`; see `looks_secret`."""
+    """Return True if the value decides: `tokens`, `key`, `auth`, `token_prod`, `webhook_url`; see `hold_secret`."""
     words = _words(key)
     if not words:
         return False
@@ -122,18 +133,47 @@ def may_be_secret_key(key: str) -> bool:
     return is_alone or words[-1] in _POSSIBLE_ENDINGS or bool(_LINK_WORDS.intersection(words))
 
 
-def looks_secret(value: str) -> bool:
-    """Return True if a text looks like a generated credential, and not like a name, a path or a number.
+def hold_secret(key: str, texts: Sequence[str], *, in_container: bool = False) -> bool:
+    """Return True if the texts under a key of `may_be_secret_key`, or behind a key and a space, seem to be credentials.
+
+    Args:
+        key: The key.
+        texts: Its value, or the values directly inside of it.
+        in_container: Whether the value is a list or a mapping, and these are all of its texts.
+    """
+    suspects = [text for text in texts if looks_secret(text, shortest=_SHORT)]
+    if not suspects:
+        return False
+    if any(map(looks_secret, suspects)) or _leaves_little_doubt(key):
+        return True
+    # One `image2text` may stand in any text that was split; a list of credentials has nothing else.
+    return in_container and _words(key) == ["tokens"] and 2 * len(suspects) >= len(texts)
+
+
+def _leaves_little_doubt(key: str) -> bool:
+    """Return True for `api_key`, `hf_token_write`, `pat`; False for `token`, `secret`, `key`, `auth`."""
+    words = _words(key)
+    if words and words[-1] in _PURPOSES:
+        del words[-1]
+    return words == ["pat"] or (words not in (["token"], ["secret"]) and is_secret_key("_".join(words)))
+
+
+def looks_secret(value: str, *, shortest: int = _LONG) -> bool:
+    """Return True if a text seems to be a generated credential, and not like a name, a path or a number.
 
     It has letters and digits mixed in one piece, and is long or has punctuation that names do not have. A link with a
     path is one, too, since its path is all that a webhook asks for.
+
+    Args:
+        value: The text.
+        shortest: From how many characters on it is long.
     """
     if "://" in value:
         return value.count("/") > 2
     if len(value) < 8 or _NEVER_IN_A_SECRET.search(value) or value.startswith(("/", "./", "~")):
         return False
     mixed = [chunk for chunk in _CHUNKS.findall(value) if not chunk.isalpha() and not chunk.isdigit()]
-    return bool(mixed) and (len(value) >= 16 or _PUNCTUATION.search(value) is not None)
+    return bool(mixed) and (len(value) >= shortest or _PUNCTUATION.search(value) is not None)
 
 
 def is_placeholder(value: str) -> bool:

@@ -13,6 +13,7 @@ from typing import NamedTuple
 from ml_diagnostics_common._secret_keys import (
     REDACTED,
     TRUNCATED,
+    hold_secret,
     is_placeholder,
     is_secret_key,
     looks_secret,
@@ -183,7 +184,7 @@ def _assigned_value(text: str, match: re.Match[str]) -> _Span | None:
     if not may_be_secret_key(key):
         return None
     beginning = _value(text, start, most=_LONGEST_POSSIBLE)
-    if beginning is None or not _holds_secret(text[beginning.start : beginning.end]):
+    if beginning is None or not _holds_secret(key, text[beginning.start : beginning.end]):
         return None
     return _value(text, start)  # All of it: what is replaced is not searched again.
 
@@ -197,7 +198,7 @@ def _value_before_name(text: str, match: re.Match[str]) -> _Span | None:
 
 
 def _spaced_value(text: str, match: re.Match[str]) -> _Span | None:
-    if not is_secret_key(match[1]) or not looks_secret(match[3].rstrip(".:)]}")):
+    if not is_secret_key(match[1]) or not hold_secret(match[1], [match[3].rstrip(".:)]}")]):
         return None
     return _value(text, match.end())
 
@@ -277,12 +278,13 @@ def _yaml_block(text: str, key_start: int, start: int) -> _Span | None:
 _QUOTED_OR_BARE = re.compile(r"""[^\s,;:"'\[\](){}\\]+""")
 
 
-def _holds_secret(value: str) -> bool:
+def _holds_secret(key: str, value: str) -> bool:
     if REDACTED in value:
         return False
-    if looks_secret(value.strip("\"'\\")):
+    if hold_secret(key, [value.strip("\"'\\")]):
         return True
-    return any(looks_secret(word) for word in _QUOTED_OR_BARE.findall(value))
+    is_list = _is_opening(value, 0) and TRUNCATED not in value
+    return hold_secret(key, _QUOTED_OR_BARE.findall(value), in_container=is_list)
 
 
 def _in_place_of(value: str) -> str:

@@ -14,6 +14,7 @@ from typing import Any
 from ml_diagnostics_common._secret_keys import (
     REDACTED,
     TRUNCATED,
+    hold_secret,
     is_placeholder,
     is_secret_key,
     looks_secret,
@@ -113,7 +114,7 @@ class _Redaction:
                 break
             name = self._text(key if isinstance(key, str) else _text_of_key(key))
             secret = is_secret_key(name) or (isinstance(key, str) and is_secret_key(key))
-            secret = secret or key in named or (may_be_secret_key(name) and _holds_credential(value))
+            secret = secret or key in named or (may_be_secret_key(name) and _holds_credential(name, value))
             cleaned = key if key is None or isinstance(key, (bool, int, float)) else name
             copied[cleaned] = self._secret(value, depth + 1) if secret else self.copy(value, depth + 1)
         return copied
@@ -171,13 +172,15 @@ def _is_secret_pair(items: list[Any]) -> bool:
     return items[0] != "token" or (isinstance(items[1], str) and looks_secret(items[1]))
 
 
-def _holds_credential(value: Any) -> bool:
-    """Return True if a text, or one directly inside of a container, looks like a credential."""
+def _holds_credential(key: str, value: Any) -> bool:
+    """Return True if a text under this key, or the texts directly inside of a container, are likely credentials."""
     inside = (
         value.values() if isinstance(value, Mapping) else value if isinstance(value, (list, tuple, Set)) else [value]
     )
-    texts = (item for item, _ in zip(inside, range(_MOST_SUSPECTS), strict=False) if isinstance(item, str))
-    return any(looks_secret(text) for text in texts)
+    texts = [item for item, _ in zip(inside, range(_MOST_SUSPECTS), strict=False) if isinstance(item, str)]
+    # Of a list that was cut, some are missing; all of them were checked before that.
+    is_whole = not any(TRUNCATED in text for text in texts)
+    return hold_secret(key, texts, in_container=is_whole and not isinstance(value, str))
 
 
 def _whole_words(text: str) -> str:
