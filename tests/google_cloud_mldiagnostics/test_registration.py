@@ -240,9 +240,9 @@ def test_a_control_plane_that_forbids_costs_one_warning_that_names_who_needs_wha
 ) -> None:
     server.is_permitted = False
     run = begin()
-    eventually(lambda: "could not be told" in caplog.text)
+    eventually(lambda: "could not be reported" in caplog.text)
     run.finish()
-    warnings = [record for record in caplog.records if "could not be told" in record.getMessage()]
+    warnings = [record for record in caplog.records if "could not be reported" in record.getMessage()]
     assert len(warnings) == 1
     assert "roles/" in warnings[0].getMessage()
     assert server.project in warnings[0].getMessage()

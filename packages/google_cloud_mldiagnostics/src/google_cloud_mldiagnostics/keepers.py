@@ -34,7 +34,7 @@ def find_google(project: str | None, location: str, environment: str) -> Callabl
         plane = GoogleControlPlane(
             cloud.project, location, cloud.credentials, environment=environment, principal=cloud.principal
         )
-        return Keeper(plane, cloud.project)
+        return Keeper(plane, cloud.project, plane.address)
 
     return connect
 

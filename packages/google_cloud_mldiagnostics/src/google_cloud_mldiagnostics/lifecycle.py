@@ -78,7 +78,7 @@ class Lifecycle:
         active: The run.
         member: This process, as the run's folder has it.
         local: The folder's keeper.
-        registration: Who tells other keepers.
+        registration: Reports the run to the control plane.
         collect: Returns sections of configs, as far as they are known by now, and whether that is all; called in a
             thread of its own, since it may wait for the devices.
     """

@@ -1,7 +1,8 @@
-"""The thread that keeps a run at other keepers as it is in its folder on this machine.
+"""The thread that keeps a run at a control plane as it is in its folder on this machine.
 
-The folder is always first, and nothing waits for the others: a keeper that is slow, refuses or cannot be reached costs
-one WARNING, and is asked again until the run has ended. What it did not learn by then, `mldiagnostics sync` tells it.
+The folder is always first, and nothing waits for the control plane: if it is slow, refuses or cannot be reached, that
+costs one WARNING, and requests are repeated until the run has ended. What is not reported by then is reported by
+`mldiagnostics sync`, or by the next process that registers a run there.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ from google_cloud_mldiagnostics.mirroring import (
     mirrored,
     numbered,
 )
+from google_cloud_mldiagnostics.unreported_runs import UnreportedRuns
 
 __all__ = ["Registration"]
 
@@ -64,7 +66,7 @@ class Registration:
         is_shared: Whether it speaks beside another that goes on: then this is no other attempt.
         on_found: Called in the thread with what `connect` has found.
         on_attempt: Called in the thread with the number that this attempt has there.
-        on_verdict: Called in the thread once it is known whether there is another keeper and whether that has the run;
+        on_verdict: Called in the thread once it is known whether there is a control plane and whether it has the run;
             at the start if there shall be none.
         backoff: How long to wait after a failure that passes by itself.
         access_backoff: How long to wait after one that a person must mend.
@@ -99,6 +101,9 @@ class Registration:
         self._has_verdict = threading.Event()
         self._done = threading.Event()
         self._keeper: Keeper | None = None
+        self._unreported: UnreportedRuns | None = None
+        self._is_marked = False
+        self._reports_others = False
         self._attempt: int | None = None
         self._is_behind = is_owner
         self._due_at = 0.0
@@ -109,7 +114,7 @@ class Registration:
         self._is_explained = False
         self._keeping = threading.Lock()  # Of sessions, in their order; never held by the job's threads.
         self.error: Exception | None = None
-        """Why the other keeper does not know the run as it is; None when it does, or there shall be none."""
+        """Why the control plane does not have the run as it is; None if it does, or if there is to be none."""
 
     # --- For other threads: nothing waits, unless it says so ------------------------------------------
 
@@ -128,7 +133,7 @@ class Registration:
         self._configs_collected.set()
 
     def put_session(self, session_id: str, session: Resource) -> None:
-        """Tells of a profiler session, here and at the other keeper."""
+        """Tells of a profiler session, here and at the control plane."""
         self._inbox.put(lambda: self._note_session(session_id, session))
         if self._done.is_set():  # Also if it has become so just now: then nobody looks into the inbox any more.
             background.start(self._keep_sessions_here)
@@ -141,13 +146,14 @@ class Registration:
             deadline: Until when, in monotonic seconds.
         """
         end = self._asked_end = _End(phase, deadline)
+        self._mark_unreported()
         self._inbox.put(lambda: self._note_end(end))
         if self._keeper is not None:
             # What was sent before is not waited for, unless it creates the run.
             self._keeper.plane.hurry(deadline - time.monotonic())
 
     def wait_for_verdict(self, timeout_seconds: float) -> bool:
-        """Waits until the other keeper has the run, has refused it, or is not there; False if that takes longer."""
+        """Wait until the control plane has or has refused the run, or there is none; False if that takes longer."""
         return self._has_verdict.wait(timeout_seconds)
 
     def wait(self, timeout_seconds: float) -> bool:
@@ -166,19 +172,19 @@ class Registration:
         is_sent = self._is_ending() and not self._is_behind and not self._sessions
         if (is_done or is_sent) and self.error is None:
             return True
-        self._say_that_the_end_is_not_told()
+        self._warn_end_not_reported()
         return False
 
     @property
     def link(self) -> str:
-        """Where a person looks at the run: at the other keeper if that has it, else in its folder."""
+        """The run's page at the control plane if that has the run, else its folder."""
         keeper = self._keeper
         is_there = keeper is not None and self._attempt is not None
         return keeper.plane.link(self._run_id) if keeper and is_there else self._local.link(self._run_id)
 
     @property
     def is_looking(self) -> bool:
-        """Whether there may be another keeper."""
+        """True if there may be a control plane."""
         return self._connect is not None
 
     # --- The thread -----------------------------------------------------------------------------------
@@ -190,7 +196,7 @@ class Registration:
                     self._take_messages(self._seconds_until_due())
                     if self._due_at <= time.monotonic():
                         self._tell()
-        except Exception as error:  # A bug of ours costs the other keeper, never the job.
+        except Exception as error:  # A bug of ours costs the registration, never the job.
             self.error = error
             LOSSES.add(f"registration: {type(error).__name__}")
             self._explain(error)
@@ -202,7 +208,7 @@ class Registration:
                 self._keeper.plane.close()
 
     def _find_keeper(self) -> bool:
-        """Looks for the other keeper at once, and every minute for ten; False when there is none, or it is over."""
+        """Connect at once, then every minute for ten; False if there is no control plane, or the run has ended."""
         give_up_at = time.monotonic() + _LOOK_FOR_SECONDS
         while self._connect is not None:
             try:
@@ -222,6 +228,8 @@ class Registration:
         self.error = None
         if self._keeper is None:
             return False
+        if self._is_owner and self._keeper.address:
+            self._unreported = UnreportedRuns(self._local, self._keeper.address)
         self._on_found(self._keeper)
         if self._is_owner:
             self._configs_collected.wait(_CONFIGS_SECONDS)
@@ -268,6 +276,7 @@ class Registration:
 
     def _note_end(self, end: _End) -> None:
         self._end = end
+        self._mark_unreported()  # In case the control plane was found after `end`.
         self._is_behind = self._is_owner or end.phase == "FAILED"
         self._due_at = time.monotonic()  # Once more, whatever failed before.
 
@@ -290,6 +299,8 @@ class Registration:
             if self._is_behind:
                 self._tell_run()
                 self._is_behind = False
+                if self._end is not None:
+                    self._unmark()
             self._tell_sessions()
         except Exception as error:
             self._failed(error)
@@ -300,6 +311,30 @@ class Registration:
         self._access_backoff.succeeded()
         self._give_verdict()
         self._due_at = time.monotonic()
+        self._report_other_runs()
+
+    def _mark_unreported(self) -> None:
+        """Leave a mark until the end is confirmed: the process may end before that."""
+        if self._unreported is not None and not self._is_marked:
+            self._is_marked = True
+            self._unreported.add(self._run_id)
+
+    def _unmark(self) -> None:
+        if self._unreported is not None:
+            self._unreported.remove(self._run_id)
+
+    def _report_other_runs(self) -> None:
+        """Once this run is registered, report the ends of earlier runs of this machine, in another thread."""
+        unreported = self._unreported
+        if unreported is None or self._attempt is None or self._reports_others or self._is_end_asked():
+            return
+        self._reports_others = True
+        plane = self._plane
+        # At the end, `hurry` interrupts its waits as well, and the process does not wait for the thread.
+        background.start(lambda: unreported.report(plane, self._is_end_asked))
+
+    def _is_end_asked(self) -> bool:
+        return self._asked_end is not None
 
     def _allow_seconds(self) -> None:
         """Has a call end before the process shall."""
@@ -321,24 +356,23 @@ class Registration:
         known = isinstance(error, ControlPlaneError)
         warn_once(
             ("registration", self._run_id, type(error), getattr(error, "code", None)),
-            "The run %s is kept on this machine, in %s, and could not be told to its other keeper: %s. The job goes "
-            "on. It is tried again until the run ends; `mldiagnostics sync %s` does it later.",
+            "Run %s is recorded in %s, but could not be reported to the control plane: %s. The job continues, and "
+            "the report is repeated until the run ends. To send it later, run: mldiagnostics sync %s",
             self._run_id,
             self._local.link(self._run_id),
             str(error).rstrip(".") if known else f"{type(error).__name__}: {error}",
             self._run_id,
         )
 
-    def _say_that_the_end_is_not_told(self) -> None:
+    def _warn_end_not_reported(self) -> None:
         if self._asked_end is not None and self._keeper is not None and not self._is_explained:
             warn_once(
-                ("end not told", self._run_id),
-                "That the run %s is %s was not told to its other keeper in time (%s), which may show it as ACTIVE. "
-                "`mldiagnostics sync %s` tells it later.",
+                ("end not reported", self._run_id),
+                "Run %s ended as %s, but the control plane may still show ACTIVE (%s).%s",
                 self._run_id,
                 self._asked_end.phase,
-                str(self.error).rstrip(".") if self.error is not None else "no answer",
-                self._run_id,
+                str(self.error).rstrip(".") if self.error is not None else "no answer in time",
+                f" Run: mldiagnostics sync {self._run_id}" if self._keeper.address else "",
             )
 
     # --- What is told ---------------------------------------------------------------------------------
@@ -346,7 +380,7 @@ class Registration:
     @property
     def _plane(self) -> DistantControlPlane:
         if self._keeper is None:
-            raise ControlPlaneClientNotInitializedError("the run's other keeper was asked before it was found")
+            raise ControlPlaneClientNotInitializedError("the control plane was called before it was found")
         return self._keeper.plane
 
     def _tell_run(self) -> None:
@@ -381,6 +415,8 @@ class Registration:
             self.error = error
             return False
         self.error = None
+        if self._is_owner:
+            self._unmark()
         return True
 
     def _register(self, run: Resource) -> None:
@@ -431,6 +467,6 @@ class Registration:
             )
 
     def _keep_sessions_here(self) -> None:
-        """What came while there was no other keeper, or came too late for it."""
+        """Store sessions that arrived while there was no control plane, or too late for it."""
         with self._keeping:
             self._take_messages(0.0)

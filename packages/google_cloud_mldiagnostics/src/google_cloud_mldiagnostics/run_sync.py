@@ -1,4 +1,4 @@
-"""A run of this machine, brought to Google Cloud: the run, its entries, and its profiles. Twice is once.
+"""Send the entries and profiles of a run of this machine to Google Cloud. Twice is once.
 
 Also while the run goes on, and beside its own shipper: an entry has the same insertId whoever sends it, of which Cloud
 Logging keeps one; a profile's file that is there is not sent again. How far entries were sent is kept on this machine.
@@ -27,8 +27,6 @@ from ml_diagnostics_common.storage import storage_for
 
 from google_cloud_mldiagnostics.control_plane import ControlPlane, Resource
 from google_cloud_mldiagnostics.entries import LOG_ID
-from google_cloud_mldiagnostics.exceptions import RunNotFoundError
-from google_cloud_mldiagnostics.mirroring import as_cloud_run, attempt_of, mirrored
 from google_cloud_mldiagnostics.profiling.layout import (
     SESSIONS,
     SUFFIX,
@@ -45,7 +43,6 @@ __all__ = [
     "profile_files",
     "send_entries",
     "send_profiles",
-    "send_run",
     "send_sessions",
 ]
 
@@ -97,37 +94,6 @@ class ProfilesSent:
     size_bytes: int = 0
     known: int = 0
     sessions: set[str] = field(default_factory=set)
-
-
-def send_run(run: Resource, cloud: ControlPlane) -> bool:
-    """Creates the run, or changes what is kept of it to what this machine knows.
-
-    Args:
-        run: As this machine keeps it, its phase as it really is.
-        cloud: Where it goes.
-
-    Returns:
-        Whether it was created.
-
-    Raises:
-        ControlPlaneError: It was refused, or not answered.
-    """
-    run_id = str(run["name"])
-    try:
-        cloud.get_run(run_id)
-    except RunNotFoundError:
-        cloud.create_run(run_id, as_cloud_run(run))
-        return True
-    cloud.update_run(run_id, lambda kept: mirrored(_not_behind(run, kept))(kept))
-    return False
-
-
-def _not_behind(run: Resource, kept: Resource) -> Resource:
-    """The run, without what an attempt after those of this machine has changed."""
-    if attempt_of(kept) <= attempt_of(run):
-        return run
-    labels = {**(run.get("labels") or {}), "attempt": str(attempt_of(kept))}
-    return {**run, "labels": labels, "runPhase": kept.get("runPhase")}
 
 
 # --- Entries ------------------------------------------------------------------------------------------

@@ -36,7 +36,8 @@ class SyncCommand:
         """Sends what is not there yet, and says what that was."""
         from google_cloud_mldiagnostics.cli.text import note, print_data
         from google_cloud_mldiagnostics.reading.run_source import CloudSource, LocalSource
-        from google_cloud_mldiagnostics.run_sync import home_of, send_run
+        from google_cloud_mldiagnostics.run_sync import home_of
+        from google_cloud_mldiagnostics.unreported_runs import send_run
 
         local = LocalSource(note)
         run = _as_it_is(local, options.run)

@@ -73,7 +73,9 @@ class Keeper(NamedTuple):
     Attributes:
         plane: It.
         project: Of Google Cloud; empty for another.
+        address: Its URL with project and location; empty if only the process that registered a run can end it there.
     """
 
     plane: DistantControlPlane
     project: str
+    address: str = ""

@@ -283,6 +283,11 @@ class GoogleControlPlane:
             found = list(self._pages(f"{self._run_path(run_id)}/profilerSessions", "profilerSessions", {}))
         yield from map(as_resource, sorted(found, key=lambda session: str(session.get("createTime", ""))))
 
+    @property
+    def address(self) -> str:
+        """The URL of the project's runs in this region: the same in every process that uses this control plane."""
+        return f"{self._api}/{self._runs}"
+
     def link(self, run_id: str) -> str:
         """The run's page in Google Cloud's console."""
         return f"{_CONSOLE}/{quote(self.location)}/{quote(run_id)}?project={quote(self.project)}"

@@ -69,7 +69,8 @@ class LocalControlPlane:
     """
 
     def __init__(self, root: Path, *, clock_ns: Callable[[], int] = time.time_ns) -> None:
-        self._root = root
+        self.runs_folder = root / "runs"
+        """The folder of all runs."""
         self._clock_ns = clock_ns
 
     def folder(self, run_id: str) -> Path:
@@ -80,7 +81,7 @@ class LocalControlPlane:
         """
         if not _RUN_ID.fullmatch(run_id):
             raise ControlPlaneError(f"{run_id!r} is no run's id: letters, digits, '.', '_' and '-', and at most 200")
-        return self._root / "runs" / run_id
+        return self.runs_folder / run_id
 
     def get_run(self, run_id: str) -> Resource:
         """See `ControlPlane`."""
@@ -88,7 +89,7 @@ class LocalControlPlane:
             return _read(self.folder(run_id) / "run.json")
         except FileNotFoundError:
             raise RunNotFoundError(
-                f"there is no run {run_id} in {self._root / 'runs'}; `mldiagnostics runs` lists those there are",
+                f"there is no run {run_id} in {self.runs_folder}; `mldiagnostics runs` lists those there are",
                 code=404,
             ) from None
 
@@ -119,7 +120,7 @@ class LocalControlPlane:
     def list_runs(self, group: str | None = None) -> Iterator[Resource]:
         """See `ControlPlane`. A run that cannot be read is passed over, with a warning."""
         runs = []
-        for path in (self._root / "runs").glob("*/run.json"):
+        for path in self.runs_folder.glob("*/run.json"):
             try:
                 runs.append(_read(path))
             except ControlPlaneError as error:
