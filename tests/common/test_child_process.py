@@ -119,3 +119,66 @@ def test_a_process_that_waits_to_be_reaped_has_ended_and_exists() -> None:
     child.wait()
     assert not exists(child.pid)
     assert has_ended(child.pid)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
+def test_the_start_of_a_process_does_not_wait_for_the_workers_that_another_thread_forks() -> None:
+    program = """
+import os, threading, time
+from ml_diagnostics_common.child_process import start_detached
+
+make_pipe = os.pipe
+def make_pipe_slowly():  # The thread that forks gets its turn while the pipe for the error of exec is open.
+    ends = make_pipe()
+    time.sleep(0.5)
+    return ends
+
+def fork_workers():
+    for _ in range(20):
+        if os.fork() == 0:
+            time.sleep(20)
+            os._exit(0)
+        time.sleep(0.05)
+
+os.pipe = make_pipe_slowly
+workers = threading.Thread(target=fork_workers)
+workers.start()
+began = time.monotonic()
+start_detached("this", [], variables={}).wait()
+print(time.monotonic() - began < 10)
+workers.join()
+os.killpg(0, 9)
+"""
+    ended = subprocess.run(
+        [sys.executable, "-W", "ignore", "-uc", program],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+        start_new_session=True,
+    )
+    assert (ended.stdout, ended.returncode) == ("True\n", -signal.SIGKILL), ended.stderr
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
+def test_a_thread_that_starts_a_process_may_fork_and_so_may_its_child() -> None:
+    program = """
+import os, signal
+from ml_diagnostics_common.fork_lock import PROCESS_START_LOCK
+
+signal.alarm(20)
+def status_of_child():
+    pid = os.fork()
+    if pid == 0:
+        with PROCESS_START_LOCK.held():
+            os._exit(3 if os.fork() == 0 else os.waitstatus_to_exitcode(os.wait()[1]) + 1)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+with PROCESS_START_LOCK.held():
+    print(status_of_child())
+print(status_of_child())
+"""
+    ended = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", program], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert ended.stdout == "4\n4\n", ended.stderr

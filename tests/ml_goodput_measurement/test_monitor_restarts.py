@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -71,6 +72,34 @@ def test_a_helper_that_is_killed_while_nothing_is_on_stays_dead(uploaders: Uploa
     uploaders.stop(Upload.CUMULATIVE, flush=False)
     assert process.wait_ended(LONG_SECONDS)
     assert uploaders.pid is None
+
+
+def test_a_stop_does_not_wait_for_the_start_of_the_helper_that_follows(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with uploaders_of_ten_steps(folder) as uploaders:
+        uploaders.start(Upload.CUMULATIVE)
+        assert uploaders.pid is not None
+        is_starting, is_over, make_pipe = threading.Event(), threading.Event(), os.pipe
+
+        def make_pipe_late() -> tuple[int, int]:
+            if threading.current_thread().name == "goodput-monitor":
+                is_starting.set()
+                is_over.wait(LONG_SECONDS)
+            return make_pipe()
+
+        monkeypatch.setattr(os, "pipe", make_pipe_late)
+        os.kill(uploaders.pid, signal.SIGKILL)
+        assert is_starting.wait(LONG_SECONDS)
+        keepers = [thread for thread in threading.enumerate() if thread.name == "goodput-monitor"]
+        began = time.monotonic()
+        uploaders.stop(Upload.CUMULATIVE, flush=False)
+        assert time.monotonic() - began < LONG_SECONDS / 2
+        is_over.set()
+        for keeper in keepers:
+            keeper.join(LONG_SECONDS)
+            assert not keeper.is_alive()  # It has ended the helper, which is not wanted any more.
+        assert uploaders.pid is None
 
 
 def test_a_helper_that_cannot_live_is_started_ever_more_seldom(

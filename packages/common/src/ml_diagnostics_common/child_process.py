@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ml_diagnostics_common.environment import diagnostics_directory
+from ml_diagnostics_common.fork_lock import PROCESS_START_LOCK
 
 if TYPE_CHECKING:
     import subprocess
@@ -92,20 +93,21 @@ def start_detached(
     Raises:
         OSError: It cannot be started.
     """
-    import subprocess  # Not by every program that imports this module.
-
     if getattr(sys, "frozen", False):
         raise FileNotFoundError("this program is frozen (sys.frozen): there is no Python to run another process with")
     program = "import os\nif os.fork(): os._exit(0)\n" + program_of(module)
-    return subprocess.Popen(
-        [*python_command(is_bare=True), "-c", program, *module_folders()],
-        stdin=subprocess.DEVNULL if stdin is None else stdin,
-        stdout=subprocess.DEVNULL if stdout is None else stdout,
-        stderr=subprocess.STDOUT,
-        pass_fds=list(inherited),
-        env=child_environment(**variables),
-        start_new_session=True,
-    )
+    with PROCESS_START_LOCK.held():
+        import subprocess  # Not by every program that imports this module.
+
+        return subprocess.Popen(
+            [*python_command(is_bare=True), "-c", program, *module_folders()],
+            stdin=subprocess.DEVNULL if stdin is None else stdin,
+            stdout=subprocess.DEVNULL if stdout is None else stdout,
+            stderr=subprocess.STDOUT,
+            pass_fds=list(inherited),
+            env=child_environment(**variables),
+            start_new_session=True,
+        )
 
 
 def child_environment(**additional: str) -> dict[str, str]:

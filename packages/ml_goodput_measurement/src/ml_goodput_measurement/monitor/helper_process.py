@@ -12,6 +12,7 @@ from typing import Any
 
 from ml_diagnostics_common.child_process import child_environment, module_folders, program_of, python_command
 from ml_diagnostics_common.descriptors import channels, send
+from ml_diagnostics_common.fork_lock import PROCESS_START_LOCK
 from ml_diagnostics_common.guard import job_logger
 
 from ml_goodput_measurement.monitor.settings import MonitorSettings
@@ -43,10 +44,13 @@ class HelperProcess:
         Raises:
             Exception: No process can be started. Mostly an OSError, but an interpreter that ends raises others.
         """
-        import subprocess  # Not by every trainer that imports the monitor.
-
         self._flush_seconds = settings.flush_seconds
-        with channels() as (self._to_helper, its_stdin, self._from_helper, its_stdout):
+        with (
+            PROCESS_START_LOCK.held(),
+            channels() as (self._to_helper, its_stdin, self._from_helper, its_stdout),
+        ):
+            import subprocess  # Not by every trainer that imports the monitor.
+
             self._process = subprocess.Popen(
                 [*python_command(), "-c", program_of("ml_goodput_measurement.monitor.helper"), *module_folders()],
                 stdin=its_stdin,

@@ -222,8 +222,16 @@ class Uploaders:
                 with self._lock:
                     if not self._is_missing():
                         return
-                    process = self._new_process()
-                    self._put_to_work(process)
+                process = self._new_process()  # Without the lock, for which a stop may wait.
+                with self._lock:
+                    is_missing = self._is_missing()
+                    if is_missing:
+                        self._put_to_work(process)
+                if not is_missing:  # Stopped meanwhile, or a start has started another one.
+                    if process is not None:
+                        process.kill()
+                        process.follow()
+                    return
             except BaseException as error:  # No memory, or no descriptor for a module that Python has yet to load.
                 with self._lock:
                     if self._process is process:
