@@ -152,7 +152,7 @@ def test_the_newest_20_are_reported_and_the_others_by_the_next(
     unreported = UnreportedRuns(local(), plane.address)
     for number in range(25):
         keep(f"run-{number:02}", unreported)
-        time.sleep(0.005)  # File systems tell times apart by some ms.
+        time.sleep(0.005)  # File systems store times with a resolution of some ms.
     unreported.report(plane, lambda: False)
     assert sorted(marks()) == [f"run-{number:02}" for number in range(5)]
     unreported.report(plane, lambda: False)
