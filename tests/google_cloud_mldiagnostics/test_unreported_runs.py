@@ -1,4 +1,4 @@
-"""A run whose end could not be reported to the control plane is completed there by the next process."""
+"""The next process completes a run at the control plane if its end could not be reported there."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ HASTE = """
 from google_cloud_mldiagnostics import lifecycle
 lifecycle._END_SECONDS = 1.0
 """
-UNTIL_TOLD = """
+UNTIL_INPUT = """
 ready()
 sys.stdin.readline()
 """
@@ -36,10 +36,12 @@ def server(cloud_of_a_run: ControlPlaneServer) -> ControlPlaneServer:
 def end_unreported(server: ControlPlaneServer, ending: str = "", **arguments: str) -> programs.Ended:
     """Let the run one-w end in a process of its own while the control plane answers 503; then clear the fault."""
     given = "".join(f", {name}={text!r}" for name, text in arguments.items())
-    process = programs.start(f"{HASTE}\nbegin('one', strict=True{given})\n{UNTIL_TOLD}\n{ending}")
+    process = programs.start(
+        f"{HASTE}\nmachinelearning_run('one', log_system_metrics=False, strict=True{given})\n{UNTIL_INPUT}\n{ending}"
+    )
     programs.await_line(process, "ready")
     server.faults.always(Status(503))
-    ended = programs.end(process, say="\n")
+    ended = programs.end(process, 30.0, "\n")
     server.faults.clear()
     return ended
 
@@ -70,10 +72,10 @@ def test_the_next_process_reports_an_end_that_the_control_plane_did_not_take(
     assert server.run("one-w")["runPhase"] == "ACTIVE"
     assert marks() == ["one-w"]
 
-    process = programs.start(f"begin('two')\n{UNTIL_TOLD}")
+    process = programs.start(f"machinelearning_run('two', log_system_metrics=False)\n{UNTIL_INPUT}")
     eventually(lambda: server.run("one-w")["runPhase"] == phase)
     assert server.run("two-w")["runPhase"] == "ACTIVE"
-    assert programs.end(process, say="\n").code == 0
+    assert programs.end(process, 30.0, "\n").code == 0
     assert server.run("two-w")["runPhase"] == "COMPLETED"
     eventually(lambda: not marks())
 
@@ -81,27 +83,27 @@ def test_the_next_process_reports_an_end_that_the_control_plane_did_not_take(
 def test_a_run_that_the_control_plane_never_took_is_created(server: ControlPlaneServer) -> None:
     server.faults.always(Status(503))
     programs.run(f"""{HASTE}
-begin('one')
+machinelearning_run('one', log_system_metrics=False)
 from google_cloud_mldiagnostics.active_run import active_run
 while active_run().registration.error is None:
     time.sleep(0.01)
 """)
     assert (server.runs(), marks()) == ([], ["one-w"])
     server.faults.clear()
-    process = programs.start(f"begin('two')\n{UNTIL_TOLD}")
+    process = programs.start(f"machinelearning_run('two', log_system_metrics=False)\n{UNTIL_INPUT}")
     eventually(lambda: {run["runPhase"] for run in server.runs()} == {"ACTIVE", "COMPLETED"})
-    programs.end(process, say="\n")
+    programs.end(process, 30.0, "\n")
     assert server.run("one-w")["runPhase"] == "COMPLETED"
 
 
 def test_a_process_leaves_in_time_while_the_report_of_another_run_is_not_answered(server: ControlPlaneServer) -> None:
     end_unreported(server)
     server.faults.script([None, Hang()], on="get")  # The first is of the run itself.
-    process = programs.start(f"begin('two')\n{UNTIL_TOLD}")
+    process = programs.start(f"machinelearning_run('two', log_system_metrics=False)\n{UNTIL_INPUT}")
     eventually(lambda: ("get", Hang()) in server.faults.injected)
-    began = time.monotonic()
-    ended = programs.end(process, say="\n")
-    assert time.monotonic() - began < 8.0  # A request may take ten.
+    released_at = time.monotonic()
+    ended = programs.end(process, 30.0, "\n")
+    assert time.monotonic() - released_at < 8.0  # A request may take ten.
     assert ended.code == 0
     assert server.run("two-w")["runPhase"] == "COMPLETED"
 
@@ -109,10 +111,12 @@ def test_a_process_leaves_in_time_while_the_report_of_another_run_is_not_answere
 def test_a_run_of_another_region_is_left_alone(server: ControlPlaneServer) -> None:
     end_unreported(server)
     asked = len(server.requests)
-    process = programs.start(f"begin('two', strict=True, region='europe-west4')\n{UNTIL_TOLD}")
+    process = programs.start(
+        f"machinelearning_run('two', log_system_metrics=False, strict=True, region='europe-west4')\n{UNTIL_INPUT}"
+    )
     programs.await_line(process, "ready")
     time.sleep(0.5)
-    programs.end(process, say="\n")
+    programs.end(process, 30.0, "\n")
     assert not [request for request in server.requests[asked:] if "one-w" in request.path]
     assert marks() == ["one-w"]
 
@@ -133,7 +137,7 @@ def keep(run_id: str, unreported: UnreportedRuns, phase: str = "COMPLETED") -> N
 
 def test_a_run_that_goes_on_is_left_alone(server: ControlPlaneServer, plane: GoogleControlPlane) -> None:
     unreported = UnreportedRuns(local(), plane.address)
-    process = programs.start(f"begin('one', strict=True)\n{UNTIL_TOLD}")
+    process = programs.start(f"machinelearning_run('one', log_system_metrics=False, strict=True)\n{UNTIL_INPUT}")
     programs.await_line(process, "ready")
     unreported.add("one-w")
     asked = len(server.requests)
@@ -143,7 +147,7 @@ def test_a_run_that_goes_on_is_left_alone(server: ControlPlaneServer, plane: Goo
     unreported.report(plane, lambda: False)
     assert len(server.requests) == asked
     assert server.run("one-w")["runPhase"] == "ACTIVE"
-    programs.end(process, say="\n")
+    programs.end(process, 30.0, "\n")
 
 
 def test_the_newest_20_are_reported_and_the_others_by_the_next(
