@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 from google_cloud_mldiagnostics.active_run import ActiveRun
+from google_cloud_mldiagnostics.exceptions import RecordingError
 from google_cloud_mldiagnostics.metrics import record
 from google_cloud_mldiagnostics.recording import device_values
 from ml_diagnostics_common.guard import LOSSES
@@ -216,6 +217,115 @@ def test_at_exit_what_is_still_computed_is_recorded(tmp_path: Path, end: str) ->
     )
     assert ("Traceback" in done.stderr) == ("raise" in end), done.stderr
     assert len(metrics_of(tmp_path, "run")) == 5
+
+
+ENDS_DURING_FINALIZATION = """
+import time
+from google_cloud_mldiagnostics.recording import device_values
+
+class Lasting:
+    def __del__(self, print=print, sleep=time.sleep):  # The interpreter clears modules: it is being finalized.
+        print("finalized", flush=True)
+        sleep(1.5)
+
+lasting = Lasting()
+repeated = jax.jit(lambda x, count: jax.lax.fori_loop(0, count, lambda _, y: jnp.tanh(y @ y), x).sum())
+repeated(x, 1).block_until_ready()
+began = time.perf_counter()
+repeated(x, 100).block_until_ready()
+each = (time.perf_counter() - began) / 100
+device_values._EXIT_SECONDS = 0.1
+record("loss", repeated(x, int(float(sys.argv[2]) / each)), 1)
+"""
+
+
+def end_before_the_device(root: Path, seconds: float) -> None:
+    """End a process normally, `seconds` before its device has computed the value that it recorded."""
+    done = subprocess.run(
+        [sys.executable, "-c", END + ENDS_DURING_FINALIZATION, str(root), str(seconds)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "finalized\n", done.stderr
+    assert "Exception ignored" not in done.stderr
+
+
+@pytest.mark.parametrize("seconds", [0.8, 1.2])
+def test_a_value_that_is_computed_while_the_interpreter_is_finalized_does_not_abort_the_job(
+    tmp_path: Path, seconds: float
+) -> None:
+    end_before_the_device(tmp_path, seconds)
+
+
+def test_what_no_device_computes_before_the_process_ends_is_counted_as_lost_and_delays_it_once() -> None:
+    worker = device_values._Worker()
+    lost: list[str] = []
+
+    def deliver() -> None:
+        try:
+            worker.await_ready(lambda: False)
+        except RecordingError as error:
+            lost.append(str(error))
+
+    for _ in range(50):
+        worker.add(deliver)
+    worker.give_up(0.01)
+    assert worker.pending_count() == 0
+    assert len(lost) == 50
+    assert "had not computed" in lost[0]
+
+
+def test_an_array_without_a_way_to_ask_whether_it_is_ready_is_read_at_once(tmp_path: Path, run: ActiveRun) -> None:
+    assert not hasattr(jax.random.key(0), "is_ready")
+    record("loss", jax.random.key(0))
+    record("loss", jnp.float32(1))
+    assert recorded(tmp_path) == [[1.0]]
+
+
+def test_an_array_that_is_deleted_while_it_is_computed_is_counted_and_crashes_nothing(
+    tmp_path: Path, run: ActiveRun
+) -> None:
+    """JAX crashes if it is asked whether a deleted array is ready."""
+    computed = jax.jit(lambda x: jax.lax.fori_loop(0, 20, lambda _, y: jnp.tanh(y @ y), x).sum())
+    x = jnp.ones((300, 300))
+    for step in range(20):
+        value = computed(x)
+        record("loss", value, step)
+        time.sleep(0.0005 * step)
+        value.delete()
+    written = len(recorded(tmp_path))
+    assert written + run.log.lost_values.total() == 20
+
+
+def test_at_the_very_end_of_the_process_the_worker_asks_no_device() -> None:
+    worker = device_values._Worker()
+    asked: list[int] = []
+    worker.add(lambda: asked.append(1))
+    assert worker.drain(10)
+    worker.stop(10)
+    worker.add(lambda: asked.append(2))
+    time.sleep(0.1)
+    assert asked == [1]
+
+
+def test_a_value_that_is_ready_is_taken_without_a_pause(monkeypatch: pytest.MonkeyPatch, run: ActiveRun) -> None:
+    values = [jax.block_until_ready(jnp.float32(step) + 0) for step in range(20)]
+    pauses: list[float] = []
+    worker = device_values._Worker()
+    monkeypatch.setattr(device_values, "_worker_of_this_process", worker)
+    fetches = [device_values.fetch_of(value) for value in values]
+    monkeypatch.setattr(device_values.time, "sleep", pauses.append)
+    assert [float(fetch()) for fetch in fetches if fetch is not None] == list(range(20))
+    assert pauses == []
+
+
+@pytest.mark.slow
+def test_at_whatever_moment_of_its_end_a_value_is_computed_the_job_does_not_abort(tmp_path: Path) -> None:
+    for number in range(30):
+        end_before_the_device(tmp_path / str(number), number / 15)
 
 
 def test_the_averages_of_a_run_have_what_was_on_the_device_at_its_end(tmp_path: Path) -> None:
@@ -422,9 +532,13 @@ def test_a_cuda_tensor_is_copied_behind_what_computes_it(
         def record(self) -> None:
             asked.append("event")
 
-        def synchronize(self) -> None:
+        def query(self) -> bool:
             asked.append("wait")
             waits_in.append(threading.get_ident())
+            return asked.count("wait") == 2
+
+        def synchronize(self) -> None:
+            raise AssertionError("a wait in C++, during which the interpreter may be finalized")
 
     waits_in: list[int] = []
     torch, cuda = ModuleType("torch"), ModuleType("torch.cuda")
@@ -441,7 +555,7 @@ def test_a_cuda_tensor_is_copied_behind_what_computes_it(
     monkeypatch.setitem(sys.modules, "torch", torch)
     record("loss", CudaTensor(1.5), step=2)
     assert recorded(tmp_path) == [[1.5]]
-    assert asked == ["copy", "event", "wait", "read"]
+    assert asked == ["copy", "event", "wait", "wait", "read"]
     assert waits_in != [threading.get_ident()]
 
 

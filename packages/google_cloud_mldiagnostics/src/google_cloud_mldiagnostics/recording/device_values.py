@@ -1,14 +1,19 @@
 """Values that are still on a device: a worker records them when they are ready, the caller never waits.
 
 The call only starts the copy to the host, which costs microseconds. At most 1,000 values are pending: more are refused.
-A value that is deleted or donated before it was copied is lost. One of PyTorch/XLA that no step computes is computed at
-the end of the run or of the process, or lost.
+A value that is deleted or donated before it was copied is lost, and so is one that is computed more than two seconds
+after the program's end. One of PyTorch/XLA that no step computes is computed at the end of the run or of the process,
+or lost.
+
+The worker waits in Python, not in C++: a thread that returns from C++ while the interpreter is finalized is ended by
+CPython inside C++, whose runtime then aborts the process.
 """
 
 from __future__ import annotations
 
 import atexit
 import itertools
+import operator
 import os
 import queue
 import sys
@@ -29,6 +34,8 @@ __all__ = ["MOST_PENDING", "Fetch", "drain", "fetch_of", "later", "pending_count
 MOST_PENDING = 1_000
 _EXIT_SECONDS = 2.0
 _LOOK_SECONDS = 0.002
+_LONGEST_LOOK_SECONDS = 0.05
+_STOP_SECONDS = 1.0
 _LONGEST_STEP_SECONDS = 3600.0
 
 Fetch: TypeAlias = Callable[[], Any]
@@ -108,6 +115,7 @@ class _Worker:
         self._starting = threading.Lock()  # Never waited for.
         self._thread_id = 0
         self._has_given_up = False
+        self._delivering = threading.Lock()
         self._of_steps: dict[int, _StepValue] = {}
 
     def await_step(self, value: _StepValue) -> None:
@@ -162,32 +170,56 @@ class _Worker:
         return len(self._pending)
 
     def drain(self, timeout_seconds: float) -> bool:
+        return self._await_deliveries(0.0 if self._has_given_up else timeout_seconds)
+
+    def _await_deliveries(self, timeout_seconds: float) -> bool:
         last = max(list(self._pending), default=-1)
         deadline = time.monotonic() + timeout_seconds
         while any(number <= last for number in list(self._pending)):
-            if time.monotonic() >= deadline or self._has_given_up or threading.get_ident() == self._thread_id:
+            if time.monotonic() >= deadline or threading.get_ident() == self._thread_id:
                 return False
             time.sleep(_LOOK_SECONDS)
         return True
+
+    def await_ready(self, is_ready: Callable[[], bool]) -> None:
+        """Wait in Python until a device has computed a value; in the worker's thread.
+
+        Raises:
+            RecordingError: The process ends before that.
+        """
+        pause_seconds = _LOOK_SECONDS
+        while not is_ready():
+            if self._has_given_up:
+                raise RecordingError("a value that its device had not computed when the process ended")
+            time.sleep(pause_seconds)
+            pause_seconds = min(2 * pause_seconds, _LONGEST_LOOK_SECONDS)
 
     def give_up(self, timeout_seconds: float) -> None:
         """Wait once, at the end of the process, so that no later call waits again. In a forked child, do nothing."""
         if os.getpid() != self._pid:
             return
         self.settle(may_compute=getattr(sys, "last_value", None) is None)
-        self._has_given_up = not self.drain(timeout_seconds)
+        if not self.drain(timeout_seconds):
+            self._has_given_up = True
+            self._await_deliveries(4 * _LONGEST_LOOK_SECONDS)  # The worker counts the rest as lost.
+
+    def stop(self, timeout_seconds: float) -> None:
+        """Keep the worker out of the libraries that have the values, from now on; for the very end of the process."""
+        self._has_given_up = True
+        self._delivering.acquire(timeout=timeout_seconds)  # And never released: the worker waits for it in C.
 
     def _run(self) -> None:
         self._thread_id = threading.get_ident()
         while True:
             number, deliver = self._queue.get()
-            try:
-                deliver()
-            except Exception as error:
-                LOSSES.add(f"device values: {type(error).__name__}")
-            finally:
-                del deliver  # Else the last array would stay on its device.
-                del self._pending[number]
+            with self._delivering:
+                try:
+                    deliver()
+                except Exception as error:
+                    LOSSES.add(f"device values: {type(error).__name__}")
+                finally:
+                    del deliver  # Else the last array would stay on its device. It may be freed here, in C++.
+                    del self._pending[number]
 
 
 _worker_of_this_process = _Worker()
@@ -198,6 +230,8 @@ def _start_clean_in_child() -> None:
     _worker_of_this_process = _Worker()
 
 
+# At import, so that it is called late: others may record values at exit.
+atexit.register(lambda: _worker_of_this_process.stop(_STOP_SECONDS))
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_start_clean_in_child)
 
@@ -228,6 +262,10 @@ def _fetch_of_jax(array: Any) -> Fetch:
                 raise RecordingError("an array is spread over several hosts: reduce it, or record each host's part")
             array = array.addressable_data(0)
         array.copy_to_host_async()
+        if jax.default_backend() != "cpu":
+            # Asked in the caller's thread first: older clients of TPUs build the future behind it then, without a
+            # lock, which the worker must not do at the moment at which the caller waits for the same array.
+            _is_ready_or_deleted(array)
     except RecordingError:
         raise
     except Exception as error:
@@ -236,12 +274,26 @@ def _fetch_of_jax(array: Any) -> Fetch:
     def fetch() -> Any:
         import numpy
 
+        _worker_of_this_process.await_ready(lambda: _is_ready_or_deleted(array))
         try:
             return numpy.asarray(array)
         except Exception as error:  # Also TypeError: keys of random numbers have no values.
             raise _jax_error(array, error) from error
 
     return fetch
+
+
+_call = operator.methodcaller("__call__")
+
+
+def _is_ready_or_deleted(array: Any) -> bool:
+    """Return True if what JAX does with an array next, be it an error, takes no wait for a computation."""
+    try:
+        # JAX crashes if it is asked whether a deleted array is ready. No other thread can delete it in between: from
+        # one function in C to the next, `any` does not release the GIL.
+        return any(map(_call, (array.is_deleted, array.is_ready)))
+    except Exception:  # It was donated; or it has no `is_ready`, like keys of random numbers.
+        return True
 
 
 def _jax_error(array: Any, error: Exception) -> RecordingError:
@@ -278,7 +330,7 @@ def _fetch_of_cuda(tensor: Any) -> Fetch:
         copied.record()
 
     def fetch() -> Any:
-        copied.synchronize()
+        _worker_of_this_process.await_ready(copied.query)
         return host.tolist()
 
     return fetch
