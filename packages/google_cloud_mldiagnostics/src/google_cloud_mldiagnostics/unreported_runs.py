@@ -7,7 +7,6 @@ control plane has confirmed it. The marker names the control plane, so that a ru
 from __future__ import annotations
 
 import contextlib
-import logging
 import os
 import time
 from collections.abc import Callable, Iterator
@@ -15,6 +14,7 @@ from pathlib import Path
 from typing import Final
 
 from ml_diagnostics_common.environment import identity
+from ml_diagnostics_common.guard import job_logger
 from ml_diagnostics_common.regular_file import read_regular
 
 from google_cloud_mldiagnostics.attempts import Member, last_attempt
@@ -26,7 +26,7 @@ from google_cloud_mldiagnostics.process_life import is_alive
 
 __all__ = ["UnreportedRuns", "send_run"]
 
-logger = logging.getLogger("google_cloud_mldiagnostics")
+logger = job_logger("google_cloud_mldiagnostics")
 
 _MARKER: Final = "unreported"
 _MOST_BYTES: Final = 4096
