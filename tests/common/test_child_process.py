@@ -143,9 +143,9 @@ def fork_workers():
 os.pipe = make_pipe_slowly
 workers = threading.Thread(target=fork_workers)
 workers.start()
-began = time.monotonic()
+started = time.monotonic()
 start_detached("this", [], variables={}).wait()
-print(time.monotonic() - began < 10)
+print(time.monotonic() - started < 10)
 workers.join()
 os.killpg(0, 9)
 """

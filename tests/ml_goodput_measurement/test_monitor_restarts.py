@@ -91,14 +91,14 @@ def test_a_stop_does_not_wait_for_the_start_of_the_helper_that_follows(
         monkeypatch.setattr(os, "pipe", make_pipe_late)
         os.kill(uploaders.pid, signal.SIGKILL)
         assert is_starting.wait(LONG_SECONDS)
-        keepers = [thread for thread in threading.enumerate() if thread.name == "goodput-monitor"]
-        began = time.monotonic()
+        threads = [each for each in threading.enumerate() if each.name == "goodput-monitor"]
+        started = time.monotonic()
         uploaders.stop(Upload.CUMULATIVE, flush=False)
-        assert time.monotonic() - began < LONG_SECONDS / 2
+        assert time.monotonic() - started < LONG_SECONDS / 2
         is_over.set()
-        for keeper in keepers:
-            keeper.join(LONG_SECONDS)
-            assert not keeper.is_alive()  # It has ended the helper, which is not wanted any more.
+        for thread in threads:
+            thread.join(LONG_SECONDS)
+            assert not thread.is_alive()  # It has ended the helper, which is not wanted any more.
         assert uploaders.pid is None
 
 

@@ -12,6 +12,7 @@ import threading
 from collections.abc import Mapping
 
 from ml_diagnostics_common import background
+from ml_diagnostics_common.client_imports import import_undisturbed
 from ml_diagnostics_common.descriptors import Descriptor, with_high_number
 from ml_diagnostics_common.guard import guarded_as, warn_once
 
@@ -66,7 +67,9 @@ class Helper:
             self.thread_ident = 0
 
     def _launch(self) -> None:
-        from ml_diagnostics_common.child_process import process_descriptor  # Here, off the thread of the rounds.
+        # Here, off the thread of the rounds.
+        import_undisturbed("ml_diagnostics_common.child_process", "cloud_tpu_diagnostics.companion.helper")
+        from ml_diagnostics_common.child_process import process_descriptor
 
         read, write = (Descriptor(with_high_number(end.detach())) for end in _socket.socketpair())
         self._control = write

@@ -7,6 +7,7 @@ the thread: it would wait for ever when it imports that module itself, as the wo
 from __future__ import annotations
 
 import logging  # Its lock is taken before a fork too: after ours, since it registers first.
+import sys
 from importlib import import_module
 from typing import Final
 
@@ -19,6 +20,9 @@ _CLIENTS = (
     "google.auth.transport.requests",
     "google.oauth2.credentials",
     "google.oauth2.service_account",
+    "configparser",
+    "encodings.idna",
+    "netrc",
     "ml_diagnostics_common.bounded_adapter",
 )
 
@@ -27,17 +31,26 @@ logger = logging.getLogger("ml_diagnostics")
 _IMPORT_LOCK: Final = ForkLock()
 
 
-def import_clients() -> None:
-    """Imports what all of Google's clients stand on, so far as it is installed: whoever needs the rest says so."""
-    import_undisturbed(*_CLIENTS)
+def import_clients(*others: str) -> None:
+    """Import what all of Google's clients need, as far as it is installed: whoever needs the rest reports that.
+
+    Args:
+        *others: The full names of modules that are imported too.
+    """
+    import_undisturbed(*_CLIENTS, *others)
 
 
 def import_undisturbed(*names: str) -> None:
-    """Imports modules, while which no other thread forks; those that cannot be imported are left out.
+    """Import modules, while which no other thread forks; those that cannot be imported are left out.
+
+    It costs nothing where they have been imported before.
 
     Args:
         *names: The modules' full names.
     """
+    names = tuple(name for name in names if name not in sys.modules)
+    if not names:
+        return
     with _IMPORT_LOCK.held():
         for name in names:
             try:

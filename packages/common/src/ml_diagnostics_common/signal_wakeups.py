@@ -262,6 +262,9 @@ _waiting_calls = _WaitingCalls()
 
 
 def _add_pending_call() -> None:
+    from ml_diagnostics_common.client_imports import import_undisturbed
+
+    import_undisturbed("ctypes")
     import ctypes
 
     # A C function that calls Python, and returns 0 for False: a callback of ctypes would drop what is raised in it.

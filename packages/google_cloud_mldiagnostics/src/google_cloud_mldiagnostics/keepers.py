@@ -25,7 +25,7 @@ def find_google(project: str | None, location: str, environment: str) -> Callabl
     """
 
     def connect() -> Keeper:
-        import_clients()
+        import_clients("google_cloud_mldiagnostics.control_plane.google")
         from ml_diagnostics_common.credentials import find_cloud
 
         from google_cloud_mldiagnostics.control_plane.google import GoogleControlPlane
@@ -54,7 +54,7 @@ def find_self_hosted(
     workload_id = environ.get("DIAGON_WORKLOAD_ID") or environ.get("WORKLOAD_ID") or "-".join(workload.id_parts)
 
     def connect() -> Keeper:
-        import_clients()
+        import_clients("google_cloud_mldiagnostics.control_plane.self_hosted")
         from google_cloud_mldiagnostics.control_plane.self_hosted import SelfHostedControlPlane
 
         plane = SelfHostedControlPlane(

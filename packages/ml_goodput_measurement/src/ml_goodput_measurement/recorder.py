@@ -16,6 +16,7 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from ml_diagnostics_common import background, progress
+from ml_diagnostics_common.client_imports import import_undisturbed
 from ml_diagnostics_common.environment import (
     Backend,
     announce_job,
@@ -335,6 +336,7 @@ class GoodputRecorder(RebuiltFromArguments):
 
     def _warn_if_ended_before(self) -> None:
         """In a thread: it reads files. Jobs that are never started do not load what it needs."""
+        import_undisturbed("ml_goodput_measurement.earlier_end")
         from ml_goodput_measurement.earlier_end import warn_if_ended_before
 
         warn_if_ended_before(self._journal.folder, self.job_name, self._journal.writer)

@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from ml_diagnostics_common.client_imports import import_clients
+from ml_diagnostics_common.client_imports import import_clients, import_undisturbed
 from ml_diagnostics_common.cloud_logging.transport import LoggingTransport
 from ml_diagnostics_common.credentials import CloudEnvironment, find_cloud
 from ml_diagnostics_common.environment import endpoint, logging_grpc_target
@@ -32,9 +32,11 @@ def make_transport(cloud: CloudEnvironment, environ: Mapping[str, str] = os.envi
     """
     target = logging_grpc_target(environ)
     if target:
+        import_undisturbed("ml_diagnostics_common.cloud_logging.grpc_transport")
         from ml_diagnostics_common.cloud_logging.grpc_transport import GrpcTransport
 
         return GrpcTransport(cloud, target=target)
+    import_undisturbed("ml_diagnostics_common.cloud_logging.rest_transport")
     from ml_diagnostics_common.cloud_logging.rest_transport import RestTransport
 
     return RestTransport(cloud, base_url=endpoint("logging", environ))

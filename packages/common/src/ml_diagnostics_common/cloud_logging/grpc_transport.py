@@ -6,6 +6,7 @@ import contextlib
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from typing import Any
 
+from ml_diagnostics_common.client_imports import import_undisturbed
 from ml_diagnostics_common.cloud_logging.decoding import EntryDecoder, Origin
 from ml_diagnostics_common.cloud_logging.transport import EntryError, Page, TransportError
 from ml_diagnostics_common.credentials import CloudEnvironment
@@ -14,6 +15,15 @@ from ml_diagnostics_common.exceptions import MissingExtraError
 from ml_diagnostics_common.grpc_channels import bounded_transport, code_name
 
 __all__ = ["GrpcTransport"]
+
+_MODULES = (
+    "grpc._interceptor",  # The client imports it when it makes a channel.
+    "google.cloud.logging_v2.services.logging_service_v2",
+    "google.cloud.logging_v2.services.logging_service_v2.transports",
+    "google.cloud.logging_v2.types",
+    "google.rpc.code_pb2",
+    "google.rpc.error_details_pb2",
+)
 
 
 class GrpcTransport:
@@ -25,6 +35,7 @@ class GrpcTransport:
     """
 
     def __init__(self, cloud: CloudEnvironment, *, target: str | None = None) -> None:
+        import_undisturbed(*_MODULES)
         try:
             from google.cloud.logging_v2.services.logging_service_v2 import LoggingServiceV2Client
             from google.cloud.logging_v2.services.logging_service_v2.transports import (

@@ -10,6 +10,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from ml_diagnostics_common.client_imports import import_undisturbed
+
 __all__ = ["InstanceMetadata", "instance_metadata", "metadata_host", "metadata_value", "on_google_hardware"]
 
 _DEFAULT_HOST = "169.254.169.254"  # The address, not the name: a DNS server that never answers is no obstacle.
@@ -17,6 +19,7 @@ _PRODUCT_NAME_FILE = "/sys/class/dmi/id/product_name"
 _SOCKET_TIMEOUT_SECONDS = 3.0
 _LONGEST_FACT = 4096
 _LONGEST_VALUE_BYTES = 262_144  # Compute Engine allows a value of custom metadata no more.
+_HTTP = ("http.client", "ml_diagnostics_common.timed_response", "encodings.idna")  # The last one is for sockets.
 _RETRY_DELAYS_SECONDS = (1.0, 2.0, 4.0, 8.0, 15.0, 30.0)
 
 
@@ -127,6 +130,7 @@ def metadata_value(path: str, *, timeout_seconds: float, environ: Mapping[str, s
     Returns:
         The HTTP status and the value; the status is 0 where there was no answer, or it was not a metadata server's.
     """
+    import_undisturbed(*_HTTP)
     import http.client
 
     try:
@@ -138,6 +142,7 @@ def metadata_value(path: str, *, timeout_seconds: float, environ: Mapping[str, s
 
 def _ask(host: str) -> Iterator[InstanceMetadata]:
     """Yield the facts that are known, ever more of them; end where the server does not answer."""
+    import_undisturbed(*_HTTP)
     import http.client
 
     try:

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from ml_diagnostics_common.backoff import Backoff
+from ml_diagnostics_common.client_imports import import_undisturbed
 from ml_diagnostics_common.exceptions import NoCloudError
 from ml_diagnostics_common.guard import LOSSES, Counters, log_once, warn_once
 from ml_diagnostics_common.journal.layout import log_directory
@@ -203,6 +204,7 @@ class Shipper:
 
     def _run_to_the_end(self) -> None:
         try:
+            import_undisturbed("ml_diagnostics_common.shipper.delivery")
             delivery = self._find_cloud()
             while delivery is not None and not self._is_over():
                 self._wait(self._ship(delivery))

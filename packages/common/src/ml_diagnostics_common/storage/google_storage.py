@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 from ml_diagnostics_common.backoff import Backoff
+from ml_diagnostics_common.client_imports import import_clients
 from ml_diagnostics_common.exceptions import (
     ConfigurationError,
     CredentialsError,
@@ -27,6 +28,13 @@ from ml_diagnostics_common.exceptions import (
 __all__ = ["GoogleCloudStorage", "is_transient", "refusal_of_quota", "split_path"]
 
 _T = TypeVar("_T")
+_MODULES = (
+    "google.cloud.storage",
+    "google.api_core.exceptions",
+    "google_crc32c",
+    "ml_diagnostics_common.environment",
+    "ml_diagnostics_common.credentials",
+)
 _REQUEST_TIMEOUT_SECONDS = 20.0
 _FIRST_PAUSE_SECONDS = 0.4
 _LONGEST_PAUSE_SECONDS = 10.0
@@ -74,9 +82,9 @@ class GoogleCloudStorage:
 
     def read_with_generation(self, path: str, *, first_bytes: int | None = None) -> tuple[bytes, int]:
         """The content, or its first bytes, and its generation."""
+        blob = self._blob(path)
         from google.api_core.exceptions import RequestRangeNotSatisfiable
 
-        blob = self._blob(path)
         # The checksum that comes along is that of the whole.
         part = {} if first_bytes is None else {"end": first_bytes - 1, "checksum": None}
 
@@ -92,9 +100,9 @@ class GoogleCloudStorage:
 
     def read_part(self, path: str, start: int, end: int) -> bytes:
         """The bytes from one place to another."""
+        blob = self._blob(path)
         from google.api_core.exceptions import RequestRangeNotSatisfiable
 
-        blob = self._blob(path)
         one_time: dict[str, Any] = {"retry": None, "checksum": None}  # The checksum that comes along is of the whole.
 
         def download(timeout: float, attempt: int) -> bytes:
@@ -117,9 +125,9 @@ class GoogleCloudStorage:
 
     def write(self, path: str, data: bytes, *, if_generation: int | None = None) -> int:
         """Puts the content in place, whole."""
+        blob = self._blob(path)
         from google.api_core.exceptions import PreconditionFailed
 
-        blob = self._blob(path)
         write_id = uuid.uuid4().hex
         blob.metadata = {_WRITE_ID: write_id}
 
@@ -147,9 +155,8 @@ class GoogleCloudStorage:
 
     def delete(self, path: str) -> None:
         """Removes the object."""
-        from google.api_core.exceptions import NotFound
-
         blob = self._blob(path)
+        from google.api_core.exceptions import NotFound
 
         def remove(timeout: float, attempt: int) -> None:
             try:
@@ -199,6 +206,7 @@ class GoogleCloudStorage:
             return self._client
 
     def _new_client(self) -> Any:
+        import_clients(*_MODULES)
         from ml_diagnostics_common.environment import endpoint, find_cloud
 
         try:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-import importlib
 import os
+import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final, TypeVar
+
+from ml_diagnostics_common.client_imports import import_undisturbed
 
 from google_cloud_mldiagnostics.metric_types import AcceleratorType
 from google_cloud_mldiagnostics.system_metrics.readings import Reading
@@ -50,9 +52,9 @@ class GpuMeter:
         return [reading for reading in readings if reading is not None]
 
     def _found(self) -> list[_Gpu]:
-        try:
-            nvml = importlib.import_module("pynvml")
-        except ImportError:
+        import_undisturbed("pynvml")
+        nvml: Any = sys.modules.get("pynvml")
+        if nvml is None:
             return []
         try:
             nvml.nvmlInit()

@@ -7,6 +7,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
+from ml_diagnostics_common.client_imports import import_undisturbed
+
 from google_cloud_mldiagnostics.system_metrics import cgroup
 from google_cloud_mldiagnostics.system_metrics.readings import Reading
 
@@ -46,7 +48,8 @@ class HostMeter:
 
     def collect(self) -> list[Reading]:
         """CPU, memory, disk and network of the host, and memory and CPU of a container that has limits."""
-        import psutil  # Not in the job's own thread.
+        import_undisturbed("psutil", "encodings.ascii")  # Not in the job's own thread.
+        import psutil
 
         before, now = self._before, _counters(psutil, self._monotonic())
         self._before = now
@@ -68,6 +71,7 @@ class ProcessMeter:
 
     def collect(self) -> list[Reading]:
         """Its memory, and its CPU since the last time."""
+        import_undisturbed("psutil")
         import psutil
 
         readings = [Reading("process_memory", "bytes", [float(psutil.Process().memory_info().rss)])]

@@ -7,13 +7,14 @@ somebody waits for.
 
 from __future__ import annotations
 
-import importlib
 import math
 import os
 import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
+
+from ml_diagnostics_common.client_imports import import_undisturbed
 
 from google_cloud_mldiagnostics.metric_types import AcceleratorType
 from google_cloud_mldiagnostics.runtimes import jax_is_initialised, torch_xla_is_initialised
@@ -64,10 +65,9 @@ def collect_tpu() -> list[Reading]:
 
 def _monitoring() -> Any:
     for name in _MODULES:
-        try:
-            return sys.modules.get(name) or importlib.import_module(name)
-        except ImportError:
-            continue
+        import_undisturbed(name)
+        if sys.modules.get(name):
+            return sys.modules[name]
     return None
 
 
