@@ -173,6 +173,78 @@ say("done")
     assert (code, out) == (0, "done\n")
 
 
+def test_a_fork_meets_no_deadlock_with_a_block_that_the_collection_of_garbage_finds(tmp_path: Path) -> None:
+    code, out, err = run(
+        """
+import gc
+from cloud_tpu_diagnostics import blocks
+from cloud_tpu_diagnostics.watchdog import Timer
+def enter_and_lose():
+    block = diagnostic.diagnose(config(0.6))
+    block.__enter__()
+    block.itself = block
+schedule = Timer._schedule
+is_arming = threading.Event()
+def collect_and_schedule(self, output):  # Any allocation may start a collection, here too.
+    if threading.current_thread() is not threading.main_thread():
+        is_arming.set()
+        time.sleep(0.05)
+        gc.collect()
+    return schedule(self, output)
+without_companion()
+gc.disable()
+Timer._schedule = collect_and_schedule
+enter_and_lose()
+is_arming.wait()
+pid = os.fork()
+if not pid:
+    os._exit(0)
+say(os.waitpid(pid, 0)[1])
+while blocks._entered:
+    time.sleep(0.01)
+say(blocks._current, faulthandler.is_enabled())
+""",
+        tmp_path / "d",
+    )
+    assert (code, out) == (0, "0\nNone False\n"), err
+
+
+@pytest.mark.parametrize("lock", ["blocks._lock", "blocks._current._timer.lock"])
+def test_a_fork_does_not_wait_for_a_stuck_thread(tmp_path: Path, lock: str) -> None:
+    code, out, err = run(
+        f"""
+from cloud_tpu_diagnostics import blocks
+diagnostic._FORK_WAITS_SECONDS = 0.3
+def hold():
+    with {lock}:
+        is_held.set()
+        may_go.wait()
+is_held, may_go = threading.Event(), threading.Event()
+without_companion()
+with diagnostic.diagnose(config()):
+    thread = threading.Thread(target=hold, daemon=True)
+    thread.start()
+    is_held.wait()
+    pid = os.fork()
+    if not pid:
+        signal.alarm(20)
+        with diagnostic.diagnose(config()):
+            pass
+        sys.exit(7)  # With a pending timer of faulthandler it would wait for ever.
+    say(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), blocks._current._timer._output.is_in_use())
+    may_go.set()
+    thread.join()
+    pid = os.fork()
+    if not pid:
+        os._exit(0)
+    os.waitpid(pid, 0)
+say(faulthandler.is_enabled())
+""",
+        tmp_path / "d",
+    )
+    assert (code, out) == (0, "7 True\nFalse\n"), err
+
+
 def test_a_child_writes_its_faults_and_has_a_block_and_a_file_of_its_own(tmp_path: Path) -> None:
     code, _, err = run(
         """

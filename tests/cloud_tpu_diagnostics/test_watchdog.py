@@ -297,6 +297,33 @@ os._exit(0)
     assert "Timeout (" in (tmp_path / "whole").read_text()
 
 
+def test_to_look_after_the_threads_reads_no_frames(tmp_path: Path) -> None:
+    """On Python 3.11 that takes care, and it is done every few seconds."""
+    code, out, err = run(
+        """
+from cloud_tpu_diagnostics import blocks
+without_companion()
+end = threading.Event()
+with diagnostic.diagnose(config()):
+    watchdog = blocks._current._watchdog
+    sys._current_frames = None
+    for more in range(2):
+        threads = [threading.Thread(target=end.wait) for _ in range(100 * more)]
+        for thread in threads:
+            thread.start()
+        watchdog.look()
+        say(watchdog._shows_all)
+    end.set()
+    for thread in threads:
+        thread.join()
+    watchdog.look()
+    say(watchdog._shows_all)
+""",
+        tmp_path / "d",
+    )
+    assert (code, out.split()) == (0, ["True", "False", "True"]), err
+
+
 def test_a_block_leaves_no_descriptor_and_no_thread(tmp_path: Path) -> None:
     code, out, _ = run(
         """

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import sys
 import threading
+import time
 import weakref
+from functools import partial
 from types import SimpleNamespace
-from typing import Final
+from typing import Any, Final
 
-from ml_diagnostics_common.guard import LOSSES, report_loss, warn_once
+from ml_diagnostics_common import background
+from ml_diagnostics_common.guard import LOSSES
 
+from cloud_tpu_diagnostics import log_queue
 from cloud_tpu_diagnostics.collection import Collection
 from cloud_tpu_diagnostics.configuration.hang_configuration import HangConfig
 from cloud_tpu_diagnostics.configuration.stack_trace_configuration import StackTraceConfig
 from cloud_tpu_diagnostics.plan import Plan, plan_of
+from cloud_tpu_diagnostics.watchdog import TimerPause
 
 __all__ = ["FORK_HOOKS", "Block"]
 
@@ -23,36 +28,39 @@ _lock = threading.RLock()  # A signal handler may interrupt its own thread in he
 _current: Collection | None = None
 _entered: dict[object, weakref.ref[Block]] = {}
 _of_the_parent: Collection | None = None
+_of_this_thread = threading.local()
 
 
 class Block:
     """One block, entered once and left once.
 
-    A signal's handler may raise anywhere, in here too: KeyboardInterrupt. What it leaves undone is done when the block
-    is let go of; so all that is done here can be done again.
+    A signal's handler may raise anywhere, in here too: KeyboardInterrupt. What it leaves undone is done when nothing
+    refers to the block any more; so all that is done here can be done again.
     """
 
     def __init__(self) -> None:
         self.token = object()
 
     def enter(self, traces: StackTraceConfig | None, hangs: HangConfig | None) -> None:
-        """Begins to collect, or joins what is being collected; what cannot be collected is said.
+        """Begin to collect, or join what is being collected; log what cannot be collected.
 
         Raises:
             ConfigurationError: The configuration cannot work.
         """
         if sys.platform == "win32":
-            warn_once(
+            log_queue.warn_once(
                 "windows",
                 "diagnose() does nothing on Windows: no stack traces, and no watch for hangs.",
             )
+            log_queue.flush()
             return
         plan = plan_of(traces, hangs)
         try:
             _join(plan, self)
         except Exception as error:
             self.leave(error)
-            report_loss("diagnose", error, "collect stack traces")
+            log_queue.report_loss("diagnose", error, "collect stack traces")
+        log_queue.flush()
 
     def leave(self, error: BaseException | None) -> None:
         """Ends what `enter` has begun, once every block is left; nothing, in a forked child that leaves its parent's.
@@ -63,7 +71,8 @@ class Block:
         try:
             _leave(self.token, error)
         except Exception as ours:
-            report_loss("diagnose", ours, "turn off all that it had turned on")
+            log_queue.report_loss("diagnose", ours, "turn off all that it had turned on")
+        log_queue.flush()
 
 
 def _join(plan: Plan, block: Block) -> None:
@@ -72,7 +81,7 @@ def _join(plan: Plan, block: Block) -> None:
         for lost in [token for token, entered in list(_entered.items()) if entered() is None]:
             _leave(lost, None)
         token = block.token
-        _entered[token] = weakref.ref(block, lambda _: _leave_what_is_let_go(token))
+        _entered[token] = weakref.ref(block, lambda _: _leave_lost(token))
         if _current is None:
             if _of_the_parent is not None:
                 _of_the_parent.forget_parent()
@@ -82,7 +91,7 @@ def _join(plan: Plan, block: Block) -> None:
                 _current = collection
                 collection.start()
         elif plan != _current.plan:
-            warn_once(
+            log_queue.warn_once(
                 "another configuration",
                 "A block of diagnose() was entered within another one of a different configuration: "
                 "the first one's holds until all are left.",
@@ -90,51 +99,110 @@ def _join(plan: Plan, block: Block) -> None:
 
 
 def _leave(token: object, error: BaseException | None) -> None:
-    global _current
     if token not in _entered:
         return
+    # A `try` that follows directly would begin with an instruction at which an exception does not release the lock.
     with _lock:
-        try:
-            if _current is not None and list(_entered) == [token]:
-                _current.stop(error)
-        except RecursionError:
-            raise  # Once more when the block is let go of, or the next one entered.
-        except Exception:
-            _current = None  # Most of it is off.
-            _entered.pop(token, None)
-            raise
-        if list(_entered) == [token]:
-            _current = None
+        _leave_alone(token, error)
+
+
+def _leave_alone(token: object, error: BaseException | None) -> None:
+    """Leave with the lock held."""
+    global _current
+    try:
+        if _current is not None and list(_entered) == [token]:
+            _current.stop(error)
+    except RecursionError:
+        raise  # Done again when nothing refers to the block any more, or when the next one is entered.
+    except Exception:
+        _current = None  # Most of it is off.
         _entered.pop(token, None)
+        raise
+    if list(_entered) == [token]:
+        _current = None
+    _entered.pop(token, None)
 
 
-def _leave_what_is_let_go(token: object) -> None:
+def _leave_lost(token: object) -> None:
+    """Leave a block that nothing refers to any more.
+
+    A collection of garbage calls this in any function of any thread, which may hold locks that come after ours. So it
+    waits for none: another thread does it then. Without threads the next block to be entered does it.
+    """
     while token in _entered:
         try:
-            _leave(token, None)
+            if not _leave_at_once(token):
+                background.start(partial(_leave, token, None))
+                return
         except RecursionError:
             return
-        except BaseException as error:  # Nobody would get it from here: interrupted once more, it begins once more.
+        except BaseException as error:  # It cannot be raised from here: interrupted once more, it begins once more.
             LOSSES.add(f"diagnose: {type(error).__name__}")
 
 
-def _before_fork() -> None:
-    _lock.acquire()
-    if _current is not None:
-        _current.before_fork()
+def _leave_at_once(token: object) -> bool:
+    """Leave in the main thread, where a signal's handler has interrupted it; return False if that would wait."""
+    if threading.get_ident() != threading.main_thread().ident:
+        return False
+    locks: list[Any] = [_lock, *(_current.locks if _current is not None else ())]
+    missing = [lock for lock in locks if not lock._is_owned()]
+    try:
+        if not all(lock.acquire(blocking=False) for lock in missing):
+            return False
+        _leave(token, None)
+        return True
+    finally:
+        for lock in missing:
+            if lock._is_owned():
+                lock.release()
+
+
+class _Fork:
+    """What `_before_fork` has done, as far as it came."""
+
+    def __init__(self) -> None:
+        self.has_lock = False
+        self.collection: Collection | None = None
+        self.pause: TimerPause | None = None
+
+
+def _before_fork(until: float) -> None:
+    """Turn the timer off, and keep other threads out of the blocks.
+
+    Args:
+        until: When to go on without the locks, by the monotonic clock: the program must not wait for a stuck thread.
+    """
+    fork = _Fork()
+    _forks().append(fork)
+    fork.has_lock = _lock.acquire(timeout=max(0.0, until - time.monotonic()))
+    fork.collection = _current
+    if fork.collection is not None:
+        fork.pause = fork.collection.before_fork(until)
 
 
 def _after_fork_in_parent() -> None:
+    fork = _forks().pop()
     try:
-        if _current is not None:
-            _current.after_fork()
+        if fork.collection is not None and fork.pause is not None:
+            fork.collection.after_fork(fork.pause)
     finally:
-        _lock.release()
+        if fork.has_lock:
+            _lock.release()
+
+
+def _forks() -> list[_Fork]:
+    """Return the forks of this thread: several, where a signal's handler forks during a fork."""
+    if not hasattr(_of_this_thread, "forks"):
+        _of_this_thread.forks = []
+    forks: list[_Fork] = _of_this_thread.forks
+    return forks
 
 
 def _after_fork_in_child() -> None:
     global _lock, _current, _of_the_parent
     _lock = threading.RLock()
+    _forks().clear()
+    log_queue.renew()
     _of_the_parent = _current or _of_the_parent
     _current = None
     _entered.clear()

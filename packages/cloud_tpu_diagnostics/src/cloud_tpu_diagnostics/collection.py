@@ -8,21 +8,23 @@ With a companion both write to a pipe, and the companion writes the header and t
 from __future__ import annotations
 
 import _thread
+import logging
 import os
 import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from ml_diagnostics_common import background
-from ml_diagnostics_common.guard import LOSSES, guarded_as, job_logger, warn_once
+from ml_diagnostics_common.guard import LOSSES, job_logger
 
 from cloud_tpu_diagnostics.console import Console
 from cloud_tpu_diagnostics.dump import dump_text, write_in_parts
 from cloud_tpu_diagnostics.dump_requests import DumpRequests
+from cloud_tpu_diagnostics.log_queue import flush_in_background, guarded_as, log, warn_once
 from cloud_tpu_diagnostics.plan import Plan
 from cloud_tpu_diagnostics.rounds import Rounds
 from cloud_tpu_diagnostics.undoing import undo_all
-from cloud_tpu_diagnostics.watchdog import Timer, Watchdog
+from cloud_tpu_diagnostics.watchdog import Timer, TimerPause, Watchdog
 
 if TYPE_CHECKING:
     from cloud_tpu_diagnostics.companion_link import CompanionLink
@@ -124,13 +126,18 @@ class Collection:
         if companion is not None and self.plan.is_collecting:
             companion.send_exception(text)
 
-    def before_fork(self) -> None:
-        """Keeps the timer's locks out of the child."""
-        self._timer.before_fork()
+    @property
+    def locks(self) -> tuple[threading.RLock, threading.RLock]:
+        """The locks that `stop` takes, in this order."""
+        return self._changing, self._timer.lock
 
-    def after_fork(self) -> None:
-        """In the parent: goes on."""
-        self._timer.after_fork()
+    def before_fork(self, until: float) -> TimerPause:
+        """Keep the timer's locks out of the child; see `Timer.before_fork`."""
+        return self._timer.before_fork(until)
+
+    def after_fork(self, pause: TimerPause) -> None:
+        """Continue, in the parent; see `Timer.after_fork`."""
+        self._timer.after_fork(pause)
 
     def forget_parent(self) -> None:
         """In a forked child that begins to collect itself: lets go of faults and signals."""
@@ -197,15 +204,15 @@ class Collection:
                 self._requests.write_to(self._companion.timer_number())
         except Exception as error:  # Mostly an OSError, but an interpreter that ends raises others.
             LOSSES.add("diagnose: no companion")
-            self._say_without_companion(f"cannot be started ({type(error).__name__}: {error})")
+            self._warn_without_companion(f"cannot be started ({type(error).__name__}: {error})")
 
     def _go_on_directly(self) -> None:
-        """After the companion's end; in another thread."""
+        """Continue without the companion, which has ended; called in another thread."""
         with self._changing:
             if not self._is_on or self._companion is None:
                 return
             companion, self._companion = self._companion, None
-            self._say_without_companion("has ended")
+            self._warn_without_companion("has ended")
             if self._place is None or self._place.patient is None:
                 self._timer.cancel()
             else:
@@ -214,8 +221,9 @@ class Collection:
                 self._watchdog.stop_answering()
             companion.leave(None)  # Nothing writes to its pipe any more.
         self._start_helper()
+        flush_in_background()
 
-    def _say_without_companion(self, what: str) -> None:
+    def _warn_without_companion(self, what: str) -> None:
         warn_once(
             "without companion",
             "The process beside the job %s: nothing is uploaded, and hangs are not watched for. %s",
@@ -327,20 +335,20 @@ class Collection:
 
 
 def _open_place(plan: Plan) -> TraceFile | Console | None:
-    """Opens the file, or finds stderr; None if there is neither. Says which in the log."""
+    """Open the file, or find stderr, and log which; return None if there is neither."""
     if plan.to_cloud:
         from cloud_tpu_diagnostics.trace_file import open_trace_file  # Here, as most blocks write to the console.
 
         file = open_trace_file()
         if file is not None:
-            _say("Stack trace will be written in: %s", file.path)
+            log(_log, logging.INFO, "Stack trace will be written in: %s", file.path)
             return file
     try:
         console = Console()
     except OSError as error:
         warn_once("no stderr", "There are no stack traces: there is no stderr to write them to (%s).", error)
         return None
-    _say("Stack trace will be written to the console.")
+    log(_log, logging.INFO, "Stack trace will be written to the console.")
     return console
 
 
@@ -352,10 +360,3 @@ def _needs_stack(error: BaseException) -> bool:
     if isinstance(error, SystemExit):
         return bool(error.code)
     return not isinstance(error, (GeneratorExit, KeyboardInterrupt))
-
-
-def _say(message: str, *args: object) -> None:
-    try:
-        _log.info(message, *args)
-    except Exception:  # A handler of the job's.
-        LOSSES.add("log_handler_raised")

@@ -11,10 +11,11 @@ from contextlib import ExitStack
 from typing import Any
 
 from ml_diagnostics_common import background
-from ml_diagnostics_common.guard import guarded_as, job_logger, log_once, warn_once
+from ml_diagnostics_common.guard import job_logger
 
 from cloud_tpu_diagnostics.companion.companion_process import CompanionProcess, CompanionSettings
 from cloud_tpu_diagnostics.configuration.hang_configuration import HangConfig
+from cloud_tpu_diagnostics.log_queue import flush_in_background, guarded_as, log, log_once, warn_once
 from cloud_tpu_diagnostics.plan import Plan
 from cloud_tpu_diagnostics.trace_file import MOST_FILE_BYTES
 
@@ -139,9 +140,10 @@ class CompanionLink:
                 self._on_end()
         elif message["kind"] == "log":
             if message["level"] > logging.INFO:
-                _log.log(message["level"], "%s", message["message"])
+                log(_log, message["level"], "%s", message["message"])
             else:  # A recorder of this process may have logged the same.
                 log_once(message["level"], message["message"], "%s", message["message"])
+            flush_in_background()
         elif message["kind"] == "exit" and self._hangs is not None and self._hangs.abort:
             os._exit(_ABORTED)
         elif message["kind"] == "hang" and self._hangs is not None:

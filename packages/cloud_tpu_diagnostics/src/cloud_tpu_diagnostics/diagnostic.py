@@ -9,6 +9,7 @@ from __future__ import annotations
 import _thread
 import os
 import sys
+import time
 from contextlib import ContextDecorator
 from types import TracebackType
 from typing import TYPE_CHECKING
@@ -143,12 +144,13 @@ def _register_fork_hooks() -> None:
 
 def _before_fork() -> None:
     """Wait for the end of an import, since a child that is forked during it could never import it; then prepare."""
+    until = time.monotonic() + _FORK_WAITS_SECONDS
     _forking.hooks = None
     _forking.has_lock = _importing.acquire(timeout=_FORK_WAITS_SECONDS)
     if _forking.has_lock:
         _forking.hooks = getattr(sys.modules.get("cloud_tpu_diagnostics.blocks"), "FORK_HOOKS", None)
     if _forking.hooks is not None:
-        _forking.hooks.before()
+        _forking.hooks.before(until)
 
 
 def _after_fork_in_parent() -> None:

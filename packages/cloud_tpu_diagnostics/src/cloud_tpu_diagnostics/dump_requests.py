@@ -26,10 +26,11 @@ from types import FrameType
 from typing import Any, Final
 
 from ml_diagnostics_common.descriptors import Descriptor, with_high_number
-from ml_diagnostics_common.guard import LOSSES, guarded_as, warn_once
+from ml_diagnostics_common.guard import LOSSES
 from ml_diagnostics_common.signal_wakeups import SignalWakeups, in_main_thread, subscribe, unsubscribe
 
 from cloud_tpu_diagnostics.dump import signal_dump_text, write_at_once, write_in_parts
+from cloud_tpu_diagnostics.log_queue import guarded_as, warn_once
 from cloud_tpu_diagnostics.signals import (
     FAULTHANDLER_DUMP,
     SignalsAmidText,

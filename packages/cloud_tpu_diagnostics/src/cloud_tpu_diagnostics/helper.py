@@ -14,9 +14,9 @@ from collections.abc import Mapping
 from ml_diagnostics_common import background
 from ml_diagnostics_common.client_imports import import_undisturbed
 from ml_diagnostics_common.descriptors import Descriptor, with_high_number
-from ml_diagnostics_common.guard import guarded_as, warn_once
 
 from cloud_tpu_diagnostics.dump_requests import DumpRequests
+from cloud_tpu_diagnostics.log_queue import flush_in_background, guarded_as, warn_once
 
 __all__ = ["Helper"]
 
@@ -85,6 +85,7 @@ class Helper:
                 "stack traces. The periodic ones go on.",
                 error,
             )
+            flush_in_background()
         finally:
             if job is not None:
                 os.close(job)

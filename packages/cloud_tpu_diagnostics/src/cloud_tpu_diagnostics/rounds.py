@@ -10,6 +10,7 @@ from collections.abc import Callable
 from ml_diagnostics_common import background
 from ml_diagnostics_common.signal_wakeups import block_signals
 
+from cloud_tpu_diagnostics.log_queue import flush_in_background
 from cloud_tpu_diagnostics.watchdog import Timer
 
 __all__ = ["Rounds"]
@@ -77,6 +78,7 @@ class Rounds:
             if now >= is_later_at:
                 is_later_at = math.inf
                 self._later()
+                flush_in_background()
                 continue
             is_in_time = now < timer.due - _ARMING_SECONDS
             if is_in_time and now < due and timer.arm_again():
@@ -84,7 +86,9 @@ class Rounds:
             if not is_in_time and self._stops_until(timer.due + self._settle):
                 return
             due = time.monotonic() + self._interval
-            if not self._go_round(is_in_time):  # Also if the timer could not be armed again: it finds out why.
+            goes_on = self._go_round(is_in_time)  # Also if the timer could not be armed again: it finds out why.
+            flush_in_background()
+            if not goes_on:
                 return
 
     def _stops_before(self, due: float) -> bool:
@@ -93,6 +97,7 @@ class Rounds:
             if self._going_on.acquire(timeout=_LOOK_SECONDS):
                 return True
             self._look()
+            flush_in_background()
         return self._stops_until(due)
 
     def _stops_until(self, due: float) -> bool:

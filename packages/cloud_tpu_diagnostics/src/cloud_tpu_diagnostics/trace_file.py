@@ -20,7 +20,8 @@ from typing import Final, NamedTuple
 
 from ml_diagnostics_common.descriptors import Descriptor, with_high_number
 from ml_diagnostics_common.file_lock import try_lock
-from ml_diagnostics_common.guard import warn_once
+
+from cloud_tpu_diagnostics.log_queue import warn_once
 
 __all__ = ["FOLDER", "MOST_FILE_BYTES", "TraceFile", "folders", "host_in_names", "open_trace_file", "prune"]
 

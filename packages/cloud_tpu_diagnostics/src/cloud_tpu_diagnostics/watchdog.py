@@ -9,6 +9,7 @@ number, but an object of ours: as long as it holds it, what we turned on is stil
 
 from __future__ import annotations
 
+import _thread
 import faulthandler
 import gc
 import logging
@@ -18,16 +19,15 @@ import threading
 import time
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from ml_diagnostics_common.descriptors import Descriptor, with_high_number
-from ml_diagnostics_common.guard import log_once, warn_once
-from ml_diagnostics_common.thread_frames import current_frames
 
+from cloud_tpu_diagnostics.log_queue import log_once, warn_once
 from cloud_tpu_diagnostics.signals import caught_signals_or_none, real_time_signals
 from cloud_tpu_diagnostics.undoing import undo_all
 
-__all__ = ["Output", "Timer", "Watchdog", "is_left_harmless", "make_harmless"]
+__all__ = ["Output", "Timer", "TimerPause", "Watchdog", "is_left_harmless", "make_harmless"]
 
 _NO_DESCRIPTOR = 2**30
 """A number that no file can have: what is written there is lost."""
@@ -201,7 +201,12 @@ class Watchdog:
 
 
 def _is_crowded() -> bool:
-    return len(current_frames()) > _MOST_THREADS
+    """Return True if a dump of all threads may lack the main one.
+
+    Only threads with a state of Python are in a dump, so those of /proc/self/task would be too many: JAX has hundreds.
+    `threading.active_count` takes a lock that a stuck thread may hold, and lacks ours.
+    """
+    return _thread._count() + 1 > _MOST_THREADS
 
 
 def _disable(output: Output, their_file: Any) -> None:
@@ -235,6 +240,15 @@ def make_harmless(number: int, output: Output, *, handler: object = signal.SIG_D
     faulthandler.register(number, file=_left_harmless[number], all_threads=False)
 
 
+class TimerPause(NamedTuple):
+    """How a fork turned the timer off."""
+
+    has_lock: bool
+    """Whether the thread that forks has the lock: whether no other thread arms the timer meanwhile."""
+    output: Output | None
+    """What the timer wrote to; None if it was not on."""
+
+
 class Timer:
     """faulthandler's timer, of which a process has one: it dumps all stacks once per period until it is armed again.
 
@@ -256,7 +270,8 @@ class Timer:
         self.period_seconds = max(interval_seconds, min(interval_seconds, self.grace_seconds) + self.grace_seconds)
         """From arming to firing, and between two dumps of a hang: longer than the interval only below a second."""
         self._clock = clock
-        self._arming = threading.RLock()
+        self.lock = threading.RLock()
+        """Held while it is armed or cancelled."""
         self._output: Output | None = None
         self._descriptor: Descriptor | None = None
         self.due = 0.0
@@ -269,7 +284,7 @@ class Timer:
             number: The descriptor to write to, of which it takes a copy. One that waits for its reader would stop the
                 whole process.
         """
-        with self._arming:
+        with self.lock:
             before, self._descriptor = self._descriptor, Descriptor(with_high_number(os.dup(number)))
             self._start()
             if before is not None:
@@ -281,7 +296,7 @@ class Timer:
         Args:
             number: The descriptor to write to from now on; None: the same.
         """
-        with self._arming:
+        with self.lock:
             if self._output is None:
                 return False
             if not self._output.is_in_use():
@@ -299,13 +314,13 @@ class Timer:
 
     def copy_of_descriptor(self) -> int | None:
         """Opens what it writes to once more, for who writes in its place; None if it is off."""
-        with self._arming:
+        with self.lock:
             number = self._descriptor.number() if self._descriptor is not None else None
             return None if number is None or self._output is None else with_high_number(os.dup(number))
 
     def cancel(self) -> None:
         """Stops it; nothing is written any more."""
-        with self._arming:
+        with self.lock:
             if self._output is not None and self._output.is_in_use():
                 self._cut_short()
                 faulthandler.cancel_dump_traceback_later()
@@ -341,18 +356,28 @@ class Timer:
         except OSError:
             pass  # Then it takes as long as it takes.
 
-    def before_fork(self) -> None:
-        """Turn it off, and keep other threads from arming it."""
-        self._arming.acquire()
-        if self._output is not None and self._output.is_in_use():
-            faulthandler.cancel_dump_traceback_later()
-        else:
-            self._output = None
+    def before_fork(self, until: float) -> TimerPause:
+        """Turn it off, and keep other threads from arming it.
 
-    def after_fork(self) -> None:
-        """Turn it on again, in the parent: for a whole period, as Python runs now."""
+        Args:
+            until: When to go on without the lock, by the monotonic clock.
+        """
+        has_lock = self.lock.acquire(timeout=max(0.0, until - time.monotonic()))
+        output = self._output
+        if output is None or not output.is_in_use():
+            return TimerPause(has_lock, None)
+        faulthandler.cancel_dump_traceback_later()
+        return TimerPause(has_lock, output)
+
+    def after_fork(self, pause: TimerPause) -> None:
+        """Turn it on again, in the parent: for a whole period, as Python runs now.
+
+        Args:
+            pause: What `before_fork` returned.
+        """
         try:
-            if self._output is not None:
-                self._schedule(self._output)
+            if pause.output is not None and pause.output is self._output:
+                self._schedule(pause.output)
         finally:
-            self._arming.release()
+            if pause.has_lock:
+                self.lock.release()

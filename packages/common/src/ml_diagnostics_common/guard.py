@@ -121,18 +121,25 @@ def log_once(level: int, key: object, message: str, *args: object) -> None:
         LOSSES.add("log_handler_raised")
 
 
-def report_loss(what: str, error: Exception, could_not: str = "record its event") -> None:
+def report_loss(
+    what: str,
+    error: Exception,
+    could_not: str = "record its event",
+    *,
+    warn: Callable[..., None] = warn_once,
+) -> None:
     """Counts what a recording call could not record and says it once; raises it again under test.
 
     Args:
         what: The call.
         error: Why it could not.
         could_not: What it could not do, for the log.
+        warn: Called as `warn_once` is, to log it.
     """
     if os.environ.get("ML_DIAGNOSTICS_RAISE") == "1":
         raise error
     LOSSES.add(f"{what}: {type(error).__name__}")
-    warn_once(
+    warn(
         (what, type(error)),
         "%s could not %s (%s: %s). The job goes on; further losses of this kind are counted, not logged.",
         what,
@@ -150,11 +157,12 @@ def guarded(function: _Function) -> _Function:
     return guarded_as("record its event")(function)
 
 
-def guarded_as(could_not: str) -> Callable[[_Function], _Function]:
+def guarded_as(could_not: str, *, warn: Callable[..., None] = warn_once) -> Callable[[_Function], _Function]:
     """As `guarded`, for a call that does something else than recording.
 
     Args:
         could_not: What it does, such as "start its uploads": the log says that it could not.
+        warn: Called as `warn_once` is, to log it.
     """
 
     def guard(function: _Function) -> _Function:
@@ -165,7 +173,7 @@ def guarded_as(could_not: str) -> Callable[[_Function], _Function]:
             try:
                 return function(*args, **kwargs)
             except Exception as error:
-                report_loss(what, error, could_not)
+                report_loss(what, error, could_not, warn=warn)
                 return None
 
         return cast(_Function, call)

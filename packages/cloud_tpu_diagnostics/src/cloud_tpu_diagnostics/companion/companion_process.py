@@ -162,14 +162,14 @@ class CompanionProcess:
     def _send_rest(self) -> None:
         from ml_diagnostics_common.descriptors import send
 
-        with self._lock:
-            try:
+        try:
+            with self._lock:
                 while self._unsent and (descriptor := self._to_companion.number()) is not None:
                     del self._unsent[: send(descriptor, bytes(self._unsent[:_READ_BYTES]))]
-            except BlockingIOError:
-                pass  # It does not read now: the thread goes on.
-            except OSError:
-                self._unsent.clear()  # It is dead.
+        except BlockingIOError:
+            pass  # It does not read now: the thread goes on.
+        except OSError:
+            self._unsent.clear()  # It is dead.
 
     # --- What it tells: a thread of its own -----------------------------------------------------------
 

@@ -1,0 +1,105 @@
+"""A block logs where no lock is held, and a stderr that is not read any more stops neither the block nor the job."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from .diagnosed_jobs import run
+
+_STALLED = """
+from cloud_tpu_diagnostics import blocks
+read, write = os.pipe()
+os.set_blocking(write, False)
+for size in (4096, 1):
+    try:
+        while True:
+            os.write(write, b"x" * size)
+    except BlockingIOError:
+        pass
+os.set_blocking(write, True)
+os.dup2(write, 2)
+
+def read_until(words):
+    os.set_blocking(read, False)
+    text = b""
+    while words not in text:
+        try:
+            text += os.read(read, 65536)
+        except BlockingIOError:
+            time.sleep(0.01)
+"""
+
+_COMPANION_ENDS = """
+with diagnostic.diagnose(config(cloud=True)):
+    collection = blocks._current
+    while not (pid := collection._companion._process.pid):
+        time.sleep(0.01)
+    os.kill(pid, signal.SIGKILL)
+    while collection._companion is not None:
+        time.sleep(0.01)
+    time.sleep(0.3)
+say("left")
+"""
+
+_TIMER_IS_TAKEN = """
+without_companion()
+with diagnostic.diagnose(config(0.2)):
+    faulthandler.dump_traceback_later(600)
+    while blocks._current._timer._output is not None:
+        time.sleep(0.01)
+    time.sleep(0.3)
+say("left")
+"""
+
+_DESCRIPTORS_ARE_CLOSED = """
+without_companion()
+with diagnostic.diagnose(config(0.2)):
+    os.closerange(3, 65536)
+    while blocks._current._timer._output is not None:
+        time.sleep(0.01)
+    time.sleep(0.3)
+say("left")
+"""
+
+
+@pytest.mark.parametrize(
+    "program",
+    [_COMPANION_ENDS, _TIMER_IS_TAKEN, _DESCRIPTORS_ARE_CLOSED],
+    ids=["the companion ends", "the timer is taken", "the descriptors are closed"],
+)
+def test_a_job_leaves_its_block_and_ends_though_nothing_reads_its_stderr(tmp_path: Path, program: str) -> None:
+    code, out, _ = run(_STALLED + program, tmp_path / "d")
+    assert (code, out) == (0, "left\n")
+
+
+@pytest.mark.parametrize(
+    ("program", "words"),
+    [(_COMPANION_ENDS, "The process beside the job has ended"), (_TIMER_IS_TAKEN, "faulthandler's timer")],
+    ids=["the companion ends", "the timer is taken"],
+)
+def test_what_could_not_be_logged_is_logged_once_stderr_is_read_again(tmp_path: Path, program: str, words: str) -> None:
+    code, out, _ = run(_STALLED + program + f"read_until({words.encode()!r})\nsay('logged')", tmp_path / "d")
+    assert (code, out) == (0, "left\nlogged\n")
+
+
+def test_a_block_logs_what_it_finds_when_it_is_entered_in_the_thread_that_enters_it(tmp_path: Path) -> None:
+    _, out, _ = run(
+        """
+class Handler(logging.Handler):
+    def emit(self, record):
+        say(record.threadName, blocks._lock._is_owned(), record.getMessage().split(":")[0])
+from cloud_tpu_diagnostics import blocks
+logging.basicConfig(level=logging.INFO, handlers=[Handler()])
+signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+with diagnostic.diagnose(config()):
+    say("entered")
+""",
+        tmp_path / "d",
+    )
+    assert out.splitlines() == [
+        "MainThread False Stack trace will be written to the console.",
+        "MainThread False SIGUSR1 is taken",
+        "entered",
+    ]
