@@ -40,7 +40,7 @@ with diagnostic.diagnose(config(cloud=True)):
     while collection._companion is not None:
         time.sleep(0.01)
     time.sleep(0.3)
-say("left")
+print("left")
 """
 
 _TIMER_IS_TAKEN = """
@@ -50,7 +50,7 @@ with diagnostic.diagnose(config(0.2)):
     while blocks._current._timer._output is not None:
         time.sleep(0.01)
     time.sleep(0.3)
-say("left")
+print("left")
 """
 
 _DESCRIPTORS_ARE_CLOSED = """
@@ -60,7 +60,7 @@ with diagnostic.diagnose(config(0.2)):
     while blocks._current._timer._output is not None:
         time.sleep(0.01)
     time.sleep(0.3)
-say("left")
+print("left")
 """
 
 
@@ -89,12 +89,12 @@ def test_a_block_logs_what_it_finds_when_it_is_entered_in_the_thread_that_enters
         """
 class Handler(logging.Handler):
     def emit(self, record):
-        say(record.threadName, blocks._lock._is_owned(), record.getMessage().split(":")[0])
+        print(record.threadName, blocks._lock._is_owned(), record.getMessage().split(":")[0])
 from cloud_tpu_diagnostics import blocks
 logging.basicConfig(level=logging.INFO, handlers=[Handler()])
 signal.signal(signal.SIGUSR1, signal.SIG_IGN)
 with diagnostic.diagnose(config()):
-    say("entered")
+    print("entered")
 """,
         tmp_path / "d",
     )

@@ -199,7 +199,7 @@ is_arming.wait()
 pid = os.fork()
 if not pid:
     os._exit(0)
-say(os.waitpid(pid, 0)[1])
+print(os.waitpid(pid, 0)[1])
 while blocks._entered:
     time.sleep(0.01)
 say(blocks._current, faulthandler.is_enabled())

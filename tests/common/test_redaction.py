@@ -207,6 +207,17 @@ pieces = st.sampled_from(
 
 @given(trees, st.integers(0, 200), st.integers(0, 5))
 @example(value=[{None: None, 'Password: "': []}], max_bytes=32, max_depth=2)  # A secret for which there was no room.
+@example(  # Two keys that are secrets, and a budget that ends behind them.
+    value={
+        None: None,
+        1e16: None,
+        "AIza" + "0" * 30: None,
+        "0000\x82": None,
+        "ya29.0000000000": {None: None, 1e16: None},
+    },
+    max_bytes=100,
+    max_depth=2,
+)
 @settings(max_examples=300, deadline=None)
 def test_redacting_twice_is_redacting_once(value, max_bytes, max_depth):
     once = redact(value, max_bytes=max_bytes, max_depth=max_depth)

@@ -116,6 +116,8 @@ class _Redaction:
             secret = is_secret_key(name) or (isinstance(key, str) and is_secret_key(key))
             secret = secret or key in named or (may_be_secret_key(name) and _holds_credential(name, value))
             cleaned = key if key is None or isinstance(key, (bool, int, float)) else name
+            if cleaned in copied:
+                continue  # Of two keys that are secrets the first stays: doing it again must change nothing.
             copied[cleaned] = self._secret(value, depth + 1) if secret else self.copy(value, depth + 1)
         return copied
 
