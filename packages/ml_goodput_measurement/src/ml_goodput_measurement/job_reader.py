@@ -22,7 +22,7 @@ from ml_goodput_measurement.sources import LogSource, PayloadSource, UserLogger,
 from ml_goodput_measurement.state_store import DEFAULT_CACHE_DIR, StateStore, checked_gcs_path, state_folder
 
 if TYPE_CHECKING:
-    from ml_goodput_measurement.cloud_logger import _CloudLogger
+    from ml_goodput_measurement._compat.cloud_logger import _CloudLogger
 
 __all__ = ["DEFAULT_CACHE_DIR", "JobReader", "state_path"]
 
@@ -193,7 +193,7 @@ class JobReader:
 
 def _is_ours(cloud_logger: object) -> TypeGuard[_CloudLogger]:
     """Whether it is of this library; it is not loaded to find out."""
-    module = sys.modules.get("ml_goodput_measurement.cloud_logger")
+    module = sys.modules.get("ml_goodput_measurement._compat.cloud_logger")
     return module is not None and isinstance(cloud_logger, module._CloudLogger)
 
 

@@ -1,6 +1,6 @@
-"""For programs that use the public library's `goodput._CloudLogger` and key constants: a job's log, to write and read.
+"""`goodput._CloudLogger` of the public package, and its keys of payloads.
 
-Nothing of ours needs it: recorders and calculators go to the journal and to Cloud Logging by themselves.
+Recorders and calculators here access the journal and Cloud Logging themselves.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _LAST = "\U0010ffff"
 
 
 class _CloudLogger(RebuiltFromArguments):
-    """Writes and reads the payloads of one job: in the journal, and in Cloud Logging where there is one."""
+    """Write and read the payloads of one job: in the journal, and in Cloud Logging if there is one."""
 
     def __init__(
         self,
@@ -54,18 +54,18 @@ class _CloudLogger(RebuiltFromArguments):
         background_batch_size: int = 100,
         background_max_latency_s: float = 2.0,
     ) -> None:
-        """Opens nothing and waits for nothing.
+        """Open nothing, and wait for nothing.
 
         Args:
             job_name: The job.
             log_name: Its log.
-            max_logs_retention_period: How far back a read without a start goes: a timedelta, or seconds; None is all.
-            background_grace_period_s: See `GoodputRecorder`, as for the next two.
+            max_logs_retention_period: The period of a read without a start: a timedelta, or seconds; None for no limit.
+            background_grace_period_s: See `GoodputRecorder`; also the next two.
             background_batch_size: Entries.
             background_max_latency_s: Seconds.
 
         Raises:
-            ConfigurationError: An argument, or ML_DIAGNOSTICS_BACKEND, cannot be used.
+            ConfigurationError: An argument, or ML_DIAGNOSTICS_BACKEND, is not valid.
             CredentialsError: ML_DIAGNOSTICS_BACKEND is `cloud` and no cloud is found.
         """
         arguments, names_before = dict(locals()), frozenset(vars(self))
@@ -87,7 +87,7 @@ class _CloudLogger(RebuiltFromArguments):
 
     @guarded
     def write_cloud_logging_entry(self, entry: Mapping[str, Any] | None) -> None:
-        """Writes a payload; one of another job is passed over, and so is None."""
+        """Write a payload; ignore None, and payloads of other jobs."""
         if entry is not None and entry.get(_JOB_NAME) == self.job_name:
             self._recorder.record_payload(entry)
 
@@ -97,15 +97,15 @@ class _CloudLogger(RebuiltFromArguments):
         end_time: datetime.datetime | None = None,
         last_entry_info: tuple[datetime.datetime, str] | None = None,
     ) -> tuple[list[dict[str, Any]], tuple[datetime.datetime | None, str | None]]:
-        """Returns the job's payloads in the order of the times at which they were written.
+        """Return the job's payloads in the order in which they were written.
 
         Args:
-            start_time: Those written after it; naive is local time. None: see `max_logs_retention_period`.
-            end_time: Those written until then; None is now.
-            last_entry_info: What an earlier call returned: those after that one, whatever the start is.
+            start_time: Exclude entries until this time; naive is local time. None: `max_logs_retention_period` ago.
+            end_time: Exclude entries after this time; None: now.
+            last_entry_info: The result of an earlier call: read on from there; `start_time` is ignored.
 
         Returns:
-            The payloads, and (timestamp, id) of the last of them; (None, None) where there are none.
+            The payloads, and (timestamp, id) of the last of them; (None, None) without payloads.
         """
         with self._lock:
             for entries in self._source.read_entries():
@@ -119,7 +119,7 @@ class _CloudLogger(RebuiltFromArguments):
         return [entry.payload for entry in found], (_datetime(found[-1]), found[-1].insert_id)
 
     def flush(self) -> None:
-        """Sends what was written so far; see `GoodputRecorder.flush`."""
+        """Send all written entries; see `GoodputRecorder.flush`."""
         self._recorder.flush()
 
     def _after(
@@ -135,7 +135,7 @@ class _CloudLogger(RebuiltFromArguments):
 
 
 def _order(entry: LogEntry) -> tuple[int, str]:
-    """Returns when an entry was written, to the microsecond of a datetime, and its id."""
+    """Return when an entry was written, to the microsecond like a datetime, and its id."""
     return entry.timestamp_ns // 1000 * 1000, entry.insert_id
 
 
