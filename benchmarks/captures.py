@@ -99,7 +99,8 @@ def _reference_seconds() -> float | None:
     if not shutil.which("kubectl"):
         return None
     from ml_diagnostics_testing.cloud_storage import CloudStorageServer
-    from ml_diagnostics_testing.kubernetes import KubernetesServer
+
+    from tests.loopback.kubernetes import KubernetesServer
 
     with (
         tempfile.TemporaryDirectory() as folder,

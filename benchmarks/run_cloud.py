@@ -91,8 +91,9 @@ def run_cloud(*, polls: int = 0, logging_delay_seconds: float = 0.0) -> Iterator
 def serve(polls: int, delay_seconds: float) -> None:
     """Says how to reach the servers, then answers questions until stdin ends."""
     from ml_diagnostics_testing.cloud_logging import CloudLoggingServer
-    from ml_diagnostics_testing.control_plane import ControlPlaneServer
     from ml_diagnostics_testing.faults import Delay
+
+    from tests.loopback.control_plane import ControlPlaneServer
 
     os.nice(19)  # A cloud runs elsewhere, and takes nothing from whom is measured.
     with CloudLoggingServer(PROJECT) as log, ControlPlaneServer(PROJECT, REGION) as runs:

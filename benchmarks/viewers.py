@@ -23,7 +23,7 @@ _SCRIPT = "echo a startup script\n" * 200
 @contextmanager
 def _compute(**options: Any) -> Iterator[tuple[Any, dict[str, str]]]:
     """A Compute on loopback, and the variables that bring a command there."""
-    from ml_diagnostics_testing.compute import ComputeServer
+    from tests.loopback.compute import ComputeServer
 
     with tempfile.TemporaryDirectory() as folder, ComputeServer(**options) as server:
         yield server, {**server.environment(), "CLOUDSDK_CONFIG": folder, "NO_GCE_CHECK": "true"}

@@ -1,12 +1,22 @@
-"""Every test runs on its own: its own folder, no cloud, and errors of recording calls are raised."""
+"""Every test runs on its own: its own folder, no cloud, and errors of recording calls are raised.
+
+Besides those of `ml_diagnostics_testing`, these fixtures start the loopback servers that only our own tests use.
+"""
 
 from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import pytest
 from ml_diagnostics_common import guard
+
+if TYPE_CHECKING:
+    from .loopback.compute import ComputeServer
+    from .loopback.control_plane import ControlPlaneServer
+    from .loopback.kubernetes import KubernetesServer
 
 _PREFIXES = ("ML_DIAGNOSTICS_", "CLOUDSDK_", "GOOGLE_", "GCE_METADATA_", "STORAGE_EMULATOR_", "NO_GCE_")
 
@@ -33,3 +43,30 @@ def _isolated(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPath
 def in_production(monkeypatch: pytest.MonkeyPatch) -> None:
     """As at a user's: what a recording call cannot record is counted and logged, not raised."""
     monkeypatch.setenv("ML_DIAGNOSTICS_RAISE", "0")
+
+
+@pytest.fixture
+def compute_server() -> Iterator[ComputeServer]:
+    """Compute Engine and Cloud Storage on loopback; `.environment()` redirects clients to both."""
+    from .loopback.compute import ComputeServer
+
+    with ComputeServer() as server:
+        yield server
+
+
+@pytest.fixture
+def control_plane_server() -> Iterator[ControlPlaneServer]:
+    """The control plane of machine learning runs on loopback; `.environment()` redirects clients to it."""
+    from .loopback.control_plane import ControlPlaneServer
+
+    with ControlPlaneServer() as server:
+        yield server
+
+
+@pytest.fixture
+def kubernetes_server() -> Iterator[KubernetesServer]:
+    """A Kubernetes cluster on loopback; `.environment()` points kubectl to it."""
+    from .loopback.kubernetes import KubernetesServer
+
+    with KubernetesServer() as server:
+        yield server

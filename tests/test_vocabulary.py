@@ -80,7 +80,7 @@ LIMITS: dict[str, int | None] = {
     "packages/testing": None,
     "packages/xprofiler": 100,
     "docs": 526,
-    "tests": 3369,
+    "tests": 3365,
     "benchmarks examples": 318,
 }
 

@@ -13,8 +13,9 @@ import pytest
 from ml_diagnostics_common.environment import diagnostics_directory
 from ml_diagnostics_common.reader import JournalReader
 from ml_diagnostics_testing.cloud_logging import CloudLoggingServer
-from ml_diagnostics_testing.control_plane import ControlPlaneServer
 from ml_diagnostics_testing.faults import Hang
+
+from ..loopback.control_plane import ControlPlaneServer
 
 _TRAINER = """
 import os, signal, sys, time

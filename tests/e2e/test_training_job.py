@@ -18,10 +18,11 @@ from typing import Any
 import pytest
 from ml_diagnostics_common.reader import JournalReader
 from ml_diagnostics_testing.cloud_logging import CloudLoggingServer
-from ml_diagnostics_testing.control_plane import ControlPlaneServer
 from ml_diagnostics_testing.faults import Status
 from ml_goodput_measurement.calculator import GoodputCalculator
 from ml_goodput_measurement.partition import AttemptEnd, Bucket, JobReport
+
+from ..loopback.control_plane import ControlPlaneServer
 
 for needed in ("jax", "optax", "orbax.checkpoint", "sklearn"):
     pytest.importorskip(needed)

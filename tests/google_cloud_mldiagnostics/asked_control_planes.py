@@ -7,8 +7,9 @@ from typing import Any
 from google.auth.credentials import AnonymousCredentials, Credentials
 from google_cloud_mldiagnostics.control_plane import Change, Resource
 from google_cloud_mldiagnostics.control_plane.google import GoogleControlPlane
-from ml_diagnostics_testing.control_plane import ControlPlaneServer
 from ml_diagnostics_testing.faults import Fault, Hang, Reset, Status, Truncate
+
+from ..loopback.control_plane import ControlPlaneServer
 
 RUN = {
     "name": "train-1",

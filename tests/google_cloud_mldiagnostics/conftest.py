@@ -8,8 +8,8 @@ import pytest
 from google_cloud_mldiagnostics.active_run import active_run
 from google_cloud_mldiagnostics.control_plane.google import GoogleControlPlane
 from ml_diagnostics_testing.cloud_logging import CloudLoggingServer
-from ml_diagnostics_testing.control_plane import ControlPlaneServer
 
+from ..loopback.control_plane import ControlPlaneServer
 from .asked_control_planes import Time, connected
 
 

@@ -22,10 +22,10 @@ from google_cloud_mldiagnostics.recording.run_log import namespace_fields
 from ml_diagnostics_common.environment import diagnostics_directory
 from ml_diagnostics_testing.cloud_logging import CloudLoggingServer
 from ml_diagnostics_testing.cloud_storage import CloudStorageServer
-from ml_diagnostics_testing.control_plane import ControlPlaneServer
 from ml_diagnostics_testing.faults import Status
 
 from ..damaged_cloud_logging import DamagedCloudLogging
+from ..loopback.control_plane import ControlPlaneServer
 from .waiting import eventually
 
 Captured = pytest.CaptureFixture[str]

@@ -15,10 +15,10 @@ from typing import Any, NamedTuple
 import pytest
 from ml_diagnostics_testing.cloud_logging import CloudLoggingServer
 from ml_diagnostics_testing.cloud_storage import CloudStorageServer
-from ml_diagnostics_testing.control_plane import ControlPlaneServer
 from ml_diagnostics_testing.http_server import RequestRecord
 from ml_diagnostics_testing.oauth import OAuthServer
 
+from ..loopback.control_plane import ControlPlaneServer
 from ..reference_environment import ReferenceUnavailableError, reference_python
 
 OLD, NEW, OURS = "reference-mldiagnostics-1.0.0", "reference-mldiagnostics-1.0.10", "ours"

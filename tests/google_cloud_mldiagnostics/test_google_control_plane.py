@@ -18,9 +18,9 @@ from google_cloud_mldiagnostics.exceptions import (
     RunExistsError,
     RunNotFoundError,
 )
-from ml_diagnostics_testing.control_plane import ControlPlaneServer
 from ml_diagnostics_testing.faults import Delay, Reset, Status
 
+from ..loopback.control_plane import ControlPlaneServer
 from .asked_control_planes import RUN, Time, asked, in_phase
 
 # --- What is kept ----------------------------------------------------------------------------------------

@@ -11,9 +11,9 @@ from google_cloud_mldiagnostics.exceptions import (
     ControlPlaneError,
     RunExistsError,
 )
-from ml_diagnostics_testing.control_plane import ControlPlaneServer
 from ml_diagnostics_testing.faults import Drip, Fault, Hang, Reset, Status, Truncate
 
+from ..loopback.control_plane import ControlPlaneServer
 from .asked_control_planes import LOST, NOT_DONE, RUN, Time, connected, in_phase, patience
 
 

@@ -9,10 +9,10 @@ import pytest
 from google_cloud_mldiagnostics.control_plane import Resource
 from google_cloud_mldiagnostics.control_plane.google import GoogleControlPlane
 from google_cloud_mldiagnostics.exceptions import ControlPlaneError, RunNotFoundError
-from ml_diagnostics_testing.control_plane import ControlPlaneServer
 from ml_diagnostics_testing.faults import Drip, Fault, Oversize, Status
 from ml_diagnostics_testing.http_server import Request, Response, json_response
 
+from ..loopback.control_plane import ControlPlaneServer
 from .asked_control_planes import LOST, NOT_DONE, RUN, Time, asked, connected, patience, session
 
 

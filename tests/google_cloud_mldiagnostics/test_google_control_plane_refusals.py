@@ -15,11 +15,11 @@ from google_cloud_mldiagnostics.exceptions import (
 )
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from ml_diagnostics_testing.control_plane import ControlPlaneServer
 from ml_diagnostics_testing.faults import Delay, Hang, Reset
 from ml_diagnostics_testing.http_server import LoopbackServer, Request, Response, json_response
 from ml_diagnostics_testing.oauth import OAuthServer
 
+from ..loopback.control_plane import ControlPlaneServer
 from .asked_control_planes import ACCOUNT, RUN, Time, asked, connected, in_phase, session
 
 # --- Refusals --------------------------------------------------------------------------------------------

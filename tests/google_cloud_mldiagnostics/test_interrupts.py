@@ -5,8 +5,8 @@ from __future__ import annotations
 import signal
 
 import pytest
-from ml_diagnostics_testing.control_plane import ControlPlaneServer
 
+from ..loopback.control_plane import ControlPlaneServer
 from . import run_programs as programs
 
 SECONDS = [0.0, 0.3, *(pytest.param(seconds, marks=pytest.mark.slow) for seconds in (0.1, 1.0, 3.0))]

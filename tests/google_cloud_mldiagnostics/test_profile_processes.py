@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 from ml_diagnostics_testing.cloud_logging import CloudLoggingServer
 from ml_diagnostics_testing.cloud_storage import CloudStorageServer
-from ml_diagnostics_testing.control_plane import ControlPlaneServer
 
+from ..loopback.control_plane import ControlPlaneServer
 from .ports import free_port
 from .profiled_runs import sessions_told, xplanes
 

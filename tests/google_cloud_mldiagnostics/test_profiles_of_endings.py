@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from ml_diagnostics_testing.cloud_logging import CloudLoggingServer
 from ml_diagnostics_testing.cloud_storage import CloudStorageServer
-from ml_diagnostics_testing.control_plane import ControlPlaneServer
 
+from ..loopback.control_plane import ControlPlaneServer
 from . import run_programs as programs
 from .kept_entries import kept_payloads
 

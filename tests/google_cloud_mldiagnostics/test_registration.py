@@ -18,10 +18,10 @@ from google_cloud_mldiagnostics.mlrun_types import MLRun
 from ml_diagnostics_common.environment import diagnostics_directory
 from ml_diagnostics_common.exceptions import ConfigurationError, CredentialsError
 from ml_diagnostics_testing.cloud_logging import CloudLoggingServer
-from ml_diagnostics_testing.control_plane import ControlPlaneServer, SelfHostedServer
 from ml_diagnostics_testing.faults import Fault, Hang, Reset, Status
 from ml_diagnostics_testing.metadata import MetadataServer
 
+from ..loopback.control_plane import ControlPlaneServer, SelfHostedServer
 from . import run_programs as programs
 from .kept_entries import kept_entries
 from .waiting import eventually

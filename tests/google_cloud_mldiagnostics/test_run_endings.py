@@ -12,9 +12,9 @@ from google_cloud_mldiagnostics import machinelearning_run
 from google_cloud_mldiagnostics.cli import main
 from google_cloud_mldiagnostics.mlrun_types import MLRun
 from ml_diagnostics_common.program_end import UNSEEN_EXIT
-from ml_diagnostics_testing.control_plane import ControlPlaneServer, SelfHostedServer
 from ml_diagnostics_testing.faults import Hang, Status
 
+from ..loopback.control_plane import ControlPlaneServer, SelfHostedServer
 from . import run_programs as programs
 from .waiting import eventually
 

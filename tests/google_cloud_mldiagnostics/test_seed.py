@@ -18,8 +18,9 @@ from typing import Any
 import pytest
 from ml_diagnostics_testing.cloud_logging import CloudLoggingServer
 from ml_diagnostics_testing.cloud_storage import CloudStorageServer
-from ml_diagnostics_testing.control_plane import ControlPlaneServer
 from ml_diagnostics_testing.oauth import OAuthServer
+
+from ..loopback.control_plane import ControlPlaneServer
 
 pytest.importorskip("jax")
 

@@ -9,8 +9,9 @@ import pytest
 from google_cloud_mldiagnostics.control_plane import Change
 from google_cloud_mldiagnostics.control_plane.self_hosted import SelfHostedControlPlane, logical_id
 from google_cloud_mldiagnostics.exceptions import ControlPlaneError, RunExistsError, RunNotFoundError
-from ml_diagnostics_testing.control_plane import SelfHostedServer
 from ml_diagnostics_testing.faults import Hang, Status
+
+from ..loopback.control_plane import SelfHostedServer
 
 RUN = {"displayName": "Train", "runSet": "sweep", "artifacts": {"gcsPath": "gs://b/f"}, "runPhase": "ACTIVE"}
 

@@ -17,7 +17,8 @@ from typing import Any
 
 import pytest
 from google_cloud_mldiagnostics.cli import main
-from ml_diagnostics_testing.control_plane import ControlPlaneServer
+
+from ..loopback.control_plane import ControlPlaneServer
 
 JOBS = """
 import json, os, random, sys, time

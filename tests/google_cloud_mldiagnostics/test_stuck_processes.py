@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 from google_cloud_mldiagnostics.cli import main
-from ml_diagnostics_testing.control_plane import ControlPlaneServer
 from ml_diagnostics_testing.faults import Hang
 
+from ..loopback.control_plane import ControlPlaneServer
 from . import run_programs as programs
 from .ports import free_port
 from .starvation import Starvation, seconds_to_death

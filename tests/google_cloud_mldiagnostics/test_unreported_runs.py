@@ -11,9 +11,9 @@ from google_cloud_mldiagnostics.control_plane.google import GoogleControlPlane
 from google_cloud_mldiagnostics.control_plane.local import LocalControlPlane
 from google_cloud_mldiagnostics.unreported_runs import UnreportedRuns
 from ml_diagnostics_common.environment import diagnostics_directory
-from ml_diagnostics_testing.control_plane import ControlPlaneServer
 from ml_diagnostics_testing.faults import Hang, Status
 
+from ..loopback.control_plane import ControlPlaneServer
 from . import run_programs as programs
 from .asked_control_planes import Time, connected
 from .waiting import eventually

@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
-from ml_diagnostics_testing.kubernetes import KubernetesServer
+
+from ..loopback.kubernetes import KubernetesServer
 
 needs_kubectl = pytest.mark.skipif(shutil.which("kubectl") is None, reason="kubectl is not installed")
 OVER_SPDY = {"KUBECTL_PORT_FORWARD_WEBSOCKETS": "false", "KUBECTL_REMOTE_COMMAND_WEBSOCKETS": "false"}
@@ -20,7 +21,7 @@ OVER_SPDY = {"KUBECTL_PORT_FORWARD_WEBSOCKETS": "false", "KUBECTL_REMOTE_COMMAND
 
 @dataclass
 class Done:
-    """How a kubectl ended."""
+    """The outcome of a kubectl."""
 
     code: int
     output: bytes
@@ -50,14 +51,14 @@ class Kubectl:
 
     @contextmanager
     def forwarding(self, target: str, port: int) -> Iterator[tuple[int, subprocess.Popen[bytes]]]:
-        """The port of this machine that leads to one of a pod, and the kubectl that carries it."""
+        """Forward a local port to a port of a pod; yield the local port and the kubectl process."""
         command = ["kubectl", "port-forward", target, f":{port}"]
         with subprocess.Popen(command, env=self.environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
             try:
                 assert process.stdout is not None
-                said = process.stdout.readline().decode()
-                found = re.search(r":(\d+) ->", said)
-                assert found is not None, f"{said}{process.communicate()}"
+                line = process.stdout.readline().decode()
+                found = re.search(r":(\d+) ->", line)
+                assert found is not None, f"{line}{process.communicate()}"
                 yield int(found[1]), process
             finally:
                 process.terminate()
@@ -65,7 +66,7 @@ class Kubectl:
 
 
 def manifest(folder: Path, text: str) -> str:
-    """The path of a file with objects."""
+    """Write objects to a file and return its path."""
     path = folder / "objects.yaml"
     path.write_text(text)
     return str(path)

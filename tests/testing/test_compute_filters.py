@@ -5,10 +5,11 @@ import contextlib
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from ml_diagnostics_testing.compute.checks import FIELDS
-from ml_diagnostics_testing.compute.fields import parse_fields, select
-from ml_diagnostics_testing.compute.filters import compile_filter
 from ml_diagnostics_testing.http_server import ApiError
+
+from ..loopback.compute.checks import FIELDS
+from ..loopback.compute.fields import parse_fields, select
+from ..loopback.compute.filters import compile_filter
 
 VM = {
     "id": "7",

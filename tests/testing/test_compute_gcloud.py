@@ -7,8 +7,9 @@ import subprocess
 import urllib.parse
 
 import pytest
-from ml_diagnostics_testing.compute import metadata_of
 from ml_diagnostics_testing.faults import Status
+
+from ..loopback.compute import metadata_of
 
 pytestmark = pytest.mark.skipif(shutil.which("gcloud") is None, reason="gcloud is not installed")
 

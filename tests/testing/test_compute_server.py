@@ -2,8 +2,6 @@
 
 import json
 import math
-import subprocess
-import sys
 import threading
 import urllib.request
 import uuid
@@ -14,8 +12,9 @@ from googleapiclient.discovery import build
 from googleapiclient.errors import HttpError
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from ml_diagnostics_testing.compute import ComputeServer, metadata_of
 from ml_diagnostics_testing.faults import Reset, Status
+
+from ..loopback.compute import ComputeServer, metadata_of
 
 PROJECT = "test-project"
 ZONE = "us-central1-a"
@@ -430,23 +429,3 @@ def test_only_known_tokens_are_let_in(compute, compute_server):
     request = urllib.request.Request(url, headers={"Authorization": "Bearer secret"})
     with urllib.request.urlopen(request) as answer:
         assert json.loads(answer.read())["name"] == PROJECT
-
-
-# --- A process of its own ----------------------------------------------------------------------------------
-
-
-def test_it_serves_in_a_process_of_its_own(tmp_path):
-    vms = tmp_path / "vms.jsonl"
-    vms.write_text(json.dumps({"name": "a", "zone": "us-east5-a", "labels": {"x": "1"}}) + "\n")
-    command = [sys.executable, "-m", "ml_diagnostics_testing.compute", "--project", "p", "--preload", str(vms)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        variables = {}
-        while "GOOGLE_CLOUD_PROJECT" not in variables:
-            name, _, value = process.stdout.readline().removeprefix("export ").strip().partition("=")
-            variables[name] = value
-        url = variables["CLOUDSDK_API_ENDPOINT_OVERRIDES_COMPUTE"]
-        with urllib.request.urlopen(f"{url}projects/p/zones/us-east5-a/instances") as answer:
-            (vm,) = json.loads(answer.read())["items"]
-        process.terminate()
-        assert process.wait(10) == 0
-    assert vm["labels"] == {"x": "1"}

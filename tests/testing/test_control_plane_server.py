@@ -1,8 +1,6 @@
 """The loopback control plane, asked as the public package's two dialects and people with curl ask it."""
 
 import json
-import subprocess
-import sys
 import urllib.error
 import urllib.parse
 import urllib.request
@@ -10,8 +8,9 @@ import urllib.request
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from ml_diagnostics_testing.control_plane import ControlPlaneServer, SelfHostedServer
 from ml_diagnostics_testing.faults import Status
+
+from ..loopback.control_plane import ControlPlaneServer, SelfHostedServer
 
 PARENT = "projects/test-project/locations/us-central1"
 RUNS = f"/v1alpha/{PARENT}/machineLearningRuns"
@@ -339,21 +338,6 @@ def test_faults_hit_one_operation_and_bodies_are_remembered(control_plane_server
 def test_what_is_not_served_is_not_found(control_plane_server):
     for verb, path in (("GET", "/"), ("PUT", RUNS), ("DELETE", RUNS), ("GET", f"/v1alpha/{PARENT}/clusters")):
         assert ask(control_plane_server, verb, path)[0] == 404
-
-
-def test_it_serves_in_a_process_of_its_own():
-    command = [sys.executable, "-m", "ml_diagnostics_testing.control_plane", "--project", "p", "--operation-polls", "1"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        lines = [process.stdout.readline().removeprefix("export ").strip() for _ in range(4)]
-        variables = dict(line.split("=", 1) for line in lines)
-        url = variables["CLOUDSDK_API_ENDPOINT_OVERRIDES_HYPERCOMPUTECLUSTER"]
-        path = "v1alpha/projects/p/locations/us-central1/machineLearningRuns?machine_learning_run_id=a"
-        request = urllib.request.Request(url + path, data=b"{}", method="POST")
-        with urllib.request.urlopen(request) as response:
-            assert json.loads(response.read())["done"] is False
-        process.terminate()
-    assert process.returncode == 0
-    assert variables["GOOGLE_CLOUD_PROJECT"] == "p"
 
 
 def test_the_environment_points_at_the_server(control_plane_server: ControlPlaneServer) -> None:

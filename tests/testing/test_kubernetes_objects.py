@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import shutil
 import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,10 +14,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from ml_diagnostics_testing.faults import Status, Truncate
 from ml_diagnostics_testing.http_server import ApiError
-from ml_diagnostics_testing.kubernetes import KubernetesServer
-from ml_diagnostics_testing.kubernetes.patches import patched
-from ml_diagnostics_testing.kubernetes.selectors import fields_match, labels_match
 
+from ..loopback.kubernetes import KubernetesServer
+from ..loopback.kubernetes.patches import patched
+from ..loopback.kubernetes.selectors import fields_match, labels_match
 from .kubectl import Kubectl, manifest, needs_kubectl
 
 VIEWER = """
@@ -108,7 +106,7 @@ def test_pods_are_found_by_label_name_and_namespace(kubectl: Kubectl, kubernetes
 
 
 @needs_kubectl
-def test_an_object_that_is_not_there_is_said(kubectl: Kubectl) -> None:
+def test_a_missing_object_is_reported(kubectl: Kubectl) -> None:
     done = kubectl("get", "service", "viewer")
     assert done.code == 1
     assert done.errors == 'Error from server (NotFound): services "viewer" not found\n'
@@ -160,8 +158,8 @@ def test_an_applied_change_changes_only_what_it_names(
     kubectl("apply", "-f", manifest(tmp_path, VIEWER))
     kubectl("-n", "xprofiler", "annotate", "service", "viewer", "proxy-url=https://x")
     changed = VIEWER.replace("first", "second").replace(', {name: B, value: "2"}', "")
-    said = kubectl("apply", "-f", manifest(tmp_path, changed)).text
-    assert said.split()[1::2] == ["unchanged", "configured", "unchanged", "unchanged"]
+    message = kubectl("apply", "-f", manifest(tmp_path, changed)).text
+    assert message.split()[1::2] == ["unchanged", "configured", "unchanged", "unchanged"]
     assert container(kubernetes_server) == {
         "name": "server",
         "image": "second",
@@ -265,7 +263,7 @@ def test_whom_a_role_does_not_let_in_is_told_which_is_missing(
 
 @needs_kubectl
 @pytest.mark.parametrize(
-    ("fault", "said"),
+    ("fault", "message"),
     [
         (Status(401), "You must be logged in to the server"),
         (Status(403), "(Forbidden)"),
@@ -275,11 +273,13 @@ def test_whom_a_role_does_not_let_in_is_told_which_is_missing(
         (Truncate(5), "unexpected EOF"),
     ],
 )
-def test_a_fault_reaches_kubectl(kubectl: Kubectl, kubernetes_server: KubernetesServer, fault: Any, said: str) -> None:
+def test_a_fault_reaches_kubectl(
+    kubectl: Kubectl, kubernetes_server: KubernetesServer, fault: Any, message: str
+) -> None:
     kubernetes_server.faults.always(fault, on="list")
     done = kubectl("get", "services")
     assert done.code == 1
-    assert said in done.errors
+    assert message in done.errors
 
 
 @needs_kubectl
@@ -288,18 +288,6 @@ def test_kubectl_tries_again_when_it_is_told_to(kubectl: Kubectl, kubernetes_ser
     kubernetes_server.faults.script([Status(429, retry_after=1)], on="list")
     assert kubectl("get", "pods", "-o", "name").text == "pod/worker-0\n"
     assert [request.status for request in kubernetes_server.requests_for("list")] == [429, 200]
-
-
-@pytest.mark.skipif(shutil.which("kubectl") is None, reason="kubectl is not installed")
-def test_it_serves_in_a_process_of_its_own(kubectl: Kubectl) -> None:
-    command = [sys.executable, "-m", "ml_diagnostics_testing.kubernetes", "worker-0", "worker-1:9012=1234"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        exports = [process.stdout.readline().strip().removeprefix("export ").partition("=") for _ in range(2)]
-        kubectl.settings.update({name: value for name, _, value in exports})
-        assert kubectl("get", "pods", "-o", "name").text.split() == ["pod/worker-0", "pod/worker-1"]
-        process.terminate()
-        assert process.wait(30) == 0
 
 
 # --- The languages --------------------------------------------------------------------------------------

@@ -22,10 +22,10 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from ml_diagnostics_common.profiler_service import ProfilerService
 from ml_diagnostics_testing.faults import Delay, Hang, Reset, Status, Truncate
-from ml_diagnostics_testing.kubernetes import KubernetesServer, Pod
-from ml_diagnostics_testing.kubernetes.spdy import Session
 from ml_diagnostics_testing.profiler_service import ProfilerServiceServer
 
+from ..loopback.kubernetes import KubernetesServer, Pod
+from ..loopback.kubernetes.spdy import Session
 from .kubectl import OVER_SPDY, Kubectl, needs_kubectl
 
 pytestmark = needs_kubectl
@@ -104,14 +104,14 @@ def test_a_command_that_reads_less_than_is_sent_ends(new_kubectl: Kubectl, pod: 
     assert new_kubectl("exec", "-i", "worker-0", "-c", "main", "--", "head", "-c", "3", stdin=PAGE).output == PAGE[:3]
 
 
-def test_a_command_that_does_not_exist_is_said(kubectl: Kubectl, pod: Pod) -> None:
+def test_a_command_that_does_not_exist_is_reported(kubectl: Kubectl, pod: Pod) -> None:
     done = kubectl("exec", "worker-0", "-c", "main", "--", "no-such-program")
     assert done.code == 1
     assert 'exec: "no-such-program": No such file or directory' in done.errors
     assert pod.commands[0].exit_code == 127
 
 
-def test_a_pod_or_container_that_does_not_exist_is_said(new_kubectl: Kubectl, pod: Pod) -> None:
+def test_a_pod_or_container_that_does_not_exist_is_reported(new_kubectl: Kubectl, pod: Pod) -> None:
     assert 'pods "worker-1" not found' in new_kubectl("exec", "worker-1", "--", "true").errors
     assert "container other is not valid" in new_kubectl("exec", "worker-0", "-c", "other", "--", "true").errors
 
@@ -257,7 +257,7 @@ def test_whom_a_role_does_not_let_in_is_told_which_is_missing(
 
 
 @pytest.mark.parametrize(
-    ("fault", "said"),
+    ("fault", "message"),
     [
         (Status(401), "You must be logged in"),
         (Status(503), "ServiceUnavailable"),
@@ -267,12 +267,12 @@ def test_whom_a_role_does_not_let_in_is_told_which_is_missing(
     ],
 )
 def test_a_fault_in_exec_reaches_kubectl(
-    new_kubectl: Kubectl, pod: Pod, kubernetes_server: KubernetesServer, fault: Any, said: str
+    new_kubectl: Kubectl, pod: Pod, kubernetes_server: KubernetesServer, fault: Any, message: str
 ) -> None:
     kubernetes_server.faults.always(fault, on="exec")
     done = new_kubectl("exec", "worker-0", "-c", "main", "--", "true")
     assert done.code == 1
-    assert said in done.errors
+    assert message in done.errors
     assert pod.commands == []
 
 
@@ -332,7 +332,7 @@ def test_a_connection_can_be_ended_in_one_direction(kubectl: Kubectl, kubernetes
             assert client.makefile("rb").read() == b"answer"
 
 
-def test_a_port_that_nobody_listens_at_is_said(kubectl: Kubectl, kubernetes_server: KubernetesServer) -> None:
+def test_a_port_without_a_listener_is_reported(kubectl: Kubectl, kubernetes_server: KubernetesServer) -> None:
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
         kubernetes_server.add_pod("worker-0", ports={9012: unused.getsockname()[1]})

@@ -7,7 +7,6 @@ from pathlib import Path
 from ml_diagnostics_testing.cloud_logging import CloudLoggingServer
 from ml_diagnostics_testing.cloud_monitoring import CloudMonitoringServer
 from ml_diagnostics_testing.cloud_storage import CloudStorageServer
-from ml_diagnostics_testing.control_plane import ControlPlaneServer
 from ml_diagnostics_testing.metadata import MetadataServer
 from ml_diagnostics_testing.oauth import OAuthServer
 
@@ -16,18 +15,16 @@ def test_each_service_is_a_fixture(
     cloud_logging_server: CloudLoggingServer,
     cloud_monitoring_server: CloudMonitoringServer,
     cloud_storage_server: CloudStorageServer,
-    control_plane_server: ControlPlaneServer,
     metadata_server: MetadataServer,
     oauth_server: OAuthServer,
 ) -> None:
     assert isinstance(cloud_logging_server, CloudLoggingServer)
     assert isinstance(cloud_monitoring_server, CloudMonitoringServer)
     assert isinstance(cloud_storage_server, CloudStorageServer)
-    assert isinstance(control_plane_server, ControlPlaneServer)
     assert isinstance(metadata_server, MetadataServer)
     assert isinstance(oauth_server, OAuthServer)
-    google = (cloud_logging_server, cloud_monitoring_server, cloud_storage_server, control_plane_server)
-    assert len({server.port for server in (*google, metadata_server, oauth_server)}) == 6
+    google = (cloud_logging_server, cloud_monitoring_server, cloud_storage_server)
+    assert len({server.port for server in (*google, metadata_server, oauth_server)}) == 5
 
 
 def test_the_environment_points_at_the_server(cloud_logging_server: CloudLoggingServer) -> None:

@@ -8,11 +8,12 @@ import threading
 import time
 
 import pytest
-from ml_diagnostics_testing.compute import vm_addresses
 from ml_diagnostics_testing.faults import Hang, Reset, Status
 
+from ..loopback.compute import vm_addresses
+
 pytest.importorskip("asyncssh")
-from ml_diagnostics_testing.ssh import SshServer, write_ssh
+from ..loopback.ssh import SshServer, write_ssh
 
 pytestmark = pytest.mark.skipif(
     not shutil.which("ssh") or not shutil.which("ssh-keygen"), reason="ssh is not installed"

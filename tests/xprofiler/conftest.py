@@ -7,12 +7,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from ml_diagnostics_testing.compute import ComputeServer
 from xprofiler.cli import main
 from xprofiler.cloud.api import GoogleApi
 from xprofiler.cloud.settings import GcloudSettings
 from xprofiler.console import Console
 
+from ..loopback.compute import ComputeServer
 from .typed_commands import Ended
 
 Run = Callable[..., Ended]

@@ -11,7 +11,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from ml_diagnostics_testing.compute import ComputeServer, vm_addresses
 from ml_diagnostics_testing.faults import Status
 from ml_diagnostics_testing.profiler_service import ProfilerServiceServer
 from xprofiler.capture.machines import find_machines
@@ -19,11 +18,15 @@ from xprofiler.cloud.api import GoogleApi
 from xprofiler.cloud.settings import GcloudSettings
 from xprofiler.console import Console
 
+from ..loopback.compute import ComputeServer, vm_addresses
 from .captures import Command, Ran
 
 pytest.importorskip("grpc")
 pytest.importorskip("googleapiclient")
-ssh = pytest.importorskip("ml_diagnostics_testing.ssh")
+pytest.importorskip("asyncssh")
+
+from ..loopback import ssh
+
 _MISSING = [program for program in ("gcloud", "ssh", "ssh-keygen") if shutil.which(program) is None]
 needs_gcloud = pytest.mark.skipif(bool(_MISSING), reason=f"not on this machine: {', '.join(_MISSING)}")
 

@@ -14,7 +14,6 @@ from ml_diagnostics_common.profiler_service import ProfilerService
 from ml_diagnostics_common.storage import GoogleCloudStorage
 from ml_diagnostics_testing.cloud_storage import CloudStorageServer
 from ml_diagnostics_testing.faults import Skew
-from ml_diagnostics_testing.kubernetes import KubernetesServer
 from ml_diagnostics_testing.profiler_service import ProfilerServiceServer
 from xprofiler.capture.capturing import Capture
 from xprofiler.capture.pods import find_pods
@@ -24,6 +23,7 @@ from xprofiler.programs.kubectl import Cluster
 from xprofiler.programs.processes import Programs
 
 from ..jax_jobs import jax_jobs
+from ..loopback.kubernetes import KubernetesServer
 from .captures import Command, SlowWay, opened_by_xprof
 
 pytest.importorskip("grpc")

@@ -13,8 +13,9 @@ from pathlib import Path
 
 import pytest
 from ml_diagnostics_testing.faults import Hang
-from ml_diagnostics_testing.kubernetes import KubernetesServer
 from ml_diagnostics_testing.profiler_service import ProfilerServiceServer
+
+from ..loopback.kubernetes import KubernetesServer
 
 pytest.importorskip("grpc")
 psutil = pytest.importorskip("psutil")

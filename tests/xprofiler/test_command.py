@@ -15,7 +15,6 @@ import time
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from ml_diagnostics_testing.compute import ComputeServer
 from ml_diagnostics_testing.faults import Delay, Hang
 from xprofiler import __version__
 from xprofiler.cli import COMMAND_NAMES, main
@@ -23,6 +22,7 @@ from xprofiler.console import Console
 from xprofiler.unknown_options import edits, flags_for_gcloud, nearest_flag, split_arguments
 from xprofiler.waiting import told_if_slow
 
+from ..loopback.compute import ComputeServer
 from .conftest import Run
 from .viewer_vms import add_viewer
 

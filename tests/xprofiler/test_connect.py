@@ -16,18 +16,18 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from ml_diagnostics_testing.compute import ComputeServer, vm_addresses
 from ml_diagnostics_testing.faults import Hang, Status
 from xprofiler.exceptions import XprofilerError
 from xprofiler.viewers.ssh_tunnel import free_port, private_folder
 
+from ..loopback.compute import ComputeServer, vm_addresses
 from .viewer_cloud import LOGS, READY, ZONE, ViewerCloud, wait_until
 
 pytest.importorskip("asyncssh")
 if not all(map(shutil.which, ("gcloud", "ssh", "ssh-keygen"))):
     pytest.skip("needs gcloud and ssh", allow_module_level=True)
 
-from ml_diagnostics_testing.ssh import SshServer, write_ssh  # It needs asyncssh.
+from ..loopback.ssh import SshServer, write_ssh  # It needs asyncssh.
 
 CONNECT = ("connect", "-z", ZONE, "-l", LOGS)
 

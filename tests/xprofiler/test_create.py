@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ml_diagnostics_testing.compute import ComputeServer
 from ml_diagnostics_testing.faults import Reset, Status
 
+from ..loopback.compute import ComputeServer
 from .viewer_cloud import FAILED, INSTALLING, LOGS, READY, ZONE, ViewerCloud
 
 CREATE = ("create", "-z", ZONE, "-l", LOGS)

@@ -12,9 +12,9 @@ import time
 from pathlib import Path
 
 import pytest
-from ml_diagnostics_testing.compute import ComputeServer
 from ml_diagnostics_testing.faults import Delay, Hang
 
+from ..loopback.compute import ComputeServer
 from .viewer_cloud import INSTALLING, LOGS, READY, ZONE, Running, ViewerCloud, wait_until
 
 pytestmark = pytest.mark.skipif(os.name == "nt", reason="needs POSIX signals")

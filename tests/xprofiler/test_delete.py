@@ -12,10 +12,10 @@ import threading
 from pathlib import Path
 
 import pytest
-from ml_diagnostics_testing.compute import ComputeServer
 from ml_diagnostics_testing.faults import Reset, Status
 from xprofiler.viewers.by_gcloud import flags_of_all_commands
 
+from ..loopback.compute import ComputeServer
 from .conftest import Run
 from .viewer_vms import ZONE, add_viewer
 

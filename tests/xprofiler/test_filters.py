@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ml_diagnostics_testing.compute import ComputeServer
 from xprofiler.cloud.api import GoogleApi
 from xprofiler.viewers.filters import parse_filters
 from xprofiler.viewers.on_compute import ViewersOnCompute
 from xprofiler.viewers.viewer import Sought
 
+from ..loopback.compute import ComputeServer
 from .viewer_vms import add_viewer
 
 _ZONES = "https://www.googleapis.com/compute/v1/projects/p/zones"

@@ -11,9 +11,10 @@ from pathlib import Path
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
-from ml_diagnostics_testing.compute import ComputeServer
 from xprofiler.exceptions import UsageError
 from xprofiler.programs.gcloud import SshTarget, create_instance, ssh, ssh_argv_in
+
+from ..loopback.compute import ComputeServer
 
 TARGET = SshTarget("vm-1", "us-central1-a", project="example.com:project-1")
 HOSTILE = ["", "-a", "a b", "a;b", "$(a)", "a\nb", "a'", 'a"', "A", "a_b", "a-", "1a", "ä", "a" * 64, "a/b", "a\0", "٣"]

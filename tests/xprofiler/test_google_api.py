@@ -14,7 +14,6 @@ import pytest
 from googleapiclient import discovery_cache
 from ml_diagnostics_common.credentials import CloudEnvironment
 from ml_diagnostics_common.exceptions import DiagnosticsError
-from ml_diagnostics_testing.compute import ComputeServer
 from ml_diagnostics_testing.faults import Delay, Drip, Hang, Oversize, Reset, Status, Truncate
 from ml_diagnostics_testing.http_server import Request, Response, json_response
 from ml_diagnostics_testing.metadata import MetadataServer
@@ -30,6 +29,7 @@ from xprofiler.exceptions import NotFoundError, NotPermittedError, TimedOutError
 from xprofiler.parallel import in_parallel
 from xprofiler.serve.server import Server
 
+from ..loopback.compute import ComputeServer
 from .conftest import Run
 from .typed_commands import typed
 from .viewer_vms import ZONE, add_viewer

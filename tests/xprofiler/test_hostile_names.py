@@ -20,8 +20,6 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from ml_diagnostics_common.storage import LocalStorage
 from ml_diagnostics_testing.cloud_storage import CloudStorageServer
-from ml_diagnostics_testing.compute import ComputeServer, vm_addresses
-from ml_diagnostics_testing.kubernetes import KubernetesServer
 from ml_diagnostics_testing.profiler_service import ProfilerServiceServer
 from ml_diagnostics_testing.xspace import xspace
 from xprofiler.capture.collecting import Collector
@@ -36,6 +34,8 @@ from xprofiler.log_directory import LogDirectory
 from xprofiler.programs import gcloud, kubectl
 from xprofiler.programs.processes import Programs
 
+from ..loopback.compute import ComputeServer, vm_addresses
+from ..loopback.kubernetes import KubernetesServer
 from .captures import Command
 
 _ATTACKS = (
@@ -362,7 +362,9 @@ def compute() -> Iterator[ComputeServer]:
 @pytest.fixture(scope="module")
 def machine(compute: ComputeServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, dict[str, str]]]:
     """The folder in which programs run on the VM vm-1, and the environment in which gcloud finds that."""
-    ssh = pytest.importorskip("ml_diagnostics_testing.ssh")
+    pytest.importorskip("asyncssh")
+    from ..loopback import ssh
+
     missing = [program for program in ("gcloud", "ssh", "ssh-keygen") if shutil.which(program) is None]
     if missing:
         pytest.skip(f"not on this machine: {', '.join(missing)}")

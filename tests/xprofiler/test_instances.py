@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from ml_diagnostics_testing.compute import ComputeServer
 from ml_diagnostics_testing.faults import Hang, Reset, Status
 from xprofiler.cloud.api import GoogleApi
 from xprofiler.cloud.settings import GcloudSettings
@@ -13,6 +12,7 @@ from xprofiler.console import Console
 from xprofiler.exceptions import NotFoundError, TimedOutError, UsageError, XprofilerError
 from xprofiler.viewers.instances import Instances
 
+from ..loopback.compute import ComputeServer
 from .viewer_vms import ZONE, add_viewer
 
 

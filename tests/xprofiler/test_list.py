@@ -12,10 +12,10 @@ from urllib.parse import parse_qs, urlsplit
 
 import pytest
 import yaml
-from ml_diagnostics_testing.compute import ComputeServer
 from ml_diagnostics_testing.faults import Delay, Hang, Reset, Status, Truncate
 from ml_diagnostics_testing.http_server import ApiError, Request, Response, error_response, json_response
 
+from ..loopback.compute import ComputeServer
 from .conftest import Run
 from .typed_commands import typed
 from .viewer_vms import ZONE, add_viewer

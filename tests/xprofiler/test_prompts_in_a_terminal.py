@@ -12,7 +12,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from ml_diagnostics_testing.compute import ComputeServer
+
+from ..loopback.compute import ComputeServer
 
 TMUX = shutil.which("tmux")
 pytestmark = pytest.mark.skipif(TMUX is None, reason="there is no tmux here")

@@ -6,9 +6,9 @@ import re
 
 import pytest
 from ml_diagnostics_testing.cloud_storage import CloudStorageServer
-from ml_diagnostics_testing.control_plane import ControlPlaneServer
 from ml_diagnostics_testing.faults import Reset, Status
 
+from ..loopback.control_plane import ControlPlaneServer
 from .conftest import Run
 from .xspaces import tpu_host
 

@@ -6,9 +6,9 @@ import re
 from pathlib import Path
 
 import pytest
-from ml_diagnostics_testing.compute import ComputeServer
 from xprofiler.cli import COMMAND_NAMES
 
+from ..loopback.compute import ComputeServer
 from .typed_commands import Ended, typed
 from .viewer_vms import add_viewer
 

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 from ml_diagnostics_common.exceptions import StorageError
 from ml_diagnostics_common.storage import GoogleCloudStorage
-from ml_diagnostics_testing.compute import ComputeServer
 from ml_diagnostics_testing.faults import Reset, Status
 from xprofiler.cloud.api import GoogleApi
 from xprofiler.cloud.settings import GcloudSettings
@@ -19,6 +18,7 @@ from xprofiler.viewers.instances import Instances
 from xprofiler.viewers.plan import ViewerPlan, seconds_of
 from xprofiler.viewers.setup import SetupTimes, ViewerSetup
 
+from ..loopback.compute import ComputeServer
 from .viewer_cloud import INSTALLING, LOGS, READY, ZONE, ViewerCloud
 
 

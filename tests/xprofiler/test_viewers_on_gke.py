@@ -17,7 +17,6 @@ import pytest
 import yaml
 from ml_diagnostics_testing.cloud_storage import CloudStorageServer
 from ml_diagnostics_testing.faults import Status
-from ml_diagnostics_testing.kubernetes import KubernetesServer
 from xprofiler.console import Console
 from xprofiler.exceptions import UsageError, XprofilerError
 from xprofiler.log_directory import LogDirectory
@@ -26,6 +25,7 @@ from xprofiler.viewers.setup_on_gke import ViewerSetupOnGke
 from xprofiler.viewers.ssh_tunnel import free_port, wait_until_answered
 from xprofiler.viewers.startup import STARTUP_SCRIPT
 
+from ..loopback.kubernetes import KubernetesServer
 from .viewer_cloud import LOGS, ZONE, Running, wait_until
 from .viewer_vm import ProxyServer, VmMetadataServer
 

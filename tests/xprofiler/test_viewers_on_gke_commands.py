@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 from ml_diagnostics_testing.faults import Status
-from ml_diagnostics_testing.kubernetes import KubernetesServer
 from xprofiler.console import Console
 from xprofiler.viewers.on_gke import ViewersOnGke
 from xprofiler.viewers.viewer import Viewer
 
+from ..loopback.kubernetes import KubernetesServer
 from .conftest import Run
 
 pytestmark = pytest.mark.skipif(shutil.which("kubectl") is None, reason="kubectl is not installed")

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ml_diagnostics_testing.compute import ComputeServer
+from ..loopback.compute import ComputeServer
 
 ZONE = "us-central1-a"
 BUCKET = "test-bucket"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ml_diagnostics_testing.compute import ComputeServer
+from ..loopback.compute import ComputeServer
 
 ZONE = "us-central1-a"
 

@@ -196,7 +196,7 @@ class Service:
         """Return the requests for one operation, oldest first."""
         return [record for record in self.requests if record.operation == operation]
 
-    def begin(self, operation: str, method: str, path: str, size_bytes: int) -> tuple[Plan, RequestRecord]:
+    def start_request(self, operation: str, method: str, path: str, size_bytes: int) -> tuple[Plan, RequestRecord]:
         """Choose the faults of a request, add it to `requests` and wait for its delay."""
         plan = self.faults.plan(operation)
         record = RequestRecord(operation, method, path, size_bytes, self.clock(), fault=plan.ending)
@@ -346,7 +346,7 @@ class _Handler(BaseHTTPRequestHandler):
         body = self._read_body()
         service = self.server.service
         operation = service.operation(self.command, self.path.partition("?")[0])
-        plan, record = service.begin(operation, self.command, self.path, len(body))
+        plan, record = service.start_request(operation, self.command, self.path, len(body))
         time = record.time + plan.skew_seconds
         request = Request(self.command, self.path, self.headers, body, time, record)
         response = self._handle(request) if plan.applies else Response()

@@ -39,8 +39,8 @@ class OAuthServer(LoopbackServer):
         clock: Returns the time in seconds since the epoch.
 
     Attributes:
-        tokens: Every access token issued. Remove one to revoke it: a `ControlPlaneServer` with this set as its
-            `accepted_tokens` then rejects it.
+        tokens: Every access token issued. Remove one to revoke it: a server that compares tokens with this set then
+            rejects it.
         scopes: The scopes of each issued token, oldest first.
     """
 

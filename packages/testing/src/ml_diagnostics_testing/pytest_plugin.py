@@ -15,9 +15,6 @@ if TYPE_CHECKING:
     from ml_diagnostics_testing.cloud_logging import CloudLoggingServer
     from ml_diagnostics_testing.cloud_monitoring import CloudMonitoringServer
     from ml_diagnostics_testing.cloud_storage import CloudStorageServer
-    from ml_diagnostics_testing.compute import ComputeServer
-    from ml_diagnostics_testing.control_plane import ControlPlaneServer
-    from ml_diagnostics_testing.kubernetes import KubernetesServer
     from ml_diagnostics_testing.metadata import MetadataServer
     from ml_diagnostics_testing.oauth import OAuthServer
     from ml_diagnostics_testing.profiler_service import ProfilerServiceServer
@@ -47,33 +44,6 @@ def cloud_storage_server() -> Iterator[CloudStorageServer]:
     from ml_diagnostics_testing.cloud_storage import CloudStorageServer
 
     with CloudStorageServer() as server:
-        yield server
-
-
-@pytest.fixture
-def compute_server() -> Iterator[ComputeServer]:
-    """Compute Engine and Cloud Storage on loopback; `.environment()` redirects clients to both."""
-    from ml_diagnostics_testing.compute import ComputeServer
-
-    with ComputeServer() as server:
-        yield server
-
-
-@pytest.fixture
-def control_plane_server() -> Iterator[ControlPlaneServer]:
-    """The control plane of machine learning runs on loopback; `.environment()` redirects clients to it."""
-    from ml_diagnostics_testing.control_plane import ControlPlaneServer
-
-    with ControlPlaneServer() as server:
-        yield server
-
-
-@pytest.fixture
-def kubernetes_server() -> Iterator[KubernetesServer]:
-    """A Kubernetes cluster on loopback; `.environment()` points kubectl to it."""
-    from ml_diagnostics_testing.kubernetes import KubernetesServer
-
-    with KubernetesServer() as server:
         yield server
 
 

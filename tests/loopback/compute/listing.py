@@ -9,8 +9,9 @@ import json
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from ml_diagnostics_testing.compute.filters import compile_filter
 from ml_diagnostics_testing.http_server import ApiError
+
+from .filters import compile_filter
 
 Resource = dict[str, Any]
 

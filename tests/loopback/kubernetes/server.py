@@ -16,12 +16,13 @@ from ml_diagnostics_testing.http_server import (
     Response,
     json_response,
 )
-from ml_diagnostics_testing.kubernetes.kinds import Kind, discovery, find_kind, find_plural
-from ml_diagnostics_testing.kubernetes.kubeconfig import kubeconfig
-from ml_diagnostics_testing.kubernetes.objects import Objects
-from ml_diagnostics_testing.kubernetes.pods import Pod, running
-from ml_diagnostics_testing.kubernetes.store import ObjectStore, Resource
-from ml_diagnostics_testing.kubernetes.upgrades import exec_response, port_forward_response
+
+from .kinds import Kind, discovery, find_kind, find_plural
+from .kubeconfig import kubeconfig
+from .objects import Objects
+from .pods import Pod, running
+from .store import ObjectStore, Resource
+from .upgrades import exec_response, port_forward_response
 
 _PATH = re.compile(
     r"/(?P<group>api/[^/]+|apis/[^/]+/[^/]+)(?:/namespaces/(?P<namespace>[^/]+))?"

@@ -6,9 +6,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 
-from ml_diagnostics_testing.control_plane.filters import compile_filter, sorted_by
-from ml_diagnostics_testing.control_plane.resources import RUN, SESSION, Resource, camel_case, parse
 from ml_diagnostics_testing.http_server import ApiError
+
+from .filters import compile_filter, sorted_by
+from .resources import RUN, SESSION, Resource, camel_case, parse
 
 NOT_YET = "0001-01-01T00:00:00Z"
 """The endTime of a run that has not ended."""

@@ -11,8 +11,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ml_diagnostics_testing.control_plane.resources import Resource
 from ml_diagnostics_testing.http_server import ApiError
+
+from .resources import Resource
 
 _METADATA = "type.googleapis.com/google.cloud.hypercomputecluster.v1alpha.OperationMetadata"
 

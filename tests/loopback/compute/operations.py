@@ -14,8 +14,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from ml_diagnostics_testing.control_plane.store import timestamp
 from ml_diagnostics_testing.http_server import ApiError
+
+from ..control_plane.store import timestamp
 
 Resource = dict[str, Any]
 

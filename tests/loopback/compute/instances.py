@@ -13,10 +13,11 @@ import threading
 from collections.abc import Mapping
 from typing import Any
 
-from ml_diagnostics_testing.compute.catalog import Catalog
-from ml_diagnostics_testing.compute.checks import check_instance, check_labels, check_metadata, check_name
-from ml_diagnostics_testing.control_plane.store import timestamp
 from ml_diagnostics_testing.http_server import ApiError
+
+from ..control_plane.store import timestamp
+from .catalog import Catalog
+from .checks import check_instance, check_labels, check_metadata, check_name
 
 Resource = dict[str, Any]
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from ml_diagnostics_testing.compute.catalog import Catalog
-from ml_diagnostics_testing.compute.checks import check_metadata
-from ml_diagnostics_testing.compute.instances import with_fingerprint
-from ml_diagnostics_testing.compute.listing import page_of, show_aggregated, show_list
-from ml_diagnostics_testing.compute.operations import Change, Operations
-from ml_diagnostics_testing.compute.routes import Parts, Route, route
 from ml_diagnostics_testing.http_server import ApiError, Request
+
+from .catalog import Catalog
+from .checks import check_metadata
+from .instances import with_fingerprint
+from .listing import page_of, show_aggregated, show_list
+from .operations import Change, Operations
+from .routes import Parts, Route, route
 
 Resource = dict[str, Any]
 

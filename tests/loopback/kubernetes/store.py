@@ -11,8 +11,9 @@ from datetime import datetime, timezone
 from typing import Any
 
 from ml_diagnostics_testing.http_server import ApiError
-from ml_diagnostics_testing.kubernetes.kinds import Kind
-from ml_diagnostics_testing.kubernetes.selectors import fields_match, labels_match
+
+from .kinds import Kind
+from .selectors import fields_match, labels_match
 
 Resource = dict[str, Any]
 _Key = tuple[str, str, str]

@@ -5,8 +5,7 @@
         subprocess.run([ssh, "me@203.0.113.2", "echo hello"])
 
 Commands run on this machine, in a folder of your choice. Forwarded ports connect to ports of this machine. `write_ssh`
-creates an `ssh` command that maps the addresses known to gcloud to these servers. This module needs `asyncssh`: install
-`ml-diagnostics-testing[ssh]`.
+creates an `ssh` command that maps the addresses known to gcloud to these servers.
 """
 
 from __future__ import annotations
@@ -25,7 +24,6 @@ from pathlib import Path
 from typing import Any
 
 import asyncssh
-
 from ml_diagnostics_testing.faults import Ending, Hang
 from ml_diagnostics_testing.http_server import RequestRecord, Service
 
@@ -129,7 +127,7 @@ class SshServer(Service):
 
     async def suffer(self, operation: str, what: str) -> tuple[Ending | None, RequestRecord]:
         """Record a request, apply its delay or hang, and return the fault that ends it, if any."""
-        plan, record = await self._loop.run_in_executor(None, self.begin, operation, "ssh", what, 0)
+        plan, record = await self._loop.run_in_executor(None, self.start_request, operation, "ssh", what, 0)
         if isinstance(plan.ending, Hang):
             await self._loop.run_in_executor(None, self.faults.wait, plan.ending.seconds)
         return plan.ending, record

@@ -6,8 +6,8 @@ import threading
 from io import BufferedReader
 from typing import IO, Any
 
-from ml_diagnostics_testing.kubernetes.channels import ERROR, STDERR, STDOUT, Channels
-from ml_diagnostics_testing.kubernetes.pods import Pod, exit_code
+from .channels import ERROR, STDERR, STDOUT, Channels
+from .pods import Pod, exit_code
 
 
 def execute(pod: Pod, argv: list[str], container: str, channels: Channels, *, with_stdin: bool) -> None:

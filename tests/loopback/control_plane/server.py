@@ -6,10 +6,11 @@ import urllib.parse
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from ml_diagnostics_testing.control_plane.operations import Operations
-from ml_diagnostics_testing.control_plane.resources import Resource
-from ml_diagnostics_testing.control_plane.store import RunStore, timestamp
 from ml_diagnostics_testing.http_server import ApiError, LoopbackServer, Request, Response, json_response
+
+from .operations import Operations
+from .resources import Resource
+from .store import RunStore, timestamp
 
 _SERVICE = "hypercomputecluster.googleapis.com"
 _TYPES = "type.googleapis.com/google.cloud.hypercomputecluster.v1alpha"

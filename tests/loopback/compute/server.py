@@ -11,17 +11,18 @@ from urllib.parse import unquote
 
 from ml_diagnostics_testing.batches import answer_batch
 from ml_diagnostics_testing.cloud_storage import CloudStorageServer
-from ml_diagnostics_testing.compute.catalog import DEFAULT_MACHINE_TYPES, DEFAULT_ZONES, Catalog
-from ml_diagnostics_testing.compute.checks import check_shape
-from ml_diagnostics_testing.compute.fields import parse_fields, select
-from ml_diagnostics_testing.compute.instances import Instances, metadata_of, with_fingerprint
-from ml_diagnostics_testing.compute.operations import Operations
-from ml_diagnostics_testing.compute.os_login import OsLogin
-from ml_diagnostics_testing.compute.project import Project
-from ml_diagnostics_testing.compute.routes import find
-from ml_diagnostics_testing.compute.tpu import Tpus
-from ml_diagnostics_testing.compute.vms import Callback, Vms
 from ml_diagnostics_testing.http_server import ApiError, LoopbackServer, Request, Response, json_response
+
+from .catalog import DEFAULT_MACHINE_TYPES, DEFAULT_ZONES, Catalog
+from .checks import check_shape
+from .fields import parse_fields, select
+from .instances import Instances, metadata_of, with_fingerprint
+from .operations import Operations
+from .os_login import OsLogin
+from .project import Project
+from .routes import find
+from .tpu import Tpus
+from .vms import Callback, Vms
 
 Resource = dict[str, Any]
 

@@ -10,8 +10,9 @@ import re
 import threading
 from typing import Any
 
-from ml_diagnostics_testing.compute.routes import Parts, Route, route
 from ml_diagnostics_testing.http_server import ApiError, Request
+
+from .routes import Parts, Route, route
 
 Resource = dict[str, Any]
 

@@ -7,10 +7,11 @@ from collections.abc import Callable
 from io import BufferedIOBase
 
 from ml_diagnostics_testing.http_server import ApiError, Request, Response
-from ml_diagnostics_testing.kubernetes import channels, spdy, websocket
-from ml_diagnostics_testing.kubernetes.execution import execute
-from ml_diagnostics_testing.kubernetes.pods import Pod
-from ml_diagnostics_testing.kubernetes.port_forwarding import PROTOCOL, TUNNELLED_PROTOCOL, PortForwarding
+
+from . import channels, spdy, websocket
+from .execution import execute
+from .pods import Pod
+from .port_forwarding import PROTOCOL, TUNNELLED_PROTOCOL, PortForwarding
 
 _TakesOver = Callable[[BufferedIOBase, socket.socket], None]
 

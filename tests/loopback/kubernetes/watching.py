@@ -9,9 +9,10 @@ from io import BufferedIOBase
 from typing import Final
 
 from ml_diagnostics_testing.http_server import Request, Response
-from ml_diagnostics_testing.kubernetes.kinds import Kind
-from ml_diagnostics_testing.kubernetes.store import ObjectStore
-from ml_diagnostics_testing.kubernetes.tables import table, wants_table
+
+from .kinds import Kind
+from .store import ObjectStore
+from .tables import table, wants_table
 
 _POLL_SECONDS: Final = 0.5
 _LONGEST_SECONDS: Final = 3600.0

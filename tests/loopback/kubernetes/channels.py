@@ -7,8 +7,8 @@ import threading
 from collections.abc import Iterable, Iterator
 from typing import Final, Protocol
 
-from ml_diagnostics_testing.kubernetes.spdy import Session, Stream
-from ml_diagnostics_testing.kubernetes.websocket import WebSocket
+from .spdy import Session, Stream
+from .websocket import WebSocket
 
 STDIN: Final = 0
 STDOUT: Final = 1

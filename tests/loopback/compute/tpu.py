@@ -10,9 +10,10 @@ import threading
 from collections.abc import Mapping
 from typing import Any
 
-from ml_diagnostics_testing.compute.routes import Parts, Route, route
-from ml_diagnostics_testing.control_plane.store import timestamp
 from ml_diagnostics_testing.http_server import ApiError, Request
+
+from ..control_plane.store import timestamp
+from .routes import Parts, Route, route
 
 Resource = dict[str, Any]
 

@@ -5,12 +5,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from ml_diagnostics_testing.http_server import ApiError, Request, Response, json_response
-from ml_diagnostics_testing.kubernetes.kinds import Kind, find_plural, kind_of
-from ml_diagnostics_testing.kubernetes.patches import is_apply, patched
-from ml_diagnostics_testing.kubernetes.pods import running
-from ml_diagnostics_testing.kubernetes.store import ObjectStore, Resource
-from ml_diagnostics_testing.kubernetes.tables import table, wants_table
-from ml_diagnostics_testing.kubernetes.watching import watch_response
+
+from .kinds import Kind, find_plural, kind_of
+from .patches import is_apply, patched
+from .pods import running
+from .store import ObjectStore, Resource
+from .tables import table, wants_table
+from .watching import watch_response
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,9 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from ml_diagnostics_testing.control_plane.resources import Resource, parse_time
 from ml_diagnostics_testing.http_server import ApiError
+
+from .resources import Resource, parse_time
 
 Test = Callable[[Resource], bool]
 

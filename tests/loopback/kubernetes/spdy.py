@@ -15,7 +15,7 @@ from email.message import Message
 from io import BufferedIOBase
 from typing import Final, Protocol
 
-from ml_diagnostics_testing.kubernetes.websocket import WebSocket
+from .websocket import WebSocket
 
 _VERSION: Final = 0x8003
 _SYN_STREAM, _SYN_REPLY, _RST_STREAM, _PING, _GO_AWAY = 1, 2, 3, 6, 7

@@ -10,8 +10,8 @@ import socket
 import threading
 from typing import Final
 
-from ml_diagnostics_testing.kubernetes.pods import Pod
-from ml_diagnostics_testing.kubernetes.spdy import Session, Stream
+from .pods import Pod
+from .spdy import Session, Stream
 
 PROTOCOL: Final = "portforward.k8s.io"
 TUNNELLED_PROTOCOL: Final = f"SPDY/3.1+{PROTOCOL}"
