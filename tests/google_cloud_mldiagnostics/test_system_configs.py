@@ -16,7 +16,6 @@ from typing import Any
 import pytest
 from google_cloud_mldiagnostics import agreement
 from google_cloud_mldiagnostics.configs import system_configs
-from google_cloud_mldiagnostics.configs.git_revision import git_revision
 from google_cloud_mldiagnostics.configs.system_configs import collect_hardware, collect_host, collect_software
 from google_cloud_mldiagnostics.mlrun_types import Framework
 from google_cloud_mldiagnostics.system_metrics.cgroup import cpu_limit, memory_limit_bytes, memory_used_bytes
@@ -96,10 +95,11 @@ def test_a_command_line_without_end_is_cut() -> None:
     assert configs["xla_flags"].endswith("[TRUNCATED]")
 
 
-def test_collecting_imports_no_framework_and_runs_no_program() -> None:
+def test_collecting_outside_a_checkout_imports_no_framework_and_runs_no_program() -> None:
     found = run_python(
         """
-        import json, sys
+        import json, os, sys
+        os.chdir("/")
         programs = []
         sys.addaudithook(lambda event, args: programs.append(event) if event in
                          ("subprocess.Popen", "os.fork", "os.posix_spawn", "os.system", "socket.connect") else None)
@@ -327,44 +327,73 @@ def checkout(tmp_path: Path) -> Path:
     return folder
 
 
-def test_the_revision_is_that_of_git(checkout: Path) -> None:
+def revision_of(folder: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+    """Return the git settings of a program whose script is in this folder."""
+    script = types.ModuleType("__main__")
+    script.__file__ = str(folder / "train.py")
+    monkeypatch.setitem(sys.modules, "__main__", script)
+    monkeypatch.chdir("/")
+    return {name: value for name, value in collect_software(environ={}).items() if name.startswith("git_")}
+
+
+def test_the_revision_is_that_of_git(checkout: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     revision = _git(checkout, "rev-parse", "HEAD")
-    assert git_revision([checkout / "src" / "deep"]) == {"git_revision": revision, "git_branch": "main"}
+    assert revision_of(checkout / "src" / "deep", monkeypatch) == {"git_revision": revision, "git_branch": "main"}
     _git(checkout, "checkout", "--quiet", "-b", "feature/x")
     _git(checkout, "commit", "--quiet", "--allow-empty", "-m", "two")
     _git(checkout, "pack-refs", "--all")
-    packed = git_revision([checkout])
+    packed = revision_of(checkout, monkeypatch)
     assert packed == {"git_revision": _git(checkout, "rev-parse", "HEAD"), "git_branch": "feature/x"}
     _git(checkout, "checkout", "--quiet", "--detach", revision)
-    assert git_revision([checkout]) == {"git_revision": revision}
+    assert revision_of(checkout, monkeypatch) == {"git_revision": revision}
 
 
-def test_the_revision_of_a_worktree_is_its_own(checkout: Path, tmp_path: Path) -> None:
+def test_the_revision_of_a_worktree_is_its_own(checkout: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     _git(checkout, "worktree", "add", "--quiet", "-b", "side", str(tmp_path / "tree"))
     _git(tmp_path / "tree", "commit", "--quiet", "--allow-empty", "-m", "two")
-    found = git_revision([tmp_path / "tree"])
+    found = revision_of(tmp_path / "tree", monkeypatch)
     assert found == {"git_revision": _git(tmp_path / "tree", "rev-parse", "HEAD"), "git_branch": "side"}
     assert found["git_revision"] != _git(checkout, "rev-parse", "HEAD")
+
+
+def test_the_environment_of_another_repository_is_ignored(
+    checkout: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    revision = _git(checkout, "rev-parse", "HEAD")
+    monkeypatch.setenv("GIT_DIR", str(tmp_path / "another"))
+    assert revision_of(checkout, monkeypatch)["git_revision"] == revision
 
 
 @pytest.mark.parametrize(
     "head", ["", "ref: refs/heads/.invalid", "ref: ../../etc/passwd", "ref: refs/../../../secret", "\x00", "zz" * 20]
 )
-def test_a_checkout_that_is_damaged_or_planted_tells_nothing(tmp_path: Path, head: str) -> None:
+def test_a_damaged_checkout_has_no_revision(tmp_path: Path, head: str, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / ".git").mkdir()
     (tmp_path / ".git" / "HEAD").write_text(head)
     (tmp_path / "secret").write_text(REVISION)
-    assert git_revision([tmp_path]) == {}
+    assert revision_of(tmp_path, monkeypatch) == {}
 
 
-def test_a_pipe_in_the_place_of_a_file_is_not_waited_for(tmp_path: Path) -> None:
-    (tmp_path / ".git").mkdir()
-    os.mkfifo(tmp_path / ".git" / "HEAD")
-    assert git_revision([tmp_path, tmp_path / "not there"]) == {}
+def test_a_hostile_checkout_runs_no_program(checkout: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program = tmp_path / "program"
+    program.write_text(f"#!/bin/sh\ntouch {tmp_path}/ran\n")
+    program.chmod(0o755)
+    for name in ("core.fsmonitor", "core.pager", "core.sshCommand", "core.editor", "alias.rev-parse", "diff.external"):
+        _git(checkout, "config", name, f"!{program}" if name.startswith("alias") else str(program))
+    hooks = checkout / ".git" / "hooks"
+    hooks.mkdir(exist_ok=True)
+    for hook in ("post-checkout", "post-index-change", "reference-transaction"):
+        (hooks / hook).symlink_to(program)
+    assert revision_of(checkout, monkeypatch)["git_branch"] == "main"
+    assert not (tmp_path / "ran").exists()
 
 
-def test_the_software_has_the_revision_of_the_script(checkout: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    script = types.ModuleType("__main__")
-    script.__file__ = str(checkout / "src" / "train.py")
-    monkeypatch.setitem(sys.modules, "__main__", script)
-    assert collect_software(environ={})["git_revision"] == _git(checkout, "rev-parse", "HEAD")
+def test_git_is_stopped_when_it_takes_too_long(checkout: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (checkout / ".git" / "HEAD").unlink()
+    os.mkfifo(checkout / ".git" / "HEAD")  # To open it waits for a writer.
+    assert revision_of(checkout, monkeypatch) == {}
+
+
+def test_without_git_there_is_no_revision(checkout: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(checkout))
+    assert revision_of(checkout, monkeypatch) == {}

@@ -328,7 +328,7 @@ def _collector(run: MLRun) -> Callable[[], tuple[dict[str, dict[str, str]], bool
         hardware = collect_hardware()
         is_pytorch = computes_with_pytorch()
         if is_pytorch not in software:
-            import_undisturbed("importlib.metadata", "importlib.metadata._adapters", "email.parser")
+            import_undisturbed("importlib.metadata", "importlib.metadata._adapters", "email.parser", "subprocess")
             software[is_pytorch] = collect_software(given)
         if hardware is not None:  # Before, the program may import another framework yet.
             run.framework = Framework(software[is_pytorch]["framework"])

@@ -1,13 +1,14 @@
 """What a run is computed with: software and hardware, collected without anything that was not there before.
 
-Nothing here initialises JAX, torch or a device, runs a program, or asks a network. Packages that are not imported yet
-are known by their metadata on disk.
+Nothing here initialises JAX, torch or a device, or asks a network. Packages that are not imported yet are known by
+their metadata on disk. The only program that is started is git, where the job runs in a checkout.
 """
 
 from __future__ import annotations
 
 import os
 import platform
+import re
 import shlex
 import sys
 import time
@@ -15,10 +16,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
+from ml_diagnostics_common.fork_lock import PROCESS_START_LOCK
 from ml_diagnostics_common.redaction import redact, redact_text
 
 from google_cloud_mldiagnostics import agreement
-from google_cloud_mldiagnostics.configs.git_revision import git_revision
 from google_cloud_mldiagnostics.mlrun_types import Framework
 from google_cloud_mldiagnostics.runtimes import computes_with_pytorch, jax_is_initialised, torch_xla_is_initialised
 from google_cloud_mldiagnostics.system_metrics.cgroup import cpu_limit, memory_limit_bytes
@@ -49,6 +50,8 @@ _UNKNOWN: Final = "n/a"
 _HOSTS_KEY: Final = "host"
 _HOSTS_SECONDS: Final = 5.0
 _POLL_SECONDS: Final = 0.1
+_GIT_TIMEOUT_SECONDS: Final = 1.0
+_REVISION: Final = re.compile(r"[0-9a-f]{40}(?:[0-9a-f]{24})?")
 
 # State of the process: which of how many it has told the others that it is.
 _told_in_this_process: tuple[int, int] | None = None
@@ -88,7 +91,7 @@ def collect_software(
         "command_line": _command_line(sys.orig_argv if command is None else command),
     }
     configs |= {f"{name.replace('-', '_')}_version": versions[name] for name in _PACKAGES if name in versions}
-    return configs | git_revision(_places_of_the_program(environ))
+    return configs | _git_revision(_program_folders())
 
 
 def installed_versions(names: Iterable[str]) -> dict[str, str]:
@@ -113,15 +116,60 @@ def _command_line(command: Sequence[str]) -> str:
     return redact_text(shlex.join(redact(list(command), max_bytes=_MAX_COMMAND_BYTES)))
 
 
-def _places_of_the_program(environ: Mapping[str, str]) -> list[Path]:
-    """Where its checkout may be: the script's folder, then the current one."""
+def _program_folders() -> list[Path]:
+    """Return the folders whose checkout the program may be from: the script's folder, then the current one."""
     script = getattr(sys.modules.get("__main__"), "__file__", None)
-    places = [Path(script).absolute().parent] if script else []
+    folders = [Path(script).absolute().parent] if script else []
     try:
-        places.append(Path.cwd())
+        folders.append(Path.cwd())
     except OSError:  # It was deleted.
         pass
-    return places
+    return folders
+
+
+def _git_revision(folders: Iterable[Path]) -> dict[str, str]:
+    """Return the git_revision, and the git_branch if there is one, of the first folder in a checkout; never raises.
+
+    Empty without a checkout or without git, and for a checkout of another user, which git does not trust.
+    """
+    for folder in folders:
+        if any((parent / ".git").exists() for parent in (folder, *folder.parents)):
+            revision, _, reference = _git_head(folder).partition("\n")
+            if _REVISION.fullmatch(revision):
+                is_branch = reference.startswith("refs/heads/")
+                branch = {"git_branch": reference.removeprefix("refs/heads/")[:256]} if is_branch else {}
+                return {"git_revision": revision, **branch}
+    return {}
+
+
+def _git_head(folder: Path) -> str:
+    """Return the revision of HEAD and its full reference, one per line; empty if git fails or takes too long."""
+    import subprocess
+
+    # A checkout may be hostile: run no hook and no file system monitor, write no lock, fetch nothing.
+    settings = ("core.hooksPath=/dev/null", "core.fsmonitor=false", "protocol.allow=never")
+    command = ["git", "--no-pager", *(part for setting in settings for part in ("-c", setting)), "-C", str(folder)]
+    environ = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
+    environ |= {"GIT_OPTIONAL_LOCKS": "0", "GIT_NO_LAZY_FETCH": "1", "GIT_TERMINAL_PROMPT": "0"}
+    try:
+        with PROCESS_START_LOCK.held():
+            process = subprocess.Popen(
+                [*command, "rev-parse", "HEAD", "--symbolic-full-name", "HEAD"],
+                env=environ,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                start_new_session=True,  # Out of reach of Ctrl-C.
+            )
+        with process:
+            try:
+                output = process.communicate(timeout=_GIT_TIMEOUT_SECONDS)[0]
+            except subprocess.TimeoutExpired:
+                process.kill()
+                return ""
+    except (OSError, ValueError):  # There is no git; or the job closed the descriptor of the pipe.
+        return ""
+    return output.decode(errors="replace").strip()
 
 
 # --- Hardware -----------------------------------------------------------------------------------------
