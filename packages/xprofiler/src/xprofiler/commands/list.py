@@ -36,7 +36,7 @@ class ListCommand:
             metavar="FILTER_NAME",
             nargs="+",
             default=[],
-            help="only what gcloud's --filter would list",
+            help="only VMs that match these filters, in the language of gcloud's --filter (needs gcloud)",
         )
         parser.add_argument("--gke", action="store_true", help="those on the current Kubernetes cluster")
         add_format_option(parser)

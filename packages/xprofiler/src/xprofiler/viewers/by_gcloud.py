@@ -1,4 +1,4 @@
-"""Viewers through gcloud, for what only gcloud can do: its own flags, and complex filters."""
+"""Viewers through gcloud, for its own flags and its filters."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ __all__ = ["viewers_of"]
 def viewers_of(api: GoogleApi, sought: Sought, extra: Sequence[str] = (), *, is_on_gke: bool = False) -> Viewers:
     """Return the interface to use.
 
-    Compute's API is the default, since it is fast. gcloud is used for its own flags, and for complex filters.
+    Compute's API is the default, since it is fast. gcloud is used for its own flags and its filters.
 
     Args:
         api: Google's APIs.
@@ -34,12 +34,10 @@ def viewers_of(api: GoogleApi, sought: Sought, extra: Sequence[str] = (), *, is_
         from xprofiler.viewers.on_gke import ViewersOnGke
 
         return ViewersOnGke(api.console, extra)
-    from xprofiler.viewers.filters import parse_filters
-
-    if extra or parse_filters(sought.filters) is None:
+    if extra or sought.filters:
         from xprofiler.viewers.by_gcloud import ViewersByGcloud
 
-        _require_gcloud(api.settings.environ, extra or sought.filters)
+        _require_gcloud(api.settings.environ, [*extra, *sought.filters])
         return ViewersByGcloud(api.settings.project, api.console, extra)
     from xprofiler.viewers.on_compute import ViewersOnCompute
 
@@ -51,6 +49,6 @@ def _require_gcloud(environ: Mapping[str, str], what: Iterable[str]) -> None:
 
     if not shutil.which("gcloud", path=environ.get("PATH")):
         raise UsageError(
-            f"only gcloud understands {' '.join(what)!r}, and it is not installed: install the Google Cloud CLI, or "
-            "use plain filters such as labels.KEY=VALUE, name:VALUE or status!=VALUE, all of which must hold"
+            f"{' '.join(what)!r} needs gcloud, which is not installed: install the Google Cloud CLI, or select VMs by "
+            "zones, log directories or names"
         )

@@ -6,11 +6,10 @@ from collections.abc import Collection, Iterator, Sequence
 from typing import Any, Final
 
 from xprofiler.cloud.api import GoogleApi
-from xprofiler.exceptions import NotFoundError, UsageError
+from xprofiler.exceptions import NotFoundError
 from xprofiler.parallel import in_parallel
 from xprofiler.programs.gcloud import checked_name
 from xprofiler.viewers.by_gcloud import delete_argv
-from xprofiler.viewers.filters import parse_filters
 from xprofiler.viewers.instances import Instances
 from xprofiler.viewers.labels import LOG_DIRECTORY_KEY, VERSION_LABEL
 from xprofiler.viewers.viewer import Sought, Viewer, as_viewer
@@ -37,20 +36,11 @@ class ViewersOnCompute:
         self._api = api
 
     def find(self, sought: Sought) -> list[Viewer]:
-        """See `Viewers.find`.
-
-        Raises:
-            UsageError: A filter is not simple, or a name is not valid.
-            XprofilerError: The VMs could not be listed.
-        """
-        terms = parse_filters(sought.filters)
-        if terms is None:
-            raise UsageError(f"not a simple filter:  {' '.join(sought.filters)}")
-        asked = [_OURS, *(term.for_compute for term in terms if term.for_compute)]
+        """See `Viewers.find`; `sought` has no filters, which are gcloud's."""
+        asked = [_OURS]
         if sought.names and not sought.log_directories:
             asked.append(" OR ".join(f'(name = "{checked_name(name, "VM")}")' for name in sought.names))
-        found = self._list(sought.zones, " AND ".join(asked))
-        return sought.among(as_viewer(instance) for instance in found if all(term.holds(instance) for term in terms))
+        return sought.among(map(as_viewer, self._list(sought.zones, " AND ".join(asked))))
 
     def delete(self, viewers: Sequence[Viewer]) -> list[Exception | None]:
         """See `Viewers.delete`."""
