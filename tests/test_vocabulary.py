@@ -79,7 +79,7 @@ LIMITS: dict[str, int | None] = {
     "packages/ml_goodput_measurement": 631,
     "packages/testing": None,
     "packages/xprofiler": 100,
-    "docs": 526,
+    "docs": 101,
     "tests": 3352,
     "benchmarks examples": 318,
 }
