@@ -74,6 +74,8 @@ def test_a_filter_passes_what_it_says(text, passes):
         "name eq (",
         "name == a",
         '"name',
+        'name = "a"b',
+        "NOT " * 100 + "name = a",
     ],
 )
 def test_a_filter_that_cannot_be_read_is_refused(text):

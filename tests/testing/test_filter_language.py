@@ -132,6 +132,7 @@ def test_a_filter_stops_what_it_does_not_describe(filter_: str) -> None:
         ("timestamp>yesterday", "RFC 3339"),
         ('timestamp>"2026-13-01T00:00:00Z"', "month"),
         ("severity=LOUD", "not a severity"),
+        ('severity="INFO"x', "text beside quotation marks"),
         ("thud=1", "Field not found: 'thud'"),
         ("insertId=abc:def", "position 12"),
         ('jsonPayload.a=~"("', "regular expression"),

@@ -320,6 +320,12 @@ def test_field_selectors(selector: str, matches: bool) -> None:
     assert fields_match(selector, {"metadata": {"name": "a"}}) is matches
 
 
+@pytest.mark.parametrize("selector", ["a b", "a,", "(a)", "a in", "a in (1", "a in 1", "=1", "!"])
+def test_an_invalid_selector_is_rejected(selector: str) -> None:
+    with pytest.raises(ApiError, match="Unparseable"):
+        labels_match(selector, {})
+
+
 @given(st.text(max_size=30))
 def test_any_selector_is_understood_or_refused(text: str) -> None:
     for matches in (labels_match, fields_match):

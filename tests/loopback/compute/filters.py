@@ -9,29 +9,15 @@ Language: https://cloud.google.com/compute/docs/reference/rest/v1/instances/list
 from __future__ import annotations
 
 import functools
-import operator
 import re
-from collections.abc import Callable, Mapping
 from typing import Any
 
+from ml_diagnostics_testing.filter_language import ORDERINGS, Parser, Test
 from ml_diagnostics_testing.http_server import ApiError
 
 Resource = dict[str, Any]
-Test = Callable[[Resource], bool]
 
-_TOKEN = re.compile(
-    r"""\s*(?: (?P<quoted> "(?:[^"\\]|\\.)*" | '(?:[^'\\]|\\.)*' )
-             | (?P<mark> <= | >= | != | [():=<>] )
-             | (?P<word> [^\s()"'<>=!:]+ ) )""",
-    re.VERBOSE | re.DOTALL,
-)
 _REGEX = re.compile(r"""\(?\s*(?P<field>[\w.-]+)\s+(?P<verb>eq|ne)\s+(?P<value>'[^']*'|"[^"]*"|.+?)\s*\)?""", re.DOTALL)
-_ORDERS: Mapping[str, Callable[[Any, Any], bool]] = {
-    "<": operator.lt,
-    "<=": operator.le,
-    ">": operator.gt,
-    ">=": operator.ge,
-}
 
 
 @functools.lru_cache(maxsize=64)
@@ -78,80 +64,37 @@ def _matches(text: str, found: re.Match[str], known: frozenset[str]) -> Test:
     return lambda resource: any(pattern.fullmatch(_shown(at)) for at in values_at(resource, path)) is wanted
 
 
-class _Parser:
-    """A recursive descent parser of one filter."""
+class _Parser(Parser):
+    operators = (*ORDERINGS, ":")
+    quotes = "\"'"
 
     def __init__(self, text: str, known: frozenset[str]) -> None:
-        self._text = text
         self._known = known
-        self._tokens: list[str] = []
-        position, end = 0, len(text.rstrip())
-        while position < end:
-            found = _TOKEN.match(text, position)
-            if not found:
-                raise _refused(text)
-            self._tokens.append(found.group().strip())
-            position = found.end()
+        super().__init__(text)
 
-    def parse(self) -> Test:
-        test = self._conjunction()
-        if self._tokens:
-            raise _refused(self._text)
-        return test
+    def error(self, message: str, position: int | None = None) -> ApiError:
+        return _refused(self._text)
 
-    def _conjunction(self) -> Test:
-        parts = [self._disjunction()]
-        while self._tokens and self._tokens[0] != ")":
-            if self._tokens[0] == "AND":
-                self._tokens.pop(0)
-            parts.append(self._disjunction())
-        return lambda resource: all(part(resource) for part in parts)
+    def comparison(self) -> Test:
+        path = _path(self._text, self.text().text, self._known)
+        sign = self.expect(*self.operators)
+        token = self.text()
+        wanted = self.unquoted(token)
+        if (sign, token.text) == (":", "*"):
+            return lambda resource: bool(values_at(resource, path))
+        if sign in ("<", "<=", ">", ">="):
+            return lambda resource: any(_compare(sign, at, wanted) for at in values_at(resource, path))
+        pattern = re.compile(".*".join(re.escape(part) for part in wanted.split("*")), re.DOTALL)
+        match = pattern.search if sign == ":" and "*" not in wanted else pattern.fullmatch
 
-    def _disjunction(self) -> Test:
-        parts = [self._term()]
-        while self._tokens[:1] == ["OR"]:
-            self._tokens.pop(0)
-            parts.append(self._term())
-        return lambda resource: any(part(resource) for part in parts)
+        def is_there(resource: Resource) -> bool:
+            return any(match(_shown(at)) for at in values_at(resource, path))
 
-    def _term(self) -> Test:
-        if self._tokens[:1] == ["NOT"]:
-            self._tokens.pop(0)
-            inner = self._term()
-            return lambda resource: not inner(resource)
-        if self._tokens[:1] == ["("]:
-            self._tokens.pop(0)
-            inner = self._conjunction()
-            if self._tokens[:1] != [")"]:
-                raise _refused(self._text)
-            self._tokens.pop(0)
-            return inner
-        if len(self._tokens) < 3 or self._tokens[1] not in (":", "=", "!=", *_ORDERS):
-            raise _refused(self._text)
-        name, sign, value = (self._tokens.pop(0) for _ in range(3))
-        if value[0] in "():=<>!":
-            raise _refused(self._text)
-        return _comparison(_path(self._text, name, self._known), sign, value)
-
-
-def _comparison(path: list[str], sign: str, value: str) -> Test:
-    if sign == ":" and value == "*":
-        return lambda resource: bool(values_at(resource, path))
-    is_quoted = value[0] in "'\""
-    wanted = re.sub(r"\\(.)", r"\1", value[1:-1]) if is_quoted else value
-    if sign in _ORDERS:
-        return lambda resource: any(_compare(sign, at, wanted) for at in values_at(resource, path))
-    pattern = re.compile(".*".join(re.escape(part) for part in wanted.split("*")), re.DOTALL)
-    match = pattern.search if sign == ":" and "*" not in wanted else pattern.fullmatch
-
-    def is_there(resource: Resource) -> bool:
-        return any(match(_shown(at)) for at in values_at(resource, path))
-
-    return (lambda resource: not is_there(resource)) if sign == "!=" else is_there
+        return self.negation(is_there) if sign == "!=" else is_there
 
 
 def _compare(sign: str, value: Any, wanted: str) -> bool:
-    compare = _ORDERS[sign]
+    compare = ORDERINGS[sign]
     try:
         return compare(float(value), float(wanted))
     except (TypeError, ValueError):

@@ -3,16 +3,10 @@
 Source: https://kubernetes.io/docs/concepts/overview/working-with-objects/labels/
 """
 
-import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
-from ml_diagnostics_testing.http_server import ApiError
-
-_TERM = re.compile(
-    r"\s*(?:(?P<absent>!)?\s*(?P<key>[^\s,!=()]+))"
-    r"(?:\s*(?P<sign>==|=|!=)\s*(?P<value>[^\s,()]*)|\s+(?P<set>in|notin)\s*\((?P<values>[^)]*)\))?\s*(?:,|$)"
-)
+from ml_diagnostics_testing.filter_language import Parser, Test
 
 
 def labels_match(selector: str, labels: Mapping[str, str]) -> bool:
@@ -21,15 +15,7 @@ def labels_match(selector: str, labels: Mapping[str, str]) -> bool:
     Raises:
         ApiError: The selector is invalid.
     """
-    position = 0
-    matches = True
-    while position < len(selector):
-        term = _TERM.match(selector, position)
-        if term is None:
-            raise ApiError(400, f"unable to parse requirement: {selector[position:]!r}")
-        matches &= _label_matches(term, labels)
-        position = term.end()
-    return matches
+    return _LabelParser(selector).parse()(labels)
 
 
 def fields_match(selector: str, resource: Mapping[str, Any]) -> bool:
@@ -38,23 +24,52 @@ def fields_match(selector: str, resource: Mapping[str, Any]) -> bool:
     Raises:
         ApiError: The selector is invalid.
     """
-    for term in filter(None, selector.split(",")):
-        found = re.fullmatch(r"([\w.]+)(==|=|!=)(.*)", term, re.DOTALL)
-        if found is None:
-            raise ApiError(400, f"invalid field selector: {term!r}")
-        path, sign, wanted = found.groups()
-        value: Any = resource
-        for part in path.split("."):
-            value = value.get(part, "") if isinstance(value, Mapping) else ""
-        if (str(value) == wanted) == (sign == "!="):
-            return False
-    return True
+    return _FieldParser(selector).parse()(resource)
 
 
-def _label_matches(term: re.Match[str], labels: Mapping[str, str]) -> bool:
-    value = labels.get(term["key"])
-    if term["sign"]:
-        return (value == term["value"]) != (term["sign"] == "!=")
-    if term["set"]:
-        return (value in [one.strip() for one in term["values"].split(",")]) != (term["set"] == "notin")
-    return (value is None) == bool(term["absent"])
+class _SelectorParser(Parser):
+    operators = ("=", "==", "!=", "!")
+    punctuation = "(),"
+    quotes = ""
+    conjunctions = (",",)
+    disjunctions = ()
+    has_groups = False
+
+    def equality(self, value: Callable[[Any], str | None]) -> Test:
+        """Parse the rest of a comparison: a sign, and a text that can be empty."""
+        is_equal = self.expect("=", "==", "!=") != "!="
+        wanted = self.text().text if self.peek().kind == "text" else ""
+        return lambda tested: (value(tested) == wanted) is is_equal
+
+
+class _FieldParser(_SelectorParser):
+    negations = ()
+
+    def comparison(self) -> Test:
+        path = self.text().text.split(".")
+        return self.equality(lambda resource: str(_value_at(resource, path)))
+
+
+class _LabelParser(_SelectorParser):
+    negations = ("!",)
+
+    def comparison(self) -> Test:
+        key = self.text().text
+        sign = self.take("in", "notin")
+        if not sign:
+            return self.equality(lambda labels: labels.get(key)) if self.peek().kind == "operator" else _has(key)
+        self.expect("(")
+        values = [self.text().text]
+        while self.expect(",", ")") == ",":
+            values.append(self.text().text)
+        return lambda labels: (labels.get(key) in values) == (sign == "in")
+
+
+def _has(key: str) -> Test:
+    return lambda labels: key in labels
+
+
+def _value_at(resource: Any, path: list[str]) -> Any:
+    for part in path:
+        resource = resource.get(part, "") if isinstance(resource, Mapping) else ""
+    return resource

@@ -10,39 +10,20 @@ import operator
 import re
 import unicodedata
 import urllib.parse
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from ml_diagnostics_testing.cloud_logging.entries import FIELDS, Entry, parse_severity, parse_timestamp
+from ml_diagnostics_testing.filter_language import ORDERINGS, Parser, Test, Token, unescape
 from ml_diagnostics_testing.http_server import ApiError
 
 MAX_FILTER_CHARACTERS = 20_000
-_MAX_DEPTH = 50
 _EARLIEST_NS, _LATEST_NS = -(2**63), 2**63 - 1
 
-_TOKEN = re.compile(
-    r"""(?P<space> \s+ | --[^\n]* )
-      | (?P<operator> <= | >= | != | =~ | !~ | [=<>:] )
-      | (?P<punctuation> [(),] )
-      | (?P<text> (?: "(?:[^"\\]|\\.)*" | [^\s"()<>=!~:,] )+ )""",
-    re.VERBOSE | re.DOTALL,
-)
 _PATH_PART = re.compile(r'"((?:[^"\\]|\\.)*)"|([^."]+)', re.DOTALL)
-_ESCAPE = re.compile(r"\\(x[0-9a-fA-F]{2}|u[0-9a-fA-F]{4}|[0-7]{1,3}|.)", re.DOTALL)
-_ESCAPED = {"n": "\n", "t": "\t", "r": "\r", "a": "\a", "b": "\b", "f": "\f", "v": "\v"}
-_ORDERINGS: dict[str, Callable[[Any, Any], bool]] = {
-    ":": operator.eq,
-    "=": operator.eq,
-    "!=": operator.ne,
-    "<": operator.lt,
-    "<=": operator.le,
-    ">": operator.gt,
-    ">=": operator.ge,
-}
+_COMPARE: Mapping[str, Callable[[Any, Any], bool]] = {**ORDERINGS, ":": operator.eq}
 _MISSING = object()
-
-Test = Callable[[Entry], bool]
 
 
 @dataclass(frozen=True)
@@ -63,6 +44,10 @@ class Filter:
     log_names: frozenset[str] | None = None
     left: tuple[Test, ...] | None = None
 
+    def __call__(self, entry: Entry) -> bool:
+        """Return True if an entry passes."""
+        return self.matches(entry)
+
     @property
     def tests_within(self) -> tuple[Test, ...]:
         """The remaining tests for entries that are known to be of those logs and that time span."""
@@ -78,7 +63,7 @@ def compile_filter(text: str) -> Filter:
     """
     if len(text) > MAX_FILTER_CHARACTERS:
         raise ApiError(400, f"expected a filter of at most {MAX_FILTER_CHARACTERS} characters, got {len(text)}")
-    return _Parser(text).parse()
+    return _as_filter(_Parser(text).parse())
 
 
 def fold(text: str) -> str:
@@ -110,213 +95,101 @@ def conjunction(tests: Sequence[Test]) -> Test:
     return passes
 
 
-@dataclass(frozen=True)
-class _Token:
-    kind: str
-    text: str
-    position: int
+class _Parser(Parser):
+    operators = ("=", "!=", "<", "<=", ">", ">=", ":", "=~", "!~")
+    punctuation = "(),"
+    comment = r"--[^\n]*"
+    negations = ("NOT", "-")
 
+    def comparison(self) -> Test:
+        token = self.text()
+        if token.text[0] == "-":
+            return self.negation(self._restriction(Token("text", token.text[1:], token.position + 1)))
+        return self._restriction(token)
 
-class _Parser:
-    """A recursive descent parser. `leaf` parses one comparison, or within `field = (...)` one value."""
+    def all_of(self, parts: Sequence[Test]) -> Filter:
+        filters = [_as_filter(part) for part in parts]
+        named = [part.log_names for part in filters if part.log_names is not None]
+        return Filter(
+            conjunction([part.matches for part in filters]),
+            max((part.earliest_ns for part in filters), default=_EARLIEST_NS),
+            min((part.latest_ns for part in filters), default=_LATEST_NS),
+            frozenset.intersection(*named) if named else None,
+            tuple(test for part in filters for test in part.tests_within),
+        )
 
-    def __init__(self, text: str) -> None:
-        self._text = text
-        self._tokens = [*_tokens(text), _Token("end", "", len(text))]
-        self._next = 0
-        self._depth = 0
+    def any_of(self, parts: Sequence[Test]) -> Filter:
+        filters = [_as_filter(part) for part in parts]
+        named = [part.log_names for part in filters if part.log_names is not None]
+        return Filter(
+            super().any_of([part.matches for part in filters]),
+            min(part.earliest_ns for part in filters),
+            max(part.latest_ns for part in filters),
+            frozenset.union(*named) if len(named) == len(filters) else None,
+        )
 
-    def parse(self) -> Filter:
-        if self._peek().kind == "end":
-            return Filter(lambda entry: True)
-        parsed = self._and(self._comparison)
-        if self._peek().kind != "end":
-            raise self._error("unexpected text")
-        return parsed
-
-    def _and(self, leaf: Callable[[], Filter]) -> Filter:
-        parts = [self._or(leaf)]
-        while self._peek().kind != "end" and self._peek().text not in (")", ","):
-            self._take("AND")  # AND is optional between two comparisons
-            parts.append(self._or(leaf))
-        return _all_of(parts)
-
-    def _or(self, leaf: Callable[[], Filter]) -> Filter:
-        parts = [self._not(leaf)]
-        while self._take("OR"):
-            parts.append(self._not(leaf))
-        return _any_of(parts)
-
-    def _not(self, leaf: Callable[[], Filter]) -> Filter:
-        token = self._peek()
-        if self._take("NOT") or self._take("-"):
-            return self._deeper(lambda: _negation(self._not(leaf)))
-        if leaf == self._comparison and token.kind == "text" and token.text[0] == "-":
-            self._tokens[self._next] = _Token("text", token.text[1:], token.position + 1)
-            return _negation(leaf())
-        if self._take("("):
-            inner = self._deeper(lambda: self._and(leaf))
-            self._expect(")")
-            return inner
-        return leaf()
-
-    def _comparison(self) -> Filter:
-        token = self._expect_text()
-        if self._take("("):
+    def _restriction(self, token: Token) -> Test:
+        if self.take("("):
             return self._function(token)
-        if self._peek().kind != "operator":
-            return Filter(_global_restriction(_unquote(token.text)))
-        name = self._pop().text
+        name = self.take(*self.operators)
+        if not name:
+            return _global_restriction(self.unquoted(token))
         path = _path(token)
 
-        def value() -> Filter:
-            return _compare(path, name, self._expect_text().text)
+        def value() -> Test:
+            token = self.text()
+            return _exists(path) if (name, token.text) == (":", "*") else _compare(path, name, self.unquoted(token))
 
-        if self._take("("):
-            inner = self._deeper(lambda: self._and(value))
-            self._expect(")")
-            return inner
+        if self.peek().text == "(":
+            return self.term(value)
         return value()
 
-    def _function(self, token: _Token) -> Filter:
+    def _function(self, token: Token) -> Test:
         if token.text.lower() != "log_id":
-            raise self._error(f"the loopback server does not support the function {token.text}()", token)
-        log_id = fold(_unquote(self._expect_text().text))
-        self._expect(")")
-        return Filter(lambda entry: fold(urllib.parse.unquote(entry.log_name.rpartition("/")[2])) == log_id)
-
-    def _deeper(self, parse: Callable[[], Filter]) -> Filter:
-        self._depth += 1
-        if self._depth > _MAX_DEPTH:
-            raise self._error("nested too deeply")
-        parsed = parse()
-        self._depth -= 1
-        return parsed
-
-    def _peek(self) -> _Token:
-        return self._tokens[self._next]
-
-    def _pop(self) -> _Token:
-        self._next += 1
-        return self._tokens[self._next - 1]
-
-    def _take(self, text: str) -> bool:
-        taken = self._peek().text == text
-        self._next += taken
-        return taken
-
-    def _expect(self, text: str) -> None:
-        if not self._take(text):
-            raise self._error(f"{text!r} is missing")
-
-    def _expect_text(self) -> _Token:
-        if self._peek().kind != "text" or self._peek().text in ("AND", "OR", "NOT"):
-            raise self._error("a field or a value is missing")
-        return self._pop()
-
-    def _error(self, message: str, token: _Token | None = None) -> ApiError:
-        return _unparseable(self._text, (token or self._peek()).position, message)
+            raise self.error(f"the loopback server does not support the function {token.text}()", token.position)
+        log_id = fold(self.unquoted(self.text()))
+        self.expect(")")
+        return lambda entry: fold(urllib.parse.unquote(entry.log_name.rpartition("/")[2])) == log_id
 
 
-def _tokens(text: str) -> list[_Token]:
-    tokens, position = [], 0
-    while position < len(text):
-        match = _TOKEN.match(text, position)
-        if match is None:
-            raise _unparseable(text, position, "unexpected character or unbalanced quotation mark")
-        if match.lastgroup != "space":
-            tokens.append(_Token(str(match.lastgroup), match[0], position))
-        position = match.end()
-    return tokens
+def _as_filter(test: Test) -> Filter:
+    return test if isinstance(test, Filter) else Filter(test)
 
 
-def _unparseable(text: str, position: int, message: str) -> ApiError:
-    return ApiError(400, f"Unparseable filter: {message} at position {position}: {text[position : position + 30]!r}")
-
-
-def _unquote(text: str) -> str:
-    """Remove quotation marks and resolve escapes; return unquoted text unchanged."""
-    if len(text) > 1 and text[0] == text[-1] == '"':
-        return _ESCAPE.sub(_unescape, text[1:-1])
-    return text
-
-
-def _unescape(match: re.Match[str]) -> str:
-    code = match[1]
-    if code[0] in "xu" and len(code) > 1:
-        return chr(int(code[1:], 16))
-    return chr(int(code, 8)) if code[0] in "01234567" else _ESCAPED.get(code, code)
-
-
-def _path(token: _Token) -> tuple[str, ...]:
-    parts = [plain or _ESCAPE.sub(_unescape, quoted) for quoted, plain in _PATH_PART.findall(token.text)]
+def _path(token: Token) -> tuple[str, ...]:
+    parts = [plain or unescape(quoted) for quoted, plain in _PATH_PART.findall(token.text)]
     if not parts or parts[0] not in FIELDS:
         raise ApiError(400, f"Field not found: '{token.text}'; a field starts with one of {sorted(FIELDS)}")
     return tuple(parts)
 
 
-def _all_of(parts: list[Filter]) -> Filter:
-    if len(parts) == 1:
-        return parts[0]
-    named = [part.log_names for part in parts if part.log_names is not None]
-    return Filter(
-        conjunction([part.matches for part in parts]),
-        max(part.earliest_ns for part in parts),
-        min(part.latest_ns for part in parts),
-        frozenset.intersection(*named) if named else None,
-        tuple(test for part in parts for test in part.tests_within),
-    )
-
-
-def _any_of(parts: list[Filter]) -> Filter:
-    if len(parts) == 1:
-        return parts[0]
-    tests = tuple(part.matches for part in parts)
-    named = [part.log_names for part in parts if part.log_names is not None]
-    return Filter(
-        lambda entry: any(test(entry) for test in tests),
-        min(part.earliest_ns for part in parts),
-        max(part.latest_ns for part in parts),
-        frozenset.union(*named) if len(named) == len(parts) else None,
-    )
-
-
-def _negation(inner: Filter) -> Filter:
-    matches = inner.matches
-    return Filter(lambda entry: not matches(entry))
-
-
-def _compare(path: tuple[str, ...], name: str, text: str) -> Filter:
-    value = _unquote(text)
-    if text == "*" and name == ":":
-        return Filter(_exists(path))
-    if path == ("timestamp",) and name in _ORDERINGS:
+def _compare(path: tuple[str, ...], name: str, value: str) -> Test:
+    if path == ("timestamp",) and name in _COMPARE:
         return _compare_timestamp(name, parse_timestamp(value))
-    if path == ("severity",) and name in _ORDERINGS:
-        compare, severity = _ORDERINGS[name], parse_severity(value)
-        return Filter(lambda entry: compare(entry.severity, severity))
+    if path == ("severity",) and name in _COMPARE:
+        compare, severity = _COMPARE[name], parse_severity(value)
+        return lambda entry: compare(entry.severity, severity)
     test = _value_test(name, value)
     if path == ("logName",):
-        if name == "=":
-            return Filter(lambda entry: test(entry.log_name), log_names=frozenset([fold(value)]), left=())
-        return Filter(lambda entry: test(entry.log_name))
+        log_names = frozenset([fold(value)]) if name == "=" else None
+        return Filter(lambda entry: test(entry.log_name), log_names=log_names, left=() if name == "=" else None)
     get = _getter(path)
 
     def matches(entry: Entry) -> bool:
         actual = get(entry)
         return actual is not _MISSING and test(actual)
 
-    return Filter(matches)
+    return matches
 
 
-def _compare_timestamp(name: str, moment_ns: int) -> Filter:
-    compare = _ORDERINGS[name]
+def _compare_timestamp(name: str, moment_ns: int) -> Test:
+    compare = _COMPARE[name]
 
     def matches(entry: Entry) -> bool:
         return compare(entry.timestamp_ns, moment_ns)
 
     if name == "!=":
-        return Filter(matches)
+        return matches
     earliest = {"<": _EARLIEST_NS, "<=": _EARLIEST_NS, ">": moment_ns + 1}.get(name, moment_ns)
     latest = {">": _LATEST_NS, ">=": _LATEST_NS, "<": moment_ns - 1}.get(name, moment_ns)
     return Filter(matches, earliest, latest, left=())
@@ -351,7 +224,7 @@ def _value_test(name: str, value: str) -> Callable[[Any], bool]:
     if name in ("=~", "!~"):
         return _pattern_test(value, wanted=name == "=~")
     folded, number = fold(value), _number(value)
-    compare, has = _ORDERINGS[name], name == ":"
+    compare, has = _COMPARE[name], name == ":"
 
     def test(actual: Any) -> bool:
         if isinstance(actual, str):

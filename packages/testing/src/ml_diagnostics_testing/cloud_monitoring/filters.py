@@ -5,24 +5,13 @@
 Language: https://cloud.google.com/monitoring/api/v3/filters
 """
 
-import json
 import re
 from collections.abc import Callable
 from typing import Any
 
-from ml_diagnostics_testing.http_server import ApiError
+from ml_diagnostics_testing.filter_language import Parser, Test
 
-Test = Callable[[Any], bool]
-"""Takes a TimeSeries message."""
-
-_COMPARISON = re.compile(
-    r"""\s*(?P<subject>metric\.type|resource\.type|(?:metric|resource)\.labels?\.\w+)
-        \s*(?P<operator>!?=)
-        \s*(?:(?P<function>starts_with|ends_with|has_substring)\(\s*(?P<argument>"(?:[^"\\]|\\.)*")\s*\)
-             |(?P<value>"(?:[^"\\]|\\.)*"))
-        \s*(?:AND\b|(?=$)|(?=(?:metric|resource)\.))""",
-    re.VERBOSE,
-)
+_SUBJECT = re.compile(r"metric\.type|resource\.type|(?:metric|resource)\.labels?\.\w+")
 _FUNCTIONS: dict[str, Callable[[str, str], bool]] = {
     "starts_with": str.startswith,
     "ends_with": str.endswith,
@@ -31,26 +20,35 @@ _FUNCTIONS: dict[str, Callable[[str, str], bool]] = {
 
 
 def compile_filter(text: str) -> Test:
-    """Return a test of time series.
+    """Return a test of TimeSeries messages.
 
     Raises:
         ApiError: The filter is invalid or not supported by this server.
     """
-    tests, position = [], 0
-    while position < len(text):
-        found = _COMPARISON.match(text, position)
-        if not found:
-            raise ApiError(400, f"the loopback Cloud Monitoring cannot read the filter from {text[position:]!r} on")
-        tests.append(_test(found))
-        position = found.end()
-    return lambda series: all(test(series) for test in tests)
+    return _Parser(text).parse()
 
 
-def _test(found: re.Match[str]) -> Test:
-    wanted = json.loads(found["argument"] or found["value"])
-    compare = _FUNCTIONS.get(found["function"] or "", str.__eq__)
-    equal = found["operator"] == "="
-    return lambda series: compare(_value(series, found["subject"]), wanted) is equal
+class _Parser(Parser):
+    operators = ("=", "!=")
+    disjunctions = ()
+    negations = ()
+    has_groups = False
+
+    def comparison(self) -> Test:
+        subject = self.text()
+        if not _SUBJECT.fullmatch(subject.text):
+            raise self.error("the loopback server does not support this field", subject.position)
+        equal = self.expect(*self.operators) == "="
+        function = self.take(*_FUNCTIONS)
+        if function:
+            self.expect("(")
+        if not self.peek().text.startswith('"'):
+            raise self.error("expected a value in quotation marks")
+        wanted = self.unquoted(self.text())
+        if function:
+            self.expect(")")
+        compare = _FUNCTIONS.get(function, str.__eq__)
+        return lambda series: compare(_value(series, subject.text), wanted) is equal
 
 
 def _value(series: Any, subject: str) -> str:
