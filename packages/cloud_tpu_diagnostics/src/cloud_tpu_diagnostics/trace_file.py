@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from ml_diagnostics_common.descriptors import Descriptor, with_high_number
+from ml_diagnostics_common.descriptors import Descriptor, identity, with_high_number
 from ml_diagnostics_common.file_lock import try_lock
 
 from cloud_tpu_diagnostics.log_queue import warn_once
@@ -99,7 +99,7 @@ def open_trace_file() -> TraceFile | None:
         opened = _reopen(_file_of_this_process)
         if opened is None:
             opened = _make()
-            _file_of_this_process = _Made(opened.path, os.getpid(), _identity(opened.number))
+            _file_of_this_process = _Made(opened.path, os.getpid(), identity(opened.number))
     except OSError as error:
         warn_once(
             ("no trace file", str(FOLDER)),
@@ -120,7 +120,7 @@ def _reopen(made: _Made | None) -> TraceFile | None:
         descriptor = with_high_number(os.open(made.path, _EXISTING | _SAFELY))
     except OSError:
         return None
-    if _identity(descriptor) != made.identity:
+    if identity(descriptor) != made.identity:
         os.close(descriptor)
         return None
     _lock(descriptor)
@@ -218,11 +218,6 @@ def _lock(descriptor: int) -> None:
         try_lock(descriptor)
     except OSError:
         pass  # A file system without locks. Nobody prunes there.
-
-
-def _identity(descriptor: int) -> tuple[int, int]:
-    status = os.fstat(descriptor)
-    return status.st_dev, status.st_ino
 
 
 def host_in_names() -> str:

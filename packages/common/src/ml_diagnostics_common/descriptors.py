@@ -1,4 +1,9 @@
-"""Descriptors that we use only while they are ours: a process that makes itself a daemon closes all that it finds."""
+"""Descriptors that survive a program that closes all descriptors, as a process that becomes a daemon does.
+
+There are two defenses. `Descriptor` compares the file behind a number before each use from Python: the number may be
+that of a file of the program's by then. `with_high_number` is for numbers that are used without such a check, by C code
+or by the journal: the program's own files get low numbers.
+"""
 
 from __future__ import annotations
 
@@ -9,21 +14,21 @@ from contextlib import contextmanager
 
 __all__ = ["Descriptor", "channels", "identity", "send", "with_high_number"]
 
-_LEAST_NUMBER = 200
-"""A job that closes all descriptors it finds will hardly open as many files again."""
+_HIGH_NUMBERS = (900, 200)
+"""Lower limits: few processes have as many open files. Some processes may have only the first 256."""
 
 _DARWIN_NO_SIGPIPE = 0x1022
 """SO_NOSIGPIPE in sys/socket.h; Python has no name for it."""
 
 
 class Descriptor:
-    """A pipe's or socket's end of ours, until somebody closes it behind our back.
+    """A descriptor of ours, until the program closes it.
 
-    Its number may be that of a file of the job's then, which must not be read, written or closed by us. So it is
-    looked at before each use, and no file object of Python's holds it: that would close the number once collected.
+    The number is checked before each use, and no file object of Python's has it: that would close the number when it is
+    collected.
 
     Args:
-        number: It belongs to this object from now on.
+        number: The number, which belongs to this object from now on.
     """
 
     def __init__(self, number: int) -> None:
@@ -31,7 +36,7 @@ class Descriptor:
         self._identity = identity(number)
 
     def number(self) -> int | None:
-        """For use at once; None if it is closed."""
+        """Return the number, to be used immediately; None if the descriptor was closed."""
         if self._number < 0:
             return None
         try:
@@ -44,7 +49,7 @@ class Descriptor:
         return self._number
 
     def close(self) -> None:
-        """Closes it, if it is still ours."""
+        """Close it, unless the program did."""
         number = self.number()
         self._number = -1
         if number is not None:
@@ -58,15 +63,19 @@ class Descriptor:
 
 
 def with_high_number(number: int) -> int:
-    """Move a descriptor to a number that programs do not use; it keeps its own where there is none."""
-    import fcntl
-
+    """Move a descriptor to a high number, and return that; without a free high number, return the same number."""
     try:
-        high = fcntl.fcntl(number, fcntl.F_DUPFD_CLOEXEC, _LEAST_NUMBER)
-    except OSError:  # So many are not allowed.
+        import fcntl
+    except ImportError:  # Windows.
         return number
-    os.close(number)
-    return high
+    for lowest in _HIGH_NUMBERS:
+        try:
+            high = fcntl.fcntl(number, fcntl.F_DUPFD_CLOEXEC, lowest)
+        except OSError:  # The limit of this process is lower, or there is no free number.
+            continue
+        os.close(number)
+        return high
+    return number
 
 
 def identity(number: int) -> tuple[int, int]:
@@ -81,10 +90,10 @@ def identity(number: int) -> tuple[int, int]:
 
 @contextmanager
 def channels() -> Iterator[tuple[Descriptor, int, Descriptor, int]]:
-    """Gives our end and its end of what goes to a child process, and of what comes from it; closes its ends.
+    """Yield our end and the child's end of a connection to a child process, and of one from it; close the child's ends.
 
-    A pipe would not do for the former: writing to one whose reader has just died raises SIGPIPE, which kills a job that
-    has set it back to its default.
+    The first is a socket, not a pipe: writing to a pipe without a reader raises SIGPIPE, which kills a job that has
+    reset that signal to its default.
     """
     import socket
 
@@ -101,13 +110,10 @@ def channels() -> Iterator[tuple[Descriptor, int, Descriptor, int]]:
 
 
 def send(descriptor: int, data: bytes | bytearray | memoryview) -> int:
-    """Writes to a socket, without SIGPIPE and without waiting.
-
-    Returns:
-        How many bytes.
+    """Write to a socket, without SIGPIPE and without waiting, and return the number of bytes.
 
     Raises:
-        OSError: The other end is gone, or (BlockingIOError) there is no room.
+        OSError: The other end is closed, or (BlockingIOError) its buffer is full.
     """
     import socket
 

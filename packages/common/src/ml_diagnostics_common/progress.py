@@ -22,6 +22,7 @@ from pathlib import Path
 from time import monotonic_ns, time
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from ml_diagnostics_common.descriptors import identity
 from ml_diagnostics_common.environment import diagnostics_directory
 
 if TYPE_CHECKING:
@@ -73,11 +74,12 @@ class Progress(NamedTuple):
 class ProgressPage:
     """The page of this process. Forked children drop it, and never write to it."""
 
-    def __init__(self, path: Path, mapped: mmap.mmap, file: _File) -> None:
+    def __init__(self, path: Path, mapped: mmap.mmap, file: tuple[int, int]) -> None:
         """Use `create`."""
         self.path = path
         self._mapped = mapped
         self._file = file
+        self._duplicate = _duplicate_of(file)
         self._sequence = itertools.count(1)  # next() is atomic.
 
     @classmethod
@@ -122,12 +124,13 @@ class ProgressPage:
                 mapped = mmap.mmap(descriptor, _PAGE_BYTES, trackfd=False)
             else:
                 mapped = mmap.mmap(descriptor, _PAGE_BYTES)
-            page = cls(path, mapped, _File.mapped_from(descriptor))
+            file = identity(descriptor)
         except BaseException:
             path.unlink()
             raise
         finally:
             os.close(descriptor)
+        page = cls(path, mapped, file)
         _pages_of_this_process.add(page)
         return page
 
@@ -163,47 +166,17 @@ class ProgressPage:
         self.publish("ended")
         _pages_of_this_process.discard(self)
         with contextlib.suppress(OSError):
-            if _File.identity_of(self.path.lstat()) == self._file.identity:
+            status = self.path.lstat()
+            if (status.st_dev, status.st_ino) == self._file:
                 self.path.unlink()
         self._release()
 
     def _release(self) -> None:
-        """Unmaps the page, unless that would close a file of the job's."""
-        if self._file.is_ours():
+        """Unmap the page, unless that would close a file of the job's, which has closed our descriptor."""
+        if self._duplicate is None or _is_behind(self._duplicate, self._file):
             self._mapped.close()
         else:
             _keep_for_ever(self._mapped)
-
-
-class _File:
-    """The descriptor that `mmap` keeps for itself before Python 3.13, and closes with the map, whoever's it is then."""
-
-    def __init__(self, identity: tuple[int, int], number: int | None) -> None:
-        self.identity = identity
-        self._number = number
-
-    @classmethod
-    def mapped_from(cls, descriptor: int) -> _File:
-        """Finds the duplicate that a map has just made."""
-        identity = cls.identity_of(os.fstat(descriptor))
-        for number in _open_descriptors():
-            with contextlib.suppress(OSError):
-                if number != descriptor and cls.identity_of(os.fstat(number)) == identity:
-                    return cls(identity, number)
-        return cls(identity, None)  # It has none, from Python 3.13 on; or the system does not tell.
-
-    @staticmethod
-    def identity_of(status: os.stat_result) -> tuple[int, int]:
-        return status.st_dev, status.st_ino
-
-    def is_ours(self) -> bool:
-        """False once somebody has closed the descriptor behind our back, and opened another file."""
-        if self._number is None:
-            return True
-        try:
-            return self.identity_of(os.fstat(self._number)) == self.identity
-        except OSError:
-            return False
 
 
 class ProgressReader:
@@ -396,6 +369,19 @@ def _prune(folder: Path) -> None:
                 is_stale = time() - path.lstat().st_mtime > _STRANGERS_AGE_SECONDS
             if is_stale:
                 path.unlink()
+
+
+def _duplicate_of(file: tuple[int, int]) -> int | None:
+    """Return the descriptor that `mmap` keeps before Python 3.13, and closes with the map; None if there is none."""
+    return next((number for number in _open_descriptors() if _is_behind(number, file)), None)
+
+
+def _is_behind(number: int, file: tuple[int, int]) -> bool:
+    """Return True if this descriptor is open, and is of this file."""
+    try:
+        return identity(number) == file
+    except OSError:
+        return False
 
 
 def _open_descriptors() -> list[int]:

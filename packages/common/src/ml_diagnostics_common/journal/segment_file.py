@@ -1,4 +1,4 @@
-"""The file that a writer appends to: opened, followed by the next, and looked after."""
+"""The file that a writer appends to, and its replacement by the next."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Literal
 
+from ml_diagnostics_common.descriptors import with_high_number
 from ml_diagnostics_common.file_lock import share_lock
 from ml_diagnostics_common.journal.layout import (
     Header,
@@ -24,15 +25,14 @@ __all__ = ["SegmentFile", "SegmentState"]
 SegmentState = Literal["open", "not_open", "descriptor_taken", "file_deleted", "file_moved", "file_truncated"]
 _NOT_OURS = ("not_open", "descriptor_taken")
 _PIECE_BYTES = 1 << 20
-_FAR_OFF = (900, 200)
-"""Where numbers of descriptors begin that few processes get to; some have only the first 256."""
 
 
 class SegmentFile:
     """The newest segment of a writer.
 
-    The descriptor keeps its number when the next segment is opened, so that a thread in the middle of a write does
-    it to the old file or to the new one, and never to a file that somebody else opened meanwhile.
+    The descriptor keeps its number when the next segment is opened, so that a thread in the middle of a write writes to
+    the old file or to the new one. The number is high: appends do not check it, for speed, so after a program closed
+    all descriptors the next append must fail, instead of writing to a file that the program has opened since.
     """
 
     def __init__(self, folder: Path, header: Header) -> None:
@@ -58,7 +58,7 @@ class SegmentFile:
             share_lock(new)  # Readers in other containers cannot look up this process by its pid: `newest.is_open`.
             status = os.fstat(new)
             if self.look() in _NOT_OURS:
-                self.descriptor = _far_off_duplicate(new)
+                self.descriptor = with_high_number(os.dup(new))
             else:
                 os.dup2(new, self.descriptor, inheritable=False)
         except OSError:
@@ -133,24 +133,6 @@ class SegmentFile:
             self.close()
         except Exception:
             pass  # A constructor that failed, or the end of the interpreter.
-
-
-def _far_off_duplicate(descriptor: int) -> int:
-    """Returns another descriptor of the same file, whose number is not among the next that are given out.
-
-    A daemon that closes all that it finds opens its own files under the lowest numbers: our next append then fails,
-    and is done again to a file of ours, where it would have gone to one of its.
-    """
-    try:
-        import fcntl
-    except ImportError:  # Not on Windows.
-        return os.dup(descriptor)
-    for lowest in _FAR_OFF:
-        try:
-            return fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, lowest)
-        except OSError:  # It is beyond what this process may have, or nothing is left there.
-            pass
-    return os.dup(descriptor)
 
 
 def _sync_and_close(descriptor: int, sync: Callable[[int], None]) -> None:
