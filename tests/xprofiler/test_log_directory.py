@@ -82,14 +82,6 @@ def test_captures_go_where_tensorboard_looks() -> None:
     assert LogDirectory.parse("gs://b/my-tensorboard").tensorboard == "gs://b/my-tensorboard/tensorboard"
 
 
-def test_readers_look_where_captures_and_where_programs_write() -> None:
-    assert LogDirectory.parse("gs://b/run").profile_roots == (
-        "gs://b/run/tensorboard/plugins/profile",
-        "gs://b/run/plugins/profile",
-    )
-    assert LogDirectory.parse("gs://b/run/tensorboard").profile_roots == ("gs://b/run/tensorboard/plugins/profile",)
-
-
 def test_what_the_readme_advises_against_is_taken_with_a_note() -> None:
     long = "gs://my-bucket/main_directory/subdirectory-a/subdirectory-b/subdirectory-c"
     assert "is longer than 64 characters" in (LogDirectory.parse(long).note or "")

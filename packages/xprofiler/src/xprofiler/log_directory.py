@@ -89,11 +89,6 @@ class LogDirectory:
         return f"{self.tensorboard}/plugins/profile"
 
     @property
-    def profile_roots(self) -> tuple[str, ...]:
-        """The folders that readers search for sessions: that of captures, and that of programmatic profiles."""
-        return tuple(dict.fromkeys((self.capture_root, self.child("plugins/profile"))))
-
-    @property
     def note(self) -> str | None:
         """A note if the path breaks the README's advice; None otherwise."""
         long = len(self.path) > _ADVISED_LENGTH

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 
 from xprofiler.exceptions import UsageError
 
-__all__ = ["SshTarget", "checked_host", "checked_name", "create_instance", "ssh", "ssh_argv_in"]
+__all__ = ["SshTarget", "checked_host", "checked_name", "create_instance", "ssh"]
 
 # https://cloud.google.com/compute/docs/naming-resources; TPU nodes, zones and projects keep to it, too. A project of a
 # domain is `domain.com:name`.
@@ -72,7 +72,6 @@ def ssh(
     options: Sequence[str] = (),
     program: Sequence[str] = (),
     extra: Sequence[str] = (),
-    is_dry_run: bool = False,
 ) -> list[str]:
     """Return the argv that runs ssh to a machine.
 
@@ -83,7 +82,6 @@ def ssh(
         options: Options for ssh itself, such as `-N -L 6006:localhost:6006`, one argument each.
         program: The program to run and its arguments; empty starts a login shell.
         extra: The user's own flags for gcloud.
-        is_dry_run: True to print the ssh command without running it: see `ssh_argv_in`.
 
     Raises:
         UsageError: A name is not valid, or a flag of the user's would select another machine.
@@ -102,23 +100,9 @@ def ssh(
         argv.append("--tunnel-through-iap")
     if program:
         argv.append(f"--command={shlex.join(program)}")
-    if is_dry_run:
-        argv.append("--dry-run")
     if target.proxy_through_ssh_helper:
         options = ["-o", "ProxyCommand=corp-ssh-helper %h %p", *options]
     return [*argv, "--", *options] if options else argv
-
-
-def ssh_argv_in(dry_run: str) -> list[str]:
-    r"""Parse the ssh command that `--dry-run` prints: arguments with spaces are in `"`, and nothing is escaped.
-
-    Args:
-        dry_run: One line of the output.
-
-    Returns:
-        The argv. An argument that contains `" ` is ambiguous; ours contain none.
-    """
-    return [quoted or plain for quoted, plain in re.findall(r'(?:^|(?<= ))(?:"(.*?)"|(\S+))(?= |$)', dry_run.strip())]
 
 
 def create_instance(
