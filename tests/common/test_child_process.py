@@ -164,7 +164,7 @@ os.killpg(0, 9)
 def test_a_thread_that_starts_a_process_may_fork_and_so_may_its_child() -> None:
     program = """
 import os, signal
-from ml_diagnostics_common.fork_lock import PROCESS_START_LOCK
+from ml_diagnostics_common.process_hooks import PROCESS_START_LOCK
 
 signal.alarm(20)
 def status_of_child():

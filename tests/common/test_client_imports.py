@@ -48,8 +48,8 @@ def test_a_fork_waits_until_an_import_is_done_and_the_child_can_import_it_too(ru
 @pytest.mark.skipif("not hasattr(__import__('os'), 'fork')", reason="this system does not fork")
 def test_an_import_that_takes_too_long_holds_no_fork_up_for_ever(run):
     ended = run("""
-        from ml_diagnostics_common import fork_lock
-        fork_lock._WAIT_SECONDS = 0.05
+        from ml_diagnostics_common import process_hooks
+        process_hooks._WAIT_SECONDS = 0.05
         threading.Thread(target=import_undisturbed, args=("slow_to_import",)).start()
         time.sleep(0.1)
         print(child_imports("json"), "logging" in sys.modules)

@@ -137,13 +137,13 @@ def test_the_guard_costs_less_than_a_microsecond() -> None:
 
 _WARNS = """
 import logging, sys
-from ml_diagnostics_common import background
 from ml_diagnostics_common.guard import LOSSES, job_logger, warn_once
+from ml_diagnostics_common.worker import start
 if sys.argv[1] == "a handler":
     logging.basicConfig()
 warning = lambda: warn_once(1, "There is no room for the journal.")
 if sys.argv[2] == "a thread":
-    background.start(warning).wait(5)
+    start(warning, "a thread").wait(5)
 else:
     warning()
 job_logger("ml_diagnostics.goodput").error("There is no place for uploads.")

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from ml_diagnostics_common import background
+from ml_diagnostics_common import worker
 from ml_diagnostics_common.journal import Journal, segment_file
 from ml_diagnostics_common.journal import journal as journal_module
 from ml_diagnostics_common.journal.cap import JournalCap
@@ -512,15 +512,12 @@ def test_a_network_filesystem_that_hangs_holds_nobody_up_and_takes_bounded_memor
 def test_a_network_filesystems_thread_lets_go_of_a_journal_that_nobody_uses(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(journal_module, "_QUEUE_WAITS_SECONDS", 0.01)
+    monkeypatch.setattr(journal_module, "_IDLE_SECONDS", 0.01)
     journal = new_journal(tmp_path, queued=True)
     for n in range(5):  # The thread ends in between, and begins again.
         journal.append({"n": n})
         assert journal.flush(10.0)
-        deadline = time.monotonic() + 10
-        while journal._queue_task is not None and time.monotonic() < deadline:
-            time.sleep(0.005)
-        assert journal._queue_task is None
+        assert journal._queue.wait(10.0)
     assert numbers(read_all(tmp_path)) == list(range(5))
     forgotten = weakref.ref(journal)
     del journal
@@ -533,7 +530,7 @@ def test_a_network_filesystems_thread_lets_go_of_a_journal_that_nobody_uses(
 def test_a_network_filesystem_is_written_by_the_caller_when_there_can_be_no_thread(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(background, "start", lambda _: None)  # As at the interpreter's end.
+    monkeypatch.setattr(worker, "start", lambda *_: None)  # As at the interpreter's end.
     journal = new_journal(tmp_path, queued=True)
     journal.append({"n": 0})
     assert numbers(read_all(tmp_path)) == [0]

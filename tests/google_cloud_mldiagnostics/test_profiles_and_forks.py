@@ -75,7 +75,7 @@ def test_what_is_open_in_the_child_is_ended_with_the_child() -> None:
         def work() -> bool:
             with profiled_run("childs") as child:
                 Xprof(session_id="open").start()
-                captures._finish_at_exit(os.getpid())
+                captures.finish_profiles()
                 return len(xplanes(child.folder / "profiles")) == 1
 
         assert in_child(work)

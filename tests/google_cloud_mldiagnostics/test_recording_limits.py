@@ -18,8 +18,8 @@ from google_cloud_mldiagnostics.exceptions import RecordingError
 from google_cloud_mldiagnostics.metrics import record
 from google_cloud_mldiagnostics.recording import device_values
 from google_cloud_mldiagnostics.recording.values import exact_step
-from ml_diagnostics_common import background
 from ml_diagnostics_common.guard import LOSSES
+from ml_diagnostics_common.worker import Task, start
 
 from .recorded_runs import active, metrics_of
 
@@ -117,13 +117,12 @@ def test_of_threads_that_record_devices_at_once_one_starts_the_worker(monkeypatc
     starts: list[object] = []
     gate = threading.Barrier(8)
 
-    def slow_start(function: Callable[[], object]) -> background.Task | None:
+    def slow_start(function: Callable[[], object], name: str) -> Task | None:
         starts.append(function)
         time.sleep(0.05)
-        return start(function)
+        return start(function, name)
 
-    start = background.start
-    monkeypatch.setattr(device_values.background, "start", slow_start)
+    monkeypatch.setattr(device_values, "start", slow_start)
     done: list[int] = []
 
     def add(number: int) -> None:
@@ -144,7 +143,7 @@ def test_a_worker_that_could_not_start_is_tried_again(monkeypatch: pytest.Monkey
     worker = device_values._Worker()
     done: list[int] = []
     with monkeypatch.context() as patch:
-        patch.setattr(device_values.background, "start", lambda function: None)
+        patch.setattr(device_values, "start", lambda *_: None)
         with pytest.raises(RecordingError, match="no thread"):
             worker.add(lambda: done.append(1))
     assert worker.pending_count() == 0

@@ -461,7 +461,7 @@ def test_ctrl_c_inside_start_leaves_profiling_usable(run: ActiveRun, monkeypatch
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(captures_module, "_register_exit", interrupted)  # JAX traces already.
+        patch.setattr(captures_module, "at_exit_from_now", interrupted)  # JAX traces already.
         with pytest.raises(KeyboardInterrupt):
             xprof().start()
     with xprof(session_id="after"):

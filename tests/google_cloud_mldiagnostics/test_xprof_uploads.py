@@ -169,7 +169,7 @@ def test_an_interpreter_that_starts_no_more_threads_uploads_all_the_same(
 ) -> None:
     """Since Python 3.12 that is so in functions of atexit."""
     bucket.faults.script(faults, on="upload")
-    monkeypatch.setattr(deliveries.background, "start", lambda job: None)
+    monkeypatch.setattr(deliveries, "start", lambda *_: None)
     profile_once()
     assert finish_profiles(20)
     assert bucket.names("bucket") == [NAME]
@@ -181,7 +181,7 @@ def test_without_threads_the_end_is_bounded_too(
     bucket: CloudStorageServer, run: ActiveRun, in_production: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bucket.faults.always(Status(503), on="upload")
-    monkeypatch.setattr(deliveries.background, "start", lambda job: None)
+    monkeypatch.setattr(deliveries, "start", lambda *_: None)
     profile_once()
     started = time.monotonic()
     assert not finish_profiles(1.5)

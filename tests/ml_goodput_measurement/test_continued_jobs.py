@@ -16,12 +16,11 @@ from .histories import History, MemoryLog
 
 ATTEMPT = """
 import sys
-from ml_diagnostics_common import background
-from ml_goodput_measurement import goodput
+from ml_goodput_measurement import goodput, recorder as recorders
 
 name, end = sys.argv[1:]
-start, tasks = background.start, []
-background.start = lambda function: tasks.append(start(function)) or tasks[-1]
+start, tasks = recorders.start, []
+recorders.start = lambda *given: tasks.append(start(*given)) or tasks[-1]
 recorder = goodput.GoodputRecorder(name, f"goodput_{name}", logging_enabled=True)
 recorder.record_job_start_time()
 for step in range(3):

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 from ml_diagnostics_common import guard
 from ml_diagnostics_common.backoff import Backoff
+from ml_diagnostics_common.worker import thread_names
 from ml_goodput_measurement.goodput import GoodputCalculator, GoodputRecorder
 from ml_goodput_measurement.monitor.settings import Upload
 from ml_goodput_measurement.monitor.uploaders import Uploaders
@@ -83,7 +84,7 @@ def test_a_stop_does_not_wait_for_the_start_of_the_helper_that_follows(
         is_starting, is_over, make_pipe = threading.Event(), threading.Event(), os.pipe
 
         def make_pipe_late() -> tuple[int, int]:
-            if threading.current_thread().name == "goodput-monitor":
+            if thread_names().get(threading.get_ident()) == "goodput-monitor":
                 is_starting.set()
                 is_over.wait(LONG_SECONDS)
             return make_pipe()
@@ -91,14 +92,13 @@ def test_a_stop_does_not_wait_for_the_start_of_the_helper_that_follows(
         monkeypatch.setattr(os, "pipe", make_pipe_late)
         os.kill(uploaders.pid, signal.SIGKILL)
         assert is_starting.wait(LONG_SECONDS)
-        threads = [each for each in threading.enumerate() if each.name == "goodput-monitor"]
+        assert "goodput-monitor" in thread_names().values()
         started = time.monotonic()
         uploaders.stop(Upload.CUMULATIVE, flush=False)
         assert time.monotonic() - started < LONG_SECONDS / 2
         is_over.set()
-        for thread in threads:
-            thread.join(LONG_SECONDS)
-            assert not thread.is_alive()  # It has ended the helper, which is not wanted any more.
+        # It has ended the helper, which is not wanted any more.
+        wait_until(lambda: "goodput-monitor" not in thread_names().values())
         assert uploaders.pid is None
 
 
@@ -264,15 +264,13 @@ def test_a_stop_while_the_helper_is_dead_writes_the_last_point_and_the_helper_co
 
 
 def test_a_last_stop_while_the_helper_is_dead_that_skips_the_last_point_starts_nothing(uploaders: Uploaders) -> None:
-    threads_before = set(threading.enumerate())
     dead = DeadHelper(uploaders)
-    threads = set(threading.enumerate())
+    threads = thread_names()
     uploaders.stop(Upload.CUMULATIVE, flush=False)
     uploaders.stop(Upload.WINDOWS, flush=False)
-    assert set(threading.enumerate()) == threads
+    assert thread_names() == threads
     dead.come_back.set()
-    for thread in threads - threads_before:
-        thread.join(LONG_SECONDS)
+    wait_until(lambda: "goodput-monitor" not in thread_names().values())
     assert uploaders.pid is None
     uploaders.start(Upload.CUMULATIVE)
     assert uploaders.pid is not None

@@ -10,8 +10,8 @@ from functools import partial
 from types import SimpleNamespace
 from typing import Any, Final
 
-from ml_diagnostics_common import background
 from ml_diagnostics_common.guard import LOSSES
+from ml_diagnostics_common.worker import start
 
 from cloud_tpu_diagnostics import log_queue
 from cloud_tpu_diagnostics.collection import Collection
@@ -132,7 +132,7 @@ def _leave_lost(token: object) -> None:
     while token in _entered:
         try:
             if not _leave_at_once(token):
-                background.start(partial(_leave, token, None))
+                start(partial(_leave, token, None), "cloud-tpu-diagnostics-leave")
                 return
         except RecursionError:
             return

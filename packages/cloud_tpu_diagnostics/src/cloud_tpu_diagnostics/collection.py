@@ -14,8 +14,8 @@ import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from ml_diagnostics_common import background
 from ml_diagnostics_common.guard import LOSSES, job_logger
+from ml_diagnostics_common.worker import start
 
 from cloud_tpu_diagnostics.console import Console
 from cloud_tpu_diagnostics.dump import dump_text, write_in_parts
@@ -239,7 +239,7 @@ class Collection:
             number = self._companion.timer_number()
         if number is None:
             warn_once("no timer", "There are no periodic stack traces: whatever is written to stderr may wait there.")
-            background.start(self._start_helper)
+            start(self._start_helper, "cloud-tpu-diagnostics-helper")
             return
         self._timer.arm(number)
         self._rounds.start()

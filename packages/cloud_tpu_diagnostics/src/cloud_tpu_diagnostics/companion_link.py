@@ -10,8 +10,8 @@ from collections.abc import Callable, Collection, Mapping
 from contextlib import ExitStack
 from typing import Any
 
-from ml_diagnostics_common import background
 from ml_diagnostics_common.guard import job_logger
+from ml_diagnostics_common.worker import start
 
 from cloud_tpu_diagnostics.companion.companion_process import CompanionProcess, CompanionSettings
 from cloud_tpu_diagnostics.configuration.hang_configuration import HangConfig
@@ -148,9 +148,9 @@ class CompanionLink:
             os._exit(_ABORTED)
         elif message["kind"] == "hang" and self._hangs is not None:
             hangs = self._hangs
-            background.start(lambda: self._tell_snapshots(hangs))
+            start(lambda: self._tell_snapshots(hangs), "cloud-tpu-diagnostics-snapshots")
             if hangs.on_hang is not None:
-                background.start(lambda: _call(hangs, message))
+                start(lambda: _call(hangs, message), "cloud-tpu-diagnostics-on-hang")
 
     def _tell_snapshots(self, hangs: HangConfig) -> None:
         for number in range(hangs.snapshots):

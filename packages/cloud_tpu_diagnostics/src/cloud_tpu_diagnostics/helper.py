@@ -11,9 +11,9 @@ import os
 import threading
 from collections.abc import Mapping
 
-from ml_diagnostics_common import background
 from ml_diagnostics_common.client_imports import import_undisturbed
 from ml_diagnostics_common.descriptors import Descriptor, with_high_number
+from ml_diagnostics_common.worker import start
 
 from cloud_tpu_diagnostics.dump_requests import DumpRequests
 from cloud_tpu_diagnostics.log_queue import flush_in_background, guarded_as, warn_once
@@ -38,7 +38,7 @@ class Helper:
 
     def start(self) -> None:
         """Start the process in a thread; return at once."""
-        background.start(self._run)
+        start(self._run, "cloud-tpu-diagnostics-helper")
 
     def stop(self) -> None:
         """End the process."""

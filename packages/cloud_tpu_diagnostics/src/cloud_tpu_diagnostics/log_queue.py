@@ -14,8 +14,9 @@ from collections import deque
 from collections.abc import Callable
 from functools import partial
 
-from ml_diagnostics_common import background, guard
+from ml_diagnostics_common import guard
 from ml_diagnostics_common.guard import LOSSES
+from ml_diagnostics_common.worker import start
 
 __all__ = ["flush", "flush_in_background", "guarded_as", "log", "log_once", "renew", "report_loss", "warn_once"]
 
@@ -67,7 +68,11 @@ def flush() -> None:
 
 def flush_in_background() -> None:
     """Log what is queued in a thread, once nothing waits there; return at once, locks or not."""
-    if _queue and _flushing.acquire(blocking=False) and background.start(partial(_flush_patiently, _flushing)) is None:
+    if (
+        _queue
+        and _flushing.acquire(blocking=False)
+        and start(partial(_flush_patiently, _flushing), "cloud-tpu-diagnostics-log") is None
+    ):
         _flushing.release()  # No more threads: the next call logs it.
 
 

@@ -7,8 +7,8 @@ import math
 import time
 from collections.abc import Callable
 
-from ml_diagnostics_common import background
 from ml_diagnostics_common.signal_wakeups import block_signals
+from ml_diagnostics_common.worker import start
 
 from cloud_tpu_diagnostics.log_queue import flush_in_background
 from cloud_tpu_diagnostics.watchdog import Timer
@@ -59,7 +59,7 @@ class Rounds:
 
     def start(self) -> None:
         """Starts the thread; without one, the timer has no company."""
-        background.start(self._run)
+        start(self._run, "cloud-tpu-diagnostics-rounds")
 
     def stop(self) -> None:
         """Lets the thread end, and does not wait for it."""

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ml_diagnostics_common.environment import diagnostics_directory
-from ml_diagnostics_common.fork_lock import PROCESS_START_LOCK
+from ml_diagnostics_common.process_hooks import PROCESS_START_LOCK
 
 if TYPE_CHECKING:
     import subprocess

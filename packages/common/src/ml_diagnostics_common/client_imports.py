@@ -6,12 +6,12 @@ the thread: it would wait for ever when it imports that module itself, as the wo
 
 from __future__ import annotations
 
-import logging  # Its lock is taken before a fork too: after ours, since it registers first.
+import logging
 import sys
 from importlib import import_module
 from typing import Final
 
-from ml_diagnostics_common.fork_lock import ForkLock
+from ml_diagnostics_common.process_hooks import ForkLock
 
 __all__ = ["import_clients", "import_undisturbed"]
 

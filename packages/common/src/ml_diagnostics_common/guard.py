@@ -52,16 +52,13 @@ class Counters(Mapping[str, int]):
             return sum(self._counts.values())
 
     def renew_lock(self) -> None:
-        """For a forked child: the thread that held the lock may not exist here."""
+        """Replace the lock in a forked child, where the thread that held it may not exist: see `process_hooks`."""
         self._lock = threading.RLock()
 
 
 # State of the process: what guarded calls lost, and what warn_once has said.
 LOSSES = Counters()
 _said_in_this_process: set[object] = set()
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=LOSSES.renew_lock)
 
 
 def job_logger(name: str) -> logging.Logger:

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from ml_diagnostics_common.descriptors import identity
 from ml_diagnostics_common.environment import diagnostics_directory
+from ml_diagnostics_common.process_hooks import at_fork
 
 if TYPE_CHECKING:
     import mmap
@@ -279,8 +280,7 @@ def _drop_pages_in_child() -> None:
         _pages_of_this_process.pop()._release()
 
 
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_drop_pages_in_child)
+at_fork(_drop_pages_in_child)
 
 _maps_never_closed: list[mmap.mmap] = []
 

@@ -17,9 +17,10 @@ import threading
 from collections import deque
 from collections.abc import Callable
 
-from ml_diagnostics_common import background
 from ml_diagnostics_common.descriptors import Descriptor, identity, with_high_number
 from ml_diagnostics_common.guard import LOSSES
+from ml_diagnostics_common.process_hooks import at_fork
+from ml_diagnostics_common.worker import start
 
 __all__ = ["SignalWakeups", "block_signals", "in_main_thread", "subscribe", "unsubscribe"]
 
@@ -67,7 +68,7 @@ class SignalWakeups:
 
     def start(self) -> None:
         """Start the thread."""
-        background.start(self._run)
+        start(self._run, "ml-diagnostics-signals")
 
     def install(self) -> bool:
         """Set this as the wake-up descriptor, in the main thread; the one that was set before still receives all.
@@ -224,8 +225,7 @@ def _in_forked_child() -> None:
         wakeups.uninstall()
 
 
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_in_forked_child)
+at_fork(_in_forked_child)
 
 
 # State of the process: what the main thread is to do next.

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import gc
-import os
 import sys
 import threading
 from types import FrameType
 from typing import Final
+
+from ml_diagnostics_common.process_hooks import at_fork
 
 __all__ = ["current_frames"]
 
@@ -24,8 +25,7 @@ def _renew_lock() -> None:
     _lock = threading.RLock()
 
 
-if _MAY_DEADLOCK and hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_renew_lock)
+at_fork(_renew_lock)
 
 
 def current_frames() -> dict[int, FrameType]:

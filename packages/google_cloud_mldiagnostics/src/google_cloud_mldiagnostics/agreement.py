@@ -6,15 +6,16 @@ No process waits for another: the coordinator keeps the first value of a key, an
 from __future__ import annotations
 
 import datetime
+import functools
 import os
 import sys
 from collections.abc import Callable
 from types import FrameType
 from typing import Any, Protocol, cast
 
-from ml_diagnostics_common import background
 from ml_diagnostics_common.guard import warn_once
 from ml_diagnostics_common.thread_frames import current_frames
+from ml_diagnostics_common.worker import call, start
 
 __all__ = ["agree", "has_coordinator", "hear", "jax_processes", "tell", "told"]
 
@@ -46,11 +47,10 @@ def agree(key: str, proposal: str, *, timeout_seconds: float = 10.0) -> str:
     first_value = _coordinator(timeout_seconds)
     if first_value is None:
         return proposal
-    agreed: list[str] = []
-    # In a thread: a coordinator that does not answer may keep its caller for longer than we wait.
-    task = background.start(lambda: agreed.append(first_value(_NAMESPACE + key, proposal)))
-    if task is not None and task.wait(timeout_seconds) and agreed:
-        return agreed[0]
+    try:  # A coordinator that does not answer may keep its caller for longer than we wait.
+        return call(lambda: first_value(_NAMESPACE + key, proposal), timeout_seconds, "mldiagnostics-agreement")
+    except Exception as error:
+        failure = error  # `error` is deleted when the block ends.
     warn_once(
         ("no agreement", key),
         "The coordinator of %s did not answer within %g s, so that this process could not agree with the others on "
@@ -58,7 +58,7 @@ def agree(key: str, proposal: str, *, timeout_seconds: float = 10.0) -> str:
         "torch.distributed" if _coordination_client() is None else "jax.distributed",
         timeout_seconds,
         key,
-        "no answer" if task is None or task.error is None else task.error,
+        failure,
         proposal,
     )
     return proposal
@@ -107,7 +107,7 @@ def tell(key: str, value: str) -> None:
     """Tells all processes something that only this one knows; in a thread of its own, and in vain if it fails."""
     client = _coordination_client()
     if client is not None:
-        background.start(lambda: client.key_value_set(_NAMESPACE + key, value, allow_overwrite=True))
+        start(lambda: client.key_value_set(_NAMESPACE + key, value, allow_overwrite=True), "mldiagnostics-agreement")
 
 
 def hear(key: str, take: Callable[[str], object], *, timeout_seconds: float = 60.0) -> None:
@@ -115,7 +115,8 @@ def hear(key: str, take: Callable[[str], object], *, timeout_seconds: float = 60
     client = _coordination_client()
     if client is not None:
         milliseconds = max(1, int(timeout_seconds * 1000))
-        background.start(lambda: take(client.blocking_key_value_get(_NAMESPACE + key, milliseconds)))
+        get = functools.partial(client.blocking_key_value_get, _NAMESPACE + key, milliseconds)
+        start(lambda: take(get()), "mldiagnostics-agreement")
 
 
 def told(folder: str) -> list[str]:

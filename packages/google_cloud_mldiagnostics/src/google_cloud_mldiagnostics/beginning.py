@@ -8,7 +8,6 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-from ml_diagnostics_common import background
 from ml_diagnostics_common.client_imports import import_undisturbed
 from ml_diagnostics_common.credentials import known_project
 from ml_diagnostics_common.credentials.instance_metadata import instance_metadata, metadata_value
@@ -16,6 +15,7 @@ from ml_diagnostics_common.entry import format_timestamp, parse_timestamp
 from ml_diagnostics_common.environment import Backend, announce_run, diagnostics_directory
 from ml_diagnostics_common.environment import identity as identity_of_process
 from ml_diagnostics_common.guard import job_logger, report_loss, warn_once
+from ml_diagnostics_common.worker import start
 
 from google_cloud_mldiagnostics import attempts
 from google_cloud_mldiagnostics.active_run import ActiveRun, set_active_run
@@ -173,7 +173,7 @@ class Beginning:
         self._run.created_at = _moment(kept.get("createTime")) or self._run.created_at
         unexplained = attempts.ended_without_a_word(kept)
         if unexplained is not None and self.index == 0:
-            background.start(lambda: self._explain(unexplained))
+            start(lambda: self._explain(unexplained), "mldiagnostics-attempts")
         last = attempts.last_attempt(kept)
         return int(last["number"]) if last is not None else number
 

@@ -15,12 +15,12 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
-from ml_diagnostics_common import background
 from ml_diagnostics_common.entry import format_timestamp
 from ml_diagnostics_common.exit_hooks import ExitHooks
 from ml_diagnostics_common.guard import LOSSES, guarded_as, warn_once
 from ml_diagnostics_common.program_end import exit_deadline
 from ml_diagnostics_common.raised_exception import RaisedException
+from ml_diagnostics_common.worker import Task, start
 
 from google_cloud_mldiagnostics import attempts, entries
 from google_cloud_mldiagnostics.active_run import ActiveRun, active_run, set_active_run
@@ -106,7 +106,7 @@ class Lifecycle:
             self._hooks.is_watching,
             {"run": active.run.name, "member": list(member), "root": str(active.folder.parents[1])},
         )
-        self._thread: background.Task | None = None
+        self._thread: Task | None = None
         self._has_ended = False
         self._profiles_until = math.inf
         self._on_end: list[Callable[[], object]] = []
@@ -116,7 +116,7 @@ class Lifecycle:
         self._first_entry_at: float | None = None
         self._configs_at: float | None = None
         self._collect_at: float | None = None
-        self._collecting: background.Task | None = None
+        self._collecting: Task | None = None
         self._is_collected = False
         self._collect_pause = _HARDWARE_SECONDS
         self._beat_at = 0.0
@@ -136,7 +136,7 @@ class Lifecycle:
             self._first_entry_at = now + _FIRST_ENTRY_SECONDS
         self._beat_at = now + _HEARTBEAT_SECONDS
         self._collect_at = now
-        self._thread = background.start(self._run)
+        self._thread = start(self._run, "mldiagnostics-run")
         self._hooks.install()
         self._termination.install()
         if not threading.main_thread().is_alive():
@@ -250,7 +250,7 @@ class Lifecycle:
             self._tell_start()
         if self._collect_at is not None and self._collect_at <= now:
             self._collect_at = None
-            self._collecting = background.start(self._collect_configs)
+            self._collecting = start(self._collect_configs, "mldiagnostics-configs")
         if self._configs_at is not None and self._configs_at <= now:
             self._send_user_configs()
         if self._beat_at <= now:
@@ -390,7 +390,7 @@ class Lifecycle:
         for _ in range(2):  # What was begun before may have come too early.
             if self._is_collected:
                 return
-            task = self._collecting or background.start(self._collect_configs)
+            task = self._collecting or start(self._collect_configs, "mldiagnostics-configs")
             self._collecting = None
             if task is None:  # Python 3.12 starts no thread once the program has ended (gh-104690).
                 self._collect_configs()
@@ -413,7 +413,7 @@ class Lifecycle:
             return min(until, self._profiles_until) - time.monotonic()
 
         # Beside us: the thread that a signal has interrupted may have the lock of a profiler, or of deliveries.
-        task = background.start(lambda: end_profiles_of(self._active, seconds_left))
+        task = start(lambda: end_profiles_of(self._active, seconds_left), "mldiagnostics-profiles")
         if task is None:  # The interpreter ends.
             end_profiles_of(self._active, seconds_left)
         while task is not None and not task.wait(_POLL_SECONDS) and seconds_left() > -_GRACE_SECONDS:

@@ -16,6 +16,7 @@ from typing import Any, TypeAlias
 from ml_diagnostics_common.entry import parse_timestamp
 from ml_diagnostics_common.guard import LOSSES, report_loss, warn_once
 from ml_diagnostics_common.payload import encode_payload, encode_text
+from ml_diagnostics_common.process_hooks import at_fork
 from ml_diagnostics_common.redaction import REDACTED, is_secret_key, redact_text
 from ml_diagnostics_common.steady_clock import now_ns
 
@@ -211,7 +212,7 @@ def _recorded(run: ActiveRun) -> _RecordedRun:
     return recorded
 
 
-def _begin_anew_in_child() -> None:
+def _start_clean_in_child() -> None:
     global _recorded_run_of_this_process
     _recorded_run_of_this_process = None
     run = active_run.active_run()
@@ -220,8 +221,7 @@ def _begin_anew_in_child() -> None:
         active_run.set_active_run(run)
 
 
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_begin_anew_in_child)
+at_fork(_start_clean_in_child)
 
 
 # --- All other values -------------------------------------------------------------------------------------

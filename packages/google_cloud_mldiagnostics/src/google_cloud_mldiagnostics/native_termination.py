@@ -28,10 +28,10 @@ import time
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
-from ml_diagnostics_common import background
 from ml_diagnostics_common.descriptors import Descriptor, with_high_number
 from ml_diagnostics_common.guard import LOSSES
 from ml_diagnostics_common.signal_wakeups import subscribe, unsubscribe
+from ml_diagnostics_common.worker import start
 
 from google_cloud_mldiagnostics.termination_helper import SETTINGS
 
@@ -123,14 +123,14 @@ class NativeTermination:
             unsubscribe(self._receive)
             self._end_helper()
             if self._launcher is not None and self._launcher.poll() is None:
-                background.start(self._launcher.wait)
+                start(self._launcher.wait, "mldiagnostics-termination")
 
     # --- In threads -----------------------------------------------------------------------------------
 
     def _receive(self, signals: bytes) -> None:
         """In the thread that reads the descriptor."""
         if signal.SIGTERM in signals:
-            background.start(self._end_if_stuck)
+            start(self._end_if_stuck, "mldiagnostics-termination")
 
     def _end_if_stuck(self) -> None:
         deadline = time.monotonic() + _HANDLER_SECONDS

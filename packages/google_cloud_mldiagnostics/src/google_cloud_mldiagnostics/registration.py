@@ -14,10 +14,10 @@ import time
 from collections.abc import Callable
 from typing import Final, NamedTuple
 
-from ml_diagnostics_common import background
 from ml_diagnostics_common.backoff import Backoff
 from ml_diagnostics_common.exceptions import CredentialsError
 from ml_diagnostics_common.guard import LOSSES, warn_once
+from ml_diagnostics_common.worker import start
 
 from google_cloud_mldiagnostics.control_plane import Change, DistantControlPlane, Keeper, Resource
 from google_cloud_mldiagnostics.control_plane.local import LocalControlPlane
@@ -120,7 +120,7 @@ class Registration:
 
     def start(self) -> None:
         """Starts the thread."""
-        if self._connect is None or background.start(self._run) is None:
+        if self._connect is None or start(self._run, "mldiagnostics-registration") is None:
             self._give_verdict()
             self._done.set()
 
@@ -136,7 +136,7 @@ class Registration:
         """Tells of a profiler session, here and at the control plane."""
         self._inbox.put(lambda: self._note_session(session_id, session))
         if self._done.is_set():  # Also if it has become so just now: then nobody looks into the inbox any more.
-            background.start(self._keep_sessions_here)
+            start(self._keep_sessions_here, "mldiagnostics-sessions")
 
     def end(self, phase: str, deadline: float) -> None:
         """Tells how the run has ended, which its folder has already; sessions may follow until `wait`.
@@ -331,7 +331,7 @@ class Registration:
         self._reports_others = True
         plane = self._plane
         # At the end, `hurry` interrupts its waits as well, and the process does not wait for the thread.
-        background.start(lambda: unreported.report(plane, self._is_end_asked))
+        start(lambda: unreported.report(plane, self._is_end_asked), "mldiagnostics-unreported")
 
     def _is_end_asked(self) -> bool:
         return self._asked_end is not None

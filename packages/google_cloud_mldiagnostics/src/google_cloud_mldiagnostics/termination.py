@@ -14,9 +14,10 @@ from collections.abc import Callable, Mapping
 from types import FrameType
 from typing import Any, Final
 
-from ml_diagnostics_common import background
 from ml_diagnostics_common.guard import LOSSES, warn_once
+from ml_diagnostics_common.process_hooks import at_fork
 from ml_diagnostics_common.signal_wakeups import in_main_thread
+from ml_diagnostics_common.worker import start
 
 from google_cloud_mldiagnostics.native_termination import HelperError, NativeTermination, c_handler
 
@@ -89,7 +90,7 @@ class Termination:
         If the machine is slow, the handler is installed later.
         """
         if self._native is not None and not self._await_helper(self._native, _HELPER_SECONDS):
-            background.start(self._complete_later)
+            start(self._complete_later, "mldiagnostics-termination")
 
     def uninstall(self) -> None:
         """Restore the handler that was there before, unless another one was installed since, in Python or in C."""
@@ -241,5 +242,4 @@ def _forget_parent() -> None:
     _installed.clear()
 
 
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_forget_parent)
+at_fork(_forget_parent)

@@ -5,7 +5,6 @@ A process that is killed, or calls `os._exit`, records nothing: readers find out
 
 from __future__ import annotations
 
-import atexit
 import os
 import sys
 from collections.abc import Callable
@@ -13,6 +12,7 @@ from types import FrameType
 from typing import TypeAlias
 
 from ml_diagnostics_common.guard import LOSSES
+from ml_diagnostics_common.process_hooks import at_exit_from_now
 from ml_diagnostics_common.program_end import ProgramEnd, how_it_was_left, last_uncaught, program_frame
 
 from ml_goodput_measurement.process_outcome import ProcessOutcome
@@ -78,8 +78,7 @@ def watch() -> None:
     journal, which were registered when they were imported, and after those of the program, which know the recorder.
     """
     global _open_jobs
-    if _open_jobs is None:
-        atexit.register(_at_exit)
+    at_exit_from_now(_at_exit)
     if _open_jobs is None or _open_jobs.pid != os.getpid():
         _open_jobs = _OpenJobs()
 
@@ -103,7 +102,7 @@ def job_ended(logger_name: str, job_name: str) -> None:
 
 
 def _at_exit() -> None:
-    if _open_jobs is not None and _open_jobs.pid == os.getpid() and not _is_worker():
+    if _open_jobs is not None and not _is_worker():
         _open_jobs.record_ends()
 
 

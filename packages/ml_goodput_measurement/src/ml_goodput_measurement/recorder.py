@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
-from ml_diagnostics_common import background, progress
+from ml_diagnostics_common import progress
 from ml_diagnostics_common.client_imports import import_undisturbed
 from ml_diagnostics_common.environment import (
     Backend,
@@ -29,6 +29,7 @@ from ml_diagnostics_common.guard import guarded, log_once, report_loss
 from ml_diagnostics_common.journal import Journal
 from ml_diagnostics_common.payload import encode_payload, encode_text
 from ml_diagnostics_common.steady_clock import now_ns, steadied
+from ml_diagnostics_common.worker import start
 
 from ml_goodput_measurement import process_end
 from ml_goodput_measurement.copies import RebuiltFromArguments
@@ -193,7 +194,7 @@ class GoodputRecorder(RebuiltFromArguments):
             process_end.job_started(self.logger_name, self.job_name, self._record_process_end)
             if not self._has_started:
                 self._has_started = True
-                background.start(self._warn_if_ended_before)
+                start(self._warn_if_ended_before, "goodput-continuation")
 
     @guarded
     def record_job_end_time(self, end_time: Moment = None) -> None:

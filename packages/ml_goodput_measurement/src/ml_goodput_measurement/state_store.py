@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import io
 import os
-import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -25,6 +24,7 @@ from ml_diagnostics_common.exceptions import (
 )
 from ml_diagnostics_common.guard import warn_once
 from ml_diagnostics_common.storage import Storage, storage_for
+from ml_diagnostics_common.worker import NoAnswerError, call
 
 from ml_goodput_measurement.recorders import Recorders
 from ml_goodput_measurement.saved_state import (
@@ -232,25 +232,12 @@ class _StateCopy:
 
 
 def _within(patience_seconds: float, ask: Callable[[], _T]) -> _T:
-    """Returns what a call returns; does not wait longer, also not where no timeout of sockets is asked: for a name.
+    """Return what a call returns, after a bounded time also where sockets have no timeout: the resolution of a name.
 
     Raises:
         StorageError: It takes longer.
     """
-    answers: list[_T] = []
-    errors: list[Exception] = []
-
-    def answer() -> None:
-        try:
-            answers.append(ask())
-        except Exception as error:
-            errors.append(error)
-
-    thread = threading.Thread(target=answer, name="goodput-state", daemon=True)
-    thread.start()
-    thread.join(patience_seconds)
-    for error in list(errors):
-        raise error
-    if not answers:
-        raise StorageError(f"no answer within {patience_seconds:g} s; look at the network")
-    return answers[0]
+    try:
+        return call(ask, patience_seconds, "goodput-state")
+    except NoAnswerError as error:
+        raise StorageError(f"{error}; check the network") from None

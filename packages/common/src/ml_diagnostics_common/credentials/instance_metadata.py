@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ml_diagnostics_common.client_imports import import_undisturbed
+from ml_diagnostics_common.worker import start
 
 __all__ = ["InstanceMetadata", "instance_metadata", "metadata_host", "metadata_value", "on_google_hardware"]
 
@@ -96,9 +97,7 @@ class _Probe:
         self._start = time.monotonic()
 
     def start(self) -> None:
-        try:
-            threading.Thread(target=self._run, name="ml-diagnostics-metadata", daemon=True).start()
-        except RuntimeError:  # No more threads, or the interpreter is shutting down.
+        if start(self._run, "ml-diagnostics-metadata") is None:
             self._first_verdict.set()
 
     def wait(self, seconds: float) -> InstanceMetadata | None:

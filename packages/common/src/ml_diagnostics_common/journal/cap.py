@@ -10,7 +10,6 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ml_diagnostics_common import background
 from ml_diagnostics_common.guard import LOSSES
 from ml_diagnostics_common.journal.layout import (
     Segment,
@@ -19,6 +18,7 @@ from ml_diagnostics_common.journal.layout import (
     read_reader_positions,
     read_state,
 )
+from ml_diagnostics_common.worker import start
 
 __all__ = ["JournalCap"]
 
@@ -57,7 +57,7 @@ class JournalCap:
     def check_soon(self) -> None:
         """Checks in a thread, unless one is at it."""
         if not self._checking.locked():
-            background.start(self.check)
+            start(self.check, "ml-diagnostics-journal-cap")
 
     def check(self) -> None:
         """Measures, and drops what may be dropped if there is too much."""

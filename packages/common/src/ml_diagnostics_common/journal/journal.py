@@ -10,14 +10,13 @@ import errno
 import itertools
 import json
 import os
-import queue
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from threading import Lock
 from typing import Any, NamedTuple
 
-from ml_diagnostics_common import background, steady_clock
+from ml_diagnostics_common import steady_clock
 from ml_diagnostics_common.guard import Counters, warn_once
 from ml_diagnostics_common.journal.cap import JournalCap
 from ml_diagnostics_common.journal.held_lines import HeldLines
@@ -26,6 +25,7 @@ from ml_diagnostics_common.journal.own_journals import add_journal, new_writer
 from ml_diagnostics_common.journal.segment_file import SegmentFile
 from ml_diagnostics_common.mounts import is_network_filesystem
 from ml_diagnostics_common.payload import encode_payload
+from ml_diagnostics_common.worker import Task, Worker, start
 
 __all__ = ["Journal", "JournalStatistics"]
 
@@ -34,7 +34,7 @@ _WRITE_BYTES = 2**20
 _RETRY_EVERY_NS = 1_000_000_000
 _LOOK_EVERY_NS = 5_000_000_000
 _SETTING_BACK_NS = 1_000_000_000
-_QUEUE_WAITS_SECONDS = 1.0
+_IDLE_SECONDS = 1.0  # The thread of an idle journal ends after it.
 _NEVER = ""  # No stamp is smaller: every append takes the slow way.
 _DISK_IS_FULL = (errno.ENOSPC, errno.EDQUOT)
 _REASONS = {
@@ -117,6 +117,7 @@ class Journal:
         self._root = root
         self._cap = cap or JournalCap(root)
         self._about_pid = about_pid
+        self._queue = Worker("ml-diagnostics-journal", idle_seconds=_IDLE_SECONDS)
         self._start_writer()
         add_journal(self)
 
@@ -151,9 +152,7 @@ class Journal:
         self._dropped = Counters()
         self._reported_drops: dict[str, int] = {}
         self._written_at_last_look = self._written_at_open = 0
-        self._queue_task: background.Task | None = None
-        self._wake: queue.SimpleQueue[None] = queue.SimpleQueue()  # Its put may interrupt itself.
-        self._sync_task: background.Task | None = None
+        self._sync_task: Task | None = None
 
     def append_text(self, now: str, payload_json: str, timestamp: str | None = None) -> None:
         """Appends an entry whose payload is JSON already: the hot path.
@@ -224,7 +223,7 @@ class Journal:
             return False  # The disk still owes us the last one: more threads would not help it.
         if self._descriptor < 0:
             return False
-        task = self._sync_task = background.start(self._file.sync)
+        task = self._sync_task = start(self._file.sync, "ml-diagnostics-sync")
         return task is not None and task.wait(deadline - time.monotonic()) and task.error is None
 
     def flush(self, timeout_seconds: float = 1.0) -> bool:
@@ -232,9 +231,7 @@ class Journal:
         if not self._held:
             return True
         if self._is_queued() and self._wake_thread():
-            deadline = time.monotonic() + timeout_seconds
-            while self._held and time.monotonic() < deadline:
-                time.sleep(0.005)
+            self._queue.drain(timeout_seconds)
         else:
             self._retry_at_ns = 0
             self._write_slowly(self._clock_ns())
@@ -253,8 +250,8 @@ class Journal:
             finally:
                 self._writing.release()
 
-    def tell_losses(self) -> None:
-        """Says what of this process could not be written: it ends, and nobody else will."""
+    def warn_losses(self) -> None:
+        """Warn of what this process could not write, at its end."""
         held = len(self._held)
         unreported = sum(self._dropped.as_dict().values()) - sum(self._reported_drops.values())
         if held + unreported > 0:
@@ -425,24 +422,13 @@ class Journal:
         return self._queued
 
     def _wake_thread(self) -> bool:
-        """Has the thread write what is held; False when there can be none any more: the interpreter ends."""
-        task = self._queue_task
-        if task is None or task.wait(0):
-            task = self._queue_task = background.start(self._write_queued)
-        if self._wake.empty():
-            self._wake.put(None)
-        return task is not None
+        """Have the thread write what is held; return False when there can be none any more: the interpreter exits."""
+        return self._queue.pending_count() > 1 or self._queue.put(self._write_queued)
 
     def _write_queued(self) -> None:
-        """Ends after an idle second, so that nobody keeps a forgotten journal."""
-        while True:
-            try:
-                self._wake.get(timeout=_QUEUE_WAITS_SECONDS)
-            except queue.Empty:
-                if not self._held:
-                    self._queue_task = None  # An entry that comes from here on starts another thread,
-                    if not self._held:  # and one that came before is seen here.
-                        return
+        self._write_slowly(self._clock_ns())
+        while self._held:
+            time.sleep(_RETRY_EVERY_NS / 1e9)
             self._write_slowly(self._clock_ns())
 
     def start_clean_in_child(self) -> None:

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import atexit
 import itertools
 import os
 import re
 import time
-import weakref
 from pathlib import Path
 from typing import Protocol
 
 from ml_diagnostics_common.guard import LOSSES
+from ml_diagnostics_common.process_hooks import ExitOrder, LiveObjects, at_exit, at_fork
 
 __all__ = ["OwnJournal", "add_journal", "flush_journals", "host_name", "is_writer_of_this_process", "new_writer"]
 
@@ -19,7 +18,7 @@ _EXIT_SECONDS = 1.0  # For all journals together.
 
 
 class OwnJournal(Protocol):
-    """What a fork and the exit of the process ask of a journal."""
+    """What a fork and the exit of the process need of a journal."""
 
     @property
     def folder(self) -> Path:
@@ -38,50 +37,45 @@ class OwnJournal(Protocol):
         """Write what is held, and close the file."""
         ...
 
-    def tell_losses(self) -> None:
+    def warn_losses(self) -> None:
         """Warn of entries that were not written, if there are any."""
         ...
 
 
 # State of the process: its journals (for a fork and the exit), its writers, and a number that tells them apart.
-_journals_of_this_process: weakref.WeakValueDictionary[int, OwnJournal] = weakref.WeakValueDictionary()
+_journals_of_this_process: LiveObjects[OwnJournal] = LiveObjects()
 _writers_of_this_process = itertools.count()
 _writer_names_of_this_process: set[str] = set()
 
 
 def add_journal(journal: OwnJournal) -> None:
-    """Has a journal start clean in forked children, and written to the end when the process ends."""
-    _journals_of_this_process[id(journal)] = journal
+    """Have a journal start clean in forked children, and written to the end when the process exits."""
+    _journals_of_this_process.add(journal)
 
 
 def new_writer() -> str:
-    """A name that no other writer has, on this host or another."""
+    """Return a name that no other writer has, on this host or another."""
     writer = f"{host_name()}-{os.getpid()}-{time.time_ns()}-{next(_writers_of_this_process)}"
     _writer_names_of_this_process.add(writer)
     return writer
 
 
 def host_name() -> str:
-    """This host as writers are named after it: its first label, in letters, digits, _ and -."""
+    """Return this host's name as in names of writers: its first label, in letters, digits, _ and -."""
     name = os.uname().nodename if hasattr(os, "uname") else os.environ.get("COMPUTERNAME", "")
     return re.sub(r"[^A-Za-z0-9_-]", "-", name.partition(".")[0])[:63] or "host"
 
 
 def is_writer_of_this_process(writer: str) -> bool:
-    """Whether a journal of this very process writes, or wrote, under this name."""
+    """Return True if a journal of this very process writes, or wrote, under this name."""
     return writer in _writer_names_of_this_process
 
 
-def _journals() -> list[OwnJournal]:
-    # A WeakSet cannot be iterated over while another thread adds to it; valuerefs() copies at once.
-    return [journal for each in _journals_of_this_process.valuerefs() if (journal := each()) is not None]
-
-
 def flush_journals(folder: Path, timeout_seconds: float) -> bool:
-    """Writes what this process's journals in a log's folder hold, within one deadline; True if nothing is held."""
+    """Write what this process's journals in a log's folder hold, within one deadline; True if nothing is held."""
     deadline = time.monotonic() + timeout_seconds
     flushed = True
-    for journal in _journals():
+    for journal in _journals_of_this_process:
         if journal.folder == folder:
             flushed = journal.flush(max(0.0, deadline - time.monotonic())) and flushed
     return flushed
@@ -89,20 +83,19 @@ def flush_journals(folder: Path, timeout_seconds: float) -> bool:
 
 def _start_clean_in_child() -> None:
     _writer_names_of_this_process.clear()
-    for journal in _journals():
+    for journal in _journals_of_this_process:
         journal.start_clean_in_child()
 
 
 def _close_at_exit() -> None:
     deadline = time.monotonic() + _EXIT_SECONDS
-    for journal in _journals():
+    for journal in _journals_of_this_process:
         try:
             journal.close(max(0.0, deadline - time.monotonic()))
-            journal.tell_losses()
+            journal.warn_losses()
         except Exception as error:
             LOSSES.add(f"close at exit: {type(error).__name__}")
 
 
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_start_clean_in_child)
-atexit.register(_close_at_exit)
+at_fork(_start_clean_in_child)
+at_exit(_close_at_exit, ExitOrder.JOURNALS)

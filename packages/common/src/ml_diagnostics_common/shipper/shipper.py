@@ -6,13 +6,10 @@ what is new, sends it, and notes how far it has come; a process that comes later
 
 from __future__ import annotations
 
-import atexit
 import logging
 import math
-import os
 import threading
 import time
-import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -23,8 +20,10 @@ from ml_diagnostics_common.exceptions import NoCloudError
 from ml_diagnostics_common.guard import LOSSES, Counters, log_once, warn_once
 from ml_diagnostics_common.journal.layout import log_directory
 from ml_diagnostics_common.journal.own_journals import flush_journals
+from ml_diagnostics_common.process_hooks import ExitOrder, LiveObjects, at_exit, at_fork
 from ml_diagnostics_common.program_end import exit_deadline, preserve_interrupt
 from ml_diagnostics_common.shipper.own_records import kept_from_cloud_logging
+from ml_diagnostics_common.worker import Task, start
 
 if TYPE_CHECKING:
     from ml_diagnostics_common.cloud_logging import LoggingTransport
@@ -98,13 +97,13 @@ class Shipper:
         self._access_backoff = access_backoff or Backoff(first_seconds=60.0, longest_seconds=600.0)
         self._look_every_seconds, self._look_for_seconds = look_every_seconds, look_for_seconds
         self._announces_path = announces_path
-        self._begin_anew()
+        self._begin()
 
-    def _begin_anew(self) -> None:
+    def _begin(self) -> None:
         """The state of a process that has not started yet: at construction, and in a forked child."""
         self._counters = Counters()
         self._changed = threading.Condition()
-        self._thread: threading.Thread | None = None
+        self._thread: Task | None = None
         self._delivery: Delivery | None = None
         self._transport: LoggingTransport | None = None
         self._state = "idle"
@@ -123,14 +122,12 @@ class Shipper:
             if self._thread is not None:
                 return
             self._state, self._stop_at = "looking", None
-            self._thread = threading.Thread(target=self._run, name="ml-diagnostics-shipper", daemon=True)
-            try:
-                self._thread.start()
-            except RuntimeError:  # No more threads, or the interpreter ends: a later process ships it.
-                self._thread, self._state = None, "stopped"
+            self._thread = start(self._run, "ml-diagnostics-shipper")
+            if self._thread is None:  # A later process ships it.
+                self._state = "stopped"
                 LOSSES.add("shipper_thread_refused")
                 return
-        _shippers_of_this_process[id(self)] = self
+        _shippers_of_this_process.add(self)
 
     def flush(self, timeout_seconds: float) -> bool:
         """Waits until all that this process has journalled so far has arrived.
@@ -183,8 +180,8 @@ class Shipper:
 
     def _await_stop(self, deadline: float) -> bool:
         if self._thread is not None:
-            self._thread.join(max(0.0, deadline - time.monotonic()))
-        _shippers_of_this_process.pop(id(self), None)
+            self._thread.wait(deadline - time.monotonic())
+        _shippers_of_this_process.discard(self)
         return self._thread is not None and self._flushes_done >= self._flushes_wanted
 
     def statistics(self) -> ShipperStatistics:
@@ -365,7 +362,7 @@ class Shipper:
 
     # --- Fork and exit --------------------------------------------------------------------------------
 
-    def _begin_anew_in_child(self) -> None:
+    def _start_clean_in_child(self) -> None:
         """Takes nothing along: no thread, no locks, no connections. `start` begins a shipper of the child's own.
 
         Until then the child's entries are shipped by its parent, or by whoever comes next.
@@ -375,28 +372,23 @@ class Shipper:
         if self._transport is not None:
             # A connection of the parent's is not ours to close, and gRPC may hang when asked to.
             _connections_of_the_parent.append(self._transport)
-        self._begin_anew()
+        self._begin()
 
 
 # State of the process: the shippers that run, for a fork and the exit; and what a fork left to be kept untouched.
-_shippers_of_this_process: weakref.WeakValueDictionary[int, Shipper] = weakref.WeakValueDictionary()
+_shippers_of_this_process: LiveObjects[Shipper] = LiveObjects()
 _connections_of_the_parent: list[object] = []
 
 
-def _shippers() -> list[Shipper]:
-    # A WeakSet cannot be iterated over while another thread adds to it; valuerefs() copies at once.
-    return [shipper for each in _shippers_of_this_process.valuerefs() if (shipper := each()) is not None]
-
-
-def _begin_anew_in_child() -> None:
-    for shipper in _shippers():
-        shipper._begin_anew_in_child()
+def _start_clean_in_child() -> None:
+    for shipper in _shippers_of_this_process:
+        shipper._start_clean_in_child()
     _shippers_of_this_process.clear()
 
 
 def _close_at_exit() -> None:
     now = time.monotonic()
-    deadlines = {shipper: exit_deadline(shipper._grace_period_seconds) for shipper in _shippers()}
+    deadlines = {shipper: exit_deadline(shipper._grace_period_seconds) for shipper in _shippers_of_this_process}
     # The journals' own end comes after ours: too late for what they hold.
     for shipper, deadline in deadlines.items():
         shipper._write_what_is_held(min(deadline, now + _JOURNAL_SECONDS) - time.monotonic())
@@ -406,6 +398,5 @@ def _close_at_exit() -> None:
         shipper._await_stop(deadline)
 
 
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_begin_anew_in_child)
-atexit.register(_close_at_exit)
+at_fork(_start_clean_in_child)
+at_exit(_close_at_exit, ExitOrder.SHIPPERS)

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from ml_diagnostics_common.fork_lock import PROCESS_START_LOCK
+from ml_diagnostics_common.process_hooks import PROCESS_START_LOCK
 from ml_diagnostics_common.redaction import redact, redact_text
 
 from google_cloud_mldiagnostics import agreement

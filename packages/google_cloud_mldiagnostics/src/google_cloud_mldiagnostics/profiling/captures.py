@@ -5,11 +5,9 @@ Whatever fails costs the profile, and leaves the next one possible. A run that e
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import datetime
 import functools
-import os
 import shutil
 import threading
 import time
@@ -19,8 +17,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from ml_diagnostics_common import background
 from ml_diagnostics_common.guard import LOSSES, guarded_as, job_logger
+from ml_diagnostics_common.process_hooks import at_exit_from_now
+from ml_diagnostics_common.worker import start
 from ml_diagnostics_common.xplane import read_xplane
 
 from google_cloud_mldiagnostics.active_run import ActiveRun
@@ -161,7 +160,7 @@ class Captures:
         engine.start(scratch)
         undo.callback(engine.abandon)
         capture = Capture(session, place, engine, scratch, time.monotonic())
-        _register_exit()
+        at_exit_from_now(finish_profiles)
         undo.callback(self._forget)
         self._folders.append(session.folder)
         self._current = capture
@@ -267,7 +266,7 @@ class Captures:
         if capture is not None and capture.session.active is active:
             logger.info("Profile %s runs while its run ends: it is ended, too.", capture.session.session_id)
             # Its profiler may take long, or wait for the very thread that a signal has interrupted.
-            if background.start(functools.partial(self.end, capture)) is None:  # The interpreter ends.
+            if start(functools.partial(self.end, capture), "mldiagnostics-profiles") is None:  # The interpreter ends.
                 self.end(capture)
             if not _wait(capture.ended.is_set, capture.ended.wait, seconds_left):
                 _tell_failed(capture.session, "the run ended before its profiler had")
@@ -366,20 +365,6 @@ def _tell_staged(session: Session, place: Place, folder: Path, problem: str) -> 
         session.active.run.name,
         place.session(session.session_id),
     )
-
-
-@functools.cache
-def _register_exit_of(pid: int) -> None:
-    atexit.register(_finish_at_exit, pid)
-
-
-def _register_exit() -> None:
-    _register_exit_of(os.getpid())
-
-
-def _finish_at_exit(pid: int) -> None:
-    if pid == os.getpid():
-        finish_profiles()
 
 
 def _shown(error: BaseException) -> str:

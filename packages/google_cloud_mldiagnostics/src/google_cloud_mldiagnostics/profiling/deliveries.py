@@ -10,8 +10,8 @@ import time
 from collections.abc import Callable
 from typing import TypeAlias
 
-from ml_diagnostics_common import background
 from ml_diagnostics_common.guard import LOSSES, warn_once
+from ml_diagnostics_common.worker import start
 
 from google_cloud_mldiagnostics.per_process import PerProcess
 
@@ -56,7 +56,7 @@ class Deliveries:
             self._push(job, is_awaited, delay_seconds)
             must_start, self._is_running = not self._is_running, True
         self._changed.set()
-        if must_start and background.start(self._work) is None:
+        if must_start and start(self._work, "mldiagnostics-deliveries") is None:
             with self._lock:
                 self._is_running = False  # The interpreter ends: `wait` does it, or what is staged stays there.
 

@@ -6,9 +6,7 @@ PyTorch/XLA build it: keep its port inside the job's network.
 
 from __future__ import annotations
 
-import atexit
 import datetime
-import functools
 import os
 import socket
 import threading
@@ -18,6 +16,7 @@ from pathlib import Path
 from typing import Final
 
 from ml_diagnostics_common.guard import LOSSES, guarded_as, job_logger, warn_once
+from ml_diagnostics_common.process_hooks import at_exit_from_now
 from ml_diagnostics_common.xplane import read_xplane
 
 from google_cloud_mldiagnostics import entries
@@ -68,7 +67,7 @@ def _start(port: int) -> None:
         logger.warning("The server for profiles on demand runs already; nothing is done.")
         return
     _server_of_this_process = _Server(active_run(), port)
-    _register_exit()
+    at_exit_from_now(stop_on_demand_xprof)
     deliveries_of_this_process().add(_server_of_this_process.start_when_ready, is_awaited=False)
 
 
@@ -286,8 +285,3 @@ def _listening_socket() -> socket.socket:
 
 
 _server_of_this_process: _Server | None = None
-
-
-@functools.cache
-def _register_exit() -> None:
-    atexit.register(stop_on_demand_xprof)

@@ -11,10 +11,8 @@ CPython inside C++, whose runtime then aborts the process.
 
 from __future__ import annotations
 
-import atexit
 import itertools
 import operator
-import os
 import queue
 import sys
 import threading
@@ -23,8 +21,9 @@ from collections.abc import Callable
 from importlib import import_module
 from typing import Any, TypeAlias
 
-from ml_diagnostics_common import background
 from ml_diagnostics_common.guard import LOSSES
+from ml_diagnostics_common.process_hooks import ExitOrder, at_exit, at_exit_from_now, at_fork
+from ml_diagnostics_common.worker import start
 
 from google_cloud_mldiagnostics.exceptions import RecordingError
 from google_cloud_mldiagnostics.recording.values import MOST_VALUES, check_shape, shown_type
@@ -110,7 +109,6 @@ class _Worker:
         self._queue: queue.SimpleQueue[tuple[int, Callable[[], None]]] = queue.SimpleQueue()
         self._numbers = itertools.count()
         self._pending: dict[int, None] = {}
-        self._pid = os.getpid()
         self._is_started = False
         self._starting = threading.Lock()  # Never waited for.
         self._thread_id = 0
@@ -158,10 +156,10 @@ class _Worker:
         if not self._starting.acquire(blocking=False):
             return True
         try:
-            if not self._is_started and background.start(self._run) is not None:
+            if not self._is_started and start(self._run, "mldiagnostics-device-values") is not None:
                 self._is_started = True
                 # Not at import: JAX is loaded by now and drops all arrays at exit; what comes last is called first.
-                atexit.register(self.give_up, _EXIT_SECONDS)
+                at_exit_from_now(lambda: self.give_up(_EXIT_SECONDS))
             return self._is_started
         finally:
             self._starting.release()
@@ -195,9 +193,7 @@ class _Worker:
             pause_seconds = min(2 * pause_seconds, _LONGEST_LOOK_SECONDS)
 
     def give_up(self, timeout_seconds: float) -> None:
-        """Wait once, at the end of the process, so that no later call waits again. In a forked child, do nothing."""
-        if os.getpid() != self._pid:
-            return
+        """Wait once, at the end of the process, so that no later call waits again."""
         self.settle(may_compute=getattr(sys, "last_value", None) is None)
         if not self.drain(timeout_seconds):
             self._has_given_up = True
@@ -230,10 +226,8 @@ def _start_clean_in_child() -> None:
     _worker_of_this_process = _Worker()
 
 
-# At import, so that it is called late: others may record values at exit.
-atexit.register(lambda: _worker_of_this_process.stop(_STOP_SECONDS))
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_start_clean_in_child)
+at_exit(lambda: _worker_of_this_process.stop(_STOP_SECONDS), ExitOrder.DEVICES)
+at_fork(_start_clean_in_child)
 
 
 # --- Kinds of values --------------------------------------------------------------------------------------

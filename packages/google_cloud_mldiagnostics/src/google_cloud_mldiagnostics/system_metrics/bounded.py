@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from ml_diagnostics_common import background
 from ml_diagnostics_common.guard import LOSSES, warn_once
+from ml_diagnostics_common.worker import Task, start
 
 from google_cloud_mldiagnostics.system_metrics.readings import Collect, Reading
 
@@ -25,7 +25,7 @@ class Bounded:
         self._source = source
         self._ask = collect
         self._timeout_seconds = timeout_seconds
-        self._task: background.Task | None = None
+        self._task: Task | None = None
 
     def collect(self) -> list[Reading]:
         """What the collector says; nothing while it hangs. What it raises is raised here."""
@@ -40,7 +40,7 @@ class Bounded:
             except Exception as error:
                 answers.append(error)
 
-        self._task = background.start(ask)
+        self._task = start(ask, "mldiagnostics-system-metrics")
         if self._task is None:
             return []
         if not self._task.wait(self._timeout_seconds):

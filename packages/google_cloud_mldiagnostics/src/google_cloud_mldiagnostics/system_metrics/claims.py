@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import re
-import weakref
 from pathlib import Path
 
 from ml_diagnostics_common.descriptors import Descriptor
 from ml_diagnostics_common.file_lock import open_lock_file, try_lock, unlock
+from ml_diagnostics_common.process_hooks import LiveObjects, at_fork
 
 __all__ = ["Claims"]
 
@@ -68,13 +67,12 @@ class Claims:
             descriptor.close()
 
 
-_claims_of_this_process: weakref.WeakSet[Claims] = weakref.WeakSet()
+_claims_of_this_process: LiveObjects[Claims] = LiveObjects()
 
 
 def _forget_in_child() -> None:
-    for claims in list(_claims_of_this_process):
+    for claims in _claims_of_this_process:
         claims.forget()
 
 
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_forget_in_child)
+at_fork(_forget_in_child)

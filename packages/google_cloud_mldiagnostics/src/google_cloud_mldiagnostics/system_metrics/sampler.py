@@ -9,9 +9,9 @@ import time
 from collections.abc import Sequence
 from typing import Final
 
-from ml_diagnostics_common import background
 from ml_diagnostics_common.guard import guarded_as, report_loss
 from ml_diagnostics_common.steady_clock import now_ns
+from ml_diagnostics_common.worker import Task, start
 
 from google_cloud_mldiagnostics.active_run import ActiveRun
 from google_cloud_mldiagnostics.system_metrics import gpu, tpu
@@ -57,13 +57,13 @@ class SystemMetrics:
         # A bare lock, since a signal handler that stops us may interrupt who stops us already.
         self._goes_on = _thread.allocate_lock()
         self._goes_on.acquire()
-        self._task: background.Task | None = None
+        self._task: Task | None = None
 
     @guarded_as("measure the host")
     def start(self) -> None:
         """Starts the thread; in a forked child, and when it was started already, nothing."""
         if self._task is None and os.getpid() == self._run.pid:
-            self._task = background.start(self._measure_until_stopped)
+            self._task = start(self._measure_until_stopped, "mldiagnostics-system-metrics")
 
     @guarded_as("stop measuring the host")
     def stop(self, timeout_seconds: float = 1.0) -> bool:

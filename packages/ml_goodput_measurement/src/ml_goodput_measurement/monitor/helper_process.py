@@ -12,8 +12,8 @@ from typing import Any
 
 from ml_diagnostics_common.child_process import child_environment, module_folders, program_of, python_command
 from ml_diagnostics_common.descriptors import channels, send
-from ml_diagnostics_common.fork_lock import PROCESS_START_LOCK
 from ml_diagnostics_common.guard import job_logger
+from ml_diagnostics_common.process_hooks import PROCESS_START_LOCK
 
 from ml_goodput_measurement.monitor.settings import MonitorSettings
 

@@ -9,9 +9,9 @@ from collections import deque
 from collections.abc import Callable, Collection
 from typing import Any, TypeAlias
 
-from ml_diagnostics_common import background
 from ml_diagnostics_common.backoff import Backoff
 from ml_diagnostics_common.guard import job_logger
+from ml_diagnostics_common.worker import Task, start
 
 from ml_goodput_measurement.monitor.settings import Upload
 from ml_goodput_measurement.snapshot import Snapshot
@@ -53,7 +53,7 @@ class Sink:
         self._backoff = Backoff(_FIRST_WAIT_SECONDS, _LONGEST_WAIT_SECONDS)
         self._not_before = -float("inf")
         self._told: set[str] = set()
-        self._task: background.Task | None = None
+        self._task: Task | None = None
         self._busy_since = 0.0
         self._is_busy = False
         self._waiting: deque[Callable[[], None]] = deque(maxlen=_MOST_WAITING)
@@ -124,7 +124,7 @@ class Sink:
                 return
             self._is_busy = True
         self._busy_since = self._clock()
-        self._task = background.start(lambda: self._run(action))
+        self._task = start(lambda: self._run(action), "goodput-export")
         if self._task is None:
             self._is_busy = False
             self._failed(RuntimeError("no thread could be started"))

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from ml_diagnostics_common.backoff import Backoff
 from ml_diagnostics_common.child_process import has_ended
 from ml_diagnostics_common.guard import job_logger, log_once
+from ml_diagnostics_common.worker import start
 
 from ml_goodput_measurement.monitor.helper_process import IN_HELPER, HelperProcess
 from ml_goodput_measurement.monitor.settings import MonitorSettings, Upload
@@ -142,7 +143,7 @@ class Uploaders:
         process = None
         try:
             process = HelperProcess(self._settings)
-            threading.Thread(target=process.follow, name="goodput-monitor", daemon=True).start()
+            start(process.follow, "goodput-monitor")
             process.send({upload.value: windows}, flush=False, flush_seconds=0.0)
             seconds = max(0.0, deadline - time.monotonic())
             number = process.send({}, flush=True, flush_seconds=seconds)
@@ -183,11 +184,8 @@ class Uploaders:
         """Starts a process that does what is wanted, and the thread that looks after it and its successors."""
         process = self._new_process()
         # It is followed before anybody, such as a signal handler, can wait for its end.
-        keeper = threading.Thread(target=self._keep, args=(process,), name="goodput-monitor", daemon=True)
-        try:
-            keeper.start()
-        except RuntimeError as error:  # No more threads, or the interpreter ends.
-            _log.warning("The goodput monitor could not start its thread (%s): nothing is uploaded", error)
+        if start(lambda: self._keep(process), "goodput-monitor") is None:
+            _log.warning("The goodput monitor could not start its thread: nothing is uploaded")
             if process is not None:
                 process.kill()
             return
