@@ -8,8 +8,8 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from hypothesis import strategies as st
-from ml_goodput_measurement.events import read_events
-from ml_goodput_measurement.ledger import Ledger
+from ml_goodput_measurement._ledger import Ledger
+from ml_goodput_measurement._ledger.events import read_events
 
 from .histories import JOB, History, Payload
 

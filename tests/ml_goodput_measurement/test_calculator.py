@@ -580,7 +580,8 @@ def test_a_job_whose_clock_is_ahead_of_ours_is_told_up_to_its_last_word() -> Non
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, MemoryError, RuntimeError])
 @pytest.mark.parametrize(
-    "place", ["ml_goodput_measurement.recorders.Recorders.add", "ml_goodput_measurement.ledger.books.Books.update"]
+    "place",
+    ["ml_goodput_measurement._ledger.recorders.Recorders.add", "ml_goodput_measurement._ledger.books.Books.update"],
 )
 def test_a_query_that_was_broken_off_is_saved_by_nobody(
     error: type[BaseException], place: str, monkeypatch: pytest.MonkeyPatch

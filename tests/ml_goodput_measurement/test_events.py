@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from ml_goodput_measurement.events import (
+from ml_goodput_measurement._ledger import Ledger
+from ml_goodput_measurement._ledger.events import (
     CheckpointOperation,
     CheckpointProgress,
     Event,
@@ -19,7 +20,6 @@ from ml_goodput_measurement.events import (
     SliceCount,
     read_events,
 )
-from ml_goodput_measurement.ledger import Ledger
 from ml_goodput_measurement.partition import Bucket
 
 from .histories import BASE, JOB, orbax_save

@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 from ml_diagnostics_common.journal import Journal
 from ml_goodput_measurement import cli
+from ml_goodput_measurement._ledger import Ledger
 from ml_goodput_measurement.calculator import GoodputCalculator
-from ml_goodput_measurement.ledger import Ledger
 from ml_goodput_measurement.partition import AttemptEnd, JobReport
 
 from .histories import BASE, JOB, History

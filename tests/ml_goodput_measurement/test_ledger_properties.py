@@ -14,8 +14,9 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from ml_goodput_measurement.events import read_events
-from ml_goodput_measurement.ledger import Ledger, Summary, books, runs, step_times
+from ml_goodput_measurement._ledger import Ledger, Summary, books, step_times
+from ml_goodput_measurement._ledger import attempts as runs
+from ml_goodput_measurement._ledger.events import read_events
 from ml_goodput_measurement.partition import Bucket
 
 from .accounts import moment_ns

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from ml_goodput_measurement import goodput
-from ml_goodput_measurement.ledger import job_step_times
+from ml_goodput_measurement._ledger import step_times as job_step_times
 from ml_goodput_measurement.partition import AttemptEnd, Bucket
 
 from .accounts import (

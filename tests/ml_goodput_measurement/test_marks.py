@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from ml_goodput_measurement.ledger.marks import Interval, Marks
+from ml_goodput_measurement._ledger.intervals import Interval, Marks
 
 Mark = tuple[int, bool]
 """Time, and whether it is an end."""

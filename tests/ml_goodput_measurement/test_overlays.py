@@ -6,7 +6,7 @@ from itertools import pairwise
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from ml_goodput_measurement.ledger.overlays import PRECEDENCE, Overlay, Overlays, resolve
+from ml_goodput_measurement._ledger.intervals import PRECEDENCE, Overlay, Overlays, resolve
 from ml_goodput_measurement.partition import Bucket
 
 BUCKETS = [Bucket.ELASTIC_SCALE_UP, Bucket.CUSTOM, Bucket.CHECKPOINT_SAVE, Bucket.DATA_LOADING_SYNC]

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 from ml_diagnostics_common.journal import Journal
+from ml_goodput_measurement._ledger.recorders import Recorders
+from ml_goodput_measurement._ledger.writers import Writer
 from ml_goodput_measurement.calculator import GoodputCalculator
 from ml_goodput_measurement.partition import Bucket, JobReport
-from ml_goodput_measurement.recorders import Recorders
-from ml_goodput_measurement.writers import Writer
 
 from .histories import BASE, JOB, History, Payload
 

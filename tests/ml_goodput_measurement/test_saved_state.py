@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from ml_goodput_measurement._ledger.recorders import Recorders
+from ml_goodput_measurement._ledger.writers import Writer
 from ml_goodput_measurement.job_reader import state_path
-from ml_goodput_measurement.recorders import Recorders
 from ml_goodput_measurement.saved_state import load_state, save_state
-from ml_goodput_measurement.writers import Writer
 
 from .accounts import moment_ns
 from .histories import BASE, JOB, History, Payload

@@ -30,8 +30,8 @@ def truth() -> JobReport:
 SAVER = """
 import sys
 from pathlib import Path
-from ml_goodput_measurement.recorders import Recorders
-from ml_goodput_measurement.writers import Writer
+from ml_goodput_measurement._ledger.recorders import Recorders
+from ml_goodput_measurement._ledger.writers import Writer
 from ml_goodput_measurement.saved_state import save_state
 recorders = Recorders("job")
 recorders.add(Writer(0), [{"job_name": "job", "step_count": i, "step_start_time": 1.7e9 + i} for i in range(200_000)])

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from ml_diagnostics_common.exceptions import ConfigurationError, CredentialsError
 from ml_diagnostics_common.journal import JournalCap
-from ml_goodput_measurement import recorders
+from ml_goodput_measurement._ledger import recorders
 from ml_goodput_measurement.calculator import GoodputCalculator
 from ml_goodput_measurement.sources import LogSource
 

@@ -23,10 +23,10 @@ from ml_diagnostics_common.storage import storage_for
 from ml_diagnostics_testing.cloud_storage import CloudStorageServer
 from ml_diagnostics_testing.faults import Delay, Hang, Reset, Status, Truncate
 from ml_goodput_measurement import state_store
-from ml_goodput_measurement.recorders import Recorders
+from ml_goodput_measurement._ledger.recorders import Recorders
+from ml_goodput_measurement._ledger.writers import Writer
 from ml_goodput_measurement.saved_state import _MAGIC, decode_state, encode_state, facts_told
 from ml_goodput_measurement.state_store import StateStore, checked_gcs_path
-from ml_goodput_measurement.writers import Writer
 
 from .histories import JOB, History
 from .loaded_modules import loaded_by
@@ -261,9 +261,9 @@ def test_a_storm_of_refusals_ends_and_is_said_once(
 SYNCER = """
 import sys
 from pathlib import Path
-from ml_goodput_measurement.recorders import Recorders
+from ml_goodput_measurement._ledger.recorders import Recorders
 from ml_goodput_measurement.state_store import StateStore
-from ml_goodput_measurement.writers import Writer
+from ml_goodput_measurement._ledger.writers import Writer
 folder, gcs_path, first = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
 store, recorders = StateStore(folder / "job.goodput", gcs_path), Recorders("job")
 for step in range(first, 60, 2):
@@ -400,9 +400,9 @@ def test_without_credentials_or_the_client_the_local_state_counts(
 FULL_DISK = """
 import resource, sys
 from pathlib import Path
-from ml_goodput_measurement.recorders import Recorders
+from ml_goodput_measurement._ledger.recorders import Recorders
 from ml_goodput_measurement.state_store import StateStore
-from ml_goodput_measurement.writers import Writer
+from ml_goodput_measurement._ledger.writers import Writer
 recorders = Recorders("job")
 recorders.add(Writer(0), [{"job_name": "job", "step_count": i, "step_start_time": 1.7e9 + i} for i in range(1000)])
 store = StateStore(Path(sys.argv[1]) / "job.goodput", sys.argv[1])

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from ml_goodput_measurement import goodput, goodput_utils
+from ml_goodput_measurement._ledger import step_times
 from ml_goodput_measurement.exceptions import ConfigurationError, NoGoodputError
-from ml_goodput_measurement.ledger import step_times
 
 from .accounts import calculator_of
 from .histories import BASE, History, MemoryLog

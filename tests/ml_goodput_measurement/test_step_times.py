@@ -10,8 +10,8 @@ from collections.abc import Callable
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from ml_goodput_measurement.ledger import step_times
-from ml_goodput_measurement.ledger.step_times import StepTimes, median_of
+from ml_goodput_measurement._ledger import step_times
+from ml_goodput_measurement._ledger.step_times import StepTimes, median_of
 
 SECOND = 1_000_000_000
 

@@ -8,7 +8,9 @@ from itertools import pairwise
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from ml_goodput_measurement.ledger import Ledger, books, pairs, runs
+from ml_goodput_measurement._ledger import Ledger, books
+from ml_goodput_measurement._ledger import attempts as runs
+from ml_goodput_measurement._ledger import intervals as pairs
 from ml_goodput_measurement.partition import Bucket, Piece
 
 from .accounts import CUSTOM, PRODUCTIVE, RECOVERY, STARTUP, UNKNOWN, WASTED, moment_ns

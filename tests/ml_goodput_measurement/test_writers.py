@@ -7,8 +7,8 @@ from typing import Any
 
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from ml_goodput_measurement.recorders import Recorders
-from ml_goodput_measurement.writers import Writer
+from ml_goodput_measurement._ledger.recorders import Recorders
+from ml_goodput_measurement._ledger.writers import Writer
 
 from .accounts import moment_ns
 from .histories import JOB, History, Payload

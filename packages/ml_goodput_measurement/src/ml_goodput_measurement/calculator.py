@@ -12,6 +12,7 @@ from typing import Any
 from ml_diagnostics_common.exceptions import ConfigurationError
 from ml_diagnostics_common.guard import job_logger
 
+from ml_goodput_measurement._ledger import PROCESS_GONE, Ledger, Summary, Window
 from ml_goodput_measurement.copies import RebuiltFromArguments
 from ml_goodput_measurement.deviation import StepDeviations
 from ml_goodput_measurement.exceptions import NoGoodputError
@@ -19,7 +20,6 @@ from ml_goodput_measurement.figures import badput, counted_ns, goodput_percent
 from ml_goodput_measurement.goodput_exclusion import ExclusionInterval, GoodputExclusion, excluded_intervals
 from ml_goodput_measurement.job_goodput import JobGoodput
 from ml_goodput_measurement.job_reader import DEFAULT_CACHE_DIR, JobReader
-from ml_goodput_measurement.ledger import PROCESS_GONE, Ledger, Summary, Window
 from ml_goodput_measurement.metric_details import (
     BadputType,
     GoodputType,

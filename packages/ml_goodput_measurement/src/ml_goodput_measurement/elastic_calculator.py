@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import cast
 
+from ml_goodput_measurement._ledger import Summary, Window
 from ml_goodput_measurement.calculator import GoodputCalculator
-from ml_goodput_measurement.ledger import Summary, Window
 from ml_goodput_measurement.metric_details import ElasticIntervalWorkloadMetricDetails, ElasticWorkloadMetricDetails
 from ml_goodput_measurement.moments import Moment
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ml_goodput_measurement.ledger import Summary, Window
+from ml_goodput_measurement._ledger import Summary, Window
 from ml_goodput_measurement.metric_details import BadputType, UnproductiveTimeDict
 from ml_goodput_measurement.partition import Bucket
 

@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, TypeGuard
 from ml_diagnostics_common.environment import diagnostics_directory
 from ml_diagnostics_common.exceptions import ConfigurationError
 
+from ml_goodput_measurement._ledger import Ledger
+from ml_goodput_measurement._ledger.recorders import Recorders
 from ml_goodput_measurement.exceptions import NoGoodputError
-from ml_goodput_measurement.ledger import Ledger
 from ml_goodput_measurement.liveness import Liveness, ProcessState
 from ml_goodput_measurement.moments import retention_ns
 from ml_goodput_measurement.names import checked_name
-from ml_goodput_measurement.recorders import Recorders
 from ml_goodput_measurement.sources import LogSource, PayloadSource, UserLogger, UserLoggerSource
 from ml_goodput_measurement.state_store import DEFAULT_CACHE_DIR, StateStore, checked_gcs_path, state_folder
 

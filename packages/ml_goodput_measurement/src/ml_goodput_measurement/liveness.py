@@ -12,7 +12,7 @@ from ml_diagnostics_common.environment import identity
 from ml_diagnostics_common.journal.newest import is_open, writer_start_ns
 from ml_diagnostics_common.reader import JournalReader
 
-from ml_goodput_measurement.writers import Writer
+from ml_goodput_measurement._ledger.writers import Writer
 
 __all__ = ["Liveness", "ProcessState"]
 

@@ -26,8 +26,8 @@ from typing import Any, BinaryIO, NamedTuple
 from ml_diagnostics_common.file_lock import open_lock_file, try_lock
 from ml_diagnostics_common.guard import job_logger
 
+from ml_goodput_measurement._ledger.recorders import Recorders
 from ml_goodput_measurement._version import __version__
-from ml_goodput_measurement.recorders import Recorders
 
 __all__ = [
     "FRONT_BYTES",

@@ -9,19 +9,21 @@ from itertools import chain
 from operator import itemgetter
 from typing import Any
 
-from ml_goodput_measurement.ledger.accounting import Account, Painted, paint
-from ml_goodput_measurement.ledger.attempts import Attempt, Attempts, Changes
-from ml_goodput_measurement.ledger.facts import Facts
-from ml_goodput_measurement.ledger.job_step_times import JobStepTimes
-from ml_goodput_measurement.ledger.overlays import Overlay
-from ml_goodput_measurement.ledger.runs import (
+from ml_goodput_measurement._ledger.accounting import Account, Painted, paint
+from ml_goodput_measurement._ledger.attempts import (
     FAILED_YIELDS_TO,
     WASTED_YIELDS_TO,
+    Attempt,
+    Attempts,
+    Changes,
     Run,
     recorded_end,
     runs_before,
     step_runs,
 )
+from ml_goodput_measurement._ledger.facts import Facts
+from ml_goodput_measurement._ledger.intervals import Overlay
+from ml_goodput_measurement._ledger.step_times import JobStepTimes
 from ml_goodput_measurement.partition import Bucket
 
 __all__ = ["Books"]

@@ -9,7 +9,7 @@ from itertools import islice
 from operator import lt
 from typing import Any
 
-from ml_goodput_measurement.events import (
+from ml_goodput_measurement._ledger.events import (
     Activity,
     CheckpointOperation,
     CheckpointProgress,
@@ -21,9 +21,7 @@ from ml_goodput_measurement.events import (
     ProcessEnd,
     SliceCount,
 )
-from ml_goodput_measurement.ledger.marks import Interval, Marks, append_all
-from ml_goodput_measurement.ledger.overlays import Overlay, Overlays
-from ml_goodput_measurement.ledger.slice_counts import SliceCounts
+from ml_goodput_measurement._ledger.intervals import Interval, Marks, Overlay, Overlays, SliceCounts, append_all
 from ml_goodput_measurement.partition import Bucket
 from ml_goodput_measurement.process_outcome import ProcessOutcome
 

@@ -7,11 +7,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
 
-from ml_goodput_measurement.ledger.accounting import Account
-from ml_goodput_measurement.ledger.attempts import Attempts
-from ml_goodput_measurement.ledger.books import Books
-from ml_goodput_measurement.ledger.marks import Interval
-from ml_goodput_measurement.ledger.runs import recorded_end
+from ml_goodput_measurement._ledger.accounting import Account
+from ml_goodput_measurement._ledger.attempts import Attempts, recorded_end
+from ml_goodput_measurement._ledger.books import Books
+from ml_goodput_measurement._ledger.intervals import Interval
 from ml_goodput_measurement.partition import Bucket, Piece
 
 __all__ = ["Life", "Window", "exclude"]

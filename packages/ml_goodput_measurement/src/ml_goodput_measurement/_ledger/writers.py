@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any, NamedTuple
 
-from ml_goodput_measurement.events import EventBatch, JobStart
-from ml_goodput_measurement.ledger.facts import NEVER_NS, Facts
+from ml_goodput_measurement._ledger.events import EventBatch, JobStart
+from ml_goodput_measurement._ledger.facts import NEVER_NS, Facts
 
 __all__ = ["ChosenWriter", "Span", "Writer", "choose_writers", "describe_choices", "span_of", "spans_of"]
 

@@ -9,10 +9,10 @@ from itertools import accumulate, takewhile, zip_longest
 from operator import itemgetter
 from typing import Any, NamedTuple
 
-from ml_goodput_measurement.events import EventBatch, JobStart, read_events
-from ml_goodput_measurement.ledger import Ledger
-from ml_goodput_measurement.ledger.facts import NEVER_NS, Facts
-from ml_goodput_measurement.writers import (
+from ml_goodput_measurement._ledger.events import EventBatch, JobStart, read_events
+from ml_goodput_measurement._ledger.facts import NEVER_NS, Facts
+from ml_goodput_measurement._ledger.ledger import Ledger
+from ml_goodput_measurement._ledger.writers import (
     ChosenWriter,
     Span,
     Writer,
