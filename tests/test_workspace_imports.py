@@ -36,7 +36,6 @@ HEAVY = [
 LOADED_ON_USE = [
     "ml_diagnostics_common.bounded_adapter",
     "ml_diagnostics_common.credentials.access_token",
-    "xprofiler.cloud.bounded_http",
     "xprofiler.cloud.login",
     # Programs that are run elsewhere, as text.
     "xprofiler.capture.remote_relay",

@@ -108,7 +108,7 @@ def test_pages_follow_each_other(transport: LoggingTransport) -> None:
 
 
 @pytest.mark.parametrize(
-    ("status", "code", "retryable", "access"),
+    ("status", "code", "is_temporary", "access"),
     [
         (503, "UNAVAILABLE", True, False),
         (429, "RESOURCE_EXHAUSTED", True, False),
@@ -125,12 +125,12 @@ def test_every_answer_is_one_kind_of_error(
     cloud_logging_server: CloudLoggingServer,
     status: int,
     code: str,
-    retryable: bool,
+    is_temporary: bool,
     access: bool,
 ) -> None:
     cloud_logging_server.faults.always(Status(status))
     error = failure(transport)
-    assert (error.code, error.retryable, error.access) == (code, retryable, access)
+    assert (error.code, error.is_temporary, error.access) == (code, is_temporary, access)
     assert code in str(error)
 
 
@@ -145,7 +145,7 @@ def test_the_wait_that_the_server_asks_for_is_told(
 def test_a_call_is_made_once(transport: LoggingTransport, cloud_logging_server: CloudLoggingServer, fault: Any) -> None:
     """No library below us retries: what a retry costs is decided in one place, with a budget."""
     cloud_logging_server.faults.always(fault)
-    assert failure(transport).retryable
+    assert failure(transport).is_temporary
     with pytest.raises(TransportError):
         read(transport)
     assert [request.operation for request in cloud_logging_server.requests] == ["write", "list"]
@@ -198,7 +198,7 @@ def test_a_token_service_that_cannot_be_reached_is_asked_again_soon(cloud_loggin
     transport = RestTransport(cloud, base_url=cloud_logging_server.rest_url)
     error = failure(transport)
     transport.close()
-    assert (error.code, error.retryable, error.access) == ("UNAVAILABLE", True, False)
+    assert (error.code, error.is_temporary, error.access) == ("UNAVAILABLE", True, False)
 
 
 def test_a_poisoned_entry_is_named_and_the_rest_is_written(
@@ -209,14 +209,6 @@ def test_a_poisoned_entry_is_named_and_the_rest_is_written(
     assert list(caught.value.entry_errors) == [1]
     assert caught.value.entry_errors[1].code == "INVALID_ARGUMENT"
     assert len(cloud_logging_server.entries()) == 2
-
-
-def test_a_proxys_page_is_an_error_like_any_other() -> None:
-    from ml_diagnostics_common.cloud_logging.rest_transport import _error
-
-    error = _error(502, b"<html>Bad Gateway \xff</html>", None)
-    assert (error.code, error.retry_after_seconds) == ("UNAVAILABLE", None)
-    assert _error(429, b'{"error": ["odd"]}', 1.5).retry_after_seconds == 1.5
 
 
 ODD_BODIES: list[bytes] = [
@@ -242,7 +234,7 @@ def test_an_error_that_is_not_cloud_loggings_refuses_nothing_for_good(status: in
         for body in ODD_BODIES:
             proxy.response = Response(status, body)
             error = failure(transport)
-            assert (error.retryable, error.entry_errors) == (True, {}), body
+            assert (error.is_temporary, error.entry_errors) == (True, {}), body
         transport.close()
 
 

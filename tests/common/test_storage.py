@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from ml_diagnostics_common import storage as storage_package
 from ml_diagnostics_common.exceptions import (
     ConfigurationError,
     DiagnosticsError,
@@ -21,6 +20,7 @@ from ml_diagnostics_common.exceptions import (
     PreconditionFailedError,
     StorageError,
 )
+from ml_diagnostics_common.failures import Kind, classify
 from ml_diagnostics_common.storage import local_storage, storage
 from ml_diagnostics_testing.cloud_storage import CloudStorageServer
 from ml_diagnostics_testing.faults import Drip, Hang, Reset, Status, Truncate
@@ -558,38 +558,39 @@ def test_an_address_that_lost_a_slash_is_no_local_file(tmp_path, monkeypatch):
     assert list(tmp_path.iterdir()) == []
 
 
-# --- Why it failed ------------------------------------------------------------------------------------
+# --- Kinds of failures --------------------------------------------------------------------------------
 
 
 @pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning")  # The client leaves a connection open after a 401.
 @pytest.mark.parametrize(
-    ("fault", "failure"),
+    ("fault", "kind", "is_temporary"),
     [
-        (Status(401), storage_package.Failure.REFUSED),
-        (Status(403), storage_package.Failure.REFUSED),
-        (Status(403, reason="rateLimitExceeded"), storage_package.Failure.UNANSWERED),
-        (Status(403, reason="quotaExceeded"), storage_package.Failure.OTHER),
-        (Status(404), storage_package.Failure.MISSING),
-        (Status(503), storage_package.Failure.UNANSWERED),
-        (Reset(), storage_package.Failure.UNANSWERED),
-        (Status(400), storage_package.Failure.OTHER),
+        (Status(401), Kind.REFUSED, False),
+        (Status(403), Kind.REFUSED, False),
+        (Status(403, reason="rateLimitExceeded"), Kind.BUSY, True),
+        (Status(403, reason="quotaExceeded"), Kind.BUSY, False),
+        (Status(404), Kind.MISSING, False),
+        (Status(503), Kind.UNREACHABLE, True),
+        (Reset(), Kind.UNREACHABLE, True),
+        (Status(400), Kind.INVALID, False),
     ],
     ids=repr,
 )
-def test_why_cloud_storage_failed_is_told(cloud, server, fault, failure):
+def test_failures_of_cloud_storage_are_classified(cloud, server, fault, kind, is_temporary):
     server.faults.always(fault)
     with pytest.raises(DiagnosticsError) as raised:
         cloud.read("gs://bucket/a")
-    assert storage_package.failure_of(raised.value) == failure
+    failure = classify(raised.value)
+    assert (failure.kind, failure.is_temporary) == (kind, is_temporary)
 
 
-def test_why_a_local_file_failed_is_told(tmp_path):
-    keep = storage.LocalStorage()
+def test_failures_of_local_files_are_classified(tmp_path):
+    local = storage.LocalStorage()
     with pytest.raises(ObjectNotFoundError) as missing:
-        keep.read(str(tmp_path / "none"))
+        local.read(str(tmp_path / "none"))
     with pytest.raises(StorageError) as folder:
-        keep.read(str(tmp_path))
+        local.read(str(tmp_path))
     refused = StorageError("not yours")
     refused.__cause__ = PermissionError(errno.EACCES, "not yours")
-    found = [storage_package.failure_of(error) for error in (missing.value, refused, folder.value, ValueError())]
-    assert [one.value for one in found] == ["missing", "refused", "other", "other"]
+    found = [classify(error).kind for error in (missing.value, refused, folder.value, ValueError())]
+    assert found == [Kind.MISSING, Kind.REFUSED, Kind.INVALID, Kind.INVALID]

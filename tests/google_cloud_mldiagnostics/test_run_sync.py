@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from google_cloud_mldiagnostics.recording.run_log import RunLog
 from google_cloud_mldiagnostics.run_sync import EntriesSent, profile_files, send_entries, send_profiles
-from ml_diagnostics_common.cloud_logging import EntryError, Page, TransportError
+from ml_diagnostics_common.cloud_logging import Page, TransportError
 from ml_diagnostics_common.environment import diagnostics_directory
 
 Answer = Callable[[Sequence[Mapping[str, Any]]], TransportError | None]
@@ -51,7 +51,7 @@ def refusing(code: str, *numbers: int) -> Answer:
 
     def answer(entries: Sequence[Mapping[str, Any]]) -> TransportError | None:
         found = [index for index, entry in enumerate(entries) if entry["jsonPayload"]["n"] in numbers]
-        return TransportError(code, "no", entry_errors={index: EntryError(code, f"not {index}") for index in found})
+        return TransportError(code, "no", entry_errors={index: TransportError(code, f"not {index}") for index in found})
 
     return answer
 

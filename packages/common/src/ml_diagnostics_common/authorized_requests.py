@@ -1,35 +1,21 @@
-"""One request to an API over HTTP, one response, within a time and a size: our clients over HTTP use it.
+"""The HTTP client of all our REST clients: one authorized request, one response, within a time and a size.
 
 A server is not trusted: `bounded_adapter` limits its responses. google.auth and requests are imported by the first
-session, in the thread that asks for it.
+session, in the thread that opens it.
 """
 
 from __future__ import annotations
 
 import contextlib
-import email.utils
-import enum
 import functools
 import time
-from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Iterator, Mapping, MutableMapping
+from typing import Any, NamedTuple
 
 from ml_diagnostics_common.exceptions import MissingExtraError
+from ml_diagnostics_common.failures import Kind, RemoteError, classify, response_error
 
-if TYPE_CHECKING:
-    from ml_diagnostics_common.bounded_adapter import BoundedHttp, HttpRequest
-
-__all__ = [
-    "LIST_BYTES",
-    "RESPONSE_BYTES",
-    "Answer",
-    "NoAnswerError",
-    "Session",
-    "Why",
-    "exchange",
-    "open_session",
-    "shown",
-]
+__all__ = ["LIST_BYTES", "RESPONSE_BYTES", "Answer", "Session", "open_session"]
 
 RESPONSE_BYTES = 4 << 20
 """The limit of a response's body, after decompression."""
@@ -37,96 +23,108 @@ RESPONSE_BYTES = 4 << 20
 LIST_BYTES = 64 << 20
 """The limit of a page of a list: 1,000 entries of Cloud Logging's 256 KiB are unusual, and come as several pages."""
 
-_SHOWN_BYTES = 300
-
-
-class Why(enum.Enum):
-    """Why there is no answer."""
-
-    TIMEOUT = "not in time"
-    UNREACHABLE = "no connection, one that broke, or a response that is too large or cannot be decompressed"
-    TOKEN_REFUSED = "the credentials are not accepted"
-
-
-class NoAnswerError(Exception):
-    """A request was not answered; it may have been executed all the same.
-
-    Attributes:
-        why: Why not. A token service that could not be reached counts as unreachable.
-    """
-
-    def __init__(self, why: Why, message: str) -> None:
-        super().__init__(message)
-        self.why = why
-
 
 class Answer(NamedTuple):
-    """A server's response, good or bad.
+    """A response with a status of 2xx.
 
     Attributes:
         status: The HTTP status.
-        body: All of it, decompressed.
-        retry_after_seconds: The wait that the server asks for.
+        body: The whole body, decompressed.
     """
 
     status: int
     body: bytes
-    retry_after_seconds: float | None
 
 
 class Session:
-    """Connections that are kept, and tokens that are renewed. Made by `open_session`; several threads may use it.
+    """Reused connections and renewed tokens. Made by `open_session`; thread-safe.
 
-    Attributes:
-        credentials: Add the token to each request.
+    A `requests.Session` reads ~/.netrc, whose login would replace a token, cookies, and the variables for proxies and
+    authorities again for each request: half of a request's cost. Here the variables are read once for each server.
+
+    Args:
+        credentials: A `google.auth.credentials.Credentials`, which adds the token to each request.
+        http: A `requests.Session` of `bounded_adapter`.
+        token_request: Requests for tokens: a `google.auth.transport.Request`.
+        ca_certs: A file of the authorities to trust; None for those that requests trusts.
     """
 
-    def __init__(self, credentials: Any, http: BoundedHttp, token_request: Any) -> None:
-        self.credentials = credentials
+    def __init__(self, credentials: Any, http: Any, token_request: Any, ca_certs: str | None = None) -> None:
+        self._credentials = credentials
         self._http = http
         self._token_request = token_request
+        self._ca_certs = ca_certs
+        self._settings: dict[str, Mapping[str, Any]] = {}
 
-    def send(self, request: HttpRequest, most_bytes: int, moment: float) -> Answer:
-        """Make one request; twice where the server does not accept the token, with a new one.
+    def send(
+        self,
+        method: str,
+        url: str,
+        *,
+        headers: Mapping[str, str],
+        timeout_seconds: float,
+        query: Mapping[str, str] | None = None,
+        body: bytes | None = None,
+        most_bytes: int = RESPONSE_BYTES,
+    ) -> Answer:
+        """Make one request, once; again with a new token if the server does not accept the first. Follow no redirects.
 
         Args:
-            request: Without a token.
-            most_bytes: The limit of the response's body after decompression.
-            moment: When it is given up, in seconds of `time.monotonic`.
+            method: GET, POST, PATCH, ...
+            url: Without its query.
+            headers: The headers, without a token.
+            timeout_seconds: The limit for everything: a new token, headers and body.
+            query: The query's parameters.
+            body: The body to send.
+            most_bytes: The limit of the response's body after decompression; beyond it the connection is closed.
+
+        Raises:
+            RemoteError: The status is not 2xx, or there was no whole response in time, or it is too large.
         """
+        import requests
+
         from ml_diagnostics_common.bounded_adapter import Deadline
 
-        deadline = Deadline(moment)
+        deadline = Deadline(time.monotonic() + timeout_seconds)
         token_request = functools.partial(self._token_request, timeout=deadline)
-        for is_last in (False, True):
-            authorized = dict(request.headers)
-            self._authorize(token_request, request.method, request.url, authorized)
-            response = self._http.send(request._replace(headers=authorized), deadline)
-            with contextlib.closing(response):
-                response.raw.most_bytes = most_bytes
-                answer = Answer(
-                    response.status_code,
-                    response.raw.read_all(),
-                    _retry_after_seconds(response.headers.get("Retry-After")),
-                )
-            if answer.status != 401 or is_last:
-                break
-            self.credentials.refresh(token_request)
-        return answer
-
-    def _authorize(self, token_request: Any, method: str, url: str, headers: dict[str, str]) -> None:
-        try:
-            self.credentials.before_request(token_request, method, url, headers)
-        except RuntimeError:
-            # google-auth asks for regional access boundaries, which are optional, in a thread of its own. Python 3.12
-            # starts none once the program has ended (gh-104690), when the last requests are sent.
-            if not self.credentials.valid:
-                raise
-            self.credentials.apply(headers)
+        with _connection_errors(timeout_seconds):
+            prepared = requests.PreparedRequest()
+            prepared.prepare(method, url, headers={**headers, "Accept-Encoding": "gzip"}, params=query, data=body)
+            for is_last in (False, True):
+                self._authorize(token_request, method, url, prepared.headers)
+                response = self._http.get_adapter(url).send(prepared, timeout=deadline, **self._settings_of(url))
+                with contextlib.closing(response):
+                    response.raw.most_bytes = most_bytes
+                    received = response.raw.read_all()
+                if response.status_code != 401 or is_last:
+                    break
+                self._credentials.refresh(token_request)
+        if not 200 <= response.status_code < 300:
+            raise response_error(response.status_code, received, response.headers.get("Retry-After"))
+        return Answer(response.status_code, received)
 
     def close(self) -> None:
         """Close the connections; a later request opens others."""
         self._http.close()
+
+    def _settings_of(self, url: str) -> Mapping[str, Any]:
+        """Return the proxy and the authorities that the environment specifies for a server."""
+        server = "/".join(url.split("/", 3)[:3])
+        settings = self._settings.get(server)
+        if settings is None:
+            settings = self._http.merge_environment_settings(url, {}, True, self._ca_certs, None)
+            self._settings[server] = settings
+        return settings
+
+    def _authorize(self, token_request: Any, method: str, url: str, headers: MutableMapping[str, str]) -> None:
+        try:
+            self._credentials.before_request(token_request, method, url, headers)
+        except RuntimeError:
+            # google-auth requests regional access boundaries, which are optional, in a thread of its own. Python 3.12
+            # starts none once the program has ended (gh-104690), when the last requests are sent.
+            if not self._credentials.valid:
+                raise
+            self._credentials.apply(headers)
 
 
 def open_session(credentials: Any, feature: str, *, ca_certs: str | None = None) -> Session:
@@ -134,7 +132,7 @@ def open_session(credentials: Any, feature: str, *, ca_certs: str | None = None)
 
     Args:
         credentials: A `google.auth.credentials.Credentials`.
-        feature: What it is for, for the message where google-auth is missing.
+        feature: The feature that needs it, for the message if google-auth is missing.
         ca_certs: A file of the authorities to trust; None for those that `requests` trusts.
 
     Raises:
@@ -143,49 +141,11 @@ def open_session(credentials: Any, feature: str, *, ca_certs: str | None = None)
     try:
         from google.auth.transport.requests import Request
 
-        from ml_diagnostics_common.bounded_adapter import BoundedHttp, bounded_http
+        from ml_diagnostics_common.bounded_adapter import bounded_http
     except ImportError as error:
         raise MissingExtraError(feature, "ml-diagnostics-common", "logging") from error
     # Requests for a token by an adapter of google.auth's own would try four times to connect, each its full time.
-    return Session(credentials, BoundedHttp(ca_certs), Request(session=bounded_http(RESPONSE_BYTES)))
-
-
-def exchange(
-    session: Session,
-    method: str,
-    url: str,
-    *,
-    headers: Mapping[str, str],
-    timeout_seconds: float,
-    query: Mapping[str, str] | None = None,
-    body: bytes | None = None,
-    most_bytes: int = RESPONSE_BYTES,
-) -> Answer:
-    """Make one request, once.
-
-    Args:
-        session: What `open_session` returns.
-        method: GET, POST, PATCH, ...
-        url: Without its query.
-        headers: Of the request.
-        timeout_seconds: How long it may take in all: a new token, headers and body included.
-        query: The query's parameters.
-        body: What to send.
-        most_bytes: The limit of the response's body after decompression; beyond it the connection is closed.
-
-    Raises:
-        NoAnswerError: There was no whole response in time, or it is too large.
-    """
-    from ml_diagnostics_common.bounded_adapter import HttpRequest
-
-    moment = time.monotonic() + timeout_seconds
-    with _connection_errors(timeout_seconds):
-        return session.send(HttpRequest(method, url, headers, query, body), most_bytes, moment)
-
-
-def shown(body: bytes) -> str:
-    """Return the start of a response that is not an API's, for a message."""
-    return body[:_SHOWN_BYTES].decode("utf-8", "replace") or "an empty page"
+    return Session(credentials, bounded_http(0), Request(session=bounded_http(RESPONSE_BYTES)), ca_certs)
 
 
 @contextlib.contextmanager
@@ -196,31 +156,12 @@ def _connection_errors(timeout_seconds: float) -> Iterator[None]:
 
     try:
         yield
-    except (requests.exceptions.Timeout, urllib3.exceptions.TimeoutError) as error:
-        raise NoAnswerError(Why.TIMEOUT, f"no answer in {timeout_seconds:g} s") from error
-    except (requests.exceptions.RequestException, urllib3.exceptions.HTTPError) as error:
-        raise NoAnswerError(Why.UNREACHABLE, str(_root(error))) from error
-    except google.auth.exceptions.GoogleAuthError as error:
-        message = f"no access token: {error.args[0] if error.args else error!r}"
-        nobody = isinstance(error, google.auth.exceptions.TransportError) or getattr(error, "retryable", False)
-        raise NoAnswerError(Why.UNREACHABLE if nobody else Why.TOKEN_REFUSED, message) from error
-
-
-def _root(error: BaseException) -> BaseException:
-    """Return the error that requests and urllib3 wrapped; their own messages repeat the URL with its query."""
-    inner = getattr(error, "reason", None) or next(iter(error.args), None)
-    return _root(inner) if isinstance(inner, BaseException) else error
-
-
-def _retry_after_seconds(value: str | None) -> float | None:
-    """The header Retry-After: a number of seconds, or a date."""
-    if not value:
-        return None
-    try:
-        return max(0.0, float(value))
-    except ValueError:
-        pass
-    try:
-        return max(0.0, email.utils.parsedate_to_datetime(value).timestamp() - time.time())
-    except (TypeError, ValueError, OverflowError):
-        return None
+    except (
+        requests.RequestException,
+        urllib3.exceptions.HTTPError,
+        google.auth.exceptions.GoogleAuthError,
+    ) as error:
+        failure = classify(error)
+        if failure.kind is Kind.TIMEOUT:
+            failure = RemoteError(failure.code, f"no answer in {timeout_seconds:g} s")
+        raise failure from error

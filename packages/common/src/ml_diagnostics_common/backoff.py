@@ -1,18 +1,23 @@
-"""How long to wait after a failure, and how often to ask: the two ways in which we are gentle to a server."""
+"""Retries of remote calls: how long to wait, when to give up, and how many requests a minute to send."""
 
 from __future__ import annotations
 
+import math
 import time
 from collections import deque
 from collections.abc import Callable
+from typing import TypeVar
 
-__all__ = ["Backoff", "RequestBudget"]
+from ml_diagnostics_common.failures import RemoteError, classify
 
-_LONGEST_ASKED_SECONDS = 600.0
+__all__ = ["Backoff", "RequestBudget", "Retries"]
+
+_T = TypeVar("_T")
+_LONGEST_REQUESTED_SECONDS = 600.0
 
 
 class Backoff:
-    """Exponential backoff with jitter that never undercuts what the server asked for.
+    """Exponential backoff with jitter that is never shorter than the delay that the server asks for.
 
     Args:
         first_seconds: The longest wait after the first failure.
@@ -28,39 +33,89 @@ class Backoff:
         self._longest_seconds = longest_seconds
 
     def failed(self, retry_after_seconds: float | None = None) -> float:
-        """Counts one more failure and says how long to wait.
+        """Count one more failure, and return how long to wait.
 
-        Half of the wait is fixed and half is drawn, so that many processes that failed together do not come
-        back together.
+        Half of the wait is fixed and half is random, so that many processes that failed together do not retry
+        together.
 
         Args:
-            retry_after_seconds: The wait that the server asked for, if it did.
+            retry_after_seconds: The delay that the server asks for; None if it asks for none.
 
         Returns:
             Seconds to wait before the next attempt.
         """
-        import random  # Only here: it loads hashlib, and most jobs never need it.
+        import random  # Not at the top: it loads hashlib, and most jobs never need it.
 
         ceiling = min(self._longest_seconds, self._first_seconds * 2.0 ** min(self.failures, 30))
         self.failures += 1
         wait = ceiling * (0.5 + 0.5 * random.random())
         if retry_after_seconds is not None:
-            asked = min(retry_after_seconds, max(self._longest_seconds, _LONGEST_ASKED_SECONDS))
-            wait = max(wait, asked + 0.1 * ceiling * random.random())
+            requested = min(retry_after_seconds, max(self._longest_seconds, _LONGEST_REQUESTED_SECONDS))
+            wait = max(wait, requested + 0.1 * ceiling * random.random())
         return wait
 
     def succeeded(self) -> None:
-        """Forgets the failures."""
+        """Reset the failures to zero."""
         self.failures = 0
 
 
-class RequestBudget:
-    """At most so many requests in any 60 seconds; whoever asks for more waits. One project may share one.
+class Retries:
+    """The retries of one call.
+
+        data = Retries(Backoff(), seconds_left=lambda: deadline - time.monotonic())(download)
 
     Args:
-        requests_per_minute: How many requests may go out in any 60 seconds.
-        clock: Monotonic seconds.
-        sleep: Waits a number of seconds.
+        backoff: Returns the waits.
+        seconds_left: Returns how long the call may still take. A wait that takes longer is not started.
+        most_tries: The limit of tries, the first included.
+        retry_if: Return whether to retry after a failure; by default after a temporary one.
+        sleep: Wait for a number of seconds; return True to give up, as the `wait` of an event does.
+    """
+
+    def __init__(
+        self,
+        backoff: Backoff,
+        *,
+        seconds_left: Callable[[], float] = lambda: math.inf,
+        most_tries: float = math.inf,
+        retry_if: Callable[[RemoteError], bool] = lambda failure: failure.is_temporary,
+        sleep: Callable[[float], object] = time.sleep,
+    ) -> None:
+        self._backoff = backoff
+        self._seconds_left = seconds_left
+        self._most_tries = most_tries
+        self._retry_if = retry_if
+        self._sleep = sleep
+
+    @property
+    def failures(self) -> int:
+        """The number of tries that failed."""
+        return self._backoff.failures
+
+    def __call__(self, call: Callable[[], _T]) -> _T:
+        """Make a call until it succeeds; raise its error if no retry is left."""
+        while True:
+            try:
+                return call()
+            except Exception as error:
+                self.wait_after(error)
+
+    def wait_after(self, error: Exception) -> None:
+        """Wait before the next try; raise the error if no retry is left."""
+        failure = classify(error)
+        seconds = self._backoff.failed(failure.retry_after_seconds)
+        is_last = self.failures >= self._most_tries or seconds >= self._seconds_left()
+        if is_last or not self._retry_if(failure) or self._sleep(seconds):
+            raise error
+
+
+class RequestBudget:
+    """A limit of requests in any 60 seconds. All readers of one project may share one.
+
+    Args:
+        requests_per_minute: The limit.
+        clock: Return monotonic seconds.
+        sleep: Wait for a number of seconds.
     """
 
     def __init__(
@@ -75,7 +130,7 @@ class RequestBudget:
         self._sleep = sleep
 
     def spend(self) -> float:
-        """Waits until one more request fits, and counts it.
+        """Wait until the limit allows one more request, and count it.
 
         Returns:
             Seconds waited.

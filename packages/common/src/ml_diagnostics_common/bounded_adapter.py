@@ -9,8 +9,8 @@ from __future__ import annotations
 import functools
 import time
 import zlib
-from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Iterator
+from typing import Any
 
 import requests
 import urllib3
@@ -21,9 +21,7 @@ from ml_diagnostics_common.timed_response import TimedHeadersResponse, TimedResp
 
 __all__ = [
     "BoundedAdapter",
-    "BoundedHttp",
     "Deadline",
-    "HttpRequest",
     "ResponseTooLargeError",
     "TimedHeadersAdapter",
     "bounded_http",
@@ -45,57 +43,6 @@ def bounded_http(most_bytes: int) -> requests.Session:
     for prefix in ("http://", "https://"):
         session.mount(prefix, BoundedAdapter(most_bytes))
     return session
-
-
-class HttpRequest(NamedTuple):
-    """A request to an API.
-
-    Attributes:
-        method: GET, POST, PATCH, ...
-        url: Without its query.
-        headers: Of the request.
-        query: The query's parameters.
-        body: What to send.
-    """
-
-    method: str
-    url: str
-    headers: Mapping[str, str]
-    query: Mapping[str, str] | None = None
-    body: bytes | None = None
-
-
-class BoundedHttp:
-    """Connections of one client, for requests that carry their login themselves.
-
-    A `requests.Session` reads ~/.netrc, whose login would replace a token, cookies, and the variables for proxies and
-    authorities again for each request: half of a request's cost. Here the variables are read once for each server.
-
-    Args:
-        ca_certs: A file of the authorities to trust; None for those that requests trusts.
-    """
-
-    def __init__(self, ca_certs: str | None = None) -> None:
-        self._session = bounded_http(0)
-        self._ca_certs = ca_certs
-        self._settings: dict[str, Mapping[str, Any]] = {}
-
-    def send(self, request: HttpRequest, deadline: Deadline) -> Any:
-        """Make one request, once; redirects are not followed. The response's body is yet to be read."""
-        server = "/".join(request.url.split("/", 3)[:3])
-        settings = self._settings.get(server)
-        if settings is None:
-            settings = self._session.merge_environment_settings(request.url, {}, True, self._ca_certs, None)
-            self._settings[server] = settings
-        prepared = requests.PreparedRequest()
-        headers = {**request.headers, "Accept-Encoding": "gzip"}
-        prepared.prepare(request.method, request.url, headers=headers, params=request.query, data=request.body)
-        adapter: Any = self._session.get_adapter(request.url)
-        return adapter.send(prepared, timeout=deadline, **settings)
-
-    def close(self) -> None:
-        """Close the connections; a later request opens others."""
-        self._session.close()
 
 
 class ResponseTooLargeError(ProtocolError):

@@ -10,7 +10,7 @@ from typing import Any
 
 from ml_diagnostics_common.authorized_requests import LIST_BYTES, RESPONSE_BYTES
 
-__all__ = ["bounded_transport", "code_name"]
+__all__ = ["bounded_transport"]
 
 
 def bounded_transport(transport: Any, *, write: str, target: str | None, credentials: Any = None) -> Any:
@@ -46,13 +46,3 @@ def bounded_transport(transport: Any, *, write: str, target: str | None, credent
             return super().create_channel(*args, options=list({**given, **dict(options)}.items()), **kwargs)
 
     return Bounded(credentials=credentials, **({"host": target} if target else {}))
-
-
-def code_name(error: Any) -> str:
-    """Return the name in google.rpc.Code of a `GoogleAPICallError`.
-
-    gRPC calls a response beyond the limit RESOURCE_EXHAUSTED, as a server calls a quota that is used up.
-    """
-    name: str = error.grpc_status_code.name if error.grpc_status_code else "UNKNOWN"
-    is_large = name == "RESOURCE_EXHAUSTED" and "message larger than max" in (error.message or "")
-    return "UNAVAILABLE" if is_large else name

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from ml_diagnostics_common.exceptions import ConfigurationError, MissingExtraError
+from ml_diagnostics_common.failures import Kind, classify
 
 __all__ = ["CaptureResult", "ProfilerService", "TracerLevels", "file_name_of", "profile_request"]
 
@@ -60,15 +61,14 @@ class CaptureResult:
         address: The host, as it was asked.
         problem: Why there is no profile of it; empty if there is one.
         seconds: How long it took to answer.
-        is_late: Whether it did not answer in time; it may still be waiting for the moment to begin, by its own clock.
-        is_busy: Whether another profile ran there.
+        failure: The kind of failure, None if there is none: TIMEOUT of a host that may still be waiting for the
+            moment to start, by its own clock; CONFLICT of one where another profile runs.
     """
 
     address: str
     problem: str = ""
     seconds: float = 0.0
-    is_late: bool = False
-    is_busy: bool = False
+    failure: Kind | None = None
 
     @property
     def is_captured(self) -> bool:
@@ -302,14 +302,17 @@ def _result(address: str, call: _Call | None, began: float, connect_seconds: flo
         return CaptureResult(
             address,
             f"no profiler's server answers there within {connect_seconds:g} s: is the job running, with "
-            "jax.profiler.start_server(port) or on_demand_xprof=True, and may this machine reach it?",
+            "jax.profiler.start_server(port) or on_demand_xprof=True, and can this machine reach it?",
+            failure=Kind.UNREACHABLE,
         )
     try:
         return CaptureResult(address, "", call.result() - began)
     except grpc.RpcError as error:
-        status, details = error.code().name, error.details() or ""
-        is_busy = status == "ALREADY_EXISTS" or "another profiling session" in details.lower()
-        problem = f"{status}: {details}"
-        if is_busy:
-            problem = f"another profile runs there ({details}); try again when it has ended"
-        return CaptureResult(address, problem, call.ended - began, status == "DEADLINE_EXCEEDED", is_busy)
+        failure = classify(error)
+        kind, problem = failure.kind, f"{failure.code}: {failure.message}"
+        if kind is Kind.CONFLICT or "another profiling session" in failure.message.lower():
+            kind, problem = (
+                Kind.CONFLICT,
+                f"another profile runs there ({failure.message}); try again when it has ended",
+            )
+        return CaptureResult(address, problem, call.ended - began, kind)

@@ -14,7 +14,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
-from ml_diagnostics_common.backoff import Backoff
+from ml_diagnostics_common.backoff import Backoff, Retries
 from ml_diagnostics_common.cloud_logging import LoggingTransport, TransportError, full_log_name
 from ml_diagnostics_common.cloud_logging.limits import cut_to_fit
 from ml_diagnostics_common.entry import EntryContext, LogEntry, encode_cloud
@@ -52,7 +52,6 @@ _BATCH: Final = 500
 _TELL_EVERY: Final = 10_000
 _REQUEST_SECONDS: Final = 30.0
 _PATIENCE_SECONDS: Final = 60.0
-_REFUSED: Final = frozenset({"INVALID_ARGUMENT", "FAILED_PRECONDITION", "OUT_OF_RANGE"})
 _KEPT_BY_EACH: Final = ("createTime", "etag", "name", "updateTime")
 _PROFILES: Final = (SUFFIX, TRACE_JSON_SUFFIX)
 _MOST_PROFILE_BYTES: Final = 4 << 30  # XProf's protobufs end at 2 GiB.
@@ -161,8 +160,10 @@ class _Encoder:
 def _write(
     transport: LoggingTransport, entries: Sequence[_Encoded], sent: EntriesSent, sleep: Callable[[float], None]
 ) -> None:
-    """Writes a batch until each of its entries was taken, or refused for good."""
-    pending, backoff, deadline = [list(entries)], Backoff(longest_seconds=16.0), time.monotonic() + _PATIENCE_SECONDS
+    """Write a batch until each of its entries is accepted, or refused for good."""
+    deadline = time.monotonic() + _PATIENCE_SECONDS
+    retries = Retries(Backoff(longest_seconds=16.0), seconds_left=lambda: deadline - time.monotonic(), sleep=sleep)
+    pending = [list(entries)]
     while pending:
         part = pending.pop()
         try:
@@ -170,37 +171,27 @@ def _write(
             sent.sent += len(part)
         except TransportError as error:
             pending += _not_written(part, error, sent)
-            passing = _passing_cause(error)
-            if passing is not None:
-                wait_seconds = backoff.failed(error.retry_after_seconds)
-                if not passing.retryable or time.monotonic() + wait_seconds > deadline:
-                    raise passing from error
-                sleep(wait_seconds)
+            causes = list(error.entry_errors.values()) or [error]
+            temporary = next((cause for cause in causes if not cause.refuses_entries), None)
+            if temporary is not None:
+                retries.wait_after(temporary)
 
 
 def _not_written(part: list[_Encoded], error: TransportError, sent: EntriesSent) -> list[list[_Encoded]]:
-    """What of a batch goes again, and in which parts; counts the rest."""
+    """Return the parts of a batch to send again; count the rest."""
     if error.entry_errors:
-        again = [index for index, why in error.entry_errors.items() if why.code not in _REFUSED]
+        again = [index for index, cause in error.entry_errors.items() if not cause.refuses_entries]
         sent.sent += len(part) - len(error.entry_errors)
-        sent.refuse([why.message for why in error.entry_errors.values() if why.code in _REFUSED])
+        sent.refuse([cause.message for cause in error.entry_errors.values() if cause.refuses_entries])
         return [[part[index] for index in again]] if again else []
-    if error.code not in _REFUSED:
+    if not error.refuses_entries:
         return [part]
     if len(part) > 1:
         return [part[len(part) // 2 :], part[: len(part) // 2]]
     if not sent.sent:
-        raise error  # Nothing was taken yet: it is not the entry that the server does not like.
+        raise error  # No entry was accepted yet, so the log or the project is refused, not this entry.
     sent.refuse([error.message])
     return []
-
-
-def _passing_cause(error: TransportError) -> TransportError | None:
-    """What kept a batch, or an entry of it, from being written, where it was not refused for good."""
-    if not error.entry_errors:
-        return None if error.code in _REFUSED else error
-    causes = (why for why in error.entry_errors.values() if why.code not in _REFUSED)
-    return next((TransportError(why.code, why.message) for why in causes), None)
 
 
 def home_of(run_id: str, root: Path) -> tuple[str, str]:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from urllib.parse import quote
 
 from ml_diagnostics_common.credentials.instance_metadata import instance_metadata, metadata_value
+from ml_diagnostics_common.failures import response_error
 
 from ml_goodput_measurement.exceptions import MetadataError
 
@@ -93,7 +94,7 @@ def get_gcp_metadata(
         status, text = metadata_value(path, timeout_seconds=timeout)
         if status == 200:
             return text
-        if 400 <= status < 500 and status != 429:
+        if status and not response_error(status, b"").is_temporary:
             return None  # There is no such value.
     if must_answer:
         raise MetadataError(f"the metadata server of this machine did not answer {path} well")

@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from ml_diagnostics_common.credentials import find_cloud
 from ml_diagnostics_common.environment import endpoint, grpc_target
 from ml_diagnostics_common.exceptions import DiagnosticsError
-from ml_diagnostics_common.grpc_channels import bounded_transport, code_name
+from ml_diagnostics_common.failures import classify
+from ml_diagnostics_common.grpc_channels import bounded_transport
 from ml_diagnostics_common.guard import Counters, log_once
 
 from ml_goodput_measurement.copies import RebuiltFromArguments
@@ -248,31 +249,18 @@ class _PartError(Exception):
 
 @contextlib.contextmanager
 def _call_errors() -> Iterator[None]:
-    """What a call raises, as one of two kinds."""
-    from google.api_core.exceptions import GoogleAPICallError, GoogleAPIError
+    """Raise what a call raises as one of two kinds."""
+    from google.api_core.exceptions import GoogleAPIError
     from google.auth.exceptions import GoogleAuthError
+    from google.cloud.monitoring_v3 import CreateTimeSeriesSummary
 
     try:
         yield
-    except GoogleAPICallError as error:
-        raise _explained(error) from error
-    except GoogleAPIError as error:
-        raise CloudMonitoringError("UNKNOWN", str(error)) from error
-    except GoogleAuthError as error:
-        code = "UNAVAILABLE" if getattr(error, "retryable", False) else "UNAUTHENTICATED"
-        raise CloudMonitoringError(code, str(error)) from error
-
-
-def _explained(error: Any) -> Exception:
-    from google.cloud.monitoring_v3 import CreateTimeSeriesSummary
-    from google.rpc.error_details_pb2 import RetryInfo  # type: ignore[import-untyped]
-
-    code = code_name(error)
-    wait = None
-    for detail in error.details:
-        if isinstance(detail, RetryInfo):
-            wait = detail.retry_delay.seconds + detail.retry_delay.nanos / 1e9
-        elif getattr(detail, "type_url", "").endswith("google.monitoring.v3.CreateTimeSeriesSummary"):
-            summary = CreateTimeSeriesSummary.deserialize(detail.value)
-            return _PartError(code, summary.total_point_count - summary.success_point_count, error.message)
-    return CloudMonitoringError(code, error.message or "", retry_after_seconds=wait)
+    except (GoogleAPIError, GoogleAuthError) as error:
+        failure = CloudMonitoringError.of(classify(error))
+        for detail in getattr(error, "details", ()):
+            if getattr(detail, "type_url", "").endswith("google.monitoring.v3.CreateTimeSeriesSummary"):
+                summary = CreateTimeSeriesSummary.deserialize(detail.value)
+                refused = summary.total_point_count - summary.success_point_count
+                raise _PartError(failure.code, refused, failure.message) from error
+        raise failure from error

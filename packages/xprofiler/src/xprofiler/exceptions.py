@@ -26,6 +26,7 @@ __all__ = [
     "TimedOutError",
     "UsageError",
     "XprofilerError",
+    "class_of",
     "exit_code_of",
 ]
 
@@ -81,8 +82,6 @@ def exit_code_of(error: BaseException) -> int:
     Args:
         error: One of these classes, or an error of a library below.
     """
-    from ml_diagnostics_common.storage.failures import Failure, failure_of
-
     if isinstance(error, XprofilerError):
         return error.exit_code
     if (
@@ -91,5 +90,14 @@ def exit_code_of(error: BaseException) -> int:
         return NotFoundError.exit_code
     if isinstance(error, ConfigurationError):
         return UsageError.exit_code
-    codes = {Failure.REFUSED: NotPermittedError, Failure.MISSING: NotFoundError, Failure.UNANSWERED: TimedOutError}
-    return codes.get(failure_of(error), XprofilerError).exit_code
+    return class_of(error).exit_code if isinstance(error, DiagnosticsError) else XprofilerError.exit_code
+
+
+def class_of(error: BaseException) -> type[XprofilerError]:
+    """Return the class of ours for the failure of a remote call."""
+    from ml_diagnostics_common.failures import Kind, classify
+
+    failure = classify(error)
+    if failure.is_temporary:
+        return TimedOutError
+    return {Kind.REFUSED: NotPermittedError, Kind.MISSING: NotFoundError}.get(failure.kind, XprofilerError)

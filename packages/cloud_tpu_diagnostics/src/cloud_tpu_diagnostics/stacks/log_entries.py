@@ -225,20 +225,14 @@ def _cloud_entries(job: str, since_seconds: float, unreadable: set[int]) -> Iter
 
 
 def _request(transport: LoggingTransport, filter_: str, order: str, token: str) -> Any:
-    from ml_diagnostics_common.backoff import Backoff
-    from ml_diagnostics_common.cloud_logging import TransportError
+    from ml_diagnostics_common.backoff import Backoff, Retries
 
-    backoff = Backoff(longest_seconds=16.0)
-    while True:
-        try:
-            return transport.list_page(
-                filter_, order_by=order, page_size=_PAGE_SIZE, page_token=token, timeout_seconds=_REQUEST_SECONDS
-            )
-        except TransportError as error:
-            wait_seconds = backoff.failed(error.retry_after_seconds)
-            if not error.retryable or backoff.failures >= _ATTEMPTS:
-                raise
-            time.sleep(wait_seconds)
+    retries = Retries(Backoff(longest_seconds=16.0), most_tries=_ATTEMPTS)
+    return retries(
+        lambda: transport.list_page(
+            filter_, order_by=order, page_size=_PAGE_SIZE, page_token=token, timeout_seconds=_REQUEST_SECONDS
+        )
+    )
 
 
 def dumps_of(entries: Iterable[LogEntry]) -> list[ProcessDump]:

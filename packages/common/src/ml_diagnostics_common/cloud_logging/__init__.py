@@ -1,7 +1,7 @@
-"""Cloud Logging: entries written and read, over REST or gRPC.
+"""Cloud Logging: writing and reading entries, over REST or gRPC.
 
-`connect` finds a cloud and speaks to it; `CloudLoggingReader` reads a log as an `EntryReader`. The google
-client libraries are imported when a transport is made, not before.
+`connect` finds a cloud and returns a transport; `CloudLoggingReader` reads a log as an `EntryReader`. Google's client
+libraries are imported when a transport is made, not before.
 """
 
 from ml_diagnostics_common.cloud_logging.connecting import connect, make_transport
@@ -9,7 +9,6 @@ from ml_diagnostics_common.cloud_logging.filters import full_log_name
 from ml_diagnostics_common.cloud_logging.pages import pages
 from ml_diagnostics_common.cloud_logging.reader import CloudLoggingReader
 from ml_diagnostics_common.cloud_logging.transport import (
-    EntryError,
     LoggingTransport,
     Page,
     TransportError,
@@ -17,7 +16,6 @@ from ml_diagnostics_common.cloud_logging.transport import (
 
 __all__ = [
     "CloudLoggingReader",
-    "EntryError",
     "LoggingTransport",
     "Page",
     "TransportError",

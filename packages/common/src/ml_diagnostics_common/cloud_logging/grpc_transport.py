@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from ml_diagnostics_common.client_imports import import_undisturbed
 from ml_diagnostics_common.cloud_logging.decoding import EntryDecoder, Origin
-from ml_diagnostics_common.cloud_logging.transport import EntryError, Page, TransportError
+from ml_diagnostics_common.cloud_logging.transport import Page, TransportError, entry_error
 from ml_diagnostics_common.credentials import CloudEnvironment
 from ml_diagnostics_common.entry import parse_timestamp
 from ml_diagnostics_common.exceptions import MissingExtraError
-from ml_diagnostics_common.grpc_channels import bounded_transport, code_name
+from ml_diagnostics_common.failures import classify
+from ml_diagnostics_common.grpc_channels import bounded_transport
 
 __all__ = ["GrpcTransport"]
 
@@ -21,7 +22,6 @@ _MODULES = (
     "google.cloud.logging_v2.services.logging_service_v2",
     "google.cloud.logging_v2.services.logging_service_v2.transports",
     "google.cloud.logging_v2.types",
-    "google.rpc.code_pb2",
     "google.rpc.error_details_pb2",
 )
 
@@ -221,44 +221,26 @@ def _value(value: Any) -> Any:
 
 @contextlib.contextmanager
 def _call_errors() -> Iterator[None]:
-    """What a call raises, as TransportError."""
-    import google.auth.exceptions
+    """Raise what a call raises as TransportError."""
     from google.api_core.exceptions import GoogleAPICallError
+    from google.auth.exceptions import GoogleAuthError
 
     try:
         yield
-    except GoogleAPICallError as error:
-        raise _error(error) from error
-    except google.auth.exceptions.TransportError as error:  # Nobody could be asked for a token.
-        raise TransportError("UNAVAILABLE", str(error)) from error
-    except google.auth.exceptions.GoogleAuthError as error:
-        code = "UNAVAILABLE" if getattr(error, "retryable", False) else "UNAUTHENTICATED"
-        raise TransportError(code, str(error)) from error
+    except (GoogleAPICallError, GoogleAuthError) as error:
+        failure = TransportError.of(classify(error))
+        failure.entry_errors = _entry_errors(getattr(error, "details", ()), failure.retry_after_seconds)
+        raise failure from error
 
 
-def _error(error: Any) -> TransportError:
+def _entry_errors(details: Iterable[Any], retry_after_seconds: float | None) -> dict[int, TransportError]:
+    """Decode the errors of single entries."""
     from google.cloud.logging_v2.types import WriteLogEntriesPartialErrors
-    from google.rpc.code_pb2 import Code  # type: ignore[import-untyped]
-    from google.rpc.error_details_pb2 import RetryInfo  # type: ignore[import-untyped]
 
-    code = code_name(error)
-    wait = _trailing_retry_after(error.response)
-    refused: dict[int, EntryError] = {}
-    for detail in error.details:
-        if isinstance(detail, RetryInfo):
-            wait = detail.retry_delay.seconds + detail.retry_delay.nanos / 1e9
-        elif getattr(detail, "type_url", "").endswith("google.logging.v2.WriteLogEntriesPartialErrors"):
+    refused = {}
+    for detail in details:
+        if getattr(detail, "type_url", "").endswith("google.logging.v2.WriteLogEntriesPartialErrors"):
             errors = WriteLogEntriesPartialErrors.pb(WriteLogEntriesPartialErrors.deserialize(detail.value))
             for index, status in errors.log_entry_errors.items():
-                name = Code.Name(status.code) if status.code in Code.values() else "UNKNOWN"
-                refused[index] = EntryError(name, status.message)
-    return TransportError(code, error.message or "", retry_after_seconds=wait, entry_errors=refused)
-
-
-def _trailing_retry_after(call: Any) -> float | None:
-    """Proxies put the header Retry-After into the trailing metadata."""
-    try:
-        metadata = dict(call.trailing_metadata() or ())
-        return float(metadata["retry-after"])
-    except (AttributeError, KeyError, TypeError, ValueError):
-        return None
+                refused[index] = entry_error(status.code, status.message, retry_after_seconds)
+    return refused

@@ -20,7 +20,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from ml_diagnostics_common.backoff import Backoff, RequestBudget
+from ml_diagnostics_common.backoff import Backoff, RequestBudget, Retries
 from ml_diagnostics_common.cloud_logging.filters import (
     ORDER,
     entries_filter,
@@ -32,6 +32,7 @@ from ml_diagnostics_common.cloud_logging.gaps import GapSchedule
 from ml_diagnostics_common.cloud_logging.pages import pages
 from ml_diagnostics_common.cloud_logging.transport import PAGE_SIZE, LoggingTransport, Page, TransportError
 from ml_diagnostics_common.entry import LogEntry, SeenSequences, make_insert_id
+from ml_diagnostics_common.failures import Kind
 from ml_diagnostics_common.guard import Counters, job_logger
 
 __all__ = ["CloudLoggingReader"]
@@ -266,10 +267,13 @@ class CloudLoggingReader:
         yield from pages(lambda token: self._request(filter_, token, wide))
 
     def _request(self, filter_: str, token: str, wide: bool) -> Page:
-        """One page, asked for until it comes, the query proves too wide, or patience ends."""
-        backoff = Backoff(longest_seconds=64.0)
-        began = self._clock()
-        while True:
+        """Return one page, with retries until the query proves too wide or patience ends."""
+        deadline = self._clock() + self._patience_seconds
+        retries = Retries(
+            Backoff(longest_seconds=64.0), seconds_left=lambda: deadline - self._clock(), sleep=self._sleep
+        )
+
+        def list_page() -> Page:
             waited = self._budget.spend()
             if waited > 1:
                 _logger.info("waited %.0f s: reading Cloud Logging keeps to the project's quota", waited)
@@ -283,14 +287,14 @@ class CloudLoggingReader:
                 )
             except TransportError as error:
                 narrow = _refused_as_too_wide(error)
-                slow = error.code == "DEADLINE_EXCEEDED" and backoff.failures + 1 >= _ANSWERS_BEFORE_NARROWING
+                slow = error.kind is Kind.TIMEOUT and retries.failures + 1 >= _ANSWERS_BEFORE_NARROWING
                 if wide and (narrow or slow):
                     raise _TooWideError from error
-                wait = backoff.failed(error.retry_after_seconds)
-                patient = self._clock() + wait - began <= self._patience_seconds
-                if not ((error.retryable or narrow) and patient):
-                    raise
-                self._sleep(wait)
+                if narrow:
+                    error.code = "DEADLINE_EXCEEDED"
+                raise
+
+        return retries(list_page)
 
 
 class _TooWideError(Exception):

@@ -6,37 +6,22 @@ that. Its `list_entries` builds a wrapper object an entry, which is where 19 of 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
 
 import msgspec
 
 from ml_diagnostics_common._version import __version__
-from ml_diagnostics_common.authorized_requests import (
-    LIST_BYTES,
-    RESPONSE_BYTES,
-    NoAnswerError,
-    Why,
-    exchange,
-    open_session,
-    shown,
-)
+from ml_diagnostics_common.authorized_requests import LIST_BYTES, RESPONSE_BYTES, open_session
 from ml_diagnostics_common.cloud_logging.decoding import EntryDecoder, Origin, TimestampParser
-from ml_diagnostics_common.cloud_logging.transport import EntryError, Page, TransportError
+from ml_diagnostics_common.cloud_logging.transport import Page, TransportError, entry_error
 from ml_diagnostics_common.credentials import CloudEnvironment
 from ml_diagnostics_common.entry import EntryContext, LogEntry
+from ml_diagnostics_common.failures import Kind, RemoteError, excerpt
 
 __all__ = ["RestTransport"]
 
 _BASE_URL = "https://logging.googleapis.com"
-_CODE_WITHOUT_ANSWER = {
-    Why.TIMEOUT: "DEADLINE_EXCEEDED",
-    Why.UNREACHABLE: "UNAVAILABLE",
-    Why.TOKEN_REFUSED: "UNAUTHENTICATED",
-}
-
-
 _UNREADABLE = (msgspec.DecodeError, ValueError, RecursionError)
 
 
@@ -98,8 +83,8 @@ class RestTransport:
             raise TransportError("INVALID_ARGUMENT", f"an entry that JSON does not take ({error})") from error
         answer = self._post("entries:write", body, timeout_seconds, RESPONSE_BYTES)
         if not _is_object(answer):
-            # A proxy's page, which says 200 too: nobody told us that the entries were written.
-            raise TransportError("UNAVAILABLE", f"no answer of Cloud Logging: {shown(answer)}")
+            # A proxy's page may have status 200, too: the entries may not be written.
+            raise TransportError("UNAVAILABLE", f"expected a JSON object, got {excerpt(answer)}")
 
     def list_page(
         self, filter_: str, *, order_by: str, page_size: int, page_token: str = "", timeout_seconds: float
@@ -179,22 +164,14 @@ class RestTransport:
         return Page(entries, token, received_ns, unreadable)
 
     def _post(self, method: str, body: bytes, timeout_seconds: float, most_bytes: int) -> bytes:
-        """One request; the answer's body if it is a good one."""
+        """Make one request, and return the body of the response."""
         url = f"{self._api}/{method}"
         try:
-            answer = exchange(
-                self._session,
-                "POST",
-                url,
-                headers=self._headers,
-                timeout_seconds=timeout_seconds,
-                body=body,
-                most_bytes=most_bytes,
+            answer = self._session.send(
+                "POST", url, headers=self._headers, timeout_seconds=timeout_seconds, body=body, most_bytes=most_bytes
             )
-        except NoAnswerError as error:
-            raise TransportError(_CODE_WITHOUT_ANSWER[error.why], str(error)) from error
-        if answer.status != 200:
-            raise _error(answer.status, answer.body, answer.retry_after_seconds)
+        except RemoteError as failure:
+            raise _error(failure) from failure
         return answer.body
 
 
@@ -213,82 +190,28 @@ def _origin(entry: _Entry) -> Origin:
     return labels, resource
 
 
-# --- Errors in an answer ------------------------------------------------------------------------------
-
-_CODES = [
-    "OK",
-    "CANCELLED",
-    "UNKNOWN",
-    "INVALID_ARGUMENT",
-    "DEADLINE_EXCEEDED",
-    "NOT_FOUND",
-    "ALREADY_EXISTS",
-]
-_CODES += ["PERMISSION_DENIED", "RESOURCE_EXHAUSTED", "FAILED_PRECONDITION", "ABORTED", "OUT_OF_RANGE"]
-_CODES += ["UNIMPLEMENTED", "INTERNAL", "UNAVAILABLE", "DATA_LOSS", "UNAUTHENTICATED"]
-
-_CODE_OF_STATUS = {
-    400: "INVALID_ARGUMENT",
-    401: "UNAUTHENTICATED",
-    403: "PERMISSION_DENIED",
-    404: "NOT_FOUND",
-    408: "DEADLINE_EXCEEDED",
-    409: "ABORTED",
-    413: "INVALID_ARGUMENT",
-    429: "RESOURCE_EXHAUSTED",
-    500: "INTERNAL",
-    504: "DEADLINE_EXCEEDED",
-}
+# --- Errors -------------------------------------------------------------------------------------------
 
 
-_CODE_OF_ODD_BODY = {
-    408: "DEADLINE_EXCEEDED",
-    413: "INVALID_ARGUMENT",
-    429: "RESOURCE_EXHAUSTED",
-    504: "DEADLINE_EXCEEDED",
-}
-"""For errors that are not in Google's form: what answered may be a proxy, which knows nothing of the entries. A proxy's
-limit of a request's size (413) is one: a smaller batch may pass."""
+def _error(failure: RemoteError) -> TransportError:
+    error = TransportError.of(failure)
+    is_of_proxy = failure.status and not failure.is_from_api
+    if is_of_proxy and (failure.access or failure.kind is Kind.CONFLICT or failure.status == 400):
+        # A proxy does not know the entries, and Cloud Logging may accept them. It may know the limit of a request's
+        # size (413): a smaller batch may pass.
+        error.code = "UNAVAILABLE"
+    for detail in failure.details:
+        error.entry_errors.update(_entry_errors(detail.get("logEntryErrors"), failure.retry_after_seconds))
+    return error
 
 
-def _error(status: int, body: bytes, wait: float | None) -> TransportError:
-    """Explain a response that is not 200; its body may be Google's error in JSON, or a proxy's page in anything."""
-    try:
-        decoded = msgspec.json.decode(body)
-    except _UNREADABLE:
-        decoded = None
-    described = decoded.get("error") if isinstance(decoded, dict) else None
-    if not isinstance(described, dict) or not isinstance(described.get("message"), str):
-        code = _CODE_OF_ODD_BODY.get(status) or (
-            "UNAVAILABLE" if status >= 500 or status in _CODE_OF_STATUS else "UNIMPLEMENTED"
-        )
-        return TransportError(code, f"{shown(body)} (HTTP {status})", retry_after_seconds=wait)
-    named = described.get("status")
-    code = named if named in _CODES else _CODE_OF_STATUS.get(status, "")
-    # Cloud Logging sends no other status: what answered knows nothing of the entries.
-    code = code or ("UNAVAILABLE" if status >= 500 else "UNIMPLEMENTED")
-    refused: dict[int, EntryError] = {}
-    for detail in _objects(described.get("details")):
-        wait = _duration_seconds(detail.get("retryDelay")) if wait is None else wait
-        refused.update(_entry_errors(detail.get("logEntryErrors")))
-    message = f"{described['message']} (HTTP {status})"
-    return TransportError(code, message, retry_after_seconds=wait, entry_errors=refused)
-
-
-def _objects(value: Any) -> list[dict[str, Any]]:
-    return [item for item in value if isinstance(item, dict)] if isinstance(value, list) else []
-
-
-def _entry_errors(value: Any) -> dict[int, EntryError]:
-    """Decode the errors of single entries; an index that is not a number stands for one that was never sent."""
+def _entry_errors(value: Any, retry_after_seconds: float | None) -> dict[int, TransportError]:
+    """Decode the errors of single entries; an index that is not a number is decoded as one that was not sent."""
     refused = {}
     for index, error in value.items() if isinstance(value, dict) else ():
         described = error if isinstance(error, dict) else {}
-        number = described.get("code")
-        is_code = isinstance(number, int) and 0 < number < len(_CODES)
-        number_of_entry = int(index) if index.isascii() and index.isdecimal() and len(index) < 10 else -1
-        name = _CODES[number] if is_code else "UNKNOWN"  # type: ignore[index]
-        refused[number_of_entry] = EntryError(name, str(described.get("message", "")))
+        entry_number = int(index) if index.isascii() and index.isdecimal() and len(index) < 10 else -1
+        refused[entry_number] = entry_error(described.get("code"), described.get("message"), retry_after_seconds)
     return refused
 
 
@@ -297,12 +220,3 @@ def _is_object(body: bytes) -> bool:
         return isinstance(msgspec.json.decode(body), dict)
     except _UNREADABLE:
         return False
-
-
-def _duration_seconds(value: Any) -> float | None:
-    """A google.protobuf.Duration as JSON has it: "3.5s"."""
-    try:
-        seconds = float(str(value).removesuffix("s"))
-    except ValueError:
-        return None
-    return max(0.0, seconds) if math.isfinite(seconds) else None

@@ -1,56 +1,40 @@
-"""The seam between us and Cloud Logging: one call that writes, one that reads a page, one kind of error.
+"""The interface to Cloud Logging: a call that writes, a call that reads a page, and their error.
 
-A call has a deadline and is made once. Whether to try again, and when, is the caller's to decide: the shipper
-and the reader know what may wait, a transport does not.
+A call has a deadline and is made once. The shipper and the readers decide about retries, since they know what may wait.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 from ml_diagnostics_common.entry import LogEntry
 from ml_diagnostics_common.exceptions import CloudLoggingError
+from ml_diagnostics_common.failures import RemoteError, status_error
 
 __all__ = [
     "PAGE_SIZE",
-    "EntryError",
     "LoggingTransport",
     "Page",
     "TransportError",
+    "entry_error",
 ]
 
 PAGE_SIZE = 1000
-"""The largest page that Cloud Logging serves; the quota counts requests, so nothing smaller is asked for."""
+"""The largest page that Cloud Logging serves; the quota counts requests, so readers request no smaller pages."""
 
-_RETRYABLE = frozenset({"UNAVAILABLE", "DEADLINE_EXCEEDED", "RESOURCE_EXHAUSTED", "INTERNAL", "ABORTED", "UNKNOWN"})
-_ACCESS = frozenset({"UNAUTHENTICATED", "PERMISSION_DENIED", "NOT_FOUND"})
-
-
-@dataclass(frozen=True)
-class EntryError:
-    """Why one entry of a batch was refused.
-
-    Attributes:
-        code: The code of google.rpc.Code by name, such as INVALID_ARGUMENT.
-        message: What the server said.
-    """
-
-    code: str
-    message: str
+_REFUSED = frozenset({"INVALID_ARGUMENT", "FAILED_PRECONDITION", "OUT_OF_RANGE"})
 
 
-class TransportError(CloudLoggingError):
+class TransportError(RemoteError, CloudLoggingError):
     """One request to Cloud Logging failed.
 
     Attributes:
-        code: The code of google.rpc.Code by name, such as UNAVAILABLE, from HTTP and gRPC alike.
-        message: What the server, or the connection, said.
-        retry_after_seconds: How long the server asks us to wait; None when it does not say.
-        entry_errors: For a write that did the rest of its batch: why an entry was refused, by its index. The server
-            chooses the index: it may be one that was not sent.
+        entry_errors: The entries of a batch that were not written, by index, and why; all others were. The server
+            sends the index: it may be one that was not sent. Empty if the request failed as a whole.
     """
+
+    service = "Cloud Logging"
 
     def __init__(
         self,
@@ -58,23 +42,26 @@ class TransportError(CloudLoggingError):
         message: str,
         *,
         retry_after_seconds: float | None = None,
-        entry_errors: Mapping[int, EntryError] | None = None,
+        entry_errors: Mapping[int, TransportError] | None = None,
     ) -> None:
-        super().__init__(f"Cloud Logging answered {code}: {message}")
-        self.code = code
-        self.message = message
-        self.retry_after_seconds = retry_after_seconds
+        super().__init__(code, message, retry_after_seconds=retry_after_seconds)
         self.entry_errors = dict(entry_errors or {})
 
     @property
-    def retryable(self) -> bool:
-        """Whether the same request may do better later with nothing changed by anyone."""
-        return self.code in _RETRYABLE
+    def refuses_entries(self) -> bool:
+        """True if the server will never accept the entries as they are, or one of them."""
+        return self.code in _REFUSED
 
-    @property
-    def access(self) -> bool:
-        """Whether a person must mend it: no credentials, no permission, or no such project."""
-        return self.code in _ACCESS
+
+def entry_error(number: object, message: object, retry_after_seconds: float | None) -> TransportError:
+    """Return the error for one entry of a batch.
+
+    Args:
+        number: Its code in google.rpc.Code.
+        message: The server's message.
+        retry_after_seconds: The delay that the server asks for, for the whole batch.
+    """
+    return TransportError(status_error(number, "").code, str(message or ""), retry_after_seconds=retry_after_seconds)
 
 
 class Page(NamedTuple):
@@ -82,9 +69,9 @@ class Page(NamedTuple):
 
     Attributes:
         entries: The entries in the order of the server.
-        next_page_token: Asks for the page after this one; empty on the last.
-        received_ns: When Cloud Logging received the entry of an index, the entry's own time where it does not
-            say. A function, because few entries are asked.
+        next_page_token: The token of the next page; empty on the last.
+        received_ns: Return when Cloud Logging received the entry with an index; the entry's own time if it is not
+            known. A function, because few of these times are needed.
         unreadable: For each entry of the page that cannot be decoded, a number that is the same when it is read again.
     """
 
@@ -99,14 +86,14 @@ class LoggingTransport(Protocol):
 
     Attributes:
         project: The project's id.
-        principal: The account that writes and reads, where it is known, for messages.
+        principal: The account that writes and reads, for messages; None if it is not known.
     """
 
     project: str
     principal: str | None
 
     def write(self, entries: Sequence[Mapping[str, Any]], *, timeout_seconds: float) -> None:
-        """Writes a batch; what the server refuses does not keep the rest of the batch from being written.
+        """Write a batch; an entry that the server refuses does not keep the others from being written.
 
         Args:
             entries: LogEntry resources as the REST API takes them.
@@ -119,13 +106,13 @@ class LoggingTransport(Protocol):
     def list_page(
         self, filter_: str, *, order_by: str, page_size: int, page_token: str = "", timeout_seconds: float
     ) -> Page:
-        """Reads one page of the project's entries.
+        """Read one page of the project's entries.
 
         Args:
-            filter_: The filter; nothing is added to it.
+            filter_: The complete filter.
             order_by: "timestamp asc" or "timestamp desc".
-            page_size: Entries a page, at most 1000.
-            page_token: The `next_page_token` of the page before.
+            page_size: Entries in a page, at most 1000.
+            page_token: The `next_page_token` of the previous page.
             timeout_seconds: The deadline of the call.
 
         Raises:
@@ -133,4 +120,4 @@ class LoggingTransport(Protocol):
         """
 
     def close(self) -> None:
-        """Gives up the connections."""
+        """Close the connections."""

@@ -39,7 +39,6 @@ _SET_ASIDE_SECONDS = 60.0
 _COARSEST_CLOCK_NS = 2_000_000_000
 _MOST_HELD = 64
 _MOST_ADOPTED_BATCHES = 10
-_REFUSED = frozenset({"INVALID_ARGUMENT", "FAILED_PRECONDITION", "OUT_OF_RANGE"})
 _MOST_HALVINGS = 24
 
 
@@ -277,7 +276,7 @@ class Delivery:
             try:
                 refused = self._send(batch, deadline) if batch.entries else []
             except TransportError as error:
-                if error.code in _REFUSED:
+                if error.refuses_entries:
                     outbox.read_again()  # If it is the entries and not the log, later ones may show it.
                 raise
             outbox.acknowledge(batch)
@@ -311,7 +310,7 @@ class Delivery:
                     last_refusal = _of_one_entry(error)
                     refused += [entry_error.message for entry_error in error.entry_errors.values()]
                     self._accepted_any |= len(error.entry_errors) < len(part)
-                elif error.code not in _REFUSED:
+                elif not error.refuses_entries:
                     raise
                 elif len(part) == 1:
                     last_refusal = error
@@ -369,13 +368,12 @@ def _cloud_context(header: Header, project: str, log_id: str) -> EntryContext:
 
 
 def _of_one_entry(error: TransportError) -> TransportError:
-    """The refusal of a part of a batch as that of one entry; raises where one was not for good: all go again."""
-    one = error
-    for entry_error in error.entry_errors.values():
-        one = TransportError(entry_error.code, entry_error.message, retry_after_seconds=error.retry_after_seconds)
-        if entry_error.code not in _REFUSED:
-            raise one from error
-    return one
+    """Return the refusal of an entry; raise the error of one that the server may accept later: all are sent again."""
+    refusal = error
+    for refusal in error.entry_errors.values():
+        if not refusal.refuses_entries:
+            raise refusal from error
+    return refusal
 
 
 def _as_it_is_now(segment: Segment) -> Segment:

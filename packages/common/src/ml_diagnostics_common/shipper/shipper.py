@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from ml_diagnostics_common.backoff import Backoff
 from ml_diagnostics_common.client_imports import import_undisturbed
 from ml_diagnostics_common.exceptions import NoCloudError
+from ml_diagnostics_common.failures import RemoteError
 from ml_diagnostics_common.guard import LOSSES, Counters, log_once, warn_once
 from ml_diagnostics_common.journal.layout import log_directory
 from ml_diagnostics_common.journal.own_journals import flush_journals
@@ -276,14 +277,14 @@ class Shipper:
         return _ASK_AGAIN_SECONDS if impatient else self._max_latency_seconds
 
     def _failed(self, error: Exception) -> float:
-        """Notes a failure; the seconds until the next attempt."""
-        code = getattr(error, "code", None) or type(error).__name__
-        self._counters.add(f"failed_{code}")
-        retryable = getattr(error, "retryable", False)
-        if not retryable:
-            self._explain_failure(error, str(code))
-        asked = getattr(error, "retry_after_seconds", None)
-        wait = (self._backoff if retryable else self._access_backoff).failed(asked)
+        """Record a failure, and return the seconds until the next attempt."""
+        failure = error if isinstance(error, RemoteError) else None
+        self._counters.add(f"failed_{failure.code if failure else type(error).__name__}")
+        is_temporary = failure is not None and failure.is_temporary
+        if not is_temporary:
+            self._explain_failure(error)
+        asked = failure.retry_after_seconds if failure else None
+        wait = (self._backoff if is_temporary else self._access_backoff).failed(asked)
         self._last_try_due = asked is None and self._stop_at is None
         self._wait_until = time.monotonic() + wait
         self._tell(state="waiting", error=str(error) or type(error).__name__)
@@ -309,15 +310,16 @@ class Shipper:
             log_directory(self._root, self._log_id),
         )
 
-    def _explain_failure(self, error: Exception, code: str) -> None:
+    def _explain_failure(self, error: Exception) -> None:
+        failure = error if isinstance(error, RemoteError) else None
         todo = ""
-        if getattr(error, "access", False) and self._transport is not None:
+        if failure is not None and failure.access and self._transport is not None:
             todo = (
                 f" {self._transport.principal or 'The account of this process'} needs the role roles/logging.logWriter "
                 f"in project {self._transport.project}, where the Cloud Logging API must be enabled."
             )
         warn_once(
-            ("shipper", self._log_id, code),
+            ("shipper", self._log_id, failure.code if failure else type(error).__name__),
             "Entries of log %s cannot be sent to Cloud Logging: %s.%s The job goes on. They are kept in %s and tried "
             "again, every ten minutes in the end.",
             self._log_id,

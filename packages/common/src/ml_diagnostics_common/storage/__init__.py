@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from ml_diagnostics_common.storage.failures import Failure, failure_of
 from ml_diagnostics_common.storage.storage import (
     GoogleCloudStorage,
     LocalStorage,
@@ -17,13 +16,11 @@ from ml_diagnostics_common.storage.storage import (
 )
 
 __all__ = [
-    "Failure",
     "GoogleCloudStorage",
     "LocalStorage",
     "Storage",
     "delete",
     "exists",
-    "failure_of",
     "list_prefix",
     "read",
     "read_with_generation",

@@ -1,7 +1,7 @@
 """Storage in Google Cloud Storage: see `storage.Storage`. Needs the extra `[gcs]`.
 
-Retries are ours: google-cloud-storage retries some calls and not others, and cannot tell a refused write from one
-whose first answer got lost.
+Retries are ours: google-cloud-storage retries some calls and not others, and cannot distinguish a refused write from
+one that succeeded without an answer.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import uuid
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
-from ml_diagnostics_common.backoff import Backoff
+from ml_diagnostics_common.backoff import Backoff, Retries
 from ml_diagnostics_common.client_imports import import_clients
 from ml_diagnostics_common.exceptions import (
     ConfigurationError,
@@ -24,8 +24,9 @@ from ml_diagnostics_common.exceptions import (
     PreconditionFailedError,
     StorageError,
 )
+from ml_diagnostics_common.failures import Kind, classify
 
-__all__ = ["GoogleCloudStorage", "is_transient", "refusal_of_quota", "split_path"]
+__all__ = ["GoogleCloudStorage", "split_path"]
 
 _T = TypeVar("_T")
 _MODULES = (
@@ -38,24 +39,21 @@ _MODULES = (
 _REQUEST_TIMEOUT_SECONDS = 20.0
 _FIRST_PAUSE_SECONDS = 0.4
 _LONGEST_PAUSE_SECONDS = 10.0
-# Cloud Storage sends these with 403 or 429. https://cloud.google.com/storage/docs/json_api/v1/status-codes
-_RATE_LIMITS = frozenset({"rateLimitExceeded", "userRateLimitExceeded", "RATE_LIMIT_EXCEEDED"})
-_QUOTAS = frozenset({"quotaExceeded", "dailyLimitExceeded", "QUOTA_EXCEEDED"})
 _WRITE_ID = "ml-diagnostics-write-id"
 
 
 class GoogleCloudStorage:
     """Objects of Cloud Storage, at `gs://bucket/key`.
 
-    `STORAGE_EMULATOR_HOST`, or else `CLOUDSDK_API_ENDPOINT_OVERRIDES_STORAGE`, redirects it. Connects at first use.
+    `STORAGE_EMULATOR_HOST`, or else `CLOUDSDK_API_ENDPOINT_OVERRIDES_STORAGE`, redirects it. Connects at the first use.
 
     Args:
-        credentials: A `google.auth.credentials.Credentials`; None finds them as `find_cloud` does.
+        credentials: A `google.auth.credentials.Credentials`; None selects those that `find_cloud` finds.
         environ: The environment variables.
-        deadline_seconds: After this long no call is tried again. A single request that gets no answer is given up
-            after 20 s, or what is left of the deadline.
-        clock: Returns monotonic seconds.
-        sleep: Waits for some seconds.
+        deadline_seconds: No call is retried after this time. A single request times out after 20 s, or at the
+            deadline.
+        clock: Return monotonic seconds.
+        sleep: Wait for a number of seconds.
     """
 
     def __init__(
@@ -77,21 +75,21 @@ class GoogleCloudStorage:
         self._principal: str | None = None
 
     def read(self, path: str) -> bytes:
-        """The whole content."""
+        """Return the whole content."""
         return self.read_with_generation(path)[0]
 
     def read_with_generation(self, path: str, *, first_bytes: int | None = None) -> tuple[bytes, int]:
-        """The content, or its first bytes, and its generation."""
+        """Return the content, or its first bytes, and its generation."""
         blob = self._blob(path)
         from google.api_core.exceptions import RequestRangeNotSatisfiable
 
-        # The checksum that comes along is that of the whole.
+        # The checksum in the response is that of the whole content.
         part = {} if first_bytes is None else {"end": first_bytes - 1, "checksum": None}
 
         def download(timeout: float, attempt: int) -> tuple[bytes, int]:
             try:
                 data = blob.download_as_bytes(timeout=timeout, retry=None, **part)
-            except RequestRangeNotSatisfiable:  # There is not even a first byte.
+            except RequestRangeNotSatisfiable:  # The object is empty.
                 data = b""
                 blob.reload(timeout=timeout, retry=None)
             return data, int(blob.generation)
@@ -99,32 +97,35 @@ class GoogleCloudStorage:
         return self._call("read", path, download)
 
     def read_part(self, path: str, start: int, end: int) -> bytes:
-        """The bytes from one place to another."""
+        """Return the bytes of a range."""
         blob = self._blob(path)
         from google.api_core.exceptions import RequestRangeNotSatisfiable
 
-        one_time: dict[str, Any] = {"retry": None, "checksum": None}  # The checksum that comes along is of the whole.
+        one_time: dict[str, Any] = {
+            "retry": None,
+            "checksum": None,
+        }  # The checksum in the response is that of the whole content.
 
         def download(timeout: float, attempt: int) -> bytes:
             try:
                 return bytes(blob.download_as_bytes(start=start, end=end - 1, timeout=timeout, **one_time))
-            except RequestRangeNotSatisfiable:  # The content ends before.
+            except RequestRangeNotSatisfiable:  # The content ends before the range.
                 return b""
 
         return self._call("read", path, download) if start < end else b""
 
     def size(self, path: str) -> int:
-        """How many bytes there are."""
+        """Return the number of bytes."""
         blob = self._blob(path)
 
-        def look(timeout: float, attempt: int) -> int:
+        def reload(timeout: float, attempt: int) -> int:
             blob.reload(timeout=timeout, retry=None)
             return int(blob.size)
 
-        return self._call("read", path, look)
+        return self._call("read", path, reload)
 
     def write(self, path: str, data: bytes, *, if_generation: int | None = None) -> int:
-        """Puts the content in place, whole."""
+        """Replace the content as a whole."""
         blob = self._blob(path)
         from google.api_core.exceptions import PreconditionFailed
 
@@ -141,7 +142,7 @@ class GoogleCloudStorage:
                     retry=None,
                 )
             except PreconditionFailed:
-                # Refused; or done by an earlier attempt, whose answer got lost.
+                # Refused, or done by an earlier attempt without an answer.
                 if attempt == 1 or not self._wrote(blob, write_id, timeout):
                     raise
             return int(blob.generation)
@@ -149,12 +150,12 @@ class GoogleCloudStorage:
         return self._call("write", path, upload)
 
     def exists(self, path: str) -> bool:
-        """Whether there is such an object."""
+        """Return whether the object exists."""
         blob = self._blob(path)
         return self._call("read", path, lambda timeout, _: bool(blob.exists(timeout=timeout, retry=None)))
 
     def delete(self, path: str) -> None:
-        """Removes the object."""
+        """Delete the object."""
         blob = self._blob(path)
         from google.api_core.exceptions import NotFound
 
@@ -168,7 +169,7 @@ class GoogleCloudStorage:
         self._call("delete", path, remove)
 
     def list_prefix(self, path: str) -> list[str]:
-        """The objects whose path begins with this text."""
+        """Return the paths of objects that start with this text."""
         bucket, prefix = split_path(path, key_required=False)
         client = self._connect()
 
@@ -180,7 +181,7 @@ class GoogleCloudStorage:
         return self._call("list", path, list_all)
 
     def close(self) -> None:
-        """Ends the connections; the next call makes new ones."""
+        """Close the connections; the next call opens others."""
         with self._lock:
             client, self._client = self._client, None
         if client is not None:
@@ -220,99 +221,62 @@ class GoogleCloudStorage:
         url = endpoint("storage", self._environ)
         if self._environ.get("STORAGE_EMULATOR_HOST") and self._credentials is None:
             self._credentials, self._principal = google.auth.credentials.AnonymousCredentials(), "anonymous"
-        # Objects need no project, so none is looked for.
+        # Objects need no project, so none is searched for.
         cloud = find_cloud("none", self._credentials, environ=self._environ)
         self._principal = self._principal or cloud.principal
         options = {"api_endpoint": url.removesuffix("/storage/v1")} if url else None
         client = storage.Client("none", credentials=cloud.credentials, client_options=options)
-        client._bucket_metadata_cache = None  # Else it asks for the bucket behind our back, from a thread.
+        client._bucket_metadata_cache = None  # Otherwise a thread of the client requests the bucket's metadata.
         for prefix in ("http://", "https://"):
             client._http.mount(prefix, TimedHeadersAdapter())
         return client
 
     def _call(self, verb: str, path: str, attempt_once: Callable[[float, int], _T]) -> _T:
-        """Tries until it works, the error is final or the deadline is over."""
+        """Call until it succeeds, the failure is final, or the deadline has passed."""
         deadline = self._clock() + self._deadline_seconds
-        backoff = Backoff(_FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS)
-        attempt = 0
-        while True:
-            attempt += 1
-            try:
-                return attempt_once(min(_REQUEST_TIMEOUT_SECONDS, max(deadline - self._clock(), 0.1)), attempt)
-            except Exception as error:
-                pause = backoff.failed(_retry_after_seconds(error))
-                if not is_transient(error) or self._clock() + pause >= deadline:
-                    raise self._explained(error, verb, path, attempt) from error
-            self._sleep(pause)
+        retries = Retries(
+            Backoff(_FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS),
+            seconds_left=lambda: deadline - self._clock(),
+            sleep=self._sleep,
+        )
 
-    def _explained(self, error: Exception, verb: str, path: str, attempts: int) -> Exception:
-        from google.api_core import exceptions as api
-        from google.auth.exceptions import GoogleAuthError
+        def attempt() -> _T:
+            timeout_seconds = min(_REQUEST_TIMEOUT_SECONDS, max(deadline - self._clock(), 0.1))
+            return attempt_once(timeout_seconds, retries.failures + 1)
 
-        problem = f"cannot {verb} {path}"
-        if isinstance(error, api.NotFound):
-            return ObjectNotFoundError(f"{problem}: there is no such object, or no such bucket")
-        if isinstance(error, api.PreconditionFailed):
-            return PreconditionFailedError(
-                f"{problem}: somebody else wrote it first; read it again and repeat the change"
-            )
-        if refusal_of_quota(error):
-            who = self._principal or "the account in use"
-            return StorageError(
-                f"{problem}: the quota of {who} is used up ({error}); ask for more, or try again tomorrow"
-            )
-        if isinstance(error, (api.Unauthorized, api.Forbidden)) and not is_transient(error):
-            return StorageError(
-                f"{problem}: {self._principal or 'the account in use'} may not ({error.message}); "
-                "grant it roles/storage.objectUser on the bucket"
-            )
-        if is_transient(error):
-            return StorageError(
-                f"{problem}: Cloud Storage did not answer well within {self._deadline_seconds:g} s, in {attempts} "
-                f"attempts ({error}); try again later, or look at the network"
-            )
-        if isinstance(error, GoogleAuthError):
-            return CredentialsError(f"{problem}: the credentials were not accepted ({error}); renew them")
-        if isinstance(error, api.GoogleAPICallError):
-            return StorageError(f"{problem}: {error.message}; look at the bucket and the name")
-        return StorageError(f"{problem}: {type(error).__name__}: {error}; try again, or choose another path")
-
-
-def is_transient(error: Exception) -> bool:
-    """Whether the same call may succeed later."""
-    import requests
-    from google.api_core.exceptions import GoogleAPICallError
-    from google.auth.exceptions import TransportError
-
-    if isinstance(error, GoogleAPICallError):
-        return error.code in (408, 429) or (error.code or 0) >= 500 or bool(_reasons(error) & _RATE_LIMITS)
-    corrupt = type(error).__name__ == "DataCorruption"  # It moved from one package to another.
-    return corrupt or isinstance(error, (requests.RequestException, TransportError, ConnectionError))
-
-
-def refusal_of_quota(error: BaseException | None) -> bool:
-    """Return whether a 403 says that a quota is used up, and not that a permission is missing."""
-    return getattr(error, "code", None) == 403 and bool(_reasons(error) & _QUOTAS)
-
-
-def _reasons(error: Any) -> set[str]:
-    listed = getattr(error, "errors", ())
-    if not listed:  # Of a download, the client keeps the answer alone.
         try:
-            listed = error.response.json()["error"]["errors"]
-        except (AttributeError, KeyError, TypeError, ValueError, RuntimeError):
-            return set()
-    return {str(each.get("reason")) for each in listed if isinstance(each, Mapping)}
+            return retries(attempt)
+        except Exception as error:
+            raise self._explained(error, f"cannot {verb} {path}", retries.failures) from error
 
-
-def _retry_after_seconds(error: Exception) -> float | None:
-    headers = getattr(getattr(error, "response", None), "headers", None) or {}
-    wanted = str(headers.get("Retry-After", ""))
-    return float(wanted) if wanted.isdecimal() else None
+    def _explained(self, error: Exception, problem: str, attempts: int) -> StorageError | CredentialsError:
+        failure = classify(error)
+        account = self._principal or "the account in use"
+        why = f"{type(error).__name__}: {error}; try again, or choose another path"
+        if failure.kind is Kind.MISSING:
+            return ObjectNotFoundError(f"{problem}: there is no such object, or no such bucket")
+        if failure.code == "FAILED_PRECONDITION":
+            return PreconditionFailedError(
+                f"{problem}: another process wrote it first; read it again and repeat the change"
+            )
+        if failure.is_quota_exhausted:
+            why = f"the quota of {account} is exhausted ({error}); request more quota, or try again tomorrow"
+        elif failure.is_temporary:
+            why = (
+                f"Cloud Storage did not answer well within {self._deadline_seconds:g} s, in {attempts} attempts "
+                f"({error}); try again later, or check the network"
+            )
+        elif failure.kind is Kind.REFUSED and not failure.status:
+            return CredentialsError(f"{problem}: the credentials were not accepted ({error}); renew them")
+        elif failure.kind is Kind.REFUSED:
+            why = f"{account} may not ({failure.message}); grant it roles/storage.objectUser on the bucket"
+        elif failure.is_from_api:
+            why = f"{failure.message}; check the bucket and the name"
+        return StorageError(f"{problem}: {why}")
 
 
 def split_path(path: str, *, key_required: bool = True) -> tuple[str, str]:
-    """Splits gs://bucket/key into the two.
+    """Split gs://bucket/key into the bucket and the key.
 
     Raises:
         ConfigurationError: The path is not of that form.

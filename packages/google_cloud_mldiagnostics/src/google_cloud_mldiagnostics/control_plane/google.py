@@ -16,8 +16,10 @@ from typing import Any
 from urllib.parse import quote
 
 from ml_diagnostics_common.authorized_requests import LIST_BYTES, RESPONSE_BYTES, Session, open_session
-from ml_diagnostics_common.backoff import Backoff
+from ml_diagnostics_common.backoff import Backoff, Retries
 from ml_diagnostics_common.environment import endpoint
+from ml_diagnostics_common.exceptions import DiagnosticsError
+from ml_diagnostics_common.failures import Kind, RemoteError, classify, status_error
 from ml_diagnostics_common.paging import EndlessListError, PageTokens
 
 from google_cloud_mldiagnostics.control_plane import Change, Resource
@@ -30,7 +32,7 @@ from google_cloud_mldiagnostics.control_plane.google_resources import (
     writable,
 )
 from google_cloud_mldiagnostics.control_plane.refusals import Asker, refusal
-from google_cloud_mldiagnostics.control_plane.rest import CODES, RequestError, ask
+from google_cloud_mldiagnostics.control_plane.rest import request_json
 from google_cloud_mldiagnostics.exceptions import (
     ControlPlaneError,
     MLRunConfigurationError,
@@ -51,29 +53,27 @@ _PAGE_SIZE = "1000"  # The most that the API gives; its own choice is ten.
 _MOST_TRIES = 3  # Of a request that fails for a reason that may pass.
 _MOST_CONFLICTS = 8
 _HURRIED_SECONDS = 0.1
-_PLAIN: Mapping[int, type[ControlPlaneError]] = {}
-_MISSING_OR_CHANGED: Mapping[int, type[ControlPlaneError]] = {
-    404: RunNotFoundError,
-    409: RunChangedError,
-    412: RunChangedError,
-}
+_PLAIN: Mapping[Kind, type[ControlPlaneError]] = {}
+_MISSING: Mapping[Kind, type[ControlPlaneError]] = {Kind.MISSING: RunNotFoundError}
+_MISSING_OR_CHANGED: Mapping[Kind, type[ControlPlaneError]] = {**_MISSING, Kind.CONFLICT: RunChangedError}
 
 
-class _NotYetError(RequestError):
-    """Something takes longer than a call may; to begin it again is no help."""
+class _NotYetError(DiagnosticsError):
+    """An operation takes longer than a call may. It is not retried, since starting it again would not help."""
 
     def __init__(self, message: str) -> None:
-        super().__init__(504, message, code="DEADLINE_EXCEEDED")
+        super().__init__(message)
+        self.__cause__ = RemoteError("DEADLINE_EXCEEDED", message, status=504)
 
 
 class _Call:
-    """One call of a control plane: how long it may still take, and the waits in it.
+    """One call of a control plane: the time that is left for it, and the waits in it.
 
     Args:
-        clock: Monotonic seconds.
+        clock: Return monotonic seconds.
         seconds: How long it may take.
-        sleep: Waits a number of seconds; returns whether the wait was cut short.
-        is_patient: Whether it goes on, with short waits, where a wait was cut short.
+        sleep: Wait for a number of seconds; return True if the wait was cut short.
+        is_patient: True to go on, with short waits, after a wait was cut short.
     """
 
     def __init__(
@@ -84,22 +84,42 @@ class _Call:
         self._sleep = sleep
         self._is_patient = is_patient
 
-    @property
     def seconds_left(self) -> float:
+        """Return the time that is left; negative after the deadline."""
         return self._deadline - self._clock()
 
     def shorten(self, seconds: float) -> None:
-        """Have it end within that time from now, from any thread."""
+        """Set the deadline to that time from now, unless it is earlier; from any thread."""
         self._deadline = min(self._deadline, self._clock() + seconds)
 
-    def pause(self, error: RequestError, seconds: float) -> None:
-        """Wait before something is tried again; raise the error if there is no time for it."""
-        if seconds >= self.seconds_left:
+    def retries(self) -> Retries:
+        """Return the retries of one request after temporary failures."""
+        backoff = Backoff(0.5, 5.0)
+        return Retries(backoff, seconds_left=self.seconds_left, most_tries=_MOST_TRIES, sleep=self._wait)
+
+    def retries_of_conflicts(self) -> Retries:
+        """Return the retries of one change that others were faster to make."""
+        return Retries(
+            Backoff(0.1, 2.0),
+            seconds_left=self.seconds_left,
+            most_tries=_MOST_CONFLICTS + 1,
+            retry_if=lambda failure: failure.kind is Kind.CONFLICT,
+            sleep=self._wait,
+        )
+
+    def wait(self, error: Exception, seconds: float) -> None:
+        """Wait before polling again; raise the error if there is no time for it."""
+        if seconds >= self.seconds_left() or self._wait(seconds):
             raise error
-        if self._sleep(seconds):
-            if not self._is_patient or self.seconds_left <= _HURRIED_SECONDS:
-                raise error
-            time.sleep(_HURRIED_SECONDS)
+
+    def _wait(self, seconds: float) -> bool:
+        """Wait; return True to give up."""
+        if not self._sleep(seconds):
+            return False
+        if not self._is_patient or self.seconds_left() <= _HURRIED_SECONDS:
+            return True
+        time.sleep(_HURRIED_SECONDS)
+        return False
 
 
 class GoogleControlPlane:
@@ -171,8 +191,8 @@ class GoogleControlPlane:
             RunNotFoundError: There is none of that id.
             ControlPlaneError: The request was refused, or not answered.
         """
-        with self._explained(f"read the run {run_id}", {404: RunNotFoundError}):
-            return as_resource(self._get(self._run_path(run_id), self._begin()))
+        with self._explained(f"read the run {run_id}", _MISSING):
+            return as_resource(self._get(self._run_path(run_id), self._start_call()))
 
     def create_run(self, run_id: str, run: Resource) -> Resource:
         """See `ControlPlane.create_run`.
@@ -183,34 +203,35 @@ class GoogleControlPlane:
             RunExistsError: There is one of that id.
             ControlPlaneError: The request was refused, or not answered.
         """
-        backoff = Backoff(0.5, 5.0)
         call = self._creation = _Call(
             self._clock, self.call_seconds, self._sleep or self._hurried.wait, is_patient=True
         )
+        retries = call.retries()
         body = {**writable(run), "name": run_id}
         body.pop("etag", None)
         path = self._run_path(run_id)
-        with self._explained(f"create the run {run_id}", {409: RunExistsError}):
+        with self._explained(f"create the run {run_id}", {Kind.CONFLICT: RunExistsError}):
             while True:
                 try:
-                    answer = self._ask("POST", self._runs, call, {"machine_learning_run_id": run_id}, body)
+                    answer = self._send("POST", self._runs, call, {"machine_learning_run_id": run_id}, body)
                     return as_resource(self._done(answer, call, path))
-                except RequestError as error:
-                    if error.status == 409 and backoff.failures:
+                except RemoteError as error:
+                    if error.kind is Kind.CONFLICT and retries.failures:
                         kept = as_resource(self._appeared(path, call, error))
                         if is_made_of(kept, body):
                             return kept
-                    self._wait(error, backoff, call)
+                    retries.wait_after(error)
 
     def update_run(self, run_id: str, change: Change) -> Resource:
         """See `ControlPlane.update_run`.
 
         Raises:
-            RunNotFoundError: There is none of that id.
+            RunNotFoundError: The run does not exist.
             RunChangedError: Others kept changing it first.
             ControlPlaneError: A request was refused, or not answered.
         """
-        call, backoff, conflicts = self._begin(), Backoff(0.5, 5.0), Backoff(0.1, 2.0)
+        call = self._start_call()
+        retries, conflicts = call.retries(), call.retries_of_conflicts()
         path = self._run_path(run_id)
         with self._explained(f"change the run {run_id}", _MISSING_OR_CHANGED):
             while True:
@@ -221,13 +242,10 @@ class GoogleControlPlane:
                     return given
                 body = {**writable(wanted), **only(kept, "name", "etag", "metrics")}
                 try:
-                    answer = self._ask("PATCH", path, call, {"update_mask": "*"}, body)
+                    answer = self._send("PATCH", path, call, {"update_mask": "*"}, body)
                     return as_resource(self._done(answer, call, path))
-                except RequestError as error:
-                    if error.status in (409, 412) and conflicts.failures < _MOST_CONFLICTS:
-                        call.pause(error, conflicts.failed())
-                    else:
-                        self._wait(error, backoff, call)
+                except RemoteError as error:
+                    (conflicts if error.kind is Kind.CONFLICT else retries).wait_after(error)
 
     def list_runs(self, group: str | None = None) -> Iterator[Resource]:
         """See `ControlPlane.list_runs`. Pages are asked for as the iterator gets to them.
@@ -250,27 +268,26 @@ class GoogleControlPlane:
             RunNotFoundError: There is no run of that id.
             ControlPlaneError: A request was refused, or not answered.
         """
-        call, backoff, conflicts = self._begin(), Backoff(0.5, 5.0), Backoff(0.1, 2.0)
+        call = self._start_call()
+        retries, conflicts = call.retries(), call.retries_of_conflicts()
         sessions = f"{self._run_path(run_id)}/profilerSessions"
         path = f"{sessions}/{quote(session_id, safe='')}"
-        exists: RequestError | None = None
+        exists: RemoteError | None = None
         with self._explained(f"keep the session {session_id} of the run {run_id}", _MISSING_OR_CHANGED):
             while True:
                 try:
                     if exists:
                         body = merged(self._appeared(path, call, exists), session)
-                        answer = self._ask("PATCH", path, call, {"update_mask": "target_sessions"}, body)
+                        answer = self._send("PATCH", path, call, {"update_mask": "target_sessions"}, body)
                     else:
-                        answer = self._ask("POST", sessions, call, {"profiler_session_id": session_id}, session)
+                        answer = self._send("POST", sessions, call, {"profiler_session_id": session_id}, session)
                     self._done(answer, call, path)
                     return
-                except RequestError as error:
-                    if error.status == 409 and not exists:
+                except RemoteError as error:
+                    if error.kind is Kind.CONFLICT and not exists:
                         exists = error
-                    elif error.status in (409, 412) and conflicts.failures < _MOST_CONFLICTS:
-                        call.pause(error, conflicts.failed())
                     else:
-                        self._wait(error, backoff, call)
+                        (conflicts if error.kind is Kind.CONFLICT else retries).wait_after(error)
 
     def list_sessions(self, run_id: str) -> Iterator[Resource]:
         """See `ControlPlane.list_sessions`.
@@ -279,7 +296,7 @@ class GoogleControlPlane:
             RunNotFoundError: There is no run of that id.
             ControlPlaneError: A request was refused, or not answered.
         """
-        with self._explained(f"list the sessions of the run {run_id}", {404: RunNotFoundError}):
+        with self._explained(f"list the sessions of the run {run_id}", _MISSING):
             found = list(self._pages(f"{self._run_path(run_id)}/profilerSessions", "profilerSessions", {}))
         yield from map(as_resource, sorted(found, key=lambda session: str(session.get("createTime", ""))))
 
@@ -319,10 +336,10 @@ class GoogleControlPlane:
     def _run_path(self, run_id: str) -> str:
         return f"{self._runs}/{quote(run_id, safe='')}"
 
-    def _begin(self) -> _Call:
+    def _start_call(self) -> _Call:
         return _Call(self._clock, self.call_seconds, self._sleep or self._hurried.wait)
 
-    def _ask(
+    def _send(
         self,
         method: str,
         path: str,
@@ -336,25 +353,22 @@ class GoogleControlPlane:
             if self._session is None:
                 self._session = open_session(self._asker.credentials, "Google's control plane")
             session = self._session
-        seconds = min(self._request_seconds, call.seconds_left)
+        seconds = min(self._request_seconds, call.seconds_left())
         url = f"{self._api}/{path}"
-        return ask(session, method, url, query=query, body=body, timeout_seconds=seconds, most_bytes=most_bytes)
+        return request_json(
+            session, method, url, query=query, body=body, timeout_seconds=seconds, most_bytes=most_bytes
+        )
 
     def _get(
         self, path: str, call: _Call, query: Mapping[str, str] | None = None, most_bytes: int = RESPONSE_BYTES
     ) -> Resource:
-        backoff = Backoff(0.5, 5.0)
-        while True:
-            try:
-                return self._ask("GET", path, call, query, most_bytes=most_bytes)
-            except RequestError as error:
-                self._wait(error, backoff, call)
+        return call.retries()(lambda: self._send("GET", path, call, query, most_bytes=most_bytes))
 
     def _pages(self, path: str, field: str, query: Mapping[str, str]) -> Iterator[Resource]:
         asked, tokens = {**query, "pageSize": _PAGE_SIZE}, PageTokens()
         names: set[str] = set()
         while True:
-            page = self._get(path, self._begin(), asked, LIST_BYTES)
+            page = self._get(path, self._start_call(), asked, LIST_BYTES)
             listed = page.get(field)
             found = [one for one in listed if isinstance(one, dict)] if isinstance(listed, list) else []
             yield from found
@@ -363,59 +377,52 @@ class GoogleControlPlane:
             try:
                 token = tokens.next(str(page.get("nextPageToken") or ""), has_news=len(names) > known)
             except EndlessListError as error:
-                raise RequestError(503, str(error), code="UNAVAILABLE") from error
+                raise RemoteError("UNAVAILABLE", str(error), status=503) from error
             if not token:
                 return
             asked = {**asked, "pageToken": token}
 
     def _done(self, answer: Resource, call: _Call, path: str) -> Resource:
-        """What an operation has made, when it is done.
+        """Wait for an operation, and return its result.
 
         Args:
-            answer: What the write was answered with.
-            call: How long to wait for it.
-            path: Of what it makes.
+            answer: The response to a write.
+            call: The call that waits.
+            path: The path of the resource that it creates or changes.
 
         Raises:
-            RequestError: The operation failed, or took too long.
+            RemoteError: The operation failed.
+            _NotYetError: It took too long.
         """
         if "/operations/" not in str(answer.get("name", "")):
-            return answer  # The thing itself.
+            return answer  # The resource itself.
         name, delay_seconds = str(answer["name"]), 0.0
         while not answer.get("done"):
             if delay_seconds:
-                call.pause(_NotYetError(f"{name} is not done yet"), delay_seconds)
+                call.wait(_NotYetError(f"{name} is not done yet"), delay_seconds)
             delay_seconds = min(5.0, 2 * delay_seconds or 0.1)
             answer = self._get(quote(name), call)
         failed, response = answer.get("error"), answer.get("response")
         if isinstance(failed, dict):
-            number = failed.get("code")
-            code, status = CODES.get(number if isinstance(number, int) else 2, CODES[2])
-            raise RequestError(status, str(failed.get("message", "")), code=code, details=failed.get("details"))
+            raise status_error(failed.get("code"), str(failed.get("message", "")), failed.get("details"))
         return response if isinstance(response, dict) else self._get(path, call)
 
-    def _appeared(self, path: str, call: _Call, conflict: RequestError) -> Resource:
-        """What is said to exist: while it is being created, it cannot be seen yet."""
+    def _appeared(self, path: str, call: _Call, conflict: RemoteError) -> Resource:
+        """Return a resource that exists according to a conflict: while it is being created, it is not visible yet."""
         backoff = Backoff(0.1, 5.0)
         while True:
             try:
                 return self._get(path, call)
-            except RequestError as error:
-                if error.status != 404:
+            except RemoteError as error:
+                if error.kind is not Kind.MISSING:
                     raise
-            not_yet = _NotYetError(f"{conflict.message}, but it cannot be seen yet")
-            call.pause(not_yet, backoff.failed())
-
-    def _wait(self, error: RequestError, backoff: Backoff, call: _Call) -> None:
-        """Waits before another try; raises the error where there shall be none."""
-        if not error.is_temporary or isinstance(error, _NotYetError) or backoff.failures + 1 >= _MOST_TRIES:
-            raise error
-        call.pause(error, backoff.failed(error.retry_after_seconds))
+            call.wait(_NotYetError(f"{conflict.message}, but it is not visible yet"), backoff.failed())
 
     @contextlib.contextmanager
-    def _explained(self, doing: str, kinds: Mapping[int, type[ControlPlaneError]] = _PLAIN) -> Iterator[None]:
-        """What a call raises: who was refused what, and what to do about it."""
+    def _explained(self, doing: str, kinds: Mapping[Kind, type[ControlPlaneError]] = _PLAIN) -> Iterator[None]:
+        """Raise failures as errors that name the principal, the resource and what to do."""
         try:
             yield
-        except RequestError as error:
-            raise refusal(self._asker, doing, error, kinds.get(error.status, ControlPlaneError)) from error
+        except (RemoteError, _NotYetError) as error:
+            failure = classify(error)
+            raise refusal(self._asker, doing, failure, kinds.get(failure.kind, ControlPlaneError)) from error

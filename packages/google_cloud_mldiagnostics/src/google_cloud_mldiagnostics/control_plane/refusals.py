@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from google_cloud_mldiagnostics.control_plane.rest import RequestError
+from ml_diagnostics_common.failures import RemoteError
+
 from google_cloud_mldiagnostics.exceptions import ControlPlaneError, RunChangedError
 
 __all__ = ["Asker", "refusal"]
@@ -44,7 +45,7 @@ class Asker:
 
 
 def refusal(
-    asker: Asker, doing: str, error: RequestError, kind: type[ControlPlaneError] = ControlPlaneError
+    asker: Asker, doing: str, error: RemoteError, kind: type[ControlPlaneError] = ControlPlaneError
 ) -> ControlPlaneError:
     """Returns the error to raise for a request that failed.
 
@@ -54,24 +55,23 @@ def refusal(
         error: What came of it.
         kind: The error's class.
     """
-    shown = f"HTTP {error.status}{', ' if error.code else ''}{error.code}" if error.status else "no answer"
     message = (
         f"Google's control plane could not {doing} in project {asker.project}, region {asker.location}, "
-        f"for {asker.principal}: {error.message.rstrip('. ')} ({shown})"
+        f"for {asker.principal}: {error.message.rstrip('. ')} ({error.shown_status})"
     )
     advice = _advice(asker, error)
     return kind(
         f"{message}; {advice}" if advice else message,
-        code=error.status,
+        code=401 if error.code == "UNAUTHENTICATED" else error.status,
         is_temporary=error.is_temporary or kind is RunChangedError,
     )
 
 
-def _advice(asker: Asker, error: RequestError) -> str:
-    if error.status == 0:
-        return f"look whether this machine reaches {_SERVICE}"
-    if error.status == 401:
+def _advice(asker: Asker, error: RemoteError) -> str:
+    if error.code == "UNAUTHENTICATED":
         return "renew the credentials: 'gcloud auth application-default login', or another key"
+    if error.status == 0:
+        return f"check that this machine can reach {_SERVICE}"
     if error.status == 429:
         return f"the project's quota for {_SERVICE} is used up for now"
     if error.status != 403:

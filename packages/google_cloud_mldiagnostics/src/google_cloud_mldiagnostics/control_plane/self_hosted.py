@@ -16,9 +16,10 @@ from typing import Any
 from urllib.parse import quote
 
 from ml_diagnostics_common.authorized_requests import open_session
+from ml_diagnostics_common.failures import Kind, RemoteError
 
 from google_cloud_mldiagnostics.control_plane import Change, Resource
-from google_cloud_mldiagnostics.control_plane.rest import RequestError, ask
+from google_cloud_mldiagnostics.control_plane.rest import request_json
 from google_cloud_mldiagnostics.exceptions import ControlPlaneError, RunExistsError, RunNotFoundError
 
 __all__ = ["SelfHostedControlPlane", "logical_id"]
@@ -204,17 +205,16 @@ class SelfHostedControlPlane:
 
                 self._session = open_session(AnonymousCredentials(), "a control plane of one's own")
             session = self._session
-        return ask(session, method, url, query=query, body=body, timeout_seconds=self.call_seconds)
+        return request_json(session, method, url, query=query, body=body, timeout_seconds=self.call_seconds)
 
     @contextlib.contextmanager
     def _explained(self, doing: str) -> Iterator[None]:
         try:
             yield
-        except RequestError as error:
-            shown = f"HTTP {error.status}" if error.status else "no answer"
-            raise (RunNotFoundError if error.status == 404 else ControlPlaneError)(
-                f"the control plane at {self._base_url} could not {doing}: {error.message} ({shown}); "
-                "look whether base_url (or DIAGON_BASE_URL) and DIAGON_AGENT_URL are right",
+        except RemoteError as error:
+            raise (RunNotFoundError if error.kind is Kind.MISSING else ControlPlaneError)(
+                f"the control plane at {self._base_url} could not {doing}: {error.message} ({error.shown_status}); "
+                "check base_url (or DIAGON_BASE_URL) and DIAGON_AGENT_URL",
                 code=error.status,
                 is_temporary=error.is_temporary,
             ) from error

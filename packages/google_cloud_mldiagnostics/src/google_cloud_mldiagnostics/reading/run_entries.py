@@ -196,25 +196,21 @@ class CloudEntries:
         return self._noted(self._read(filter_, order_by))
 
     def _read(self, filter_: str, order_by: str) -> Batches:
-        from ml_diagnostics_common.backoff import Backoff
-        from ml_diagnostics_common.cloud_logging import Page, TransportError, pages
+        from ml_diagnostics_common.backoff import Backoff, Retries
+        from ml_diagnostics_common.cloud_logging import Page, pages
 
         def request(token: str) -> Page:
-            backoff, deadline = Backoff(longest_seconds=16.0), time.monotonic() + _PATIENCE_SECONDS
-            while True:
-                try:
-                    return self._transport.list_page(
-                        filter_,
-                        order_by=order_by,
-                        page_size=_PAGE_SIZE,
-                        page_token=token,
-                        timeout_seconds=_REQUEST_SECONDS,
-                    )
-                except TransportError as error:
-                    wait_seconds = backoff.failed(error.retry_after_seconds)
-                    if not error.retryable or time.monotonic() + wait_seconds > deadline:
-                        raise
-                    time.sleep(wait_seconds)
+            deadline = time.monotonic() + _PATIENCE_SECONDS
+            retries = Retries(Backoff(longest_seconds=16.0), seconds_left=lambda: deadline - time.monotonic())
+            return retries(
+                lambda: self._transport.list_page(
+                    filter_,
+                    order_by=order_by,
+                    page_size=_PAGE_SIZE,
+                    page_token=token,
+                    timeout_seconds=_REQUEST_SECONDS,
+                )
+            )
 
         for page in pages(request):
             self._unreadable.update(page.unreadable)

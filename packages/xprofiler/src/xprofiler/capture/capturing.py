@@ -9,6 +9,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
+from ml_diagnostics_common.failures import Kind
 from ml_diagnostics_common.profiler_service import CaptureResult, ProfilerService
 from ml_diagnostics_common.storage import Storage
 
@@ -194,10 +195,10 @@ class Capture:
         ):
             result = results[one.target.name]
             if not found.is_there and not result.is_captured:
-                advice = f"; {_CLOCK}" if result.is_late or one.target.name in late else ""
+                advice = f"; {_CLOCK}" if result.failure is Kind.TIMEOUT or one.target.name in late else ""
                 found = Outcome.of(one.target, problem=f"{result.problem}{advice}")
             outcomes[one.target.name] = found
-        return _Round(outcomes, frozenset(name for name, result in results.items() if result.is_late))
+        return _Round(outcomes, frozenset(name for name, result in results.items() if result.failure is Kind.TIMEOUT))
 
     def _results(self, asked: Sequence[_OpenTarget], number: int, late: Collection[str]) -> dict[str, CaptureResult]:
         """Return the answers by target name; targets that were late start immediately.
@@ -208,7 +209,9 @@ class Capture:
         deadline = time.monotonic() + self.busy_seconds
         is_reported = False
         while time.monotonic() < deadline:
-            busy = [one for one in asked if one.target.name in late and results[one.target.name].is_busy]
+            busy = [
+                one for one in asked if one.target.name in late and results[one.target.name].failure is Kind.CONFLICT
+            ]
             if not busy:
                 break
             if not is_reported:

@@ -14,7 +14,8 @@ from ml_diagnostics_common.exceptions import (
     PreconditionFailedError,
     StorageError,
 )
-from ml_diagnostics_common.storage import Failure, Storage, failure_of
+from ml_diagnostics_common.failures import Kind, classify
+from ml_diagnostics_common.storage import Storage
 
 from xprofiler.capture.session import Session, unused_name
 from xprofiler.exceptions import NotFoundError, NotPermittedError, XprofilerError
@@ -66,7 +67,7 @@ def _is_taken(session: Session, storage: Storage) -> bool:
     except PreconditionFailedError:
         return True
     except StorageError as error:
-        if failure_of(error) is not Failure.REFUSED:
+        if classify(error).kind is not Kind.REFUSED:
             raise
         # Read permission is enough: the jobs write, so continue without a marker.
     return False
@@ -102,6 +103,6 @@ def _explained(root: str) -> Iterator[None]:
     except CredentialsError as error:
         raise NotPermittedError(str(error)) from error
     except StorageError as error:
-        if failure_of(error) is Failure.REFUSED:
+        if classify(error).kind is Kind.REFUSED:
             raise NotPermittedError(str(error)) from error
         raise

@@ -9,16 +9,17 @@ import functools
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from ml_diagnostics_common.backoff import Backoff
+from ml_diagnostics_common.backoff import Backoff, Retries
+from ml_diagnostics_common.failures import Kind, RemoteError
 from ml_diagnostics_common.paging import EndlessListError, PageTokens
 
 from xprofiler._version import __version__
-from xprofiler.cloud.errors import as_xprofiler_error, is_temporary, retry_after_seconds
+from xprofiler.cloud.errors import as_xprofiler_error
 from xprofiler.cloud.settings import GcloudSettings
 from xprofiler.console import Console
 from xprofiler.exceptions import XprofilerError
@@ -147,7 +148,9 @@ class GoogleApi:
         from googleapiclient.discovery import build_from_document
 
         description = Path(__file__).with_name(f"{service}_api.json").read_text(encoding="utf-8")
-        return build_from_document(description, http=self._http(), client_options=self._at(service))
+        return build_from_document(
+            description, http=_Http(self._session, self._request_seconds), client_options=self._at(service)
+        )
 
     @property
     @_once
@@ -196,18 +199,34 @@ class GoogleApi:
         request.headers["user-agent"] = (
             f"xprofiler/{__version__} (gzip)"  # Google's servers compress only with this suffix.
         )
-        start, backoff = self._clock(), Backoff(0.2, 10.0)
-        while True:
-            self.console.detail(f"{request.method} {request.uri}")
-            try:
-                return _object(request.execute(http=self._http(timeout_seconds)))
-            except Exception as error:
-                wait = backoff.failed(retry_after_seconds(error))
-                is_late = self._clock() - start + wait > _CALL_SECONDS or backoff.failures >= _MOST_TRIES
-                if is_late or not is_repeatable or not is_temporary(error):
-                    raise as_xprofiler_error(error, doing, self.project, self.principal, self._role) from error
-                self.console.detail(f"  {str(error) or type(error).__name__}: retrying in {wait:.1f} s")
-                self._sleep(wait)
+        deadline = self._clock() + _CALL_SECONDS
+        retries = Retries(
+            Backoff(0.2, 10.0),
+            seconds_left=lambda: deadline - self._clock(),
+            most_tries=_MOST_TRIES if is_repeatable else 1,
+            # A timeout of ours is final, since it was long enough.
+            retry_if=lambda failure: failure.is_temporary and (failure.kind is not Kind.TIMEOUT or failure.status > 0),
+            sleep=self._sleep_before_retry,
+        )
+        try:
+            return retries(lambda: self._execute_once(request, timeout_seconds))
+        except (RemoteError, ValueError) as error:
+            raise as_xprofiler_error(error, doing, request.uri, self.project, self.principal, self._role) from error
+
+    def _execute_once(self, request: Any, timeout_seconds: float | None) -> dict[str, Any]:
+        self.console.detail(f"{request.method} {request.uri}")
+        try:
+            answer = request.execute(http=_Http(self._session, timeout_seconds or self._request_seconds))
+        except RemoteError as error:
+            self.console.detail(f"  {error}")
+            raise
+        if not isinstance(answer, dict):  # A proxy's page may have status 200, but is text.
+            raise ValueError(str(answer)[:100])
+        return answer
+
+    def _sleep_before_retry(self, seconds: float) -> None:
+        self.console.detail(f"  retrying in {seconds:.1f} s")
+        self._sleep(seconds)
 
     def pages(self, request: Any, following: Callable[[Any, Any], Any], doing: str) -> Iterator[dict[str, Any]]:
         """Yield the pages of a list.
@@ -235,11 +254,6 @@ class GoogleApi:
         url = self.settings.endpoint(service)
         return {"api_endpoint": url} if url else {}
 
-    def _http(self, timeout_seconds: float | None = None) -> Any:
-        from xprofiler.cloud.bounded_http import BoundedHttp
-
-        return BoundedHttp(self._session, timeout_seconds or self._request_seconds)
-
     @property
     @_once
     def _session(self) -> Session:
@@ -256,12 +270,41 @@ def _close_all(connections: list[Any]) -> None:
         connection.close()
 
 
-def _object(answer: Any) -> dict[str, Any]:
-    """Return the JSON object of an answer. A proxy's error page may have status 200, but is text.
+class _Http:
+    """The part of an `httplib2.Http` that google-api-python-client needs: responses are bounded in size and time.
 
-    Raises:
-        ValueError: It is not an object.
+    Args:
+        session: The connections, which several threads may use.
+        timeout_seconds: The timeout of a request.
     """
-    if not isinstance(answer, dict):
-        raise ValueError(str(answer)[:100])
-    return answer
+
+    def __init__(self, session: Session, timeout_seconds: float) -> None:
+        self._session = session
+        self._timeout_seconds = timeout_seconds
+
+    def request(
+        self,
+        uri: str,
+        method: str = "GET",
+        body: str | bytes | None = None,
+        headers: Mapping[str, str] | None = None,
+        **_: Any,
+    ) -> tuple[Any, bytes]:
+        """Make one request. Raises RemoteError."""
+        import httplib2
+        from ml_diagnostics_common.authorized_requests import LIST_BYTES
+
+        # httplib2 and the session would both ask for gzip.
+        sent = {name: value for name, value in (headers or {}).items() if name.lower() != "accept-encoding"}
+        answer = self._session.send(
+            method,
+            uri,
+            headers=sent,
+            timeout_seconds=self._timeout_seconds,
+            body=body.encode() if isinstance(body, str) else body,
+            most_bytes=LIST_BYTES,
+        )
+        return httplib2.Response({"status": str(answer.status)}), answer.body
+
+    def close(self) -> None:
+        """Do nothing: the session is closed by its owner."""

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from ml_diagnostics_common.backoff import Backoff
+from ml_diagnostics_common.failures import Kind, classify
 
 from xprofiler.cloud.api import GoogleApi
 from xprofiler.exceptions import TimedOutError, UsageError, XprofilerError
@@ -59,7 +60,7 @@ class MlRuns:
         try:
             operation = self._api.execute(request, doing, is_repeatable=True)
         except XprofilerError as error:
-            if getattr(getattr(error.__cause__, "resp", None), "status", 0) != 409:
+            if classify(error).kind is not Kind.CONFLICT:
                 raise
             self._require_same(run_id, run, error)
         else:

@@ -6,23 +6,16 @@ import functools
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Final
 
 from ml_diagnostics_common.exceptions import ConfigurationError, CredentialsError, StorageError
-from ml_diagnostics_common.storage import Failure, Storage, failure_of, storage_for
+from ml_diagnostics_common.storage import Storage, storage_for
 
 from xprofiler.cloud.api import GoogleApi
 from xprofiler.cloud.settings import GcloudSettings
 from xprofiler.console import Console
-from xprofiler.exceptions import NotFoundError, NotPermittedError, TimedOutError, UsageError
+from xprofiler.exceptions import UsageError, XprofilerError, class_of
 
 __all__ = ["store_for", "translated"]
-
-_OURS: Final = {
-    Failure.REFUSED: NotPermittedError,
-    Failure.MISSING: NotFoundError,
-    Failure.UNANSWERED: TimedOutError,
-}
 
 
 def store_for(path: str, deadline_seconds: float = 60.0) -> Storage:
@@ -67,7 +60,7 @@ def translated() -> Iterator[None]:
     except ConfigurationError as error:
         raise UsageError(str(error)) from error
     except (CredentialsError, StorageError) as error:
-        ours = _OURS.get(failure_of(error))
-        if ours is None:
+        ours = class_of(error)
+        if ours is XprofilerError:
             raise
         raise ours(str(error)) from error

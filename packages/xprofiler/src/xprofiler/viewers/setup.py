@@ -11,7 +11,8 @@ from dataclasses import dataclass
 
 from ml_diagnostics_common.backoff import Backoff
 from ml_diagnostics_common.exceptions import DiagnosticsError, ObjectNotFoundError
-from ml_diagnostics_common.storage import Failure, Storage, failure_of
+from ml_diagnostics_common.failures import Kind, classify
+from ml_diagnostics_common.storage import Storage
 
 from xprofiler.console import Console
 from xprofiler.exceptions import NotFoundError, NotPermittedError, TimedOutError, UsageError, XprofilerError
@@ -202,7 +203,7 @@ class ViewerSetup:
                 f"Log directory {where} does not exist: the bucket {where.bucket} does not exist, or is hidden from you"
             ) from error
         except StorageError as error:
-            if failure_of(error) is Failure.REFUSED:
+            if classify(error).kind is Kind.REFUSED:
                 raise NotPermittedError(str(error)) from error
             raise
 
@@ -313,5 +314,5 @@ class ViewerSetup:
 
 def _is_refusal(error: DiagnosticsError) -> bool:
     """Return whether the creation was rejected, so that a VM of that name is not ours."""
-    status = int(getattr(getattr(error.__cause__, "resp", None), "status", 0) or 0)
-    return 400 <= status < 500 and status != 408
+    failure = classify(error)
+    return 400 <= failure.status < 500 and failure.kind is not Kind.TIMEOUT

@@ -1,4 +1,4 @@
-"""The connections to Google's APIs: TLS, its authorities, and proxies."""
+"""Connections over HTTP: TLS, its authorities, and proxies."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import http.server
 import socket
 import ssl
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -17,8 +17,8 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from google.auth.credentials import AnonymousCredentials
-from ml_diagnostics_common.authorized_requests import open_session
-from xprofiler.cloud.bounded_http import BoundedHttp
+from ml_diagnostics_common.authorized_requests import Answer, open_session
+from ml_diagnostics_common.failures import RemoteError
 
 
 class _Api(http.server.BaseHTTPRequestHandler):
@@ -102,42 +102,42 @@ def no_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @contextmanager
-def opened(ca_certs: Path | None = None) -> Iterator[BoundedHttp]:
+def opened(ca_certs: Path | None = None) -> Iterator[Callable[[str], Answer]]:
+    """Yield a function that makes a request."""
     session = open_session(AnonymousCredentials(), "a test", ca_certs=None if ca_certs is None else str(ca_certs))
     try:
-        yield BoundedHttp(session, 10)
+        yield lambda url: session.send("GET", url, headers={}, timeout_seconds=10)
     finally:
         session.close()
 
 
 def test_requests_over_tls_share_a_connection(certificate: Path) -> None:
-    with serving(_Api, certificate) as server, opened(certificate) as http_of_api:
+    with serving(_Api, certificate) as server, opened(certificate) as get:
         for _ in range(3):
-            response, body = http_of_api.request(f"https://localhost:{server.server_port}/a?b=c")
-            assert (response.status, body) == (200, b"{}")
+            assert get(f"https://localhost:{server.server_port}/a?b=c") == (200, b"{}")
     assert {path for _, path, _ in server.asked} == {"/a?b=c"}
     assert len({port for port, _, _ in server.asked}) == 1
 
 
 def test_a_certificate_that_no_authority_has_signed_is_refused(certificate: Path) -> None:
-    refused = pytest.raises(ConnectionError, match="CERTIFICATE_VERIFY_FAILED")
-    with serving(_Api, certificate) as server, opened() as http_of_api, refused:
-        http_of_api.request(f"https://localhost:{server.server_port}/")
+    refused = pytest.raises(RemoteError, match="CERTIFICATE_VERIFY_FAILED")
+    with serving(_Api, certificate) as server, opened() as get, refused:
+        get(f"https://localhost:{server.server_port}/")
     assert server.asked == []
 
 
 def test_the_authorities_of_other_clients_are_trusted(certificate: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("REQUESTS_CA_BUNDLE", str(certificate))
-    with serving(_Api, certificate) as server, opened() as http_of_api:
-        assert http_of_api.request(f"https://localhost:{server.server_port}/")[1] == b"{}"
+    with serving(_Api, certificate) as server, opened() as get:
+        assert get(f"https://localhost:{server.server_port}/").body == b"{}"
 
 
 def test_a_proxy_passes_tls_on(certificate: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with serving(_Api, certificate) as server, serving(_Proxy) as proxy:
         monkeypatch.setenv("HTTPS_PROXY", f"http://me:p%40ss@127.0.0.1:{proxy.server_port}")
-        with opened(certificate) as http_of_api:
+        with opened(certificate) as get:
             for _ in range(2):
-                assert http_of_api.request(f"https://localhost:{server.server_port}/a")[1] == b"{}"
+                assert get(f"https://localhost:{server.server_port}/a").body == b"{}"
     assert proxy.asked == [(f"localhost:{server.server_port}", "Basic bWU6cEBzcw==")]
     assert [(path, login) for _, path, login in server.asked] == [("/a", None)] * 2
 
@@ -145,19 +145,19 @@ def test_a_proxy_passes_tls_on(certificate: Path, monkeypatch: pytest.MonkeyPatc
 def test_a_proxy_is_given_whole_urls_without_tls(monkeypatch: pytest.MonkeyPatch) -> None:
     with serving(_Proxy) as proxy:
         monkeypatch.setenv("http_proxy", f"http://me:pass@127.0.0.1:{proxy.server_port}")
-        with opened() as http_of_api:
-            assert http_of_api.request("http://compute.test/a?b=c")[1] == b"{}"
+        with opened() as get:
+            assert get("http://compute.test/a?b=c").body == b"{}"
     assert [asked[1:] for asked in proxy.asked] == [("http://compute.test/a?b=c", "Basic bWU6cGFzcw==")]
 
 
 def test_hosts_without_a_proxy_are_asked_directly(monkeypatch: pytest.MonkeyPatch) -> None:
-    with serving(_Api) as server, opened() as http_of_api:
+    with serving(_Api) as server, opened() as get:
         monkeypatch.setenv("http_proxy", "http://127.0.0.1:1")
         monkeypatch.setenv("no_proxy", "127.0.0.1")
-        assert http_of_api.request(f"http://127.0.0.1:{server.server_port}/")[1] == b"{}"
+        assert get(f"http://127.0.0.1:{server.server_port}/").body == b"{}"
 
 
 def test_a_proxy_that_is_not_supported_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("https_proxy", "socks5://127.0.0.1:1")
-    with opened() as http_of_api, pytest.raises(ConnectionError, match=r"(?i)socks"):
-        http_of_api.request("https://compute.test/")
+    with opened() as get, pytest.raises(RemoteError, match=r"(?i)socks"):
+        get("https://compute.test/")
