@@ -90,9 +90,9 @@ def tick(ticks: int, target: str, replica: str) -> dict[str, Any]:
         target: Where Cloud Monitoring is.
         replica: The label that tells the time series of this run from others.
     """
+    from ml_goodput_measurement._export.cloud_monitoring import cloud_monitoring_exporter
+    from ml_goodput_measurement._export.tensorboard import tensorboard_exporter
     from ml_goodput_measurement.calculator import GoodputCalculator
-    from ml_goodput_measurement.exporters.cloud_monitoring import cloud_monitoring_exporter
-    from ml_goodput_measurement.exporters.tensorboard import tensorboard_exporter
     from ml_goodput_measurement.goodput_utils import GCPOptions
     from ml_goodput_measurement.monitor.settings import Upload
     from ml_goodput_measurement.monitor.sinks import Sink
@@ -157,7 +157,7 @@ def tick(ticks: int, target: str, replica: str) -> dict[str, Any]:
 
 def _pretend_exported(folder: str, until_ns: int) -> None:
     """As if the deviations of the earlier steps had been written to the folder's TensorBoard log."""
-    from ml_goodput_measurement.exporters.export_state import ExportState, Progress, state_path
+    from ml_goodput_measurement._export.export_state import ExportState, Progress, state_path
 
     place = Path(folder).resolve() / "goodput"
     place.mkdir()
@@ -172,8 +172,8 @@ def _pretend_exported(folder: str, until_ns: int) -> None:
 
 def deviate_ours(cycles: int) -> dict[str, Any]:
     """Exports the deviations of a job's steps to TensorBoard until all are, then after every ten new steps."""
+    from ml_goodput_measurement._export.tensorboard import tensorboard_exporter
     from ml_goodput_measurement.calculator import GoodputCalculator
-    from ml_goodput_measurement.exporters.tensorboard import tensorboard_exporter
 
     job = journalled.JournalledJob.resumed()
     calculator = GoodputCalculator(JOB, LOG, _clock_ns=job.clock_ns)

@@ -2,7 +2,7 @@
 
 import contextlib
 
-from ml_goodput_measurement.exporters.cloud_monitoring import cloud_monitoring_exporter
+from ml_goodput_measurement._export.cloud_monitoring import cloud_monitoring_exporter
 from ml_goodput_measurement.goodput_utils import GCPOptions
 
 from .snapshots import cumulative, snapshot

@@ -17,10 +17,10 @@ from ml_diagnostics_common.environment import diagnostics_directory
 from ml_diagnostics_common.exceptions import ConfigurationError
 from ml_diagnostics_common.guard import LOSSES
 from ml_diagnostics_common.reader import JournalReader
-from ml_goodput_measurement.checkpoints import CheckpointLogger
+from ml_goodput_measurement._record.checkpoint_logger import CheckpointLogger
+from ml_goodput_measurement._record.recorder import GoodputRecorder
 from ml_goodput_measurement.goodput import GoodputCalculator
 from ml_goodput_measurement.partition import Bucket
-from ml_goodput_measurement.recorder import GoodputRecorder
 
 from .histories import BASE, MemoryLog, orbax_save
 
@@ -174,7 +174,7 @@ def test_a_logger_of_two_is_refused() -> None:
 def test_it_needs_no_orbax_and_its_module_imports_none() -> None:
     program = """
 import sys
-from ml_goodput_measurement.checkpoints import CheckpointLogger
+from ml_goodput_measurement._record.checkpoint_logger import CheckpointLogger
 assert not any(name.partition(".")[0] in ("orbax", "jax", "numpy") for name in sys.modules)
 sys.modules["orbax"] = None  # as if it were not installed
 CheckpointLogger(job_name="job").log_entry({"event_type": "save", "step": 1})

@@ -14,8 +14,8 @@ import pytest
 from ml_diagnostics_common.environment import diagnostics_directory
 from ml_diagnostics_common.journal import Journal
 from ml_goodput_measurement import cli
+from ml_goodput_measurement._record.recorder import GoodputRecorder
 from ml_goodput_measurement.calculator import GoodputCalculator
-from ml_goodput_measurement.recorder import GoodputRecorder
 from ml_goodput_measurement.report import format_text
 
 from .histories import BASE

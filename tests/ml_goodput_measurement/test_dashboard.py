@@ -8,7 +8,7 @@ import subprocess
 from importlib.resources import files
 
 import pytest
-from ml_goodput_measurement.exporters.time_series import gauges_of
+from ml_goodput_measurement._export.cloud_monitoring import gauges_of
 
 from .snapshots import snapshot
 

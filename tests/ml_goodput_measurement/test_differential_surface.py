@@ -6,7 +6,8 @@ import datetime
 from typing import Any
 
 import pytest
-from ml_goodput_measurement import gcp_metadata, goodput_elastic
+from ml_goodput_measurement import goodput_elastic
+from ml_goodput_measurement._export import gcp_metadata
 
 from .histories import BASE, MemoryLog, Payload
 from .reference.process import Reference

@@ -6,7 +6,7 @@ import pytest
 from ml_diagnostics_common.credentials.instance_metadata import instance_metadata
 from ml_diagnostics_testing.cloud_monitoring import CloudMonitoringServer
 from ml_diagnostics_testing.faults import Status
-from ml_goodput_measurement.exporters.cloud_monitoring import MOST_EVENT_TYPES
+from ml_goodput_measurement._export.cloud_monitoring import MOST_EVENT_TYPES
 from ml_goodput_measurement.goodput_utils import GCPOptions
 
 from .exported_points import HOUR, OPTIONS, Clock, ends, exporters, of_type, only_goodput

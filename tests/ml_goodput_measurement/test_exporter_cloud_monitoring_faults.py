@@ -257,7 +257,7 @@ def test_a_backend_that_there_is_not_is_an_error_at_construction(make):
 def test_a_cloud_is_looked_for_ever_more_seldom_and_its_lack_told_once(
     make, clock, caplog, monkeypatch, tmp_path, interval, expected
 ):
-    from ml_goodput_measurement.exporters import cloud_monitoring
+    from ml_goodput_measurement._export import cloud_monitoring
 
     looks = []
     find = cloud_monitoring.find_cloud
@@ -284,7 +284,7 @@ def test_a_cloud_that_is_found_later_is_used(server, make, clock, tmp_path):
 
 
 def test_importing_it_imports_no_client():
-    script = "import sys, ml_goodput_measurement.exporters.cloud_monitoring; print(*sys.modules)"
+    script = "import sys, ml_goodput_measurement._export.cloud_monitoring; print(*sys.modules)"
     modules = subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True).stdout.split()
-    assert "ml_goodput_measurement.exporters.cloud_monitoring" in modules
+    assert "ml_goodput_measurement._export.cloud_monitoring" in modules
     assert not {"google.auth", "google.protobuf", "grpc", "numpy", "multiprocessing"} & set(modules)

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from ml_diagnostics_common.environment import diagnostics_directory
 from ml_diagnostics_common.exceptions import ConfigurationError, MissingExtraError
-from ml_goodput_measurement.exporters.scalars import custom_event_tags
-from ml_goodput_measurement.exporters.tensorboard import TensorBoardExporter, tensorboard_exporter
+from ml_goodput_measurement._export.scalars import custom_event_tags
+from ml_goodput_measurement._export.tensorboard import TensorBoardExporter, tensorboard_exporter
 from ml_goodput_measurement.goodput_utils import BadputType
 from ml_goodput_measurement.snapshot import DeviatingStep, Deviation, RollingWindow, Snapshot
 
@@ -191,7 +191,7 @@ def test_a_last_point_waits_a_while_for_the_process_of_the_trainers_last_life_to
     first, second = exporter_to(tmp_path, breakdown=False), exporter_to(tmp_path, breakdown=False)
     first(whole_life(1))
     second(whole_life(2))
-    monkeypatch.setattr("ml_goodput_measurement.exporters.tensorboard.time.sleep", lambda _: first.close())
+    monkeypatch.setattr("ml_goodput_measurement._export.tensorboard.time.sleep", lambda _: first.close())
     second.flush(10.0)
     assert points(tmp_path / "goodput") == [Point("goodput/goodput", step, 80.0) for step in (1, 2)]
 
@@ -337,7 +337,7 @@ def test_a_missing_tensorboardx_is_named(tmp_path, monkeypatch):
 
 def test_making_an_exporter_imports_nothing_heavy_and_touches_no_disk(tmp_path):
     program = (
-        "from ml_goodput_measurement.exporters.tensorboard import tensorboard_exporter;"
+        "from ml_goodput_measurement._export.tensorboard import tensorboard_exporter;"
         f"tensorboard_exporter({str(tmp_path / 'x')!r}, 'job', include_badput_breakdown=True)"
     )
     assert not {"tensorboardX", "numpy", "google.cloud", "torch"} & loaded_by(program)

@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 from ml_diagnostics_common.environment import diagnostics_directory
 from ml_diagnostics_common.exceptions import StorageError
-from ml_goodput_measurement.exporters import event_files
-from ml_goodput_measurement.exporters.tensorboard import TensorBoardExporter, tensorboard_exporter
+from ml_goodput_measurement._export import event_files
+from ml_goodput_measurement._export.tensorboard import TensorBoardExporter, tensorboard_exporter
 
 from .tensorboard_points import (
     NOW_NS,
@@ -188,8 +188,8 @@ def test_files_are_read_in_the_order_of_their_points_also_when_the_clock_went_ba
 
 _KILLED = """
 import itertools, os, signal, sys
-from ml_goodput_measurement.exporters import event_files
-from ml_goodput_measurement.exporters.tensorboard import tensorboard_exporter
+from ml_goodput_measurement._export import event_files
+from ml_goodput_measurement._export.tensorboard import tensorboard_exporter
 from ml_goodput_measurement.snapshot import DeviatingStep, Deviation, Snapshot
 
 directory, when = sys.argv[1:]

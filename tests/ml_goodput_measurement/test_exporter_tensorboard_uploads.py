@@ -12,8 +12,8 @@ from ml_diagnostics_common.exceptions import StorageError
 from ml_diagnostics_common.guard import LOSSES
 from ml_diagnostics_testing.cloud_storage import CloudStorageServer
 from ml_diagnostics_testing.faults import Hang, Reset, Status
-from ml_goodput_measurement.exporters.tensorboard import TensorBoardExporter, tensorboard_exporter
-from ml_goodput_measurement.exporters.uploading import UploadLimits
+from ml_goodput_measurement._export.event_files import UploadLimits
+from ml_goodput_measurement._export.tensorboard import TensorBoardExporter, tensorboard_exporter
 
 from .tensorboard_points import Point, cumulative, deviating, deviation_points, points, steps_of, whole_life
 

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from ml_goodput_measurement.exporters.tensorboard import tensorboard_exporter
+from ml_goodput_measurement._export.tensorboard import tensorboard_exporter
 from ml_goodput_measurement.goodput_utils import BadputType
 
 from .tensorboard_points import cumulative, deviating, steps_of

@@ -3,7 +3,7 @@
 import math
 
 import pytest
-from ml_goodput_measurement.exporters.time_series import OTHER_EVENTS, event_seconds, gauges_of
+from ml_goodput_measurement._export.cloud_monitoring import OTHER_EVENTS, event_seconds, gauges_of
 from ml_goodput_measurement.gcp_metrics import ValueType
 from ml_goodput_measurement.goodput_utils import BadputType
 

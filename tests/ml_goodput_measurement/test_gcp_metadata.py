@@ -9,15 +9,16 @@ from collections.abc import Iterator
 import pytest
 from ml_diagnostics_testing.faults import Hang, Reset, Status
 from ml_diagnostics_testing.metadata import MetadataServer
-from ml_goodput_measurement import gcp_metadata, goodput_utils
-from ml_goodput_measurement.exceptions import MetadataError
-from ml_goodput_measurement.gcp_metadata import (
+from ml_goodput_measurement import goodput_utils
+from ml_goodput_measurement._export import gcp_metadata
+from ml_goodput_measurement._export.gcp_metadata import (
     get_accelerator_type,
     get_cluster_name,
     get_gcp_metadata,
     get_gcp_project_id,
     get_node_zone,
 )
+from ml_goodput_measurement.exceptions import MetadataError
 
 
 @pytest.fixture

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from ml_goodput_measurement import goodput_utils
+from ml_goodput_measurement._record.recorder import GoodputRecorder
 from ml_goodput_measurement.goodput_utils import (
     BadputType,
     GCPOptions,
@@ -17,7 +18,6 @@ from ml_goodput_measurement.goodput_utils import (
     StepInfo,
     get_timestamp_from_log_entry,
 )
-from ml_goodput_measurement.recorder import GoodputRecorder
 
 from .histories import BASE, History, MemoryLog, orbax_save
 from .loaded_modules import loaded_by
@@ -28,7 +28,7 @@ UTC = datetime.timezone.utc
 def test_importing_it_loads_nothing_else() -> None:
     loaded = loaded_by("import ml_goodput_measurement.goodput_utils")
     ours = {name.partition(".")[2] for name in loaded if name.startswith(("ml_goodput", "ml_diagnostics"))}
-    assert ours == {"", "_version", "goodput_utils", "lazy_names", "metric_details"}
+    assert ours == {"", "_version", "goodput_utils", "_lazy_names", "metric_details"}
     assert not {"google", "numpy", "requests", "statistics"} & loaded
 
 

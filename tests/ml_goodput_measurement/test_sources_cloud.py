@@ -15,10 +15,10 @@ from ml_diagnostics_common.reader import JournalReader
 from ml_diagnostics_testing.cloud_logging import CloudLoggingServer
 from ml_diagnostics_testing.faults import Fault, Hang, Reset, Status
 from ml_goodput_measurement import sources
+from ml_goodput_measurement._record.recorder import GoodputRecorder
 from ml_goodput_measurement.calculator import GoodputCalculator
 from ml_goodput_measurement.exceptions import NoGoodputError
 from ml_goodput_measurement.partition import Bucket
-from ml_goodput_measurement.recorder import GoodputRecorder
 
 from .histories import BASE, JOB, History, MemoryLog, Payload
 from .written_life import LIFE, LOG, NOW_NS, calculator, record, root, told

@@ -75,7 +75,7 @@ def test_the_second_name_may_come_after_the_first_or_before() -> None:
 def test_only_what_is_used_is_loaded() -> None:
     loaded = loaded_by("from ml_goodput_measurement.src import goodput_utils")
     ours = {name.removeprefix("ml_goodput_measurement.") for name in loaded if name.startswith("ml_goodput_")}
-    names = {"src", "src.goodput_utils", "goodput_utils", "lazy_names", "metric_details"}
+    names = {"src", "src.goodput_utils", "goodput_utils", "_lazy_names", "metric_details"}
     assert ours == {"ml_goodput_measurement", "_version", *names}
     assert not {"importlib.abc", "google", "numpy", "multiprocessing"} & loaded
 

@@ -13,7 +13,15 @@ from ml_diagnostics_common.exceptions import ConfigurationError
 from ml_diagnostics_common.guard import job_logger
 
 from ml_goodput_measurement._ledger import PROCESS_GONE, Ledger, Summary, Window
-from ml_goodput_measurement.copies import RebuiltFromArguments
+from ml_goodput_measurement._query.step_statistics import compute_step_deviation_from_baseline
+from ml_goodput_measurement._record.arguments import (
+    LONGEST_SECONDS,
+    Moment,
+    RebuiltFromArguments,
+    nanoseconds,
+    seconds_of,
+    shown,
+)
 from ml_goodput_measurement.deviation import StepDeviations
 from ml_goodput_measurement.exceptions import NoGoodputError
 from ml_goodput_measurement.figures import badput, counted_ns, goodput_percent
@@ -27,8 +35,6 @@ from ml_goodput_measurement.metric_details import (
     UnproductiveTimeDict,
     WorkloadMetricDetails,
 )
-from ml_goodput_measurement.moments import LONGEST_SECONDS, Moment, nanoseconds, seconds_of
-from ml_goodput_measurement.names import shown
 from ml_goodput_measurement.partition import Bucket, JobReport
 from ml_goodput_measurement.report import continuation_notes
 from ml_goodput_measurement.snapshot import (
@@ -40,7 +46,6 @@ from ml_goodput_measurement.snapshot import (
     Snapshot,
 )
 from ml_goodput_measurement.sources import UserLogger
-from ml_goodput_measurement.step_statistics import compute_step_deviation_from_baseline
 
 __all__ = ["GoodputCalculator"]
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import cast
 
 from ml_goodput_measurement._ledger import Summary, Window
+from ml_goodput_measurement._record.arguments import Moment
 from ml_goodput_measurement.calculator import GoodputCalculator
 from ml_goodput_measurement.metric_details import ElasticIntervalWorkloadMetricDetails, ElasticWorkloadMetricDetails
-from ml_goodput_measurement.moments import Moment
 
 __all__ = ["ElasticGoodputCalculator"]
 

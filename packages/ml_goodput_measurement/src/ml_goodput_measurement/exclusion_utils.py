@@ -9,8 +9,7 @@ from typing import Any
 
 from ml_diagnostics_common.guard import warn_once
 
-from ml_goodput_measurement.moments import Moment, posix_seconds
-from ml_goodput_measurement.names import shown
+from ml_goodput_measurement._record.arguments import Moment, posix_seconds, shown
 
 __all__ = ["get_exclusion_overlap", "normalize_intervals"]
 

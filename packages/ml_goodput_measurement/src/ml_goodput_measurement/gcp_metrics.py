@@ -20,7 +20,7 @@ from ml_diagnostics_common.failures import classify
 from ml_diagnostics_common.grpc_channels import bounded_transport
 from ml_diagnostics_common.guard import Counters, log_once
 
-from ml_goodput_measurement.copies import RebuiltFromArguments
+from ml_goodput_measurement._record.arguments import RebuiltFromArguments
 from ml_goodput_measurement.exceptions import CloudMonitoringError
 
 if TYPE_CHECKING:

@@ -7,15 +7,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ml_goodput_measurement.lazy_names import imported_on_use
+from ml_goodput_measurement._lazy_names import imported_on_use
 
 if TYPE_CHECKING:
+    from ml_goodput_measurement._record.checkpoint_logger import CheckpointLogger
+    from ml_goodput_measurement._record.recorder import GoodputRecorder
     from ml_goodput_measurement.calculator import GoodputCalculator
     from ml_goodput_measurement.checkpoint_badput_calculator import (
         CheckpointBadputCalculator,
         CheckpointLoggerOptions,
     )
-    from ml_goodput_measurement.checkpoints import CheckpointLogger
     from ml_goodput_measurement.exceptions import (
         GoodputError,
         NoGoodputError,
@@ -37,7 +38,6 @@ if TYPE_CHECKING:
     )
     from ml_goodput_measurement.job_goodput import JobGoodput
     from ml_goodput_measurement.monitoring import GoodputMonitor
-    from ml_goodput_measurement.recorder import GoodputRecorder
 
 __all__ = [
     "BadputType",
@@ -67,14 +67,14 @@ __all__ = [
 _MODULES = {
     "BadputType": "goodput_utils",
     "CheckpointBadputCalculator": "_compat.checkpoint_badput_calculator",
-    "CheckpointLogger": "checkpoints",
+    "CheckpointLogger": "_record.checkpoint_logger",
     "CheckpointLoggerOptions": "_compat.checkpoint_badput_calculator",
     "GoodputCache": "_compat.goodput_cache",
     "GoodputCalculator": "calculator",
     "GoodputError": "exceptions",
     "GoodputInfo": "goodput_utils",
     "GoodputMonitor": "monitoring",
-    "GoodputRecorder": "recorder",
+    "GoodputRecorder": "_record.recorder",
     "GoodputType": "goodput_utils",
     "IntervalMetricType": "goodput_utils",
     "IntervalWorkloadMetricDetails": "goodput_utils",

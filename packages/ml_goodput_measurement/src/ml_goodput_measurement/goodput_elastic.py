@@ -4,19 +4,18 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ml_goodput_measurement.lazy_names import imported_on_use
+from ml_goodput_measurement._lazy_names import imported_on_use
 
 if TYPE_CHECKING:
+    from ml_goodput_measurement._record.recorder import ElasticGoodputRecorder, GoodputRecorder
     from ml_goodput_measurement.elastic_calculator import ElasticGoodputCalculator
-    from ml_goodput_measurement.elastic_recorder import ElasticGoodputRecorder
-    from ml_goodput_measurement.recorder import GoodputRecorder
 
 __all__ = ["ElasticGoodputCalculator", "ElasticGoodputRecorder", "GoodputRecorder"]
 
 _MODULES = {
     "ElasticGoodputCalculator": "elastic_calculator",
-    "ElasticGoodputRecorder": "elastic_recorder",
-    "GoodputRecorder": "recorder",
+    "ElasticGoodputRecorder": "_record.recorder",
+    "GoodputRecorder": "_record.recorder",
 }
 
 _SUBMODULES = ("goodput", "goodput_utils")

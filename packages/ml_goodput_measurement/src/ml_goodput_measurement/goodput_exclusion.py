@@ -7,10 +7,10 @@ import datetime
 from collections.abc import Iterable, Sequence
 
 from ml_goodput_measurement._ledger import Summary
+from ml_goodput_measurement._record.arguments import nanoseconds
 from ml_goodput_measurement.exclusion_utils import normalize_intervals
 from ml_goodput_measurement.figures import counted_ns, goodput_percent
 from ml_goodput_measurement.metric_details import UnproductiveTimeDict
-from ml_goodput_measurement.moments import nanoseconds
 from ml_goodput_measurement.partition import Bucket
 
 __all__ = ["ExclusionInterval", "GoodputExclusion", "excluded_intervals"]

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ml_goodput_measurement.lazy_names import imported_on_use
+from ml_goodput_measurement._lazy_names import imported_on_use
 from ml_goodput_measurement.metric_details import (
     ACTIVITY_EXCLUSION_LIST,
     BadputType,
@@ -26,8 +26,7 @@ from ml_goodput_measurement.metric_details import (
 )
 
 if TYPE_CHECKING:
-    from ml_goodput_measurement.entry_time import get_timestamp_from_log_entry
-    from ml_goodput_measurement.gcp_metadata import (
+    from ml_goodput_measurement._export.gcp_metadata import (
         MACHINE_TYPE_TO_ACCELERATOR_TYPE_MAPPING,
         get_accelerator_type,
         get_cluster_name,
@@ -35,7 +34,8 @@ if TYPE_CHECKING:
         get_gcp_project_id,
         get_node_zone,
     )
-    from ml_goodput_measurement.step_statistics import (
+    from ml_goodput_measurement._query.entry_time import get_timestamp_from_log_entry
+    from ml_goodput_measurement._query.step_statistics import (
         compute_ideal_step_time,
         compute_percentile,
         compute_step_deviation_from_baseline,
@@ -73,18 +73,18 @@ __all__ = [
 ]
 
 _MODULES = {
-    "MACHINE_TYPE_TO_ACCELERATOR_TYPE_MAPPING": "gcp_metadata",
-    "compute_ideal_step_time": "step_statistics",
-    "compute_percentile": "step_statistics",
-    "compute_step_deviation_from_baseline": "step_statistics",
-    "get_accelerator_type": "gcp_metadata",
-    "get_anomalous_and_normal_step_times": "step_statistics",
-    "get_cluster_name": "gcp_metadata",
-    "get_extra_time_from_anomalous_steps": "step_statistics",
-    "get_gcp_metadata": "gcp_metadata",
-    "get_gcp_project_id": "gcp_metadata",
-    "get_node_zone": "gcp_metadata",
-    "get_timestamp_from_log_entry": "entry_time",
+    "MACHINE_TYPE_TO_ACCELERATOR_TYPE_MAPPING": "_export.gcp_metadata",
+    "compute_ideal_step_time": "_query.step_statistics",
+    "compute_percentile": "_query.step_statistics",
+    "compute_step_deviation_from_baseline": "_query.step_statistics",
+    "get_accelerator_type": "_export.gcp_metadata",
+    "get_anomalous_and_normal_step_times": "_query.step_statistics",
+    "get_cluster_name": "_export.gcp_metadata",
+    "get_extra_time_from_anomalous_steps": "_query.step_statistics",
+    "get_gcp_metadata": "_export.gcp_metadata",
+    "get_gcp_project_id": "_export.gcp_metadata",
+    "get_node_zone": "_export.gcp_metadata",
+    "get_timestamp_from_log_entry": "_query.entry_time",
 }
 
 __getattr__ = imported_on_use(__name__, _MODULES)

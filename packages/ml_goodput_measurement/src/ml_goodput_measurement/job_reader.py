@@ -14,10 +14,9 @@ from ml_diagnostics_common.exceptions import ConfigurationError
 
 from ml_goodput_measurement._ledger import Ledger
 from ml_goodput_measurement._ledger.recorders import Recorders
+from ml_goodput_measurement._record.arguments import checked_name, retention_ns
 from ml_goodput_measurement.exceptions import NoGoodputError
 from ml_goodput_measurement.liveness import Liveness, ProcessState
-from ml_goodput_measurement.moments import retention_ns
-from ml_goodput_measurement.names import checked_name
 from ml_goodput_measurement.sources import LogSource, PayloadSource, UserLogger, UserLoggerSource
 from ml_goodput_measurement.state_store import DEFAULT_CACHE_DIR, StateStore, checked_gcs_path, state_folder
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ml_goodput_measurement.lazy_names import imported_on_use
+from ml_goodput_measurement._lazy_names import imported_on_use
 
 if TYPE_CHECKING:
     from ml_goodput_measurement.calculator import GoodputCalculator

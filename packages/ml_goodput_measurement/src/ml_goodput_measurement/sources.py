@@ -18,7 +18,7 @@ from ml_diagnostics_common.reader import EntryReader, JournalReader, UnionReader
 
 from ml_goodput_measurement._ledger.events import LOGGED_AFTER, LOGGED_AT
 from ml_goodput_measurement._ledger.writers import Writer
-from ml_goodput_measurement.entry_time import get_timestamp_from_log_entry
+from ml_goodput_measurement._query.entry_time import get_timestamp_from_log_entry
 
 if TYPE_CHECKING:
     from ml_diagnostics_common.cloud_logging import LoggingTransport

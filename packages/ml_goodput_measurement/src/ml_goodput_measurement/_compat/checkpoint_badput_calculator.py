@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from ml_diagnostics_common.exceptions import ConfigurationError
 from ml_diagnostics_common.guard import job_logger
 
-from ml_goodput_measurement.names import checked_name, shown
+from ml_goodput_measurement._record.arguments import checked_name, shown
 
 if TYPE_CHECKING:
     import google.cloud.logging

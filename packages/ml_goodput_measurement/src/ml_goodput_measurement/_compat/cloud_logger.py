@@ -15,9 +15,8 @@ from ml_diagnostics_common.entry import LogEntry
 from ml_diagnostics_common.environment import diagnostics_directory
 from ml_diagnostics_common.guard import guarded
 
-from ml_goodput_measurement.copies import RebuiltFromArguments
-from ml_goodput_measurement.moments import nanoseconds, retention_ns
-from ml_goodput_measurement.recorder import GoodputRecorder
+from ml_goodput_measurement._record.arguments import RebuiltFromArguments, nanoseconds, retention_ns
+from ml_goodput_measurement._record.recorder import GoodputRecorder
 from ml_goodput_measurement.sources import LogSource
 
 __all__ = ["_CloudLogger"]

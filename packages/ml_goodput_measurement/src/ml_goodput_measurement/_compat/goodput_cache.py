@@ -28,10 +28,8 @@ from ml_diagnostics_common.payload import encode_payload, printable
 from ml_diagnostics_common.regular_file import open_regular
 from ml_diagnostics_common.storage import storage_for
 
-from ml_goodput_measurement.copies import RebuiltFromArguments
+from ml_goodput_measurement._record.arguments import RebuiltFromArguments, checked_name, in_utc, shown
 from ml_goodput_measurement.metric_details import GoodputInfo, StepInfo
-from ml_goodput_measurement.moments import in_utc
-from ml_goodput_measurement.names import checked_name, shown
 from ml_goodput_measurement.state_store import DEFAULT_CACHE_DIR, checked_gcs_path, state_folder
 
 __all__ = ["GoodputCache"]

@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 from ml_goodput_measurement._ledger.events import ProcessEnd
 from ml_goodput_measurement._ledger.facts import NEVER_NS, Facts, rises
 from ml_goodput_measurement._ledger.intervals import PRECEDENCE, Interval, Overlay
+from ml_goodput_measurement._record.process_outcome import ProcessOutcome
 from ml_goodput_measurement.partition import Bucket
-from ml_goodput_measurement.process_outcome import ProcessOutcome
 
 __all__ = [
     "FAILED_YIELDS_TO",

@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterable, Mapping, MutableSequence, Sequen
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from ml_goodput_measurement._record.process_outcome import ProcessOutcome
 from ml_goodput_measurement.partition import Bucket
-from ml_goodput_measurement.process_outcome import ProcessOutcome
 
 __all__ = [
     "LOGGED_AFTER",

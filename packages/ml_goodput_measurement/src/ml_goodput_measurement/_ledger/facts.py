@@ -22,8 +22,8 @@ from ml_goodput_measurement._ledger.events import (
     SliceCount,
 )
 from ml_goodput_measurement._ledger.intervals import Interval, Marks, Overlay, Overlays, SliceCounts, append_all
+from ml_goodput_measurement._record.process_outcome import ProcessOutcome
 from ml_goodput_measurement.partition import Bucket
-from ml_goodput_measurement.process_outcome import ProcessOutcome
 
 __all__ = ["NEVER_NS", "CheckpointKey", "Facts", "Steps", "rises"]
 

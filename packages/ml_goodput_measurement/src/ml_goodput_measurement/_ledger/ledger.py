@@ -28,8 +28,8 @@ from ml_goodput_measurement._ledger.facts import NEVER_NS, Facts
 from ml_goodput_measurement._ledger.intervals import Interval
 from ml_goodput_measurement._ledger.step_times import JobStepTimes
 from ml_goodput_measurement._ledger.windows import Life, Window, exclude
+from ml_goodput_measurement._record.process_outcome import ProcessOutcome
 from ml_goodput_measurement.partition import AttemptEnd, AttemptSummary, Bucket, Disruption, Piece
-from ml_goodput_measurement.process_outcome import ProcessOutcome
 
 __all__ = ["PROCESS_GONE", "Ledger", "Summary", "Window", "is_silent", "summarize_attempts", "summarize_disruptions"]
 

@@ -112,14 +112,14 @@ def sinks_of(settings: MonitorSettings) -> list[Sink]:
     """Returns where snapshots go."""
 
     def tensorboard() -> Exporter:
-        from ml_goodput_measurement.exporters.tensorboard import tensorboard_exporter
+        from ml_goodput_measurement._export.tensorboard import tensorboard_exporter
 
         return tensorboard_exporter(
             settings.tensorboard_dir, settings.job_name, include_badput_breakdown=settings.include_badput_breakdown
         )
 
     def cloud_monitoring() -> Exporter:
-        from ml_goodput_measurement.exporters.cloud_monitoring import cloud_monitoring_exporter
+        from ml_goodput_measurement._export.cloud_monitoring import cloud_monitoring_exporter
 
         # Badput goes there by cause whatever TensorBoard shows: dashboards add goodput and badput up.
         return cloud_monitoring_exporter(

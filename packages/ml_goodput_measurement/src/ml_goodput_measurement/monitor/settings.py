@@ -14,9 +14,8 @@ from typing import Any
 from ml_diagnostics_common.environment import configured_backend
 from ml_diagnostics_common.exceptions import ConfigurationError
 
+from ml_goodput_measurement._record.arguments import LONGEST_SECONDS, checked_name, retention_ns, seconds_of, shown
 from ml_goodput_measurement.metric_details import GCPOptions
-from ml_goodput_measurement.moments import LONGEST_SECONDS, retention_ns, seconds_of
-from ml_goodput_measurement.names import checked_name, shown
 
 __all__ = ["LONGEST_FLUSH_SECONDS", "MonitorSettings", "Upload", "checked_windows"]
 

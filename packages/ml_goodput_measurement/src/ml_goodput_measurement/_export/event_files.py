@@ -1,10 +1,13 @@
-"""TensorBoard's event files, written in whole batches.
+"""TensorBoard's event files: written in whole batches, and uploaded whole to a bucket.
 
 Events and checksums are tensorboardX's. Its SummaryWriter is not used: its flush does not wait for the thread that
-writes, a full disk ends that thread and blocks whoever adds the next value for ever, and two writers that begin in the
-same second write over each other. Its RecordWriter cannot take back half a record.
+writes, a full disk ends that thread and blocks the next caller forever, and two writers that start in the same second
+overwrite each other. Its RecordWriter cannot undo half a record.
 
-Format: https://www.tensorflow.org/tutorials/load_data/tfrecord, a record an `Event`.
+Files for gs:// are written to a private folder first. Files that cannot be uploaded stay there, for the next try or the
+next process on this host.
+
+Format: https://www.tensorflow.org/tutorials/load_data/tfrecord, each record is an `Event`.
 """
 
 from __future__ import annotations
@@ -13,16 +16,28 @@ import contextlib
 import os
 import re
 import struct
-from collections.abc import Iterable, Sequence
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ml_diagnostics_common.exceptions import MissingExtraError, StorageError
+from ml_diagnostics_common.guard import LOSSES, warn_once
+from ml_diagnostics_common.storage import GoogleCloudStorage
 
-from ml_goodput_measurement.exporters.scalars import STEP_DEVIATION, Scalar, single_precision
+from ml_goodput_measurement._export.scalars import STEP_DEVIATION, Scalar, single_precision
 from ml_goodput_measurement.snapshot import DeviatingStep
 
-__all__ = ["EventFile", "deviation_records", "event_file_names", "require_tensorboardx", "scalar_records"]
+__all__ = [
+    "EventFile",
+    "UploadLimits",
+    "Uploader",
+    "deviation_records",
+    "event_file_names",
+    "require_tensorboardx",
+    "scalar_records",
+]
 
 _NAME = re.compile(r"events\.out\.tfevents\.(\d+)\..*")
 _STEPS = range(-(2**63), 2**63)
@@ -188,3 +203,123 @@ def _record(event: Any) -> bytes:
     length = struct.pack("<Q", len(data))
     checksums = struct.pack("<I", masked_crc32c(length)), struct.pack("<I", masked_crc32c(data))
     return length + checksums[0] + data + checksums[1]
+
+
+@dataclass(frozen=True, slots=True)
+class UploadLimits:
+    """What uploading may cost."""
+
+    seconds: float = 20.0
+    """One call, about."""
+    part_bytes: int = 256 * 1024
+    """A file that has grown to this size gets no more, since each upload sends the whole file."""
+    kept_bytes: int = 64 * 1024 * 1024
+    """When more than this waits to be uploaded, the oldest files are dropped."""
+
+
+class Uploader:
+    """Brings the event files of a folder to Cloud Storage.
+
+    Args:
+        folder: Where the files are; nobody else writes there.
+        target: `gs://bucket/path`, where they go.
+        limits: What it may cost.
+        clock: Monotonic seconds.
+    """
+
+    def __init__(
+        self, folder: Path, target: str, limits: UploadLimits, *, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._folder = folder
+        self._target = target
+        self._limits = limits
+        self._clock = clock
+        self._storage: GoogleCloudStorage | None = None
+        self._deadline_seconds = 0.0
+        self._uploaded: tuple[str, int] | None = None  # The file that still grows, and how much of it is up.
+
+    def is_full(self, file: EventFile) -> bool:
+        """Whether a file gets no more."""
+        return file.length >= self._limits.part_bytes
+
+    def upload(self, growing: EventFile | None, timeout_seconds: float | None = None) -> bool:
+        """Uploads what is new, oldest first; a file that does not grow any more is then removed.
+
+        Args:
+            growing: The file that is being written.
+            timeout_seconds: After about this long the rest is left for another time; None is as the limits say.
+
+        Returns:
+            Whether everything is up.
+
+        Raises:
+            StorageError: Something could not be uploaded; it waits for the next call.
+        """
+        half = (
+            self._limits.seconds if timeout_seconds is None else timeout_seconds
+        ) / 2  # What begins in the first half may take the second.
+        end = self._clock() + half
+        storage = self._storage_within(half)
+        try:
+            for name in event_file_names(self._folder):
+                if growing is None or name != growing.path.name:
+                    self._move(storage, name)
+                elif self._uploaded != (name, growing.length):
+                    length = growing.length
+                    storage.write(f"{self._target}/{name}", growing.path.read_bytes()[:length])
+                    self._uploaded = (name, length)
+                if self._clock() >= end:
+                    return self._is_up(growing)
+            return True
+        except OSError as error:
+            if isinstance(error, StorageError):
+                raise
+            raise StorageError(
+                f"cannot upload the event files in {self._folder}: {error}; look at the folder"
+            ) from error
+        finally:
+            self._drop_oldest(growing)
+
+    def _is_up(self, growing: EventFile | None) -> bool:
+        """Whether nothing but the growing file is in the folder, and that is up."""
+        waiting = event_file_names(self._folder)
+        if growing is None or not waiting:
+            return not waiting
+        return waiting == [growing.path.name] and self._uploaded == (growing.path.name, growing.length)
+
+    def close(self) -> None:
+        """Ends the connections."""
+        if self._storage is not None:
+            self._storage.close()
+            self._storage = None
+
+    def _move(self, storage: GoogleCloudStorage, name: str) -> None:
+        path = self._folder / name
+        storage.write(f"{self._target}/{name}", path.read_bytes())
+        path.unlink(missing_ok=True)
+
+    def _storage_within(self, seconds: float) -> GoogleCloudStorage:
+        if self._storage is None or self._deadline_seconds != seconds:
+            self.close()
+            self._storage, self._deadline_seconds = GoogleCloudStorage(deadline_seconds=seconds), seconds
+        return self._storage
+
+    def _drop_oldest(self, growing: EventFile | None) -> None:
+        """Keeps the folder within its limit."""
+        paths = [self._folder / name for name in event_file_names(self._folder)]
+        sizes = {path: path.stat().st_size for path in paths}
+        excess = sum(sizes.values()) - self._limits.kept_bytes
+        for path in paths:
+            if excess <= 0 or (growing is not None and path == growing.path):
+                break
+            path.unlink(missing_ok=True)
+            excess -= sizes[path]
+            LOSSES.add("tensorboard_part_dropped")
+            warn_once(
+                ("tensorboard part dropped", self._target),
+                "More than %d MiB wait in %s to be uploaded to %s, which does not take them: the oldest are dropped. "
+                "Further ones are counted, not logged.",
+                self._limits.kept_bytes // 2**20,
+                self._folder,
+                self._target,
+            )

@@ -10,10 +10,10 @@ from ml_diagnostics_common.exceptions import ConfigurationError
 from ml_diagnostics_common.guard import guarded
 from ml_diagnostics_common.steady_clock import steadied
 
-from ml_goodput_measurement.copies import RebuiltFromArguments
+from ml_goodput_measurement._record.arguments import RebuiltFromArguments
 
 if TYPE_CHECKING:
-    from ml_goodput_measurement.recorder import GoodputRecorder
+    from ml_goodput_measurement._record.recorder import GoodputRecorder
 
 __all__ = ["CheckpointLogger"]
 
@@ -46,7 +46,7 @@ class CheckpointLogger(RebuiltFromArguments):
         """
         arguments, names_before = dict(locals()), frozenset(vars(self))
         if recorder is None and job_name is not None:
-            from ml_goodput_measurement.recorder import GoodputRecorder
+            from ml_goodput_measurement._record.recorder import GoodputRecorder
 
             recorder = GoodputRecorder(job_name, logger_name or f"goodput_{job_name}", logging_enabled=True)
         elif recorder is None or job_name is not None or logger_name is not None:
@@ -88,3 +88,7 @@ def _register_with_orbax() -> None:
     except ImportError:
         return
     AbstractLogger.register(CheckpointLogger)
+
+
+# Pickles contain the public names.
+CheckpointLogger.__module__ = "ml_goodput_measurement.goodput"

@@ -12,8 +12,8 @@ from statistics import fmean, median
 
 from ml_diagnostics_common.exceptions import ConfigurationError
 
+from ml_goodput_measurement._record.arguments import shown
 from ml_goodput_measurement.metric_details import MonitoringWindowType
-from ml_goodput_measurement.names import shown
 
 __all__ = [
     "compute_ideal_step_time",

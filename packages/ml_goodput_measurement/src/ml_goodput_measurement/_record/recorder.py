@@ -1,8 +1,8 @@
-"""GoodputRecorder: what a training job calls to say what it is doing.
+"""GoodputRecorder and ElasticGoodputRecorder: what a training job calls to record its activities.
 
-Imported by every trainer, so it imports nothing heavy; called in every step, so a call is one line of text and one
-`os.write` (see `ml_diagnostics_common.journal.journal`). Where somebody watches this process for hangs, each call also
-says what it does now, on every host (see `ml_diagnostics_common.progress`).
+Every trainer imports this module, so it imports nothing heavy; a call in each step is one line of text and one
+`os.write` (see `ml_diagnostics_common.journal.journal`). If another process watches this one for hangs, each call also
+publishes the activity, on every host (see `ml_diagnostics_common.progress`).
 """
 
 from __future__ import annotations
@@ -31,18 +31,22 @@ from ml_diagnostics_common.payload import encode_payload, encode_text
 from ml_diagnostics_common.steady_clock import now_ns, steadied
 from ml_diagnostics_common.worker import start
 
-from ml_goodput_measurement import process_end
-from ml_goodput_measurement.copies import RebuiltFromArguments
-from ml_goodput_measurement.moments import Moment as GivenMoment
-from ml_goodput_measurement.moments import posix_seconds
-from ml_goodput_measurement.names import checked_name, event_type, shown
-from ml_goodput_measurement.process_outcome import ProcessOutcome
+from ml_goodput_measurement._record import process_end
+from ml_goodput_measurement._record.arguments import Moment as GivenMoment
+from ml_goodput_measurement._record.arguments import (
+    RebuiltFromArguments,
+    checked_name,
+    event_type,
+    posix_seconds,
+    shown,
+)
+from ml_goodput_measurement._record.process_outcome import ProcessOutcome
 
 if TYPE_CHECKING:
     from ml_diagnostics_common.cloud_logging import LoggingTransport
     from ml_diagnostics_common.shipper import Shipper
 
-__all__ = ["CloudLogger", "GoodputRecorder", "Moment"]
+__all__ = ["CloudLogger", "ElasticGoodputRecorder", "GoodputRecorder", "Moment"]
 
 Moment: TypeAlias = GivenMoment | None
 """When something happened: a datetime (naive: local time), seconds since 1970, or None for now."""
@@ -337,8 +341,8 @@ class GoodputRecorder(RebuiltFromArguments):
 
     def _warn_if_ended_before(self) -> None:
         """In a thread: it reads files. Jobs that are never started do not load what it needs."""
-        import_undisturbed("ml_goodput_measurement.earlier_end")
-        from ml_goodput_measurement.earlier_end import warn_if_ended_before
+        import_undisturbed("ml_goodput_measurement._record.process_end")
+        from ml_goodput_measurement._record.process_end import warn_if_ended_before
 
         warn_if_ended_before(self._journal.folder, self.job_name, self._journal.writer)
 
@@ -424,3 +428,69 @@ def _at_least(argument: str, value: object, minimum: int) -> None:
     is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
     if not is_number or not minimum <= value < math.inf:  # type: ignore[operator]
         raise ConfigurationError(f"{argument} is {shown(value)}; give a number of at least {minimum}")
+
+
+class ElasticGoodputRecorder(GoodputRecorder):
+    """Records what an elastic job spends its time on: a `GoodputRecorder` that also knows slices."""
+
+    @guarded
+    def record_elastic_slice_counts(
+        self, active_slices: int, total_slices: int, available_slices: int, timestamp: Moment = None
+    ) -> None:
+        """Records how many slices there are, until the next such record.
+
+        Args:
+            active_slices: Slices that train.
+            total_slices: Slices that the job wants.
+            available_slices: Slices that are there.
+            timestamp: Since when.
+        """
+        if self._enabled:
+            counts = f'"active_slices":{int(active_slices)},"total_slices":{int(total_slices)},'
+            details = f'{counts}"available_slices":{int(available_slices)},'
+            self._record("elastic_slice_counts_timestamp", timestamp, details)
+
+    @guarded
+    def record_elastic_wait_start_time(self, event_type: str, start_time: Moment = None) -> None:
+        """Records that the job begins to wait for slices.
+
+        Args:
+            event_type: What for; with `scale_up` in it the wait is for more slices, else for one that went down.
+            start_time: When.
+        """
+        progress.publish("wait", self._last_step)
+        if self._enabled:
+            details = f'"elastic_wait_event_type":{encode_text(str(event_type))},'
+            self._record("elastic_wait_start_time", start_time, details)
+
+    @guarded
+    def record_elastic_wait_end_time(self, event_type: str, end_time: Moment = None) -> None:
+        """Records that the job no longer waits for slices.
+
+        Args:
+            event_type: With which the start was recorded.
+            end_time: When.
+        """
+        self._publish_return()
+        if self._enabled:
+            details = f'"elastic_wait_event_type":{encode_text(str(event_type))},'
+            self._record("elastic_wait_end_time", end_time, details)
+
+    @guarded
+    def record_elastic_reinit_start_time(self, start_time: Moment = None) -> None:
+        """Records that the job begins to initialise itself anew, for other slices than before."""
+        progress.publish("init", self._last_step)
+        if self._enabled:
+            self._record("elastic_reinit_start_time", start_time)
+
+    @guarded
+    def record_elastic_reinit_end_time(self, end_time: Moment = None) -> None:
+        """Records that the job is initialised anew."""
+        progress.publish("compile", self._last_step)
+        if self._enabled:
+            self._record("elastic_reinit_end_time", end_time)
+
+
+# Pickles contain the public names.
+GoodputRecorder.__module__ = "ml_goodput_measurement.goodput"
+ElasticGoodputRecorder.__module__ = "ml_goodput_measurement.goodput_elastic"

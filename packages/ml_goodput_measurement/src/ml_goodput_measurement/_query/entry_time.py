@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
-from ml_goodput_measurement.moments import in_utc
+from ml_goodput_measurement._record.arguments import in_utc
 
 __all__ = ["get_timestamp_from_log_entry"]
 

@@ -22,14 +22,16 @@ from ml_diagnostics_common.journal.layout import make_private_folder
 from ml_diagnostics_common.locations import native_path
 from ml_diagnostics_common.storage import storage_for
 
-from ml_goodput_measurement.exporters.event_files import (
+from ml_goodput_measurement._export.event_files import (
     EventFile,
+    Uploader,
+    UploadLimits,
     deviation_records,
     event_file_names,
     require_tensorboardx,
     scalar_records,
 )
-from ml_goodput_measurement.exporters.export_state import (
+from ml_goodput_measurement._export.export_state import (
     ExportLock,
     ExportNote,
     ExportState,
@@ -37,8 +39,7 @@ from ml_goodput_measurement.exporters.export_state import (
     note_path,
     state_path,
 )
-from ml_goodput_measurement.exporters.scalars import cumulative_scalars
-from ml_goodput_measurement.exporters.uploading import Uploader, UploadLimits
+from ml_goodput_measurement._export.scalars import cumulative_scalars
 from ml_goodput_measurement.snapshot import Cumulative, Deviation, Snapshot
 
 __all__ = ["TensorBoardExporter", "tensorboard_exporter"]

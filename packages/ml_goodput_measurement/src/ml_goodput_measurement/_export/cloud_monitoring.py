@@ -1,7 +1,10 @@
-"""Goodput to Cloud Monitoring: what `time_series` makes of a snapshot, sent at the pace that the service allows.
+"""A snapshot as gauges of Cloud Monitoring, sent at the rate that the service allows.
 
-A gauge that could not be sent is not sent later, for by then the next snapshot knows better; only `flush`, after the
-last one, tries once more.
+Types and labels are those of the public package ml-goodput-measurement, so its dashboards keep working; see
+docs/reference/wire-format.md. The only difference: `performance` is the ideal step time and nothing else.
+
+A gauge that could not be sent is not sent later, since the next snapshot is newer; only `flush`, after the last
+snapshot, tries once more.
 """
 
 from __future__ import annotations
@@ -9,7 +12,7 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -20,15 +23,159 @@ from ml_diagnostics_common.exceptions import DiagnosticsError
 from ml_diagnostics_common.guard import Counters, warn_once
 
 from ml_goodput_measurement.exceptions import CloudMonitoringError
-from ml_goodput_measurement.exporters.time_series import Gauge, event_seconds, gauges_of
-from ml_goodput_measurement.gcp_metrics import REQUEST_SECONDS, SERIES_PER_REQUEST, GCPMetrics
-from ml_goodput_measurement.metric_details import GCPOptions
-from ml_goodput_measurement.snapshot import Snapshot
+from ml_goodput_measurement.gcp_metrics import REQUEST_SECONDS, SERIES_PER_REQUEST, GCPMetrics, ValueType
+from ml_goodput_measurement.metric_details import (
+    ACTIVITY_EXCLUSION_LIST,
+    BadputType,
+    GCPOptions,
+    GoodputType,
+    MonitoringWindowType,
+    UnproductiveTimeDict,
+)
+from ml_goodput_measurement.snapshot import Cumulative, RollingWindow, SliceEfficiency, Snapshot
 
 if TYPE_CHECKING:
     from google.cloud.monitoring_v3 import TimeSeries
 
-__all__ = ["CloudMonitoringExporter", "cloud_monitoring_exporter"]
+__all__ = [
+    "OTHER_EVENTS",
+    "CloudMonitoringExporter",
+    "Gauge",
+    "cloud_monitoring_exporter",
+    "event_seconds",
+    "gauges_of",
+]
+
+OTHER_EVENTS = "ALL_OTHER_TYPES"
+"""The event type under which those are summed that have no series of their own."""
+
+_PREFIX = "compute.googleapis.com/workload/"
+_EVENTS = BadputType.CUSTOM_BADPUT_EVENTS.name
+_LONGEST_LABEL = 1024
+_CUMULATIVE, _INTERVAL = MonitoringWindowType.CUMULATIVE.name, MonitoringWindowType.INTERVAL.name
+
+
+class Gauge(NamedTuple):
+    """One time series and its value."""
+
+    metric_type: str
+    labels: tuple[tuple[str, str], ...]
+    """Of the metric, sorted by name."""
+    value_type: ValueType
+    value: float
+
+    @property
+    def key(self) -> tuple[str, tuple[tuple[str, str], ...]]:
+        """Tells this series from all others of the job."""
+        return self.metric_type, self.labels
+
+
+def gauges_of(
+    snapshot: Snapshot,
+    *,
+    accelerator_type: str,
+    cluster_name: str,
+    own_events: Container[str],
+    include_slice_efficiency: bool = False,
+) -> list[Gauge]:
+    """Returns the gauges of what a snapshot has.
+
+    Args:
+        snapshot: What is known of the job.
+        accelerator_type: The label of that name, of every metric but `performance`.
+        cluster_name: The same; no label where it is empty.
+        own_events: The types of custom events that have series of their own. All others are summed.
+        include_slice_efficiency: Whether the efficiencies of slices are told, where they are known.
+
+    Returns:
+        The gauges, no series twice.
+    """
+    common = {"accelerator_type": accelerator_type}
+    if cluster_name:
+        common["cluster_name"] = cluster_name
+    parts = _Parts(common, own_events, include_slice_efficiency)
+    found: list[Gauge] = []
+    if snapshot.cumulative is not None:
+        found += parts.cumulative(snapshot.cumulative)
+    if snapshot.deviation is not None and snapshot.deviation.from_baseline_seconds is not None:
+        found.append(parts.double("step_time_deviation", snapshot.deviation.from_baseline_seconds))
+    for window in snapshot.windows:
+        found += parts.window(window)
+    return list({gauge.key: gauge for gauge in found if math.isfinite(gauge.value)}.values())
+
+
+def event_seconds(snapshot: Snapshot) -> dict[str, float]:
+    """Returns the types of custom events of a snapshot with what each weighs, to compare them by."""
+    found: dict[str, float] = {}
+    badput = [window.badput_percent for window in snapshot.windows]
+    if snapshot.cumulative is not None:
+        badput.append(snapshot.cumulative.badput_seconds)
+    for kinds in badput:
+        events = kinds.get(BadputType.CUSTOM_BADPUT_EVENTS)
+        if isinstance(events, Mapping):
+            found.update(events)
+    return found
+
+
+class _Parts(NamedTuple):
+    """What all gauges of a snapshot share."""
+
+    common: Mapping[str, str]
+    own_events: Container[str]
+    include_slice_efficiency: bool
+
+    def cumulative(self, known: Cumulative) -> Iterator[Gauge]:
+        so_far = MonitoringWindowType.CUMULATIVE.value
+        yield self.double("goodput_time", known.goodput_seconds, goodput_source=GoodputType.TOTAL.name)
+        yield from self.badput("badput_time", known.badput_seconds)
+        yield self.integer("disruptions", known.disruptions, window_type=so_far)
+        yield self.integer("max_productive_steps", known.max_productive_step)
+        yield self.double("total_elapsed_time", known.total_elapsed_seconds, window_type=so_far)
+        if known.ideal_step_seconds is not None:
+            yield Gauge(f"{_PREFIX}performance", (), ValueType.DOUBLE, float(known.ideal_step_seconds))
+        yield from self.slices(known.slice_efficiency, window_type=_CUMULATIVE, rolling_window_size="0")
+
+    def window(self, known: RollingWindow) -> Iterator[Gauge]:
+        size = str(known.window_seconds)
+        yield self.double(
+            "interval_goodput", known.goodput_percent, goodput_source=GoodputType.TOTAL.name, rolling_window_size=size
+        )
+        yield from self.badput("interval_badput", known.badput_percent, rolling_window_size=size)
+        yield from self.slices(known.slice_efficiency, window_type=_INTERVAL, rolling_window_size=size)
+
+    def badput(self, name: str, kinds: UnproductiveTimeDict, **labels: str) -> Iterator[Gauge]:
+        for source, value in self._by_source(kinds).items():
+            yield self.double(name, value, badput_source=source, **labels)
+
+    def slices(self, known: SliceEfficiency | None, **labels: str) -> Iterator[Gauge]:
+        if known is None or not self.include_slice_efficiency:
+            return
+        yield self.double("stepping_slice_efficiency", known.stepping, **labels)
+        yield self.double("available_slice_efficiency", known.available, **labels)
+
+    def double(self, name: str, value: float, **labels: str) -> Gauge:
+        return self._gauge(name, ValueType.DOUBLE, float(value), labels)
+
+    def integer(self, name: str, value: int, **labels: str) -> Gauge:
+        return self._gauge(name, ValueType.INT, int(value), labels)
+
+    def _gauge(self, name: str, value_type: ValueType, value: float, labels: Mapping[str, str]) -> Gauge:
+        return Gauge(f"{_PREFIX}{name}", tuple(sorted({**self.common, **labels}.items())), value_type, value)
+
+    def _by_source(self, kinds: UnproductiveTimeDict) -> dict[str, float]:
+        found: dict[str, float] = {}
+        for kind, value in kinds.items():
+            if kind.name in ACTIVITY_EXCLUSION_LIST:
+                continue
+            if not isinstance(value, Mapping):
+                found[kind.name] = float(value)
+                continue
+            for event, part in value.items():
+                shown = event if event in self.own_events else OTHER_EVENTS
+                source = f"{_EVENTS}.{shown}"[:_LONGEST_LABEL]
+                found[source] = found.get(source, 0.0) + float(part)
+        return found
+
 
 MOST_EVENT_TYPES = 100
 """Types of custom events with series of their own, of one exporter; each costs one more for every rolling window."""
@@ -306,7 +453,7 @@ class CloudMonitoringExporter:
 
     def _make_place(self, cloud: CloudEnvironment) -> _Place:
         """The labels are those of all points to come: a guess, for want of an answer, would stay."""
-        from ml_goodput_measurement.gcp_metadata import get_accelerator_type, get_cluster_name, get_node_zone
+        from ml_goodput_measurement._export.gcp_metadata import get_accelerator_type, get_cluster_name, get_node_zone
 
         options = self._options
         return _Place(

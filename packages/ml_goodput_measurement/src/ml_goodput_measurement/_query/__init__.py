@@ -1,0 +1,1 @@
+"""From the log of a job to answers: the calculator and its saved state."""

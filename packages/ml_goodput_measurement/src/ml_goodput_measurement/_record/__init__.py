@@ -1,0 +1,1 @@
+"""From a call of a trainer to a payload in the journal."""
