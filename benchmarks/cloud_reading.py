@@ -24,11 +24,12 @@ _PROJECT = "project"
 
 def read_ours() -> dict[str, Any]:
     """Our reader, over the transport that the environment asks for."""
-    from ml_diagnostics_common.cloud_logging import CloudLoggingReader, make_transport
+    from ml_diagnostics_common.backoff import RequestBudget
+    from ml_diagnostics_common.cloud_logging import CloudLoggingReader, PageReader, make_transport
     from ml_diagnostics_common.credentials import find_cloud
 
-    transport = make_transport(find_cloud())
-    reader = CloudLoggingReader(transport, _PROJECT, LOG, job_name=JOB, requests_per_minute=10**6)
+    pages = PageReader(make_transport(find_cloud()), budget=RequestBudget(10**6))
+    reader = CloudLoggingReader(pages, LOG, job_name=JOB)
     began = time.perf_counter()
     entries = steps = 0
     for batch in reader.read_new():

@@ -73,13 +73,13 @@ FINE = [
 # number of words that it had when the limit was last lowered. Lower a limit after a rewrite; never raise one.
 WORDS_IN_1000_LINES = 2
 LIMITS: dict[str, int | None] = {
-    "packages/cloud_tpu_diagnostics": 569,
-    "packages/common": 457,
-    "packages/google_cloud_mldiagnostics": 994,
-    "packages/ml_goodput_measurement": 625,
+    "packages/cloud_tpu_diagnostics": 548,
+    "packages/common": 434,
+    "packages/google_cloud_mldiagnostics": 949,
+    "packages/ml_goodput_measurement": 576,
     "packages/testing": None,
     "packages/xprofiler": 100,
-    "docs": 100,
+    "docs": 90,
     "tests": 3337,
     "benchmarks examples": 318,
 }

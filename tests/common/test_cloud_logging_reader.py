@@ -12,7 +12,13 @@ from google.auth.credentials import AnonymousCredentials
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from ml_diagnostics_common.backoff import RequestBudget
-from ml_diagnostics_common.cloud_logging import CloudLoggingReader, LoggingTransport, TransportError, connect
+from ml_diagnostics_common.cloud_logging import (
+    CloudLoggingReader,
+    LoggingTransport,
+    PageReader,
+    TransportError,
+    connect,
+)
 from ml_diagnostics_common.cloud_logging.gaps import GapSchedule
 from ml_diagnostics_common.cloud_logging.rest_transport import RestTransport
 from ml_diagnostics_common.credentials import CloudEnvironment
@@ -68,9 +74,26 @@ def transport(request: pytest.FixtureRequest, server: CloudLoggingServer) -> Ite
     transport.close()
 
 
-def reader(transport: LoggingTransport, clock: Clock, **arguments: Any) -> CloudLoggingReader:
-    times = {"clock_ns": lambda: clock.now_ns, "clock": clock.seconds, "sleep": clock.sleep}
-    return CloudLoggingReader(transport, "test-project", "log", **{"job_name": "job", **times, **arguments})
+def reader(
+    transport: LoggingTransport,
+    clock: Clock,
+    *,
+    requests_per_minute: int = 50,
+    budget: RequestBudget | None = None,
+    timeout_seconds: float = 30.0,
+    patience_seconds: float = 300.0,
+    **arguments: Any,
+) -> CloudLoggingReader:
+    pages = PageReader(
+        transport,
+        budget=budget or RequestBudget(requests_per_minute, clock=clock.seconds, sleep=clock.sleep),
+        timeout_seconds=timeout_seconds,
+        patience_seconds=patience_seconds,
+        clock=clock.seconds,
+        sleep=clock.sleep,
+    )
+    times = {"clock_ns": lambda: clock.now_ns, "clock": clock.seconds}
+    return CloudLoggingReader(pages, "log", **{"job_name": "job", **times, **arguments})
 
 
 def ours(number: int, at_ns: int, *, writer: str = "host-1-2-0", job: str = "job") -> dict[str, Any]:

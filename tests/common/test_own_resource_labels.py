@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from ml_diagnostics_common.cloud_logging import CloudLoggingReader, LoggingTransport, connect
+from ml_diagnostics_common.cloud_logging import CloudLoggingReader, LoggingTransport, PageReader, connect
 from ml_diagnostics_common.entry import LogEntry
 from ml_diagnostics_common.guard import Counters
 from ml_diagnostics_common.journal import Journal
@@ -71,7 +71,7 @@ def test_the_journal_and_cloud_logging_give_the_same_labels(tmp_path: Path, tran
     write(new_journal(tmp_path))
     ship(tmp_path, transport)
     here = read(JournalReader(LOG, root=tmp_path))
-    there = read(CloudLoggingReader(transport, transport.project, LOG, resource_labels={"node_id": "run-7"}))
+    there = read(CloudLoggingReader(PageReader(transport), LOG, resource_labels={"node_id": {"run-7"}}))
     assert shown(here) == shown(there)
     assert [entry.resource_label("namespace") for entry in there] == ["loss", "step_time", "loss", "others"]
     assert [entry.resource_label("zone") for entry in here] == ["", "a", "", ""]
@@ -94,7 +94,7 @@ def test_an_entry_has_the_time_that_it_is_given(tmp_path: Path, transport: Loggi
     ship(tmp_path, transport)
     readers: list[EntryReader] = [
         JournalReader(LOG, root=tmp_path),
-        CloudLoggingReader(transport, transport.project, LOG, resource_labels={"node_id": "run-7"}),
+        CloudLoggingReader(PageReader(transport), LOG, resource_labels={"node_id": {"run-7"}}),
     ]
     for reader in readers:
         entries = read(reader)
@@ -112,7 +112,7 @@ def test_an_entry_of_long_ago_is_found_by_a_reader_that_was_there_before(
     ship(tmp_path, transport)
     readers: list[EntryReader] = [
         JournalReader(LOG, root=tmp_path),
-        CloudLoggingReader(transport, transport.project, LOG, resource_labels={"node_id": "run-7"}),
+        CloudLoggingReader(PageReader(transport), LOG, resource_labels={"node_id": {"run-7"}}),
     ]
     for reader in readers:
         assert len(read(reader)) == len(WRITTEN)
@@ -142,11 +142,11 @@ def test_a_reader_of_one_run_gets_no_other(
     for run, journal in journals.items():
         journal.append({"of": run}, resource_labels={"namespace": "loss"}, severity="ERROR")
     ship(tmp_path, transport)
-    of_run = {"node_id": "run-7"}
+    of_run = {"node_id": {"run-7"}}
     reader: EntryReader = (
         JournalReader(LOG, root=tmp_path, resource_labels=of_run)
         if where == "journal"
-        else CloudLoggingReader(transport, transport.project, LOG, resource_labels=of_run)
+        else CloudLoggingReader(PageReader(transport), LOG, resource_labels=of_run)
     )
     assert [entry.payload["of"] for entry in read(reader)] == ["run-7"]
     journals["run-8"].append({"of": "run-8"})
@@ -158,7 +158,7 @@ def test_a_reader_of_one_run_gets_no_other(
 
 def test_of_other_runs_the_journal_reads_the_header_alone(tmp_path: Path) -> None:
     write(new_journal(tmp_path, "run-8"))
-    reader = JournalReader(LOG, root=tmp_path, resource_labels={"node_id": "run-7"})
+    reader = JournalReader(LOG, root=tmp_path, resource_labels={"node_id": {"run-7"}})
     assert read(reader) == []
     assert not reader.skipped
     [stream] = reader._writers.values()
@@ -171,11 +171,11 @@ def test_the_union_of_both_has_each_entry_once(tmp_path: Path, cloud_logging_ser
     write(journal)
     ship(tmp_path, transport)
     journal.append({"values": [2]}, resource_labels={"namespace": "loss"})
-    of_run = {"node_id": "run-7"}
+    of_run = {"node_id": {"run-7"}}
     union = UnionReader(
         [
             JournalReader(LOG, root=tmp_path, resource_labels=of_run),
-            CloudLoggingReader(transport, transport.project, LOG, resource_labels=of_run),
+            CloudLoggingReader(PageReader(transport), LOG, resource_labels=of_run),
         ]
     )
     entries = read(union)
@@ -188,7 +188,7 @@ def test_without_a_resource_there_are_no_labels_of_it_to_send(tmp_path: Path, tr
     journal = Journal(LOG, root=tmp_path, labels={})
     journal.append({"n": 1}, resource_labels={"namespace": "loss"})
     ship(tmp_path, transport)
-    [entry] = read(CloudLoggingReader(transport, transport.project, LOG))
+    [entry] = read(CloudLoggingReader(PageReader(transport), LOG))
     assert entry.resource == {"type": "global", "labels": {"project_id": transport.project}}
 
 

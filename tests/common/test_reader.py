@@ -299,7 +299,6 @@ class Entries:
 
     def __init__(self, *batches: list[LogEntry]) -> None:
         self.batches = list(batches)
-        self.skipped = {"torn": 1}
 
     def read_new(self) -> Iterator[list[LogEntry]]:
         while self.batches:
@@ -319,7 +318,6 @@ def test_what_is_in_the_journal_and_in_the_cloud_comes_once_and_in_order() -> No
     journal, cloud = Entries([a, b]), Entries([a, foreign], [c])
     union = UnionReader([journal, cloud])
     assert flat(union.read_new()) == [a, b, foreign, c]
-    assert union.skipped == {"torn": 2}
     position = json.loads(json.dumps(union.position()))
     assert position["readers"] == [{"left": 0}, {"left": 0}]
     d = entry(3, f"w.{10**11 + 3}")

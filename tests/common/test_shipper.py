@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from ml_diagnostics_common import guard
 from ml_diagnostics_common.backoff import Backoff
-from ml_diagnostics_common.cloud_logging import CloudLoggingReader, LoggingTransport, connect
+from ml_diagnostics_common.cloud_logging import CloudLoggingReader, LoggingTransport, PageReader, connect
 from ml_diagnostics_common.cloud_logging.limits import CUT_KEY, cut_to_fit, payload_bytes
 from ml_diagnostics_common.entry import LogEntry
 from ml_diagnostics_common.exceptions import CredentialsError
@@ -407,7 +407,7 @@ def test_a_log_of_any_name_is_shipped_and_read(
     shippers[0].start()
     assert shippers[0].flush(10)
     transport = connecting()
-    [[entry]] = CloudLoggingReader(transport, "test-project", log_id, job_name=log_id).read_new()
+    [[entry]] = CloudLoggingReader(PageReader(transport), log_id, job_name=log_id).read_new()
     transport.close()
     assert (entry.payload, entry.context.log_id, entry.context.labels) == (
         {"job_name": log_id},
@@ -627,7 +627,7 @@ def test_reading_back_gives_the_same_entries_as_the_journal(
     journal(tmp_path, 500)
     assert start().flush(10)
     transport = connecting()
-    cloud = CloudLoggingReader(transport, "test-project", LOG)
+    cloud = CloudLoggingReader(PageReader(transport), LOG)
     by_cloud = {entry.insert_id: entry for batch in cloud.read_new() for entry in batch}
     by_journal = {entry.insert_id: entry for batch in JournalReader(LOG, root=tmp_path).read_new() for entry in batch}
     transport.close()

@@ -15,7 +15,7 @@ def kept_entries(
     namespace: str | None = None, *, run_id: str | None = None, root: Path | None = None
 ) -> list[LogEntry]:
     """Entries in their order: under one namespace or all, of one run or all, of this test's folder or another."""
-    of_run = {} if run_id is None else {"node_id": run_id}
+    of_run = {} if run_id is None else {"node_id": {run_id}}
     reader = JournalReader(LOG_ID, root=root or diagnostics_directory(), resource_labels=of_run)
     entries = [entry for batch in reader.read_new() for entry in batch]
     return [entry for entry in entries if namespace in (None, entry.resource_label("namespace"))]

@@ -7,15 +7,16 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from google_cloud_mldiagnostics.entries import LOG_ID
 from google_cloud_mldiagnostics.metrics import record
-from google_cloud_mldiagnostics.reading.run_reader import run_reader
 from google_cloud_mldiagnostics.recording.run_log import RunLog
 from ml_diagnostics_common.cloud_logging import LoggingTransport, connect
+from ml_diagnostics_common.log_source import Cloud, LogSource
 from ml_diagnostics_testing.cloud_logging import CloudLoggingServer
 from ml_diagnostics_testing.faults import Hang, Status
 
@@ -30,13 +31,6 @@ LABELS = {"job": RUN, "attempt": "1", "host": "host-a", "process_index": "0", "p
 def connected(cloud_logging_server: CloudLoggingServer) -> Callable[[], LoggingTransport]:
     environ = {**cloud_logging_server.environment(), "ML_DIAGNOSTICS_LOGGING_GRPC": ""}
     return lambda: connect(environ=environ)
-
-
-@pytest.fixture
-def transport(connected: Callable[[], LoggingTransport]) -> Iterator[LoggingTransport]:
-    transport = connected()
-    yield transport
-    transport.close()
 
 
 def google_client(server: CloudLoggingServer) -> Any:
@@ -80,8 +74,19 @@ def test_googles_own_client_finds_a_metric_where_the_console_does(
     assert len(list(client.list_entries(filter_=of_run))) == 3
 
 
+@pytest.fixture
+def cloud(cloud_logging_server: CloudLoggingServer, monkeypatch: pytest.MonkeyPatch) -> Cloud:
+    for name, value in {**cloud_logging_server.environment(), "ML_DIAGNOSTICS_LOGGING_GRPC": ""}.items():
+        monkeypatch.setenv(name, value)
+    return Cloud()
+
+
+def run_source(root: Path, cloud: Cloud) -> LogSource:
+    return LogSource(LOG_ID, root=root, cloud=cloud, resource_labels={"node_id": {RUN}})
+
+
 def test_here_and_there_a_run_reads_the_same(
-    tmp_path: Path, connected: Callable[[], LoggingTransport], transport: LoggingTransport
+    tmp_path: Path, connected: Callable[[], LoggingTransport], cloud: Cloud
 ) -> None:
     with active(tmp_path, is_shipped=True, connect=connected) as run:
         for step in range(50):
@@ -92,12 +97,8 @@ def test_here_and_there_a_run_reads_the_same(
     with active(tmp_path, run_id="another", is_shipped=True, connect=connected):
         record("loss", 1.0)
     here = kept_entries(run_id=RUN, root=tmp_path)
-    there = [
-        entry
-        for batch in run_reader(RUN, root=tmp_path / "elsewhere", transport=transport).read_new()
-        for entry in batch
-    ]
-    both = [entry for batch in run_reader(RUN, root=tmp_path, transport=transport).read_new() for entry in batch]
+    there = [entry for batch in run_source(tmp_path / "elsewhere", cloud).read_new() for entry in batch]
+    both = [entry for batch in run_source(tmp_path, cloud).read_new() for entry in batch]
 
     def shown(entries: list[Any]) -> list[Any]:
         return [
@@ -109,17 +110,18 @@ def test_here_and_there_a_run_reads_the_same(
     assert len(here) == 52
 
 
-def test_a_reader_goes_on_from_a_position(
-    tmp_path: Path, connected: Callable[[], LoggingTransport], transport: LoggingTransport
+def test_a_source_continues_from_a_position(
+    tmp_path: Path, connected: Callable[[], LoggingTransport], cloud: Cloud
 ) -> None:
     with active(tmp_path, is_shipped=True, connect=connected) as run:
         record("loss", 1.0)
         assert run.log.flush(20)
-        reader = run_reader(RUN, root=tmp_path, transport=transport)
-        assert sum(map(len, reader.read_new())) == 1
+        source = run_source(tmp_path, cloud)
+        assert sum(map(len, source.read_new())) == 1
         record("loss", 2.0)
         assert run.log.flush(20)
-        later = run_reader(RUN, root=tmp_path, transport=transport, position=reader.position())
+        later = run_source(tmp_path, cloud)
+        later.resume(source.position())
         assert [entry.payload["values"] for batch in later.read_new() for entry in batch] == [[2.0]]
 
 
@@ -223,6 +225,7 @@ console = logging.StreamHandler(sys.stdout)
 logging.getLogger().addHandler(console)
 
 from google_cloud_mldiagnostics.active_run import ActiveRun, set_active_run
+from google_cloud_mldiagnostics.entries import LOG_ID
 from google_cloud_mldiagnostics.metrics import record
 from google_cloud_mldiagnostics.mlrun_types import MLRun
 from google_cloud_mldiagnostics.recording.run_log import RunLog

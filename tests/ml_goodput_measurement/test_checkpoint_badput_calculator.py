@@ -261,4 +261,4 @@ def test_the_command_prints_the_statistics(capsys: pytest.CaptureFixture[str]) -
 def test_importing_it_loads_no_google() -> None:
     loaded = loaded_by("import ml_goodput_measurement.checkpoint_badput_calculator")
     assert "ml_goodput_measurement.checkpoint_badput_calculator" in loaded
-    assert not {"google", "numpy", "msgspec", "ml_goodput_measurement.sources"} & loaded
+    assert not {"google", "numpy", "msgspec", "ml_diagnostics_common.log_source"} & loaded

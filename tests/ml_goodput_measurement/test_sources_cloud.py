@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-import ml_diagnostics_common.cloud_logging
 import pytest
 from ml_diagnostics_common.entry import encode_cloud, format_timestamp
 from ml_diagnostics_common.exceptions import ConfigurationError
+from ml_diagnostics_common.log_source import Cloud
 from ml_diagnostics_common.reader import JournalReader
 from ml_diagnostics_testing.cloud_logging import CloudLoggingServer
 from ml_diagnostics_testing.faults import Fault, Hang, Reset, Status
-from ml_goodput_measurement import sources
 from ml_goodput_measurement._record.recorder import GoodputRecorder
 from ml_goodput_measurement.calculator import GoodputCalculator
 from ml_goodput_measurement.exceptions import NoGoodputError
@@ -44,13 +42,9 @@ def cloud(
 
 
 @pytest.fixture
-def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Readers that give up soon: how long they try is their own matter."""
-    reader = ml_diagnostics_common.cloud_logging.CloudLoggingReader
-    impatient = functools.partial(reader, timeout_seconds=0.2)
-    monkeypatch.setattr(ml_diagnostics_common.cloud_logging, "CloudLoggingReader", impatient)
-    monkeypatch.setattr(sources, "_PATIENCE_SECONDS", 0.2)
-    monkeypatch.setattr(sources, "_REST_SECONDS", 0.0)
+def _without_pause(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ask again at once after a failure."""
+    monkeypatch.setattr(Cloud, "pause_seconds", 0.0)
 
 
 def as_the_reference_wrote(payloads: Iterable[Payload], each: float = 0.01) -> list[dict[str, Any]]:
@@ -131,14 +125,14 @@ def test_a_state_saved_without_a_cloud_goes_on_with_one_and_back(
     assert told(calculator().report()) == truth
 
 
-@pytest.mark.usefixtures("_impatient")
+@pytest.mark.usefixtures("_without_pause")
 @pytest.mark.parametrize("fault", [Status(503), Status(403), Status(429), Hang(), Reset()], ids=repr)
 def test_a_cloud_that_fails_leaves_the_journals_answer_and_a_note(
     cloud: CloudLoggingServer, truth: tuple[Any, ...], fault: Fault
 ) -> None:
     record(LIFE.payloads)
     cloud.faults.always(fault, on="list")
-    subject = calculator()
+    subject = calculator(_patience_seconds=0.2)
     report = subject.report()
     assert told(report) == truth
     [note] = report.notes
@@ -148,13 +142,13 @@ def test_a_cloud_that_fails_leaves_the_journals_answer_and_a_note(
     assert subject.report().notes == []
 
 
-@pytest.mark.usefixtures("_impatient")
+@pytest.mark.usefixtures("_without_pause")
 def test_a_cloud_that_fails_between_two_pages_loses_nothing(cloud: CloudLoggingServer) -> None:
     long = History().start(0).steps(range(3000), at=10).end(30_010)
     record(long.payloads[2000:])
     cloud.write(as_the_reference_wrote(long.payloads[:2500]), log_id=LOG)
     cloud.faults.script([None, None, *[Status(503)] * 50], on="list")
-    subject = calculator()
+    subject = calculator(_patience_seconds=0.2)
     partial = subject.report()
     assert partial.notes
     assert partial.last_step == 2999
@@ -183,10 +177,9 @@ def test_a_cloud_that_failed_is_left_in_peace_for_a_while(
     cloud: CloudLoggingServer, truth: tuple[Any, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A monitor that asks twice a minute does not wait each time, and knows that what it says is not all."""
-    monkeypatch.setattr(sources, "_PATIENCE_SECONDS", 0.2)
     record(LIFE.payloads)
     cloud.faults.always(Status(503), on="list")
-    subject = calculator()
+    subject = calculator(_patience_seconds=0.2)
     first = subject.report()
     asked = len(cloud.requests)
     second = subject.report()

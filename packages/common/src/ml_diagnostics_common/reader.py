@@ -1,10 +1,10 @@
-"""Reading entries: all writers of a log, in the order of time, each entry once, at the cost of what is new."""
+"""Readers of log entries: the journal of this machine, and the union of several readers."""
 
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from heapq import heappop, heappush
 from itertools import chain
 from operator import attrgetter, itemgetter
@@ -22,7 +22,7 @@ from ml_diagnostics_common.journal.layout import (
 )
 from ml_diagnostics_common.journal.segment_reader import SegmentReader
 
-__all__ = ["EntryReader", "JournalReader", "UnionReader", "count_unreadable", "note_of_unreadable"]
+__all__ = ["EntryReader", "JournalReader", "UnionReader"]
 
 _CHUNK_BYTES = 2**18  # Twice as fast as 1 MiB: the allocator reuses memory of this size.
 _SMALLEST_CHUNK_BYTES = 2**14
@@ -35,47 +35,25 @@ class EntryReader(Protocol):
     """Returns the entries of a log, each once."""
 
     def read_new(self) -> Iterator[list[LogEntry]]:
-        """Batches of the entries that are there now and were not returned before, merged by (timestamp, insertId).
+        """Yield batches of the entries that exist now and were not yielded before, merged by (timestamp, insertId).
 
-        An entry that arrives late comes with the next call, whatever its timestamp.
+        An entry that arrives late is yielded by the next call, whatever its timestamp.
         """
         ...
 
     def position(self) -> dict[str, Any]:
-        """What was returned so far, as JSON: another reader of the same log goes on from it.
+        """Return what was yielded so far, as JSON: another reader of the same log continues from it.
 
-        Exact when `read_new` was read to its end; in the middle of it a few entries may come again.
+        Exact when `read_new` was read to its end; in the middle of it a few entries may be repeated.
         """
         ...
-
-    @property
-    def skipped(self) -> Mapping[str, int]:
-        """What was there and is no entry, counted by reason."""
-        ...
-
-
-def count_unreadable(skipped: Mapping[str, int]) -> int:
-    """Return how many entries a reader could not decode.
-
-    Args:
-        skipped: Of the reader: it holds entries of other jobs too.
-    """
-    return sum(skipped.get(reason, 0) for reason in _UNREADABLE_REASONS)
-
-
-def note_of_unreadable(count: int) -> str:
-    """Return the sentence that a command prints if a number of entries could not be decoded."""
-    return f"{count:,} {'entry' if count == 1 else 'entries'} could not be read"
-
-
-_UNREADABLE_REASONS = ("torn", "foreign", "endless_line", "undecodable_entry")
 
 
 class JournalReader:
     """Reads a log's journal: every writer's segments, from where it stopped.
 
-    Several readers and writers may be at it at once; a folder that is not there yet, segments that were dropped,
-    torn and foreign lines are passed over, and counted.
+    Several readers and writers may work at once. Torn and foreign lines are skipped and counted; a folder that does not
+    exist yet and segments that were dropped meanwhile are skipped.
     """
 
     def __init__(
@@ -84,16 +62,16 @@ class JournalReader:
         *,
         root: Path,
         position: Mapping[str, Any] | None = None,
-        resource_labels: Mapping[str, str] | None = None,
+        resource_labels: Mapping[str, Set[str]] | None = None,
     ) -> None:
         """Reads nothing yet.
 
         Args:
-            log_id: the log's name.
-            root: the diagnostics folder.
-            position: of an earlier reader; None for the beginning.
-            resource_labels: reads only writers whose header has these labels of the monitored resource: of the others
-                no more than that is read.
+            log_id: The log's name.
+            root: The diagnostics folder.
+            position: The position of an earlier reader; None for the start.
+            resource_labels: Reads only writers with one of the values of each of these labels in their monitored
+                resource; of the others only the header is read.
         """
         self._log_id = log_id
         self._root = root
@@ -116,7 +94,7 @@ class JournalReader:
         for writer in self._writers.keys() - by_writer.keys():
             self._writers[writer].update([])
         streams = [stream for stream in self._writers.values() if stream.has_more()]
-        streams.sort(key=lambda stream: stream.writer + ".")  # As the insertIds sort, which begin so.
+        streams.sort(key=lambda stream: stream.writer + ".")  # As insertIds sort, which start with it.
         for stream in streams:
             stream.chunk_bytes = min(_CHUNK_BYTES, max(_SMALLEST_CHUNK_BYTES, _ALL_CHUNKS_BYTES // len(streams)))
         yield from _merge(streams)
@@ -126,35 +104,36 @@ class JournalReader:
         return {"writers": {name: stream.offsets() for name, stream in self._writers.items() if stream.segments}}
 
     def save_position(self, name: str, *, job: str | None = None) -> None:
-        """Saves the position for `load_position`: also the promise that what was read is not needed again.
+        """Save the position for `load_position`: also the promise that what was read is not needed again.
 
-        Where no cloud has it, the journal's cap drops only what all saved positions that speak for it have passed.
+        An entry that no cloud has is dropped by the journal's cap only when all saved positions that cover it have
+        passed it.
 
         Args:
-            name: Of the reader.
-            job: The promise is for entries of this job alone; None is for all of the log.
+            name: The reader's name.
+            job: The promise covers entries of this job alone; None covers all of the log.
         """
         write_state(reader_position_path(self._root, self._log_id, name), {**self.position(), "job": job})
 
     @staticmethod
     def load_position(name: str, log_id: str, *, root: Path) -> dict[str, Any] | None:
-        """What `save_position` saved under that name, or None."""
+        """Return what `save_position` saved under that name, or None."""
         return read_state(reader_position_path(root, log_id, name))
 
     @property
     def skipped(self) -> Mapping[str, int]:
-        """See `EntryReader`; a part of a line at the end of a file counts as torn for as long as it stays so."""
+        """Counts by reason of what was read and not yielded. A part of a line at the end of a file counts as torn."""
         torn_ends = sum(stream.torn_ends() for stream in self._writers.values())
         return self._skipped + Counter(torn=torn_ends)
 
 
 class _Stream(Protocol):
-    """A source of entries in order; `head` holds those that were read and not returned."""
+    """A source of entries in order; `head` holds those that were read and not yielded."""
 
     head: list[LogEntry]
 
     def fill(self) -> bool:
-        """Reads on into an empty head; False when nothing more is there now."""
+        """Read more into an empty head; return False if there is nothing more now."""
         ...
 
     def has_unread(self) -> bool:
@@ -163,7 +142,7 @@ class _Stream(Protocol):
 
 
 class _WriterStream:
-    """One writer's entries, over its segments."""
+    """Reads one writer's segments in order."""
 
     def __init__(
         self,
@@ -171,7 +150,7 @@ class _WriterStream:
         writer: str,
         skipped: Counter[str],
         offsets: Mapping[int, int],
-        resource_labels: Mapping[str, str] | None = None,
+        resource_labels: Mapping[str, Set[str]] | None = None,
     ) -> None:
         self.writer = writer
         self._log_id = log_id
@@ -187,7 +166,7 @@ class _WriterStream:
         self._resource_labels = resource_labels
 
     def update(self, segments: Sequence[Segment]) -> None:
-        """Takes over what is on disk now. A finished segment may still grow by a line: a thread was in the middle."""
+        """Set the segments that exist now. A finished one may still grow by a line that a thread is writing."""
         present = {}
         for segment in segments:
             reader = self.segments.get(segment.number) or SegmentReader(
@@ -220,7 +199,7 @@ class _WriterStream:
         return False
 
     def offsets(self) -> dict[str, int]:
-        """Per segment, how far its entries were returned."""
+        """Return for each segment how far its entries were yielded."""
         offsets = {str(number): reader.offset for number, reader in self.segments.items()}
         if self.head:
             offsets[str(self._head_segment)] = self._head_offset
@@ -231,14 +210,14 @@ class _WriterStream:
 
 
 class UnionReader:
-    """The union of several readers of one log: what is in the journal and in the cloud comes once."""
+    """The union of several readers of one log: an entry of the journal and of the cloud is yielded once."""
 
     def __init__(self, readers: Sequence[EntryReader], *, position: Mapping[str, Any] | None = None) -> None:
         """Reads nothing yet.
 
         Args:
-            readers: each already at its own position.
-            position: of an earlier union; its `readers` are what these were given.
+            readers: Each already at its own position.
+            position: The position of an earlier union; its `readers` are the positions of these.
         """
         self._streams = [_ReaderStream(reader) for reader in readers]
         self._seen = SeenSequences.from_json((position or {}).get("seen", {}))
@@ -246,14 +225,14 @@ class UnionReader:
     def read_new(self) -> Iterator[list[LogEntry]]:
         """See `EntryReader`."""
         for stream in self._streams:
-            stream.begin()
+            stream.start()
         for batch in _merge(self._streams):
             new = [entry for entry in batch if self._is_new(entry)]
             if new:
                 yield new
 
     def _is_new(self, entry: LogEntry) -> bool:
-        # Entries of other writers are in one place only.
+        # Entries of other writers have no sequence number, and only one reader yields them.
         writer = entry.context.writer
         return writer is None or self._seen.add(writer, entry.sequence)
 
@@ -261,17 +240,9 @@ class UnionReader:
         """See `EntryReader`."""
         return {"readers": [stream.position() for stream in self._streams], "seen": self._seen.to_json()}
 
-    @property
-    def skipped(self) -> Mapping[str, int]:
-        """See `EntryReader`."""
-        total: Counter[str] = Counter()
-        for stream in self._streams:
-            total.update(stream.reader.skipped)
-        return total
-
 
 class _ReaderStream:
-    """One reader's entries. Its head outlives a call that ended early: the reader will not give them again."""
+    """One reader's entries. The head outlives a call that ended early: the reader will not yield them again."""
 
     def __init__(self, reader: EntryReader) -> None:
         self.reader = reader
@@ -279,7 +250,7 @@ class _ReaderStream:
         self._position_before_head: dict[str, Any] = {}
         self._batches: Iterator[list[LogEntry]] = iter(())
 
-    def begin(self) -> None:
+    def start(self) -> None:
         self._batches = self.reader.read_new()
 
     def fill(self) -> bool:
@@ -288,16 +259,16 @@ class _ReaderStream:
         return bool(self.head)
 
     def has_unread(self) -> bool:
-        return True  # It is known once it was read.
+        return True  # Known only after reading.
 
     def position(self) -> dict[str, Any]:
         return self._position_before_head if self.head else self.reader.position()
 
 
 def _merge(streams: Sequence[_Stream]) -> Iterator[list[LogEntry]]:
-    """Yield batches in the order of time from streams in order; between equal times the order of the streams.
+    """Yield batches in the order of time from streams in order; at equal times in the order of the streams.
 
-    A batch ends where the first of the heads ends that may go on. A stream is looked at only if it has a part in the
+    A batch ends where the first of the heads ends that may continue. A stream is read only if it has a part in the
     batch: thousands of writers, one after the other or small, cost no more than one that wrote as much.
     """
     firsts: list[tuple[int, int]] = []
@@ -349,7 +320,7 @@ _END = (2**63, 0)
 
 
 def _in_order(entries: list[LogEntry]) -> list[LogEntry]:
-    """The entries by time; most often they are so already, and threads put a few lines out of order."""
+    """Return the entries by time. Most often they are sorted; threads may write a few lines out of order."""
     times = list(map(_timestamp_ns, entries))
     if times != sorted(times):
         entries.sort(key=lambda entry: (entry.timestamp_ns, entry.sequence))
@@ -357,7 +328,7 @@ def _in_order(entries: list[LogEntry]) -> list[LogEntry]:
 
 
 def _writers_of(position: Mapping[str, Any] | None) -> dict[str, dict[int, int]]:
-    """The offsets in a saved position; whatever in it is not one is read from the beginning."""
+    """Return the offsets in a saved position; a segment without a valid one is read from the start."""
     writers = position.get("writers") if position is not None else None
     if not isinstance(writers, dict):
         return {}

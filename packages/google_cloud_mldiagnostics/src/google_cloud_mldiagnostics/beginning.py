@@ -15,6 +15,7 @@ from ml_diagnostics_common.entry import format_timestamp, parse_timestamp
 from ml_diagnostics_common.environment import Backend, announce_run, diagnostics_directory
 from ml_diagnostics_common.environment import identity as identity_of_process
 from ml_diagnostics_common.guard import job_logger, report_loss, warn_once
+from ml_diagnostics_common.process_endings import COMPANION_LOG_ID, ProcessEndings
 from ml_diagnostics_common.worker import start
 
 from google_cloud_mldiagnostics import attempts
@@ -178,12 +179,15 @@ class Beginning:
         return int(last["number"]) if last is not None else number
 
     def _explain(self, attempt: Mapping[str, Any]) -> None:
-        """In a thread of its own: asks the companion of the attempt before how that ended."""
-        from google_cloud_mldiagnostics.companion_word import how_it_ended
+        """Record the outcome of an earlier attempt, by what companions wrote. Reads all of their log: in a thread."""
+        from ml_diagnostics_common.log_source import LogSource
 
-        told = how_it_ended(attempt, diagnostics_directory())
-        if told is not None:
-            self.local.update_run(self.identity.run_id, attempts.explain(int(attempt["number"]), *told))
+        endings = ProcessEndings()
+        for entries in LogSource(COMPANION_LOG_ID).read_new():
+            endings.add(entries)
+        outcome = _outcome_of(attempt, endings)
+        if outcome is not None:
+            self.local.update_run(self.identity.run_id, attempts.explain(int(attempt["number"]), *outcome))
 
     def _new_active_run(self, member: attempts.Member) -> ActiveRun:
         run = self._run
@@ -360,3 +364,27 @@ def _details(run: MLRun) -> dict[str, Any]:
         "environment": run.environment,
         "configs": to_wire(run.configs),
     }
+
+
+def _outcome_of(attempt: Mapping[str, Any], endings: ProcessEndings) -> tuple[str, str] | None:
+    """Return the phase and the reason of an attempt, by what companions recorded of its processes.
+
+    Returns:
+        COMPLETED if all of these ended well; None if nothing was recorded.
+    """
+    found = [
+        entry
+        for process in attempt.get("processes") or ()
+        for entry in endings.after(str(process.get("hostname")), str(process.get("pid")), _started_ns(process))
+    ]
+    for entry in sorted(found, key=lambda entry: entry.timestamp_ns):
+        if entry.payload.get("how") != "clean":
+            return "FAILED", str(entry.payload.get("message") or entry.payload.get("how") or "")
+    return ("COMPLETED", "") if found else None
+
+
+def _started_ns(process: Mapping[str, Any]) -> int:
+    try:
+        return parse_timestamp(str(process.get("startTime")))
+    except ValueError:
+        return 0

@@ -122,7 +122,7 @@ def send_entries(
     """
     name = f"sync {transport.project} {run_id}"
     position = JournalReader.load_position(name, LOG_ID, root=root) or _shipped(run_id, transport.project, root)
-    reader = JournalReader(LOG_ID, root=root, position=position, resource_labels={"node_id": run_id})
+    reader = JournalReader(LOG_ID, root=root, position=position, resource_labels={"node_id": {run_id}})
     sent, told, encode = EntriesSent(), 0, _Encoder(transport.project, location)
     for entries in reader.read_new():
         remaining = iter(entries)

@@ -12,7 +12,9 @@ from typing import Any
 from ml_diagnostics_common.exceptions import ConfigurationError
 from ml_diagnostics_common.guard import job_logger
 
+from ml_goodput_measurement._job_reader import DEFAULT_CACHE_DIR, JobReader
 from ml_goodput_measurement._ledger import PROCESS_GONE, Ledger, Summary, Window
+from ml_goodput_measurement._payloads import UserLogger
 from ml_goodput_measurement._query.step_statistics import compute_step_deviation_from_baseline
 from ml_goodput_measurement._record.arguments import (
     LONGEST_SECONDS,
@@ -26,12 +28,11 @@ from ml_goodput_measurement.deviation import StepDeviations
 from ml_goodput_measurement.exceptions import NoGoodputError
 from ml_goodput_measurement.figures import badput, counted_ns, goodput_percent
 from ml_goodput_measurement.goodput_exclusion import ExclusionInterval, GoodputExclusion, excluded_intervals
-from ml_goodput_measurement.job_goodput import JobGoodput
-from ml_goodput_measurement.job_reader import DEFAULT_CACHE_DIR, JobReader
 from ml_goodput_measurement.metric_details import (
     BadputType,
     GoodputType,
     IntervalWorkloadMetricDetails,
+    JobGoodput,
     UnproductiveTimeDict,
     WorkloadMetricDetails,
 )
@@ -45,7 +46,6 @@ from ml_goodput_measurement.snapshot import (
     SliceEfficiency,
     Snapshot,
 )
-from ml_goodput_measurement.sources import UserLogger
 
 __all__ = ["GoodputCalculator"]
 

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
         get_extra_time_from_anomalous_steps,
         get_timestamp_from_log_entry,
     )
-    from ml_goodput_measurement.job_goodput import JobGoodput
+    from ml_goodput_measurement.metric_details import JobGoodput
     from ml_goodput_measurement.monitoring import GoodputMonitor
 
 __all__ = [
@@ -78,7 +78,7 @@ _MODULES = {
     "GoodputType": "goodput_utils",
     "IntervalMetricType": "goodput_utils",
     "IntervalWorkloadMetricDetails": "goodput_utils",
-    "JobGoodput": "job_goodput",
+    "JobGoodput": "metric_details",
     "MetricType": "goodput_utils",
     "NoGoodputError": "exceptions",
     "StepInfo": "goodput_utils",

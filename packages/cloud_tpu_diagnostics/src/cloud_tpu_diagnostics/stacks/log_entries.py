@@ -1,83 +1,67 @@
-"""The entries of a job, in the journal and in Cloud Logging: the newest that is known of each process."""
+"""The entries of a job, in the journal and in Cloud Logging: the newest stacks of each process."""
 
 from __future__ import annotations
 
 import itertools
-import os
 import time
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
-from ml_diagnostics_common.entry import LogEntry, format_timestamp
-from ml_diagnostics_common.environment import Backend, configured_backend, diagnostics_directory
-from ml_diagnostics_common.exceptions import CloudLoggingError, CredentialsError, MissingExtraError, NoCloudError
+from ml_diagnostics_common.cloud_logging.filters import quoted
+from ml_diagnostics_common.entry import LogEntry
+from ml_diagnostics_common.environment import diagnostics_directory
+from ml_diagnostics_common.exceptions import NoCloudError
 from ml_diagnostics_common.journal.jobs import ProcessStart, processes_of_job
-from ml_diagnostics_common.reader import JournalReader, count_unreadable, note_of_unreadable
+from ml_diagnostics_common.log_source import Cloud, LogSource, Query, notes_of
+from ml_diagnostics_common.process_endings import ProcessEndings
 
 from cloud_tpu_diagnostics.entries import DUMP, HANG_SUSPECTED, JOB_ENDED, LOG_ID, SNAPSHOT, VERB
 from cloud_tpu_diagnostics.grouping import MAIN_THREAD, ProcessDump
 from cloud_tpu_diagnostics.snapshot import Snapshot
-from cloud_tpu_diagnostics.stacks.ended_processes import Endings, with_endings
+from cloud_tpu_diagnostics.stacks.ended_processes import with_endings
 from cloud_tpu_diagnostics.stacks.trace_files import interval_seconds, newest_of
 from cloud_tpu_diagnostics.traces import Dump, DumpParser, ThreadStack
-
-if TYPE_CHECKING:
-    from ml_diagnostics_common.cloud_logging import LoggingTransport
 
 __all__ = ["dumps_of", "read_job"]
 
 _SECOND_NS: Final = 1_000_000_000
-_PAGE_SIZE: Final = 1000
-_REQUEST_SECONDS: Final = 30.0
-_ATTEMPTS: Final = 4
 _TIMES_KEPT: Final = 10
 _KINDS: Final = frozenset({SNAPSHOT, HANG_SUSPECTED, JOB_ENDED})
 _FIELDS: Final = ("step", "phase", "interval_seconds")
 
 
 def read_job(job: str, *, since_seconds: float, notes: list[str]) -> list[ProcessDump]:
-    """Return the newest that is known of each process of a job.
+    """Return the newest stacks of each process of a job, from the journal and from Cloud Logging.
 
     Args:
-        job: Its name, as the environment, a recorder or a run gave it; or the run's id.
-        since_seconds: How far back from the newest entry the journal is read, and from now Cloud Logging.
-        notes: Is told what could not be read.
+        job: Its name, as the environment, a recorder or a run was given it; or the run's id.
+        since_seconds: How far back from the newest entry processes are shown, and from now Cloud Logging is read.
+        notes: Gets what could not be read.
 
     Raises:
-        ConfigurationError: ML_DIAGNOSTICS_BACKEND has a value that is none.
+        ConfigurationError: ML_DIAGNOSTICS_BACKEND has an unknown value.
         CredentialsError: It is `cloud`, and there is no project or no credentials.
     """
+    cloud = Cloud.configured()
+    source = LogSource(
+        LOG_ID,
+        cloud=cloud,
+        queries=[Query(f"jsonPayload.verb={VERB} AND (labels.job={quoted(job)} OR labels.run={quoted(job)})")],
+        start_ns=max(0, time.time_ns() - round(since_seconds * _SECOND_NS)),
+    )
     selection = _Selection(job, processes_of_job(diagnostics_directory(), job))
-    reader = JournalReader(LOG_ID, root=diagnostics_directory())
-    endings = Endings()
-    latest = _Latest()
-    for entry in endings.noted(itertools.chain.from_iterable(reader.read_new())):
+    endings, latest = ProcessEndings(), _Latest()
+    for entry in itertools.chain.from_iterable(source.read_new()):  # Holds no batch while the next one is read.
+        if entry.payload.get("kind") == JOB_ENDED:
+            endings.add([entry])
         if selection.may_have(entry):
             latest.add(entry, selection.life(entry))
     entries = {entry.insert_id: entry for entry in latest.entries(since_seconds) if selection.has(entry)}
-    unreadable = count_unreadable(reader.skipped)
-    backend = configured_backend()
-    if backend is not Backend.LOCAL:
-        unreadable_there: set[int] = set()
-        latest = _Latest()
-        try:
-            for entry in _cloud_entries(job, since_seconds, unreadable_there):
-                if _is_of(entry, job):
-                    latest.add(entry)
-        except (CredentialsError, MissingExtraError) as error:
-            if backend is Backend.CLOUD:
-                raise
-            if not isinstance(error, NoCloudError):
-                notes.append(f"the journal alone was read: {error}")
-        except CloudLoggingError as error:
-            notes.append(f"Cloud Logging could not be read to the end: {error}")
-        for entry in latest.entries(since_seconds):
-            entries.setdefault(entry.insert_id, entry)
-        unreadable += len(unreadable_there)
-    if unreadable:
-        notes.append(note_of_unreadable(unreadable))
+    if cloud is not None and cloud.absence is not None and not isinstance(cloud.absence, NoCloudError):
+        notes.append(f"only the journal was read: {cloud.absence}")
+    notes += notes_of([source])
     return with_endings(dumps_of(entries.values()), endings=endings)
 
 
@@ -200,46 +184,11 @@ def _is_first_part(dump: LogEntry) -> bool:
     return not isinstance(part, (int, float)) or part <= 1
 
 
-def _cloud_entries(job: str, since_seconds: float, unreadable: set[int]) -> Iterator[LogEntry]:
-    """One query of the moment: no position to keep, any severity, and only this job's entries.
-
-    Args:
-        job: The job.
-        since_seconds: How far back from now.
-        unreadable: Gets a number for each entry that cannot be decoded.
-    """
-    from ml_diagnostics_common.cloud_logging import full_log_name, make_transport, pages
-    from ml_diagnostics_common.cloud_logging.filters import ORDER, quoted
-    from ml_diagnostics_common.credentials import find_cloud
-
-    cloud = find_cloud(environ=os.environ)
-    after = format_timestamp(max(0, time.time_ns() - round(since_seconds * _SECOND_NS)))
-    filter_ = (
-        f"logName={quoted(full_log_name(cloud.project, LOG_ID))} AND jsonPayload.verb={quoted(VERB)}"
-        f' AND (labels.job={quoted(job)} OR labels.run={quoted(job)}) AND timestamp>"{after}"'
-    )
-    transport = make_transport(cloud)
-    for page in pages(lambda token: _request(transport, filter_, ORDER, token)):
-        unreadable.update(page.unreadable)
-        yield from page.entries
-
-
-def _request(transport: LoggingTransport, filter_: str, order: str, token: str) -> Any:
-    from ml_diagnostics_common.backoff import Backoff, Retries
-
-    retries = Retries(Backoff(longest_seconds=16.0), most_tries=_ATTEMPTS)
-    return retries(
-        lambda: transport.list_page(
-            filter_, order_by=order, page_size=_PAGE_SIZE, page_token=token, timeout_seconds=_REQUEST_SECONDS
-        )
-    )
-
-
 def dumps_of(entries: Iterable[LogEntry]) -> list[ProcessDump]:
-    """Return the newest of each process; without those that a later one of the same host and index has replaced.
+    """Return the newest state of each process, without processes that a later one of the same host and index replaced.
 
-    How a process ended may be recorded seconds after the next one has started; one that ended well is replaced all the
-    same, so that it does not appear beside a crash of the next.
+    The end of a process may be recorded seconds after the next one has started. One that ended well is replaced anyway,
+    so that it does not appear beside a crash of the next.
     """
     records: dict[tuple[str, str, str], _Record] = {}
     for entry in sorted(entries, key=lambda entry: (entry.timestamp_ns, entry.sequence)):
@@ -249,19 +198,19 @@ def dumps_of(entries: Iterable[LogEntry]) -> list[ProcessDump]:
         if key not in records:
             records[key] = _Record(labels, entry.timestamp_ns)
         records[key].take(entry)
-    by_place: dict[tuple[str, str], list[_Record]] = {}
+    by_position: dict[tuple[str, str], list[_Record]] = {}
     for (host, _, _), record in records.items():
-        by_place.setdefault((host, record.index), []).append(record)
+        by_position.setdefault((host, record.index), []).append(record)
     return [
         record.process_dump()
-        for same in by_place.values()
+        for same in by_position.values()
         for record in same
         if not any(other.first_ns > record.replaced_after_ns for other in same if other is not record)
     ]
 
 
 class _Record:
-    """What the entries of one process tell, the last word counting."""
+    """The state of one process by its entries; later ones replace earlier ones."""
 
     def __init__(self, labels: Mapping[str, str], first_ns: int) -> None:
         self.first_ns = self.last_ns = first_ns
@@ -280,7 +229,7 @@ class _Record:
         """Of the dump that is younger than the last snapshot, in parts."""
         self._times_ns: deque[int] = deque(maxlen=_TIMES_KEPT)
         """Of snapshots."""
-        self._said_interval_seconds: float | None = None
+        self._stated_interval_seconds: float | None = None
 
     @property
     def replaced_after_ns(self) -> int:
@@ -293,16 +242,16 @@ class _Record:
         step, phase, kind = payload.get("step"), payload.get("phase"), payload.get("kind")
         if kind != JOB_ENDED:
             self._ran_ns = entry.timestamp_ns
-        self._take_index(entry.context.labels.get("process_index", ""), is_last_word=kind == JOB_ENDED)
+        self._take_index(entry.context.labels.get("process_index", ""), is_end=kind == JOB_ENDED)
         if isinstance(step, (int, float)) and step == step // 1:
             self._step = int(step)
         if isinstance(phase, str):
             self._phase = phase
         interval = payload.get("interval_seconds")
         if isinstance(interval, (int, float)) and interval > 0:
-            self._said_interval_seconds = float(interval)
+            self._stated_interval_seconds = float(interval)
         if kind == JOB_ENDED:
-            self._ended = str(payload.get("message") or payload.get("how") or "how is not known")
+            self._ended = str(payload.get("message") or payload.get("how") or "exit reason unknown")
             self._goes_on = bool(payload.get("goes_on"))
             self._has_ended_well = payload.get("how") == "clean"
             return
@@ -313,9 +262,9 @@ class _Record:
         elif kind == DUMP:
             self._take_dump(entry)
 
-    def _take_index(self, index: str, *, is_last_word: bool) -> None:
-        """The newest counts; but who tells the end from outside never learns it, and says 0."""
-        if index and not (is_last_word and index == "0" and self.index):
+    def _take_index(self, index: str, *, is_end: bool) -> None:
+        """Take the newest; but the companion that records the end never learns the index, and writes 0."""
+        if index and not (is_end and index == "0" and self.index):
             self.index = index
 
     def _take_snapshot(self, payload: Mapping[str, Any]) -> None:
@@ -332,7 +281,7 @@ class _Record:
         self._texts.append(str(entry.payload.get("message", "")))
 
     def process_dump(self) -> ProcessDump:
-        """What is known at the end."""
+        """Return the process as its entries show it."""
         newest = self._newest_dump()
         index = self.index
         pid = self._labels.get("pid", "")
@@ -352,10 +301,10 @@ class _Record:
         )
 
     def _interval_seconds(self, newest: Dump | None) -> float | None:
-        """What the entries or the dump say, else the longest time between two of the last snapshots."""
-        said = self._said_interval_seconds or (interval_seconds(newest) if newest is not None else None)
+        """Return the interval in the entries or the dump, else the longest time between two of the last snapshots."""
+        stated = self._stated_interval_seconds or (interval_seconds(newest) if newest is not None else None)
         gaps = [later - earlier for earlier, later in itertools.pairwise(self._times_ns)]
-        return said or (max(gaps) / _SECOND_NS if gaps else None)
+        return stated or (max(gaps) / _SECOND_NS if gaps else None)
 
     def _newest_dump(self) -> Dump | None:
         if not self._texts:
@@ -367,7 +316,7 @@ class _Record:
 
 
 def _threads_of(snapshot: Snapshot) -> tuple[ThreadStack, ...]:
-    """As many threads as there were, the main thread last, as faulthandler has it."""
+    """Return as many threads as there were, the main thread last, as faulthandler writes them."""
     threads = []
     for group in reversed(snapshot.groups):
         names = list(group.names[: group.threads]) + ["0x0"] * max(0, min(group.threads, 100_000) - len(group.names))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from typing import Any
 
 import msgspec
@@ -40,7 +40,7 @@ class SegmentReader:
         skipped: counts the lines that are no entries: torn, foreign.
         offset: in bytes, where an earlier reader stopped; 0 for the beginning.
         log_id: the log, where the header does not name it.
-        resource_labels: a segment whose header lacks one of these is passed over.
+        resource_labels: a segment is passed over if its header has none of the values of one of these labels.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class SegmentReader:
         segment: Segment,
         skipped: Counter[str],
         offset: int = 0,
-        resource_labels: Mapping[str, str] | None = None,
+        resource_labels: Mapping[str, Set[str]] | None = None,
         log_id: str = "",
     ) -> None:
         self._log_id = log_id
@@ -146,7 +146,7 @@ class SegmentReader:
     def _is_wanted(self, header: Header) -> bool:
         labels = header.resource.get("labels")
         has = labels if isinstance(labels, dict) else {}
-        return all(has.get(name) == value for name, value in self._resource_labels.items())
+        return all(has.get(name) in values for name, values in self._resource_labels.items())
 
     def _read_lines(self, descriptor: int, limit_bytes: int) -> list[LogEntry]:
         data, is_end = _read_whole_lines(descriptor, self.offset, limit_bytes)

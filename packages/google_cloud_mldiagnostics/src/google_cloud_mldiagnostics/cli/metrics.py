@@ -45,7 +45,7 @@ class MetricsCommand:
         from google_cloud_mldiagnostics.cli.places import source_of
         from google_cloud_mldiagnostics.cli.text import note, one_line, print_data
         from google_cloud_mldiagnostics.reading.metric_series import MetricSeries
-        from google_cloud_mldiagnostics.reading.run_entries import run_id_of
+        from google_cloud_mldiagnostics.reading.run_source import run_id_of
 
         def print_lines(lines: Iterator[str]) -> None:
             while some := "".join(islice(lines, _LINES_AT_ONCE)):
@@ -57,7 +57,7 @@ class MetricsCommand:
         series = MetricSeries()
         for batch in source.entries.of_metrics(run, options.names):
             series.add(batch)
-        source.note_unreadable()
+        source.report_unread()
         missing = [name for name in options.names if name not in series.names()]
         if missing or not series.names():
             known = ", ".join(one_line(name, 50) for name in list(in_order(series))[:_NAMES_SHOWN])

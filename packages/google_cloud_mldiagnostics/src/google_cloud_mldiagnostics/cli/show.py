@@ -41,7 +41,6 @@ class ShowCommand:
             history.add(batch)
             series.add(batch)
         view = source.view(run, history)
-        source.note_unreadable()
         by_metric = in_order(series)
         link = source.control_plane.link(run_id)
         where = [("link" if "://" in link else "folder", link)]

@@ -95,7 +95,7 @@ def _send_profiles(run_id: str, gcs_path: str, local: LocalSource, cloud: CloudS
     from google_cloud_mldiagnostics.cli.text import format_bytes, format_count, note
     from google_cloud_mldiagnostics.profiling.hosts_check import hosts_of
     from google_cloud_mldiagnostics.profiling.layout import session_folder
-    from google_cloud_mldiagnostics.reading.run_entries import run_id_of
+    from google_cloud_mldiagnostics.reading.run_source import run_id_of
     from google_cloud_mldiagnostics.run_sync import arrived, profile_files, send_profiles, send_sessions
 
     folder = local.control_plane.folder(run_id)

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from typing import Any, Final, NamedTuple
+from typing import Any, NamedTuple
 
 from ml_diagnostics_common.entry import EntryContext, LogEntry, parse_timestamp
+from ml_diagnostics_common.process_endings import COMPANION_LOG_ID, ProcessEndings
 
 from google_cloud_mldiagnostics.entries import PROCESS, SESSION
 
 __all__ = [
-    "COMPANION_LOG_ID",
     "ProcessKey",
     "RunHistory",
     "SessionRecord",
@@ -20,9 +20,6 @@ __all__ = [
     "number",
     "time_ns",
 ]
-
-COMPANION_LOG_ID: Final = "tpu.googleapis.com/runtime_monitor"
-"""Where the companion of `cloud_tpu_diagnostics` tells how a process has ended."""
 
 
 class ProcessKey(NamedTuple):
@@ -94,7 +91,7 @@ class RunHistory:
         self.sessions: dict[str, SessionRecord] = {}
         self._signs_ns: dict[tuple[str, int], int] = {}
         self._steps: dict[tuple[str, int], tuple[int, int]] = {}  # By host and pid: when, and which step.
-        self._endings: dict[tuple[str, int], list[LogEntry]] = {}
+        self._endings = ProcessEndings()
 
     def add(self, entries: Iterable[LogEntry]) -> None:
         """Take note of entries of the run, and of the companions of its processes."""
@@ -107,8 +104,7 @@ class RunHistory:
                 who = (context.labels.get("host", ""), natural_number(context.labels.get("pid")) or 0)
                 sign_ns, step = self._signs_ns.get(who, 0), self._steps.get(who, (0, 0))
             if context.log_id == COMPANION_LOG_ID:
-                if entry.payload.get("kind") == "job_ended" and not entry.payload.get("goes_on"):
-                    self._endings.setdefault(who, []).append(entry)
+                self._endings.add((entry,))
                 continue
             timestamp_ns, payload, own = entry.timestamp_ns, entry.payload, entry.own_resource_labels
             if timestamp_ns > sign_ns:
@@ -159,9 +155,8 @@ class RunHistory:
         return max(own_ns, self._signs_ns.get(key[:2], 0)) if is_last else own_ns
 
     def ending(self, key: ProcessKey, since_ns: int) -> LogEntry | None:
-        """What its companion told of the end of a process that began then; another may have had the pid before."""
-        later = [entry for entry in self._endings.get(key[:2], ()) if entry.timestamp_ns >= since_ns]
-        return min(later, key=lambda entry: entry.timestamp_ns, default=None)
+        """Return what its companion recorded of the end of a process; another may have had the pid before that time."""
+        return next(iter(self._endings.after(key.host, key.pid, since_ns)), None)
 
 
 def natural_number(value: object) -> int | None:

@@ -1,60 +1,177 @@
-"""Where runs are found: in the folder of this machine, or in a project of Google Cloud."""
+"""Runs and what they recorded: of this machine, or of a project of Google Cloud."""
 
 from __future__ import annotations
 
 import itertools
-import os
 import time
-from collections.abc import Callable, Mapping
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from ml_diagnostics_common.entry import LogEntry, parse_timestamp
 from ml_diagnostics_common.environment import diagnostics_directory, identity
+from ml_diagnostics_common.log_source import Cloud, LogSource, Query, notes_of
+from ml_diagnostics_common.process_endings import COMPANION_LOG_ID
 from ml_diagnostics_common.program_end import UNSEEN_EXIT
-from ml_diagnostics_common.reader import note_of_unreadable
 
 from google_cloud_mldiagnostics.attempts import has_unseen_exit
 from google_cloud_mldiagnostics.control_plane import ControlPlane, Resource
+from google_cloud_mldiagnostics.entries import LOG_ID, PROCESS, SESSION
 from google_cloud_mldiagnostics.exceptions import ControlPlaneError, RunNotFoundError
-from google_cloud_mldiagnostics.reading.run_entries import CloudEntries, JournalEntries, RunEntries, run_id_of
 from google_cloud_mldiagnostics.reading.run_history import RunHistory
 from google_cloud_mldiagnostics.reading.run_view import RunView, State, phase_of, view_run
 
 if TYPE_CHECKING:
-    from ml_diagnostics_common.cloud_logging import LoggingTransport
-
     from google_cloud_mldiagnostics.control_plane.google import GoogleControlPlane
     from google_cloud_mldiagnostics.control_plane.local import LocalControlPlane
 
-__all__ = ["CloudSource", "LocalSource", "RunSource"]
+__all__ = ["CloudSource", "LocalSource", "RunEntries", "RunSource", "run_id_of"]
 
+Batches = Iterator[list[LogEntry]]
+
+_SECOND_NS: Final = 1_000_000_000
+_CLOCK_DIFFERENCE_NS: Final = 600 * _SECOND_NS
+_SYNC_DELAY_NS: Final = 35 * 86_400 * _SECOND_NS
+"""`mldiagnostics sync` creates a run there after it has ended: at most as long as its entries are kept."""
+_PATIENCE_SECONDS: Final = 60.0
+_PROGRESS_SECONDS: Final = 5.0
+_RUNS_A_QUERY: Final = 50
+_NEWEST_PAGES: Final = 10
 _DEFAULT_REGION: Final = "us-central1"
 _LAST: Final = "last"
 _NAMES_SHOWN: Final = 10
+
+
+class RunEntries:
+    """The entries of runs, in batches by time. What cannot be read is reported by `notes`, and nothing is raised.
+
+    All of the journal's entries of a run are always yielded. The methods differ in what Cloud Logging sends: that takes
+    a second for each 1000 entries.
+
+    Args:
+        root: The diagnostics folder.
+        cloud: Cloud Logging of the project that keeps the runs; None reads the journal alone.
+        report: Prints a note for the user.
+    """
+
+    def __init__(self, root: Path, cloud: Cloud | None, report: Callable[[str], None]) -> None:
+        self._root, self._cloud, self._report = root, cloud, report
+        self._sources: list[LogSource] = []
+
+    def everything(self, run: Resource) -> Batches:
+        """Yield all entries of a run."""
+        return self._of_runs([run])
+
+    def of_metrics(self, run: Resource, names: Sequence[str]) -> Batches:
+        """Yield the entries of some of a run's metrics, and perhaps others; without names, of all."""
+        return self._of_runs([run], *([Query(_namespaces(*names))] if names else []))
+
+    def overview(self, run: Resource) -> Batches:
+        """Yield the entries on a run's processes and profiles, and the newest of its metrics."""
+        note = f"Cloud Logging sent only the newest {_NEWEST_PAGES * 1000:,} values; `mldiagnostics metrics` reads all"
+        newest = Query(f"NOT ({_namespaces(PROCESS, SESSION)})", _NEWEST_PAGES, note)
+        return self._of_runs([run], *_PROCESS_QUERIES, newest)
+
+    def of_processes(self, run: Resource) -> Batches:
+        """Yield the entries on a run's processes and profiles."""
+        return self._of_runs([run], *_PROCESS_QUERIES)
+
+    def signs_of_life(self, runs: Sequence[Resource]) -> Batches:
+        """Yield the entries that show which of some runs still run."""
+        for first in range(0, len(runs), _RUNS_A_QUERY):
+            yield from self._of_runs(runs[first : first + _RUNS_A_QUERY], _NEWEST_SIGNS)
+        if runs and self._cloud is None:
+            yield from self.endings(0)
+
+    def endings(self, since_ns: int) -> Batches:
+        """Yield the entries by which companions recorded how processes ended, of all runs."""
+        ended = Query('jsonPayload.kind="job_ended"')
+        start_ns = max(0, since_ns - _CLOCK_DIFFERENCE_NS)
+        return self._read(
+            LogSource(COMPANION_LOG_ID, root=self._root, cloud=self._cloud, queries=[ended], start_ns=start_ns)
+        )
+
+    def notes(self) -> list[str]:
+        """Return sentences on what could not be read so far."""
+        return notes_of(self._sources)
+
+    def _of_runs(self, runs: Sequence[Resource], *queries: Query) -> Batches:
+        return self._read(
+            LogSource(
+                LOG_ID,
+                root=self._root,
+                cloud=self._cloud,
+                resource_labels={"node_id": {run_id_of(run) for run in runs}},
+                queries=queries,
+                start_ns=min(map(_since_ns, runs)) or None,
+            )
+        )
+
+    def _read(self, source: LogSource) -> Batches:
+        """Yield a source's batches; report the number of entries while that takes long."""
+        self._sources.append(source)
+        count, reported_at = 0, time.monotonic()
+        for batch in source.read_new():
+            count += len(batch)
+            if self._cloud is not None and time.monotonic() - reported_at > _PROGRESS_SECONDS:
+                reported_at = time.monotonic()
+                self._report(f"{count:,} entries read")
+            yield batch
+
+
+def run_id_of(run: Resource) -> str:
+    """Return the id in a run's name, which is all of it or the last part."""
+    return str(run.get("name", "")).rpartition("/")[2]
+
+
+def _since_ns(run: Resource) -> int:
+    """Return when the first entries of a run may have been recorded, in ns since 1970."""
+    try:
+        return max(0, parse_timestamp(str(run.get("createTime", ""))) - _SYNC_DELAY_NS)
+    except ValueError:
+        return 0
+
+
+def _namespaces(*names: str) -> str:
+    from ml_diagnostics_common.cloud_logging import any_of
+
+    return any_of("resource.labels.namespace", names)
+
+
+# A job of many hosts sends so many heartbeats (phase ACTIVE) that only the newest are read.
+_NEWEST_SIGNS: Final = Query(f'resource.labels.namespace="{PROCESS}"', _NEWEST_PAGES)
+_PROCESS_QUERIES: Final = (
+    Query(
+        f'resource.labels.namespace="{SESSION}" OR (resource.labels.namespace="{PROCESS}"'
+        " AND (jsonPayload.phase!=ACTIVE OR jsonPayload.address:* OR jsonPayload.reason:*))"
+    ),
+    _NEWEST_SIGNS,
+)
 
 
 class RunSource:
     """Runs, and what they recorded.
 
     Attributes:
-        place: Where they are, for people.
-        control_plane: Who keeps them.
-        entries: What they recorded.
+        place: What the user calls the source.
+        control_plane: Keeps the runs.
+        entries: What the runs recorded.
     """
 
     place: str
     control_plane: ControlPlane
     entries: RunEntries
 
-    def __init__(self, notes: Callable[[str], None]) -> None:
-        self._notes = notes
+    def __init__(self, report: Callable[[str], None]) -> None:
+        self._report = report
 
     def find(self, name: str) -> Resource:
-        """Returns the run of that id, or whose id begins so; "last" is the one that began last.
+        """Return the run with that id, or with an id that starts so; "last" is the one that started last.
 
         Raises:
             RunNotFoundError: There is none, or there are several.
-            ControlPlaneError: The control plane could not be asked.
+            ControlPlaneError: The request to the control plane failed.
         """
         try:
             return self.control_plane.get_run(name)
@@ -72,52 +189,55 @@ class RunSource:
         raise RunNotFoundError(f"{len(found)} runs begin with {name!r}; give more of its id: {names}", code=404)
 
     def view(self, run: Resource, history: RunHistory) -> RunView:
-        """Returns a run as it is shown, once its entries are known."""
+        """Return a run as it is shown, after its entries were read; report what could not be read."""
         try:
             sessions = list(self.control_plane.list_sessions(run_id_of(run)))
         except ControlPlaneError as error:
             sessions = []
-            self._notes(f"profiles are known only as far as processes told of them: {error}")
+            self._report(f"only profiles that processes recorded are shown: {error}")
         is_open = not phase_of(run).has_ended or any(
             record.told.get("reason") == UNSEEN_EXIT for record in history.processes.values()
         )
         if is_open and history.processes:
             for batch in self.entries.endings(min(record.first_ns for record in history.processes.values())):
                 history.add(batch)
+        self.report_unread()
         return view_run(run, history, sessions, now_ns=time.time_ns(), is_gone=self._is_gone)
 
     def views(self, group: str | None, limit: int) -> list[RunView]:
-        """Returns runs, the newest first, with as much of their entries as tells which of them go on.
+        """Return runs, the newest first, with as many of their entries as show which of them still run.
 
         Args:
-            group: Only those of this group; None is all.
-            limit: No more than these.
+            group: Only runs of this group; None is all.
+            limit: The most runs.
 
         Raises:
-            ControlPlaneError: The control plane could not be asked.
+            ControlPlaneError: The request to the control plane failed.
         """
         runs = list(itertools.islice(self.control_plane.list_runs(group), limit))
         histories = {run_id_of(run): RunHistory() for run in runs}
         is_open = [run for run in runs if phase_of(run) is State.ACTIVE or has_unseen_exit(run)]
         for batch in self.entries.signs_of_life(is_open):
-            for run_id, entries in itertools.groupby(batch, key=lambda entry: entry.resource_label("node_id")):
+            by_run: dict[str, list[LogEntry]] = defaultdict(list)
+            for entry in batch:
+                by_run[entry.resource_label("node_id")].append(entry)
+            for run_id, entries in by_run.items():
                 if run_id in histories:
                     histories[run_id].add(entries)
                 elif not run_id:  # Of a companion, which knows of no run.
-                    endings = list(entries)
                     for history in histories.values():
-                        history.add(endings)
+                        history.add(entries)
+        self.report_unread()
         now_ns = time.time_ns()
         return [view_run(run, histories[run_id_of(run)], now_ns=now_ns, is_gone=self._is_gone) for run in runs]
 
-    def note_unreadable(self) -> None:
-        """Note how many of the entries that were read cannot be decoded, if there are any."""
-        count = self.entries.unreadable()
-        if count:
-            self._notes(note_of_unreadable(count))
+    def report_unread(self) -> None:
+        """Report what could not be read, if anything."""
+        for note in self.entries.notes():
+            self._report(note)
 
     def _is_gone(self, process: Mapping[str, Any]) -> bool:
-        """Whether a process in the attempts of a run is known to run no more."""
+        """Return True if a process in the attempts of a run is known to be gone."""
         return False
 
 
@@ -125,19 +245,19 @@ class LocalSource(RunSource):
     """The runs of this machine.
 
     Args:
-        notes: Is told what could not be read.
+        report: Prints a note for the user.
     """
 
     control_plane: LocalControlPlane
 
-    def __init__(self, notes: Callable[[str], None]) -> None:
+    def __init__(self, report: Callable[[str], None]) -> None:
         from google_cloud_mldiagnostics.control_plane.local import LocalControlPlane
 
-        super().__init__(notes)
+        super().__init__(report)
         self.root: Path = diagnostics_directory()
         self.place = str(self.root / "runs")
         self.control_plane = LocalControlPlane(self.root)
-        self.entries = JournalEntries(self.root)
+        self.entries = RunEntries(self.root, None, report)
 
     def _is_gone(self, process: Mapping[str, Any]) -> bool:
         from google_cloud_mldiagnostics.attempts import Member
@@ -152,12 +272,12 @@ class CloudSource(RunSource):
 
     Args:
         project: The project; None for the one that is found.
-        region: The region in which its runs are kept; None for the usual one.
-        notes: Is told what could not be read.
+        region: The region of its runs; None for the usual one.
+        report: Prints a note for the user.
 
     Attributes:
         region: The region.
-        transport: Its Cloud Logging.
+        transport: The project's Cloud Logging.
 
     Raises:
         CredentialsError: There is no project, or there are no credentials.
@@ -165,18 +285,18 @@ class CloudSource(RunSource):
 
     control_plane: GoogleControlPlane
 
-    def __init__(self, project: str | None, region: str | None, notes: Callable[[str], None]) -> None:
-        from ml_diagnostics_common.cloud_logging import make_transport
+    def __init__(self, project: str | None, region: str | None, report: Callable[[str], None]) -> None:
         from ml_diagnostics_common.credentials import find_cloud
 
         from google_cloud_mldiagnostics.control_plane.google import GoogleControlPlane
 
-        super().__init__(notes)
-        cloud = find_cloud(project, environ=os.environ)
+        super().__init__(report)
+        environment = find_cloud(project)
         self.region = region or _DEFAULT_REGION
-        self.place = f"the project {cloud.project} ({self.region})"
+        self.place = f"the project {environment.project} ({self.region})"
         self.control_plane = GoogleControlPlane(
-            cloud.project, self.region, cloud.credentials, principal=cloud.principal
+            environment.project, self.region, environment.credentials, principal=environment.principal
         )
-        self.transport: LoggingTransport = make_transport(cloud)
-        self.entries = CloudEntries(self.transport, diagnostics_directory(), notes)
+        cloud = Cloud(environment, patience_seconds=_PATIENCE_SECONDS)
+        self.transport = cloud.connect()
+        self.entries = RunEntries(diagnostics_directory(), cloud, report)

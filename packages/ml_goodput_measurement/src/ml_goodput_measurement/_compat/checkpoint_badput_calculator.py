@@ -20,8 +20,7 @@ from ml_goodput_measurement._record.arguments import checked_name, shown
 
 if TYPE_CHECKING:
     import google.cloud.logging
-
-    from ml_goodput_measurement.sources import LogSource
+    from ml_diagnostics_common.log_source import LogSource
 
 __all__ = [
     "OPERATION_TYPE_EMERGENCY_RESTORE",
@@ -194,7 +193,7 @@ class CheckpointBadputCalculator:
             payloads = _from_client(self._options.client, self._options.logger_name, self._options.job_name)
             self._read = [payload for payload in payloads if self._is_ours(payload)]
         else:
-            for entries in self._log_source().read_entries():
+            for entries in self._log_source().read_new():
                 self._read += [entry.payload for entry in entries if self._is_ours(entry.payload)]
         return list(self._read)
 
@@ -307,12 +306,10 @@ class CheckpointBadputCalculator:
 
     def _log_source(self) -> LogSource:
         if self._source is None:
-            from ml_diagnostics_common.environment import diagnostics_directory
-
-            from ml_goodput_measurement.sources import LogSource
+            from ml_diagnostics_common.log_source import Cloud, LogSource
 
             options = self._options
-            self._source = LogSource(options.logger_name, options.job_name, root=diagnostics_directory())
+            self._source = LogSource(options.logger_name, cloud=Cloud.configured(), job_name=options.job_name)
         return self._source
 
 

@@ -12,12 +12,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from ml_diagnostics_common.entry import LogEntry
-from ml_diagnostics_common.environment import diagnostics_directory
 from ml_diagnostics_common.guard import guarded
+from ml_diagnostics_common.log_source import Cloud, LogSource
 
 from ml_goodput_measurement._record.arguments import RebuiltFromArguments, nanoseconds, retention_ns
 from ml_goodput_measurement._record.recorder import GoodputRecorder
-from ml_goodput_measurement.sources import LogSource
 
 __all__ = ["_CloudLogger"]
 
@@ -79,7 +78,7 @@ class _CloudLogger(RebuiltFromArguments):
         self.job_name = self._recorder.job_name
         self.log_name = self._recorder.logger_name
         self.retention_ns = retention_ns(max_logs_retention_period)
-        self._source = LogSource(self.log_name, self.job_name, root=diagnostics_directory())
+        self._source = LogSource(self.log_name, cloud=Cloud.configured(), job_name=self.job_name)
         self._entries: list[LogEntry] = []
         self._lock = threading.Lock()
         self._remember(_CloudLogger, arguments, names_before)
@@ -107,7 +106,7 @@ class _CloudLogger(RebuiltFromArguments):
             The payloads, and (timestamp, id) of the last of them; (None, None) without payloads.
         """
         with self._lock:
-            for entries in self._source.read_entries():
+            for entries in self._source.read_new():
                 self._entries += [entry for entry in entries if entry.payload.get(_JOB_NAME) == self.job_name]
             self._entries.sort(key=_order)
             found = self._entries[bisect_right(self._entries, self._after(start_time, last_entry_info), key=_order) :]

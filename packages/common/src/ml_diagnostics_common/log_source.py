@@ -1,0 +1,316 @@
+"""Where log entries are read from: the journal of this machine, and Cloud Logging if there is one.
+
+A `LogSource` reads one log: the union of its readers, each entry once by its insertId. A library states the name of its
+log and which entries it needs, and makes its own objects of them. While Cloud Logging fails, only the journal's entries
+are yielded, `notes_of` reports that, and nothing is requested for a minute.
+
+Entries are selected by labels of their monitored resource: of other writers not even the journal is read. A `Query`
+narrows what Cloud Logging sends, where a page of 1000 entries takes about a second; the journal, which is read in no
+time, yields all that the labels select.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from ml_diagnostics_common.entry import LogEntry
+from ml_diagnostics_common.environment import Backend, configured_backend, diagnostics_directory
+from ml_diagnostics_common.exceptions import CloudLoggingError, CredentialsError, MissingExtraError
+from ml_diagnostics_common.guard import job_logger
+from ml_diagnostics_common.reader import EntryReader, JournalReader, UnionReader
+
+if TYPE_CHECKING:
+    from ml_diagnostics_common.backoff import RequestBudget
+    from ml_diagnostics_common.cloud_logging import LoggingTransport, PageReader
+    from ml_diagnostics_common.credentials import CloudEnvironment
+
+__all__ = ["PATIENCE_SECONDS", "Cloud", "LogSource", "Query", "notes_of"]
+
+_logger = job_logger("ml_diagnostics")
+
+PATIENCE_SECONDS = 30.0
+_REQUEST_SECONDS = 30.0
+_UNREADABLE = ("torn", "foreign", "endless_line", "undecodable_entry")
+
+
+class Query(NamedTuple):
+    """A part of a log, in Cloud Logging.
+
+    Attributes:
+        condition: In Cloud Logging's filter language.
+        newest_pages: Read only so many pages of 1000 entries, the newest; 0 reads all.
+        note_if_cut: The note for the user if there are more pages than that.
+    """
+
+    condition: str
+    newest_pages: int = 0
+    note_if_cut: str = ""
+
+
+class Cloud:
+    """Cloud Logging of one project, for all sources that read it.
+
+    Args:
+        environment: The project and credentials; None searches for them at the first read.
+        patience_seconds: How long requests for one page may fail, and how long one may take, before the read gives up.
+
+    Attributes:
+        pause_seconds: How long nothing is requested after a failure.
+        project: The project's id; empty until it is found.
+        absence: Why there is no cloud to read, if none was found.
+        failure: What went wrong with the last read, if it failed.
+    """
+
+    pause_seconds = 60.0
+
+    def __init__(
+        self, environment: CloudEnvironment | None = None, *, patience_seconds: float = PATIENCE_SECONDS
+    ) -> None:
+        self.project = environment.project if environment is not None else ""
+        self.absence: Exception | None = None
+        self.failure: CloudLoggingError | None = None
+        self._environment = environment
+        self._patience_seconds = patience_seconds
+        self._transport: LoggingTransport | None = None
+        self._budget: RequestBudget | None = None
+        self._paused_until = 0.0
+
+    @classmethod
+    def configured(cls, *, patience_seconds: float = PATIENCE_SECONDS) -> Cloud | None:
+        """Return the cloud that ML_DIAGNOSTICS_BACKEND asks for; None if it is `local`.
+
+        Raises:
+            ConfigurationError: ML_DIAGNOSTICS_BACKEND has another value.
+            CredentialsError: It is `cloud`, and there is no project or no credentials.
+        """
+        backend = configured_backend()
+        if backend is Backend.LOCAL:
+            return None
+        cloud = cls(patience_seconds=patience_seconds)
+        if backend is Backend.CLOUD:
+            cloud.connect()
+        return cloud
+
+    def connect(self) -> LoggingTransport:
+        """Return the transport; finds project and credentials first, which may take a second.
+
+        Raises:
+            CredentialsError: There is no project, or there are no credentials.
+            MissingExtraError: google-cloud-logging is not installed.
+            ConfigurationError: An endpoint in the environment is not an address.
+        """
+        if self._transport is None:
+            from ml_diagnostics_common.backoff import RequestBudget
+            from ml_diagnostics_common.cloud_logging import make_transport
+            from ml_diagnostics_common.credentials import find_cloud
+
+            environment = self._environment or find_cloud(environ=os.environ)
+            self._transport = make_transport(environment)
+            self._budget = RequestBudget(50)  # A project's default quota is 60 a minute.
+            self.project, self.absence = environment.project, None
+        return self._transport
+
+    def is_found(self) -> bool:
+        """Return True if there is a cloud; searches for one at most once in `pause_seconds`."""
+        if self._transport is None and not self.is_paused():
+            try:
+                self.connect()
+            except (CredentialsError, MissingExtraError) as error:
+                self.absence = error
+                self._pause()
+                _logger.info("logs are read from the journal alone: %s", error)
+        return self._transport is not None
+
+    def is_paused(self) -> bool:
+        """Return True shortly after a failure."""
+        return time.monotonic() < self._paused_until
+
+    def page_reader(self) -> PageReader:
+        """Return what requests pages; its requests count against the quota that all sources share."""
+        from ml_diagnostics_common.cloud_logging import PageReader
+
+        return PageReader(
+            self.connect(),
+            budget=self._budget,
+            timeout_seconds=min(self._patience_seconds, _REQUEST_SECONDS),
+            patience_seconds=self._patience_seconds,
+        )
+
+    def until_failure(self, batches: Iterator[list[LogEntry]]) -> Iterator[list[LogEntry]]:
+        """Yield batches until Cloud Logging fails; then nothing is requested for `pause_seconds`."""
+        try:
+            yield from batches
+        except CloudLoggingError as error:
+            self.failure = error
+            self._pause()
+            _logger.warning("Cloud Logging could not be read to the end: %s", error)
+
+    def _pause(self) -> None:
+        self._paused_until = time.monotonic() + self.pause_seconds
+
+
+class LogSource:
+    """Reads one log, or a selection of it: what is new since the last read or since a position.
+
+    Args:
+        log_id: The log's name.
+        root: The diagnostics folder; None for the configured one.
+        cloud: Cloud Logging; None reads the journal alone.
+        job_name: Cloud Logging sends only entries with this job in their payload; the journal yields those of all jobs.
+        resource_labels: Only writers with one of the values of each of these labels in their monitored resource.
+        queries: Cloud Logging sends only what one of these selects, at any severity. Such a source is read once.
+        start_ns: Cloud Logging sends nothing of this time or older, in ns since 1970; None is all that it keeps.
+    """
+
+    def __init__(
+        self,
+        log_id: str,
+        *,
+        root: Path | None = None,
+        cloud: Cloud | None = None,
+        job_name: str | None = None,
+        resource_labels: Mapping[str, Set[str]] | None = None,
+        queries: Sequence[Query] = (),
+        start_ns: int | None = None,
+    ) -> None:
+        """Reads nothing and searches for no cloud yet."""
+        self._log_id, self._root, self._cloud = log_id, root or diagnostics_directory(), cloud
+        self._job_name, self._resource_labels = job_name, resource_labels
+        self._queries, self._start_ns = queries, start_ns
+        self.resume({})
+
+    def resume(self, position: Mapping[str, Any]) -> None:
+        """Continue from the position of an earlier source of the same log and project."""
+        self._journal = JournalReader(
+            self._log_id, root=self._root, position=position.get("journal"), resource_labels=self._resource_labels
+        )
+        self._pages: PageReader | None = None
+        self._cut_notes: list[str] = []
+        self._parts: list[_CloudPart] = []
+        if self._cloud is not None:
+            start = dict(position.get("cloud") or {})
+            queries: Sequence[Query | None] = self._queries or [None]
+            for query in queries:
+                self._parts.append(_CloudPart(self._cloud, functools.partial(self._new_reader, query, start), start))
+        self._union = UnionReader([self._journal, *self._parts], position=position.get("union"))
+
+    def _new_reader(self, query: Query | None, position: Mapping[str, Any]) -> EntryReader:
+        """Return a reader of a query, or of the log, in Cloud Logging."""
+        from ml_diagnostics_common.cloud_logging import CloudLoggingReader, QueryReader, query_filter
+
+        assert self._cloud is not None
+        self._pages = self._pages or self._cloud.page_reader()
+        if query is None:
+            return CloudLoggingReader(
+                self._pages,
+                self._log_id,
+                job_name=self._job_name,
+                resource_labels=self._resource_labels,
+                start_time_ns=self._start_ns,
+                position=position,
+            )
+        filter_ = query_filter(
+            self._cloud.project, self._log_id, query.condition, self._resource_labels, after_ns=self._start_ns
+        )
+        on_cut = functools.partial(self._cut_notes.append, query.note_if_cut) if query.note_if_cut else None
+        return QueryReader(self._pages, filter_, newest_pages=query.newest_pages, on_cut=on_cut)
+
+    def read_new(self, *, local_only: bool = False) -> Iterator[list[LogEntry]]:
+        """Yield entries that were not yielded before, merged by time. If Cloud Logging fails, the journal's.
+
+        Args:
+            local_only: Whether to request nothing of Cloud Logging.
+        """
+        if self._cloud is None or not self._cloud.is_found():
+            return self._journal.read_new()
+        if not local_only and not self._cloud.is_paused():
+            self._cloud.failure = None
+        for part in self._parts:
+            part.is_requested = not local_only
+        return self._union.read_new()
+
+    def position(self) -> dict[str, Any]:
+        """Return what was yielded so far, as JSON. Exact when `read_new` was read to its end."""
+        position = {"journal": self._journal.position()}
+        if self._parts:  # One: queries have no position.
+            position |= {"cloud": self._parts[0].position(), "union": self._union.position()}
+        return position
+
+    def save_position(self, name: str, *, job: str | None = None) -> None:
+        """Let the journal drop what was read; see `JournalReader.save_position`. A failure is logged."""
+        try:
+            self._journal.save_position(name, job=job)
+        except OSError as error:
+            _logger.warning("the position of %s in the journal could not be saved: %s", name, error)
+
+    @property
+    def skipped(self) -> Mapping[str, int]:
+        """Counts by reason of what was read and not yielded."""
+        return Counter(self._journal.skipped) + Counter(self._pages.skipped if self._pages is not None else {})
+
+    def cloud_notes(self) -> list[str]:
+        """Return sentences on what of Cloud Logging could not be read."""
+        failure = self._cloud.failure if self._cloud is not None else None
+        return [
+            *([] if failure is None else [f"Cloud Logging could not be read to the end: {failure}"]),
+            *self._cut_notes,
+        ]
+
+    def searched(self) -> str:
+        """Return where entries are read from, for a user that found none."""
+        journal = f"the journal in {self._root}"
+        if self._cloud is None:
+            return f"{journal}; not Cloud Logging, because ML_DIAGNOSTICS_BACKEND is local"
+        if self._cloud.absence is not None:
+            return f"{journal}; not Cloud Logging, because {self._cloud.absence}"
+        return f"{journal}, and Cloud Logging"
+
+
+def notes_of(sources: Iterable[LogSource]) -> list[str]:
+    """Return sentences for the user on what could not be read of some logs, each once."""
+    sources = list(sources)
+    skipped: Counter[str] = Counter()
+    for source in sources:
+        skipped.update(source.skipped)
+    entries = sum(skipped[reason] for reason in _UNREADABLE)
+    files = skipped["foreign_segment"] + skipped["unreadable_segment"]
+    damaged = skipped["damaged_header"]
+    notes = [note for source in sources for note in source.cloud_notes()]
+    if entries:
+        notes.append(f"{_count(entries, 'entry', 'entries')} could not be read")
+    if files:
+        notes.append(f"{_count(files, 'file')} of the journal could not be read")
+    if damaged:
+        notes.append(
+            f"{_count(damaged, 'file')} of the journal with a damaged header: labels of entries may be missing"
+        )
+    return list(dict.fromkeys(notes))
+
+
+def _count(number: int, one: str, many: str = "") -> str:
+    return f"{number:,} {one if number == 1 else many or one + 's'}"
+
+
+class _CloudPart:
+    """An `EntryReader` of Cloud Logging that yields nothing while Cloud Logging fails, or is not requested."""
+
+    def __init__(self, cloud: Cloud, new_reader: Callable[[], EntryReader], position: dict[str, Any]) -> None:
+        self.is_requested = True
+        self._cloud, self._new_reader, self._position = cloud, new_reader, position
+        self._reader: EntryReader | None = None
+
+    def read_new(self) -> Iterator[list[LogEntry]]:
+        """See `EntryReader`."""
+        if self.is_requested and not self._cloud.is_paused():
+            self._reader = self._reader or self._new_reader()
+            yield from self._cloud.until_failure(self._reader.read_new())
+
+    def position(self) -> dict[str, Any]:
+        """See `EntryReader`; before the first read, where an earlier reader stopped."""
+        return self._reader.position() if self._reader is not None else self._position

@@ -1,0 +1,125 @@
+"""The payloads of a job by the writer that recorded them: from entries of its log, or from an object of the user's."""
+
+from __future__ import annotations
+
+import datetime
+import operator
+from collections.abc import Iterator
+from typing import Any, Protocol
+
+from ml_diagnostics_common.entry import EntryContext, LogEntry
+
+from ml_goodput_measurement._ledger.events import LOGGED_AFTER, LOGGED_AT
+from ml_goodput_measurement._ledger.writers import Writer
+from ml_goodput_measurement._query.entry_time import get_timestamp_from_log_entry
+
+__all__ = ["Payloads", "UserLogger", "UserLoggerReader", "by_writer"]
+
+Payloads = list[dict[str, Any]]
+
+_context_of = operator.attrgetter("context")
+
+
+class UserLogger(Protocol):
+    """An object of the user's that holds the payloads: the argument `cloud_logger`."""
+
+    def read_cloud_logging_entries(
+        self, start_time: datetime.datetime | None, end_time: datetime.datetime | None, last_entry_info: Any
+    ) -> tuple[Payloads, tuple[Any, Any]]:
+        """Return payloads, and (timestamp, id) of the last one, which is passed to the next call."""
+        ...
+
+
+class UserLoggerReader:
+    """Reads an object of the user's.
+
+    Attributes:
+        error: What the object raised last.
+    """
+
+    def __init__(self, logger: UserLogger) -> None:
+        """Reads nothing yet."""
+        self.logger = logger
+        self.error: Exception | None = None
+        self._last_entry: tuple[Any, Any] | None = None
+        self._last_seconds: float | None = None  # The time of the last payload that has one.
+
+    def read_new(self) -> Iterator[tuple[Writer, Payloads]]:
+        """Yield the payloads that were not yielded before; raises what the object raises."""
+        try:
+            payloads, last_entry = self.logger.read_cloud_logging_entries(None, None, self._last_entry)
+        except Exception as error:
+            self.error = error
+            raise
+        if last_entry and tuple(last_entry) != (None, None):
+            self._last_entry = tuple(last_entry)
+        yield Writer(), self._with_times(payloads if isinstance(payloads, list) else list(payloads))
+
+    def _with_times(self, payloads: list[Any]) -> Payloads:
+        """Return payloads, where each untimed checkpoint operation has the time of what was logged before it."""
+        # Most of millions of payloads are steps: nothing is called for them, and nothing is copied.
+        events = [
+            index for index, payload in enumerate(payloads) if isinstance(payload, dict) and "event_type" in payload
+        ]
+        operations = [index for index in events if _is_untimed(payloads[index])]
+        timed, searched = payloads.copy() if operations else payloads, 0
+        for index in (*operations, len(payloads)):
+            self._last_seconds = _last_seconds(payloads, searched, index, self._last_seconds)
+            searched = index
+            if index < len(payloads) and self._last_seconds is not None:
+                timed[index] = {**payloads[index], LOGGED_AFTER: self._last_seconds}
+        return timed
+
+
+def by_writer(entries: list[LogEntry]) -> Iterator[tuple[Writer, Payloads]]:
+    """Yield the payloads of some entries by writer, each writer once."""
+    first = entries[0].context
+    if list(map(_context_of, entries)).count(first) == len(entries):  # True for a single journal, and fast to check.
+        yield _writer(first), [_payload(entry) if "event_type" in entry.payload else entry.payload for entry in entries]
+        return
+    payloads: dict[Writer, Payloads] = {}
+    by_context: dict[int, Payloads] = {}
+    for entry in entries:
+        context = entry.context
+        found = by_context.get(id(context))
+        if found is None:
+            found = by_context[id(context)] = payloads.setdefault(_writer(context), [])
+        found.append(_payload(entry))
+    yield from payloads.items()
+
+
+def _payload(entry: LogEntry) -> dict[str, Any]:
+    """Return an entry's payload; that of an untimed checkpoint operation with the entry's time."""
+    if _is_untimed(entry.payload):
+        return {**entry.payload, LOGGED_AT: entry.timestamp_ns / 1e9}
+    return entry.payload
+
+
+def _is_untimed(payload: object) -> bool:
+    """Return True for a checkpoint operation of which no part has a start."""
+    return (
+        isinstance(payload, dict)
+        and "event_type" in payload
+        and all(value is None for key, value in payload.items() if str(key).endswith("_start_time"))
+    )
+
+
+def _last_seconds(payloads: list[Any], first: int, stop: int, otherwise: float | None) -> float | None:
+    """Return the time of the last payload that has one, of those from `first` to `stop`."""
+    for index in range(stop - 1, first - 1, -1):
+        moment = get_timestamp_from_log_entry(payloads[index])
+        if moment is not None:
+            return moment.timestamp()
+    return otherwise
+
+
+def _writer(context: EntryContext) -> Writer:
+    labels = context.labels
+    text = labels.get("process_index", "")
+    return Writer(
+        process_index=int(text) if text.isdecimal() and len(text) < 10 else 0,
+        name=context.writer or "",
+        attempt=labels.get("attempt", ""),
+        host=labels.get("host", ""),
+        pid=labels.get("pid", ""),
+    )
