@@ -1,4 +1,4 @@
-"""Asks the public calculator where a job's time went, in every way it offers, and sees the answers agree."""
+"""Query the public calculator by each of its methods, and check that the answers agree."""
 
 from __future__ import annotations
 
@@ -51,14 +51,14 @@ class Account:
 
 
 def calculator_of(log: MemoryLog, now: float, cache_dir: Path) -> goodput.GoodputCalculator:
-    """A calculator of the histories' job whose clock stands at `now` (seconds after BASE)."""
+    """Return a calculator of the histories' job with its clock at `now` (seconds after BASE)."""
     return goodput.GoodputCalculator(
         "job", "goodput_job", cloud_logger=log, cache_dir=str(cache_dir), _clock_ns=lambda: moment_ns(now)
     )
 
 
-def told(history: History, now: float | None = None) -> Account:
-    """The account of a history at `now` (by default its last event), once all answers are found to agree."""
+def account_of(history: History, now: float | None = None) -> Account:
+    """Return the account of a history at `now` (by default its last event), after checking that all answers agree."""
     if now is None:
         now = history.last_moment()
     with tempfile.TemporaryDirectory() as cache_dir:

@@ -13,7 +13,7 @@ OPTIONS = GCPOptions(location="us-central2-b", acc_type="TPU-v5p", cluster_name=
 
 
 class Clock:
-    """The time as the server has it, and as this machine's wall clock and monotonic clock tell it."""
+    """The time of the server, and of this machine's wall clock and monotonic clock."""
 
     def __init__(self):
         self.elapsed = 0.0

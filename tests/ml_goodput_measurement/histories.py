@@ -119,7 +119,7 @@ def orbax_save(step: int, first: float, last: float, directory: str) -> Payload:
 class MemoryLog:
     """A `cloud_logger` in memory, all that a calculator needs, ours or the reference's.
 
-    Entries lie in the order of their arrival, and the cursor counts those that were read: what comes late is read
+    Entries lie in the order of their arrival, and the cursor counts those that were read: a late entry is read
     late, and is never missed.
     """
 

@@ -19,7 +19,7 @@ length = st.sampled_from([0.5, 1, 1, 1, 1.25, 2, 7])
 
 @st.composite
 def lives(draw: st.DrawFn) -> tuple[list[Payload], float]:
-    """The entries of a job's life, in order of recording, and the second at which somebody asks."""
+    """The entries of a job's life, in order of recording, and the second of the query."""
     job = History()
     now, done = 0.0, 0
     for _ in range(draw(st.integers(1, 4))):

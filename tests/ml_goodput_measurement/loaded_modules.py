@@ -1,4 +1,4 @@
-"""The modules that a program loads, told from those that every interpreter here starts with."""
+"""The modules that a program loads, without those that every interpreter here starts with."""
 
 from __future__ import annotations
 

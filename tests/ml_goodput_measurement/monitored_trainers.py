@@ -76,7 +76,7 @@ class Trainer:
 def wait_until(is_so: Callable[[], bool]) -> None:
     deadline = time.monotonic() + LONG_SECONDS
     while not is_so():
-        assert time.monotonic() < deadline, "it did not come true"
+        assert time.monotonic() < deadline, "the condition was not met in time"
         time.sleep(0.01)
 
 
@@ -84,7 +84,7 @@ def is_alive(pid: int) -> bool:
     """Whether a process runs; one that waits to be reaped does not."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
-    except (FileNotFoundError, ProcessLookupError):  # It may end while it is looked at.
+    except (FileNotFoundError, ProcessLookupError):  # It may end while it is checked.
         return False
 
 
@@ -105,7 +105,7 @@ def last_step(folder: Path) -> int:
 
 @contextmanager
 def uploaders_of_ten_steps(folder: Path) -> Iterator[Uploaders]:
-    """Uploaders in this process, whose helper process is started again at once; its job has ten steps."""
+    """Uploaders in this process, with a helper process that is restarted at once; its job has ten steps."""
     recorder = GoodputRecorder("job", "log", True)
     recorder.record_job_start_time()
     for step in range(10):

@@ -1,4 +1,4 @@
-"""The contract's section 3.10 once more, slow and obvious: what a ledger must say, to judge ours by.
+"""The contract's section 3.10 once more, slow and obvious: the expected ledger, to compare ours with.
 
 Nothing is shared with the ledger and nothing is clever. All moments at which anything happened cut the wall time
 into elementary intervals; each is painted by asking every claim on it, from the highest precedence down.
@@ -141,7 +141,7 @@ class Facts:
             self.moments += [at, at + length]
 
     def merge_hosts(self, attempts: list[Attempt]) -> None:
-        """Several hosts report one save of an attempt: it begins with the first and lasts as long as on average.
+        """Several hosts report one save of an attempt: it starts with the first and has their mean length.
 
         Hosts are at it at about the same time: what is more than a minute later is another save.
         """
@@ -149,8 +149,8 @@ class Facts:
             groups: list[list[tuple[int, int]]] = []
             for at, length in sorted(reports):
                 before = groups[-1][-1][0] if groups else 0
-                begun = [attempt for attempt in attempts if before < attempt.start <= at]
-                if not groups or begun or at - before > 60 * 10**9:
+                started_at = [attempt for attempt in attempts if before < attempt.start <= at]
+                if not groups or started_at or at - before > 60 * 10**9:
                     groups.append([])
                 groups[-1].append((at, length))
             for hosts in groups:
@@ -185,7 +185,7 @@ def judge(payloads: Iterable[Payload], now: int) -> Truth | None:
         if step.number < attempt.cut and (step != attempt.steps[-1] or attempt.decided or not attempt.estimated)
     ]
     stepping = [attempt for attempt in attempts if attempt.steps]
-    came_back = len(stepping) - 1 + (not attempts[-1].steps)
+    resumed = len(stepping) - 1 + (not attempts[-1].steps)
     return Truth(
         start=attempts[0].start,
         end=end,
@@ -194,12 +194,12 @@ def judge(payloads: Iterable[Payload], now: int) -> Truth | None:
         custom=custom,
         data_loading_async=data_loading_async,
         last_step=max(done, default=0),
-        disruptions=came_back if stepping else 0,
+        disruptions=resumed if stepping else 0,
     )
 
 
 def find_attempts(facts: Facts) -> list[Attempt]:
-    """An attempt begins at a job start, at a step that does not go on, and at a step after a job end."""
+    """An attempt starts at a job start, at a step that does not continue, and at a step after a job end."""
     events: list[tuple[int, str, Step | None]] = [(at, "1 job start", None) for at in facts.job_starts]
     events += [(step.at, "2 step", step) for step in facts.steps]
     events += [(at, "3 job end", None) for at in facts.job_ends]
@@ -277,9 +277,9 @@ def find_first_loads(facts: Facts, attempts: list[Attempt]) -> list[Interval]:
     first_loads = []
     for attempt in attempts:
         before = float("inf") if attempt.is_last else attempt.next_start
-        begun = [load for load in facts.overlays["DATA_LOADING_SYNC"] if attempt.start <= load.first < before]
-        if begun and begun[0].last <= before:
-            first_loads.append(begun[0])
+        started_at = [load for load in facts.overlays["DATA_LOADING_SYNC"] if attempt.start <= load.first < before]
+        if started_at and started_at[0].last <= before:
+            first_loads.append(started_at[0])
     return first_loads
 
 
@@ -317,7 +317,7 @@ def paint(facts: Facts, attempts: list[Attempt], end: int) -> tuple[dict[str, in
 def base_of(
     facts: Facts, attempt: Attempt, following: Attempt | None
 ) -> tuple[Callable[[int], str], dict[Step, Interval]]:
-    """What a moment of an attempt is when nothing lies over it, and the steps whose length is known and kept."""
+    """What a moment of an attempt is when nothing lies over it, and the kept steps of known length."""
     known: dict[Step, Interval] = {}
     for step, successor in zip(attempt.steps, attempt.steps[1:], strict=False):
         finished = recorded_end(facts, step, successor.at)
@@ -344,7 +344,7 @@ def base_of(
 
 
 def claim(facts: Facts, attempt: Attempt, moment: int, base: Callable[[int], str]) -> tuple[str, str]:
-    """Who has a moment: wasted work, then what lies over it, then what the steps say."""
+    """The bucket of a moment: wasted work, then its overlays, then its step."""
     repeated = [step for step in attempt.steps if step.number >= attempt.cut]
     if repeated and attempt.last_step is not None and repeated[0].at <= moment < attempt.last_step.last:
         return "WASTED_PROGRESS_FROM_DISRUPTION", ""

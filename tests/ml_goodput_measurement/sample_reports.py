@@ -20,11 +20,11 @@ def report_of(history: History, now: float = 10**9, excluded: Sequence[tuple[flo
 
 
 def without_time() -> JobReport:
-    """What nobody can be told while a job has only begun, for those who make reports of their own."""
-    begun = report_of(History().start(0), now=1)
-    attempts = [dataclasses.replace(begun.attempts[0], end_ns=begun.start_ns, buckets={})]
+    """A report of a job that has only started, for tests that construct reports."""
+    started_at = report_of(History().start(0), now=1)
+    attempts = [dataclasses.replace(started_at.attempts[0], end_ns=started_at.start_ns, buckets={})]
     nothing = dict.fromkeys(Bucket, 0)
-    return dataclasses.replace(begun, end_ns=begun.start_ns, buckets=nothing, attempts=attempts, timeline=())
+    return dataclasses.replace(started_at, end_ns=started_at.start_ns, buckets=nothing, attempts=attempts, timeline=())
 
 
 def killed_and_resumed(job: str = JOB) -> History:

@@ -1,4 +1,4 @@
-"""A job in the journal, and what its calculators and their saved state say of it."""
+"""A job in the journal, and the results of its calculators and their saved state."""
 
 from __future__ import annotations
 
@@ -68,8 +68,8 @@ def recorders_of(payloads: Iterable[Payload], process_index: int = 0) -> Recorde
     return recorders
 
 
-def told(recorders: Recorders, now_ns: int = NOW_NS) -> tuple[Any, ...]:
-    """Everything that recorders can say."""
+def contents_of(recorders: Recorders, now_ns: int = NOW_NS) -> tuple[Any, ...]:
+    """Return all results of the recorders."""
     ledger = recorders.ledger
     return (
         ledger.summary(now_ns),

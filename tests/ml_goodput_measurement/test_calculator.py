@@ -198,7 +198,7 @@ def test_the_deviations_are_of_every_kept_step_that_another_follows() -> None:
         deviations[20]
 
 
-def test_details_are_of_the_last_query_and_ask_nothing_anew() -> None:
+def test_details_are_of_the_last_query_without_another_query() -> None:
     log = MemoryLog(LIFE.payloads)
     subject = calculator_of(log)
     first = subject.get_job_goodput_details()  # No query yet: so it asks.
@@ -291,7 +291,7 @@ def test_the_report_and_the_answers_agree() -> None:
 
 @pytest.mark.parametrize("name", [None, "", " \n", 5, b"job", ["job"], object(), "".join])
 @pytest.mark.parametrize("argument", ["job_name", "logger_name"])
-def test_a_name_that_is_no_text_is_refused(argument: str, name: Any) -> None:
+def test_a_name_that_is_not_a_text_is_refused(argument: str, name: Any) -> None:
     with pytest.raises(ConfigurationError, match=f"{argument} is .*; give a text that is not empty") as caught:
         GoodputCalculator(**{"job_name": JOB, "logger_name": LOG, argument: name})
     assert isinstance(caught.value, ValueError)
@@ -361,7 +361,7 @@ def test_a_job_and_a_log_may_have_any_name(name: str) -> None:
 # --- What cannot be answered --------------------------------------------------------------------------------------
 
 
-def test_a_job_that_nobody_recorded_is_an_error_that_says_what_to_do() -> None:
+def test_a_job_without_records_is_an_error_with_a_remedy() -> None:
     subject = GoodputCalculator("jbo", LOG)
     with pytest.raises(goodput.NoGoodputError) as caught:
         subject.get_job_goodput()
@@ -573,18 +573,18 @@ def test_a_clock_that_runs_backwards_between_queries_breaks_no_sum() -> None:
         assert report.steps_kept == 9
 
 
-def test_a_job_whose_clock_is_ahead_of_ours_is_told_up_to_its_last_word() -> None:
+def test_a_job_with_a_clock_ahead_of_ours_is_reported_up_to_its_last_event() -> None:
     report = calculator(History().start(0).steps(range(5), at=3600), now=0).report()
     assert (report.running, report.wall_ns) == (True, 3640 * 10**9)
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, MemoryError, RuntimeError])
 @pytest.mark.parametrize(
-    "place",
+    "function",
     ["ml_goodput_measurement._ledger.recorders.Recorders.add", "ml_goodput_measurement._ledger.books.Books.update"],
 )
-def test_a_query_that_was_broken_off_is_saved_by_nobody(
-    error: type[BaseException], place: str, monkeypatch: pytest.MonkeyPatch
+def test_an_interrupted_query_is_not_saved(
+    error: type[BaseException], function: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     recorder = goodput.GoodputRecorder("run", "goodput_run", True)
     recorder.record_job_start_time(1e9)
@@ -600,7 +600,7 @@ def test_a_query_that_was_broken_off_is_saved_by_nobody(
         def fail(*_: object) -> None:
             raise error
 
-        broken.setattr(place, fail)
+        broken.setattr(function, fail)
         with pytest.raises(error):
             calculator.get_job_goodput()
         calculator.save_state()

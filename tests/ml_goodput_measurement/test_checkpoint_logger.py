@@ -82,11 +82,11 @@ def test_a_job_is_recorded_from_its_name_alone(diagnostics_folder: Path) -> None
 
 def test_a_save_without_any_time_counts_back_from_when_it_was_logged(tmp_path: Path) -> None:
     """Orbax logs a save when it is over. The saved state holds the note too."""
-    began = time.time() - 60
+    started = time.time() - 60
     job = recorder()
-    job.record_job_start_time(datetime.datetime.fromtimestamp(began, datetime.timezone.utc))
+    job.record_job_start_time(datetime.datetime.fromtimestamp(started, datetime.timezone.utc))
     for step in range(6):
-        job.record_step_start_time(step, datetime.datetime.fromtimestamp(began + 10 * step, datetime.timezone.utc))
+        job.record_step_start_time(step, datetime.datetime.fromtimestamp(started + 10 * step, datetime.timezone.utc))
     entry = orbax_save(5, 0, 4, "/checkpoints")
     CheckpointLogger(job).log_entry({key: None if "start_time" in key else value for key, value in entry.items()})
     logged = time.time()
@@ -136,7 +136,7 @@ def test_values_that_json_does_not_have_are_recorded_as_what_they_mean(diagnosti
 
 
 @pytest.mark.parametrize("entry", [None, "saved", 7, [], {}, {"event_type": "delete", "step": 3}, {"event_type": []}])
-def test_what_is_no_save_or_restore_is_passed_over(
+def test_other_entries_than_saves_and_restores_are_skipped(
     diagnostics_folder: Path, entry: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     CheckpointLogger(recorder()).log_entry(entry, "more", severity="INFO")
@@ -161,7 +161,7 @@ def test_a_save_goes_on_and_the_loss_is_counted_when_it_cannot_be_recorded() -> 
 
 
 @pytest.mark.parametrize("names", [{}, {"logger_name": "my_log"}])
-def test_a_logger_of_nobody_is_refused(names: dict[str, str]) -> None:
+def test_a_logger_without_a_recorder_is_refused(names: dict[str, str]) -> None:
     with pytest.raises(ConfigurationError, match="either the job's recorder, or a job_name"):
         CheckpointLogger(**names)
 

@@ -40,10 +40,10 @@ def record(job: str, logger: str | None = None) -> None:
 def test_a_report_is_on_standard_output_and_nothing_else_is(capsys: pytest.CaptureFixture[str]) -> None:
     record("job")
     assert cli.main(["report", "job"]) == 0
-    told = capsys.readouterr()
-    assert told.out == format_text(GoodputCalculator("job", "goodput_job").report())
-    assert "100.00 % goodput" in told.out
-    assert told.err == ""
+    output = capsys.readouterr()
+    assert output.out == format_text(GoodputCalculator("job", "goodput_job").report())
+    assert "100.00 % goodput" in output.out
+    assert output.err == ""
 
 
 def test_json_is_json(capsys: pytest.CaptureFixture[str]) -> None:
@@ -72,16 +72,14 @@ def holidays(tmp_path: Path) -> Path:
 def test_excluded_time_does_not_count(holidays: Path, capsys: pytest.CaptureFixture[str]) -> None:
     record("job")
     assert cli.main(["report", "job", "--format", "json", "--exclude", str(holidays)]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert (told["wall_seconds"], told["excluded_seconds"]) == (40.0, 10.0)
-    assert told["buckets"]["PRODUCTIVE"] == {"seconds": 30.0, "percent": 100.0}
+    output = json.loads(capsys.readouterr().out)
+    assert (output["wall_seconds"], output["excluded_seconds"]) == (40.0, 10.0)
+    assert output["buckets"]["PRODUCTIVE"] == {"seconds": 30.0, "percent": 100.0}
     assert cli.main(["report", "job", "--exclude", str(holidays)]) == 0
     assert "\n  excluded     10.0 s of it; the percentages are of the rest\n" in capsys.readouterr().out
 
 
-def test_what_the_file_says_outside_of_the_job_changes_nothing(
-    holidays: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_excluded_time_outside_of_the_job_changes_nothing(holidays: Path, capsys: pytest.CaptureFixture[str]) -> None:
     record("job")
     holidays.write_text('[{"start_time_utc": "2001-01-01T00:00:00Z", "end_time_utc": "2001-01-02T00:00:00Z"}]')
     assert cli.main(["report", "job"]) == 0
@@ -90,7 +88,7 @@ def test_what_the_file_says_outside_of_the_job_changes_nothing(
     assert capsys.readouterr().out == whole
 
 
-def test_a_file_of_exclusions_that_is_wrong_is_exit_code_2_with_the_place(
+def test_a_wrong_file_of_exclusions_is_exit_code_2_with_the_position(
     holidays: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     record("job")
@@ -98,10 +96,10 @@ def test_a_file_of_exclusions_that_is_wrong_is_exit_code_2_with_the_place(
     with pytest.raises(SystemExit) as exit_:
         cli.main(["report", "job", "--exclude", str(holidays)])
     assert exit_.value.code == 2
-    told = capsys.readouterr()
-    assert told.out == ""
-    assert f"argument --exclude: {holidays}, interval 1: end_time_utc is missing" in told.err
-    assert "Traceback" not in told.err
+    output = capsys.readouterr()
+    assert output.out == ""
+    assert f"argument --exclude: {holidays}, interval 1: end_time_utc is missing" in output.err
+    assert "Traceback" not in output.err
 
 
 def test_a_file_of_exclusions_that_is_not_there_is_exit_code_1(
@@ -109,9 +107,9 @@ def test_a_file_of_exclusions_that_is_not_there_is_exit_code_1(
 ) -> None:
     record("job")
     assert cli.main(["report", "job", "--exclude", str(tmp_path / "none.json")]) == 1
-    told = capsys.readouterr()
-    assert told.out == ""
-    assert re.fullmatch(r"goodput: .*No such file.*none\.json'\n", told.err)
+    output = capsys.readouterr()
+    assert output.out == ""
+    assert re.fullmatch(r"goodput: .*No such file.*none\.json'\n", output.err)
 
 
 def test_the_timeline_is_drawn_beside_the_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -130,30 +128,30 @@ def test_without_matplotlib_the_report_is_there_and_the_extra_is_named(
         monkeypatch.delitem(sys.modules, module)
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     assert cli.main(["report", "job", "--plot", str(tmp_path / "job.png")]) == 1
-    told = capsys.readouterr()
-    assert "100.00 % goodput" in told.out
-    assert "ml-goodput-measurement[plot]" in told.err
+    output = capsys.readouterr()
+    assert "100.00 % goodput" in output.out
+    assert "ml-goodput-measurement[plot]" in output.err
 
 
-def test_a_job_that_is_not_there_is_told_with_those_that_are(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_missing_job_is_reported_with_the_existing_ones(capsys: pytest.CaptureFixture[str]) -> None:
     record("first")
     record("second", "another_log")
     assert cli.main(["report", "third"]) == 1
-    told = capsys.readouterr()
-    assert told.out == ""
-    assert "'third'" in told.err
-    assert "has these jobs: first, second." in told.err
+    output = capsys.readouterr()
+    assert output.out == ""
+    assert "'third'" in output.err
+    assert "has these jobs: first, second." in output.err
 
 
 def test_a_long_list_of_jobs_is_cut(capsys: pytest.CaptureFixture[str]) -> None:
     for number in range(25):
         record(f"job-{number:02}")
     assert cli.main(["report", "job"]) == 1
-    assert "job-00, job-01, " in (told := capsys.readouterr().err)
-    assert told.endswith("job-19 and 5 more.\n")
+    assert "job-00, job-01, " in (output := capsys.readouterr().err)
+    assert output.endswith("job-19 and 5 more.\n")
 
 
-def test_an_empty_journal_is_told(capsys: pytest.CaptureFixture[str], journal: Path) -> None:
+def test_an_empty_journal_is_reported(capsys: pytest.CaptureFixture[str], journal: Path) -> None:
     assert cli.main(["report", "job"]) == 1
     assert f"The journal {journal} is empty: no job was recorded on this machine" in capsys.readouterr().err
 
@@ -206,9 +204,9 @@ def test_a_command_that_is_not_understood_is_exit_code_2(
     with pytest.raises(SystemExit) as exit_:
         cli.main(arguments)
     assert exit_.value.code == 2
-    told = capsys.readouterr()
-    assert told.out == ""
-    assert "usage: goodput" in told.err
+    output = capsys.readouterr()
+    assert output.out == ""
+    assert "usage: goodput" in output.err
 
 
 def test_foreign_files_in_the_journal_do_no_harm(journal: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -249,7 +247,7 @@ def test_a_terminal_without_the_letters_of_a_name_still_gets_its_report() -> Non
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no disk that is always full")
-def test_a_full_disk_behind_standard_output_is_told_in_a_sentence() -> None:
+def test_a_full_disk_behind_standard_output_is_one_message() -> None:
     record("job")
     full = os.open("/dev/full", os.O_WRONLY)
     result = run("report", "job", stdout=full)
@@ -309,7 +307,7 @@ def test_an_unknown_job_comes_with_hints(capsys: pytest.CaptureFixture[str]) -> 
     )
 
 
-def test_where_nothing_was_searched_says_why(
+def test_a_source_that_was_not_searched_is_named_with_the_reason(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("ML_DIAGNOSTICS_BACKEND", "local")

@@ -42,7 +42,7 @@ def test_continuing_a_job_that_recorded_its_end_is_one_warning() -> None:
     [line] = attempt("run-7", "recorded").splitlines()
     assert line.startswith("continuing job 'run-7', which ended ")
     assert line.endswith(" s ago; use another name for another job")
-    assert attempt("run-8", "recorded") == "", "another job is no continuation"
+    assert attempt("run-8", "recorded") == "", "another job is not a continuation"
 
 
 def test_a_restart_of_a_job_that_did_not_record_its_end_is_silent() -> None:
@@ -106,14 +106,14 @@ def test_a_large_journal_is_not_read(tmp_path: Path) -> None:
     header, _, entries = text.partition(b"\n")
     with segment.open("wb") as file:
         file.write(header)
-        file.seek(100 * 2**20)  # A hole: it takes no room on the disk.
+        file.seek(100 * 2**20)  # A hole: it uses no space on the disk.
         file.write(b"\n" + entries)
     for number in range(2_000):
         (folder / f"host-1-{number}-0.0.jsonl").write_bytes(header)
     assert "continuing job 'run-7'" in attempt("run-7", "recorded")
 
 
-def test_the_report_says_that_a_job_was_continued(tmp_path: Path) -> None:
+def test_the_report_notes_that_a_job_was_continued(tmp_path: Path) -> None:
     history = History().start(0).steps(range(3), at=1, each=1).end(4).start(9).steps(range(3), at=10, each=1).end(13)
     report = calculator_of(MemoryLog(history.payloads), 20, tmp_path).report()
     [note] = report.notes

@@ -23,9 +23,9 @@ from .accounts import (
     SLICE_DOWN,
     STARTUP,
     UNKNOWN,
+    account_of,
     calculator_of,
     flat,
-    told,
 )
 from .histories import BASE, History, MemoryLog
 from .test_elastic import calculator as elastic_calculator
@@ -52,7 +52,7 @@ def test_an_end_closes_the_latest_start_and_one_without_a_start_closes_nothing(
     job = History().start(0)
     for kind, second in (("end", 2), ("start", 4), ("start", 10), ("end", 15), ("end", 17)):
         job.add(**more, **{f"{stem}_{kind}_time": BASE + second})
-    truth = told(job.steps(range(5), at=20).end(70))
+    truth = account_of(job.steps(range(5), at=20).end(70))
     assert truth.seconds == {bucket: 5, UNKNOWN: 15, PRODUCTIVE: 50}
 
 
@@ -60,14 +60,14 @@ def test_custom_events_of_two_types_are_paired_each_with_its_own() -> None:
     job = History().start(0).steps([0, 1], at=0, each=50)
     for kind, event, second in (("start", "eval", 5), ("start", "sdc", 10), ("end", "EVAL", 15), ("end", "sdc", 30)):
         job.add(custom_badput_event_type=event, **{f"custom_badput_event_{kind}_time": BASE + second})
-    truth = told(job.end(100))
+    truth = account_of(job.end(100))
     # The five seconds that both had count once.
     assert {kind: ns / 1e9 for kind, ns in truth.report.custom.items()} == {"EVAL": 10, "SDC": 15}
 
 
 @pytest.mark.parametrize(("first", "last"), [(30, 30), (40, 35)])
 def test_a_custom_event_without_length_is_none(first: float, last: float) -> None:
-    truth = told(History().start(0).steps(range(5), at=0).custom(first, last).end(50))
+    truth = account_of(History().start(0).steps(range(5), at=0).custom(first, last).end(50))
     assert truth.seconds == {PRODUCTIVE: 50}
     assert truth.report.custom == {}
 
@@ -76,7 +76,7 @@ def test_the_first_data_load_is_waited_for_and_the_others_run_beside_the_steps()
     job = History().start(0).load(0, 2).step(0, 2)
     for number in range(1, 4):
         job.load(10 * number, 10 * number + 1).step(number, 10 * number + 2)
-    truth = told(job.end(42))
+    truth = account_of(job.end(42))
     assert truth.seconds == {LOAD: 2, PRODUCTIVE: 40}
     assert truth.report.data_loading_async_ns == 3 * 10**9
 
@@ -99,27 +99,27 @@ def test_what_takes_the_whole_time_has_all_of_it(tmp_path: Path) -> None:
 
 def test_the_last_step_is_done_where_the_job_has_ended_and_runs_where_it_has_not() -> None:
     job = History().start(0).steps(range(5), at=0)
-    assert told(job, now=50).last_step == 3
-    assert told(job.end(50)).last_step == 4
+    assert account_of(job, now=50).last_step == 3
+    assert account_of(job.end(50)).last_step == 4
 
 
 # --- Startup ------------------------------------------------------------------------------------------------
 
 
 def test_a_step_that_is_alone_has_no_startup() -> None:
-    """Nothing says how long a usual step takes."""
-    assert told(History().start(0).step(0, 0).step(1, 100), now=101).seconds == {PRODUCTIVE: 100, IN_FLIGHT: 1}
+    """The length of a usual step is unknown."""
+    assert account_of(History().start(0).step(0, 0).step(1, 100), now=101).seconds == {PRODUCTIVE: 100, IN_FLIGHT: 1}
 
 
 def test_startup_is_what_the_first_step_took_more_than_the_others_in_the_mean() -> None:
     """40 s, against 10, 10, 10 and 50 s."""
     job = History().start(0).step(0, 0).steps([1, 2, 3], at=40).step(4, 70).step(5, 120).end(130)
-    assert told(job).seconds == {STARTUP: 40 - 20, PRODUCTIVE: 110}  # The last step's end was not recorded.
+    assert account_of(job).seconds == {STARTUP: 40 - 20, PRODUCTIVE: 110}  # The last step's end was not recorded.
 
 
 def test_a_first_step_that_no_next_number_follows_has_no_startup() -> None:
-    """Nobody knows when step 0 ended, for step 5 is recorded next."""
-    truth = told(History().start(0).step(0, 0).steps(range(5, 10), at=100).end(150))
+    """The end of step 0 is unknown, since step 5 is recorded next."""
+    truth = account_of(History().start(0).step(0, 0).steps(range(5, 10), at=100).end(150))
     assert truth.seconds == {PRODUCTIVE: 50, UNKNOWN: 100}
 
 
@@ -128,12 +128,12 @@ def test_a_first_step_that_no_next_number_follows_has_no_startup() -> None:
 
 def test_a_step_that_is_saved_to_a_bucket_and_to_a_disk_is_saved_twice() -> None:
     job = History().start(0).steps(range(6), at=0).save(3, 32, 34).save(3, 35, 36, "/local").end(60)
-    assert told(job).seconds[SAVE] == 3
+    assert account_of(job).seconds[SAVE] == 3
 
 
 def test_hosts_that_took_different_times_count_with_their_mean() -> None:
     job = History().start(0).steps(range(6), at=0).save(3, 32, 34).save(3, 32, 36).save(3, 32, 35).end(60)
-    assert told(job).seconds[SAVE] == 3
+    assert account_of(job).seconds[SAVE] == 3
 
 
 def test_an_emergency_restore_is_a_restore() -> None:
@@ -145,7 +145,7 @@ def test_an_emergency_restore_is_a_restore() -> None:
         "broadcast_start_time": BASE + 3,
         "broadcast_duration_secs": 1.0,
     }
-    assert told(job.steps(range(6, 10), at=10).end(50)).seconds == {RESTORE: 4, UNKNOWN: 6, PRODUCTIVE: 40}
+    assert account_of(job.steps(range(6, 10), at=10).end(50)).seconds == {RESTORE: 4, UNKNOWN: 6, PRODUCTIVE: 40}
 
 
 # --- Step times ---------------------------------------------------------------------------------------------
@@ -169,7 +169,7 @@ def test_the_end_of_the_job_in_a_window_ends_its_last_step(tmp_path: Path) -> No
 
 @pytest.mark.parametrize("between", [600.0, None])
 def test_a_save_counts_in_the_window_in_which_it_was_made(between: float | None, tmp_path: Path) -> None:
-    """Whatever key with `time` in its name its entry begins with."""
+    """With any key that has `time` in its name as the first one of the entry."""
     job = History().start(0).steps(range(10), at=0).end(100)
     save = {**History().save(4, 42, 46).payloads[0]}
     del save["time_between_consecutive_saves_sec"]
@@ -193,7 +193,7 @@ def test_any_number_of_rolling_windows_reads_the_log_once(tmp_path: Path) -> Non
 # --- Elastic jobs -------------------------------------------------------------------------------------------
 
 
-def test_every_kind_of_badput_of_an_elastic_job_is_told_by_every_query(tmp_path: Path) -> None:
+def test_every_kind_of_badput_of_an_elastic_job_is_in_every_query(tmp_path: Path) -> None:
     job = History().start(0).wait(5, 15).steps(range(5), at=20).end(70)
     calculator = elastic_calculator(job, 100, tmp_path)
     _, cumulative, _ = calculator.get_job_goodput(True)

@@ -98,7 +98,7 @@ def test_every_label_that_it_names_is_sent_and_has_such_values(dashboard, emitte
         assert set(re.findall(r"\bon \(([^)]*)\)", query)) <= common, title
 
 
-def test_every_query_tells_workloads_apart_and_names_their_resource(dashboard):
+def test_every_query_distinguishes_workloads_and_names_their_resource(dashboard):
     for title, query in queries(dashboard):
         for grouping in re.findall(r"\bby \(([^)]*)\)", query):
             assert "workload_id" in grouping.split(", "), title

@@ -1,4 +1,4 @@
-"""The public library of the same name and ours, side by side: equal wherever the contract does not say it is wrong.
+"""The public library of the same name and ours, side by side: equal except for the errors that the contract lists.
 
 Where it is, its answer is corrected by the documented difference, and ours must equal that (see `reference/cases.py`).
 """

@@ -28,7 +28,7 @@ def moment(second: float) -> datetime.datetime:
 
 
 def files(folder: Path) -> dict[str, bytes]:
-    """What the public library looks at; a lock is none of it."""
+    """The files that the public library reads; a lock is not one of them."""
     return {path.name: path.read_bytes() for path in folder.iterdir() if not path.name.startswith(".")}
 
 
@@ -50,14 +50,14 @@ def test_the_files_are_the_same_to_the_byte(second: float, reference: Reference,
 
 def test_what_the_public_library_wrote_is_gone_on_from(reference: Reference, tmp_path: Path) -> None:
     first, rest = HISTORY.payloads[:8], HISTORY.payloads[8:]
-    place = {"folder": str(tmp_path), "job": "job"}
-    reference.ask("write_cache", **place, entries=first, moment=BASE + 42, identity="7")
+    target = {"folder": str(tmp_path), "job": "job"}
+    reference.ask("write_cache", **target, entries=first, moment=BASE + 42, identity="7")
     cache = GoodputCache("job", str(tmp_path))
     assert cache.get_cached_entries() == first
     assert cache.get_last_entry_info() == (moment(42), "7")
     assert cache.get_job_start_time() == moment(0)
     cache.update_cached_entries(rest, (moment(80), "9"))
-    read = reference.ask("read_cache", **place)
+    read = reference.ask("read_cache", **target)
     assert read["entries"] == HISTORY.payloads
     assert read["steps"] == cache.get_step_entries() == [entry for entry in HISTORY.payloads if "step_count" in entry]
     assert not read["is_empty"]
@@ -65,10 +65,10 @@ def test_what_the_public_library_wrote_is_gone_on_from(reference: Reference, tmp
 
 def test_the_public_library_goes_on_from_what_is_written(reference: Reference, tmp_path: Path) -> None:
     first, rest = HISTORY.payloads[:8], HISTORY.payloads[8:]
-    place = {"folder": str(tmp_path), "job": "job"}
+    target = {"folder": str(tmp_path), "job": "job"}
     GoodputCache("job", str(tmp_path)).update_cached_entries(first, (moment(42), "7"))
-    assert reference.ask("read_cache", **place)["entries"] == first
-    reference.ask("write_cache", **place, entries=rest, moment=BASE + 80, identity="9")
+    assert reference.ask("read_cache", **target)["entries"] == first
+    reference.ask("write_cache", **target, entries=rest, moment=BASE + 80, identity="9")
     cache = GoodputCache("job", str(tmp_path))
     assert cache.get_cached_entries() == HISTORY.payloads
     assert cache.get_last_entry_info() == (moment(80), "9")
@@ -76,16 +76,16 @@ def test_the_public_library_goes_on_from_what_is_written(reference: Reference, t
 
 def test_an_entry_that_is_added_twice_is_kept_once(reference: Reference, tmp_path: Path) -> None:
     """Two processes that start together each add what they read: the reference keeps it twice."""
-    place = {"folder": str(tmp_path / "theirs"), "job": "job"}
+    target = {"folder": str(tmp_path / "theirs"), "job": "job"}
     for _ in range(2):
         GoodputCache("job", str(tmp_path)).update_cached_entries(HISTORY.payloads, (moment(80), "9"))
-        reference.ask("write_cache", **place, entries=HISTORY.payloads, moment=BASE + 80, identity="9")
-    assert len(reference.ask("read_cache", **place)["entries"]) == 2 * len(HISTORY.payloads)
+        reference.ask("write_cache", **target, entries=HISTORY.payloads, moment=BASE + 80, identity="9")
+    assert len(reference.ask("read_cache", **target)["entries"]) == 2 * len(HISTORY.payloads)
     assert GoodputCache("job", str(tmp_path)).get_cached_entries() == HISTORY.payloads
 
 
 def test_what_stands_behind_half_a_line_is_read(reference: Reference, tmp_path: Path) -> None:
-    """A process died while it wrote: the reference leaves out all that came after."""
+    """A process died while it wrote: the reference omits all later entries."""
     cache = GoodputCache("job", str(tmp_path))
     cache.update_cached_entries(HISTORY.payloads, (moment(80), "9"))
     timeline = tmp_path / "job_timeline.jsonl"

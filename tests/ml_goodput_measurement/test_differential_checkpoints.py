@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from ml_goodput_measurement import checkpoint_badput_calculator
 
-from .accounts import flat, told
+from .accounts import account_of, flat
 from .histories import BASE, History, Payload
 from .reference.process import Reference, ReferenceRaisedError
 
@@ -30,10 +30,10 @@ def statistics_of_ours(entries: list[Payload], operation_type: str) -> Statistic
 
 
 def check_statistics(entries: list[Payload], operation_type: str, reference: Reference, why: object = None) -> None:
-    said: Statistics = reference.ask("checkpoints", entries=entries, operation_type=operation_type)
+    reference_answer: Statistics = reference.ask("checkpoints", entries=entries, operation_type=operation_type)
     found = statistics_of_ours(entries, operation_type)
     for operation in ("save", "restore"):
-        assert found[operation] == pytest.approx(said[operation], abs=1e-9), (operation, why)
+        assert found[operation] == pytest.approx(reference_answer[operation], abs=1e-9), (operation, why)
 
 
 def checkpoints(seed: int, hosts: int) -> list[Payload]:
@@ -95,7 +95,7 @@ def test_statistics_of_nothing(operation_type: str, reference: Reference) -> Non
     check_statistics(History().start(0).step(1, 2).payloads, operation_type, reference)
 
 
-def said(history: History, reference: Reference) -> dict[str, Any]:
+def reference_answer(history: History, reference: Reference) -> dict[str, Any]:
     answer: dict[str, Any] = reference.ask("life", payloads=history.payloads, now=BASE + history.last_moment())
     return answer
 
@@ -114,8 +114,8 @@ def test_saves_and_restores_of_one_host(reference: Reference) -> None:
             if step < 19 and rng.random() < 0.3:
                 history.save(step, start + length * 0.75, start + length * 0.875, "/local")
         history.end(10 + length / 4 + 19 * length)
-        answer = said(history, reference)
-        account = told(history)
+        answer = reference_answer(history, reference)
+        account = account_of(history)
         badput = flat(account.details["badput_time"])
         for name in (SAVE, RESTORE, "PROGRAM_STARTUP", "OTHER"):
             assert badput[name] == pytest.approx(answer["badput"][name], abs=1e-6), (seed, name)
@@ -126,16 +126,16 @@ def test_a_restore_in_each_attempt_counts_in_each(reference: Reference) -> None:
     """Twice the same checkpoint is restored, in 4 and in 6 s: the reference takes the mean of the two, 5 s."""
     history = History().start(0).restore(5, 1, 5).steps(range(6, 12), at=10).start(100).restore(5, 101, 107)
     history.steps(range(6, 12), at=110).end(170)
-    assert said(history, reference)["badput"][RESTORE] == 5
-    assert flat(told(history).details["badput_time"])[RESTORE] == 10
+    assert reference_answer(history, reference)["badput"][RESTORE] == 5
+    assert flat(account_of(history).details["badput_time"])[RESTORE] == 10
 
 
 def test_a_save_that_is_made_again_counts_again(reference: Reference) -> None:
-    """The next attempt saves the step again that it began with: the reference takes the mean of 2 and 4 s."""
+    """The next attempt saves its first step again: the reference takes the mean of 2 and 4 s."""
     history = History().start(0).step(0, 0).steps(range(1, 8), at=5).save(3, 26, 28)
     history.start(100).steps(range(6, 12), at=100).save(3, 112, 116).end(160)
-    assert said(history, reference)["badput"][SAVE] == 3
-    assert flat(told(history).details["badput_time"])[SAVE] == 6
+    assert reference_answer(history, reference)["badput"][SAVE] == 3
+    assert flat(account_of(history).details["badput_time"])[SAVE] == 6
 
 
 @pytest.mark.parametrize("wrong", [{"directory": None}, {"checkpoint_manager_blocking_duration_secs": None}])
@@ -143,21 +143,21 @@ def test_a_malformed_save_costs_no_query(wrong: dict[str, None], reference: Refe
     history = History().start(0).step(0, 0).steps(range(1, 8), at=5).save(3, 26, 28).save(5, 46, 50).end(75)
     history.payloads[-2] |= wrong
     with pytest.raises(ReferenceRaisedError, match=r"AttributeError|TypeError"):
-        said(history, reference)
-    expected = 6 if "directory" in wrong else 2  # What has no place still has a length.
-    assert flat(told(history).details["badput_time"])[SAVE] == expected
+        reference_answer(history, reference)
+    expected = 6 if "directory" in wrong else 2  # An operation without a directory still has a length.
+    assert flat(account_of(history).details["badput_time"])[SAVE] == expected
 
 
-def test_a_save_is_no_reason_for_startup(reference: Reference) -> None:
+def test_a_save_does_not_cause_startup(reference: Reference) -> None:
     """All steps take 10 s, but 1 s of step 2 is a save: without it the others took 9.5 s in the mean."""
     history = History().start(0).steps(range(4), at=2).save(2, 24, 25).end(42)
-    assert said(history, reference)["badput"]["PROGRAM_STARTUP"] == 0
-    assert flat(told(history).details["badput_time"])["PROGRAM_STARTUP"] == pytest.approx(0.5)
+    assert reference_answer(history, reference)["badput"]["PROGRAM_STARTUP"] == 0
+    assert flat(account_of(history).details["badput_time"])["PROGRAM_STARTUP"] == pytest.approx(0.5)
 
 
 @pytest.mark.parametrize("missing", [None, "absent"])
 def test_a_save_or_restore_without_its_start_counts_as_long(missing: str | None, reference: Reference) -> None:
-    """The reference needs no start; here it is that of the first part that has one, and the report says so."""
+    """The reference needs no start; here it is that of the first part that has one, and the report has a note."""
     history = History().start(0).restore(3, 1, 3).steps(range(4, 12), at=5).save(6, 26, 28).end(85)
     restored = next(entry for entry in history.payloads if entry.get("event_type") == "restore")
     saved = next(entry for entry in history.payloads if entry.get("event_type") == "save")
@@ -165,7 +165,7 @@ def test_a_save_or_restore_without_its_start_counts_as_long(missing: str | None,
         entry[key] = None
         if missing:
             del entry[key]
-    theirs, ours = said(history, reference)["badput"], told(history)
+    theirs, ours = reference_answer(history, reference)["badput"], account_of(history)
     assert (theirs[SAVE], theirs[RESTORE]) == (2, 2)
     assert [flat(ours.details["badput_time"])[name] for name in (SAVE, RESTORE)] == [2, 2]
     [note] = ours.report.notes
@@ -181,7 +181,7 @@ def test_a_save_or_restore_without_any_time_counts_as_long(missing: str | None, 
             entry[key] = None
             if missing:
                 del entry[key]
-    theirs, ours = said(history, reference)["badput"], told(history)
+    theirs, ours = reference_answer(history, reference)["badput"], account_of(history)
     assert (theirs[SAVE], theirs[RESTORE]) == (2, 2)
     assert [flat(ours.details["badput_time"])[name] for name in (SAVE, RESTORE)] == [2, 2]
     [note] = ours.report.notes

@@ -1,5 +1,5 @@
 """Elastic jobs by ours and the public library: equal where waits lie outside of steps and slices are counted from the
-start; else each difference is there that the contract tells of.
+start; otherwise each difference of the contract occurs.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def ours(history: History, now: float, cache_dir: Path) -> Answer:
 
 
 def generated(seed: int) -> tuple[History, float]:
-    """Waits, and a reinitialisation over the initialisation, before the steps; slices come and go."""
+    """Waits, and a reinitialisation over the initialisation, before the steps; slices are lost and added."""
     rng = random.Random(seed)
 
     def seconds() -> float:
@@ -52,9 +52,9 @@ def generated(seed: int) -> tuple[History, float]:
     if rng.random() < 0.7:
         reinit, init, prep = seconds(), seconds(), seconds()
         history.reinitialize(now, now + reinit)
-        begun = now + rng.choice([0, 0.5]) * reinit
-        history.init(begun, begun + init).prepare(begun + init, begun + init + prep)
-        now = max(now + reinit, begun + init + prep) + 0.25
+        started_at = now + rng.choice([0, 0.5]) * reinit
+        history.init(started_at, started_at + init).prepare(started_at + init, started_at + init + prep)
+        now = max(now + reinit, started_at + init + prep) + 0.25
     step_seconds = seconds()
     for step in range(rng.randint(4, 20)):
         if rng.random() < 0.3:
@@ -67,27 +67,27 @@ def generated(seed: int) -> tuple[History, float]:
 def test_waits_before_the_steps_and_slices_counted_from_the_start(reference: Reference, tmp_path: Path) -> None:
     for seed in range(40):
         history, now = generated(seed)
-        told, said = ours(history, now, tmp_path), theirs(reference, history, now)
-        badput = said.pop("badput")
-        nothing = dict.fromkeys(told["badput"], 0.0)  # What took no time is left out, or not.
-        assert told.pop("badput") == pytest.approx(nothing | badput, abs=1e-6), seed
-        assert told == pytest.approx(said, abs=1e-6), seed
+        result, public = ours(history, now, tmp_path), theirs(reference, history, now)
+        badput = public.pop("badput")
+        nothing = dict.fromkeys(result["badput"], 0.0)  # What took no time is left out, or not.
+        assert result.pop("badput") == pytest.approx(nothing | badput, abs=1e-6), seed
+        assert result == pytest.approx(public, abs=1e-6), seed
 
 
 def test_a_wait_inside_a_step_is_not_productive_too(reference: Reference, tmp_path: Path) -> None:
-    """Four steps of 40 s, and a wait of 20 s in one: the reference tells of 180 s in all."""
+    """Four steps of 40 s, and a wait of 20 s in one: the reference returns 180 s in all."""
     history = History().start(0).steps(range(4), at=0, each=40).wait(50, 70).end(160)
-    said, told = theirs(reference, history, 160), ours(history, 160, tmp_path)
+    public, result = theirs(reference, history, 160), ours(history, 160, tmp_path)
     down = "ELASTIC_SLICE_DOWN"
-    assert (said["productive"], said["badput"][down]) == (160, 20)
-    assert told["badput"][down] == 20
+    assert (public["productive"], public["badput"][down]) == (160, 20)
+    assert result["badput"][down] == 20
     # Where a step waited, the first is longer than the others are in the mean.
-    assert told["productive"] + told["badput"]["PROGRAM_STARTUP"] == 140
+    assert result["productive"] + result["badput"]["PROGRAM_STARTUP"] == 140
 
 
 def test_time_before_the_first_count_of_slices_has_no_part_in_their_means(reference: Reference, tmp_path: Path) -> None:
-    """Half of the slices step from 60 to 100 s, and nobody knows before: the reference takes none for half of them."""
+    """Half of the slices step from 60 to 100 s, and the time before is unknown: which the reference counts as none."""
     history = counts(History().start(0).steps(range(10), at=0), 60, 1, 2, 2).end(100)
-    said, told = theirs(reference, history, 100), ours(history, 100, tmp_path)
-    assert (said["stepping"], said["available"]) == (pytest.approx(0.5 * 0.4), pytest.approx(0.4))
-    assert (told["stepping"], told["available"]) == (0.5, 1.0)
+    public, result = theirs(reference, history, 100), ours(history, 100, tmp_path)
+    assert (public["stepping"], public["available"]) == (pytest.approx(0.5 * 0.4), pytest.approx(0.4))
+    assert (result["stepping"], result["available"]) == (0.5, 1.0)

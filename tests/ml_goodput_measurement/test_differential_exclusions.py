@@ -1,5 +1,5 @@
 """Goodput with exclusions by ours and the public library: equal where what is excluded lies in training, preparation
-and initialisation, and nothing overlaps there; else each difference is there that the contract tells of.
+and initialisation, and nothing overlaps there; otherwise each difference of the contract occurs.
 """
 
 from __future__ import annotations
@@ -70,46 +70,46 @@ def generated(seed: int) -> tuple[History, float, list[tuple[float, float]]]:
 def test_exclusions_in_training_preparation_and_initialisation(reference: Reference, tmp_path: Path) -> None:
     for seed in range(40):
         history, now, spans = generated(seed)
-        told, said = ours(history, now, spans, tmp_path), theirs(reference, history, now, spans)
-        assert told["shares"] == pytest.approx(said["shares"], abs=1e-4), (seed, spans)
-        assert told["percent"] == pytest.approx(said["percent"], abs=1e-4), (seed, spans)
-        assert told["excluded"] == pytest.approx(said["excluded"], abs=1e-4), (seed, spans)
-        assert told["last_step"] == said["last_step"]
+        result, public = ours(history, now, spans, tmp_path), theirs(reference, history, now, spans)
+        assert result["shares"] == pytest.approx(public["shares"], abs=1e-4), (seed, spans)
+        assert result["percent"] == pytest.approx(public["percent"], abs=1e-4), (seed, spans)
+        assert result["excluded"] == pytest.approx(public["excluded"], abs=1e-4), (seed, spans)
+        assert result["last_step"] == public["last_step"]
 
 
 def test_saves_cost_what_they_cost_without_exclusions(reference: Reference, tmp_path: Path) -> None:
     """Nothing is excluded: 92.86 % by the plain query of both; the reference's other one leaves the save out."""
     history = History().start(0).steps(range(4), at=2).save(0, 4, 5).end(42)
     plain = calculator_of(MemoryLog(history.payloads), 50, tmp_path).get_job_goodput(True)
-    said, told = theirs(reference, history, 50, []), ours(history, 50, [], tmp_path)
+    public, result = theirs(reference, history, 50, []), ours(history, 50, [], tmp_path)
     assert reference.ask("life", payloads=history.payloads, now=BASE + 50)["percent"] == pytest.approx(plain.goodput)
-    assert told["percent"] == plain.goodput == pytest.approx(92.86, abs=0.005)
-    assert said["percent"] == pytest.approx(95.24, abs=0.005)
-    assert said["shares"]["UNPRODUCTIVE_CHECKPOINT_SAVE_TIME"] == 0
-    assert told["shares"]["UNPRODUCTIVE_CHECKPOINT_SAVE_TIME"] == pytest.approx(100 / 42)
+    assert result["percent"] == plain.goodput == pytest.approx(92.86, abs=0.005)
+    assert public["percent"] == pytest.approx(95.24, abs=0.005)
+    assert public["shares"]["UNPRODUCTIVE_CHECKPOINT_SAVE_TIME"] == 0
+    assert result["shares"]["UNPRODUCTIVE_CHECKPOINT_SAVE_TIME"] == pytest.approx(100 / 42)
 
 
 def test_custom_events_across_steps_count_with_and_without_exclusions(reference: Reference, tmp_path: Path) -> None:
     """An event of 4 s over the border of two steps: the reference knows it only where it is asked with exclusions."""
     history = History().start(0).steps(range(10), at=0).custom(48, 52).end(100)
-    said = theirs(reference, history, 100, [])
+    public = theirs(reference, history, 100, [])
     plain = reference.ask("life", payloads=history.payloads, now=BASE + 100)
     assert plain["percent"] == 100
-    assert said["shares"]["CUSTOM_BADPUT_EVENTS.EVAL"] == 4
-    told = ours(history, 100, [], tmp_path)
+    assert public["shares"]["CUSTOM_BADPUT_EVENTS.EVAL"] == 4
+    result = ours(history, 100, [], tmp_path)
     plain_of_ours = calculator_of(MemoryLog(history.payloads), 100, tmp_path).get_job_goodput(True)
-    assert (told["percent"], told["shares"]) == (plain_of_ours.goodput, flat(plain_of_ours.badput_breakdown))
-    assert told["shares"] == pytest.approx({**told["shares"], **said["shares"]})
+    assert (result["percent"], result["shares"]) == (plain_of_ours.goodput, flat(plain_of_ours.badput_breakdown))
+    assert result["shares"] == pytest.approx({**result["shares"], **public["shares"]})
 
 
 def test_a_restart_from_zero_wastes_the_same_with_and_without_exclusions(reference: Reference, tmp_path: Path) -> None:
     history = History().start(0).steps(range(10), at=0).start(100).steps(range(10), at=100).end(200)
-    said, told = theirs(reference, history, 200, []), ours(history, 200, [], tmp_path)
+    public, result = theirs(reference, history, 200, []), ours(history, 200, [], tmp_path)
     wasted = "WASTED_PROGRESS_FROM_DISRUPTION"
     plain = reference.ask("life", payloads=history.payloads, now=BASE + 200)
     assert plain["badput"][wasted] == 0
-    assert said["shares"][wasted] == 45  # Without the step in which it crashed.
-    assert told["shares"][wasted] == 50
+    assert public["shares"][wasted] == 45  # Without the step in which it crashed.
+    assert result["shares"][wasted] == 50
     assert flat(calculator_of(MemoryLog(history.payloads), 200, tmp_path).get_job_goodput(True)[1])[wasted] == 50
 
 
@@ -123,45 +123,45 @@ def test_time_of_two_activities_is_excluded_once(reference: Reference, tmp_path:
 def test_time_that_nothing_was_recorded_of_is_excluded_too(reference: Reference, tmp_path: Path) -> None:
     """400 s before the first step are excluded: the reference excludes nothing."""
     history = History().start(0).steps(range(10), at=500).end(600)
-    said, told = theirs(reference, history, 600, [(50, 450)]), ours(history, 600, [(50, 450)], tmp_path)
-    assert (said["excluded"], told["excluded"]) == (0, 400)
-    assert said["percent"] == pytest.approx(100 * 100 / 600)
-    assert told["percent"] == pytest.approx(100 * 100 / 200)
+    public, result = theirs(reference, history, 600, [(50, 450)]), ours(history, 600, [(50, 450)], tmp_path)
+    assert (public["excluded"], result["excluded"]) == (0, 400)
+    assert public["percent"] == pytest.approx(100 * 100 / 600)
+    assert result["percent"] == pytest.approx(100 * 100 / 200)
 
 
-def test_elastic_time_is_told_and_excluded_too(reference: Reference, tmp_path: Path) -> None:
+def test_elastic_time_is_also_reported_and_excluded(reference: Reference, tmp_path: Path) -> None:
     history = History().start(0).wait(10, 40).steps(range(10), at=50).end(150)
-    said, told = theirs(reference, history, 150, [(30, 50)]), ours(history, 150, [(30, 50)], tmp_path)
-    assert said["excluded"] == 0
-    assert "ELASTIC_SLICE_DOWN" not in said["shares"]
-    assert told["excluded"] == 20
-    assert told["shares"]["ELASTIC_SLICE_DOWN"] == pytest.approx(100 * 20 / 130)
+    public, result = theirs(reference, history, 150, [(30, 50)]), ours(history, 150, [(30, 50)], tmp_path)
+    assert public["excluded"] == 0
+    assert "ELASTIC_SLICE_DOWN" not in public["shares"]
+    assert result["excluded"] == 20
+    assert result["shares"]["ELASTIC_SLICE_DOWN"] == pytest.approx(100 * 20 / 130)
 
 
 def test_a_job_that_went_on_after_its_end_has_at_most_100_percent(reference: Reference, tmp_path: Path) -> None:
     history = History().start(0).steps(range(10), at=0).end(100).steps(range(10, 100), at=100)
-    said, told = theirs(reference, history, 1000, []), ours(history, 1000, [], tmp_path)
-    assert said["percent"] > 900
-    assert told["percent"] == pytest.approx(99)  # Of the last step nobody knows yet whether it was kept.
+    public, result = theirs(reference, history, 1000, []), ours(history, 1000, [], tmp_path)
+    assert public["percent"] > 900
+    assert result["percent"] == pytest.approx(99)  # It is not known yet whether the last step was kept.
 
 
 def test_the_startup_is_that_of_the_job_without_exclusions(reference: Reference, tmp_path: Path) -> None:
     """All steps take 10 s. 5 s of step 5 are excluded: the reference takes step 0 for slower than the others."""
     history = History().start(0).steps(range(10), at=0).end(100)
-    said, told = theirs(reference, history, 100, [(52, 57)]), ours(history, 100, [(52, 57)], tmp_path)
-    assert said["shares"]["PROGRAM_STARTUP"] == pytest.approx(100 / 95 * 5 / 8)
-    assert (told["shares"]["PROGRAM_STARTUP"], told["percent"]) == (0, 100)
+    public, result = theirs(reference, history, 100, [(52, 57)]), ours(history, 100, [(52, 57)], tmp_path)
+    assert public["shares"]["PROGRAM_STARTUP"] == pytest.approx(100 / 95 * 5 / 8)
+    assert (result["shares"]["PROGRAM_STARTUP"], result["percent"]) == (0, 100)
 
 
-def test_details_tell_the_excluded_time(reference: Reference, tmp_path: Path) -> None:
+def test_details_have_the_excluded_time(reference: Reference, tmp_path: Path) -> None:
     history = History().start(0).steps(range(10), at=0).end(100)
-    said, told = theirs(reference, history, 100, [(20, 40)]), ours(history, 100, [(20, 40)], tmp_path)
-    assert (said["excluded"], said["excluded_in_details"]) == (20, 0)
-    assert (told["excluded"], told["excluded_in_details"]) == (20, 20)
+    public, result = theirs(reference, history, 100, [(20, 40)]), ours(history, 100, [(20, 40)], tmp_path)
+    assert (public["excluded"], public["excluded_in_details"]) == (20, 0)
+    assert (result["excluded"], result["excluded_in_details"]) == (20, 20)
 
 
 @pytest.mark.parametrize("zone", ["naive", "zoneinfo"])
-def test_every_way_to_name_a_time_zone_is_understood(zone: str, reference: Reference, tmp_path: Path) -> None:
+def test_every_form_of_a_time_zone_is_understood(zone: str, reference: Reference, tmp_path: Path) -> None:
     history = History().start(0).steps(range(10), at=0).end(100)
     assert theirs(reference, history, 100, [(20, 40)], zone)["excluded"] == 0
     assert theirs(reference, history, 100, [(20, 40)], "utc")["excluded"] == 20

@@ -1,5 +1,5 @@
 """Stretches of a job's time by ours and the public library: equal where the window's edges lie on entries of a steady
-job, or are those of its life; else each difference is there that the contract tells of.
+job, or are those of its life; otherwise each difference of the contract occurs.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def check(ours: Answer, theirs: Answer, why: object = None) -> None:
 
 
 def steady(seed: int) -> tuple[History, list[float]]:
-    """A job whose steps are of one length, with saves in some, and custom events in all or none; when steps begin."""
+    """A job with steps of one length, saves in some, and custom events in all or none; and the starts of its steps."""
     rng = random.Random(seed)
     history, length = History().start(0).init(1, 9).prepare(9, 12), rng.randint(4, 40) / 2
     starts = [12 + step * length for step in range(rng.randint(10, 60))]
@@ -74,8 +74,8 @@ def steady(seed: int) -> tuple[History, list[float]]:
 def test_a_window_of_the_whole_life(kind: str, reference: Reference, tmp_path: Path) -> None:
     for seed in range(8):
         case = SAME[kind](seed)
-        told = ours(case.history, case.now, 0, case.now, tmp_path)
-        check(told, theirs(reference, case.history, case.now, -1, case.now), seed)
+        result = ours(case.history, case.now, 0, case.now, tmp_path)
+        check(result, theirs(reference, case.history, case.now, -1, case.now), seed)
 
 
 def test_windows_between_steps_of_a_steady_job(reference: Reference, tmp_path: Path) -> None:
@@ -85,28 +85,28 @@ def test_windows_between_steps_of_a_steady_job(reference: Reference, tmp_path: P
         first, last = sorted(rng.sample(starts[1:], 2))
         if starts.index(last) - starts.index(first) < 3:
             continue
-        told = ours(history, starts[-1] + 30, first, last, tmp_path)
-        check(told, theirs(reference, history, starts[-1] + 30, first - JUST_BEFORE, last), (seed, first, last))
+        result = ours(history, starts[-1] + 30, first, last, tmp_path)
+        check(result, theirs(reference, history, starts[-1] + 30, first - JUST_BEFORE, last), (seed, first, last))
 
 
 STEADY = History().start(0).steps(range(100), at=0).end(1000)
 
 
 def test_the_window_that_was_asked_for_is_the_whole(reference: Reference, tmp_path: Path) -> None:
-    """A window of 200 s between the steps of a job of 10 s steps: the reference tells of 190 s."""
-    told = ours(STEADY, 2000, 203, 403, tmp_path)
-    said = theirs(reference, STEADY, 2000, 203, 403)
-    assert (said["seconds"], said["percent"], said["last_step"]) == (190, 100, 39)
-    assert (told["seconds"], told["percent"], told["last_step"]) == (200, 100, 39)
+    """A window of 200 s between the steps of a job of 10 s steps: the reference returns 190 s."""
+    result = ours(STEADY, 2000, 203, 403, tmp_path)
+    public = theirs(reference, STEADY, 2000, 203, 403)
+    assert (public["seconds"], public["percent"], public["last_step"]) == (190, 100, 39)
+    assert (result["seconds"], result["percent"], result["last_step"]) == (200, 100, 39)
 
 
 def test_an_idle_tail_stays_in_the_window(reference: Reference, tmp_path: Path) -> None:
-    """100 s of steps and 900 s of silence: the reference tells of the first 90 s."""
+    """100 s of steps and 900 s of silence: the reference returns the first 90 s."""
     history = History().start(0).steps(range(10), at=0)
-    told, said = ours(history, 1000, 0, 1000, tmp_path), theirs(reference, history, 1000, -1, 1000)
-    assert (said["seconds"], said["percent"]) == (90, 100)
-    assert (told["seconds"], told["percent"]) == (1000, pytest.approx(9))
-    assert told["shares"]["OTHER"] == pytest.approx(91)
+    result, public = ours(history, 1000, 0, 1000, tmp_path), theirs(reference, history, 1000, -1, 1000)
+    assert (public["seconds"], public["percent"]) == (90, 100)
+    assert (result["seconds"], result["percent"]) == (1000, pytest.approx(9))
+    assert result["shares"]["OTHER"] == pytest.approx(91)
 
 
 @pytest.mark.parametrize(("first", "last", "error"), [(45, 55, "Start time is on or after end"), (42, 48, "No log")])
@@ -115,8 +115,8 @@ def test_a_window_with_one_entry_or_none_is_answered(
 ) -> None:
     with pytest.raises(ReferenceRaisedError, match="ValueError"):
         theirs(reference, STEADY, 2000, first, last)
-    told = ours(STEADY, 2000, first, last, tmp_path)
-    assert (told["seconds"], told["percent"]) == (last - first, 100)
+    result = ours(STEADY, 2000, first, last, tmp_path)
+    assert (result["seconds"], result["percent"]) == (last - first, 100)
 
 
 def test_naive_datetimes_are_local_time(reference: Reference, tmp_path: Path) -> None:
@@ -130,33 +130,33 @@ def test_naive_datetimes_are_local_time(reference: Reference, tmp_path: Path) ->
 def test_an_outage_is_a_disruption_also_where_the_steps_before_it_lie_outside(
     reference: Reference, tmp_path: Path
 ) -> None:
-    """Steps to 100 s, an outage to 500 s, back at an earlier step; the window begins in the outage."""
+    """Steps to 100 s, an outage to 500 s, back at an earlier step; the window starts in the outage."""
     history = History().start(0).steps(range(10), at=0).start(500).steps(range(8, 20), at=500).end(620)
-    told, said = ours(history, 700, 300, 620, tmp_path), theirs(reference, history, 700, 300, 620)
-    assert (said["disruptions"], said["seconds"], said["percent"]) == (0, 120, 100)
-    assert (told["disruptions"], told["seconds"], told["percent"]) == (1, 320, pytest.approx(100 * 120 / 320))
-    assert told["shares"]["INFRASTRUCTURE_RECOVERY_FROM_DISRUPTION"] == pytest.approx(100 * 200 / 320)
+    result, public = ours(history, 700, 300, 620, tmp_path), theirs(reference, history, 700, 300, 620)
+    assert (public["disruptions"], public["seconds"], public["percent"]) == (0, 120, 100)
+    assert (result["disruptions"], result["seconds"], result["percent"]) == (1, 320, pytest.approx(100 * 120 / 320))
+    assert result["shares"]["INFRASTRUCTURE_RECOVERY_FROM_DISRUPTION"] == pytest.approx(100 * 200 / 320)
 
 
 def test_the_first_step_of_a_window_is_not_the_startup_of_the_job(reference: Reference, tmp_path: Path) -> None:
-    """Step 5 is 10 s slower than the others, and a window begins with it."""
+    """Step 5 is 10 s slower than the others, and a window starts with it."""
     history = History().start(0).steps(range(6), at=0).steps(range(6, 12), at=70).end(130)
-    told, said = ours(history, 200, 50, 130, tmp_path), theirs(reference, history, 200, 50 - JUST_BEFORE, 130)
-    assert said["shares"]["PROGRAM_STARTUP"] == pytest.approx(100 * 10 / 80)
-    assert (told["percent"], told["shares"]["PROGRAM_STARTUP"]) == (100, 0)
+    result, public = ours(history, 200, 50, 130, tmp_path), theirs(reference, history, 200, 50 - JUST_BEFORE, 130)
+    assert public["shares"]["PROGRAM_STARTUP"] == pytest.approx(100 * 10 / 80)
+    assert (result["percent"], result["shares"]["PROGRAM_STARTUP"]) == (100, 0)
 
 
 @pytest.mark.parametrize("between", [600.0, None])
-def test_a_save_counts_in_its_window_whatever_orbax_tells_first(
+def test_a_save_counts_in_its_window_with_any_first_key(
     between: float | None, reference: Reference, tmp_path: Path
 ) -> None:
-    """The reference takes the first value whose key has `time` in it for the moment of an entry."""
+    """The reference uses the first value with `time` in its key as the time of an entry."""
     save = History().save(4, 42, 46).payloads[0]
     del save["time_between_consecutive_saves_sec"]
     history = History().start(0).steps(range(10), at=0).end(100)
     history.payloads.insert(6, {"time_between_consecutive_saves_sec": between, **save})
-    told = ours(history, 200, 0, 100, tmp_path)
-    assert told["shares"]["UNPRODUCTIVE_CHECKPOINT_SAVE_TIME"] == pytest.approx(4)
+    result = ours(history, 200, 0, 100, tmp_path)
+    assert result["shares"]["UNPRODUCTIVE_CHECKPOINT_SAVE_TIME"] == pytest.approx(4)
     plain = {"payloads": history.payloads, "now": BASE + 200, "first": BASE + 10, "last": BASE + 100}
     if between is None:
         with pytest.raises(ReferenceRaisedError, match="TypeError"):

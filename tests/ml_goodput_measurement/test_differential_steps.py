@@ -1,4 +1,4 @@
-"""Step times and moments of entries, by ours and the public library: equal, but where the contract says otherwise."""
+"""Step times and moments of entries, by ours and the public library: equal except where the contract differs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .reference.process import Reference, ReferenceRaisedError
 UTC = datetime.timezone.utc
 FUNCTIONS = ("compute_ideal_step_time", "get_anomalous_and_normal_step_times", "get_extra_time_from_anomalous_steps")
 KINDS = [*(set(SAME) - {"short_steps"}), "rollback", "restart_from_zero", "crash_loop", "saves_in_lost_work"]
-"""Kinds of life whose step times the reference has right."""
+"""Kinds of life with step times that are right in the reference."""
 
 
 def step_times(seed: int) -> list[float]:
@@ -93,7 +93,7 @@ def test_deviations_of_a_job(kind: str, reference: Reference, tmp_path: Path) ->
         theirs = dict(reference.ask("step_deviation", **life, ideal=7.25))
         ours = calculator.get_step_deviation(7.25)
         lost = theirs.keys() - ours.keys()
-        assert all(step > max(ours) for step in lost), seed  # The last attempt did not come so far again.
+        assert all(step > max(ours) for step in lost), seed  # The last attempt did not reach that step again.
         assert ours == pytest.approx({step: theirs[step] for step in theirs if step not in lost}, abs=1e-6), seed
         if not lost:
             assert calculator.get_step_deviation() == pytest.approx(
@@ -101,7 +101,7 @@ def test_deviations_of_a_job(kind: str, reference: Reference, tmp_path: Path) ->
             )
 
 
-def test_an_outage_is_no_step_time(reference: Reference, tmp_path: Path) -> None:
+def test_an_outage_is_not_a_step_time(reference: Reference, tmp_path: Path) -> None:
     """Steps 0 to 4, an outage of 1000 s, steps 5 to 9: the reference takes it for the time of step 4."""
     history = History().start(0).steps(range(5), at=0).start(1000).steps(range(5, 10), at=1000).end(1050)
     theirs = dict(reference.ask("step_deviation", payloads=history.payloads, now=BASE + 1050, ideal=10.0))
@@ -143,8 +143,8 @@ def test_the_moment_of_an_entry(entry: dict[str, Any], reference: Reference) -> 
     assert (None if moment is None else moment.timestamp()) == reference.ask("entry_moment", entry=entry)
 
 
-def test_a_length_of_time_is_no_moment(reference: Reference) -> None:
-    """Orbax tells how long ago it saved before: the reference takes seconds since 1970, where that key comes first."""
+def test_a_duration_is_not_a_timestamp(reference: Reference) -> None:
+    """Orbax logs the time since its last save: the reference takes it for a timestamp if that key is the first."""
     entry = {"time_between_consecutive_saves_sec": 600.0, **History().save(1, 18, 19).payloads[0]}
     entry["time_between_consecutive_saves_sec"] = 600.0
     assert reference.ask("entry_moment", entry=entry) == 600

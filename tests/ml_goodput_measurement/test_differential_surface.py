@@ -36,7 +36,7 @@ def test_every_public_name_is_there_and_takes_what_it_took(reference: Reference)
 
 
 def assert_takes(path: str, ours: list[Any], theirs: list[Any]) -> None:
-    """The same arguments, at the same places; more only if they may be left out."""
+    """The same arguments, at the same positions; additional ones are optional."""
     for (name, kind, default), (their_name, their_kind, their_default) in zip(ours, theirs, strict=False):
         assert (name, kind) == (their_name, their_kind), path
         if their_default is not None and name not in OTHER_DEFAULTS:

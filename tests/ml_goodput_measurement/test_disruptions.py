@@ -1,4 +1,4 @@
-"""What a disruption cost: its parts are time of the buckets, and the step in flight is what the records say."""
+"""What a disruption cost: its parts are time of the buckets, and the step in flight follows from the records."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ PARTS = {
 }
 
 
-def told(disruption: Disruption) -> dict[str, Any]:
+def cost_of(disruption: Disruption) -> dict[str, Any]:
     """The step in flight, the steps lost and, in seconds, the parts that there are."""
     parts = {name.removesuffix("_ns"): getattr(disruption, name) / SECOND_NS for name in PARTS}
     more = {name: seconds for name, seconds in parts.items() if seconds}
@@ -100,34 +100,34 @@ WORKED = {
 
 
 @pytest.mark.parametrize("scenario", WORKED)
-def test_the_worked_truths_are_told_in_parts(scenario: str) -> None:
+def test_the_worked_truths_are_reported_in_parts(scenario: str) -> None:
     history, expected = WORKED[scenario]
-    assert [told(disruption) for disruption in report_of(history).disruptions] == expected
+    assert [cost_of(disruption) for disruption in report_of(history).disruptions] == expected
 
 
-def test_every_part_of_a_return_is_told() -> None:
+def test_every_part_of_a_restart_is_reported() -> None:
     history = History().start(0).steps(range(4), at=0).start(100).init(100, 103).prepare(103, 108).restore(2, 108, 110)
     history.load(110, 111).step(2, 112).steps(range(3, 6), at=142).end(172)  # the first step takes 30 s, 20 too many
     [disruption] = report_of(history).disruptions
     parts = {"infrastructure": 60, "init": 8, "restore": 2, "data_loading": 1, "startup": 20, "recompute": 20}
-    assert told(disruption) == {"in flight": 3, "lost": 2, **parts}
+    assert cost_of(disruption) == {"in flight": 3, "lost": 2, **parts}
     assert disruption.cost_ns == sum(parts.values()) * SECOND_NS
 
 
-def test_a_step_whose_end_was_recorded_is_not_in_flight() -> None:
+def test_a_step_with_a_recorded_end_is_not_in_flight() -> None:
     job = History().start(0).steps(range(4), at=0).step_end(3, 39).start(100).steps(range(4, 6), at=100).end(120)
-    assert [told(disruption)["in flight"] for disruption in report_of(job).disruptions] == [None]
+    assert [cost_of(disruption)["in flight"] for disruption in report_of(job).disruptions] == [None]
 
 
 def test_the_end_of_another_step_is_not_the_end_of_the_last() -> None:
     job = History().start(0).steps(range(4), at=0).step_end(2, 29).start(100).steps(range(4, 6), at=100).end(120)
-    assert [told(disruption)["in flight"] for disruption in report_of(job).disruptions] == [3]
+    assert [cost_of(disruption)["in flight"] for disruption in report_of(job).disruptions] == [3]
 
 
 def test_a_job_that_has_made_no_step_since_has_lost_none_yet() -> None:
     job = History().start(0).steps(range(4), at=0).start(100).init(100, 130)
     [disruption] = report_of(job, now=150).disruptions
-    assert told(disruption) == {"in flight": 3, "lost": 0, "infrastructure": 60, "init": 30}
+    assert cost_of(disruption) == {"in flight": 3, "lost": 0, "infrastructure": 60, "init": 30}
 
 
 @pytest.mark.parametrize(
@@ -145,7 +145,7 @@ def test_a_job_that_has_made_no_step_since_has_lost_none_yet() -> None:
 def test_excluded_time_costs_no_disruption_anything(excluded: tuple[int, int], part: str, seconds: int) -> None:
     """Killed in step 9 after 103 s, steps 6 to 9 lost from 73 to 113; back after 130 s."""
     [disruption] = report_of(killed_and_resumed(), excluded=[excluded]).disruptions
-    assert told(disruption).get(part, 0) == seconds
+    assert cost_of(disruption).get(part, 0) == seconds
 
 
 @st.composite
@@ -160,7 +160,7 @@ def exclusions(draw: st.DrawFn) -> list[tuple[int, int]]:
 def test_over_all_disruptions_each_part_sums_to_its_buckets(
     life: tuple[list[Payload], float], excluded: list[tuple[int, int]]
 ) -> None:
-    """To what they have after the first attempt that made steps; before it nothing was disrupted."""
+    """Parts sum to the buckets after the first attempt that made steps; before it nothing was disrupted."""
     payloads, now = life
     ledger = ledger_of(payloads)
     attempts = ledger.attempts(moment_ns(now), excluded)
@@ -169,9 +169,9 @@ def test_over_all_disruptions_each_part_sums_to_its_buckets(
     first = next(index for index, attempt in enumerate(attempts) if attempt.first_step is not None)
     for part, buckets in PARTS.items():
         paid = [getattr(disruption, part) for disruption in disruptions]
-        # Recovery and lost steps lie with the attempt that was cut short, the rest with the one that came back.
-        begin = first if part in ("infrastructure_ns", "recompute_ns") else first + 1
-        spent = sum(attempt.buckets.get(bucket, 0) for attempt in attempts[begin:] for bucket in buckets)
+        # Recovery and lost steps belong to the attempt that was cut short, the rest to the resumed one.
+        first_attempt = first if part in ("infrastructure_ns", "recompute_ns") else first + 1
+        spent = sum(attempt.buckets.get(bucket, 0) for attempt in attempts[first_attempt:] for bucket in buckets)
         assert min(paid) >= 0
         assert sum(paid) == spent
     for disruption in disruptions:
@@ -198,7 +198,7 @@ def test_the_buckets_of_an_attempt_sum_to_its_span(
 
 @thorough
 @given(lives())
-def test_the_step_in_flight_is_the_last_whose_end_nobody_recorded(life: tuple[list[Payload], float]) -> None:
+def test_the_step_in_flight_is_the_last_one_without_a_recorded_end(life: tuple[list[Payload], float]) -> None:
     payloads, now = life
     ledger = ledger_of(payloads)
     in_flight = [one.step_in_flight for one in ledger.disruptions(ledger.attempts(moment_ns(now)))]

@@ -1,4 +1,4 @@
-"""Elastic jobs: waiting for slices and initialising anew have their own buckets, in the same partition."""
+"""Elastic jobs: waiting for slices and reinitialisation have their own buckets, in the same partition."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from ml_goodput_measurement import goodput, goodput_elastic
 from ml_goodput_measurement.goodput import BadputType
 
-from .accounts import REINIT, SCALE_UP, SLICE_DOWN, flat, moment_ns, told
+from .accounts import REINIT, SCALE_UP, SLICE_DOWN, account_of, flat, moment_ns
 from .histories import BASE, History, MemoryLog
 from .test_intervals import at
 
@@ -34,7 +34,7 @@ def calculator(history: History, now: float, tmp_path: Path) -> goodput_elastic.
     )
 
 
-def test_what_is_recorded_is_read_to_the_same_figures(tmp_path: Path) -> None:
+def test_recorded_events_give_the_same_numbers(tmp_path: Path) -> None:
     log = MemoryLog()
     recorder = goodput_elastic.ElasticGoodputRecorder("job", "log", True, log)
     recorder.record_job_start_time(at(0))
@@ -84,14 +84,14 @@ def test_the_keys_on_the_wire_are_the_public_ones() -> None:
 
 def test_a_wait_inside_a_step_is_badput_and_not_productive_too() -> None:
     history = History().start(0).steps(range(4), at=0, each=40).wait(50, 70).end(160)
-    account = told(history)
+    account = account_of(history)
     assert account.seconds[SLICE_DOWN] == 20
     assert sum(account.seconds.values()) == 160
 
 
 def test_initialisation_within_a_reinitialisation_counts_once() -> None:
     history = History().start(0).reinitialize(0, 30).init(5, 15).prepare(15, 40).steps(range(3), at=40).end(70)
-    account = told(history)
+    account = account_of(history)
     assert account.seconds[REINIT] == 30
     assert "TPU_INITIALIZATION" not in {bucket.value for bucket in account.seconds}
     assert sum(account.seconds.values()) == 70
@@ -102,7 +102,7 @@ def test_waits_are_paired_by_their_type() -> None:
     history.add(elastic_wait_event_type="slice_down", elastic_wait_start_time=BASE + 20)
     history.add(elastic_wait_event_type="scale_up", elastic_wait_end_time=BASE + 30)
     history.add(elastic_wait_event_type="slice_down", elastic_wait_end_time=BASE + 50).end(100)
-    account = told(history)
+    account = account_of(history)
     assert account.seconds[SLICE_DOWN] == 30
     assert account.seconds[SCALE_UP] == 10
 
@@ -149,7 +149,7 @@ def test_only_the_jobs_life_and_what_is_not_excluded_of_it_counts(tmp_path: Path
 
 
 @pytest.mark.parametrize("order", [[0, 1, 2], [2, 1, 0], [1, 2, 0], [0, 0, 1, 1, 2, 2]])
-def test_reports_may_come_late_and_twice(order: list[int], tmp_path: Path) -> None:
+def test_reports_may_be_late_and_duplicated(order: list[int], tmp_path: Path) -> None:
     log = MemoryLog(History().start(0).end(90).payloads)
     subject = goodput_elastic.ElasticGoodputCalculator("job", "log", log, cache_dir=str(tmp_path))
     reports = [counts(History(), second, active, 4, 4).payloads for second, active in ((0, 4), (30, 2), (60, 1))]
@@ -181,7 +181,7 @@ def test_an_elastic_recorder_that_is_not_enabled_records_nothing() -> None:
     assert log.payloads == []
 
 
-def test_elastic_time_of_any_job_is_told_by_the_plain_calculator_too(tmp_path: Path) -> None:
+def test_the_plain_calculator_also_reports_elastic_time(tmp_path: Path) -> None:
     log = MemoryLog(History().start(0).steps(range(4), at=0, each=40).wait(50, 70).end(160).payloads)
     subject = goodput.GoodputCalculator("job", "log", log, cache_dir=str(tmp_path))
     percent, breakdown, _ = subject.get_job_goodput(True)

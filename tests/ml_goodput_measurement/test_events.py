@@ -94,7 +94,7 @@ def test_every_key_of_the_log_is_read_to_its_event(payload: dict[str, Any], even
 
 
 @pytest.mark.parametrize("number", [7, 7.0, "7"])
-def test_a_step_is_read_whether_its_number_comes_as_an_integer_or_through_protobuf(number: Any) -> None:
+def test_the_number_of_a_step_may_be_an_integer_or_a_protobuf_float(number: Any) -> None:
     batch, skipped = read(ours(step_count=number, step_start_time=AT))
     assert batch == EventBatch(step_times=[AT_NS], step_numbers=[7])
     assert type(batch.step_numbers[0]) is int
@@ -159,7 +159,7 @@ def test_a_save_without_its_start_starts_with_its_first_part(part: str) -> None:
     assert skipped == {"malformed entry": 1}  # The other one has no time at all.
 
 
-def test_an_event_type_that_nobody_knows_is_passed_over() -> None:
+def test_an_unknown_event_type_is_skipped() -> None:
     assert read(ours(event_type="delete", step=3), ours(event_type=None)) == (EventBatch(), Counter())
 
 
@@ -186,13 +186,13 @@ def test_an_entry_with_nothing_that_is_known_is_passed_over() -> None:
 
 
 @pytest.mark.parametrize("payload", [None, 5, "job_name", ["job_name"], b"job_name", 2.5, object()])
-def test_what_is_no_payload_at_all_is_passed_over(payload: Any) -> None:
+def test_a_value_that_is_not_a_payload_is_skipped(payload: Any) -> None:
     assert read(payload, ours(job_start_time=AT))[0] == EventBatch(others=[JobStart(AT_NS)])
 
 
 @given(st.integers(0, 3_999_999_999_999_999))
 def test_times_are_rounded_to_the_microsecond_that_was_recorded(microseconds: int) -> None:
-    """A float of seconds carries a quarter of a microsecond; what was recorded comes back exactly."""
+    """A float of seconds carries a quarter of a microsecond; the recorded time is restored exactly."""
     seconds = microseconds / 1e6
     batch, _ = read(
         ours(step_count=0, step_start_time=seconds),
@@ -260,7 +260,7 @@ def test_losses_that_cannot_be_read_are_counted(lost: Any) -> None:
     assert read(ours(lost_entries=lost)) == (EventBatch(), Counter({"malformed entry": 1}))
 
 
-def test_a_value_that_is_nested_without_end_is_no_error() -> None:
+def test_an_endlessly_nested_value_is_not_an_error() -> None:
     deep: list[Any] = []
     for _ in range(100_000):
         deep = [deep]

@@ -1,4 +1,4 @@
-"""A file of exclusions is read as its keys say, and a wrong one is told in one sentence that names the place."""
+"""A file of exclusions is read by its keys; a wrong one is one message that names the position."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_a_list_without_intervals_excludes_nothing(file: Path) -> None:
         ("2026-11-21", utc(0)),
     ],
 )
-def test_a_time_is_utc_unless_it_says_otherwise(
+def test_a_time_without_an_offset_is_utc(
     file: Path, text: str, moment: datetime.datetime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file.write_text(json.dumps([interval(start=text)]))
@@ -71,7 +71,7 @@ def test_other_keys_and_a_byte_order_mark_do_no_harm(file: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("content", "told"),
+    ("content", "message"),
     [
         ("", "holidays.json, line 1, column 1: no JSON"),
         ('[{"start_time_utc":\n  oops}]', "holidays.json, line 2, column 3: no JSON"),
@@ -95,17 +95,17 @@ def test_other_keys_and_a_byte_order_mark_do_no_harm(file: Path) -> None:
     ],
     ids=lambda text: text[:40],
 )
-def test_a_wrong_file_is_told_with_the_place(file: Path, content: str, told: str) -> None:
+def test_a_wrong_file_is_reported_with_the_position(file: Path, content: str, message: str) -> None:
     file.write_text(content)
     with pytest.raises(ConfigurationError) as error:
         read_exclusions(file)
-    assert told in str(error.value)
+    assert message in str(error.value)
     assert str(file) in str(error.value)
     assert len(str(error.value)) < 500
     assert "\n" not in str(error.value)
 
 
-def test_a_file_that_is_no_text_is_told(file: Path) -> None:
+def test_a_file_that_is_not_text_is_reported(file: Path) -> None:
     file.write_bytes(b"\xff\xfe[]")
     with pytest.raises(ConfigurationError, match=r"holidays\.json: no JSON"):
         read_exclusions(file)

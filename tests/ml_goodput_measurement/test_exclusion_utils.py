@@ -88,7 +88,7 @@ def test_every_zone_is_understood_and_no_zone_is_local_time(caplog: pytest.LogCa
         (at(6), at(5)),
     ],
 )
-def test_what_is_no_interval_is_named_once_and_passed_over(wrong: Any, caplog: pytest.LogCaptureFixture) -> None:
+def test_an_invalid_interval_is_named_once_and_skipped(wrong: Any, caplog: pytest.LogCaptureFixture) -> None:
     for _ in range(3):
         assert normalize_intervals([wrong, *pairs((0, 10))]) == in_seconds((0, 10))
     assert [record.levelname for record in caplog.records] == ["WARNING"]

@@ -38,7 +38,7 @@ def test_no_exclusions_change_nothing(tmp_path: Path) -> None:
     assert excluded == 0
 
 
-def test_saves_and_restores_are_told_with_exclusions_too(tmp_path: Path) -> None:
+def test_saves_and_restores_are_also_reported_with_exclusions(tmp_path: Path) -> None:
     history = History().start(0).step(0, 0).steps(range(1, 11), at=5).save(4, 37, 39).end(105)
     percent, breakdown, _, excluded = subject(history, tmp_path).get_job_goodput_with_exclusions(
         [(at(45), at(55))], True
@@ -53,7 +53,7 @@ def test_time_that_lies_in_two_activities_is_excluded_once(tmp_path: Path) -> No
     assert subject(history, tmp_path).get_job_goodput_with_exclusions([(at(40), at(46))])[3] == 6
 
 
-def test_time_that_nobody_recorded_is_excluded_as_well(tmp_path: Path) -> None:
+def test_time_without_records_is_also_excluded(tmp_path: Path) -> None:
     history = History().start(0).steps(range(10), at=500).end(600)
     percent, _, _, excluded = subject(history, tmp_path).get_job_goodput_with_exclusions([(at(0), at(500))])
     assert (percent, excluded) == (100.0, 500.0)
@@ -80,7 +80,7 @@ def test_any_time_zone_will_do_and_naive_times_are_local(tmp_path: Path) -> None
     assert calculator.get_job_goodput_with_exclusions([naive], True) == expected
 
 
-def test_what_is_no_interval_is_passed_over_and_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_an_invalid_interval_is_skipped_with_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     wrong = [(at(50), at(20)), (at(60), at(60)), "junk", (1, None), None]
     percent, _, _, excluded = subject(OUTAGE, tmp_path).get_job_goodput_with_exclusions(
         [*wrong, (at(100), at(1000))]  # type: ignore[list-item]
@@ -105,7 +105,7 @@ def test_a_job_that_resumed_after_its_end_stays_below_100_percent(tmp_path: Path
     assert (percent, excluded) == (pytest.approx(100 * 200 / 290), 10.0)
 
 
-def test_details_then_tell_what_was_excluded(tmp_path: Path) -> None:
+def test_details_then_have_the_excluded_time(tmp_path: Path) -> None:
     calculator = subject(OUTAGE, tmp_path)
     calculator.get_job_goodput_with_exclusions([(at(100), at(1000))])
     details = calculator.get_job_goodput_details()

@@ -1,4 +1,4 @@
-"""Goodput reaches Cloud Monitoring by the real client, at its pace, to the last word, with any clock."""
+"""Goodput reaches Cloud Monitoring by the real client, at its pace, up to the last point, with any clock."""
 
 import dataclasses
 
@@ -93,7 +93,7 @@ def test_a_thousand_types_of_events_are_a_hundred_and_one_series(server, make, c
     assert "more than 100 types" in record.getMessage()
 
 
-def test_a_type_of_events_keeps_its_series_when_heavier_ones_come(server, make, clock):
+def test_a_type_of_events_keeps_its_series_when_heavier_ones_are_added(server, make, clock):
     exporter = make()
     exporter(snapshot(cumulative=with_events(MOST_EVENT_TYPES)))
     clock.elapsed += 30
@@ -117,7 +117,7 @@ def test_at_most_200_series_go_in_a_request(server, make):
         (False, False, set()),
     ],
 )
-def test_the_options_say_what_is_sent(server, make, goodput, steps, expected):
+def test_the_options_select_what_is_sent(server, make, goodput, steps, expected):
     options = dataclasses.replace(OPTIONS, enable_gcp_goodput_metrics=goodput, enable_gcp_step_deviation_metrics=steps)
     make(options)(snapshot())
     found = {series["metric"]["type"].rpartition("/")[2] for series in server.series()}
@@ -140,11 +140,11 @@ def google_machine(metadata_server, monkeypatch):
     monkeypatch.delenv("NO_GCE_CHECK")
     for name, value in metadata_server.environment().items():
         monkeypatch.setenv(name, value)
-    assert instance_metadata().cluster_name == "gke-1"  # The one look for a server is over.
+    assert instance_metadata().cluster_name == "gke-1"  # The server is probed only once.
     return metadata_server
 
 
-def test_a_google_machine_whose_metadata_server_is_in_trouble_waits_for_its_labels(
+def test_a_google_machine_without_an_answer_of_its_metadata_server_waits_for_its_labels(
     server, make, clock, caplog, google_machine
 ):
     google_machine.faults.always(Status(503), on="metadata")
@@ -191,7 +191,7 @@ def test_different_parts_do_not_wait_for_each_other(server, make, clock):
     assert ends(server, "step_time_deviation") == [1]
 
 
-def test_a_flush_brings_out_the_last_word(server, make, clock):
+def test_a_flush_sends_the_last_point(server, make, clock):
     exporter = make()
     exporter(only_goodput(1.0))
     clock.elapsed += 2
@@ -232,7 +232,7 @@ def test_a_flush_tries_once_more_what_failed(server, make, clock):
 
 
 def after_failures(server, make, clock, *faults):
-    """An exporter that waits after failures, and what it was told last."""
+    """An exporter that waits after failures, and its last snapshot."""
     exporter = make()
     for fault in faults:
         clock.elapsed += 1000

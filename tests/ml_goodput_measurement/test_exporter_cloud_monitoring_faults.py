@@ -1,4 +1,4 @@
-"""Whatever Cloud Monitoring answers, and where there is none: what can be sent is sent, gently, and said once."""
+"""With any answer of Cloud Monitoring, or none: valid points are sent at a low rate, and failures are logged once."""
 
 import dataclasses
 import logging
@@ -77,7 +77,7 @@ def test_what_went_well_ends_the_long_waits(server, make, clock):
 
 
 @pytest.mark.parametrize(("status", "code"), [(401, "UNAUTHENTICATED"), (403, "PERMISSION_DENIED"), (404, "NOT_FOUND")])
-def test_who_may_not_write_is_told_the_role_once_and_asked_again_every_ten_minutes(
+def test_a_missing_role_is_logged_once_and_writing_is_retried_every_ten_minutes(
     server, make, clock, caplog, status, code
 ):
     server.faults.always(Status(status), on="write")
@@ -88,8 +88,8 @@ def test_who_may_not_write_is_told_the_role_once_and_asked_again_every_ten_minut
     assert 24 <= len(server.requests) <= 60
     (record,) = caplog.records
     assert record.levelno == logging.WARNING
-    for said in (code, "anonymous", "roles/monitoring.metricWriter", "test-project", "run-1"):
-        assert said in record.getMessage()
+    for part in (code, "anonymous", "roles/monitoring.metricWriter", "test-project", "run-1"):
+        assert part in record.getMessage()
     server.faults.clear()
     clock.elapsed += 660
     exporter(only_goodput())
@@ -219,7 +219,7 @@ def test_a_restarted_exporter_goes_on_where_the_last_one_stopped(server, make, c
     assert "this job was restarted just now" in caplog.text
 
 
-def test_a_server_whose_clock_is_wrong_is_survived(server, make, clock):
+def test_a_server_with_a_wrong_clock_is_not_a_failure(server, make, clock):
     server.faults.always(Skew(-HOUR), on="write")
     exporter = make()
     exporter(only_goodput())
@@ -232,7 +232,7 @@ def test_a_server_whose_clock_is_wrong_is_survived(server, make, clock):
 # --- Without a cloud ------------------------------------------------------------------------------------
 
 
-def test_the_local_backend_never_looks_for_a_cloud(server, make, clock, caplog):
+def test_the_local_backend_never_searches_for_a_cloud(server, make, clock, caplog):
     exporter = make(environ={**server.environment(), "ML_DIAGNOSTICS_BACKEND": "local"})
     for _ in range(20):
         exporter(snapshot())
@@ -251,22 +251,22 @@ def test_a_backend_that_there_is_not_is_an_error_at_construction(make):
     ("interval", "expected"),
     [
         (10, [*range(0, 600, 60), *range(600, 2 * HOUR, 600)]),
-        (900, list(range(0, 2 * HOUR, 900))),  # Seldom uploads look as often as they can.
+        (900, list(range(0, 2 * HOUR, 900))),  # Rare uploads probe each time.
     ],
 )
-def test_a_cloud_is_looked_for_ever_more_seldom_and_its_lack_told_once(
+def test_the_search_for_a_cloud_backs_off_and_its_absence_is_logged_once(
     make, clock, caplog, monkeypatch, tmp_path, interval, expected
 ):
     from ml_goodput_measurement._export import cloud_monitoring
 
-    looks = []
+    probes = []
     find = cloud_monitoring.find_cloud
-    monkeypatch.setattr(cloud_monitoring, "find_cloud", lambda *a, **k: looks.append(clock.elapsed) or find(*a, **k))
+    monkeypatch.setattr(cloud_monitoring, "find_cloud", lambda *a, **k: probes.append(clock.elapsed) or find(*a, **k))
     exporter = make(GCPOptions(), environ={"HOME": str(tmp_path), "NO_GCE_CHECK": "true"})
     for _ in range(2 * HOUR // interval):
         exporter(snapshot())
         clock.elapsed += interval
-    assert looks == expected
+    assert probes == expected
     (record,) = caplog.records
     assert record.levelno == logging.WARNING
     assert "gcloud auth application-default login" in record.getMessage()

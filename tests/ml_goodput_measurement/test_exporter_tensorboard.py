@@ -71,7 +71,7 @@ def test_without_the_breakdown_there_is_goodput_only(tmp_path):
     assert points(tmp_path / "goodput") == [Point("goodput/goodput", 7, 80.0)]
 
 
-def test_each_step_has_its_deviation_at_the_time_it_began(tmp_path):
+def test_each_step_has_its_deviation_at_its_start_time(tmp_path):
     exporter_to(tmp_path)(deviating(steps_of(range(100))))
     assert points(tmp_path / "goodput") == deviation_points(range(100))
     times = [event.wall_time for event in accumulated(tmp_path / "goodput").Scalars("step_deviation")]
@@ -97,7 +97,7 @@ def test_a_directory_may_have_any_name(tmp_path):
     assert Point("goodput/goodput", 3, 80.0) in points(folder / "goodput")
 
 
-def test_what_is_no_number_is_left_out(tmp_path):
+def test_values_that_are_not_numbers_are_omitted(tmp_path):
     badput = {BadputType.TRAINING_PREP: math.nan, BadputType.OTHER: math.inf, BadputType.DATA_LOADING_SYNC: 1e300}
     exporter = exporter_to(tmp_path)
     exporter(whole_life(3, goodput=math.nan, badput=badput))
@@ -237,7 +237,7 @@ def test_of_two_monitors_one_stands_by_and_takes_over(tmp_path, caplog):
 
 
 @pytest.mark.parametrize("frees_lock_before", ["first stop", "second stop", "flush"])
-def test_last_points_are_written_by_a_process_whose_predecessor_ends_late(tmp_path, frees_lock_before):
+def test_last_points_are_written_even_if_the_previous_process_ends_late(tmp_path, frees_lock_before):
     """The uploads of a monitor are stopped one after the other, each with a snapshot that makes the last one stale."""
     first, second = exporter_to(tmp_path), exporter_to(tmp_path)
     first(deviating(steps_of(range(5)), with_cumulative=cumulative(4)))

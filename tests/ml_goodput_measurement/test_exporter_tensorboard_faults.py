@@ -116,22 +116,22 @@ def test_a_full_disk_of_the_state_writes_nothing_twice(exporter, folder, monkeyp
     assert points(folder) == deviation_points(range(20))
 
 
-@pytest.mark.parametrize("where", ["a file is in the way", "not yet there"])
+@pytest.mark.parametrize("where", ["a file blocks the path", "not yet there"])
 def test_a_directory_that_cannot_be_written_is_tried_again(tmp_path, folder, where):
-    place = tmp_path / "mnt"
-    exporter = new_exporter(place / "x")
+    target = tmp_path / "mnt"
+    exporter = new_exporter(target / "x")
     if where == "not yet there":
-        place.symlink_to(tmp_path / "gone" / "deeper")
-        exporter = new_exporter(place)
+        target.symlink_to(tmp_path / "gone" / "deeper")
+        exporter = new_exporter(target)
         (tmp_path / "gone").touch()
     else:
-        place.touch()
+        target.touch()
     for _ in range(2):
         with pytest.raises(OSError, match=r"Not a directory|File exists"):
             exporter(whole_life(1))
-    (place if where == "a file is in the way" else tmp_path / "gone").unlink()
+    (target if where == "a file blocks the path" else tmp_path / "gone").unlink()
     exporter(whole_life(2))
-    root = place / "x" if where == "a file is in the way" else tmp_path / "gone" / "deeper"
+    root = target / "x" if where == "a file blocks the path" else tmp_path / "gone" / "deeper"
     assert points(root / "goodput") == [Point("goodput/goodput", 2, 80.0)]
 
 
@@ -272,7 +272,7 @@ def test_a_note_of_another_host_that_cannot_be_read_costs_duplicates_only(tmp_pa
 
 
 def test_a_note_that_cannot_be_written_fails_no_export(tmp_path, exporter, folder, caplog):
-    (tmp_path / "goodput_state").write_text("in the way")
+    (tmp_path / "goodput_state").write_text("a file that blocks the path")
     for count in (10, 20):
         exporter(deviating(steps_of(range(count))))
     assert points(folder) == deviation_points(range(20))

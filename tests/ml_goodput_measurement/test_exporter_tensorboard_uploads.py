@@ -105,7 +105,7 @@ def test_what_could_not_be_uploaded_is_uploaded_later(server, stored, fault):
     assert len(kept_files()) == 1
 
 
-def test_a_write_whose_answer_was_lost_is_no_second_one(server, stored):
+def test_a_write_without_an_answer_is_not_repeated(server, stored):
     server.faults.script([Status(503, after_apply=True), Reset(after_apply=True)], on="upload")
     exporter = new_exporter()
     with pytest.raises(StorageError):
@@ -121,10 +121,10 @@ def test_a_bucket_that_hangs_costs_a_bounded_time_however_much_waits(server):
     for count in range(100, 1_000, 100):
         with pytest.raises(StorageError):
             exporter(deviating(history[:count]))
-    began = time.monotonic()
+    started = time.monotonic()
     with pytest.raises(StorageError):
         exporter.flush(0.4)
-    assert time.monotonic() - began < 4.0
+    assert time.monotonic() - started < 4.0
 
 
 @pytest.mark.parametrize("ends_well", [True, False])

@@ -84,7 +84,7 @@ def test_a_browser_shows_a_card_for_each_tag(tmp_path, address):
 
 
 def _page(address: str, profile: Path, *, until: str) -> str:
-    """What the browser shows; on a busy machine it may need more than one look until it has drawn all."""
+    """Return the text of the page; on a busy machine it may take several reads until the page is complete."""
     assert CHROMIUM is not None
     browser = [CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", "--window-size=1500,3000"]
     browser += ["--virtual-time-budget=10000", f"--user-data-dir={profile}", "--dump-dom"]

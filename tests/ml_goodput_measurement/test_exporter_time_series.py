@@ -69,7 +69,7 @@ def test_deviation_is_the_one_from_the_baseline():
     assert gauges(snapshot(deviation=deviation(None))) == {}
 
 
-def test_what_is_not_known_or_not_asked_for_is_not_told():
+def test_unknown_or_unrequested_values_are_not_sent():
     bare = cumulative(ideal_step_seconds=None, slice_efficiency=None)
     assert not {"performance", "stepping_slice_efficiency", "available_slice_efficiency"} & set(
         gauges(snapshot(cumulative=bare))
@@ -116,7 +116,7 @@ def test_types_of_events_without_series_of_their_own_are_summed():
     }
 
 
-def test_events_whose_names_are_the_same_within_a_label_are_summed():
+def test_events_with_the_same_label_are_summed():
     long = {"X" * 2000 + "1": 1.0, "X" * 2000 + "2": 2.0, OTHER_EVENTS: 4.0, "SMALL": 8.0}
     kinds = {BadputType.CUSTOM_BADPUT_EVENTS: long}
     found = gauges(snapshot(cumulative=cumulative(badput_seconds=kinds)), own_events=set(long) - {"SMALL"})

@@ -1,4 +1,4 @@
-"""What the machine says of itself: right on Google Cloud, and None at once everywhere else."""
+"""The machine's metadata: correct on Google Cloud, and None at once everywhere else."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[MetadataServer]:
         machine_type="ct6e-standard-4t",
     ) as server:
         monkeypatch.setenv("GCE_METADATA_HOST", server.host)
-        assert get_gcp_project_id() == "my-project"  # The one look for a server is over.
+        assert get_gcp_project_id() == "my-project"  # The server is probed only once.
         server.requests.clear()
         yield server
         server.faults.clear()
@@ -38,7 +38,7 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[MetadataServer]:
 
 
 @pytest.mark.usefixtures("server")
-def test_a_machine_of_google_says_what_and_where_it_is() -> None:
+def test_a_machine_of_google_has_a_type_and_a_zone() -> None:
     assert get_gcp_project_id() == "my-project"
     assert get_node_zone() == "us-east5-a"
     assert get_cluster_name() == "my-cluster"
@@ -99,7 +99,7 @@ def test_a_server_in_trouble_is_asked_again(server: MetadataServer, fault: Statu
     assert pauses == [0.2, 0.4, 0.2]
 
 
-def test_who_must_know_is_told_that_the_server_did_not_answer(server: MetadataServer) -> None:
+def test_a_missing_answer_of_the_server_is_distinguishable(server: MetadataServer) -> None:
     server.faults.always(Status(503))
     with pytest.raises(MetadataError, match="instance/hostname"):
         get_gcp_metadata("instance", "hostname", retries=2, must_answer=True, _sleep=lambda _: None)
@@ -119,29 +119,29 @@ def test_off_google_cloud_no_answer_is_an_answer(monkeypatch: pytest.MonkeyPatch
 
 def test_a_server_that_falls_silent_is_not_waited_for_longer_than_asked(server: MetadataServer) -> None:
     server.faults.always(Hang())
-    began = time.monotonic()
+    started = time.monotonic()
     assert get_gcp_metadata("instance", "hostname", timeout=0.1, retries=2, _sleep=lambda _: None) is None
-    assert time.monotonic() - began < 2
+    assert time.monotonic() - started < 2
 
 
 def test_off_google_cloud_everything_is_none_and_the_wait_is_one_second_in_all(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    with socket.socket() as silent:  # Takes connections, and never says a word.
+    with socket.socket() as silent:  # Accepts connections, and never answers.
         silent.bind(("127.0.0.1", 0))
         silent.listen()
         monkeypatch.setenv("GCE_METADATA_HOST", f"127.0.0.1:{silent.getsockname()[1]}")
-        began = time.monotonic()
+        started = time.monotonic()
         assert get_gcp_project_id() is None
-        first = time.monotonic() - began
+        first = time.monotonic() - started
         for ask in (get_gcp_project_id, get_node_zone, get_cluster_name):
             assert ask() is None
         assert get_accelerator_type() == "UNKNOWN"
-        assert time.monotonic() - began - first < 0.5
+        assert time.monotonic() - started - first < 0.5
         assert first < 3
 
 
-def test_nobody_is_asked_where_that_is_forbidden(server: MetadataServer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_server_is_queried_where_that_is_forbidden(server: MetadataServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NO_GCE_CHECK", "true")
     assert get_gcp_project_id() is None
     assert not server.requests

@@ -133,7 +133,7 @@ def test_a_server_that_hangs_is_left_at_the_deadline(cloud_monitoring_server, me
     assert (caught.value.code, caught.value.access) == ("DEADLINE_EXCEEDED", False)
 
 
-def test_how_long_the_server_asks_us_to_wait_is_told(cloud_monitoring_server, metrics):
+def test_the_requested_delay_of_the_server_is_returned(cloud_monitoring_server, metrics):
     cloud_monitoring_server.faults.script([Status(429, retry_after=7)])
     with pytest.raises(CloudMonitoringError) as caught:
         metrics.write([made(metrics)])

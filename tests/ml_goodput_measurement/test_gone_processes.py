@@ -1,4 +1,4 @@
-"""The clock of a job whose process is gone stops at the last event; that of one that hangs does not."""
+"""The clock of a job without a process stops at the last event; that of a hanging job does not."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def last_event_ns() -> int:
     return ledger._ledger.facts.last_before(2**62)
 
 
-def test_a_job_whose_process_was_killed_ends_with_its_last_event(
+def test_a_job_with_a_killed_process_ends_with_its_last_event(
     trainer: subprocess.Popen[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert report().running
@@ -101,13 +101,13 @@ def test_a_report_from_another_container_of_the_pod_knows_if_the_process_runs(tr
     assert not json.loads(gone.stdout)["running"]
 
 
-def test_a_process_that_nobody_waited_for_is_gone(trainer: subprocess.Popen[str]) -> None:
+def test_a_zombie_process_is_gone(trainer: subprocess.Popen[str]) -> None:
     trainer.kill()
     os.waitid(os.P_PID, trainer.pid, os.WEXITED | os.WNOWAIT)  # it is dead, and still listed
     assert not report().running
 
 
-def test_a_restart_of_a_job_whose_process_was_killed_goes_on(trainer: subprocess.Popen[str]) -> None:
+def test_a_job_continues_after_its_process_was_killed(trainer: subprocess.Popen[str]) -> None:
     trainer.kill()
     trainer.wait()
     assert not report().running
@@ -141,7 +141,7 @@ def test_a_later_process_with_the_same_pid_is_another_one(trainer: subprocess.Po
     assert not report().running
 
 
-def test_a_process_of_another_host_is_gone_when_its_companion_says_so(
+def test_a_process_of_another_host_is_gone_when_its_companion_reports_that(
     trainer: subprocess.Popen[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     trainer.kill()
@@ -206,7 +206,7 @@ def test_a_job_that_waits_for_slices_may_be_silent_for_ever() -> None:
     assert not silent_after(history, 1e6)
 
 
-def test_a_job_that_was_killed_before_it_did_anything_is_an_error_that_says_so(
+def test_a_job_that_was_killed_before_its_first_event_is_an_error_with_that_reason(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     program = TRAINER.partition("for step")[0] + "import os; os.kill(os.getpid(), 9)"
@@ -219,12 +219,12 @@ def test_asking_whether_a_process_runs_costs_little(trainer: subprocess.Popen[st
     calculator = GoodputCalculator(JOB, LOG)
     calculator.get_job_goodput()
     liveness, writer = calculator._reader._liveness, calculator._reader._recorders.last_writer()
-    begin = time.perf_counter()
+    started = time.perf_counter()
     for _ in range(1000):
         liveness.state(writer)
-    known = time.perf_counter() - begin
-    begin = time.perf_counter()
+    known = time.perf_counter() - started
+    started = time.perf_counter()
     for _ in range(1000):
         Path("/proc/self/stat").read_bytes()
-    assert known < 10 * (time.perf_counter() - begin)
+    assert known < 10 * (time.perf_counter() - started)
     shutil.rmtree(Path(os.environ["ML_DIAGNOSTICS_DIR"]) / "journal")

@@ -89,7 +89,7 @@ def test_the_time_of_elastic_entries_is_known() -> None:
     assert [happened(payload) for payload in [*waits, counts]] == [3, 5, 7, 9, 11]
 
 
-def test_orbax_entries_are_of_the_time_when_they_began() -> None:
+def test_orbax_entries_have_the_time_of_their_start() -> None:
     save = orbax_save(3, 10, 12, "/checkpoints")
     # The public library takes the first key with "time" in it, and so an interval for a time of day.
     late = {"time_between_consecutive_saves_sec": 60.0, **save, "time_between_consecutive_saves_sec ": 60.0}

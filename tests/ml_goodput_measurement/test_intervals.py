@@ -1,4 +1,4 @@
-"""The goodput of a stretch of time: the window that was asked for is the whole, and the history says what is in it."""
+"""The goodput of a window: the requested window is the whole, and its parts follow from the whole history."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_shares_of_a_window_sum_to_all_of_it(ask: Any) -> None:
     assert disruptions == 1
 
 
-def test_details_say_the_same_by_name(ask: Any) -> None:
+def test_details_have_the_same_values_by_name(ask: Any) -> None:
     details = ask(STEADY, 2000).get_interval_metric_details(at(900), at(1100))
     assert details["interval_goodput"] == {goodput.GoodputType.TOTAL: 50.0}
     assert details["interval_badput"][goodput.BadputType.OTHER] == 50.0
@@ -76,7 +76,7 @@ def test_details_say_the_same_by_name(ask: Any) -> None:
 
 
 @pytest.mark.parametrize(("first", "last"), [(-500, -400), (1001, 1500), (300, 300), (300, 200)])
-def test_details_of_a_window_beside_the_job_are_empty_and_a_query_says_why(ask: Any, first: float, last: float) -> None:
+def test_a_window_outside_of_the_job_has_empty_details_and_a_query_raises(ask: Any, first: float, last: float) -> None:
     calculator = ask(STEADY, 2000)
     details = calculator.get_interval_metric_details(at(first), at(last))
     assert (details["interval_goodput"], details["interval_badput"]) == ({}, {})
@@ -87,7 +87,7 @@ def test_details_of_a_window_beside_the_job_are_empty_and_a_query_says_why(ask: 
     assert isinstance(caught.value, ValueError)
 
 
-def test_a_job_of_which_nothing_is_known_says_so(ask: Any) -> None:
+def test_a_job_without_records_is_an_error(ask: Any) -> None:
     with pytest.raises(NoGoodputError, match="Nothing was recorded"):
         ask(History(), 0).get_job_goodput_interval(at(0), at(1))
 
@@ -106,7 +106,7 @@ def test_naive_datetimes_are_local_time_and_seconds_are_taken_too(ask: Any) -> N
         assert calculator.get_interval_metric_details(wrong, at(403))["interval_goodput"] == {}
 
 
-def test_an_interval_does_not_change_what_the_details_of_the_job_say(ask: Any) -> None:
+def test_an_interval_does_not_change_the_details_of_the_job(ask: Any) -> None:
     history = History().start(0).steps(range(10), at=0).start(1100).steps(range(10, 20), at=1100).end(1200)
     calculator = ask(history, 1200)
     whole = calculator.get_job_goodput()

@@ -1,7 +1,7 @@
 """The ledger is a function of what happened: generated lives of jobs, judged by an oracle of the rules.
 
 Whatever order, repetition and lateness the entries have, the answer is the same, every moment lies in exactly one
-bucket, and the oracle (slow and obvious, from the contract's section 3.10 alone) says the same to the nanosecond.
+bucket, and the oracle (slow and obvious, from the contract's section 3.10 alone) agrees to the nanosecond.
 """
 
 from __future__ import annotations
@@ -49,14 +49,14 @@ keys = st.sampled_from(sorted({key for entry in _one_of_each.payloads for key in
 
 
 def _saved_and_restored(ledger: Ledger) -> Ledger:
-    """The ledger as another process gets it: by way of JSON and of raw columns."""
+    """The ledger as another process reads it: from JSON and raw columns."""
     state, columns = ledger.to_state()
     return Ledger.from_state(json.loads(json.dumps(state)), columns_of(state["columns"], columns))
 
 
 @thorough
 @given(lives())
-def test_the_ledger_says_what_the_rules_say(life: tuple[list[Payload], float]) -> None:
+def test_the_ledger_follows_the_rules(life: tuple[list[Payload], float]) -> None:
     payloads, now = life
     summary = ledger_of(payloads).summary(moment_ns(now))
     assert comparable(summary) == comparable(judge(payloads, moment_ns(now)))
@@ -73,8 +73,8 @@ def test_order_repetition_and_lateness_change_nothing(life: tuple[list[Payload],
     cuts = sorted(data.draw(st.lists(st.integers(0, len(delivered)), max_size=5)))
 
     ledger = Ledger()
-    for begin, end in zip([0, *cuts], [*cuts, len(delivered)], strict=True):
-        deliver(ledger, delivered[begin:end])
+    for start, end in zip([0, *cuts], [*cuts, len(delivered)], strict=True):
+        deliver(ledger, delivered[start:end])
         if data.draw(st.booleans()):
             ledger = _saved_and_restored(ledger)
         expected = ledger_of(delivered[:end])
@@ -156,7 +156,7 @@ def test_junk_in_the_log_spoils_nothing(life: tuple[list[Payload], float], rubbi
 
 
 def comparable(answer: Summary | Truth | None) -> dict[str, Any] | None:
-    """What both a summary and an oracle's truth say, by the same names."""
+    """The values that a summary and the oracle have in common, by the same names."""
     if answer is None:
         return None
     if isinstance(answer, Truth):

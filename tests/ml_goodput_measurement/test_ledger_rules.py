@@ -1,6 +1,6 @@
 """The rules of the ledger (contract, section 3.10), each with a small life of a job worked out by hand.
 
-Steps last 10 s unless said otherwise; times are seconds after the history's zero.
+Steps last 10 s by default; times are seconds after the history's zero.
 """
 
 from __future__ import annotations
@@ -29,53 +29,53 @@ from .accounts import (
     STARTUP,
     UNKNOWN,
     WASTED,
+    account_of,
     calculator_of,
     moment_ns,
-    told,
 )
 from .histories import BASE, History, MemoryLog
 
 
 def test_the_wall_time_runs_from_the_first_start_to_the_last_end() -> None:
     job = History().start(0).steps(range(3), at=10).end(40).start(50).steps(range(3, 6), at=60).end(95)
-    truth = told(job, now=10_000)
+    truth = account_of(job, now=10_000)
     assert truth.report.wall_ns == 95 * SECOND_NS
     assert not truth.report.running
-    # Step 5 is taken to last 10 s like the others: from 80 to 90; then the job did nothing that it told of.
+    # Step 5 is taken to last 10 s like the others: from 80 to 90; then the job recorded nothing.
     assert truth.seconds == {PRODUCTIVE: 60, RECOVERY: 10, UNKNOWN: 25}
 
 
 def test_the_wall_time_of_a_running_job_ends_with_the_query() -> None:
-    truth = told(History().start(0).steps(range(3), at=10), now=500)
+    truth = account_of(History().start(0).steps(range(3), at=10), now=500)
     assert truth.report.wall_ns == 500 * SECOND_NS
     assert truth.report.running
     assert truth.seconds == {PRODUCTIVE: 20, IN_FLIGHT: 470, UNKNOWN: 10}
 
 
 def test_time_that_nothing_accounts_for_is_unknown() -> None:
-    truth = told(History().start(0).init(5, 8).prepare(10, 14).step(0, at=20).step(1, at=30).end(40))
+    truth = account_of(History().start(0).init(5, 8).prepare(10, 14).step(0, at=20).step(1, at=30).end(40))
     assert truth.seconds == {INIT: 3, PREP: 4, UNKNOWN: 13, PRODUCTIVE: 20}
 
 
-def test_an_attempt_may_begin_with_a_repeated_step() -> None:
-    """No job start was recorded: nothing tells recovery from work, so the time between is unknown."""
+def test_an_attempt_may_start_with_a_repeated_step() -> None:
+    """No job start was recorded: recovery cannot be distinguished from work, so the time between is unknown."""
     job = History().start(0).steps(range(10), at=10).steps(range(5, 10), at=200).end(250)
-    truth = told(job)
+    truth = account_of(job)
     assert truth.seconds == {PRODUCTIVE: 100, WASTED: 50, UNKNOWN: 100}
     assert truth.disruptions == 1
     assert [attempt.first_step for attempt in truth.report.attempts] == [0, 5]
 
 
 def test_recovery_runs_from_the_last_event_to_the_next_start() -> None:
-    """The attempt's last word is a custom event's end, well after its last step."""
+    """The attempt's last event is a custom event's end, well after its last step."""
     job = History().start(0).steps(range(3), at=10).custom(50, 60).start(100).steps(range(3, 6), at=100).end(130)
-    truth = told(job)
+    truth = account_of(job)
     assert truth.seconds == {PRODUCTIVE: 60, CUSTOM: 10, RECOVERY: 40, UNKNOWN: 20}
 
 
 def test_the_same_step_at_another_time_is_a_repeat() -> None:
     job = History().start(0).steps([0, 1, 2], at=10).step(2, at=40).step(3, at=50).end(60)
-    truth = told(job)
+    truth = account_of(job)
     assert truth.seconds == {PRODUCTIVE: 40, WASTED: 10, UNKNOWN: 10}
     assert truth.disruptions == 1
 
@@ -83,22 +83,22 @@ def test_the_same_step_at_another_time_is_a_repeat() -> None:
 def test_the_last_step_of_a_lost_attempt_is_estimated_by_the_median() -> None:
     job = History().start(0).steps([0, 1, 2, 3], at=10).step(4, at=60)  # step 3 took 20 s
     job.start(500).steps([5, 6], at=500).end(520)
-    truth = told(job)
+    truth = account_of(job)
     # Steps of 10, 10, 10 and 20 s: median 10. The last step of the job is estimated too, until 520.
     assert truth.seconds == {PRODUCTIVE: 80, RECOVERY: 430, UNKNOWN: 10}
     assert truth.report.estimated_ns == 20 * SECOND_NS
 
 
 def test_the_last_step_of_a_lost_attempt_ends_no_later_than_the_next_event() -> None:
-    """A save begins 4 s into it: whatever the step was, it was over."""
+    """A save starts 4 s into it: whatever the step was, it was over."""
     job = History().start(0).steps(range(5), at=10).save(4, 54, 56).start(100).steps(range(5, 8), at=100).end(130)
-    truth = told(job)
+    truth = account_of(job)
     assert truth.seconds == {PRODUCTIVE: 74, SAVE: 2, RECOVERY: 44, UNKNOWN: 10}
 
 
 def test_an_attempt_of_one_step_takes_the_median_of_the_job() -> None:
     job = History().start(0).steps(range(5), at=10).start(100).step(5, at=100).start(200).steps([6, 7], at=200).end(220)
-    truth = told(job)
+    truth = account_of(job)
     assert truth.seconds == {PRODUCTIVE: 80, RECOVERY: 40 + 90, UNKNOWN: 10}
     assert truth.disruptions == 2
 
@@ -114,12 +114,12 @@ def test_an_attempt_of_one_step_takes_the_median_of_the_job_as_soon_as_there_is_
 
 def test_the_last_step_before_a_rollback_is_wasted() -> None:
     job = History().start(0).steps(range(5), at=10).start(100).steps(range(4, 8), at=100).end(140)
-    assert told(job).seconds == {PRODUCTIVE: 80, WASTED: 10, RECOVERY: 40, UNKNOWN: 10}
+    assert account_of(job).seconds == {PRODUCTIVE: 80, WASTED: 10, RECOVERY: 40, UNKNOWN: 10}
 
 
 def test_the_last_step_of_a_lost_attempt_is_open_until_the_next_one_steps() -> None:
     job = History().start(0).steps(range(5), at=10).start(100)
-    truth = told(job, now=130)
+    truth = account_of(job, now=130)
     assert truth.seconds == {PRODUCTIVE: 40, IN_FLIGHT: 10, RECOVERY: 40, UNKNOWN: 40}
     assert truth.last_step == 3
 
@@ -136,7 +136,7 @@ def test_every_step_that_a_later_attempt_repeats_is_wasted() -> None:
         .steps(range(2, 10), at=100)
         .end(180)
     )
-    truth = told(job)
+    truth = account_of(job)
     assert truth.seconds == {PRODUCTIVE: 100, WASTED: 60, RECOVERY: 20}
     assert truth.disruptions == 2
 
@@ -161,7 +161,7 @@ def test_where_two_claim_a_moment_the_higher_one_has_it(
     job = History().start(0)
     _interval(job, higher[0], *((10, 30) if higher_first else (20, 40)))
     _interval(job, lower[0], *((20, 40) if higher_first else (10, 30)))
-    truth = told(job.steps(range(5), at=40).end(90))
+    truth = account_of(job.steps(range(5), at=40).end(90))
     assert truth.seconds == {higher[1]: 20, lower[1]: 10, UNKNOWN: 10, PRODUCTIVE: 50}
 
 
@@ -169,7 +169,7 @@ def test_where_two_claim_a_moment_the_higher_one_has_it(
 def test_an_interval_inside_a_step_is_not_productive(kind: str, bucket: Bucket) -> None:
     job = History().start(0).steps(range(5), at=0)
     _interval(job, kind, 3, 7)
-    assert told(job.end(50)).seconds == {PRODUCTIVE: 46, bucket: 4}
+    assert account_of(job.end(50)).seconds == {PRODUCTIVE: 46, bucket: 4}
 
 
 @pytest.mark.parametrize(("kind", "bucket"), _OVERLAPPING, ids=lambda kind: kind if isinstance(kind, str) else "")
@@ -177,22 +177,22 @@ def test_lost_work_is_lost_whatever_else_it_was(kind: str, bucket: Bucket) -> No
     job = History().start(0).steps(range(5), at=0)
     _interval(job, kind, 33, 37)
     job.start(60).steps(range(3, 6), at=60)
-    assert told(job.end(90)).seconds == {PRODUCTIVE: 60, WASTED: 20, RECOVERY: 10}
+    assert account_of(job.end(90)).seconds == {PRODUCTIVE: 60, WASTED: 20, RECOVERY: 10}
 
 
 def test_the_extra_time_of_the_first_step_is_startup() -> None:
     """30 s against a mean of 10 s; and again after the restart, 25 s against 10."""
     job = History().start(0).step(0, at=10).steps(range(1, 5), at=40)
     job.start(100).step(5, at=100).steps(range(6, 10), at=125).end(165)
-    truth = told(job)
+    truth = account_of(job)
     assert truth.seconds == {PRODUCTIVE: 100, STARTUP: 35, RECOVERY: 20, UNKNOWN: 10}
 
 
-def test_startup_is_told_after_all_that_stands_above_it() -> None:
-    """The first step lasted 40 s, 15 of them a custom event; a save is no part of the mean of the others."""
+def test_startup_has_lower_precedence_than_all_overlays() -> None:
+    """The first step lasted 40 s, 15 of them a custom event; a save is not part of the mean of the others."""
     job = History().start(0).step(0, at=0).custom(5, 20).steps([1, 2], at=40).step(3, at=65).step(4, at=75).end(85)
     job.save(2, 52, 57)  # step 2 takes 15 s, 5 of them the save
-    assert told(job).seconds == {PRODUCTIVE: 50, STARTUP: 15, CUSTOM: 15, SAVE: 5}
+    assert account_of(job).seconds == {PRODUCTIVE: 50, STARTUP: 15, CUSTOM: 15, SAVE: 5}
 
 
 @pytest.mark.parametrize(
@@ -206,16 +206,16 @@ def test_startup_is_told_after_all_that_stands_above_it() -> None:
     ],
 )
 def test_a_custom_event_counts_wherever_it_lies(first: float, last: float, productive: dict[Bucket, float]) -> None:
-    truth = told(History().start(0).steps(range(5), at=10).custom(first, last, "eval").end(60))
+    truth = account_of(History().start(0).steps(range(5), at=10).custom(first, last, "eval").end(60))
     assert truth.seconds == {CUSTOM: last - first, **productive}
     assert truth.report.custom == {"EVAL": (last - first) * SECOND_NS}
 
 
-def test_custom_events_are_told_by_type() -> None:
+def test_custom_events_are_reported_by_type() -> None:
     """Types are upper-cased; where two overlap, the moment counts once."""
     job = History().start(0).steps([0, 1], at=0, each=50)
     job.custom(11, 15, "eval").custom(21, 23, "Eval").custom(31, 36, "sdc").custom(34, 38, "eval")
-    truth = told(job.end(100))
+    truth = account_of(job.end(100))
     assert truth.seconds == {PRODUCTIVE: 100 - 13, CUSTOM: 13}
     assert sum(truth.report.custom.values()) == 13 * SECOND_NS
     assert truth.report.custom.keys() == {"EVAL", "SDC"}
@@ -224,25 +224,25 @@ def test_custom_events_are_told_by_type() -> None:
 def test_a_failed_attempt_before_any_step_keeps_its_initialisation() -> None:
     """There was no disruption yet that it could be the recovery of."""
     job = History().start(0).init(0, 20).start(50).init(50, 70).steps(range(5), at=70).end(120)
-    truth = told(job)
+    truth = account_of(job)
     assert truth.seconds == {INIT: 40, RECOVERY: 30, PRODUCTIVE: 50}
     assert truth.disruptions == 0
 
 
 def test_the_attempt_that_has_not_stepped_yet_has_not_failed() -> None:
     job = History().start(0).steps(range(5), at=0).start(80).init(80, 95)
-    assert told(job, now=100).seconds == {PRODUCTIVE: 40, IN_FLIGHT: 10, RECOVERY: 30, INIT: 15, UNKNOWN: 5}
+    assert account_of(job, now=100).seconds == {PRODUCTIVE: 40, IN_FLIGHT: 10, RECOVERY: 30, INIT: 15, UNKNOWN: 5}
 
 
 def test_a_job_end_before_a_new_start_is_a_gap() -> None:
     job = History().start(0).steps(range(5), at=0).end(50).start(70).steps(range(5, 10), at=70).end(120)
-    truth = told(job)
+    truth = account_of(job)
     assert truth.seconds == {PRODUCTIVE: 100, RECOVERY: 20}
     assert [attempt.ended for attempt in truth.report.attempts] == [AttemptEnd.JOB_END, AttemptEnd.JOB_END]
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_entries_are_folded_in_whenever_they_come(tmp_path: Path, seed: int) -> None:
+def test_entries_may_arrive_in_any_order(tmp_path: Path, seed: int) -> None:
     job = (
         History()
         .start(0)
@@ -271,7 +271,7 @@ def test_entries_are_folded_in_whenever_they_come(tmp_path: Path, seed: int) -> 
 def test_of_two_recorders_of_a_job_the_lowest_process_index_counts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Process 1 began half a second late, and says so of every step; only a note is left of it."""
+    """Process 1 started half a second late, and records every step late; only a note mentions it."""
     for process_index, late in ((1, 0.5), (0, 0.0)):
         monkeypatch.setenv("JAX_PROCESS_ID", str(process_index))
         recorder = goodput.GoodputRecorder("job", "goodput_job", logging_enabled=True)
@@ -289,9 +289,9 @@ def test_of_two_recorders_of_a_job_the_lowest_process_index_counts(
     assert any("process 1" in note for note in report.notes)
 
 
-def test_an_unfinished_step_says_that_its_end_is_estimated() -> None:
+def test_an_unfinished_step_is_marked_as_estimated() -> None:
     """What is exact is exact, and what is estimated is marked."""
-    truth = told(History().start(0).steps(range(5), at=0).end(50))
+    truth = account_of(History().start(0).steps(range(5), at=0).end(50))
     marked = [piece for piece in truth.report.timeline if piece.estimated]
     assert [(piece.start_ns, piece.end_ns) for piece in marked] == [(moment_ns(40), moment_ns(50))]
     assert truth.report.estimated_ns == 10 * SECOND_NS
@@ -304,22 +304,22 @@ def _interval(job: History, kind: str, first: float, last: float) -> None:
         getattr(job, kind)(first, last)
 
 
-def test_the_last_checkpoint_that_was_begun_or_saved_is_known() -> None:
+def test_the_last_checkpoint_that_was_started_or_saved_is_known() -> None:
     """Contract section 0: checkpoint progress is used; a save that Orbax reported counts when it has ended."""
     job = History().start(0).steps(range(4), at=10)
-    assert told(job, now=45).report.attempts[0].last_checkpoint_step is None
+    assert account_of(job, now=45).report.attempts[0].last_checkpoint_step is None
     job.add(checkpoint_progress_step=3, checkpoint_progress_started=BASE + 41).steps(range(4, 6), at=50)
-    assert told(job, now=65).report.attempts[0].last_checkpoint_step == 3
+    assert account_of(job, now=65).report.attempts[0].last_checkpoint_step == 3
     job.save(5, 65, 68).steps(range(6, 8), at=70)
     job.start(100).steps(range(5, 7), at=110).save(6, 125, 127)
-    attempts = told(job, now=130).report.attempts
+    attempts = account_of(job, now=130).report.attempts
     assert [attempt.last_checkpoint_step for attempt in attempts] == [5, 6]
 
 
 def test_a_save_that_is_done_again_counts_again_also_without_a_job_start() -> None:
     job = History().start(0).steps(range(5), at=10).save(4, 52, 57).steps([4], at=200).save(4, 202, 207).end(210)
-    truth = told(job)
-    # Step 4 began at 50 and was repeated at 200: it lasted to the save, the next event; the save after it was kept.
+    truth = account_of(job)
+    # Step 4 started at 50 and was repeated at 200: it lasted to the save, the next event; the save after it was kept.
     assert truth.seconds[SAVE] == 10
     assert truth.seconds[WASTED] == 2
 
@@ -329,14 +329,14 @@ def test_hosts_that_report_one_save_within_a_minute_count_once() -> None:
     for host in range(4):
         job.save(3, 45 + host * 0.25, 47 + host * 0.25)
     job.save(3, 106, 108).end(110)  # more than a minute later: another one
-    assert told(job).seconds[SAVE] == 4
+    assert account_of(job).seconds[SAVE] == 4
 
 
 def test_a_query_of_a_finished_job_costs_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     job = History().start(0).steps(range(300), at=10).start(4000).steps(range(300, 600), at=4010).end(9000)
     calculator = calculator_of(MemoryLog(job.payloads), now=9000, cache_dir=tmp_path)
     first = calculator.get_job_goodput()
-    looked_at: list[object] = []
-    monkeypatch.setattr(job_step_times, "median_of", looked_at.append)
+    computed: list[object] = []
+    monkeypatch.setattr(job_step_times, "median_of", computed.append)
     assert calculator.get_job_goodput() == first
-    assert looked_at == []
+    assert computed == []

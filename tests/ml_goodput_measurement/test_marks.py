@@ -1,4 +1,4 @@
-"""Pairs of marks: whatever order they come in, they are what somebody would find who has them all sorted."""
+"""Pairs of marks: in any order of arrival, they equal the pairs of the sorted marks."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_pairs_and_their_sum_do_not_depend_on_order_or_repetition(marks: list[Ma
 
 @settings(max_examples=500)
 @given(marks_in_any_order)
-def test_adding_says_which_pairs_came_and_which_one_went(marks: list[Mark]) -> None:
+def test_adding_returns_the_added_and_the_removed_pairs(marks: list[Mark]) -> None:
     made, known = Marks(), set[Interval]()
     for time, is_end in marks:
         broken, new = made.add(time, is_end=is_end)

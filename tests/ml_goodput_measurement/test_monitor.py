@@ -207,7 +207,7 @@ def test_a_number_given_as_text_is_refused_with_what_was_expected() -> None:
     assert enabled(upload_interval=np.float32(30)).upload_interval_seconds == 30.0
 
 
-def test_a_backend_that_is_none_is_told_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_invalid_backend_raises_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ML_DIAGNOSTICS_BACKEND", "lokal")
     with pytest.raises(ConfigurationError, match="ML_DIAGNOSTICS_BACKEND"):
         enabled()
@@ -259,7 +259,7 @@ def test_a_path_means_the_same_wherever_the_trainer_goes(tmp_path: Path, monkeyp
     assert enabled(tensorboard_dir="gs://bucket/runs").tensorboard_dir == "gs://bucket/runs"
 
 
-def test_what_the_helper_process_is_told_is_what_the_monitor_was_told() -> None:
+def test_the_helper_process_gets_the_arguments_of_the_monitor() -> None:
     settings = enabled(
         gcp_options=GCPOptions(project_id="p", enable_gcp_goodput_metrics=False),
         max_logs_retention_period=datetime.timedelta(days=2),

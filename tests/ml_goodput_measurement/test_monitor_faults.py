@@ -1,4 +1,4 @@
-"""Whatever dies, hangs, forks or ends around a monitor: the trainer does not notice, and the figures are right."""
+"""If anything around a monitor dies, hangs, forks or ends, the trainer is not affected and the numbers are right."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_a_killed_trainer_leaves_a_last_point_and_no_process(folder: Path) -> No
     assert len(goodput_points(folder)) == 1
 
 
-def test_a_killed_trainer_whose_last_point_is_skipped_leaves_nothing(folder: Path) -> None:
+def test_a_killed_trainer_without_a_final_flush_leaves_nothing(folder: Path) -> None:
     trainer = Trainer(
         """
 monitor = monitoring.GoodputMonitor("job", "log", folder, 1000, True, skip_final_flush=True)
@@ -137,7 +137,7 @@ def test_where_there_are_no_process_descriptors_an_orphan_notices_by_its_parent(
     assert next(parents, None) is None
 
 
-def test_where_there_are_no_process_descriptors_a_trainer_that_is_not_the_parent_is_looked_for(orphan: Orphan) -> None:
+def test_without_process_descriptors_a_trainer_that_is_not_the_parent_is_polled(orphan: Orphan) -> None:
     trainer = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     orphan.commands.watch_trainer(trainer.pid)
     assert orphan.commands.next_message(time.monotonic() + 0.05) is None
@@ -281,7 +281,7 @@ def test_a_sink_that_hangs_holds_a_stop_up_for_its_deadline_only(
     recorder.record_job_start_time()
     recorder.record_step_start_time(0)
     recorder.record_step_start_time(1)
-    with socket.create_server(("127.0.0.1", 0)) as silent:  # It takes connections, and says nothing ever.
+    with socket.create_server(("127.0.0.1", 0)) as silent:  # It accepts connections, and never answers.
         monkeypatch.setenv("STORAGE_EMULATOR_HOST", f"http://127.0.0.1:{silent.getsockname()[1]}")
         monitor = GoodputMonitor("job", "log", "gs://bucket/runs", 0.05, True, final_flush_timeout_seconds=1)
         monitor.start_goodput_uploader()
@@ -290,9 +290,9 @@ def test_a_sink_that_hangs_holds_a_stop_up_for_its_deadline_only(
         assert pid is not None
         silent.settimeout(LONG_SECONDS)
         connection, _ = silent.accept()
-        begin = time.monotonic()
+        started = time.monotonic()
         monitor.stop_goodput_uploader()
-        seconds = time.monotonic() - begin
+        seconds = time.monotonic() - started
         connection.close()
     assert 0.9 < seconds < 10
     assert not is_alive(pid)
@@ -348,8 +348,8 @@ def test_stops_that_follow_each_other_share_one_deadline(
 
 def test_a_trainer_that_is_started_again_goes_on_where_its_last_life_ended(folder: Path) -> None:
     program = "monitor.start_goodput_uploader(); train((%d, %d)); print(helper(), flush=True); time.sleep(60)"
-    for begin in (0, 20):
-        trainer = Trainer(program % (begin, begin + 20), folder)
+    for first_step in (0, 20):
+        trainer = Trainer(program % (first_step, first_step + 20), folder)
         pid = int(trainer.line())
         trainer.kill()
         wait_for_end(pid)

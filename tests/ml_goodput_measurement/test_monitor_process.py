@@ -42,9 +42,7 @@ def recorder() -> Iterator[GoodputRecorder]:
     recorder.flush()
 
 
-def test_a_job_that_is_monitored_is_found_in_tensorboard_as_the_calculator_tells_it(
-    folder: Path, recorder: GoodputRecorder
-) -> None:
+def test_tensorboard_shows_the_numbers_of_the_calculator(folder: Path, recorder: GoodputRecorder) -> None:
     monitor = monitor_of(
         folder, include_badput_breakdown=True, include_step_deviation=True, configured_ideal_step_time=0.001
     )
@@ -97,7 +95,7 @@ def test_a_monitor_that_is_started_before_anything_is_recorded_waits_for_it(
     assert [record for record in caplog.records if record.levelno > logging.INFO] == []
 
 
-def test_starting_and_stopping_may_come_twice_and_again(folder: Path, recorder: GoodputRecorder) -> None:
+def test_a_monitor_may_be_started_and_stopped_repeatedly(folder: Path, recorder: GoodputRecorder) -> None:
     monitor = monitor_of(folder)
     monitor.stop_goodput_uploader()
     monitor.start_goodput_uploader()
@@ -186,7 +184,7 @@ def test_a_python_that_cannot_be_started_is_a_warning(
     assert caplog.text.count("could not start its helper process") == 2
 
 
-def test_folders_on_the_path_that_no_program_can_be_told_do_not_keep_the_helper_from_starting(folder: Path) -> None:
+def test_unencodable_folders_on_the_path_do_not_prevent_the_start_of_the_helper(folder: Path) -> None:
     trainer = Trainer(
         """
 import subprocess  # Python itself can find no new module behind the first of these.

@@ -52,7 +52,7 @@ def kill_helper(uploaders: Uploaders) -> int:
     return uploaders.pid
 
 
-def test_a_helper_that_is_killed_comes_back_with_its_uploads_and_the_figures_are_right(
+def test_a_killed_helper_is_restarted_with_its_uploads_and_the_numbers_are_right(
     folder: Path, uploaders: Uploaders, caplog: pytest.LogCaptureFixture
 ) -> None:
     uploaders.start(Upload.CUMULATIVE)
@@ -163,7 +163,7 @@ def test_whatever_keeps_a_helper_from_being_started_it_is_started_later(
     assert f"({type(error).__name__}: {error}); it is tried again later" in caplog.text
 
 
-def test_whatever_goes_wrong_while_a_helper_is_looked_after_it_is_started_later(
+def test_a_helper_is_restarted_after_any_error_of_its_supervision(
     folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     class Failing(Backoff):
@@ -222,7 +222,7 @@ monitor.stop_goodput_uploader(True)
 
 
 @pytest.mark.parametrize(("hello", "why"), [("{}", "(KeyError: 'settings')"), ("no JSON", "(JSONDecodeError: ")])
-def test_a_helper_that_does_not_understand_says_why_it_ends(hello: str, why: str) -> None:
+def test_a_helper_that_gets_an_invalid_message_reports_the_reason_of_its_end(hello: str, why: str) -> None:
     program = "from ml_goodput_measurement.monitor.helper import main; main()"
     done = subprocess.run(
         [sys.executable, "-c", program], input=f"{hello}\n", capture_output=True, text=True, timeout=LONG_SECONDS
@@ -232,11 +232,11 @@ def test_a_helper_that_does_not_understand_says_why_it_ends(hello: str, why: str
 
 
 class DeadHelper:
-    """Uploads that are on, whose helper process was killed, and is not started again before `come_back`."""
+    """Active uploads with a killed helper process, which is not restarted before `may_restart` is set."""
 
     def __init__(self, uploaders: Uploaders) -> None:
         self.uploaders = uploaders
-        self.come_back, self.is_noticed = threading.Event(), threading.Event()
+        self.may_restart, self.is_noticed = threading.Event(), threading.Event()
         uploaders._sleep = self._sleep
         uploaders.start(Upload.CUMULATIVE)
         uploaders.start(Upload.WINDOWS, [60])
@@ -246,17 +246,17 @@ class DeadHelper:
 
     def _sleep(self, _: float) -> None:
         self.is_noticed.set()
-        assert self.come_back.wait(LONG_SECONDS)
+        assert self.may_restart.wait(LONG_SECONDS)
 
 
-def test_a_stop_while_the_helper_is_dead_writes_the_last_point_and_the_helper_comes_back_for_the_rest_only(
+def test_a_stop_while_the_helper_is_down_writes_the_last_point_and_the_helper_restarts_for_the_rest_only(
     folder: Path, uploaders: Uploaders
 ) -> None:
     dead = DeadHelper(uploaders)
     uploaders.stop(Upload.CUMULATIVE, flush=True)
     assert len(goodput_points(folder)) == 1
     assert uploaders.pid is None
-    dead.come_back.set()
+    dead.may_restart.set()
     wait_until(lambda: uploaders.pid is not None)
     uploaders.stop(Upload.WINDOWS, flush=False)
     assert uploaders.pid is None
@@ -269,7 +269,7 @@ def test_a_last_stop_while_the_helper_is_dead_that_skips_the_last_point_starts_n
     uploaders.stop(Upload.CUMULATIVE, flush=False)
     uploaders.stop(Upload.WINDOWS, flush=False)
     assert thread_names() == threads
-    dead.come_back.set()
+    dead.may_restart.set()
     wait_until(lambda: "goodput-monitor" not in thread_names().values())
     assert uploaders.pid is None
     uploaders.start(Upload.CUMULATIVE)
@@ -277,14 +277,14 @@ def test_a_last_stop_while_the_helper_is_dead_that_skips_the_last_point_starts_n
 
 
 @pytest.mark.parametrize("executable", ["/bin/false", "/nonexistent/python"])
-def test_a_last_point_that_cannot_be_written_as_the_helper_is_dead_is_told(
+def test_a_last_point_that_cannot_be_written_because_the_helper_is_down_is_logged(
     executable: str, uploaders: Uploaders, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     dead = DeadHelper(uploaders)
     monkeypatch.setattr(sys, "executable", executable)
     uploaders.stop(Upload.CUMULATIVE, flush=True)
     uploaders.stop(Upload.WINDOWS, flush=False)
-    dead.come_back.set()
+    dead.may_restart.set()
     assert caplog.text.count("The last upload of goodput (cumulative) could not be done") == 1
 
 
@@ -312,7 +312,7 @@ def test_what_is_not_waited_for_is_not_kept(uploaders: Uploaders) -> None:
     assert not process._awaited
 
 
-def test_an_answer_to_nothing_is_not_shown_as_what_a_dead_helper_said_last(uploaders: Uploaders) -> None:
+def test_an_unsolicited_answer_is_not_shown_as_the_last_message_of_a_dead_helper(uploaders: Uploaders) -> None:
     uploaders.start(Upload.CUMULATIVE)
     process = uploaders._process
     assert process is not None

@@ -69,7 +69,7 @@ class Calculator:
 
 
 class Recording:
-    """An exporter that keeps what it is given, and fails when it is told to."""
+    """An exporter that stores its snapshots, and fails on demand."""
 
     def __init__(self) -> None:
         self.snapshots: list[Snapshot] = []
@@ -91,7 +91,7 @@ class Recording:
 
 
 class Bench:
-    """A worker whose clock is set by hand."""
+    """A worker with a manual clock."""
 
     def __init__(self, *sinks: tuple[Exporter, set[Upload]], sync: float | None = None) -> None:
         self.clock, self.calculator = Clock(), Calculator()
@@ -240,7 +240,7 @@ def test_the_saved_state_goes_to_the_bucket_at_its_interval() -> None:
     assert bench.calculator.done == ["synced"] * 6
 
 
-def test_a_sink_that_fails_for_an_hour_is_seldom_tried_told_once_and_resumes(
+def test_a_sink_that_fails_for_an_hour_is_rarely_tried_logged_once_and_resumes(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     failing, other = Recording(), Recording()
@@ -260,7 +260,7 @@ def test_a_sink_that_fails_for_an_hour_is_seldom_tried_told_once_and_resumes(
     assert len(failing.snapshots) == 10
 
 
-def test_another_kind_of_failure_is_told_too(caplog: pytest.LogCaptureFixture) -> None:
+def test_another_kind_of_failure_is_also_logged(caplog: pytest.LogCaptureFixture) -> None:
     failing = Recording()
     bench = Bench((failing, EVERYTHING))
     bench.set(Upload.DEVIATION)
@@ -350,7 +350,7 @@ def test_a_hanging_sink_does_not_keep_the_last_point_from_the_others() -> None:
 
 
 class Held:
-    """An exporter whose first call does not return until it is released."""
+    """An exporter with a first call that does not return until it is released."""
 
     def __init__(self) -> None:
         self.entered, self.released = threading.Event(), threading.Event()
@@ -424,7 +424,7 @@ def test_the_state_is_saved_while_there_is_time_left() -> None:
     assert held.kept.ends == ["flushed", "closed"]
 
 
-def test_steps_of_a_snapshot_that_is_not_the_newest_any_more_are_not_told() -> None:
+def test_steps_of_a_snapshot_that_is_not_the_newest_any_more_are_not_sent() -> None:
     exporter = Recording()
     bench = Bench((exporter, EVERYTHING))
     bench.set(Upload.DEVIATION)
@@ -438,7 +438,7 @@ def test_steps_of_a_snapshot_that_is_not_the_newest_any_more_are_not_told() -> N
         next(steps)
 
 
-def test_no_record_yet_is_no_failure(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_job_without_records_yet_is_not_a_failure(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     exporter = Recording()
     bench = Bench((exporter, EVERYTHING))
@@ -453,7 +453,7 @@ def test_no_record_yet_is_no_failure(caplog: pytest.LogCaptureFixture) -> None:
 
 
 @pytest.mark.parametrize("error", [RuntimeError("broken"), MemoryError(), SystemExit(1)])
-def test_a_query_that_fails_for_an_hour_is_seldom_tried_and_told_once(
+def test_a_query_that_fails_for_an_hour_is_rarely_tried_and_logged_once(
     error: BaseException, caplog: pytest.LogCaptureFixture
 ) -> None:
     exporter = Recording()

@@ -1,4 +1,4 @@
-"""Overlays: every moment belongs to the one of the highest precedence, which anybody could find out slowly."""
+"""Overlays: every moment belongs to the one of the highest precedence, as a slow search confirms."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_those_that_touch_a_stretch_are_found_after_any_adding_and_discarding(
     assert kept.between(start, end) == touching
 
 
-def test_an_overlay_without_length_says_nothing() -> None:
+def test_an_overlay_without_length_has_no_effect() -> None:
     kept = Overlays()
     kept.add(Overlay.of(5, 5, Bucket.CUSTOM))
     kept.add(Overlay.of(7, 5, Bucket.CUSTOM))

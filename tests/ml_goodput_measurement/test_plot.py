@@ -1,4 +1,4 @@
-"""The picture of a job's life is true, legible for everybody, and there for jobs of every length."""
+"""The picture of a job's life is correct, legible with any color vision, and works for jobs of any length."""
 
 from __future__ import annotations
 
@@ -58,8 +58,8 @@ def test_excluded_time_is_hatched_and_none_else_is(tmp_path: Path) -> None:
     report = report_of(killed_and_resumed(), excluded=[(20, 60)])  # in the steps of the first attempt
     plot_timeline(report, tmp_path / "job.png")
     image = picture(tmp_path / "job.png")
-    begin = next(row for row in range(len(image)) if share_of_color(image[row : row + 1], Bucket.PRODUCTIVE) > 0.2)
-    timeline = image[begin + 5 : begin + 115]
+    top_row = next(row for row in range(len(image)) if share_of_color(image[row : row + 1], Bucket.PRODUCTIVE) > 0.2)
+    timeline = image[top_row + 5 : top_row + 115]
     left, width = round(0.035 * image.shape[1]), 0.93 * image.shape[1] / 200
     inside = timeline[:, left + round(21 * width) : left + round(59 * width)]
     grey = abs(inside - 0x77).max(axis=2) < 0x40
@@ -73,8 +73,8 @@ def test_excluded_time_is_hatched_and_none_else_is(tmp_path: Path) -> None:
 def test_the_border_between_two_long_pieces_is_straight(tmp_path: Path) -> None:
     plot_timeline(report_of(killed_and_resumed()), tmp_path / "job.png")
     image = picture(tmp_path / "job.png")
-    begin = next(row for row in range(len(image)) if share_of_color(image[row : row + 1], Bucket.PRODUCTIVE) > 0.4)
-    top, bottom = image[begin + 2], image[begin + 115]  # of the timeline, 120 dots high
+    top_row = next(row for row in range(len(image)) if share_of_color(image[row : row + 1], Bucket.PRODUCTIVE) > 0.4)
+    top, bottom = image[top_row + 2], image[top_row + 115]  # of the timeline, 120 dots high
     assert (top == bottom).all()
 
 
@@ -82,13 +82,13 @@ def months(days: int = 90) -> JobReport:
     """A job of months with a save every half an hour, killed every three days."""
     history = History("a job with a name that is much too long to be written out above the timeline" * 3).start(0)
     for day in range(days):
-        begin = day * 86_400
+        day_start = day * 86_400
         if day % 3 == 0 and day:
-            history.start(begin)
-        history.step(day * 24, begin + 60)
+            history.start(day_start)
+        history.step(day * 24, day_start + 60)
         for hour in range(1, 24):
-            history.step(day * 24 + hour, begin + hour * 3600)
-            history.save(day * 24 + hour, begin + hour * 3600, begin + hour * 3600 + 30)
+            history.step(day * 24 + hour, day_start + hour * 3600)
+            history.save(day * 24 + hour, day_start + hour * 3600, day_start + hour * 3600 + 30)
     return report_of(history.end(days * 86_400))
 
 
@@ -113,12 +113,12 @@ def test_a_job_of_any_length_has_a_picture(tmp_path: Path, kind: str, suffix: st
 def test_a_job_of_months_is_drawn_in_seconds(tmp_path: Path) -> None:
     report = months()
     assert len(report.timeline) > 4_000
-    began = time.process_time()
+    started = time.process_time()
     plot_timeline(report, tmp_path / "job.png")
-    assert time.process_time() - began < 5
+    assert time.process_time() - started < 5
 
 
-def test_a_picture_that_cannot_be_written_says_so(tmp_path: Path) -> None:
+def test_a_picture_that_cannot_be_written_is_an_error(tmp_path: Path) -> None:
     report = report_of(killed_and_resumed())
     with pytest.raises(FileNotFoundError):
         plot_timeline(report, tmp_path / "no folder" / "job.png")
@@ -168,7 +168,7 @@ def test_the_clock_counts_in_units_that_suit_the_length() -> None:
 
 
 @pytest.mark.parametrize("vision", COLOR_VISION)
-def test_colors_can_be_told_apart_with_any_kind_of_color_vision(vision: str) -> None:
+def test_colors_are_distinguishable_with_any_kind_of_color_vision(vision: str) -> None:
     seen = {bucket: lab(np.array(COLOR_VISION[vision]) @ linear_rgb(color)) for bucket, color in COLORS.items()}
     assert set(seen) == set(Bucket)
     for one, other in itertools.combinations(seen, 2):

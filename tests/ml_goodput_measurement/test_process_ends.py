@@ -1,4 +1,4 @@
-"""A job whose trainer does not record its end has one all the same: its process records how it exits."""
+"""A job without a recorded end still has one: its process records its exit."""
 
 from __future__ import annotations
 
@@ -173,9 +173,9 @@ raise ValueError
 # --- What the ledger makes of it ----------------------------------------------------------------------------------
 
 
-def process_end(history: History, at: float, outcome: str, began: float = 0, exception: str = "") -> History:
-    """Adds what the recorder of the process writes that had recorded a start at `began`."""
-    known: dict[str, Any] = {"process_outcome": outcome, "process_began": BASE + began}
+def process_end(history: History, at: float, outcome: str, started: float = 0, exception: str = "") -> History:
+    """Add the entries of a recorder's process that recorded a start at `started`."""
+    known: dict[str, Any] = {"process_outcome": outcome, "process_began": BASE + started}
     if exception:
         known["process_exception"] = exception
     return history.add(**known, **{"job_end_time" if outcome == "returned" else "process_ended": BASE + at})
@@ -214,9 +214,11 @@ def test_an_exit_moves_nothing_in_a_job_that_was_restarted(outcome: str, tmp_pat
     """But the estimated end of the step in flight, which did not outlast the process."""
     for at in (110, 130):
         plain = first_attempt().start(300).steps(range(9, 20), at=310).end(420)
-        told = process_end(first_attempt(), at, outcome, exception="OSError" if outcome == "failed" else "")
-        told.start(300).steps(range(9, 20), at=310).end(420)
-        before, after = (asked(history, 500, tmp_path / f"{at}{len(history.payloads)}") for history in (plain, told))
+        interrupted = process_end(first_attempt(), at, outcome, exception="OSError" if outcome == "failed" else "")
+        interrupted.start(300).steps(range(9, 20), at=310).end(420)
+        before, after = (
+            asked(history, 500, tmp_path / f"{at}{len(history.payloads)}") for history in (plain, interrupted)
+        )
         assert after.buckets == before.buckets
         assert len(after.disruptions) == 1
         assert after.disruptions[0].last_event_ns == int((BASE + at) * 1e9)
@@ -229,7 +231,7 @@ def test_the_exit_of_an_old_process_does_not_end_the_attempt_that_follows_it(tmp
     found = asked(history, 350, tmp_path)
     assert found.running
     assert [attempt.ended for attempt in found.attempts] == [AttemptEnd.FAILED, AttemptEnd.RUNNING]
-    history = process_end(history, 349, "failed", began=300, exception="ValueError")
+    history = process_end(history, 349, "failed", started=300, exception="ValueError")
     assert not asked(history, 350, tmp_path / "later").running
 
 
@@ -257,9 +259,9 @@ def theirs(history: History, now: float, reference: Reference) -> Any:
 
 
 def test_the_public_package_reads_the_exit_of_a_program_that_returned_as_a_job_end(reference: Reference) -> None:
-    told = theirs(process_end(first_attempt(), 112, "returned"), 10_000, reference)
-    assert told == theirs(first_attempt().end(112), 10_000, reference)
-    assert told["elapsed"] == 112
+    interrupted = theirs(process_end(first_attempt(), 112, "returned"), 10_000, reference)
+    assert interrupted == theirs(first_attempt().end(112), 10_000, reference)
+    assert interrupted["elapsed"] == 112
 
 
 @pytest.mark.parametrize("outcome", ["failed", "exited"])
@@ -268,7 +270,7 @@ def test_the_public_package_reads_a_restarted_job_as_if_no_exit_were_recorded(
 ) -> None:
     """It raises while a job goes on after a job end, so an exit that a restart may follow is none to it."""
     plain = first_attempt().start(300).steps(range(8, 20), at=310)
-    told = process_end(first_attempt(), 115, outcome).start(300).steps(range(8, 20), at=310)
-    assert theirs(told, 431, reference) == theirs(plain, 431, reference)
+    interrupted = process_end(first_attempt(), 115, outcome).start(300).steps(range(8, 20), at=310)
+    assert theirs(interrupted, 431, reference) == theirs(plain, 431, reference)
     with pytest.raises(ReferenceRaisedError, match="Productive training time is invalid"):
         theirs(first_attempt().end(115).start(300).steps(range(8, 20), at=310), 431, reference)

@@ -1,6 +1,6 @@
 """The public names, signatures, defaults and values are those of the public library at 0.2.3: nothing to change.
 
-What we add is keyword-only, or a name of its own, so that no positional argument changes its place.
+What we add is keyword-only, or a name of its own, so that no positional argument moves.
 """
 
 from __future__ import annotations
@@ -200,7 +200,7 @@ ENUMS: dict[str, dict[str, Any]] = {
 _FIVE = ("total", "average", "minimum", "maximum", "standard_deviation")
 _SAVE_PARTS = ("checkpoint_manager_blocking", "checkpointer_blocking", "wait_for_prev", "get_old_steps")
 _RESTORE_PARTS = ("checkpoint_manager", "restore", "broadcast")
-_MADE = object()  # A default that is made anew for each.
+_MADE = object()  # A default that is created for each call.
 
 DATACLASSES: dict[str, dict[str, Any]] = {
     "goodput_utils.GCPOptions": {
@@ -462,6 +462,6 @@ KEYS = {
 }
 
 
-def test_the_keys_of_payloads_are_where_tests_of_others_look_for_them() -> None:
+def test_the_keys_of_payloads_have_the_names_that_tests_of_users_import() -> None:
     goodput = importlib.import_module("ml_goodput_measurement.goodput")
     assert {name: getattr(goodput, name, None) for name in KEYS} == KEYS

@@ -99,7 +99,7 @@ def run(program: str, folder: Path) -> str:
 
 
 def answered(folder: Path) -> float:
-    """What another process is told, in percent."""
+    """The goodput that another process reads, in percent."""
     answer = re.fullmatch(r"Total job goodput: (\d+\.\d\d)%\n", run(_ASK, folder))
     assert answer
     return float(answer[1])

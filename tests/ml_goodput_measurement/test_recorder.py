@@ -79,7 +79,7 @@ def test_each_call_writes_the_entry_of_the_contract(
     assert list(payload)[-1] == list(event)[-1]
 
 
-def test_no_key_of_ours_looks_like_a_time_to_the_public_library() -> None:
+def test_the_public_library_takes_no_key_of_ours_for_a_time() -> None:
     for call, _ in CALLS:
         call(GoodputRecorder(JOB, LOG, True))
     ours = {"step_end_count", "step_ended", "checkpoint_progress_step", "checkpoint_progress_started", "lost_entries"}
@@ -101,7 +101,7 @@ def test_a_call_without_a_time_means_now_to_the_nanosecond() -> None:
     assert segment.read_text().endswith(f'"step_count":5,"step_start_time":{seconds}}}}}')
 
 
-def test_entries_say_who_wrote_them(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_entries_name_their_writer(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("JAX_PROCESS_ID", "3")
     GoodputRecorder(JOB, LOG, True).record_job_start_time()
     [entry] = entries()
@@ -122,7 +122,7 @@ def test_a_moment_is_a_datetime_or_a_number_of_seconds(moment: Any) -> None:
     assert payloads()[0]["step_start_time"] == AT_SECONDS
 
 
-def test_a_naive_datetime_is_local_time_and_said_once(
+def test_a_naive_datetime_is_local_time_with_one_warning(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, "ml_diagnostics")
@@ -251,18 +251,18 @@ def test_any_name_works(name: str) -> None:
     ],
 )
 @pytest.mark.parametrize("enabled", [True, False])
-def test_a_wrong_argument_is_said_at_construction(arguments: dict[str, Any], message: str, enabled: bool) -> None:
+def test_a_wrong_argument_raises_at_construction(arguments: dict[str, Any], message: str, enabled: bool) -> None:
     with pytest.raises(ConfigurationError, match=message):
         GoodputRecorder(**{"job_name": JOB, "logger_name": LOG, "logging_enabled": enabled, **arguments})
 
 
-def test_a_wrong_backend_is_said_at_construction(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wrong_backend_raises_at_construction(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ML_DIAGNOSTICS_BACKEND", "gcp")
     with pytest.raises(ConfigurationError, match="'gcp'"):
         GoodputRecorder(JOB, LOG, True)
 
 
-def test_a_disabled_recorder_opens_nothing_and_calls_nobody() -> None:
+def test_a_disabled_recorder_opens_nothing_and_calls_nothing() -> None:
     recorder = GoodputRecorder(JOB, LOG, cloud_logger=Sink())
     for call, _ in CALLS:
         call(recorder)
@@ -297,7 +297,7 @@ def test_a_sink_of_the_users_own_gets_every_payload_and_so_does_the_journal() ->
     assert sink.entries == payloads()
     assert len(sink.entries) == len(CALLS) + 2
     [segment] = folder().glob("journal/*/*.jsonl")
-    # Nobody ships them a second time.
+    # They are not shipped a second time.
     assert json.loads(segment.read_text().split("\n")[0])["ship"] is False
 
 
@@ -370,7 +370,7 @@ def test_the_signatures_are_those_of_the_contract() -> None:
     assert signature.parameters["logging_enabled"].default is False
 
 
-def test_cloud_without_credentials_is_said_at_construction(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_cloud_without_credentials_raises_at_construction(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     pytest.importorskip("ml_diagnostics_common.shipper.shipper")
     monkeypatch.setenv("ML_DIAGNOSTICS_BACKEND", "cloud")
     monkeypatch.setenv("GCE_METADATA_HOST", "127.0.0.1:9")
@@ -380,16 +380,16 @@ def test_cloud_without_credentials_is_said_at_construction(monkeypatch: pytest.M
 
 
 def test_nothing_waits_for_a_cloud_that_does_not_answer(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as metadata:  # It accepts, and says nothing.
+    with socket.create_server(("127.0.0.1", 0)) as metadata:  # It accepts, and never answers.
         monkeypatch.setenv("ML_DIAGNOSTICS_BACKEND", "auto")
         monkeypatch.setenv("GCE_METADATA_HOST", f"127.0.0.1:{metadata.getsockname()[1]}")
         monkeypatch.setenv("HOME", str(tmp_path))
-        begin = time.monotonic()
+        start = time.monotonic()
         recorder = GoodputRecorder(JOB, LOG, True, background_grace_period_s=0.2)
         recorder.record_step_start_time(1)
-        assert time.monotonic() - begin < 0.5
+        assert time.monotonic() - start < 0.5
         recorder.flush()
-        assert time.monotonic() - begin < 1.5
+        assert time.monotonic() - start < 1.5
         recorder._shipper.close(0.0)
     assert len(payloads()) == 1
 

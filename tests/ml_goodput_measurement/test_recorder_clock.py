@@ -1,4 +1,4 @@
-"""A clock that somebody sets in mid-job changes no figure."""
+"""A clock that is set during a job changes no number."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ recorder.record_job_end_time(datetime.datetime.fromtimestamp(time.time()))
 @pytest.mark.parametrize(
     "shifts", [["-0.02"], ["-1"], ["-3600"], ["3600"], ["3600", "-3600"], ["-1", "2", "-5"]], ids=str
 )
-def test_a_clock_that_is_set_in_mid_job_changes_no_figure(shifts: list[str]) -> None:
+def test_a_clock_that_is_set_during_a_job_changes_no_number(shifts: list[str]) -> None:
     subprocess.run([sys.executable, "-c", TRAINER, *shifts], check=True, timeout=60, env=dict(os.environ))
     report = goodput.GoodputCalculator("job", "goodput_job").report()
     assert (report.running, report.steps_kept, report.last_step) == (False, 30, 29)
@@ -45,7 +45,7 @@ def test_a_clock_that_is_set_in_mid_job_changes_no_figure(shifts: list[str]) -> 
     assert report.buckets[Bucket.PRODUCTIVE] + report.buckets[Bucket.PROGRAM_STARTUP] > 0.2e9
 
 
-def test_a_recorder_whose_descriptors_were_closed_writes_the_end_where_it_belongs(tmp_path: Path) -> None:
+def test_a_recorder_with_closed_descriptors_writes_the_end_to_its_own_file(tmp_path: Path) -> None:
     program = """
 import os, sys
 from ml_goodput_measurement import goodput

@@ -1,4 +1,4 @@
-"""What a recorder says to those who watch the process for hangs."""
+"""The progress that a recorder publishes for hang detection."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ml_diagnostics_common.progress import ProgressPage, ProgressReader
 from ml_goodput_measurement._record.recorder import ElasticGoodputRecorder
 
 Recorder = ElasticGoodputRecorder
-Said = tuple[int, str, int | None]
+State = tuple[int, str, int | None]
 
 
 @pytest.fixture
@@ -31,7 +31,7 @@ def recorder(request: pytest.FixtureRequest) -> Recorder:
     return ElasticGoodputRecorder("job", "goodput_job", logging_enabled=request.param)
 
 
-def said(reader: ProgressReader) -> Said | None:
+def state_of(reader: ProgressReader) -> State | None:
     state = reader.read()
     return None if state is None else (state.sequence, state.phase, state.step)
 
@@ -65,21 +65,21 @@ LIFE: list[tuple[Callable[[Recorder], None], str, int | None]] = [
 ]
 
 
-def test_each_call_says_what_the_job_does_now(recorder: Recorder, reader: ProgressReader) -> None:
+def test_each_call_publishes_the_current_activity(recorder: Recorder, reader: ProgressReader) -> None:
     for count, (call, phase, step) in enumerate(LIFE, start=1):
         call(recorder)
-        assert said(reader) == (count, phase, step), count
+        assert state_of(reader) == (count, phase, step), count
 
 
 def test_a_disabled_recorder_publishes_and_records_nothing(reader: ProgressReader) -> None:
     recorder = ElasticGoodputRecorder("job", "goodput_job", logging_enabled=False)
     for call, _, _ in LIFE:
         call(recorder)
-    assert said(reader) == (len(LIFE), "ended", None)
+    assert state_of(reader) == (len(LIFE), "ended", None)
     assert list(Path(os.environ["ML_DIAGNOSTICS_DIR"]).glob("journal/**/*")) == []
 
 
-def test_without_a_page_nothing_is_published_and_a_later_page_hears_of_the_next_call(
+def test_without_a_page_nothing_is_published_and_a_later_page_receives_the_next_call(
     recorder: Recorder, tmp_path: Path
 ) -> None:
     for call, _, _ in LIFE[:9]:
@@ -87,9 +87,9 @@ def test_without_a_page_nothing_is_published_and_a_later_page_hears_of_the_next_
     page = ProgressPage.create(tmp_path)
     progress.start_publishing(page)
     reader = ProgressReader(page.path)
-    assert said(reader) is None
+    assert state_of(reader) is None
     recorder.record_step_start_time(8)
-    assert said(reader) == (1, "step", 8)
+    assert state_of(reader) == (1, "step", 8)
     progress.stop_publishing(page)
     reader.close()
 
@@ -102,12 +102,12 @@ def test_anything_may_be_given_for_a_step(recorder: Recorder, reader: ProgressRe
     recorder.record_data_loading_end_time()
     recorder.record_custom_badput_event_start_time(None, junk)
     recorder.record_checkpoint_progress(junk)
-    state = said(reader)
+    state = state_of(reader)
     assert state is not None
     assert state[1:] == ("checkpoint", None)
 
 
-def test_time_that_is_given_is_not_when_it_was_said(recorder: Recorder, reader: ProgressReader) -> None:
+def test_an_explicit_time_is_not_the_time_of_publishing(recorder: Recorder, reader: ProgressReader) -> None:
     recorder.record_step_start_time(1, 1_000.0)
     first = reader.read()
     recorder.record_step_start_time(2, 1_000.0)

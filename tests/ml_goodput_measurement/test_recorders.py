@@ -59,7 +59,7 @@ def test_a_recorder_that_is_found_later_takes_over_if_its_index_is_lower() -> No
     assert (calculator.report().end_ns, calculator.report().notes) == (int((BASE + 110) * 1e9), [SECOND_COUNTS])
 
 
-def test_three_recorders_are_told_apart_also_when_none_is_the_first() -> None:
+def test_three_recorders_are_distinguished_even_if_none_is_the_first() -> None:
     for index in (7, 12, 3):
         record(FIRST.payloads, index)
     assert report().notes == [
@@ -69,7 +69,7 @@ def test_three_recorders_are_told_apart_also_when_none_is_the_first() -> None:
 
 
 @pytest.mark.parametrize("label", ["", "first", "-1", "1.0", "9" * 5000, "²"])
-def test_a_label_that_is_no_index_is_taken_for_the_first_process(label: str) -> None:
+def test_an_invalid_index_label_counts_as_the_first_process(label: str) -> None:
     journal = Journal(LOG, root=Path(os.environ["ML_DIAGNOSTICS_DIR"]), labels={"job": JOB, "process_index": label})
     for payload in FIRST.payloads:
         journal.append(payload)
@@ -97,7 +97,7 @@ def test_checkpoints_of_all_processes_are_pooled_and_a_save_counts_once(
     assert recorders.notes() == []
 
 
-def test_checkpoints_of_another_process_come_through_the_journal_too() -> None:
+def test_checkpoints_of_another_process_are_also_read_from_the_journal() -> None:
     record(History().save(5, 60, 64).payloads, 1)
     record(FIRST.payloads, 0)
     record(History().save(5, 60, 66).payloads, 3)
@@ -106,7 +106,7 @@ def test_checkpoints_of_another_process_come_through_the_journal_too() -> None:
     assert result.notes == []
 
 
-def test_what_was_lost_and_what_was_malformed_is_said() -> None:
+def test_dropped_and_malformed_entries_are_reported() -> None:
     spoilt = History().add(job_start_time="soon").add(step_count=None, step_start_time=BASE).payloads
     record([*FIRST.payloads, {"job_name": JOB, "lost_entries": {"disk_full": 7}}, *spoilt], None)
     record([{"job_name": JOB, "lost_entries": {"disk_full": 1, "io_error": 2}}], 4)
@@ -172,7 +172,7 @@ def test_processes_that_start_minutes_apart_before_the_first_step_are_one_attemp
 
 
 def test_a_recorder_that_joins_late_and_keeps_pace_is_of_the_same_attempt() -> None:
-    """A slice that was added to an elastic job, and whose worker has index 0, too."""
+    """A slice that was added to an elastic job, with a worker that also has index 0."""
     record(steady(0, 0, 200, job_end=True).payloads, 0)
     record(History().start(600).steps(range(65, 200), at=660, each=10).end(2010).payloads, 0)
     result = report()
@@ -223,7 +223,7 @@ def test_an_end_that_an_old_process_records_does_not_end_the_new_attempt() -> No
 
 
 def test_a_process_that_records_in_between_does_not_replace_the_job() -> None:
-    """Somebody runs the program for a minute, under the name of a job that runs for hours."""
+    """A user runs the program for a minute, under the name of a job that runs for hours."""
     record(steady(0, 0, 90).payloads, None)
     record(steady(300, 0, 5).payloads, None)
     result = report()
@@ -239,8 +239,8 @@ def test_which_process_records_may_change_between_attempts() -> None:
     assert result.notes == []
 
 
-def test_the_schedulers_count_of_restarts_tells_attempts_apart() -> None:
-    """They start together as far as their clocks say; one of them is what was left of the attempt before."""
+def test_the_schedulers_count_of_restarts_distinguishes_attempts() -> None:
+    """By their clocks they start together; one of them remained from the previous attempt."""
     for attempt, life in (("0", steady(0, 0, 10)), ("1", steady(20, 0, 10))):
         labels = {"job": JOB, "process_index": "0", "attempt": attempt}
         journal = Journal(LOG, root=Path(os.environ["ML_DIAGNOSTICS_DIR"]), labels=labels)
@@ -303,7 +303,7 @@ recorder.record_job_end_time()
 """
 
 
-def test_three_slices_whose_workers_count_from_zero_are_one_job() -> None:
+def test_three_slices_with_workers_that_count_from_zero_are_one_job() -> None:
     environment = {**os.environ, "TPU_WORKER_ID": "0", "ML_DIAGNOSTICS_BACKEND": "local"}
     trainers = [subprocess.Popen([sys.executable, "-c", TRAINER], env=environment) for _ in range(3)]
     assert [trainer.wait(timeout=60) for trainer in trainers] == [0, 0, 0]

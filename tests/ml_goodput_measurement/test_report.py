@@ -1,4 +1,4 @@
-"""A report says where all of the time went, what each disruption cost, and nothing that nobody asked for."""
+"""A report shows all of the time by bucket, what each disruption cost, and nothing else."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def test_each_type_of_custom_event_has_its_row() -> None:
     assert (shown["custom: eval"][0], shown["custom: sync"][0]) == (1.0, 2.0)
 
 
-def test_a_running_job_says_so_and_what_its_step_is_worth_so_far() -> None:
+def test_a_running_job_is_marked_with_the_time_of_its_step_so_far() -> None:
     text = format_text(report_of(History().start(0).steps(range(3), at=0), now=24))
     assert "(still running)" in text
     assert table(text)["step in flight"] == (4.0, 16.67)
@@ -120,19 +120,19 @@ def test_a_disruption_without_a_step_since_does_not_name_one() -> None:
     assert re.search(r"resumed at 2023-11-14 22:15:00Z, no step since$", text, re.MULTILINE)
 
 
-def test_a_step_whose_end_was_recorded_was_not_in_flight() -> None:
+def test_a_step_with_a_recorded_end_was_not_in_flight() -> None:
     history = History().start(0).steps(range(3), at=0).step_end(2, 29).start(100).steps(range(3, 5), at=100)
     assert "attempt 1 had its last event at 2023-11-14 22:13:49Z after step 2; " in format_text(report_of(history))
 
 
-def test_an_attempt_whose_end_was_recorded_is_not_called_lost() -> None:
+def test_an_attempt_with_a_recorded_end_is_not_called_lost() -> None:
     history = History().start(0).steps(range(3), at=0).end(30).start(100).steps(range(3, 5), at=100)
     text = format_text(report_of(history.end(120)))
     assert "attempt 1 ended at 2023-11-14 22:13:50Z after step 2; resumed at 2023-11-14 22:15:00Z from step 3" in text
     assert "last heard of" not in text
 
 
-def test_the_last_checkpoint_of_a_running_job_is_told_and_nothing_is_promised_of_it() -> None:
+def test_the_last_checkpoint_of_a_running_job_is_reported_without_a_promise() -> None:
     history = History().start(0).steps(range(3), at=0).save(1, 21, 22)
     assert "  checkpoint   of step 1, the last begun or saved\n" in format_text(report_of(history, now=25))
     assert "checkpoint   " not in format_text(report_of(history.end(30)))
@@ -149,27 +149,27 @@ def crash_loop(attempts: int) -> JobReport:
     """Two steps an attempt, of which the next one repeats the second; an evaluation with a long name in each."""
     history = History("a job")
     for number in range(attempts):
-        begin = 5_000 * number
-        history.start(begin).init(begin, begin + 3_599).steps([number, number + 1], at=begin + 3_600, each=700)
-        history.custom(begin + 3_700, begin + 3_800, "an evaluation of the whole of the data, twice")
+        at = 5_000 * number
+        history.start(at).init(at, at + 3_599).steps([number, number + 1], at=at + 3_600, each=700)
+        history.custom(at + 3_700, at + 3_800, "an evaluation of the whole of the data, twice")
     return report_of(history.end(5_000 * attempts))
 
 
-def test_many_attempts_and_disruptions_are_told_by_the_first_and_the_last() -> None:
+def test_of_many_attempts_and_disruptions_the_first_and_the_last_are_shown() -> None:
     text = format_text(crash_loop(40))
     lines = text.splitlines()
     assert "39 disruptions cost " in text
     assert "  ... 27 more disruptions; --format json has all" in lines
     assert "  ... 28 more attempts; --format json has all" in lines
-    began = [line.split()[0] for line in lines if re.match(r" +\d+ +2023-", line)]
-    assert began == [*map(str, range(1, 7)), *map(str, range(35, 41))]
+    started = [line.split()[0] for line in lines if re.match(r" +\d+ +2023-", line)]
+    assert started == [*map(str, range(1, 7)), *map(str, range(35, 41))]
     blocks = [line.split()[1:] for line in lines if re.match(r"  attempt +\d", line)]
-    assert blocks == [began[:6], began[6:]]
+    assert blocks == [started[:6], started[6:]]
     assert len(lines) < 100
     assert max(map(len, lines)) < 130
 
 
-def test_a_dozen_attempts_are_told_in_full() -> None:
+def test_a_dozen_attempts_are_shown_in_full() -> None:
     text = format_text(crash_loop(12))
     assert " more " not in text
     blocks = re.findall(r"^  attempt +(\d.*)$", text, re.MULTILINE)
@@ -186,7 +186,7 @@ def test_the_table_of_attempts_has_every_bucket_of_each(report: JobReport) -> No
             assert re.split(" {2,}", cells[1]) == [format_duration(ns) if ns else "-" for ns in spent]
 
 
-def test_what_is_excluded_is_told_and_has_no_part_in_the_percentages() -> None:
+def test_excluded_time_is_reported_and_not_part_of_the_percentages() -> None:
     text = format_text(report_of(killed_and_resumed(), excluded=[(20, 70)]))  # in steps that were kept
     assert text.startswith("job: 33.33 % goodput\n")  # 50 of 150 s
     assert "  excluded     50.0 s of it; the percentages are of the rest\n" in text
@@ -198,14 +198,14 @@ def test_what_is_excluded_is_told_and_has_no_part_in_the_percentages() -> None:
 
 
 def test_json_has_no_percentage_of_what_is_excluded() -> None:
-    told = json.loads(format_json(report_of(killed_and_resumed(), excluded=[(20, 70)])))
-    assert told["excluded_seconds"] == 50.0
-    assert told["buckets"]["EXCLUDED"] == {"seconds": 50.0, "percent": None}
-    assert told["buckets"]["PRODUCTIVE"] == {"seconds": 50.0, "percent": pytest.approx(told["goodput_percent"])}
-    assert sum(share["percent"] or 0 for share in told["buckets"].values()) == pytest.approx(100.0)
+    document = json.loads(format_json(report_of(killed_and_resumed(), excluded=[(20, 70)])))
+    assert document["excluded_seconds"] == 50.0
+    assert document["buckets"]["EXCLUDED"] == {"seconds": 50.0, "percent": None}
+    assert document["buckets"]["PRODUCTIVE"] == {"seconds": 50.0, "percent": pytest.approx(document["goodput_percent"])}
+    assert sum(share["percent"] or 0 for share in document["buckets"].values()) == pytest.approx(100.0)
 
 
-def test_the_table_of_attempts_says_what_was_excluded_of_each() -> None:
+def test_the_table_of_attempts_shows_the_excluded_time_of_each() -> None:
     text = format_text(report_of(killed_and_resumed(), excluded=[(20, 70), (190, 195)]))
     assert re.findall(r"^  excluded .*$", text, re.MULTILINE)[-1].split() == ["excluded", "50.0", "s", "5.00", "s"]
 
@@ -216,7 +216,7 @@ def test_a_job_that_is_excluded_as_a_whole_has_a_report() -> None:
     assert json.loads(format_json(report))["buckets"]["PRODUCTIVE"] == {"seconds": 0.0, "percent": None}
 
 
-def test_data_loading_beside_the_steps_is_told_apart_from_the_sum() -> None:
+def test_data_loading_beside_the_steps_is_not_part_of_the_sum() -> None:
     history = History().start(0).load(0, 1).load(12, 15).steps(range(3), at=1).end(31)
     text = format_text(report_of(history))
     assert "beside the steps, not in the sum: 3.00 s of data loading" in text
@@ -229,7 +229,7 @@ def test_a_name_cannot_break_the_page_or_the_terminal() -> None:
     assert max(map(len, text.splitlines())) < 130
 
 
-def test_notes_are_told(report: JobReport) -> None:
+def test_notes_are_shown(report: JobReport) -> None:
     text = format_text(dataclasses.replace(report, notes=("a second recorder was seen", "3 entries were lost")))
     assert text.endswith("\n\nNote: a second recorder was seen\nNote: 3 entries were lost\n")
 
@@ -240,14 +240,14 @@ def test_a_job_without_any_time_has_a_report() -> None:
     assert json.loads(format_json(report))["goodput_percent"] == 0.0
 
 
-def test_json_tells_the_same_with_every_bucket(report: JobReport) -> None:
-    told = json.loads(format_json(report))
-    assert set(told["buckets"]) == {bucket.value for bucket in Bucket}
-    assert told["buckets"]["PRODUCTIVE"] == {"seconds": 100.0, "percent": 50.0}
-    assert told["custom_events"] == {"EVALUATION": {"seconds": 5.0, "percent": 2.5}}
-    assert sum(share["seconds"] for share in told["buckets"].values()) == told["wall_seconds"] == 200.0
-    assert (told["start"], told["end"]) == ("2023-11-14T22:13:20.000000000Z", "2023-11-14T22:16:40.000000000Z")
-    assert told["disruptions"] == [
+def test_json_has_the_same_values_with_every_bucket(report: JobReport) -> None:
+    document = json.loads(format_json(report))
+    assert set(document["buckets"]) == {bucket.value for bucket in Bucket}
+    assert document["buckets"]["PRODUCTIVE"] == {"seconds": 100.0, "percent": 50.0}
+    assert document["custom_events"] == {"EVALUATION": {"seconds": 5.0, "percent": 2.5}}
+    assert sum(share["seconds"] for share in document["buckets"].values()) == document["wall_seconds"] == 200.0
+    assert (document["start"], document["end"]) == ("2023-11-14T22:13:20.000000000Z", "2023-11-14T22:16:40.000000000Z")
+    assert document["disruptions"] == [
         {
             "number": 1,
             "attempt": 1,
@@ -266,25 +266,25 @@ def test_json_tells_the_same_with_every_bucket(report: JobReport) -> None:
             "recompute_seconds": 40.0,
         }
     ]
-    assert [attempt["ended"] for attempt in told["attempts"]] == [
+    assert [attempt["ended"] for attempt in document["attempts"]] == [
         "exited without recording its end",
         "job end recorded",
     ]
-    assert told["attempts"][1]["bucket_seconds"]["PRODUCTIVE"] == 40.0
-    assert [attempt["custom_seconds"] for attempt in told["attempts"]] == [{}, {"EVALUATION": 5.0}]
+    assert document["attempts"][1]["bucket_seconds"]["PRODUCTIVE"] == 40.0
+    assert [attempt["custom_seconds"] for attempt in document["attempts"]] == [{}, {"EVALUATION": 5.0}]
 
 
 def test_json_leaves_out_no_field_of_a_report_but_its_timeline(report: JobReport) -> None:
     names = {field.name for field in dataclasses.fields(JobReport)} - {"timeline"}
     stems = {re.sub("_ns$", "", name) for name in names} - {"custom"}
-    told = " ".join(as_dict(report))
-    assert all(stem in told for stem in stems)
+    document = " ".join(as_dict(report))
+    assert all(stem in document for stem in stems)
 
 
 def test_every_key_of_the_json_is_documented(report: JobReport) -> None:
     page = (Path(__file__).parents[2] / "docs" / "reference" / "command.md").read_text()
-    told = as_dict(report)
-    keys = {*told, *told["disruptions"][0], *told["attempts"][0], *told["buckets"]["PRODUCTIVE"]}
+    document = as_dict(report)
+    keys = {*document, *document["disruptions"][0], *document["attempts"][0], *document["buckets"]["PRODUCTIVE"]}
     assert [key for key in sorted(keys) if f"`{key}`" not in page] == []
 
 
@@ -303,5 +303,5 @@ def test_every_key_of_the_json_is_documented(report: JobReport) -> None:
         (100 * 86_400 * SECOND + 5 * 3_600 * SECOND, "100 d 5 h"),
     ],
 )
-def test_durations_are_told_in_the_units_that_matter(nanoseconds: int, text: str) -> None:
+def test_durations_are_shown_in_a_readable_unit(nanoseconds: int, text: str) -> None:
     assert format_duration(nanoseconds) == text

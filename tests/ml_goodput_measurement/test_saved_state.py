@@ -1,4 +1,4 @@
-"""The saved state: another process goes on from it, and nobody else reads it or writes through it."""
+"""The saved state: another process continues from it, and no other user can read or write it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from ml_goodput_measurement.saved_state import load_state, save_state
 
 from .accounts import moment_ns
 from .histories import BASE, JOB, History, Payload
-from .states import LIFE, NOW_NS, calculator, record, recorders_of, root, save, saved_file, told
+from .states import LIFE, NOW_NS, calculator, contents_of, record, recorders_of, root, save, saved_file
 from .test_ledger_properties import lives
 
 # --- Going on -----------------------------------------------------------------------------------------------------
@@ -92,8 +92,8 @@ def test_saving_and_loading_at_any_point_changes_nothing(
     cuts = sorted(data.draw(st.lists(st.integers(0, len(payloads)), min_size=1, max_size=4)))
     processes = data.draw(st.lists(st.sampled_from([0, 0, 0, 1]), min_size=len(payloads), max_size=len(payloads)))
     never_saved, saved = Recorders(JOB), Recorders(JOB)
-    for begin, end in zip([0, *cuts], [*cuts, len(payloads)], strict=True):
-        for payload, process in zip(payloads[begin:end], processes[begin:end], strict=True):
+    for start, end in zip([0, *cuts], [*cuts, len(payloads)], strict=True):
+        for payload, process in zip(payloads[start:end], processes[start:end], strict=True):
             never_saved.add(Writer(process), [payload])
             saved.add(Writer(process), [payload])
         assert save_state(path, saved, {"journal": end})
@@ -101,11 +101,11 @@ def test_saving_and_loading_at_any_point_changes_nothing(
         assert loaded is not None
         assert loaded.position == {"journal": end}
         saved = loaded.recorders
-        assert told(saved, moment_ns(now)) == told(never_saved, moment_ns(now))
+        assert contents_of(saved, moment_ns(now)) == contents_of(never_saved, moment_ns(now))
 
 
 def test_nothing_of_any_kind_is_forgotten(tmp_path: Path) -> None:
-    """Checkpoint progress, waits, step ends and all, and what of it the reports say."""
+    """Checkpoint progress, waits, step ends and all other events, and their effect on the reports."""
     life = (
         History()
         .start(0)
@@ -117,10 +117,14 @@ def test_nothing_of_any_kind_is_forgotten(tmp_path: Path) -> None:
     assert save_state(tmp_path / "s", recorders, {})
     loaded = load_state(tmp_path / "s", JOB)
     assert loaded is not None
-    assert told(loaded.recorders) == told(recorders)
+    assert contents_of(loaded.recorders) == contents_of(recorders)
     for both in (loaded.recorders, recorders):
         both.add(Writer(0), LIFE.payloads[12:])
-    assert told(loaded.recorders) == told(recorders) == told(recorders_of(life.payloads + LIFE.payloads))
+    assert (
+        contents_of(loaded.recorders)
+        == contents_of(recorders)
+        == contents_of(recorders_of(life.payloads + LIFE.payloads))
+    )
 
 
 def test_what_was_lost_and_passed_over_is_not_forgotten(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from .states import LIFE, NOW_NS, calculator, record, recorders_of, root, save
 
 @pytest.fixture
 def truth() -> JobReport:
-    """What there is to say of LIFE, which is in the journal from now on."""
+    """The report of LIFE, which this fixture writes to the journal."""
     record(LIFE.payloads)
     return calculator().report()
 
@@ -36,7 +36,7 @@ def check_nothing_is_lost(path: Path, truth: JobReport) -> None:
         assert calculator().report() == truth
 
 
-def test_a_state_that_ends_anywhere_is_made_anew(truth: JobReport) -> None:
+def test_a_truncated_state_is_rebuilt(truth: JobReport) -> None:
     path = save()
     whole = path.read_bytes()
     head_ends = whole.index(b"}", whole.index(b'"columns"')) if b'"columns"' in whole else len(whole) // 2
@@ -65,7 +65,7 @@ ODD_FILES: dict[str, bytes] = {
     "another version": b"goodput state of 0.9.9 little\n" + bytes(100),
     "zeros": bytes(4096),
     "a line without end": b"x" * 100_000,
-    "JSON of somebody else": b'{"job": "job", "facts": 1}',
+    "JSON of another program": b'{"job": "job", "facts": 1}',
     "nothing behind the first line": _MAGIC,
     "a second line without end": _MAGIC + b"x" * 100_000,
     "a second line of something else": _MAGIC + b"[1, 2]\n",
@@ -82,12 +82,12 @@ ODD_FILES: dict[str, bytes] = {
     "columns less than nothing": framed(head(columns=[["q", -1]])),
     "columns of text": framed(head(columns=[["u", 2]]), bytes(16)),
     "columns of nothing known": framed(head(columns=[["?", 2]]), bytes(16)),
-    "columns for nobody": framed(head(columns=[["q", 2]]), bytes(16)),
+    "unknown columns": framed(head(columns=[["q", 2]]), bytes(16)),
 }
 
 
 @pytest.mark.parametrize("content", ODD_FILES.values(), ids=ODD_FILES)
-def test_a_file_of_something_else_in_its_place_is_replaced(truth: JobReport, content: bytes) -> None:
+def test_a_foreign_file_at_its_path_is_replaced(truth: JobReport, content: bytes) -> None:
     path = save()
     path.write_bytes(content)
     assert load_state(path, JOB) is None
@@ -112,7 +112,7 @@ def test_bytes_behind_the_end_are_noticed(truth: JobReport) -> None:
     check_nothing_is_lost(path, truth)
 
 
-def test_a_named_pipe_in_its_place_is_not_waited_for(truth: JobReport) -> None:
+def test_a_named_pipe_at_its_path_is_not_waited_for(truth: JobReport) -> None:
     path = save()
     path.unlink()
     os.mkfifo(path)
@@ -124,7 +124,7 @@ def test_the_state_of_another_job_is_not_taken(tmp_path: Path) -> None:
     assert load_state(tmp_path / "s", "another job") is None
 
 
-def test_a_folder_in_its_place_is_said_and_survived(truth: JobReport, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_folder_at_its_path_is_one_warning(truth: JobReport, caplog: pytest.LogCaptureFixture) -> None:
     path = save()
     path.unlink()
     path.mkdir()
@@ -133,10 +133,10 @@ def test_a_folder_in_its_place_is_said_and_survived(truth: JobReport, caplog: py
     assert path.is_dir()
 
 
-def test_a_folder_that_cannot_be_is_said_and_survived(
+def test_a_folder_that_cannot_be_created_is_one_warning(
     truth: JobReport, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A read-only folder would not stop root, as whom tests may run: a file where the folder should be does."""
+    """Tests may run as root, which a read-only folder does not stop: a file at the folder's path does."""
     (tmp_path / "taken").write_text("")
     subject = calculator(cache_dir=str(tmp_path / "taken" / "below"))
     assert subject.report() == truth
@@ -146,9 +146,7 @@ def test_a_folder_that_cannot_be_is_said_and_survived(
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
-def test_a_read_only_folder_is_said_and_survived(
-    truth: JobReport, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_read_only_folder_is_one_warning(truth: JobReport, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     tmp_path.chmod(0o500)
     subject = calculator(cache_dir=str(tmp_path))
     assert subject.report() == truth
@@ -157,7 +155,7 @@ def test_a_read_only_folder_is_said_and_survived(
     assert "could not be saved" in caplog.messages[-1]
 
 
-def test_a_place_for_positions_that_cannot_be_is_said_and_survived(
+def test_a_folder_of_positions_that_cannot_be_created_is_one_warning(
     truth: JobReport, caplog: pytest.LogCaptureFixture
 ) -> None:
     (root() / "state").mkdir()

@@ -22,7 +22,7 @@ from .states import LIFE, LOG, NOW_NS, calculator, record, recorders_of, root, s
 
 @pytest.fixture
 def truth() -> JobReport:
-    """What there is to say of LIFE, which is in the journal from now on."""
+    """The report of LIFE, which this fixture writes to the journal."""
     record(LIFE.payloads)
     return calculator().report()
 
@@ -82,7 +82,7 @@ def test_an_older_state_never_replaces_one_that_knows_more(tmp_path: Path) -> No
     assert save_state(path, recorders_of(LIFE.payloads), {"is": "newest"})
 
 
-def test_a_process_that_hangs_while_it_saves_makes_nobody_wait(
+def test_a_process_that_hangs_while_it_saves_delays_no_other(
     truth: JobReport, caplog: pytest.LogCaptureFixture
 ) -> None:
     path = save()

@@ -16,13 +16,13 @@ from ml_goodput_measurement._ledger import recorders
 from ml_goodput_measurement.calculator import GoodputCalculator
 
 from .histories import BASE, History, MemoryLog
-from .written_life import LIFE, LOG, NOW_NS, calculator, journal_folder, record, root, told
+from .written_life import LIFE, LOG, NOW_NS, calculator, contents_of, journal_folder, record, root
 
 
 @pytest.fixture
 def truth() -> tuple[Any, ...]:
     """What there is to say of LIFE, from an object in memory."""
-    return told(calculator(cloud_logger=MemoryLog(LIFE.payloads)).report())
+    return contents_of(calculator(cloud_logger=MemoryLog(LIFE.payloads)).report())
 
 
 @pytest.fixture
@@ -62,7 +62,7 @@ def test_attempts_of_several_writers_are_one_job(truth: tuple[Any, ...]) -> None
     second = next(i for i, payload in enumerate(LIFE.payloads) if payload.get("job_start_time") == BASE + 300)
     record(LIFE.payloads[second:]).close()  # the files' order is not the job's
     record(LIFE.payloads[:second]).close()
-    assert told(calculator().report()) == truth
+    assert contents_of(calculator().report()) == truth
 
 
 def test_writers_that_come_late_are_folded_in(truth: tuple[Any, ...]) -> None:
@@ -72,7 +72,7 @@ def test_writers_that_come_late_are_folded_in(truth: tuple[Any, ...]) -> None:
     for part in (LIFE.payloads[-6:], LIFE.payloads[second:-6], LIFE.payloads[:4], LIFE.payloads[4:second]):
         record(part)
         report = subject.report()
-    assert told(report) == truth
+    assert contents_of(report) == truth
 
 
 def test_a_job_that_has_not_begun_is_found_when_it_has() -> None:
@@ -87,7 +87,7 @@ def test_other_jobs_of_the_log_are_none_of_this_one(truth: tuple[Any, ...]) -> N
     record(History("another").start(-500).steps(range(100), at=-400, each=20).payloads)
     record(LIFE.payloads)
     report = calculator().report()
-    assert (told(report), report.notes) == (truth, [])
+    assert (contents_of(report), report.notes) == (truth, [])
 
 
 def test_lines_that_are_no_entries_are_passed_over_and_said(truth: tuple[Any, ...]) -> None:
@@ -97,7 +97,7 @@ def test_lines_that_are_no_entries_are_passed_over_and_said(truth: tuple[Any, ..
     with segment.open("a") as file:
         file.write('\n{"t":1,"s":5}\n{"t":17000000')
     report = calculator().report()
-    assert told(report) == truth
+    assert contents_of(report) == truth
     assert report.notes == ["2 entries could not be read"]
 
 
@@ -116,7 +116,7 @@ def test_a_query_that_is_interrupted_loses_nothing(truth: tuple[Any, ...], monke
         subject.get_job_goodput()
     monkeypatch.setattr(recorders, "read_events", read_events)
     record(LIFE.payloads[30:])
-    assert told(subject.report()) == truth
+    assert contents_of(subject.report()) == truth
 
 
 def test_a_query_of_one_job_is_no_promise_for_another_of_the_same_log(truth: tuple[Any, ...]) -> None:
@@ -124,11 +124,11 @@ def test_a_query_of_one_job_is_no_promise_for_another_of_the_same_log(truth: tup
     record(LIFE.payloads)
     record([{**payload, "job_name": "other"} for payload in LIFE.payloads], job="other")
     subject = calculator()
-    assert told(subject.report()) == truth
+    assert contents_of(subject.report()) == truth
     subject.save_state()
     JournalCap(root(), limit_bytes=0, clock=lambda: time.time() + 2 * 86400).check()
     assert len(list(journal_folder().glob("*.jsonl"))) == 1
-    assert told(GoodputCalculator("other", LOG, _clock_ns=lambda: NOW_NS).report()) == truth
+    assert contents_of(GoodputCalculator("other", LOG, _clock_ns=lambda: NOW_NS).report()) == truth
 
 
 def test_no_journal_is_dropped_on_the_word_of_a_state_that_lies_elsewhere(tmp_path: Path) -> None:
@@ -161,7 +161,7 @@ def test_without_a_cloud_the_journal_answers_at_once_and_without_a_word(
     began = time.monotonic()
     report = calculator().report()
     assert time.monotonic() - began < 5
-    assert (told(report), report.notes) == (truth, [])
+    assert (contents_of(report), report.notes) == (truth, [])
     assert [line for line in caplog.records if line.levelno >= logging.WARNING] == []
 
 
@@ -176,7 +176,7 @@ def test_broken_credentials_leave_the_journals_answer(
     monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(key))
     monkeypatch.setenv("GOOGLE_CLOUD_PROJECT", "p")
     record(LIFE.payloads)
-    assert told(calculator().report()) == truth
+    assert contents_of(calculator().report()) == truth
 
 
 @pytest.mark.usefixtures("_no_cloud")

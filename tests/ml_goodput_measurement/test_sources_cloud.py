@@ -19,13 +19,13 @@ from ml_goodput_measurement.exceptions import NoGoodputError
 from ml_goodput_measurement.partition import Bucket
 
 from .histories import BASE, JOB, History, MemoryLog, Payload
-from .written_life import LIFE, LOG, NOW_NS, calculator, record, root, told
+from .written_life import LIFE, LOG, NOW_NS, calculator, contents_of, record, root
 
 
 @pytest.fixture
 def truth() -> tuple[Any, ...]:
     """What there is to say of LIFE, from an object in memory."""
-    return told(calculator(cloud_logger=MemoryLog(LIFE.payloads)).report())
+    return contents_of(calculator(cloud_logger=MemoryLog(LIFE.payloads)).report())
 
 
 @pytest.fixture(params=["rest", "grpc"])
@@ -70,7 +70,7 @@ def test_what_the_public_library_wrote_is_read_from_the_cloud(
     cloud: CloudLoggingServer, truth: tuple[Any, ...]
 ) -> None:
     cloud.write(as_the_reference_wrote(LIFE.payloads), log_id=LOG)
-    assert told(calculator().report()) == truth
+    assert contents_of(calculator().report()) == truth
 
 
 @pytest.mark.parametrize("part", [slice(None), slice(0), slice(12), slice(12, None), slice(None, None, 3)], ids=str)
@@ -80,7 +80,7 @@ def test_the_union_of_journal_and_cloud_is_the_job_whatever_was_shipped(
     record(LIFE.payloads)
     ship(cloud, part)
     report = calculator().report()
-    assert (told(report), report.notes) == (truth, [])
+    assert (contents_of(report), report.notes) == (truth, [])
 
 
 def test_a_part_from_another_machine_is_joined_with_the_journal(
@@ -90,7 +90,7 @@ def test_a_part_from_another_machine_is_joined_with_the_journal(
     second = next(i for i, payload in enumerate(LIFE.payloads) if payload.get("job_start_time") == BASE + 300)
     cloud.write(as_the_reference_wrote(LIFE.payloads[:second]), log_id=LOG)
     record(LIFE.payloads[second:])
-    assert told(calculator().report()) == truth
+    assert contents_of(calculator().report()) == truth
 
 
 def test_the_cloud_is_read_on_from_where_a_saved_state_left_off(
@@ -104,7 +104,7 @@ def test_the_cloud_is_read_on_from_where_a_saved_state_left_off(
     first.save_state()
     asked = len(cloud.requests)
     cloud.write(entries[:-20], log_id=LOG)
-    assert told(calculator().report()) == truth
+    assert contents_of(calculator().report()) == truth
     read = [request.entries or 0 for request in cloud.requests[asked:] if request.operation == "list"]
     assert sum(read) <= len(entries) - 20 + 1
 
@@ -122,7 +122,7 @@ def test_a_state_saved_without_a_cloud_goes_on_with_one_and_back(
         subject.save_state()
         record(payloads)
     monkeypatch.setenv("ML_DIAGNOSTICS_BACKEND", "cloud")
-    assert told(calculator().report()) == truth
+    assert contents_of(calculator().report()) == truth
 
 
 @pytest.mark.usefixtures("_without_pause")
@@ -134,10 +134,10 @@ def test_a_cloud_that_fails_leaves_the_journals_answer_and_a_note(
     cloud.faults.always(fault, on="list")
     subject = calculator(_patience_seconds=0.2)
     report = subject.report()
-    assert told(report) == truth
+    assert contents_of(report) == truth
     [note] = report.notes
     assert note.startswith("Cloud Logging could not be read to the end: ")
-    assert told(subject.report()) == truth  # nothing is lost by asking again
+    assert contents_of(subject.report()) == truth  # nothing is lost by asking again
     cloud.faults.clear()
     assert subject.report().notes == []
 
@@ -184,7 +184,7 @@ def test_a_cloud_that_failed_is_left_in_peace_for_a_while(
     asked = len(cloud.requests)
     second = subject.report()
     assert len(cloud.requests) == asked
-    assert (told(second), second.notes) == (truth, first.notes)
+    assert (contents_of(second), second.notes) == (truth, first.notes)
     assert second.notes
 
 
@@ -214,7 +214,7 @@ def test_a_recorder_and_a_calculator_meet_in_the_cloud(
     here = calculator().report()
     monkeypatch.setenv("ML_DIAGNOSTICS_DIR", str(tmp_path / "elsewhere"))
     there = calculator().report()
-    assert told(here) == told(there)
+    assert contents_of(here) == contents_of(there)
     assert there.steps_kept == 5
 
 

@@ -26,7 +26,7 @@ MODULES = [
     "monitoring_elastic",
 ]
 
-WAYS = {
+FORMS = {
     "import a.b.c": "import ml_goodput_measurement.src.{name}\nfound = ml_goodput_measurement.src.{name}",
     "import a.b.c as d": "import ml_goodput_measurement.src.{name} as found",
     "from a.b import c": "from ml_goodput_measurement.src import {name} as found",
@@ -47,22 +47,22 @@ def run(program: str, *arguments: str) -> str:
     return done.stdout
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_every_kind_of_import_finds_the_very_same_module(way: str) -> None:
+@pytest.mark.parametrize("form", FORMS)
+def test_every_kind_of_import_finds_the_very_same_module(form: str) -> None:
     checks = """
 import sys, importlib
 for name in sys.argv[1:]:
     names = {}
-    exec(WAY.format(name=name), names)
+    exec(FORM.format(name=name), names)
     real = importlib.import_module(f"ml_goodput_measurement.{name}")
     assert names["found"] is real, name
     assert sys.modules[f"ml_goodput_measurement.src.{name}"] is real, name
     assert real.__name__ == real.__spec__.name == f"ml_goodput_measurement.{name}", real.__spec__
 """
-    run(f"WAY = {WAYS[way]!r}\n{checks}", *MODULES)
+    run(f"FORM = {FORMS[form]!r}\n{checks}", *MODULES)
 
 
-def test_the_second_name_may_come_after_the_first_or_before() -> None:
+def test_the_second_name_may_be_imported_after_the_first_or_before() -> None:
     run("""
         from ml_goodput_measurement import goodput_utils as first
         from ml_goodput_measurement.src.goodput_utils import BadputType

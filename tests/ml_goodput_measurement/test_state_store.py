@@ -1,4 +1,4 @@
-"""The copy of the saved state: other machines go on from it, it is never newer by older, and it makes nobody wait."""
+"""The copy of the saved state: other machines continue from it, a newer one is never replaced, and no query waits."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from ml_goodput_measurement.state_store import StateStore, checked_gcs_path
 
 from .histories import JOB, History
 from .loaded_modules import loaded_by
-from .states import LIFE, recorders_of, told
+from .states import LIFE, contents_of, recorders_of
 
 OBJECT = "runs/goodput_state/job.goodput"
 OLDER, NEWER = LIFE.payloads[:-3], LIFE.payloads
@@ -93,7 +93,7 @@ def test_another_machine_goes_on_from_the_copy(gcs_path: str, tmp_path: Path) ->
     state = store_of(tmp_path / "b", gcs_path).load(JOB)
     assert state is not None
     assert state.position == {"journal": 3}
-    assert told(state.recorders) == told(recorders)
+    assert contents_of(state.recorders) == contents_of(recorders)
 
 
 @pytest.mark.parametrize(("local", "copied", "taken"), [(OLDER, NEWER, "copy"), (NEWER, OLDER, "local")])
@@ -106,7 +106,7 @@ def test_whichever_knows_more_is_gone_on_from(
     state = store.load(JOB)
     assert state is not None
     assert state.position == {"from": taken}
-    assert told(state.recorders) == told(recorders_of(NEWER))
+    assert contents_of(state.recorders) == contents_of(recorders_of(NEWER))
 
 
 def test_where_they_know_as_much_the_local_one_is_taken_and_the_copy_not_downloaded(
@@ -126,7 +126,7 @@ def test_where_they_know_as_much_the_local_one_is_taken_and_the_copy_not_downloa
     assert len(server.requests) == 3  # Its front, and all of it.
 
 
-def test_nothing_anywhere_is_no_state_and_no_warning(
+def test_a_missing_state_is_none_without_a_warning(
     gcs_path: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     assert store_of(tmp_path, gcs_path).load(JOB) is None
@@ -134,7 +134,7 @@ def test_nothing_anywhere_is_no_state_and_no_warning(
     assert caplog.messages == []
 
 
-def test_without_a_place_for_it_there_is_no_copy(tmp_path: Path) -> None:
+def test_without_a_path_for_it_there_is_no_copy(tmp_path: Path) -> None:
     store = store_of(tmp_path, None)
     assert not store.sync(recorders_of(NEWER), {})
     assert store.save(recorders_of(NEWER), {"from": "local"})
@@ -166,7 +166,7 @@ def of_another_job() -> Recorders:
     return recorders
 
 
-# It says that it knows more than what is recorded, so that it would be taken.
+# It claims to be newer than the records, so that it would be used.
 WHOLE = encoded(recorders_of([*NEWER, *History().steps(range(20, 30), at=500).payloads]))
 MIDDLE = len(WHOLE) // 2
 DAMAGES = {
@@ -183,7 +183,7 @@ DAMAGES = {
 
 @pytest.mark.parametrize("has_local", [True, False])
 @pytest.mark.parametrize("content", DAMAGES.values(), ids=DAMAGES)
-def test_a_copy_that_cannot_be_used_is_passed_over_once_and_made_anew(
+def test_an_unusable_copy_is_skipped_once_and_rebuilt(
     gcs_path: str, tmp_path: Path, caplog: pytest.LogCaptureFixture, content: bytes, has_local: bool
 ) -> None:
     path = f"{gcs_path}/goodput_state/job.goodput"
@@ -225,10 +225,10 @@ def test_a_state_of_nothing_is_not_copied(gcs_path: str, tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize(("theirs", "left"), [(NEWER, NEWER), (OLDER[:-3], OLDER)])
-def test_who_loses_a_race_looks_again(
+def test_the_loser_of_a_race_reads_again(
     server: CloudStorageServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, theirs: list[Any], left: list[Any]
 ) -> None:
-    """Somebody writes between the look and the write: the newer of the two is there in the end."""
+    """Another process writes between the read and the write: the newer of the two remains."""
     real = state_store.encode_state
 
     def encode_while_another_writes(*arguments: Any) -> Any:
@@ -240,7 +240,7 @@ def test_who_loses_a_race_looks_again(
     assert facts_in_copy("gs://bucket/runs") == facts(left)
 
 
-def test_a_storm_of_refusals_ends_and_is_said_once(
+def test_many_refusals_end_with_one_warning(
     server: CloudStorageServer,
     tmp_path: Path,
     caplog: pytest.LogCaptureFixture,
@@ -296,16 +296,16 @@ def test_of_two_processes_that_race_neither_replaces_newer_by_older(gcs_path: st
     [(Hang(), None), (Status(503), None), (Reset(), None), (Truncate(20), "read"), (Status(403), None)],
     ids=["hang", "503", "reset", "truncate", "403"],
 )
-def test_a_store_that_fails_costs_a_query_two_seconds_and_is_said_once(
+def test_a_failing_store_costs_a_query_two_seconds_and_one_warning(
     server: CloudStorageServer, tmp_path: Path, caplog: pytest.LogCaptureFixture, fault: Any, on: str | None
 ) -> None:
     store = store_of(tmp_path, "gs://bucket/runs")
     assert store.sync(recorders_of(NEWER), {"from": "copy"})
     assert store.save(recorders_of(OLDER), {"from": "local"})
     server.faults.always(fault, on=on)
-    begin = time.monotonic()
+    started = time.monotonic()
     state = store.load(JOB)
-    assert time.monotonic() - begin < 2.5
+    assert time.monotonic() - started < 2.5
     assert state is not None
     assert state.position == {"from": "local"}
     store_of(tmp_path / "another", "gs://bucket/runs").load(JOB)
@@ -319,9 +319,9 @@ def test_a_store_that_falls_silent_in_between_costs_about_two_seconds(
     store = store_of(tmp_path, "gs://bucket/runs")
     assert store.sync(recorders_of(NEWER), {})
     server.faults.script([None, *[Hang()] * 10], on="read")
-    begin = time.monotonic()
+    started = time.monotonic()
     assert store.load(JOB) is None
-    assert time.monotonic() - begin < 2.5
+    assert time.monotonic() - started < 2.5
 
 
 def test_a_store_that_no_timeout_of_sockets_bounds_costs_about_two_seconds(
@@ -332,9 +332,9 @@ def test_a_store_that_no_timeout_of_sockets_bounds_costs_about_two_seconds(
     monkeypatch.setattr(state_store, "storage_for", lambda *_, **__: asleep.wait(20))
     store = store_of(tmp_path, None)
     store._copy = state_store._StateCopy("gs://bucket/x")
-    begin = time.monotonic()
+    started = time.monotonic()
     assert store.load(JOB) is None
-    assert time.monotonic() - begin < 2.5
+    assert time.monotonic() - started < 2.5
     assert "no answer within" in caplog.text
     asleep.set()
 
@@ -362,11 +362,11 @@ def test_a_store_that_fails_a_moment_is_asked_again(server: CloudStorageServer, 
     assert store.load(JOB) is not None
 
 
-def test_a_copy_that_cannot_be_written_is_said_once_and_survived(
+def test_a_copy_that_cannot_be_written_is_one_warning(
     tmp_path: Path, server: CloudStorageServer, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / "taken").write_text("")
-    for gcs_path in ("gs://nobodys-bucket/runs", str(tmp_path / "taken"), "/proc/read-only/for/everybody"):
+    for gcs_path in ("gs://missing-bucket/runs", str(tmp_path / "taken"), "/proc/read-only/for/all"):
         store = store_of(tmp_path, gcs_path)
         caplog.clear()
         for _ in range(2):
@@ -376,7 +376,7 @@ def test_a_copy_that_cannot_be_written_is_said_once_and_survived(
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
-def test_a_read_only_folder_is_said_and_survived(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_read_only_folder_is_one_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     tmp_path.chmod(0o500)
     assert not store_of(tmp_path, str(tmp_path)).sync(recorders_of(NEWER), {})
     tmp_path.chmod(0o700)

@@ -17,7 +17,7 @@ from .histories import BASE, History, MemoryLog
 
 
 def job(seconds: list[float]) -> History:
-    """A job whose steps take so long; a last step shows when the one before it ended."""
+    """A job with steps of these lengths; a last step shows the end of the one before it."""
     history, now = History().start(0), 0.0
     for step, length in enumerate(seconds):
         history.step(step, now)
@@ -55,7 +55,7 @@ def test_a_configured_ideal_is_taken(tmp_path: Path) -> None:
         calculator.get_step_deviation(-1)
 
 
-def test_a_job_without_a_complete_step_says_so(tmp_path: Path) -> None:
+def test_a_job_without_a_complete_step_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(NoGoodputError, match="No step times available and no previous step deviations found") as caught:
         subject(History().start(0).step(0, 10), tmp_path).get_step_deviation()
     assert isinstance(caught.value, ValueError)
@@ -74,8 +74,8 @@ def test_a_growing_job_has_the_ideal_of_the_plain_formula(lengths: list[float], 
         log = MemoryLog()
         calculator = calculator_of(log, 1e9, Path("unused"))
         payloads = job(lengths).payloads
-        for begin in range(0, len(payloads), part):
-            log.payloads += payloads[begin : begin + part]
+        for offset in range(0, len(payloads), part):
+            log.payloads += payloads[offset : offset + part]
             calculator.get_job_goodput()
         times = [calculator.get_step_deviation(1e-9)[step] for step in range(len(lengths))]
         assert times == pytest.approx(lengths, abs=2e-6)
@@ -111,12 +111,12 @@ def test_the_snapshot_yields_the_steps_since_a_moment(tmp_path: Path) -> None:
         (6, 10),
         (7, 10),
     ]
-    assert [began_ns for _, began_ns, _ in every][4] == round((BASE + 120) * 1e9)
+    assert [start_ns for _, start_ns, _ in every][4] == round((BASE + 120) * 1e9)
     assert [step for step, _, _ in deviation.steps_since(every[5].start_ns)] == [6, 7]
     assert list(deviation.steps_since(every[-1].start_ns)) == []
 
 
-def test_without_steps_the_snapshot_has_nothing_to_say_of_them(tmp_path: Path) -> None:
+def test_without_steps_the_snapshot_has_none(tmp_path: Path) -> None:
     deviation = subject(History().start(0).init(1, 5), tmp_path).snapshot(deviation=True).deviation
     assert deviation is not None
     assert deviation.from_baseline_seconds is None

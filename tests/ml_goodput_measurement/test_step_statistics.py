@@ -1,4 +1,4 @@
-"""Figures of step times: the documented formulas, for steps of any length, whose cost does not grow with the job."""
+"""Statistics of step times: the documented formulas, for steps of any length, at a cost independent of the job."""
 
 from __future__ import annotations
 
@@ -121,10 +121,10 @@ def test_the_baseline_is_left_out_of_account_until_it_is_whole() -> None:
     assert compute_step_deviation_from_baseline([1.0, 2.0, 3.0], CUMULATIVE, 3, 5, spike_percentile=50) == 2.0
 
 
-def test_only_the_two_windows_are_looked_at() -> None:
+def test_only_the_two_windows_are_read() -> None:
     found = _Counting(deviations(10_000))
     compute_step_deviation_from_baseline(found)
-    assert found.looked_at == 1100
+    assert found.reads == 1100
 
 
 @pytest.mark.parametrize(
@@ -159,10 +159,10 @@ class _Forwards(Mapping[int, float]):
 class _Counting(_Forwards):
     """A mapping that can be reversed, counts what is taken, and cannot be gone through from the front."""
 
-    looked_at = 0
+    reads = 0
 
     def __getitem__(self, step: int) -> float:
-        self.looked_at += 1
+        self.reads += 1
         return super().__getitem__(step)
 
     def __iter__(self) -> Iterator[int]:

@@ -1,4 +1,4 @@
-"""Median, deviation and ideal step time of a growing set are exactly what `statistics` says of all of it."""
+"""Median, deviation and ideal step time of a growing set equal those of `statistics` exactly."""
 
 from __future__ import annotations
 
@@ -49,13 +49,13 @@ same_settings = settings(max_examples=200, deadline=None)
 
 @same_settings
 @given(st.lists(durations, max_size=60))
-def test_the_figures_of_a_set_are_those_of_statistics(values: list[int]) -> None:
+def test_the_results_of_a_set_are_those_of_statistics(values: list[int]) -> None:
     check(StepTimes([values]), values)
 
 
 @same_settings
 @given(st.lists(durations, max_size=30), st.lists(st.tuples(st.booleans(), durations), max_size=60), st.data())
-def test_adding_and_removing_keep_the_figures_exact(
+def test_adding_and_removing_keep_the_results_exact(
     first: list[int], changes: list[tuple[bool, int]], data: st.DataObject
 ) -> None:
     made, values = StepTimes([first]), list(first)
@@ -84,7 +84,7 @@ def test_a_set_goes_on_after_it_was_saved_and_restored(before: list[int], after:
 
 
 @pytest.mark.parametrize("count", [999, 1000, 1001, 2001, 5000])
-def test_the_figures_are_exact_on_both_sides_of_a_block(count: int) -> None:
+def test_the_results_are_exact_on_both_sides_of_a_block(count: int) -> None:
     draw = random.Random(count)
     values = [int(draw.lognormvariate(0, 0.4) * SECOND) for _ in range(count)]
     made = StepTimes()

@@ -77,12 +77,12 @@ def test_what_was_recorded_since_the_copy_was_made_is_not_missed(machines: Machi
     reported(calculator(gcs_path=GCS_PATH))
     record(LIFE.payloads[SECOND:])
     reported(calculator(gcs_path=GCS_PATH))
-    machines.go_to("a")  # Its disk has what came between.
+    machines.go_to("a")  # Its disk has the entries in between.
     record(LIFE.payloads[SECOND - 5 : SECOND])
     assert calculator(gcs_path=GCS_PATH).report() == truth
 
 
-def test_without_an_answer_a_machine_reports_what_it_has(
+def test_without_an_answer_a_machine_reports_its_own_entries(
     server: CloudStorageServer, machines: Machines, truth: JobReport, caplog: pytest.LogCaptureFixture
 ) -> None:
     machines.go_to("a")

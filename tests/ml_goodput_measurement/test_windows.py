@@ -1,4 +1,4 @@
-"""Any stretch of a job's life is what the whole history says of it, whatever lies at its edges."""
+"""Any window of a job's life follows from the whole history, whatever is at its edges."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_a_window_is_that_part_of_the_timeline(life: Life, asked: list[list[floa
 
 @thorough
 @given(lives(), spans, st.lists(moments, max_size=3), st.data())
-def test_windows_are_the_same_however_the_log_came(
+def test_windows_are_the_same_for_any_order_of_the_log(
     life: Life, asked: list[list[float]], queries: list[float], data: st.DataObject
 ) -> None:
     """Nor does it change anything that other windows were asked for on the way."""
@@ -66,8 +66,8 @@ def test_windows_are_the_same_however_the_log_came(
     delivered = data.draw(st.permutations(payloads))
     cuts = sorted(data.draw(st.lists(st.integers(0, len(delivered)), max_size=4)))
     ledger = Ledger()
-    for begin, end in zip([0, *cuts], [*cuts, len(delivered)], strict=True):
-        deliver(ledger, delivered[begin:end])
+    for start, end in zip([0, *cuts], [*cuts, len(delivered)], strict=True):
+        deliver(ledger, delivered[start:end])
         for asked_at in queries:
             ledger.windows([(0, moment_ns(asked_at)), *intervals], moment_ns(now))
     assert ledger.windows(intervals, moment_ns(now)) == ledger_of(payloads).windows(intervals, moment_ns(now))
@@ -93,9 +93,9 @@ def test_adjacent_windows_sum_to_the_whole(life: Life, borders: list[float]) -> 
     assert whole.data_loading_async_ns == sum(window.data_loading_async_ns for window in windows)
     assert sum(whole.buckets.values()) == whole_ns
     assert windows[-1].last_step == summary.last_step
-    came_back_at_the_end = ledger.attempts(moment_ns(now))[-1].start_ns == summary.end_ns
+    resumed_at_the_end = ledger.attempts(moment_ns(now))[-1].start_ns == summary.end_ns
     assert sum(window.disruptions for window in windows) == summary.disruptions - (
-        came_back_at_the_end and summary.disruptions > 0
+        resumed_at_the_end and summary.disruptions > 0
     )
 
 
@@ -162,7 +162,7 @@ def test_an_idle_tail_stays_in_the_window() -> None:
     assert (window.buckets[PRODUCTIVE], window.outside_ns) == (60 * SECOND_NS, 90 * SECOND_NS)
 
 
-def test_an_outage_whose_steps_lie_before_the_window_is_a_disruption_of_it() -> None:
+def test_an_outage_with_steps_before_the_window_is_a_disruption_of_it() -> None:
     history = History().start(0).steps(range(10), at=0).start(1100).steps(range(10, 20), at=1100).end(1200)
     ledger = ledger_of(history.payloads)
     during, (before,) = (
@@ -181,7 +181,7 @@ def test_steps_that_are_repeated_after_the_window_are_wasted_in_it() -> None:
     assert window.last_step == 4
 
 
-def test_the_startup_of_an_attempt_lies_where_its_first_step_begins() -> None:
+def test_the_startup_of_an_attempt_is_at_the_start_of_its_first_step() -> None:
     history = History().start(0).step(0, 10).steps(range(1, 11), at=70).end(170)
     ledger = ledger_of(history.payloads)
     early, late = ledger.windows([(moment_ns(10), moment_ns(40)), (moment_ns(40), moment_ns(80))], moment_ns(170))

@@ -1,6 +1,6 @@
 """Worked truths: every scenario in which the reference is wrong, and where each second went.
 
-Each names the line of the contract's section 4 that it proves. Steps last 10 s unless said otherwise,
+Each names the line of the contract's section 4 that it proves. Steps last 10 s by default,
 times are seconds after the history's zero, and the arithmetic is done by hand.
 """
 
@@ -30,9 +30,9 @@ from .accounts import (
     SLICE_DOWN,
     UNKNOWN,
     WASTED,
+    account_of,
     calculator_of,
     moment_ns,
-    told,
 )
 from .histories import BASE, Cursor, History, MemoryLog, Payload
 
@@ -45,7 +45,7 @@ DAY = 86_400.0
 def test_an_outage_with_an_exact_resume_is_a_disruption_and_not_productive() -> None:
     """Steps 0 to 9, 1000 s of outage, resumed at 10 from an emergency checkpoint: contract 4.1 line 1, B3."""
     job = History().start(0).steps(range(10), at=10).start(1110).steps(range(10, 20), at=1120).end(1220)
-    truth = told(job)
+    truth = account_of(job)
     # 10 s before the first step of each attempt are unknown; step 9 ended at 110 (estimated).
     assert truth.seconds == {PRODUCTIVE: 200, RECOVERY: 1000, UNKNOWN: 20}
     assert truth.disruptions == 1
@@ -55,7 +55,7 @@ def test_an_outage_with_an_exact_resume_is_a_disruption_and_not_productive() -> 
 def test_a_restart_from_step_0_wastes_everything() -> None:
     """Contract 4.1 line 2, B6."""
     job = History().start(0).steps(range(10), at=10).start(130).steps(range(10), at=140).end(240)
-    truth = told(job)
+    truth = account_of(job)
     assert truth.seconds == {PRODUCTIVE: 100, WASTED: 100, RECOVERY: 20, UNKNOWN: 20}
     assert truth.disruptions == 1
     assert truth.report.disruptions[0].steps_lost == 10
@@ -65,7 +65,7 @@ def test_a_restart_from_step_0_wastes_everything() -> None:
 def test_a_rollback_wastes_the_step_in_flight_too() -> None:
     """Crash in step 9, restarted from 5: steps 5 to 9 are lost, 50 s; contract 4.1 line 3."""
     job = History().start(0).steps(range(10), at=10).start(130).steps(range(5, 10), at=140).end(190)
-    truth = told(job)
+    truth = account_of(job)
     assert truth.seconds == {PRODUCTIVE: 100, WASTED: 50, RECOVERY: 20, UNKNOWN: 20}
     assert truth.disruptions == 1
 
@@ -82,7 +82,7 @@ def test_a_second_rollback_below_the_first_is_a_disruption_of_its_own() -> None:
         .steps(range(3, 10), at=210)  # 70 s
         .end(280)
     )
-    truth = told(job)
+    truth = account_of(job)
     assert truth.seconds == {PRODUCTIVE: 100, WASTED: 100, RECOVERY: 50, UNKNOWN: 30}
     assert truth.disruptions == 2
     assert [lost.steps_lost for lost in truth.report.disruptions] == [5, 5]
@@ -105,7 +105,7 @@ def test_a_crash_loop_is_one_recovery() -> None:
         .steps(range(10, 20), at=270)
         .end(370)
     )
-    truth = told(job)
+    truth = account_of(job)
     assert truth.seconds == {PRODUCTIVE: 200, INIT: 40, RECOVERY: 130}
     assert truth.disruptions == 1
     assert truth.report.disruptions[0].failed_attempts == 2
@@ -114,7 +114,7 @@ def test_a_crash_loop_is_one_recovery() -> None:
 def test_a_job_resumed_after_its_recorded_end_is_running() -> None:
     """Contract 4.1 line 6, B7."""
     job = History().start(0).steps(range(10), at=10).end(110).start(200).steps(range(10, 20), at=210)
-    truth = told(job, now=305)
+    truth = account_of(job, now=305)
     assert truth.report.running
     assert truth.seconds == {PRODUCTIVE: 190, RECOVERY: 90, UNKNOWN: 20, IN_FLIGHT: 5}
     assert truth.last_step == 18
@@ -124,7 +124,7 @@ def test_a_job_resumed_after_its_recorded_end_is_running() -> None:
 def test_elapsed_time_and_goodput_go_on_after_a_recorded_end(resumed: int) -> None:
     """B7: neither freezes at the first job end, however much follows it."""
     job = History().start(0).steps(range(10), at=10).end(110).start(120).steps(range(10, 10 + resumed), at=130)
-    truth = told(job.end(130 + 10 * resumed))
+    truth = account_of(job.end(130 + 10 * resumed))
     assert truth.seconds == {PRODUCTIVE: 100 + 10 * resumed, RECOVERY: 10, UNKNOWN: 20}
     assert truth.last_step == 9 + resumed
 
@@ -137,7 +137,7 @@ def test_each_attempt_waits_for_one_data_load() -> None:
     job.start(100)
     for number in range(5, 10):
         job.load(59 + 10 * number, 60 + 10 * number).step(number, at=60 + 10 * number)
-    truth = told(job.end(160))
+    truth = account_of(job.end(160))
     assert truth.seconds == {PRODUCTIVE: 100, LOAD: 2, RECOVERY: 40, UNKNOWN: 18}
     assert truth.report.data_loading_async_ns == 8 * SECOND_NS
 
@@ -145,7 +145,7 @@ def test_each_attempt_waits_for_one_data_load() -> None:
 def test_steps_shorter_than_a_second_have_an_ideal_time_and_deviations() -> None:
     """Contract 4.1 line 8, B18."""
     job = History().start(0).steps(range(8), at=10, each=0.5).steps(range(8, 12), at=14.3, each=0.5).end(16.3)
-    truth = told(job)
+    truth = account_of(job)
     # Step 7 took 0.8 s; median 0.5 and MAD 0, so the ideal is the mean of those that took no more than 0.5 s.
     assert truth.report.ideal_step_seconds == pytest.approx(0.5, abs=1e-9)
     assert truth.details["ideal_step_time"] == pytest.approx(0.5, abs=1e-9)
@@ -155,8 +155,8 @@ def test_steps_shorter_than_a_second_have_an_ideal_time_and_deviations() -> None
 
 
 def test_a_job_without_a_recorded_start_gets_a_partial_answer() -> None:
-    """Its wall time begins with the first thing that was recorded; contract 4.1 line 9."""
-    truth = told(History().steps(range(10), at=10).end(110))
+    """Its wall time starts with the first event; contract 4.1 line 9."""
+    truth = account_of(History().steps(range(10), at=10).end(110))
     assert truth.seconds == {PRODUCTIVE: 100}
     assert truth.report.wall_ns == 100 * SECOND_NS
     assert truth.last_step == 9
@@ -165,7 +165,7 @@ def test_a_job_without_a_recorded_start_gets_a_partial_answer() -> None:
 # --- Section 4.2: the other defects ---------------------------------------------------------------------
 
 
-def test_a_second_calculator_sees_what_came_after_the_first_one_asked(tmp_path: Path) -> None:
+def test_a_second_calculator_reads_entries_after_the_query_of_the_first(tmp_path: Path) -> None:
     """They share their saved state, not their blindness: B1."""
     _record(History().start(0).steps(range(10), at=10))
     first = _of_journal(now=105, cache_dir=tmp_path)
@@ -191,7 +191,7 @@ def test_calculators_that_start_cold_together_count_nothing_twice(tmp_path: Path
     assert _of_journal(now=2010, cache_dir=tmp_path).get_job_goodput().last_step == 198
 
 
-def test_a_query_costs_what_came_since_the_last_one(tmp_path: Path) -> None:
+def test_a_query_costs_only_the_new_entries(tmp_path: Path) -> None:
     """Ten new steps after 16,000 cost as many calls as after 1,000: B4."""
     counts = []
     for steps in (1_000, 16_000):
@@ -215,9 +215,9 @@ def test_the_time_of_a_query_does_not_grow_with_the_job(tmp_path: Path) -> None:
         times = []
         for tick in range(steps, steps + 200, 10):
             log.payloads += History().steps(range(tick, tick + 10), at=10 + 10 * tick).payloads
-            began = time.perf_counter()
+            started = time.perf_counter()
             calculator.get_job_goodput(include_badput_breakdown=True)
-            times.append(time.perf_counter() - began)
+            times.append(time.perf_counter() - started)
         quickest.append(min(times))
     assert quickest[1] < 5 * quickest[0]
 
@@ -236,8 +236,8 @@ def test_custom_events_cost_what_they_are_and_not_steps_times_events(tmp_path: P
     assert counts[1] < 5 * counts[0]
 
 
-def test_a_job_of_sixty_days_is_told_in_full(tmp_path: Path) -> None:
-    """B5: the reference looks back seven days."""
+def test_a_job_of_sixty_days_is_reported_in_full(tmp_path: Path) -> None:
+    """B5: the reference reads the last seven days."""
     job = History().start(0).steps(range(60), at=0, each=DAY).end(60 * DAY)
     calculator = calculator_of(_DatedLog(job.payloads), now=60 * DAY, cache_dir=tmp_path)
     assert calculator.get_job_goodput() == pytest.approx(100.0)
@@ -269,8 +269,8 @@ def test_a_malformed_save_spoils_no_query(broken: dict[str, object]) -> None:
         del job.payloads[-1]["directory"]
     if "only" in broken:
         job.payloads[-1] = {"job_name": "job", **broken}
-    truth = told(job.end(110))
-    # Without a directory, or with the start of its first part, it still says when the training stood still.
+    truth = account_of(job.end(110))
+    # Without a directory, or with the start of its first part, it still has the time in which training waited.
     has_time = "directory" in broken or broken == {"checkpoint_manager_blocking_start_time": None}
     saved = 4 if has_time else 2
     assert truth.seconds == {PRODUCTIVE: 100 - saved, SAVE: saved, UNKNOWN: 10}
@@ -288,8 +288,8 @@ def test_the_retention_period_may_be_seconds_or_a_timedelta(
     assert calculator.get_job_goodput().last_step == 9
 
 
-def test_an_entry_that_comes_late_is_folded_in(tmp_path: Path) -> None:
-    """A save of the first day comes in after a hundred queries: B11."""
+def test_a_late_entry_is_included(tmp_path: Path) -> None:
+    """A save of the first day arrives after a hundred queries: B11."""
     job = History().start(0).steps(range(10), at=10)
     log = MemoryLog(job.payloads)
     calculator = calculator_of(log, now=205, cache_dir=tmp_path)
@@ -302,8 +302,8 @@ def test_an_entry_that_comes_late_is_folded_in(tmp_path: Path) -> None:
     assert calculator.report().buckets[PRODUCTIVE] == (190 - 4) * SECOND_NS
 
 
-def test_a_step_that_comes_late_closes_its_gap(tmp_path: Path) -> None:
-    """B11: and it is no disruption."""
+def test_a_late_step_closes_its_gap(tmp_path: Path) -> None:
+    """B11: and it is not a disruption."""
     job = History().start(0).steps(range(10), at=10)
     late = job.payloads.pop(5)
     log = MemoryLog(job.payloads)
@@ -319,9 +319,9 @@ def test_a_step_that_comes_late_closes_its_gap(tmp_path: Path) -> None:
 def test_an_entry_delivered_twice_is_one_event() -> None:
     """B11: the reference calls it a disruption."""
     job = History().start(0).steps(range(10), at=10).save(5, 65, 67).custom(22, 24).load(5, 6).end(110)
-    once = told(job)
+    once = account_of(job)
     job.payloads = [entry for entry in job.payloads for _ in range(2)]
-    twice = told(job)
+    twice = account_of(job)
     assert twice.seconds == once.seconds
     assert twice.disruptions == 0
 
@@ -330,7 +330,7 @@ def test_an_elastic_wait_inside_a_step_is_not_productive_too() -> None:
     """B12: 20 s of waiting inside a step made 170 s out of 160."""
     job = History().start(0).steps(range(5), at=10).wait(62, 82).steps(range(5, 10), at=80).end(130)
     # Step 4 runs from 50 to 80, step 5 from 80 to 90; the wait takes 18 s of the one and 2 s of the other.
-    truth = told(job)
+    truth = account_of(job)
     assert truth.seconds == {PRODUCTIVE: 100, SLICE_DOWN: 20, UNKNOWN: 10}
 
 
@@ -346,7 +346,7 @@ def test_a_save_in_lost_work_is_lost_work() -> None:
         .steps(range(5, 10), at=140)
         .end(190)
     )
-    truth = told(job)
+    truth = account_of(job)
     assert truth.seconds == {PRODUCTIVE: 98, SAVE: 2, WASTED: 50, RECOVERY: 20, UNKNOWN: 20}
 
 
@@ -362,7 +362,7 @@ def test_a_save_that_is_made_again_after_a_rollback_counts_again() -> None:
         .save(4, 102, 106)  # in step 5
         .end(150)
     )
-    truth = told(job)
+    truth = account_of(job)
     assert truth.seconds == {PRODUCTIVE: 54, SAVE: 6, WASTED: 50, RECOVERY: 20, UNKNOWN: 20}
 
 
@@ -375,12 +375,12 @@ def test_nothing_waits_for_a_cloud_that_is_not_there(tmp_path: Path) -> None:
             import time
             from ml_goodput_measurement import goodput
             goodput.GoodputRecorder, goodput.GoodputCalculator
-            began = time.perf_counter()
+            started = time.perf_counter()
             recorder = goodput.GoodputRecorder("job", "goodput_job", True, background_grace_period_s=0.1)
             recorder.record_job_start_time()
             recorder.record_step_start_time(0)
             calculator = goodput.GoodputCalculator("job", "goodput_job")
-            print(time.perf_counter() - began)
+            print(time.perf_counter() - started)
             """
         )
         environment = {
@@ -397,7 +397,7 @@ def test_nothing_waits_for_a_cloud_that_is_not_there(tmp_path: Path) -> None:
             timeout=60,
             check=True,
         )
-    assert float(done.stdout) < 0.5  # One look at the metadata server alone would wait longer.
+    assert float(done.stdout) < 0.5  # One probe of the metadata server alone would wait longer.
 
 
 def test_switched_off_logging_does_not_mute_the_recording(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -445,8 +445,8 @@ def test_saved_state_that_is_damaged_is_read_again_in_silence(
 
 
 def test_the_last_step_does_not_fall_back_with_each_attempt() -> None:
-    """B27: the new attempt has only begun its first step; 0 to 9 are done and kept."""
-    truth = told(History().start(0).steps(range(10), at=10).start(130).step(10, at=140), now=143)
+    """B27: the new attempt has only started its first step; 0 to 9 are done and kept."""
+    truth = account_of(History().start(0).steps(range(10), at=10).start(130).step(10, at=140), now=143)
     assert truth.last_step == 9
     assert truth.seconds == {PRODUCTIVE: 100, RECOVERY: 20, UNKNOWN: 20, IN_FLIGHT: 3}
 

@@ -22,7 +22,7 @@ thorough = settings(max_examples=60, deadline=None, suppress_health_check=[Healt
 
 @st.composite
 def several_writers(draw: st.DrawFn) -> tuple[list[Process], float]:
-    """What processes of one job wrote, and the second at which somebody asks."""
+    """The entries of the processes of one job, and the second of the query."""
     processes: list[Process] = []
     now = 0.0
     for number in range(draw(st.integers(1, 5))):
@@ -83,7 +83,7 @@ def saved_and_restored(recorders: Recorders) -> Recorders:
     return Recorders.from_state(JOB, state, columns_of(Recorders.column_shapes(state), columns))
 
 
-def told(recorders: Recorders, now: float) -> tuple[Any, ...]:
+def contents_of(recorders: Recorders, now: float) -> tuple[Any, ...]:
     ledger, now_ns = recorders.ledger, moment_ns(now)
     attempts = ledger.attempts(now_ns)
     return (
@@ -99,7 +99,7 @@ def told(recorders: Recorders, now: float) -> tuple[Any, ...]:
 
 @thorough
 @given(several_writers())
-def test_what_counts_is_what_the_rules_say(life: tuple[list[Process], float]) -> None:
+def test_the_writers_that_count_follow_the_rules(life: tuple[list[Process], float]) -> None:
     processes, now = life
     summary = recorders_of(processes).ledger.summary(moment_ns(now))
     assert comparable(summary) == comparable(judge(entries_that_count(processes), moment_ns(now)))
@@ -117,9 +117,9 @@ def test_order_repetition_and_lateness_change_nothing(life: tuple[list[Process],
         delivered = entries + again
     cuts = sorted(data.draw(st.lists(st.integers(0, len(delivered)), max_size=6)))
     recorders = Recorders(JOB)
-    for begin, end in zip([0, *cuts], [*cuts, len(delivered)], strict=True):
+    for start, end in zip([0, *cuts], [*cuts, len(delivered)], strict=True):
         batches: dict[Process, list[Payload]] = {}
-        for process, entry in delivered[begin:end]:
+        for process, entry in delivered[start:end]:
             batches.setdefault(process, []).append(entry)
         for process, batch in batches.items():
             recorders.add(writer_of(process), batch)
@@ -127,7 +127,7 @@ def test_order_repetition_and_lateness_change_nothing(life: tuple[list[Process],
             assert sum(recorders.ledger.summary(moment_ns(now)).buckets.values()) >= 0 if recorders.fact_count else True
         if data.draw(st.booleans()):
             recorders = saved_and_restored(recorders)
-    mine, theirs = told(recorders, now), told(recorders_of(processes), now)
+    mine, theirs = contents_of(recorders, now), contents_of(recorders_of(processes), now)
     for number, (one, other) in enumerate(zip(mine, theirs, strict=True)):
         assert one == other, number
 

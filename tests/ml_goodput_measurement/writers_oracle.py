@@ -1,6 +1,6 @@
 """Which writer's entries count, once more, slow and obvious: the rules of docs/explanation/goodput.md.
 
-Nothing is shared with the library. Every entry is looked at each time that something is asked about it.
+Nothing is shared with the library. Every query checks every entry.
 """
 
 from __future__ import annotations
@@ -150,8 +150,8 @@ def entries_that_count(processes: list[Process]) -> list[Payload]:
     counting, borders = [], []
     going_on: list[Part] = []
     for attempt in attempts:
-        begun = min(part.start for part in attempt)
-        going_on = [part for part in going_on if not part.has_steps and part.last >= begun]
+        started_at = min(part.start for part in attempt)
+        going_on = [part for part in going_on if not part.has_steps and part.last >= started_at]
         chosen = those_that_count(attempt, going_on)
         counting.append(chosen)
         borders.append(min(part.start for part in chosen if part in attempt))
@@ -187,7 +187,7 @@ def is_same_attempt(part: Part, attempt: list[Part]) -> bool:
     started_before_steps = leader.has_steps and part.start <= leader.first_step[0]
     one_first_step = not part.has_steps or not leader.has_steps or part.first_step[1] == leader.first_step[1]
     started_together = one_first_step and part.start - min(one.start for one in attempt) <= 30 * SECOND
-    replaced_nobody = leader.last - part.last > max(60 * SECOND, part.last - part.start)
+    leader_outlived_it = leader.last - part.last > max(60 * SECOND, part.last - part.start)
     overlap = min(leader.last, part.last) - part.start
     stays_behind = part.last - leader.last <= max(60 * SECOND, overlap)
     return (
@@ -195,7 +195,7 @@ def is_same_attempt(part: Part, attempt: list[Part]) -> bool:
         or keeps_pace(part, leader)
         or started_before_steps
         or started_together
-        or replaced_nobody
+        or leader_outlived_it
         or (mine.index > theirs.index and stays_behind)
     )
 

@@ -1,4 +1,4 @@
-"""One life of a job, written to the journal as processes do, and what there is to say of it."""
+"""One life of a job, written to the journal as processes do, and its report."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def journal_folder() -> Path:
 
 
 def record(payloads: Iterable[Payload], **labels: str) -> Journal:
-    """Writes payloads as one process does, with a clock that says what the payloads say."""
+    """Write payloads as one process does, with the clock of the payloads."""
     journal = Journal(LOG, root=root(), labels={"job": JOB, "process_index": "0", **labels})
     for payload in payloads:
         journal.append(payload)
@@ -53,7 +53,7 @@ def calculator(**arguments: Any) -> GoodputCalculator:
     return GoodputCalculator(JOB, LOG, _clock_ns=lambda: NOW_NS, **arguments)
 
 
-def told(report: JobReport) -> tuple[Any, ...]:
+def contents_of(report: JobReport) -> tuple[Any, ...]:
     """All of a report but its notes."""
     return (
         report.start_ns,

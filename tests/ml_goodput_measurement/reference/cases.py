@@ -2,7 +2,7 @@
 
 A kind of life that touches a documented difference keeps the books itself: `moves` are the seconds by which the
 reference's buckets must be corrected, worked out while the life is generated, from the contract's line and nothing
-else. A kind without moves must come out the same as the reference says.
+else. A kind without moves must equal the reference.
 
 All moments are multiples of 1/64 s, which floats and microseconds both hold exactly; step lengths are multiples of
 1/32 s, so that their median is a moment too.
@@ -23,7 +23,7 @@ TICK = 1 / 64
 
 @dataclass
 class Case:
-    """A life, and the corrections to what the reference says about it."""
+    """A life, and the corrections to the reference's answer."""
 
     history: History
     now: float
@@ -45,7 +45,7 @@ class Attempt:
     init_seconds: float
     prepare_seconds: float
     steps: dict[int, float]
-    """When each began."""
+    """The start of each."""
     loads: list[float]
     """Length of each data load; the first was before the first step."""
 
@@ -183,7 +183,7 @@ def saves(seed: int) -> Case:
 
 
 def gaps_in_numbers(seed: int) -> Case:
-    """Step numbers are missing: nobody knows when the step before such a gap ended."""
+    """Step numbers are missing: the end of the step before such a gap is unknown."""
     life = Life(seed)
     attempt = life.attempt(0, life.rng.randint(5, 30), gaps=True, slow_start=bool(seed % 2))
     life.finish(attempt)
@@ -199,7 +199,7 @@ def running(seed: int) -> Case:
 
 
 def late_and_twice(seed: int) -> Case:
-    """B11: what ours is given comes in any order, and some of it twice."""
+    """B11: our library gets the entries in any order, and some of them twice."""
     case = plain(seed)
     rng = random.Random(seed)
     case.delivered += rng.sample(case.delivered, len(case.delivered) // 4)
@@ -230,7 +230,7 @@ def rollback(seed: int) -> Case:
 
 
 def restart_from_zero(seed: int) -> Case:
-    """B6, 4.1 line 2: all steps of the first attempt are wasted; the reference says none is."""
+    """B6, 4.1 line 2: all steps of the first attempt are wasted; none for the reference."""
     life = Life(seed)
     lost = life.attempt(0, life.rng.randint(4, 20), customs=True)
     estimate = life.crash(lost)
@@ -309,12 +309,12 @@ def customs_anywhere(seed: int) -> Case:
     life.moves["CUSTOM_BADPUT_EVENTS.ACROSS"] += last - first
     life.moves["PRODUCTIVE"] -= last - first
 
-    begun = life.at
+    started_at = life.at
     length = life.finish(attempt)
-    first, last = begun + _on_grid(length / 4), begun + _on_grid(length / 2)
+    first, last = started_at + _on_grid(length / 4), started_at + _on_grid(length / 2)
     life.job.custom(first, last, "at the end")
     life.moves["CUSTOM_BADPUT_EVENTS.AT THE END"] += last - first
-    life.moves["PRODUCTIVE"] -= begun + length - first  # the step ended no later than the next event began
+    life.moves["PRODUCTIVE"] -= started_at + length - first  # the step ended no later than the next event started
     return life.case()
 
 
@@ -335,10 +335,10 @@ CORRECTED: dict[str, Callable[[int], Case]] = {
         customs_anywhere,
     )
 }
-"""Kinds of life about which it is wrong in one documented way.
+"""Kinds of life with one documented error of the reference.
 
 Not generated, because its answer is an error or cannot be corrected by a line of arithmetic: a second rollback below
-the first (4.1 line 4), a job without a recorded start (4.1 line 9), a resumed job whose end is not recorded again (B7),
+the first (4.1 line 4), a job without a recorded start (4.1 line 9), a resumed job without another recorded end (B7),
 duplicates given to the reference (B11), malformed saves (B8), elastic waits (B12). Each is a worked truth.
 """
 

@@ -11,7 +11,7 @@ from typing import Any
 
 
 class ReferenceRaisedError(Exception):
-    """The reference raised; the text begins with the name of what it raised."""
+    """The reference raised; the text starts with the name of the exception."""
 
 
 class Reference:
@@ -39,10 +39,10 @@ class Reference:
         self._process.stdin.flush()
         line = self._process.stdout.readline()
         assert line, f"the reference's process ended with {self._process.wait()} when it was asked for {question}"
-        said = json.loads(line)
-        if "error" in said:
-            raise ReferenceRaisedError(said["error"])
-        return said["answer"]
+        answer = json.loads(line)
+        if "error" in answer:
+            raise ReferenceRaisedError(answer["error"])
+        return answer["answer"]
 
     def __enter__(self) -> Reference:
         return self

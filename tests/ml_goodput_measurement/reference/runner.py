@@ -227,7 +227,7 @@ def _moment(seconds: float, zone: str = "utc") -> datetime.datetime:
 
 
 def _written(entry: Payload) -> datetime.datetime:
-    """When an entry was written: at its latest moment; what Orbax tells of, when it is over."""
+    """The time at which an entry was written: its latest moment; for an operation of Orbax, its end."""
     moments = [value for key, value in entry.items() if key.endswith(("_time", "_timestamp")) and value is not None]
     lasted = [value for key, value in entry.items() if key.endswith("_duration_secs") and value is not None]
     return _moment(min(moments) + max(lasted) if lasted else max(moments))
@@ -246,15 +246,15 @@ def _numbers(breakdown: dict[Any, Any]) -> dict[str, float]:
 
 
 def main() -> None:
-    # The reference prints; what is printed is no answer.
+    # The reference prints; its output is not an answer.
     answers, sys.stdout = sys.stdout, sys.stderr
     for line in sys.stdin:
         question = json.loads(line)
         try:
-            said = {"answer": QUESTIONS[question["ask"]](**question["with"])}
+            reply = {"answer": QUESTIONS[question["ask"]](**question["with"])}
         except Exception as error:
-            said = {"error": f"{type(error).__name__}: {error}"}
-        answers.write(json.dumps(said, default=float) + "\n")
+            reply = {"error": f"{type(error).__name__}: {error}"}
+        answers.write(json.dumps(reply, default=float) + "\n")
         answers.flush()
 
 
