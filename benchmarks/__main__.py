@@ -13,10 +13,10 @@ import time
 import traceback
 from pathlib import Path
 
-from benchmarks import compare, figures, results
+from benchmarks import compare, measurements, results
 from benchmarks.results import Row, Table
 
-FIGURES = [
+TABLES = [
     "recording",
     "queries",
     "from_disk",
@@ -31,7 +31,7 @@ FIGURES = [
     "metrics_recorded",
     "metrics_kept",
     "metrics_read",
-    "run_begun",
+    "run_started",
     "run_trainer",
     "viewers",
     "captures",
@@ -43,12 +43,12 @@ def main() -> int:
     if sys.argv[1:2] == ["compare"]:
         return compare.main(sys.argv[2:])
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
-    parser.add_argument("figures", nargs="*", metavar="FIGURE", help=f"some of: {', '.join(FIGURES)}; all by default")
+    parser.add_argument("tables", nargs="*", metavar="TABLE", help=f"some of: {', '.join(TABLES)}; all by default")
     parser.add_argument("--quick", action="store_true", help="small sizes, in under two minutes")
     parser.add_argument(
         "--output",
         type=Path,
-        help="file for the page, with its JSON beside it; by default a full run of all figures replaces RESULTS.md and"
+        help="file for the page, with its JSON beside it; by default a full run of all tables replaces RESULTS.md and"
         " RESULTS.json, others are printed",
     )
     parser.add_argument(
@@ -58,11 +58,11 @@ def main() -> int:
         help="folder that keeps the JSON of each run (default: out/benchmarks)",
     )
     arguments = parser.parse_args()
-    unknown = set(arguments.figures) - set(FIGURES)
+    unknown = set(arguments.tables) - set(TABLES)
     if unknown:
-        parser.error(f"no such figure: {', '.join(sorted(unknown))}; there are {', '.join(FIGURES)}")
-    names = arguments.figures or FIGURES
-    output = arguments.output or (RESULTS if names == FIGURES and not arguments.quick else None)
+        parser.error(f"no such figure: {', '.join(sorted(unknown))}; there are {', '.join(TABLES)}")
+    names = arguments.tables or TABLES
+    output = arguments.output or (RESULTS if names == TABLES and not arguments.quick else None)
     kept = arguments.runs / f"{time.strftime('%Y%m%d-%H%M%S')}.json"
     tables: list[Table] = []
     failed = []
@@ -76,10 +76,10 @@ def main() -> int:
             failed.append(name)
             tables.append(_failure(name, error))
         print(f"{time.perf_counter() - started:.0f} s", file=sys.stderr)
-        figures.write(kept, tables, quick=arguments.quick)  # after each: an interrupted run keeps what it has measured
+        measurements.write(kept, tables, quick=arguments.quick)  # after each, for interrupted runs
         if output is not None:
             output.write_text(results.page(tables, quick=arguments.quick), encoding="utf-8")
-            figures.write(output.with_suffix(".json"), tables, quick=arguments.quick)
+            measurements.write(output.with_suffix(".json"), tables, quick=arguments.quick)
     if output is None:
         print(results.page(tables, quick=arguments.quick))
     missed = [f"{table.title}: {row.work}" for table in tables for row in table.rows if row.met is False]

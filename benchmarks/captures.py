@@ -1,4 +1,4 @@
-"""Profiles of many processes of this machine by xprofiler: how far apart they begin, and how long it takes."""
+"""Profiles of many processes of this machine by xprofiler: how far apart they start, and how long it takes."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def _jobs(rest_seconds: float) -> Iterator[list[str]]:
 
 
 def _capture(hosts: list[str]) -> tuple[float, float]:
-    """How long the command takes, and how far apart the profiles begin, both in seconds."""
+    """Return how long the command takes, and how far apart the profiles start, both in seconds."""
     with tempfile.TemporaryDirectory() as folder:
         argv = [commands.ours(), "capture", "-o", "local", "-f", "jax", "-l", folder, "-d", str(_DURATION_MS)]
         done = commands.run([*argv, "-n", *hosts], {"NO_GCE_CHECK": "true"})
@@ -86,7 +86,7 @@ def _capture(hosts: list[str]) -> tuple[float, float]:
 
 
 def _start_ns(file: Path) -> int:
-    """When a profile began, as it says itself."""
+    """Return the start of a profile, from its file."""
     from ml_diagnostics_common.xplane import read_xplane
 
     found = read_xplane(file).start_ns
@@ -95,7 +95,7 @@ def _start_ns(file: Path) -> int:
 
 
 def _reference_seconds() -> float | None:
-    """The public command, on pods of a Kubernetes on loopback: it knows no other way to reach this machine."""
+    """The public command, on pods of a Kubernetes on loopback: it has no other connection to this machine."""
     if not shutil.which("kubectl"):
         return None
     from ml_diagnostics_testing.cloud_storage import CloudStorageServer
@@ -152,7 +152,7 @@ def measure(*, quick: bool) -> list[Table]:
     )
     note = (
         f"`xprofiler capture -o local` for {_DURATION_MS / 1000:g} s, whole commands; the middle of"
-        f" {repetitions} runs, and the largest difference between the starts that the files tell. The jobs are of JAX,"
+        f" {repetitions} runs, and the largest difference between the starts in the files. The jobs are of JAX,"
         " which rest 50 ms after each step, or never. The public command profiles pods of a Kubernetes on"
         f" loopback, {_HOSTS} times the same simulated service."
     )

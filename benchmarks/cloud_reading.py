@@ -30,13 +30,13 @@ def read_ours() -> dict[str, Any]:
 
     pages = PageReader(make_transport(find_cloud()), budget=RequestBudget(10**6))
     reader = CloudLoggingReader(pages, LOG, job_name=JOB)
-    began = time.perf_counter()
+    started = time.perf_counter()
     entries = steps = 0
     for batch in reader.read_new():
         for entry in batch:
             entries += 1
             steps += entry.payload["step_count"]
-    return {"seconds": time.perf_counter() - began, "entries": entries, "steps": steps}
+    return {"seconds": time.perf_counter() - started, "entries": entries, "steps": steps}
 
 
 def read_google(target: str) -> dict[str, Any]:
@@ -49,21 +49,21 @@ def read_google(target: str) -> dict[str, Any]:
     from google.cloud.logging_v2.services.logging_service_v2.transports import LoggingServiceV2GrpcTransport
 
     client = google.cloud.logging.Client(project=_PROJECT, credentials=AnonymousCredentials())
-    # The client has no public way to a server without TLS.
+    # The client has no public option for a server without TLS.
     channel = grpc.insecure_channel(target, options=[("grpc.max_receive_message_length", -1)])
     transport = LoggingServiceV2GrpcTransport(channel=channel)
     client._logging_api = _LoggingAPI(LoggingServiceV2Client(transport=transport), client)
     filter_ = f'severity=INFO AND jsonPayload.job_name="{JOB}" AND timestamp>"2000-01-01T00:00:00Z"'
-    began = time.perf_counter()
+    started = time.perf_counter()
     entries = steps = 0
     for entry in client.logger(LOG).list_entries(filter_=filter_, order_by="timestamp asc", page_size=1000):
         entries += 1
         steps += int(entry.payload["step_count"])
-    return {"seconds": time.perf_counter() - began, "entries": entries, "steps": steps}
+    return {"seconds": time.perf_counter() - started, "entries": entries, "steps": steps}
 
 
 def serve(count: int) -> None:
-    """Serves `count` steps until stdin ends; says on stdout how to reach them."""
+    """Serve `count` steps until stdin ends; print the address on stdout."""
     from ml_diagnostics_common.entry import EntryContext, LogEntry, encode_cloud
     from ml_diagnostics_testing.cloud_logging import CloudLoggingServer
 

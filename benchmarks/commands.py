@@ -1,4 +1,4 @@
-"""Runs a command to its end, and tells how long it took and how much memory."""
+"""Run a command to its end, and measure its time and memory."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ _TIMEOUT_SECONDS = 300
 
 @dataclass(frozen=True)
 class Finished:
-    """What came of a command.
+    """The result of a command.
 
     Attributes:
         seconds: From its start to its end.
         mib: The most memory that it, or one of the programs that it started, has had at once.
         out: What it printed.
-        err: What it said beside it.
+        err: Its standard error.
         code: Its exit code.
     """
 
@@ -57,8 +57,8 @@ def run(argv: Sequence[str], environment: Mapping[str, str], *, typed: str = "")
         timeout=_TIMEOUT_SECONDS,
         check=False,
     )
-    err, _, told = done.stderr.rstrip("\n").rpartition("\n")
-    seconds, kib = told.split()
+    err, _, usage = done.stderr.rstrip("\n").rpartition("\n")
+    seconds, kib = usage.split()
     finished = Finished(float(seconds), int(kib) / 1024, done.stdout, err, done.returncode)
     assert finished.code == 0, f"{' '.join(argv)} ended with {finished.code}:\n{finished.err[-2000:]}"
     return finished
@@ -80,10 +80,10 @@ def reference() -> str:
 
 
 def _measured() -> int:
-    """In a process of its own, whose only child is the command: that is whose memory the system tells."""
-    began = time.perf_counter()
+    """Run in a process of its own with the command as its only child: the system reports the memory of children."""
+    started = time.perf_counter()
     code = subprocess.run(sys.argv[1:], env=os.environ, check=False).returncode
-    took = time.perf_counter() - began
+    took = time.perf_counter() - started
     print(f"\n{took:.6f} {resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss}", file=sys.stderr)
     return code
 

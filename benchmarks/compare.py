@@ -1,10 +1,11 @@
-"""Name each figure that became worse between two runs by more than the noise of the runs; exit with 1 if there is one.
+"""Name each measurement that became worse between two runs by more than their noise; exit with 1 if there is one.
 
     python -m benchmarks compare [--before FILE|REVISION ...] [--after FILE|REVISION ...]
 
 The noise is the spread of the runs of a side, so pass two or three files for each side if you can. With one file for
-each side it is assumed: 25 %; 50 % for a 99th percentile, 100 % for a maximum. A figure that the same run compared with
-something else counts as worse only if its ratio to that became worse too; between two machines only ratios count.
+each side it is assumed: 25 %; 50 % for a 99th percentile, 100 % for a maximum. A measurement that the same run
+compared with something else counts as worse only if its ratio to that became worse too; between two
+machines only ratios count.
 """
 
 from __future__ import annotations
@@ -18,8 +19,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from benchmarks import figures
-from benchmarks.figures import ROOT
+from benchmarks import measurements
+from benchmarks.measurements import ROOT
 from benchmarks.results import seconds
 
 RESULTS = "benchmarks/RESULTS.json"
@@ -34,7 +35,7 @@ Key = tuple[str, str, str]
 
 @dataclass
 class Samples:
-    """One figure, in all runs of one side."""
+    """One measurement, in all runs of one side."""
 
     machine: str
     unit: str = ""
@@ -47,7 +48,7 @@ class Samples:
 
 @dataclass(frozen=True)
 class Change:
-    """How a figure differs between two sides.
+    """The change of a measurement between two sides.
 
     Attributes:
         worse_by: As a share of the value before; below 0 if it became better.
@@ -85,7 +86,7 @@ class Comparison:
     failed: list[str] = field(default_factory=list)
     gone: list[str] = field(default_factory=list)
     other_machine: list[str] = field(default_factory=list)
-    """Absolute figures that another machine measured before."""
+    """Absolute results of another machine."""
 
     @property
     def worse(self) -> list[Change]:
@@ -120,20 +121,20 @@ def compare(before: Sequence[Mapping[str, Any]], after: Sequence[Mapping[str, An
 
 
 def report(found: Comparison) -> str:
-    """Return a line for each figure that needs attention, and a summary."""
+    """Return a line for each measurement that needs attention, and a summary."""
     lines = [f"failed: {title.removesuffix(': failed')}" for title in found.failed]
     lines += [f"worse: {change}" for change in sorted(found.worse, key=lambda change: -change.worse_by)]
     lines += [f"target missed now: {row}" for row in found.missed]
     lines += [f"not measured now: {name}" for name in found.gone]
     better = sum(change.is_better for change in found.changes)
-    summary = f"{len(found.changes)} figures compared: {len(found.worse)} worse, {better} better"
+    summary = f"{len(found.changes)} measurements compared: {len(found.worse)} worse, {better} better"
     if found.other_machine:
         summary += f"; {len(found.other_machine)} of another machine not compared"
     return "\n".join([*lines, summary])
 
 
 def main(argv: Sequence[str]) -> int:
-    """Compare files; return 1 if a figure became worse, a target is missed now or a benchmark failed."""
+    """Compare files; return 1 if a measurement became worse, a target is missed now or a benchmark failed."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks compare", description=__doc__.partition("\n")[0])
     parser.add_argument(
         "--before",
@@ -164,7 +165,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _change(key: Key, old: Samples, new: Samples) -> Change | None:
-    """Return how a figure changed, or None where nothing can be concluded."""
+    """Return the change of a measurement, or None if nothing can be concluded."""
     if not old.better or old.better != new.better or old.unit != new.unit:
         return None
     sides = [(_middle(old.ratios), _middle(new.ratios))] if old.ratios and new.ratios else []
@@ -194,13 +195,13 @@ def _samples(runs: Iterable[Mapping[str, Any]]) -> dict[Key, Samples]:
     found: dict[Key, Samples] = {}
     for run in runs:
         for table, work, row in _rows(run):
-            for figure in row["figures"]:
-                samples = found.setdefault((table["title"], work, figure["label"]), Samples(table["machine"]))
-                samples.unit, samples.better = figure["unit"], figure["better"]
-                samples.step = max(samples.step, figure["step"])
-                samples.values.append(figure["value"])
-                if figure["compared_with"]:
-                    samples.ratios.append(figure["value"] / figure["compared_with"])
+            for measurement in row["figures"]:
+                samples = found.setdefault((table["title"], work, measurement["label"]), Samples(table["machine"]))
+                samples.unit, samples.better = measurement["unit"], measurement["better"]
+                samples.step = max(samples.step, measurement["step"])
+                samples.values.append(measurement["value"])
+                if measurement["compared_with"]:
+                    samples.ratios.append(measurement["value"] / measurement["compared_with"])
     return found
 
 
@@ -235,10 +236,10 @@ def _text(value: float, unit: str) -> str:
 
 def _read(name: str) -> dict[str, Any]:
     if Path(name).is_file():
-        return figures.read(Path(name).read_text(encoding="utf-8"), name)
+        return measurements.read(Path(name).read_text(encoding="utf-8"), name)
     asked = subprocess.run(
         ["git", "show", f"{name}:{RESULTS}"], cwd=ROOT, capture_output=True, encoding="utf-8", check=False
     )
     if asked.returncode:
         raise ValueError(f"{name} is neither a file nor a revision with {RESULTS}")
-    return figures.read(asked.stdout, f"{name}:{RESULTS}")
+    return measurements.read(asked.stdout, f"{name}:{RESULTS}")

@@ -1,4 +1,4 @@
-"""diagnose(): what a block costs, what it tells of a hang, how long a running thread stands still; and tpu-stacks."""
+"""diagnose(): the cost of a block, the dumps of a hang, the pause of a running thread; and tpu-stacks."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def configuration(*, collect: bool = True, cloud: bool = False, interval: float 
 
 
 def write_traces_to(folder: Path) -> None:
-    """Puts a folder in the place of /tmp/debugging; in ours, for theirs has none."""
+    """Replace /tmp/debugging by a folder; in our library, since the reference has no setting for it."""
     from cloud_tpu_diagnostics import trace_file
 
     trace_file.FOLDER = folder
@@ -69,7 +69,7 @@ def enter_and_leave(cloud: bool, interval: float) -> dict[str, float]:
     with contextlib.suppress(ImportError):
         write_traces_to(Path(tempfile.mkdtemp()))
     given = configuration(cloud=cloud, interval=interval)
-    began = time.perf_counter()
+    block_started = time.perf_counter()
     with diagnostic.diagnose(given):
         entered = time.perf_counter()
         time.sleep(_BLOCK_SECONDS)
@@ -79,7 +79,7 @@ def enter_and_leave(cloud: bool, interval: float) -> dict[str, float]:
         time.sleep(_BLOCK_SECONDS)
         raising = time.perf_counter()
         raise KeyboardInterrupt
-    return {"enter": entered - began, "leave": left - leaving, "interrupted": time.perf_counter() - raising}
+    return {"enter": entered - block_started, "leave": left - leaving, "interrupted": time.perf_counter() - raising}
 
 
 def disabled(count: int, repetitions: int) -> dict[str, float]:
@@ -93,11 +93,11 @@ def disabled(count: int, repetitions: int) -> dict[str, float]:
         yield
 
     def tight(block: Callable[[Any], Any]) -> float:
-        began = time.perf_counter()
+        block_started = time.perf_counter()
         for _ in range(count):
             with block(nothing):
                 pass
-        return (time.perf_counter() - began) / count
+        return (time.perf_counter() - block_started) / count
 
     times = [(tight(diagnostic.diagnose), tight(empty)) for _ in range(repetitions)]
     return {name: statistics.median(each[number] for each in times) for number, name in enumerate(("block", "empty"))}
@@ -156,7 +156,7 @@ def _blocks(*, quick: bool) -> Table:
         )
     )
     note = (
-        f"The median of {processes} fresh processes, whose first block it is, imports included; it lasts"
+        f"The median of {processes} fresh processes, at their first block, imports included; it lasts"
         f" {_BLOCK_SECONDS} s. The interval is {_INTERVAL_SECONDS} s in the reference, which waits for the rest of it:"
         " with its default, up to 600 s. Ours is at its default."
     )
@@ -167,7 +167,7 @@ def _blocks(*, quick: bool) -> Table:
 
 
 def hang(library: str, cloud: bool, folder: str) -> None:
-    """Says "stuck", and then waits in C for ever: `CDLL` lets go of the GIL there, `PyDLL` does not."""
+    """Print "stuck", and then wait in C forever: `CDLL` releases the GIL there, `PyDLL` does not."""
     from cloud_tpu_diagnostics import diagnostic
 
     with contextlib.suppress(ImportError):
@@ -213,9 +213,9 @@ def _spy(pid: int) -> float | None:
     beside = Path(sys.executable).with_name("py-spy")
     if not beside.exists():
         return None
-    began = time.perf_counter()
+    block_started = time.perf_counter()
     done = subprocess.run([str(beside), "dump", "--pid", str(pid)], capture_output=True, check=False)
-    return time.perf_counter() - began if done.returncode == 0 else None
+    return time.perf_counter() - block_started if done.returncode == 0 else None
 
 
 def _hangs() -> Table:
@@ -246,7 +246,7 @@ def spin(threads: int, rounds: int, how: str) -> dict[str, list[float]]:
         how: `off`, `block` (all that a block with a companion does), `snapshot`, `faulthandler`, or `py-spy`.
 
     Returns:
-        The longest pause of each round, and how many threads were told in it.
+        The longest pause of each round, and the number of threads in the dump.
     """
     _crowd(threads)
     folder = Path(os.environ["ML_DIAGNOSTICS_DIR"])
@@ -256,14 +256,14 @@ def spin(threads: int, rounds: int, how: str) -> dict[str, list[float]]:
             from cloud_tpu_diagnostics import diagnostic
 
             stack.enter_context(diagnostic.diagnose(configuration(cloud=True, interval=_ROUND_SECONDS)))
-        told: list[float] = []
+        threads_dumped: list[float] = []
         if how not in ("off", "block"):
-            beside = threading.Thread(target=_take, args=(how, rounds + _WARM_ROUNDS, told), daemon=True)
+            beside = threading.Thread(target=_take, args=(how, rounds + _WARM_ROUNDS, threads_dumped), daemon=True)
             beside.start()
         pauses = [_longest_gap(_ROUND_SECONDS) for _ in range(rounds + _WARM_ROUNDS)][_WARM_ROUNDS:]
     if how == "block":
-        told = [float(entry["threads"]) for entry in _entries(folder, "snapshot")]
-    return {"pauses": pauses, "told": told}
+        threads_dumped = [float(entry["threads"]) for entry in _entries(folder, "snapshot")]
+    return {"pauses": pauses, "threads": threads_dumped}
 
 
 def _crowd(count: int) -> None:
@@ -284,7 +284,7 @@ def _crowd(count: int) -> None:
 
 
 def _longest_gap(duration: float) -> float:
-    """Runs, and looks at the clock all the time."""
+    """Run, and read the clock all the time."""
     longest, last = 0.0, time.perf_counter()
     until = last + duration
     while last < until:
@@ -295,7 +295,7 @@ def _longest_gap(duration: float) -> float:
     return longest
 
 
-def _take(how: str, rounds: int, told: list[float]) -> None:
+def _take(how: str, rounds: int, threads_dumped: list[float]) -> None:
     """Takes the stacks of all threads once a round, about in its middle."""
     import faulthandler
 
@@ -308,19 +308,19 @@ def _take(how: str, rounds: int, told: list[float]) -> None:
             if how == "snapshot":
                 snapshot = take_snapshot()
                 json.dumps(snapshot.to_json())
-                told.append(float(snapshot.thread_count))
+                threads_dumped.append(float(snapshot.thread_count))
             elif how == "faulthandler":
                 before = file.tell()
                 faulthandler.dump_traceback(file, all_threads=True)
                 file.seek(before)
-                told.append(float(file.read().count(b"hread 0x")))
+                threads_dumped.append(float(file.read().count(b"hread 0x")))
             elif number >= _WARM_ROUNDS:
                 done = subprocess.run(
                     [str(Path(sys.executable).with_name("py-spy")), "dump", "--pid", str(os.getpid())],
                     capture_output=True,
                     check=False,
                 )
-                told.append(float(done.stdout.count(b"Thread ")))
+                threads_dumped.append(float(done.stdout.count(b"Thread ")))
             time.sleep(max(0.0, due - time.monotonic()))
 
 
@@ -335,16 +335,18 @@ def _entries(folder: Path, kind: str) -> list[dict[str, Any]]:
 
 def _pauses(*, quick: bool) -> Table:
     rounds = 6 if quick else 30
-    ways = ["off", "block", "snapshot", "faulthandler"]
+    methods = ["off", "block", "snapshot", "faulthandler"]
     if Path(sys.executable).with_name("py-spy").exists():
-        ways.append("py-spy")
+        methods.append("py-spy")
     rows = []
     for threads, most in ((100, 0.01), (1_000, 0.05)):
-        runs = {how: process.ours(spin, threads=threads, rounds=rounds, how=how) for how in ways}
+        runs = {how: process.ours(spin, threads=threads, rounds=rounds, how=how) for how in methods}
         p50 = {how: statistics.median(run["pauses"]) for how, run in runs.items()}
-        told = {how: max(run["told"], default=0.0) for how, run in runs.items()}
+        threads_dumped = {how: max(run["threads"], default=0.0) for how, run in runs.items()}
         others = "; ".join(
-            f"{how} {seconds(p50[how])}, {told[how]:.0f} threads" for how in ways if how in ("faulthandler", "py-spy")
+            f"{how} {seconds(p50[how])}, {threads_dumped[how]:.0f} threads"
+            for how in methods
+            if how in ("faulthandler", "py-spy")
         )
         noise = f"nothing at all {seconds(p50['off'])}"
         for how, what in (("snapshot", "a grouped snapshot"), ("block", "an interval of a block with a companion")):
@@ -360,10 +362,10 @@ def _pauses(*, quick: bool) -> Table:
             )
         rows.append(
             Row(
-                "of them told",
-                f"{told['block']:,.0f} of {threads + 1:,}",
+                "of them dumped",
+                f"{threads_dumped['block']:,.0f} of {threads + 1:,}",
                 target="all",
-                met=told["block"] == threads + 1,
+                met=threads_dumped["block"] == threads + 1,
             )
         )
     note = (
@@ -413,20 +415,20 @@ def _dump(number: int) -> str:
 
 def _stacks(*, quick: bool) -> Table:
     repetitions = 1 if quick else 3
-    took, said = [], ""
+    took, sentence = [], ""
     with tempfile.TemporaryDirectory() as folder:
         _write_job(Path(folder))
         for _ in range(repetitions):
-            began = time.perf_counter()
+            block_started = time.perf_counter()
             done = subprocess.run(
                 [sys.executable, "-m", "cloud_tpu_diagnostics.stacks.cli", "show", folder],
                 capture_output=True,
                 text=True,
                 check=True,
             )
-            took.append(time.perf_counter() - began)
-            said = done.stdout.partition("\n")[0]
-    assert said.startswith("9900 of 10000 wait in psum"), said
+            took.append(time.perf_counter() - block_started)
+            sentence = done.stdout.partition("\n")[0]
+    assert sentence.startswith("9900 of 10000 wait in psum"), sentence
     value = statistics.median(took)
     row = Row(f"{_PROCESSES:,} processes of {_THREADS} threads", seconds(value), "", "", "< 10 s", value < 10)
     note = (

@@ -66,7 +66,7 @@ def train(rounds: int, steps: int) -> dict[str, Any]:
 
 
 class _Trainer(paired.Trainer):
-    """Does steps of some milliseconds, half in JSON, which holds the GIL, and half in numpy; and tells of each."""
+    """Make steps of some milliseconds, half in JSON, which holds the GIL, and half in numpy; print each."""
 
     def __init__(self, recorder: Any, heartbeat: Callable[[int], None]) -> None:
         import numpy

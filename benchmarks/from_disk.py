@@ -30,16 +30,16 @@ def write_journal(steps: int) -> int:
 
 
 def query() -> dict[str, Any]:
-    """Asks as a new process does, and says what it had to do for it."""
+    """Query like a new process, and return the work that it took."""
     from ml_goodput_measurement import goodput
 
     make = goodput.GoodputCalculator  # Imported when it is first named.
     process.forget_peak()
     before = process.resident_mib()
-    began = time.perf_counter()
+    started = time.perf_counter()
     calculator = make(JOB, LOG)
     result = calculator.get_job_goodput(include_badput_breakdown=True)
-    took = time.perf_counter() - began
+    took = time.perf_counter() - started
     added = process.resident_mib(peak=True) - before
     calculator.save_state()
     return {"seconds": took, "last_step": result.last_step, "added_mib": added}

@@ -1,4 +1,4 @@
-"""Hangs: how soon and how surely they are told, and what it costs a job to say that it makes progress."""
+"""Hangs: how soon and how reliably they are detected, and the cost of a heartbeat."""
 
 from __future__ import annotations
 
@@ -10,24 +10,24 @@ from benchmarks import process
 from benchmarks.results import Row, Table, seconds
 
 
-def tell_hangs(hangs: int, slow_phases: int, days: int) -> dict[str, list[float]]:
-    """Simulated jobs: when each hang was told, as a share of its bound; and the verdicts that were wrong."""
+def measure_hangs(hangs: int, slow_phases: int, days: int) -> dict[str, list[float]]:
+    """Simulate jobs; return the delay of each detection, as a share of its bound, and the number of wrong verdicts."""
     from tests.cloud_tpu_diagnostics import simulated_jobs
 
     shares, false = [], 0
     for seed in range(hangs):
-        case, told = simulated_jobs.hang(seed)
-        right = [each for each in told if each.at >= case.job.now]
-        false += len(told) - min(1, len(right))
+        case, found = simulated_jobs.hang(seed)
+        right = [each for each in found if each.at >= case.job.now]
+        false += len(found) - min(1, len(right))
         shares += [(each.at - case.job.now) / case.bound_seconds for each in right[:1]]
     slow = sum(len(simulated_jobs.slow_phase(seed)[1]) for seed in range(10_000, 10_000 + slow_phases))
     histories = [simulated_jobs.day(seed) for seed in range(days)]
     in_days = sum(len(simulated_jobs.verdicts(day.events, day.now, seed=seed)) for seed, day in enumerate(histories))
     histories = [simulated_jobs.day(seed, compilations_amid_steps=50) for seed in range(days)]
-    told_in_days = [len(simulated_jobs.verdicts(day.events, day.now, seed=seed)) for seed, day in enumerate(histories)]
+    found_in_days = [len(simulated_jobs.verdicts(day.events, day.now, seed=seed)) for seed, day in enumerate(histories)]
     return {
         "shares": shares,
-        "false": [float(false), float(slow), float(in_days), float(sum(told_in_days)), float(max(told_in_days))],
+        "false": [float(false), float(slow), float(in_days), float(sum(found_in_days)), float(max(found_in_days))],
     }
 
 
@@ -43,15 +43,15 @@ def publish(count: int, repetitions: int) -> dict[str, float]:
     def bare(_: int) -> None:
         memory[:40] = state
 
-    def say(step: int) -> None:
+    def beat(step: int) -> None:
         progress.publish("step", step)
 
     times: dict[str, list[float]] = {"bare": [], "without": [], "with": []}
     for _ in range(repetitions):
-        times["without"].append(_tight(say, count))
+        times["without"].append(_tight(beat, count))
         page = progress.ProgressPage.create()
         progress.start_publishing(page)
-        times["with"].append(_tight(say, count))
+        times["with"].append(_tight(beat, count))
         progress.stop_publishing(page)
         times["bare"].append(_tight(bare, count))
     return {name: statistics.median(values) for name, values in times.items()}
@@ -76,10 +76,10 @@ def record(count: int, repetitions: int) -> dict[str, float]:
 
 
 def _tight(function: Callable[[int], None], count: int) -> float:
-    began = time.perf_counter()
+    started = time.perf_counter()
     for step in range(count):
         function(step)
-    return (time.perf_counter() - began) / count
+    return (time.perf_counter() - started) / count
 
 
 def measure(*, quick: bool) -> list[Table]:
@@ -89,15 +89,15 @@ def measure(*, quick: bool) -> list[Table]:
 
 
 def _verdicts(hangs: int, slow_phases: int, days: int) -> Table:
-    told = process.ours(tell_hangs, hangs=hangs, slow_phases=slow_phases, days=days)
-    shares = told["shares"]
-    false, slow, in_days, compiling, worst = (int(number) for number in told["false"])
+    found = process.ours(measure_hangs, hangs=hangs, slow_phases=slow_phases, days=days)
+    shares = found["shares"]
+    false, slow, in_days, compiling, worst = (int(number) for number in found["false"])
     right = len(shares)
     precision = right / max(1, right + false + slow)
     rows = [
-        Row(f"of {hangs} hangs told", f"{right}", target="all", met=right == hangs),
-        Row("told after, p50", f"{process.percentile(shares, 0.5):.1%} of the bound"),
-        Row("told after, max", f"{max(shares):.1%} of the bound", target="<= 100 %", met=max(shares) <= 1),
+        Row(f"of {hangs} hangs detected", f"{right}", target="all", met=right == hangs),
+        Row("detected after, p50", f"{process.percentile(shares, 0.5):.1%} of the bound"),
+        Row("detected after, max", f"{max(shares):.1%} of the bound", target="<= 100 %", met=max(shares) <= 1),
         Row(f"of {slow_phases} slow phases taken for hangs", f"{slow}", target="0", met=slow == 0),
         Row("precision", f"{precision:.1%}", target="100 %", met=precision == 1),
         Row(f"verdicts in {days} days without a hang", f"{in_days}", target="0", met=in_days == 0),
@@ -110,15 +110,15 @@ def _verdicts(hangs: int, slow_phases: int, days: int) -> Table:
         ),
     ]
     return Table(
-        "Hangs told",
-        "Simulated jobs, looked at every second or a little later. Steps take 0.05 s to 40 s; two in three of the hangs"
+        "Hangs detected",
+        "Simulated jobs, checked every second or a little later. Steps take 0.05 s to 40 s; two in three of the hangs"
         " are in a step, where the bound is max(3 x the 99th percentile of the last 1,000 step times, 30 s); the others"
         " in a checkpoint, an evaluation or data loading (3 x the longest so far, 600 s) or in the very first step"
-        " (1,800 s). A slow phase goes on after 50 % to 95 % of its bound. The days have all that may look like a hang:"
-        " compilations, also amid steps, checkpoints, evaluations, also unannounced, and loading; what nobody announces"
-        " takes less than the bound when it first comes. Where it takes longer, the first two of it are told as hangs:"
-        " with a bound as short as this the first cannot be told from a hang, and if one stall taught the watch, the"
-        " hang after a stall would be told late; two within a day teach it.",
+        " (1,800 s). A slow phase continues after 50 % to 95 % of its bound. The days have all that resembles a hang:"
+        " compilations, also amid steps, checkpoints, evaluations, also unannounced, and loading; what is not announced"
+        " takes less than the bound the first time. If it takes longer, the first two are reported as hangs:"
+        " with so short a bound the first cannot be distinguished from a hang; if one stall changed the timeout, the"
+        " hang after a stall would be reported late; two within a day change it.",
         rows,
     )
 

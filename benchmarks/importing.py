@@ -13,12 +13,12 @@ from benchmarks.results import Row, Table, seconds
 def import_names(*names: str) -> dict[str, float]:
     """Imports the library and takes names from it; the same code for both."""
     before = process.resident_mib()
-    began = time.perf_counter()
+    started = time.perf_counter()
     from ml_goodput_measurement import goodput
 
     for name in names:
         getattr(goodput, name)
-    return {"seconds": time.perf_counter() - began, "mib": process.resident_mib() - before}
+    return {"seconds": time.perf_counter() - started, "mib": process.resident_mib() - before}
 
 
 def import_recorder() -> dict[str, float]:

@@ -31,12 +31,12 @@ class Training:
         self._custom_every = steps // custom_events if custom_events else 0
         self.step = 0
         self.at = BASE
-        self._begun = False
+        self._started = False
 
     def payloads(self, until: int) -> Iterator[Payload]:
         """The payloads up to the start of step `until`."""
-        if not self._begun:
-            self._begun = True
+        if not self._started:
+            self._started = True
             yield from self._start()
         while self.step < until:
             if self._rollbacks and self.step == self._rollbacks[0]:

@@ -12,7 +12,7 @@ from benchmarks.job import JOB, LOG, Training
 
 
 class JournalledJob:
-    """A job whose entries are in the journal of ML_DIAGNOSTICS_DIR; `run` lets it go on."""
+    """A job whose entries are in the journal of ML_DIAGNOSTICS_DIR; `run` continues it."""
 
     def __init__(self, training: Training) -> None:
         from ml_diagnostics_common.journal import Journal
@@ -45,7 +45,7 @@ class JournalledJob:
 
 
 def write(steps: int, custom_events: int = 0) -> dict[str, Any]:
-    """Writes a job to the journal; tells how many entries it has and when it is, in seconds since 1970."""
+    """Write a job to the journal; return its number of entries and its end, in seconds since 1970."""
     job = JournalledJob(Training(steps, custom_events))
     entries = job.run(steps)
     job.close()

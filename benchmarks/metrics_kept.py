@@ -1,4 +1,4 @@
-"""What is left of the metrics that were recorded in the last second of a process, by how it ends."""
+"""The metrics of the last second of a process that survive, by kind of end."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Kept:
 
     Attributes:
         recorded: How many calls it made.
-        kept: How many values are where they can be read: in Cloud Logging, or on the disk of who has no cloud.
+        kept: The number of values that can be read: in Cloud Logging, or without a cloud on disk.
         synced: How many after the command that sends the rest; None where there is no such command.
         end_seconds: From the last call to the end of the process.
         sync_seconds: That the command took.
@@ -59,7 +59,7 @@ def main() -> NoReturn:
     kind, urls, count, ending = sys.argv[1], json.loads(sys.argv[2]), int(sys.argv[3]), sys.argv[4]
     results, sys.stdout = sys.stdout, sys.stderr
     trackers.prepare(kind, urls)
-    record = trackers.begin(kind)
+    record = trackers.start(kind)
     step, until = 0, time.monotonic() + _LAST_SECONDS
     while step < count and time.monotonic() < until:
         record("loss", step * 0.5, step)
@@ -116,8 +116,8 @@ def measure(*, quick: bool) -> list[Table]:
         rows.append(
             Row(
                 what,
-                _told(mine),
-                "; ".join(f"{tracker.name} {_told(kept)}" for tracker, kept in others.items()),
+                _summary(mine),
+                "; ".join(f"{tracker.name} {_summary(kept)}" for tracker, kept in others.items()),
                 "",
                 "all, now or by sync",
                 is_complete,
@@ -132,7 +132,7 @@ def measure(*, quick: bool) -> list[Table]:
     return [Table("Metrics of the last second", note, rows)]
 
 
-def _told(kept: Kept) -> str:
+def _summary(kept: Kept) -> str:
     end = f"ended in {seconds(kept.end_seconds)}" if kept.has_ended else "**did not end**"
     synced = f", {kept.synced:,} after sync ({seconds(kept.sync_seconds)})" if kept.synced is not None else ""
     return f"{kept.kept:,} of {kept.recorded:,}{synced}, {end}"
@@ -142,15 +142,15 @@ def _end(tracker: Tracker, count: int, ending: str) -> Kept:
     with tempfile.TemporaryDirectory() as folder, run_cloud(logging_delay_seconds=_BACKEND_SECONDS) as cloud:
         settings = tracker.settings(cloud) | {"TMPDIR": folder, "ML_DIAGNOSTICS_DIR": folder}
         environment = process.environment_of_a_job(settings)
-        told, end_seconds, status = _run(tracker, tracker.urls(cloud), count, ending, environment)
+        reported, end_seconds, status = _run(tracker, tracker.urls(cloud), count, ending, environment)
         kept = _kept(tracker, cloud, folder)
         wanted = {"exit": 0, "term": -signal.SIGTERM, "kill": -signal.SIGKILL}[ending]
-        found = Kept(told["recorded"], kept, end_seconds, status == wanted)
-        if tracker != OURS or kept == told["recorded"]:
+        found = Kept(reported["recorded"], kept, end_seconds, status == wanted)
+        if tracker != OURS or kept == reported["recorded"]:
             return found
-        began = time.perf_counter()
+        started = time.perf_counter()
         _sync(Path(folder), environment)
-        sync_seconds = time.perf_counter() - began
+        sync_seconds = time.perf_counter() - started
         synced = _kept(tracker, cloud, folder)
         return Kept(found.recorded, kept, end_seconds, found.has_ended, synced, sync_seconds)
 
@@ -158,7 +158,7 @@ def _end(tracker: Tracker, count: int, ending: str) -> Kept:
 def _run(
     tracker: Tracker, urls: dict[str, str], count: int, ending: str, environment: dict[str, str]
 ) -> tuple[dict[str, Any], float, int]:
-    """What the process told, how long its end took in seconds, and its status."""
+    """Return the output of the process, the duration of its end in seconds, and its status."""
     python = str(process.reference_python_of(tracker.pins)) if tracker.pins else sys.executable
     command = [python, "-m", "benchmarks.metrics_kept", tracker.kind, json.dumps(urls), str(count), ending]
     done = subprocess.run(
@@ -173,8 +173,8 @@ def _run(
     ended = time.time()
     if not done.stdout:
         raise RuntimeError(f"{tracker.name} recorded nothing:\n{done.stderr[-3000:]}")
-    told = json.loads(done.stdout)
-    return told, ended - told["at"], done.returncode
+    reported = json.loads(done.stdout)
+    return reported, ended - reported["at"], done.returncode
 
 
 def _kept(tracker: Tracker, cloud: RunCloud, folder: str) -> int:

@@ -35,7 +35,7 @@ def record_metrics(kind: str, urls: dict[str, str], tight: int, paced: int) -> d
         Seconds of each call: in the tight loop, paced, and of the bare append; and its bytes.
     """
     trackers.prepare(kind, urls)
-    record = trackers.begin(kind)
+    record = trackers.start(kind)
     record("loss", 2.5, 0)
     line = _line(kind)
     with tempfile.TemporaryDirectory(dir=os.environ.get("ML_DIAGNOSTICS_DIR")) as folder:
@@ -68,9 +68,9 @@ def _tight(function: Record, first_step: int, count: int) -> list[float]:
     """Seconds of each call."""
     times, clock = [], time.perf_counter_ns
     for step in range(first_step, first_step + count):
-        began = clock()
+        started = clock()
         function("loss", 2.5, step)
-        times.append((clock() - began) / 1e9)
+        times.append((clock() - started) / 1e9)
     return times
 
 
@@ -80,9 +80,9 @@ def _paced(functions: dict[str, Record], first_step: int, count: int) -> Times:
     for step in range(first_step, first_step + count):
         for name, function in functions.items():
             time.sleep(_PACE_SECONDS)
-            began = time.perf_counter_ns()
+            started = time.perf_counter_ns()
             function("loss", 2.5, step)
-            times[name].append((time.perf_counter_ns() - began) / 1e9)
+            times[name].append((time.perf_counter_ns() - started) / 1e9)
     return times
 
 
@@ -96,8 +96,8 @@ def measure(*, quick: bool) -> list[Table]:
     return [
         Table(
             "One metric recorded",
-            f"`metrics.record(name, value, step)` in a run whose Cloud Logging takes {_BACKEND_SECONDS * 1e3:.0f} ms a"
-            f" request. When it returns, ours is in the journal on disk ({runs[0]['bytes']} bytes a line), and is"
+            f"`metrics.record(name, value, step)` with a Cloud Logging of {_BACKEND_SECONDS * 1e3:.0f} ms a request."
+            f" When it returns, ours is in the journal on disk ({runs[0]['bytes']} bytes a line), and is"
             " shipped meanwhile; 1.0.0's is in Cloud Logging, 1.0.10's in a queue in memory, W&B's in another process,"
             " MLflow's in a file. The bare append writes the same bytes in the same process, paced in turns.",
             rows,

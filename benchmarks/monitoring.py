@@ -58,9 +58,9 @@ def construct_reference() -> dict[str, float]:
 
 @contextmanager
 def _timed(times: dict[str, float], name: str) -> Iterator[None]:
-    began = time.perf_counter()
+    started = time.perf_counter()
     yield
-    times[name] = time.perf_counter() - began
+    times[name] = time.perf_counter() - started
 
 
 # --- Ticks ----------------------------------------------------------------------------------------------
@@ -88,7 +88,7 @@ def tick(ticks: int, target: str, replica: str) -> dict[str, Any]:
     Args:
         ticks: How many of each kind.
         target: Where Cloud Monitoring is.
-        replica: The label that tells the time series of this run from others.
+        replica: The label that distinguishes the time series of this run.
     """
     from ml_goodput_measurement._export.cloud_monitoring import cloud_monitoring_exporter
     from ml_goodput_measurement._export.tensorboard import tensorboard_exporter
@@ -142,11 +142,11 @@ def tick(ticks: int, target: str, replica: str) -> dict[str, Any]:
         for name, worker in workers.items():
             if "cold" in name:
                 cold[:] = bytes(_CACHE_BYTES)
-            began = time.process_time()
+            started = time.process_time()
             worker.tick()
             assert worker.wait_for_sinks(30)
             if number >= 5:  # The first ones import, connect and lay down what later ones use.
-                times[name].append(time.process_time() - began)
+                times[name].append(time.process_time() - started)
     job.close()
     points = _points(folder)
     assert max(points["goodput/goodput"]) == step - 2, (step, points["goodput/goodput"])
@@ -159,10 +159,10 @@ def _pretend_exported(folder: str, until_ns: int) -> None:
     """As if the deviations of the earlier steps had been written to the folder's TensorBoard log."""
     from ml_goodput_measurement._export.export_state import ExportState, Progress, state_path
 
-    place = Path(folder).resolve() / "goodput"
-    place.mkdir()
-    (place / "events.out.tfevents.0000000001.host.1").touch()  # Where there is no file, nothing was exported.
-    path = state_path("tensorboard", JOB, str(place))
+    output = Path(folder).resolve() / "goodput"
+    output.mkdir()
+    (output / "events.out.tfevents.0000000001.host.1").touch()  # Where there is no file, nothing was exported.
+    path = state_path("tensorboard", JOB, str(output))
     path.parent.mkdir(parents=True, exist_ok=True)
     ExportState(Progress(deviations_until_ns=until_ns)).save(path)
 
@@ -226,9 +226,9 @@ def deviate_reference(steps: int, cycles: int) -> dict[str, Any]:
 
 def _cycle(export: Callable[[], None], folder: str) -> dict[str, float]:
     """CPU and wall seconds of an export, and by how many bytes the event files grew."""
-    size, began, cpu_began = _size(folder), time.perf_counter(), time.process_time()
+    size, started, cpu_started = _size(folder), time.perf_counter(), time.process_time()
     export()
-    cpu, wall = time.process_time() - cpu_began, time.perf_counter() - began
+    cpu, wall = time.process_time() - cpu_started, time.perf_counter() - started
     return {"cpu": cpu, "wall": wall, "bytes": _size(folder) - size}
 
 
@@ -256,11 +256,11 @@ def _points(folder: str) -> dict[str, list[int]]:
 
 
 def serve() -> None:
-    """A cloud until stdin ends; says on stdout how to reach it, and then what Cloud Monitoring was sent."""
+    """Serve a cloud until stdin ends; print its address on stdout, and then the time series that it received."""
     from ml_diagnostics_testing.cloud_logging import CloudLoggingServer
     from ml_diagnostics_testing.cloud_monitoring import CloudMonitoringServer
 
-    os.nice(19)  # A cloud runs elsewhere, and takes nothing from whom is measured.
+    os.nice(19)  # A cloud runs elsewhere, and uses no CPU of the measured process.
     with CloudLoggingServer(_PROJECT) as log, CloudMonitoringServer(_PROJECT) as server:
         environment = {**log.environment(), **server.environment(), "GCE_METADATA_HOST": "127.0.0.1:1"}
         del environment["ML_DIAGNOSTICS_LOGGING_GRPC"]  # REST is what is used unless one asks for gRPC.
@@ -275,7 +275,7 @@ def loopback_cloud(sent: list[list[int]]) -> Iterator[dict[str, str]]:
     """Cloud Logging and Cloud Monitoring in a process of their own.
 
     Args:
-        sent: At the end has the last steps that Cloud Monitoring was told, by series, newest first.
+        sent: At the end has the last steps that Cloud Monitoring received, by series, newest first.
 
     Yields:
         The environment variables that lead there.
@@ -293,7 +293,7 @@ def loopback_cloud(sent: list[list[int]]) -> Iterator[dict[str, str]]:
                 sent += json.loads(output)
 
 
-# --- The figures ----------------------------------------------------------------------------------------
+# --- The tables -----------------------------------------------------------------------------------------
 
 
 def measure(*, quick: bool) -> list[Table]:
@@ -337,7 +337,7 @@ def _ticks(*, quick: bool) -> Table:
         environment = {"ML_DIAGNOSTICS_DIR": folder}
         process.ours(journalled.write, environment=environment, steps=steps)
         process.ours(_save_state, environment=environment)
-        # The cloud is looked for as it is on Google's machines, but for the credentials.
+        # Cloud detection is that of Google's machines, except for the credentials.
         environment["ML_DIAGNOSTICS_BACKEND"] = "auto"
         target = server["ML_DIAGNOSTICS_MONITORING_GRPC"]
         run = process.ours(tick, environment=environment, ticks=ticks, target=target, replica="0")

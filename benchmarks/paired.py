@@ -46,10 +46,10 @@ class Trainer(abc.ABC):
         return times
 
     def _one(self) -> Times:
-        began, cpu_began = time.perf_counter(), time.thread_time()
+        started, cpu_started = time.perf_counter(), time.thread_time()
         self.do(self.step)
         self.step += 1
-        return time.perf_counter() - began, time.thread_time() - cpu_began
+        return time.perf_counter() - started, time.thread_time() - cpu_started
 
 
 def step_time_rows(times: Mapping[str, list[list[Times]]]) -> list[Row]:

@@ -1,6 +1,6 @@
 """Runs a function of this package in a process of its own, in our environment or in the reference's.
 
-Only the standard library is imported here and at the top of every figure's file, so that both can run them.
+Only the standard library is imported here and at the top of every table's file, so that both can run them.
 """
 
 from __future__ import annotations
@@ -83,11 +83,11 @@ def resident_mib(*, peak: bool = False) -> float:
     for line in Path("/proc/self/status").read_text(encoding="ascii").splitlines():
         if line.startswith(name):
             return int(line.split()[1]) / 1024
-    raise OSError("/proc/self/status does not tell the resident memory")
+    raise OSError("/proc/self/status does not contain the resident memory")
 
 
 def forget_peak() -> None:
-    """Lets the peak of resident memory begin anew."""
+    """Reset the peak of resident memory."""
     gc.collect()
     with contextlib.suppress(OSError):  # Without it the peak may be an earlier one: too high, never too low.
         Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
@@ -100,7 +100,7 @@ def percentile(values: list[float], share: float) -> float:
 
 
 if __name__ == "__main__":
-    # The reference prints; what is printed is no result.
+    # The reference prints; its output is not a result.
     results, sys.stdout = sys.stdout, sys.stderr
     module, name, arguments = sys.argv[1:]
     json.dump(getattr(importlib.import_module(module), name)(**json.loads(arguments)), results)

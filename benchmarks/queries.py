@@ -42,10 +42,10 @@ def query(steps: int, custom_events: int, ticks: int) -> dict[str, Any]:
 
 def _ask(calculator: Any) -> float:
     """A monitor's tick: the goodput with its breakdown, and the details with the ideal step time."""
-    began = time.perf_counter()
+    started = time.perf_counter()
     calculator.get_job_goodput(include_badput_breakdown=True)
     calculator.get_job_goodput_details()["ideal_step_time"]
-    return time.perf_counter() - began
+    return time.perf_counter() - started
 
 
 def write_attempts(count: int) -> int:
@@ -57,11 +57,11 @@ def write_attempts(count: int) -> int:
     folder.mkdir(parents=True)
     entries = 0
     for attempt in range(count):
-        writer, began = f"host-{attempt}-{1_700_000_000_000_000_000 + attempt}", START + 60 * attempt
+        writer, run_start = f"host-{attempt}-{1_700_000_000_000_000_000 + attempt}", START + 60 * attempt
         header = Header(LOG, writer, {"job": JOB, "process_index": "0"}, {}, "INFO", ship=False)
-        payloads = [{"job_name": JOB, "job_start_time": began}]
+        payloads = [{"job_name": JOB, "job_start_time": run_start}]
         for step in range(5):
-            started = began + 10 * (step + 1)
+            started = run_start + 10 * (step + 1)
             payloads.append({"job_name": JOB, "step_count": 3 * attempt + step, "step_start_time": started})
         lines = [encode_header(header)]
         for number, payload in enumerate(payloads):
@@ -81,10 +81,10 @@ def report_attempts() -> dict[str, Any]:
     from ml_goodput_measurement import goodput
 
     calculator = goodput.GoodputCalculator(JOB, LOG)
-    began = time.perf_counter()
+    started = time.perf_counter()
     calculator.get_job_goodput(include_badput_breakdown=True)
     report = calculator.report()
-    return {"seconds": time.perf_counter() - began, "attempts": len(report.attempts)}
+    return {"seconds": time.perf_counter() - started, "attempts": len(report.attempts)}
 
 
 def measure_attempts(*, quick: bool) -> Table:

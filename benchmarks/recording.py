@@ -66,10 +66,10 @@ class _NoTransport:
 
 def _tight(function: Callable[[int], None], count: int) -> float:
     """Calls a second."""
-    began = time.perf_counter()
+    started = time.perf_counter()
     for step in range(count):
         function(step)
-    return count / (time.perf_counter() - began)
+    return count / (time.perf_counter() - started)
 
 
 def _paced(functions: dict[str, Callable[[int], None]], count: int) -> dict[str, list[float]]:
@@ -78,9 +78,9 @@ def _paced(functions: dict[str, Callable[[int], None]], count: int) -> dict[str,
     for step in range(count):
         for name, function in functions.items():
             time.sleep(_PACE_SECONDS)
-            began = time.perf_counter_ns()
+            started = time.perf_counter_ns()
             function(step)
-            times[name].append((time.perf_counter_ns() - began) / 1e9)
+            times[name].append((time.perf_counter_ns() - started) / 1e9)
     return times
 
 
@@ -131,7 +131,7 @@ def measure(*, quick: bool) -> list[Table]:
             "One step recorded",
             f"`record_step_start_time`, in the journal on disk when it returns ({runs[0]['bytes']} bytes a line); the"
             " bare append writes the same bytes in the same process, in turns. The reference hands its entry to"
-            " google-cloud-logging's background thread, whose transport here answers at once.",
+            " google-cloud-logging's background thread, with a transport that answers at once.",
             rows,
         )
     ]

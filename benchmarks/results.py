@@ -25,7 +25,7 @@ BESIDE = "W&B 0.31.0 and MLflow 3.17.2"
 
 @dataclass(frozen=True)
 class Row:
-    """One figure: ours, what it is compared with, and what it has to reach."""
+    """One result: ours, the compared one, and the target."""
 
     work: str
     ours: str
@@ -38,7 +38,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Table:
-    """The rows of one figure."""
+    """The rows of one benchmark."""
 
     title: str
     note: str
@@ -55,7 +55,7 @@ class Table:
 
 
 def page(tables: Sequence[Table], *, quick: bool) -> str:
-    """All tables, under a heading that says where and when they were measured."""
+    """All tables, under a heading with the machine and the date."""
     size = "a quick run: small sizes, few repetitions" if quick else "a full run"
     head = [
         "# Results",

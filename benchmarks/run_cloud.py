@@ -1,4 +1,4 @@
-"""Google's keeper of runs and Cloud Logging on loopback, in a process of their own, as slow as one likes.
+"""Google's control plane and Cloud Logging on loopback, in a process of their own, as slow as one likes.
 
 They share nothing with what is measured, and take no CPU from it that it wants for itself.
 """
@@ -24,7 +24,7 @@ class Addresses:
     """Where Google's services are taken to be.
 
     Attributes:
-        control_plane: The URL of the keeper of runs.
+        control_plane: The URL of the control plane.
         logging: The URL of Cloud Logging.
     """
 
@@ -56,7 +56,7 @@ class RunCloud(Addresses):
         return int(self._ask("steps", metric))
 
     def phases(self) -> list[str]:
-        """Of each run, what the keeper of runs was told last."""
+        """Return the last state of each run at the control plane."""
         return list(self._ask("phases"))
 
     def _ask(self, *question: str) -> Any:
@@ -89,24 +89,24 @@ def run_cloud(*, polls: int = 0, logging_delay_seconds: float = 0.0) -> Iterator
 
 
 def serve(polls: int, delay_seconds: float) -> None:
-    """Says how to reach the servers, then answers questions until stdin ends."""
+    """Print the addresses of the servers, then answer queries until stdin ends."""
     from ml_diagnostics_testing.cloud_logging import CloudLoggingServer
     from ml_diagnostics_testing.faults import Delay
 
     from tests.loopback.control_plane import ControlPlaneServer
 
-    os.nice(19)  # A cloud runs elsewhere, and takes nothing from whom is measured.
+    os.nice(19)  # A cloud runs elsewhere, and uses no CPU of the measured process.
     with CloudLoggingServer(PROJECT) as log, ControlPlaneServer(PROJECT, REGION) as runs:
         runs.operation_polls = polls
         if delay_seconds:
             log.faults.always(Delay(delay_seconds), on="write")
-        _say({"control_plane": runs.url, "logging": log.url})
+        _print_json({"control_plane": runs.url, "logging": log.url})
         for line in sys.stdin:
             match line.split():
                 case ["steps", metric]:
-                    _say(len(_steps(log.entries(), metric)))
+                    _print_json(len(_steps(log.entries(), metric)))
                 case ["phases"]:
-                    _say([run.get("runPhase", "") for run in runs.runs()])
+                    _print_json([run.get("runPhase", "") for run in runs.runs()])
 
 
 def _steps(entries: list[dict[str, Any]], metric: str) -> set[int]:
@@ -117,7 +117,7 @@ def _steps(entries: list[dict[str, Any]], metric: str) -> set[int]:
     }
 
 
-def _say(answer: Any) -> None:
+def _print_json(answer: Any) -> None:
     print(json.dumps(answer), flush=True)
 
 

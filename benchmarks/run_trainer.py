@@ -26,7 +26,7 @@ def train(kind: str, urls: dict[str, str], rounds: int, steps: int) -> dict[str,
     """Trains in blocks of steps: in each round, in any order, two without a run and one within it.
 
     Args:
-        kind: Of the tracker: ours, whose run begins and ends with each block.
+        kind: Of the tracker: ours starts and ends a run with each block.
         urls: Not used by it.
         rounds: How many.
         steps: Of a block.
@@ -55,10 +55,10 @@ def train(kind: str, urls: dict[str, str], rounds: int, steps: int) -> dict[str,
 
 
 def train_with_others(kind: str, urls: dict[str, str], rounds: int, steps: int) -> dict[str, Any]:
-    """The same with a tracker that is begun once: the blocks in which it is off only record nothing."""
+    """The same with a tracker that is started once: blocks without it only record nothing."""
     trackers.prepare(kind, urls)
     trainer = _Trainer()
-    record = trackers.begin(kind)
+    record = trackers.start(kind)
 
     def record_float(name: str, value: Any, step: int) -> None:
         record(name, float(value), step)
@@ -117,7 +117,7 @@ class _Trainer:
         return [self._one() for _ in range(count)]
 
     def _one(self) -> Times:
-        began, cpu_began = time.perf_counter(), time.process_time()
+        started, cpu_started = time.perf_counter(), time.process_time()
         self._weights, loss = self._update(self._weights, self._batch)
         if self.record is not None:
             self.record("loss", loss, self._step)
@@ -127,8 +127,8 @@ class _Trainer:
             self.recorded += 1
         loss.block_until_ready()
         self._step += 1
-        self._took = time.perf_counter() - began
-        return self._took, time.process_time() - cpu_began
+        self._took = time.perf_counter() - started
+        return self._took, time.process_time() - cpu_started
 
 
 def measure(*, quick: bool) -> list[Table]:
@@ -142,11 +142,11 @@ def measure(*, quick: bool) -> list[Table]:
     rows += [_other(tracker, max(2, rounds // 3), steps // 3) for tracker in trackers.ALL[1:]]
     note = (
         f"{rounds} rounds of three blocks of {steps} steps in one process, in any order: without a run, again without,"
-        " and within one that has Cloud Logging and the keeper of runs on loopback, a server for profiles on demand,"
+        " and within one that has Cloud Logging and the control plane on loopback, a server for profiles on demand,"
         f" and system metrics every {_INTERVAL_SECONDS} s (20 times as often as by default). A step trains a small"
         " network with JAX; four metrics are recorded, the loss as the array that the device still computes. CPU is"
         f" the whole process's, shipping included. Differences have the 95 % interval of {paired.RESAMPLES:,}"
-        " resamplings of the rounds. The others are begun once and record floats, with their defaults."
+        " resamplings of the rounds. The others are started once and record floats, with their defaults."
     )
     return [Table("The trainer's step time with a run", note, rows)]
 

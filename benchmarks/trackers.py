@@ -1,4 +1,4 @@
-"""Ours and others that keep what a training run records, each begun as its users begin it, in its own environment."""
+"""Ours and other trackers of training runs, each started as its users start it, in its own environment."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ class Tracker:
         """What a function returns in a fresh process of this tracker's environment.
 
         Args:
-            function: Takes `kind` and `urls`, which `begin` wants, beside its own parameters.
-            cloud: Where the run goes; None is no cloud, and none looked for.
+            function: Takes `kind` and `urls`, arguments of `start`, beside its own parameters.
+            cloud: The addresses of the cloud; None disables cloud detection.
             environment: More variables.
             parameters: The function's own.
         """
@@ -88,7 +88,7 @@ ALL = [OURS, *REFERENCES, *OTHERS]
 
 
 def prepare(kind: str, urls: dict[str, str]) -> None:
-    """What a tracker needs before it can be begun here, where there is no Google Cloud. Not part of any figure."""
+    """Prepare a tracker for a machine without Google Cloud. Not measured."""
     if kind == "reference":
         _redirect(urls)
 
@@ -103,8 +103,8 @@ def load(kind: str) -> None:
         import mlflow  # type: ignore[import-not-found]  # noqa: F401
 
 
-def begin(kind: str, **options: Any) -> Record:
-    """Begins a run.
+def start(kind: str, **options: Any) -> Record:
+    """Start a run.
 
     Args:
         kind: Of the tracker.
@@ -114,16 +114,16 @@ def begin(kind: str, **options: Any) -> Record:
         The function that records.
     """
     if kind == "wandb":
-        return _begin_wandb()
+        return _start_wandb()
     if kind == "mlflow":
-        return _begin_mlflow()
+        return _start_mlflow()
     from google_cloud_mldiagnostics import machinelearning_run, metrics
 
     machinelearning_run(name="benchmark", project=PROJECT, region=REGION, **options)
     return metrics.record
 
 
-def _begin_wandb() -> Record:
+def _start_wandb() -> Record:
     import wandb
 
     run = wandb.init(project="benchmark", dir=os.environ["TMPDIR"])
@@ -134,7 +134,7 @@ def _begin_wandb() -> Record:
     return record
 
 
-def _begin_mlflow() -> Record:
+def _start_mlflow() -> Record:
     import mlflow
 
     mlflow.set_tracking_uri(f"file:{os.environ['TMPDIR']}/mlruns")

@@ -73,9 +73,9 @@ def _lists(repetitions: int, many: int) -> list[Row]:
         (5, "`list`, 5 VMs", "<= 0.3 s", 0.3, 1e9),
         (many, f"`list`, {many:,} VMs in {len(_ZONES)} zones", "<= 0.4 s, <= 80 MB", 0.4, 80e6 / 2**20),
     ):
-        with _compute(zones=_ZONES, machine_types={"c4-highmem-8": _ZONES, "n2-standard-8": _ZONES}) as (server, way):
+        with _compute(zones=_ZONES, machine_types={"c4-highmem-8": _ZONES, "n2-standard-8": _ZONES}) as (server, cloud):
             _fill(server, count)
-            runs = _each(repetitions, "list", environment=way)
+            runs = _each(repetitions, "list", environment=cloud)
             assert all(run.out.count("gs://test-bucket/run-") == count for run in runs.values())
             is_met = lambda run, s=most_seconds, m=most_mib: run.seconds <= s and run.mib <= m  # noqa: E731
             rows.append(_row(what, runs, target, is_met))
@@ -86,7 +86,7 @@ def _deletes() -> list[Row]:
     """Of one VM and of ten, where an operation of Compute takes its time."""
     took: dict[int, dict[str, Finished]] = {}
     for count in (1, 10):
-        with _compute() as (server, way):
+        with _compute() as (server, cloud):
             server.operation_seconds = _OPERATION_SECONDS
             names = [f"xprof-{number:04d}" for number in range(count)]
             for name, argv in (("ours", commands.ours()), ("reference", commands.reference())):
@@ -97,7 +97,7 @@ def _deletes() -> list[Row]:
                     metadata = {"xprofiler_log_directory": "gs://test-bucket/run"}
                     server.add_instance(vm, labels=labels, metadata=metadata)
                 arguments = ["delete", "-z", "us-central1-a", "-n", *names, "--quiet"]
-                took.setdefault(count, {})[name] = commands.run([argv, *arguments], way)
+                took.setdefault(count, {})[name] = commands.run([argv, *arguments], cloud)
                 assert not server.instances(), f"{name} has left some"
     ratio = took[10]["ours"].seconds / took[1]["ours"].seconds
     one = _row(f"`delete` of one VM, an operation of {_OPERATION_SECONDS:g} s", took[1], "", lambda run: True)
@@ -106,12 +106,12 @@ def _deletes() -> list[Row]:
 
 
 def _create() -> Row:
-    """From the moment at which the VM says that XProf answers to the end of the command."""
+    """The time from the VM's report that XProf answers to the end of the command."""
     late: dict[str, float] = {}
     for name in ("ours", "reference"):
         if name == "reference" and not shutil.which("gcloud"):
             continue
-        with _compute() as (server, way):
+        with _compute() as (server, cloud):
             healthy: list[float] = []
 
             def play(instance: Any, server: Any = server, healthy: list[float] = healthy) -> None:
@@ -129,7 +129,7 @@ def _create() -> Row:
 
             server.on_instance_created(play)
             argv = commands.ours() if name == "ours" else commands.reference()
-            commands.run([argv, "create", "-z", "us-central1-a", "-l", "gs://test-bucket/run"], way)
+            commands.run([argv, "create", "-z", "us-central1-a", "-l", "gs://test-bucket/run"], cloud)
             late[name] = time.monotonic() - healthy[0]
     theirs = f"{seconds(late['reference'])}" if "reference" in late else "needs gcloud"
     what = "`create`, after the VM's first healthy answer"

@@ -35,9 +35,9 @@ def exclude(steps: int, custom_events: int, count: int, repetitions: int) -> dic
         calculator.get_job_goodput(include_badput_breakdown=True)
         times = []
         for _ in range(repetitions):
-            began = time.perf_counter()
+            started = time.perf_counter()
             answer = calculator.get_job_goodput_with_exclusions(intervals, include_badput_breakdown=True)
-            times.append(time.perf_counter() - began)
+            times.append(time.perf_counter() - started)
     _, _, last_step, excluded = answer
     return {"times": times, "last_step": last_step, "excluded": excluded}
 
@@ -64,13 +64,13 @@ def ask_after_cold_read(until: float, repetitions: int) -> dict[str, Any]:
 
 
 def ask_from_saved_state(until: float) -> dict[str, Any]:
-    """Asks for an interval first of all; the journal has what came since the state was saved."""
+    """Query an interval first; the journal has entries from after the save of the state."""
     from ml_goodput_measurement import goodput
 
     make = goodput.GoodputCalculator  # Imported when it is first named.
-    began = time.perf_counter()
+    started = time.perf_counter()
     answer = make(JOB, LOG).get_job_goodput_interval(_moment(until - _HOUR), _moment(until))
-    return {"seconds": time.perf_counter() - began, "last_step": answer[2]}
+    return {"seconds": time.perf_counter() - started, "last_step": answer[2]}
 
 
 def ask_reference(steps: int) -> dict[str, Any]:
@@ -110,9 +110,9 @@ def roll(cycles: int) -> dict[str, Any]:
         step += _NEW_STEPS
         job.run(step)
         for name in names[cycle % 3 :] + names[: cycle % 3]:
-            began, cpu_began = time.perf_counter(), time.process_time()
+            started, cpu_started = time.perf_counter(), time.process_time()
             snapshot = calculators[name].snapshot(cumulative=False, window_seconds=windows[name])
-            took, cpu_took = time.perf_counter() - began, time.process_time() - cpu_began
+            took, cpu_took = time.perf_counter() - started, time.process_time() - cpu_started
             assert [window.window_seconds for window in snapshot.windows] == windows[name]
             if cycle >= 5:  # The first ones lay down what later ones use.
                 wall[name].append(took)
@@ -142,9 +142,9 @@ class _LogByTime(MemoryLog):
 
 
 def _ask(calculator: Any, start: float, end: float) -> float:
-    began = time.perf_counter()
+    started = time.perf_counter()
     details = calculator.get_interval_metric_details(_moment(start), _moment(end))
-    took = time.perf_counter() - began
+    took = time.perf_counter() - started
     (percent,) = details["interval_goodput"].values()
     assert 50 < percent < 100, percent
     return took
@@ -181,7 +181,7 @@ def measure(*, quick: bool) -> list[Table]:
         Table(
             "Rolling windows",
             f"A monitor's cycle after ten new steps, {what}: what is new is read from the journal, and all windows are"
-            " told; three monitors in turns. The reference asks for each window anew.",
+            " sent; three monitors in turns. The reference reads the log again for each window.",
             _rolling_rows(rolled, theirs),
         ),
     ]

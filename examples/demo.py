@@ -2,7 +2,7 @@
 
 Starts `train_digits.py`, has it profiled from outside while it trains, kills it without warning, and starts the same
 command again, which goes on from the last checkpoint. Then it asks where the time went, what the run did and why a step
-takes its time, and has a browser look at the profiles. Everything stays under `out/`; no cloud is asked for anything.
+takes its time, and opens the profiles in a browser. Everything stays under `out/`; no cloud is used.
 """
 
 import argparse
@@ -30,7 +30,7 @@ PROFILE_MS = 1000
 
 
 def train(command: list[str], at_steps: Mapping[int, Callable[[subprocess.Popen[str]], object]]) -> int:
-    """Runs the training job, and does something to it as soon as it says that it has done a step.
+    """Run the training job, and act on it as soon as it has printed a step.
 
     Returns:
         Its exit code; the signal's number, negative, if it was killed.
@@ -76,10 +76,10 @@ def picture_of_the_profiles(folder: Path, picture: Path) -> str:
             return f"no picture: {browser} did not end within a minute"
         finally:
             server.terminate()  # A script's background jobs ignore SIGINT, and so do their children.
-    return "" if picture.exists() else f"no picture: {browser} says {taken.stderr.strip()[-200:]}"
+    return "" if picture.exists() else f"no picture: {browser} printed {taken.stderr.strip()[-200:]}"
 
 
-def say(text: str) -> None:
+def print_paragraph(text: str) -> None:
     """Prints a headline."""
     print(f"\n{text}", flush=True)
 
@@ -95,7 +95,7 @@ def main() -> int:
     parser.add_argument("--out", type=Path, default=Path("out"), help="folder for all that is written (default: out)")
     arguments = parser.parse_args()
 
-    # The job and the reports below find each other by this folder; nothing looks for a cloud.
+    # The job and the reports below find each other by this folder; cloud detection is off.
     os.environ["ML_DIAGNOSTICS_DIR"] = str(arguments.out.resolve() / "ml-diagnostics")
     os.environ["ML_DIAGNOSTICS_BACKEND"] = "local"
     run = f"digits-{datetime.datetime.now():%Y%m%d-%H%M%S}"
@@ -105,12 +105,12 @@ def main() -> int:
     command += ["--print-every", "20", "--checkpoint-dir", str(arguments.out / "checkpoints")]
     command += ["--tensorboard-dir", str(arguments.out / "tensorboard"), "--gcs-path", str(arguments.out / "profiles")]
 
-    say(f"Training {run}, to be killed after step {arguments.kill_after}:")
+    print_paragraph(f"Training {run}, to be killed after step {arguments.kill_after}:")
     commands: list[subprocess.Popen[bytes]] = []
 
     def profile(_: subprocess.Popen[str]) -> None:
         command = ["mldiagnostics", "profile", run, "--duration", str(PROFILE_MS)]
-        say(f"$ {' '.join(command)}  (in another terminal)")
+        print_paragraph(f"$ {' '.join(command)}  (in another terminal)")
         commands.append(subprocess.Popen([str(Path(sys.executable).with_name(command[0])), *command[1:]]))
 
     def kill(job: subprocess.Popen[str]) -> None:
@@ -122,14 +122,14 @@ def main() -> int:
     if train(command, at_steps) != -signal.SIGKILL:
         print("the job was to be killed, but ended by itself: choose a smaller --kill-after", file=sys.stderr)
         return 1
-    say("Killed (SIGKILL). The same command again:")
+    print_paragraph("Killed (SIGKILL). The same command again:")
     if exit_code := train(command, {}):
         return exit_code
 
-    say(f"Where the time went (goodput report {run}):\n")
+    print_paragraph(f"Where the time went (goodput report {run}):\n")
     timeline, curves = arguments.out / f"{run}-timeline.png", arguments.out / f"{run}-curves.png"
     exit_code = ml_goodput_measurement.cli.main(["report", run, "--plot", str(timeline)])
-    say(f"What the run did (mldiagnostics show {run}):\n")
+    print_paragraph(f"What the run did (mldiagnostics show {run}):\n")
     exit_code = google_cloud_mldiagnostics.cli.main(["show", run]) or exit_code
     with contextlib.redirect_stdout(io.StringIO()):  # The table; `show` has it already.
         exit_code = (
@@ -138,12 +138,12 @@ def main() -> int:
         )
 
     root, profiles = diagnostics_directory(), arguments.out / "profiles" / run
-    say(f"Why a step takes its time (xprofiler summary {os.path.relpath(profiles)}):\n")
+    print_paragraph(f"Why a step takes its time (xprofiler summary {os.path.relpath(profiles)}):\n")
     exit_code = xprofiler.cli.main(["summary", str(profiles)]) or exit_code
     summary = arguments.out / f"{run}-profiles.png"
     no_picture = picture_of_the_profiles(profiles, summary)
     journals = [log_directory(root, log) for log in (f"goodput_{run}", "ml_diagnostics_metric")]
-    say(
+    print_paragraph(
         f"Timeline  {os.path.relpath(timeline)}\n"
         f"Curves    {os.path.relpath(curves)} (mldiagnostics metrics {run} loss step_time --plot ...)\n"
         f"Goodput   tensorboard --logdir {os.path.relpath(arguments.out / 'tensorboard')}\n"

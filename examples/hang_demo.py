@@ -1,4 +1,4 @@
-"""A job of three processes that hangs, in a quarter of a minute: the verdict, and who is to blame.
+"""A job of three processes that hangs, in a quarter of a minute: the verdict, and the process that caused it.
 
 Each process loads a batch and then waits for the others, as a collective does. The last process's data loader stops at
 step 40, and with it all stop. Everything stays under `out/`; no cloud is asked for anything.
@@ -39,12 +39,12 @@ def next_batch(step: int, *, is_stuck: bool) -> int:
     return step
 
 
-def all_reduce(everybody: Barrier) -> None:
+def all_reduce(barrier: Barrier) -> None:
     """Waits for all processes, as a collective does."""
-    everybody.wait()
+    barrier.wait()
 
 
-def train(rank: int, ranks: int, everybody: Barrier, floor_seconds: float) -> None:
+def train(rank: int, ranks: int, barrier: Barrier, floor_seconds: float) -> None:
     """One process of the job."""
     os.environ["RANK"] = str(rank)
     traces = stack_trace_configuration.StackTraceConfig(collect_stack_trace=True)
@@ -54,11 +54,11 @@ def train(rank: int, ranks: int, everybody: Barrier, floor_seconds: float) -> No
         for step in range(STUCK_STEP + 1):
             diagnostic.heartbeat(step)
             next_batch(step, is_stuck=rank == ranks - 1 and step == STUCK_STEP)
-            all_reduce(everybody)
+            all_reduce(barrier)
 
 
 def verdicts(job: str) -> Iterator[dict[str, Any]]:
-    """Yields what is said of hangs of this job, as soon as it is in the journal."""
+    """Yield the reports of hangs of this job, as soon as they are in the journal."""
     reader = JournalReader(LOG_ID, root=diagnostics_directory())
     while True:
         for batch in reader.read_new():
@@ -76,16 +76,16 @@ def main() -> int:
     parser.add_argument("--out", type=Path, default=Path("out"), help="folder for the journal (default: out)")
     arguments = parser.parse_args()
 
-    # The job and the report below find each other by these; nothing looks for a cloud.
+    # The job and the report below find each other by these; cloud detection is off.
     job = f"hang-{datetime.now():%Y%m%d-%H%M%S}"
     os.environ["ML_DIAGNOSTICS_DIR"] = str(arguments.out.resolve() / "ml-diagnostics")
     os.environ["ML_DIAGNOSTICS_BACKEND"] = "local"
     os.environ["ML_DIAGNOSTICS_JOB"] = job
 
     context = multiprocessing.get_context("spawn")
-    everybody = context.Barrier(arguments.ranks)
+    barrier = context.Barrier(arguments.ranks)
     processes = [
-        context.Process(target=train, args=(rank, arguments.ranks, everybody, arguments.floor), daemon=True)
+        context.Process(target=train, args=(rank, arguments.ranks, barrier, arguments.floor), daemon=True)
         for rank in range(arguments.ranks)
     ]
     print(f"{job}: {arguments.ranks} processes, of which one will stop at step {STUCK_STEP}:", flush=True)

@@ -144,12 +144,12 @@ def train(arguments: argparse.Namespace) -> None:
     for step in range(first_step, arguments.steps):
         if step == profiled.start:
             profiler.start()
-        began = time.perf_counter()
+        start_time = time.perf_counter()
         recorder.record_step_start_time(step)
         with jax.profiler.StepTraceAnnotation("train", step_num=step):  # for XProf to know the step
             state, loss = train_step(state, *load_batch(*training_data, step, arguments.batch_size))
-            loss.block_until_ready()  # JAX works ahead: without this, steps would begin before the last one ends
-        seconds = time.perf_counter() - began
+            loss.block_until_ready()  # JAX is asynchronous: without this, steps start before the last one ends
+        seconds = time.perf_counter() - start_time
         if step == profiled[-1] and first_step <= profiled.start:
             profiler.stop()
 

@@ -1,4 +1,4 @@
-"""A Cloud Logging whose pages hold an entry that cannot be decoded."""
+"""A Cloud Logging with pages that contain an entry that cannot be decoded."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runs of the benchmarks are compared figure by figure, and only what exceeds the noise is reported."""
+"""Runs of the benchmarks are compared measurement by measurement, and only what exceeds the noise is reported."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from benchmarks import compare, figures
-from benchmarks.figures import Figure, figures_of
+from benchmarks import compare, measurements
+from benchmarks.measurements import Measurement, measurements_of
 from benchmarks.results import Row, Table
 
 
 def run_of(*rows: Row, title: str = "Import", quick: bool = False, machine: str | None = None) -> dict[str, Any]:
-    run: dict[str, Any] = json.loads(json.dumps(figures.document([Table(title, "", rows)], quick=quick)))
+    run: dict[str, Any] = json.loads(json.dumps(measurements.document([Table(title, "", rows)], quick=quick)))
     if machine is not None:
         run["tables"][0]["machine"] = machine
     return run
@@ -40,19 +40,21 @@ def worse(before: list[dict[str, Any]], after: list[dict[str, Any]]) -> list[str
     ],
 )
 def test_the_numbers_of_a_cell_are_found(cell: str, expected: list[tuple[str, float, str, str]]) -> None:
-    found = figures_of(Row("work", cell))
+    found = measurements_of(Row("work", cell))
     assert [(each.label, each.value, each.unit, each.better) for each in found] == expected
 
 
 def test_a_number_is_compared_with_one_of_the_same_unit_in_the_same_run() -> None:
     row = Row("list", "204 ms, 42 MiB", "1.0.10 1.04 s, 87 MiB; off again: -86 µs")
-    assert [each.compared_with for each in figures_of(row)] == [1.04, 87.0]
-    assert [each.compared_with for each in figures_of(Row("p50", "2 ms on, 2.5 ms off", "off: +86 µs"))] == [0.0025]
+    assert [each.compared_with for each in measurements_of(row)] == [1.04, 87.0]
+    assert [each.compared_with for each in measurements_of(Row("p50", "2 ms on, 2.5 ms off", "off: +86 µs"))] == [
+        0.0025
+    ]
 
 
 def test_the_target_decides_which_direction_is_better_where_the_unit_does_not() -> None:
     def better(target: str) -> str:
-        return figures_of(Row("verdicts", "26", target=target))[0].better
+        return measurements_of(Row("verdicts", "26", target=target))[0].better
 
     assert [better("<= 2 a day"), better(">= 20"), better("all")] == ["lower", "higher", ""]
 
@@ -72,7 +74,7 @@ def test_several_runs_of_a_side_measure_the_noise() -> None:
     assert worse([run_of(Row("a", "101 ms"))], noisy) == []
 
 
-def test_a_busy_machine_that_slows_the_reference_too_is_no_regression() -> None:
+def test_a_busy_machine_that_slows_the_reference_too_is_not_a_regression() -> None:
     before = run_of(Row("import", "10 ms", "1 s"))
     assert worse([before], [run_of(Row("import", "20 ms", "2 s"))]) == []
     assert worse([before], [run_of(Row("import", "10 ms", "500 ms"))]) == []
@@ -86,7 +88,7 @@ def test_another_machine_is_compared_by_ratios_alone() -> None:
     assert found.other_machine == ["Import: alone"]
 
 
-def test_rounding_is_no_regression() -> None:
+def test_rounding_is_not_a_regression() -> None:
     assert worse([run_of(Row("memory", "1 MiB"))], [run_of(Row("memory", "2 MiB"))]) == []
     assert worse([run_of(Row("memory", "1 MiB"))], [run_of(Row("memory", "3 MiB"))]) == ["memory"]
 
@@ -113,15 +115,17 @@ def test_rows_with_the_same_name_are_matched_by_their_order() -> None:
     assert worse([before], [after]) == ["memory (2)"]
 
 
-def test_the_command_exits_with_1_if_a_figure_became_worse(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_exits_with_1_if_a_measurement_became_worse(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     old, new, quick = (str(tmp_path / name) for name in ("old.json", "new.json", "quick.json"))
-    figures.write(Path(old), [Table("Import", "", [Row("a", "1 ms")])], quick=False)
-    figures.write(Path(new), [Table("Import", "", [Row("a", "3 ms")])], quick=False)
-    figures.write(Path(quick), [Table("Import", "", [Row("a", "1 ms")])], quick=True)
+    measurements.write(Path(old), [Table("Import", "", [Row("a", "1 ms")])], quick=False)
+    measurements.write(Path(new), [Table("Import", "", [Row("a", "3 ms")])], quick=False)
+    measurements.write(Path(quick), [Table("Import", "", [Row("a", "1 ms")])], quick=True)
     assert compare.main(["--before", old, "--after", new]) == 1
     assert "worse: Import: a: 1 ms -> 3 ms (+200% worse; noise 25%)" in capsys.readouterr().out
     assert compare.main(["--before", new, "--after", old]) == 0
-    assert "1 figures compared: 0 worse, 1 better" in capsys.readouterr().out
+    assert "1 measurements compared: 0 worse, 1 better" in capsys.readouterr().out
     assert compare.main(["--before", quick, "--after", new]) == 2
     assert "a quick run cannot be compared with a full one" in capsys.readouterr().err
 
@@ -135,18 +139,18 @@ def test_a_file_that_is_not_a_run_is_refused(tmp_path: Path, capsys: pytest.Capt
 
 
 def test_results_of_a_commit_can_be_named_by_the_commit(capsys: pytest.CaptureFixture[str]) -> None:
-    assert compare.main(["--before", "HEAD", "--after", str(figures.ROOT / compare.RESULTS)]) in (0, 1)
-    assert "figures compared" in capsys.readouterr().out
+    assert compare.main(["--before", "HEAD", "--after", str(measurements.ROOT / compare.RESULTS)]) in (0, 1)
+    assert "measurements compared" in capsys.readouterr().out
 
 
 def test_the_committed_results_can_be_compared() -> None:
-    path = figures.ROOT / compare.RESULTS
-    run = figures.read(path.read_text(encoding="utf-8"), str(path))
+    path = measurements.ROOT / compare.RESULTS
+    run = measurements.read(path.read_text(encoding="utf-8"), str(path))
     found = compare.compare([run], [run])
     assert len(found.changes) > 100
     assert (found.worse, found.missed, found.gone, found.failed) == ([], [], [], [])
 
 
-def test_a_figure_is_plain_data() -> None:
-    (figure,) = figures_of(Row("tight loop", "655,771/s", "bare append 2,208,675/s"))
-    assert figure == Figure("", 655771.0, "/s", 1.0, "higher", 2208675.0)
+def test_a_measurement_is_plain_data() -> None:
+    (measurement,) = measurements_of(Row("tight loop", "655,771/s", "bare append 2,208,675/s"))
+    assert measurement == Measurement("", 655771.0, "/s", 1.0, "higher", 2208675.0)

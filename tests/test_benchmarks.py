@@ -1,4 +1,4 @@
-"""The benchmark runner keeps what it has measured."""
+"""The benchmark runner keeps its results."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_a_failed_benchmark_costs_no_result_of_the_others(
     assert "failed: two" in capsys.readouterr().err
 
 
-def test_an_interrupted_run_keeps_what_it_has_measured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_an_interrupted_run_keeps_its_results(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     add_benchmark(monkeypatch, "one")
     add_benchmark(monkeypatch, "two", KeyboardInterrupt())
     with pytest.raises(KeyboardInterrupt):

@@ -45,7 +45,7 @@ First release.
 
 @pytest.fixture
 def repository(tmp_path: Path) -> Path:
-    """A repository with one package, whose version 1.1.0 is open."""
+    """A repository with one package with the open version 1.1.0."""
     source = tmp_path / "packages" / "thing" / "src" / "thing"
     source.mkdir(parents=True)
     (source / "_version.py").write_text('__version__ = "1.1.0"\n')
@@ -90,7 +90,7 @@ class TestChangelog:
         first = found[-1]["version"]
         assert f"[{first}]: {release.URL}/releases/tag/{name}-v{first}" in text.splitlines()
 
-    def test_the_open_version_has_a_place_for_fragments(self, package: str) -> None:
+    def test_the_open_version_has_a_marker_for_fragments(self, package: str) -> None:
         text = (ROOT / "packages" / package / "CHANGELOG.md").read_text(encoding="utf-8")
         newest = release.HEADING.search(text)
         assert newest is not None

@@ -43,7 +43,7 @@ print(round(goodput.GoodputCalculator("light", "goodput_light").get_job_goodput(
 
 
 def blocks(page: str, *languages: str) -> list[tuple[str, str]]:
-    """Return the language and the text of a page's blocks, in order, without those that say why they do not run."""
+    """Return the language and the text of a page's blocks, in order, without those with a reason not to run."""
     found = []
     language, above, lines = None, "", list[str]()
     for line in (ROOT / page).read_text(encoding="utf-8").splitlines():
@@ -69,7 +69,7 @@ def install_commands(page: str) -> list[list[str]]:
         ]
         if commands:
             return [words[2:] for words in commands]
-    raise AssertionError(f"{page} does not say how to install it")
+    raise AssertionError(f"{page} does not show how to install it")
 
 
 def environment(folder: Path, *installs: list[str]) -> Path:

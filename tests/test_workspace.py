@@ -23,7 +23,7 @@ ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = sorted(path.parent.name for path in ROOT.glob("packages/*/pyproject.toml"))
 PINS = sorted(path.name for path in ROOT.glob("requirements/*.in"))
 
-# Spelled in pieces, so that this file does not hold what it looks for.
+# Spelled in pieces, so that this file does not contain the text that it searches for.
 REGISTRIES = [
     "py" + "pi.org",
     "python" + "hosted.org",
@@ -37,7 +37,7 @@ REGISTRIES = [
 ]
 FILE_ADDRESS = re.compile("file:" + r"///\w+/")
 MACHINE_PATH = re.compile(r"(?<![\w.$}{<>)*~-])/(?:root|home|work|Users|opt)" + r"/\w")
-# Anybody's home in an example, not somebody's; and a program of a container's image.
+# The home of a fictitious user in an example; and a program of a container's image.
 A_SAMPLE = re.compile(r"/home/(?:user|local)\b|/opt/bin/proxy-forwarding-agent\b")
 
 
@@ -130,7 +130,7 @@ def test_the_sessions_know_every_package() -> None:
 
 @pytest.mark.parametrize("package", PACKAGES)
 class TestPackage:
-    def test_says_who_may_use_it_and_where_it_lives(self, package: str) -> None:
+    def test_has_a_licence_and_a_repository(self, package: str) -> None:
         project = manifest(package)["project"]
         assert project["license"] == "Apache-2.0"
         assert project["requires-python"] == ">=3.10"
@@ -143,7 +143,7 @@ class TestPackage:
         assert len((folder / "README.md").read_text().splitlines()) > 10
         assert list(folder.glob("src/*/py.typed"))
 
-    def test_has_its_version_in_one_place_and_on_top_of_its_changelog(self, package: str) -> None:
+    def test_has_its_version_in_one_file_and_on_top_of_its_changelog(self, package: str) -> None:
         name = manifest(package)["project"]["name"]
         (source,) = (ROOT / "packages" / package / "src").glob("*/__init__.py")
         module = __import__(source.parent.name)

@@ -103,7 +103,7 @@ def test_a_job_that_may_collect_stack_traces_loads_next_to_nothing() -> None:
     assert heavy_ones(loaded_after(statement), HEAVY + HEAVY_FOR_A_TRAINER + unused) == []
 
 
-def test_a_trainer_that_begins_runs_loads_nothing_heavy_either() -> None:
+def test_a_trainer_that_starts_runs_also_loads_nothing_heavy() -> None:
     statement = "from google_cloud_mldiagnostics import machinelearning_run, metric_types, metrics, xprof"
     heavy = [name for name in HEAVY + HEAVY_FOR_A_TRAINER if name != "msgspec"]  # It stamps what a run is kept as.
     assert heavy_ones(loaded_after(statement), heavy) == []

@@ -1,4 +1,4 @@
-"""The first contact on a laptop: nothing is configured, and one line at INFO says where it is recorded."""
+"""The first contact on a laptop: nothing is configured, and one line at INFO has the path of the records."""
 
 from __future__ import annotations
 
@@ -49,19 +49,19 @@ def _line(folder: str) -> str:
 
 
 @pytest.mark.parametrize("program", [_RECORDER, _RECORDER.replace("time.sleep(3)", "") + _BLOCK])
-def test_a_recorder_says_once_where_it_records(tmp_path: Path, program: str) -> None:
+def test_a_recorder_logs_its_path_once(tmp_path: Path, program: str) -> None:
     lines, folder = _run(program, tmp_path / "home")
     others = [line for line in lines if not line.startswith("INFO Stack trace will be written in: ")]
     assert others == [_line(folder)]
 
 
-def test_a_block_says_once_where_it_records(tmp_path: Path) -> None:
+def test_a_block_logs_its_path_once(tmp_path: Path) -> None:
     lines, folder = _run(_BLOCK, tmp_path / "home")
     assert lines[0].startswith("INFO Stack trace will be written in: ")
     assert lines[1:] == [_line(folder)]
 
 
-def test_a_run_says_once_where_it_is(tmp_path: Path) -> None:
+def test_a_run_logs_its_path_once(tmp_path: Path) -> None:
     lines, folder = _run(_RUN, tmp_path / "home")
     (line,) = lines
     assert line.startswith("INFO The run first-")
@@ -74,7 +74,7 @@ def test_a_cloud_that_is_half_set_up_is_one_warning(tmp_path: Path) -> None:
     assert line.startswith("WARNING Nothing is sent to Cloud Logging: no Google Cloud credentials were found")
 
 
-def test_the_command_on_stacks_says_nothing_of_clouds(tmp_path: Path) -> None:
+def test_the_command_on_stacks_mentions_no_cloud(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "cloud_tpu_diagnostics.stacks.cli", "show", "--job", "x"]
     environ = {"HOME": str(tmp_path), "PATH": os.environ["PATH"], "GCE_METADATA_HOST": "127.0.0.1:9"}
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, env=environ, check=False)

@@ -64,9 +64,9 @@ def test_the_libraries_share_the_time_for_which_they_hold_up_the_end(
     assert trainer.stdout is not None
     with trainer.stdout as lines:
         assert lines.readline() == b"last line\n"
-    began = time.monotonic()
+    started = time.monotonic()
     assert trainer.wait(timeout=60) == status
-    assert time.monotonic() - began < 8
+    assert time.monotonic() - started < 8
     reader = JournalReader("goodput_attacked", root=diagnostics_directory())
     steps = [
         entry.payload["step_count"] for batch in reader.read_new() for entry in batch if "step_count" in entry.payload

@@ -1,4 +1,4 @@
-"""A trainer of PyTorch/XLA, real in all its parts, on the CPU: `nox -s torch-xla`, whose wheels take 7 GB."""
+"""A trainer of PyTorch/XLA, real in all its parts, on the CPU: `nox -s torch-xla`, with wheels of 7 GB."""
 
 from __future__ import annotations
 

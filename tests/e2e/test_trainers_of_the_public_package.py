@@ -1,4 +1,4 @@
-"""A trainer that was written for the public package at 0.2.3 runs unchanged, and its figures are right.
+"""A trainer that was written for the public package at 0.2.3 runs unchanged, and its numbers are right.
 
 The trainers in `trainers/` use its whole surface as the popular ones do; they know nothing of this project.
 """
@@ -28,7 +28,7 @@ WORKLOAD = "compute.googleapis.com/workload/"
 
 
 def environment(folder: Path, **settings: str) -> dict[str, str]:
-    """The environment of a job whose diagnostics folder this is: of ours only what is given."""
+    """Return the environment of a job with this diagnostics folder, and only the given settings of ours."""
     ours = ("ML_DIAGNOSTICS_", "CLOUDSDK_", "GOOGLE_")
     inherited = {name: value for name, value in os.environ.items() if not name.startswith(ours)}
     return {**inherited, "ML_DIAGNOSTICS_DIR": str(folder), **settings}

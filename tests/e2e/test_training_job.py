@@ -42,7 +42,7 @@ goodput.GoodputRecorder(sys.argv[1], f"goodput_{sys.argv[1]}", True, background_
 
 
 def environment(folder: Path, **settings: str) -> dict[str, str]:
-    """The environment of a job whose diagnostics folder this is: of ours only what is given."""
+    """Return the environment of a job with this diagnostics folder, and only the given settings of ours."""
     ours = ("ML_DIAGNOSTICS_", "CLOUDSDK_", "GOOGLE_")
     inherited = {name: value for name, value in os.environ.items() if not name.startswith(ours)}
     return {**inherited, "JAX_PLATFORMS": "cpu", "ML_DIAGNOSTICS_DIR": str(folder), **settings}
@@ -123,7 +123,7 @@ def check_the_life_of_a_killed_job(report: JobReport, steps: int = STEPS) -> Non
 
 
 def check_the_run_of_a_killed_job(run: dict[str, Any]) -> None:
-    """What the run's page must say of it."""
+    """Check the page of the run."""
     assert run["state"] == "COMPLETED"
     assert [(attempt["number"], attempt["state"]) for attempt in run["attempts"]] == [(1, "FAILED"), (2, "COMPLETED")]
     assert "without a word" in run["attempts"][0]["reason"]
@@ -156,19 +156,19 @@ def test_the_demo_trains_kills_resumes_and_reports(tmp_path: Path, monkeypatch: 
 
     environ = environment(tmp_path / "out" / "ml-diagnostics", ML_DIAGNOSTICS_BACKEND="local")
     check_the_life_of_a_killed_job(report_in(environ, run_name, monkeypatch), steps)
-    told = ask(environ, "goodput", "report", run_name)
-    assert [disruption["number"] for disruption in told["disruptions"]] == [1]
+    report = ask(environ, "goodput", "report", run_name)
+    assert [disruption["number"] for disruption in report["disruptions"]] == [1]
     run = ask(environ, "mldiagnostics", "show", run_name)
     check_the_run_of_a_killed_job(run)
 
-    # One profile by the job, one from outside; both are where the last lines say that XProf opens them.
+    # One profile by the job, one from outside; both are at the paths in the last lines, where XProf opens them.
     assert [(profile["kind"], profile["state"]) for profile in run["profiles"]] == [
         ("programmatic", "SUCCEEDED"),
         ("on_demand", "SUCCEEDED"),
     ]
-    told_profiles = re.search(r"^Profiles +(.+) \(xprofiler serve -l (\S+)\)$", demo.stdout, re.MULTILINE)
-    assert told_profiles is not None
-    picture_of_profiles, logdir = told_profiles.groups()
+    profiles_line = re.search(r"^Profiles +(.+) \(xprofiler serve -l (\S+)\)$", demo.stdout, re.MULTILINE)
+    assert profiles_line is not None
+    picture_of_profiles, logdir = profiles_line.groups()
     assert picture_of_profiles.startswith("no picture: ") or Path(picture_of_profiles).read_bytes().startswith(
         b"\x89PNG"
     )
@@ -183,7 +183,7 @@ def test_the_demo_trains_kills_resumes_and_reports(tmp_path: Path, monkeypatch: 
         assert server.entries() == []
 
 
-def test_a_cloud_that_fails_comes_to_know_the_job_to_the_nanosecond(
+def test_a_cloud_that_fails_still_gets_the_job_to_the_nanosecond(
     cloud_logging_server: CloudLoggingServer,
     control_plane_server: ControlPlaneServer,
     tmp_path: Path,

@@ -81,10 +81,10 @@ def run_both(
             processes.append(processes_end.enter_context(process))
             processes_end.callback(process.kill)
         if first_step == 0:
-            said = [process.stdout.readline() for process in processes if process.stdout is not None]
+            names = [process.stdout.readline() for process in processes if process.stdout is not None]
             for process in processes:
                 process.kill()
-            assert said == [f"{RUN}\n"] * 2, [process.communicate()[1] for process in processes]
+            assert names == [f"{RUN}\n"] * 2, [process.communicate()[1] for process in processes]
         errors = [process.communicate(timeout=120)[1] for process in processes]
     expected = -signal.SIGKILL if first_step == 0 else 0
     assert [process.returncode for process in processes] == [expected, expected], errors
@@ -112,9 +112,9 @@ def check_the_run(shown: dict[str, Any], hosts: list[str]) -> None:
     assert shown["configs"]["hardware"]["num_processes"] == "2"
 
 
-def check_the_metrics(told: dict[str, Any]) -> None:
+def check_the_metrics(document: dict[str, Any]) -> None:
     """Each step once, of each process; of what only one records, of that."""
-    series = {(one["metric"], one["process_index"]): one for one in told["metrics"]}
+    series = {(one["metric"], one["process_index"]): one for one in document["metrics"]}
     steps = {name: [point["step"] for point in one["points"]] for name, one in series.items()}
     every_step = list(range(2 * STEPS))
     assert steps["loss", "0"] == steps["loss", "1"] == every_step
@@ -144,9 +144,9 @@ def test_two_hosts_share_a_run_in_the_cloud(
     assert kept["name"].endswith(f"/{RUN}")
     assert (kept["runPhase"], kept["labels"]["attempt"]) == ("COMPLETED", "2")
     sessions = control_plane_server.sessions(RUN)
-    # Of the attempt that was killed, the last word may be missing there; the entries below have it.
+    # Of the attempt that was killed, the last update may be missing there; the entries below have it.
     targets = [session["targetSessions"] for session in sessions]
-    assert [set(told) <= set(hosts) for told in targets] == [True, True]
+    assert [set(target) <= set(hosts) for target in targets] == [True, True]
     assert {host: target["sessionPhase"] for host, target in targets[1].items()} == dict.fromkeys(hosts, "SUCCEEDED")
     names = [session["name"].rpartition("/")[2] for session in sessions]
     expected = {f"profiles/{RUN}/plugins/profile/{name}/{host}.xplane.pb" for name in names for host in hosts}

@@ -118,7 +118,7 @@ def test_the_background_handler_of_the_standard_library_delivers(
     assert len(stored) == 120
 
 
-def test_the_request_log_says_which_transport_it_was(
+def test_the_request_log_names_the_transport(
     google_client: Any, cloud_logging_server: CloudLoggingServer, request: pytest.FixtureRequest
 ) -> None:
     list(google_client.list_entries())
@@ -146,7 +146,7 @@ def test_a_scripted_status_is_the_clients_own_error(
 
 @pytest.mark.parametrize(("fields", "stored"), [({}, 2), ({"insert_id": "w-1", "timestamp": NOW}, 1)])
 @pytest.mark.parametrize("lost", [Status(503, after_apply=True), Reset(after_apply=True)])
-def test_a_lost_answer_doubles_entries_unless_their_insert_ids_are_stable(
+def test_a_dropped_answer_duplicates_entries_unless_their_insert_ids_are_stable(
     google_client: Any,
     cloud_logging_server: CloudLoggingServer,
     fields: dict[str, Any],
@@ -224,7 +224,7 @@ class TestFaultsOverGrpc:
         assert len(cloud_logging_server.entries('textPayload="a"')) == stored
         write(gapic, {"text_payload": "after"})
 
-    def test_a_delay_comes_before_the_work(
+    def test_a_delay_is_before_the_work(
         self, gapic: LoggingServiceV2Client, cloud_logging_server: CloudLoggingServer
     ) -> None:
         cloud_logging_server.faults.script([Delay(0.1)])

@@ -1,4 +1,4 @@
-"""The loopback Cloud Logging keeps the real one's rules, and breaks when it is told to."""
+"""The loopback Cloud Logging follows the real one's rules, and fails on demand."""
 
 import concurrent.futures
 import json
@@ -176,7 +176,7 @@ class TestWriting:
         assert cloud_logging_server.entries() == []
 
     @pytest.mark.parametrize("body", [b"[]", b"{", b'{"entries": [NaN]}', b"[" * 100_000, b'{"entries": 1}'])
-    def test_a_body_that_is_no_request_is_refused(self, rest: Rest, body: bytes) -> None:
+    def test_an_invalid_body_is_refused(self, rest: Rest, body: bytes) -> None:
         assert rest.post("write", body)[0] == 400
 
     def test_old_entries_are_accepted_and_never_listed(self) -> None:
@@ -198,9 +198,7 @@ class TestListing:
         assert list(rest.pages(orderBy="timestamp desc", pageSize=2)) == [["a", "c"], ["bb", "b"], ["d"]]
         assert list(rest.pages(pageSize=5)) == [["d", "b", "bb", "c", "a"]]
 
-    def test_a_page_has_fifty_entries_if_nothing_is_said(
-        self, cloud_logging_server: CloudLoggingServer, rest: Rest
-    ) -> None:
+    def test_a_page_has_fifty_entries_by_default(self, cloud_logging_server: CloudLoggingServer, rest: Rest) -> None:
         cloud_logging_server.write([entry(f"{index:03}", index) for index in range(101)], log_id="x")
         assert [len(page) for page in rest.pages()] == [50, 50, 1]
 
@@ -252,7 +250,7 @@ class TestListing:
             rest.session.close()
 
     @pytest.mark.parametrize("order", ["timestamp asc", "timestamp desc"])
-    def test_a_page_looks_at_its_own_entries_and_one_more(self, order: str) -> None:
+    def test_a_page_reads_its_own_entries_and_one_more(self, order: str) -> None:
         """Else listing a long log takes the square of its length."""
         with CloudLoggingServer(scan_limit=11) as server:
             server.write([entry(f"{second:03}", second) for second in range(100)], log_id="x")
@@ -296,7 +294,7 @@ class TestLateness:
         rest.write(entry("b", 3))
         assert list(rest.pages()) == [["a", "b", "c", "b"]]
 
-    def test_delayed_entries_appear_when_their_time_has_come(self) -> None:
+    def test_delayed_entries_appear_after_their_delay(self) -> None:
         now = [NOON]
         with CloudLoggingServer(clock=lambda: now[0]) as server:
             server.ingestion_delay_seconds = 10
@@ -371,7 +369,7 @@ def test_a_timestamp_survives_its_text(timestamp_ns: int) -> None:
     assert parse_timestamp(format_timestamp(timestamp_ns)) == timestamp_ns
 
 
-def test_a_server_of_its_own_process_says_how_to_reach_it_and_ends_when_told(tmp_path: Path) -> None:
+def test_a_server_of_its_own_process_prints_its_address_and_ends_on_request(tmp_path: Path) -> None:
     entries = tmp_path / "entries.jsonl"
     entries.write_text("".join(json.dumps(entry(str(index))) + "\n" for index in range(3)), encoding="utf-8")
     command = [sys.executable, "-m", "ml_diagnostics_testing.cloud_logging"]

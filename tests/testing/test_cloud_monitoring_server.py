@@ -1,4 +1,4 @@
-"""The loopback Cloud Monitoring keeps its word to the real google-cloud-monitoring client."""
+"""The loopback Cloud Monitoring works with the real google-cloud-monitoring client."""
 
 import json
 import time
@@ -117,7 +117,7 @@ def test_a_filter_without_a_metric_or_that_cannot_be_read_is_refused(client, fil
         listed(client, filter_)
 
 
-def test_a_listing_comes_in_pages(server, client):
+def test_a_listing_has_pages(server, client):
     write(client, *(series(kind=str(number)) for number in range(7)))
     assert len(listed(client, page_size=3)) == 7
     assert [record.entries for record in server.requests_for("list")] == [3, 3, 1]
@@ -232,7 +232,7 @@ def test_a_descriptor_may_be_made_first(client):
         (Reset(), exceptions.ServiceUnavailable),
     ],
 )
-def test_faults_come_on_demand(server, client, fault, expected):
+def test_faults_happen_on_demand(server, client, fault, expected):
     server.faults.script([fault], on="write")
     with pytest.raises(expected):
         write(client, series())
@@ -296,7 +296,7 @@ def test_rest_refuses_junk(server, verb, path, body, status):
     assert rest(server, verb, path, body)[0] == status
 
 
-def test_dashboards_are_kept_as_they_come(server):
+def test_dashboards_are_stored_unchanged(server):
     path = "/v1/projects/test-project/dashboards"
     assert rest(server, "POST", f"{path}?validateOnly=true", {"displayName": "x"})[0] == 200
     assert server.dashboards == []

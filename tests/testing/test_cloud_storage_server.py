@@ -1,4 +1,4 @@
-"""The loopback Cloud Storage keeps its word to the real google-cloud-storage client."""
+"""The loopback Cloud Storage works with the real google-cloud-storage client."""
 
 import base64
 import hashlib
@@ -116,7 +116,7 @@ def test_a_broken_multipart_upload_is_refused(server, body):
     assert http(server, "POST", path, body or b" ", Content_Type="multipart/related; boundary=x")[0] == 400
 
 
-def test_an_upload_whose_checksum_is_wrong_is_refused(server, bucket):
+def test_an_upload_with_a_wrong_checksum_is_refused(server, bucket):
     blob = bucket.blob("x")
     blob.md5_hash = base64.b64encode(hashlib.md5(b"other").digest()).decode()
     with pytest.raises(BadRequest, match="does not match"):
@@ -177,7 +177,7 @@ def test_an_object_is_created_only_once(server, bucket):
     assert server.read("b", "x") == b"1"
 
 
-def test_of_many_who_create_an_object_one_wins(server, client):
+def test_of_many_clients_that_create_an_object_one_wins(server, client):
     won = []
 
     def create(name):
@@ -310,7 +310,7 @@ def test_buckets_are_created_and_deleted(server, client):
         client.get_bucket("new")
 
 
-def test_a_batch_deletes_what_is_there_and_reports_what_is_not(server, client, bucket):
+def test_a_batch_deletes_existing_objects_and_reports_missing_ones(server, client, bucket):
     for name in "abc":
         server.write("b", name, b"")
     with client.batch():
@@ -338,7 +338,7 @@ def listed(server, bucket):
 
 
 @pytest.mark.parametrize("page_size", [1, 2, 3, 100])
-def test_a_list_comes_in_pages(server, client, listed, page_size):
+def test_a_list_has_pages(server, client, listed, page_size):
     assert [blob.name for blob in client.list_blobs(listed, page_size=page_size)] == sorted(NAMES, key=str.encode)
     assert len(server.requests_for("list")) == -(-len(NAMES) // page_size)
 
@@ -420,16 +420,16 @@ def test_the_variables_bring_an_unchanged_client_here(server, monkeypatch):
     assert server.stored("b", "x").metageneration == 1
 
 
-def test_what_is_not_served_says_so(server):
+def test_an_unsupported_request_is_refused_with_its_name(server):
     assert http(server, "GET", "/storage/v1/b/b/acl")[0] == 501
     assert http(server, "GET", "/elsewhere")[0] == 404
     assert http(server, "PUT", "/upload/storage/v1/b/b/o?upload_id=none", b"x")[0] == 404
     assert http(server, "POST", "/upload/storage/v1/b/b/o?uploadType=odd", b"x")[0] == 400
 
 
-def test_a_test_that_looks_behind_the_clients_backs_sees_no_request_half_done(server):
+def test_the_state_of_the_server_never_contains_an_unfinished_request(server):
     server.write("b", "x", b"data")
-    looks = [
+    reads = [
         lambda: server.names("b"),
         lambda: server.read("b", "x"),
         lambda: server.stored("b", "x"),
@@ -437,8 +437,8 @@ def test_a_test_that_looks_behind_the_clients_backs_sees_no_request_half_done(se
         lambda: server.create_bucket("c"),
         lambda: server.delete("b", "x"),
     ]
-    for look in looks:
-        thread = threading.Thread(target=look)
+    for read in reads:
+        thread = threading.Thread(target=read)
         with server._store.lock:  # As a request that is being served.
             thread.start()
             thread.join(0.05)

@@ -36,7 +36,7 @@ VM = {
         ("name : prof", True),
         ("name = prof", False),
         ("labels.owner : *", True),
-        ("labels.nobody : *", False),
+        ("labels.missing : *", False),
         ("labels.owner != you", True),
         ("NOT labels.owner = me", False),
         ("canIpForward = false", True),
@@ -57,7 +57,7 @@ VM = {
         ('(status eq "RUN+ING")', True),
     ],
 )
-def test_a_filter_passes_what_it_says(text, passes):
+def test_a_filter_passes_its_matches(text, passes):
     assert compile_filter(text, FIELDS)(VM) is passes
 
 

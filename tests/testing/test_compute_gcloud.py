@@ -18,7 +18,7 @@ ZONE = "us-central1-a"
 
 @pytest.fixture
 def gcloud(compute_server, tmp_path):
-    """Runs gcloud, with settings and keys of its own, and returns what came of it."""
+    """Run gcloud with its own settings and keys, and return its result."""
     environment = {
         **os.environ,
         **compute_server.environment(),
@@ -94,7 +94,7 @@ def test_it_makes_labels_and_deletes_a_vm(gcloud, compute_server, tmp_path):
     assert compute_server.instances() == []
 
 
-def test_it_waits_for_an_operation_and_tells_its_error(gcloud, compute_server):
+def test_it_waits_for_an_operation_and_reports_its_error(gcloud, compute_server):
     compute_server.operation_seconds = 0.5
     compute_server.fail_operations("ZONE_RESOURCE_POOL_EXHAUSTED", "The zone has not enough resources.", on="insert")
     done = gcloud("compute", "instances", "create", "a", f"--zone={ZONE}", "--machine-type=c4-highmem-8")
@@ -104,7 +104,7 @@ def test_it_waits_for_an_operation_and_tells_its_error(gcloud, compute_server):
     assert compute_server.instances() == []
 
 
-def test_it_tells_of_a_type_that_the_zone_does_not_have(gcloud, compute_server):
+def test_it_reports_a_type_that_the_zone_does_not_have(gcloud, compute_server):
     done = gcloud("compute", "instances", "create", "a", f"--zone={ZONE}", "--machine-type=c9-none-8")
     assert done.returncode == 1
     assert "Invalid value for field 'resource.machineType'" in done.stderr
@@ -162,7 +162,7 @@ def test_it_lists_nothing_and_succeeds_where_a_list_fails(gcloud, compute_server
     assert "Some requests did not succeed.\n - a scripted fault" in done.stderr
 
 
-def test_it_tells_of_a_missing_role(gcloud, compute_server):
+def test_it_reports_a_missing_role(gcloud, compute_server):
     compute_server.is_permitted = False
     done = gcloud("compute", "instances", "delete", "a", f"--zone={ZONE}", "--quiet")
     assert done.returncode == 1

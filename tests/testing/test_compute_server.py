@@ -185,7 +185,7 @@ def test_what_there_is_not_is_not_found(compute):
     assert refusal(wait, compute, {"name": "operation-0"})[0] == 404
 
 
-def test_a_vm_says_of_itself_what_a_test_lets_it_say(compute, compute_server):
+def test_a_vm_prints_the_serial_output_of_the_test(compute, compute_server):
     compute_server.add_instance("a")
     asked = compute.instances().getGuestAttributes(project=PROJECT, zone=ZONE, instance="a", queryPath="hostkeys/")
     assert refusal(asked.execute)[0] == 404
@@ -193,7 +193,7 @@ def test_a_vm_says_of_itself_what_a_test_lets_it_say(compute, compute_server):
     assert asked.execute()["queryValue"]["items"] == [{"namespace": "hostkeys", "key": "ssh-ed25519", "value": "AAAA"}]
 
 
-def test_a_project_tells_all_its_vms_what_was_set_with_its_fingerprint(compute, compute_server):
+def test_a_project_shares_metadata_that_was_set_with_its_fingerprint_with_all_vms(compute, compute_server):
     compute_server.project_metadata = {"enable-oslogin": "TRUE"}
     now = compute.projects().get(project=PROJECT).execute()["commonInstanceMetadata"]
     items = [*now["items"], {"key": "k", "value": "v"}]
@@ -263,7 +263,7 @@ def test_closing_ends_every_wait():
 
 
 @pytest.mark.parametrize(
-    ("code", "status"), [("ZONE_RESOURCE_POOL_EXHAUSTED", 503), ("QUOTA_EXCEEDED", 403)], ids=["no room", "quota"]
+    ("code", "status"), [("ZONE_RESOURCE_POOL_EXHAUSTED", 503), ("QUOTA_EXCEEDED", 403)], ids=["no capacity", "quota"]
 )
 def test_a_failed_operation_leaves_no_vm(compute, compute_server, code, status):
     compute_server.fail_operations(code, "no such luck", on="insert", status=status)
@@ -352,7 +352,7 @@ def test_one_request_lists_all_zones_filtered_and_only_the_fields_asked_for(comp
     assert compute_server.requests_for("list")[0].entries == 2
 
 
-def test_a_list_comes_page_by_page(compute, compute_server):
+def test_a_list_has_pages(compute, compute_server):
     expected = set()
     for index in range(12):
         zone = ("us-central1-a", "us-central1-b", "us-east5-a")[index % 3]
@@ -375,7 +375,7 @@ def test_a_list_comes_page_by_page(compute, compute_server):
     )
 
 
-def test_a_zone_without_vms_is_said_to_have_none(compute):
+def test_a_zone_without_vms_has_a_warning(compute):
     page = compute.instances().aggregatedList(project=PROJECT).execute()
     assert page["items"][f"zones/{ZONE}"]["warning"]["code"] == "NO_RESULTS_ON_PAGE"
 
@@ -390,7 +390,7 @@ def test_types_of_machines_are_those_of_their_zones(compute):
     assert refusal(compute.machineTypes().get(**kinds, zone="us-central2-b").execute)[0] == 404
 
 
-def test_places_are_listed(compute):
+def test_locations_are_listed(compute):
     zones = compute.zones().list(project=PROJECT, filter="name eq us-.*").execute()["items"]
     assert {zone["name"] for zone in zones} >= {"us-central1-a", "us-east5-b"}
     assert all(not zone["name"].startswith("europe") for zone in zones)
@@ -415,7 +415,7 @@ def test_without_a_role_the_refusal_names_the_permission(compute, compute_server
     assert why == f"Required 'compute.instances.create' permission for 'projects/{PROJECT}/zones/{ZONE}/instances'"
 
 
-def test_an_api_that_is_not_enabled_says_so(compute, compute_server):
+def test_an_api_that_is_not_enabled_is_refused_with_that_reason(compute, compute_server):
     compute_server.is_enabled = False
     status, why = refusal(get, compute)
     assert status == 403

@@ -111,7 +111,7 @@ def test_an_id_is_taken_once(control_plane_server):
 def test_a_change_needs_the_etag_of_what_it_changes(control_plane_server):
     create(control_plane_server)
     _, run = get(control_plane_server)
-    control_plane_server.change_run("my-run-1", displayName="by somebody else")
+    control_plane_server.change_run("my-run-1", displayName="by another program")
     status, answer = patch(control_plane_server, {**run, "runPhase": "FAILED"})
     assert (status, answer["error"]["status"]) == (409, "ABORTED")
     without = {name: value for name, value in run.items() if name != "etag"}
@@ -180,7 +180,7 @@ def test_an_id_has_lower_case_letters_digits_and_dashes(control_plane_server, ru
     assert create(control_plane_server, run_id=run_id)[0] == 400
 
 
-def test_a_zone_is_no_region(control_plane_server):
+def test_a_zone_is_not_a_region(control_plane_server):
     for location in ("us-central1-a", "-"):
         path = RUNS.replace("us-central1", location)
         assert ask(control_plane_server, "POST", path, RUN, machine_learning_run_id="a")[0] == 403
@@ -258,7 +258,7 @@ def test_a_slow_creation_takes_the_id_at_once_and_is_seen_when_it_is_done(contro
     assert ask(control_plane_server, "GET", f"{path}x")[0] == 404
 
 
-def test_an_operation_that_takes_time_ends_though_nobody_asks_for_it(control_plane_server):
+def test_an_operation_that_takes_time_ends_without_a_request_for_it(control_plane_server):
     control_plane_server.operation_seconds = 3600
     create(control_plane_server)
     assert get(control_plane_server)[0] == 404
@@ -310,10 +310,10 @@ def test_a_session_is_created_once_changed_by_its_mask_and_listed(control_plane_
     assert ask(control_plane_server, "POST", missing, body, profiler_session_id="s1")[0] == 404
 
 
-# --- Who is let in ---------------------------------------------------------------------------------------
+# --- Permissions ---------------------------------------------------------------------------------------
 
 
-def test_refusals_say_what_the_real_service_says(control_plane_server):
+def test_refusals_have_the_text_of_the_real_service(control_plane_server):
     control_plane_server.accepted_tokens = {"good"}
     assert ask(control_plane_server, "GET", RUNS)[0] == 401
     assert ask(control_plane_server, "GET", RUNS, token="good")[0] == 200
@@ -349,7 +349,7 @@ def test_the_environment_points_at_the_server(control_plane_server: ControlPlane
 # --- Self-hosted -----------------------------------------------------------------------------------------
 
 
-def test_a_self_hosted_control_plane_registers_a_run_and_is_told_its_end():
+def test_a_self_hosted_control_plane_registers_a_run_and_gets_its_end():
     with SelfHostedServer("cluster-7") as server:
         assert ask(server, "GET", "/v1/agent-info")[1] == {"cluster_id": "cluster-7"}
         body = {"logicalId": "u-1", "displayName": "run", "workload": {"workloadId": "w"}}

@@ -1,4 +1,4 @@
-"""The base of the loopback servers: what a scripted fault looks like from the client's side."""
+"""The base of the loopback servers: scripted faults, as a client observes them."""
 
 import gzip
 import http.client
@@ -26,7 +26,7 @@ from ml_diagnostics_testing.http_server import ApiError, LoopbackServer, Request
 
 
 class Counter(LoopbackServer):
-    """Counts what it was asked to do: tells 'not done' from 'done, and the answer was lost'."""
+    """Counts its requests, to distinguish 'not done' from 'done, and the answer was dropped'."""
 
     done = 0
 
@@ -112,14 +112,14 @@ def test_a_bug_in_a_service_is_an_answer(server: Counter, caplog: pytest.LogCapt
 
 
 @pytest.mark.parametrize("after_apply", [False, True])
-def test_a_scripted_status_may_come_before_or_after_the_work(server: Counter, after_apply: bool) -> None:
+def test_a_scripted_status_may_be_before_or_after_the_work(server: Counter, after_apply: bool) -> None:
     server.faults.script([Status(503, after_apply=after_apply)])
     assert ask(server)[0] == 503
     assert server.done == int(after_apply)
     assert ask(server)[0] == 200
 
 
-def test_a_429_says_when_to_come_back(server: Counter) -> None:
+def test_a_429_has_a_retry_after(server: Counter) -> None:
     server.faults.script([Status(429, retry_after=2)])
     connection = http.client.HTTPConnection("127.0.0.1", server.port)
     connection.request("POST", "/add")
@@ -162,7 +162,7 @@ def test_a_hang_ends_by_itself_after_its_time(server: Counter) -> None:
     assert server.done == 0
 
 
-def test_a_delay_comes_before_the_work(server: Counter) -> None:
+def test_a_delay_is_before_the_work(server: Counter) -> None:
     server.faults.script([Delay(0.1)])
     started = time.monotonic()
     assert ask(server)[0] == 200

@@ -85,7 +85,7 @@ def matches(filter_: str) -> bool:
         "(severity=WARNING) AND (jsonPayload.step=(6 OR 7)) AND jsonPayload.step=(NOT 6 AND NOT 5)",
         'jsonPayload.job_name:("it" AND "j")',
         'severity=WARNING -- AND severity="INFO"\n AND jsonPayload.step=7',
-        # A value alone is looked for everywhere; log_id() takes a log's name decoded.
+        # A value alone is searched for everywhere; log_id() takes a log's name decoded.
         '"us-central2" AND slashed AND "42" AND NOT "nowhere"',
         'log_id("goodput_run/one")',
     ],
@@ -142,13 +142,13 @@ def test_a_filter_stops_what_it_does_not_describe(filter_: str) -> None:
         ("x" * (MAX_FILTER_CHARACTERS + 1), "characters"),
     ],
 )
-def test_a_wrong_filter_is_refused_and_told_why(filter_: str, why: str) -> None:
+def test_a_wrong_filter_is_refused_with_a_reason(filter_: str, why: str) -> None:
     with pytest.raises(ApiError, match=why) as caught:
         compile_filter(filter_)
     assert caught.value.code == 400
 
 
-def test_the_incremental_filter_of_a_reader_begins_behind_its_cursor() -> None:
+def test_the_incremental_filter_of_a_reader_starts_after_its_cursor() -> None:
     filter_ = compile_filter(
         'logName="projects/p/logs/L" AND severity=INFO AND jsonPayload.job_name="J" AND timestamp<="2026-12-01T00:00:00'
         '+00:00" AND (timestamp > "2026-11-21T10:00:00Z" OR (timestamp = "2026-11-21T10:00:00Z" AND insertId > "b"))'
@@ -197,7 +197,7 @@ expressions = st.recursive(
 def test_a_filters_span_and_what_is_left_to_test_are_the_filter(
     filter_: str, moment: str, log: str, payload: dict[str, Any]
 ) -> None:
-    """The store looks only at the span, and tests only what is left."""
+    """The store reads only the span, and tests only the remaining entries."""
     compiled = compile_filter(filter_)
     candidate = entry(timestamp=moment, logName=f"projects/p/logs/{log}", jsonPayload=payload)
     within = compiled.earliest_ns <= candidate.timestamp_ns <= compiled.latest_ns and (

@@ -242,7 +242,7 @@ def test_a_test_can_play_the_controllers(kubectl: Kubectl, kubernetes_server: Ku
 
 
 @needs_kubectl
-def test_what_kubectl_sends_in_another_form_is_refused_with_a_way_out(kubectl: Kubectl) -> None:
+def test_an_unsupported_form_of_kubectl_is_refused_with_a_remedy(kubectl: Kubectl) -> None:
     assert "kubectl apply -f" in kubectl("create", "configmap", "c", "--from-literal=a=b").errors
 
 
@@ -250,7 +250,7 @@ def test_what_kubectl_sends_in_another_form_is_refused_with_a_way_out(kubectl: K
 
 
 @needs_kubectl
-def test_whom_a_role_does_not_let_in_is_told_which_is_missing(
+def test_a_user_without_the_role_is_refused_with_the_name_of_the_permission(
     kubectl: Kubectl, kubernetes_server: KubernetesServer, tmp_path: Path
 ) -> None:
     kubernetes_server.denied = {"list services", "create deployments"}
@@ -283,7 +283,7 @@ def test_a_fault_reaches_kubectl(
 
 
 @needs_kubectl
-def test_kubectl_tries_again_when_it_is_told_to(kubectl: Kubectl, kubernetes_server: KubernetesServer) -> None:
+def test_kubectl_retries_after_the_requested_delay(kubectl: Kubectl, kubernetes_server: KubernetesServer) -> None:
     kubernetes_server.add_pod("worker-0")
     kubernetes_server.faults.script([Status(429, retry_after=1)], on="list")
     assert kubectl("get", "pods", "-o", "name").text == "pod/worker-0\n"
@@ -351,7 +351,7 @@ def test_patches(content_type: str, patch: Any, result: Any) -> None:
     assert before == {"a": 1, "b": {"c": 1, "d": [{"name": "x", "v": 1}]}}
 
 
-def test_lists_whose_items_have_a_name_are_merged_by_it() -> None:
+def test_lists_of_named_items_are_merged_by_name() -> None:
     before = {"containers": [{"name": "a", "image": "1", "ports": [{"containerPort": 1}]}, {"name": "b"}]}
     patch = {
         "$setElementOrder/containers": [{"name": "a"}, {"name": "c"}],

@@ -59,7 +59,7 @@ class _Page(http.server.BaseHTTPRequestHandler):
 
 @pytest.fixture
 def page_port() -> Iterator[int]:
-    """The port of a web server, in the place of a job's."""
+    """Return the port of a web server that replaces a job's."""
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), _Page) as server:
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
         thread.start()
@@ -76,7 +76,7 @@ def read(port: int) -> bytes:
 def eventually(is_so: Any) -> None:
     deadline = time.monotonic() + 20
     while not is_so():
-        assert time.monotonic() < deadline, "it never came to be"
+        assert time.monotonic() < deadline, "the condition was not met in time"
         time.sleep(0.01)
 
 
@@ -161,10 +161,10 @@ def test_files_are_copied_both_ways(new_kubectl: Kubectl, pod: Pod, tmp_path: Pa
 
 
 def test_many_commands_run_at_once(new_kubectl: Kubectl, kubernetes_server: KubernetesServer) -> None:
-    meeting = "touch $0; until [ $(ls | grep -c came) = 6 ]; do sleep 0.02; done"
+    meeting = "touch $0; until [ $(ls | grep -c here) = 6 ]; do sleep 0.02; done"
     pod = kubernetes_server.add_pod("worker-0")
     with ThreadPoolExecutor(6) as threads:
-        done = threads.map(lambda n: new_kubectl("exec", "worker-0", "--", "sh", "-c", meeting, f"came-{n}"), range(6))
+        done = threads.map(lambda n: new_kubectl("exec", "worker-0", "--", "sh", "-c", meeting, f"here-{n}"), range(6))
         assert [one.code for one in done] == [0] * 6
     assert len(pod.commands) == 6
 
@@ -178,7 +178,7 @@ def test_a_pod_that_dies_ends_its_commands(kubectl: Kubectl, kubernetes_server: 
     assert "completed pod; current phase is Failed" in kubectl("exec", "worker-0", "--", "true").errors
 
 
-def test_a_node_that_dies_tells_nobody_how_its_commands_end(new_kubectl: Kubectl, pod: Pod) -> None:
+def test_a_node_that_dies_sends_no_outcome_of_its_commands(new_kubectl: Kubectl, pod: Pod) -> None:
     with ThreadPoolExecutor(1) as threads:
         ended = threads.submit(new_kubectl, "exec", "worker-0", "-c", "main", "--", "sleep", "60")
         eventually(lambda: pod.commands and pod.commands[0].process)
@@ -229,11 +229,11 @@ def test_closing_leaves_neither_a_process_nor_a_thread_nor_a_folder(settings: di
         stack.enter_context(listener.accept()[0])
         for command in commands:
             pipe = subprocess.PIPE
-            begun = subprocess.Popen(
+            started = subprocess.Popen(
                 ["kubectl", *command], env=kubectl.environment, stdin=pipe, stdout=pipe, stderr=pipe
             )
-            stack.enter_context(begun)
-            stack.callback(begun.kill)
+            stack.enter_context(started)
+            stack.callback(started.kill)
         eventually(lambda: pod.commands and pod.commands[0].process)
         eventually(lambda: any("watch=true" in request.path for request in server.requests))
         server.close()
@@ -245,7 +245,7 @@ def test_closing_leaves_neither_a_process_nor_a_thread_nor_a_folder(settings: di
 # --- Faults ---------------------------------------------------------------------------------------------
 
 
-def test_whom_a_role_does_not_let_in_is_told_which_is_missing(
+def test_a_user_without_the_role_is_refused_with_the_name_of_the_permission(
     kubectl: Kubectl, pod: Pod, kubernetes_server: KubernetesServer
 ) -> None:
     kubernetes_server.denied = {"create pods/exec", "create pods/portforward"}
@@ -278,9 +278,9 @@ def test_a_fault_in_exec_reaches_kubectl(
 
 def test_a_slow_cluster_is_slow(new_kubectl: Kubectl, pod: Pod, kubernetes_server: KubernetesServer) -> None:
     kubernetes_server.faults.always(Delay(0.3), on="exec")
-    began = time.monotonic()
+    started = time.monotonic()
     assert new_kubectl("exec", "worker-0", "-c", "main", "--", "true").code == 0
-    assert time.monotonic() - began > 0.3
+    assert time.monotonic() - started > 0.3
 
 
 # --- Ports ----------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""The loopback metadata server keeps its word to the real google.auth."""
+"""The loopback metadata server works with the real google.auth."""
 
 import json
 import os
@@ -89,7 +89,7 @@ def test_a_machine_may_have_no_service_account():
         assert ask(server, "/computeMetadata/v1/instance/service-accounts/default/email")[0] == 404
 
 
-def test_faults_tell_a_token_from_all_else(server):
+def test_faults_may_apply_to_tokens_only(server):
     server.faults.always(Status(503), on="token")
     assert ask(server, "/computeMetadata/v1/instance/service-accounts/default/token")[0] == 503
     assert ask(server, "/computeMetadata/v1/project/project-id")[0] == 200

@@ -74,7 +74,7 @@ def test_xprofs_own_converters_take_it(
     assert '"step"' in (data if isinstance(data, str) else data.decode())
 
 
-def test_all_hosts_begin_at_the_moment_that_is_set(tmp_path: Path) -> None:
+def test_all_hosts_start_at_the_given_time(tmp_path: Path) -> None:
     with ExitStack() as stack:
         servers = [stack.enter_context(ProfilerServiceServer()) for _ in range(4)]
         client = ProfilerService(lead_seconds=1.0)
@@ -85,25 +85,25 @@ def test_all_hosts_begin_at_the_moment_that_is_set(tmp_path: Path) -> None:
         assert all(profile.began_ns >= profile.start_ns for profile in profiles)
 
 
-def test_a_host_can_begin_at_once_and_the_others_by_clocks_that_are_ahead(tmp_path: Path) -> None:
-    told: list[str] = []
+def test_a_host_can_start_at_once_and_the_others_by_clocks_that_are_ahead(tmp_path: Path) -> None:
+    messages: list[str] = []
     with ExitStack() as stack:
         servers = [stack.enter_context(ProfilerServiceServer()) for _ in range(3)]
         for server in servers:
             server.faults.always(Skew(30))
-        client = ProfilerService(ahead_seconds=30, extra_seconds=5, tell=told.append)
+        client = ProfilerService(ahead_seconds=30, extra_seconds=5, tell=messages.append)
         addresses = [server.address for server in servers]
         results = client.capture(addresses, str(tmp_path), "session", 50, at_once=[False, True, False])
         assert all(result.is_captured for result in results)
         first, alone, last = (server.profiles[0] for server in servers)
     assert (first.start_ns, alone.start_ns) == (last.start_ns, 0)
     assert alone.began_ns < first.start_ns <= min(first.began_ns, last.began_ns)
-    assert len(told) == 6
-    assert f"{addresses[1]} is asked: Profile session/" in told[1]
-    assert told[1].endswith("50 ms, at once")
+    assert len(messages) == 6
+    assert f"{addresses[1]} is asked: Profile session/" in messages[1]
+    assert messages[1].endswith("50 ms, at once")
 
 
-def test_a_busy_host_and_a_late_one_are_told_from_each_other(tmp_path: Path) -> None:
+def test_a_busy_host_and_a_late_one_are_distinguished(tmp_path: Path) -> None:
     client = ProfilerService(extra_seconds=0.2, lead_seconds=0.1)
     with ProfilerServiceServer() as behind, ProfilerServiceServer() as other:
         behind.faults.always(Skew(-60))
@@ -142,26 +142,26 @@ def test_a_bucket_is_written_to(cloud_storage_server: CloudStorageServer, monkey
 
 
 @pytest.mark.parametrize(
-    ("root", "has_access", "said"),
+    ("root", "has_access", "problem"),
     [
         ("gs://no-such-bucket/run", True, "404"),
         ("gs://test-bucket/run", False, "403"),
         ("/proc/no-such-folder", True, "No such file"),
     ],
 )
-def test_a_place_that_cannot_be_written_is_said(
-    cloud_storage_server: CloudStorageServer, root: str, has_access: bool, said: str
+def test_a_path_that_cannot_be_written_is_reported(
+    cloud_storage_server: CloudStorageServer, root: str, has_access: bool, problem: str
 ) -> None:
     with ProfilerServiceServer(storage_url=cloud_storage_server.url) as server:
         server.has_bucket_access = has_access
         result = capture(server, root)
         assert result.problem.startswith("INTERNAL: ")
-        assert said in result.problem
+        assert problem in result.problem
         assert not server.profiles[0].is_written
 
 
 @pytest.mark.parametrize(
-    ("fault", "said"),
+    ("fault", "problem"),
     [
         (Status(503), "UNAVAILABLE"),
         (Reset(), "UNAVAILABLE"),
@@ -170,10 +170,10 @@ def test_a_place_that_cannot_be_written_is_said(
     ],
 )
 def test_a_fault_reaches_the_client_and_the_next_profile_is_well(
-    profiler_service_server: ProfilerServiceServer, tmp_path: Path, file: Path, fault: Any, said: str
+    profiler_service_server: ProfilerServiceServer, tmp_path: Path, file: Path, fault: Any, problem: str
 ) -> None:
     profiler_service_server.faults.script([fault])
-    assert capture(profiler_service_server, tmp_path).problem.startswith(said)
+    assert capture(profiler_service_server, tmp_path).problem.startswith(problem)
     assert not file.exists()
     assert capture(profiler_service_server, tmp_path).is_captured
     assert file.stat().st_size
@@ -200,7 +200,7 @@ def test_a_slow_service_is_slow(profiler_service_server: ProfilerServiceServer, 
     assert capture(profiler_service_server, tmp_path, 10).seconds > 0.5
 
 
-def test_it_may_say_that_all_is_well_when_it_is_not(
+def test_it_may_report_success_although_it_failed(
     profiler_service_server: ProfilerServiceServer, tmp_path: Path, file: Path
 ) -> None:
     profiler_service_server.writes = "nothing"

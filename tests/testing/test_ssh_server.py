@@ -50,18 +50,18 @@ def free_port():
 
 
 def connect(port):
-    """Connects as soon as somebody listens."""
+    """Connect as soon as the port is open."""
     for _ in range(500):
         try:
             return socket.create_connection(("127.0.0.1", port), timeout=10)
         except ConnectionRefusedError:
             time.sleep(0.02)
-    raise AssertionError(f"nobody listens on {port}")
+    raise AssertionError(f"no program listens on {port}")
 
 
 @pytest.fixture
 def echo():
-    """A port that answers what it is told, once for each connection."""
+    """A port that echoes the request, once for each connection."""
 
     def serve(listener):
         while True:
@@ -70,7 +70,7 @@ def echo():
             except OSError:
                 return
             with connection:
-                connection.sendall(b"you said " + connection.recv(100))
+                connection.sendall(b"received " + connection.recv(100))
 
     with socket.create_server(("127.0.0.1", 0)) as listener:
         thread = threading.Thread(target=serve, args=[listener])
@@ -93,19 +93,19 @@ def test_a_command_runs_in_the_folder_of_the_machine(ssh, machine, tmp_path):
     assert machine.requests_for("login")[0].path == "me"
 
 
-def test_bytes_come_and_go_as_they_are(ssh):
+def test_bytes_are_forwarded_unchanged(ssh):
     data = bytes(range(256)) * 4096
     done = run([*ssh, ADDRESS, "cat"], input=data)
     assert done.stdout == data
     assert done.returncode == 0
 
 
-def test_a_command_that_dies_of_a_signal_is_told(ssh):
+def test_a_command_that_dies_of_a_signal_is_reported(ssh):
     assert run([*ssh, ADDRESS, "kill -KILL $$"]).returncode == 255
 
 
 def test_commands_run_side_by_side(ssh):
-    # Each ends only when the other has begun.
+    # Each ends only when the other has started.
     commands = ["touch a; until [ -e b ]; do sleep 0.01; done", "touch b; until [ -e a ]; do sleep 0.01; done"]
     processes = [subprocess.Popen([*ssh, ADDRESS, command]) for command in commands]
     assert [process.wait(30) for process in processes] == [0, 0]
@@ -138,20 +138,20 @@ def test_a_forwarded_port_leads_where_the_machine_has_it(ssh, machine, echo):
         for word in (b"one", b"two"):
             with connect(local) as connection:
                 connection.sendall(word)
-                assert connection.recv(100) == b"you said " + word
-        process.kill()  # SIGTERM may be overlooked: ssh 9.2 looks for it, then polls
+                assert connection.recv(100) == b"received " + word
+        process.kill()  # SIGTERM may be missed: ssh 9.2 checks for it, then polls
     assert [record.path for record in machine.requests_for("forward")] == ["localhost:9012"] * 2
 
 
-def test_a_port_where_nobody_listens_is_refused(ssh, machine):
-    with socket.socket() as silent:  # bound, it is nobody else's
+def test_a_closed_port_is_refused(ssh, machine):
+    with socket.socket() as silent:  # bound, so that no other program gets it
         silent.bind(("127.0.0.1", 0))
         machine.ports[9012] = silent.getsockname()[1]
         local = free_port()
         with subprocess.Popen([*ssh, "-N", "-L", f"{local}:localhost:9012", ADDRESS]) as process:
             with connect(local) as connection:
                 assert connection.recv(1) == b""
-            process.kill()  # SIGTERM may be overlooked: ssh 9.2 looks for it, then polls
+            process.kill()  # SIGTERM may be missed: ssh 9.2 checks for it, then polls
 
 
 def test_a_master_connection_is_used_again_and_ended(ssh, machine, echo, tmp_path):
@@ -161,7 +161,7 @@ def test_a_master_connection_is_used_again_and_ended(ssh, machine, echo, tmp_pat
     assert tunnel.returncode == 0, tunnel.stderr
     with connect(local) as connection:
         connection.sendall(b"hello")
-        assert connection.recv(100) == b"you said hello"
+        assert connection.recv(100) == b"received hello"
     assert run([*ssh, "-S", control, ADDRESS, "echo again"]).stdout == b"again\n"
     assert len(machine.requests_for("login")) == 1
     assert run([*ssh, "-S", control, "-O", "exit", ADDRESS]).returncode == 0
@@ -199,7 +199,7 @@ def test_a_connection_may_break_instead_of_a_command(ssh, machine, tmp_path):
     assert not (tmp_path / "machine" / "ran").exists()
 
 
-def test_a_machine_may_say_nothing_until_it_is_released(ssh, machine):
+def test_a_machine_may_send_nothing_until_it_is_released(ssh, machine):
     machine.faults.script([Hang()], on="exec")
     with subprocess.Popen([*ssh, ADDRESS, "true"]) as process:
         while not machine.requests_for("exec"):
@@ -218,8 +218,8 @@ def test_a_forwarded_connection_may_be_refused(ssh, machine, echo):
             assert connection.recv(1) == b""
         with connect(local) as connection:
             connection.sendall(b"again")
-            assert connection.recv(100) == b"you said again"
-        process.kill()  # SIGTERM may be overlooked: ssh 9.2 looks for it, then polls
+            assert connection.recv(100) == b"received again"
+        process.kill()  # SIGTERM may be missed: ssh 9.2 checks for it, then polls
 
 
 # --- gcloud ----------------------------------------------------------------------------------------------

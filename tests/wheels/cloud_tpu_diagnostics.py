@@ -50,11 +50,11 @@ with tempfile.TemporaryDirectory() as folder:
     command = str(Path(sys.executable).with_name("tpu-stacks"))
     shown = subprocess.run([command, "show", str(trace)], capture_output=True, text=True, check=True)
     assert "run_job" in shown.stdout, shown.stdout
-    for _ in range(300):  # The companion tells the end of the job once it has seen it.
-        told = subprocess.run([command, "show", "--job", "wheel"], capture_output=True, text=True, check=False)
-        if "ended well" in told.stdout:
+    for _ in range(300):  # The companion records the exit of the job after it has noticed it.
+        shown = subprocess.run([command, "show", "--job", "wheel"], capture_output=True, text=True, check=False)
+        if "ended well" in shown.stdout:
             break
         time.sleep(0.1)
-    assert "ended well" in told.stdout, told
+    assert "ended well" in shown.stdout, shown
     trace.unlink()
-print("cloud_tpu_diagnostics: collects, answers, and tells the end")
+print("cloud_tpu_diagnostics: collects, answers, and records the end")

@@ -1,4 +1,4 @@
-"""Run in an empty environment with the wheel and common: the command, and what it says without its extras."""
+"""Run in an empty environment with the wheel and common: the command, and its messages without its extras."""
 
 import subprocess
 import sys
@@ -32,9 +32,9 @@ for beside in (
     assert (package / beside).stat().st_size, beside
 
 with tempfile.TemporaryDirectory() as folder:
-    nobody = run("capture", "-o", "local", "-f", "jax", "-n", "127.0.0.1:1", "-l", folder, "-d", "100")
-    assert nobody.returncode == 1, nobody
-    assert "127.0.0.1:1" in nobody.stderr, nobody.stderr
+    missing = run("capture", "-o", "local", "-f", "jax", "-n", "127.0.0.1:1", "-l", folder, "-d", "100")
+    assert missing.returncode == 1, missing
+    assert "127.0.0.1:1" in missing.stderr, missing.stderr
     session = Path(folder, "plugins", "profile", "s")
     session.mkdir(parents=True)
     (session / "h.xplane.pb").write_bytes(b"\x0a\x00")
@@ -43,4 +43,4 @@ with tempfile.TemporaryDirectory() as folder:
         assert missing.returncode == 1, missing
         assert "cloud-diagnostics-xprof[serve]" in missing.stderr, missing.stderr
 
-print("xprofiler: helps, captures nobody, and names its extras")
+print("xprofiler: prints help, reports a missing host, and names its extras")

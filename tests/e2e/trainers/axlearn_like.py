@@ -1,4 +1,4 @@
-"""A trainer that uses the public library at 0.2.3 the way AXLearn does: elastic, and by keyword.
+"""A trainer that uses the public library at 0.2.3 as AXLearn does: elastic, and by keyword.
 
 Usage: axlearn_like.py NAME UPLOAD_DIR STEPS
 """

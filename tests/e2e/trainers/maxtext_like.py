@@ -1,4 +1,4 @@
-"""A trainer that uses the public library at 0.2.3 the way MaxText does: nothing in it knows whose library it gets.
+"""A trainer that uses the public library at 0.2.3 as MaxText does, and runs unchanged with either library.
 
 Usage: maxtext_like.py RUN_NAME TENSORBOARD_DIR FIRST_STEP STEPS [--die]
 """

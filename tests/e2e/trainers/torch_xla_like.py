@@ -27,7 +27,7 @@ def wait_for_batch() -> None:
 
 
 def main() -> None:
-    """Train, and do what the flags say."""
+    """Train according to the flags."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--name", default="linear")
     parser.add_argument("--steps", type=int, default=8)
@@ -75,7 +75,7 @@ def main() -> None:
             train_step(step)
             time.sleep(0.02)
             step += 1
-    metrics.record("final_loss", (model(batch) ** 2).mean(), step=step)  # No step comes after it.
+    metrics.record("final_loss", (model(batch) ** 2).mean(), step=step)  # No step follows.
     recorder.record_job_end_time()
     print(run.name, flush=True)
 

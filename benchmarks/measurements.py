@@ -34,7 +34,7 @@ _IN_PARENTHESES = re.compile(r" ?\([^()]*\)")
 
 
 @dataclass(frozen=True)
-class Figure:
+class Measurement:
     """One number of a row.
 
     Attributes:
@@ -54,9 +54,9 @@ class Figure:
     compared_with: float | None = None
 
 
-def figures_of(row: Row) -> list[Figure]:
+def measurements_of(row: Row) -> list[Measurement]:
     """Return the numbers of a row's own cell."""
-    found: dict[str, Figure] = {}
+    found: dict[str, Measurement] = {}
     for part in _IN_PARENTHESES.sub("", row.ours).partition(";")[0].split(", "):
         match = _PART.match(part)
         if match is None:
@@ -64,10 +64,10 @@ def figures_of(row: Row) -> list[Figure]:
         value, unit, step = _quantity(match)
         after = match["after"].partition(" against ")[0].partition(" of ")[0]
         label = f"{match['before'].strip()} {after.strip()}".strip() or (unit if found else "")
-        found.setdefault(label, Figure(label, value, unit, step, _better(unit, row.target), _reference(row, unit)))
+        found.setdefault(label, Measurement(label, value, unit, step, _better(unit, row.target), _reference(row, unit)))
     if "on" in found and "off" in found:  # by turns in one run: what counts is how much longer a step takes
         on, off = found["on"], found.pop("off")
-        found["on"] = Figure(on.label, on.value, on.unit, on.step, on.better, off.value)
+        found["on"] = Measurement(on.label, on.value, on.unit, on.step, on.better, off.value)
     return list(found.values())
 
 
@@ -83,7 +83,9 @@ def document(tables: Sequence[Table], *, quick: bool) -> dict[str, Any]:
                 "title": table.title,
                 "note": table.note,
                 "machine": machine(),
-                "rows": [{**asdict(row), "figures": [asdict(each) for each in figures_of(row)]} for row in table.rows],
+                "rows": [
+                    {**asdict(row), "figures": [asdict(each) for each in measurements_of(row)]} for row in table.rows
+                ],
             }
             for table in tables
         ],

@@ -1,4 +1,4 @@
-"""A run begun: its import, and how soon `machinelearning_run` returns, with a cloud, with a broken one and without."""
+"""Start a run: its import, and the time of `machinelearning_run`, with a cloud, with a broken one and without."""
 
 from __future__ import annotations
 
@@ -32,16 +32,16 @@ def load(kind: str, urls: dict[str, str]) -> dict[str, float]:
     """Imports what users import."""
     del urls
     before = process.resident_mib()
-    began = time.perf_counter()
+    started = time.perf_counter()
     trackers.load(kind)
-    return {"seconds": time.perf_counter() - began, "mib": process.resident_mib() - before}
+    return {"seconds": time.perf_counter() - started, "mib": process.resident_mib() - before}
 
 
-def begin(kind: str, urls: dict[str, str]) -> dict[str, Any]:
-    """Begins a run, with all imported before and JAX running; no longer than one waits for it.
+def start_run(kind: str, urls: dict[str, str]) -> dict[str, Any]:
+    """Start a run, with all imported before and JAX running, and wait for it at most for a bounded time.
 
     Returns:
-        How many seconds it took; the error that it raised, as users see it; and when it was over, for who wants to
+        How many seconds it took; the error that it raised, as users see it; and when it was over, for callers that
         know how long the process takes to end.
     """
     import jax
@@ -54,12 +54,12 @@ def begin(kind: str, urls: dict[str, str]) -> dict[str, Any]:
     give_up.daemon = True
     give_up.start()
     error = ""
-    began = time.perf_counter()
+    started = time.perf_counter()
     try:
-        trackers.begin(kind)
+        trackers.start(kind)
     except Exception as raised:
         error = type(raised).__name__
-    took = time.perf_counter() - began
+    took = time.perf_counter() - started
     give_up.cancel()
     return {"seconds": took, "error": error, "at": time.time()}
 
@@ -69,12 +69,12 @@ def _give_up() -> None:
     os._exit(0)
 
 
-# --- The figures ------------------------------------------------------------------------------------------
+# --- The tables -------------------------------------------------------------------------------------------
 
 
 def measure(*, quick: bool) -> list[Table]:
     repetitions = 2 if quick else 5
-    return [_loaded(repetitions), _begun(repetitions)]
+    return [_loaded(repetitions), _started(repetitions)]
 
 
 def _loaded(repetitions: int) -> Table:
@@ -100,7 +100,7 @@ def _loaded(repetitions: int) -> Table:
     return Table("Import for a run", "In a fresh process, over Python with the benchmark's few modules.", rows)
 
 
-def _begun(repetitions: int) -> Table:
+def _started(repetitions: int) -> Table:
     with run_cloud(polls=_POLLS) as cloud:
         rows = [_row("an operation that is done at its second poll", cloud, repetitions, trackers.ALL, _SOON_SECONDS)]
         phases = cloud.phases()
@@ -112,36 +112,36 @@ def _begun(repetitions: int) -> Table:
     rows.append(_row("neither credentials nor a cloud", None, repetitions, [OURS, *REFERENCES], _NO_NETWORK_SECONDS))
     note = (
         "`machinelearning_run(name, project, region)` in a fresh process in which all is imported and JAX runs, and"
-        " what others have in its place. In parentheses what it raised, and how long the process then took to end."
+        " the corresponding call of others. In parentheses the exception, and how long the process then took to end."
         f" One that is not back within {_GIVE_UP_SECONDS:.0f} s is given up."
     )
-    return Table("A run begun", note, rows)
+    return Table("A run started", note, rows)
 
 
 def _row(what: str, cloud: Addresses | None, repetitions: int, measured: list[Tracker], limit: float) -> Row:
-    runs = {tracker: _begin(tracker, cloud, repetitions) for tracker in measured}
+    runs = {tracker: _start(tracker, cloud, repetitions) for tracker in measured}
     mine = statistics.median(run["seconds"] for run in runs[OURS])
     return Row(
         what,
-        _told(runs.pop(OURS)),
-        "; ".join(f"{tracker.name} {_told(found)}" for tracker, found in runs.items()),
+        _summary(runs.pop(OURS)),
+        "; ".join(f"{tracker.name} {_summary(found)}" for tracker, found in runs.items()),
         "",
         f"<= {seconds(limit)}",
         mine <= limit,
     )
 
 
-def _begin(tracker: Tracker, cloud: Addresses | None, repetitions: int) -> list[dict[str, Any]]:
-    """Each repetition; only one of who is not back."""
+def _start(tracker: Tracker, cloud: Addresses | None, repetitions: int) -> list[dict[str, Any]]:
+    """Return the result of each repetition; only one for a call that does not return."""
     environment = {"ML_DIAGNOSTICS_BACKEND": "auto", "GCE_METADATA_HOST": NOWHERE, "JAX_PLATFORMS": "cpu"}
     runs: list[dict[str, Any]] = []
     while len(runs) < repetitions and not (runs and runs[0]["error"] == _NOT_BACK):
-        run = tracker.run(begin, cloud, environment)
+        run = tracker.run(start_run, cloud, environment)
         runs.append(run | {"end": time.time() - run["at"]})
     return runs
 
 
-def _told(runs: list[dict[str, Any]]) -> str:
+def _summary(runs: list[dict[str, Any]]) -> str:
     took, end = (statistics.median(run[key] for run in runs) for key in ("seconds", "end"))
     error: str = runs[0]["error"]
     if error == _NOT_BACK:
@@ -151,7 +151,7 @@ def _told(runs: list[dict[str, Any]]) -> str:
 
 @contextmanager
 def _black_hole() -> Iterator[Addresses]:
-    """A server that takes connections and says nothing."""
+    """A server that accepts connections and never answers."""
     with socket.create_server(("127.0.0.1", 0), backlog=128) as server:
         url = f"http://127.0.0.1:{server.getsockname()[1]}"
         yield Addresses(url, url)
