@@ -42,7 +42,7 @@ def numbers(entries: list[LogEntry]) -> list[Any]:
 
 
 def reported_losses(entries: list[LogEntry]) -> Counter[str]:
-    """What the log itself says is missing."""
+    """Return the losses that the log itself reports."""
     total: Counter[str] = Counter()
     for entry in entries:
         total.update(entry.payload.get("lost_entries", {}))

@@ -21,7 +21,7 @@ from ml_diagnostics_common.child_process import (
 from ml_diagnostics_common.descriptors import Descriptor, channels, send
 
 
-def test_a_descriptor_that_somebody_closed_is_nobody_elses_afterwards() -> None:
+def test_the_number_of_a_closed_descriptor_is_never_used_for_another_file() -> None:
     number, other = os.pipe()
     descriptor = Descriptor(number)
     assert descriptor.number() == number
@@ -56,7 +56,7 @@ def test_an_environment_that_threads_change_does_not_keep_a_helper_from_being_st
         thread.join()
 
 
-def test_a_send_to_who_is_dead_or_does_not_read_neither_kills_nor_waits() -> None:
+def test_a_send_to_a_dead_or_blocked_process_neither_kills_nor_waits() -> None:
     program = """
 import signal
 from ml_diagnostics_common.descriptors import channels, send
@@ -103,7 +103,7 @@ def test_a_child_finds_the_modules_of_its_parent_but_behind_its_own(
     assert (done.returncode, done.stdout, done.stderr) == (0, "here\n", "")
 
 
-def test_a_python_that_does_not_know_itself_is_an_error_that_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_python_without_a_known_executable_is_an_error_with_that_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "executable", "")
     with pytest.raises(FileNotFoundError, match=r"sys\.executable is empty"):
         python_command()

@@ -160,7 +160,7 @@ def test_what_the_reference_wrote_is_read_once(
         assert steps(subject) == []
 
 
-def test_an_entry_that_comes_late_is_found_in_the_overlap(
+def test_a_late_entry_is_found_in_the_overlap(
     server: CloudLoggingServer, transport: LoggingTransport, clock: Clock
 ) -> None:
     subject = reader(transport, clock)
@@ -174,7 +174,7 @@ def test_an_entry_that_comes_late_is_found_in_the_overlap(
 def test_a_gap_in_a_writers_sequence_is_asked_for_by_name(
     server: CloudLoggingServer, transport: LoggingTransport, clock: Clock
 ) -> None:
-    """The missing entries are older than the overlap, and come before the next sweep."""
+    """The missing entries are older than the overlap, and arrive before the next sweep."""
     history = [ours(n, NOW - (1000 - n) * SECOND) for n in range(1000)]
     missing = [*range(100, 110), 500]
     server.write([entry for n, entry in enumerate(history) if n not in missing], log_id="log")
@@ -253,17 +253,17 @@ def test_another_process_resumes_from_a_position(
     server.write([ours(n, NOW + n) for n in range(1500)] + [foreign(2000, NOW + 1)], log_id="log")
     first = reader(transport, clock)
     batches = first.read_new()
-    begun = [int(entry.payload["step_count"]) for entry in next(batches)]
+    started = [int(entry.payload["step_count"]) for entry in next(batches)]
     position = json.loads(json.dumps(first.position()))
     second = reader(transport, clock, position=position)
-    assert sorted(begun + steps(second)) == [*range(1500), 2000]
+    assert sorted(started + steps(second)) == [*range(1500), 2000]
     third = reader(transport, clock, position=json.loads(json.dumps(second.position())))
     server.write([ours(1500, NOW + 1500), foreign(2001, NOW + 2)], log_id="log")
     assert sorted(steps(third)) == [1500, 2001]
 
 
 @both_protocols
-def test_jobs_of_one_log_are_told_apart_also_by_case(
+def test_jobs_of_one_log_are_distinguished_also_by_case(
     server: CloudLoggingServer, transport: LoggingTransport, clock: Clock
 ) -> None:
     """Filters compare without regard to case; and the gap in a writer's numbers is an entry of another job."""
@@ -289,7 +289,7 @@ def test_start_time_is_a_limit(server: CloudLoggingServer, transport: LoggingTra
     assert steps(reader(transport, clock, start_time_ns=NOW + SECOND)) == [2, 3]
 
 
-def test_a_writer_whose_clock_is_fast_hides_no_other(
+def test_a_writer_with_a_fast_clock_hides_no_other(
     server: CloudLoggingServer, transport: LoggingTransport, clock: Clock
 ) -> None:
     server.write([ours(0, NOW + 1800 * SECOND)], log_id="log")
@@ -332,7 +332,7 @@ def test_waits_grow_and_patience_ends(server: CloudLoggingServer, transport: Log
     assert steps(subject) == [1]
 
 
-def test_a_refusal_is_told_at_once(server: CloudLoggingServer, transport: LoggingTransport, clock: Clock) -> None:
+def test_a_refusal_is_raised_at_once(server: CloudLoggingServer, transport: LoggingTransport, clock: Clock) -> None:
     server.faults.always(Status(403), on="list")
     with pytest.raises(TransportError, match="PERMISSION_DENIED"):
         steps(reader(transport, clock))
@@ -424,7 +424,7 @@ def test_the_schedule_asks_for_every_gap_sooner_or_later(missing: list[set[int]]
 
 
 class Endless(LoopbackServer):
-    """Sends page after page, as the test says."""
+    """Sends page after page, as the test specifies."""
 
     def __init__(self, page: Callable[[int], dict[str, Any]]) -> None:
         self.page = page

@@ -1,4 +1,4 @@
-"""Both transports: what they write and read, and what becomes of each way to fail."""
+"""Both transports: their requests and responses, and the result of each kind of failure."""
 
 from __future__ import annotations
 
@@ -89,11 +89,11 @@ def test_entries_of_other_writers_are_read_whatever_their_labels(
     transport: LoggingTransport, cloud_logging_server: CloudLoggingServer
 ) -> None:
     reference = {"jsonPayload": {"job_name": "run"}, "severity": "INFO", "labels": {"python_logger": "x"}}
-    looks_like_ours = entry(2, insertId="somebody.123456789012", labels={})
-    cloud_logging_server.write([reference, entry(1), looks_like_ours, entry(3, severity="WARNING")], log_id="run")
+    similar_to_ours = entry(2, insertId="another.123456789012", labels={})
+    cloud_logging_server.write([reference, entry(1), similar_to_ours, entry(3, severity="WARNING")], log_id="run")
     entries = {found.insert_id: found for found in read(transport).entries}
     assert [found.context.writer for found in entries.values()].count("host-1-2-0") == 2
-    assert entries["somebody.123456789012"].context.writer is None
+    assert entries["another.123456789012"].context.writer is None
     assert entries["host-1-2-0.100000000003"].severity == "WARNING"
     [server_made] = [found for insert_id, found in entries.items() if insert_id.startswith("server-")]
     assert server_made.context.labels == {"python_logger": "x"}
@@ -134,7 +134,7 @@ def test_every_answer_is_one_kind_of_error(
     assert code in str(error)
 
 
-def test_the_wait_that_the_server_asks_for_is_told(
+def test_the_delay_that_the_server_requests_is_returned(
     transport: LoggingTransport, cloud_logging_server: CloudLoggingServer
 ) -> None:
     cloud_logging_server.faults.script([Status(429, retry_after=7)])
@@ -143,7 +143,7 @@ def test_the_wait_that_the_server_asks_for_is_told(
 
 @pytest.mark.parametrize("fault", [Status(503), Status(429), Status(500), Reset(), Truncate(1)])
 def test_a_call_is_made_once(transport: LoggingTransport, cloud_logging_server: CloudLoggingServer, fault: Any) -> None:
-    """No library below us retries: what a retry costs is decided in one place, with a budget."""
+    """No library below us retries: retries are decided in one function, with a budget."""
     cloud_logging_server.faults.always(fault)
     assert failure(transport).is_temporary
     with pytest.raises(TransportError):
@@ -152,13 +152,13 @@ def test_a_call_is_made_once(transport: LoggingTransport, cloud_logging_server: 
 
 
 @pytest.mark.parametrize("fault", [Hang(), Delay(5)])
-def test_a_server_that_says_nothing_is_left_at_the_deadline(
+def test_a_silent_server_is_given_up_at_the_deadline(
     transport: LoggingTransport, cloud_logging_server: CloudLoggingServer, fault: Any
 ) -> None:
     cloud_logging_server.faults.always(fault)
-    began = time.monotonic()
+    started = time.monotonic()
     error = failure(transport, timeout_seconds=0.3)
-    assert time.monotonic() - began < 2
+    assert time.monotonic() - started < 2
     assert error.code == "DEADLINE_EXCEEDED"
     cloud_logging_server.faults.clear()
 
@@ -339,7 +339,7 @@ def test_what_stands_between_neither_takes_entries_nor_refuses_them(response: Re
     ("length", "piece"), [(b"Transfer-Encoding: chunked", b"1\r\n \r\n"), (b"Content-Length: 1000", b" ")]
 )
 def test_a_server_that_drips_is_left_at_the_deadline(length: bytes, piece: bytes) -> None:
-    """Each byte comes in time, the whole never does."""
+    """Each byte arrives in time, the whole never does."""
     with socket.create_server(("127.0.0.1", 0)) as listening:
 
         def drip() -> None:
@@ -354,9 +354,9 @@ def test_a_server_that_drips_is_left_at_the_deadline(length: bytes, piece: bytes
         thread = threading.Thread(target=drip)
         thread.start()
         transport = through(f"http://127.0.0.1:{listening.getsockname()[1]}")
-        began = time.monotonic()
+        started = time.monotonic()
         error = failure(transport, timeout_seconds=0.3)
-        assert time.monotonic() - began < 1.5
+        assert time.monotonic() - started < 1.5
         assert error.code == "DEADLINE_EXCEEDED"
         transport.close()
         thread.join()
@@ -395,7 +395,7 @@ def test_a_timestamp_is_read_alike_the_first_time_and_later(timestamp_ns: int, d
 @pytest.mark.parametrize(
     "text", ["", "2023-11-14T22:", "2023-11-14T22:13:2Z", "2023-11-14T22:13:20.Z", "2023-11-14T22:1x:20Z"]
 )
-def test_what_is_no_timestamp_is_refused_also_in_an_hour_that_is_known(text: str) -> None:
+def test_an_invalid_timestamp_is_refused_also_in_a_known_hour(text: str) -> None:
     parse = TimestampParser()
     parse("2023-11-14T22:13:20Z")
     with pytest.raises(ValueError, match=r"RFC 3339|invalid literal"):

@@ -34,7 +34,7 @@ def test_a_line_of_the_journal_is_an_entry() -> None:
     assert LogEntry(5, 1, {}, CONTEXT).severity == "INFO"
 
 
-def test_an_entry_comes_back_from_the_cloud_as_it_went() -> None:
+def test_an_entry_is_unchanged_by_the_cloud() -> None:
     entry = LogEntry(1763710310123456789, 100000000007, {"step_count": 3}, CONTEXT)
     sent = encode_cloud(entry)
     assert sent["labels"] == {"job": "run 7", "host": "h", "writer": "h-1-2", "seq": "100000000007"}
@@ -94,7 +94,7 @@ def test_every_form_of_rfc_3339_is_read(text: str, nanoseconds: int) -> None:
 
 
 @given(st.text(max_size=40) | st.from_regex(r"[0-9]{4}-[0-9]{2}-[0-9]{2}[Tt ][0-9:.]{0,12}(Z|[+-][0-9]{2}:?[0-9]{2})?"))
-def test_what_is_no_timestamp_is_refused_cleanly(text: str) -> None:
+def test_an_invalid_timestamp_is_refused_cleanly(text: str) -> None:
     try:
         nanoseconds = parse_timestamp(text)
     except ValueError:

@@ -41,7 +41,7 @@ def mode_of(path):
         ("LOCAL", Backend.LOCAL),
     ],
 )
-def test_the_backend_is_auto_unless_said_otherwise(value, backend):
+def test_the_backend_is_auto_by_default(value, backend):
     assert configured_backend({} if value is None else {"ML_DIAGNOSTICS_BACKEND": value}) is backend
 
 
@@ -77,7 +77,7 @@ def unwritable(tmp_path, name):
     return {"ML_DIAGNOSTICS_DIR": str(tmp_path / name / "x"), "TMPDIR": str(tmp_path)}
 
 
-def test_an_unwritable_folder_gives_way_to_a_private_one_and_says_so_once(tmp_path, caplog):
+def test_an_unwritable_folder_is_replaced_by_a_private_one_with_one_warning(tmp_path, caplog):
     environ = unwritable(tmp_path, "file")
     folders = {diagnostics_directory(environ) for _ in range(3)}
     assert folders == {tmp_path / f"ml-diagnostics-{os.getuid()}"}
@@ -89,7 +89,7 @@ def test_an_unwritable_folder_gives_way_to_a_private_one_and_says_so_once(tmp_pa
 
 
 @pytest.mark.parametrize("url", ["gs://bucket/runs", "s3://bucket/runs", "gs:/bucket/runs"])
-def test_a_bucket_is_no_folder_for_journals(tmp_path, monkeypatch, caplog, url):
+def test_a_bucket_is_not_a_folder_for_journals(tmp_path, monkeypatch, caplog, url):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "tmp").mkdir()
     folder = diagnostics_directory({"ML_DIAGNOSTICS_DIR": url, "TMPDIR": str(tmp_path / "tmp")})
@@ -103,7 +103,7 @@ def test_a_folder_of_a_file_system_that_refuses_files_gives_way(tmp_path):
 
 
 def test_an_impossible_path_gives_way(tmp_path):
-    for impossible in ("nul\0byte", "x" * 5000, "~nobody-has-this-name/x"):
+    for impossible in ("nul\0byte", "x" * 5000, "~no-user-of-this-name/x"):
         environ = {"ML_DIAGNOSTICS_DIR": impossible, "TMPDIR": str(tmp_path)}
         assert diagnostics_directory(environ).parent == tmp_path
 
@@ -121,7 +121,7 @@ def test_a_planted_symlink_in_the_shared_folder_is_not_followed(tmp_path):
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can give a folder away")
-def test_a_folder_that_somebody_else_planted_is_not_used(tmp_path):
+def test_a_folder_of_another_user_is_not_used(tmp_path):
     planted = tmp_path / f"ml-diagnostics-{os.getuid()}"
     planted.mkdir()
     os.chown(planted, 12345, 12345)
@@ -224,7 +224,7 @@ def test_no_environment_makes_identity_fail(environ):
     assert identity(environ).process_index >= 0
 
 
-def test_asking_who_and_where_imports_next_to_nothing(tmp_path):
+def test_reading_the_environment_imports_almost_nothing(tmp_path):
     code = f"""
 import sys
 sys.path[:] = {sys.path!r}
@@ -286,7 +286,7 @@ def test_the_storage_emulator_wins_over_gclouds_setting(emulator, url):
 
 
 @pytest.mark.parametrize("value", ["localhost", "ftp://host/", "http://", "http://host:99999/", "http://[/"])
-def test_an_endpoint_that_is_no_url_is_an_error_that_names_the_variable(value):
+def test_an_endpoint_that_is_not_a_url_is_an_error_that_names_the_variable(value):
     with pytest.raises(ConfigurationError, match="CLOUDSDK_API_ENDPOINT_OVERRIDES_COMPUTE"):
         endpoint("compute", {"CLOUDSDK_API_ENDPOINT_OVERRIDES_COMPUTE": value})
 
@@ -300,7 +300,7 @@ def test_the_grpc_target_is_host_and_port():
 
 
 @pytest.mark.parametrize("value", ["localhost", "http://127.0.0.1:80", ":80", "host:0", "host:99999", "host:x"])
-def test_a_grpc_target_of_another_form_is_an_error_that_says_which_form(value):
+def test_a_grpc_target_of_another_form_is_an_error_that_names_the_form(value):
     with pytest.raises(ConfigurationError, match=r"ML_DIAGNOSTICS_LOGGING_GRPC.*host:port"):
         logging_grpc_target({"ML_DIAGNOSTICS_LOGGING_GRPC": value})
 

@@ -1,4 +1,4 @@
-"""Which project and as whom: the order in which they are looked for, and that looking takes a second at most."""
+"""Project and account: the order of the search, which takes at most a second."""
 
 import json
 import os
@@ -59,7 +59,7 @@ def configure_gcloud(folder, project, name="default", active=None):
 # --- The project --------------------------------------------------------------------------------------
 
 
-def test_the_project_is_looked_for_in_order(tmp_path, key, metadata_server):
+def test_the_project_is_searched_for_in_order(tmp_path, key, metadata_server):
     key_file = tmp_path / "key.json"
     key_file.write_text(json.dumps(key))
     configure_gcloud(tmp_path / ".config" / "gcloud", "project-of-gcloud")
@@ -200,7 +200,7 @@ def test_the_login_of_gcloud_itself_is_not_used(tmp_path, nowhere):
         ('{"type": "service_account", "client_email": "a@b", "token_uri": "u", "private_key": "x"}', "does not accept"),
     ],
 )
-def test_a_broken_key_file_is_an_error_that_says_what_to_do(tmp_path, nowhere, content, what):
+def test_a_broken_key_file_is_an_error_with_a_remedy(tmp_path, nowhere, content, what):
     path = tmp_path / "key.json"
     if content is not None:
         path.write_bytes(content if isinstance(content, bytes) else content.encode())
@@ -210,12 +210,12 @@ def test_a_broken_key_file_is_an_error_that_says_what_to_do(tmp_path, nowhere, c
     assert "point GOOGLE_APPLICATION_CREDENTIALS at a key" in str(caught.value)
 
 
-def test_a_key_file_that_is_a_folder_is_an_error_that_says_so(tmp_path, nowhere):
+def test_a_key_file_that_is_a_folder_is_an_error_with_that_reason(tmp_path, nowhere):
     with pytest.raises(CredentialsError, match="cannot be read"):
         find_cloud("p", environ={**nowhere, "GOOGLE_APPLICATION_CREDENTIALS": str(tmp_path)})
 
 
-def test_where_nothing_is_found_the_error_says_what_was_missing_and_where_it_was_looked_for(nowhere):
+def test_if_nothing_is_found_the_error_names_what_is_missing_and_what_was_searched(nowhere):
     with pytest.raises(CredentialsError) as caught:
         find_cloud(environ=nowhere)
     message = str(caught.value)
@@ -235,7 +235,7 @@ def test_where_nothing_is_found_the_error_says_what_was_missing_and_where_it_was
 # --- The metadata server ------------------------------------------------------------------------------
 
 
-def test_the_machine_says_its_project_zone_account_and_cluster():
+def test_the_machine_provides_its_project_zone_account_and_cluster():
     with MetadataServer(project="p", zone="us-west1-a", attributes={"cluster-name": "c"}) as server:
         found = instance_metadata.instance_metadata(server.environment())
         assert found == instance_metadata.InstanceMetadata("p", "us-west1-a", server.email, "c")
@@ -284,7 +284,7 @@ def test_a_captive_portal_is_not_taken_for_a_metadata_server():
         assert instance_metadata.instance_metadata({"GCE_METADATA_HOST": f"127.0.0.1:{portal.port}"}) is None
 
 
-def test_an_answer_that_comes_late_is_what_later_calls_return(metadata_server):
+def test_later_calls_return_a_late_answer(metadata_server):
     metadata_server.faults.script([Status(503)])
     environ = {**metadata_server.environment(), "KUBERNETES_SERVICE_HOST": "10.0.0.1"}
     assert instance_metadata.instance_metadata(environ) is None  # A new pod's metadata server is not up yet.

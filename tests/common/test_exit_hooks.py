@@ -1,4 +1,4 @@
-"""How a process ends is reported to each library that asks, and the process ends as it would without them."""
+"""The exit of a process is reported to each library with a hook, and the process ends as it would without them."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def run(program: str, *arguments: str) -> subprocess.CompletedProcess[str]:
         ("try: sys.exit(3)\nexcept SystemExit: sys.exit(4)", 4, "True sys.exit(4)"),
     ],
 )
-def test_each_of_two_libraries_learns_how_the_program_ends(program: str, code: int, reported: str) -> None:
+def test_each_of_two_libraries_gets_the_exit_of_the_program(program: str, code: int, reported: str) -> None:
     ended = run(program)
     assert ended.returncode == code, ended.stderr
     assert ended.stdout.splitlines() == [f"second {reported}", f"first {reported}"]

@@ -45,7 +45,7 @@ def test_its_file_is_this_users_alone_and_never_a_link(tmp_path: Path) -> None:
     assert not (tmp_path / "elsewhere").exists()
 
 
-def test_a_file_system_without_locks_is_told_from_one_that_is_taken(
+def test_a_file_system_without_locks_is_distinguished_from_a_taken_lock(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import fcntl

@@ -45,7 +45,7 @@ def test_what_is_meant_for_the_program_passes_untouched(error: BaseException) ->
 
 
 @pytest.mark.usefixtures("in_production")
-def test_a_call_that_records_nothing_is_not_said_to_have_lost_an_event(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_call_that_records_nothing_is_not_reported_as_a_dropped_event(caplog: pytest.LogCaptureFixture) -> None:
     @guarded_as("start its uploads")
     def start() -> None:
         raise ValueError("broken")
@@ -67,13 +67,13 @@ class MuteError(Exception):
 
 
 @pytest.mark.usefixtures("in_production")
-def test_an_error_that_cannot_be_shown_is_no_second_error() -> None:
+def test_an_error_that_cannot_be_shown_is_not_a_second_error() -> None:
     report_loss("what", MuteError())
     assert LOSSES.total() == 1
 
 
 @pytest.mark.usefixtures("in_production")
-def test_a_log_handler_that_raises_is_no_second_error() -> None:
+def test_a_log_handler_that_raises_is_not_a_second_error() -> None:
     class Broken(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
             raise OSError("no space for the log")
@@ -87,7 +87,7 @@ def test_a_log_handler_that_raises_is_no_second_error() -> None:
     assert LOSSES.as_dict() == {"record: ValueError": 1, "log_handler_raised": 1}
 
 
-def test_a_warning_comes_once_for_each_key(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_warning_is_logged_once_for_each_key(caplog: pytest.LogCaptureFixture) -> None:
     for key in ("a", "b", "a"):
         warn_once(key, "about %s", key)
     assert caplog.messages == ["about a", "about b"]
@@ -141,12 +141,12 @@ from ml_diagnostics_common.guard import LOSSES, job_logger, warn_once
 from ml_diagnostics_common.worker import start
 if sys.argv[1] == "a handler":
     logging.basicConfig()
-warning = lambda: warn_once(1, "There is no room for the journal.")
+warning = lambda: warn_once(1, "There is no space for the journal.")
 if sys.argv[2] == "a thread":
     start(warning, "a thread").wait(5)
 else:
     warning()
-job_logger("ml_diagnostics.goodput").error("There is no place for uploads.")
+job_logger("ml_diagnostics.goodput").error("There is no space for uploads.")
 print(LOSSES["log_not_writable"], flush=True)
 """
 

@@ -128,11 +128,11 @@ def test_a_server_that_drips_is_given_up_at_the_deadline(
     transport: LoggingTransport, cloud_logging_server: CloudLoggingServer, body_only: bool
 ) -> None:
     cloud_logging_server.faults.script([Drip(0.4, body_only=body_only)])
-    began = time.monotonic()
+    started = time.monotonic()
     with pytest.raises(TransportError) as caught:
         transport.write([], timeout_seconds=0.5)
     assert caught.value.code == "DEADLINE_EXCEEDED"
-    assert time.monotonic() - began < 25
+    assert time.monotonic() - started < 25
     transport.write([], timeout_seconds=20)
 
 
@@ -162,7 +162,7 @@ def ask(server: LoopbackServer, credentials: Any = None, **arguments: Any) -> An
 
 
 class TokenOf(Credentials):
-    """Credentials whose token comes from a server, as those of a service account."""
+    """Credentials with a token from a server, such as those of a service account."""
 
     def __init__(self, url: str, timeout: float | None = None) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -189,10 +189,10 @@ def test_the_response_of_a_token_service_is_bounded(server: Server, fault: Fault
 def test_a_token_service_that_drips_is_given_up(server: Server, own_timeout: float | None) -> None:
     with Server() as tokens:
         tokens.faults.always(Drip(0.5))
-        began = time.monotonic()
+        started = time.monotonic()
         with pytest.raises(RemoteError, match="no access token: "):
             ask(server, TokenOf(tokens.url, own_timeout), timeout_seconds=0.5 if own_timeout is None else 60)
-    assert time.monotonic() - began < 25
+    assert time.monotonic() - started < 25
 
 
 def test_a_401_is_bounded_and_its_connection_serves_the_second_try(server: Server) -> None:
@@ -215,7 +215,7 @@ def test_a_401_is_bounded_and_its_connection_serves_the_second_try(server: Serve
         ("gzip", b"\x1f\x8b\x08\0\0\0\0\0\0\xff"),
     ],
 )
-def test_a_body_that_cannot_be_decompressed_is_no_answer(server: Server, encoding: str, body: bytes) -> None:
+def test_a_body_that_cannot_be_decompressed_is_an_error(server: Server, encoding: str, body: bytes) -> None:
     server.response = Response(200, body, {"Content-Encoding": encoding})
     with pytest.raises(RemoteError) as caught:
         ask(server)
@@ -248,11 +248,11 @@ def test_a_metadata_server_that_drips_or_floods_is_given_up(server: Server) -> N
         return metadata_value("instance/zone", timeout_seconds=seconds, environ=environ)
 
     assert value() == (200, "value")
-    began = time.monotonic()
+    started = time.monotonic()
     server.faults.script([Drip(0.5), Oversize(3_000_000_000)])
     assert value(0.5) == (0, "")
     assert value()[0] == 0
-    assert time.monotonic() - began < 25
+    assert time.monotonic() - started < 25
 
 
 def test_a_list_that_repeats_its_token_ends() -> None:

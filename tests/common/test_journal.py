@@ -75,7 +75,7 @@ def test_any_log_name_has_a_folder_of_its_own_inside_the_journal(tmp_path: Path,
     folder.mkdir(parents=True)
 
 
-def test_a_header_says_what_it_was_given() -> None:
+def test_a_header_has_the_given_values() -> None:
     header = Header("l\ud800", "w", {"job": "\udc80"}, {"type": "global"}, "INFO", ship=False)
     assert decode_header(encode_header(header)) == header._replace(log_id="l\\ud800", labels={"job": "\\udc80"})
     for other in (
@@ -98,7 +98,7 @@ def test_segments_follow_one_another_and_nothing_is_lost_between(tmp_path: Path)
     segments = list_segments(journal.folder)
     assert len(segments) > 5
     assert all(segment.size < 1_300 for segment in segments)
-    assert len(descriptors) == 1  # A thread in the middle of a write must not meet somebody else's file.
+    assert len(descriptors) == 1  # A thread in the middle of a write must not write to another file.
     assert numbers(read_all(tmp_path)) == list(range(200))
 
 
@@ -125,7 +125,7 @@ def test_every_line_of_four_threads_is_whole_also_while_segments_change(tmp_path
     assert_adds_up(journal, tmp_path)
 
 
-def test_writers_of_one_process_are_told_apart(tmp_path: Path) -> None:
+def test_writers_of_one_process_are_distinguished(tmp_path: Path) -> None:
     journals = [new_journal(tmp_path) for _ in range(20)]
     for journal in journals:
         journal.append({"n": 1})

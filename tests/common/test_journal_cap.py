@@ -64,7 +64,7 @@ def test_where_nothing_ships_only_what_every_reader_has_read_is_dropped(
 ) -> None:
     cap = JournalCap(tmp_path, limit_bytes=0)
     cap.check()
-    assert len(left(tmp_path)) == len(segments)  # Nobody has read anything.
+    assert len(left(tmp_path)) == len(segments)  # No reader has read anything.
     far = JournalReader(LOG, root=tmp_path)
     list(far.read_new())
     far.save_position("far")
@@ -96,7 +96,7 @@ def test_a_journal_at_its_limit_refuses_new_entries_rather_than_lose_old_ones(
     assert len(read_all(tmp_path)) == before
     assert journal.statistics().dropped == {"journal_full": 5}
     assert [message for message in caplog.messages if "limit of its size" in message] == caplog.messages[:1]
-    cap.limit_bytes = 2**30  # Room is made.
+    cap.limit_bytes = 2**30  # Space is freed.
     while cap.exceeded:  # The journal has asked for a check too, in a thread.
         cap.check()
     clock.advance(1)

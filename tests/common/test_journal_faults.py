@@ -41,7 +41,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 
 class Disk:
-    """Stands between the journal and `os.write`, and fails as it is told."""
+    """Replaces `os.write` for the journal, and fails on demand."""
 
     def __init__(self) -> None:
         self.error: int | None = None
@@ -84,7 +84,7 @@ def test_recording_survives_a_full_disk(small_disk: Path, caplog: pytest.LogCapt
     assert "ML_DIAGNOSTICS_DIR" in message
 
 
-def test_what_finds_no_room_is_dropped_counted_and_reported_in_the_log(tmp_path: Path, disk: Disk) -> None:
+def test_entries_without_space_are_dropped_counted_and_reported_in_the_log(tmp_path: Path, disk: Disk) -> None:
     clock = Clock()
     journal = new_journal(tmp_path, clock_ns=clock)
     journal.append({"n": 0})
@@ -98,7 +98,7 @@ def test_what_finds_no_room_is_dropped_counted_and_reported_in_the_log(tmp_path:
     assert statistics.dropped == {"disk_full": 13}
     disk.error = None
     clock.advance(1)
-    journal.append({"n": 21, "big": big})  # It finds no room either, but makes the journal try again.
+    journal.append({"n": 21, "big": big})  # There is no space for it either, but it makes the journal retry.
     entries = read_all(tmp_path)
     assert numbers(entries) == list(range(8))
     assert reported_losses(entries) == {"disk_full": 14}
@@ -143,7 +143,7 @@ def test_a_line_that_was_written_in_part_is_written_again_whole(tmp_path: Path, 
 
 
 @pytest.mark.parametrize("cut", range(0, 400, 7))
-def test_held_lines_that_were_written_in_part_come_once_each(tmp_path: Path, disk: Disk, cut: int) -> None:
+def test_held_lines_that_were_written_in_part_are_read_once_each(tmp_path: Path, disk: Disk, cut: int) -> None:
     clock = Clock()
     journal = new_journal(tmp_path, clock_ns=clock)
     journal.append({"n": 0})
@@ -226,7 +226,7 @@ def test_recording_survives_a_read_only_disk(small_disk: Path) -> None:
 
 def test_recording_survives_a_folder_that_is_a_file(tmp_path: Path) -> None:
     clock = Clock()
-    (tmp_path / "journal").write_text("in the way")
+    (tmp_path / "journal").write_text("a file that blocks the path")
     journal = new_journal(tmp_path, clock_ns=clock)
     journal.append({"n": 0})
     assert journal.statistics().held == 1
@@ -334,7 +334,7 @@ def give_descriptor_away(journal: Journal, path: Path) -> int:
     return others
 
 
-def test_a_descriptor_given_to_another_file_is_left_alone_from_the_next_look_on(tmp_path: Path) -> None:
+def test_a_descriptor_given_to_another_file_is_not_used_after_the_next_check(tmp_path: Path) -> None:
     clock = Clock()
     journal = new_journal(tmp_path / "root", clock_ns=clock)
     journal.append({"n": 0})
@@ -374,12 +374,12 @@ def test_where_few_descriptors_are_allowed_the_journal_uses_one_of_them(tmp_path
     assert numbers(read_all(tmp_path)) == [0]
 
 
-def test_what_went_to_another_file_before_the_next_look_is_counted(tmp_path: Path) -> None:
+def test_entries_in_another_file_before_the_next_check_are_counted(tmp_path: Path) -> None:
     clock = Clock()
     journal = new_journal(tmp_path / "root", clock_ns=clock)
     journal.append({"n": 0})
     clock.advance(5)
-    journal.append({"n": 1})  # A look: what was written before it is known to be in the journal.
+    journal.append({"n": 1})  # A check: earlier entries are known to be in the journal.
     others = give_descriptor_away(journal, tmp_path / "others")
     journal.append({"n": 2})
     journal.append({"n": 3})
@@ -387,7 +387,7 @@ def test_what_went_to_another_file_before_the_next_look_is_counted(tmp_path: Pat
     journal.append({"n": 4})
     entries = read_all(tmp_path / "root")
     assert numbers(entries) == [0, 1, 4]
-    assert reported_losses(entries)["descriptor_taken"] in (2, 3)  # 1 was written right after the look.
+    assert reported_losses(entries)["descriptor_taken"] in (2, 3)  # 1 was written right after the check.
     os.close(others)
 
 
@@ -409,7 +409,7 @@ def test_a_segment_that_is_full_does_not_take_another_files_descriptor(tmp_path:
     os.close(others)
 
 
-def test_a_clock_that_is_put_back_does_not_put_off_the_look_at_the_file(tmp_path: Path) -> None:
+def test_a_clock_that_is_set_back_does_not_delay_the_check_of_the_file(tmp_path: Path) -> None:
     clock = Clock()
     journal = new_journal(tmp_path, clock_ns=clock)
     journal.append({"n": 0})
@@ -485,7 +485,7 @@ def test_a_network_filesystem_is_written_by_a_thread(tmp_path: Path) -> None:
     assert_adds_up(journal, tmp_path)
 
 
-def test_a_network_filesystem_that_hangs_holds_nobody_up_and_takes_bounded_memory(
+def test_a_network_filesystem_that_hangs_delays_no_caller_and_uses_bounded_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     answers = threading.Event()
@@ -509,12 +509,12 @@ def test_a_network_filesystem_that_hangs_holds_nobody_up_and_takes_bounded_memor
     assert reported_losses(entries) == {"queue_full": 20 - statistics.held}
 
 
-def test_a_network_filesystems_thread_lets_go_of_a_journal_that_nobody_uses(
+def test_a_network_filesystems_thread_releases_an_unused_journal(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(journal_module, "_IDLE_SECONDS", 0.01)
     journal = new_journal(tmp_path, queued=True)
-    for n in range(5):  # The thread ends in between, and begins again.
+    for n in range(5):  # The thread ends in between, and starts again.
         journal.append({"n": n})
         assert journal.flush(10.0)
         assert journal._queue.wait(10.0)
@@ -536,7 +536,7 @@ def test_a_network_filesystem_is_written_by_the_caller_when_there_can_be_no_thre
     assert numbers(read_all(tmp_path)) == [0]
 
 
-def test_what_a_process_could_not_write_until_its_end_is_told(small_disk: Path) -> None:
+def test_entries_that_a_process_could_not_write_until_its_end_are_reported(small_disk: Path) -> None:
     (small_disk / "ballast").write_bytes(b"x" * 200_000)
     program = f"""
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Which jobs a journal holds can be told from a few lines of it, whatever else lies in its folder."""
+"""The jobs in a journal follow from a few of its lines, with any other files in its folder."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def record(root: Path, log_id: str, job: str, entries: int = 1) -> Journal:
     return journal
 
 
-def test_the_jobs_of_each_log_are_told_by_their_full_names(tmp_path: Path) -> None:
+def test_the_jobs_of_each_log_are_listed_by_their_full_names(tmp_path: Path) -> None:
     long = "log/of our own " * 20
     record(tmp_path, "goodput_a", "a")
     record(tmp_path, long, "b")

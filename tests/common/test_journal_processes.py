@@ -67,7 +67,7 @@ import sys
 from pathlib import Path
 from ml_diagnostics_common.journal import Journal
 journal = Journal("goodput_run7", root=Path(sys.argv[1]), labels={}, segment_bytes=4 * 2**20)
-print("begun", flush=True)
+print("started", flush=True)
 n = 0
 while True:
     journal.append({"n": n, "big": "x" * 20_000})
@@ -93,7 +93,7 @@ while True:
         found[str(entry.context.writer)].append(entry.payload["n"])
     assert len(found) == 4
     assert all(numbers == list(range(len(numbers))) and numbers for numbers in found.values())
-    for ids in read:  # Each entry once, none skipped, whatever was half-written when they looked.
+    for ids in read:  # Each entry once, none skipped, including lines that were half-written at the time of reading.
         assert len(ids) == len(set(ids)) == sum(map(len, found.values()))
 
 
@@ -149,7 +149,7 @@ def test_forking_under_load_repeats_loses_and_hangs_nothing(tmp_path: Path) -> N
 
 @pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
 def test_a_child_does_not_repeat_what_its_parent_still_holds(tmp_path: Path) -> None:
-    (tmp_path / "journal").write_text("in the way")
+    (tmp_path / "journal").write_text("a file that blocks the path")
     journal = new_journal(tmp_path)
     journal.append({"n": 0})
     child = os.fork()
@@ -204,7 +204,7 @@ def test_a_signal_handler_may_record_whatever_it_interrupts(tmp_path: Path) -> N
         for n in range(20_000):
             journal.append({"n": n})
             if n % 100 == 0:
-                journal._fast_until = ""  # The slow way, with its locks, is interrupted too.
+                journal._fast_until = ""  # The slow path, with its locks, is also interrupted.
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)

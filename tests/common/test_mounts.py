@@ -33,5 +33,5 @@ def test_the_innermost_mount_decides(tmp_path: Path, folder: str, is_network: bo
     assert is_network_filesystem(Path(folder), mountinfo) is is_network
 
 
-def test_a_system_that_does_not_say_has_local_disks(tmp_path: Path) -> None:
+def test_a_system_without_a_list_of_mounts_has_local_disks(tmp_path: Path) -> None:
     assert is_network_filesystem(tmp_path, tmp_path / "missing") is False

@@ -60,7 +60,7 @@ def read(reader: EntryReader) -> list[LogEntry]:
 
 
 def shown(entries: list[LogEntry]) -> list[tuple[str, dict[str, Any], dict[str, str]]]:
-    """What is told of an entry wherever it is read from, but for the project that the shipper adds."""
+    """Return the fields of an entry that do not depend on its source, without the project that the shipper adds."""
     labels = [{**entry.resource["labels"]} for entry in entries]
     for label in labels:
         label.pop("project_id", None)
@@ -123,8 +123,8 @@ def test_an_entry_of_long_ago_is_found_by_a_reader_that_was_there_before(
         assert sorted(entry.payload["late"] for entry in read(reader)) == [1, 2]
 
 
-def test_the_fast_way_stays_fast_behind_an_entry_of_another_time(tmp_path: Path) -> None:
-    """Its time is none of the clock's: the file need not be looked at anew."""
+def test_the_fast_path_stays_fast_after_an_entry_of_another_time(tmp_path: Path) -> None:
+    """Its time is not the clock's: the file need not be checked again."""
     journal = new_journal(tmp_path)
     journal.append({"n": 0})
     until = journal._fast_until
@@ -192,7 +192,7 @@ def test_without_a_resource_there_are_no_labels_of_it_to_send(tmp_path: Path, tr
     assert entry.resource == {"type": "global", "labels": {"project_id": transport.project}}
 
 
-def test_entries_for_another_project_are_left_to_who_ships_there(
+def test_entries_for_another_project_are_left_to_the_shipper_of_that_project(
     tmp_path: Path, cloud_logging_server: CloudLoggingServer
 ) -> None:
     environ = {**cloud_logging_server.environment(), "ML_DIAGNOSTICS_LOGGING_GRPC": ""}
@@ -220,7 +220,7 @@ def test_any_labels_make_a_line_that_can_be_read(labels: dict[str, str], severit
     assert line.get("severity") == (None if severity is None else printable(severity))
 
 
-def test_a_line_whose_labels_are_none_is_still_an_entry(tmp_path: Path) -> None:
+def test_a_line_with_invalid_labels_is_still_an_entry(tmp_path: Path) -> None:
     journal = new_journal(tmp_path)
     journal.append({"n": 0})
     [path] = journal.folder.glob("*.jsonl")

@@ -70,7 +70,7 @@ def test_ordinary_payloads_are_written_as_they_are() -> None:
         (Hostile(), "<Hostile>"),
     ],
 )
-def test_what_json_does_not_have_is_written_as_what_says_most(value: Any, written: Any) -> None:
+def test_values_that_json_does_not_have_are_written_in_the_most_specific_form(value: Any, written: Any) -> None:
     assert json.loads(encode_payload({"value": value, "other": 1})) == {"value": written, "other": 1}
 
 
@@ -103,13 +103,13 @@ def test_a_payload_that_contains_itself_twice_ends_too() -> None:
     assert json.loads(encode_payload({"x": twice, "n": 1})) == {"x": ["...", "..."], "n": 1}
 
 
-def test_a_payload_too_big_to_be_tamed_is_cut_and_says_so() -> None:
+def test_a_payload_that_is_too_big_is_cut_with_a_note() -> None:
     value: Any = float("nan")
     for _ in range(25):  # 33 million values, of 25 lists.
         value = [value, value]
-    begun = time.monotonic()
+    started = time.monotonic()
     text = encode_payload({"x": value, "n": 1})
-    assert time.monotonic() - begun < 5
+    assert time.monotonic() - started < 5
     assert '"..."' in text
     assert len(text) < 2_000_000
 
@@ -169,17 +169,17 @@ class BrokenClass:
     ],
     ids=range(7),  # Their own ids would be made by the broken code.
 )
-def test_a_value_whose_own_code_fails_costs_no_more_than_itself(value: Any, written: Any) -> None:
+def test_a_value_with_failing_code_affects_only_itself(value: Any, written: Any) -> None:
     tamed = {"nan": float("nan"), "value": value, "other": 1}
     assert json.loads(encode_payload(tamed)) == {"nan": "NaN", "value": written, "other": 1}
 
 
 @pytest.mark.parametrize("payload", [BrokenMapping(), BrokenDict(a=1), BrokenList([1]), [1], "text"], ids=range(5))
-def test_what_is_no_mapping_is_written_as_an_object_all_the_same(payload: Any) -> None:
+def test_a_value_that_is_not_a_mapping_is_still_written_as_an_object(payload: Any) -> None:
     assert isinstance(json.loads(encode_payload(payload)), dict)
 
 
-def test_nobody_waits_for_a_device() -> None:
+def test_no_call_waits_for_a_device() -> None:
     class OnDevice:
         shape = ()
         dtype = "float32"

@@ -36,7 +36,7 @@ def reader(page: ProgressPage) -> Iterator[ProgressReader]:
     reader.close()
 
 
-def said(reader: ProgressReader) -> tuple[str, int | None]:
+def state_of(reader: ProgressReader) -> tuple[str, int | None]:
     state = reader.read()
     assert state is not None
     return state.phase, state.step
@@ -50,7 +50,7 @@ def python(code: str, *arguments: object, **settings: Any) -> subprocess.Popen[s
 # --- What is published is read ------------------------------------------------------------------------
 
 
-def test_a_page_says_nothing_until_something_is_published(reader: ProgressReader) -> None:
+def test_a_page_is_empty_until_something_is_published(reader: ProgressReader) -> None:
     assert reader.read() is None
 
 
@@ -63,7 +63,7 @@ def test_what_is_published_is_read(reader: ProgressReader) -> None:
         assert (state.sequence, state.phase, state.step) == (count, phase, count)
         assert before <= state.monotonic_ns <= time.monotonic_ns()
     progress.publish("step")
-    assert said(reader) == ("step", None)
+    assert state_of(reader) == ("step", None)
 
 
 def test_nothing_happens_without_a_page() -> None:
@@ -88,13 +88,13 @@ def test_nothing_happens_without_a_page() -> None:
 )
 def test_anything_may_be_published(reader: ProgressReader, phase: Any, step: Any, expected: Any) -> None:
     progress.publish(phase, step)
-    assert said(reader) == expected
+    assert state_of(reader) == expected
 
 
 def test_a_phase_that_cannot_be_looked_up_is_left_out(reader: ProgressReader) -> None:
     progress.publish("step", 1)
     progress.publish([], 2)  # type: ignore[arg-type]
-    assert said(reader) == ("step", 1)
+    assert state_of(reader) == ("step", 1)
 
 
 def test_an_array_is_not_asked_for_its_value(reader: ProgressReader) -> None:
@@ -107,9 +107,9 @@ def test_an_array_is_not_asked_for_its_value(reader: ProgressReader) -> None:
         __int__ = __index__
 
     progress.publish("step", NotComputedYet())  # type: ignore[arg-type]
-    assert said(reader) == ("step", None)
+    assert state_of(reader) == ("step", None)
     progress.publish("step", numpy.int32(12))
-    assert said(reader) == ("step", 12)
+    assert state_of(reader) == ("step", 12)
 
 
 def test_another_process_reads_it_while_this_one_holds_the_interpreter(tmp_path: Path) -> None:
@@ -128,11 +128,11 @@ re.match("(a+)+$", "a" * 60 + "b")  # In C, with the GIL held, for years.
             assert stuck.stdout is not None
             reader = ProgressReader(stuck.stdout.readline().strip())
             first = reader.read()
-            assert said(reader) == ("step", 4210)
+            assert state_of(reader) == ("step", 4210)
             assert reader.read() == first
         finally:
             stuck.kill()
-    assert said(reader) == ("step", 4210)  # The dead process's last word.
+    assert state_of(reader) == ("step", 4210)  # The last state of the dead process.
     reader.close()
 
 
@@ -192,9 +192,9 @@ def test_a_slot_that_is_half_written_is_passed_over(page: ProgressPage, reader: 
     with page.path.open("r+b") as file:
         file.seek(41 % 16 * 64)  # The next slot: its first number is there, the rest is not.
         file.write((41).to_bytes(8, sys.byteorder))
-    assert said(reader) == ("step", 40)
+    assert state_of(reader) == ("step", 40)
     progress.publish("step", 41)
-    assert said(reader) == ("step", 41)
+    assert state_of(reader) == ("step", 41)
 
 
 @pytest.mark.parametrize("cleared", [slice(8, 32), slice(16, 32), slice(8, 16)])
@@ -205,7 +205,7 @@ def test_a_slot_being_cleared_is_passed_over(page: ProgressPage, reader: Progres
     with page.path.open("r+b") as file:
         file.seek(17 % 16 * 64 + cleared.start)
         file.write(bytes(cleared.stop - cleared.start))
-    assert said(reader) == ("step", 16)
+    assert state_of(reader) == ("step", 16)
 
 
 @given(st.binary(max_size=4096))
@@ -218,7 +218,7 @@ def test_a_page_of_anything_is_read_without_harm(tmp_path_factory: pytest.TempPa
     reader.close()
 
 
-# --- Whose page it is ---------------------------------------------------------------------------------
+# --- The owner of a page ------------------------------------------------------------------------------
 
 
 def test_the_page_is_private_and_gone_when_publishing_stops(tmp_path: Path) -> None:
@@ -230,15 +230,15 @@ def test_the_page_is_private_and_gone_when_publishing_stops(tmp_path: Path) -> N
     progress.stop_publishing(page)
     assert progress.page_of_this_process is None
     assert list(page.path.parent.iterdir()) == []
-    assert said(reader) == ("ended", None)
+    assert state_of(reader) == ("ended", None)
     progress.publish("step", 1)
     page.publish("step", 1)
     progress.stop_publishing(page)
-    assert said(reader) == ("ended", None)
+    assert state_of(reader) == ("ended", None)
     reader.close()
 
 
-def test_a_second_page_of_a_process_takes_the_place_of_the_first(tmp_path: Path) -> None:
+def test_a_second_page_of_a_process_replaces_the_first(tmp_path: Path) -> None:
     first, second = ProgressPage.create(tmp_path), ProgressPage.create(tmp_path)
     progress.start_publishing(second)
     progress.stop_publishing(first)
@@ -246,7 +246,7 @@ def test_a_second_page_of_a_process_takes_the_place_of_the_first(tmp_path: Path)
     path = progress.page_of(os.getpid(), tmp_path)
     assert path is not None
     reader = ProgressReader(path)
-    assert said(reader) == ("step", 5)
+    assert state_of(reader) == ("step", 5)
     reader.close()
     progress.stop_publishing(second)
     assert list(tmp_path.iterdir()) == []
@@ -270,7 +270,7 @@ os._exit(0)
         dead.communicate()
     assert left.exists()
     assert progress.page_of(dead.pid, tmp_path) is None
-    # One of its number that began at another time, in this process's place.
+    # A process with the same number, with another start time.
     mine = ProgressPage.create(tmp_path)
     assert not left.exists()
     pid, _, rest = mine.path.name.partition("-")
@@ -314,7 +314,7 @@ def test_pages_are_kept_in_memory_in_a_folder_of_this_user_alone(monkeypatch: py
         return
     assert folder.parent == Path("/dev/shm")
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
-    # Somebody else's folder of that name is not used.
+    # Another user's folder of that name is not used.
     monkeypatch.setattr(os, "getuid", lambda: 0 if folder.stat().st_uid else 4711)
     planted = Path(f"/dev/shm/ml-diagnostics-{os.getuid()}")
     planted.mkdir()
@@ -346,10 +346,10 @@ def test_a_forked_child_drops_the_page_and_never_writes_to_it(page: ProgressPage
         finally:
             os._exit(code)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-    assert said(reader) == ("step", 1)
+    assert state_of(reader) == ("step", 1)
     assert page.path.exists()
     progress.publish("step", 2)
-    assert said(reader) == ("step", 2)
+    assert state_of(reader) == ("step", 2)
 
 
 def test_a_job_that_closes_all_descriptors_keeps_its_files(tmp_path: Path) -> None:
@@ -449,10 +449,10 @@ def test_what_cannot_be_published_raises_nothing(page: ProgressPage, reader: Pro
     for step in (_Whole(3), _Nothing()):
         for phase in (_Text("step"), _Nothing(), "step"):
             page.publish(phase, step)  # type: ignore[arg-type]
-    assert said(reader) == ("step", None)
+    assert state_of(reader) == ("step", None)
 
 
-def test_where_memory_has_no_room_the_page_is_with_our_other_files(
+def test_without_space_in_memory_the_page_is_with_our_other_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     full = tmp_path / "no folder"

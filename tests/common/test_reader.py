@@ -34,7 +34,7 @@ def flat(batches: Iterator[list[LogEntry]]) -> list[LogEntry]:
 
 
 def write_segment(root: Path, writer: str, lines: str, number: int = 0) -> Path:
-    """A segment as another process could have left it; `lines` begins with a newline."""
+    """Write a segment as another process could have left it; `lines` starts with a newline."""
     folder = log_directory(root, LOG)
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / segment_name(writer, number)
@@ -46,7 +46,7 @@ def line(timestamp_ns: int, sequence: int, n: object) -> str:
     return f'\n{{"t":{timestamp_ns},"s":{sequence},"p":{{"n":{json.dumps(n)}}}}}'
 
 
-def test_a_log_that_nobody_has_written_is_empty(tmp_path: Path) -> None:
+def test_a_log_that_does_not_exist_is_empty(tmp_path: Path) -> None:
     reader = JournalReader(LOG, root=tmp_path / "missing")
     assert flat(reader.read_new()) == []
     assert reader.position() == {"writers": {}}
@@ -54,7 +54,7 @@ def test_a_log_that_nobody_has_written_is_empty(tmp_path: Path) -> None:
     assert numbers(flat(reader.read_new())) == [0]
 
 
-def test_each_entry_comes_once_and_new_ones_cost_only_themselves(
+def test_each_entry_is_returned_once_and_new_ones_cost_only_themselves(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     journal = new_journal(tmp_path)
@@ -124,7 +124,7 @@ def test_entries_that_arrive_late_and_out_of_order_are_folded_in(tmp_path: Path)
     assert numbers(flat(reader.read_new())) == ["a9"]
 
 
-def test_a_line_comes_when_it_is_whole_and_not_before(tmp_path: Path) -> None:
+def test_a_line_is_returned_when_it_is_whole_and_not_before(tmp_path: Path) -> None:
     path = write_segment(tmp_path, "w", line(1, 1, 0))
     whole = line(2, 2, 1)
     reader = JournalReader(LOG, root=tmp_path)
@@ -139,7 +139,7 @@ def test_a_line_comes_when_it_is_whole_and_not_before(tmp_path: Path) -> None:
     assert reader.skipped == {}
 
 
-def test_the_header_too_may_come_in_parts(tmp_path: Path) -> None:
+def test_the_header_may_also_be_written_in_parts(tmp_path: Path) -> None:
     path = write_segment(tmp_path, "w", line(1, 1, 0))
     whole = path.read_bytes()
     reader = JournalReader(LOG, root=tmp_path)
@@ -312,7 +312,7 @@ def entry(timestamp_ns: int, insert_id: str, writer: str | None = "w") -> LogEnt
     return LogEntry.make(timestamp_ns, insert_id, {"n": timestamp_ns}, EntryContext(LOG, "", {}, {}, writer=writer))
 
 
-def test_what_is_in_the_journal_and_in_the_cloud_comes_once_and_in_order() -> None:
+def test_an_entry_in_the_journal_and_in_the_cloud_is_returned_once_and_in_order() -> None:
     a, b, c = (entry(n, f"w.{10**11 + n}") for n in range(3))
     foreign = entry(1, "of the server", None)
     journal, cloud = Entries([a, b]), Entries([a, foreign], [c])
@@ -333,7 +333,7 @@ def test_the_labels_of_a_segment_are_its_entries(tmp_path: Path) -> None:
 
 
 class Failing(Entries):
-    """A reader that raises in the place of a batch that is empty."""
+    """A reader that raises instead of an empty batch."""
 
     def read_new(self) -> Iterator[list[LogEntry]]:
         for batch in super().read_new():
@@ -348,7 +348,7 @@ def test_what_one_reader_gave_is_not_lost_when_another_raises() -> None:
     union = UnionReader([journal, cloud])
     with pytest.raises(StorageError):
         flat(union.read_new())
-    assert union.position()["readers"] == [{"left": 1}, {"left": 1}]  # Before the batch that nobody was given.
+    assert union.position()["readers"] == [{"left": 1}, {"left": 1}]  # Before the batch that was not returned.
     assert flat(union.read_new()) == [a, b, c]
     assert union.position()["readers"] == [{"left": 0}, {"left": 0}]
 
@@ -376,7 +376,7 @@ def test_a_position_in_the_middle_of_a_union_loses_nothing(tmp_path: Path) -> No
 def test_a_line_without_end_takes_little_memory_and_no_other_entry(tmp_path: Path, ended: bool) -> None:
     path = write_segment(tmp_path, "w", line(1, 1, 0) + line(2, 2, 1))
     with path.open("ab") as file:
-        file.truncate(file.tell() + 2**28)  # NULs, that take no room on the disk.
+        file.truncate(file.tell() + 2**28)  # NULs, which use no space on the disk.
         file.seek(0, 2)
         file.write(line(3, 3, 2).encode() if ended else b"")
     reader = JournalReader(LOG, root=tmp_path)
@@ -401,10 +401,10 @@ def test_nulls_that_a_power_cut_left_behind_an_entry_do_not_cost_it(tmp_path: Pa
     with path.open("ab") as file:
         file.write(line(3, 3, 2).encode())
     assert numbers(flat(reader.read_new())) == [2]
-    assert reader.skipped == {"torn": 1}  # The end of the file, which might have come yet.
+    assert reader.skipped == {"torn": 1}  # The end of the file, which might still have been written.
 
 
-def test_a_first_line_without_end_is_no_header(tmp_path: Path) -> None:
+def test_a_first_line_without_end_is_not_a_header(tmp_path: Path) -> None:
     path = write_segment(tmp_path, "w", "")
     path.write_bytes(b"{" * 2**22)
     write_segment(tmp_path, "x", line(1, 1, 0))

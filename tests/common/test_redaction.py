@@ -206,7 +206,7 @@ pieces = st.sampled_from(
 
 
 @given(trees, st.integers(0, 200), st.integers(0, 5))
-@example(value=[{None: None, 'Password: "': []}], max_bytes=32, max_depth=2)  # A secret for which there was no room.
+@example(value=[{None: None, 'Password: "': []}], max_bytes=32, max_depth=2)  # A secret that did not fit.
 @example(  # Two keys that are secrets, and a budget that ends behind them.
     value={
         None: None,
@@ -273,17 +273,17 @@ def test_a_long_text_takes_time_in_proportion(nasty):
     ],
 )
 def test_no_text_takes_long(text):
-    begun = time.process_time()
+    started = time.process_time()
     redact_text(text)
     redact({"text": text + " password"}, max_bytes=40_000)
     redact({"text": text + " password"}, max_bytes=30_000)
-    assert time.process_time() - begun < 2
+    assert time.process_time() - started < 2
 
 
-def test_no_more_of_a_text_is_looked_at_than_there_is_room_for():
-    begun = time.process_time()
+def test_no_more_of_a_text_is_read_than_fits():
+    started = time.process_time()
     redacted = redact({"text": "password=hunter2 eyJ-- " * 2_000_000}, max_bytes=1000)["text"]
-    assert time.process_time() - begun < 1
+    assert time.process_time() - started < 1
     assert "hunter2" not in redacted
     assert redacted.endswith(TRUNCATED)
     assert len(redacted) <= 1000 + len(TRUNCATED)
@@ -333,11 +333,11 @@ def test_a_password_of_a_person_is_found_where_few_other_values_stand(value: obj
 
 def test_a_list_of_words_that_was_cut_is_judged_as_before() -> None:
     words = {"tokens": ["image2text", "is", "one", "of", "many", "tasks"]}
-    for room in range(80):
-        cut = redact(words, max_bytes=room)
-        assert redact(cut, max_bytes=room) == cut
-        text = redact(json.dumps(words), max_bytes=room)
-        assert redact(text, max_bytes=room) == text
+    for limit in range(80):
+        cut = redact(words, max_bytes=limit)
+        assert redact(cut, max_bytes=limit) == cut
+        text = redact(json.dumps(words), max_bytes=limit)
+        assert redact(text, max_bytes=limit) == text
 
 
 def test_of_the_harmless_values_of_a_corpus_at_most_one_in_a_hundred_is_removed() -> None:
@@ -355,11 +355,11 @@ def test_of_the_harmless_values_of_a_corpus_at_most_one_in_a_hundred_is_removed(
         {"token": "</s>"}, {"secret": False}, {"pass": "3"}, {"token_test": "size"}, {"pat": "zebra"},
     ],
 )  # fmt: skip
-def test_what_only_says_that_nothing_is_set_is_kept(value: object) -> None:
+def test_a_text_that_means_unset_is_kept(value: object) -> None:
     assert cleaned(value) == value
 
 
-def test_the_documentation_states_the_figures_of_the_corpus() -> None:
+def test_the_documentation_states_the_numbers_of_the_corpus() -> None:
     found, kept = list(secrets()), list(harmless())
     passed = sum(sample.secret in str(cleaned(sample.value)) for sample in found)
     page = Path(__file__).parents[2].joinpath("docs/explanation/privacy.md").read_text()

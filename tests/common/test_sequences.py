@@ -8,7 +8,7 @@ from ml_diagnostics_common.sequences import SeenSequences
 
 
 @given(st.lists(st.tuples(st.sampled_from("ab"), st.integers(0, 30))))
-def test_an_entry_is_new_once_in_whatever_order_entries_come(entries: list[tuple[str, int]]) -> None:
+def test_an_entry_is_new_once_in_any_order_of_arrival(entries: list[tuple[str, int]]) -> None:
     seen, expected = SeenSequences(), set()
     for writer, sequence in entries:
         assert ((writer, sequence) in seen) == ((writer, sequence) in expected)

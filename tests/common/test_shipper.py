@@ -68,7 +68,7 @@ def start(
 
 
 @pytest.fixture(autouse=True)
-def said_nothing_yet(monkeypatch: pytest.MonkeyPatch) -> None:
+def nothing_logged_yet(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(guard, "_said_in_this_process", set())
 
 
@@ -203,13 +203,13 @@ def test_a_hanging_server_costs_the_trainer_nothing_and_the_exit_its_grace(
     assert until(lambda: writes(cloud_logging_server) == 1)
     slowest = 0.0
     for number in range(300):
-        began = time.perf_counter()
+        started = time.perf_counter()
         record(written, range(number, number + 1))
-        slowest = max(slowest, time.perf_counter() - began)
+        slowest = max(slowest, time.perf_counter() - started)
     assert slowest < 0.2
-    began = time.monotonic()
+    started = time.monotonic()
     assert not shipper.close()
-    assert 0.2 < time.monotonic() - began < 1.0
+    assert 0.2 < time.monotonic() - started < 1.0
     cloud_logging_server.faults.clear()
 
 
@@ -233,10 +233,10 @@ def test_exit_does_not_wait_for_a_server_that_is_known_to_fail(
     journal(tmp_path, 1)
     shipper = start(backoff=Backoff(longest_seconds=60))
     assert until(lambda: shipper.statistics().state == "waiting")
-    began = time.monotonic()
+    started = time.monotonic()
     assert not shipper.flush(5)
     assert not shipper.close(5)
-    assert time.monotonic() - began < 1
+    assert time.monotonic() - started < 1
     assert writes(cloud_logging_server) == 1
 
 
@@ -253,7 +253,7 @@ def test_the_end_tries_once_more(
 
 
 @both_protocols
-def test_a_huge_entry_is_cut_and_says_so(
+def test_a_huge_entry_is_cut_with_a_note(
     tmp_path: Path, start: Callable[..., Shipper], cloud_logging_server: CloudLoggingServer
 ) -> None:
     written = journal(tmp_path)
@@ -292,7 +292,7 @@ def test_one_poisoned_entry_does_not_block_the_rest(
     cloud_logging_server: CloudLoggingServer,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """Refused for good by the server (nested too deep): counted, told once, and kept by the journal."""
+    """Refused permanently by the server (nested too deep): counted, logged once, and kept by the journal."""
     written = journal(tmp_path, 50)
     deep: Any = "core"
     for _ in range(120):
@@ -354,7 +354,7 @@ def test_a_refusal_of_entries_that_were_not_sent_ticks_nothing_off(
     assert "refused_by_server" not in counts
 
 
-def test_a_log_that_begins_with_a_poisoned_entry_is_shipped_once_another_follows(
+def test_a_log_that_starts_with_a_poisoned_entry_is_shipped_once_another_follows(
     tmp_path: Path, start: Callable[..., Shipper], cloud_logging_server: CloudLoggingServer
 ) -> None:
     written = journal(tmp_path)
@@ -479,7 +479,7 @@ def test_refusals_are_tried_every_ten_minutes_in_the_end() -> None:
     assert Backoff(longest_seconds=600.0).failed(1e9) < 660
 
 
-def test_processes_that_failed_together_do_not_come_back_together() -> None:
+def test_processes_that_failed_together_do_not_retry_together() -> None:
     waits = {Backoff(first_seconds=1.0).failed() for _ in range(50)}
     assert len(waits) > 40
     assert max(waits) - min(waits) > 0.2
@@ -488,7 +488,7 @@ def test_processes_that_failed_together_do_not_come_back_together() -> None:
     assert min(asked) >= 7
 
 
-def test_no_cloud_is_told_once_with_where_the_data_is(
+def test_a_missing_cloud_is_logged_once_with_the_path_of_the_data(
     tmp_path: Path, start: Callable[..., Shipper], caplog: pytest.LogCaptureFixture
 ) -> None:
     def no_cloud() -> LoggingTransport:
@@ -499,10 +499,10 @@ def test_no_cloud_is_told_once_with_where_the_data_is(
     [warning] = [record.getMessage() for record in caplog.records]
     assert "GOOGLE_CLOUD_PROJECT is not set" in warning
     assert str(log_directory(tmp_path, LOG)) in warning
-    began = time.monotonic()
+    started = time.monotonic()
     assert not shipper.flush(5)
     assert not shipper.close(5)
-    assert time.monotonic() - began < 1
+    assert time.monotonic() - started < 1
 
 
 def test_a_cloud_that_is_found_late_gets_the_first_entry_too(
@@ -511,11 +511,11 @@ def test_a_cloud_that_is_found_late_gets_the_first_entry_too(
     connecting: Callable[[], LoggingTransport],
     cloud_logging_server: CloudLoggingServer,
 ) -> None:
-    looked = []
+    attempts = []
 
     def late() -> LoggingTransport:
-        looked.append(1)
-        if len(looked) < 3:
+        attempts.append(1)
+        if len(attempts) < 3:
             raise CredentialsError("not yet")
         return connecting()
 
@@ -533,16 +533,16 @@ def test_starting_never_waits_for_a_cloud(tmp_path: Path, shippers: list[Shipper
         found.wait(10)
         raise CredentialsError("none")
 
-    began = time.monotonic()
+    started = time.monotonic()
     shipper = Shipper(LOG, root=tmp_path, connect=slow, look_for_seconds=0)
     shipper.start()
-    assert time.monotonic() - began < 0.5
+    assert time.monotonic() - started < 0.5
     assert not shipper.flush(0.05)
     found.set()
     shipper.close(5)
 
 
-def test_a_log_handler_that_records_to_the_journal_is_no_loop(
+def test_a_log_handler_that_records_to_the_journal_does_not_loop(
     tmp_path: Path, start: Callable[..., Shipper], cloud_logging_server: CloudLoggingServer
 ) -> None:
     """What shipping itself logs must not become ever more to ship."""
@@ -570,7 +570,7 @@ def test_a_log_handler_that_records_to_the_journal_is_no_loop(
 def test_an_unwritable_state_folder_stops_nothing_but_shipping(
     tmp_path: Path, start: Callable[..., Shipper], cloud_logging_server: CloudLoggingServer
 ) -> None:
-    (tmp_path / "state").write_text("in the way")
+    (tmp_path / "state").write_text("a file that blocks the path")
     written = journal(tmp_path, 5)
     shipper = start()
     assert until(lambda: shipper.statistics().state == "waiting")
@@ -580,10 +580,10 @@ def test_an_unwritable_state_folder_stops_nothing_but_shipping(
     assert arrived(cloud_logging_server) == list(range(6))
 
 
-def test_what_another_left_unreadable_stops_nobody_else(
+def test_unreadable_files_of_another_process_stop_no_other(
     tmp_path: Path, start: Callable[..., Shipper], cloud_logging_server: CloudLoggingServer
 ) -> None:
-    """A link that somebody planted among the segments, and one where a lock should be."""
+    """A foreign link among the segments, and one at the path of a lock."""
     written = journal(tmp_path, 3)
     (written.folder / "host-9-9-0.0.jsonl").symlink_to(tmp_path / "elsewhere")
     (tmp_path / "elsewhere").write_bytes(b"x" * 100)
@@ -599,7 +599,7 @@ def test_what_another_left_unreadable_stops_nobody_else(
     shipper = start()
     assert shipper.flush(5)
     assert until(lambda: arrived(cloud_logging_server) == [7, 0, 1, 2])
-    for _ in range(5):  # Rounds in which nobody asks again after what could not be opened.
+    for _ in range(5):  # Rounds that do not retry files that could not be opened.
         assert shipper.flush(5)
     assert shipper.statistics().counts["unreadable_writer"] == 2
 
@@ -610,11 +610,11 @@ def test_an_idle_shipper_costs_next_to_nothing(
     journal(tmp_path, 5)
     shipper = start()
     assert shipper.flush(10)
-    before, began = time.process_time(), writes(cloud_logging_server)
+    before, started = time.process_time(), writes(cloud_logging_server)
     time.sleep(0.5)
-    # 25 looks, a hundred times as many as by default: 2 s between them.
+    # 25 checks, a hundred times as many as by default: 2 s between them.
     assert time.process_time() - before < 0.1
-    assert writes(cloud_logging_server) == began
+    assert writes(cloud_logging_server) == started
 
 
 @both_protocols
@@ -656,9 +656,9 @@ def test_closing_while_there_is_no_cloud_asks_no_more(tmp_path: Path, start: Cal
 
     shipper = start(connect=no_cloud)
     assert until(lambda: shipper.statistics().last_error == "none")
-    began = time.monotonic()
+    started = time.monotonic()
     assert not shipper.close(5)
-    assert time.monotonic() - began < 1
+    assert time.monotonic() - started < 1
     assert len(asked) == 1
 
 

@@ -1,4 +1,4 @@
-"""What is still to be shipped is told exactly, whatever the journal's files have been through."""
+"""The unshipped entries are known exactly, after any damage to the journal's files."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ torn = st.integers(1, 30).map(lambda length: line(7)[:length])
     st.integers(1, 200),
     st.integers(20, 400),
 )
-def test_every_whole_line_is_told_once_between_any_damage(
+def test_every_whole_line_is_returned_once_between_any_damage(
     segments: list[list[bytes | None]], most_entries: int, most_bytes: int, chunk_bytes: int
 ) -> None:
     count = 0

@@ -289,12 +289,12 @@ def test_the_trainer_has_the_interpreter_between_the_requests_of_a_backlog(
     assert len(cloud_logging_server.requests) == 6
     assert len(pauses) == 5
     shipper = Shipper(LOG, root=tmp_path, connect=lambda: connect(environ={}))
-    began = time.monotonic()
+    started = time.monotonic()
     shipper._rest(0.1)
-    assert 0.29 < time.monotonic() - began < 1
+    assert 0.29 < time.monotonic() - started < 1
     shipper._ask_to_stop(time.monotonic() + 5)
     shipper._rest(0.1)
-    assert time.monotonic() - began < 1.2
+    assert time.monotonic() - started < 1.2
 
 
 def test_a_lock_dies_with_its_process_not_with_its_children(
@@ -325,9 +325,7 @@ def test_importing_the_shipper_imports_nothing_heavy() -> None:
     assert not {"msgspec", "google.auth", "grpc", "requests", "asyncio", "ssl", "http", "inspect"} & set(modules)
 
 
-def test_a_writer_that_nobody_claims_is_adopted_after_a_while(
-    tmp_path: Path, cloud_logging_server: CloudLoggingServer
-) -> None:
+def test_an_unclaimed_writer_is_adopted_after_a_while(tmp_path: Path, cloud_logging_server: CloudLoggingServer) -> None:
     """As of a host that shares the folder: whether its process lives cannot be seen from here."""
     journal = Journal(LOG, root=tmp_path, labels={})
     journal.append({"step_count": 0})
@@ -352,10 +350,10 @@ def test_a_writer_that_nobody_claims_is_adopted_after_a_while(
     transport.close()
 
 
-def test_whose_a_writer_is() -> None:
+def test_the_owner_of_a_writer() -> None:
     host, now_ns = host_name(), time.time_ns()
     assert owner(f"{host}-{os.getpid()}-{now_ns}-0") is Owner.UNKNOWN  # Our pid in another container.
-    assert owner(f"{host}-{os.getpid()}-1000-0") is Owner.GONE  # The same pid, before this process began.
+    assert owner(f"{host}-{os.getpid()}-1000-0") is Owner.GONE  # The same pid, before the start of this process.
     assert owner(f"{host}-{os.getppid()}-{now_ns}-0") is Owner.ALIVE
     assert owner(f"{host}-4194999-{now_ns}-0") is Owner.GONE
     assert owner(f"elsewhere-{os.getpid()}-{now_ns}-0") is Owner.UNKNOWN
@@ -363,7 +361,7 @@ def test_whose_a_writer_is() -> None:
 
 
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="asks /proc")
-def test_a_process_that_has_ended_is_gone_also_while_nobody_asks_for_its_status() -> None:
+def test_a_process_that_has_ended_is_gone_even_as_a_zombie() -> None:
     with subprocess.Popen(["true"]) as process:
         os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
         assert owner(f"{host_name()}-{process.pid}-{time.time_ns()}-0") is Owner.GONE
@@ -372,7 +370,7 @@ def test_a_process_that_has_ended_is_gone_also_while_nobody_asks_for_its_status(
 def test_our_own_writers_stay_ours_when_the_clock_is_set(
     tmp_path: Path, cloud_logging_server: CloudLoggingServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The kernel tells a process's start by today's clock; a writer is named by the clock of its time."""
+    """The kernel reports a process's start by today's clock; a writer is named by the clock of its time."""
     journal = Journal(LOG, root=tmp_path, labels={})
     journal.append({"step_count": 0})
     monkeypatch.setattr(writers, "process_started_ns", lambda _: time.time_ns() + 3600 * 10**9)
@@ -399,12 +397,12 @@ assert os.waitpid(child, 0)[1] == 0
     finish(run(body, tmp_path, cloud_logging_server))
 
 
-def test_what_another_process_ships_for_us_has_arrived_when_it_has_come_to_the_end_of_today(
+def test_entries_that_another_process_ships_have_arrived_once_it_has_shipped_those_of_now(
     tmp_path: Path, cloud_logging_server: CloudLoggingServer
 ) -> None:
     journal = Journal(LOG, root=tmp_path, labels={})
     journal.append({"step_count": 0})
-    os.utime(journal.folder, (1e9, 1e9))  # So that the folder, which has not changed for long, is not listed anew.
+    os.utime(journal.folder, (1e9, 1e9))  # So that the folder, which has not changed for long, is not listed again.
     state = shipped_offset_path(tmp_path, LOG, journal.writer)
     lock = OutboxLock.take(state.with_suffix(".lock"))
     assert lock is not None
@@ -455,11 +453,11 @@ def test_the_last_request_ends_with_the_grace_period(tmp_path: Path, cloud_loggi
     deadline = time.monotonic() + 10
     while shipper.statistics().state != "waiting" and time.monotonic() < deadline:
         time.sleep(0.005)
-    began = time.monotonic()
+    started = time.monotonic()
     assert not shipper.close(0.5)
     assert shipper._thread is not None
     shipper._thread.join(5)
-    assert time.monotonic() - began < 3
+    assert time.monotonic() - started < 3
     assert len(cloud_logging_server.requests) == 2
     assert shipper.statistics().counts["failed_DEADLINE_EXCEEDED"] == 1
     cloud_logging_server.faults.clear()
@@ -480,9 +478,9 @@ def test_all_journals_together_hold_up_the_exit_for_a_second(tmp_path: Path, mon
     )
     for journal in journals:
         journal.append({"step_count": 0})
-    began = time.monotonic()
+    started = time.monotonic()
     own_journals._close_at_exit()
-    took = time.monotonic() - began
+    took = time.monotonic() - started
     answers.set()
     assert 0.9 < took < 2
     assert all(journal.flush(5) for journal in journals)
@@ -494,8 +492,8 @@ def test_closing_twice_and_starting_twice_is_once(tmp_path: Path, cloud_logging_
     assert not shipper.flush(0.1)
     shipper.start()
     shipper.start()
-    began = time.monotonic()
+    started = time.monotonic()
     assert shipper.close(50)
-    assert time.monotonic() - began < 20  # Nothing to ship: the latency is not waited for.
+    assert time.monotonic() - started < 20  # Nothing to ship: the latency is not waited for.
     shipper.close(5)
     assert shipper.statistics().state == "stopped"

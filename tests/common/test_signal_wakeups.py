@@ -1,4 +1,4 @@
-"""Signals as they arrive: also while the main thread executes no Python, and shared with who had the descriptor."""
+"""Signals as they arrive: also while the main thread executes no Python, and shared with an earlier user of the descriptor."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ print(get())
     assert out == "10\n"
 
 
-def test_a_forked_child_has_what_was_there_before() -> None:
+def test_a_forked_child_has_the_previous_descriptor() -> None:
     out = _run(
         """
 read, write = os.pipe()
@@ -144,7 +144,7 @@ print(done)
     assert out == "[True]\n"
 
 
-def test_off_the_main_thread_it_begins_once_that_executes_python() -> None:
+def test_off_the_main_thread_it_starts_once_that_executes_python() -> None:
     out = _run(
         """
 thread = threading.Thread(target=lambda: signal_wakeups.subscribe(receive))
@@ -157,7 +157,7 @@ print(get())
     assert out == "10\n"
 
 
-def test_a_descriptor_that_the_program_closes_is_written_to_by_nobody() -> None:
+def test_a_descriptor_that_the_program_closes_is_not_written_to() -> None:
     out = _run(
         """
 wakeups = signal_wakeups.subscribe(receive)

@@ -47,7 +47,7 @@ def cloud(server):
 
 @pytest.fixture(params=["local", "cloud"])
 def store(request, tmp_path):
-    """A store, and the root that its paths begin with."""
+    """A store, and the root of its paths."""
     if request.param == "local":
         return storage.LocalStorage(), str(tmp_path / "root")
     return request.getfixturevalue("cloud"), "gs://bucket/root"
@@ -128,7 +128,7 @@ def test_generation_zero_means_must_not_exist(store):
     assert keep.read(f"{root}/x") == b"1"
 
 
-def test_a_write_on_top_of_somebody_elses_is_refused(store):
+def test_a_write_on_top_of_another_write_is_refused(store):
     keep, root = store
     first = keep.write(f"{root}/x", b"1")
     second = keep.write(f"{root}/x", b"2", if_generation=first)
@@ -162,7 +162,7 @@ def test_no_increment_of_many_writers_is_lost(store):
     assert keep.read(f"{root}/count") == b"20"
 
 
-def test_a_list_holds_what_begins_with_the_text(store):
+def test_a_list_has_the_paths_with_the_prefix(store):
     keep, root = store
     for name in ("run-1/a", "run-1/b/c", "run-10", "other", "é"):
         keep.write(f"{root}/{name}", b"")
@@ -259,7 +259,7 @@ def test_the_deadline_is_the_callers_to_choose(server, monkeypatch):
 @pytest.mark.parametrize(
     "path", ["s3://bucket/key", "http://host/x", "file:///x", "s3+http://b/k", "GS://b/k", "s3:/b/k"]
 )
-def test_another_scheme_is_an_error_that_says_which_there_are(path):
+def test_another_scheme_is_an_error_that_names_the_valid_ones(path):
     with pytest.raises(ConfigurationError, match=r"not supported; give gs://bucket/folder or a path"):
         storage.read(path)
 
@@ -344,7 +344,7 @@ def test_reading_a_named_pipe_does_not_wait(tmp_path):
     assert not storage.LocalStorage().exists(str(tmp_path / "pipe"))
 
 
-def test_a_filesystem_with_coarse_times_still_tells_generations_apart(tmp_path, monkeypatch):
+def test_a_filesystem_with_coarse_times_still_distinguishes_generations(tmp_path, monkeypatch):
     real = os.utime
     monkeypatch.setattr(
         os, "utime", lambda path, ns: real(path, ns=tuple(t // 2_000_000_000 * 2_000_000_000 for t in ns))
@@ -429,7 +429,7 @@ def test_transient_faults_are_tried_again_and_done_once(server, cloud, fault, af
     assert len(server.faults.injected) >= 8
 
 
-def test_a_server_that_says_when_to_come_back_is_obeyed(server):
+def test_the_delay_that_a_server_requests_is_obeyed(server):
     pauses: list[float] = []
     cloud = storage.GoogleCloudStorage(environ={"STORAGE_EMULATOR_HOST": server.url}, sleep=pauses.append)
     server.faults.script([Status(429, retry_after=7), Status(503)])
@@ -439,7 +439,7 @@ def test_a_server_that_says_when_to_come_back_is_obeyed(server):
     cloud.close()
 
 
-def test_a_retry_does_not_take_somebody_elses_write_for_its_own(server, cloud):
+def test_a_retry_does_not_take_another_write_for_its_own(server, cloud):
     server.faults.script([Status(503)], on="upload")
     server.write("bucket", "x", b"theirs")
     with pytest.raises(PreconditionFailedError):
@@ -460,7 +460,7 @@ def test_a_large_object_is_written_whole(server, cloud):
     assert server.read("bucket", "big") == data
 
 
-def test_a_long_list_comes_whole(server, cloud):
+def test_a_long_list_is_complete(server, cloud):
     for number in range(1001):
         server.write("bucket", f"many/{number:04}", b"")
     assert len(cloud.list_prefix("gs://bucket/many/")) == 1001
@@ -504,10 +504,10 @@ def test_a_refusal_names_the_account_and_the_role(server, cloud):
     assert len(server.requests) == 1
 
 
-def test_a_bucket_that_is_not_there_is_an_error_that_says_so(cloud):
+def test_a_missing_bucket_is_an_error_with_that_reason(cloud):
     for method in (cloud.read, cloud.delete, cloud.list_prefix):
         with pytest.raises(ObjectNotFoundError, match="no such bucket"):
-            method("gs://nobody/x")
+            method("gs://missing/x")
 
 
 @pytest.mark.parametrize("path", ["gs://", "gs:///x", "gs://bucket", "gs://bucket/", "gs://b u/x", "gs://../x"])
@@ -551,7 +551,7 @@ def test_a_file_of_1970_is_there_whoever_asks(tmp_path):
     assert local.write(str(path), b"new", if_generation=generation) > generation > 0
 
 
-def test_an_address_that_lost_a_slash_is_no_local_file(tmp_path, monkeypatch):
+def test_an_address_without_a_slash_is_not_a_local_file(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ConfigurationError, match="one slash"):
         storage.write(Path("gs://bucket/x"), b"data")

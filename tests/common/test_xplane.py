@@ -1,4 +1,4 @@
-"""A profile is read without XProf: which planes have events, when it began, and whether the file is whole."""
+"""A profile is read without XProf: the planes with events, its start, and whether the file is complete."""
 
 from __future__ import annotations
 
@@ -47,14 +47,14 @@ def test_a_large_profile_is_stepped_over_not_read(tmp_path: Path) -> None:
     assert read_xplane(large).planes == ("/host:CPU",)
 
 
-def test_when_it_began_is_told_by_the_plane_of_the_environment() -> None:
-    began_ns = 1_795_293_255_420_725_489
-    found = summary_of(xspace("host", began_ns, 100))
-    assert (found.start_ns, found.host, found.planes) == (began_ns, "host", ("/host:CPU",))
+def test_the_start_is_that_of_the_plane_of_the_environment() -> None:
+    START_NS = 1_795_293_255_420_725_489
+    found = summary_of(xspace("host", START_NS, 100))
+    assert (found.start_ns, found.host, found.planes) == (START_NS, "host", ("/host:CPU",))
     assert summary_of(plane("/host:CPU", b"events")).start_ns == 0
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_junk_is_no_error(seed: int) -> None:
+def test_junk_is_not_an_error(seed: int) -> None:
     junk = random.Random(seed).randbytes(200 + seed)
     assert summary_of(junk).size_bytes == len(junk)
