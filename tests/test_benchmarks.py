@@ -31,7 +31,7 @@ def titles_in(run: Path) -> list[str]:
 
 
 def run_all(monkeypatch: pytest.MonkeyPatch, output: Path, *names: str) -> int:
-    monkeypatch.setattr(runner, "FIGURES", list(names))
+    monkeypatch.setattr(runner, "TABLES", list(names))
     runs = str(output.with_name("runs"))
     monkeypatch.setattr(sys, "argv", ["benchmarks", "--quick", "--output", str(output), "--runs", runs])
     return runner.main()
@@ -64,7 +64,7 @@ def test_an_interrupted_run_keeps_its_results(monkeypatch: pytest.MonkeyPatch, t
 def test_a_run_of_some_benchmarks_leaves_its_numbers(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     add_benchmark(monkeypatch, "one")
     add_benchmark(monkeypatch, "two")
-    monkeypatch.setattr(runner, "FIGURES", ["one", "two"])
+    monkeypatch.setattr(runner, "TABLES", ["one", "two"])
     monkeypatch.setattr(sys, "argv", ["benchmarks", "two", "--quick", "--runs", str(tmp_path / "runs")])
     assert runner.main() == 0
     (run,) = (tmp_path / "runs").iterdir()

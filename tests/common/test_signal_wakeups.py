@@ -1,4 +1,4 @@
-"""Signals as they arrive: also while the main thread executes no Python, and shared with an earlier user of the descriptor."""
+"""Signals as they arrive: even if the main thread runs no Python, and shared with an earlier user of the descriptor."""
 
 from __future__ import annotations
 

@@ -48,9 +48,9 @@ def test_a_large_profile_is_stepped_over_not_read(tmp_path: Path) -> None:
 
 
 def test_the_start_is_that_of_the_plane_of_the_environment() -> None:
-    START_NS = 1_795_293_255_420_725_489
-    found = summary_of(xspace("host", START_NS, 100))
-    assert (found.start_ns, found.host, found.planes) == (START_NS, "host", ("/host:CPU",))
+    first_ns = 1_795_293_255_420_725_489
+    found = summary_of(xspace("host", first_ns, 100))
+    assert (found.start_ns, found.host, found.planes) == (first_ns, "host", ("/host:CPU",))
     assert summary_of(plane("/host:CPU", b"events")).start_ns == 0
 
 
