@@ -73,7 +73,6 @@ FINE = [
 # number of words that it had when the limit was last lowered. Lower a limit after a rewrite; never raise one.
 WORDS_IN_1000_LINES = 2
 LIMITS: dict[str, int | None] = {
-<<<<<<< HEAD
     "packages/cloud_tpu_diagnostics": 548,
     "packages/common": 434,
     "packages/google_cloud_mldiagnostics": 949,
@@ -81,19 +80,8 @@ LIMITS: dict[str, int | None] = {
     "packages/testing": None,
     "packages/xprofiler": 100,
     "docs": 90,
-    "tests": 3337,
-    "benchmarks examples": 318,
-=======
-    "packages/cloud_tpu_diagnostics": 569,
-    "packages/common": 491,
-    "packages/google_cloud_mldiagnostics": 1011,
-    "packages/ml_goodput_measurement": 620,
-    "packages/testing": None,
-    "packages/xprofiler": 100,
-    "docs": 91,
     "tests": 2095,
     "benchmarks examples": 28,
->>>>>>> d33c0cf (tests: follow the names of the benchmarks' tables)
 }
 
 _SPACE = r"[\s_#]+"
