@@ -1,5 +1,6 @@
 """Project and account: the order of the search, which takes at most a second."""
 
+import _thread
 import json
 import os
 import socket
@@ -295,10 +296,10 @@ def test_later_calls_return_a_late_answer(metadata_server):
 
 
 def test_where_no_thread_can_start_nothing_is_found_and_nothing_raised(metadata_server, monkeypatch):
-    def no_more_threads(thread):
+    def no_more_threads(function, arguments):
         raise RuntimeError("can't start new thread")
 
-    monkeypatch.setattr(threading.Thread, "start", no_more_threads)
+    monkeypatch.setattr(_thread, "start_new_thread", no_more_threads)
     assert instance_metadata.instance_metadata(metadata_server.environment()) is None
 
 

@@ -9,7 +9,6 @@ import subprocess
 import sys
 import threading
 import time
-import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -21,6 +20,7 @@ from ml_diagnostics_common.guard import Counters
 from ml_diagnostics_common.journal import Journal, host_name, own_journals
 from ml_diagnostics_common.journal import journal as journal_module
 from ml_diagnostics_common.journal.layout import list_segments, log_directory, shipped_offset_path, write_state
+from ml_diagnostics_common.process_hooks import LiveObjects
 from ml_diagnostics_common.shipper import Shipper, writers
 from ml_diagnostics_common.shipper.delivery import Delivery
 from ml_diagnostics_common.shipper.outbox import Outbox, OutboxLock
@@ -456,7 +456,7 @@ def test_the_last_request_ends_with_the_grace_period(tmp_path: Path, cloud_loggi
     started = time.monotonic()
     assert not shipper.close(0.5)
     assert shipper._thread is not None
-    shipper._thread.join(5)
+    assert shipper._thread.wait(5)
     assert time.monotonic() - started < 3
     assert len(cloud_logging_server.requests) == 2
     assert shipper.statistics().counts["failed_DEADLINE_EXCEEDED"] == 1
@@ -473,10 +473,10 @@ def test_all_journals_together_hold_up_the_exit_for_a_second(tmp_path: Path, mon
 
     monkeypatch.setattr(journal_module, "_write", hang)
     journals = [Journal(f"{LOG}_{n}", root=tmp_path, labels={}, queued=True) for n in range(5)]
-    monkeypatch.setattr(
-        own_journals, "_journals_of_this_process", weakref.WeakValueDictionary(dict(enumerate(journals)))
-    )
+    own = LiveObjects[own_journals.OwnJournal]()
+    monkeypatch.setattr(own_journals, "_journals_of_this_process", own)
     for journal in journals:
+        own.add(journal)
         journal.append({"step_count": 0})
     started = time.monotonic()
     own_journals._close_at_exit()
