@@ -80,7 +80,7 @@ LIMITS: dict[str, int | None] = {
     "packages/testing": None,
     "packages/xprofiler": 100,
     "docs": 90,
-    "tests": 2114,
+    "tests": 2095,
     "benchmarks examples": 28,
 }
 

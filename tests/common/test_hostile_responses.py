@@ -7,14 +7,15 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from google.auth.credentials import AnonymousCredentials, Credentials
 from ml_diagnostics_common.authorized_requests import open_session
-from ml_diagnostics_common.cloud_logging import LoggingTransport, Page, TransportError, connect, pages
+from ml_diagnostics_common.backoff import RequestBudget
+from ml_diagnostics_common.cloud_logging import LoggingTransport, Page, PageReader, TransportError, connect
 from ml_diagnostics_common.credentials.instance_metadata import metadata_value
 from ml_diagnostics_common.entry import LogEntry
 from ml_diagnostics_common.failures import Kind, RemoteError
@@ -276,21 +277,36 @@ def test_a_list_without_news_ends_after_a_hundred_pages(last: str) -> None:
         assert tokens.next(last, has_news=False) == ""
 
 
+class Pages:
+    """A connection to Cloud Logging that returns made pages."""
+
+    project = "test-project"
+
+    def __init__(self, page: Callable[[int], Page]) -> None:
+        self._page = page
+
+    def list_page(self, filter_: str, *, page_token: str, **_: Any) -> Page:
+        return self._page(int(page_token or 0))
+
+
+def read(page: Callable[[int], Page]) -> list[Page]:
+    reader = PageReader(cast("LoggingTransport", Pages(page)), budget=RequestBudget(10**6), patience_seconds=0)
+    return list(reader.pages(""))
+
+
 @pytest.mark.parametrize("step_ns", [1, -1])
 def test_pages_in_either_order_of_time_are_followed_to_their_end(step_ns: int) -> None:
-    def page(token: str) -> Page:
-        number = int(token or 0)
+    def page(number: int) -> Page:
         entry = LogEntry(1_000_000 + number * step_ns, 0, {})
         return Page([entry], str(number + 1) if number < 300 else "", lambda index: 0)
 
-    assert len(list(pages(page))) == 301
+    assert len(read(page)) == 301
 
 
-def test_pages_that_only_bring_again_what_was_read_end_as_unavailable() -> None:
-    def page(token: str) -> Page:
-        number = int(token or 0)
+def test_pages_that_only_repeat_earlier_entries_end_as_unavailable() -> None:
+    def page(number: int) -> Page:
         return Page([LogEntry(1_000_000 + number % 7, 0, {})], str(number + 1), lambda index: 0)
 
     with pytest.raises(TransportError, match="100 pages in a row") as caught:
-        list(pages(page))
+        read(page)
     assert caught.value.code == "UNAVAILABLE"

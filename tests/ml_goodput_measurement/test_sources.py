@@ -21,13 +21,13 @@ from .written_life import LIFE, LOG, NOW_NS, calculator, contents_of, journal_fo
 
 @pytest.fixture
 def truth() -> tuple[Any, ...]:
-    """What there is to say of LIFE, from an object in memory."""
+    """The report of LIFE, from an object in memory."""
     return contents_of(calculator(cloud_logger=MemoryLog(LIFE.payloads)).report())
 
 
 @pytest.fixture
 def bytes_read(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
-    """The sizes of all reads at a place in a file: so the journal is read."""
+    """The sizes of all positional reads, which is how the journal is read."""
     sizes: list[int] = []
     pread = os.pread
 
@@ -40,7 +40,7 @@ def bytes_read(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
     return sizes
 
 
-def test_a_query_reads_what_came_since_the_last_one(bytes_read: list[int]) -> None:
+def test_a_query_reads_only_new_entries(bytes_read: list[int]) -> None:
     journal = record(History().start(0).steps(range(3000), at=10).payloads)
     subject = calculator()
     subject.get_job_goodput()
@@ -65,8 +65,8 @@ def test_attempts_of_several_writers_are_one_job(truth: tuple[Any, ...]) -> None
     assert contents_of(calculator().report()) == truth
 
 
-def test_writers_that_come_late_are_folded_in(truth: tuple[Any, ...]) -> None:
-    """Processes that took over from each other, of which the first is heard of last."""
+def test_late_writers_are_included(truth: tuple[Any, ...]) -> None:
+    """Processes that replaced each other; the entries of the first arrive last."""
     subject = calculator()
     second = next(i for i, payload in enumerate(LIFE.payloads) if payload.get("job_start_time") == BASE + 300)
     for part in (LIFE.payloads[-6:], LIFE.payloads[second:-6], LIFE.payloads[:4], LIFE.payloads[4:second]):
@@ -75,7 +75,7 @@ def test_writers_that_come_late_are_folded_in(truth: tuple[Any, ...]) -> None:
     assert contents_of(report) == truth
 
 
-def test_a_job_that_has_not_begun_is_found_when_it_has() -> None:
+def test_a_job_is_found_once_it_has_started() -> None:
     subject = calculator()
     with pytest.raises(ValueError, match="Nothing was recorded"):
         subject.get_job_goodput()
@@ -90,7 +90,7 @@ def test_other_jobs_of_the_log_are_none_of_this_one(truth: tuple[Any, ...]) -> N
     assert (contents_of(report), report.notes) == (truth, [])
 
 
-def test_lines_that_are_no_entries_are_passed_over_and_said(truth: tuple[Any, ...]) -> None:
+def test_lines_that_are_not_entries_are_skipped_with_a_note(truth: tuple[Any, ...]) -> None:
     journal = record(LIFE.payloads)
     journal.close()
     [segment] = journal_folder().glob("*.jsonl")
@@ -119,7 +119,7 @@ def test_a_query_that_is_interrupted_loses_nothing(truth: tuple[Any, ...], monke
     assert contents_of(subject.report()) == truth
 
 
-def test_a_query_of_one_job_is_no_promise_for_another_of_the_same_log(truth: tuple[Any, ...]) -> None:
+def test_a_query_of_one_job_does_not_protect_another_of_the_same_log(truth: tuple[Any, ...]) -> None:
     """Where no cloud has the journal, its cap drops what was read: by the job that it belongs to."""
     record(LIFE.payloads)
     record([{**payload, "job_name": "other"} for payload in LIFE.payloads], job="other")
@@ -154,13 +154,13 @@ def _no_cloud(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("_no_cloud")
-def test_without_a_cloud_the_journal_answers_at_once_and_without_a_word(
+def test_without_a_cloud_the_journal_answers_at_once_and_logs_nothing(
     truth: tuple[Any, ...], caplog: pytest.LogCaptureFixture
 ) -> None:
     record(LIFE.payloads)
-    began = time.monotonic()
+    started = time.monotonic()
     report = calculator().report()
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - started < 5
     assert (contents_of(report), report.notes) == (truth, [])
     assert [line for line in caplog.records if line.levelno >= logging.WARNING] == []
 
@@ -180,13 +180,13 @@ def test_broken_credentials_leave_the_journals_answer(
 
 
 @pytest.mark.usefixtures("_no_cloud")
-def test_who_finds_nothing_is_told_that_only_the_journal_was_asked() -> None:
+def test_an_empty_result_notes_that_only_the_journal_was_read() -> None:
     with pytest.raises(ValueError, match="no Google Cloud credentials were found"):
         calculator().get_job_goodput()
 
 
 @pytest.mark.usefixtures("_no_cloud")
-def test_the_cloud_backend_without_credentials_says_so_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_cloud_backend_without_credentials_raises_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ML_DIAGNOSTICS_BACKEND", "cloud")
     with pytest.raises(CredentialsError, match="ML_DIAGNOSTICS_BACKEND=local"):
         calculator()

@@ -24,7 +24,7 @@ from .written_life import LIFE, LOG, NOW_NS, calculator, contents_of, record, ro
 
 @pytest.fixture
 def truth() -> tuple[Any, ...]:
-    """What there is to say of LIFE, from an object in memory."""
+    """The report of LIFE, from an object in memory."""
     return contents_of(calculator(cloud_logger=MemoryLog(LIFE.payloads)).report())
 
 
@@ -96,7 +96,7 @@ def test_a_part_from_another_machine_is_joined_with_the_journal(
 def test_the_cloud_is_read_on_from_where_a_saved_state_left_off(
     cloud: CloudLoggingServer, truth: tuple[Any, ...]
 ) -> None:
-    """What is asked for again is the reader's overlap of a minute; an entry comes every ten minutes here."""
+    """The reader requests again only its overlap of a minute; here an entry is written every ten minutes."""
     entries = as_the_reference_wrote(LIFE.payloads, each=-600)
     cloud.write(entries[-20:], log_id=LOG)
     first = calculator()
@@ -173,10 +173,10 @@ def test_an_endpoint_that_is_none_is_refused_by_its_name(
         calculator().report()
 
 
-def test_a_cloud_that_failed_is_left_in_peace_for_a_while(
+def test_a_reader_backs_off_from_a_cloud_that_failed(
     cloud: CloudLoggingServer, truth: tuple[Any, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A monitor that asks twice a minute does not wait each time, and knows that what it says is not all."""
+    """A monitor that reads twice a minute does not wait each time, and knows that its numbers are incomplete."""
     record(LIFE.payloads)
     cloud.faults.always(Status(503), on="list")
     subject = calculator(_patience_seconds=0.2)
