@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -13,6 +11,7 @@ from ml_diagnostics_testing.cloud_storage import CloudStorageServer
 from ml_diagnostics_testing.metadata import MetadataServer
 
 from .loopback.control_plane import ControlPlaneServer
+from .waiting import run_program
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
 
@@ -116,13 +115,4 @@ def test_no_thread_that_uploads_or_measures_or_dumps_imports_while_a_worker_may_
 
 
 def check(program: str, environ: dict[str, str]) -> None:
-    ended = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", SEEN + program + REPORT],
-        env=environ,
-        capture_output=True,
-        text=True,
-        timeout=100,
-        check=False,
-    )
-    assert ended.returncode == 0, ended.stderr
-    assert ended.stdout == "\n", ended.stderr
+    assert run_program(SEEN + program + REPORT, env=environ) == "\n"

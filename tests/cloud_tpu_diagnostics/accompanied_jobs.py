@@ -3,20 +3,15 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from cloud_tpu_diagnostics.entries import JOB_ENDED, LOG_ID
 from ml_diagnostics_common.reader import JournalReader
 
+from ..waiting import Child, wait_until
 from .diagnosed_jobs import WITHOUT_FORK_WARNING
-
-LONG_SECONDS = 30.0
-"""Longer than anything takes that a test waits for."""
 
 _HEAD = """
 import ctypes, faulthandler, os, signal, sys, threading, time
@@ -43,36 +38,11 @@ def say(*words):
 """
 
 
-class Job:
-    """Runs a program that has `begin`."""
+class Job(Child):
+    """A program that has `begin`."""
 
     def __init__(self, program: str, trace: Path, **popen: Any) -> None:
-        self.process = subprocess.Popen(
-            [sys.executable, *WITHOUT_FORK_WARNING, "-c", _HEAD + program, str(trace)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            **popen,
-        )
-
-    def line(self) -> str:
-        """What it prints next."""
-        assert self.process.stdout is not None
-        line = self.process.stdout.readline()
-        assert line, self.process.communicate()[1]
-        return line.strip()
-
-    def go_on(self) -> None:
-        """Ends its `input()`."""
-        assert self.process.stdin is not None
-        self.process.stdin.write("\n")
-        self.process.stdin.flush()
-
-    def end(self) -> tuple[int, str, str]:
-        """Waits for its end: exit code, the rest of what it printed, stderr."""
-        out, err = self.process.communicate(timeout=LONG_SECONDS)
-        return self.process.returncode, out, err
+        super().__init__([sys.executable, *WITHOUT_FORK_WARNING, "-c", _HEAD + program, str(trace)], **popen)
 
 
 def payloads() -> list[dict[str, Any]]:
@@ -90,18 +60,3 @@ def ending() -> dict[str, Any]:
     wait_until(lambda: bool(of_kind(JOB_ENDED)))
     (found,) = of_kind(JOB_ENDED)
     return found
-
-
-def wait_until(is_so: Callable[[], object]) -> None:
-    deadline = time.monotonic() + LONG_SECONDS
-    while not is_so():
-        assert time.monotonic() < deadline, "it did not come true"
-        time.sleep(0.02)
-
-
-def is_alive(pid: int) -> bool:
-    """Whether a process runs; one that waits to be reaped does not."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
-    except (FileNotFoundError, ProcessLookupError):
-        return False

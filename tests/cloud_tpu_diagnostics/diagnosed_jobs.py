@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
-LONG_SECONDS = 30.0
-"""Longer than anything takes that a test waits for, and much shorter than the interval of 600 s."""
+from ..waiting import Child
 
 HEADER = "INFO: Not a crash. cloud-tpu-diagnostics emits a stack trace snapshot every"
 
@@ -49,47 +48,13 @@ def say(*words):
 """
 
 
-class Job:
-    """Runs a program that has a `config`, and a folder instead of /tmp/debugging."""
+class Job(Child):
+    """A program that has a `config`, and a folder instead of /tmp/debugging."""
 
-    def __init__(
-        self, program: str, folder: Path, *arguments: str, prefix: Sequence[str] = (), **popen: object
-    ) -> None:
+    def __init__(self, program: str, folder: Path, *arguments: str, prefix: Sequence[str] = (), **popen: Any) -> None:
         self.folder = folder
-        self._stderr = ""
-        self.process = subprocess.Popen(
-            [*prefix, sys.executable, *WITHOUT_FORK_WARNING, "-c", _HEAD + program, str(folder), *arguments],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            **popen,  # type: ignore[call-overload]
-        )
-
-    def line(self) -> str:
-        """What it prints next."""
-        assert self.process.stdout is not None
-        return self.process.stdout.readline().strip()
-
-    def go_on(self) -> None:
-        """Ends its `input()`."""
-        assert self.process.stdin is not None
-        self.process.stdin.write("\n")
-        self.process.stdin.flush()
-
-    def end(self) -> tuple[int, str, str]:
-        """Waits for its end: exit code, what it printed, stderr."""
-        try:
-            out, err = self.process.communicate(timeout=LONG_SECONDS)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-            raise
-        return self.process.returncode, out, err
-
-    def kill(self) -> str:
-        """Kills it; returns what it wrote to stderr."""
-        self.process.kill()
-        return self.end()[2]
+        command = [*prefix, sys.executable, *WITHOUT_FORK_WARNING, "-c", _HEAD + program, str(folder), *arguments]
+        super().__init__(command, **popen)
 
     def files(self) -> list[Path]:
         """The files that it left."""
@@ -101,6 +66,6 @@ class Job:
         return file.read_text()
 
 
-def run(program: str, folder: Path, *arguments: str, **popen: object) -> tuple[int, str, str]:
+def run(program: str, folder: Path, *arguments: str, **popen: Any) -> tuple[int, str, str]:
     """Runs a program to its end: exit code, what it printed, stderr."""
     return Job(program, folder, *arguments, **popen).end()

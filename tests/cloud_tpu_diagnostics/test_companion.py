@@ -20,7 +20,8 @@ from cloud_tpu_diagnostics.traces import parse_dumps
 from ml_diagnostics_common.environment import diagnostics_directory
 from ml_diagnostics_common.reader import JournalReader
 
-from .accompanied_jobs import LONG_SECONDS, Job, ending, is_alive, of_kind, payloads, wait_until
+from ..waiting import LONG_SECONDS, is_alive, wait_until
+from .accompanied_jobs import Job, ending, of_kind, payloads
 
 HEADER = "INFO: Not a crash. cloud-tpu-diagnostics emits a stack trace snapshot every 600 seconds.\n"
 

@@ -13,7 +13,8 @@ from ml_diagnostics_testing.cloud_logging import CloudLoggingServer
 from ml_diagnostics_testing.faults import Hang, Reset, Status
 from ml_diagnostics_testing.metadata import MetadataServer
 
-from .accompanied_jobs import Job, is_alive, of_kind, payloads, wait_until
+from ..waiting import is_alive, wait_until
+from .accompanied_jobs import Job, of_kind, payloads
 
 _CRASH = """
 companion = begin({settings})

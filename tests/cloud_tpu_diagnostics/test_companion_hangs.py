@@ -15,7 +15,8 @@ from cloud_tpu_diagnostics.entries import DUMP, HANG_SUSPECTED, SNAPSHOT
 from cloud_tpu_diagnostics.traces import Frame
 from ml_diagnostics_common.progress import Progress
 
-from .accompanied_jobs import Job, ending, of_kind, wait_until
+from ..waiting import wait_until
+from .accompanied_jobs import Job, ending, of_kind
 
 _WATCHED = """
 from ml_diagnostics_common.progress import ProgressPage

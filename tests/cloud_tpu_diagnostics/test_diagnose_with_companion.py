@@ -6,14 +6,13 @@ import json
 import os
 import shutil
 import subprocess
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from .diagnosed_jobs import LONG_SECONDS, Job, run
+from ..waiting import wait_until
+from .diagnosed_jobs import Job, run
 
 _COMPANION = """
 from cloud_tpu_diagnostics import blocks
@@ -36,13 +35,6 @@ def _entries(kind: str) -> list[dict[str, Any]]:
     return [payload for payload in payloads if payload["kind"] == kind]
 
 
-def _wait_for(condition: Callable[[], object]) -> None:
-    deadline = time.monotonic() + LONG_SECONDS
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-
-
 def test_the_file_grows_and_entries_are_made_of_it(tmp_path: Path) -> None:
     job = Job(
         """
@@ -52,21 +44,21 @@ with diagnostic.diagnose(config(0.2, cloud=True)):
 """,
         tmp_path / "d",
     )
-    _wait_for(lambda: len(_entries("snapshot")) > 1 and _entries("dump"))
+    wait_until(lambda: len(_entries("snapshot")) > 1 and _entries("dump"))
     job.go_on()
     code, _, err = job.end()
     assert (code, err) == (0, "")
     assert job.trace().startswith("INFO: Not a crash.")
     # Our own threads are nobody's business.
     assert [group["names"] for group in _entries("snapshot")[-1]["groups"]] == [["MainThread"], ["theirs"]]
-    _wait_for(lambda: _entries("job_ended"))
+    wait_until(lambda: _entries("job_ended"))
     assert _entries("job_ended")[0]["how"] == "clean"
 
 
 def test_a_block_that_is_left_with_an_exception_says_so(tmp_path: Path) -> None:
     job = Job("with diagnostic.diagnose(config(cloud=True)): raise OSError('theirs')", tmp_path / "d")
     assert job.end()[0] == 1
-    _wait_for(lambda: _entries("job_ended"))
+    wait_until(lambda: _entries("job_ended"))
     assert _entries("job_ended")[0]["how"] == "exception"
 
 
@@ -191,7 +183,7 @@ diagnostic.heartbeat(1)
     assert (code, out) == (0, "eval 7\n")
     assert err.count("on_hang has failed") == 1
     assert "RuntimeError: theirs" in err
-    _wait_for(lambda: _entries("hang_suspected") and len(_entries("snapshot")) == 2)
+    wait_until(lambda: _entries("hang_suspected") and len(_entries("snapshot")) == 2)
     assert not (tmp_path / "d").exists()
 
 
@@ -228,7 +220,7 @@ def test_a_hang_with_the_gil_held_is_told_with_its_frame_wherever_stacks_go_and_
         code, out, err = job.end()
         assert (code, out) == (0, ""), err
         monkeypatch.setenv("ML_DIAGNOSTICS_DIR", str(tmp_path / place))
-        _wait_for(lambda: _entries("job_ended"))
+        wait_until(lambda: _entries("job_ended"))
         (verdict,) = _entries("hang_suspected")
         assert verdict["stuck_frame"].startswith("stuck_here ("), place
         written = job.trace() if place == "file" else err
@@ -272,7 +264,7 @@ with diagnostic.diagnose(config(0.2, cloud=True)):
         tmp_path / "d",
     )
     for kind in ("dump", "snapshot"):
-        _wait_for(lambda kind=kind: any(found.get("step") == 41 for found in _entries(kind)))
+        wait_until(lambda kind=kind: any(found.get("step") == 41 for found in _entries(kind)))
         assert all(found.get("phase") in (None, "checkpoint") for found in _entries(kind))
     job.go_on()
     assert job.end()[::2] == (0, "")

@@ -15,7 +15,7 @@ from cloud_tpu_diagnostics.companion.patience import Patience
 from cloud_tpu_diagnostics.signals import SignalsAmidText
 from cloud_tpu_diagnostics.traces import Dump, Trigger, parse_dumps
 
-from .accompanied_jobs import wait_until
+from ..waiting import wait_until
 from .diagnosed_jobs import Job, run
 
 _WORKERS = 3

@@ -16,7 +16,7 @@ from cloud_tpu_diagnostics.stacks.cli import main
 from cloud_tpu_diagnostics.traces import Trigger, parse_dumps
 from ml_diagnostics_common.reader import JournalReader
 
-from .accompanied_jobs import wait_until
+from ..waiting import wait_until
 from .diagnosed_jobs import HEADER, run
 
 Show = Callable[..., tuple[int, str, str]]

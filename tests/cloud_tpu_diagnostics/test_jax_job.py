@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
+from ..waiting import free_port, wait_until
 from . import jax_job
 
 for needed in ("jax", "numpy"):
@@ -34,7 +33,7 @@ class _Ranks:
         self.folder = folder
         self.environment = {**os.environ, "ML_DIAGNOSTICS_JOB": _JOB, "JAX_PLATFORMS": "cpu"}
         self._log = log
-        port = str(_free_port())
+        port = str(free_port())
         self.processes = []
         for rank in range(jax_job.RANKS):
             with (log / f"{rank}.err").open("wb") as stderr:
@@ -125,24 +124,11 @@ def test_the_journal_tells_it_with_the_ranks_index_and_the_step(ranks: _Ranks) -
 
 
 def _wait_until_said(is_told: Callable[[str], bool], ranks: _Ranks, *where: str) -> None:
-    """Asks `tpu-stacks show` for its first line, until it says what is wanted; the next dumps come in a second."""
-    deadline = time.monotonic() + _LONG_SECONDS
-    while True:
-        done = subprocess.run(
-            [sys.executable, "-m", "cloud_tpu_diagnostics.stacks.cli", "show", *where],
-            capture_output=True,
-            text=True,
-            check=False,
-            env=ranks.environment,
-        )
-        said = done.stdout.partition("\n")[0]
-        if is_told(said):
-            return
-        assert time.monotonic() < deadline, f"{said}\n{done.stderr}"
-        time.sleep(0.2)
+    """Run `tpu-stacks show` until its first line is as expected; the next dumps are written within a second."""
+    command = [sys.executable, "-m", "cloud_tpu_diagnostics.stacks.cli", "show", *where]
 
+    def is_shown() -> bool:
+        done = subprocess.run(command, capture_output=True, text=True, check=False, env=ranks.environment)
+        return is_told(done.stdout.partition("\n")[0])
 
-def _free_port() -> int:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return int(free.getsockname()[1])
+    wait_until(is_shown, _LONG_SECONDS)

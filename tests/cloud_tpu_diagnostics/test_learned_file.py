@@ -15,7 +15,8 @@ from cloud_tpu_diagnostics.companion.job import Job as WatchedJob
 from cloud_tpu_diagnostics.companion.learned_file import load_learned, save_learned
 from cloud_tpu_diagnostics.entries import HANG_SUSPECTED
 
-from .accompanied_jobs import of_kind, wait_until
+from ..waiting import wait_until
+from .accompanied_jobs import of_kind
 from .diagnosed_jobs import Job, run
 
 if not sys.platform.startswith("linux"):

@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
+import inspect
 from pathlib import Path
 
 import pytest
 
+from ..waiting import fill_pipe
 from .diagnosed_jobs import run
 
-_STALLED = """
+_STALLED = f"""
+import contextlib
 from cloud_tpu_diagnostics import blocks
+
+{inspect.getsource(fill_pipe)}
 read, write = os.pipe()
-os.set_blocking(write, False)
-for size in (4096, 1):
-    try:
-        while True:
-            os.write(write, b"x" * size)
-    except BlockingIOError:
-        pass
-os.set_blocking(write, True)
+fill_pipe(write)
 os.dup2(write, 2)
 
 def read_until(words):
@@ -43,25 +41,17 @@ with diagnostic.diagnose(config(cloud=True)):
 print("left")
 """
 
-_TIMER_IS_TAKEN = """
+_TIMER_ENDS = """
 without_companion()
 with diagnostic.diagnose(config(0.2)):
-    faulthandler.dump_traceback_later(600)
+    %s
     while blocks._current._timer._output is not None:
         time.sleep(0.01)
     time.sleep(0.3)
 print("left")
 """
-
-_DESCRIPTORS_ARE_CLOSED = """
-without_companion()
-with diagnostic.diagnose(config(0.2)):
-    os.closerange(3, 65536)
-    while blocks._current._timer._output is not None:
-        time.sleep(0.01)
-    time.sleep(0.3)
-print("left")
-"""
+_TIMER_IS_TAKEN = _TIMER_ENDS % "faulthandler.dump_traceback_later(600)"
+_DESCRIPTORS_ARE_CLOSED = _TIMER_ENDS % "os.closerange(3, 65536)"
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from .accompanied_jobs import wait_until
+from ..waiting import wait_until
 from .diagnosed_jobs import HEADER, Job, run
 
 _RELEASED, _HELD = "CDLL", "PyDLL"
@@ -150,8 +150,7 @@ with diagnostic.diagnose(config(1, cloud=True)):
         tmp_path / "d",
     )
     assert job.line() == "stuck"
-    while job.process.poll() is None and not any(_STUCK_FRAME in file.read_text() for file in job.files()):
-        time.sleep(0.05)
+    wait_until(lambda: any(_STUCK_FRAME in file.read_text() for file in job.files()), running=job.process)
     job.kill()
     dump = job.trace().partition("Timeout (")[2]
     assert dump.count("(most recent call first)") == 151

@@ -12,7 +12,8 @@ import pytest
 from cloud_tpu_diagnostics.entries import JOB_ENDED
 from ml_diagnostics_testing.cloud_logging import CloudLoggingServer
 
-from .accompanied_jobs import _HEAD, LONG_SECONDS, of_kind, wait_until
+from ..waiting import LONG_SECONDS, wait_until
+from .accompanied_jobs import _HEAD, of_kind
 
 _RUN = [sys.executable, "-m", "cloud_tpu_diagnostics", "run", "--"]
 

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 from ml_diagnostics_testing.cloud_logging import CloudLoggingServer
 
-from .accompanied_jobs import payloads, wait_until
+from ..waiting import wait_until
+from .accompanied_jobs import payloads
 
 IMPORTS = """
 from cloud_tpu_diagnostics import diagnostic

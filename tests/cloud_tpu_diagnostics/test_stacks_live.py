@@ -19,6 +19,7 @@ from cloud_tpu_diagnostics.stacks import py_spy
 from cloud_tpu_diagnostics.stacks.cli import main
 from cloud_tpu_diagnostics.stacks.local_processes import LocalProcess, choose_signal, find_processes, signal_number
 
+from ..waiting import wait_until
 from . import diagnosed_jobs
 
 if not sys.platform.startswith("linux"):
@@ -211,9 +212,7 @@ psum()
     job = diagnosed_jobs.Job(program, folder)
     try:
         assert job.line() == "inside"
-        deadline = time.monotonic() + diagnosed_jobs.LONG_SECONDS
-        while "INFO: SIGUSR1 is taken" not in job.trace() and time.monotonic() < deadline:
-            time.sleep(0.05)
+        wait_until(lambda: "INFO: SIGUSR1 is taken" in job.trace())
         code, out, err = run("dump", "--format", "json")
         assert (code, err) == (0, ""), job.trace()
         assert "psum" in out

@@ -23,7 +23,7 @@ from ml_diagnostics_common.journal import Journal
 from ml_diagnostics_common.reader import JournalReader
 
 from ..damaged_cloud_logging import DamagedCloudLogging
-from .accompanied_jobs import wait_until
+from ..waiting import wait_until
 from .diagnosed_jobs import Job, run
 from .test_stacks import dump_text, snapshot
 

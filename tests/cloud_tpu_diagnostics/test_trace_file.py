@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 from cloud_tpu_diagnostics import trace_file
 
+from ..waiting import wait_until
 from .diagnosed_jobs import Job, run
 
 _BLOCK = """
@@ -275,9 +276,7 @@ def test_a_block_prunes_its_folder(tmp_path: Path) -> None:
     folder.mkdir()
     old = _file(folder, _name(1), days=30)
     job = Job("without_companion()\nwith diagnostic.diagnose(config(cloud=True)): input()", folder)
-    while old.exists():
-        assert job.process.poll() is None
-        time.sleep(0.01)
+    wait_until(lambda: not old.exists(), running=job.process)
     job.go_on()
     job.end()
     assert len(job.files()) == 1

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from cloud_tpu_diagnostics.stacks.local_processes import choose_signal, find_processes
 
-from .accompanied_jobs import wait_until
+from ..waiting import wait_until
 from .diagnosed_jobs import Job, run
 
 

@@ -19,6 +19,8 @@ from ml_diagnostics_common.exceptions import CredentialsError
 from ml_diagnostics_testing.faults import Status
 from ml_diagnostics_testing.metadata import MetadataServer
 
+from ..waiting import wait_until
+
 ANONYMOUS = {"CLOUDSDK_AUTH_DISABLE_CREDENTIALS": "true"}
 
 
@@ -289,10 +291,7 @@ def test_later_calls_return_a_late_answer(metadata_server):
     metadata_server.faults.script([Status(503)])
     environ = {**metadata_server.environment(), "KUBERNETES_SERVICE_HOST": "10.0.0.1"}
     assert instance_metadata.instance_metadata(environ) is None  # A new pod's metadata server is not up yet.
-    deadline = time.monotonic() + 10
-    while instance_metadata.instance_metadata(environ) is None and time.monotonic() < deadline:
-        time.sleep(0.02)
-    assert instance_metadata.instance_metadata(environ).project == "project-of-machine"
+    assert wait_until(lambda: instance_metadata.instance_metadata(environ)).project == "project-of-machine"
 
 
 def test_where_no_thread_can_start_nothing_is_found_and_nothing_raised(metadata_server, monkeypatch):

@@ -11,6 +11,8 @@ import timeit
 import pytest
 from ml_diagnostics_common.guard import LOSSES, Counters, guarded, guarded_as, report_loss, warn_once
 
+from ..waiting import fill_pipe
+
 
 @guarded
 def record(value: object) -> object:
@@ -155,14 +157,7 @@ print(LOSSES["log_not_writable"], flush=True)
 @pytest.mark.parametrize("through", ["a handler", "no handler"])
 def test_a_reader_of_stderr_that_stopped_holds_up_no_job_and_no_end_of_it(through: str, by: str) -> None:
     read, write = os.pipe()
-    os.set_blocking(write, False)
-    for size in (4096, 1):
-        try:
-            while True:
-                os.write(write, b"x" * size)
-        except BlockingIOError:
-            pass
-    os.set_blocking(write, True)
+    fill_pipe(write)
     job = [sys.executable, "-c", _WARNS, through, by]
     try:
         done = subprocess.run(job, stdout=subprocess.PIPE, stderr=write, timeout=20, check=True)

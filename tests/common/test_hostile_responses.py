@@ -24,6 +24,8 @@ from ml_diagnostics_testing.cloud_logging import CloudLoggingServer
 from ml_diagnostics_testing.faults import Drip, Fault, Oversize
 from ml_diagnostics_testing.http_server import LoopbackServer, Request, Response
 
+from ..waiting import wait_until
+
 MIB = 1 << 20
 
 LARGE = pytest.mark.parametrize(
@@ -77,13 +79,6 @@ def test_a_response_of_any_size_costs_a_trainer_no_memory_and_no_entry(
     assert grown_kib < 20_000
     numbers = sorted(entry["jsonPayload"]["step_count"] for entry in cloud_logging_server.entries())
     assert numbers == list(range(101))  # Sent again, with the same insertId.
-
-
-def wait_until(condition: Any, seconds: float = 60.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
 
 
 @pytest.fixture(params=["rest", "grpc"])

@@ -10,7 +10,6 @@ import shutil
 import subprocess
 import sys
 import threading
-import time
 import weakref
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,6 +22,7 @@ from ml_diagnostics_common.journal.cap import JournalCap
 from ml_diagnostics_common.journal.layout import list_segments, log_directory, segment_name
 from ml_diagnostics_common.reader import JournalReader
 
+from ..waiting import wait_until
 from .journals import LOG, Clock, assert_adds_up, new_journal, numbers, read_all, reported_losses, run_python
 
 NEEDS_ROOT_TO_MOUNT = "a small file system cannot be mounted here"
@@ -521,10 +521,7 @@ def test_a_network_filesystems_thread_releases_an_unused_journal(
     assert numbers(read_all(tmp_path)) == list(range(5))
     forgotten = weakref.ref(journal)
     del journal
-    deadline = time.monotonic() + 10
-    while forgotten() is not None and time.monotonic() < deadline:
-        time.sleep(0.005)
-    assert forgotten() is None
+    wait_until(lambda: forgotten() is None)
 
 
 def test_a_network_filesystem_is_written_by_the_caller_when_there_can_be_no_thread(

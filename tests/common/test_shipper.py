@@ -23,6 +23,8 @@ from ml_diagnostics_testing.cloud_logging import CloudLoggingServer
 from ml_diagnostics_testing.faults import Hang, Reset, Status, Truncate
 from ml_diagnostics_testing.http_server import ApiError, Request, Response
 
+from ..waiting import wait_until
+
 LOG = "goodput_run"
 
 
@@ -91,13 +93,6 @@ def writes(server: CloudLoggingServer) -> int:
     return sum(request.operation == "write" for request in server.requests)
 
 
-def until(condition: Callable[[], bool], seconds: float = 10.0) -> bool:
-    deadline = time.monotonic() + seconds
-    while not condition() and time.monotonic() < deadline:
-        time.sleep(0.005)
-    return condition()
-
-
 @both_protocols
 def test_all_that_was_journalled_arrives_with_its_labels(
     tmp_path: Path, start: Callable[..., Shipper], cloud_logging_server: CloudLoggingServer
@@ -124,7 +119,7 @@ def test_entries_are_shipped_without_being_asked(
 ) -> None:
     start()
     journal(tmp_path, 3)
-    assert until(lambda: len(arrived(cloud_logging_server)) == 3)
+    wait_until(lambda: len(arrived(cloud_logging_server)) == 3)
 
 
 def test_the_google_clients_own_reading_finds_what_we_wrote(
@@ -160,7 +155,7 @@ def test_a_server_that_fails_half_of_the_time_loses_and_doubles_nothing(
     cloud_logging_server.faults.sometimes(fault, probability=0.5, on="write", seed=1)
     journal(tmp_path, 2000)
     shipper = start()
-    assert until(lambda: shipper.flush(1), 20)
+    wait_until(lambda: shipper.flush(1), 20)
     assert arrived(cloud_logging_server) == list(range(2000))
     assert writes(cloud_logging_server) <= 40
     counts = shipper.statistics().counts
@@ -175,7 +170,7 @@ def test_retry_after_is_honoured(
     cloud_logging_server.faults.script([Status(429, retry_after=1)], on="write")
     journal(tmp_path, 1)
     shipper = start()
-    assert until(lambda: arrived(cloud_logging_server) == [0])
+    wait_until(lambda: arrived(cloud_logging_server) == [0])
     first, second = (request.time for request in cloud_logging_server.requests)
     assert 1 <= second - first < 3
     assert shipper.statistics().counts["failed_RESOURCE_EXHAUSTED"] == 1
@@ -190,7 +185,7 @@ def test_no_retry_storm(
     for number in range(100):
         record(written, range(number, number + 1))
         shipper.flush(0.01)
-    assert until(lambda: shipper.statistics().state == "waiting")
+    wait_until(lambda: shipper.statistics().state == "waiting")
     assert writes(cloud_logging_server) <= 12
 
 
@@ -200,7 +195,7 @@ def test_a_hanging_server_costs_the_trainer_nothing_and_the_exit_its_grace(
     cloud_logging_server.faults.always(Hang(), on="write")
     written = journal(tmp_path, 1)
     shipper = start(request_seconds=30, grace_period_seconds=0.3)
-    assert until(lambda: writes(cloud_logging_server) == 1)
+    wait_until(lambda: writes(cloud_logging_server) == 1)
     slowest = 0.0
     for number in range(300):
         started = time.perf_counter()
@@ -220,7 +215,7 @@ def test_a_hanging_request_is_left_at_its_deadline_and_tried_again(
     cloud_logging_server.faults.script([Hang(after_apply=True)], on="write")
     journal(tmp_path, 5)
     shipper = start(request_seconds=0.2)
-    assert until(lambda: shipper.flush(1))
+    wait_until(lambda: shipper.flush(1))
     assert arrived(cloud_logging_server) == list(range(5))
     assert cloud_logging_server.duplicates == 5
     cloud_logging_server.faults.clear()
@@ -232,7 +227,7 @@ def test_exit_does_not_wait_for_a_server_that_is_known_to_fail(
     cloud_logging_server.faults.always(Status(429, retry_after=60), on="write")
     journal(tmp_path, 1)
     shipper = start(backoff=Backoff(longest_seconds=60))
-    assert until(lambda: shipper.statistics().state == "waiting")
+    wait_until(lambda: shipper.statistics().state == "waiting")
     started = time.monotonic()
     assert not shipper.flush(5)
     assert not shipper.close(5)
@@ -247,7 +242,7 @@ def test_the_end_tries_once_more(
     cloud_logging_server.faults.script([Status(503)], on="write")
     journal(tmp_path, 1)
     shipper = start(backoff=Backoff(first_seconds=60))
-    assert until(lambda: shipper.statistics().state == "waiting")
+    wait_until(lambda: shipper.statistics().state == "waiting")
     assert shipper.close(5)
     assert arrived(cloud_logging_server) == [0]
 
@@ -300,7 +295,7 @@ def test_one_poisoned_entry_does_not_block_the_rest(
     written.append_text(str(time.time_ns()), f'{{"job_name":"run","deep":{deep!r}}}'.replace("'", '"'))
     record(written, range(50, 100))
     shipper = start()
-    assert until(lambda: shipper.flush(1))
+    wait_until(lambda: shipper.flush(1))
     assert arrived(cloud_logging_server) == list(range(100))
     counts = shipper.statistics().counts
     assert (counts["shipped"], counts["refused_by_server"]) == (100, 1)
@@ -319,12 +314,12 @@ def test_a_server_that_accepts_nothing_at_all_refuses_no_entry(
     cloud_logging_server.faults.always(Status(400), on="write")
     journal(tmp_path, 3)
     shipper = start()
-    assert until(lambda: shipper.statistics().counts.get("failed_INVALID_ARGUMENT", 0) >= 2)
+    wait_until(lambda: shipper.statistics().counts.get("failed_INVALID_ARGUMENT", 0) >= 2)
     assert "refused_by_server" not in shipper.statistics().counts
     [warning] = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
     assert "INVALID_ARGUMENT" in warning
     cloud_logging_server.faults.clear()
-    assert until(lambda: shipper.flush(1))
+    wait_until(lambda: shipper.flush(1))
     assert arrived(cloud_logging_server) == [0, 1, 2]
 
 
@@ -347,7 +342,7 @@ def test_a_refusal_of_entries_that_were_not_sent_ticks_nothing_off(
     monkeypatch.setattr(cloud_logging_server, "handle", refuse)
     journal(tmp_path, 3)
     shipper = start()
-    assert until(lambda: shipper.flush(1))
+    wait_until(lambda: shipper.flush(1))
     assert arrived(cloud_logging_server) == [0, 1, 2]
     counts = shipper.statistics().counts
     assert (counts["shipped"], counts["failed_UNAVAILABLE"]) == (3, 2)
@@ -360,9 +355,9 @@ def test_a_log_that_starts_with_a_poisoned_entry_is_shipped_once_another_follows
     written = journal(tmp_path)
     written.append_text(str(time.time_ns()), '{"job_name":"run","deep":' + "[" * 120 + "]" * 120 + "}")
     shipper = start()
-    assert until(lambda: shipper.statistics().state == "waiting")
+    wait_until(lambda: shipper.statistics().state == "waiting")
     record(written, range(2))
-    assert until(lambda: shipper.flush(1))
+    wait_until(lambda: shipper.flush(1))
     assert arrived(cloud_logging_server) == [0, 1]
     assert shipper.statistics().counts["refused_by_server"] == 1
 
@@ -434,7 +429,7 @@ def test_a_backlog_leaves_memory_flat(
     cloud_logging_server.faults.always(Status(503), on="write")
     written = journal(tmp_path, 1000)
     shipper = start(backoff=Backoff(first_seconds=0.001, longest_seconds=0.01))
-    assert until(lambda: writes(cloud_logging_server) > 5)
+    wait_until(lambda: writes(cloud_logging_server) > 5)
     tracemalloc.start()
     try:
         before = tracemalloc.get_traced_memory()[0]
@@ -461,13 +456,13 @@ def test_a_refusal_is_explained_once_and_nothing_is_lost(
     cloud_logging_server.faults.always(Status(status), on="write")
     journal(tmp_path, 10)
     shipper = start()
-    assert until(lambda: shipper.statistics().counts.get(f"failed_{code}", 0) >= 3)
+    wait_until(lambda: shipper.statistics().counts.get(f"failed_{code}", 0) >= 3)
     [warning] = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
     assert "roles/logging.logWriter" in warning
     assert "test-project" in warning
     assert str(log_directory(tmp_path, LOG)) in warning
     cloud_logging_server.faults.clear()
-    assert until(lambda: shipper.flush(1))
+    wait_until(lambda: shipper.flush(1))
     assert arrived(cloud_logging_server) == list(range(10))
 
 
@@ -495,7 +490,7 @@ def test_a_missing_cloud_is_logged_once_with_the_path_of_the_data(
         raise CredentialsError("no project was found (GOOGLE_CLOUD_PROJECT is not set)")
 
     shipper = start(connect=no_cloud, look_every_seconds=0.02, look_for_seconds=0.1)
-    assert until(lambda: shipper.statistics().state == "no cloud")
+    wait_until(lambda: shipper.statistics().state == "no cloud")
     [warning] = [record.getMessage() for record in caplog.records]
     assert "GOOGLE_CLOUD_PROJECT is not set" in warning
     assert str(log_directory(tmp_path, LOG)) in warning
@@ -522,7 +517,7 @@ def test_a_cloud_that_is_found_late_gets_the_first_entry_too(
     written = journal(tmp_path, 3)
     shipper = start(connect=late, look_every_seconds=0.05)
     record(written, range(3, 5))
-    assert until(lambda: shipper.flush(1))
+    wait_until(lambda: shipper.flush(1))
     assert arrived(cloud_logging_server) == list(range(5))
 
 
@@ -558,7 +553,7 @@ def test_a_log_handler_that_records_to_the_journal_does_not_loop(
         cloud_logging_server.faults.script([Status(403), Status(403), Status(503)], on="write")
         record(written, range(1))
         shipper = start()
-        assert until(lambda: shipper.flush(1))
+        wait_until(lambda: shipper.flush(1))
         settled = writes(cloud_logging_server)
         time.sleep(0.2)
         assert writes(cloud_logging_server) == settled
@@ -573,10 +568,10 @@ def test_an_unwritable_state_folder_stops_nothing_but_shipping(
     (tmp_path / "state").write_text("a file that blocks the path")
     written = journal(tmp_path, 5)
     shipper = start()
-    assert until(lambda: shipper.statistics().state == "waiting")
+    wait_until(lambda: shipper.statistics().state == "waiting")
     (tmp_path / "state").unlink()
     record(written, range(5, 6))
-    assert until(lambda: shipper.flush(1))
+    wait_until(lambda: shipper.flush(1))
     assert arrived(cloud_logging_server) == list(range(6))
 
 
@@ -598,7 +593,7 @@ def test_unreadable_files_of_another_process_stop_no_other(
     segment.symlink_to(tmp_path / "elsewhere")
     shipper = start()
     assert shipper.flush(5)
-    assert until(lambda: arrived(cloud_logging_server) == [7, 0, 1, 2])
+    wait_until(lambda: arrived(cloud_logging_server) == [7, 0, 1, 2])
     for _ in range(5):  # Rounds that do not retry files that could not be opened.
         assert shipper.flush(5)
     assert shipper.statistics().counts["unreadable_writer"] == 2
@@ -655,7 +650,7 @@ def test_closing_while_there_is_no_cloud_asks_no_more(tmp_path: Path, start: Cal
         raise CredentialsError("none")
 
     shipper = start(connect=no_cloud)
-    assert until(lambda: shipper.statistics().last_error == "none")
+    wait_until(lambda: shipper.statistics().last_error == "none")
     started = time.monotonic()
     assert not shipper.close(5)
     assert time.monotonic() - started < 1

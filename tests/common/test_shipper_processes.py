@@ -28,6 +28,8 @@ from ml_diagnostics_common.shipper.writers import Owner, owner
 from ml_diagnostics_testing.cloud_logging import CloudLoggingServer
 from ml_diagnostics_testing.faults import Hang, Status
 
+from ..waiting import wait_until
+
 LOG = "goodput_run"
 
 PROGRAM = """
@@ -139,8 +141,7 @@ def test_killed_at_any_moment_nothing_is_lost_and_nothing_is_there_twice(
         body = "shipper.start()\nfor n in range(first, first + count): record(n, 1); time.sleep(0.0002)\ntime.sleep(60)"
         process = run(body, tmp_path, cloud_logging_server, attempt * 10_000, 10_000)
         before = len(cloud_logging_server.requests)
-        while len(cloud_logging_server.requests) < before + 3:
-            time.sleep(0.002)
+        wait_until(lambda before=before: len(cloud_logging_server.requests) >= before + 3)  # type: ignore[misc]
         time.sleep(0.013 * attempt)
         process.send_signal(signal.SIGKILL)
         process.communicate()
@@ -450,9 +451,7 @@ def test_the_last_request_ends_with_the_grace_period(tmp_path: Path, cloud_loggi
     environ = {**cloud_logging_server.environment(), "ML_DIAGNOSTICS_LOGGING_GRPC": ""}
     shipper = Shipper(LOG, root=tmp_path, connect=lambda: connect(environ=environ), request_seconds=30)
     shipper.start()
-    deadline = time.monotonic() + 10
-    while shipper.statistics().state != "waiting" and time.monotonic() < deadline:
-        time.sleep(0.005)
+    wait_until(lambda: shipper.statistics().state == "waiting")
     started = time.monotonic()
     assert not shipper.close(0.5)
     assert shipper._thread is not None

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import subprocess
 import sys
 import time
@@ -13,6 +12,8 @@ from typing import Any
 
 import pytest
 from ml_diagnostics_common.environment import diagnostics_directory
+
+from ..waiting import free_port
 
 pytest.importorskip("torch_xla", reason="torch_xla is not installed: `nox -s torch-xla` has it")
 
@@ -81,11 +82,6 @@ def await_line(job: subprocess.Popen[str], text: str) -> None:
         if line.strip() == text:
             return
     raise AssertionError(f"it ended without {text!r}: {job.stderr.read() if job.stderr else ''}")
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return int(server.getsockname()[1])
 
 
 def test_every_loss_is_recorded_and_the_run_is_of_pytorch() -> None:

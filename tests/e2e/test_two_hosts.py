@@ -9,7 +9,6 @@ import contextlib
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -21,6 +20,7 @@ from ml_diagnostics_testing.cloud_logging import CloudLoggingServer
 from ml_diagnostics_testing.cloud_storage import CloudStorageServer
 
 from ..loopback.control_plane import ControlPlaneServer
+from ..waiting import free_port
 
 pytest.importorskip("jax")
 
@@ -64,10 +64,7 @@ def run_both(
     first_step: int, folders: tuple[Path, Path], hosts: tuple[str, str], gcs_path: str, environ: Mapping[str, str]
 ) -> None:
     """Runs one attempt of the job; the first is killed when both processes have done their steps."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    numbers = [str(port), str(first_step), str(first_step + STEPS)]
+    numbers = [str(free_port()), str(first_step), str(first_step + STEPS)]
     with contextlib.ExitStack() as processes_end:
         processes = []
         for index in (0, 1):

@@ -7,8 +7,8 @@ import os
 import pytest
 from google_cloud_mldiagnostics import agreement
 
+from ..waiting import free_port
 from . import run_programs as programs
-from .ports import free_port
 
 CONNECTED = """
 import jax

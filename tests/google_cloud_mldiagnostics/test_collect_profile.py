@@ -21,7 +21,7 @@ from ml_diagnostics_common.profiler_service import ProfilerService, TracerLevels
 from ml_diagnostics_common.xplane import read_xplane
 
 from ..jax_jobs import jax_jobs
-from .ports import free_port
+from ..waiting import bound_port, free_port
 from .profiled_runs import xplanes
 
 pytest.importorskip("jax")
@@ -87,11 +87,9 @@ def test_a_host_that_cannot_be_reached_keeps_nobody_from_theirs(ports: list[int]
 
 
 def test_a_host_that_never_answers_is_given_up(tmp_path: Path) -> None:
-    with socket.socket() as silent:
-        silent.bind(("127.0.0.1", 0))
-        silent.listen()
+    with bound_port(listening=True) as silent:
         started = time.monotonic()
-        (result,) = SERVICE.capture([f"127.0.0.1:{silent.getsockname()[1]}"], str(tmp_path), "never", 100)
+        (result,) = SERVICE.capture([f"127.0.0.1:{silent}"], str(tmp_path), "never", 100)
         assert not result.is_captured
         assert time.monotonic() - started < SERVICE.connect_seconds + SERVICE.extra_seconds
 

@@ -25,8 +25,8 @@ from ml_diagnostics_testing.faults import Status
 
 from ..damaged_cloud_logging import DamagedCloudLogging
 from ..loopback.control_plane import ControlPlaneServer
+from ..waiting import wait_until
 from .kept_entries import kept_entries
-from .waiting import eventually
 
 Captured = pytest.CaptureFixture[str]
 PROJECT = ("--project", "test-project")
@@ -427,10 +427,10 @@ def test_a_job_elsewhere_is_profiled_and_brings_its_profile_to_the_bucket(
             assert job.stdout is not None
             run_id = job.stdout.readline().strip()
             arguments = ["profile", run_id, "--duration", "200", "--session", "s1", *PROJECT]
-            eventually(lambda: main(arguments) == 0, 60)
+            wait_until(lambda: main(arguments) == 0, 60)
             folder = f"gs://test-bucket/traces/{run_id}/plugins/profile/s1"
             assert f"in    {folder}, brought there by the job" in capsys.readouterr().out
-            eventually(lambda: cloud.bucket.names("test-bucket"), 60)
+            wait_until(lambda: cloud.bucket.names("test-bucket"), 60)
             flag.touch()
             assert job.wait(60) == 0
         finally:

@@ -17,9 +17,8 @@ from google_cloud_mldiagnostics.exceptions import ProfilingError
 from ml_diagnostics_common.environment import identity
 from ml_diagnostics_common.xplane import read_xplane
 
-from .ports import free_port
+from ..waiting import free_port, wait_until
 from .told_runs import process, resource, view
-from .waiting import eventually
 
 Captured = pytest.CaptureFixture[str]
 
@@ -80,7 +79,7 @@ def wait_until_it_can_be_profiled(run_id: str, capsys: Captured) -> None:
         shown = json.loads(told(capsys, "show", run_id, "--format", "json")[1])
         return sum(bool(one["profiler_port"]) for attempt in shown["attempts"] for one in attempt["processes"])
 
-    eventually(lambda: profilers() == 2, 60)
+    wait_until(lambda: profilers() == 2, 60)
 
 
 def test_a_running_job_is_profiled_on_all_hosts_at_once_and_its_run_knows_the_profile(

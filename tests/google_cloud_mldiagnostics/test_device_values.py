@@ -21,9 +21,9 @@ from google_cloud_mldiagnostics.metrics import record
 from google_cloud_mldiagnostics.recording import device_values
 from ml_diagnostics_common.guard import LOSSES
 
+from ..waiting import run_program, wait_until
 from .kept_entries import kept_entries
 from .recorded_runs import active, metrics_of
-from .waiting import eventually
 
 jax = pytest.importorskip("jax")
 jnp = jax.numpy
@@ -165,7 +165,7 @@ def test_the_memory_of_a_device_is_let_go(tmp_path: Path, run: ActiveRun) -> Non
     record("loss", value)
     del value
     recorded(tmp_path)
-    eventually(lambda: reference() is None)
+    wait_until(lambda: reference() is None)
 
 
 def test_a_flush_waits_for_devices_within_its_time(tmp_path: Path, run: ActiveRun, slow: threading.Event) -> None:
@@ -205,7 +205,7 @@ mesh = Mesh(jax.devices(), "x")
 record("loss", jax.device_put(jnp.arange(8.0), NamedSharding(mesh, P("x"))), 1)
 record("loss", jax.device_put(jnp.float32(7), NamedSharding(mesh, P())), 2)
 """
-    subprocess.run([sys.executable, "-c", program, str(tmp_path)], timeout=60, check=True)
+    run_program(program, tmp_path)
     assert [payload["values"] for _, payload in metrics_of(tmp_path, "run")] == [[*range(8)], [7.0]]
 
 
@@ -241,16 +241,7 @@ record("loss", repeated(x, int(float(sys.argv[2]) / each)), 1)
 
 def end_before_the_device(root: Path, seconds: float) -> None:
     """End a process normally, `seconds` before its device has computed the value that it recorded."""
-    done = subprocess.run(
-        [sys.executable, "-c", END + ENDS_DURING_FINALIZATION, str(root), str(seconds)],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout == "finalized\n", done.stderr
-    assert "Exception ignored" not in done.stderr
+    assert run_program(END + ENDS_DURING_FINALIZATION, root, seconds) == "finalized\n"
 
 
 @pytest.mark.parametrize("seconds", [0.8, 1.2])
@@ -374,10 +365,7 @@ if child == 0:
     os._exit(0)
 assert os.waitpid(child, 0)[1] == 0
 """
-    done = subprocess.run(
-        [sys.executable, "-c", program, str(tmp_path)], capture_output=True, text=True, timeout=60, check=False
-    )
-    assert done.returncode == 0, done.stderr
+    run_program(program, tmp_path)
     assert len(metrics_of(tmp_path, "run")) == 6
 
 
@@ -390,7 +378,7 @@ for value in (1.0, numpy.float32(1), [1.0], None):
 from jax._src import xla_bridge
 assert not xla_bridge.backends_are_initialized()
 """
-    subprocess.run([sys.executable, "-c", program, str(tmp_path)], timeout=60, check=True)
+    run_program(program, tmp_path)
 
 
 # --- PyTorch --------------------------------------------------------------------------------------------

@@ -9,9 +9,9 @@ import subprocess
 import pytest
 from google_cloud_mldiagnostics.attempts import WITHOUT_A_WORD
 
+from ..waiting import wait_until
 from . import run_programs as programs
 from .kept_entries import kept_entries
-from .waiting import eventually
 
 
 def last_phase() -> str:
@@ -256,7 +256,7 @@ def test_what_the_companion_told_is_why_an_attempt_has_ended() -> None:
         RUN_WORKLOAD_ID="w",
     )
     second = programs.start("begin(); sys.stdin.readline()", RUN_WORKLOAD_ID="w")
-    eventually(lambda: programs.kept_run()["attempts"][0].get("reason") == "The job was killed: out of memory")
+    wait_until(lambda: programs.kept_run()["attempts"][0].get("reason") == "The job was killed: out of memory")
     assert programs.end(second, say="go on\n").code == 0
 
 

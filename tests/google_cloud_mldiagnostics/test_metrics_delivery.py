@@ -14,8 +14,8 @@ from ml_diagnostics_common.cloud_logging import connect
 from ml_diagnostics_testing.cloud_logging import CloudLoggingServer
 from ml_diagnostics_testing.faults import Hang
 
+from ..waiting import wait_until
 from .recorded_runs import active, metrics_of
-from .waiting import eventually
 
 PROGRAM = """
 import os, signal, sys, threading, time
@@ -61,7 +61,7 @@ def ship_the_rest(root: Path, server: CloudLoggingServer, count: int) -> None:
         return sum(record.entries or 0 for record in server.requests_for("write")) - server.duplicates
 
     with active(root, run_id="next", is_shipped=True, connect=lambda: connect(environ=environ)):
-        eventually(lambda: arrived() >= count, 100)
+        wait_until(lambda: arrived() >= count, 100)
 
 
 def assert_arrived(server: CloudLoggingServer, count: int) -> None:

@@ -15,7 +15,7 @@ from ml_diagnostics_testing.cloud_logging import CloudLoggingServer
 from ml_diagnostics_testing.cloud_storage import CloudStorageServer
 
 from ..loopback.control_plane import ControlPlaneServer
-from .ports import free_port
+from ..waiting import free_port
 from .profiled_runs import sessions_told, xplanes
 
 pytest.importorskip("jax")

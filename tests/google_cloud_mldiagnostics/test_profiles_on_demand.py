@@ -21,8 +21,8 @@ from ml_diagnostics_common.profiler_service import ProfilerService
 from ml_diagnostics_common.xplane import summary_of
 from ml_diagnostics_testing.cloud_storage import CloudStorageServer
 
+from ..waiting import wait_until
 from .profiled_runs import processes_told, profiled_run, sessions_put, sessions_told, xplanes
-from .waiting import eventually
 
 jax = pytest.importorskip("jax")
 pytest.importorskip("grpc")
@@ -37,7 +37,7 @@ def _prompt(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def served(run_id: str) -> dict[str, Any]:
     """Where the run's process can be profiled, as its log tells it."""
-    return eventually(lambda: [told for told in processes_told(run_id) if "profiler_port" in told])[-1]
+    return wait_until(lambda: [told for told in processes_told(run_id) if "profiler_port" in told])[-1]
 
 
 def capture(process: Mapping[str, Any], session_id: str, host: str = "localhost") -> None:
@@ -58,7 +58,7 @@ def test_what_others_take_is_a_session_of_the_run() -> None:
         process = served("run-1")
         assert active.profiler_port == process["profiler_port"]
         capture(process, "asked", host=process["address"])
-        eventually(lambda: sessions_put(active))
+        wait_until(lambda: sessions_put(active))
         assert xplanes(active.folder / "profiles") == ["plugins/profile/asked/host-a.xplane.pb"]
         assert sessions_told("run-1") == [("asked", "SUCCEEDED")]
         ((session_id, session),) = sessions_put(active)
@@ -77,7 +77,7 @@ def test_into_a_bucket_it_goes_by_way_of_this_machine(
     with profiled_run("run-1", gcs_path="gs://bucket", is_local=False) as active:
         start_on_demand_xprof(0)
         capture(served("run-1"), "asked")
-        eventually(lambda: sessions_put(active))
+        wait_until(lambda: sessions_put(active))
         name = "run-1/plugins/profile/asked/host-a.xplane.pb"
         assert cloud_storage_server.names("bucket") == [name]
         assert summary_of(cloud_storage_server.read("bucket", name)).is_whole
@@ -91,7 +91,7 @@ def test_the_programs_own_profiles_are_not_taken_for_others() -> None:
         with Xprof(session_id="own"):
             pass
         capture(process, "asked")
-        eventually(lambda: ("asked", "SUCCEEDED") in sessions_told("run-1"))
+        wait_until(lambda: ("asked", "SUCCEEDED") in sessions_told("run-1"))
         assert sessions_told("run-1") == [("own", "ACTIVE"), ("own", "SUCCEEDED"), ("asked", "SUCCEEDED")]
         assert len(xplanes(active.folder / "profiles")) == 2
 
@@ -103,7 +103,7 @@ def test_profiles_of_earlier_attempts_are_not_told_again() -> None:
         (earlier / "host-a.xplane.pb").write_bytes(b"")
         start_on_demand_xprof(0)
         capture(served("run-1"), "asked")
-        eventually(lambda: sessions_told("run-1"))
+        wait_until(lambda: sessions_told("run-1"))
         assert sessions_told("run-1") == [("asked", "SUCCEEDED")]
 
 
@@ -152,7 +152,7 @@ def test_the_server_ends_with_the_run_and_can_begin_again() -> None:
             assert is_listening(port)
             stop_on_demand_xprof()
             assert active.profiler_port is None
-        eventually(lambda port=port: not is_listening(port))
+        wait_until(lambda port=port: not is_listening(port))
 
 
 def test_a_second_start_is_a_warning_and_a_second_stop_nothing(caplog: pytest.LogCaptureFixture) -> None:
@@ -177,7 +177,7 @@ def test_a_server_that_cannot_start_costs_no_more_than_itself(
     try:
         with profiled_run("run-1") as active:
             start_on_demand_xprof(0)
-            eventually(lambda: "could not be started" in caplog.text)
+            wait_until(lambda: "could not be started" in caplog.text)
             assert active.profiler_port is None
             stop_on_demand_xprof()
     finally:

@@ -22,9 +22,9 @@ from ml_diagnostics_testing.faults import Fault, Hang, Reset, Status
 from ml_diagnostics_testing.metadata import MetadataServer
 
 from ..loopback.control_plane import ControlPlaneServer, SelfHostedServer
+from ..waiting import wait_until
 from . import run_programs as programs
 from .kept_entries import kept_entries
-from .waiting import eventually
 
 RUN = "train-w"
 
@@ -98,7 +98,7 @@ def test_a_changed_config_reaches_the_control_plane_and_the_log(server: ControlP
     run = begin(strict=True, configs={"lr": 0.1})
     run.configs.update(batch_size=64)
     run.configs.lr = 0.2
-    eventually(lambda: server.run(RUN)["configs"]["userConfigs"] == {"batch_size": "64", "lr": "0.2"})
+    wait_until(lambda: server.run(RUN)["configs"]["userConfigs"] == {"batch_size": "64", "lr": "0.2"})
     assert kept_here()["configs"]["userConfigs"] == {"batch_size": "64", "lr": "0.2"}
     assert kept_entries("mlrun_configs")[-1].payload == {"userConfigs": {"batch_size": "64", "lr": "0.2"}}
 
@@ -106,7 +106,7 @@ def test_a_changed_config_reaches_the_control_plane_and_the_log(server: ControlP
 def test_a_session_reaches_the_control_plane_and_the_folder(server: ControlPlaneServer) -> None:
     begin(strict=True)
     active_run().registration.put_session("s1", {"kind": "KIND_PROGRAMMATIC", "storageFolderUri": "gs://b/s1"})
-    eventually(lambda: [s["storageFolderUri"] for s in server.sessions(RUN)] == ["gs://b/s1"])
+    wait_until(lambda: [s["storageFolderUri"] for s in server.sessions(RUN)] == ["gs://b/s1"])
     assert [s["name"] for s in LocalControlPlane(diagnostics_directory()).list_sessions(RUN)] == ["s1"]
 
 
@@ -138,7 +138,7 @@ def test_a_session_after_the_end_is_kept_on_this_machine(server: ControlPlaneSer
     registration = active_run().registration
     run.finish()
     registration.put_session("s1", {"kind": "KIND_PROGRAMMATIC"})
-    eventually(lambda: len(list(LocalControlPlane(diagnostics_directory()).list_sessions(RUN))) == 1)
+    wait_until(lambda: len(list(LocalControlPlane(diagnostics_directory()).list_sessions(RUN))) == 1)
 
 
 def test_a_self_hosted_control_plane_is_told_instead_of_google(
@@ -201,8 +201,8 @@ def test_a_restart_on_a_new_machine_counts_on_where_the_run_is_known(server: Con
     )
     run = begin(strict=True)
     assert server.run(RUN)["runPhase"] == "ACTIVE"
-    eventually(lambda: run.attempt == 5)
-    eventually(lambda: [entry.payload["attempt"] for entry in kept_entries("mlrun_process")] == [5])
+    wait_until(lambda: run.attempt == 5)
+    wait_until(lambda: [entry.payload["attempt"] for entry in kept_entries("mlrun_process")] == [5])
     run.finish()
     assert kept_here()["attempts"][-1]["number"] == 5
     assert server.run(RUN)["labels"]["attempt"] == "5"
@@ -240,7 +240,7 @@ def test_a_control_plane_that_forbids_costs_one_warning_that_names_who_needs_wha
 ) -> None:
     server.is_permitted = False
     run = begin()
-    eventually(lambda: "could not be reported" in caplog.text)
+    wait_until(lambda: "could not be reported" in caplog.text)
     run.finish()
     warnings = [record for record in caplog.records if "could not be reported" in record.getMessage()]
     assert len(warnings) == 1
@@ -334,9 +334,9 @@ def test_what_failed_at_first_is_told_later(server: ControlPlaneServer, monkeypa
     monkeypatch.setattr("google_cloud_mldiagnostics.registration._FIRST_ACCESS_SECONDS", 0.1)
     server.is_permitted = False
     begin(configs={"lr": 0.1})
-    eventually(lambda: len(server.requests) >= 1)
+    wait_until(lambda: len(server.requests) >= 1)
     server.is_permitted = True
-    eventually(lambda: server.run(RUN)["configs"]["userConfigs"] == {"lr": "0.1"})
+    wait_until(lambda: server.run(RUN)["configs"]["userConfigs"] == {"lr": "0.1"})
 
 
 def test_a_run_that_somebody_deletes_is_created_again(server: ControlPlaneServer) -> None:

@@ -30,10 +30,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from ml_diagnostics_common.environment import diagnostics_directory
 
+from ..waiting import free_port, wait_until
 from . import run_programs as programs
 from .kept_entries import kept_entries
-from .ports import free_port
-from .waiting import eventually
 
 
 @pytest.fixture(autouse=True)
@@ -221,7 +220,7 @@ def test_what_the_user_gave_is_not_changed_and_what_he_changes_later_changes_not
     before = copy.deepcopy(configs)
     run = begin(configs=configs)
     run.configs["batch_size"] = 64
-    eventually(lambda: "batch_size" in kept(run)["configs"]["userConfigs"])
+    wait_until(lambda: "batch_size" in kept(run)["configs"]["userConfigs"])
     assert configs == before
     assert run.configs.lr == 0.1  # Also on process 0.
 
@@ -236,7 +235,7 @@ def test_configs_may_be_changed_in_every_way_that_a_dict_and_an_object_can() -> 
     del run.configs.c
     run.configs.setdefault("h", 8)
     wanted = {"d": "4", "e": "5", "f": "6", "g": "7", "h": "8"}
-    eventually(lambda: kept(run)["configs"]["userConfigs"] == wanted)
+    wait_until(lambda: kept(run)["configs"]["userConfigs"] == wanted)
     with pytest.raises(AttributeError, match="no config 'zzz'"):
         _ = run.configs.zzz
     with pytest.raises(AttributeError):
@@ -260,10 +259,10 @@ def test_secrets_in_configs_stay_home() -> None:
 
 def test_what_the_job_runs_on_is_collected_without_being_asked() -> None:
     run = begin()
-    eventually(lambda: run.configs.get("softwareConfigs"))
+    wait_until(lambda: run.configs.get("softwareConfigs"))
     assert run.configs.softwareConfigs["framework"] == "JAX"
     assert "cpu_count" in run.configs.hardwareConfigs
-    eventually(lambda: kept(run)["configs"]["softwareConfigs"])
+    wait_until(lambda: kept(run)["configs"]["softwareConfigs"])
 
 
 def test_averages_of_the_metrics_are_kept_with_the_run() -> None:
@@ -301,7 +300,7 @@ def test_finish_takes_completed_and_failed_and_nothing_else() -> None:
 def test_a_heartbeat_tells_that_the_process_lives(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("google_cloud_mldiagnostics.lifecycle._HEARTBEAT_SECONDS", 0.05)
     begin()
-    eventually(lambda: programs.phases().count("ACTIVE") >= 4)
+    wait_until(lambda: programs.phases().count("ACTIVE") >= 4)
 
 
 # --- People -------------------------------------------------------------------------------------------

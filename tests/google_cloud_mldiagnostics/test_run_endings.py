@@ -15,8 +15,8 @@ from ml_diagnostics_common.program_end import UNSEEN_EXIT
 from ml_diagnostics_testing.faults import Hang, Status
 
 from ..loopback.control_plane import ControlPlaneServer, SelfHostedServer
+from ..waiting import wait_until
 from . import run_programs as programs
-from .waiting import eventually
 
 RUN = "train-w"
 
@@ -87,7 +87,7 @@ def test_an_operation_that_takes_long_does_not_keep_the_end_from_being_told(
     run = begin(strict=True)
     server.operation_seconds = 3600
     run.configs.update(lr=0.1)
-    eventually(lambda: "update" in [request.operation for request in server.requests])
+    wait_until(lambda: "update" in [request.operation for request in server.requests])
     run.finish()
     assert server.run(RUN)["runPhase"] == "COMPLETED"
     assert "not done yet" in caplog.text  # That nobody has seen it arrive is said.
@@ -97,7 +97,7 @@ def test_a_request_that_is_never_answered_does_not_keep_the_end_from_being_told(
     run = begin(strict=True)
     server.faults.script([Hang()], on="update")
     run.configs.update(lr=0.1)
-    eventually(lambda: "update" in [request.operation for request in server.requests])
+    wait_until(lambda: "update" in [request.operation for request in server.requests])
     run.finish()
     assert server.run(RUN)["runPhase"] == "COMPLETED"
     assert server.run(RUN)["configs"]["userConfigs"] == {"lr": "0.1"}
@@ -119,7 +119,7 @@ def test_an_end_that_could_not_be_told_is_one_warning(
 def test_a_run_that_ends_while_it_is_created_is_created_and_ended(server: ControlPlaneServer, polls: int) -> None:
     server.operation_polls = polls
     run = begin()
-    eventually(lambda: "poll" in [request.operation for request in server.requests])
+    wait_until(lambda: "poll" in [request.operation for request in server.requests])
     run.finish()
     assert server.run(RUN)["runPhase"] == "COMPLETED"
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import subprocess
-import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -20,9 +18,9 @@ from ml_diagnostics_common.log_source import Cloud, LogSource
 from ml_diagnostics_testing.cloud_logging import CloudLoggingServer
 from ml_diagnostics_testing.faults import Hang, Status
 
+from ..waiting import run_program, wait_until
 from .kept_entries import kept_entries
 from .recorded_runs import RUN, active, metrics_of
-from .waiting import eventually
 
 LABELS = {"job": RUN, "attempt": "1", "host": "host-a", "process_index": "0", "pid": "0"}
 
@@ -138,7 +136,7 @@ def test_a_run_is_shipped_to_its_own_project(tmp_path: Path, cloud_logging_serve
     ) as run:
         record("loss", 1.0)
         assert run.log.flush(20)
-        eventually(lambda: len(cloud_logging_server.entries()) >= 2)
+        wait_until(lambda: len(cloud_logging_server.entries()) >= 2)
     arrived = {
         (entry["resource"]["labels"]["node_id"], entry["logName"].split("/")[1])
         for entry in cloud_logging_server.entries()
@@ -181,7 +179,7 @@ def test_a_cloud_that_fails_costs_recording_nothing_and_loses_nothing(
     cloud_logging_server.faults.clear()
     with active(tmp_path, run_id="next", is_shipped=True, connect=connected) as run:
         run.log.flush(20)
-        eventually(lambda: len(cloud_logging_server.entries()) == 1000)
+        wait_until(lambda: len(cloud_logging_server.entries()) == 1000)
 
 
 def test_a_closed_log_still_takes_entries(tmp_path: Path, connected: Callable[[], LoggingTransport]) -> None:
@@ -245,21 +243,13 @@ assert log.close(20)
 """
     environ = {**os.environ, **cloud_logging_server.environment(), "ML_DIAGNOSTICS_LOGGING_GRPC": ""}
     environ["ML_DIAGNOSTICS_BACKEND"] = "auto"
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", program, str(tmp_path)],
-        env=environ,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
+    output = run_program(program, tmp_path, env=environ)
     told = [entry for entry in cloud_logging_server.entries() if not entry["logName"].endswith("ml_diagnostics_metric")]
     messages = [str(entry.get("textPayload") or entry.get("jsonPayload", {}).get("message")) for entry in told]
     assert "the user's" in messages
     assert "the user's own" in messages
     assert [message for message in messages if "entries:write" in message] == []
-    assert done.stdout.count("entries:write") >= 10  # The console gets them, as without us.
+    assert output.count("entries:write") >= 10  # The console gets them, as without us.
     metrics = [entry for entry in cloud_logging_server.entries() if entry["logName"].endswith("ml_diagnostics_metric")]
     assert len(metrics) == 10
 
@@ -272,7 +262,7 @@ def test_without_a_cloud_one_warning_says_where_the_data_is(tmp_path: Path, capl
 
     with active(tmp_path, is_shipped=True, connect=no_cloud) as run:
         record("loss", 1.0)
-        eventually(lambda: caplog.records)
+        wait_until(lambda: caplog.records)
         assert not run.log.flush(0.1)
     [told] = [record for record in caplog.records if record.levelno >= logging.WARNING]
     assert str(tmp_path) in told.getMessage()

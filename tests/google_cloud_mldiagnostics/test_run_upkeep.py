@@ -16,8 +16,8 @@ from google_cloud_mldiagnostics.control_plane import Resource
 from google_cloud_mldiagnostics.control_plane.local import LocalControlPlane
 from google_cloud_mldiagnostics.exceptions import ControlPlaneError
 
+from ..waiting import wait_until
 from . import run_programs as programs
-from .waiting import eventually
 
 
 def test_what_the_job_runs_is_collected_once_and_devices_are_looked_for_ever_less_often() -> None:
@@ -48,7 +48,7 @@ def test_a_runs_start_and_end_are_put_on_the_disk_itself(monkeypatch: pytest.Mon
 
     monkeypatch.setattr(os, "fdatasync", note)
     run = machinelearning_run("train", log_system_metrics=False)
-    eventually(lambda: kept)
+    wait_until(lambda: kept)
     at_the_start = len(kept)
     run.finish()
     assert len(kept) > at_the_start
@@ -83,7 +83,7 @@ def test_a_profile_that_cannot_be_written_down_is_not_told_as_a_matter_of_other_
     assert active.registration is not None
     active.registration.put_session("s1", {"kind": "KIND_PROGRAMMATIC"})
     run.finish()
-    eventually(lambda: "the disk is full" in caplog.text)
+    wait_until(lambda: "the disk is full" in caplog.text)
     assert "keeper" not in caplog.text
 
 

@@ -14,10 +14,9 @@ from google_cloud_mldiagnostics.cli import main
 from ml_diagnostics_testing.faults import Hang
 
 from ..loopback.control_plane import ControlPlaneServer
+from ..waiting import free_port, wait_until
 from . import run_programs as programs
-from .ports import free_port
 from .starvation import Starvation, seconds_to_death
-from .waiting import eventually
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="elsewhere a stuck process gets a second signal")
 
@@ -65,11 +64,11 @@ def stuck(program: str, library: str, seconds: float = 60, has_helper: bool = Tr
     process = programs.start(program + STUCK.format(library=library, seconds=seconds))
     programs.await_line(process, "ready")
     if has_helper:
-        eventually(helpers)
+        wait_until(helpers)
     process.stdin.write("go on\n")
     process.stdin.flush()
     mutex = int(process.stdout.readline())
-    eventually(lambda: waits_for(process.pid, mutex))
+    wait_until(lambda: waits_for(process.pid, mutex))
     return process
 
 
@@ -110,7 +109,7 @@ def test_sigterm_ends_a_process_that_is_stuck_in_native_code(program: str, libra
     assert code == -signal.SIGTERM
     assert seconds <= LONGEST_SECONDS
     if "begin" in program:
-        eventually(lambda: programs.kept_run()["runPhase"] == "FAILED")
+        wait_until(lambda: programs.kept_run()["runPhase"] == "FAILED")
         assert programs.kept_run()["errorDetails"] == "SIGTERM"
         assert programs.kept_run()["attempts"][-1]["processes"][0]["reason"] == "SIGTERM"
 
@@ -134,7 +133,7 @@ def test_where_the_control_plane_does_not_answer_in_time_sync_completes_the_run(
     assert code == -signal.SIGTERM
     assert seconds <= LONGEST_SECONDS
     cloud_of_a_run.faults.clear()
-    eventually(lambda: programs.kept_run()["runPhase"] == "FAILED")
+    wait_until(lambda: programs.kept_run()["runPhase"] == "FAILED")
     assert cloud_of_a_run.run(RUN)["runPhase"] == "ACTIVE"
     assert main(["sync", RUN]) == 0
     assert cloud_of_a_run.run(RUN)["runPhase"] == "FAILED"
@@ -223,10 +222,10 @@ def test_a_job_that_waits_for_all_of_its_children_waits_for_none_of_ours() -> No
 def test_the_helper_ends_with_the_run_and_with_the_process(ending: str) -> None:
     process = programs.start(f"run = begin()\nready()\nsys.stdin.readline()\n{ending}\nready()\nsys.stdin.readline()")
     programs.await_line(process, "ready")
-    eventually(helpers)
+    wait_until(helpers)
     process.stdin.write("go on\n")
     process.stdin.flush()
-    eventually(lambda: not helpers())
+    wait_until(lambda: not helpers())
     programs.end(process)
 
 
@@ -271,7 +270,7 @@ def stuck_at_once(library: str, before: str = "") -> subprocess.Popen[str]:
     """Start a program that is stuck in native code when this returns, and has been since its run began."""
     process = programs.start(STUCK_AT_ONCE.format(library=library, before=before))
     mutex = int(process.stdout.readline())
-    eventually(lambda: waits_for(process.pid, mutex))
+    wait_until(lambda: waits_for(process.pid, mutex))
     return process
 
 
@@ -279,7 +278,7 @@ def stuck_at_once(library: str, before: str = "") -> subprocess.Popen[str]:
 def test_sigterm_ends_a_process_that_is_stuck_directly_after_its_run_began(library: str) -> None:
     code, seconds = terminated(stuck_at_once(library))
     assert (code, seconds <= LONGEST_SECONDS) == (-signal.SIGTERM, True)
-    eventually(lambda: programs.kept_run()["runPhase"] == "FAILED")
+    wait_until(lambda: programs.kept_run()["runPhase"] == "FAILED")
     assert programs.kept_run()["errorDetails"] == "SIGTERM"
 
 
@@ -367,7 +366,7 @@ def test_sigterm_ends_a_process_that_holds_the_gil_while_a_timer_sends_other_sig
     timer = "signal.signal(signal.SIGALRM, lambda *_: None); signal.setitimer(signal.ITIMER_REAL, 0.05, 0.05)"
     code, seconds = terminated(stuck_at_once(HELD, timer))
     assert (code, seconds <= LONGEST_SECONDS) == (-signal.SIGTERM, True)
-    eventually(lambda: programs.kept_run()["runPhase"] == "FAILED")
+    wait_until(lambda: programs.kept_run()["runPhase"] == "FAILED")
     assert programs.kept_run()["errorDetails"] == "SIGTERM"
 
 

@@ -20,7 +20,7 @@ from google_cloud_mldiagnostics.configs.system_configs import collect_hardware, 
 from google_cloud_mldiagnostics.mlrun_types import Framework
 from google_cloud_mldiagnostics.system_metrics.cgroup import cpu_limit, memory_limit_bytes, memory_used_bytes
 
-from .ports import free_port
+from ..waiting import free_port
 
 REVISION = "0123456789abcdef0123456789abcdef01234567"
 

@@ -34,9 +34,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from ml_diagnostics_common.guard import LOSSES
 
+from ..waiting import wait_until
 from .kept_entries import kept_entries
 from .nvidia_driver import Driver, Gpu
-from .waiting import eventually
 
 HOST = "host-a"
 
@@ -72,7 +72,7 @@ def by_name(readings: list[Reading]) -> dict[str, Reading]:
 def test_a_run_of_any_length_has_its_hosts_figures(run: ActiveRun, tmp_path: Path) -> None:
     metrics = SystemMetrics(run, 0.2, chips=[])
     metrics.start()
-    eventually(lambda: "host_cpu_utilization" in metric_names(tmp_path))
+    wait_until(lambda: "host_cpu_utilization" in metric_names(tmp_path))
     assert metrics.stop(10)
     entries = kept_entries(root=tmp_path)
     names = {entry.resource_label("namespace") for entry in entries}
@@ -99,7 +99,7 @@ def test_a_run_of_any_length_has_its_hosts_figures(run: ActiveRun, tmp_path: Pat
 def test_a_short_run_is_measured_at_its_end(run: ActiveRun, tmp_path: Path) -> None:
     metrics = SystemMetrics(run, 3600, chips=[])
     metrics.start()
-    eventually(lambda: metric_names(tmp_path))
+    wait_until(lambda: metric_names(tmp_path))
     time.sleep(1.1)
     assert metrics.stop(10)
     assert metric_names(tmp_path).count("process_cpu_utilization") == 1
@@ -110,7 +110,7 @@ def test_the_entries_of_a_collection_have_one_time(run: ActiveRun, tmp_path: Pat
     readings = [Reading("one", "%", [1.0]), Reading("two", "%", [2.0])]
     metrics = SystemMetrics(run, 0.1, host=[lambda: readings[:1], lambda: readings[1:]], chips=[])
     metrics.start()
-    eventually(lambda: len(metric_names(tmp_path)) >= 6)
+    wait_until(lambda: len(metric_names(tmp_path)) >= 6)
     metrics.stop(10)
     times = collections.Counter(entry.timestamp_ns for entry in kept_entries(root=tmp_path))
     assert set(times.values()) == {2}
@@ -146,13 +146,13 @@ def test_a_chip_that_hangs_costs_its_own_metrics_and_no_others(
     chips = [Bounded("the driver", hang, timeout_seconds=0.01).collect]
     metrics = SystemMetrics(run, 0.1, host=[lambda: [Reading("fine", "%", [1.0])]], chips=chips)
     metrics.start()
-    eventually(lambda: metric_names(tmp_path).count("fine") >= 4)
+    wait_until(lambda: metric_names(tmp_path).count("fine") >= 4)
     assert len(asked) == 1  # One thread waits, not one a collection.
     assert [record.getMessage().split(" for ")[0] for record in caplog.records] == ["the driver has not answered"]
     assert LOSSES["system_metrics: the driver does not answer"] >= 3
     assert "late" not in metric_names(tmp_path)
     goes_on.set()
-    eventually(lambda: "late" in metric_names(tmp_path))
+    wait_until(lambda: "late" in metric_names(tmp_path))
     assert metrics.stop(10)
 
 
@@ -166,7 +166,7 @@ def test_a_source_that_fails_costs_its_own_metrics_and_no_others(
         run, 0.1, host=[fail, lambda: [Reading("fine", "%", [1.0])]], chips=[Bounded("chips", fail).collect]
     )
     metrics.start()
-    eventually(lambda: metric_names(tmp_path).count("fine") >= 3)
+    wait_until(lambda: metric_names(tmp_path).count("fine") >= 3)
     assert metrics.stop(10)
     assert LOSSES["SystemMetrics: OSError"] >= 6
     assert [record.levelname for record in caplog.records] == ["WARNING"]
@@ -411,11 +411,11 @@ def test_a_libtpu_that_blocks_for_minutes_holds_nobody_up(
     libtpu().asked.clear()
     metrics = SystemMetrics(run, 0.1)
     metrics.start()
-    eventually(lambda: libtpu().asked and metric_names(tmp_path).count("host_memory_utilization") >= 2)
+    wait_until(lambda: libtpu().asked and metric_names(tmp_path).count("host_memory_utilization") >= 2)
     assert libtpu().asked == [("duty_cycle_pct", False)]
     assert "tpu_duty_cycle" not in metric_names(tmp_path)
     goes_on.set()
-    eventually(lambda: "tpu_duty_cycle" in metric_names(tmp_path))
+    wait_until(lambda: "tpu_duty_cycle" in metric_names(tmp_path))
     assert metrics.stop(10)
     [entry, *_] = [e for e in kept_entries(root=tmp_path) if e.resource_label("namespace") == "tpu_duty_cycle"]
     assert entry.payload["values"] == [10.0, 20.0, 30.0, 40.0]
@@ -430,10 +430,10 @@ def test_libtpu_is_not_asked_before_the_jobs_own_runtime_is_up(
     monkeypatch.setitem(sys.modules, "jax._src.xla_bridge", bridge)  # type: ignore[arg-type]
     metrics = SystemMetrics(run, 0.1)
     metrics.start()
-    eventually(lambda: metric_names(tmp_path).count("host_memory_utilization") >= 3)
+    wait_until(lambda: metric_names(tmp_path).count("host_memory_utilization") >= 3)
     assert libtpu() is None
     is_up = True
-    eventually(lambda: "tpu_duty_cycle" in metric_names(tmp_path))
+    wait_until(lambda: "tpu_duty_cycle" in metric_names(tmp_path))
     metrics.stop(10)
 
 
@@ -490,7 +490,7 @@ def test_gpus_are_looked_for_only_where_there_is_a_driver(
     Driver([Gpu("GPU-aa", utilization=7), Gpu("GPU-bb", utilization=30)]).installed(monkeypatch)
     metrics = SystemMetrics(run, 0.1)
     metrics.start()
-    eventually(lambda: "gpu_utilization" in metric_names(tmp_path))
+    wait_until(lambda: "gpu_utilization" in metric_names(tmp_path))
     assert metrics.stop(10)
     entry = next(
         entry for entry in kept_entries(root=tmp_path) if entry.resource_label("namespace") == "gpu_utilization"
@@ -571,7 +571,7 @@ def test_a_host_is_measured_by_one_process_and_by_the_next_when_that_is_gone(tmp
         assert not ours.hold("host")
         assert Claims(tmp_path, "host-b").hold("host")
         other.kill()
-    eventually(lambda: ours.hold("host"))
+    wait_until(lambda: ours.hold("host"))
     ours.release()
     assert Claims(tmp_path, "host/a").hold("gpu")
 

@@ -14,9 +14,9 @@ from ml_diagnostics_common.environment import diagnostics_directory
 from ml_diagnostics_testing.faults import Hang, Status
 
 from ..loopback.control_plane import ControlPlaneServer
+from ..waiting import wait_until
 from . import run_programs as programs
 from .asked_control_planes import Time, connected
-from .waiting import eventually
 
 HASTE = """
 from google_cloud_mldiagnostics import lifecycle
@@ -73,11 +73,11 @@ def test_the_next_process_reports_an_end_that_the_control_plane_did_not_take(
     assert marks() == ["one-w"]
 
     process = programs.start(f"machinelearning_run('two', log_system_metrics=False)\n{UNTIL_INPUT}")
-    eventually(lambda: server.run("one-w")["runPhase"] == phase)
+    wait_until(lambda: server.run("one-w")["runPhase"] == phase)
     assert server.run("two-w")["runPhase"] == "ACTIVE"
     assert programs.end(process, 30.0, "\n").code == 0
     assert server.run("two-w")["runPhase"] == "COMPLETED"
-    eventually(lambda: not marks())
+    wait_until(lambda: not marks())
 
 
 def test_a_run_that_the_control_plane_never_took_is_created(server: ControlPlaneServer) -> None:
@@ -91,7 +91,7 @@ while active_run().registration.error is None:
     assert (server.runs(), marks()) == ([], ["one-w"])
     server.faults.clear()
     process = programs.start(f"machinelearning_run('two', log_system_metrics=False)\n{UNTIL_INPUT}")
-    eventually(lambda: {run["runPhase"] for run in server.runs()} == {"ACTIVE", "COMPLETED"})
+    wait_until(lambda: {run["runPhase"] for run in server.runs()} == {"ACTIVE", "COMPLETED"})
     programs.end(process, 30.0, "\n")
     assert server.run("one-w")["runPhase"] == "COMPLETED"
 
@@ -100,7 +100,7 @@ def test_a_process_leaves_in_time_while_the_report_of_another_run_is_not_answere
     end_unreported(server)
     server.faults.script([None, Hang()], on="get")  # The first is of the run itself.
     process = programs.start(f"machinelearning_run('two', log_system_metrics=False)\n{UNTIL_INPUT}")
-    eventually(lambda: ("get", Hang()) in server.faults.injected)
+    wait_until(lambda: ("get", Hang()) in server.faults.injected)
     released_at = time.monotonic()
     ended = programs.end(process, 30.0, "\n")
     assert time.monotonic() - released_at < 8.0  # A request may take ten.
@@ -135,6 +135,14 @@ def keep(run_id: str, unreported: UnreportedRuns, phase: str = "COMPLETED") -> N
     unreported.add(run_id)
 
 
+def keep_runs(plane: GoogleControlPlane, count: int) -> UnreportedRuns:
+    unreported = UnreportedRuns(local(), plane.address)
+    for number in range(count):
+        keep(f"run-{number:02}", unreported)
+        time.sleep(0.005)  # File systems store times with a resolution of some ms.
+    return unreported
+
+
 def test_a_run_that_goes_on_is_left_alone(server: ControlPlaneServer, plane: GoogleControlPlane) -> None:
     unreported = UnreportedRuns(local(), plane.address)
     process = programs.start(f"machinelearning_run('one', log_system_metrics=False, strict=True)\n{UNTIL_INPUT}")
@@ -153,10 +161,7 @@ def test_a_run_that_goes_on_is_left_alone(server: ControlPlaneServer, plane: Goo
 def test_the_newest_20_are_reported_and_the_others_by_the_next(
     server: ControlPlaneServer, plane: GoogleControlPlane
 ) -> None:
-    unreported = UnreportedRuns(local(), plane.address)
-    for number in range(25):
-        keep(f"run-{number:02}", unreported)
-        time.sleep(0.005)  # File systems store times with a resolution of some ms.
+    unreported = keep_runs(plane, 25)
     unreported.report(plane, lambda: False)
     assert sorted(marks()) == [f"run-{number:02}" for number in range(5)]
     unreported.report(plane, lambda: False)
@@ -164,9 +169,7 @@ def test_the_newest_20_are_reported_and_the_others_by_the_next(
 
 
 def test_nothing_is_reported_once_the_process_ends(server: ControlPlaneServer, plane: GoogleControlPlane) -> None:
-    unreported = UnreportedRuns(local(), plane.address)
-    for number in range(3):
-        keep(f"run-{number}", unreported)
+    unreported = keep_runs(plane, 3)
     unreported.report(plane, lambda: len(server.runs()) > 0)
     assert (len(marks()), len(server.runs())) == (2, 1)
 
@@ -174,9 +177,7 @@ def test_nothing_is_reported_once_the_process_ends(server: ControlPlaneServer, p
 def test_a_control_plane_that_is_down_is_asked_for_one_run_alone(
     server: ControlPlaneServer, plane: GoogleControlPlane
 ) -> None:
-    unreported = UnreportedRuns(local(), plane.address)
-    for number in range(3):
-        keep(f"run-{number}", unreported)
+    unreported = keep_runs(plane, 3)
     server.faults.always(Status(503))
     unreported.report(plane, lambda: False)
     assert len({request.path for request in server.requests}) == 1

@@ -19,8 +19,8 @@ from google_cloud_mldiagnostics.profiling.on_demand import start_on_demand_xprof
 from google_cloud_mldiagnostics.profiling.xla_engine import XlaEngine
 from google_cloud_mldiagnostics.profiling.xprof import Xprof
 
+from ..waiting import wait_until
 from .profiled_runs import processes_told, profiled_run, sessions_told, xplanes
-from .waiting import eventually
 
 pytest.importorskip("jax")
 
@@ -83,7 +83,7 @@ def test_on_demand_its_server_runs_on_every_process_until_it_is_stopped(torch_xl
         start_on_demand_xprof(0)
         import torch_xla  # noqa: F401  # The server waits for this.
 
-        (process,) = eventually(lambda: processes_told("run-1"))
+        (process,) = wait_until(lambda: processes_told("run-1"))
         profiler = sys.modules["torch_xla.debug.profiler"]
         assert profiler.servers == [process["profiler_port"]]
         stop_on_demand_xprof()

@@ -31,8 +31,8 @@ from google_cloud_mldiagnostics.profiling.xprof import Xprof as xprof  # noqa: N
 from ml_diagnostics_common.guard import LOSSES
 from ml_diagnostics_common.xplane import read_xplane
 
+from ..waiting import wait_until
 from .profiled_runs import profiled_run, sessions_put, sessions_told, xplanes
-from .waiting import eventually
 
 jax = pytest.importorskip("jax")
 
@@ -429,7 +429,7 @@ def test_a_place_that_cannot_be_written_keeps_the_profile_on_this_machine(
         with xprof(session_id="kept"):
             work()
         assert xplanes(active.folder / "staged") == ["plugins/profile/kept/host-a.xplane.pb"]
-        assert "waits in" in eventually(warnings)[0]
+        assert "waits in" in wait_until(warnings)[0]
 
 
 def test_a_profile_without_the_device_is_told_as_failed(

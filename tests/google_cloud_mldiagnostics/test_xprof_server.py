@@ -18,8 +18,8 @@ from typing import Any
 
 import pytest
 
+from ..waiting import free_port, wait_until
 from . import run_programs
-from .ports import free_port
 
 pytest.importorskip("jax")
 pytest.importorskip("xprof")
@@ -63,14 +63,14 @@ def _served(logdir: Path) -> Iterator[str]:
         server = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT)
     try:
         address = f"http://127.0.0.1:{port}/data/plugin/profile"
-        end = time.monotonic() + _START_SECONDS
-        while True:
+
+        def answers() -> bool:
             with contextlib.suppress(urllib.error.URLError, ConnectionError):
                 _asked(f"{address}/runs")
-                break
-            assert server.poll() is None, log.read_text()
-            assert time.monotonic() < end, log.read_text()
-            time.sleep(0.1)
+                return True
+            return False
+
+        wait_until(answers, _START_SECONDS, running=server)
         yield address
     finally:
         server.terminate()

@@ -21,8 +21,8 @@ from ml_diagnostics_common.xplane import summary_of
 from ml_diagnostics_testing.cloud_storage import CloudStorageServer
 from ml_diagnostics_testing.faults import Fault, Hang, Status
 
+from ..waiting import wait_until
 from .profiled_runs import profiled_run, sessions_put, sessions_told, xplanes
-from .waiting import eventually
 
 jax = pytest.importorskip("jax")
 pytest.importorskip("google.cloud.storage")
@@ -84,7 +84,7 @@ def test_a_bucket_that_fails_for_a_while_gets_it_later(
 ) -> None:
     bucket.faults.script([Status(403)] * 3, on="upload")
     profile_once()
-    eventually(lambda: bucket.names("bucket"))
+    wait_until(lambda: bucket.names("bucket"))
     assert finish_profiles(20)
     assert bucket.names("bucket") == [NAME]
     assert LOSSES["profile upload: StorageError"] == 3
@@ -102,7 +102,7 @@ def test_what_sync_has_uploaded_meanwhile_is_not_missed(
     monkeypatch.setattr(uploads, "_FIRST_PAUSE_SECONDS", 1.0)
     profile_once()
     (staged,) = (run.folder / "staged").rglob("*.xplane.pb")
-    eventually(lambda: LOSSES.get("profile upload: StorageError"))
+    wait_until(lambda: LOSSES.get("profile upload: StorageError"))
     storage.write(f"gs://bucket/{NAME}", staged.read_bytes())
     staged.unlink()
     assert finish_profiles(20)
@@ -151,7 +151,7 @@ def test_a_place_that_refuses_is_tried_once_more_at_the_end_and_then_not_waited_
     monkeypatch.setattr(uploads, "_FIRST_PAUSE_SECONDS", 60.0)
     bucket.faults.always(Status(403), on="upload")
     profile_once()
-    eventually(lambda: LOSSES.get("profile upload: StorageError"))
+    wait_until(lambda: LOSSES.get("profile upload: StorageError"))
     started = time.monotonic()
     assert not finish_profiles(30)
     assert time.monotonic() - started < 30 / 2

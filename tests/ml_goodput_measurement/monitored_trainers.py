@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -15,10 +14,8 @@ from ml_goodput_measurement.monitor.settings import Upload
 from ml_goodput_measurement.monitor.uploaders import Uploaders
 from ml_goodput_measurement.monitoring import GoodputMonitor
 
+from ..waiting import Child, is_alive, wait_until
 from .tensorboard_points import Point, points
-
-LONG_SECONDS = 30.0
-"""Longer than anything takes that a test waits for."""
 
 _HEAD = """
 import atexit, os, signal, sys, time
@@ -40,52 +37,19 @@ def helper():
 """
 
 
-class Trainer:
-    """Runs a program that has a `recorder` and a `monitor`."""
+class Trainer(Child):
+    """A program that has a `recorder` and a `monitor`."""
 
     def __init__(self, program: str, folder: Path, *, cwd: Path | None = None) -> None:
         script = folder.parent / f"{folder.name}-trainer.py"
         script.write_text(_HEAD + program)
-        self.process = subprocess.Popen(
-            [sys.executable, "-W", "ignore:This process:DeprecationWarning", str(script), str(folder)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            cwd=cwd,
-        )
-
-    def line(self) -> str:
-        """What it prints next."""
-        assert self.process.stdout is not None
-        line = self.process.stdout.readline()
-        assert line, self.process.communicate()[1]
-        return line.rstrip("\n")
+        super().__init__([sys.executable, "-W", "ignore:This process:DeprecationWarning", script, folder], cwd=cwd)
 
     def finish(self) -> tuple[str, str]:
-        """Waits for its end, which must be a good one; what it printed, and what it logged."""
-        output, errors = self.process.communicate(timeout=LONG_SECONDS)
-        assert self.process.returncode == 0, errors
+        """Wait for its end, which must be a success; return what it printed and what it logged."""
+        code, output, errors = self.end()
+        assert code == 0, errors
         return output, errors
-
-    def kill(self) -> None:
-        self.process.kill()
-        self.process.communicate(timeout=LONG_SECONDS)
-
-
-def wait_until(is_so: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + LONG_SECONDS
-    while not is_so():
-        assert time.monotonic() < deadline, "the condition was not met in time"
-        time.sleep(0.01)
-
-
-def is_alive(pid: int) -> bool:
-    """Whether a process runs; one that waits to be reaped does not."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
-    except (FileNotFoundError, ProcessLookupError):  # It may end while it is checked.
-        return False
 
 
 def wait_for_end(pid: int) -> None:

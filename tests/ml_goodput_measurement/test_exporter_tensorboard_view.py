@@ -17,6 +17,7 @@ import pytest
 from ml_goodput_measurement._export.tensorboard import tensorboard_exporter
 from ml_goodput_measurement.goodput_utils import BadputType
 
+from ..waiting import wait_until
 from .tensorboard_points import cumulative, deviating, steps_of
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
@@ -44,25 +45,20 @@ def address(tmp_path: Path) -> Iterator[str]:
 
 
 def _address(log: Path, server: subprocess.Popen[bytes]) -> str:
-    end = time.monotonic() + _START_SECONDS
-    while not (found := re.search(r"http://127\.0\.0\.1:\d+/", log.read_text())):
-        assert server.poll() is None, log.read_text()
-        assert time.monotonic() < end, log.read_text()
-        time.sleep(0.05)
-    return found[0]
+    return wait_until(lambda: re.search(r"http://127\.0\.0\.1:\d+/", log.read_text()), _START_SECONDS, running=server)[
+        0
+    ]
 
 
 def _wait_until_loaded(address: str) -> None:
-    end = time.monotonic() + _START_SECONDS
-    while True:
+    def has_points() -> bool:
         try:
             with urllib.request.urlopen(f"{address}data/plugin/scalars/tags") as answer:
-                if b"step_deviation" in answer.read():
-                    return
+                return b"step_deviation" in answer.read()
         except urllib.error.URLError:
-            pass
-        assert time.monotonic() < end, "TensorBoard does not find the points"
-        time.sleep(0.05)
+            return False
+
+    wait_until(has_points, _START_SECONDS)
 
 
 @pytest.mark.slow

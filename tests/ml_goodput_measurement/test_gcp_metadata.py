@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 import time
 from collections.abc import Iterator
 
@@ -19,6 +18,8 @@ from ml_goodput_measurement._export.gcp_metadata import (
     get_node_zone,
 )
 from ml_goodput_measurement.exceptions import MetadataError
+
+from ..waiting import bound_port
 
 
 @pytest.fixture
@@ -127,10 +128,8 @@ def test_a_server_that_falls_silent_is_not_waited_for_longer_than_asked(server: 
 def test_off_google_cloud_everything_is_none_and_the_wait_is_one_second_in_all(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    with socket.socket() as silent:  # Accepts connections, and never answers.
-        silent.bind(("127.0.0.1", 0))
-        silent.listen()
-        monkeypatch.setenv("GCE_METADATA_HOST", f"127.0.0.1:{silent.getsockname()[1]}")
+    with bound_port(listening=True) as silent:
+        monkeypatch.setenv("GCE_METADATA_HOST", f"127.0.0.1:{silent}")
         started = time.monotonic()
         assert get_gcp_project_id() is None
         first = time.monotonic() - started

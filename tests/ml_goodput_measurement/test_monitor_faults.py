@@ -19,15 +19,8 @@ from ml_goodput_measurement.monitor.settings import Upload
 from ml_goodput_measurement.monitor.uploaders import Uploaders
 from ml_goodput_measurement.monitoring import GoodputMonitor
 
-from .monitored_trainers import (
-    LONG_SECONDS,
-    Trainer,
-    goodput_points,
-    is_alive,
-    last_step,
-    uploaders_of_ten_steps,
-    wait_for_end,
-)
+from ..waiting import LONG_SECONDS, is_alive
+from .monitored_trainers import Trainer, goodput_points, last_step, uploaders_of_ten_steps, wait_for_end
 
 
 @pytest.fixture

@@ -12,7 +12,8 @@ import pytest
 from ml_goodput_measurement.goodput import GoodputCalculator, GoodputRecorder
 from ml_goodput_measurement.monitoring import GoodputMonitor
 
-from .monitored_trainers import Trainer, goodput_points, is_alive, last_step, wait_for_end, wait_until
+from ..waiting import is_alive, wait_until
+from .monitored_trainers import Trainer, goodput_points, last_step, wait_for_end
 from .tensorboard_points import points
 
 

@@ -21,14 +21,8 @@ from ml_goodput_measurement.monitor.settings import Upload
 from ml_goodput_measurement.monitor.uploaders import Uploaders
 from ml_goodput_measurement.monitoring import GoodputMonitor
 
-from .monitored_trainers import (
-    LONG_SECONDS,
-    Trainer,
-    goodput_points,
-    uploaders_of_ten_steps,
-    wait_for_end,
-    wait_until,
-)
+from ..waiting import LONG_SECONDS, wait_until
+from .monitored_trainers import Trainer, goodput_points, uploaders_of_ten_steps, wait_for_end
 
 
 @pytest.fixture

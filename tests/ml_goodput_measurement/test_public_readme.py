@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from .monitored_trainers import wait_until
+from ..waiting import wait_until
 from .tensorboard_points import Point, points
 
 # The configuration that every snippet of the README takes for granted.

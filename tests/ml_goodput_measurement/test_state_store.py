@@ -28,6 +28,7 @@ from ml_goodput_measurement._ledger.writers import Writer
 from ml_goodput_measurement.saved_state import _MAGIC, decode_state, encode_state, facts_told
 from ml_goodput_measurement.state_store import StateStore, checked_gcs_path
 
+from ..waiting import wait_until
 from .histories import JOB, History
 from .loaded_modules import loaded_by
 from .states import LIFE, contents_of, recorders_of
@@ -431,8 +432,7 @@ def test_a_process_killed_while_it_copies_leaves_a_whole_copy(gcs_path: str, tmp
     command = [sys.executable, "-W", "ignore", "-c", KILLED, str(tmp_path), gcs_path, "0"]
     path = f"{gcs_path}/goodput_state/job.goodput"
     with subprocess.Popen(command) as process:
-        while not storage_for(path).exists(path):
-            time.sleep(0.01)
+        wait_until(lambda: storage_for(path).exists(path), running=process)
         time.sleep(random.Random(seed).random() / 3)
         process.send_signal(signal.SIGKILL)
     known = facts_in_copy(gcs_path)

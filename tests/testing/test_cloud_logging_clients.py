@@ -25,6 +25,8 @@ from grpc_status import rpc_status  # type: ignore[import-untyped]
 from ml_diagnostics_testing.cloud_logging import CloudLoggingServer
 from ml_diagnostics_testing.faults import Delay, Ending, Hang, Reset, Status, Truncate
 
+from ..waiting import wait_until
+
 NOW = datetime(2026, 11, 21, 12, tzinfo=timezone.utc)
 PAYLOAD = {"job_name": "J", "step_count": 7, "step_start_time": 1763711431.25, "none": None, "list": [1, {"a": True}]}
 
@@ -237,8 +239,7 @@ class TestFaultsOverGrpc:
         server.faults.always(Hang())
         with grpc.insecure_channel(server.grpc_target) as channel:
             call = channel.unary_unary("/google.logging.v2.LoggingServiceV2/ListLogEntries").future(b"")
-            while not server.requests:
-                time.sleep(0.001)
+            wait_until(lambda: server.requests)
             server.close()
             assert call.exception() is not None
         server.close()

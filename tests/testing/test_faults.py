@@ -24,6 +24,8 @@ from ml_diagnostics_testing.faults import (
 )
 from ml_diagnostics_testing.http_server import ApiError, LoopbackServer, Request, Response, json_response
 
+from ..waiting import wait_until
+
 
 class Counter(LoopbackServer):
     """Counts its requests, to distinguish 'not done' from 'done, and the answer was dropped'."""
@@ -187,8 +189,7 @@ def test_closing_wakes_what_hangs_and_leaves_no_thread_and_no_socket() -> None:
     server.faults.always(Hang())
     hanging = socket.create_connection(("127.0.0.1", server.port))
     hanging.sendall(b"GET /add HTTP/1.1\r\nHost: x\r\n\r\n")
-    while not server.requests:
-        time.sleep(0.001)
+    wait_until(lambda: server.requests)
     server.close()
     server.close()
     assert set(threading.enumerate()) == threads

@@ -26,6 +26,7 @@ from ml_diagnostics_testing.profiler_service import ProfilerServiceServer
 
 from ..loopback.kubernetes import KubernetesServer, Pod
 from ..loopback.kubernetes.spdy import Session
+from ..waiting import bound_port, wait_until
 from .kubectl import OVER_SPDY, Kubectl, needs_kubectl
 
 pytestmark = needs_kubectl
@@ -71,13 +72,6 @@ def page_port() -> Iterator[int]:
 def read(port: int) -> bytes:
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/", timeout=20) as response:
         return bytes(response.read())
-
-
-def eventually(is_so: Any) -> None:
-    deadline = time.monotonic() + 20
-    while not is_so():
-        assert time.monotonic() < deadline, "the condition was not met in time"
-        time.sleep(0.01)
 
 
 # --- Commands -------------------------------------------------------------------------------------------
@@ -181,7 +175,7 @@ def test_a_pod_that_dies_ends_its_commands(kubectl: Kubectl, kubernetes_server: 
 def test_a_node_that_dies_sends_no_outcome_of_its_commands(new_kubectl: Kubectl, pod: Pod) -> None:
     with ThreadPoolExecutor(1) as threads:
         ended = threads.submit(new_kubectl, "exec", "worker-0", "-c", "main", "--", "sleep", "60")
-        eventually(lambda: pod.commands and pod.commands[0].process)
+        wait_until(lambda: pod.commands and pod.commands[0].process)
         pod.die(with_its_node=True)
         assert "abnormal closure" in ended.result().errors
 
@@ -190,7 +184,7 @@ def test_a_command_outlives_its_client_as_in_a_real_cluster_and_not_the_server(p
     server = pod.on_death.__self__  # type: ignore[attr-defined]
     command = ["kubectl", "exec", "worker-0", "-c", "main", "--", "sleep", "60"]
     with subprocess.Popen(command, env=Kubectl(server).environment) as process:
-        eventually(lambda: pod.commands and pod.commands[0].process)
+        wait_until(lambda: pod.commands and pod.commands[0].process)
         process.kill()
     (sleeping,) = pod.commands
     assert sleeping.exit_code is None
@@ -201,15 +195,15 @@ def test_a_command_outlives_its_client_as_in_a_real_cluster_and_not_the_server(p
 def test_a_client_that_leaves_ends_what_the_command_reads(new_kubectl: Kubectl, pod: Pod) -> None:
     command = ["kubectl", "exec", "-i", "worker-0", "-c", "main", "--", "cat"]
     with subprocess.Popen(command, env=new_kubectl.environment, stdin=subprocess.PIPE) as process:
-        eventually(lambda: pod.commands and pod.commands[0].process)
+        wait_until(lambda: pod.commands and pod.commands[0].process)
         process.kill()
-        eventually(lambda: pod.commands[0].exit_code == 0)
+        wait_until(lambda: pod.commands[0].exit_code == 0)
 
 
 def test_a_deleted_pod_ends_its_commands(new_kubectl: Kubectl, pod: Pod) -> None:
     with ThreadPoolExecutor(1) as threads:
         ended = threads.submit(new_kubectl, "exec", "worker-0", "-c", "main", "--", "sleep", "60")
-        eventually(lambda: pod.commands and pod.commands[0].process)
+        wait_until(lambda: pod.commands and pod.commands[0].process)
         assert new_kubectl("delete", "pod", "worker-0").text == 'pod "worker-0" deleted\n'
         assert ended.result().code == 137
 
@@ -234,12 +228,12 @@ def test_closing_leaves_neither_a_process_nor_a_thread_nor_a_folder(settings: di
             )
             stack.enter_context(started)
             stack.callback(started.kill)
-        eventually(lambda: pod.commands and pod.commands[0].process)
-        eventually(lambda: any("watch=true" in request.path for request in server.requests))
+        wait_until(lambda: pod.commands and pod.commands[0].process)
+        wait_until(lambda: any("watch=true" in request.path for request in server.requests))
         server.close()
         assert pod.commands[0].exit_code == 137
     assert not server.folder.exists()
-    eventually(lambda: set(threading.enumerate()) <= before)
+    wait_until(lambda: set(threading.enumerate()) <= before)
 
 
 # --- Faults ---------------------------------------------------------------------------------------------
@@ -333,9 +327,8 @@ def test_a_connection_can_be_ended_in_one_direction(kubectl: Kubectl, kubernetes
 
 
 def test_a_port_without_a_listener_is_reported(kubectl: Kubectl, kubernetes_server: KubernetesServer) -> None:
-    with socket.socket() as unused:
-        unused.bind(("127.0.0.1", 0))
-        kubernetes_server.add_pod("worker-0", ports={9012: unused.getsockname()[1]})
+    with bound_port() as unused:
+        kubernetes_server.add_pod("worker-0", ports={9012: unused})
         with kubectl.forwarding("worker-0", 9012) as (port, process):
             with socket.create_connection(("127.0.0.1", port)) as client:
                 assert client.recv(1) == b""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -20,6 +19,8 @@ from ml_diagnostics_testing.cloud_storage import CloudStorageServer
 from ml_diagnostics_testing.faults import Delay, Hang, Reset, Skew, Status
 from ml_diagnostics_testing.profiler_service import ProfilerServiceServer
 from ml_diagnostics_testing.xspace import fields_of, message
+
+from ..waiting import wait_until
 
 CLIENT = ProfilerService(connect_seconds=5.0, extra_seconds=20.0)
 
@@ -231,8 +232,7 @@ def test_a_job_can_die_in_mid_profile(
 def test_one_profile_at_a_time_as_in_a_job(profiler_service_server: ProfilerServiceServer, tmp_path: Path) -> None:
     with ThreadPoolExecutor(1) as threads:
         first = threads.submit(capture, profiler_service_server, tmp_path, 1000)
-        while not profiler_service_server.profiles:
-            threading.Event().wait(0.01)
+        wait_until(lambda: profiler_service_server.profiles)
         assert "another profile runs there" in capture(profiler_service_server, tmp_path).problem
         assert first.result().is_captured
 
@@ -241,8 +241,7 @@ def test_what_is_under_way_when_it_closes_is_not_written(tmp_path: Path, file: P
     server = ProfilerServiceServer()
     with ThreadPoolExecutor(1) as threads:
         result = threads.submit(capture, server, tmp_path, 60_000)
-        while not server.profiles:
-            threading.Event().wait(0.01)
+        wait_until(lambda: server.profiles)
         server.close()
         assert not result.result().is_captured
     assert not file.exists()

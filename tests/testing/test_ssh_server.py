@@ -1,16 +1,17 @@
 """The loopback ssh server before the real ssh, and before gcloud's."""
 
+import contextlib
 import os
 import shutil
 import socket
 import subprocess
 import threading
-import time
 
 import pytest
 from ml_diagnostics_testing.faults import Hang, Reset, Status
 
 from ..loopback.compute import vm_addresses
+from ..waiting import bound_port, free_port, wait_until
 
 pytest.importorskip("asyncssh")
 from ..loopback.ssh import SshServer, write_ssh
@@ -44,19 +45,14 @@ def run(command, **options):
     return subprocess.run(command, capture_output=True, timeout=30, check=False, **options)
 
 
-def free_port():
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return listener.getsockname()[1]
-
-
 def connect(port):
     """Connect as soon as the port is open."""
-    for _ in range(500):
-        try:
+
+    def connection():
+        with contextlib.suppress(ConnectionRefusedError):
             return socket.create_connection(("127.0.0.1", port), timeout=10)
-        except ConnectionRefusedError:
-            time.sleep(0.02)
-    raise AssertionError(f"no program listens on {port}")
+
+    return wait_until(connection)
 
 
 @pytest.fixture
@@ -116,13 +112,11 @@ def test_a_command_outlives_its_connection_but_not_the_machine(ssh, machine, tmp
     process = subprocess.Popen(
         [*ssh, ADDRESS, "echo $$ > pid; until [ -e on ]; do sleep 0.01; done; touch went; sleep 99"]
     )
-    while not (folder / "pid").exists() or not (folder / "pid").read_text().strip():
-        time.sleep(0.01)
+    wait_until(lambda: (folder / "pid").read_text().strip())
     process.kill()
     process.wait()
     (folder / "on").touch()
-    while not (folder / "went").exists():
-        time.sleep(0.01)
+    wait_until((folder / "went").exists)
     machine.close()
     with pytest.raises(ProcessLookupError):
         os.kill(int((folder / "pid").read_text()), 0)
@@ -144,9 +138,8 @@ def test_a_forwarded_port_leads_where_the_machine_has_it(ssh, machine, echo):
 
 
 def test_a_closed_port_is_refused(ssh, machine):
-    with socket.socket() as silent:  # bound, so that no other program gets it
-        silent.bind(("127.0.0.1", 0))
-        machine.ports[9012] = silent.getsockname()[1]
+    with bound_port() as silent:
+        machine.ports[9012] = silent
         local = free_port()
         with subprocess.Popen([*ssh, "-N", "-L", f"{local}:localhost:9012", ADDRESS]) as process:
             with connect(local) as connection:
@@ -165,8 +158,7 @@ def test_a_master_connection_is_used_again_and_ended(ssh, machine, echo, tmp_pat
     assert run([*ssh, "-S", control, ADDRESS, "echo again"]).stdout == b"again\n"
     assert len(machine.requests_for("login")) == 1
     assert run([*ssh, "-S", control, "-O", "exit", ADDRESS]).returncode == 0
-    while machine.connections:
-        time.sleep(0.01)
+    wait_until(lambda: not machine.connections)
 
 
 # --- Faults ----------------------------------------------------------------------------------------------
@@ -202,8 +194,7 @@ def test_a_connection_may_break_instead_of_a_command(ssh, machine, tmp_path):
 def test_a_machine_may_send_nothing_until_it_is_released(ssh, machine):
     machine.faults.script([Hang()], on="exec")
     with subprocess.Popen([*ssh, ADDRESS, "true"]) as process:
-        while not machine.requests_for("exec"):
-            time.sleep(0.01)
+        wait_until(lambda: machine.requests_for("exec"))
         assert process.poll() is None
         machine.faults.release()
         assert process.wait(10) == 255

@@ -21,6 +21,7 @@ from xprofiler.capture.table import report
 from xprofiler.capture.targets import addresses
 from xprofiler.console import Console
 
+from ..waiting import wait_until
 from .captures import Command, SlowWay
 
 pytest.importorskip("grpc")
@@ -105,8 +106,7 @@ def test_a_host_that_is_being_profiled_is_asked_again_afterwards(
         target=_SERVICE.capture, args=([jobs[0].address], str(tmp_path / "other"), "session", _MS)
     )
     others.start()
-    while not asked(jobs[0]):
-        time.sleep(0.01)
+    wait_until(lambda: asked(jobs[0]))
     outcomes = capture(jobs, tmp_path / "ours", 2 * _MS)
     others.join()
     assert all(outcome.is_captured for outcome in outcomes)

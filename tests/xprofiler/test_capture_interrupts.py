@@ -16,6 +16,7 @@ from ml_diagnostics_testing.faults import Hang
 from ml_diagnostics_testing.profiler_service import ProfilerServiceServer
 
 from ..loopback.kubernetes import KubernetesServer
+from ..waiting import wait_until
 
 pytest.importorskip("grpc")
 psutil = pytest.importorskip("psutil")
@@ -30,13 +31,6 @@ _ENDINGS = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if
 def job() -> Iterator[ProfilerServiceServer]:
     with ProfilerServiceServer() as server:
         yield server
-
-
-def until(condition: Callable[[], object]) -> None:
-    deadline = time.monotonic() + _PATIENCE_SECONDS
-    while not condition():
-        assert time.monotonic() < deadline, "it did not come to that"
-        time.sleep(0.02)
 
 
 def interrupted(
@@ -55,13 +49,13 @@ def interrupted(
         env={**os.environ, **(environment or {})},
     ) as command:
         try:
-            until(condition)
+            wait_until(condition)
             started = psutil.Process(command.pid).children(recursive=True)
             command.send_signal(number)
             _, said = command.communicate(timeout=_PATIENCE_SECONDS)
         finally:
             command.kill()
-    until(lambda: not any(process.is_running() for process in started))
+    wait_until(lambda: not any(process.is_running() for process in started))
     return command.returncode, said
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import socket
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,6 +11,7 @@ import pytest
 from ml_diagnostics_testing.cloud_storage import CloudStorageServer
 
 from ..jax_jobs import jax_jobs
+from ..waiting import bound_port
 from .captures import Command, files_below, opened_by_xprof, records
 
 pytest.importorskip("jax")
@@ -104,9 +104,8 @@ def test_the_port_of_an_address_wins_over_the_option(capture: Command, ports: li
 def test_a_host_where_nobody_listens_is_named_and_keeps_no_other_from_its_profile(
     capture: Command, ports: list[int], tmp_path: Path
 ) -> None:
-    with socket.socket() as closed:
-        closed.bind(("127.0.0.1", 0))
-        nobody = f"127.0.0.1:{closed.getsockname()[1]}"
+    with bound_port() as closed:
+        nobody = f"127.0.0.1:{closed}"
         ran = capture("-o", "local", "-n", nobody, f"localhost:{ports[0]}", "-l", tmp_path, "-d", _MS)
     assert ran.exit_code == 1
     assert f"Failed to profile host {nobody} with error: nothing listens at {nobody}." in ran.err
@@ -116,9 +115,8 @@ def test_a_host_where_nobody_listens_is_named_and_keeps_no_other_from_its_profil
 
 
 def test_where_nothing_was_captured_no_session_is_left(capture: Command, tmp_path: Path) -> None:
-    with socket.socket() as closed:
-        closed.bind(("127.0.0.1", 0))
-        ran = capture("-o", "local", "-n", f"127.0.0.1:{closed.getsockname()[1]}", "-l", tmp_path, "-d", _MS)
+    with bound_port() as closed:
+        ran = capture("-o", "local", "-n", f"127.0.0.1:{closed}", "-l", tmp_path, "-d", _MS)
     assert ran.exit_code == 1
     assert not list((tmp_path / "tensorboard/plugins/profile").iterdir())
 

@@ -10,7 +10,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 
 import pytest
 from hypothesis import given
@@ -23,6 +22,7 @@ from xprofiler.unknown_options import edits, flags_for_gcloud, nearest_flag, spl
 from xprofiler.waiting import told_if_slow
 
 from ..loopback.compute import ComputeServer
+from ..waiting import wait_until
 from .conftest import Run
 from .viewer_vms import add_viewer
 
@@ -209,9 +209,7 @@ def test_a_usage_error_says_how_to_use_it_and_prints_no_data(run: Run, cloud: Co
 def test_to_be_ended_is_130_without_a_traceback(cloud: ComputeServer, name: str) -> None:
     cloud.faults.always(Hang(), on="list")
     with subprocess.Popen([sys.executable, "-m", "xprofiler", "list"], stderr=subprocess.PIPE, text=True) as process:
-        while not cloud.requests:
-            assert process.poll() is None
-            time.sleep(0.01)
+        wait_until(lambda: cloud.requests, running=process)
         process.send_signal(getattr(signal, name))
         _, errors = process.communicate(timeout=30)
     # On a busy machine the command may have said by then that it waits.
@@ -294,7 +292,5 @@ def test_what_takes_long_is_told_once_and_what_does_not_never() -> None:
         pass
     assert said.getvalue() == ""
     with told_if_slow(console, "waiting", after_seconds=0.01):
-        deadline = time.monotonic() + 10
-        while not said.getvalue() and time.monotonic() < deadline:
-            time.sleep(0.01)
+        wait_until(said.getvalue)
     assert said.getvalue() == "waiting\n"

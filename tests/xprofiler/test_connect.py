@@ -21,7 +21,8 @@ from xprofiler.exceptions import XprofilerError
 from xprofiler.viewers.ssh_tunnel import free_port, private_folder
 
 from ..loopback.compute import ComputeServer, vm_addresses
-from .viewer_cloud import LOGS, READY, ZONE, ViewerCloud, wait_until
+from ..waiting import bound_port, wait_until
+from .viewer_cloud import LOGS, READY, ZONE, ViewerCloud
 
 pytest.importorskip("asyncssh")
 if not all(map(shutil.which, ("gcloud", "ssh", "ssh-keygen"))):
@@ -127,10 +128,7 @@ def test_it_connects_tells_where_and_disconnects(machine: Machine) -> None:
 
 def test_another_port_where_it_is_taken(machine: Machine) -> None:
     machine.add()
-    with socket.socket() as other:
-        other.bind(("127.0.0.1", 0))
-        other.listen()
-        taken = other.getsockname()[1]
+    with bound_port(listening=True) as taken:
         ended = machine.cloud.run(*CONNECT, "-p", str(taken), **machine.environment())
     assert ended.returncode == 0, ended.stderr
     assert f"note: port {taken} of this machine is in use" in ended.stderr

@@ -15,7 +15,8 @@ import pytest
 from ml_diagnostics_testing.faults import Delay, Hang
 
 from ..loopback.compute import ComputeServer
-from .viewer_cloud import INSTALLING, LOGS, READY, ZONE, Running, ViewerCloud, wait_until
+from ..waiting import wait_until
+from .viewer_cloud import INSTALLING, LOGS, READY, ZONE, Running, ViewerCloud
 
 pytestmark = pytest.mark.skipif(os.name == "nt", reason="needs POSIX signals")
 

@@ -17,7 +17,7 @@ from xprofiler.console import Console
 from xprofiler.exceptions import NotFoundError, TimedOutError, XprofilerError
 from xprofiler.programs.processes import Programs
 
-from .viewer_cloud import wait_until
+from ..waiting import wait_until
 
 pytestmark = pytest.mark.skipif(os.name == "nt", reason="its programs are those of POSIX")
 

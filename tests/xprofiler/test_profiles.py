@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 import time
 from pathlib import Path
 
@@ -15,6 +14,7 @@ from xprofiler.exceptions import NotFoundError, NotPermittedError, TimedOutError
 from xprofiler.summary.private_copy import PrivateCopy
 from xprofiler.summary.profiles import find_profile, find_profiles, profiles_among
 
+from ..waiting import bound_port
 from .typed_commands import typed
 
 _XPLANE, _LATER = xspace("a", 1, 100), xspace("b", 1, 100)
@@ -179,9 +179,8 @@ def test_a_store_that_does_not_answer_well_is_given_up(
 
 
 def test_while_nobody_answers_the_command_says_so_and_gives_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    with socket.socket() as nobody:
-        nobody.bind(("127.0.0.1", 0))  # It does not listen.
-        monkeypatch.setenv("STORAGE_EMULATOR_HOST", f"http://127.0.0.1:{nobody.getsockname()[1]}")
+    with bound_port() as port:
+        monkeypatch.setenv("STORAGE_EMULATOR_HOST", f"http://127.0.0.1:{port}")
         ended = typed("summary", "gs://test-bucket/logs", timeout_seconds=40)
     assert (ended.code, ended.output) == (5, "")
     assert ended.errors.startswith("Waiting for an answer about gs://test-bucket/logs ...\nxprofiler: cannot list ")

@@ -9,14 +9,12 @@ import json
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
-import time
 import urllib.error
 import urllib.parse
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +25,7 @@ from ml_diagnostics_testing.cloud_storage import CloudStorageServer
 from xprofiler.console import Console
 from xprofiler.serve.server import Server
 
+from ..waiting import bound_port, wait_until
 from .made_profiles import SESSION, cpu_session, tpu_session
 from .typed_commands import typed
 from .xspaces import tpu_host
@@ -102,13 +101,6 @@ def _children(pid: int) -> list[psutil.Process]:
         return psutil.Process(pid).children(recursive=True)
     except psutil.NoSuchProcess:
         return []
-
-
-def _wait_until(is_so: Callable[[], bool]) -> None:
-    end = time.monotonic() + _PATIENCE_SECONDS
-    while not is_so():
-        assert time.monotonic() < end
-        time.sleep(0.05)
 
 
 def _status(url: str, **headers: str) -> int:
@@ -232,7 +224,7 @@ def test_a_server_whose_command_was_killed_ends_too(tmp_path: Path, temporary: P
         _, child = serving.family()
         serving.process.kill()
         child.wait(_PATIENCE_SECONDS)
-        _wait_until(lambda: list(temporary.iterdir()) == [])
+        wait_until(lambda: list(temporary.iterdir()) == [])
 
 
 def test_a_server_that_dies_is_an_error_that_says_how(tmp_path: Path, temporary: Path) -> None:
@@ -246,14 +238,10 @@ def test_a_server_that_dies_is_an_error_that_says_how(tmp_path: Path, temporary:
 
 
 def test_where_the_port_is_taken_the_next_is_used_and_said(tmp_path: Path, temporary: Path) -> None:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        port = taken.getsockname()[1]
-        with _serving(tmp_path, "--port", str(port)) as serving:
-            used = int(serving.url.rpartition(":")[2])
-            assert used > port
-            _, errors = serving.end()
+    with bound_port(listening=True) as port, _serving(tmp_path, "--port", str(port)) as serving:
+        used = int(serving.url.rpartition(":")[2])
+        assert used > port
+        _, errors = serving.end()
     assert f"Port {port} is in use; using {used}." in errors
 
 
@@ -261,7 +249,7 @@ def test_a_profile_that_comes_later_is_shown(tmp_path: Path, temporary: Path) ->
     with _serving(tmp_path) as serving:
         assert "No profile yet" in serving.read("/").decode()
         tpu_session(tmp_path)
-        _wait_until(lambda: SESSION in serving.read("/").decode())
+        wait_until(lambda: SESSION in serving.read("/").decode())
         assert serving.json("/summary.json")["session"] == _NAME
         _, errors = serving.end()
     assert f"{tmp_path} has no profile yet" in errors
@@ -288,7 +276,7 @@ def test_a_browser_is_opened_unless_none_is_wanted(
     monkeypatch.setenv("BROWSER", f"{browser} %s")
     with _serving(tmp_path, "--port", "0", *arguments) as serving:
         if opened:
-            _wait_until(lambda: visited.exists() and visited.read_text() == serving.url)
+            wait_until(lambda: visited.exists() and visited.read_text() == serving.url)
         code, _ = serving.end()
     assert code == 0
     assert visited.exists() == opened
@@ -320,7 +308,7 @@ def test_a_browser_shows_a_real_profile_in_xprof_and_in_our_page(tmp_path: Path)
         assert "Hosts busy" in ours
         trace = f"{serving.url}{_XPROF}/?run={session}&tag=trace_viewer@"
         assert f"/?run={session}&amp;tag=trace_viewer@" in ours, "the link that is followed now"
-        _wait_until(lambda: "Trace Viewer" in shown(trace))
+        wait_until(lambda: "Trace Viewer" in shown(trace))
 
 
 def test_a_profile_that_is_cut_short_spoils_no_other_host_of_its_session(tmp_path: Path, temporary: Path) -> None:

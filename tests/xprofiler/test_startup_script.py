@@ -6,10 +6,8 @@ import importlib.metadata
 import importlib.util
 import shutil
 import signal
-import socket
 import subprocess
 import sys
-import time
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,6 +18,7 @@ from packaging.requirements import Requirement
 from xprofiler.viewers.startup import STARTUP_SCRIPT, XPROF_VERSION
 from xprofiler.viewers.startup.status import StartupStatus
 
+from ..waiting import free_port, wait_until
 from .viewer_vm import BUCKET, PlayedVm
 
 pytestmark = pytest.mark.skipif(
@@ -44,10 +43,7 @@ def vm(tmp_path: Path) -> Iterator[PlayedVm]:
 
 @pytest.fixture
 def port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        found: int = probe.getsockname()[1]
-        return found
+    return free_port()
 
 
 def test_the_script_is_as_shellcheck_wants_it() -> None:
@@ -148,9 +144,7 @@ def test_viewers_run_an_xprof_that_serve_would_run_too() -> None:
 def test_being_told_to_end_is_told(vm: PlayedVm, port: int) -> None:
     (vm.folder / "bin" / "pip").write_text("#!/bin/sh\ntouch $SANDBOX/at-pip\n/bin/sleep 1\n")
     process = vm.start(port)
-    while not (vm.folder / "at-pip").exists():
-        assert process.poll() is None
-        time.sleep(0.01)
+    wait_until((vm.folder / "at-pip").exists, running=process)
     process.send_signal(signal.SIGTERM)
     process.communicate(timeout=30)
     assert process.returncode == 143

@@ -26,7 +26,8 @@ from xprofiler.viewers.ssh_tunnel import free_port, wait_until_answered
 from xprofiler.viewers.startup import STARTUP_SCRIPT
 
 from ..loopback.kubernetes import KubernetesServer
-from .viewer_cloud import LOGS, ZONE, Running, wait_until
+from ..waiting import wait_until
+from .viewer_cloud import LOGS, ZONE, Running
 from .viewer_vm import ProxyServer, VmMetadataServer
 
 needs_kubectl = pytest.mark.skipif(shutil.which("kubectl") is None, reason="kubectl is not installed")

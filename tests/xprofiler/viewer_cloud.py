@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from ..loopback.compute import ComputeServer
+from ..waiting import wait_until
 
 ZONE = "us-central1-a"
 BUCKET = "test-bucket"
@@ -145,11 +146,3 @@ class Running:
                     if pipe is not None:
                         pipe.close()
         return code
-
-
-def wait_until(condition: Any, timeout_seconds: float = 20.0) -> None:
-    """Waits until something is so."""
-    deadline = time.monotonic() + timeout_seconds
-    while not condition():
-        assert time.monotonic() < deadline, "it never was so"
-        time.sleep(0.01)

@@ -1,0 +1,119 @@
+"""Wait for other threads and processes; ports, pipes and programs for tests that start them."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+LONG_SECONDS = 30.0
+"""Longer than anything takes that a test waits for, also on a busy machine."""
+
+T = TypeVar("T")
+
+
+def wait_until(
+    condition: Callable[[], T], timeout_seconds: float = LONG_SECONDS, *, running: subprocess.Popen[Any] | None = None
+) -> T:
+    """Wait until a condition is true, and return its value.
+
+    Args:
+        condition: A function; a FileNotFoundError or LookupError counts as false.
+        timeout_seconds: When the test fails.
+        running: A process; the test fails at once when it has ended.
+    """
+    deadline = time.monotonic() + timeout_seconds
+    while True:
+        with contextlib.suppress(FileNotFoundError, LookupError):
+            if found := condition():
+                return found
+        assert running is None or running.poll() is None, f"the process ended with {running.returncode}"
+        assert time.monotonic() < deadline, f"the condition is still false after {timeout_seconds} s"
+        time.sleep(0.01)
+
+
+def is_alive(pid: int) -> bool:
+    """Return True if a process runs; one that waits to be reaped does not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except (FileNotFoundError, ProcessLookupError):  # It may end while its state is read.
+        return False
+
+
+def free_port() -> int:
+    """Return a port of this machine on which no program listens."""
+    with bound_port() as port:
+        return port
+
+
+@contextlib.contextmanager
+def bound_port(*, listening: bool = False) -> Iterator[int]:
+    """Bind a port. Connections are refused, or accepted and never answered if it is listening."""
+    with socket.socket() as bound:
+        bound.bind(("127.0.0.1", 0))
+        if listening:
+            bound.listen()
+        yield bound.getsockname()[1]
+
+
+def fill_pipe(descriptor: int) -> None:
+    """Write to a pipe until it is full, so that the next write to it blocks."""
+    os.set_blocking(descriptor, False)
+    for size in (4096, 1):
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                os.write(descriptor, b"x" * size)
+    os.set_blocking(descriptor, True)
+
+
+def run_program(
+    program: str, *arguments: object, env: Mapping[str, str] | None = None, timeout_seconds: float = 100.0
+) -> str:
+    """Run a Python program, which must succeed, and return its standard output."""
+    command = [sys.executable, "-W", "ignore", "-c", program, *map(str, arguments)]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=timeout_seconds, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "Exception ignored" not in done.stderr
+    return done.stdout
+
+
+class Child:
+    """A program that talks to the test by lines: it prints them, and `go_on` answers its `input()`."""
+
+    def __init__(self, command: Sequence[str], **popen: Any) -> None:
+        self.process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **popen
+        )
+
+    def line(self) -> str:
+        """Wait for the next line that it prints."""
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        assert line, self.process.communicate()[1]
+        return line.strip()
+
+    def go_on(self) -> None:
+        """Answer its `input()`."""
+        assert self.process.stdin is not None
+        self.process.stdin.write("\n")
+        self.process.stdin.flush()
+
+    def end(self) -> tuple[int, str, str]:
+        """Wait for its end; return its exit code, the rest of what it printed, and its standard error."""
+        try:
+            out, err = self.process.communicate(timeout=LONG_SECONDS)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            raise
+        return self.process.returncode, out, err
+
+    def kill(self) -> str:
+        """Kill it; return what it wrote to standard error."""
+        self.process.kill()
+        return self.end()[2]
