@@ -7,7 +7,9 @@ import re
 import shutil
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
+from xml.etree import ElementTree
 
 import nox
 
@@ -27,6 +29,8 @@ PACKAGES = {
     "testing": "ml_diagnostics_testing",
     "xprofiler": "xprofiler",
 }
+SIDE_BY_SIDE = [f"--numprocesses={min(4, (os.cpu_count() or 1) + 2)}", "--dist=loadfile"]
+ON_CPU = {"JAX_PLATFORMS": "cpu"}
 PYTHONS = ["3.10", "3.11", "3.12", "3.13"]
 COMPILE = [
     "--quiet",
@@ -107,21 +111,18 @@ def install(session: nox.Session, pins: str, *packages: str) -> None:
 def run_tests(session: nox.Session, pins: str, *arguments: str) -> None:
     """Run pytest in an environment of its own, up to four files of tests at a time: two more than there are cores.
 
-    Many tests wait for real programs, most of the time. Thousands of processes, signals and sockets share few cores
-    here: a test that fails is run once more, in its place; one that then passes is listed as RERUN, to be looked at.
+    Many tests wait for real programs, most of the time. A test marked `timing` is run once more if it fails, and listed
+    as RERUN; all others fail at once.
     """
     install(session, pins, *PACKAGES)
-    side_by_side = [f"--numprocesses={min(4, (os.cpu_count() or 1) + 2)}", "--dist=loadfile"]
-    again = ["--reruns=1", "-rR"]
-    environment = {"JAX_PLATFORMS": "cpu"}
-    session.run("python", "-m", "pytest", *side_by_side, *again, *arguments, *session.posargs, env=environment)
+    session.run("python", "-m", "pytest", *SIDE_BY_SIDE, "-rR", *arguments, *session.posargs, env=ON_CPU)
 
 
 @nox.session
 def demo(session: nox.Session) -> None:
     """The main job: train, profile, kill, resume, and say where the time went and what the run did."""
     install(session, "demo", "common", "google_cloud_mldiagnostics", "ml_goodput_measurement", "xprofiler")
-    session.run("python", "examples/demo.py", *session.posargs, env={"JAX_PLATFORMS": "cpu"})
+    session.run("python", "examples/demo.py", *session.posargs, env=ON_CPU)
 
 
 @nox.session
@@ -149,6 +150,22 @@ def slow(session: nox.Session) -> None:
     run_tests(session, "tests", "-m", "slow", "--numprocesses=0", "--timeout=3600")
 
 
+@nox.session
+def flakes(session: nox.Session) -> None:
+    """Run all tests three times without reruns, and list those that did not pass each time; about half an hour."""
+    install(session, "tests", *PACKAGES)
+    failures: Counter[str] = Counter()
+    for number in range(3):
+        report = Path(session.create_tmp()) / f"run-{number}.xml"
+        options = ["-p", "no:rerunfailures", f"--junitxml={report}", *SIDE_BY_SIDE, *session.posargs]
+        session.run("python", "-m", "pytest", *options, env=ON_CPU, success_codes=[0, 1])
+        for case in ElementTree.parse(report).iter("testcase"):
+            if case.find("failure") is not None or case.find("error") is not None:
+                failures[f"{case.get('classname')}.{case.get('name')}"] += 1
+    if failures:
+        session.error("\n".join(f"failed in {count} of 3 runs: {name}" for name, count in failures.most_common()))
+
+
 @nox.session(python=PYTHONS[0])
 def oldest(session: nox.Session) -> None:
     """The tests, with the lowest version that we claim of Python and of every dependency."""
@@ -172,7 +189,7 @@ def differential(session: nox.Session) -> None:
 def bench(session: nox.Session) -> None:
     """Measure ours, and the public package where it can be installed; `-- compare` names what became worse."""
     install(session, "tests", *PACKAGES)
-    session.run("python", "-m", "benchmarks", *session.posargs, env={"JAX_PLATFORMS": "cpu"})
+    session.run("python", "-m", "benchmarks", *session.posargs, env=ON_CPU)
 
 
 @nox.session

@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).resolve().parent.parent
 RUNTIME = [
     "cloud_tpu_diagnostics",
@@ -119,6 +121,7 @@ def cpu_milliseconds(statement: str) -> tuple[float, float]:
     return min(start for start, _ in times) * 1e3, min(cost for _, cost in times) * 1e3
 
 
+@pytest.mark.timing
 def test_import_costs_a_few_times_what_starting_python_costs() -> None:
     # Python starts in about 8 ms: so this allows 64, 28 and 96 ms, and as much more as a machine is slower.
     start, cost = cpu_milliseconds("from ml_goodput_measurement import goodput; goodput.GoodputRecorder")

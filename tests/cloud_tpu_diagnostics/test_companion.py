@@ -223,6 +223,7 @@ say(messages)
     assert job.end() == (0, "[{'kind': 'ended'}]\n", "")
 
 
+@pytest.mark.timing
 def test_a_companion_that_is_stopped_holds_nobody_up(trace: Path) -> None:
     job = Job(
         """
@@ -311,6 +312,7 @@ os.kill(os.getpid(), signal.SIGKILL)
     job.end()
 
 
+@pytest.mark.timing
 def test_it_ends_by_itself_and_soon_and_no_signal_that_a_group_gets_ends_it_before(trace: Path) -> None:
     job = Job("say(begin().pid); input(); os._exit(1)", trace)
     pid = int(job.line())

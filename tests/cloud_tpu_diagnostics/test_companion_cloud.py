@@ -67,6 +67,7 @@ def test_the_documented_query_finds_the_last_traces_of_a_job_that_crashed(
     assert len(cloud_logging_server.faults.injected) == 2
 
 
+@pytest.mark.timing
 def test_a_cloud_that_never_answers_does_not_keep_the_companion_and_the_next_one_ships_the_rest(
     tmp_path: Path, cloud_logging_server: CloudLoggingServer
 ) -> None:

@@ -144,6 +144,7 @@ say("done")
     assert (code, out, err) == (0, "done\n", "")
 
 
+@pytest.mark.timing
 @pytest.mark.slow
 @pytest.mark.parametrize("pause_seconds", [0.02, 0.0])
 def test_20_000_signals_end_no_job(tmp_path: Path, pause_seconds: float) -> None:

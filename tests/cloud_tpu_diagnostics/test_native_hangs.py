@@ -12,6 +12,8 @@ import pytest
 from ..waiting import wait_until
 from .diagnosed_jobs import HEADER, Job, run
 
+pytestmark = pytest.mark.timing
+
 _RELEASED, _HELD = "CDLL", "PyDLL"
 _STUCK_FRAME = "in lock_twice"
 

@@ -221,6 +221,7 @@ psum()
         job.kill()
 
 
+@pytest.mark.timing
 def test_all_processes_are_asked_at_once(start: Start, run: Run, fake_py_spy: Callable[[str], None]) -> None:
     fake_py_spy("")
     jobs = [start() for _ in range(4)]

@@ -151,6 +151,7 @@ def test_a_call_is_made_once(transport: LoggingTransport, cloud_logging_server: 
     assert [request.operation for request in cloud_logging_server.requests] == ["write", "list"]
 
 
+@pytest.mark.timing
 @pytest.mark.parametrize("fault", [Hang(), Delay(5)])
 def test_a_silent_server_is_given_up_at_the_deadline(
     transport: LoggingTransport, cloud_logging_server: CloudLoggingServer, fault: Any
@@ -335,6 +336,7 @@ def test_what_stands_between_neither_takes_entries_nor_refuses_them(response: Re
         transport.close()
 
 
+@pytest.mark.timing
 @pytest.mark.parametrize(
     ("length", "piece"), [(b"Transfer-Encoding: chunked", b"1\r\n \r\n"), (b"Content-Length: 1000", b" ")]
 )

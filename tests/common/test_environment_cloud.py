@@ -255,6 +255,7 @@ def test_the_metadata_server_is_asked_once_a_process(metadata_server, tmp_path):
     assert sum(record.path.endswith("project-id") for record in metadata_server.requests) == 1
 
 
+@pytest.mark.timing
 def test_a_black_hole_costs_one_second_in_all(tmp_path):
     # Connections are taken by the kernel and never answered.
     with socket.create_server(("127.0.0.1", 0), backlog=16) as hole:
@@ -266,6 +267,7 @@ def test_a_black_hole_costs_one_second_in_all(tmp_path):
         assert 0.9 < time.monotonic() - start < 1.6
 
 
+@pytest.mark.timing
 def test_a_refused_connection_costs_nothing(tmp_path, monkeypatch):
     monkeypatch.setattr(instance_metadata, "on_google_hardware", lambda: False)
     with socket.create_server(("127.0.0.1", 0)) as closed:

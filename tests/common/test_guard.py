@@ -129,6 +129,7 @@ def test_a_forked_child_can_count_while_a_thread_of_its_parent_held_the_lock() -
     assert status == 0
 
 
+@pytest.mark.timing
 def test_the_guard_costs_less_than_a_microsecond() -> None:
     def bare() -> None: ...
 

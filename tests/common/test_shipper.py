@@ -189,6 +189,7 @@ def test_no_retry_storm(
     assert writes(cloud_logging_server) <= 12
 
 
+@pytest.mark.timing
 def test_a_hanging_server_costs_the_trainer_nothing_and_the_exit_its_grace(
     tmp_path: Path, start: Callable[..., Shipper], cloud_logging_server: CloudLoggingServer
 ) -> None:
@@ -221,6 +222,7 @@ def test_a_hanging_request_is_left_at_its_deadline_and_tried_again(
     cloud_logging_server.faults.clear()
 
 
+@pytest.mark.timing
 def test_exit_does_not_wait_for_a_server_that_is_known_to_fail(
     tmp_path: Path, start: Callable[..., Shipper], cloud_logging_server: CloudLoggingServer
 ) -> None:
@@ -483,6 +485,7 @@ def test_processes_that_failed_together_do_not_retry_together() -> None:
     assert min(asked) >= 7
 
 
+@pytest.mark.timing
 def test_a_missing_cloud_is_logged_once_with_the_path_of_the_data(
     tmp_path: Path, start: Callable[..., Shipper], caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -521,6 +524,7 @@ def test_a_cloud_that_is_found_late_gets_the_first_entry_too(
     assert arrived(cloud_logging_server) == list(range(5))
 
 
+@pytest.mark.timing
 def test_starting_never_waits_for_a_cloud(tmp_path: Path, shippers: list[Shipper]) -> None:
     found = threading.Event()
 
@@ -599,6 +603,7 @@ def test_unreadable_files_of_another_process_stop_no_other(
     assert shipper.statistics().counts["unreadable_writer"] == 2
 
 
+@pytest.mark.timing
 def test_an_idle_shipper_costs_next_to_nothing(
     tmp_path: Path, start: Callable[..., Shipper], cloud_logging_server: CloudLoggingServer
 ) -> None:
@@ -642,6 +647,7 @@ def test_a_new_writer_is_seen_at_once_however_coarse_the_file_systems_clock(
         assert len(arrived(cloud_logging_server)) == count
 
 
+@pytest.mark.timing
 def test_closing_while_there_is_no_cloud_asks_no_more(tmp_path: Path, start: Callable[..., Shipper]) -> None:
     asked = []
 

@@ -278,6 +278,7 @@ def test_our_own_entries_go_before_what_others_left(
     assert sent == [1, 2, 2]
 
 
+@pytest.mark.timing
 def test_the_trainer_has_the_interpreter_between_the_requests_of_a_backlog(
     tmp_path: Path, cloud_logging_server: CloudLoggingServer
 ) -> None:
@@ -443,6 +444,7 @@ module._write = write
     assert arrived(cloud_logging_server) == list(range(100))
 
 
+@pytest.mark.timing
 def test_the_last_request_ends_with_the_grace_period(tmp_path: Path, cloud_logging_server: CloudLoggingServer) -> None:
     """It is asked for no longer than there is time, whatever a request may take at other times."""
     cloud_logging_server.faults.script([Status(503)], on="write")
@@ -462,6 +464,7 @@ def test_the_last_request_ends_with_the_grace_period(tmp_path: Path, cloud_loggi
     cloud_logging_server.faults.clear()
 
 
+@pytest.mark.timing
 def test_all_journals_together_hold_up_the_exit_for_a_second(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     answers = threading.Event()
     write = journal_module._write

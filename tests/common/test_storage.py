@@ -485,6 +485,7 @@ def test_a_server_that_stays_down_is_given_up_at_the_deadline(server):
     cloud.close()
 
 
+@pytest.mark.timing
 @pytest.mark.parametrize("method", ["read", "exists", "delete", "list_prefix", "write"])
 def test_a_server_that_never_answers_is_given_up_at_the_deadline(server, method):
     server.faults.always(Hang())

@@ -30,6 +30,7 @@ def test_a_file_that_is_cut_off_anywhere_inside_a_plane_is_not_whole() -> None:
     assert summary_of(profile).is_whole
 
 
+@pytest.mark.timing
 def test_a_large_profile_is_stepped_over_not_read(tmp_path: Path) -> None:
     small, large = tmp_path / "small", tmp_path / "large"
     small.write_bytes(plane("/host:CPU", b"e" * 100))

@@ -41,6 +41,7 @@ _ENDS = {
 }
 
 
+@pytest.mark.timing
 @pytest.mark.parametrize(("last", "status"), _ENDS.items(), ids=["return", "exit", "exception", "SIGTERM", "SIGINT"])
 def test_the_libraries_share_the_time_for_which_they_hold_up_the_end(
     last: str,

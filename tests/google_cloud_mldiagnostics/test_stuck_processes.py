@@ -93,6 +93,7 @@ def folder_of_traces(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
 
 
+@pytest.mark.timing
 @pytest.mark.parametrize("library", [RELEASED, HELD])
 @pytest.mark.parametrize(
     "program",
@@ -114,6 +115,7 @@ def test_sigterm_ends_a_process_that_is_stuck_in_native_code(program: str, libra
         assert programs.kept_run()["attempts"][-1]["processes"][0]["reason"] == "SIGTERM"
 
 
+@pytest.mark.timing
 def test_the_control_plane_knows_before_a_process_that_waits_in_a_collective_is_dead(
     cloud_of_a_run: ControlPlaneServer,
 ) -> None:
@@ -123,6 +125,7 @@ def test_the_control_plane_knows_before_a_process_that_waits_in_a_collective_is_
     assert cloud_of_a_run.run(RUN)["runPhase"] == "FAILED"
 
 
+@pytest.mark.timing
 @pytest.mark.parametrize("library", [RELEASED, HELD])
 def test_where_the_control_plane_does_not_answer_in_time_sync_completes_the_run(
     cloud_of_a_run: ControlPlaneServer, library: str
@@ -139,6 +142,7 @@ def test_where_the_control_plane_does_not_answer_in_time_sync_completes_the_run(
     assert cloud_of_a_run.run(RUN)["runPhase"] == "FAILED"
 
 
+@pytest.mark.timing
 @pytest.mark.parametrize("library", [RELEASED, HELD])
 def test_a_process_whose_run_is_over_is_not_touched(library: str) -> None:
     code, seconds = terminated(stuck("run = begin()\ntime.sleep(0.5)\nrun.finish()\n", library, has_helper=False))
@@ -274,6 +278,7 @@ def stuck_at_once(library: str, before: str = "") -> subprocess.Popen[str]:
     return process
 
 
+@pytest.mark.timing
 @pytest.mark.parametrize("library", [RELEASED, HELD])
 def test_sigterm_ends_a_process_that_is_stuck_directly_after_its_run_began(library: str) -> None:
     code, seconds = terminated(stuck_at_once(library))
@@ -289,6 +294,7 @@ def test_sigterm_directly_after_the_run_began_is_recorded() -> None:
     assert "cannot be started" not in ended.errors
 
 
+@pytest.mark.timing
 @pytest.mark.parametrize("before", NO_HELPER.values(), ids=NO_HELPER)
 def test_where_no_helper_can_be_started_sigterm_ends_the_process_at_once(
     before: str, capsys: pytest.CaptureFixture[str]
@@ -362,6 +368,7 @@ def test_another_signal_does_not_shorten_the_second_that_python_has_to_handle_si
     assert programs.phases() == ["ACTIVE", "FAILED"]  # The process itself has recorded its end.
 
 
+@pytest.mark.timing
 def test_sigterm_ends_a_process_that_holds_the_gil_while_a_timer_sends_other_signals() -> None:
     timer = "signal.signal(signal.SIGALRM, lambda *_: None); signal.setitimer(signal.ITIMER_REAL, 0.05, 0.05)"
     code, seconds = terminated(stuck_at_once(HELD, timer))

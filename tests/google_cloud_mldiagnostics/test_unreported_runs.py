@@ -96,6 +96,7 @@ while active_run().registration.error is None:
     assert server.run("one-w")["runPhase"] == "COMPLETED"
 
 
+@pytest.mark.timing
 def test_a_process_leaves_in_time_while_the_report_of_another_run_is_not_answered(server: ControlPlaneServer) -> None:
     end_unreported(server)
     server.faults.script([None, Hang()], on="get")  # The first is of the run itself.

@@ -64,6 +64,7 @@ def test_a_profile_comes_to_the_bucket_whole_and_leaves_nothing_behind(
     assert session["profilerTargets"] == ["host-a"]
 
 
+@pytest.mark.timing
 def test_training_never_waits_for_the_bucket(bucket: CloudStorageServer, run: ActiveRun) -> None:
     bucket.faults.always(Hang(), on="upload")
     profile_once()  # JAX's first takes longer.
@@ -145,6 +146,7 @@ def test_a_file_that_is_uploaded_while_another_is_staged_costs_neither(tmp_path:
     assert (staging / "1" / "host.xplane.pb").read_bytes() == b"x"
 
 
+@pytest.mark.timing
 def test_a_place_that_refuses_is_tried_once_more_at_the_end_and_then_not_waited_for(
     bucket: CloudStorageServer, run: ActiveRun, in_production: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -177,6 +179,7 @@ def test_an_interpreter_that_starts_no_more_threads_uploads_all_the_same(
     assert sessions_put(run)[-1][1]["targetSessions"]["host-a"]["sessionPhase"] == "SUCCEEDED"
 
 
+@pytest.mark.timing
 def test_without_threads_the_end_is_bounded_too(
     bucket: CloudStorageServer, run: ActiveRun, in_production: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -106,6 +106,7 @@ def test_how_long_the_server_asks_us_to_wait_is_kept(server, make, clock):
     assert len(server.requests) == 1
 
 
+@pytest.mark.timing
 def test_a_server_that_hangs_holds_up_a_flush_no_longer_than_it_may(server, make, clock):
     exporter = make()
     exporter(only_goodput())

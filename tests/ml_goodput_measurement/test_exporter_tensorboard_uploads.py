@@ -115,6 +115,7 @@ def test_a_write_without_an_answer_is_not_repeated(server, stored):
     assert stored() == [Point("goodput/goodput", 1, 80.0), Point("goodput/goodput", 2, 80.0)]
 
 
+@pytest.mark.timing
 def test_a_bucket_that_hangs_costs_a_bounded_time_however_much_waits(server):
     exporter, history = new_exporter(limits=UploadLimits(seconds=0.2, part_bytes=1_000)), steps_of(range(1_000))
     server.faults.always(Hang())

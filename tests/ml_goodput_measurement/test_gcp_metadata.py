@@ -118,6 +118,7 @@ def test_off_google_cloud_no_answer_is_an_answer(monkeypatch: pytest.MonkeyPatch
     assert get_node_zone(must_answer=True) is None
 
 
+@pytest.mark.timing
 def test_a_server_that_falls_silent_is_not_waited_for_longer_than_asked(server: MetadataServer) -> None:
     server.faults.always(Hang())
     started = time.monotonic()
@@ -125,6 +126,7 @@ def test_a_server_that_falls_silent_is_not_waited_for_longer_than_asked(server: 
     assert time.monotonic() - started < 2
 
 
+@pytest.mark.timing
 def test_off_google_cloud_everything_is_none_and_the_wait_is_one_second_in_all(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

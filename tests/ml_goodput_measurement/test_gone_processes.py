@@ -215,6 +215,7 @@ def test_a_job_that_was_killed_before_its_first_event_is_an_error_with_that_reas
     assert "recorded nothing after its start, and its process is gone" in capsys.readouterr().err
 
 
+@pytest.mark.timing
 def test_asking_whether_a_process_runs_costs_little(trainer: subprocess.Popen[str]) -> None:
     calculator = GoodputCalculator(JOB, LOG)
     calculator.get_job_goodput()

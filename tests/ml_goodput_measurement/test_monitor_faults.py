@@ -267,6 +267,7 @@ for delay in range(1, 40):
     assert trainer.finish() == ("", "")
 
 
+@pytest.mark.timing
 def test_a_sink_that_hangs_holds_a_stop_up_for_its_deadline_only(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -301,6 +302,7 @@ def test_a_helper_that_stands_still_is_given_up(folder: Path, uploaders: Uploade
     wait_for_end(pid)
 
 
+@pytest.mark.timing
 def test_stops_that_follow_each_other_share_one_deadline(
     folder: Path, uploaders: Uploaders, monkeypatch: pytest.MonkeyPatch
 ) -> None:

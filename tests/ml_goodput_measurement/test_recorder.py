@@ -379,6 +379,7 @@ def test_cloud_without_credentials_raises_at_construction(monkeypatch: pytest.Mo
         GoodputRecorder(JOB, LOG, True)
 
 
+@pytest.mark.timing
 def test_nothing_waits_for_a_cloud_that_does_not_answer(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as metadata:  # It accepts, and never answers.
         monkeypatch.setenv("ML_DIAGNOSTICS_BACKEND", "auto")

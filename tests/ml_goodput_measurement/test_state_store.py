@@ -292,6 +292,7 @@ def test_of_two_processes_that_race_neither_replaces_newer_by_older(gcs_path: st
 # --- A store that fails -------------------------------------------------------------------------------------------
 
 
+@pytest.mark.timing
 @pytest.mark.parametrize(
     ("fault", "on"),
     [(Hang(), None), (Status(503), None), (Reset(), None), (Truncate(20), "read"), (Status(403), None)],
@@ -314,6 +315,7 @@ def test_a_failing_store_costs_a_query_two_seconds_and_one_warning(
     assert f"gs://bucket/{OBJECT}" in message
 
 
+@pytest.mark.timing
 def test_a_store_that_falls_silent_in_between_costs_about_two_seconds(
     server: CloudStorageServer, tmp_path: Path
 ) -> None:
@@ -325,6 +327,7 @@ def test_a_store_that_falls_silent_in_between_costs_about_two_seconds(
     assert time.monotonic() - started < 2.5
 
 
+@pytest.mark.timing
 def test_a_store_that_no_timeout_of_sockets_bounds_costs_about_two_seconds(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -77,6 +77,7 @@ def test_a_file_counts_even_where_its_answer_got_lost(jobs: list[ProfilerService
     assert asked(jobs[0]) == 1
 
 
+@pytest.mark.timing
 def test_a_host_that_never_answers_is_given_up(jobs: list[ProfilerServiceServer], tmp_path: Path) -> None:
     jobs[0].faults.always(Hang())
     began = time.monotonic()
@@ -191,6 +192,7 @@ def test_every_call_of_a_job_is_told_with_verbose(
     assert "at once\n" in ran.err.rpartition(again)[2]
 
 
+@pytest.mark.timing
 def test_64_hosts_take_no_longer_than_their_profile_and_begin_together(tmp_path: Path) -> None:
     jobs = [ProfilerServiceServer() for _ in range(64)]
     try:

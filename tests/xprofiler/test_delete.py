@@ -203,6 +203,7 @@ def test_no_file_of_flags_leads_to_another_zone(run: Run, cloud: ComputeServer, 
 # --- Side by side --------------------------------------------------------------------------------------
 
 
+@pytest.mark.timing
 def test_ten_are_deleted_side_by_side(run: Run, cloud: ComputeServer) -> None:
     for number in range(10):
         add_viewer(cloud, f"xprof-{number}", logs="gs://bucket/run")

@@ -165,6 +165,7 @@ def test_a_copy_of_objects_is_whole(
     assert files["h0"] == tmp_path / "plugins" / "profile" / _OLD / "h0.xplane.pb"
 
 
+@pytest.mark.timing
 @pytest.mark.parametrize("fault", [Hang(), Status(502), Reset()], ids=repr)
 def test_a_store_that_does_not_answer_well_is_given_up(
     cloud_storage_server: CloudStorageServer, monkeypatch: pytest.MonkeyPatch, fault: Hang | Status | Reset

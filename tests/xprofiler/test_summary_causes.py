@@ -263,6 +263,7 @@ def test_where_hosts_wait_for_each_other_the_one_that_computes_less_is_the_slow_
     assert every.text == "compute-bound: XLA operations ran for 86.2 % of the step"
 
 
+@pytest.mark.timing
 def test_the_time_to_read_events_grows_with_their_number_alone() -> None:
     def seconds(steps: int) -> float:
         planes = _planes_of(tpu_host(devices=1, steps=steps, first_step=0))
