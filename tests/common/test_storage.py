@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from ml_diagnostics_common import storage
 from ml_diagnostics_common.exceptions import (
     ConfigurationError,
     DiagnosticsError,
@@ -21,7 +22,7 @@ from ml_diagnostics_common.exceptions import (
     StorageError,
 )
 from ml_diagnostics_common.failures import Kind, classify
-from ml_diagnostics_common.storage import local_storage, storage
+from ml_diagnostics_common.storage import _local
 from ml_diagnostics_testing.cloud_storage import CloudStorageServer
 from ml_diagnostics_testing.faults import Drip, Hang, Reset, Status, Truncate
 
@@ -369,13 +370,13 @@ def test_a_conditional_write_is_refused_where_there_are_no_locks(tmp_path, monke
 
     monkeypatch.setattr(fcntl, "flock", no_locks)
     storage.LocalStorage().write(str(tmp_path / "x"), b"1")
-    with pytest.raises(StorageError, match="no file locks here, so a conditional write is unsafe"):
+    with pytest.raises(StorageError, match="no file locks, so a conditional write is unsafe"):
         storage.LocalStorage().write(str(tmp_path / "x"), b"2", if_generation=1)
 
 
 def test_a_lock_that_is_never_released_is_not_waited_for_for_ever(tmp_path, monkeypatch):
     fcntl = pytest.importorskip("fcntl")
-    monkeypatch.setattr(local_storage, "_LOCK_TIMEOUT_SECONDS", 0.02)
+    monkeypatch.setattr(_local, "_LOCK_TIMEOUT_SECONDS", 0.02)
     descriptor = os.open(tmp_path, os.O_RDONLY)
     fcntl.flock(descriptor, fcntl.LOCK_EX)
     try:
@@ -388,7 +389,7 @@ def test_a_lock_that_is_never_released_is_not_waited_for_for_ever(tmp_path, monk
 INCREMENT_OFTEN = """
 import sys
 from ml_diagnostics_common.exceptions import PreconditionFailedError
-from ml_diagnostics_common.storage.local_storage import LocalStorage
+from ml_diagnostics_common.storage import LocalStorage
 keep, path = LocalStorage(), sys.argv[1]
 for _ in range(25):
     while True:
@@ -546,7 +547,7 @@ def test_a_file_of_1970_is_there_whoever_asks(tmp_path):
     path = tmp_path / "old"
     path.write_bytes(b"old")
     os.utime(path, ns=(0, 0))
-    local = local_storage.LocalStorage()
+    local = storage.LocalStorage()
     data, generation = local.read_with_generation(str(path))
     assert data == b"old"
     assert local.write(str(path), b"new", if_generation=generation) > generation > 0

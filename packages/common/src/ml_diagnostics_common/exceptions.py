@@ -1,16 +1,16 @@
-"""The errors that our libraries raise on bad input or a missing part.
+"""The errors that our libraries raise on invalid input or a missing part.
 
     DiagnosticsError
-    ├── ConfigurationError        (also a ValueError) an argument or a variable of the environment is wrong
-    ├── CredentialsError          Google Cloud was asked for and no project or credentials were found
-    │   └── NoCloudError              nothing on this machine points to Google Cloud: a laptop, for instance
+    ├── ConfigurationError        (also a ValueError) an argument or an environment variable is invalid
+    ├── CredentialsError          Google Cloud is required, and no project or credentials were found
+    │   └── NoCloudError              nothing on this machine points to Google Cloud, such as a laptop
     ├── MissingExtraError         (also an ImportError) an optional dependency is not installed
-    ├── CloudLoggingError         a request to Cloud Logging failed for good
+    ├── CloudLoggingError         a request to Cloud Logging failed
     └── StorageError              a file or an object could not be read or written
         ├── ObjectNotFoundError       (also a FileNotFoundError)
-        └── PreconditionFailedError   somebody else wrote the object first
+        └── PreconditionFailedError   another process wrote the object first
 
-Nothing here is ever raised by a recording call: see `guard`.
+A recording call raises none of them: see `guard`. `failures` has the kinds of failures of remote calls.
 """
 
 from __future__ import annotations
@@ -29,26 +29,26 @@ __all__ = [
 
 
 class DiagnosticsError(Exception):
-    """Base of every error that our libraries raise."""
+    """Base class of all errors of our libraries."""
 
 
 class ConfigurationError(DiagnosticsError, ValueError):
-    """An argument or a variable of the environment has a value that cannot work."""
+    """An argument or an environment variable has an invalid value."""
 
 
 class CredentialsError(DiagnosticsError):
-    """Google Cloud was asked for, and no project or no usable credentials were found."""
+    """Google Cloud is required, and no project or no valid credentials were found."""
 
 
 class NoCloudError(CredentialsError):
-    """Neither a project nor credentials are set up, and this is not one of Google's machines: nothing is wrong."""
+    """Neither a project nor credentials are set up, and this is not one of Google's machines, as on a laptop."""
 
 
 class MissingExtraError(DiagnosticsError, ImportError):
     """A feature needs an optional dependency that is not installed."""
 
     def __init__(self, feature: str, distribution: str, extra: str) -> None:
-        """Names the feature, and the command that installs what it needs."""
+        """Name the feature, and the command that installs its dependencies."""
         self._arguments = feature, distribution, extra
         command = f"pip install '{distribution}[{extra}]'"
         super().__init__(f"{feature} needs an optional dependency; install it with: {command}")
@@ -58,7 +58,7 @@ class MissingExtraError(DiagnosticsError, ImportError):
 
 
 class CloudLoggingError(DiagnosticsError):
-    """A request to Cloud Logging failed, and a retry would fail, too."""
+    """A request to Cloud Logging failed."""
 
 
 class StorageError(DiagnosticsError):
@@ -66,8 +66,8 @@ class StorageError(DiagnosticsError):
 
 
 class ObjectNotFoundError(StorageError, FileNotFoundError):
-    """There is no such file or object."""
+    """The file or object does not exist."""
 
 
 class PreconditionFailedError(StorageError):
-    """The file or object is not in the state that the caller asked for: somebody else wrote it first."""
+    """The file or object is not in the state that the caller requires: another process wrote it first."""

@@ -9,19 +9,18 @@ from __future__ import annotations
 
 import io
 import os
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-from ml_diagnostics_common.backoff import Backoff
+from ml_diagnostics_common.backoff import Backoff, Retries
 from ml_diagnostics_common.exceptions import (
     ConfigurationError,
     DiagnosticsError,
     ObjectNotFoundError,
-    PreconditionFailedError,
     StorageError,
 )
+from ml_diagnostics_common.failures import Kind
 from ml_diagnostics_common.guard import warn_once
 from ml_diagnostics_common.storage import Storage, storage_for
 from ml_diagnostics_common.worker import NoAnswerError, call
@@ -173,21 +172,23 @@ class _StateCopy:
             return None
 
     def write(self, recorders: Recorders, position: dict[str, Any]) -> bool:
-        """Replaces it, unless it knows as much."""
-        facts, data, backoff = facts_of(recorders), b"", Backoff(0.05, 0.5)
+        """Replace it, unless it has as many facts."""
+        facts, encoded = facts_of(recorders), b""
+
+        def replace() -> None:
+            nonlocal encoded
+            seen = self._look(store, recorders.job_name)
+            if seen.facts < facts:
+                encoded = encoded or b"".join(encode_state(recorders, position))
+                store.write(self._path, encoded, if_generation=seen.generation)
+
+        retries = Retries(
+            Backoff(0.05, 0.5), most_tries=_MOST_WRITES, retry_if=lambda failure: failure.kind is Kind.CONFLICT
+        )
         try:
             store = self._store(_SYNC_DEADLINE_SECONDS)
-            for _ in range(_MOST_WRITES):
-                seen = self._look(store, recorders.job_name)
-                if seen.facts >= facts:
-                    return True
-                data = data or b"".join(encode_state(recorders, position))
-                try:
-                    store.write(self._path, data, if_generation=seen.generation)
-                    return True
-                except PreconditionFailedError:
-                    time.sleep(backoff.failed())
-            raise StorageError(f"others wrote it each time that it was about to be, {_MOST_WRITES} times")
+            retries(replace)
+            return True
         except (DiagnosticsError, OSError) as error:
             warn_once(
                 ("goodput state", self._path, "write"),

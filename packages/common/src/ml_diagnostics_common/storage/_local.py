@@ -1,6 +1,6 @@
-"""Storage in local files (also on a network filesystem): see `storage.Storage`.
+"""Storage in local files, also on a network filesystem: see `storage.Storage`.
 
-A file's generation is its modification time in nanoseconds, which every write of ours moves forward. The lock on the
+A file's generation is its modification time in nanoseconds, which every write of ours increases. The lock on the
 folder that makes "compare, then replace" one step is held for microseconds; data is written before it is taken.
 """
 
@@ -34,30 +34,30 @@ _CLOCK_STEPS_NS = (1, 1_000, 1_000_000_000, 2_000_000_000)
 
 
 class LocalStorage:
-    """Files of this machine. Relative paths count from the working directory; `..` is resolved."""
+    """Files of this machine. Relative paths start at the working directory; `..` is resolved."""
 
     def read(self, path: str) -> bytes:
-        """The whole content."""
+        """Return the whole content."""
         return self.read_with_generation(path)[0]
 
     def read_with_generation(self, path: str, *, first_bytes: int | None = None) -> tuple[bytes, int]:
-        """The content, or its first bytes, and its generation."""
+        """Return the content, or its first bytes, and its generation."""
         with _explained("read", path), _opened(path) as (file, found):
             return file.read(-1 if first_bytes is None else first_bytes), _generation_of(found)
 
     def read_part(self, path: str, start: int, end: int) -> bytes:
-        """The bytes from one place to another."""
+        """Return the bytes of a range."""
         with _explained("read", path), _opened(path) as (file, _):
             file.seek(start)
             return file.read(max(0, end - start))
 
     def size(self, path: str) -> int:
-        """How many bytes there are."""
+        """Return the number of bytes."""
         with _explained("read", path), _opened(path) as (_, found):
             return found.st_size
 
     def write(self, path: str, data: bytes, *, if_generation: int | None = None) -> int:
-        """Puts the content in place, whole."""
+        """Replace the content as a whole."""
         target = _absolute(path)
         with _explained("write", path):
             target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -66,7 +66,7 @@ class LocalStorage:
                     generation = _generation(target)
                     if if_generation is not None and if_generation != generation:
                         raise PreconditionFailedError(
-                            f"{path} has generation {generation}, not {if_generation}: somebody else wrote it first; "
+                            f"{path} has generation {generation}, not {if_generation}: another process wrote it first; "
                             "read it again and repeat the change"
                         )
                     written = _advance(temporary, target, generation)
@@ -74,18 +74,18 @@ class LocalStorage:
                 return written
 
     def exists(self, path: str) -> bool:
-        """Whether there is such a file."""
+        """Return whether the file exists."""
         with _explained("read", path):
             return _generation(_absolute(path)) > 0
 
     def delete(self, path: str) -> None:
-        """Removes the file."""
+        """Delete the file."""
         target = _absolute(path)
         with _explained("delete", path), _lock(target.parent, required=False):
             target.unlink()
 
     def list_prefix(self, path: str) -> list[str]:
-        """The files, at any depth, whose absolute path begins with this text. Symbolic links are passed over."""
+        """Return the files, at any depth, with absolute paths that start with this text. Skip symbolic links."""
         prefix = str(_absolute(path)) + (os.sep if path.endswith(("/", os.sep)) else "")
         prefix = prefix.replace(os.sep * 2, os.sep)
         with _explained("list", path):
@@ -94,15 +94,15 @@ class LocalStorage:
 
 def _absolute(path: str) -> Path:
     if not path or "\0" in path:
-        raise ConfigurationError(f"{path!r} is not a path: give the name of a file, without NUL bytes")
+        raise ConfigurationError(f"{path!r} is not a valid path: give the name of a file, without NUL bytes")
     try:
         return Path(os.path.abspath(os.path.expanduser(native_path(path))))  # noqa: PTH100, PTH111
     except (OSError, ValueError) as error:
-        raise ConfigurationError(f"{path!r} is not a path: {error}") from error
+        raise ConfigurationError(f"{path!r} is not a valid path: {error}") from error
 
 
 def _generation(target: Path) -> int:
-    """The generation of a file, 0 where there is none."""
+    """Return the generation of a file; 0 if it does not exist."""
     try:
         found = target.stat()
     except (FileNotFoundError, NotADirectoryError):
@@ -111,12 +111,12 @@ def _generation(target: Path) -> int:
 
 
 def _generation_of(found: os.stat_result) -> int:
-    return max(found.st_mtime_ns, 1)  # 0 says that there is none, and some archives are unpacked with that time.
+    return max(found.st_mtime_ns, 1)  # 0 means that it does not exist, and some archives are unpacked with that time.
 
 
 @contextlib.contextmanager
 def _opened(path: str) -> Iterator[tuple[BinaryIO, os.stat_result]]:
-    # Without O_NONBLOCK, to open a named pipe would wait for its writer.
+    # Without O_NONBLOCK, opening a named pipe would wait for its writer.
     flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
     with os.fdopen(os.open(_absolute(path), flags), "rb") as file:
         found = os.fstat(file.fileno())
@@ -127,14 +127,14 @@ def _opened(path: str) -> Iterator[tuple[BinaryIO, os.stat_result]]:
 
 @contextlib.contextmanager
 def _temporary_file(folder: Path, data: bytes) -> Iterator[Path]:
-    """A file beside the target, with all of the data on the disk; gone at the end if it was not moved."""
+    """Yield a file beside the target, with all of the data on the disk; delete it at the end if it was not moved."""
     temporary = folder / f".ml-diagnostics-{os.urandom(8).hex()}.tmp"
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
     try:
         with os.fdopen(os.open(temporary, flags, 0o600), "wb") as file:
             file.write(data)
             file.flush()
-            os.fsync(file.fileno())  # Else a power cut may leave the new name with no content.
+            os.fsync(file.fileno())  # Without it, a power failure may leave the new name without content.
         yield temporary
     finally:
         with contextlib.suppress(OSError):
@@ -142,7 +142,7 @@ def _temporary_file(folder: Path, data: bytes) -> Iterator[Path]:
 
 
 def _advance(temporary: Path, target: Path, generation: int) -> int:
-    """Gives the new file a time after the old one's, and the old one's permissions."""
+    """Set the new file's time after the old one's, and the old one's permissions; return the time."""
     if generation:
         temporary.chmod(stat.S_IMODE(target.stat().st_mode))
     for step in _CLOCK_STEPS_NS:
@@ -156,15 +156,15 @@ def _advance(temporary: Path, target: Path, generation: int) -> int:
 
 @contextlib.contextmanager
 def _lock(folder: Path, *, required: bool) -> Iterator[None]:
-    """Lets one writer at a time into a folder, among all processes.
+    """Exclude other writers from a folder, in all processes.
 
     Raises:
-        OSError: The lock is required and the filesystem has none, or another process holds it for too long.
+        OSError: The lock is required but not supported, or another process holds it for too long.
     """
     try:
         descriptor = os.open(folder, os.O_RDONLY)
     except PermissionError:
-        if required or os.name != "nt":  # Windows opens no folder.
+        if required or os.name != "nt":  # Windows cannot open folders.
             raise
         yield
         return
@@ -175,7 +175,9 @@ def _lock(folder: Path, *, required: bool) -> Iterator[None]:
             if error.errno == errno.ETIMEDOUT:
                 raise
             if required:
-                raise OSError(error.errno, "there are no file locks here, so a conditional write is unsafe") from error
+                raise OSError(
+                    error.errno, "the filesystem has no file locks, so a conditional write is unsafe"
+                ) from error
         yield
     finally:
         os.close(descriptor)
@@ -199,7 +201,7 @@ def _files(folder: str, prefix: str) -> Iterator[str]:
 
 @contextlib.contextmanager
 def _explained(verb: str, path: str) -> Iterator[None]:
-    """Turns the system's errors into ours, with the path and what to do."""
+    """Raise the system's errors as ours, with the path and what to do."""
     try:
         yield
     except StorageError:
