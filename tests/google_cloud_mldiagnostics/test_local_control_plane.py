@@ -191,7 +191,7 @@ def test_no_session_is_kept_outside_of_the_runs_folder(
 @pytest.mark.skipif("os.getuid() == 0", reason="nothing is read-only for root")
 def test_a_folder_that_cannot_be_written_is_said_to_be(plane: LocalControlPlane, tmp_path: Path) -> None:
     tmp_path.chmod(0o500)
-    with pytest.raises(ControlPlaneError, match="cannot be made"):
+    with pytest.raises(ControlPlaneError, match="cannot be created"):
         plane.create_run("train-1", {})
     tmp_path.chmod(0o700)
 

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from ml_diagnostics_common.exceptions import CredentialsError, DiagnosticsError, PreconditionFailedError
 
-__all__ = ["Kind", "RemoteError", "classify", "excerpt", "response_error", "status_error"]
+__all__ = ["Kind", "RemoteError", "access_advice", "classify", "excerpt", "response_error", "status_error"]
 
 _Error = TypeVar("_Error", bound="RemoteError")
 
@@ -92,6 +92,7 @@ _RATE_LIMITS = frozenset(
     {"rateLimitExceeded", "userRateLimitExceeded", "concurrentLimitExceeded", "RATE_LIMIT_EXCEEDED"}
 )
 _QUOTAS = frozenset({"quotaExceeded", "dailyLimitExceeded", "limitExceeded", "QUOTA_EXCEEDED"})
+_DISABLED = frozenset({"SERVICE_DISABLED", "API_DISABLED", "accessNotConfigured"})
 _NETWORK_ERRORS = frozenset({errno.EHOSTUNREACH, errno.ENETUNREACH, errno.ENETDOWN, errno.ENOTCONN, errno.EPIPE})
 _EXCERPT_BYTES = 300
 
@@ -239,6 +240,23 @@ def classify(error: BaseException) -> RemoteError:
     if type(error).__name__ == "DataCorruption":  # Its package differs between releases of google-cloud-storage.
         return RemoteError("DATA_LOSS", str(error))
     return RemoteError("INVALID_ARGUMENT", f"{type(error).__name__}: {error}")
+
+
+def access_advice(failure: RemoteError, *, service: str, project: str, principal: str, role: str) -> str:
+    """Return how to get access that was refused.
+
+    Args:
+        failure: The failure.
+        service: The API, such as compute.googleapis.com.
+        project: The project's id.
+        principal: The account that made the call.
+        role: The role that suffices for it.
+    """
+    if failure.reason in _DISABLED or "has not been used in project" in failure.message:
+        return f"enable the API: 'gcloud services enable {service} --project={project}', and wait some minutes"
+    if failure.reason == "ACCESS_TOKEN_SCOPE_INSUFFICIENT":
+        return "give the machine's service account the access scope https://www.googleapis.com/auth/cloud-platform"
+    return f"grant {principal} the role {role} on project {project}"
 
 
 def excerpt(body: bytes) -> str:

@@ -1,4 +1,4 @@
-"""The keepers of runs: a folder on this machine, and Google's API. Both are given a run as that API has it."""
+"""Control planes, which keep runs: a folder on this machine, Google's API, and others. All have one format."""
 
 from __future__ import annotations
 
@@ -8,71 +8,71 @@ from typing import Any, NamedTuple, Protocol, TypeAlias
 __all__ = ["Change", "ControlPlane", "DistantControlPlane", "Keeper", "Resource"]
 
 Resource: TypeAlias = dict[str, Any]
-"""A run, or a profiler session, as the JSON of `hypercomputecluster.googleapis.com` has it."""
+"""A run, or a profiler session, as JSON of `hypercomputecluster.googleapis.com`."""
 
 Change: TypeAlias = Callable[[Resource], "Resource | None"]
-"""Given a copy of a run as it is, which it may alter, returns it as it should be; None to leave it.
+"""Return the changed run, given a copy of the run, which it may change; None to leave the run as it is.
 
-Called again if somebody else was faster.
+It is called again if another process changed the run first.
 """
 
 
 class ControlPlane(Protocol):
-    """Keeps runs and their profiler sessions. Every call ends in a time; those that fail raise ControlPlaneError."""
+    """A store of runs and their profiler sessions. Every call ends in bounded time, and raises ControlPlaneError."""
 
     def get_run(self, run_id: str) -> Resource:
-        """The run; raises RunNotFoundError."""
+        """Return the run; raise RunNotFoundError."""
         ...
 
     def create_run(self, run_id: str, run: Resource) -> Resource:
-        """Creates the run, and returns it as it is kept; raises RunExistsError."""
+        """Create the run, and return it as it is kept; raise RunExistsError."""
         ...
 
     def update_run(self, run_id: str, change: Change) -> Resource:
-        """Changes the run as it is now, and returns it as it is kept then; raises RunNotFoundError."""
+        """Change the current run, and return it as it is kept then; raise RunNotFoundError."""
         ...
 
     def list_runs(self, group: str | None = None) -> Iterator[Resource]:
-        """All runs, the newest first, or those of a group."""
+        """Yield all runs, or those of a group, the newest first."""
         ...
 
     def put_session(self, run_id: str, session_id: str, session: Resource) -> None:
-        """Creates a profiler session of the run, or changes what is kept of it."""
+        """Create a profiler session of the run, or change it."""
         ...
 
     def list_sessions(self, run_id: str) -> Iterator[Resource]:
-        """The run's profiler sessions, the oldest first."""
+        """Yield the run's profiler sessions, the oldest first."""
         ...
 
     def link(self, run_id: str) -> str:
-        """Where a person looks at the run."""
+        """Return the URL or folder where users find the run."""
         ...
 
 
 class DistantControlPlane(ControlPlane, Protocol):
-    """One that is asked over a network.
+    """A control plane over a network.
 
     Attributes:
-        call_seconds: How long a call may take, with all its requests and waits; holds for those that begin afterwards.
+        call_seconds: The limit of a call, with all its requests and waits; applies to calls that start afterwards.
     """
 
     call_seconds: float
 
     def hurry(self, seconds: float) -> None:
-        """End the waits of calls under way, which then fail; the creation of a run may take so many seconds more."""
+        """Interrupt the waits of calls in progress, which then fail; let the creation of a run take so long."""
         ...
 
     def close(self) -> None:
-        """Closes the connections; a later call opens others."""
+        """Close the connections; a later call opens others."""
         ...
 
 
 class Keeper(NamedTuple):
-    """Another control plane.
+    """A control plane beside the folder of this machine.
 
     Attributes:
-        plane: It.
-        project: Of Google Cloud; empty for another.
+        plane: The control plane.
+        project: The project of Google Cloud; empty for a self-hosted one.
         address: Its URL with project and location; empty if only the process that registered a run can end it there.
     """
 

@@ -1,7 +1,7 @@
 """Runs in Google Cloud: the API `hypercomputecluster.googleapis.com`, version v1alpha, over REST.
 
 API: https://github.com/googleapis/googleapis/blob/master/google/cloud/hypercomputecluster/v1alpha/machine_learning_runs.proto
-Writes answer with a long-running operation (https://google.aip.dev/151), which is asked until it is done.
+Writes return a long-running operation (https://google.aip.dev/151), which is polled until it is done.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from ml_diagnostics_common.failures import Kind, RemoteError, classify, status_e
 from ml_diagnostics_common.paging import EndlessListError, PageTokens
 
 from google_cloud_mldiagnostics.control_plane import Change, Resource
-from google_cloud_mldiagnostics.control_plane.google_resources import (
+from google_cloud_mldiagnostics.control_plane._google_resources import (
     as_resource,
     is_made_of,
     merged,
@@ -31,8 +31,7 @@ from google_cloud_mldiagnostics.control_plane.google_resources import (
     quoted,
     writable,
 )
-from google_cloud_mldiagnostics.control_plane.refusals import Asker, refusal
-from google_cloud_mldiagnostics.control_plane.rest import request_json
+from google_cloud_mldiagnostics.control_plane._requests import Caller, request_json
 from google_cloud_mldiagnostics.exceptions import (
     ControlPlaneError,
     MLRunConfigurationError,
@@ -123,33 +122,33 @@ class _Call:
 
 
 class GoogleControlPlane:
-    """A `ControlPlane` in one project and region of Google Cloud. May be used from several threads.
+    """A `ControlPlane` in one project and region of Google Cloud. Thread-safe.
 
-    Requests are tried again where that is safe: reads always; a creation because the id is ours, so that a second
-    one can only fail; a change because it carries the etag of what it was made from.
+    Requests are retried if that is safe: reads always; a creation because the id is ours, so that a second one can only
+    fail; a change because it has the etag of the run that it changes.
 
     Args:
         project: The project's id.
         location: The region, such as "us-central1".
         credentials: A `google.auth.credentials.Credentials` with the scope cloud-platform, as `find_cloud` gives.
         environment: "prod", "staging" or "autopush".
-        base_url: Where the API is, without `/v1alpha`; None is Google's, unless
-            CLOUDSDK_API_ENDPOINT_OVERRIDES_HYPERCOMPUTECLUSTER says otherwise.
-        principal: Whom the credentials stand for, for messages; None asks them.
+        base_url: The API's URL, without `/v1alpha`; None selects CLOUDSDK_API_ENDPOINT_OVERRIDES_HYPERCOMPUTECLUSTER,
+            or else Google's.
+        principal: The account of the credentials, for messages; None reads it from them.
         request_seconds: The deadline of one request.
-        call_seconds: The deadline of one call of this object, with all its requests and waits.
+        call_seconds: The limit of one call of this object, with all its requests and waits.
         environ: The environment variables.
-        clock: Monotonic seconds.
-        sleep: Waits a number of seconds; None can be cut short by `hurry`.
+        clock: Return monotonic seconds.
+        sleep: Wait for a number of seconds; None selects waits that `hurry` can interrupt.
 
     Attributes:
         project: The project's id.
         location: The region.
-        call_seconds: May be changed; holds for calls that begin afterwards.
+        call_seconds: May be changed; applies to calls that start afterwards.
 
     Raises:
-        MLRunConfigurationError: There is no such environment.
-        ConfigurationError: The variable that redirects the API holds no URL.
+        MLRunConfigurationError: The environment does not exist.
+        ConfigurationError: The variable that redirects the API is not a URL.
     """
 
     def __init__(
@@ -175,7 +174,7 @@ class GoogleControlPlane:
         self.call_seconds = call_seconds
         self._api = base if base.endswith("/v1alpha") else f"{base}/v1alpha"
         self._runs = f"projects/{quote(project, safe='')}/locations/{quote(location, safe='')}/machineLearningRuns"
-        self._asker = Asker(project, location, credentials, principal)
+        self._caller = Caller(project, location, credentials, principal)
         self._request_seconds = request_seconds
         self._clock = clock
         self._sleep = sleep
@@ -188,7 +187,7 @@ class GoogleControlPlane:
         """See `ControlPlane.get_run`.
 
         Raises:
-            RunNotFoundError: There is none of that id.
+            RunNotFoundError: The run does not exist.
             ControlPlaneError: The request was refused, or not answered.
         """
         with self._explained(f"read the run {run_id}", _MISSING):
@@ -197,10 +196,10 @@ class GoogleControlPlane:
     def create_run(self, run_id: str, run: Resource) -> Resource:
         """See `ControlPlane.create_run`.
 
-        Where an answer was lost and the next says that the run exists, it is ours if it is what we sent.
+        If there was no answer, and the retry finds that the run exists, the run is ours if it has what we sent.
 
         Raises:
-            RunExistsError: There is one of that id.
+            RunExistsError: A run with this id exists.
             ControlPlaneError: The request was refused, or not answered.
         """
         call = self._creation = _Call(
@@ -248,7 +247,7 @@ class GoogleControlPlane:
                     (conflicts if error.kind is Kind.CONFLICT else retries).wait_after(error)
 
     def list_runs(self, group: str | None = None) -> Iterator[Resource]:
-        """See `ControlPlane.list_runs`. Pages are asked for as the iterator gets to them.
+        """See `ControlPlane.list_runs`. Pages are requested as the iterator reaches them.
 
         Raises:
             ControlPlaneError: A request was refused, or not answered.
@@ -262,10 +261,10 @@ class GoogleControlPlane:
                     yield as_resource(run)
 
     def put_session(self, run_id: str, session_id: str, session: Resource) -> None:
-        """See `ControlPlane.put_session`. What other hosts have told of the session is kept.
+        """See `ControlPlane.put_session`. The entries of other hosts are kept.
 
         Raises:
-            RunNotFoundError: There is no run of that id.
+            RunNotFoundError: The run does not exist.
             ControlPlaneError: A request was refused, or not answered.
         """
         call = self._start_call()
@@ -293,7 +292,7 @@ class GoogleControlPlane:
         """See `ControlPlane.list_sessions`.
 
         Raises:
-            RunNotFoundError: There is no run of that id.
+            RunNotFoundError: The run does not exist.
             ControlPlaneError: A request was refused, or not answered.
         """
         with self._explained(f"list the sessions of the run {run_id}", _MISSING):
@@ -310,11 +309,11 @@ class GoogleControlPlane:
         return f"{_CONSOLE}/{quote(self.location)}/{quote(run_id)}?project={quote(self.project)}"
 
     def hurry(self, seconds: float) -> None:
-        """End the waits of calls under way: what is not done by then fails as what takes too long does.
+        """Interrupt the waits of calls in progress: a call that is not done by then fails like a late one.
 
-        A process that is about to end has a newer change to send, and no time for an operation, or for a wait that the
-        service has asked for. A run's creation goes on: before it is done, the service knows no run to change. Later
-        calls wait as before.
+        A process that is about to exit has a newer change to send, and no time for an operation, or for a delay that
+        the service asked for. A run's creation goes on: before it is done, there is no run to change. Later calls wait
+        as before.
 
         Args:
             seconds: How long a creation may still take.
@@ -325,7 +324,7 @@ class GoogleControlPlane:
         hurried.set()
 
     def close(self) -> None:
-        """Closes the connections; a later call opens others."""
+        """Close the connections; a later call opens others."""
         with self._session_lock:
             session, self._session = self._session, None
         if session is not None:
@@ -351,7 +350,7 @@ class GoogleControlPlane:
         """Make one request, once."""
         with self._session_lock:
             if self._session is None:
-                self._session = open_session(self._asker.credentials, "Google's control plane")
+                self._session = open_session(self._caller.credentials, "Google's control plane")
             session = self._session
         seconds = min(self._request_seconds, call.seconds_left())
         url = f"{self._api}/{path}"
@@ -425,4 +424,4 @@ class GoogleControlPlane:
             yield
         except (RemoteError, _NotYetError) as error:
             failure = classify(error)
-            raise refusal(self._asker, doing, failure, kinds.get(failure.kind, ControlPlaneError)) from error
+            raise self._caller.error(failure, doing, kinds.get(failure.kind, ControlPlaneError)) from error

@@ -1,6 +1,6 @@
 """Runs in a folder of this machine: `runs/<run id>/run.json` in the diagnostics folder, and their sessions beside it.
 
-A file is replaced as a whole, so that whoever reads finds the old one or the new one; whoever changes a run holds its
+A file is replaced as a whole, so that readers get the old one or the new one. A process that changes a run holds its
 lock, so that the processes of a host do not undo each other's changes.
 """
 
@@ -61,11 +61,11 @@ _REMEDY_OF_SESSION = "; move it away, and the run is shown without this profile"
 
 
 class LocalControlPlane:
-    """Keeps runs in a folder. Files may be of other programs: only regular ones of a limited size are read.
+    """Runs in a folder. Files may be of other programs: only regular ones of a limited size are read.
 
     Args:
         root: The diagnostics folder.
-        clock_ns: The time, in ns since 1970.
+        clock_ns: Return the time in ns since 1970.
     """
 
     def __init__(self, root: Path, *, clock_ns: Callable[[], int] = time.time_ns) -> None:
@@ -74,13 +74,15 @@ class LocalControlPlane:
         self._clock_ns = clock_ns
 
     def folder(self, run_id: str) -> Path:
-        """Returns the run's own folder, whether it is there or not.
+        """Return the run's own folder, which may not exist.
 
         Raises:
-            ControlPlaneError: No run has such an id: it is no name of a folder.
+            ControlPlaneError: The id is not valid.
         """
         if not _RUN_ID.fullmatch(run_id):
-            raise ControlPlaneError(f"{run_id!r} is no run's id: letters, digits, '.', '_' and '-', and at most 200")
+            raise ControlPlaneError(
+                f"{run_id!r} is not a valid id of a run: use at most 200 letters, digits, '.', '_' and '-'"
+            )
         return self.runs_folder / run_id
 
     def get_run(self, run_id: str) -> Resource:
@@ -89,7 +91,7 @@ class LocalControlPlane:
             return _read(self.folder(run_id) / "run.json")
         except FileNotFoundError:
             raise RunNotFoundError(
-                f"there is no run {run_id} in {self.runs_folder}; `mldiagnostics runs` lists those there are",
+                f"there is no run {run_id} in {self.runs_folder}; `mldiagnostics runs` lists the existing ones",
                 code=404,
             ) from None
 
@@ -109,7 +111,7 @@ class LocalControlPlane:
         """See `ControlPlane`."""
         folder = self.folder(run_id)
         if not folder.is_dir():
-            self.get_run(run_id)  # Says that there is none.
+            self.get_run(run_id)  # Raises RunNotFoundError.
         with _locked(folder):
             run = self.get_run(run_id)
             changed = change(copy.deepcopy(run))
@@ -118,7 +120,7 @@ class LocalControlPlane:
             return _write(folder / "run.json", {**changed, "updateTime": format_timestamp(self._clock_ns())})
 
     def list_runs(self, group: str | None = None) -> Iterator[Resource]:
-        """See `ControlPlane`. A run that cannot be read is passed over, with a warning."""
+        """See `ControlPlane`. A run that cannot be read is skipped, with a warning."""
         runs = []
         for path in self.runs_folder.glob("*/run.json"):
             try:
@@ -131,7 +133,7 @@ class LocalControlPlane:
         return (run for run in runs if group is None or run.get("runSet", "") == group)
 
     def put_session(self, run_id: str, session_id: str, session: Resource) -> None:
-        """See `ControlPlane`. What hosts say one after the other of `targetSessions` is put together."""
+        """See `ControlPlane`. The entries of all hosts in `targetSessions` are merged."""
         folder = self.folder(run_id) / "sessions"
         _make_folder(folder)
         path = folder / f"{_file_name(session_id)}.json"
@@ -173,7 +175,7 @@ def _read(path: Path, remedy: str = _REMEDY) -> Resource:
     except (FileNotFoundError, NotADirectoryError):
         raise FileNotFoundError(str(path)) from None
     except OSError as error:
-        is_replaced = error.errno in (errno.EINVAL, errno.EFBIG, errno.EISDIR)  # Something else is in its place.
+        is_replaced = error.errno in (errno.EINVAL, errno.EFBIG, errno.EISDIR)  # It is not a regular file of ours.
         raise ControlPlaneError(f"{path} cannot be read: {error.strerror}{remedy if is_replaced else ''}") from error
     except (ValueError, RecursionError) as error:
         raise ControlPlaneError(f"{path} is damaged ({error}){remedy}") from error
@@ -225,7 +227,7 @@ def _kind_of(value: object) -> str:
 
 
 def _write(path: Path, content: Resource) -> Resource:
-    """Replaces a file as a whole, and returns what it has now."""
+    """Replace a file as a whole, and return its contents."""
     data = json.dumps({**content, "etag": ""}, ensure_ascii=False, sort_keys=True).encode("utf-8", "backslashreplace")
     written: Resource = {**json.loads(data), "etag": hashlib.sha256(data).hexdigest()[:16]}
     draft = path.with_name(f".{path.name}.{os.getpid()}-{os.urandom(4).hex()}")
@@ -245,12 +247,12 @@ def _make_folder(folder: Path) -> None:
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
-        raise ControlPlaneError(f"{folder} cannot be made: {error.strerror}", is_temporary=True) from error
+        raise ControlPlaneError(f"{folder} cannot be created: {error.strerror}", is_temporary=True) from error
 
 
 @contextlib.contextmanager
 def _locked(folder: Path) -> Iterator[None]:
-    """Holds the folder's lock; goes on without one on a file system that has none."""
+    """Hold the folder's lock; go on without it on a file system without locks."""
     descriptor = -1
     try:
         try:
@@ -262,12 +264,12 @@ def _locked(folder: Path) -> Iterator[None]:
         yield
     finally:
         if descriptor >= 0:
-            unlock(descriptor)  # Not by closing it alone: a child that was forked meanwhile has it open, too.
+            unlock(descriptor)  # Closing is not enough: a child that was forked meanwhile has it open, too.
             os.close(descriptor)
 
 
 def _file_name(name: str) -> str:
-    """A name as one of a file: what users choose may have slashes, and be long."""
+    """Return a file name for a name that users choose, which may have slashes and be long."""
     quoted = quote(name, safe="", errors="backslashreplace").replace(".", "%2E")
     if len(quoted) <= _LONGEST_NAME:
         return quoted

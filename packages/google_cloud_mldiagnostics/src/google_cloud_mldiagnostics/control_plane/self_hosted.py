@@ -1,7 +1,7 @@
-"""Runs at a control plane that somebody hosts on a cluster of their own: it is told of runs, and not asked.
+"""Runs at a self-hosted control plane on a cluster: runs are reported to it, and cannot be read.
 
-No Google Cloud and no credentials are needed. The interface has two requests: a run is registered, and later ends.
-What else there is to know of a run is in its folder and its journal.
+It needs no Google Cloud and no credentials. The interface has two requests: one registers a run, one ends it.
+Everything else about a run is in its folder and its journal.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from ml_diagnostics_common.authorized_requests import open_session
 from ml_diagnostics_common.failures import Kind, RemoteError
 
 from google_cloud_mldiagnostics.control_plane import Change, Resource
-from google_cloud_mldiagnostics.control_plane.rest import request_json
+from google_cloud_mldiagnostics.control_plane._requests import request_json
 from google_cloud_mldiagnostics.exceptions import ControlPlaneError, RunExistsError, RunNotFoundError
 
 __all__ = ["SelfHostedControlPlane", "logical_id"]
@@ -37,7 +37,7 @@ _STATES: Mapping[str, str] = {"COMPLETED": "STATE_SUCCEEDED", "FAILED": "STATE_F
 
 
 def logical_id(namespace: str, workload_id: str, cluster_id: str) -> str:
-    """Returns the id under which such a control plane keeps a workload's run: the same for all its processes.
+    """Return the id under which such a control plane keeps a workload's run: the same for all its processes.
 
     Args:
         namespace: The workload's namespace.
@@ -49,18 +49,18 @@ def logical_id(namespace: str, workload_id: str, cluster_id: str) -> str:
 
 
 class SelfHostedControlPlane:
-    """A `ControlPlane` that knows of a run only what it was told by this object. May be used from several threads.
+    """A `ControlPlane` that knows only the runs that this object has reported. Thread-safe.
 
     Args:
-        base_url: Where the control plane is; the path /v1/machineLearningRuns follows.
-        workload_id: The workload whose runs these are.
+        base_url: The URL before the path /v1/machineLearningRuns.
+        workload_id: The workload of these runs.
         namespace: The workload's namespace.
-        cluster_id: The cluster that it is in; empty asks the agent.
-        agent_url: Where the cluster's agent is, which knows the cluster's id.
+        cluster_id: The cluster that it is in; empty requests it from the agent.
+        agent_url: The URL of the cluster's agent, which knows the cluster's id.
         request_seconds: The deadline of one request.
 
     Attributes:
-        call_seconds: May be changed; holds for requests that begin afterwards.
+        call_seconds: May be changed; applies to requests that start afterwards.
     """
 
     def __init__(
@@ -92,25 +92,25 @@ class SelfHostedControlPlane:
         """
         kept = self._runs.get(run_id)
         if kept is None:
-            raise RunNotFoundError(f"{self._base_url} was not told of the run {run_id} by this process", code=404)
+            raise RunNotFoundError(f"this process has not reported the run {run_id} to {self._base_url}", code=404)
         return copy.deepcopy(kept)
 
     def create_run(self, run_id: str, run: Resource) -> Resource:
-        """See `ControlPlane.create_run`. To register a run twice, also after a restart, is to register it once.
+        """See `ControlPlane.create_run`. Registering a run twice, also after a restart, has no further effect.
 
         Raises:
             RunExistsError: This object has created it.
             ControlPlaneError: The request was refused, or not answered.
         """
         if run_id in self._runs:
-            raise RunExistsError(f"{self._base_url} was told of the run {run_id} already", code=409)
+            raise RunExistsError(f"this process has already reported the run {run_id} to {self._base_url}", code=409)
         kept = {**copy.deepcopy(run), "name": run_id}
         self._register(kept)
         self._runs[run_id] = kept
         return copy.deepcopy(kept)
 
     def join_run(self, run_id: str) -> None:
-        """Takes it that another process registers the run, so that this one may end it; nothing is asked."""
+        """Assume that another process registers the run, so that this one can end it; send nothing."""
         self._runs.setdefault(run_id, {"name": run_id, "runPhase": "ACTIVE"})
 
     def update_run(self, run_id: str, change: Change) -> Resource:
@@ -126,7 +126,7 @@ class SelfHostedControlPlane:
             return before
         phase = str(wanted.get("runPhase", ""))
         if phase == str(before.get("runPhase", "")):
-            if _told(wanted) != _told(before):
+            if _registered(wanted) != _registered(before):
                 self._register(wanted)
         elif phase in _STATES:
             self._end(run_id, _STATES[phase])
@@ -142,21 +142,21 @@ class SelfHostedControlPlane:
                 yield copy.deepcopy(run)
 
     def put_session(self, run_id: str, session_id: str, session: Resource) -> None:
-        """See `ControlPlane.put_session`: nothing is told, since there is no request for it."""
+        """See `ControlPlane.put_session`: does nothing, since there is no request for it."""
 
     def list_sessions(self, run_id: str) -> Iterator[Resource]:
         """See `ControlPlane.list_sessions`: none."""
         return iter(())
 
     def link(self, run_id: str) -> str:
-        """The control plane: it does not say where it shows a run."""
+        """Return the control plane's URL: its page of a run is not known."""
         return self._base_url
 
     def hurry(self, seconds: float) -> None:
-        """See `DistantControlPlane.hurry`: a call waits for nothing but its answers."""
+        """See `DistantControlPlane.hurry`: a call waits only for its responses."""
 
     def close(self) -> None:
-        """Closes the connections; a later call opens others."""
+        """Close the connections; a later call opens others."""
         with self._session_lock:
             session, self._session = self._session, None
         if session is not None:
@@ -167,7 +167,7 @@ class SelfHostedControlPlane:
     def _register(self, run: Resource) -> None:
         with self._explained(f"register the run {run['name']}"):
             cluster_id = self._known_cluster()
-            name, folder = _told(run)
+            name, folder = _registered(run)
             body = {
                 "logicalId": logical_id(self._namespace, self._workload_id, cluster_id),
                 "displayName": name,
@@ -184,7 +184,7 @@ class SelfHostedControlPlane:
 
     def _end(self, run_id: str, state: str) -> None:
         with self._explained(f"end the run {run_id}"):
-            # The server names its resource in the answer to the registration, which another process may have sent.
+            # The response to the registration names the resource, but another process may have sent it.
             name = self._names.get(run_id) or logical_id(self._namespace, self._workload_id, self._known_cluster())
             url = f"{self._base_url}/{_RUNS}/{quote(name.rpartition('/')[2])}"
             body = {"name": name, "workload": {"state": state}}
@@ -220,7 +220,7 @@ class SelfHostedControlPlane:
             ) from error
 
 
-def _told(run: Resource) -> tuple[str, str]:
-    """What of a run is told when it is registered: how it is shown, and the folder of its files."""
+def _registered(run: Resource) -> tuple[str, str]:
+    """Return what a registration contains of a run: its displayed name, and the folder of its files."""
     name = str(run.get("displayName") or run.get("name", ""))
     return name, str(run.get("artifacts", {}).get("gcsPath") or "")

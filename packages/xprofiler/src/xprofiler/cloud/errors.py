@@ -6,14 +6,13 @@ import re
 from collections.abc import Mapping
 from typing import Any, Final
 
-from ml_diagnostics_common.failures import Kind, RemoteError
+from ml_diagnostics_common.failures import Kind, RemoteError, access_advice
 
 from xprofiler.exceptions import NotFoundError, NotPermittedError, TimedOutError, XprofilerError
 
 __all__ = ["as_xprofiler_error", "operation_error"]
 
 _ROLES: Final[Mapping[str, str]] = {
-    "compute": "roles/compute.instanceAdmin.v1",
     "hypercomputecluster": "roles/hypercomputecluster.editor",
     "tpu": "roles/tpu.viewer",
 }
@@ -23,7 +22,7 @@ _UNKNOWN_ZONE: Final = re.compile(r"Invalid value for field 'zone'.*Unknown zone
 
 
 def as_xprofiler_error(
-    error: RemoteError | ValueError, doing: str, uri: str, project: str, principal: str, role: str = _ROLES["compute"]
+    error: RemoteError | ValueError, doing: str, uri: str, project: str, principal: str, role: str
 ) -> XprofilerError:
     """Return the error to raise for a request that failed.
 
@@ -55,7 +54,15 @@ def as_xprofiler_error(
     if kind is Kind.BUSY:
         return XprofilerError(f"{what}; the request quota is exhausted: try again in a minute")
     if kind is Kind.REFUSED:
-        return NotPermittedError(f"{what}; {_advice(error, uri, project, principal, role)}")
+        service = next((name for version, name in _SERVICES.items() if version in uri), "compute")
+        advice = access_advice(
+            error,
+            service=f"{service}.googleapis.com",
+            project=project,
+            principal=principal,
+            role=_ROLES.get(service, role),
+        )
+        return NotPermittedError(f"{what}; {advice}")
     if kind is Kind.MISSING or _UNKNOWN_ZONE.search(error.message):
         return NotFoundError(what)
     if kind is Kind.TIMEOUT:
@@ -85,14 +92,3 @@ def operation_error(operation: Mapping[str, Any], doing: str) -> XprofilerError 
     if code in ("PERMISSIONS_ERROR", "FORBIDDEN"):
         return NotPermittedError(what)
     return XprofilerError(what)
-
-
-def _advice(error: RemoteError, uri: str, project: str, principal: str, role: str) -> str:
-    service = next((name for version, name in _SERVICES.items() if version in uri), "compute")
-    if error.reason in ("SERVICE_DISABLED", "accessNotConfigured") or "has not been used in project" in error.message:
-        return (
-            f"enable the API: 'gcloud services enable {service}.googleapis.com --project={project}', and wait a minute"
-        )
-    if error.reason == "ACCESS_TOKEN_SCOPE_INSUFFICIENT":
-        return "give the machine's service account the scope https://www.googleapis.com/auth/cloud-platform"
-    return f"grant {principal} the role {role if service == 'compute' else _ROLES[service]} on project {project}"

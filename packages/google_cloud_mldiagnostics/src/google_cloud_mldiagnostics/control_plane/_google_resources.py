@@ -1,4 +1,4 @@
-"""Runs and sessions as Google's API has them, and as our callers do. Pure."""
+"""Conversions between resources of Google's API and those of our callers. Pure functions."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _NOT_YET = "0001-01-01"  # The API's endTime of a run that has not ended.
 
 
 def as_resource(kept: Resource) -> Resource:
-    """What the API keeps, with the id for its name and without the time at which it has not ended."""
+    """Return a resource of the API with its id as the name, and without the endTime of a run that has not ended."""
     resource = {name: value for name, value in kept.items() if name != "@type"}
     resource["name"] = str(kept.get("name", "")).rpartition("/")[2]
     if str(kept.get("endTime", "")).startswith(_NOT_YET):
@@ -24,31 +24,31 @@ def as_resource(kept: Resource) -> Resource:
 
 
 def writable(run: Resource) -> Resource:
-    """What of a run may be sent: not what the service computes, nor what is only for this machine."""
+    """Return the fields of a run to send: not those that the service computes, nor those for this machine only."""
     return {name: value for name, value in run.items() if name not in _NOT_OURS_TO_WRITE}
 
 
 def only(kept: Resource, *names: str) -> Resource:
-    """Some of the fields, as far as they are there."""
+    """Return some of the fields, if they exist."""
     return {name: kept[name] for name in names if name in kept}
 
 
 def is_made_of(kept: Any, sent: Any) -> bool:
-    """Whether what is kept has all that was sent; what is empty may be left out."""
+    """Return whether a kept resource has all fields that were sent; empty ones may be missing."""
     if not isinstance(sent, Mapping) or not isinstance(kept, Mapping):
         return bool(kept == sent)
     return all(is_made_of(kept.get(name), value) for name, value in sent.items() if value or name in kept)
 
 
 def merged(kept: Resource, session: Resource) -> Resource:
-    """A session with what this host and others have told of it."""
+    """Return a session with the entries of this host and of the others."""
     targets = [*_as(list, kept.get("profilerTargets")), *session.get("profilerTargets", ())]
-    told = {**_as(dict, kept.get("targetSessions")), **session.get("targetSessions", {})}
+    sessions = {**_as(dict, kept.get("targetSessions")), **session.get("targetSessions", {})}
     return {
         **session,
         **only(kept, "name", "etag"),
         **({"profilerTargets": sorted(set(map(str, targets)))} if targets else {}),
-        **({"targetSessions": told} if told else {}),
+        **({"targetSessions": sessions} if sessions else {}),
     }
 
 
@@ -57,6 +57,6 @@ def _as(kind: type[_Kind], value: Any) -> _Kind:
 
 
 def quoted(text: str) -> str:
-    """A text in a filter (https://google.aip.dev/160): quotes and backslashes cannot end it."""
+    """Quote a text for a filter (https://google.aip.dev/160): quotes and backslashes are escaped."""
     escaped = text.replace("\\", "\\\\").replace('"', '\\"')
     return f'"{escaped}"'

@@ -1,0 +1,123 @@
+"""Requests to control planes: a JSON request with its JSON response, and errors of Google's control plane."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ml_diagnostics_common.authorized_requests import RESPONSE_BYTES, Session
+from ml_diagnostics_common.failures import Kind, RemoteError, access_advice, excerpt
+
+from google_cloud_mldiagnostics._version import __version__
+from google_cloud_mldiagnostics.exceptions import ControlPlaneError, RunChangedError
+
+__all__ = ["Caller", "request_json"]
+
+_SERVICE = "hypercomputecluster.googleapis.com"
+_ROLE = "roles/hypercomputecluster.editor (or roles/clusterdirector.editor)"  # Not all projects have the first.
+_HEADERS: Mapping[str, str] = {
+    "Accept": "application/json",
+    "Content-Type": "application/json",
+    "User-Agent": f"google-cloud-mldiagnostics/{__version__}",
+}
+
+
+def request_json(
+    session: Session,
+    method: str,
+    url: str,
+    *,
+    timeout_seconds: float,
+    query: Mapping[str, str] | None = None,
+    body: Mapping[str, Any] | None = None,
+    most_bytes: int = RESPONSE_BYTES,
+) -> dict[str, Any]:
+    """Make one request, once; arguments as of `Session.send`, with a JSON object as the body.
+
+    Raises:
+        RemoteError: The request failed, or the response is not a JSON object.
+    """
+    try:
+        encoded = None if body is None else json.dumps(body, allow_nan=False).encode()
+    except (TypeError, ValueError, RecursionError) as error:
+        raise RemoteError("INVALID_ARGUMENT", f"JSON does not take it: {error}", status=400) from error
+    answer = session.send(
+        method,
+        url,
+        headers=_HEADERS,
+        timeout_seconds=max(0.001, timeout_seconds),
+        query=query,
+        body=encoded,
+        most_bytes=most_bytes,
+    )
+    try:
+        found = json.loads(answer.body) if answer.body.strip() else {}
+    except (ValueError, RecursionError):
+        found = None
+    if not isinstance(found, dict):
+        # A proxy's page may have status 200, too: the request may not be executed.
+        raise RemoteError("UNAVAILABLE", f"no answer of the control plane: {excerpt(answer.body)}")
+    return found
+
+
+@dataclass(frozen=True)
+class Caller:
+    """The account that calls Google's control plane, in a project and region.
+
+    Attributes:
+        project: The project's id.
+        location: The region.
+        credentials: A `google.auth.credentials.Credentials`.
+        known_principal: The account's name; None if only the credentials may know it.
+    """
+
+    project: str
+    location: str
+    credentials: Any
+    known_principal: str | None = None
+
+    @property
+    def principal(self) -> str:
+        """The account's name; those of a machine are known after the first request."""
+        if self.known_principal:
+            return self.known_principal
+        for attribute in ("service_account_email", "signer_email", "account"):
+            value = getattr(self.credentials, attribute, None)
+            if isinstance(value, str) and "@" in value:
+                return value
+        return "the account of these credentials"
+
+    def error(
+        self, failure: RemoteError, doing: str, error_class: type[ControlPlaneError] = ControlPlaneError
+    ) -> ControlPlaneError:
+        """Return the error to raise for a request that failed.
+
+        Args:
+            failure: The failure.
+            doing: The purpose of the request: "create the run train-1".
+            error_class: The error's class.
+        """
+        message = (
+            f"Google's control plane could not {doing} in project {self.project}, region {self.location}, "
+            f"for {self.principal}: {failure.message.rstrip('. ')} ({failure.shown_status})"
+        )
+        advice = self._advice(failure)
+        return error_class(
+            f"{message}; {advice}" if advice else message,
+            code=401 if failure.code == "UNAUTHENTICATED" else failure.status,
+            is_temporary=failure.is_temporary or error_class is RunChangedError,
+        )
+
+    def _advice(self, failure: RemoteError) -> str:
+        if failure.code == "UNAUTHENTICATED":
+            return "renew the credentials: 'gcloud auth application-default login', or another key"
+        if failure.status == 0:
+            return f"check that this machine can reach {_SERVICE}"
+        if failure.kind is Kind.BUSY:
+            return f"the project's quota for {_SERVICE} is exhausted for now"
+        if failure.kind is not Kind.REFUSED:
+            return ""
+        advice = access_advice(failure, service=_SERVICE, project=self.project, principal=self.principal, role=_ROLE)
+        return f"{advice}; check that this is the right project"
