@@ -76,11 +76,11 @@ LIMITS: dict[str, int | None] = {
     "packages/cloud_tpu_diagnostics": 548,
     "packages/common": 423,
     "packages/google_cloud_mldiagnostics": 908,
-    "packages/ml_goodput_measurement": 576,
+    "packages/ml_goodput_measurement": 218,
     "packages/testing": None,
     "packages/xprofiler": 100,
     "docs": 88,
-    "tests": 2095,
+    "tests": 2083,
     "benchmarks examples": 28,
 }
 

@@ -276,7 +276,7 @@ def test_a_note_that_cannot_be_written_fails_no_export(tmp_path, exporter, folde
     for count in (10, 20):
         exporter(deviating(steps_of(range(count))))
     assert points(folder) == deviation_points(range(20))
-    assert len([record for record in caplog.records if "could not be noted" in record.message]) == 1
+    assert len([record for record in caplog.records if "could not be saved" in record.message]) == 1
 
 
 def test_where_the_points_of_another_host_were_removed_all_is_written_again(tmp_path, exporter, folder):

@@ -239,15 +239,18 @@ def test_any_name_works(name: str) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"job_name": ""}, "job_name is ''; give a text that is not empty"),
-        ({"job_name": None}, "job_name is None"),
-        ({"logger_name": 5}, "logger_name is 5; give a text that is not empty, such as the run's name"),
-        ({"logger_name": "  "}, "logger_name is '  '"),
-        ({"cloud_logger": object()}, r"needs a method write_cloud_logging_entry\(entry\)"),
-        ({"background_grace_period_s": -1}, "background_grace_period_s is -1"),
-        ({"background_batch_size": 0}, "background_batch_size is 0; give a number of at least 1"),
-        ({"background_max_latency_s": "2"}, "background_max_latency_s is '2'"),
-        ({"background_max_latency_s": float("nan")}, "background_max_latency_s is nan"),
+        ({"job_name": ""}, "expected job_name to be text that is not empty, such as the run's name; got ''"),
+        ({"job_name": None}, r"expected job_name to be text .*; got None"),
+        ({"logger_name": 5}, "expected logger_name to be text that is not empty, such as the run's name; got 5"),
+        ({"logger_name": "  "}, r"expected logger_name to be text .*; got '  '"),
+        ({"cloud_logger": object()}, r"expected cloud_logger to have a method write_cloud_logging_entry\(entry\)"),
+        ({"background_grace_period_s": -1}, "expected background_grace_period_s to be a number of at least 0, got -1"),
+        ({"background_batch_size": 0}, "expected background_batch_size to be a number of at least 1, got 0"),
+        ({"background_max_latency_s": "2"}, "expected background_max_latency_s to be a number of at least 0, got '2'"),
+        (
+            {"background_max_latency_s": float("nan")},
+            "expected background_max_latency_s to be a number of at least 0, got nan",
+        ),
     ],
 )
 @pytest.mark.parametrize("enabled", [True, False])

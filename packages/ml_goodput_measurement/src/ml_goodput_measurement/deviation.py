@@ -10,12 +10,12 @@ __all__ = ["StepDeviations"]
 class StepDeviations(Mapping[int, float]):
     """Absolute deviation from the ideal step time, in seconds, by step.
 
-    It is worked out when it is first looked at, from what the calculator knows by then: it costs time and memory in
+    It is worked out when it is first checked, from what the calculator knows by then: it costs time and memory in
     proportion to the steps, and most who ask for a job's details never look.
     """
 
     def __init__(self, step_seconds: Callable[[], Mapping[int, float]], ideal_seconds: float | None) -> None:
-        """Takes where the step times are found, and the ideal step time; None where there is none."""
+        """Take where the step times are found, and the ideal step time; None where there is none."""
         self._step_seconds = step_seconds
         self._ideal_seconds = ideal_seconds
         self._deviations: dict[int, float] | None = None

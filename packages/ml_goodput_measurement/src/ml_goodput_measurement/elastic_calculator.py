@@ -15,7 +15,7 @@ __all__ = ["ElasticGoodputCalculator"]
 class ElasticGoodputCalculator(GoodputCalculator):
     """Computes the goodput of an elastic job.
 
-    Waiting for slices and initialising anew are three kinds of badput, which are always there. The details also tell
+    Waiting for slices and initialising again are three kinds of badput, which are always there. The details also tell
     the slice efficiencies: means over time, from the first report of slices on, of the slices that trained
     (`stepping_slice_efficiency`) and that were there (`available_slice_efficiency`), as shares of all; 0.0 where
     nobody reported any.
@@ -24,7 +24,7 @@ class ElasticGoodputCalculator(GoodputCalculator):
     _is_elastic = True
 
     def get_job_goodput_details(self) -> ElasticWorkloadMetricDetails:
-        """Returns what `GoodputCalculator.get_job_goodput_details` does, and the slice efficiencies."""
+        """Return what `GoodputCalculator.get_job_goodput_details` does, and the slice efficiencies."""
         with self._lock:
             details = super().get_job_goodput_details()
             return cast(ElasticWorkloadMetricDetails, {**details, **_efficiencies(self._summary)})
@@ -32,7 +32,7 @@ class ElasticGoodputCalculator(GoodputCalculator):
     def get_interval_metric_details(
         self, interval_start: Moment, interval_end: Moment
     ) -> ElasticIntervalWorkloadMetricDetails:
-        """Returns what `GoodputCalculator.get_interval_metric_details` does, and the slice efficiencies."""
+        """Return what `GoodputCalculator.get_interval_metric_details` does, and the slice efficiencies."""
         return cast(
             ElasticIntervalWorkloadMetricDetails, super().get_interval_metric_details(interval_start, interval_end)
         )

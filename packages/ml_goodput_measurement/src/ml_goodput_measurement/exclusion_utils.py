@@ -18,11 +18,11 @@ Interval = tuple[float, float]
 
 
 def normalize_intervals(intervals: Iterable[Any]) -> list[Interval]:
-    """Returns the intervals in seconds since 1970, sorted and merged; those that touch become one.
+    """Return the intervals in seconds since 1970, sorted and merged; those that touch become one.
 
     Args:
         intervals: Pairs of a start and an end, both datetimes; naive ones are local time. A pair whose start is not
-            before its end, or that is no pair of datetimes, is passed over with one WARNING that names it.
+            before its end, or that is no pair of datetimes, is skipped with one WARNING that names it.
 
     Returns:
         Pairs of seconds that neither overlap nor touch.
@@ -31,10 +31,10 @@ def normalize_intervals(intervals: Iterable[Any]) -> list[Interval]:
 
 
 def get_exclusion_overlap(start: Moment, end: Moment, exclusions: Iterable[tuple[Moment, Moment]]) -> float:
-    """Returns how much of a stretch of time is excluded.
+    """Return how much of a stretch of time is excluded.
 
     Args:
-        start: Begin of the stretch: seconds since 1970, or a datetime (naive: local time).
+        start: Start of the stretch: seconds since 1970, or a datetime (naive: local time).
         end: End of the stretch.
         exclusions: What is excluded, as `normalize_intervals` returns it, or any other pairs of moments.
 

@@ -18,18 +18,18 @@ _ELASTIC = {BadputType.ELASTIC_SLICE_DOWN, BadputType.ELASTIC_SCALE_UP, BadputTy
 
 
 def counted_ns(part: Summary | Window) -> int:
-    """Returns the time that shares are taken of: of a job all but what is excluded, of a window all of it."""
+    """Return the time that shares are taken of: of a job all but what is excluded, of a window all of it."""
     return part.end_ns - part.start_ns - part.buckets[Bucket.EXCLUDED]
 
 
 def goodput_percent(part: Summary | Window) -> float:
-    """Returns the productive share, in percent; 0.0 where there is no time at all."""
+    """Return the productive share, in percent; 0.0 where there is no time at all."""
     whole_ns = counted_ns(part)
     return 100 * part.buckets[Bucket.PRODUCTIVE] / whole_ns if whole_ns else 0.0
 
 
 def badput(part: Summary | Window, unit_ns: float, *, elastic: bool = False) -> UnproductiveTimeDict:
-    """Returns every kind of badput; custom events by their type.
+    """Return every kind of badput; custom events by their type.
 
     Args:
         part: A job or a window of it.
@@ -48,7 +48,7 @@ def badput(part: Summary | Window, unit_ns: float, *, elastic: bool = False) -> 
 
 
 def _other_ns(part: Summary | Window, kind: BadputType) -> int:
-    """Returns the time of a kind that is no bucket."""
+    """Return the time of a kind that is no bucket."""
     if kind is BadputType.DATA_LOADING_ASYNC:
         return part.data_loading_async_ns
     outside_ns = part.outside_ns if isinstance(part, Window) else 0

@@ -98,7 +98,7 @@ class GCPMetrics(RebuiltFromArguments):
         seconds: int,
         nanos: int,
     ) -> TimeSeries:
-        """Returns a time series of one point, as CreateTimeSeries takes it.
+        """Return a time series of one point, as CreateTimeSeries takes it.
 
         Args:
             metric_type: Such as `compute.googleapis.com/workload/goodput_time`.
@@ -127,7 +127,7 @@ class GCPMetrics(RebuiltFromArguments):
         )
 
     def send_metrics(self, metrics: Sequence[Any], context: object = None) -> None:
-        """Writes points. What cannot be written is counted in `failures` and logged, a kind of failure once.
+        """Write points. What cannot be written is counted in `failures` and logged, a kind of failure once.
 
         Args:
             metrics: What `create_time_series` returns, or mappings of its arguments, whose point is of now unless
@@ -147,7 +147,7 @@ class GCPMetrics(RebuiltFromArguments):
                 self._failed(written.code, written.refused, written.reason, context)
 
     def write(self, series: Sequence[TimeSeries], *, timeout_seconds: float = REQUEST_SECONDS) -> Written:
-        """Writes points by one request, made once.
+        """Write points by one request, made once.
 
         Args:
             series: What `create_time_series` returns: at most 200, none twice.
@@ -172,7 +172,7 @@ class GCPMetrics(RebuiltFromArguments):
         return Written(len(series))
 
     def close(self) -> None:
-        """Closes the connection; a later write opens another."""
+        """Close the connection; a later write opens another."""
         if self._client is not None:
             self._client.transport.close()
             self._client = None

@@ -26,11 +26,11 @@ class GoodputExclusion(abc.ABC):
     def _query(
         self, configured_ideal_step_time: float | None = None, excluded: Sequence[tuple[int, int]] = ()
     ) -> Summary:
-        """Reads what is new and returns the sums of the job's life."""
+        """Read what is new and returns the sums of the job's life."""
 
     @abc.abstractmethod
     def _badput(self, part: Summary, unit_ns: float) -> UnproductiveTimeDict:
-        """Returns badput by kind, in units of so many nanoseconds."""
+        """Return badput by kind, in units of so many nanoseconds."""
 
     def get_job_goodput_with_exclusions(
         self,
@@ -38,14 +38,14 @@ class GoodputExclusion(abc.ABC):
         include_badput_breakdown: bool = False,
         configured_ideal_step_time: float | None = None,
     ) -> tuple[float, UnproductiveTimeDict, int, float]:
-        """Reads what is new and returns the job's goodput without some stretches of its time.
+        """Read what is new and returns the job's goodput without some stretches of its time.
 
         Excluded time is taken out of whatever it lies in, and out of the whole of which shares are taken; what is left
         is as it was. Steps, disruptions and the startup of attempts are those of the whole history.
 
         Args:
             exclusion_intervals: Pairs of datetimes, in any order; where they overlap they count once. One that is no
-                such pair is passed over with a WARNING.
+                such pair is skipped with a WARNING.
             include_badput_breakdown: Whether the breakdown is filled.
             configured_ideal_step_time: As in `get_job_goodput`.
 
@@ -63,5 +63,5 @@ class GoodputExclusion(abc.ABC):
 
 
 def excluded_intervals(intervals: Iterable[ExclusionInterval]) -> list[tuple[int, int]]:
-    """Returns exclusions as the ledger takes them: in nanoseconds, in order, disjoint."""
+    """Return exclusions as the ledger takes them: in nanoseconds, in order, disjoint."""
     return [(nanoseconds(start), nanoseconds(end)) for start, end in normalize_intervals(intervals)]

@@ -80,8 +80,8 @@ class AttemptSummary:
     steps_lost: int
     """Steps that a later attempt went back behind."""
     last_checkpoint_step: int | None
-    """Step of the last checkpoint begun (`record_checkpoint_progress`) or saved (`CheckpointLogger`); None where none
-    is known, and no promise that it was complete: a checkpoint that has only begun may not be."""
+    """Step of the last checkpoint started (`record_checkpoint_progress`) or saved (`CheckpointLogger`); None where none
+    is known, and no promise that it was complete: a checkpoint that has only started may not be."""
     buckets: Mapping[Bucket, int]
     """Nanoseconds a bucket, up to the next attempt's start; they sum to that span."""
     custom: Mapping[str, int] = field(default_factory=dict)
@@ -104,7 +104,7 @@ class Disruption:
     """Number of the attempt that was cut short."""
     last_event_ns: int
     step_in_flight: int | None
-    """Number of the step that had begun and was not known to be done when the attempt was cut short; None where the
+    """Number of the step that had started and was not known to be done when the attempt was cut short; None where the
     end of that step, or of the job, was recorded. Where the job went on behind it, it had been done."""
     resumed_ns: int
     """Start of the attempt that made steps again, or of the latest one while none has."""

@@ -68,12 +68,12 @@ class SavedState:
 
 
 def facts_of(recorders: Recorders) -> int:
-    """Returns how much is known of a job: of two states of one job, the one with more facts is newer."""
+    """Return how much is known of a job: of two states of one job, the one with more facts is newer."""
     return recorders.fact_count
 
 
 def encode_state(recorders: Recorders, position: dict[str, Any]) -> list[bytes | array[Any]]:
-    """Returns a state in parts that follow each other; the columns are not copied, so write it before they change."""
+    """Return a state in parts that follow each other; the columns are not copied, so write it before they change."""
     state, columns = recorders.to_state()
     head = json.dumps({"position": position, **state}).encode()
     parts = [_front(recorders.job_name, facts_of(recorders), len(head)), head, *columns]
@@ -84,7 +84,7 @@ def encode_state(recorders: Recorders, position: dict[str, Any]) -> list[bytes |
 
 
 def decode_state(file: BinaryIO, size: int, job_name: str) -> SavedState:
-    """Returns the state that a file of so many bytes holds.
+    """Return the state that a file of so many bytes holds.
 
     Raises:
         OSError: The file cannot be read.
@@ -107,7 +107,7 @@ def decode_state(file: BinaryIO, size: int, job_name: str) -> SavedState:
 
 
 def facts_told(front: bytes, job_name: str) -> int:
-    """Returns how many facts a state of a job knows, by its first `FRONT_BYTES`.
+    """Return how many facts a state of a job knows, by its first `FRONT_BYTES`.
 
     Raises:
         UnusableStateError: It is something else, or of another version or job.
@@ -116,7 +116,7 @@ def facts_told(front: bytes, job_name: str) -> int:
 
 
 def save_state(path: Path, recorders: Recorders, position: dict[str, Any]) -> bool:
-    """Writes the state to a file; returns False, and says so once a try, when that cannot be done or is not needed."""
+    """Write the state to a file; return False, and says so once a try, when that cannot be done or is not needed."""
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         with _locked(path) as is_free:
@@ -130,7 +130,7 @@ def save_state(path: Path, recorders: Recorders, position: dict[str, Any]) -> bo
 
 
 def load_state(path: Path, job_name: str) -> SavedState | None:
-    """Returns what a file holds; None when there is none, or one that another version or a crash left behind."""
+    """Return what a file holds; None when there is none, or one that another version or a crash left behind."""
     try:
         with _opened(path) as file:
             return decode_state(file, os.fstat(file.fileno()).st_size, job_name)
@@ -142,7 +142,7 @@ def load_state(path: Path, job_name: str) -> SavedState | None:
 
 
 def saved_facts(path: Path, job_name: str) -> int:
-    """Returns how many facts a file knows of a job, -1 where there is none that can be used; reads its front alone."""
+    """Return how many facts a file knows of a job, -1 where there is none that can be used; read its front alone."""
     try:
         with _opened(path) as file:
             return facts_told(file.read(FRONT_BYTES), job_name)
@@ -152,7 +152,7 @@ def saved_facts(path: Path, job_name: str) -> int:
 
 @contextlib.contextmanager
 def _locked(path: Path) -> Iterator[bool]:
-    """Yields whether the lock was free: a process that saves now, or hangs there, is not waited for."""
+    """Yield whether the lock was free: a process that saves now, or hangs there, is not waited for."""
     descriptor = open_lock_file(path.with_name(f".{path.name}.lock"))
     try:
         try:
@@ -233,9 +233,9 @@ class _CheckedReader:
     def read_column(self, kind: str, count: int) -> array[Any]:
         self._take(8 * count)
         column = array(kind)
-        # In blocks that stay in the processor's cache: with the checksum, memory is passed over once.
-        for begin in range(0, 8 * count, _BLOCK_BYTES):
-            block = self._block[: 8 * count - begin]
+        # In blocks that stay in the processor's cache: with the checksum, memory is skipped once.
+        for offset in range(0, 8 * count, _BLOCK_BYTES):
+            block = self._block[: 8 * count - offset]
             found = self._file.readinto(block)  # type: ignore[attr-defined]  # All real ones have it.
             self._sum_up(block[:found], len(block))
             column.frombytes(block)

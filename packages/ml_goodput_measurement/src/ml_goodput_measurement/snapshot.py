@@ -20,7 +20,7 @@ class DeviatingStep(NamedTuple):
 
     step: int
     start_ns: int
-    """When it began: later steps begin later, also where the job went back and repeats their numbers."""
+    """When it started: later steps start later, also where the job went back and repeats their numbers."""
     deviation_seconds: float
     """Absolute."""
 
@@ -57,7 +57,7 @@ class Deviation:
     from_baseline_seconds: float | None
     """`compute_step_deviation_from_baseline`; None while no step is complete."""
     steps_since: Callable[[int], Iterator[DeviatingStep]]
-    """Yields, oldest first, the complete kept steps that began after a moment (nanoseconds; -1 for all of them). Ask
+    """Yields, oldest first, the complete kept steps that started after a moment (nanoseconds; -1 for all of them). Ask
     while you have the snapshot, before the next one is taken."""
 
 

@@ -59,12 +59,12 @@ DEFAULT_CACHE_DIR = "/tmp"
 
 
 def state_folder(root: Path, cache_dir: str) -> Path:
-    """Returns the folder of saved state on this machine."""
+    """Return the folder of saved state on this machine."""
     return root / "state" / "goodput" if cache_dir == DEFAULT_CACHE_DIR else Path(cache_dir)
 
 
 def checked_gcs_path(gcs_path: str | os.PathLike[str] | None) -> str | None:
-    """Returns a folder for copies of saved state as text, None where there shall be none.
+    """Return a folder for copies of saved state as text, None where there is none.
 
     Raises:
         ConfigurationError: It is no `gs://bucket`, `gs://bucket/folder` or local folder.
@@ -98,13 +98,13 @@ class StateStore:
         self._copy = None if folder is None else _StateCopy(f"{folder.rstrip('/')}/{_FOLDER}/{local_path.name}")
 
     def load(self, job_name: str, *, local_only: bool = False) -> SavedState | None:
-        """Returns the state that knows more: the local one or the copy; None where neither can be used.
+        """Return the state that knows more: the local one or the copy; None where neither can be used.
 
         Costs about two seconds at most where the copy's store does not answer.
 
         Args:
             job_name: The job.
-            local_only: Whether the copy is not even looked at.
+            local_only: Whether the copy is not even checked.
         """
         if local_only:
             return load_state(self._local_path, job_name)
@@ -117,11 +117,11 @@ class StateStore:
         return state
 
     def save(self, recorders: Recorders, position: dict[str, Any]) -> bool:
-        """Saves the state on this machine; see `save_state`."""
+        """Save the state on this machine; see `save_state`."""
         return save_state(self._local_path, recorders, position)
 
     def sync(self, recorders: Recorders, position: dict[str, Any]) -> bool:
-        """Makes the copy know what is known here; a copy that knows as much or more stays as it is.
+        """Make the copy know what is known here; a copy that knows as much or more stays as it is.
 
         Blocks while the copy is written, some 20 s where its store does not answer. A failure is logged once.
 
@@ -148,7 +148,7 @@ class _StateCopy:
         self._damaged_generation = 0  # Such a one is replaced, though it says that it knows as much.
 
     def facts(self, job_name: str) -> int:
-        """Returns how many facts it knows, -1 where it cannot be used; reads its beginning alone."""
+        """Return how many facts it knows, -1 where it cannot be used; read its beginning alone."""
         try:
             return _within(_LOOK_PATIENCE_SECONDS, lambda: self._look(self._store(), job_name)).facts
         except (DiagnosticsError, OSError) as error:
@@ -156,7 +156,7 @@ class _StateCopy:
             return -1
 
     def load(self, job_name: str) -> SavedState | None:
-        """Returns what it holds, None where it cannot be used."""
+        """Return what it holds, None where it cannot be used."""
         try:
             data, generation = _within(
                 _DOWNLOAD_PATIENCE_SECONDS, lambda: self._store().read_with_generation(self._path)

@@ -66,7 +66,7 @@ class Gauge(NamedTuple):
 
     @property
     def key(self) -> tuple[str, tuple[tuple[str, str], ...]]:
-        """Tells this series from all others of the job."""
+        """Identifies this series among those of the job."""
         return self.metric_type, self.labels
 
 
@@ -78,14 +78,14 @@ def gauges_of(
     own_events: Container[str],
     include_slice_efficiency: bool = False,
 ) -> list[Gauge]:
-    """Returns the gauges of what a snapshot has.
+    """Return the gauges of what a snapshot has.
 
     Args:
         snapshot: What is known of the job.
         accelerator_type: The label of that name, of every metric but `performance`.
         cluster_name: The same; no label where it is empty.
         own_events: The types of custom events that have series of their own. All others are summed.
-        include_slice_efficiency: Whether the efficiencies of slices are told, where they are known.
+        include_slice_efficiency: True to include the efficiencies of slices, if they are known.
 
     Returns:
         The gauges, no series twice.
@@ -105,7 +105,7 @@ def gauges_of(
 
 
 def event_seconds(snapshot: Snapshot) -> dict[str, float]:
-    """Returns the types of custom events of a snapshot with what each weighs, to compare them by."""
+    """Return the types of custom events of a snapshot with what each weighs, to compare them by."""
     found: dict[str, float] = {}
     badput = [window.badput_percent for window in snapshot.windows]
     if snapshot.cumulative is not None:
@@ -184,8 +184,8 @@ _RESOURCE_TYPE = "compute.googleapis.com/Workload"
 _NOWHERE = "global"  # Cloud Monitoring takes no resource without a location.
 _PERIOD_SECONDS = 5
 _FRESH_SECONDS = 15.0  # The deadline of a request that failed, and a period.
-_LOOK_AGAIN_SECONDS = (60.0,) * 10  # After the first looks for a cloud;
-_LOOK_AFTER_THAT_SECONDS = 600.0  # after all later ones.
+_SEARCH_WAITS_SECONDS = (60.0,) * 10  # After the first searches for a cloud;
+_LATER_SEARCH_SECONDS = 600.0  # after all later ones.
 _SECOND = 1_000_000_000
 
 _Key = tuple[str, tuple[tuple[str, str], ...]]
@@ -201,13 +201,13 @@ def cloud_monitoring_exporter(
     monotonic: Callable[[], float] = time.monotonic,
     wait: Callable[[float], None] = time.sleep,
 ) -> CloudMonitoringExporter:
-    """Returns an exporter to Cloud Monitoring. It looks for a cloud at its first call.
+    """Return an exporter to Cloud Monitoring. It searches for a cloud at its first call.
 
     Args:
         job_name: The label `workload_id`.
         options: Project, location, replica, accelerator and cluster where the caller knows them, and whether to send.
             It is only read.
-        include_slice_efficiency: Whether the efficiencies of slices are told, where they are known.
+        include_slice_efficiency: True to include the efficiencies of slices, if they are known.
         environ: The environment variables.
         clock_ns: The wall clock, in nanoseconds since the POSIX epoch.
         monotonic: A clock in seconds that does not jump.
@@ -250,9 +250,9 @@ class CloudMonitoringExporter:
         self._job_name, self._options = job_name, options
         self._include_slice_efficiency = include_slice_efficiency
         self._environ, self._clock_ns, self._monotonic, self._wait = environ, clock_ns, monotonic, wait
-        self._look_at = 0.0 if configured_backend(environ) is not Backend.LOCAL else math.inf
-        self._look_waits = iter(_LOOK_AGAIN_SECONDS)
-        self._place: _Place | None = None
+        self._next_search = 0.0 if configured_backend(environ) is not Backend.LOCAL else math.inf
+        self._search_waits = iter(_SEARCH_WAITS_SECONDS)
+        self._destination: _Destination | None = None
         self._own_events: set[str] = set()
         self._pace = _Pace()
         self._unsent: dict[_Key, tuple[float, Gauge]] = {}
@@ -261,16 +261,16 @@ class CloudMonitoringExporter:
         self._try_at = self._server_at = 0.0  # By our own backoff, and by what a server asked for.
 
     def __call__(self, snapshot: Snapshot) -> None:
-        """Sends a snapshot, unless nothing can be sent now. Never raises for what the cloud answers."""
+        """Send a snapshot, unless nothing can be sent now. Never raises for what the cloud answers."""
         wanted = self._wanted(snapshot)
-        place = self._found_place() if wanted else None
-        if wanted is None or place is None:
+        destination = self._found_destination() if wanted else None
+        if wanted is None or destination is None:
             return
         self._admit(event_seconds(wanted))
         gauges = gauges_of(
             wanted,
-            accelerator_type=place.accelerator_type,
-            cluster_name=place.cluster_name,
+            accelerator_type=destination.accelerator_type,
+            cluster_name=destination.cluster_name,
             own_events=self._own_events,
             include_slice_efficiency=self._include_slice_efficiency,
         )
@@ -279,10 +279,10 @@ class CloudMonitoringExporter:
         if now < self._try_at:
             self.counts.add("skipped", len(gauges))
             return
-        self._send(place, gauges, REQUEST_SECONDS)
+        self._send(destination, gauges, REQUEST_SECONDS)
 
     def flush(self, timeout_seconds: float) -> None:
-        """Sends what the last calls could not: it came too soon after the last points of its series, or failed.
+        """Send the gauges that the last calls could not: too soon after the last points of their series, or failed.
 
         This is the last try, so it does not wait as after other failures, but only as long as the server asked for.
 
@@ -294,16 +294,16 @@ class CloudMonitoringExporter:
         self._unsent.clear()
         due = max([start, self._server_at, *(self._pace.due(gauge.key) for gauge in fresh)])
         left = start + timeout_seconds - due
-        if self._place is None or not fresh or left <= 0:
+        if self._destination is None or not fresh or left <= 0:
             return
         if due > start:
             self._wait(due - start)
-        self._send(self._place, fresh, min(left, REQUEST_SECONDS))
+        self._send(self._destination, fresh, min(left, REQUEST_SECONDS))
 
     def close(self) -> None:
-        """Closes the connection."""
-        if self._place is not None:
-            self._place.metrics.close()
+        """Close the connection."""
+        if self._destination is not None:
+            self._destination.metrics.close()
 
     # --- What to send -----------------------------------------------------------------------------------
 
@@ -316,23 +316,23 @@ class CloudMonitoringExporter:
         return snapshot if snapshot.cumulative or snapshot.deviation or snapshot.windows else None
 
     def _admit(self, events: Mapping[str, float]) -> None:
-        """Gives series of their own to new types of events, the heaviest first, while there is room."""
+        """Assign separate series to new types of events, the longest first, until the maximum is reached."""
         new = sorted(set(events) - self._own_events, key=lambda event: (-events[event], event))
-        room = MOST_EVENT_TYPES - len(self._own_events)
-        self._own_events.update(new[:room])
-        if len(new) > room:
+        free = MOST_EVENT_TYPES - len(self._own_events)
+        self._own_events.update(new[:free])
+        if len(new) > free:
             warn_once(
                 ("cloud monitoring", "event types", self._job_name),
                 "Job %s has more than %d types of custom events: in Cloud Monitoring those beyond are summed in one "
-                "time series. Reports and TensorBoard tell them apart. Keep numbers and names of files out of types.",
+                "time series. Reports and TensorBoard separate them. Keep numbers and names of files out of types.",
                 self._job_name,
                 MOST_EVENT_TYPES,
             )
 
     # --- Sending ----------------------------------------------------------------------------------------
 
-    def _send(self, place: _Place, gauges: Sequence[Gauge], timeout_seconds: float) -> None:
-        """Sends the gauges whose time has come."""
+    def _send(self, destination: _Destination, gauges: Sequence[Gauge], timeout_seconds: float) -> None:
+        """Send the gauges that are due."""
         now = self._monotonic()
         due = [gauge for gauge in gauges if self._pace.due(gauge.key) <= now]
         if len(due) < len(gauges):
@@ -342,23 +342,23 @@ class CloudMonitoringExporter:
             batch = due[first : first + SERIES_PER_REQUEST]
             ends = {gauge.key: self._pace.end_ns(gauge.key, self._clock_ns()) for gauge in batch}
             self._pace.asked(ends, self._monotonic())
-            series = list(self._made(place, batch, ends))
+            series = list(self._made(destination, batch, ends))
             if not series:
                 continue
             try:
-                written = place.metrics.write(series, timeout_seconds=timeout_seconds)
+                written = destination.metrics.write(series, timeout_seconds=timeout_seconds)
             except DiagnosticsError as error:
                 failed, ends_all = error, _ends_all(error)
                 unasked = len(due) - first - len(batch) if ends_all else 0
-                self._failed(place, error, len(series) + unasked)
+                self._failed(destination, error, len(series) + unasked)
                 if ends_all:
                     break
                 continue
             for key in ends:
                 self._unsent.pop(key, None)
             if written.accepted:
-                # Which of them were refused is not told; for those, to come later than need be does no harm. Nor does
-                # it for those that were not made.
+                # The answer does not name the refused ones; for those, a later point than necessary does no harm. Nor
+                # does it for those that were not made.
                 self._pace.accepted(ends)
                 self.counts.add("written", written.accepted)
             if written.refused:
@@ -369,11 +369,13 @@ class CloudMonitoringExporter:
             self._backoff.succeeded()
             self._access_backoff.succeeded()
 
-    def _made(self, place: _Place, gauges: Sequence[Gauge], ends: Mapping[_Key, int]) -> Iterator[TimeSeries]:
-        """Yields the series of the gauges that can be encoded."""
+    def _made(
+        self, destination: _Destination, gauges: Sequence[Gauge], ends: Mapping[_Key, int]
+    ) -> Iterator[TimeSeries]:
+        """Yield the series of the gauges that can be encoded."""
         for gauge in gauges:
             try:
-                yield place.series(gauge, ends[gauge.key])
+                yield destination.series(gauge, ends[gauge.key])
             except (TypeError, ValueError, OverflowError) as error:  # Half a character, or a number beyond 64 bits.
                 self._unsent.pop(gauge.key, None)
                 self.counts.add("malformed")
@@ -401,15 +403,16 @@ class CloudMonitoringExporter:
             reason[:500],
         )
 
-    def _failed(self, place: _Place, error: DiagnosticsError, count: int) -> None:
-        """Counts and tells that a request failed."""
+    def _failed(self, destination: _Destination, error: DiagnosticsError, count: int) -> None:
+        """Count and log a failed request."""
         code = error.code if isinstance(error, CloudMonitoringError) else type(error).__name__
         self.counts.add(f"failed_{code}", count)
         todo = ""
         if isinstance(error, CloudMonitoringError) and error.access:
             todo = (
-                f" {place.principal or 'The account of this process'} needs the role roles/monitoring.metricWriter "
-                f"in project {place.project}, where the Cloud Monitoring API must be enabled."
+                f" {destination.principal or 'The account of this process'} needs the role "
+                f"roles/monitoring.metricWriter in project {destination.project}, where the Cloud Monitoring API "
+                "must be enabled."
             )
         warn_once(
             ("cloud monitoring", "failed", self._job_name, code),
@@ -422,7 +425,7 @@ class CloudMonitoringExporter:
         )
 
     def _back_off(self, error: DiagnosticsError) -> None:
-        """Sets when to try again after a failure."""
+        """Set when to try again after a failure."""
         asked = error.retry_after_seconds if isinstance(error, CloudMonitoringError) else None
         now = self._monotonic()
         backoff = self._access_backoff if _needs_a_person(error) else self._backoff
@@ -431,32 +434,34 @@ class CloudMonitoringExporter:
 
     # --- Where to ---------------------------------------------------------------------------------------
 
-    def _found_place(self) -> _Place | None:
-        """The cloud, looked for every minute ten times and then every ten minutes; None while there is none.
+    def _found_destination(self) -> _Destination | None:
+        """Return the destination; None while there is none.
 
-        A machine whose metadata server does not tell all that the labels need has not found its place yet.
+        It is searched for every minute, ten times, and then every ten minutes.
+
+        A metadata server that does not answer all that the labels need counts as a failed search.
         """
         now = self._monotonic()
-        if self._place is not None or now < self._look_at:
-            return self._place
+        if self._destination is not None or now < self._next_search:
+            return self._destination
         try:
-            self._place = self._make_place(find_cloud(self._options.project_id, environ=self._environ))
+            self._destination = self._new_destination(find_cloud(self._options.project_id, environ=self._environ))
         except DiagnosticsError as error:
-            self._look_at = now + next(self._look_waits, _LOOK_AFTER_THAT_SECONDS)
+            self._next_search = now + next(self._search_waits, _LATER_SEARCH_SECONDS)
             warn_once(
                 ("cloud monitoring", "no cloud"),
                 "Goodput is not sent to Cloud Monitoring: %s. The job goes on, and what it records is kept: 'goodput "
-                "report' shows it. A cloud is looked for every minute, and after ten minutes every ten.",
+                "report' shows it. The search is repeated every minute, and after ten minutes every ten.",
                 str(error).rstrip("."),
             )
-        return self._place
+        return self._destination
 
-    def _make_place(self, cloud: CloudEnvironment) -> _Place:
+    def _new_destination(self, cloud: CloudEnvironment) -> _Destination:
         """The labels are those of all points to come: a guess, for want of an answer, would stay."""
         from ml_goodput_measurement._export.gcp_metadata import get_accelerator_type, get_cluster_name, get_node_zone
 
         options = self._options
-        return _Place(
+        return _Destination(
             metrics=GCPMetrics(cloud.project, credentials=cloud.credentials, environ=self._environ),
             project=cloud.project,
             principal=cloud.principal,
@@ -471,19 +476,19 @@ class CloudMonitoringExporter:
 
 
 def _needs_a_person(error: DiagnosticsError) -> bool:
-    """Whether access, or what it is found by, must be mended first."""
+    """Return True if a person must fix access, or its settings, first."""
     return error.access if isinstance(error, CloudMonitoringError) else True
 
 
 def _ends_all(error: DiagnosticsError) -> bool:
-    """Whether a request failed for a reason that has nothing to do with what it said, so that the next would too."""
+    """Return True if a request failed for a reason that is not its content, so the next one would fail, too."""
     return _needs_a_person(error) or (
         isinstance(error, CloudMonitoringError)
         and error.code in ("UNAVAILABLE", "DEADLINE_EXCEEDED", "RESOURCE_EXHAUSTED")
     )
 
 
-class _Place(NamedTuple):
+class _Destination(NamedTuple):
     """Where the points go, and as what."""
 
     metrics: GCPMetrics
@@ -510,7 +515,7 @@ class _Pace:
     """When each series may have its next point, and when that ends.
 
     Cloud Monitoring wants the points of a series in order and five seconds apart. How long ago the last one was is
-    told by a clock that does not jump; a wall clock that was put back is followed from behind, five seconds a point,
+    measured by a clock that does not jump; a wall clock that was set back is followed slowly, five seconds a point,
     until it has caught up. Only points that were accepted count: those that a wrong clock put into the future were not.
     """
 
@@ -528,9 +533,9 @@ class _Pace:
         return wall_ns if last is None else max(wall_ns, last + _PERIOD_SECONDS * _SECOND)
 
     def asked(self, keys: Mapping[_Key, int], now: float) -> None:
-        """Notes that points are being sent."""
+        """Note that points are being sent."""
         self._asked.update(dict.fromkeys(keys, now))
 
     def accepted(self, ends: Mapping[_Key, int]) -> None:
-        """Notes the ends of points that the server took."""
+        """Note the ends of points that the server took."""
         self._end_ns.update(ends)

@@ -45,7 +45,7 @@ _SECOND_NS = 1_000_000_000
 
 
 def require_tensorboardx() -> None:
-    """Looks for tensorboardX without importing it.
+    """Check that tensorboardX is installed, without importing it.
 
     Raises:
         MissingExtraError: It is not installed.
@@ -77,7 +77,7 @@ def scalar_records(scalars: Iterable[Scalar], *, step: int, time_ns: int) -> byt
 
 
 def deviation_records(steps: Sequence[DeviatingStep]) -> bytes:
-    """One event a step, at the time when the step began; a deviation that is no finite number is left out."""
+    """One event a step, at the time when the step started; a deviation that is not finite is left out."""
     from tensorboardX.proto.event_pb2 import Event
     from tensorboardX.proto.summary_pb2 import Summary
 
@@ -112,7 +112,7 @@ class EventFile:
 
     Args:
         folder: Where; it is made if need be.
-        after: Names of other files that must come before this one.
+        after: Names of other files that must sort before this one.
         time_ns: Now.
         mode: The permissions, less the umask.
 
@@ -122,7 +122,7 @@ class EventFile:
     """
 
     def __init__(self, folder: Path, *, after: Iterable[str] = (), time_ns: int, mode: int = 0o666) -> None:
-        """Creates the file.
+        """Create the file.
 
         Raises:
             OSError: It cannot be created.
@@ -148,7 +148,7 @@ class EventFile:
             raise
 
     def append(self, records: bytes) -> None:
-        """Adds records, all of them or none.
+        """Add records, all of them or none.
 
         Raises:
             OSError: They could not be written.
@@ -163,26 +163,24 @@ class EventFile:
             self._take_back()
             raise
         if not self.is_usable():
-            raise StorageError(
-                f"{self.path} was removed while it was being written; a new one is begun at the next try"
-            )
+            raise StorageError(f"{self.path} was removed while it was being written; the next try creates a new one")
         self.length += len(records)
 
     def is_usable(self) -> bool:
-        """Whether more can be added: nobody has removed the file, and it ends with a whole record."""
+        """Return True if more can be added: the file still exists, and ends with a whole record."""
         if not self._is_sound:
             self._take_back()
         return self._is_sound and self.path.exists()
 
     def close(self) -> None:
-        """Ends writing."""
+        """End writing."""
         if self._descriptor >= 0:
             descriptor, self._descriptor, self._is_sound = self._descriptor, -1, False
             with contextlib.suppress(OSError):  # What matters was synchronised before.
                 os.close(descriptor)
 
     def _take_back(self) -> None:
-        """Cuts off what was written of a batch; until that is done, nothing may follow it."""
+        """Cut off what was written of a batch; until that is done, nothing may follow it."""
         try:
             os.ftruncate(self._descriptor, self.length)
         except OSError:
@@ -221,7 +219,7 @@ class Uploader:
     """Brings the event files of a folder to Cloud Storage.
 
     Args:
-        folder: Where the files are; nobody else writes there.
+        folder: The folder of the files; no other process writes there.
         target: `gs://bucket/path`, where they go.
         limits: What it may cost.
         clock: Monotonic seconds.
@@ -239,15 +237,15 @@ class Uploader:
         self._uploaded: tuple[str, int] | None = None  # The file that still grows, and how much of it is up.
 
     def is_full(self, file: EventFile) -> bool:
-        """Whether a file gets no more."""
+        """Return True if a file gets no more."""
         return file.length >= self._limits.part_bytes
 
     def upload(self, growing: EventFile | None, timeout_seconds: float | None = None) -> bool:
-        """Uploads what is new, oldest first; a file that does not grow any more is then removed.
+        """Upload what is new, oldest first; a file that does not grow any more is then removed.
 
         Args:
             growing: The file that is being written.
-            timeout_seconds: After about this long the rest is left for another time; None is as the limits say.
+            timeout_seconds: After about this long the rest is left for another time; None selects that of the limits.
 
         Returns:
             Whether everything is up.
@@ -257,7 +255,7 @@ class Uploader:
         """
         half = (
             self._limits.seconds if timeout_seconds is None else timeout_seconds
-        ) / 2  # What begins in the first half may take the second.
+        ) / 2  # What starts in the first half may take the second.
         end = self._clock() + half
         storage = self._storage_within(half)
         try:
@@ -274,21 +272,19 @@ class Uploader:
         except OSError as error:
             if isinstance(error, StorageError):
                 raise
-            raise StorageError(
-                f"cannot upload the event files in {self._folder}: {error}; look at the folder"
-            ) from error
+            raise StorageError(f"cannot upload the event files in {self._folder}: {error}; check the folder") from error
         finally:
             self._drop_oldest(growing)
 
     def _is_up(self, growing: EventFile | None) -> bool:
-        """Whether nothing but the growing file is in the folder, and that is up."""
+        """Return True if nothing but the growing file is in the folder, and that is up."""
         waiting = event_file_names(self._folder)
         if growing is None or not waiting:
             return not waiting
         return waiting == [growing.path.name] and self._uploaded == (growing.path.name, growing.length)
 
     def close(self) -> None:
-        """Ends the connections."""
+        """End the connections."""
         if self._storage is not None:
             self._storage.close()
             self._storage = None
@@ -305,7 +301,7 @@ class Uploader:
         return self._storage
 
     def _drop_oldest(self, growing: EventFile | None) -> None:
-        """Keeps the folder within its limit."""
+        """Keep the folder within its limit."""
         paths = [self._folder / name for name in event_file_names(self._folder)]
         sizes = {path: path.stat().st_size for path in paths}
         excess = sum(sizes.values()) - self._limits.kept_bytes

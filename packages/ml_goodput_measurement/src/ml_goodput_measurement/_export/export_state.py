@@ -1,7 +1,7 @@
 """What was exported, kept on this host so that no later process exports it again.
 
 Before a batch is added to a file it is written down how long the file is, and how far the export is, before and after
-the batch. The length of the file then says which of both holds, whenever a process was killed.
+the batch. The length of the file then shows which of both is valid, whenever a process was killed.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Progress:
     values: Mapping[str, float] = field(default_factory=dict)
     """The last value of each tag."""
     deviations_until_ns: int = -1
-    """Start of the last step whose deviation is exported."""
+    """Start of the last step with an exported deviation."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,7 @@ class ExportState:
     """Of the file when `next_progress` holds."""
 
     def settled(self, folder: Path) -> ExportState:
-        """What holds now that nobody writes the file any more; cuts off a batch that is not whole.
+        """Return the valid state after the writer of the file has ended; cut off a batch that is not whole.
 
         Raises:
             OSError: The file cannot be cut.
@@ -70,7 +70,7 @@ class ExportState:
         return ExportState(self.progress, self.file, self.length)
 
     def save(self, path: Path) -> None:
-        """Writes it to a file of this host, whole.
+        """Write it to a file of this host, whole.
 
         Raises:
             OSError: That cannot be done.
@@ -88,7 +88,7 @@ class ExportState:
 
 
 class ExportNote:
-    """How far an export is, told beside the place itself: for a host that comes to it and knows nothing of it.
+    """The progress of an export, saved beside its points: for the next host that exports the job.
 
     Args:
         path: The note, `gs://` or local.
@@ -96,38 +96,41 @@ class ExportNote:
 
     def __init__(self, path: str) -> None:
         self._path = path
-        self._told: Progress | None = None
+        self._written: Progress | None = None
 
     def read(self, deadline_seconds: float) -> Progress:
-        """How far another host got; the beginning where none was, or none can be told: rather twice than never."""
+        """Return the progress of another host.
+
+        None if it cannot be read: points are rather written twice than never.
+        """
         try:
             data = storage_for(self._path, deadline_seconds=deadline_seconds).read(self._path)
-            self._told = _decoded_progress(json.loads(data))
+            self._written = _decoded_progress(json.loads(data))
         except (DiagnosticsError, OSError, KeyError, TypeError, ValueError, AttributeError, RecursionError):
             return Progress()
-        return self._told
+        return self._written
 
     def write(self, progress: Progress, deadline_seconds: float) -> None:
-        """Tells how far this host got, if that is new; where it cannot be told, that is counted and said once."""
-        if progress == self._told:
+        """Save the progress of this host, if it is new; a failure is counted, and logged once."""
+        if progress == self._written:
             return
         try:
             data = json.dumps(asdict(progress)).encode()
             storage_for(self._path, deadline_seconds=deadline_seconds).write(self._path, data)
-            self._told = progress
+            self._written = progress
         except (DiagnosticsError, OSError) as error:
             LOSSES.add("tensorboard_note")
             warn_once(
                 ("tensorboard note", self._path),
-                "How far the TensorBoard points are could not be noted in %s (%s): a later run on another machine may "
-                "write some of them again.",
+                "The progress of the TensorBoard points could not be saved in %s (%s): a later run on another machine "
+                "may write some of them again.",
                 self._path,
                 error,
             )
 
 
 class ExportLock:
-    """Held by the one process of this host that exports a job to a place; the kernel frees it when the process ends.
+    """A lock of the process of this host that exports a job to a folder; the kernel frees it when the process ends.
 
     Args:
         path: The lock file.
@@ -138,7 +141,7 @@ class ExportLock:
         self._descriptor: int | None = None
 
     def take(self) -> bool:
-        """Whether this process has it now. Without locks in the system or the file system, it always has.
+        """Return True if this process has it now. Without locks in the system or the file system, it always has.
 
         Raises:
             OSError: The lock file cannot be opened.
@@ -158,20 +161,20 @@ class ExportLock:
         return True
 
     def release(self) -> None:
-        """Lets the next one have it."""
+        """Let the next one have it."""
         if self._descriptor is not None:
             descriptor, self._descriptor = self._descriptor, None
             with contextlib.suppress(OSError):
                 os.close(descriptor)
 
 
-def state_path(exporter: str, job_name: str, place: str) -> Path:
-    """Where an exporter keeps its state of one job and one place; `.lock` and a folder may lie beside it."""
-    return diagnostics_directory() / "state" / "monitor" / f"{exporter}-{_key(job_name, place)}.json"
+def state_path(exporter: str, job_name: str, target: str) -> Path:
+    """Return the path of an exporter's state of one job and one target; `.lock` and a folder may be beside it."""
+    return diagnostics_directory() / "state" / "monitor" / f"{exporter}-{_key(job_name, target)}.json"
 
 
 def note_path(exporter: str, job_name: str, folder: str) -> str:
-    """Where an exporter tells other hosts how far it is with one job in a folder."""
+    """Return the path of an exporter's note for other hosts on the progress of one job in a folder."""
     return f"{folder.rstrip('/')}/goodput_state/{exporter}-{_key(job_name)}.json"
 
 

@@ -1,7 +1,7 @@
-"""What the metadata server of a Google VM or pod says, where there is one.
+"""Values of the metadata server of a Google VM or pod, if there is one.
 
 Off Google Cloud the answer to everything is None, and the accelerator `UNKNOWN`. The first question waits a second for
-a server that may not be there, all further ones not at all: `ml_diagnostics_common` looks for it once a process.
+a server that may not exist, all further ones not at all: `ml_diagnostics_common` searches for it once per process.
 
 Paths and values: https://cloud.google.com/compute/docs/metadata/predefined-metadata-keys
 """
@@ -49,7 +49,7 @@ MACHINE_TYPE_TO_ACCELERATOR_TYPE_MAPPING: Mapping[str, str] = {
     "g2-": "NVIDIA-L4",
     "gpu": "GPU",
 }
-"""The accelerator of a machine type, as a label says it: the first key that the machine type contains decides.
+"""The accelerator of a machine type, for labels: the first key that the machine type contains decides.
 
 The values are those of the public package, for alerts and dashboards filter on them. For A4, A4X, G2 and G4 machines,
 which it does not distinguish, ours are in the same style. Types of machines: https://cloud.google.com/compute/docs/gpus
@@ -69,14 +69,14 @@ def get_gcp_metadata(
     must_answer: bool = False,
     _sleep: Callable[[float], None] = time.sleep,
 ) -> str | None:
-    """Asks the metadata server for one value.
+    """Ask the metadata server for one value.
 
     Args:
         category: `instance` or `project`.
         attribute: Path of the value in there, such as `zone` or `attributes/cluster-name`.
         timeout: Seconds for one try.
         retries: Tries at most. Only a server that is there and does not answer well is asked again.
-        must_answer: Whether to raise where a server is there and does not answer well. None then says that there is
+        must_answer: True to raise if there is a server and it does not answer well. None then means that there is
             no such value; else nothing is ever raised.
 
     Returns:
@@ -102,24 +102,24 @@ def get_gcp_metadata(
 
 
 def get_gcp_project_id() -> str | None:
-    """Returns the id of the project that this machine belongs to, or None."""
+    """Return the id of the project that this machine belongs to, or None."""
     return get_gcp_metadata("project", "project-id") or None
 
 
 def get_node_zone(*, must_answer: bool = False) -> str | None:
-    """Returns this machine's zone, such as `us-central2-b`, or None; `must_answer` as of `get_gcp_metadata`."""
+    """Return this machine's zone, such as `us-central2-b`, or None; `must_answer` as of `get_gcp_metadata`."""
     return _last_part(get_gcp_metadata("instance", "zone", must_answer=must_answer))
 
 
 def get_cluster_name(*, must_answer: bool = False) -> str | None:
-    """Returns the name of this machine's GKE cluster, or None; `must_answer` as of `get_gcp_metadata`."""
+    """Return the name of this machine's GKE cluster, or None; `must_answer` as of `get_gcp_metadata`."""
     return get_gcp_metadata("instance", "attributes/cluster-name", must_answer=must_answer) or None
 
 
 def get_accelerator_type(*, must_answer: bool = False) -> str:
-    """Returns what accelerator this machine has, by its machine type; `must_answer` as of `get_gcp_metadata`.
+    """Return what accelerator this machine has, by its machine type; `must_answer` as of `get_gcp_metadata`.
 
-    `MACHINE_TYPE_TO_ACCELERATOR_TYPE_MAPPING` says which. It is `UNKNOWN` where that does not know the machine type,
+    It is that of `MACHINE_TYPE_TO_ACCELERATOR_TYPE_MAPPING`, and `UNKNOWN` for machine types that are not in it,
     such as one without an accelerator, and off Google Cloud.
     """
     machine_type = (_last_part(get_gcp_metadata("instance", "machine-type", must_answer=must_answer)) or "").lower()
@@ -130,5 +130,5 @@ def get_accelerator_type(*, must_answer: bool = False) -> str:
 
 
 def _last_part(path: str | None) -> str | None:
-    """Returns the name at the end of projects/NUMBER/zones/NAME."""
+    """Return the name at the end of projects/NUMBER/zones/NAME."""
     return (path or "").rpartition("/")[2] or None

@@ -32,7 +32,7 @@ class Scalar(NamedTuple):
 
 
 def cumulative_scalars(cumulative: Cumulative, *, include_badput_breakdown: bool) -> list[Scalar]:
-    """Returns goodput, and each kind of badput if wanted, in percent; what is not a finite number is left out."""
+    """Return goodput, and each kind of badput if wanted, in percent; what is not a finite number is left out."""
     shares = [(_GOODPUT, "goodput", cumulative.goodput_percent)]
     if include_badput_breakdown:
         shares += _badput_shares(cumulative.badput_percent)
@@ -41,7 +41,7 @@ def cumulative_scalars(cumulative: Cumulative, *, include_badput_breakdown: bool
 
 
 def custom_event_tags(names: Iterable[str]) -> dict[str, str]:
-    """Gives each custom event a tag of its own, as tensorboardX would spell it.
+    """Return each custom event a tag of its own, as tensorboardX would spell it.
 
     Letters, digits and `._-/` stay, all else becomes `_`. Where two would be the same, the one that is spelled so keeps
     it, and the other gets a digest of its name; as does a name that is too long to read.

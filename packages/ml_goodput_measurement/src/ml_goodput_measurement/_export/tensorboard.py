@@ -49,7 +49,7 @@ _STEPS_A_BATCH = 2_500
 _LONGEST_WAIT_TO_TAKE_OVER_SECONDS = 2.0
 _TAKE_OVER_POLL_SECONDS = 0.02
 _NOTE_SECONDS = 5.0
-"""How long the place is waited for where it is told, or asked, how far the export is."""
+"""The timeout for reading and writing the progress beside the points."""
 
 
 def tensorboard_exporter(
@@ -59,7 +59,7 @@ def tensorboard_exporter(
     include_badput_breakdown: bool,
     upload_limits: UploadLimits | None = None,
 ) -> TensorBoardExporter:
-    """Makes the exporter of a job to a TensorBoard directory.
+    """Make the exporter of a job to a TensorBoard directory.
 
     Args:
         tensorboard_dir: `gs://bucket/path` or a local path; the points go to its folder `goodput`.
@@ -93,11 +93,11 @@ class TensorBoardExporter:
         self, tensorboard_dir: str, job_name: str, *, include_badput_breakdown: bool, upload_limits: UploadLimits
     ) -> None:
         """See `tensorboard_exporter`."""
-        self._place = _place(tensorboard_dir)
+        self._target = _target(tensorboard_dir)
         self._job_name = job_name
         self._include_badput_breakdown = include_badput_breakdown
-        self._state_path = state_path("tensorboard", job_name, self._place)
-        self._note = ExportNote(note_path("tensorboard", job_name, self._place.removesuffix("/goodput")))
+        self._state_path = state_path("tensorboard", job_name, self._target)
+        self._note = ExportNote(note_path("tensorboard", job_name, self._target.removesuffix("/goodput")))
         self._lock = ExportLock(self._state_path.with_suffix(".lock"))
         self._state: ExportState | None = None
         self._file: EventFile | None = None
@@ -107,13 +107,13 @@ class TensorBoardExporter:
         self._missed: Snapshot | None = None
         """The last of each part of a snapshot, if another process exported when it was taken."""
         self._uploader: Uploader | None = None
-        self._folder = Path(self._place)
-        if self._place.startswith("gs://"):
+        self._folder = Path(self._target)
+        if self._target.startswith("gs://"):
             self._folder = self._state_path.with_suffix("")
-            self._uploader = Uploader(self._folder, self._place, upload_limits)
+            self._uploader = Uploader(self._folder, self._target, upload_limits)
 
     def __call__(self, snapshot: Snapshot) -> None:
-        """Writes the points of a snapshot that were not written before.
+        """Write the points of a snapshot that were not written before.
 
         Raises:
             OSError: They could not be written; the next call does it.
@@ -127,7 +127,7 @@ class TensorBoardExporter:
             is_ahead = self._missed.cumulative is not None and _is_ahead(self._missed.cumulative, self._known.progress)
             snapshot = _merged(self._missed if is_ahead else replace(self._missed, cumulative=None), snapshot)
             self._missed = None
-        self._look_at_folder()
+        self._recheck_folder()
         self._time_ns, self._deviation = snapshot.time_ns, snapshot.deviation
         if snapshot.cumulative is not None:
             self._write(*self._cumulative_batch(snapshot.cumulative))
@@ -135,7 +135,7 @@ class TensorBoardExporter:
         self._upload()
 
     def flush(self, timeout_seconds: float) -> None:
-        """Writes the deviations that a call left for the next one, and uploads what waits for it.
+        """Write the deviations that a call left for the next one, and uploads what waits for it.
 
         The last snapshot is written too if another process exported until just now.
 
@@ -156,7 +156,7 @@ class TensorBoardExporter:
         self._upload(deadline - time.monotonic())
 
     def close(self) -> None:
-        """Ends the event file, and lets another process take over; a later call begins anew."""
+        """End the event file, and lets another process take over; a later call starts again."""
         if self._file is not None:
             self._file.close()
         if self._uploader is not None:
@@ -165,15 +165,15 @@ class TensorBoardExporter:
         self._lock.release()
 
     def _is_mine(self) -> bool:
-        """Whether this process is the one that exports; from then on it knows what was exported before."""
+        """Return True if this process is the one that exports; from then on it knows what was exported before."""
         if not self._lock.take():
             log_once(
                 logging.INFO,
-                ("tensorboard stands by", self._place, self._job_name),
+                ("tensorboard stands by", self._target, self._job_name),
                 "Another process on this host writes the goodput of %s to %s; this one stands by, and takes over when "
                 "that one ends.",
                 self._job_name,
-                self._place,
+                self._target,
             )
             return False
         if self._state is None:
@@ -201,23 +201,23 @@ class TensorBoardExporter:
         return replace(snapshot, deviation=later)
 
     def _last_state(self) -> ExportState:
-        """What was exported last: as this host knows, else as another host has told in the place."""
+        """Return the last progress: that of this host, else that another host has saved beside the points."""
         if self._state_path.exists():
             return ExportState.load(self._state_path)
         return ExportState(self._note.read(_NOTE_SECONDS))
 
-    def _look_at_folder(self) -> None:
-        """Where somebody removed all that was written, nothing was."""
+    def _recheck_folder(self) -> None:
+        """Where another process removed all that was written, nothing was."""
         if self._uploader is None and self._known.progress != Progress() and not event_file_names(self._folder):
             self._state = ExportState()
 
     def _upload(self, timeout_seconds: float | None = None) -> None:
-        """Uploads what waits for it; once all is in its place, it is told there how far the export is."""
+        """Upload new data; once all is uploaded, save the progress beside it."""
         if self._uploader is None or self._uploader.upload(self._file, timeout_seconds):
             self._note.write(self._known.progress, _NOTE_SECONDS)
 
     def _cumulative_batch(self, cumulative: Cumulative) -> tuple[bytes, Progress]:
-        """Returns records to write, and how far the export is with them."""
+        """Return records to write, and how far the export is with them."""
         step, progress = cumulative.max_productive_step, self._known.progress
         scalars = cumulative_scalars(cumulative, include_badput_breakdown=self._include_badput_breakdown)
         known = progress.values if progress.step == step else {}
@@ -226,7 +226,7 @@ class TensorBoardExporter:
         return scalar_records(new, step=step, time_ns=self._time_ns), replace(progress, step=step, values=values)
 
     def _write_deviations(self, most: int) -> bool:
-        """Writes so many of the steps that the last snapshot has and the file has not; whether there may be more."""
+        """Write so many of the steps that the last snapshot has and the file has not; whether there may be more."""
         if self._deviation is None:
             return False
         steps = itertools.islice(self._deviation.steps_since(self._known.progress.deviations_until_ns), most)
@@ -238,7 +238,7 @@ class TensorBoardExporter:
         return written == most
 
     def _write(self, records: bytes, progress: Progress) -> None:
-        """Adds records to the event file; from then on the export is as far as `progress` says."""
+        """Add records to the event file, after which `progress` is valid."""
         if not records:
             self._state = replace(self._known, progress=progress)
             return
@@ -283,7 +283,7 @@ def _is_ahead(cumulative: Cumulative, progress: Progress) -> bool:
     return progress.step is None or cumulative.max_productive_step >= progress.step
 
 
-def _place(tensorboard_dir: str) -> str:
+def _target(tensorboard_dir: str) -> str:
     """The folder of the points, in one spelling."""
     if "\0" in tensorboard_dir:
         raise ConfigurationError(f"tensorboard_dir is {tensorboard_dir!r}: a path has no NUL bytes")

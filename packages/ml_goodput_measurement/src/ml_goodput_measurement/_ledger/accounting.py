@@ -39,10 +39,10 @@ class Account:
     first_step_ns: int | None = None
     """Productive time of the first step; None when its length is not known."""
     steps: int = 0
-    """Steps whose length is known and not estimated."""
+    """Steps of known length, not estimated."""
 
     def counting(self, runs: Iterable[Run]) -> Iterator[Run]:
-        """Passes runs on and counts their steps."""
+        """Pass runs on and counts their steps."""
         for run in runs:
             self.steps += run.steps
             if run.first_step:
@@ -50,7 +50,7 @@ class Account:
             yield run
 
     def add_pieces(self, pieces: Iterable[Painted]) -> None:
-        """Adds the pieces to the sums."""
+        """Add the pieces to the sums."""
         for piece in pieces:
             length = piece.end_ns - piece.start_ns
             self.buckets[piece.bucket] = self.buckets.get(piece.bucket, 0) + length
@@ -65,7 +65,7 @@ class Account:
                     self.first_step_ns = (self.first_step_ns or 0) + length
 
     def add(self, other: Account) -> None:
-        """Adds the sums of another attempt; what is of one attempt only, its first step, stays as it is."""
+        """Add the sums of another attempt; what is of one attempt only, its first step, stays as it is."""
         for bucket, length in other.buckets.items():
             self.buckets[bucket] = self.buckets.get(bucket, 0) + length
         for label, length in other.custom.items():
@@ -73,7 +73,7 @@ class Account:
         self.estimated_ns += other.estimated_ns
 
     def subtract(self, other: Account) -> None:
-        """Takes out the sums of a part; what is of one attempt only, its first step, stays as it is."""
+        """Take out the sums of a part; what is of one attempt only, its first step, stays as it is."""
         for bucket, length in other.buckets.items():
             self.buckets[bucket] = self.buckets.get(bucket, 0) - length
         for label, length in other.custom.items():
@@ -81,7 +81,7 @@ class Account:
         self.estimated_ns -= other.estimated_ns
 
     def copy(self) -> Account:
-        """Returns an account of its own with the same sums."""
+        """Return an account of its own with the same sums."""
         return Account(
             dict(self.buckets),
             dict(self.custom),
@@ -92,7 +92,7 @@ class Account:
         )
 
     def to_state(self) -> dict[str, Any]:
-        """Returns the sums as JSON."""
+        """Return the sums as JSON."""
         buckets = {bucket.value: length for bucket, length in self.buckets.items()}
         return {
             "buckets": buckets,
@@ -105,12 +105,12 @@ class Account:
 
     @classmethod
     def from_state(cls, state: dict[str, Any]) -> Account:
-        """Returns the account that `to_state` was asked of."""
+        """Return the account that `to_state` was asked of."""
         buckets = {Bucket(name): length for name, length in state["buckets"].items()}
         return cls(**{**state, "buckets": buckets})
 
     def startup_ns(self) -> int:
-        """Returns by how much the first step took longer than the others on average: compilation and warming up."""
+        """Return by how much the first step took longer than the others on average: compilation and warming up."""
         others = self.steps - 1
         if self.first_step_ns is None or others < 1:
             return 0
@@ -118,7 +118,7 @@ class Account:
         return max(0, self.first_step_ns - (productive - self.first_step_ns) // others)
 
     def split_startup(self, startup_ns: int | None = None) -> None:
-        """Moves the startup out of the productive time; done once, when everything is in.
+        """Move the startup out of the productive time; done once, when everything is in.
 
         Args:
             startup_ns: The startup of the attempt, where this is the account of its beginning only.
@@ -130,7 +130,7 @@ class Account:
 
 
 def paint(runs: Iterable[Run], overlays: list[Overlay], start_ns: int, end_ns: int) -> Iterator[Painted]:
-    """Lays overlays over runs.
+    """Lay overlays over runs.
 
     Args:
         runs: Contiguous, in order.
@@ -149,10 +149,10 @@ def paint(runs: Iterable[Run], overlays: list[Overlay], start_ns: int, end_ns: i
             index += 1
             if piece.rank >= run.yields_to or piece.end_ns <= moment:
                 continue
-            begin, end = max(piece.start_ns, moment), min(piece.end_ns, run.end_ns)
-            if moment < begin:
-                yield Painted(moment, begin, run.bucket, "", run)
-            yield Painted(begin, end, piece.bucket, piece.label, run)
+            lower, end = max(piece.start_ns, moment), min(piece.end_ns, run.end_ns)
+            if moment < lower:
+                yield Painted(moment, lower, run.bucket, "", run)
+            yield Painted(lower, end, piece.bucket, piece.label, run)
             moment = end
         if moment < run.end_ns:
             yield Painted(moment, run.end_ns, run.bucket, "", run)
@@ -170,7 +170,7 @@ class CheckpointOverlays:
         self._laid: dict[CheckpointKey, list[Overlay]] = {}
 
     def update(self, attempts: Attempts, changes: Changes) -> int:
-        """Lays what is new, and anew what has come to lie in another attempt.
+        """Lay what is new, and again what is in another attempt by now.
 
         Returns:
             The moment from which overlays changed, or `NEVER_NS`.
@@ -180,13 +180,13 @@ class CheckpointOverlays:
         if changes.redivided:
             stale |= facts.checkpoints.keys()
         elif changes.kept < len(attempts):
-            begun_ns = attempts[changes.kept].start_ns
-            stale |= {key for key, reports in facts.checkpoints.items() if max(reports)[0] >= begun_ns}
+            from_ns = attempts[changes.kept].start_ns
+            stale |= {key for key, reports in facts.checkpoints.items() if max(reports)[0] >= from_ns}
         starts = [attempt.start_ns for attempt in attempts]
         return self._lay(stale, starts)
 
     def restore(self, attempts: Attempts) -> None:
-        """Lays everything, where nothing was laid before."""
+        """Lay everything, where nothing was laid before."""
         starts = [attempt.start_ns for attempt in attempts]
         self._laid = {key: self._overlays(key, starts) for key in self._facts.checkpoints}
         self._facts.changed_checkpoints = set()
@@ -208,7 +208,7 @@ class CheckpointOverlays:
         return changed_ns
 
     def _overlays(self, key: CheckpointKey, starts: list[int]) -> list[Overlay]:
-        """Returns an overlay an operation: it begins with the first host and lasts as long as hosts did on average."""
+        """Return an overlay an operation: it starts with the first host and lasts as long as hosts did on average."""
         return [
             Overlay.of(reports[0][0], reports[0][0] + sum(length for _, length in reports) // len(reports), key[0])
             for reports in _operations(sorted(self._facts.checkpoints[key]), starts)
@@ -216,7 +216,7 @@ class CheckpointOverlays:
 
 
 def _operations(reports: Iterable[Interval], starts: list[int]) -> list[list[Interval]]:
-    """Parts reports, (start, duration) in order, into those of one attempt and of about one time."""
+    """Part reports, (start, duration) in order, into those of one attempt and of about one time."""
     operations: list[list[Interval]] = []
     for report in reports:
         last = operations[-1][-1] if operations else None

@@ -56,17 +56,17 @@ class Run(NamedTuple):
 def step_runs(
     facts: Facts, first: int, stop: int, attempt_first: int, overlays: Sequence[Overlay] | None = None
 ) -> Iterator[Run]:
-    """Yields runs from the start of step `first` to the start of step `stop`, both of one attempt.
+    """Yield runs from the start of step `first` to the start of step `stop`, both of one attempt.
 
     A step lasts to its recorded end, else to the start of the next step if that is the next number. Where a number
-    is missing nobody knows when the step ended.
+    is missing, the end of the step is unknown.
 
     Args:
         facts: Holds the steps.
         first: Index of the first of these steps.
-        stop: Index after the last; there must be a step there, whose start ends the last run.
+        stop: Index after the last; there must be a step, which ends the last run.
         attempt_first: Index of the attempt's first step, which gets a run of its own.
-        overlays: In order, for a caller that only adds up: where none of them lies, many steps may come as one run of
+        overlays: In order, for a caller that only adds up: without overlays, many steps may be one run of
             all their time and one of all the time between them. None for runs that are true to every moment.
     """
     if first == attempt_first and first < stop:
@@ -77,16 +77,16 @@ def step_runs(
         return
     times = facts.steps.times
     for overlay in overlays:
-        begin = max(first, min(stop, bisect_right(times, overlay.start_ns, first, stop) - 1))
-        end = bisect_left(times, overlay.end_ns, begin, stop)
-        yield from _stretch(facts, first, begin, exact=False)
-        yield from _stretch(facts, begin, end, exact=True)
+        lower = max(first, min(stop, bisect_right(times, overlay.start_ns, first, stop) - 1))
+        end = bisect_left(times, overlay.end_ns, lower, stop)
+        yield from _stretch(facts, first, lower, exact=False)
+        yield from _stretch(facts, lower, end, exact=True)
         first = end
     yield from _stretch(facts, first, stop, exact=False)
 
 
 def runs_before(runs: Iterable[Run], time_ns: int) -> Iterator[Run]:
-    """Yields of some runs, in order, what lies before a moment; looks no further."""
+    """Yield the parts of some runs, in order, that lie before a moment."""
     for run in runs:
         if run.end_ns >= time_ns:
             if run.start_ns < time_ns:
@@ -118,7 +118,7 @@ def _stretch(facts: Facts, first: int, stop: int, *, exact: bool) -> Iterator[Ru
 
 
 def _time_of_ended_steps(facts: Facts, first: int, stop: int) -> int | None:
-    """Returns the sum of the times of steps which all have one recorded end, before the next begins; else None."""
+    """Return the sum of the times of steps which all have one recorded end, before the next starts; else None."""
     ends = facts.step_ends
     position = bisect_right(ends.times, facts.steps.times[first])
     starts, following = facts.steps.times[first:stop], facts.steps.times[first + 1 : stop + 1]
@@ -131,7 +131,7 @@ def _time_of_ended_steps(facts: Facts, first: int, stop: int) -> int | None:
 
 
 def recorded_end(facts: Facts, index: int, until_ns: int) -> int | None:
-    """Returns when a step ended, if that was recorded after its start and no later than a moment."""
+    """Return when a step ended, if that was recorded after its start and no later than a moment."""
     ends = facts.step_ends
     number = facts.steps.numbers[index]
     position = bisect_right(ends.times, facts.steps.times[index])
@@ -181,7 +181,7 @@ class Attempt:
 
     @property
     def has_steps(self) -> bool:
-        """Whether it made any step."""
+        """True if it made any step."""
         return self.stop > self.first
 
 
@@ -192,15 +192,15 @@ class Changes:
     kept: int
     """So many of the attempts before are still there."""
     redivided: bool
-    """True where late facts changed where attempts begin and end, or what steps they have."""
+    """True where late facts changed where attempts start and end, or what steps they have."""
     cuts: list[tuple[int, int]] = field(default_factory=list)
-    """Index, and cut before, of each attempt whose cut moved."""
+    """Index, and previous cut, of each attempt with a moved cut."""
 
 
 class Attempts:
     """The attempts of a job, in order, and what they mean to each other.
 
-    An attempt begins at a job start; at a step whose number does not go on from the last one, for the job went
+    An attempt starts at a job start; at a step with a number that does not continue from the last one, for the job went
     back; and at a step after a job end. Before the first job start there is one only if there are steps there.
     """
 
@@ -219,7 +219,7 @@ class Attempts:
         return iter(self._attempts)
 
     def update(self) -> Changes:
-        """Brings the attempts up to the facts. Costs what is new, unless something came late."""
+        """Bring the attempts up to the facts. Costs what is new, unless something was late."""
         known = len(self._attempts)
         changes = Changes(known, self._undo())
         changes.kept = len(self._attempts)
@@ -236,20 +236,20 @@ class Attempts:
         return changes
 
     def find_first_load(self, index: int) -> None:
-        """Finds an attempt's first data load anew."""
+        """Find an attempt's first data load again."""
         attempt = self._attempts[index]
         attempt.first_load = self.facts.loads.first_pair(attempt.start_ns, self.next_start_ns(index))
 
     def next_start_ns(self, index: int) -> int:
-        """Returns the start of the attempt after this one, or `NEVER_NS`."""
+        """Return the start of the attempt after this one, or `NEVER_NS`."""
         return self._attempts[index + 1].start_ns if index + 1 < len(self._attempts) else NEVER_NS
 
     def index_at(self, time_ns: int) -> int:
-        """Returns the index of the attempt in whose span a moment lies; the first one has what is before it, too."""
+        """Return the index of the attempt that contains a moment; the first one also contains all before it."""
         return max(0, bisect_right(self._attempts, time_ns, key=_start_ns) - 1)
 
     def cut_index(self, index: int) -> int:
-        """Returns the index of an attempt's first wasted step, or after its last step."""
+        """Return the index of an attempt's first wasted step, or after its last step."""
         attempt = self._attempts[index]
         return bisect_left(self.facts.steps.numbers, attempt.cut, attempt.first, attempt.stop)
 
@@ -259,7 +259,7 @@ class Attempts:
         return attempt.cut == NEVER_NS and not self.completed(index, self.facts.steps.times[attempt.stop - 1])
 
     def ended(self, index: int, since_ns: int) -> bool:
-        """Whether a job end was recorded in an attempt, at a moment or later."""
+        """Return True if a job end was recorded in an attempt, at a moment or later."""
         job_ends = self.facts.job_ends
         position = bisect_left(job_ends, since_ns)
         return position < len(job_ends) and job_ends[position] <= self.next_start_ns(index)
@@ -293,7 +293,7 @@ class Attempts:
         return end is not None and end.outcome is ProcessOutcome.RETURNED and end.time_ns >= since_ns
 
     def kept_steps(self, index: int) -> tuple[int, int]:
-        """Returns how many steps of an attempt count, and the number of the last; one in flight does not count."""
+        """Return how many steps of an attempt count, and the number of the last; one in flight does not count."""
         attempt, numbers = self._attempts[index], self.facts.steps.numbers
         stop = self.cut_index(index)
         if stop == attempt.stop > attempt.first and self.is_undecided(index):
@@ -301,12 +301,12 @@ class Attempts:
         return stop - attempt.first, numbers[stop - 1] if stop > attempt.first else 0
 
     def has_failed(self, index: int) -> bool:
-        """Whether an attempt between others made no step, after one that did: it is recovery of that disruption."""
+        """Return True for an attempt without a step between others: it is recovery of the disruption before it."""
         attempt = self._attempts[index]
         return not attempt.has_steps and attempt.first > 0 and index < len(self._attempts) - 1
 
     def disrupted(self) -> list[tuple[int, int]]:
-        """Returns the indices of each attempt with steps and of the next one with steps, or of the last."""
+        """Return the indices of each attempt with steps and of the next one with steps, or of the last."""
         stepping = [index for index, attempt in enumerate(self._attempts) if attempt.has_steps]
         last = len(self._attempts) - 1
         if stepping and stepping[-1] != last:
@@ -330,12 +330,12 @@ class Attempts:
         return max(now_ns, self.facts.last_before(NEVER_NS)), True
 
     def to_state(self) -> list[Any]:
-        """Returns everything as JSON."""
+        """Return everything as JSON."""
         return [[attempt.start_ns, attempt.first, attempt.stop, attempt.cut, attempt.first_load] for attempt in self]
 
     @classmethod
     def from_state(cls, state: list[Any], facts: Facts) -> Attempts:
-        """Returns the attempts that `to_state` was asked of."""
+        """Return the attempts that `to_state` was asked of."""
         attempts = cls(facts)
         for start_ns, first, stop, cut, load in state:
             attempts._attempts.append(Attempt(start_ns, first, stop, cut, None if load is None else (load[0], load[1])))
@@ -343,7 +343,7 @@ class Attempts:
         return attempts
 
     def _undo(self) -> bool:
-        """Forgets the attempts that late facts may have changed; returns whether there were any."""
+        """Forget the attempts that late facts may have changed; return whether there were any."""
         late_ns, self.facts.attempts_changed_from_ns = self.facts.attempts_changed_from_ns, NEVER_NS
         if self._attempts and self._attempts[0].start_ns != _wall_start_ns(self.facts):
             late_ns = -1
@@ -356,7 +356,7 @@ class Attempts:
         return True
 
     def _divide(self) -> None:
-        """Divides the facts after the start of the last attempt into attempts."""
+        """Divide the facts after the start of the last attempt into attempts."""
         if not self._attempts:
             start_ns = _wall_start_ns(self.facts)
             if start_ns == NEVER_NS:
@@ -373,14 +373,14 @@ class Attempts:
         self._attempts[-1].stop = len(times)
 
     def _returns(self, last: Attempt) -> list[int]:
-        """Returns the indices of the steps, new to the last attempt, that begin an attempt without a job start."""
+        """Return the indices of the steps, new to the last attempt, that start an attempt without a job start."""
         times, numbers = self.facts.steps.times, self.facts.steps.numbers
-        begin = max(last.stop, last.first + 1)
+        lower = max(last.stop, last.first + 1)
         # Between two job starts numbers nearly always rise, which is soon seen.
         borders = (bisect_left(times, start_ns) for start_ns in self.facts.job_starts)
-        inner = [index for index in borders if begin <= index < len(times)]
+        inner = [index for index in borders if lower <= index < len(times)]
         returns = []
-        for first, stop in pairwise([begin - 1, *inner, len(times)]):
+        for first, stop in pairwise([lower - 1, *inner, len(times)]):
             run = numbers[first:stop]
             if not rises(run):
                 returns += [index for index, (before, after) in enumerate(pairwise(run), first + 1) if after <= before]
@@ -394,7 +394,7 @@ def _start_ns(attempt: Attempt) -> int:
 
 
 def _wall_start_ns(facts: Facts) -> int:
-    """Returns the start of the job's wall time, or `NEVER_NS`.
+    """Return the start of the job's wall time, or `NEVER_NS`.
 
     It is the first job start, or the first thing that is known where there are steps before any job start, or none.
     """

@@ -29,7 +29,7 @@ from ml_goodput_measurement.partition import Bucket
 __all__ = ["Books"]
 
 _UNSETTLED_STEPS = 128
-"""So many of the latest steps are accounted for anew by each query: an overlay may still reach back over them."""
+"""So many of the latest steps are accounted for again by each query: an overlay may still reach back over them."""
 
 _MILESTONE_STEPS = 1024
 
@@ -39,7 +39,7 @@ class _Book:
     """The sums of one attempt."""
 
     account: Account | None = None
-    """Up to the next attempt; None when it has to be made anew, or while it is the last."""
+    """Up to the next attempt; None when it has to be made again, or while it is the last."""
     settled: Account = field(default_factory=Account)
     """While it is the last attempt: up to the start of step `settled_step`."""
     settled_step: int = -1
@@ -49,10 +49,10 @@ class _Book:
     """Median step time of the job, with which `account` was made because the attempt has none of its own; 0 where the
     job had none either."""
     milestones: list[tuple[int, Account]] = field(default_factory=list)
-    """Sums up to the start of some of its steps, by index: where a question for the sums up to a moment begins."""
+    """Sums up to the start of some of its steps, by index: where a question for the sums up to a moment starts."""
 
     def forget(self, step: int) -> None:
-        """Forgets what was settled after the start of a step."""
+        """Forget what was settled after the start of a step."""
         del self.milestones[bisect_right(self.milestones, step, key=itemgetter(0)) :]
         if self.settled_step > step:
             self.settled_step, settled = self.milestones[-1] if self.milestones else (-1, Account())
@@ -78,7 +78,7 @@ class Books:
         return self._attempts.facts
 
     def update(self, changes: Changes, changed_ns: int) -> None:
-        """Forgets the sums in which something changed.
+        """Forget the sums in which something changed.
 
         Args:
             changes: What changed among the attempts.
@@ -106,11 +106,11 @@ class Books:
                 break
 
     def closed(self) -> Account:
-        """Returns the sums over all attempts but the last, startup told apart."""
+        """Return the sums over all attempts but the last, startup separated."""
         return self._before(len(self._books) - 1)
 
     def until(self, time_ns: int, end_ns: int, *, running: bool) -> Account:
-        """Returns the sums up to a moment, startup told apart as the whole history says.
+        """Return the sums up to a moment, startup separated by the whole history.
 
         Costs what is new since the last call, and the overlays since the latest milestone before the moment.
 
@@ -125,7 +125,7 @@ class Books:
         return total
 
     def last(self, end_ns: int, *, running: bool) -> Account:
-        """Returns the sums of the last attempt, of which only the latest steps are counted anew."""
+        """Return the sums of the last attempt, of which only the latest steps are counted again."""
         index, book, times = len(self._books) - 1, self._books[-1], self._facts.steps.times
         attempt = self._attempts[index]
         settle = attempt.stop - 1 - _UNSETTLED_STEPS
@@ -141,7 +141,7 @@ class Books:
         return account
 
     def _before(self, index: int) -> Account:
-        """Returns the sums over all attempts before one."""
+        """Return the sums over all attempts before one."""
         self._bring_up_to_date()
         while len(self._totals) <= index:
             total, account = self._totals[-1].copy(), self._books[len(self._totals) - 1].account
@@ -168,7 +168,7 @@ class Books:
         del self._totals[index + 1 :]
 
     def _beginning(self, index: int, time_ns: int, end_ns: int, *, running: bool) -> Account:
-        """Returns the sums of an attempt up to a moment, which lies in it."""
+        """Return the sums of an attempt up to a moment, which lies in it."""
         attempt, times = self._attempts[index], self._facts.steps.times
         step = min(bisect_right(times, time_ns, attempt.first, attempt.stop) - 1, self._attempts.cut_index(index))
         settled, account = self._milestone(index, step)
@@ -181,7 +181,7 @@ class Books:
         return account
 
     def _milestone(self, index: int, step: int) -> tuple[int, Account]:
-        """Returns a copy of the sums up to the latest milestone before a step, after making one there if it is far.
+        """Return a copy of the sums up to the latest milestone before a step, after making one there if it is far.
 
         A step of -1 stands for the start of the attempt.
         """
@@ -198,7 +198,7 @@ class Books:
         return settled, account
 
     def _startup_ns(self, index: int, end_ns: int, *, running: bool) -> int:
-        """Returns the startup of an attempt, of which the rest of its life may tell."""
+        """Return the startup of an attempt, which may depend on the rest of its life."""
         account = self._books[index].account
         if account is not None:
             return account.buckets.get(Bucket.PROGRAM_STARTUP, 0)
@@ -225,7 +225,7 @@ class Books:
         return account
 
     def pieces(self, index: int, end_ns: int, *, running: bool) -> Iterator[Painted]:
-        """Yields the pieces of an attempt up to the next one or the end, with the startup told apart."""
+        """Yield the pieces of an attempt up to the next one or the end, with the startup separated."""
         attempt = self._attempts[index]
         self._bring_up_to_date()
         startup = self._startup_ns(index, end_ns, running=running)
@@ -252,7 +252,7 @@ class Books:
         overlays: Sequence[Overlay] | None = None,
         exact_from: int | None = None,
     ) -> Iterator[Run]:
-        """Yields the runs of an attempt up to the next one or the end, from its start or from step `settled`.
+        """Yield the runs of an attempt up to the next one or the end, from its start or from step `settled`.
 
         Given `overlays`, they may be true to sums only (see `step_runs`), but for those from step `exact_from` on.
         """
@@ -275,7 +275,7 @@ class Books:
         yield from self._tail(index, last_step.end_ns, end_ns)
 
     def last_step_run(self, index: int, end_ns: int, *, running: bool) -> Run:
-        """Returns the run of an attempt's last step, which no other step follows."""
+        """Return the run of an attempt's last step, which no other step follows."""
         facts, attempt = self._facts, self._attempts[index]
         final = attempt.stop - 1
         start_ns = facts.steps.times[final]
@@ -293,7 +293,7 @@ class Books:
         return Run(start_ns, self._estimated_end(index, start_ns, end_ns), bucket, estimated=True)
 
     def to_state(self) -> list[Any]:
-        """Returns everything as JSON."""
+        """Return everything as JSON."""
         return [
             [
                 None if book.account is None else book.account.to_state(),
@@ -307,7 +307,7 @@ class Books:
 
     @classmethod
     def from_state(cls, state: list[Any], attempts: Attempts, step_times: JobStepTimes) -> Books:
-        """Returns the books that `to_state` was asked of."""
+        """Return the books that `to_state` was asked of."""
         books = cls(attempts, step_times)
         for account, settled, settled_step, median_ns, median in state:
             kept = None if account is None else Account.from_state(account)
@@ -317,9 +317,9 @@ class Books:
         return books
 
     def _settle(self, index: int, settle: int) -> None:
-        """Moves what lies before the start of step `settle` into the settled sums of the last attempt."""
+        """Move what lies before the start of step `settle` into the settled sums of the last attempt."""
         book = self._books[index]
-        # Something that comes late, such as another host's word of a save, goes back no further than to a milestone.
+        # A late event, such as another host's report of a save, goes back no further than to a milestone.
         last = book.milestones[-1][0] if book.milestones else self._attempts[index].first
         for step in (settle - _MILESTONE_STEPS, settle):
             if step > max(book.settled_step, last):
@@ -329,11 +329,11 @@ class Books:
                 book.milestones.append((step, book.settled.copy()))
                 last = step
 
-    def _add_steps(self, index: int, account: Account, begin: int, stop: int) -> None:
-        """Adds what lies between the starts of two of an attempt's steps, or from its own start if `begin` is -1."""
+    def _add_steps(self, index: int, account: Account, lower: int, stop: int) -> None:
+        """Add what lies between the starts of two of an attempt's steps, or from its own start if `lower` is -1."""
         attempt, times = self._attempts[index], self._facts.steps.times
-        first = begin if begin >= 0 else attempt.first
-        start_ns = times[begin] if begin >= 0 else attempt.start_ns
+        first = lower if lower >= 0 else attempt.first
+        start_ns = times[lower] if lower >= 0 else attempt.start_ns
         overlays = self._overlays(attempt, start_ns, times[stop])
         runs: Iterable[Run] = step_runs(self._facts, first, stop, attempt.first, overlays)
         if start_ns < times[first]:
@@ -341,7 +341,7 @@ class Books:
         account.add_pieces(paint(account.counting(runs), overlays, start_ns, times[stop]))
 
     def _overlays(self, attempt: Attempt, start_ns: int, end_ns: int) -> list[Overlay]:
-        """Returns what lies over a stretch of an attempt: in order, and with its synchronous data load."""
+        """Return what lies over a stretch of an attempt: in order, and with its synchronous data load."""
         overlays, load = self._facts.overlays.between(start_ns, end_ns), attempt.first_load
         if load and load[0] < end_ns and load[1] > start_ns and load[0] < load[1]:
             overlays = sorted([*overlays, Overlay.of(*load, Bucket.DATA_LOADING_SYNC)])
@@ -355,9 +355,9 @@ class Books:
             yield from self._tail(index, start_ns, end_ns)
 
     def _tail(self, index: int, start_ns: int, end_ns: int) -> Iterator[Run]:
-        """Yields what follows the last step of an attempt: unknown up to its last word, then recovery.
+        """Yield what follows the last step of an attempt: unknown up to its last event, then recovery.
 
-        Only a job start tells recovery from work that nobody recorded.
+        Only a job start marks recovery; otherwise unrecorded work is possible.
         """
         job_starts = self._facts.job_starts
         lost_ns = end_ns
@@ -371,7 +371,7 @@ class Books:
             yield Run(lost_ns, end_ns, Bucket.INFRASTRUCTURE_RECOVERY)
 
     def _estimated_end(self, index: int, start_ns: int, end_ns: int) -> int:
-        """Returns the end of a step that nobody recorded: after the median step time, or at the next event."""
+        """Return the estimated end of a step: after the median step time, or at the next event."""
         following_ns = min(end_ns, self._facts.next_after(start_ns))
         process_end = self._attempts.process_end(index)
         if process_end is not None and process_end.time_ns > start_ns:

@@ -1,4 +1,4 @@
-"""Log payloads to typed events: the only place that knows the keys of a goodput log.
+"""Log payloads to typed events: the only module that knows the keys of a goodput log.
 
 The keys are those of the public library of this name, of Orbax's structured checkpoint log, and our own additions.
 Times in payloads are float POSIX seconds, which carry about a quarter of a microsecond; events hold integer
@@ -47,7 +47,7 @@ _LARGEST_STEP = 2**62
 
 
 class JobStart(NamedTuple):
-    """An attempt of the job began."""
+    """An attempt of the job started."""
 
     time_ns: int
 
@@ -91,7 +91,7 @@ class CheckpointOperation(NamedTuple):
 
 
 class CheckpointProgress(NamedTuple):
-    """A checkpoint of a step began."""
+    """A checkpoint of a step started."""
 
     step: int
     time_ns: int
@@ -120,25 +120,25 @@ class EventBatch:
     """
 
     step_times: MutableSequence[int] = field(default_factory=list)
-    """When steps began, in nanoseconds."""
+    """When steps started, in nanoseconds."""
     step_numbers: MutableSequence[int] = field(default_factory=list)
     """Their numbers."""
     step_end_times: MutableSequence[int] = field(default_factory=list)
-    """When steps ended; a trainer that does not say so ends a step where the next begins."""
+    """When steps ended; without a recorded end, a step ends where the next starts."""
     step_end_numbers: MutableSequence[int] = field(default_factory=list)
     """Their numbers."""
     load_marks: MutableSequence[int] = field(default_factory=list)
-    """When data loads began (2 * time + 1) and ended (2 * time), as `Marks` keeps them."""
+    """When data loads started (2 * time + 1) and ended (2 * time), as `Marks` keeps them."""
     others: list[Event] = field(default_factory=list)
     checkpoints: list[CheckpointOperation] = field(default_factory=list)
     """Apart, because any host may report them."""
     untimed: list[str] = field(default_factory=list)
     """Checkpoint operations recorded without a start, for which one is assumed, a text for each."""
     lost: dict[str, dict[str, int]] = field(default_factory=dict)
-    """What recorders say that they could not write, by reason, under the name of each such report."""
+    """Entries that recorders report as not written, by reason, under the name of each report."""
 
     def records_job(self) -> bool:
-        """Whether there is more than checkpoint operations."""
+        """Return True if there is more than checkpoint operations."""
         return bool(self.step_times or self.step_end_times or self.load_marks or self.others)
 
     def span(self) -> tuple[int, int]:
@@ -182,10 +182,10 @@ class EventBatch:
 
 
 def read_events(payloads: Iterable[Any], job_name: str, skipped: Counter[str]) -> EventBatch:
-    """Returns the events of one job.
+    """Return the events of one job.
 
     Args:
-        payloads: Of any job; those of another are passed over.
+        payloads: Of any job; those of another are skipped.
         job_name: The job.
         skipped: Counts, by reason, what is of this job and cannot be read.
     """
@@ -263,20 +263,20 @@ def _kind_of(event: Event) -> str:
 
 def _nanoseconds(seconds: float) -> int:
     if not 0.0 <= seconds < _LATEST_SECONDS:
-        raise ValueError(f"{seconds} s is no time of a job")
+        raise ValueError(f"expected a time since 1970, got {seconds} s")
     return int(seconds * 1e6 + 0.5) * 1000
 
 
 def _duration(seconds: float) -> int:
     if not 0 <= seconds < 1e9:
-        raise ValueError(f"{seconds} s is no duration")
+        raise ValueError(f"expected a duration, got {seconds} s")
     return int(seconds * 1e6 + 0.5) * 1000
 
 
 def _step(number: float) -> int:
     step = int(number)
     if not -_LARGEST_STEP < step < _LARGEST_STEP:
-        raise ValueError(f"{number} is no step")
+        raise ValueError(f"expected a step number, got {number}")
     return step
 
 
@@ -361,7 +361,7 @@ _OTHER_PARTS = {
     Bucket.CHECKPOINT_SAVE: ("wait_for_prev", "checkpointer_blocking"),
     Bucket.CHECKPOINT_RESTORE: ("checkpointer", "broadcast"),
 }
-"""Parts of an operation that may tell when it started."""
+"""Parts of an operation that may contain its start."""
 
 
 def _parsers() -> dict[str, Callable[[Payload], Event]]:

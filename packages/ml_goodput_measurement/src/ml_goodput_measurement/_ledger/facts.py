@@ -45,7 +45,7 @@ class Steps:
         return len(self.times)
 
     def extend(self, times: Sequence[int], numbers: Sequence[int]) -> int:
-        """Adds records; returns the time of the earliest that was not there, or `NEVER_NS`."""
+        """Add records; return the time of the earliest that was not there, or `NEVER_NS`."""
         if not times:
             return NEVER_NS
         if rises(times) and (not self.times or times[0] > self.times[-1]):
@@ -61,7 +61,7 @@ class Steps:
         return self.times[first:stop], self.numbers[first:stop]
 
     def insert(self, time_ns: int, number: int) -> bool:
-        """Adds a record wherever it belongs; returns False when it is there already."""
+        """Add a record wherever it belongs; return False when it is there already."""
         index = bisect_left(self.times, time_ns)
         while index < len(self.times) and self.times[index] == time_ns and self.numbers[index] < number:
             index += 1
@@ -102,12 +102,12 @@ class Facts:
         self.attempts_changed_from_ns = NEVER_NS
         """The same for what makes the attempts: steps, job starts and job ends."""
         self.changed_checkpoints: set[CheckpointKey] = set()
-        """Of which reports came since the owner last emptied it."""
+        """The operations reported since the owner last emptied it."""
         self._checkpoint_starts: list[int] = []
         self._checkpoint_ends: list[int] = []
 
     def add(self, batch: EventBatch) -> None:
-        """Adds events, in any order; what is known already changes nothing."""
+        """Add events, in any order; what is known already changes nothing."""
         changed_ns = min((self._add_other(event) for event in batch.others), default=NEVER_NS)
         changed_ns = min([changed_ns, *map(self._add_checkpoint, batch.checkpoints)])
         stepped_ns = self.steps.extend(batch.step_times, batch.step_numbers)
@@ -121,9 +121,9 @@ class Facts:
             return NEVER_NS
         known = self.loads.codes
         if rises(codes) and (not known or codes[0] > known[-1]):
-            began_ns = (known[-1] if known else codes[0]) >> 1
+            started_ns = (known[-1] if known else codes[0]) >> 1
             self.loads.extend(codes)
-            return began_ns
+            return started_ns
         return min(_earliest(code >> 1, *self.loads.add_code(code)) for code in codes)
 
     def _add_other(self, event: Event) -> int:
@@ -189,13 +189,13 @@ class Facts:
         return sum(map(len, self.columns())) + checkpoints + marks + rest
 
     def columns(self) -> list[array[int]]:
-        """Returns the columns that grow with the steps."""
+        """Return the columns that grow with the steps."""
         steps, ends, started, saved = self.steps, self.step_ends, self.checkpoint_progress, self.saved_steps
         columns = [steps.times, steps.numbers, ends.times, ends.numbers, self.loads.codes]
         return [*columns, started.times, started.numbers, saved.times, saved.numbers]
 
     def to_state(self) -> dict[str, Any]:
-        """Returns everything but `columns()` as JSON."""
+        """Return everything but `columns()` as JSON."""
         return {
             "job_starts": self.job_starts,
             "job_ends": self.job_ends,
@@ -211,7 +211,7 @@ class Facts:
 
     @classmethod
     def from_state(cls, state: dict[str, Any], columns: list[array[int]]) -> Facts:
-        """Returns the facts that `to_state` and `columns` were asked of."""
+        """Return the facts that `to_state` and `columns` were asked of."""
         facts = cls()
         facts.steps.times, facts.steps.numbers, facts.step_ends.times, facts.step_ends.numbers = columns[:4]
         facts.loads = Marks.of_codes(columns[4], state["load_sums"])
@@ -278,7 +278,7 @@ class Facts:
         return others
 
     def checkpoint_operations(self) -> list[CheckpointOperation]:
-        """Returns the saves and restores that were added."""
+        """Return the saves and restores that were added."""
         return [
             CheckpointOperation(bucket, step, tier, start_ns, duration_ns)
             for (bucket, step, tier), reports in self.checkpoints.items()
@@ -286,7 +286,7 @@ class Facts:
         ]
 
     def last_checkpoint_step(self, before_ns: int) -> int | None:
-        """Returns the step of the last checkpoint before a moment, or None."""
+        """Return the step of the last checkpoint before a moment, or None."""
         latest: tuple[int, int] | None = None
         for column in (self.checkpoint_progress, self.saved_steps):
             index = bisect_left(column.times, before_ns)
@@ -304,15 +304,15 @@ class Facts:
         return min((first for first, _ in ends), default=NEVER_NS), max((last for _, last in ends), default=-1)
 
     def latest_border_ns(self) -> int:
-        """Returns the time of the last step, job start or job end, or -1."""
+        """Return the time of the last step, job start or job end, or -1."""
         return max(column[-1] if column else -1 for column in (self.steps.times, self.job_starts, self.job_ends))
 
     def earliest_ns(self) -> int:
-        """Returns the time of the first fact, or `NEVER_NS` when there is none."""
+        """Return the time of the first fact, or `NEVER_NS` when there is none."""
         return self._first_from(-1)
 
     def next_after(self, time_ns: int) -> int:
-        """Returns the time of the first fact after a moment, or `NEVER_NS`."""
+        """Return the time of the first fact after a moment, or `NEVER_NS`."""
         return self._first_from(time_ns)
 
     def _first_from(self, time_ns: int) -> int:
@@ -330,7 +330,7 @@ class Facts:
         return first
 
     def last_before(self, time_ns: int) -> int:
-        """Returns the time of the last fact before a moment, or -1."""
+        """Return the time of the last fact before a moment, or -1."""
         last = -1
         for column in self._time_columns():
             if not column or column[0] >= time_ns:
@@ -375,5 +375,5 @@ def _earliest(time_ns: int, broken: Interval | None, made: list[Interval]) -> in
 
 
 def rises(values: Sequence[int]) -> bool:
-    """Returns whether each value is greater than the one before."""
+    """Return whether each value is greater than the one before."""
     return all(map(lt, values, islice(values, 1, None)))

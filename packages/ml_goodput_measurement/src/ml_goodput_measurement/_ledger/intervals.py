@@ -39,20 +39,20 @@ _NEAR = 128
 
 
 def pair_of(before: int | None, after: int | None) -> Interval | None:
-    """Returns the pair that two neighbours make, if they do."""
+    """Return the pair that two neighbours make, if they do."""
     if before is None or after is None or not before & 1 or after & 1:
         return None
     return before >> 1, after >> 1
 
 
 def takes_turns(codes: Sequence[int]) -> bool:
-    """Returns whether starts and ends take turns, as they nearly always do."""
+    """Return whether starts and ends take turns, as they nearly always do."""
     first = 0 if codes and codes[0] & 1 else 1
     return all(map(and_, codes[first::2], repeat(1))) and not any(map(and_, codes[first + 1 :: 2], repeat(1)))
 
 
 def sum_of_pairs(codes: Sequence[int], in_turns: bool) -> int:
-    """Returns the sum of the durations of all pairs; where starts and ends take turns, without a look at each."""
+    """Return the sum of the durations of all pairs; if starts and ends take turns, without comparing each."""
     if not in_turns:
         pairs = (pair_of(before, after) for before, after in pairwise(codes))
         return sum(pair[1] - pair[0] for pair in pairs if pair)
@@ -62,60 +62,60 @@ def sum_of_pairs(codes: Sequence[int], in_turns: bool) -> int:
 
 
 class PairSums:
-    """Sums of the pairs up to some places of a growing column, from which that up to any place is soon found."""
+    """Sums of the pairs up to some indices of a growing column, from which the sum up to any index is found quickly."""
 
     def __init__(self, codes: array[int]) -> None:
         self._codes = codes
-        self._places = [0]
+        self._indices = [0]
         self._totals = [0]
-        """Sum of the pairs whose marks both lie before each place."""
+        """Sum of the pairs with both marks before each index."""
         self._in_turns: list[bool] = []
-        """Whether starts and ends take turns between a place and the next, and with the mark before the place."""
+        """True if starts and ends take turns between an index and the next, and with the mark before the index."""
 
     def to_state(self) -> list[list[int]]:
-        """Returns the sums as JSON."""
-        return [self._places, self._totals, [int(in_turns) for in_turns in self._in_turns]]
+        """Return the sums as JSON."""
+        return [self._indices, self._totals, [int(in_turns) for in_turns in self._in_turns]]
 
     def restore(self, state: list[list[int]]) -> None:
-        """Takes over the sums of which `to_state` was asked, with the same codes."""
-        self._places, self._totals = state[:2]
+        """Take over the sums of which `to_state` was asked, with the same codes."""
+        self._indices, self._totals = state[:2]
         self._in_turns = [bool(in_turns) for in_turns in state[2]]
 
     def appended(self, length: int, total_ns: int, *, in_turns: bool) -> None:
-        """Takes note of what was appended to a column of a length; else it is looked at when somebody asks."""
-        if self._places[-1] == length:
+        """Note what was appended to a column of this length; otherwise the next query counts it."""
+        if self._indices[-1] == length:
             self._add(len(self._codes), total_ns, in_turns=in_turns)
 
     def inserted(self, index: int) -> None:
-        """Forgets what a mark at an index has changed."""
-        kept = bisect_right(self._places, index)
-        del self._places[kept:], self._totals[kept:], self._in_turns[kept - 1 :]
+        """Forget what a mark at an index has changed."""
+        kept = bisect_right(self._indices, index)
+        del self._indices[kept:], self._totals[kept:], self._in_turns[kept - 1 :]
 
     def before(self, index: int) -> int:
-        """Returns the sum of the pairs whose marks both lie before an index."""
-        while self._places[-1] < index:
-            place = self._places[-1]
-            codes = self._codes[max(0, place - 1) : place + _PART]
+        """Return the sum of the pairs with both marks before an index."""
+        while self._indices[-1] < index:
+            position = self._indices[-1]
+            codes = self._codes[max(0, position - 1) : position + _PART]
             in_turns = takes_turns(codes)
             total_ns = self._totals[-1] + sum_of_pairs(codes, in_turns)
-            self._add(min(place + _PART, len(self._codes)), total_ns, in_turns=in_turns)
-        part = bisect_right(self._places, index) - 1
-        place, total_ns = self._places[part], self._totals[part]
-        if place == index:
+            self._add(min(position + _PART, len(self._codes)), total_ns, in_turns=in_turns)
+        part = bisect_right(self._indices, index) - 1
+        position, total_ns = self._indices[part], self._totals[part]
+        if position == index:
             return total_ns
-        total_ns += sum_of_pairs(self._codes[max(0, place - 1) : index], self._in_turns[part])
-        if index - place > _NEAR and index < self._places[part + 1]:
-            # Who asks for this place asks for one near it next.
-            self._places.insert(part + 1, index)
+        total_ns += sum_of_pairs(self._codes[max(0, position - 1) : index], self._in_turns[part])
+        if index - position > _NEAR and index < self._indices[part + 1]:
+            # The next query is likely to be for an index near this one.
+            self._indices.insert(part + 1, index)
             self._totals.insert(part + 1, total_ns)
             self._in_turns.insert(part, self._in_turns[part])
         return total_ns
 
-    def _add(self, place: int, total_ns: int, *, in_turns: bool) -> None:
-        if len(self._places) > 1 and place - self._places[-2] <= _PART and in_turns and self._in_turns[-1]:
-            self._places[-1], self._totals[-1] = place, total_ns
+    def _add(self, position: int, total_ns: int, *, in_turns: bool) -> None:
+        if len(self._indices) > 1 and position - self._indices[-2] <= _PART and in_turns and self._in_turns[-1]:
+            self._indices[-1], self._totals[-1] = position, total_ns
             return
-        self._places.append(place)
+        self._indices.append(position)
         self._totals.append(total_ns)
         self._in_turns.append(in_turns)
 
@@ -132,7 +132,7 @@ class Marks:
     """Starts and ends of one activity.
 
     A start and the mark after it, when that is an end, are a pair: of two starts in a row the later counts, an
-    end without a start is passed over. So a new mark, however late it comes, touches only the pairs beside it.
+    end without a start is skipped. So a new mark, however late, affects only the pairs beside it.
     """
 
     def __init__(self) -> None:
@@ -143,12 +143,12 @@ class Marks:
         self._sums = PairSums(self.codes)
 
     def sums(self) -> list[list[int]]:
-        """Returns what `of_codes` takes besides the codes."""
+        """Return what `of_codes` takes besides the codes."""
         return [[self.total_ns], *self._sums.to_state()]
 
     @classmethod
     def of_codes(cls, codes: array[int], sums: list[list[int]]) -> Marks:
-        """Returns the marks with these codes, of whose pairs these are the `sums`."""
+        """Return the marks with these codes, and with these `sums` of their pairs."""
         marks = cls()
         total_ns = sums[0][0]
         marks.codes, marks.total_ns = codes, total_ns
@@ -157,7 +157,7 @@ class Marks:
         return marks
 
     def add(self, time_ns: int, *, is_end: bool) -> tuple[Interval | None, list[Interval]]:
-        """Adds a mark; one that is there already changes nothing.
+        """Add a mark; one that is there already changes nothing.
 
         Returns:
             The pair that is no more, if there is one, and the new pairs.
@@ -165,7 +165,7 @@ class Marks:
         return self.add_code(2 * time_ns + (not is_end))
 
     def add_code(self, code: int) -> tuple[Interval | None, list[Interval]]:
-        """Adds a mark that is coded as in `codes`; else as `add`."""
+        """Add a mark that is coded as in `codes`; else as `add`."""
         codes = self.codes
         index = len(codes) if not codes or code > codes[-1] else bisect_left(codes, code)
         if index < len(codes) and codes[index] == code:
@@ -186,7 +186,7 @@ class Marks:
         return self.codes[bisect_left(self.codes, 2 * start_ns) : bisect_left(self.codes, 2 * end_ns)]
 
     def extend(self, codes: Sequence[int]) -> None:
-        """Adds marks that rise and come after all that are known."""
+        """Add marks that rise, after all known ones."""
         joined = [*self.codes[-1:], *codes]
         in_turns = takes_turns(joined)
         self.total_ns += sum_of_pairs(joined, in_turns)
@@ -194,13 +194,13 @@ class Marks:
         self._sums.appended(len(self.codes) - len(codes), self.total_ns, in_turns=in_turns)
 
     def total_before(self, time_ns: int) -> int:
-        """Returns the sum of what lies before a moment of each pair."""
+        """Return the sum of what lies before a moment of each pair."""
         stop = bisect_left(self.codes, 2 * time_ns)
         pair = pair_of(*self.codes[stop - 1 : stop + 1]) if 0 < stop < len(self.codes) else None
         return self._sums.before(stop) + (time_ns - pair[0] if pair else 0)
 
     def first_pair(self, start_ns: int, end_ns: int) -> Interval | None:
-        """Returns the first pair that begins at or after `start_ns` and ends before or at `end_ns`."""
+        """Return the first pair that starts at or after `start_ns` and ends before or at `end_ns`."""
         codes = self.codes
         for index in range(bisect_left(codes, 2 * start_ns), len(codes) - 1 if self.total_ns else 0):
             if codes[index] >= 2 * end_ns:
@@ -211,17 +211,17 @@ class Marks:
         return None
 
     def next_after(self, time_ns: int) -> int | None:
-        """Returns the time of the first mark after `time_ns`."""
+        """Return the time of the first mark after `time_ns`."""
         index = bisect_left(self.codes, 2 * time_ns + 2)
         return self.codes[index] >> 1 if index < len(self.codes) else None
 
     def last_before(self, time_ns: int) -> int | None:
-        """Returns the time of the last mark before `time_ns`."""
+        """Return the time of the last mark before `time_ns`."""
         index = bisect_left(self.codes, 2 * time_ns)
         return self.codes[index - 1] >> 1 if index else None
 
     def pairs(self) -> Iterator[Interval]:
-        """Yields every pair, in order of time."""
+        """Yield every pair, in order of time."""
         for before, after in pairwise(self.codes):
             pair = pair_of(before, after)
             if pair:
@@ -245,7 +245,7 @@ class Overlay(NamedTuple):
 
     @classmethod
     def of(cls, start_ns: int, end_ns: int, bucket: Bucket, label: str = "") -> Overlay:
-        """Makes an overlay of a bucket."""
+        """Make an overlay of a bucket."""
         return cls(start_ns, end_ns, PRECEDENCE[bucket], label, bucket)
 
 
@@ -257,7 +257,7 @@ class Overlays:
         self._latest_end: list[int] = []  # the latest end among the overlays up to each: where a search may stop
 
     def add(self, overlay: Overlay) -> None:
-        """Adds an overlay; one without length says nothing."""
+        """Add an overlay; one without length is ignored."""
         if overlay.end_ns <= overlay.start_ns:
             return
         if not self._overlays or overlay > self._overlays[-1]:
@@ -265,27 +265,27 @@ class Overlays:
             self._latest_end.append(max(overlay.end_ns, self._latest_end[-1] if self._latest_end else 0))
         else:
             insort(self._overlays, overlay)
-            self._mend(bisect_left(self._overlays, overlay))
+            self._repair(bisect_left(self._overlays, overlay))
 
     def extend(self, overlays: Iterable[Overlay]) -> None:
-        """Adds overlays, many at once or few."""
+        """Add overlays, many at once or few."""
         overlays = list(overlays)
         if len(overlays) < _FEW:
             for overlay in overlays:
                 self.add(overlay)
             return
         self._overlays = sorted([*self._overlays, *(overlay for overlay in overlays if overlay.end_ns > overlay[0])])
-        self._mend(0)
+        self._repair(0)
 
     def discard(self, overlay: Overlay) -> None:
-        """Removes an overlay, once, if it is there."""
+        """Remove an overlay, once, if it is there."""
         index = bisect_left(self._overlays, overlay)
         if index < len(self._overlays) and self._overlays[index] == overlay:
             del self._overlays[index]
-            self._mend(index)
+            self._repair(index)
 
     def between(self, start_ns: int, end_ns: int) -> list[Overlay]:
-        """Returns the overlays that touch a stretch of time, in order."""
+        """Return the overlays that touch a stretch of time, in order."""
         index = bisect_left(self._overlays, end_ns, key=itemgetter(0))
         found = []
         while index and self._latest_end[index - 1] > start_ns:
@@ -295,14 +295,14 @@ class Overlays:
         found.reverse()
         return found
 
-    def _mend(self, index: int) -> None:
+    def _repair(self, index: int) -> None:
         before = self._latest_end[index - 1] if index else 0
         ends = (overlay.end_ns for overlay in self._overlays[index:])
         self._latest_end[index:] = list(accumulate(chain((before,), ends), max))[1:]
 
 
 def resolve(overlays: list[Overlay], start_ns: int, end_ns: int) -> list[Overlay]:
-    """Cuts overlays into disjoint ones, within a stretch of time; of two of a bucket the one that began first wins.
+    """Cut overlays into disjoint ones, within a stretch of time; of two of a bucket the one that started first wins.
 
     Args:
         overlays: In order.
@@ -314,25 +314,25 @@ def resolve(overlays: list[Overlay], start_ns: int, end_ns: int) -> list[Overlay
     waiting = iter(overlays)
     upcoming = next(waiting, None)
     active: list[tuple[int, Overlay]] = []
-    for begin, end in zip([start_ns, *borders], [*borders, end_ns], strict=True):
-        while upcoming is not None and upcoming.start_ns <= begin:
+    for lower, end in zip([start_ns, *borders], [*borders, end_ns], strict=True):
+        while upcoming is not None and upcoming.start_ns <= lower:
             heapq.heappush(active, (upcoming.rank, upcoming))
             upcoming = next(waiting, None)
-        while active and active[0][1].end_ns <= begin:
+        while active and active[0][1].end_ns <= lower:
             heapq.heappop(active)
         if not active:
             continue
         _, winner = active[0]
         last = pieces[-1] if pieces else None
-        if last and last.end_ns == begin and (last.bucket, last.label) == (winner.bucket, winner.label):
+        if last and last.end_ns == lower and (last.bucket, last.label) == (winner.bucket, winner.label):
             pieces[-1] = last._replace(end_ns=end)
         else:
-            pieces.append(winner._replace(start_ns=begin, end_ns=end))
+            pieces.append(winner._replace(start_ns=lower, end_ns=end))
     return pieces
 
 
 class SliceCounts:
-    """A sorted set of reports, and sums over time of the shares that they tell."""
+    """A sorted set of reports, and sums over time of the shares in them."""
 
     def __init__(self, counts: list[SliceCount] | None = None) -> None:
         self.counts: list[SliceCount] = counts or []
@@ -342,7 +342,7 @@ class SliceCounts:
         """Share of active and of available slices, times nanoseconds, up to each report, as far as it was asked for."""
 
     def add(self, count: SliceCount) -> bool:
-        """Adds a report; returns False when it is there already."""
+        """Add a report; return False when it is there already."""
         index = bisect_left(self.counts, count)
         if self.counts[index : index + 1] == [count]:
             return False
@@ -352,16 +352,16 @@ class SliceCounts:
         return True
 
     def shares(self, parts: Iterable[Interval], without: Iterable[Interval] = ()) -> tuple[float, float] | None:
-        """Returns the means over time of the shares of active and of available slices.
+        """Return the means over time of the shares of active and of available slices.
 
-        The time before the first report is left out: nobody knows what was true then.
+        The time before the first report is left out: its shares are unknown.
 
         Args:
             parts: Disjoint stretches of time.
             without: Disjoint stretches in them that are left out.
 
         Returns:
-            Two shares, 0 to 1; None where no report says anything of the parts.
+            Two shares, 0 to 1; None if no report covers the parts.
         """
         active = available = lasted_ns = 0.0
         for sign, stretches in ((1, parts), (-1, without)):
@@ -375,7 +375,7 @@ class SliceCounts:
         return (active / lasted_ns, available / lasted_ns) if lasted_ns else None
 
     def _sum_before(self, time_ns: int) -> tuple[float, float]:
-        """Returns the sums from the first report to a moment after it."""
+        """Return the sums from the first report to a moment after it."""
         if not self._sums:
             self._sums.append((0.0, 0.0))
         for before, after in pairwise(self.counts[len(self._sums) - 1 :]):

@@ -67,7 +67,7 @@ def _bound_ns(attempts: Attempts) -> int | None:
 
 
 def summarize_attempts(attempts: Attempts, books: Books, now_ns: int) -> list[AttemptSummary]:
-    """Returns a summary of each attempt, in order."""
+    """Return a summary of each attempt, in order."""
     end_ns, running = attempts.wall_end(now_ns)
     return [_summarize(attempts, books, index, end_ns, running=running) for index in range(len(attempts))]
 
@@ -75,13 +75,13 @@ def summarize_attempts(attempts: Attempts, books: Books, now_ns: int) -> list[At
 def summarize_disruptions(
     attempts: Attempts, books: Books, summaries: Sequence[AttemptSummary], exclusions: Sequence[Interval] = ()
 ) -> list[Disruption]:
-    """Returns each time that the job came back after an attempt that had made steps, in order.
+    """Return each restart of the job after an attempt with steps, in order.
 
     Args:
         attempts: The attempts.
         books: Their books.
         summaries: Their summaries, the excluded time in a bucket of its own.
-        exclusions: Whose time no disruption costs; disjoint.
+        exclusions: Intervals that count for no disruption; disjoint.
     """
     kept: list[tuple[int, int]] = []
     disruptions = []
@@ -143,7 +143,7 @@ def _summarize(attempts: Attempts, books: Books, index: int, end_ns: int, *, run
 
 
 def _step_in_flight(attempts: Attempts, index: int) -> int | None:
-    """Returns the number of an attempt's last step, unless the end of that step, or of the job, was recorded."""
+    """Return the number of an attempt's last step, unless the end of that step, or of the job, was recorded."""
     facts, final = attempts.facts, attempts[index].stop - 1
     if attempts.completed(index, facts.steps.times[final]):
         return None
@@ -160,9 +160,9 @@ def _newly_lost(
     Args:
         attempts: The attempts.
         books: Their books.
-        after: Index of the attempt that came back.
+        after: Index of the attempt after the disruption.
         kept: Index of each attempt before it that has steps which are not lost yet, and the index after the last of
-            these; brought up to date. Their numbers rise from one attempt to the next, so each is looked at once.
+            these; brought up to date. Their numbers rise from one attempt to the next, so each is checked once.
     """
     times, numbers = attempts.facts.steps.times, attempts.facts.steps.numbers
     steps, spans = 0, list[Interval]()
@@ -185,12 +185,12 @@ def _newly_lost(
 
 
 def _length_without(exclusions: Sequence[Interval], start_ns: int, end_ns: int) -> int:
-    return end_ns - start_ns - sum(max(0, min(end_ns, stop) - max(start_ns, begin)) for begin, stop in exclusions)
+    return end_ns - start_ns - sum(max(0, min(end_ns, stop) - max(start_ns, lower)) for lower, stop in exclusions)
 
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """Where the time of a job went, in sums; all in nanoseconds unless said otherwise."""
+    """Where the time of a job went, in sums; all in nanoseconds unless specified otherwise."""
 
     start_ns: int
     end_ns: int
@@ -205,7 +205,7 @@ class Summary:
     disruptions: int
     ideal_step_seconds: float | None
     slice_shares: tuple[float, float] | None
-    """Means over time of the slices that were active, and available, of all; None where nobody reported any."""
+    """Means over time of the slices that were active, and available, of all; None without reports."""
 
     @property
     def wall_ns(self) -> int:
@@ -229,17 +229,17 @@ class Ledger:
         """The moment of the last query, and the life up to then; None when something is new."""
 
     def add(self, batch: EventBatch) -> None:
-        """Adds events, in any order and as often as they come."""
+        """Add events, in any order and with repetitions."""
         self.facts.add(batch)
 
     def summary(self, now_ns: int, exclusions: Sequence[Interval] = ()) -> Summary | None:
-        """Returns where the time went up to the end of the job, or to `now_ns` while it runs; None without a fact.
+        """Return where the time went up to the end of the job, or to `now_ns` while it runs; None without a fact.
 
         Costs what was added since the last call, and a little for each exclusion.
 
         Args:
             now_ns: The moment of the query, or `PROCESS_GONE`.
-            exclusions: Whose time is in the bucket of excluded time, and in no other; disjoint.
+            exclusions: Intervals of the bucket of excluded time, and of no other; disjoint.
         """
         life = self._life(now_ns)
         if life is None:
@@ -269,7 +269,7 @@ class Ledger:
         return len(self._attempts) > 0 and is_silent(self._attempts, now_ns)
 
     def windows(self, spans: Iterable[Interval], now_ns: int) -> list[Window]:
-        """Returns where the time of some windows went, as the whole history says; none without a fact.
+        """Return where the time of some windows went, by the whole history; none without a fact.
 
         Costs what was added since the last call, and a little for each window, however long.
         """
@@ -282,7 +282,7 @@ class Ledger:
         return [windows[span] for span in spans]
 
     def timeline(self, now_ns: int, exclusions: Sequence[Interval] = ()) -> list[Piece]:
-        """Returns the job's life as disjoint pieces in order of time, which cover its wall time."""
+        """Return the job's life as disjoint pieces in order of time, which cover its wall time."""
         self._update()
         pieces: list[Piece] = []
         found = self._pieces(now_ns)
@@ -291,7 +291,7 @@ class Ledger:
         return pieces
 
     def attempts(self, now_ns: int, exclusions: Sequence[Interval] = ()) -> list[AttemptSummary]:
-        """Returns the attempts, in order."""
+        """Return the attempts, in order."""
         life = self._life(now_ns)
         if life is None:
             return []
@@ -299,7 +299,7 @@ class Ledger:
         return [self._without(exclusions, summary, life) for summary in summaries] if exclusions else summaries
 
     def disruptions(self, attempts: Sequence[AttemptSummary], exclusions: Sequence[Interval] = ()) -> list[Disruption]:
-        """Returns each time that the job came back after an attempt that had made steps, in order.
+        """Return each restart of the job after an attempt with steps, in order.
 
         Args:
             attempts: What `attempts` returned, with nothing added since.
@@ -308,17 +308,17 @@ class Ledger:
         return summarize_disruptions(self._attempts, self._books, attempts, exclusions)
 
     def steps_since(self, time_ns: int) -> Iterator[tuple[int, int, float]]:
-        """Yields number, start and seconds of the kept steps that began after a moment and that the next follows."""
+        """Yield number, start and seconds of the kept steps that started after a moment and that the next follows."""
         self._update()
         return self._step_times.since(time_ns)
 
     def latest_step_seconds(self, count: int) -> list[float]:
-        """Returns the times of the latest kept steps that the next number follows, oldest first."""
+        """Return the times of the latest kept steps that the next number follows, oldest first."""
         self._update()
         return self._step_times.latest_seconds(count)
 
     def step_seconds(self) -> dict[int, float]:
-        """Returns the time from start to start of each kept step that the next number follows. Costs all steps."""
+        """Return the time from start to start of each kept step that the next number follows. Costs all steps."""
         self._update()
         return self._step_times.seconds()
 
@@ -341,7 +341,7 @@ class Ledger:
 
     @classmethod
     def from_state(cls, state: dict[str, Any], columns: list[Any]) -> Ledger:
-        """Returns the ledger that `to_state` was asked of."""
+        """Return the ledger that `to_state` was asked of."""
         ledger = cls()
         own = len(ledger.facts.columns())
         ledger.facts = Facts.from_state(state["facts"], columns[:own])
@@ -367,25 +367,25 @@ class Ledger:
                 yield Piece(start_ns, stop_ns, bucket, index + 1, label, run.estimated)
 
     def _without(self, exclusions: Sequence[Interval], summary: AttemptSummary, life: Life) -> AttemptSummary:
-        """Returns an attempt with what is excluded of its time in that bucket alone."""
+        """Return an attempt with what is excluded of its time in that bucket alone."""
         buckets, custom, excluded_ns = dict(summary.buckets), dict(summary.custom), 0
         border_ns = self._attempts.next_start_ns(summary.number - 1)
         for start_ns, end_ns in life.parts(exclusions):
-            begin_ns, stop_ns = max(start_ns, summary.start_ns), min(end_ns, border_ns)
-            if begin_ns >= stop_ns:
+            from_ns, stop_ns = max(start_ns, summary.start_ns), min(end_ns, border_ns)
+            if from_ns >= stop_ns:
                 continue
-            part = life.between(begin_ns, stop_ns)
+            part = life.between(from_ns, stop_ns)
             for bucket, length in part.buckets.items():
                 buckets[bucket] = buckets.get(bucket, 0) - length
             for label, length in part.custom.items():
                 custom[label] = custom.get(label, 0) - length
-            excluded_ns += stop_ns - begin_ns
+            excluded_ns += stop_ns - from_ns
         if excluded_ns:
             buckets[Bucket.EXCLUDED] = excluded_ns
         return replace(summary, buckets=buckets, custom=custom)
 
     def _update(self) -> None:
-        """Brings everything that is derived up to the facts."""
+        """Bring everything that is derived up to the facts."""
         changed_ns, self.facts.changed_from_ns = self.facts.changed_from_ns, NEVER_NS
         if changed_ns == NEVER_NS:
             return
@@ -399,7 +399,7 @@ class Ledger:
 
 
 def _join(pieces: list[Piece], piece: Piece) -> None:
-    """Appends a piece, or lengthens the last one by it where they are the same."""
+    """Append a piece, or lengthens the last one by it where they are the same."""
     last = pieces[-1] if pieces else None
     same = last and (last.bucket, last.label, last.attempt, last.estimated, last.end_ns) == (
         piece.bucket,

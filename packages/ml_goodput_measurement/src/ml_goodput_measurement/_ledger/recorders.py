@@ -67,11 +67,11 @@ class _Records:
 
 
 class _Owner(NamedTuple):
-    """Whose facts the ledger holds of a stretch of time."""
+    """The writer with facts in the ledger, for a stretch of time."""
 
     records: _Records
     others: tuple[_Records, ...] = ()
-    """Whose facts count as well; they stay aside, too."""
+    """Writers with facts that count as well; they are also kept aside."""
 
     def own(self, facts: Facts, start_ns: int, end_ns: int) -> EventBatch:
         """Return what of the ledger's facts of a stretch of time is not of the others."""
@@ -92,7 +92,7 @@ class Recorders:
         self.skipped: Counter[str] = Counter()
         """Entries of this job that could not be read, by reason."""
         self.lost: dict[str, dict[str, int]] = {}
-        """Entries that a recorder could not write, by reason, under the name of each report, which may come twice."""
+        """Entries that a recorder could not write, by reason, under the name of each report."""
         self.untimed: set[str] = set()
         """Checkpoint operations recorded without a start, for which one is assumed."""
         self._ledger = Ledger()
@@ -116,7 +116,7 @@ class Recorders:
 
         Args:
             writer: The writer.
-            payloads: In any order, as often as they come.
+            payloads: In any order, with repetitions.
         """
         batch = read_events(payloads, self.job_name, self.skipped)
         self.lost.update(batch.lost)
@@ -336,12 +336,12 @@ class Recorders:
             changed_ns = -1
         self._owners, self._borders = owners, borders
         for records in self._changed.values():
-            self._place_completing(records)
+            self._assign_completing(records)
         moved = [records for records in self._changed.values() if records.has_unplaced]
         if changed_ns != NEVER_NS:
             moved += [one for owner in owners[self._owner_at(changed_ns) :] for one in (owner.records, *owner.others)]
         self._changed, self._changed_order = {}, _LAST
-        self._place(list({id(records): records for records in moved}.values()))
+        self._assign(list({id(records): records for records in moved}.values()))
 
     def _renew_spans(self) -> None:
         """Update the outdated spans of writers from their facts."""
@@ -382,8 +382,8 @@ class Recorders:
         self._ledger = Ledger()
         self._ledger.add(EventBatch(checkpoints=facts.checkpoint_operations()))
 
-    def _place_completing(self, records: _Records) -> None:
-        """Put aside, and into the ledger, what came from a writer that completed another when it came."""
+    def _assign_completing(self, records: _Records) -> None:
+        """Assign the facts of a writer that completed another one."""
         batches, records.unplaced = records.unplaced, []
         for batch in batches:
             first_ns, last_ns = batch.span()
@@ -394,7 +394,7 @@ class Recorders:
             else:
                 records.has_unplaced = True
 
-    def _place(self, everyone: list[_Records]) -> None:
+    def _assign(self, everyone: list[_Records]) -> None:
         """Move what counts from aside into the ledger."""
         parts: list[tuple[int, EventBatch]] = []
         for records in everyone:

@@ -24,7 +24,7 @@ class StepTimes:
     """
 
     def __init__(self, parts: Iterable[Sequence[int]] = ()) -> None:
-        """Takes the first values, in parts."""
+        """Take the first values, in parts."""
         self._blocks: list[array[float] | memoryview[float]] = [*_sorted_blocks(parts)]
         self._maxima = [block[-1] for block in self._blocks]
         self._sums = [sum(block) for block in self._blocks]
@@ -38,21 +38,21 @@ class StepTimes:
     @classmethod
     def of_column(cls, column: array[float], blocks: Iterable[tuple[int, float]]) -> StepTimes:
         """Return the set of which `to_parts` was called; blocks stay parts of one column until they change."""
-        step_times, begin = cls(), 0
+        step_times, lower = cls(), 0
         whole: memoryview[float] = memoryview(column)
         for length, total in blocks:
-            step_times._blocks.append(whole[begin : begin + length])
+            step_times._blocks.append(whole[lower : lower + length])
             step_times._sums.append(total)
-            begin += length
+            lower += length
         step_times._maxima = [block[-1] for block in step_times._blocks]
-        step_times._count = begin
+        step_times._count = lower
         return step_times
 
     def __len__(self) -> int:
         return self._count
 
     def add(self, value_ns: int) -> None:
-        """Adds a duration."""
+        """Add a duration."""
         if not self._blocks:
             self._replace(0, [array("d", (value_ns,))])
             self._count = 1
@@ -68,7 +68,7 @@ class StepTimes:
             self._replace(index, [block[:_BLOCK], block[_BLOCK:]])
 
     def remove(self, value_ns: int) -> None:
-        """Removes a duration that was added."""
+        """Remove a duration that was added."""
         index = bisect_left(self._maxima, value_ns)
         block = self._own_block(index)
         del block[bisect_left(block, value_ns)]
@@ -77,13 +77,13 @@ class StepTimes:
         self._replace(index, [block] if block else [])
 
     def median_ns(self) -> float | None:
-        """Returns the median; None when there is no value."""
+        """Return the median; None when there is no value."""
         if not self._count:
             return None
         return (self._at((self._count - 1) // 2) + self._at(self._count // 2)) / 2
 
     def median_absolute_deviation_ns(self) -> float | None:
-        """Returns the median distance from the median; None when there is no value."""
+        """Return the median distance from the median; None when there is no value."""
         median = self.median_ns()
         if median is None:
             return None
@@ -92,7 +92,7 @@ class StepTimes:
         return low if lower == upper else (low + self._distance_at(upper, median)) / 2
 
     def ideal_ns(self) -> float | None:
-        """Returns the mean of the values that are at most three deviations above the median.
+        """Return the mean of the values that are at most three deviations above the median.
 
         The definition is the public library's (`compute_ideal_step_time`), without its floor of one second.
         """
@@ -135,7 +135,7 @@ class StepTimes:
         return self._blocks[index][rank - self._offsets[index]]
 
     def _distance_at(self, rank: int, median: float) -> float:
-        """Returns the distance from the median of the value with this rank among all distances.
+        """Return the distance from the median of the value with this rank among all distances.
 
         The values below the median, read downwards, and those above it, read upwards, are two sorted sequences of
         distances: a binary search over how many of the `rank + 1` nearest lie below finds the value.
@@ -163,7 +163,7 @@ class StepTimes:
 
 
 def _sorted_blocks(parts: Iterable[Sequence[int]]) -> list[array[float]]:
-    # Sorted by quarters, which are told apart by the first values: a list of floats takes five times the memory of an
+    # Sorted by quarters, which are separated by the first values: a list of floats takes five times the memory of an
     # array, and there are only as many at a time as a quarter has.
     bounds: list[int] = []
     quarters = [array("d") for _ in range(4)]
@@ -179,12 +179,12 @@ def _sorted_blocks(parts: Iterable[Sequence[int]]) -> list[array[float]]:
     blocks = []
     while quarters:
         ordered = sorted(quarters.pop(0))
-        blocks += [array("d", ordered[begin : begin + _BLOCK]) for begin in range(0, len(ordered), _BLOCK)]
+        blocks += [array("d", ordered[lower : lower + _BLOCK]) for lower in range(0, len(ordered), _BLOCK)]
     return blocks
 
 
 def median_of(values: Sequence[int]) -> int:
-    """Returns the median of some values, rounded down; looks only closely at those near it, so it need not sort all.
+    """Return the median of some values, rounded down; sorts only the values near it.
 
     Args:
         values: At least one.
@@ -215,7 +215,7 @@ class JobStepTimes:
         """Steps before this index have their time in `_kept`."""
 
     def kept(self) -> StepTimes:
-        """Returns the times of the steps that count. Costs what is new."""
+        """Return the times of the steps that count. Costs what is new."""
         if self._kept is None:
             self._kept = StepTimes(
                 times for index, attempt in enumerate(self._attempts) for times in self._parts(index, attempt.cut)
@@ -230,19 +230,19 @@ class JobStepTimes:
         return self._kept
 
     def median_ns(self) -> int | None:
-        """Returns the median of the steps that count."""
+        """Return the median of the steps that count."""
         median_ns = self.kept().median_ns()
         return None if median_ns is None else int(median_ns)
 
     def attempt_median_ns(self, index: int) -> int | None:
-        """Returns the median of an attempt's steps, whether they count or not; None when it completed none."""
+        """Return the median of an attempt's steps, whether they count or not; None when it completed none."""
         times = array("q")
         for part in self._parts(index, NEVER_NS):
             times.extend(part)
         return median_of(times) if times else None
 
     def seconds(self) -> dict[int, float]:
-        """Returns the time of each step that counts, in seconds. Costs all steps."""
+        """Return the time of each step that counts, in seconds. Costs all steps."""
         times, numbers = self._attempts.facts.steps.times, self._attempts.facts.steps.numbers
         return {
             numbers[index]: (times[index + 1] - times[index]) / 1e9
@@ -252,36 +252,36 @@ class JobStepTimes:
         }
 
     def since(self, time_ns: int) -> Iterator[tuple[int, int, float]]:
-        """Yields number, start in nanoseconds, and seconds of the steps that count and began after a moment."""
+        """Yield number, start in nanoseconds, and seconds of the steps that count and started after a moment."""
         times, numbers = self._attempts.facts.steps.times, self._attempts.facts.steps.numbers
-        begin = bisect_right(times, time_ns)
+        lower = bisect_right(times, time_ns)
         for attempt in self._attempts:
-            for index in range(max(begin, attempt.first), attempt.stop - 1):
+            for index in range(max(lower, attempt.first), attempt.stop - 1):
                 if numbers[index] < attempt.cut and numbers[index + 1] == numbers[index] + 1:
                     yield numbers[index], times[index], (times[index + 1] - times[index]) / 1e9
 
     def latest_seconds(self, count: int) -> list[float]:
-        """Returns the times of the latest steps that count, in seconds, oldest first."""
+        """Return the times of the latest steps that count, in seconds, oldest first."""
         latest: list[int] = []
         for index in range(len(self._attempts) - 1, -1, -1):
             attempt = self._attempts[index]
             stop = attempt.stop - 1
             while stop > attempt.first and len(latest) < count:
-                begin = max(attempt.first, stop - count)
-                latest = self._between(index, begin, attempt.cut, stop) + latest
-                stop = begin
+                lower = max(attempt.first, stop - count)
+                latest = self._between(index, lower, attempt.cut, stop) + latest
+                stop = lower
         return [time_ns / 1e9 for time_ns in latest[-count:]]
 
     def forget(self) -> None:
-        """Forgets everything, to measure anew."""
+        """Forget everything, to measure again."""
         self._kept = None
 
     def forget_repeated(self, index: int, cut_before: int) -> None:
-        """Takes out the steps of an attempt that are now repeated and were not when the cut was `cut_before`."""
+        """Take out the steps of an attempt that are now repeated and were not when the cut was `cut_before`."""
         if self._kept is None:
             return
-        begin = self._attempts.cut_index(index)
-        repeated = self._between(index, begin, cut_before, self._measured)
+        lower = self._attempts.cut_index(index)
+        repeated = self._between(index, lower, cut_before, self._measured)
         if len(repeated) > len(self._kept) // 8:
             self._kept = None
             return
@@ -295,37 +295,37 @@ class JobStepTimes:
 
     @classmethod
     def from_state(cls, state: dict[str, Any], columns: list[Any], attempts: Attempts) -> JobStepTimes:
-        """Returns the step times that `to_state` was asked of."""
+        """Return the step times that `to_state` was asked of."""
         step_times = cls(attempts)
         step_times._kept = StepTimes.of_column(columns[0], state["blocks"])
         step_times._measured = state["measured"]
         return step_times
 
     def _parts(self, index: int, cut: int) -> Iterator[list[int]]:
-        """Yields the times of an attempt's steps, not too many at a time: as a list they take five times the memory."""
+        """Yield the times of an attempt's steps, not too many at a time: as a list they take five times the memory."""
         attempt = self._attempts[index]
-        for begin in range(attempt.first, attempt.stop, _PART):
-            yield self._between(index, begin, cut, begin + _PART)
+        for lower in range(attempt.first, attempt.stop, _PART):
+            yield self._between(index, lower, cut, lower + _PART)
 
-    def _between(self, index: int, begin: int, cut: int, stop: int = NEVER_NS) -> list[int]:
-        """Returns the times of an attempt's steps, in nanoseconds.
+    def _between(self, index: int, lower: int, cut: int, stop: int = NEVER_NS) -> list[int]:
+        """Return the times of an attempt's steps, in nanoseconds.
 
         Args:
             index: Index of the attempt.
-            begin: Index of the first step.
+            lower: Index of the first step.
             cut: Number of the first step that is left out.
             stop: Index after the last step.
         """
         attempt = self._attempts[index]
         times, numbers = self._attempts.facts.steps.times, self._attempts.facts.steps.numbers
-        begin = max(begin, attempt.first)
+        lower = max(lower, attempt.first)
         stop = min(stop, attempt.stop - 1, bisect_left(numbers, cut, attempt.first, attempt.stop))
-        if begin >= stop:
+        if lower >= stop:
             return []
-        if numbers[stop] - numbers[begin] == stop - begin:
-            return list(map(sub, times[begin + 1 : stop + 1], times[begin:stop]))
+        if numbers[stop] - numbers[lower] == stop - lower:
+            return list(map(sub, times[lower + 1 : stop + 1], times[lower:stop]))
         return [
             times[position + 1] - times[position]
-            for position in range(begin, stop)
+            for position in range(lower, stop)
             if numbers[position + 1] == numbers[position] + 1
         ]

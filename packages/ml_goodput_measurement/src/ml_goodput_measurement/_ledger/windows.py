@@ -20,23 +20,23 @@ _BUCKETS = tuple(Bucket)
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """Where a stretch of a job's life went, as the whole history says; in nanoseconds unless said otherwise."""
+    """Where a stretch of a job's life went, by the whole history; in nanoseconds unless specified otherwise."""
 
     start_ns: int
     end_ns: int
     buckets: dict[Bucket, int]
     """Every bucket is there; with `outside_ns` they sum to `end_ns - start_ns`."""
     outside_ns: int
-    """Before the job began or after it ended: in no bucket."""
+    """Before the job started or after it ended: in no bucket."""
     custom: dict[str, int]
     data_loading_async_ns: int
     estimated_ns: int
     last_step: int
     """The highest kept step that was done by the end of the window; 0 where there is none."""
     disruptions: int
-    """How often the job came back in the window after an attempt that had made steps."""
+    """The number of restarts in the window after an attempt with steps."""
     slice_shares: tuple[float, float] | None
-    """Means over time of the slices that were active, and available, of all; None where nobody reported any."""
+    """Means over time of the slices that were active, and available, of all; None without reports."""
 
 
 class Life:
@@ -54,7 +54,7 @@ class Life:
         self._last_steps = list(accumulate((last for _, last in kept), max))
         """The highest kept step of each attempt and those before it."""
         self._returns = [attempts[after].start_ns for _, after in attempts.disrupted()]
-        """When the job came back after an attempt that had made steps."""
+        """The times of restarts after an attempt with steps."""
 
     @property
     def last_step(self) -> int:
@@ -63,17 +63,17 @@ class Life:
 
     @property
     def disruptions(self) -> int:
-        """How often the job came back."""
+        """The number of restarts."""
         return len(self._returns)
 
     def between(self, start_ns: int, end_ns: int) -> Account:
-        """Returns the sums over what of the life lies between two moments."""
+        """Return the sums over what of the life lies between two moments."""
         account = self._until(end_ns).copy()
         account.subtract(self._until(start_ns))
         return account
 
     def without(self, exclusions: Iterable[Interval]) -> Account:
-        """Returns the sums over all but some intervals, whose time is in the bucket of excluded time.
+        """Return the sums, with the time of some intervals in the bucket of excluded time.
 
         Args:
             exclusions: Disjoint.
@@ -86,12 +86,12 @@ class Life:
         return account
 
     def parts(self, intervals: Iterable[Interval]) -> list[Interval]:
-        """Returns what of some intervals lies in the life."""
+        """Return what of some intervals lies in the life."""
         clipped = ((max(start_ns, self.start_ns), min(end_ns, self.end_ns)) for start_ns, end_ns in intervals)
         return [interval for interval in clipped if interval[0] < interval[1]]
 
     def window(self, start_ns: int, end_ns: int) -> Window:
-        """Returns what lies in a window."""
+        """Return what lies in a window."""
         account = self.between(start_ns, end_ns)
         inside_ns = sum(end - start for start, end in self.parts([(start_ns, end_ns)]))
         return Window(
@@ -108,7 +108,7 @@ class Life:
         )
 
     def loads_beside_training_ns(self, start_ns: int, end_ns: int) -> int:
-        """Returns the time of data loads between two moments, without those that training had to wait for."""
+        """Return the time of data loads between two moments, without those that training had to wait for."""
         loads = self._attempts.facts.loads
         total_ns = loads.total_before(end_ns) - loads.total_before(start_ns)
         for index in range(self._attempts.index_at(start_ns), self._attempts.index_at(end_ns) + 1):
@@ -120,7 +120,7 @@ class Life:
     def slice_shares(
         self, intervals: Iterable[Interval], exclusions: Iterable[Interval] = ()
     ) -> tuple[float, float] | None:
-        """Returns the means of active and of available slices over what of some intervals lies in the life."""
+        """Return the means of active and of available slices over what of some intervals lies in the life."""
         return self._attempts.facts.slices.shares(self.parts(intervals), self.parts(exclusions))
 
     def _until(self, time_ns: int) -> Account:
@@ -131,7 +131,7 @@ class Life:
         return self._books.until(time_ns, self.end_ns, running=self.running)
 
     def _last_step_at(self, time_ns: int) -> int:
-        """Returns the highest kept step that was done by a moment."""
+        """Return the highest kept step that was done by a moment."""
         if time_ns >= self.end_ns:
             return self.last_step
         if time_ns < self.start_ns:
@@ -147,7 +147,7 @@ class Life:
         return max(last, steps.numbers[stop - 1]) if stop > attempt.first else last
 
     def _is_done(self, index: int, step: int, time_ns: int) -> bool:
-        """Whether a step that began by a moment was done by then, as far as that is known."""
+        """Return True if a step that started by a moment was done by then, as far as that is known."""
         if recorded_end(self._attempts.facts, step, time_ns) is not None:
             return True
         if step < self._attempts[index].stop - 1:
@@ -159,7 +159,7 @@ class Life:
 
 
 def exclude(pieces: Iterable[Piece], exclusions: Sequence[Interval]) -> Iterator[Piece]:
-    """Cuts excluded time out of pieces, and puts pieces of excluded time in its place.
+    """Cut excluded time out of pieces, and add pieces of excluded time instead.
 
     Args:
         pieces: In order.

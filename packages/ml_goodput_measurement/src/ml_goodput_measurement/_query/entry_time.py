@@ -1,4 +1,4 @@
-"""When the thing that a payload tells of happened."""
+"""The time of the event in a payload."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from ml_goodput_measurement._record.arguments import in_utc
 
 __all__ = ["get_timestamp_from_log_entry"]
 
-# By key and not by the word "time" in it: Orbax's time_between_consecutive_saves_sec is no time of day.
-# Of the keys of one Orbax entry the first that stands here counts: when the whole operation began.
+# Whole keys, not the word "time": Orbax's time_between_consecutive_saves_sec is a duration.
+# Of the keys of one Orbax entry the first that stands here counts: when the whole operation started.
 _TIME_KEYS = (
     "step_start_time",
     "step_ended",
@@ -43,13 +43,13 @@ _TIME_KEYS = (
 
 
 def get_timestamp_from_log_entry(entry: Mapping[str, Any] | None) -> datetime.datetime | None:
-    """Returns when the thing that a log entry's payload tells of happened.
+    """Return the time of the event in a log entry's payload.
 
     Args:
         entry: A payload as recorders and Orbax write it.
 
     Returns:
-        The time in UTC; None for an entry that tells of nothing we know, or whose time is missing or none.
+        The time in UTC; None for an unknown event, and for a missing or invalid time.
     """
     if not isinstance(entry, Mapping):
         return None

@@ -1,4 +1,4 @@
-"""What step times tell: the ideal one, those that stand out, and how far the latest are from the usual.
+"""Statistics of step times: the ideal one, anomalous ones, and the deviation of the latest from the usual.
 
 All times are in seconds. A function that takes step times takes a sequence of them, or a mapping by step.
 """
@@ -30,7 +30,7 @@ _ANOMALOUS_DEVIATIONS = 3
 
 
 def compute_percentile(values: Iterable[float], percentile: float) -> float:
-    """Returns a percentile, interpolated linearly between the two values that it lies between, as numpy does.
+    """Return a percentile, interpolated linearly between the two values that it lies between, as numpy does.
 
     Args:
         values: In any order.
@@ -47,17 +47,17 @@ def compute_percentile(values: Iterable[float], percentile: float) -> float:
     ordered = sorted(values)
     if not ordered:
         return 0.0
-    place = (len(ordered) - 1) * percentile / 100
-    below = math.floor(place)
+    position = (len(ordered) - 1) * percentile / 100
+    below = math.floor(position)
     above = min(below + 1, len(ordered) - 1)
-    return float(ordered[below] + (ordered[above] - ordered[below]) * (place - below))
+    return float(ordered[below] + (ordered[above] - ordered[below]) * (position - below))
 
 
 def compute_ideal_step_time(step_times: StepTimes) -> float | None:
-    """Returns the mean of the step times that are not anomalous: of any length, below a second too.
+    """Return the mean of the step times that are not anomalous: of any length, below a second too.
 
     Args:
-        step_times: In seconds; those that are no positive numbers are passed over.
+        step_times: In seconds; values that are not positive numbers are skipped.
 
     Returns:
         Seconds; None where there are no step times.
@@ -67,7 +67,7 @@ def compute_ideal_step_time(step_times: StepTimes) -> float | None:
 
 
 def get_anomalous_and_normal_step_times(step_times: StepTimes) -> tuple[list[float], list[float]]:
-    """Parts the step times that are far above the median from the others, and keeps their order.
+    """Part the step times that are far above the median from the others, and keeps their order.
 
     Far is more than three times the median absolute deviation (MAD, not scaled to a standard deviation), so that at
     most half of the steps can be anomalous. Where over half of the times are equal the MAD is 0, and every longer
@@ -88,7 +88,7 @@ def get_anomalous_and_normal_step_times(step_times: StepTimes) -> tuple[list[flo
 
 
 def get_extra_time_from_anomalous_steps(step_times: StepTimes) -> float:
-    """Returns by how much all anomalous steps together were longer than normal ones would have been.
+    """Return by how much all anomalous steps together were longer than normal ones would have been.
 
     Args:
         step_times: In seconds.
@@ -107,7 +107,7 @@ def compute_step_deviation_from_baseline(
     baseline_window_size: int = 1000,
     spike_percentile: float = 90,
 ) -> float:
-    """Returns how far the latest steps are from what they should be: one number to watch, or to alert on.
+    """Return how far the latest steps are from what they should be: one number to watch, or to alert on.
 
     It is a high percentile of the deviations of the recent steps. For the whole life of a job it is compared with what
     was usual before, the median of the steps before them, as soon as there are as many as the baseline wants: then it
@@ -115,7 +115,7 @@ def compute_step_deviation_from_baseline(
 
     Args:
         step_time_deviation: Seconds by step, or in a sequence, oldest first; their sign does not count. Of a mapping,
-            or a sequence, that can be reversed no more is looked at than the two windows.
+            or a sequence, that can be reversed no more is checked than the two windows.
         mode: `INTERVAL` does not compare with a baseline.
         recent_window_size: Steps. With fewer the answer is the mean of their deviations.
         baseline_window_size: Steps before the recent ones.
@@ -151,7 +151,7 @@ def _values(numbers: StepTimes) -> Iterable[float]:
 
 
 def _latest(deviations: Mapping[int, float] | Collection[float], count: int) -> list[float]:
-    """Returns how large the last of the deviations are, the latest first."""
+    """Return how large the last of the deviations are, the latest first."""
     if isinstance(deviations, Mapping):
         steps = deviations if isinstance(deviations, Reversible) else list(deviations)
         return [abs(deviations[step]) for step in islice(reversed(steps), count)]

@@ -33,18 +33,20 @@ __all__ = [
 
 
 def checked_name(argument: str, value: object) -> str:
-    """Returns a name as recorders write it.
+    """Return a name as recorders write it.
 
     Raises:
-        ConfigurationError: It is no text, or a blank one.
+        ConfigurationError: The value is not a str, or blank.
     """
     if not isinstance(value, str) or not value.strip():
-        raise ConfigurationError(f"{argument} is {shown(value)}; give a text that is not empty, such as the run's name")
+        raise ConfigurationError(
+            f"expected {argument} to be text that is not empty, such as the run's name; got {shown(value)}"
+        )
     return printable(value)
 
 
 def shown(value: object) -> str:
-    """Returns the value for an error's message: short, and whatever its `repr` does."""
+    """Return the value for an error message: short, also if its `repr` raises."""
     try:
         return repr(value)[:100]
     except Exception:
@@ -54,7 +56,7 @@ def shown(value: object) -> str:
 def event_type(name: object) -> str:
     """Return the name of a custom event as it is recorded: without secrets.
 
-    Most names are words: they cost no import of the redactor, which a trainer that records nothing else does not need.
+    Most names are words, for which the redactor is not imported: a trainer may not need it for anything else.
     """
     text = str(name)
     return text if text.replace("_", "").isalpha() else _redacted(text)
@@ -71,47 +73,47 @@ Moment: TypeAlias = datetime.datetime | float
 """A datetime (naive: local time), or seconds since 1970."""
 
 LONGEST_SECONDS = 1e10
-"""Three centuries: a longer time is a mistake, such as nanoseconds, and would soon fit no integer."""
+"""Three centuries: a longer time is a mistake, such as nanoseconds, and would soon overflow an integer."""
 
 
 def posix_seconds(moment: Any) -> float:
-    """Returns the seconds since 1970 of a datetime (naive: local time) or of anything that is a number.
+    """Return the seconds since 1970 of a datetime (naive: local time) or of any number.
 
     Raises:
-        TypeError: It is neither.
-        ValueError: It is not a finite number.
+        TypeError: The value is neither.
+        ValueError: The number is not finite.
     """
     if isinstance(moment, datetime.datetime):
         if moment.tzinfo is None:
             log_once(
                 logging.INFO,
                 "naive datetime",
-                "A datetime without a time zone was given, and taken as local time; "
-                "datetime.datetime.now(datetime.timezone.utc) leaves no doubt.",
+                "A datetime without a time zone was taken as local time; "
+                "datetime.datetime.now(datetime.timezone.utc) has one.",
             )
         return moment.timestamp()
     if isinstance(moment, (str, bytes, bool)):
-        raise TypeError(f"{moment!r} is no time; give a datetime, or seconds since 1970")
+        raise TypeError(f"expected a datetime or seconds since 1970, got {moment!r}")
     seconds = float(moment)
     if not math.isfinite(seconds):
-        raise ValueError(f"{seconds} is no time; give a datetime, or seconds since 1970")
+        raise ValueError(f"expected a datetime or seconds since 1970, got {seconds}")
     return seconds
 
 
 def nanoseconds(moment: Any) -> int:
-    """Returns the nanoseconds since 1970, rounded to the microsecond as the ledger's are; raises as `posix_seconds`."""
+    """Return the nanoseconds since 1970, rounded to the microsecond like the ledger's; raises like `posix_seconds`."""
     return round(posix_seconds(moment) * 1e6) * 1000
 
 
 def in_utc(moment: Any) -> datetime.datetime:
-    """Returns the moment as a datetime in UTC; raises as `posix_seconds`, and where no calendar has it."""
+    """Return the moment as a datetime in UTC; raises like `posix_seconds`, and for years outside the calendar."""
     if isinstance(moment, datetime.datetime) and moment.tzinfo is not None:
         return moment.astimezone(datetime.timezone.utc)
     return datetime.datetime.fromtimestamp(posix_seconds(moment), datetime.timezone.utc)
 
 
 def seconds_of(value: Any) -> float | None:
-    """Returns a number of seconds of any type as a float, numpy's too; None for what is no number."""
+    """Return a number of any type as a float, also one of numpy's; None for other values."""
     if isinstance(value, (str, bytes, bool)) or not hasattr(value, "__float__"):
         return None
     try:
@@ -121,10 +123,10 @@ def seconds_of(value: Any) -> float | None:
 
 
 def retention_ns(max_logs_retention_period: Any) -> int | None:
-    """Returns how far back is read, in nanoseconds: of a timedelta or a number of seconds; None for all there is.
+    """Return a retention period, a timedelta or a number of seconds, in nanoseconds; None for no limit.
 
     Raises:
-        ConfigurationError: It is neither, or not above zero.
+        ConfigurationError: The value is neither, or not above zero.
     """
     if max_logs_retention_period is None:
         return None
@@ -134,14 +136,14 @@ def retention_ns(max_logs_retention_period: Any) -> int | None:
         seconds = seconds_of(max_logs_retention_period)
     if seconds is None or not 0 < seconds < LONGEST_SECONDS:
         raise ConfigurationError(
-            f"max_logs_retention_period is {shown(max_logs_retention_period)}; give a timedelta or a number of seconds "
-            f"above zero and below {LONGEST_SECONDS:g}"
+            "expected max_logs_retention_period to be a timedelta or a number of seconds above zero and below "
+            f"{LONGEST_SECONDS:g}, got {shown(max_logs_retention_period)}"
         )
     return int(seconds * 1e9)
 
 
 class RebuiltFromArguments:
-    """Base of classes whose copies and pickles start as a new object does, as a recorder in a forked child."""
+    """Base of classes with copies and pickles that start like a new object, as a recorder does in a forked child."""
 
     __constructor: tuple[type, dict[str, Any]]
     __own_names: frozenset[str]

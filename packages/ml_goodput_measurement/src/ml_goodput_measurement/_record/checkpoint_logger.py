@@ -1,4 +1,4 @@
-"""How long checkpoints take: Orbax's own record of each save and restore, in the job's journal."""
+"""CheckpointLogger: Orbax's entries on each save and restore, in the job's journal."""
 
 from __future__ import annotations
 
@@ -21,28 +21,28 @@ _OPERATIONS = ("save", "restore", "emergency_restore")
 
 
 class CheckpointLogger(RebuiltFromArguments):
-    """An Orbax logger that records each save and restore of a job, so that its report knows what they cost.
+    """An Orbax logger that records each save and restore of a job, for its goodput.
 
-    Give it to any of Orbax's checkpoint managers:
+    Pass it to any of Orbax's checkpoint managers:
 
         ocp.CheckpointManager(directory, logger=CheckpointLogger(recorder))
 
-    It never disturbs a checkpoint: what cannot be recorded is counted and logged once. What else Orbax logs is passed
-    over. To keep another Orbax logger too, put both into an `orbax.checkpoint.logging.CompositeLogger`.
+    It never fails a checkpoint: entries that cannot be recorded are counted and logged once. Other entries of Orbax's
+    are ignored. To keep another Orbax logger too, put both into an `orbax.checkpoint.logging.CompositeLogger`.
     """
 
     def __init__(
         self, recorder: GoodputRecorder | None = None, *, job_name: str | None = None, logger_name: str | None = None
     ) -> None:
-        """Takes the job's recorder, or the names of the job and its log where there is no recorder at hand.
+        """Take the job's recorder, or the names of the job and its log.
 
         Args:
-            recorder: Of the same job. If its logging is not enabled, nothing is recorded here either.
-            job_name: Instead of a recorder: the full run name of the job.
-            logger_name: With `job_name`: the name of the log; `goodput_<job_name>` if it is not given.
+            recorder: A recorder of the same job. If its logging is disabled, nothing is recorded here either.
+            job_name: Without a recorder: the full run name of the job.
+            logger_name: With `job_name`: the name of the log; the default is `goodput_<job_name>`.
 
         Raises:
-            ConfigurationError: Neither a recorder nor a job's name is given, or more than one of them.
+            ConfigurationError: Neither a recorder nor a job's name is passed, or both.
         """
         arguments, names_before = dict(locals()), frozenset(vars(self))
         if recorder is None and job_name is not None:
@@ -50,38 +50,36 @@ class CheckpointLogger(RebuiltFromArguments):
 
             recorder = GoodputRecorder(job_name, logger_name or f"goodput_{job_name}", logging_enabled=True)
         elif recorder is None or job_name is not None or logger_name is not None:
-            raise ConfigurationError(
-                "CheckpointLogger takes either the job's recorder, or a job_name and perhaps a logger_name"
-            )
+            raise ConfigurationError("expected either the job's recorder, or a job_name and optionally a logger_name")
         self._recorder = recorder
         _register_with_orbax()
         self._remember(CheckpointLogger, arguments, names_before)
 
     @guarded
     def log_entry(self, entry: Any, *_: Any, **__: Any) -> None:
-        """Records one of Orbax's structured entries; called by Orbax.
+        """Record one of Orbax's structured entries; called by Orbax.
 
         Args:
-            entry: A dictionary with an `event_type`; anything but a save or a restore is passed over.
+            entry: A dictionary with an `event_type`; all but saves and restores are ignored.
         """
         if not isinstance(entry, Mapping) or entry.get("event_type") not in _OPERATIONS:
             return
         self._recorder.record_payload({key: _plain(key, value) for key, value in entry.items()})
         if entry["event_type"] == "save":
-            self._recorder.sync()  # what a checkpoint holds should not be missing from the record
+            self._recorder.sync()  # Steps in a checkpoint must not be missing in the log.
 
 
 def _plain(key: str, value: Any) -> Any:
-    """Returns a time as POSIX seconds, as all times in the log are; the journal writes other values as they are."""
+    """Return a time as POSIX seconds, like all times in the log; the journal writes other values unchanged."""
     if isinstance(value, datetime.datetime):
         value = value.timestamp()
     return steadied(value) if isinstance(value, float) and key.endswith("_start_time") else value
 
 
 def _register_with_orbax() -> None:
-    """Makes `CheckpointLogger` a subclass of Orbax's `AbstractLogger`, if there is an Orbax.
+    """Make `CheckpointLogger` a subclass of Orbax's `AbstractLogger`, if there is an Orbax.
 
-    Not by inheritance, because then recording steps would import Orbax, and JAX with it.
+    Without inheritance: it would import Orbax, and JAX, to record steps.
     """
     try:
         from orbax.checkpoint.logging import AbstractLogger

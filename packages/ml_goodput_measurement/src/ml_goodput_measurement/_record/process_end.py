@@ -14,9 +14,9 @@ from pathlib import Path
 from types import FrameType
 from typing import TypeAlias
 
+from ml_diagnostics_common.client_imports import import_undisturbed
 from ml_diagnostics_common.guard import LOSSES, warn_once
 from ml_diagnostics_common.journal.layout import Segment
-from ml_diagnostics_common.journal.newest import last_payloads, newest_writers
 from ml_diagnostics_common.process_hooks import at_exit_from_now
 from ml_diagnostics_common.program_end import ProgramEnd, how_it_was_left, last_uncaught, program_frame
 from ml_diagnostics_common.steady_clock import now_ns
@@ -27,10 +27,10 @@ from ml_goodput_measurement._record.process_outcome import ProcessOutcome
 __all__ = ["job_ended", "job_started", "warn_if_ended_before", "watch"]
 
 RecordEnd: TypeAlias = Callable[[ProcessOutcome, str], None]
-"""Records that the process ends: how, and the type of the exception that ends it, or an empty text."""
+"""Records the end of the process: its outcome, and the type of the exception that ends it, or an empty text."""
 
 _MOST_JOBS = 64
-"""Of so many jobs at most the end is recorded: each keeps a file open, and a sweep may run thousands in one process."""
+"""Limit: each job keeps a file open, and a sweep may run thousands of jobs in one process."""
 
 
 class _OpenJobs:
@@ -61,7 +61,7 @@ class _OpenJobs:
                 LOSSES.add(f"process end: {type(error).__name__}")
 
     def _outcome(self) -> tuple[ProcessOutcome, str]:
-        """Return how the program ends, and the type of the exception that ends it, if any."""
+        """Return the outcome of the program, and the type of the exception that ends it, if any."""
         how = how_it_was_left(self._program)
         error = last_uncaught()
         is_interactive = hasattr(sys, "ps1") or bool(sys.flags.interactive)  # There it goes on after an exception.
@@ -71,7 +71,7 @@ class _OpenJobs:
             return ProcessOutcome.RETURNED, ""
         if error is not None and error is not self._uncaught_before:
             return ProcessOutcome.FAILED, type(error).__name__[:200]
-        return ProcessOutcome.EXITED, ""  # By SystemExit, whose code is not available at exit.
+        return ProcessOutcome.EXITED, ""  # By SystemExit: its code is not available at exit.
 
 
 # State of the process: it ends once.
@@ -123,7 +123,7 @@ _WRITERS_READ = 16
 """Each attempt is a writer, and so is each other job of the log: an end before all of these is not found."""
 
 _BORDERS = ("step_start_time", "job_start_time", "job_end_time")
-"""Whichever of these was recorded last says whether the job had ended; saves and data loads say nothing about it."""
+"""The last record of these kinds shows if the job had ended; saves and data loads do not."""
 
 _CUT_SHORT = {"process_outcome", "job_end_exception"}
 """Either of these shows that the trainer did not reach the end of the job."""
@@ -139,6 +139,9 @@ def warn_if_ended_before(folder: Path, job_name: str, own_writer: str) -> None:
         job_name: The job.
         own_writer: The writer that continues the job; its own entries are not earlier ones.
     """
+    import_undisturbed("ml_diagnostics_common.journal.newest")  # Jobs that are never started do not load it.
+    from ml_diagnostics_common.journal.newest import newest_writers
+
     earlier = [segment for segment in newest_writers(folder, _WRITERS_READ) if segment.writer != own_writer]
     borders = [border for segment in earlier for border in _last_border(segment, job_name)]
     ended_seconds, is_end = max(borders, default=(0.0, False))
@@ -153,12 +156,14 @@ def warn_if_ended_before(folder: Path, job_name: str, own_writer: str) -> None:
 
 def _last_border(segment: Segment, job_name: str) -> list[tuple[float, bool]]:
     """Return the time of a writer's last border, and whether it is a job end; nothing if the tail has none."""
+    from ml_diagnostics_common.journal.newest import last_payloads
+
     with contextlib.suppress(OSError):
         for payload in last_payloads(segment):
             key = next((key for key in _BORDERS if key in payload), None)
             if key is not None and payload.get("job_name") == job_name:
                 seconds = seconds_of(payload[key])
-                # An attempt that failed, or whose end the exit of the process recorded, is likely to be restarted.
+                # An attempt that failed, or did not record its end itself, is likely to be restarted.
                 is_end = key == "job_end_time" and not _CUT_SHORT & payload.keys()
                 return [] if seconds is None else [(seconds, is_end)]
     return []

@@ -16,7 +16,6 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from ml_diagnostics_common import progress
-from ml_diagnostics_common.client_imports import import_undisturbed
 from ml_diagnostics_common.environment import (
     Backend,
     announce_job,
@@ -53,24 +52,24 @@ Moment: TypeAlias = GivenMoment | None
 
 
 class CloudLogger(Protocol):
-    """A sink of the user's own, such as `cloud_logger=` takes."""
+    """A sink of the user's, for the argument `cloud_logger`."""
 
     def write_cloud_logging_entry(self, entry: dict[str, Any]) -> None:
-        """Takes one payload: the job's name, and the keys of one event."""
+        """Receive one payload: the job's name, and the keys of one event."""
         ...
 
 
 class GoodputRecorder(RebuiltFromArguments):
-    """Records what a training job spends its time on.
+    """Record the activities of a training job.
 
-    Events go to the journal on this machine, at once, and from there to Cloud Logging where there is a Google Cloud
-    project and `ML_DIAGNOSTICS_BACKEND` allows it. No call raises, and none waits for a network: see
-    `ml_diagnostics_common.guard`. All times default to now. A copy, and what a pickle is restored to, is a new recorder
-    of the same job: another writer, as in a forked child.
+    Events are written to the journal on this machine immediately, and are sent from there to Cloud Logging if there is
+    a Google Cloud project and `ML_DIAGNOSTICS_BACKEND` allows it. No call raises, and none waits for a network: see
+    `ml_diagnostics_common.guard`. All times default to now. A copy, or a restored pickle, is a new recorder of the same
+    job: another writer, as in a forked child.
     """
 
     _is_copy = False
-    """Of a copy, or what a pickle is restored to, nothing raises that did not when the first one was constructed."""
+    """True for a copy and a restored pickle: their constructor does not raise for a missing cloud."""
 
     def __init__(
         self,
@@ -83,19 +82,19 @@ class GoodputRecorder(RebuiltFromArguments):
         background_batch_size: int = 100,
         background_max_latency_s: float = 2.0,
     ) -> None:
-        """Opens nothing and waits for nothing; a disabled recorder records nothing ever.
+        """Open nothing, and wait for nothing; a disabled recorder never records.
 
         Args:
             job_name: The job, the same in all its attempts and on all its hosts.
-            logger_name: The log; `GoodputCalculator` is given the same.
-            logging_enabled: False on all hosts but one: one recorder is enough to know the job's goodput.
-            cloud_logger: Takes every payload in place of Cloud Logging; the journal is written all the same.
-            background_grace_period_s: How long the exit of the process, and `flush`, wait for Cloud Logging.
-            background_batch_size: Entries in one request to Cloud Logging, at most.
-            background_max_latency_s: How long an entry waits for others before it is sent.
+            logger_name: The log; pass the same to `GoodputCalculator`.
+            logging_enabled: True on one host: one recorder is enough to compute the job's goodput.
+            cloud_logger: Receives every payload instead of Cloud Logging; the journal is written as well.
+            background_grace_period_s: Seconds that the exit of the process, and `flush`, wait for Cloud Logging.
+            background_batch_size: Maximum number of entries in one request to Cloud Logging.
+            background_max_latency_s: Seconds that an entry waits for others before it is sent.
 
         Raises:
-            ConfigurationError: An argument, or ML_DIAGNOSTICS_BACKEND, cannot be used.
+            ConfigurationError: An argument, or ML_DIAGNOSTICS_BACKEND, is not valid.
             CredentialsError: ML_DIAGNOSTICS_BACKEND is `cloud` and no cloud is found.
         """
         arguments, names_before = dict(locals()), frozenset(vars(self))
@@ -106,7 +105,7 @@ class GoodputRecorder(RebuiltFromArguments):
         _at_least("background_max_latency_s", background_max_latency_s, 0)
         if cloud_logger is not None and not callable(getattr(cloud_logger, "write_cloud_logging_entry", None)):
             raise ConfigurationError(
-                f"cloud_logger is {shown(cloud_logger)}; it needs a method write_cloud_logging_entry(entry)"
+                f"expected cloud_logger to have a method write_cloud_logging_entry(entry), got {shown(cloud_logger)}"
             )
         announce_job(self.job_name)
         self._enabled = bool(logging_enabled)
@@ -116,7 +115,7 @@ class GoodputRecorder(RebuiltFromArguments):
         self._last_step: int | None = None
         self._has_started = False
         self._started = "0"
-        """When the last job start was, as JSON."""
+        """The time of the last job start, as JSON."""
         if self._enabled:
             self._open(int(background_batch_size), float(background_max_latency_s))
         self._remember(GoodputRecorder, arguments, names_before)
@@ -157,11 +156,11 @@ class GoodputRecorder(RebuiltFromArguments):
     # The two calls of every step are guarded by hand: with cold caches the wrapper costs a third of them.
 
     def record_step_start_time(self, step: int, start_time: Moment = None) -> None:
-        """Records that a step begins.
+        """Record that a step starts.
 
         Args:
-            step: Its number; anything that `int` takes.
-            start_time: When.
+            step: The step's number; anything that `int` accepts.
+            start_time: The time.
         """
         if progress.page_of_this_process is not None:
             self._publish_step(step)
@@ -172,11 +171,11 @@ class GoodputRecorder(RebuiltFromArguments):
                 report_loss("GoodputRecorder.record_step_start_time", error)
 
     def record_step_end_time(self, step: int, end_time: Moment = None, *_: object) -> None:
-        """Records that a step has ended: optional, for trainers that do work between two steps.
+        """Record that a step has ended: optional, for trainers that work between two steps.
 
         Args:
-            step: Its number.
-            end_time: When.
+            step: The step's number.
+            end_time: The time.
         """
         if progress.page_of_this_process is not None:
             self._publish_step(step)
@@ -189,7 +188,7 @@ class GoodputRecorder(RebuiltFromArguments):
 
     @guarded
     def record_job_start_time(self, start_time: Moment = None) -> None:
-        """Records that the job, or another attempt of it, begins."""
+        """Record that the job, or another attempt of it, starts."""
         progress.publish("init")
         if self._enabled:
             self._journal.look()
@@ -215,11 +214,11 @@ class GoodputRecorder(RebuiltFromArguments):
 
     @guarded
     def record_checkpoint_progress(self, step: int, checkpoint_start_time: Moment = None) -> None:
-        """Records that a checkpoint of a step begins.
+        """Record that a checkpoint of a step starts.
 
         Args:
-            step: The step whose result is saved.
-            checkpoint_start_time: When.
+            step: The step that is saved.
+            checkpoint_start_time: The time.
         """
         progress.publish("checkpoint", step)
         if self._enabled:
@@ -230,42 +229,42 @@ class GoodputRecorder(RebuiltFromArguments):
 
     @guarded
     def record_tpu_init_start_time(self, start_time: Moment = None) -> None:
-        """Records that the devices begin to be initialised."""
+        """Record that the initialization of the devices starts."""
         progress.publish("init")
         if self._enabled:
             self._record("tpu_init_start_time", start_time)
 
     @guarded
     def record_tpu_init_end_time(self, end_time: Moment = None) -> None:
-        """Records that the devices are initialised."""
+        """Record that the devices are initialized."""
         progress.publish("init")
         if self._enabled:
             self._record("tpu_init_end_time", end_time)
 
     @guarded
     def record_training_preparation_start_time(self, start_time: Moment = None) -> None:
-        """Records that training begins to be prepared: building the model, restoring a checkpoint."""
+        """Record that the preparation of training starts: building the model, restoring a checkpoint."""
         progress.publish("init")
         if self._enabled:
             self._record("training_prep_start_time", start_time)
 
     @guarded
     def record_training_preparation_end_time(self, end_time: Moment = None) -> None:
-        """Records that training is prepared."""
+        """Record that the preparation of training has ended."""
         progress.publish("compile")
         if self._enabled:
             self._record("training_prep_end_time", end_time)
 
     @guarded
     def record_data_loading_start_time(self, start_time: Moment = None) -> None:
-        """Records that a batch begins to be loaded."""
+        """Record that the loading of a batch starts."""
         progress.publish("data", self._last_step)
         if self._enabled:
             self._record("data_loading_start_time", start_time)
 
     @guarded
     def record_data_loading_end_time(self, end_time: Moment = None) -> None:
-        """Records that a batch is loaded."""
+        """Record that a batch is loaded."""
         self._publish_return()
         if self._enabled:
             self._record("data_loading_end_time", end_time)
@@ -274,11 +273,11 @@ class GoodputRecorder(RebuiltFromArguments):
     def record_custom_badput_event_start_time(
         self, start_time: Moment = None, custom_badput_event_type: str = "unknown"
     ) -> None:
-        """Records that something of your own begins which stops training: an evaluation, a check of the devices.
+        """Record that an activity of your own starts that stops training: an evaluation, a check of the devices.
 
         Args:
-            start_time: When.
-            custom_badput_event_type: Its name in the breakdown; upper and lower case are one.
+            start_time: The time.
+            custom_badput_event_type: Its name in the breakdown; case does not matter.
         """
         progress.publish(_phase_of(custom_badput_event_type), self._last_step)
         if self._enabled:
@@ -289,10 +288,10 @@ class GoodputRecorder(RebuiltFromArguments):
     def record_custom_badput_event_end_time(
         self, end_time: Moment = None, custom_badput_event_type: str = "unknown"
     ) -> None:
-        """Records that something of your own has ended.
+        """Record that an activity of your own has ended.
 
         Args:
-            end_time: When.
+            end_time: The time.
             custom_badput_event_type: The name with which its start was recorded.
         """
         self._publish_return()
@@ -302,9 +301,9 @@ class GoodputRecorder(RebuiltFromArguments):
 
     @guarded
     def flush(self) -> None:
-        """Sends what was recorded so far, waiting at most `background_grace_period_s`.
+        """Send all recorded entries; wait at most `background_grace_period_s`.
 
-        What is not sent by then stays in the journal, and is sent later, by another process if need be.
+        Other entries stay in the journal, and are sent later, if necessary by another process.
         """
         if not self._enabled:
             return
@@ -335,16 +334,13 @@ class GoodputRecorder(RebuiltFromArguments):
 
     @guarded
     def sync(self) -> None:
-        """Has the disk itself keep what was recorded, against a loss of power; does not wait for it."""
+        """Start to sync recorded entries to disk, in case of a power failure; does not wait for it."""
         if self._enabled:
             self._journal.sync(timeout_seconds=0)
 
     def _warn_if_ended_before(self) -> None:
-        """In a thread: it reads files. Jobs that are never started do not load what it needs."""
-        import_undisturbed("ml_goodput_measurement._record.process_end")
-        from ml_goodput_measurement._record.process_end import warn_if_ended_before
-
-        warn_if_ended_before(self._journal.folder, self.job_name, self._journal.writer)
+        """Check earlier entries; called in a thread, since it reads files."""
+        process_end.warn_if_ended_before(self._journal.folder, self.job_name, self._journal.writer)
 
     def _record_process_end(self, outcome: ProcessOutcome, exception: str) -> None:
         """Record that this process exits, while the job that it started has not ended."""
@@ -352,7 +348,7 @@ class GoodputRecorder(RebuiltFromArguments):
         details = f'"process_outcome":"{outcome.value}","process_began":{self._started},'
         if exception:
             details += f'"process_exception":{encode_text(exception)},'
-        # A program that returned is done: the public package's calculator is to read that, too. After a failure the job
+        # A program that returned is done: also the public package's calculator reads that. After a failure the job
         # is likely to be restarted, and that calculator raises ValueError while a job goes on after a job end.
         key = "job_end_time" if outcome is ProcessOutcome.RETURNED else "process_ended"
         self._journal.look()
@@ -363,17 +359,17 @@ class GoodputRecorder(RebuiltFromArguments):
         progress.publish("step", step)
 
     def _publish_return(self) -> None:
-        """What stood between steps, or before the first, has ended."""
+        """Publish the end of an activity between steps, or before the first."""
         progress.publish("init" if self._last_step is None else "step", self._last_step)
 
     def _record(self, key: str, moment: Moment, details: str = "") -> str:
-        """Append an event: `details`, which is JSON that ends with a comma, then when it happened, under `key`.
+        """Append an event: `details`, which is JSON that ends with a comma, then the time under `key`.
 
         Returns:
-            When it happened, as JSON.
+            The time, as JSON.
         """
         now = str(now_ns())
-        # The digits of the stamp with a point among them are the seconds: nothing is calculated or formatted.
+        # The seconds are the digits of the stamp with a point among them: faster than a division and a format.
         seconds = f"{now[:-9]}.{now[-9:]}" if moment is None else repr(steadied(posix_seconds(moment)))
         payload = f'{self._head}{details}"{key}":{seconds}}}'
         self._journal.append_text(now, payload)
@@ -405,7 +401,7 @@ def _start_shipper(
     if backend is Backend.CLOUD:
         from ml_diagnostics_common.credentials import find_cloud
 
-        find_cloud()  # Raises what the user has to know now; the shipper's thread looks for itself.
+        find_cloud()  # Raises now if there is no cloud; the shipper's thread searches again.
     shipper = Shipper(
         log_id,
         root=diagnostics_directory(),
@@ -419,7 +415,7 @@ def _start_shipper(
 
 
 def _connect() -> LoggingTransport:
-    from ml_diagnostics_common.cloud_logging import connect  # In the shipper's thread: it loads google's clients.
+    from ml_diagnostics_common.cloud_logging import connect  # In the shipper's thread, since it loads google's clients.
 
     return connect()
 
@@ -427,23 +423,23 @@ def _connect() -> LoggingTransport:
 def _at_least(argument: str, value: object, minimum: int) -> None:
     is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
     if not is_number or not minimum <= value < math.inf:  # type: ignore[operator]
-        raise ConfigurationError(f"{argument} is {shown(value)}; give a number of at least {minimum}")
+        raise ConfigurationError(f"expected {argument} to be a number of at least {minimum}, got {shown(value)}")
 
 
 class ElasticGoodputRecorder(GoodputRecorder):
-    """Records what an elastic job spends its time on: a `GoodputRecorder` that also knows slices."""
+    """Record the activities of an elastic job: a `GoodputRecorder` that also records slices."""
 
     @guarded
     def record_elastic_slice_counts(
         self, active_slices: int, total_slices: int, available_slices: int, timestamp: Moment = None
     ) -> None:
-        """Records how many slices there are, until the next such record.
+        """Record the numbers of slices, which are valid until the next such record.
 
         Args:
             active_slices: Slices that train.
             total_slices: Slices that the job wants.
-            available_slices: Slices that are there.
-            timestamp: Since when.
+            available_slices: Slices that are available.
+            timestamp: The time.
         """
         if self._enabled:
             counts = f'"active_slices":{int(active_slices)},"total_slices":{int(total_slices)},'
@@ -452,11 +448,11 @@ class ElasticGoodputRecorder(GoodputRecorder):
 
     @guarded
     def record_elastic_wait_start_time(self, event_type: str, start_time: Moment = None) -> None:
-        """Records that the job begins to wait for slices.
+        """Record that the job starts to wait for slices.
 
         Args:
-            event_type: What for; with `scale_up` in it the wait is for more slices, else for one that went down.
-            start_time: When.
+            event_type: The reason; with `scale_up` in it the wait is for more slices, else for one that failed.
+            start_time: The time.
         """
         progress.publish("wait", self._last_step)
         if self._enabled:
@@ -465,11 +461,11 @@ class ElasticGoodputRecorder(GoodputRecorder):
 
     @guarded
     def record_elastic_wait_end_time(self, event_type: str, end_time: Moment = None) -> None:
-        """Records that the job no longer waits for slices.
+        """Record that the job no longer waits for slices.
 
         Args:
-            event_type: With which the start was recorded.
-            end_time: When.
+            event_type: The reason that was recorded at the start.
+            end_time: The time.
         """
         self._publish_return()
         if self._enabled:
@@ -478,14 +474,14 @@ class ElasticGoodputRecorder(GoodputRecorder):
 
     @guarded
     def record_elastic_reinit_start_time(self, start_time: Moment = None) -> None:
-        """Records that the job begins to initialise itself anew, for other slices than before."""
+        """Record that the job starts to initialize itself again, for other slices than before."""
         progress.publish("init", self._last_step)
         if self._enabled:
             self._record("elastic_reinit_start_time", start_time)
 
     @guarded
     def record_elastic_reinit_end_time(self, end_time: Moment = None) -> None:
-        """Records that the job is initialised anew."""
+        """Record that the job is initialized again."""
         progress.publish("compile", self._last_step)
         if self._enabled:
             self._record("elastic_reinit_end_time", end_time)
