@@ -293,10 +293,10 @@ def test_nothing_found_is_one_sentence_and_exit_code_1(run: Show, tmp_path: Path
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["show", "/no/such/folder"], "/no/such/folder is not there"),
+        (["show", "/no/such/folder"], "/no/such/folder does not exist"),
         (["show", "gs:/bucket/x"], "has one slash"),
         (["show", "s3://bucket/x"], "s3:// is not supported"),
-        (["show", "a\0b"], "is not there"),
+        (["show", "a\0b"], "does not exist"),
     ],
 )
 def test_a_path_that_cannot_be_is_exit_code_2(run: Show, arguments: list[str], says: str) -> None:

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 from cloud_tpu_diagnostics import trace_file
-from cloud_tpu_diagnostics.stacks import py_spy
+from cloud_tpu_diagnostics.stacks import live
 from cloud_tpu_diagnostics.stacks.cli import main
 from cloud_tpu_diagnostics.stacks.local_processes import LocalProcess, choose_signal, find_processes, signal_number
 
@@ -84,7 +84,7 @@ def fake_py_spy(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Mo
         program = tmp_path_factory.mktemp("bin") / "py-spy"
         program.write_text(f"#!{sys.executable}\n{script}")
         program.chmod(program.stat().st_mode | stat.S_IXUSR)
-        monkeypatch.setattr(py_spy, "_program", lambda: str(program) if script else None)
+        monkeypatch.setattr(live, "_py_spy", lambda: str(program) if script else None)
 
     return put
 
@@ -274,7 +274,7 @@ def test_signals_have_names_and_numbers() -> None:
 def test_a_signal_that_does_not_exist_is_exit_code_2(run: Run) -> None:
     code, _, err = run("dump", "--signal", "SIGNOTHING")
     assert code == 2
-    assert "is no signal" in err
+    assert "unknown signal" in err
 
 
 # --- From outside ---
@@ -309,7 +309,7 @@ def test_a_process_without_a_block_is_read_from_outside(
     [
         ("import sys; sys.exit('Permission Denied: Try running again with elevated permissions')", "SYS_PTRACE"),
         ("import time; time.sleep(60)", "had not read process"),
-        ("print('not JSON')", "was not understood"),
+        ("print('not JSON')", "could not be read"),
         ("", r"pip install 'cloud-tpu-diagnostics[native]'"),
     ],
     ids=["not allowed", "too slow", "another answer", "not installed"],
@@ -326,12 +326,12 @@ def test_without_py_spy_the_signal_is_used_and_it_is_said(
     assert says in err
 
 
-@pytest.mark.skipif(not py_spy.is_installed(), reason="py-spy is not installed")
+@pytest.mark.skipif(live._py_spy() is None, reason="py-spy is not installed")
 def test_the_real_py_spy_is_understood(start: Start) -> None:
     job = start()
     try:
-        threads = py_spy.dump_with_py_spy(job.pid, native=False, timeout_seconds=30)
-    except py_spy.PySpyError as error:
+        threads = live._dump_with_py_spy(job.pid, native=False, timeout_seconds=30)
+    except live.PySpyError as error:
         pytest.skip(str(error))
     assert "psum" in [frame.function for frame in threads[-1].frames]
     assert job.poll() is None

@@ -1,4 +1,4 @@
-"""The command `tpu-stacks`: where the processes of a job are, all of them in one picture.
+"""The command `tpu-stacks`: the stacks of all processes of a job in one picture.
 
 Exit codes: 0 ok, 1 nothing was found, 2 the command was not understood or could not be done.
 """
@@ -144,7 +144,7 @@ def _without_well_ended(dumps: list[ProcessDump], notes: list[str]) -> list[Proc
 
 
 def _live_dumps(options: argparse.Namespace, notes: list[str]) -> list[ProcessDump]:
-    from cloud_tpu_diagnostics.stacks.dump import dump_processes
+    from cloud_tpu_diagnostics.stacks.live import dump_processes
 
     return dump_processes(
         options.pids,

@@ -1,4 +1,4 @@
-"""Processes of this machine that can be asked for their stacks now."""
+"""Processes of this machine that write their stacks on a signal."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from cloud_tpu_diagnostics.traces import Dump, DumpParser, ThreadStack
 __all__ = ["DumpError", "LocalProcess", "Question", "ask", "choose_signal", "find_processes", "signal_number"]
 
 _QUIET_SECONDS: Final = 0.2
-"""A dump of 100 threads takes 0.04 s; so long after its last line it is at its end."""
+"""A dump of 100 threads takes 0.04 s; so long after its last line it is complete."""
 _CUT_SECONDS: Final = 3.0
-"""So long after a dump that was cut at 100 threads the companion has asked the main thread for its own stack."""
+"""So long after a dump that was cut at 100 threads the main thread has written its own stack."""
 _POLL_SECONDS: Final = 0.01
 _READ_BYTES: Final = 1 << 20
 _SENTENCE_BYTES: Final = 200
@@ -33,15 +33,15 @@ _SENTENCE: Final = re.compile(
     rb"^INFO: SIGUSR1 is \w+" + _IN_SENTENCE + rb"(?:send (?P<signal>SIG[A-Z0-9+]+)|no signal is free)",
     re.MULTILINE,
 )
-"""What `watchdog.py` writes where another signal than SIGUSR1 is for stack traces, and when that changes."""
+"""`watchdog.py` writes this if the signal for stack traces is not SIGUSR1, and when that changes."""
 
 
 class DumpError(DiagnosticsError):
-    """A process could not be asked, or did not answer, and why."""
+    """A process could not be signalled, or wrote no stacks."""
 
 
 class LocalProcess(NamedTuple):
-    """A live process, inside of `diagnose()`."""
+    """A live process inside `diagnose()`."""
 
     pid: int
     host: str
@@ -50,13 +50,13 @@ class LocalProcess(NamedTuple):
 
 
 def find_processes(folder: Path | None = None) -> tuple[LocalProcess, ...]:
-    """The live processes whose trace files lie in a folder, or a folder in it.
+    """Return the live processes with trace files in a folder, or in a folder in it.
 
-    A file's name alone proves nothing: its process may be gone, and the pid another's; and anybody may put a link to
-    what any process has open where others look. So the process must hold the very file open to append to it.
+    A file's name alone proves nothing: its process may be gone and its id used again, and any user may put a link to an
+    open file of any process there. So the process must hold this very file open for appending.
 
     Args:
-        folder: Where; None is where `diagnose()` writes.
+        folder: The folder; None is those of `diagnose()`.
     """
     found = {}
     searched = [folder] if folder is not None else trace_file.folders()
@@ -93,30 +93,30 @@ def _files_appended_to(pid: int) -> Iterator[os.stat_result]:
 
 
 def choose_signal(process: LocalProcess, wanted: int | None = None) -> int:
-    """The signal that makes the process write its stacks, and nothing else.
+    """Return the signal that makes the process write its stacks, and nothing else.
 
     Args:
-        process: Inside of `diagnose()`.
-        wanted: What the user says it is; None is what the trace file says, else SIGUSR1.
+        process: The process.
+        wanted: The user's choice; None is the signal in the trace file, else SIGUSR1.
 
     Raises:
         ConfigurationError: The trace file names a signal that does not exist here.
         DumpError: The process does not catch the signal, which would then kill it, or may use it for something else.
     """
     caught = _caught_signals(process.pid)
-    said = None if wanted else _newest_sentence(process.path)
+    sentence = None if wanted else _newest_sentence(process.path)
     if wanted:
         number = wanted
-    elif said is not None:
-        if said["signal"] is None:
+    elif sentence is not None:
+        if sentence["signal"] is None:
             raise DumpError(f"process {process.pid} uses every signal itself, and has none left for stack traces")
-        number = signal_number(said["signal"].decode())
+        number = signal_number(sentence["signal"].decode())
     else:
         number = signal.SIGUSR1
         if {signal.SIGUSR1, signal.SIGUSR2} <= caught:
             raise DumpError(
                 f"process {process.pid} catches both SIGUSR1 and SIGUSR2, one of them perhaps for its own ends; its "
-                "log says which one is for stack traces: give that one with --signal"
+                "log states which one is for stack traces: give that one with --signal"
             )
     if number not in caught:
         raise DumpError(f"process {process.pid} does not catch {signal_name(number)}, which would end it: not sent")
@@ -124,25 +124,25 @@ def choose_signal(process: LocalProcess, wanted: int | None = None) -> int:
 
 
 def _newest_sentence(path: Path) -> re.Match[bytes] | None:
-    """The last that the file says about the signal, wherever that stands: the program may take one at any time."""
+    """Return the last statement on the signal, anywhere in the file: the program may install a handler at any time."""
     try:
         with path.open("rb") as file:
             end, behind = file.seek(0, os.SEEK_END), b""
             while end > 0:
-                begin = max(0, end - _READ_BYTES)
-                file.seek(begin)
-                data = file.read(end - begin) + behind
+                start = max(0, end - _READ_BYTES)
+                file.seek(start)
+                data = file.read(end - start) + behind
                 sentences = list(_SENTENCE.finditer(data)) if _IN_SENTENCE in data else []  # Ten times as fast.
                 if sentences:
                     return sentences[-1]
-                end, behind = begin, data[:_SENTENCE_BYTES]
+                end, behind = start, data[:_SENTENCE_BYTES]
     except OSError:
         pass
     return None
 
 
 def signal_number(text: str) -> int:
-    """The number of `SIGUSR2`, `USR2`, `SIGRTMIN+3` or `12`.
+    """Return the number of `SIGUSR2`, `USR2`, `SIGRTMIN+3` or `12`.
 
     Raises:
         ConfigurationError: There is no such signal.
@@ -154,7 +154,7 @@ def signal_number(text: str) -> int:
     except (KeyError, ValueError):
         number = 0
     if not 0 < number < signal.NSIG:
-        raise ConfigurationError(f"{text!r} is no signal: give a name such as SIGUSR2 or SIGRTMIN+2, or a number")
+        raise ConfigurationError(f"unknown signal {text!r}: give a name such as SIGUSR2 or SIGRTMIN+2, or a number")
     return number
 
 
@@ -162,18 +162,18 @@ def _caught_signals(pid: int) -> frozenset[int]:
     try:
         return caught_signals(pid)
     except OSError as error:
-        raise DumpError(f"process {pid} cannot be looked at: {error.strerror}") from error
+        raise DumpError(f"process {pid} cannot be inspected: {error.strerror}") from error
 
 
 class Question(NamedTuple):
-    """The signal is sent; what the process writes from then on is its answer."""
+    """A process that got the signal; what it writes from then on is its answer."""
 
     process: LocalProcess
     number: int
     file: BinaryIO
 
     def answer(self, *, timeout_seconds: float) -> tuple[ThreadStack, ...]:
-        """Reads what the process writes; once.
+        """Return the stacks that the process writes; once.
 
         Args:
             timeout_seconds: How long to wait for the first line.
@@ -198,11 +198,11 @@ class Question(NamedTuple):
 
 
 def ask(process: LocalProcess, number: int) -> Question:
-    """Sends the signal.
+    """Send the signal.
 
     Args:
-        process: Inside of `diagnose()`.
-        number: What `choose_signal` chose.
+        process: The process.
+        number: The result of `choose_signal`.
 
     Raises:
         DumpError: The process is gone, or may not be signalled.
@@ -214,12 +214,12 @@ def ask(process: LocalProcess, number: int) -> Question:
             _send(process, number)
             undoing.pop_all()
     except OSError as error:
-        raise DumpError(f"process {process.pid} could not be asked: {error.strerror}") from error
+        raise DumpError(f"process {process.pid} could not be signalled: {error.strerror}") from error
     return Question(process, number, file)
 
 
 def _send(process: LocalProcess, number: int) -> None:
-    """By a descriptor of the process, so that no other one of the same pid gets it."""
+    """Send the signal by a descriptor of the process, so that no other one with the same pid gets it."""
     descriptor = os.pidfd_open(process.pid)
     try:
         if not _holds(process.pid, process.path):

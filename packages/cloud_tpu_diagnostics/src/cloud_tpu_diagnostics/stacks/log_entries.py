@@ -20,8 +20,7 @@ from ml_diagnostics_common.process_endings import ProcessEndings
 from cloud_tpu_diagnostics.entries import DUMP, HANG_SUSPECTED, JOB_ENDED, LOG_ID, SNAPSHOT, VERB
 from cloud_tpu_diagnostics.grouping import MAIN_THREAD, ProcessDump
 from cloud_tpu_diagnostics.snapshot import Snapshot
-from cloud_tpu_diagnostics.stacks.ended_processes import with_endings
-from cloud_tpu_diagnostics.stacks.trace_files import interval_seconds, newest_of
+from cloud_tpu_diagnostics.stacks.trace_files import interval_seconds, newest_of, with_endings
 from cloud_tpu_diagnostics.traces import Dump, DumpParser, ThreadStack
 
 __all__ = ["dumps_of", "read_job"]
@@ -121,7 +120,7 @@ class _Latest:
         self._last_ns = 0
 
     def add(self, entry: LogEntry, life: int = 0) -> None:
-        """Add an entry; they come in the order of time.
+        """Add an entry; the order is that of time.
 
         Args:
             entry: The entry.

@@ -1,4 +1,4 @@
-"""A folder of trace files, or a prefix of Cloud Storage: the newest dump of each process."""
+"""Trace files in a folder or in Cloud Storage: the newest dump of each process, and the end of one that is gone."""
 
 from __future__ import annotations
 
@@ -6,49 +6,56 @@ import math
 import os
 import re
 import stat
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
+from ml_diagnostics_common.child_process import process_started_ns
+from ml_diagnostics_common.entry import LogEntry
 from ml_diagnostics_common.environment import identity
 from ml_diagnostics_common.exceptions import ConfigurationError, StorageError
 from ml_diagnostics_common.file_lock import try_lock, unlock
 from ml_diagnostics_common.locations import in_bucket
+from ml_diagnostics_common.log_source import LogSource, notes_of
+from ml_diagnostics_common.process_endings import ProcessEndings
 
 from cloud_tpu_diagnostics import trace_file
+from cloud_tpu_diagnostics.entries import LOG_ID
 from cloud_tpu_diagnostics.grouping import ProcessDump, main_thread
 from cloud_tpu_diagnostics.headlines import HEADER_START
-from cloud_tpu_diagnostics.stacks.ended_processes import with_endings
 from cloud_tpu_diagnostics.traces import Dump, parse_dumps
 
-__all__ = ["TraceFileName", "newest_of", "parse_name", "read_trace_files"]
+__all__ = ["TraceFileName", "interval_seconds", "newest_of", "parse_name", "read_trace_files", "with_endings"]
 
 _NAME: Final = re.compile(r"stack_trace_\d{4}(?:_\d\d){5}_(?P<host>[^\x00-\x1f]+)_(?P<pid>\d{1,10})(?:-\d+)?\.txt")
 _MOST_BYTES: Final = 4 << 20
-"""Of a file's end: more than one dump, whatever its size."""
+"""Read from the end of a file: more than one dump of any size."""
+_SLACK_NS: Final = 5_000_000_000
+"""Between the clock of the kernel, in whole seconds, times of files, and times of entries."""
 _INTERVAL: Final = re.compile(
     re.escape(HEADER_START) + r"([0-9.]+) seconds|Timeout \((\d{1,9}):(\d\d):(\d\d(?:\.\d+)?)\)!"
 )
 
 
 class TraceFileName(NamedTuple):
-    """What a trace file's name says."""
+    """The process that a trace file is named after."""
 
     host: str
     pid: int
 
 
 def parse_name(name: str) -> TraceFileName | None:
-    """Reads `stack_trace_2026_11_21_15_04_05_host-17_4711.txt`; None for another name."""
+    """Parse `stack_trace_2026_11_21_15_04_05_host-17_4711.txt`; return None for another name."""
     match = _NAME.fullmatch(name)
     return None if match is None else TraceFileName(match["host"], int(match["pid"]))
 
 
 def newest_of(dumps: Sequence[Dump]) -> Dump | None:
-    """The newest dump that has the main thread; the newest of all if none has; None if there is none.
+    """Return the newest dump that has the main thread; the newest of all if none has it; None if there is none.
 
-    A dump is written from the newest thread to the main thread, so one that is being written, or was torn, has no main
-    thread yet. To one that was cut at 100 threads belongs the stack of the main thread that stands alone after it.
+    A dump is written from the newest thread to the main thread, so an incomplete one has no main thread yet. After a
+    dump that was cut at 100 threads, the stack of the main thread follows alone.
     """
     joined: list[Dump] = []
     for dump in dumps:
@@ -65,7 +72,7 @@ def newest_of(dumps: Sequence[Dump]) -> Dump | None:
 
 
 def interval_seconds(dump: Dump) -> float | None:
-    """How often such dumps are made, as the dump itself says."""
+    """Return the interval of periodic dumps that a dump states; None if it states none."""
     found = _INTERVAL.search(dump.text)
     if found is None:
         return None
@@ -77,11 +84,11 @@ def interval_seconds(dump: Dump) -> float | None:
 
 
 def read_trace_files(path: str, notes: list[str]) -> list[ProcessDump]:
-    """Return the newest dump of each file, and how processes of this host ended; files without a dump are passed over.
+    """Return the newest dump of each file, with the ends of processes of this host; files without a dump are skipped.
 
     Args:
         path: A file, a folder, or gs://bucket/prefix.
-        notes: Is told what could not be read.
+        notes: Gets what could not be read.
 
     Raises:
         ConfigurationError: There is no such file or folder, or the path cannot be one.
@@ -111,14 +118,14 @@ def read_trace_files(path: str, notes: list[str]) -> list[ProcessDump]:
             interval_seconds=next(filter(None, map(interval_seconds, reversed(dumps))), None),
         )
         found.append(dump)
-        # A process holds a lock on its file, which others see whatever container they are in.
+        # A process holds a lock on its file, which is visible from other containers.
         if is_here and is_locked is False:
             over.add(dump)
     return with_endings(found, over.__contains__, notes=notes)
 
 
 def _read_cloud(path: str) -> Iterator[tuple[str, bytes, int, bool | None]]:
-    """Objects have no time at which their last dump was written: 0."""
+    """Yield objects with the time 0: when the last dump was written is not known."""
     from ml_diagnostics_common import storage
 
     for name in storage.list_prefix(path):
@@ -126,10 +133,10 @@ def _read_cloud(path: str) -> Iterator[tuple[str, bytes, int, bool | None]]:
 
 
 def _read_local(path: str, notes: list[str]) -> Iterator[tuple[str, bytes, int, bool | None]]:
-    place = Path(path).expanduser()
-    if not place.exists():
-        raise ConfigurationError(f"{path} is not there: give a file, a folder of trace files, or gs://bucket/prefix")
-    names = [place] if not place.is_dir() else sorted(name for name in place.rglob("*") if not name.is_symlink())
+    root = Path(path).expanduser()
+    if not root.exists():
+        raise ConfigurationError(f"{path} does not exist: give a file, a folder of trace files, or gs://bucket/prefix")
+    names = [root] if not root.is_dir() else sorted(name for name in root.rglob("*") if not name.is_symlink())
     for name in names:
         try:
             # Without O_NONBLOCK, to open a named pipe would wait for its writer.
@@ -143,7 +150,7 @@ def _read_local(path: str, notes: list[str]) -> Iterator[tuple[str, bytes, int, 
         except IsADirectoryError:
             continue
         except OSError as error:
-            if name is place:
+            if name is root:
                 raise StorageError(f"cannot read {name}: {error.strerror}; give this user the permission") from error
             notes.append(f"{name} could not be read: {error.strerror}")
             continue
@@ -151,7 +158,7 @@ def _read_local(path: str, notes: list[str]) -> Iterator[tuple[str, bytes, int, 
 
 
 def _is_locked(descriptor: int) -> bool | None:
-    """Return True if a process inside of its block holds the file; None if the file system does not know."""
+    """Return True if a process inside its block holds the file; None if the file system has no locks."""
     try:
         if not try_lock(descriptor):
             return True
@@ -159,3 +166,57 @@ def _is_locked(descriptor: int) -> bool | None:
         return None
     unlock(descriptor)
     return False
+
+
+def _is_gone(dump: ProcessDump) -> bool:
+    """Return True if the process was one of this host and is gone, or its id is that of a later one."""
+    if dump.host != identity().host or dump.pid <= 0:
+        return False
+    started_ns = process_started_ns(dump.pid)
+    return started_ns is None or started_ns > dump.time_ns + _SLACK_NS
+
+
+def with_endings(
+    dumps: Sequence[ProcessDump],
+    is_over: Callable[[ProcessDump], bool] = _is_gone,
+    *,
+    endings: ProcessEndings | None = None,
+    notes: list[str] | None = None,
+) -> list[ProcessDump]:
+    """Return the dumps, those of processes that are gone with their end.
+
+    Args:
+        dumps: The newest of each process.
+        is_over: Returns True if a process without a known end writes no more stacks.
+        endings: The ends of processes; None reads the journal if a process is over.
+        notes: Gets what could not be read then.
+    """
+    over = {(dump.host, dump.pid) for dump in dumps if not dump.ended and is_over(dump)}
+    if not over:
+        return list(dumps)
+    known = _read_endings([] if notes is None else notes) if endings is None else endings
+    return [
+        _with_ending(dump, known.after(dump.host, dump.pid, dump.time_ns - _SLACK_NS, with_blocks=True))
+        if (dump.host, dump.pid) in over
+        else dump
+        for dump in dumps
+    ]
+
+
+def _read_endings(notes: list[str]) -> ProcessEndings:
+    endings, source = ProcessEndings(), LogSource(LOG_ID)
+    for entries in source.read_new():
+        endings.add(entries)
+    notes += notes_of([source])
+    return endings
+
+
+def _with_ending(dump: ProcessDump, later: Sequence[LogEntry]) -> ProcessDump:
+    if later:
+        payload = later[0].payload
+        ended = str(payload.get("message") or payload.get("how") or "exit reason unknown")
+        return dump._replace(ended=ended, has_ended_well=payload.get("how") == "clean")
+    last = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(dump.time_ns / 1e9))
+    if _is_gone(dump):
+        return dump._replace(ended=f"gone: process {dump.pid} exited without recording its end; last event at {last}")
+    return dump._replace(ended=f"process {dump.pid} has left diagnose(); last event at {last}")
