@@ -79,7 +79,7 @@ LIMITS: dict[str, int | None] = {
     "packages/ml_goodput_measurement": 218,
     "packages/testing": None,
     "packages/xprofiler": 100,
-    "docs": 88,
+    "docs": 78,
     "tests": 2082,
     "benchmarks examples": 28,
 }
