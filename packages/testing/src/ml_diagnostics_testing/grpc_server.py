@@ -72,7 +72,9 @@ class GrpcServer:
 
     def _handler(self, path: str, method: Method) -> Callable[[bytes, Any], bytes]:
         def handle(raw: bytes, context: Any) -> bytes:
-            plan, record = self._service.start_request(method.operation, "gRPC", path, len(raw))
+            plan, record = self._service.start_request(
+                method.operation, "gRPC", path, len(raw), context.invocation_metadata()
+            )
             answer, error = b"", None
             if plan.applies:
                 try:

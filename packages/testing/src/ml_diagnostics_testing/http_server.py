@@ -6,7 +6,9 @@ of requests.
 
 import json
 import logging
+import select
 import socket
+import ssl
 import struct
 import threading
 import time
@@ -19,6 +21,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from io import BufferedIOBase
 from typing import Any, TypeVar, cast
 
+from ml_diagnostics_testing.certificates import CertificateAuthority
 from ml_diagnostics_testing.faults import Drip, Fault, Faults, Hang, Oversize, Plan, Reset, Status, Truncate
 from ml_diagnostics_testing.large_bodies import gzipped_object, plain_object
 
@@ -140,6 +143,7 @@ class RequestRecord:
         status: The HTTP status of the response (over gRPC the equivalent one); None if no complete response was sent.
         fault: The fault that ended the request, if any.
         body: The JSON body, for services that document that they keep it.
+        headers: The HTTP headers, or gRPC's metadata, by name in lower case.
     """
 
     operation: str
@@ -151,6 +155,7 @@ class RequestRecord:
     status: int | None = None
     fault: Fault | None = None
     body: Any = None
+    headers: Mapping[str, str] = field(default_factory=dict)
 
 
 def _refuse_constant(name: str) -> Any:
@@ -196,10 +201,13 @@ class Service:
         """Return the requests for one operation, oldest first."""
         return [record for record in self.requests if record.operation == operation]
 
-    def start_request(self, operation: str, method: str, path: str, size_bytes: int) -> tuple[Plan, RequestRecord]:
+    def start_request(
+        self, operation: str, method: str, path: str, size_bytes: int, headers: Iterable[tuple[str, str]] = ()
+    ) -> tuple[Plan, RequestRecord]:
         """Choose the faults of a request, add it to `requests` and wait for its delay."""
         plan = self.faults.plan(operation)
         record = RequestRecord(operation, method, path, size_bytes, self.clock(), fault=plan.ending)
+        record.headers = {name.lower(): value for name, value in headers}
         self.requests.append(record)
         if plan.delay_seconds:
             self.faults.wait(plan.delay_seconds)
@@ -213,11 +221,21 @@ class LoopbackServer(Service):
 
     Args:
         clock: Returns the time in seconds since the epoch.
+        tls: Serves with TLS, with a certificate of this authority; None serves without.
+        require_client_certificate: With TLS, refuse clients that present no certificate of the authority (mTLS).
     """
 
-    def __init__(self, *, clock: Callable[[], float] = time.time) -> None:
+    def __init__(
+        self,
+        *,
+        clock: Callable[[], float] = time.time,
+        tls: CertificateAuthority | None = None,
+        require_client_certificate: bool = False,
+    ) -> None:
         super().__init__(clock=clock)
-        self._http = _HttpServer(self)
+        self._tls = tls
+        context = tls.server_context(require_client_certificate=require_client_certificate) if tls else None
+        self._http = _HttpServer(self, context)
         self._thread = threading.Thread(
             target=self._http.serve_forever,
             kwargs={"poll_interval": 0.05},
@@ -233,8 +251,8 @@ class LoopbackServer(Service):
 
     @property
     def url(self) -> str:
-        """The base URL without a trailing slash: `http://127.0.0.1:PORT`."""
-        return f"http://127.0.0.1:{self.port}"
+        """The base URL without a trailing slash: `http://127.0.0.1:PORT`, with TLS `https://...`."""
+        return f"{'https' if self._tls else 'http'}://127.0.0.1:{self.port}"
 
     def handle(self, request: Request) -> Response:
         """Handle a request and return the response. Raise an `ApiError` to send an error response."""
@@ -249,8 +267,12 @@ class LoopbackServer(Service):
         return error_response(error, headers)
 
     def environment(self) -> dict[str, str]:
-        """Return the environment variables that redirect clients to this server."""
-        return {}
+        """Return the environment variables that redirect clients to this server, and with TLS make them trust it."""
+        return self._tls.environment() if self._tls else {}
+
+    def serve_http2_by(self, port: int) -> None:
+        """Pass connections with HTTP/2, as gRPC's are, to a server without TLS on a port of 127.0.0.1."""
+        self._http.http2_port = port
 
     def close(self) -> None:
         """Stop serving: break the open connections and end hanging requests. Safe to call twice."""
@@ -272,8 +294,10 @@ class _HttpServer(ThreadingHTTPServer):
 
     request_queue_size = 128
 
-    def __init__(self, service: LoopbackServer) -> None:
+    def __init__(self, service: LoopbackServer, tls: ssl.SSLContext | None) -> None:
         self.service = service
+        self.http2_port: int | None = None
+        self._tls = tls
         self._connections: dict[threading.Thread, socket.socket] = {}
         super().__init__(("127.0.0.1", 0), _Handler)
 
@@ -283,8 +307,19 @@ class _HttpServer(ThreadingHTTPServer):
         thread.start()
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
+        connection = request
         try:
-            super().process_request_thread(request, client_address)
+            if self._tls is not None:
+                connection = self._tls.wrap_socket(request, server_side=True)
+                self._connections[threading.current_thread()] = connection
+            if self.http2_port is not None and _speaks_http2(connection):
+                with connection, socket.create_connection(("127.0.0.1", self.http2_port)) as server:
+                    _join(connection, server)
+            else:
+                super().process_request_thread(connection, client_address)
+        except OSError:  # also ssl.SSLError: a client that does not trust the certificate, or has none
+            self.handle_error(request, client_address)
+            connection.close()
         finally:
             del self._connections[threading.current_thread()]
 
@@ -299,6 +334,24 @@ class _HttpServer(ThreadingHTTPServer):
             except OSError:  # the client or the thread has closed it meanwhile
                 pass
             thread.join(5)
+
+
+def _speaks_http2(connection: socket.socket) -> bool:
+    if isinstance(connection, ssl.SSLSocket):
+        return connection.selected_alpn_protocol() == "h2"
+    return connection.recv(3, socket.MSG_PEEK) == b"PRI"  # the first bytes of HTTP/2: RFC 9113, section 3.4
+
+
+def _join(client: socket.socket, server: socket.socket) -> None:
+    """Copy bytes in both directions until one side closes."""
+    other = {client: server, server: client}
+    while True:
+        is_buffered = isinstance(client, ssl.SSLSocket) and client.pending()  # select does not see these bytes
+        for source in [client] if is_buffered else select.select([client, server], [], [])[0]:
+            data = source.recv(1 << 16)
+            if not data:
+                return
+            other[source].sendall(data)
 
 
 class _DrippingFile:
@@ -346,7 +399,7 @@ class _Handler(BaseHTTPRequestHandler):
         body = self._read_body()
         service = self.server.service
         operation = service.operation(self.command, self.path.partition("?")[0])
-        plan, record = service.start_request(operation, self.command, self.path, len(body))
+        plan, record = service.start_request(operation, self.command, self.path, len(body), self.headers.items())
         time = record.time + plan.skew_seconds
         request = Request(self.command, self.path, self.headers, body, time, record)
         response = self._handle(request) if plan.applies else Response()

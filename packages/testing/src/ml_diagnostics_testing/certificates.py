@@ -1,0 +1,93 @@
+"""A certificate authority for tests: servers with TLS on 127.0.0.1, and clients with a certificate (mTLS).
+
+Needs the package cryptography, which the extra `[tls]` installs.
+"""
+
+import datetime
+import ipaddress
+import json
+import ssl
+from pathlib import Path
+
+
+class CertificateAuthority:
+    """Issue certificates for 127.0.0.1 and localhost, signed by an authority that nothing trusts by default.
+
+    gRPC reads its trusted authorities once in a process. Use one authority for all servers of a process.
+
+    Args:
+        folder: Where the files are written.
+
+    Attributes:
+        path: The authority's certificate, for clients that trust the servers.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        from cryptography import x509
+        from cryptography.hazmat.primitives.asymmetric import ec
+
+        self._folder = folder
+        self._key = ec.generate_private_key(ec.SECP256R1())
+        self._name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "loopback authority")])
+        self.path = folder / "authority.pem"
+        self.path.write_bytes(self._sign(self._name, self._key.public_key(), is_authority=True))
+        self._server_files = self._issue("server")
+
+    def environment(self) -> dict[str, str]:
+        """Return the variables by which gRPC, and Python's HTTP clients, trust the servers."""
+        return {"GRPC_DEFAULT_SSL_ROOTS_FILE_PATH": str(self.path), "REQUESTS_CA_BUNDLE": str(self.path)}
+
+    def client_environment(self) -> dict[str, str]:
+        """Return the variables by which Google's clients present a certificate of this authority (mTLS)."""
+        certificate, key = self._issue("client")
+        files = {"cert_path": str(certificate), "key_path": str(key)}
+        configuration = self._folder / "certificate_config.json"
+        configuration.write_text(json.dumps({"version": 1, "cert_configs": {"workload": files}}))
+        return {"GOOGLE_API_USE_CLIENT_CERTIFICATE": "true", "GOOGLE_API_CERTIFICATE_CONFIG": str(configuration)}
+
+    def server_context(self, *, require_client_certificate: bool = False) -> ssl.SSLContext:
+        """Return the TLS settings of a server: HTTP/1.1 and HTTP/2 by ALPN.
+
+        Args:
+            require_client_certificate: Refuse clients without a certificate of this authority.
+        """
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(*self._server_files)
+        context.set_alpn_protocols(["h2", "http/1.1"])
+        if require_client_certificate:
+            context.load_verify_locations(self.path)
+            context.verify_mode = ssl.CERT_REQUIRED
+        return context
+
+    def _issue(self, name: str) -> tuple[Path, Path]:
+        """Write a certificate and its key; return their paths."""
+        from cryptography import x509
+        from cryptography.hazmat.primitives import serialization
+        from cryptography.hazmat.primitives.asymmetric import ec
+
+        key = ec.generate_private_key(ec.SECP256R1())
+        certificate_path, key_path = self._folder / f"{name}.pem", self._folder / f"{name}.key"
+        subject = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, f"loopback {name}")])
+        certificate_path.write_bytes(self._sign(subject, key.public_key()))
+        key_path.write_bytes(
+            key.private_bytes(
+                serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+            )
+        )
+        return certificate_path, key_path
+
+    def _sign(self, subject: object, public_key: object, *, is_authority: bool = False) -> bytes:
+        from cryptography import x509
+        from cryptography.hazmat.primitives import hashes, serialization
+
+        now, day = datetime.datetime.now(datetime.timezone.utc), datetime.timedelta(days=1)
+        hosts = [x509.DNSName("localhost"), x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]
+        certificate = (
+            x509.CertificateBuilder(self._name, subject, public_key, x509.random_serial_number())  # type: ignore[arg-type]
+            .not_valid_before(now - day)
+            .not_valid_after(now + day)
+            .add_extension(x509.BasicConstraints(ca=is_authority, path_length=None), critical=True)
+            .add_extension(x509.SubjectAlternativeName(hosts), critical=False)
+            .sign(self._key, hashes.SHA256())
+        )
+        return certificate.public_bytes(serialization.Encoding.PEM)
