@@ -25,6 +25,7 @@ TABLES = [
     "trainer",
     "importing",
     "cloud_reading",
+    "cloud_writing",
     "hangs",
     "diagnose",
     "diagnosed_trainer",

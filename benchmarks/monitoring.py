@@ -106,7 +106,7 @@ def tick(ticks: int, target: str, replica: str) -> dict[str, Any]:
         project_id=_PROJECT, location="zone", replica_id=replica, acc_type="tpu", enable_gcp_step_deviation_metrics=True
     )
     environ = {
-        "ML_DIAGNOSTICS_MONITORING_GRPC": target,
+        "CLOUDSDK_API_ENDPOINT_OVERRIDES_MONITORING": target,
         "CLOUDSDK_AUTH_DISABLE_CREDENTIALS": "1",
         "GCE_METADATA_HOST": "127.0.0.1:1",
     }
@@ -263,7 +263,6 @@ def serve() -> None:
     os.nice(19)  # A cloud runs elsewhere, and uses no CPU of the measured process.
     with CloudLoggingServer(_PROJECT) as log, CloudMonitoringServer(_PROJECT) as server:
         environment = {**log.environment(), **server.environment(), "GCE_METADATA_HOST": "127.0.0.1:1"}
-        del environment["ML_DIAGNOSTICS_LOGGING_GRPC"]  # REST is what is used unless one asks for gRPC.
         print(json.dumps(environment), flush=True)
         sys.stdin.read()
         steps = server.series('metric.type = ends_with("/max_productive_steps")')
@@ -339,7 +338,7 @@ def _ticks(*, quick: bool) -> Table:
         process.ours(_save_state, environment=environment)
         # Cloud detection is that of Google's machines, except for the credentials.
         environment["ML_DIAGNOSTICS_BACKEND"] = "auto"
-        target = server["ML_DIAGNOSTICS_MONITORING_GRPC"]
+        target = server["CLOUDSDK_API_ENDPOINT_OVERRIDES_MONITORING"]
         run = process.ours(tick, environment=environment, ticks=ticks, target=target, replica="0")
     assert sent == [[run["step"] - 2 - _NEW_STEPS * number for number in range(ticks)]], (sent, run["counts"])
     p50 = {name: statistics.median(times) for name, times in run["cpu"].items()}

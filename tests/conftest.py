@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from ml_diagnostics_common import guard
+from ml_diagnostics_testing.certificates import CertificateAuthority
 
 if TYPE_CHECKING:
     from .loopback.compute import ComputeServer
@@ -45,6 +46,21 @@ def _isolated(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPath
     monkeypatch.setenv("ML_DIAGNOSTICS_RAISE", "1")
     guard.LOSSES._counts.clear()
     guard._said_in_this_process.clear()
+
+
+@pytest.fixture(scope="session")
+def session_authority(tmp_path_factory: pytest.TempPathFactory) -> CertificateAuthority:
+    return CertificateAuthority(tmp_path_factory.mktemp("authority"))
+
+
+@pytest.fixture
+def certificate_authority(
+    session_authority: CertificateAuthority, monkeypatch: pytest.MonkeyPatch
+) -> CertificateAuthority:
+    """The authority of servers with TLS, trusted by this process; gRPC reads the file of the first test only."""
+    for name, value in session_authority.environment().items():
+        monkeypatch.setenv(name, value)
+    return session_authority
 
 
 @pytest.fixture

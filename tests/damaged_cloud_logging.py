@@ -11,9 +11,6 @@ from ml_diagnostics_testing.http_server import Request, Response, json_response
 class DamagedCloudLogging(CloudLoggingServer):
     """Over REST the first entry of each page is followed by another, of which the payload is null."""
 
-    def environment(self) -> dict[str, str]:
-        return {**super().environment(), "ML_DIAGNOSTICS_LOGGING_GRPC": ""}
-
     def handle(self, request: Request) -> Response:
         response = super().handle(request)
         page = json.loads(response.body)

@@ -102,9 +102,7 @@ def environ(
 def test_no_thread_that_sends_imports_while_a_worker_may_be_forked(
     program: str, logging_by: str, environ: dict[str, str]
 ) -> None:
-    if logging_by == "rest":
-        del environ["ML_DIAGNOSTICS_LOGGING_GRPC"]
-    check(program, environ)
+    check(program, {**environ, "ML_DIAGNOSTICS_LOGGING_TRANSPORT": logging_by})
 
 
 @pytest.mark.parametrize("program", [STORAGE, METERS, BLOCK], ids=["storage", "meters", "block"])

@@ -31,7 +31,6 @@ def _cloud(monkeypatch: pytest.MonkeyPatch, cloud_logging_server: CloudLoggingSe
     monkeypatch.setenv("NO_GCE_CHECK", "true")
     for name, value in cloud_logging_server.environment().items():
         monkeypatch.setenv(name, value)
-    monkeypatch.delenv("ML_DIAGNOSTICS_LOGGING_GRPC")  # REST, as everywhere.
 
 
 def documented_query(server: CloudLoggingServer) -> str:

@@ -61,15 +61,9 @@ def server(clock: Clock) -> Iterator[CloudLoggingServer]:
         yield server
 
 
-both_protocols = pytest.mark.parametrize("transport", ["rest", "grpc"], indirect=True)
-
-
 @pytest.fixture
-def transport(request: pytest.FixtureRequest, server: CloudLoggingServer) -> Iterator[LoggingTransport]:
-    environ = server.environment()
-    if getattr(request, "param", "rest") == "rest":
-        del environ["ML_DIAGNOSTICS_LOGGING_GRPC"]
-    transport = connect(environ=environ)
+def transport(server: CloudLoggingServer) -> Iterator[LoggingTransport]:
+    transport = connect(environ=server.environment())
     yield transport
     transport.close()
 
@@ -124,7 +118,6 @@ def lists(server: CloudLoggingServer) -> int:
     return sum(request.operation == "list" for request in server.requests)
 
 
-@both_protocols
 def test_a_long_history_is_read_once_and_in_order(
     server: CloudLoggingServer, transport: LoggingTransport, clock: Clock
 ) -> None:
@@ -146,7 +139,6 @@ def test_only_what_is_new_is_read_again(server: CloudLoggingServer, transport: L
     assert max(request.entries or 0 for request in server.requests if request.operation == "list") <= 161
 
 
-@both_protocols
 def test_what_the_reference_wrote_is_read_once(
     server: CloudLoggingServer, transport: LoggingTransport, clock: Clock
 ) -> None:
@@ -170,7 +162,6 @@ def test_a_late_entry_is_found_in_the_overlap(
     assert steps(subject) == [1]
 
 
-@both_protocols
 def test_a_gap_in_a_writers_sequence_is_asked_for_by_name(
     server: CloudLoggingServer, transport: LoggingTransport, clock: Clock
 ) -> None:
@@ -246,7 +237,6 @@ def test_entries_held_back_at_random_are_all_found_once(
     assert sorted(found) == list(range(300))
 
 
-@both_protocols
 def test_another_process_resumes_from_a_position(
     server: CloudLoggingServer, transport: LoggingTransport, clock: Clock
 ) -> None:
@@ -262,7 +252,6 @@ def test_another_process_resumes_from_a_position(
     assert sorted(steps(third)) == [1500, 2001]
 
 
-@both_protocols
 def test_jobs_of_one_log_are_distinguished_also_by_case(
     server: CloudLoggingServer, transport: LoggingTransport, clock: Clock
 ) -> None:
@@ -275,7 +264,6 @@ def test_jobs_of_one_log_are_distinguished_also_by_case(
     assert sorted(steps(reader(transport, clock, job_name=None))) == [0, 1, 2, 3]
 
 
-@both_protocols
 def test_a_job_name_that_no_filter_can_hold_is_sorted_out_here(
     server: CloudLoggingServer, transport: LoggingTransport, clock: Clock
 ) -> None:
@@ -300,7 +288,6 @@ def test_a_writer_with_a_fast_clock_hides_no_other(
     assert sorted(steps(subject)) == [0, 5]
 
 
-@both_protocols
 @pytest.mark.parametrize("fault", [Status(503), Status(429), Reset(), Truncate()])
 def test_a_read_survives_a_server_that_fails_half_of_the_time(
     server: CloudLoggingServer, transport: LoggingTransport, clock: Clock, fault: Any
@@ -311,7 +298,6 @@ def test_a_read_survives_a_server_that_fails_half_of_the_time(
     assert lists(server) <= 40
 
 
-@both_protocols
 def test_retry_after_is_honoured(server: CloudLoggingServer, transport: LoggingTransport, clock: Clock) -> None:
     server.write([ours(1, NOW)], log_id="log")
     server.faults.script([Status(429, retry_after=17)], on="list")
@@ -367,7 +353,7 @@ def test_a_page_with_nothing_in_it_is_not_the_end(transport: LoggingTransport, c
     """The service answers empty pages with a token while it searches."""
     with CloudLoggingServer(clock=clock.seconds, scan_limit=100) as slow:
         slow.write([ours(n, NOW + n, job=("other", "job")[n > 950]) for n in range(1000)], log_id="log")
-        other = connect(environ={**slow.environment(), "ML_DIAGNOSTICS_LOGGING_GRPC": ""})
+        other = connect(environ=slow.environment())
         assert steps(reader(other, clock)) == list(range(951, 1000))
         other.close()
 
@@ -446,7 +432,7 @@ def test_pages_that_never_end_end_the_read(clock: Clock, page: Callable[[int], d
     with Endless(page) as endless:
         transport = RestTransport(
             CloudEnvironment("test-project", AnonymousCredentials(), None, ""),  # type: ignore[no-untyped-call]
-            base_url=endless.url,
+            url=endless.url,
         )
         with pytest.raises(TransportError, match=r"repeats|100 pages in a row had nothing new") as caught:
             list(reader(transport, clock, requests_per_minute=10**6, patience_seconds=0).read_new())
@@ -460,7 +446,7 @@ def test_an_entry_that_cannot_be_decoded_is_counted_once(clock: Clock) -> None:
     with Endless(lambda number: page) as server:
         transport = RestTransport(
             CloudEnvironment("test-project", AnonymousCredentials(), None, ""),  # type: ignore[no-untyped-call]
-            base_url=server.url,
+            url=server.url,
         )
         lenient = reader(transport, clock)
         for entry in page["entries"]:

@@ -18,15 +18,22 @@ from hypothesis import strategies as st
 from ml_diagnostics_common.cloud_logging import LoggingTransport, TransportError, connect, make_transport
 from ml_diagnostics_common.cloud_logging.decoding import TimestampParser
 from ml_diagnostics_common.cloud_logging.filters import full_log_name, log_filter, quoted
-from ml_diagnostics_common.cloud_logging.grpc_transport import GrpcTransport
 from ml_diagnostics_common.cloud_logging.rest_transport import RestTransport
 from ml_diagnostics_common.credentials import CloudEnvironment
 from ml_diagnostics_common.entry import format_timestamp, parse_timestamp
+from ml_diagnostics_testing.certificates import CertificateAuthority
 from ml_diagnostics_testing.cloud_logging import CloudLoggingServer
 from ml_diagnostics_testing.faults import Delay, Hang, Reset, Status, Truncate
 from ml_diagnostics_testing.http_server import LoopbackServer, Request, Response
 
 SECOND = 1_000_000_000
+
+
+@pytest.fixture
+def cloud_logging_server(certificate_authority: CertificateAuthority) -> Iterator[CloudLoggingServer]:
+    """With TLS, as in production."""
+    with CloudLoggingServer(tls=certificate_authority) as server:
+        yield server
 
 
 @pytest.fixture(params=["rest", "grpc"])
@@ -36,11 +43,8 @@ def protocol(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture
 def transport(protocol: str, cloud_logging_server: CloudLoggingServer) -> Iterator[LoggingTransport]:
-    environ = cloud_logging_server.environment()
-    if protocol == "rest":
-        del environ["ML_DIAGNOSTICS_LOGGING_GRPC"]
+    environ = {**cloud_logging_server.environment(), "ML_DIAGNOSTICS_LOGGING_TRANSPORT": protocol}
     transport = connect(environ=environ)
-    assert isinstance(transport, RestTransport if protocol == "rest" else GrpcTransport)
     yield transport
     transport.close()
 
@@ -166,11 +170,23 @@ def test_a_silent_server_is_given_up_at_the_deadline(
 
 def test_a_server_that_is_not_there_is_unavailable(protocol: str) -> None:
     cloud = CloudEnvironment("p", AnonymousCredentials(), None, "test")
-    address = "127.0.0.1:9"
-    variable = "ML_DIAGNOSTICS_LOGGING_GRPC" if protocol == "grpc" else "CLOUDSDK_API_ENDPOINT_OVERRIDES_LOGGING"
-    transport = make_transport(cloud, {variable: address if protocol == "grpc" else f"http://{address}/"})
+    address = {"CLOUDSDK_API_ENDPOINT_OVERRIDES_LOGGING": "https://127.0.0.1:9/"}
+    transport = make_transport(cloud, {**address, "ML_DIAGNOSTICS_LOGGING_TRANSPORT": protocol})
     assert failure(transport).code == "UNAVAILABLE"
     transport.close()
+
+
+def test_grpc_sends_no_credentials_without_tls() -> None:
+    class Token(Credentials):
+        def refresh(self, request: Any) -> None:
+            self.token = "secret-token"
+
+    cloud = CloudEnvironment("test-project", Token(), None, "test")  # type: ignore[no-untyped-call]
+    with CloudLoggingServer() as server:
+        transport = make_transport(cloud, {**server.environment(), "ML_DIAGNOSTICS_LOGGING_TRANSPORT": "grpc"})
+        transport.write([entry(1)], timeout_seconds=5)
+        transport.close()
+        assert "authorization" not in server.requests[0].headers
 
 
 def test_a_token_that_is_refused_is_renewed_within_the_call(cloud_logging_server: CloudLoggingServer) -> None:
@@ -183,7 +199,7 @@ def test_a_token_that_is_refused_is_renewed_within_the_call(cloud_logging_server
 
     credentials = Renewing()  # type: ignore[no-untyped-call]
     cloud = CloudEnvironment("test-project", credentials, None, "test")
-    transport = RestTransport(cloud, base_url=cloud_logging_server.rest_url)
+    transport = RestTransport(cloud, url=cloud_logging_server.rest_url)
     cloud_logging_server.faults.script([Status(401)])
     transport.write([entry(1)], timeout_seconds=5)
     transport.close()
@@ -196,7 +212,7 @@ def test_a_token_service_that_cannot_be_reached_is_asked_again_soon(cloud_loggin
             raise google.auth.exceptions.TransportError("no route to the token service")
 
     cloud = CloudEnvironment("test-project", OutOfReach(), None, "test")  # type: ignore[no-untyped-call]
-    transport = RestTransport(cloud, base_url=cloud_logging_server.rest_url)
+    transport = RestTransport(cloud, url=cloud_logging_server.rest_url)
     error = failure(transport)
     transport.close()
     assert (error.code, error.is_temporary, error.access) == ("UNAVAILABLE", True, False)
@@ -313,7 +329,7 @@ class Proxy(LoopbackServer):
 
 
 def through(proxy_url: str) -> LoggingTransport:
-    return RestTransport(CloudEnvironment("p", AnonymousCredentials(), None, "test"), base_url=proxy_url)
+    return RestTransport(CloudEnvironment("p", AnonymousCredentials(), None, "test"), url=proxy_url)
 
 
 @pytest.mark.parametrize(

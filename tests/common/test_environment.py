@@ -16,10 +16,10 @@ from ml_diagnostics_common.environment import (
     configured_backend,
     diagnostics_directory,
     endpoint,
-    grpc_target,
     identity,
-    logging_grpc_target,
+    logging_over_grpc,
     orchestrator,
+    secure_endpoint,
 )
 from ml_diagnostics_common.exceptions import ConfigurationError
 
@@ -291,18 +291,28 @@ def test_an_endpoint_that_is_not_a_url_is_an_error_that_names_the_variable(value
         endpoint("compute", {"CLOUDSDK_API_ENDPOINT_OVERRIDES_COMPUTE": value})
 
 
-def test_the_grpc_target_is_host_and_port():
-    assert logging_grpc_target({"ML_DIAGNOSTICS_LOGGING_GRPC": "127.0.0.1:4000"}) == "127.0.0.1:4000"
-    assert logging_grpc_target({"ML_DIAGNOSTICS_LOGGING_GRPC": "[::1]:4000"}) == "[::1]:4000"
-    assert logging_grpc_target({}) is None
-    assert grpc_target("monitoring", {"ML_DIAGNOSTICS_MONITORING_GRPC": "127.0.0.1:4000"}) == "127.0.0.1:4000"
-    assert grpc_target("monitoring", {"ML_DIAGNOSTICS_LOGGING_GRPC": "127.0.0.1:4000"}) is None
+@pytest.mark.parametrize(
+    "url", ["https://logging.example.com", "http://127.0.0.1:80", "http://[::1]:80", "http://localhost:80"]
+)
+def test_http_is_for_this_machine_only(url):
+    assert secure_endpoint("logging", {"CLOUDSDK_API_ENDPOINT_OVERRIDES_LOGGING": url}) == url
+    assert secure_endpoint("logging", {}) is None
 
 
-@pytest.mark.parametrize("value", ["localhost", "http://127.0.0.1:80", ":80", "host:0", "host:99999", "host:x"])
-def test_a_grpc_target_of_another_form_is_an_error_that_names_the_form(value):
-    with pytest.raises(ConfigurationError, match=r"ML_DIAGNOSTICS_LOGGING_GRPC.*host:port"):
-        logging_grpc_target({"ML_DIAGNOSTICS_LOGGING_GRPC": value})
+@pytest.mark.parametrize("url", ["http://logging.example.com", "http://10.0.0.1:80", "http://127.0.0.1.example.com"])
+def test_http_to_another_machine_is_an_error_that_names_the_variable(url):
+    with pytest.raises(ConfigurationError, match=r"CLOUDSDK_API_ENDPOINT_OVERRIDES_MONITORING.*https"):
+        secure_endpoint("monitoring", {"CLOUDSDK_API_ENDPOINT_OVERRIDES_MONITORING": url})
+
+
+@pytest.mark.parametrize(("value", "is_grpc"), [("", False), ("rest", False), ("grpc", True), (" GRPC ", True)])
+def test_entries_are_written_over_rest_unless_the_environment_selects_grpc(value, is_grpc):
+    assert logging_over_grpc({"ML_DIAGNOSTICS_LOGGING_TRANSPORT": value}) is is_grpc
+
+
+def test_an_unknown_transport_is_an_error_that_names_the_known_ones():
+    with pytest.raises(ConfigurationError, match=r"ML_DIAGNOSTICS_LOGGING_TRANSPORT.*'http'.*'rest' or 'grpc'"):
+        logging_over_grpc({"ML_DIAGNOSTICS_LOGGING_TRANSPORT": "http"})
 
 
 def test_a_log_handler_that_raises_does_not_cost_the_folder(tmp_path):

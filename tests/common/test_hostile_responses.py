@@ -63,7 +63,7 @@ shipper.close(10)
 def test_a_response_of_any_size_costs_a_trainer_no_memory_and_no_entry(
     tmp_path: Path, cloud_logging_server: CloudLoggingServer, fault: Fault
 ) -> None:
-    environ = {**os.environ, **cloud_logging_server.environment(), "ML_DIAGNOSTICS_LOGGING_GRPC": ""}
+    environ = {**os.environ, **cloud_logging_server.environment()}
     command = [sys.executable, "-c", TRAINER, str(tmp_path)]
     with subprocess.Popen(command, env=environ, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as trainer:
         assert trainer.stdin
@@ -81,16 +81,21 @@ def test_a_response_of_any_size_costs_a_trainer_no_memory_and_no_entry(
     assert numbers == list(range(101))  # Sent again, with the same insertId.
 
 
-@pytest.fixture(params=["rest", "grpc"])
+both_protocols = pytest.mark.parametrize("transport", ["rest", "grpc"], indirect=True)
+
+
+@pytest.fixture
 def transport(request: pytest.FixtureRequest, cloud_logging_server: CloudLoggingServer) -> Iterator[LoggingTransport]:
-    environ = cloud_logging_server.environment()
-    if request.param == "rest":
-        del environ["ML_DIAGNOSTICS_LOGGING_GRPC"]
+    environ = {
+        **cloud_logging_server.environment(),
+        "ML_DIAGNOSTICS_LOGGING_TRANSPORT": getattr(request, "param", "rest"),
+    }
     transport = connect(environ=environ)
     yield transport
     transport.close()
 
 
+@both_protocols
 @pytest.mark.parametrize("compressed", [False, True])
 def test_the_response_to_a_write_has_4_mib_at_most(
     transport: LoggingTransport, cloud_logging_server: CloudLoggingServer, compressed: bool
@@ -119,6 +124,7 @@ def test_a_page_has_64_mib_at_most(
     assert transport.list_page("", **arguments).entries == []
 
 
+@both_protocols
 @pytest.mark.parametrize("body_only", [False, True])
 def test_a_server_that_drips_is_given_up_at_the_deadline(
     transport: LoggingTransport, cloud_logging_server: CloudLoggingServer, body_only: bool

@@ -27,7 +27,7 @@ def server(cloud_logging_server: CloudLoggingServer, monkeypatch: pytest.MonkeyP
 
 
 def use(server: CloudLoggingServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in {**server.environment(), "ML_DIAGNOSTICS_LOGGING_GRPC": ""}.items():
+    for name, value in server.environment().items():
         monkeypatch.setenv(name, value)
 
 

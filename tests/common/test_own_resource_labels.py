@@ -39,9 +39,7 @@ def write(journal: Journal) -> None:
 
 @pytest.fixture(params=["rest", "grpc"])
 def transport(request: pytest.FixtureRequest, cloud_logging_server: CloudLoggingServer) -> Iterator[LoggingTransport]:
-    environ = cloud_logging_server.environment()
-    if request.param == "rest":
-        environ["ML_DIAGNOSTICS_LOGGING_GRPC"] = ""
+    environ = {**cloud_logging_server.environment(), "ML_DIAGNOSTICS_LOGGING_TRANSPORT": request.param}
     transport = connect(environ=environ)
     yield transport
     transport.close()
@@ -137,7 +135,7 @@ def test_the_fast_path_stays_fast_after_an_entry_of_another_time(tmp_path: Path)
 def test_a_reader_of_one_run_gets_no_other(
     tmp_path: Path, cloud_logging_server: CloudLoggingServer, where: str
 ) -> None:
-    transport = connect(environ={**cloud_logging_server.environment(), "ML_DIAGNOSTICS_LOGGING_GRPC": ""})
+    transport = connect(environ=cloud_logging_server.environment())
     journals = {run: new_journal(tmp_path, run) for run in ("run-7", "RUN-7", "run-8")}
     for run, journal in journals.items():
         journal.append({"of": run}, resource_labels={"namespace": "loss"}, severity="ERROR")
@@ -195,7 +193,7 @@ def test_without_a_resource_there_are_no_labels_of_it_to_send(tmp_path: Path, tr
 def test_entries_for_another_project_are_left_to_the_shipper_of_that_project(
     tmp_path: Path, cloud_logging_server: CloudLoggingServer
 ) -> None:
-    environ = {**cloud_logging_server.environment(), "ML_DIAGNOSTICS_LOGGING_GRPC": ""}
+    environ = cloud_logging_server.environment()
     ours = connect(environ=environ)
     write(new_journal(tmp_path, "run-7", project=ours.project))
     write(new_journal(tmp_path, "run-8", project="another-project"))

@@ -19,6 +19,7 @@ from ml_diagnostics_common.exceptions import CredentialsError
 from ml_diagnostics_common.journal import Journal, host_name
 from ml_diagnostics_common.journal.layout import list_segments, log_directory, read_state, shipped_offset_path
 from ml_diagnostics_common.shipper import Shipper
+from ml_diagnostics_testing.certificates import CertificateAuthority
 from ml_diagnostics_testing.cloud_logging import CloudLoggingServer
 from ml_diagnostics_testing.faults import Hang, Reset, Status, Truncate
 from ml_diagnostics_testing.http_server import ApiError, Request, Response
@@ -28,6 +29,13 @@ from ..waiting import wait_until
 LOG = "goodput_run"
 
 
+@pytest.fixture
+def cloud_logging_server(certificate_authority: CertificateAuthority) -> Iterator[CloudLoggingServer]:
+    """With TLS, as in production."""
+    with CloudLoggingServer(tls=certificate_authority) as server:
+        yield server
+
+
 both_protocols = pytest.mark.parametrize("connecting", ["rest", "grpc"], indirect=True)
 
 
@@ -35,9 +43,8 @@ both_protocols = pytest.mark.parametrize("connecting", ["rest", "grpc"], indirec
 def connecting(
     request: pytest.FixtureRequest, cloud_logging_server: CloudLoggingServer
 ) -> Callable[[], LoggingTransport]:
-    environ = cloud_logging_server.environment()
-    if getattr(request, "param", "rest") == "rest":
-        del environ["ML_DIAGNOSTICS_LOGGING_GRPC"]
+    protocol = getattr(request, "param", "rest")
+    environ = {**cloud_logging_server.environment(), "ML_DIAGNOSTICS_LOGGING_TRANSPORT": protocol}
     return lambda: connect(environ=environ)
 
 

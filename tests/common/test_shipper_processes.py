@@ -25,6 +25,7 @@ from ml_diagnostics_common.shipper import Shipper, writers
 from ml_diagnostics_common.shipper.delivery import Delivery
 from ml_diagnostics_common.shipper.outbox import Outbox, OutboxLock
 from ml_diagnostics_common.shipper.writers import Owner, owner
+from ml_diagnostics_testing.certificates import CertificateAuthority
 from ml_diagnostics_testing.cloud_logging import CloudLoggingServer
 from ml_diagnostics_testing.faults import Hang, Status
 
@@ -49,10 +50,23 @@ def record(first, count):
 """
 
 
+@pytest.fixture
+def cloud_logging_server(certificate_authority: CertificateAuthority) -> Iterator[CloudLoggingServer]:
+    """With TLS, as in production."""
+    with CloudLoggingServer(tls=certificate_authority) as server:
+        yield server
+
+
+@pytest.fixture(params=["rest", "grpc"])
+def protocol(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """How the programs that a test runs write."""
+    monkeypatch.setenv("ML_DIAGNOSTICS_LOGGING_TRANSPORT", request.param)
+
+
 def run(
     body: str, root: Path, server: CloudLoggingServer, first: int = 0, count: int = 100, **arguments: Any
 ) -> subprocess.Popen[bytes]:
-    environ = {**os.environ, **server.environment(), "ML_DIAGNOSTICS_LOGGING_GRPC": ""}
+    environ = {**os.environ, **server.environment()}
     # From Python 3.12 on a fork beside threads warns; these programs fork on purpose.
     command = [sys.executable, "-W", "ignore:This process:DeprecationWarning", "-c", PROGRAM + body]
     command += [str(root), str(first), str(count)]
@@ -73,7 +87,7 @@ def arrived(server: CloudLoggingServer) -> list[int]:
 def ship_here(root: Path, server: CloudLoggingServer, **arguments: Any) -> dict[str, int]:
     """What a later process ships, without a thread."""
     counters = Counters()
-    transport = connect(environ={**server.environment(), "ML_DIAGNOSTICS_LOGGING_GRPC": ""})
+    transport = connect(environ=server.environment())
     delivery = Delivery(root, LOG, transport, counters, **arguments)
     try:
         delivery.run_round()
@@ -85,7 +99,7 @@ def ship_here(root: Path, server: CloudLoggingServer, **arguments: Any) -> dict[
 
 @contextlib.contextmanager
 def delivering(root: Path, server: CloudLoggingServer, **arguments: Any) -> Iterator[Delivery]:
-    transport = connect(environ={**server.environment(), "ML_DIAGNOSTICS_LOGGING_GRPC": ""})
+    transport = connect(environ=server.environment())
     delivery = Delivery(root, LOG, transport, Counters(), **arguments)
     yield delivery
     delivery.close()
@@ -99,6 +113,7 @@ def test_a_process_that_records_and_returns_has_shipped(
     assert arrived(cloud_logging_server) == list(range(100))
 
 
+@pytest.mark.usefixtures("protocol")
 @pytest.mark.parametrize(
     ("end", "code"),
     [
@@ -198,6 +213,7 @@ def test_a_writer_is_shipped_by_one_process_at_a_time(tmp_path: Path, cloud_logg
     assert ship_here(tmp_path, cloud_logging_server)["shipped"] == 1
 
 
+@pytest.mark.usefixtures("protocol")
 def test_exit_is_held_up_no_longer_than_the_grace_period(
     tmp_path: Path, cloud_logging_server: CloudLoggingServer
 ) -> None:
@@ -211,8 +227,8 @@ def test_exit_is_held_up_no_longer_than_the_grace_period(
     assert arrived(cloud_logging_server) == list(range(100))
 
 
-@pytest.mark.parametrize("protocol", ["rest", "grpc"])
-def test_a_forked_child_starts_clean(tmp_path: Path, cloud_logging_server: CloudLoggingServer, protocol: str) -> None:
+@pytest.mark.usefixtures("protocol")
+def test_a_forked_child_starts_clean(tmp_path: Path, cloud_logging_server: CloudLoggingServer) -> None:
     """No thread, no lock, nothing of the parent's again; its entries are shipped once its process is gone."""
     body = """
 import warnings; warnings.simplefilter("ignore")
@@ -229,16 +245,12 @@ deadline = time.monotonic() + 20
 while shipper.statistics().counts["shipped"] < 3 * count and time.monotonic() < deadline:
     time.sleep(0.01)
 """
-    environ = cloud_logging_server.environment()
-    if protocol == "grpc":
-        body = f"os.environ['ML_DIAGNOSTICS_LOGGING_GRPC'] = {environ['ML_DIAGNOSTICS_LOGGING_GRPC']!r}\n{body}"
-    process = run(body, tmp_path, cloud_logging_server)
-    _, errors = process.communicate(timeout=60)
-    assert process.returncode == 0, errors.decode()
+    finish(run(body, tmp_path, cloud_logging_server))
     assert arrived(cloud_logging_server) == list(range(300))
     assert cloud_logging_server.duplicates == 0
 
 
+@pytest.mark.usefixtures("protocol")
 def test_a_forked_child_may_start_a_shipper_of_its_own(
     tmp_path: Path, cloud_logging_server: CloudLoggingServer
 ) -> None:
@@ -251,10 +263,60 @@ if child == 0:
     os._exit(0 if shipper.flush(20) else 1)
 assert os.waitpid(child, 0)[1] == 0
 """
-    process = run(body, tmp_path, cloud_logging_server)
-    _, errors = process.communicate(timeout=60)
-    assert process.returncode == 0, errors.decode()
+    finish(run(body, tmp_path, cloud_logging_server))
     assert arrived(cloud_logging_server) == list(range(200))
+
+
+@pytest.mark.usefixtures("protocol")
+def test_workers_forked_while_entries_are_shipped_neither_hang_nor_print(
+    tmp_path: Path, cloud_logging_server: CloudLoggingServer
+) -> None:
+    """As the workers of data loaders are, while the shipper makes requests."""
+    body = """
+import multiprocessing
+shipper.start(); record(first, 1); assert shipper.flush(20)
+for number in range(1, count):
+    record(number, 1)
+    child = os.fork()
+    if child == 0:
+        sys.exit(0) if number % 2 else os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+with multiprocessing.get_context("fork").Pool(2) as pool:
+    assert pool.map(abs, range(100)) == list(range(100))
+assert shipper.flush(20)
+"""
+    finish(run(body, tmp_path, cloud_logging_server, count=40))
+    assert arrived(cloud_logging_server) == list(range(40))
+
+
+def test_the_job_keeps_its_settings_of_logging_and_forks(
+    tmp_path: Path, cloud_logging_server: CloudLoggingServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """google-api-core would stop the loggers below "google" from reaching the job's handlers."""
+    monkeypatch.setenv("ML_DIAGNOSTICS_LOGGING_TRANSPORT", "grpc")
+    body = """
+import logging
+shipper.start(); record(first, count); assert shipper.flush(20)
+assert "grpc" in sys.modules
+assert logging.getLogger("google").propagate
+assert "GRPC_ENABLE_FORK_SUPPORT" not in os.environ
+"""
+    finish(run(body, tmp_path, cloud_logging_server))
+
+
+@pytest.mark.usefixtures("protocol")
+def test_an_address_without_a_server_holds_up_the_exit_for_the_grace_period(
+    tmp_path: Path, cloud_logging_server: CloudLoggingServer
+) -> None:
+    body = """
+os.environ["CLOUDSDK_API_ENDPOINT_OVERRIDES_LOGGING"] = "https://127.0.0.1:9/"
+shipper._grace_period_seconds = 0.5
+shipper.start(); record(first, count); assert not shipper.flush(1); print(time.time())
+"""
+    ended = float(finish(run(body, tmp_path, cloud_logging_server)))
+    assert time.time() - ended < 3
+    ship_here(tmp_path, cloud_logging_server)
+    assert arrived(cloud_logging_server) == list(range(100))
 
 
 def test_our_own_entries_go_before_what_others_left(
@@ -450,7 +512,7 @@ def test_the_last_request_ends_with_the_grace_period(tmp_path: Path, cloud_loggi
     cloud_logging_server.faults.script([Status(503)], on="write")
     cloud_logging_server.faults.always(Hang(), on="write")
     Journal(LOG, root=tmp_path, labels={}).append({"step_count": 0})
-    environ = {**cloud_logging_server.environment(), "ML_DIAGNOSTICS_LOGGING_GRPC": ""}
+    environ = cloud_logging_server.environment()
     shipper = Shipper(LOG, root=tmp_path, connect=lambda: connect(environ=environ), request_seconds=30)
     shipper.start()
     wait_until(lambda: shipper.statistics().state == "waiting")

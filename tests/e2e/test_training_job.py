@@ -191,8 +191,8 @@ def test_a_cloud_that_fails_still_gets_the_job_to_the_nanosecond(
 ) -> None:
     server, job = cloud_logging_server, tmp_path / "job"
     redirected = {**control_plane_server.environment(), **server.environment()}
-    over_grpc = environment(job, ML_DIAGNOSTICS_BACKEND="cloud", **redirected)
-    over_rest = {name: value for name, value in over_grpc.items() if name != "ML_DIAGNOSTICS_LOGGING_GRPC"}
+    over_rest = environment(job, ML_DIAGNOSTICS_BACKEND="cloud", **redirected)
+    over_grpc = {**over_rest, "ML_DIAGNOSTICS_LOGGING_TRANSPORT": "grpc"}
 
     server.faults.always(Status(503), on="write")
     control_plane_server.faults.sometimes(Status(503), probability=1 / 4, seed=3)

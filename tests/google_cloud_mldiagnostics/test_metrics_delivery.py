@@ -46,7 +46,6 @@ def run(root: Path, server: CloudLoggingServer, count: int, end: str) -> subproc
     environ = {
         **os.environ,
         **server.environment(),
-        "ML_DIAGNOSTICS_LOGGING_GRPC": "",
         "ML_DIAGNOSTICS_BACKEND": "auto",
     }
     command = [sys.executable, "-c", PROGRAM + end, str(root), str(count)]
@@ -55,7 +54,7 @@ def run(root: Path, server: CloudLoggingServer, count: int, end: str) -> subproc
 
 def ship_the_rest(root: Path, server: CloudLoggingServer, count: int) -> None:
     """As the next process does that begins a run."""
-    environ = {**server.environment(), "ML_DIAGNOSTICS_LOGGING_GRPC": ""}
+    environ = server.environment()
 
     def arrived() -> int:
         return sum(record.entries or 0 for record in server.requests_for("write")) - server.duplicates

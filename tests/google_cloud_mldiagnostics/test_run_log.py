@@ -27,7 +27,7 @@ LABELS = {"job": RUN, "attempt": "1", "host": "host-a", "process_index": "0", "p
 
 @pytest.fixture
 def connected(cloud_logging_server: CloudLoggingServer) -> Callable[[], LoggingTransport]:
-    environ = {**cloud_logging_server.environment(), "ML_DIAGNOSTICS_LOGGING_GRPC": ""}
+    environ = cloud_logging_server.environment()
     return lambda: connect(environ=environ)
 
 
@@ -74,7 +74,7 @@ def test_googles_own_client_finds_a_metric_where_the_console_does(
 
 @pytest.fixture
 def cloud(cloud_logging_server: CloudLoggingServer, monkeypatch: pytest.MonkeyPatch) -> Cloud:
-    for name, value in {**cloud_logging_server.environment(), "ML_DIAGNOSTICS_LOGGING_GRPC": ""}.items():
+    for name, value in cloud_logging_server.environment().items():
         monkeypatch.setenv(name, value)
     return Cloud()
 
@@ -124,7 +124,7 @@ def test_a_source_continues_from_a_position(
 
 
 def test_a_run_is_shipped_to_its_own_project(tmp_path: Path, cloud_logging_server: CloudLoggingServer) -> None:
-    environ = {**cloud_logging_server.environment(), "ML_DIAGNOSTICS_LOGGING_GRPC": ""}
+    environ = cloud_logging_server.environment()
     for project in ("mine", "theirs"):
         with active(
             tmp_path, run_id=project, project=project, is_shipped=True, connect=lambda: connect(environ=environ)
@@ -241,7 +241,7 @@ for handler in logging.getLogger().handlers:
 set_active_run(None)
 assert log.close(20)
 """
-    environ = {**os.environ, **cloud_logging_server.environment(), "ML_DIAGNOSTICS_LOGGING_GRPC": ""}
+    environ = {**os.environ, **cloud_logging_server.environment()}
     environ["ML_DIAGNOSTICS_BACKEND"] = "auto"
     output = run_program(program, tmp_path, env=environ)
     told = [entry for entry in cloud_logging_server.entries() if not entry["logName"].endswith("ml_diagnostics_metric")]

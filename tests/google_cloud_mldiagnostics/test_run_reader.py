@@ -19,7 +19,7 @@ _DAY_NS = 86_400 * 10**9
 
 @pytest.fixture
 def cloud(cloud_logging_server: CloudLoggingServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cloud]:
-    for name, value in {**cloud_logging_server.environment(), "ML_DIAGNOSTICS_LOGGING_GRPC": ""}.items():
+    for name, value in cloud_logging_server.environment().items():
         monkeypatch.setenv(name, value)
     cloud = Cloud()
     yield cloud

@@ -224,9 +224,9 @@ class Cloud:
         variables |= {"GOOGLE_APPLICATION_CREDENTIALS": str(self._folder / "key.json")}
         variables |= {"PYTHONPATH": str(self._folder), "LOOPBACK_REST": self.logging.rest_url, "LOOPBACK_GRPC": ""}
         if is_grpc:
-            variables["LOOPBACK_GRPC"] = self.logging.grpc_target
+            variables |= {"LOOPBACK_GRPC": self.logging.grpc_target, "ML_DIAGNOSTICS_LOGGING_TRANSPORT": "grpc"}
         else:
-            variables |= {"GOOGLE_CLOUD_DISABLE_GRPC": "true", "ML_DIAGNOSTICS_LOGGING_GRPC": ""}
+            variables |= {"GOOGLE_CLOUD_DISABLE_GRPC": "true"}
         variables.pop("CLOUDSDK_AUTH_DISABLE_CREDENTIALS")
         return variables
 

@@ -6,9 +6,10 @@ import sys
 import time
 
 import pytest
+from google.auth.credentials import Credentials
 from google.cloud import monitoring_v3
+from ml_diagnostics_testing.cloud_monitoring import CloudMonitoringServer
 from ml_diagnostics_testing.faults import Hang, Status
-from ml_goodput_measurement import gcp_metrics
 from ml_goodput_measurement.exceptions import CloudMonitoringError
 from ml_goodput_measurement.gcp_metrics import GCPMetrics, ValueType
 
@@ -140,27 +141,25 @@ def test_the_requested_delay_of_the_server_is_returned(cloud_monitoring_server, 
     assert caught.value.retry_after_seconds == 7.0
 
 
-@pytest.mark.parametrize("variable", ["ML_DIAGNOSTICS_MONITORING_GRPC", "CLOUDSDK_API_ENDPOINT_OVERRIDES_MONITORING"])
-def test_a_variable_redirects_the_client(cloud_monitoring_server, variable):
-    target = cloud_monitoring_server.grpc_target
-    environ = {variable: f"http://{target}/" if variable.startswith("CLOUDSDK") else target}
+def test_a_variable_redirects_the_client(cloud_monitoring_server):
+    environ = {"CLOUDSDK_API_ENDPOINT_OVERRIDES_MONITORING": f"http://{cloud_monitoring_server.grpc_target}/"}
     metrics = GCPMetrics("test-project", environ=environ)
     metrics.send_metrics([metric()])
     metrics.close()
     assert len(cloud_monitoring_server.series()) == 1
 
 
-@pytest.mark.parametrize(
-    ("url", "expected"),
-    [
-        ("http://h/", ("h:80", False)),
-        ("https://h/v3/", ("h:443", True)),
-        ("https://[::1]:5/", ("[::1]:5", True)),
-        ("", (None, True)),
-    ],
-)
-def test_only_https_is_spoken_to_with_tls(url, expected):
-    assert gcp_metrics._target({"CLOUDSDK_API_ENDPOINT_OVERRIDES_MONITORING": url}) == expected
+def test_points_are_written_over_tls_with_a_token(certificate_authority):
+    class Token(Credentials):
+        def refresh(self, request):
+            self.token = "secret-token"
+
+    with CloudMonitoringServer(tls=certificate_authority) as server:
+        metrics = GCPMetrics("test-project", credentials=Token(), environ=server.environment())
+        metrics.send_metrics([metric()])
+        metrics.close()
+        assert len(server.series()) == 1
+        assert server.requests[0].headers["authorization"] == "Bearer secret-token"
 
 
 def test_importing_it_imports_no_client():

@@ -28,14 +28,9 @@ def truth() -> tuple[Any, ...]:
     return contents_of(calculator(cloud_logger=MemoryLog(LIFE.payloads)).report())
 
 
-@pytest.fixture(params=["rest", "grpc"])
-def cloud(
-    request: pytest.FixtureRequest, cloud_logging_server: CloudLoggingServer, monkeypatch: pytest.MonkeyPatch
-) -> CloudLoggingServer:
-    environ = cloud_logging_server.environment()
-    if request.param == "rest":
-        del environ["ML_DIAGNOSTICS_LOGGING_GRPC"]
-    for name, value in environ.items():
+@pytest.fixture
+def cloud(cloud_logging_server: CloudLoggingServer, monkeypatch: pytest.MonkeyPatch) -> CloudLoggingServer:
+    for name, value in cloud_logging_server.environment().items():
         monkeypatch.setenv(name, value)
     monkeypatch.setenv("ML_DIAGNOSTICS_BACKEND", "auto")
     return cloud_logging_server
@@ -161,12 +156,11 @@ def test_a_cloud_that_fails_between_two_pages_loses_nothing(cloud: CloudLoggingS
 
 @pytest.mark.parametrize(
     ("variable", "value"),
-    [("CLOUDSDK_API_ENDPOINT_OVERRIDES_LOGGING", "not an address"), ("ML_DIAGNOSTICS_LOGGING_GRPC", "http://a")],
+    [("CLOUDSDK_API_ENDPOINT_OVERRIDES_LOGGING", "not an address"), ("ML_DIAGNOSTICS_LOGGING_TRANSPORT", "http")],
 )
 def test_an_endpoint_that_is_none_is_refused_by_its_name(
     cloud: CloudLoggingServer, monkeypatch: pytest.MonkeyPatch, variable: str, value: str
 ) -> None:
-    monkeypatch.delenv("ML_DIAGNOSTICS_LOGGING_GRPC", raising=False)
     monkeypatch.setenv(variable, value)
     record(LIFE.payloads)
     with pytest.raises(ConfigurationError, match=variable):

@@ -376,7 +376,7 @@ def test_a_server_of_its_own_process_prints_its_address_and_ends_on_request(tmp_
     command += ["--project", "p", "--preload", str(entries), "--log-id", "train"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
-        lines = [process.stdout.readline().strip().removeprefix("export ") for _ in range(5)]
+        lines = [process.stdout.readline().strip().removeprefix("export ") for _ in range(4)]
         environment = dict(line.split("=", 1) for line in lines)
         url = environment["CLOUDSDK_API_ENDPOINT_OVERRIDES_LOGGING"]
         body = {"resourceNames": ["projects/p"], "filter": 'log_id("train")'}

@@ -311,7 +311,6 @@ def test_the_environment_points_at_the_server(server):
         "CLOUDSDK_AUTH_DISABLE_CREDENTIALS": "1",
         "CLOUDSDK_CORE_PROJECT": "test-project",
         "GOOGLE_CLOUD_PROJECT": "test-project",
-        "ML_DIAGNOSTICS_MONITORING_GRPC": server.grpc_target,
     }
 
 

@@ -33,7 +33,6 @@ def test_the_environment_points_at_the_server(cloud_logging_server: CloudLogging
         "CLOUDSDK_AUTH_DISABLE_CREDENTIALS": "1",
         "CLOUDSDK_CORE_PROJECT": "test-project",
         "GOOGLE_CLOUD_PROJECT": "test-project",
-        "ML_DIAGNOSTICS_LOGGING_GRPC": cloud_logging_server.grpc_target,
     }
 
 

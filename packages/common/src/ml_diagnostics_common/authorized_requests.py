@@ -10,10 +10,13 @@ import contextlib
 import functools
 import time
 from collections.abc import Iterator, Mapping, MutableMapping
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ml_diagnostics_common.exceptions import MissingExtraError
 from ml_diagnostics_common.failures import Kind, RemoteError, classify, response_error
+
+if TYPE_CHECKING:
+    import ssl
 
 __all__ = ["LIST_BYTES", "RESPONSE_BYTES", "Answer", "Session", "open_session"]
 
@@ -127,13 +130,16 @@ class Session:
             self._credentials.apply(headers)
 
 
-def open_session(credentials: Any, feature: str, *, ca_certs: str | None = None) -> Session:
+def open_session(
+    credentials: Any, feature: str, *, ca_certs: str | None = None, tls: ssl.SSLContext | None = None
+) -> Session:
     """Return a session for an API that these credentials are for.
 
     Args:
         credentials: A `google.auth.credentials.Credentials`.
         feature: The feature that needs it, for the message if google-auth is missing.
         ca_certs: A file of the authorities to trust; None for those that `requests` trusts.
+        tls: With a client certificate for connections to the API (mTLS); None for connections without one.
 
     Raises:
         MissingExtraError: google-auth or requests is not installed.
@@ -145,7 +151,7 @@ def open_session(credentials: Any, feature: str, *, ca_certs: str | None = None)
     except ImportError as error:
         raise MissingExtraError(feature, "ml-diagnostics-common", "logging") from error
     # Requests for a token by an adapter of google.auth's own would try four times to connect, each its full time.
-    return Session(credentials, bounded_http(0), Request(session=bounded_http(RESPONSE_BYTES)), ca_certs)
+    return Session(credentials, bounded_http(0, tls), Request(session=bounded_http(RESPONSE_BYTES)), ca_certs)
 
 
 @contextlib.contextmanager

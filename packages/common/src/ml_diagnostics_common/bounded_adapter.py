@@ -7,6 +7,7 @@ socket, and a compressed body of 2 MB may become 2 GiB in memory.
 from __future__ import annotations
 
 import functools
+import ssl
 import time
 import zlib
 from collections.abc import Iterator
@@ -32,16 +33,17 @@ _PIECE_BYTES = 1 << 18
 _GZIP_OR_ZLIB = zlib.MAX_WBITS | 32
 
 
-def bounded_http(most_bytes: int) -> requests.Session:
+def bounded_http(most_bytes: int, tls: ssl.SSLContext | None = None) -> requests.Session:
     """Return a `requests.Session` whose responses are limited in size and, given a `Deadline`, in time.
 
     Args:
         most_bytes: The limit of a body after decompression, unless `response.raw.most_bytes` is set.
+        tls: With a client certificate; None for connections without one.
     """
     session = requests.Session()
     session.headers["Accept-Encoding"] = "gzip"  # No more than what is decompressed here, in bounded memory.
     for prefix in ("http://", "https://"):
-        session.mount(prefix, BoundedAdapter(most_bytes))
+        session.mount(prefix, BoundedAdapter(most_bytes, tls))
     return session
 
 
@@ -103,13 +105,23 @@ class BoundedAdapter(TimedHeadersAdapter):
 
     Args:
         most_bytes: The limit of a body after decompression, unless `response.raw.most_bytes` is set.
+        tls: With a client certificate; None for connections without one.
     """
 
     _response_class = TimedResponse
 
-    def __init__(self, most_bytes: int) -> None:
+    def __init__(self, most_bytes: int, tls: ssl.SSLContext | None = None) -> None:
         self._most_bytes = most_bytes
+        self._tls = {} if tls is None else {"ssl_context": tls}
         super().__init__()
+
+    def init_poolmanager(self, *args: Any, **kwargs: Any) -> None:
+        """Make pools that also use the client certificate."""
+        super().init_poolmanager(*args, **kwargs, **self._tls)
+
+    def proxy_manager_for(self, *args: Any, **kwargs: Any) -> Any:
+        """Make the same for connections through a proxy."""
+        return super().proxy_manager_for(*args, **kwargs, **self._tls)
 
     def send(self, *args: Any, **kwargs: Any) -> Any:
         """Send a request; see `requests.adapters.HTTPAdapter.send`."""

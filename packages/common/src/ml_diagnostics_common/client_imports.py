@@ -17,6 +17,7 @@ __all__ = ["import_clients", "import_undisturbed"]
 
 _CLIENTS = (
     "google.auth.compute_engine",
+    "google.auth.transport.mtls",
     "google.auth.transport.requests",
     "google.oauth2.credentials",
     "google.oauth2.service_account",

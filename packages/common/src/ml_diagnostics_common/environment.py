@@ -32,10 +32,10 @@ __all__ = [
     "diagnostics_directory",
     "endpoint",
     "find_cloud",
-    "grpc_target",
     "identity",
-    "logging_grpc_target",
+    "logging_over_grpc",
     "orchestrator",
+    "secure_endpoint",
 ]
 
 
@@ -366,32 +366,44 @@ def endpoint(service: str, environ: Mapping[str, str] = os.environ) -> str | Non
     return url.rstrip("/")
 
 
-def logging_grpc_target(environ: Mapping[str, str] = os.environ) -> str | None:
-    """Reads `ML_DIAGNOSTICS_LOGGING_GRPC`: see `grpc_target`."""
-    return grpc_target("logging", environ)
-
-
-def grpc_target(service: str, environ: Mapping[str, str] = os.environ) -> str | None:
-    """Reads `ML_DIAGNOSTICS_<SERVICE>_GRPC`: a server of a service that is spoken to by gRPC without TLS.
-
-    Args:
-        service: "logging" or "monitoring".
-        environ: The environment variables.
-
-    Returns:
-        'host:port', or None when the variable is not set.
+def secure_endpoint(service: str, environ: Mapping[str, str] = os.environ) -> str | None:
+    """Return `endpoint(service)`, where only this machine may be reached without TLS.
 
     Raises:
-        ConfigurationError: The value is not of the form host:port.
+        ConfigurationError: The value is not a URL, or entries and a token would cross a network in clear text.
     """
-    variable = f"ML_DIAGNOSTICS_{service.upper()}_GRPC"
-    target = environ.get(variable, "").strip()
-    if not target:
-        return None
-    host, _, port = target.rpartition(":")
-    if not host or "/" in target or not 0 < (_natural_number(port) or 0) < 65536:
-        raise ConfigurationError(f"{variable} is {target!r}; set it to 'host:port' without a scheme, or unset it")
-    return target
+    url = endpoint(service, environ)
+    if url and url.startswith("http:") and not _is_loopback(url):
+        raise ConfigurationError(
+            f"CLOUDSDK_API_ENDPOINT_OVERRIDES_{service.upper()} is {url!r}: http is only for addresses of this "
+            "machine; set it to an https URL"
+        )
+    return url
+
+
+def logging_over_grpc(environ: Mapping[str, str] = os.environ) -> bool:
+    """Read `ML_DIAGNOSTICS_LOGGING_TRANSPORT`: True for `grpc`, False for `rest` and by default.
+
+    Raises:
+        ConfigurationError: It has another value.
+    """
+    value = environ.get("ML_DIAGNOSTICS_LOGGING_TRANSPORT", "").strip().lower()
+    if value not in ("", "rest", "grpc"):
+        raise ConfigurationError(
+            f"ML_DIAGNOSTICS_LOGGING_TRANSPORT is {value!r}; set it to 'rest' or 'grpc', or unset it"
+        )
+    return value == "grpc"
+
+
+def _is_loopback(url: str) -> bool:
+    import ipaddress
+    from urllib.parse import urlsplit
+
+    host = urlsplit(url).hostname or ""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 def _is_web_address(url: str) -> bool:

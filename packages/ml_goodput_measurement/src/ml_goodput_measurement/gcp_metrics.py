@@ -14,10 +14,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ml_diagnostics_common.credentials import find_cloud
-from ml_diagnostics_common.environment import endpoint, grpc_target
+from ml_diagnostics_common.environment import secure_endpoint
 from ml_diagnostics_common.exceptions import DiagnosticsError
 from ml_diagnostics_common.failures import classify
-from ml_diagnostics_common.grpc_channels import bounded_transport
+from ml_diagnostics_common.grpc_clients import open_client
 from ml_diagnostics_common.guard import Counters, log_once
 
 from ml_goodput_measurement._record.arguments import RebuiltFromArguments
@@ -67,7 +67,7 @@ class Written(NamedTuple):
 class GCPMetrics(RebuiltFromArguments):
     """Writes points to the Cloud Monitoring of one project. Connects at the first write.
 
-    `ML_DIAGNOSTICS_MONITORING_GRPC`, or else `CLOUDSDK_API_ENDPOINT_OVERRIDES_MONITORING`, redirects it.
+    `CLOUDSDK_API_ENDPOINT_OVERRIDES_MONITORING` redirects it.
 
     Args:
         project_id: The project's id.
@@ -203,35 +203,19 @@ class GCPMetrics(RebuiltFromArguments):
 
     def _connected(self) -> MetricServiceClient:
         if self._client is None:
+            from google.auth.credentials import AnonymousCredentials
             from google.cloud.monitoring_v3 import MetricServiceClient
+            from google.cloud.monitoring_v3.services.metric_service.transports import MetricServiceGrpcTransport
 
-            self._client = MetricServiceClient(transport=self._transport())
+            url = secure_endpoint("monitoring", self._environ)
+            if url is not None and url.startswith("http:"):
+                credentials = AnonymousCredentials()
+            else:
+                credentials = self._credentials or find_cloud(self._project_id, environ=self._environ).credentials
+            self._client = open_client(
+                MetricServiceClient, MetricServiceGrpcTransport, write=_WRITE, url=url, credentials=credentials
+            )
         return self._client
-
-    def _transport(self) -> Any:
-        from google.cloud.monitoring_v3.services.metric_service.transports import MetricServiceGrpcTransport
-
-        target, secure = _target(self._environ)
-        credentials = None
-        if secure:
-            credentials = self._credentials or find_cloud(self._project_id, environ=self._environ).credentials
-        return bounded_transport(MetricServiceGrpcTransport, write=_WRITE, target=target, credentials=credentials)
-
-
-def _target(environ: Mapping[str, str]) -> tuple[str | None, bool]:
-    """Where the server is, if elsewhere than usual, and whether it is spoken to with TLS."""
-    target = grpc_target("monitoring", environ)
-    if target:
-        return target, False
-    url = endpoint("monitoring", environ)
-    if not url:
-        return None, True
-    from urllib.parse import urlsplit
-
-    parts = urlsplit(url)
-    secure = parts.scheme == "https"
-    host = f"[{parts.hostname}]" if ":" in (parts.hostname or "") else parts.hostname
-    return f"{host}:{parts.port or (443 if secure else 80)}", secure
 
 
 # --- Errors -------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Which transport: the one that the environment asks for."""
+"""The transport that the environment asks for."""
 
 from __future__ import annotations
 
@@ -9,43 +9,40 @@ from typing import Any
 from ml_diagnostics_common.client_imports import import_clients, import_undisturbed
 from ml_diagnostics_common.cloud_logging.transport import LoggingTransport
 from ml_diagnostics_common.credentials import CloudEnvironment, find_cloud
-from ml_diagnostics_common.environment import endpoint, logging_grpc_target
+from ml_diagnostics_common.environment import logging_over_grpc, secure_endpoint
 
 __all__ = ["connect", "make_transport"]
 
 
 def make_transport(cloud: CloudEnvironment, environ: Mapping[str, str] = os.environ) -> LoggingTransport:
-    """Chooses the protocol: REST, unless `ML_DIAGNOSTICS_LOGGING_GRPC` names a gRPC server.
-
-    REST reads faster (typed JSON needs no wrapper objects), and holds no threads, so that a process may fork.
+    """Return a transport that has made no request yet: REST, or gRPC for writing if the environment selects it.
 
     Args:
         cloud: The project and credentials.
-        environ: The environment variables; `CLOUDSDK_API_ENDPOINT_OVERRIDES_LOGGING` redirects REST.
-
-    Returns:
-        A transport; no request was made yet.
+        environ: The environment variables: `ML_DIAGNOSTICS_LOGGING_TRANSPORT`, and
+            `CLOUDSDK_API_ENDPOINT_OVERRIDES_LOGGING` redirects both.
 
     Raises:
-        ConfigurationError: One of the variables cannot be an address.
-        MissingExtraError: google-cloud-logging is not installed.
+        ConfigurationError: One of the variables has an invalid value.
+        MissingExtraError: google-auth or requests is not installed. For gRPC, the first write raises it if
+            google-cloud-logging is not installed.
     """
-    target = logging_grpc_target(environ)
-    if target:
+    url = secure_endpoint("logging", environ)
+    if logging_over_grpc(environ):
         import_undisturbed("ml_diagnostics_common.cloud_logging.grpc_transport")
         from ml_diagnostics_common.cloud_logging.grpc_transport import GrpcTransport
 
-        return GrpcTransport(cloud, target=target)
+        return GrpcTransport(cloud, url=url)
     import_undisturbed("ml_diagnostics_common.cloud_logging.rest_transport")
     from ml_diagnostics_common.cloud_logging.rest_transport import RestTransport
 
-    return RestTransport(cloud, base_url=endpoint("logging", environ))
+    return RestTransport(cloud, url=url)
 
 
 def connect(
     project: str | None = None, credentials: Any = None, *, environ: Mapping[str, str] = os.environ
 ) -> LoggingTransport:
-    """Finds a cloud and speaks to it: what a `Shipper` is given to do in its own thread. May block a second.
+    """Find a cloud and return a transport for it. A `Shipper` calls this in its own thread; it may take a second.
 
     Args:
         project: The project's id, if the caller knows it.
@@ -54,8 +51,8 @@ def connect(
 
     Raises:
         CredentialsError: No project or no credentials were found.
-        MissingExtraError: google-cloud-logging is not installed.
-        ConfigurationError: A variable of the environment cannot be an address.
+        MissingExtraError: See `make_transport`.
+        ConfigurationError: See `make_transport`.
     """
     import_clients()
     return make_transport(find_cloud(project, credentials, environ=environ), environ)

@@ -1,24 +1,25 @@
-"""Cloud Logging over gRPC: the google client's generated surface, without its retries and wrapper objects."""
+"""Cloud Logging written over gRPC by google-cloud-logging's client, without its retries and wrapper objects."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from ml_diagnostics_common.client_imports import import_undisturbed
-from ml_diagnostics_common.cloud_logging.decoding import EntryDecoder, Origin
-from ml_diagnostics_common.cloud_logging.transport import Page, TransportError, entry_error
+from ml_diagnostics_common.cloud_logging.rest_transport import RestTransport
+from ml_diagnostics_common.cloud_logging.transport import TransportError, entry_error
 from ml_diagnostics_common.credentials import CloudEnvironment
 from ml_diagnostics_common.entry import parse_timestamp
 from ml_diagnostics_common.exceptions import MissingExtraError
 from ml_diagnostics_common.failures import classify
-from ml_diagnostics_common.grpc_channels import bounded_transport
+from ml_diagnostics_common.grpc_clients import import_grpc_modules, open_client
 
 __all__ = ["GrpcTransport"]
 
 _MODULES = (
     "grpc._interceptor",  # The client imports it when it makes a channel.
+    "google.auth.transport.grpc",
     "google.cloud.logging_v2.services.logging_service_v2",
     "google.cloud.logging_v2.services.logging_service_v2.transports",
     "google.cloud.logging_v2.types",
@@ -26,37 +27,31 @@ _MODULES = (
 )
 
 
-class GrpcTransport:
-    """A `LoggingTransport` over gRPC.
+_process_of_grpc: int | None = None  # The first that used gRPC, among this process and those that it was forked from.
+
+
+class GrpcTransport(RestTransport):
+    """A `LoggingTransport` that writes over gRPC. It reads over REST, which takes less time.
+
+    grpc is imported by the first write, in the thread that writes. A process that is forked after that writes over
+    REST: gRPC's threads are not in it, and a call would hang or abort it.
 
     Args:
         cloud: The project and credentials.
-        target: `host:port` of a server that is spoken to without TLS and credentials; None is Google's.
+        url: See `RestTransport`.
     """
 
-    def __init__(self, cloud: CloudEnvironment, *, target: str | None = None) -> None:
-        import_undisturbed(*_MODULES)
-        try:
-            from google.cloud.logging_v2.services.logging_service_v2 import LoggingServiceV2Client
-            from google.cloud.logging_v2.services.logging_service_v2.transports import (
-                LoggingServiceV2GrpcTransport,
-            )
-        except ImportError as error:
-            raise MissingExtraError("Cloud Logging", "ml-diagnostics-common", "logging") from error
-        self.project = cloud.project
-        self.principal = cloud.principal
-        transport = bounded_transport(
-            LoggingServiceV2GrpcTransport,
-            write="google.logging.v2.LoggingServiceV2/WriteLogEntries",
-            target=target,
-            credentials=None if target else cloud.credentials,
-        )
-        self._transport = transport
-        self._client = LoggingServiceV2Client(transport=transport)
-        self._decoder = EntryDecoder(_key, _resource_key, _origin)
+    def __init__(self, cloud: CloudEnvironment, *, url: str | None = None) -> None:
+        super().__init__(cloud, url=url)
+        self._cloud, self._url = cloud, url
+        self._client: Any = None
 
     def write(self, entries: Sequence[Mapping[str, Any]], *, timeout_seconds: float) -> None:
         """See `LoggingTransport.write`."""
+        if _process_of_grpc not in (None, os.getpid()):
+            super().write(entries, timeout_seconds=timeout_seconds)
+            return
+        client = self._client or self._open_client()
         from google.cloud.logging_v2.types import WriteLogEntriesRequest
 
         request = WriteLogEntriesRequest(partial_success=True)
@@ -65,58 +60,49 @@ class GrpcTransport:
             for entry in entries:
                 _fill_entry(add(), entry)
         except (TypeError, ValueError, KeyError) as error:
-            raise TransportError("INVALID_ARGUMENT", f"an entry that protobuf does not take ({error})") from error
+            raise TransportError("INVALID_ARGUMENT", f"protobuf cannot encode an entry ({error})") from error
         with _call_errors():
-            self._client.write_log_entries(request=request, retry=None, timeout=timeout_seconds)
-
-    def list_page(
-        self, filter_: str, *, order_by: str, page_size: int, page_token: str = "", timeout_seconds: float
-    ) -> Page:
-        """See `LoggingTransport.list_page`."""
-        from google.cloud.logging_v2.types import ListLogEntriesRequest, ListLogEntriesResponse
-
-        request = ListLogEntriesRequest(
-            resource_names=[f"projects/{self.project}"],
-            filter=filter_,
-            order_by=order_by,
-            page_size=page_size,
-            page_token=page_token,
-        )
-        with _call_errors():
-            pager = self._client.list_log_entries(request=request, retry=None, timeout=timeout_seconds)
-            page = ListLogEntriesResponse.pb(next(iter(pager.pages)))
-        entries = page.entries
-        return Page(
-            [
-                self._decoder.entry(
-                    _time_ns(entry.timestamp),
-                    entry.insert_id,
-                    _dictionary(entry.json_payload),
-                    entry.log_name,
-                    _severity(entry.severity),
-                    entry,
-                )
-                for entry in entries
-            ],
-            page.next_page_token,
-            lambda index: _time_ns(entries[index].receive_timestamp) or _time_ns(entries[index].timestamp),
-        )
+            client.write_log_entries(request=request, retry=None, timeout=timeout_seconds)
 
     def close(self) -> None:
-        """Closes the channel."""
-        self._transport.close()
+        """See `LoggingTransport.close`."""
+        super().close()
+        if self._client is not None:
+            self._client.transport.close()
+
+    def _open_client(self) -> Any:
+        global _process_of_grpc
+        import_grpc_modules(*_MODULES)
+        try:
+            from google.cloud.logging_v2.services.logging_service_v2 import LoggingServiceV2Client
+            from google.cloud.logging_v2.services.logging_service_v2.transports import LoggingServiceV2GrpcTransport
+        except ImportError as error:
+            raise MissingExtraError("ML_DIAGNOSTICS_LOGGING_TRANSPORT=grpc", "ml-diagnostics-common", "grpc") from error
+        _process_of_grpc = os.getpid()
+
+        self._client = open_client(
+            LoggingServiceV2Client,
+            LoggingServiceV2GrpcTransport,
+            write="google.logging.v2.LoggingServiceV2/WriteLogEntries",
+            url=self._url,
+            credentials=self._cloud.credentials,
+        )
+        return self._client
 
 
-# --- To protobuf: seven times faster than json_format, whose time would be the trainer's -----------------
+# --- To protobuf: seven times faster than json_format, and the CPU time is the trainer's ------------------
 
-_DEEPEST = 30  # A level of JSON is three of protobuf, whose readers go down a hundred.
+_DEEPEST = 30  # A level of JSON is three of protobuf, whose decoders accept a hundred.
 _FIELDS = frozenset({"logName", "resource", "severity", "timestamp", "insertId", "labels", "jsonPayload"})
+_SEVERITIES = "DEFAULT", "DEBUG", "INFO", "NOTICE", "WARNING", "ERROR", "CRITICAL", "ALERT", "EMERGENCY"
+_SEVERITY_NUMBERS = {name: 100 * index for index, name in enumerate(_SEVERITIES)}
+_SECOND = 1_000_000_000
 
 
 def _fill_entry(message: Any, entry: Mapping[str, Any]) -> None:
     unknown = entry.keys() - _FIELDS
     if unknown:
-        raise ValueError(f"a LogEntry here has no {min(unknown)}")
+        raise ValueError(f"unexpected field {min(unknown)!r}")
     message.log_name = entry.get("logName", "")
     message.insert_id = entry.get("insertId", "")
     message.severity = _SEVERITY_NUMBERS[entry.get("severity", "DEFAULT")]
@@ -157,71 +143,12 @@ def _fill_value(message: Any, value: Any, depth: int) -> None:
             _fill_value(message.list_value.values.add(), item, depth + 1)
 
 
-# --- From protobuf ------------------------------------------------------------------------------------
-
-_SEVERITIES = {
-    0: "DEFAULT",
-    100: "DEBUG",
-    200: "INFO",
-    300: "NOTICE",
-    400: "WARNING",
-    500: "ERROR",
-    600: "CRITICAL",
-    700: "ALERT",
-    800: "EMERGENCY",
-}
-_SEVERITY_NUMBERS = {name: number for number, name in _SEVERITIES.items()}
-_SECOND = 1_000_000_000
-
-
-def _severity(number: int) -> str:
-    return _SEVERITIES.get(number) or str(number)
-
-
-def _time_ns(timestamp: Any) -> int:
-    nanoseconds: int = timestamp.seconds * _SECOND + timestamp.nanos
-    return nanoseconds
-
-
-def _key(entry: Any) -> Hashable:
-    return tuple(sorted(entry.labels.items())), _resource_key(entry)
-
-
-def _resource_key(entry: Any) -> Hashable:
-    return entry.resource.type, tuple(sorted(entry.resource.labels.items()))
-
-
-def _origin(entry: Any) -> Origin:
-    return dict(entry.labels), {"type": entry.resource.type, "labels": dict(entry.resource.labels)}
-
-
-def _dictionary(struct: Any) -> dict[str, Any]:
-    """A google.protobuf.Struct; five times faster than MessageToDict, which also makes text of every name."""
-    fields = struct.fields
-    return {name: _value(fields[name]) for name in fields}
-
-
-def _value(value: Any) -> Any:
-    # What is not set reads as 0 or "": most values are told without asking for their kind, which is slow.
-    common = value.number_value or value.string_value
-    if common:
-        return common
-    kind = value.WhichOneof("kind")
-    if kind == "number_value" or kind == "string_value" or kind == "bool_value":
-        return getattr(value, kind)
-    if kind == "struct_value":
-        return _dictionary(value.struct_value)
-    if kind == "list_value":
-        return [_value(item) for item in value.list_value.values]
-    return None
-
-
 # --- Errors -------------------------------------------------------------------------------------------
 
 
 @contextlib.contextmanager
 def _call_errors() -> Iterator[None]:
-    """Raise what a call raises as TransportError."""
+    """Raise what a call raises as `TransportError`."""
     from google.api_core.exceptions import GoogleAPICallError
     from google.auth.exceptions import GoogleAuthError
 

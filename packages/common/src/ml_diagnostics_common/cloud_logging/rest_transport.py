@@ -7,7 +7,7 @@ that. Its `list_entries` builds a wrapper object an entry, which is where 19 of 
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -15,13 +15,16 @@ from ml_diagnostics_common._version import __version__
 from ml_diagnostics_common.authorized_requests import LIST_BYTES, RESPONSE_BYTES, open_session
 from ml_diagnostics_common.cloud_logging.decoding import EntryDecoder, Origin, TimestampParser
 from ml_diagnostics_common.cloud_logging.transport import Page, TransportError, entry_error
-from ml_diagnostics_common.credentials import CloudEnvironment
+from ml_diagnostics_common.credentials import CloudEnvironment, universe_domain
 from ml_diagnostics_common.entry import EntryContext, LogEntry
+from ml_diagnostics_common.exceptions import CredentialsError
 from ml_diagnostics_common.failures import Kind, RemoteError, excerpt
+
+if TYPE_CHECKING:
+    import ssl
 
 __all__ = ["RestTransport"]
 
-_BASE_URL = "https://logging.googleapis.com"
 _UNREADABLE = (msgspec.DecodeError, ValueError, RecursionError)
 
 
@@ -55,14 +58,19 @@ class RestTransport:
 
     Args:
         cloud: The project and credentials.
-        base_url: Where Cloud Logging is, without `/v2`; None is Google's.
+        url: The server in place of Google's, with or without `/v2`; None for Google's.
+
+    Raises:
+        MissingExtraError: google-auth or requests is not installed.
+        CredentialsError: A client certificate is configured that cannot be used.
     """
 
-    def __init__(self, cloud: CloudEnvironment, *, base_url: str | None = None) -> None:
-        self._session = open_session(cloud.credentials, "Cloud Logging")
+    def __init__(self, cloud: CloudEnvironment, *, url: str | None = None) -> None:
+        client_certificate = _client_certificate()
+        self._session = open_session(cloud.credentials, "Cloud Logging", tls=client_certificate)
         self.project = cloud.project
         self.principal = cloud.principal
-        base = (base_url or _BASE_URL).rstrip("/")
+        base = (url or _google_url(cloud.credentials, client_certificate)).rstrip("/")
         self._api = base if base.endswith("/v2") else f"{base}/v2"
         self._headers = {
             "Content-Type": "application/json",
@@ -173,6 +181,33 @@ class RestTransport:
         except RemoteError as failure:
             raise _error(failure) from failure
         return answer.body
+
+
+def _client_certificate() -> ssl.SSLContext | None:
+    """Return TLS with the client certificate that Google's clients present (mTLS), if one is configured."""
+    try:
+        # Not in older releases of google-auth: with them only gRPC presents one.
+        from google.auth.exceptions import GoogleAuthError
+        from google.auth.transport.mtls import get_default_ssl_context
+    except ImportError:
+        return None
+    try:
+        return get_default_ssl_context()
+    except GoogleAuthError as error:
+        raise CredentialsError(
+            f"the client certificate (mTLS) cannot be used: {error}; correct its configuration, or set "
+            "GOOGLE_API_USE_CLIENT_CERTIFICATE=false"
+        ) from error
+
+
+def _google_url(credentials: Any, client_certificate: ssl.SSLContext | None) -> str:
+    """Return Google's URL of Cloud Logging, chosen as its own clients do: https://google.aip.dev/auth/4114."""
+    if client_certificate is not None:
+        from google.auth.transport.mtls import should_use_mtls_endpoint
+
+        if should_use_mtls_endpoint(True):
+            return "https://logging.mtls.googleapis.com"
+    return f"https://logging.{universe_domain(credentials)}"
 
 
 def _key(entry: _Entry) -> Hashable:

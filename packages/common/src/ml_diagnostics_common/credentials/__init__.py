@@ -8,6 +8,14 @@ from ml_diagnostics_common.credentials.credentials import (
     find_cloud,
     gcloud_directory,
     known_project,
+    universe_domain,
 )
 
-__all__ = ["CloudEnvironment", "active_configuration", "find_cloud", "gcloud_directory", "known_project"]
+__all__ = [
+    "CloudEnvironment",
+    "active_configuration",
+    "find_cloud",
+    "gcloud_directory",
+    "known_project",
+    "universe_domain",
+]

@@ -22,7 +22,14 @@ from ml_diagnostics_common.credentials.instance_metadata import (
 from ml_diagnostics_common.exceptions import CredentialsError, MissingExtraError, NoCloudError
 from ml_diagnostics_common.regular_file import read_regular
 
-__all__ = ["CloudEnvironment", "active_configuration", "find_cloud", "gcloud_directory", "known_project"]
+__all__ = [
+    "CloudEnvironment",
+    "active_configuration",
+    "find_cloud",
+    "gcloud_directory",
+    "known_project",
+    "universe_domain",
+]
 
 _SCOPES = ("https://www.googleapis.com/auth/cloud-platform",)
 _PROJECT_VARIABLES = ("GOOGLE_CLOUD_PROJECT", "CLOUDSDK_CORE_PROJECT")
@@ -82,6 +89,12 @@ def find_cloud(
             _what_is_missing(looked_for_credentials, looked_for_project)
         )
     return CloudEnvironment(named.id, found.credentials, found.principal, named.source)
+
+
+def universe_domain(credentials: Any) -> str:
+    """Return the domain of Google's services: `GOOGLE_CLOUD_UNIVERSE_DOMAIN`, or the credentials' own."""
+    found = os.environ.get("GOOGLE_CLOUD_UNIVERSE_DOMAIN") or getattr(credentials, "universe_domain", None)
+    return found or "googleapis.com"
 
 
 def _what_is_missing(looked_for_credentials: list[str], looked_for_project: list[str]) -> str:
@@ -264,7 +277,8 @@ def _of_instance(metadata: InstanceMetadata) -> _Found:
     """The machine's service account. Only built after our probe was answered, so nothing here waits."""
     import google.auth.compute_engine
 
-    return _Found(google.auth.compute_engine.Credentials(scopes=_SCOPES), metadata.principal or None)
+    credentials = google.auth.compute_engine.Credentials(scopes=_SCOPES)
+    return _Found(credentials.with_quota_project_from_environment(), metadata.principal or None)
 
 
 def _from_key_file(path: Path, who_says: str) -> _Found:

@@ -20,6 +20,8 @@ _LOGGERS: Final = (
     "google.auth._default",
     "google.auth.compute_engine._metadata",
     "google.auth.transport.requests",
+    "google.cloud.logging_v2.services.logging_service_v2.client",
+    "google.cloud.logging_v2.services.logging_service_v2.transports.grpc",
     "grpc",
     "grpc._channel",
     "grpc._common",

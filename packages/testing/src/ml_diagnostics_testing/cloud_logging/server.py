@@ -6,6 +6,7 @@ import urllib.parse
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+from ml_diagnostics_testing.certificates import CertificateAuthority
 from ml_diagnostics_testing.cloud_logging.entries import make_entry
 from ml_diagnostics_testing.cloud_logging.grpc_front import GrpcFront, frame
 from ml_diagnostics_testing.cloud_logging.store import MAX_REQUEST_BYTES, EntryStore, Page
@@ -33,6 +34,8 @@ class CloudLoggingServer(LoopbackServer):
             token for the rest, as the real service does with long logs; None scans all.
         retention_seconds: Entries older than this, or more than a day in the future, are accepted but never listed,
             as by the real service; None keeps all entries.
+        tls: Serves with TLS, with a certificate of this authority; None serves without.
+        require_client_certificate: With TLS, refuse clients that present no certificate of the authority (mTLS).
     """
 
     def __init__(
@@ -43,17 +46,20 @@ class CloudLoggingServer(LoopbackServer):
         max_page_size: int = 1000,
         scan_limit: int | None = None,
         retention_seconds: float | None = None,
+        tls: CertificateAuthority | None = None,
+        require_client_certificate: bool = False,
     ) -> None:
         self.project = project
         self._store = EntryStore(
             clock=clock, max_page_size=max_page_size, scan_limit=scan_limit, retention_seconds=retention_seconds
         )
-        super().__init__(clock=clock)
+        super().__init__(clock=clock, tls=tls, require_client_certificate=require_client_certificate)
         self._grpc = GrpcFront(self, write=self._write, list_=self._list)
+        self.serve_http2_by(self._grpc.port)
 
     @property
     def rest_url(self) -> str:
-        """The API endpoint for REST: `http://127.0.0.1:PORT`."""
+        """The API endpoint, `http://127.0.0.1:PORT`, with TLS `https://...`. It serves REST, and gRPC as well."""
         return self.url
 
     @property
@@ -78,11 +84,11 @@ class CloudLoggingServer(LoopbackServer):
     def environment(self) -> dict[str, str]:
         """Return the variables that redirect gcloud and the ML diagnostics libraries to this server."""
         return {
+            **super().environment(),
             "CLOUDSDK_API_ENDPOINT_OVERRIDES_LOGGING": f"{self.url}/",
             "CLOUDSDK_AUTH_DISABLE_CREDENTIALS": "1",
             "CLOUDSDK_CORE_PROJECT": self.project,
             "GOOGLE_CLOUD_PROJECT": self.project,
-            "ML_DIAGNOSTICS_LOGGING_GRPC": self.grpc_target,
         }
 
     def log_name(self, log_id: str) -> str:

@@ -15,6 +15,7 @@ from google.cloud.monitoring_v3.types import (
 )
 from google.protobuf import empty_pb2, json_format  # type: ignore[import-untyped]
 
+from ml_diagnostics_testing.certificates import CertificateAuthority
 from ml_diagnostics_testing.cloud_monitoring.store import TimeSeriesStore
 from ml_diagnostics_testing.grpc_server import GrpcServer, Method
 from ml_diagnostics_testing.http_server import (
@@ -56,22 +57,30 @@ class CloudMonitoringServer(LoopbackServer):
     Args:
         project: The project for `environment`. Requests may name any project.
         clock: Returns the time in seconds since the epoch.
+        tls: Serves with TLS, with a certificate of this authority; None serves without.
 
     Attributes:
         dashboards: The created dashboards, oldest first, in the form of REST's JSON.
     """
 
-    def __init__(self, project: str = "test-project", *, clock: Callable[[], float] = time.time) -> None:
+    def __init__(
+        self,
+        project: str = "test-project",
+        *,
+        clock: Callable[[], float] = time.time,
+        tls: CertificateAuthority | None = None,
+    ) -> None:
         self.project = project
         self.dashboards: list[dict[str, Any]] = []
         self._store = TimeSeriesStore()
-        super().__init__(clock=clock)
+        super().__init__(clock=clock, tls=tls)
         methods = {name: self._method(name, operation) for name, (operation, *_) in _METHODS.items()}
         self._grpc = GrpcServer(self, _SERVICE, methods)
+        self.serve_http2_by(self._grpc.port)
 
     @property
     def rest_url(self) -> str:
-        """The API endpoint for REST: `http://127.0.0.1:PORT`."""
+        """The API endpoint, `http://127.0.0.1:PORT`, with TLS `https://...`. It serves REST, and gRPC as well."""
         return self.url
 
     @property
@@ -82,11 +91,11 @@ class CloudMonitoringServer(LoopbackServer):
     def environment(self) -> dict[str, str]:
         """Return the variables that redirect gcloud and the ML diagnostics libraries to this server."""
         return {
+            **super().environment(),
             "CLOUDSDK_API_ENDPOINT_OVERRIDES_MONITORING": f"{self.url}/",
             "CLOUDSDK_AUTH_DISABLE_CREDENTIALS": "1",
             "CLOUDSDK_CORE_PROJECT": self.project,
             "GOOGLE_CLOUD_PROJECT": self.project,
-            "ML_DIAGNOSTICS_MONITORING_GRPC": self.grpc_target,
         }
 
     def series(self, filter_: str = "") -> list[dict[str, Any]]:
