@@ -92,11 +92,11 @@ def tick(ticks: int, target: str, replica: str) -> dict[str, Any]:
     """
     from ml_goodput_measurement._export.cloud_monitoring import cloud_monitoring_exporter
     from ml_goodput_measurement._export.tensorboard import tensorboard_exporter
+    from ml_goodput_measurement._monitor.settings import Upload
+    from ml_goodput_measurement._monitor.sinks import Sink
+    from ml_goodput_measurement._monitor.worker import Worker
     from ml_goodput_measurement.calculator import GoodputCalculator
     from ml_goodput_measurement.goodput_utils import GCPOptions
-    from ml_goodput_measurement.monitor.settings import Upload
-    from ml_goodput_measurement.monitor.sinks import Sink
-    from ml_goodput_measurement.monitor.worker import Worker
 
     job, clock = journalled.JournalledJob.resumed(), _Clock(ticks)
     folder = tempfile.mkdtemp()

@@ -73,14 +73,14 @@ FINE = [
 # number of words that it had when the limit was last lowered. Lower a limit after a rewrite; never raise one.
 WORDS_IN_1000_LINES = 2
 LIMITS: dict[str, int | None] = {
-    "packages/cloud_tpu_diagnostics": 510,
-    "packages/common": 423,
-    "packages/google_cloud_mldiagnostics": 908,
-    "packages/ml_goodput_measurement": 218,
+    "packages/cloud_tpu_diagnostics": 310,
+    "packages/common": 417,
+    "packages/google_cloud_mldiagnostics": 906,
+    "packages/ml_goodput_measurement": 156,
     "packages/testing": None,
     "packages/xprofiler": 100,
     "docs": 78,
-    "tests": 2082,
+    "tests": 2062,
     "benchmarks examples": 28,
 }
 

@@ -15,7 +15,8 @@ from .diagnosed_jobs import WITHOUT_FORK_WARNING
 
 _HEAD = """
 import ctypes, faulthandler, os, signal, sys, threading, time
-from cloud_tpu_diagnostics.companion.companion_process import CompanionProcess, CompanionSettings
+from cloud_tpu_diagnostics._companion import CompanionSettings
+from cloud_tpu_diagnostics._companion.link import CompanionProcess
 
 path = sys.argv[1]
 trace = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
@@ -28,7 +29,7 @@ def begin(**settings):
     settings = {"trace_path": path, "is_shipped": True, "dump_signal": int(signal.SIGUSR1),
                 "main_thread_signal": int(signal.SIGRTMAX), **settings}
     companion = CompanionProcess(
-        CompanionSettings(job_pid=os.getpid(), interval_seconds=600, **settings), messages.append)
+        CompanionSettings(interval_seconds=600, **settings), messages.append)
     while companion.pid is None:
         time.sleep(0.005)
     return companion

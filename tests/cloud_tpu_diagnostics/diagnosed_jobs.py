@@ -27,11 +27,11 @@ def config(interval=600, cloud=False):
     return diagnostic_configuration.DiagnosticConfig(debug_configuration.DebugConfig(traces))
 
 def without_companion():
-    sys.modules["cloud_tpu_diagnostics.companion.companion_process"] = None
+    sys.modules["cloud_tpu_diagnostics._companion.link"] = None
 
 def wait_for_helper():
     from cloud_tpu_diagnostics import blocks
-    while not (helper := blocks._current._helper) or not helper._control or helper.thread_ident:
+    while not (helper := blocks._current._helper) or not helper.sidecar or helper.thread_ident:
         time.sleep(0.01)
 
 def lock_twice(library):

@@ -6,8 +6,8 @@ import time
 from pathlib import Path
 
 import pytest
-from cloud_tpu_diagnostics.companion.main import LONGEST_END_SECONDS
-from cloud_tpu_diagnostics.companion.resource import CONTAINER_NAME, monitored_resource
+from cloud_tpu_diagnostics._companion.log import CONTAINER_NAME, monitored_resource
+from cloud_tpu_diagnostics._companion.main import LONGEST_END_SECONDS
 from cloud_tpu_diagnostics.entries import JOB_ENDED
 from ml_diagnostics_testing.cloud_logging import CloudLoggingServer
 from ml_diagnostics_testing.faults import Hang, Reset, Status

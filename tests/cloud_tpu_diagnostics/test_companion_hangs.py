@@ -8,8 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from cloud_tpu_diagnostics.companion.hang_response import HangResponse
-from cloud_tpu_diagnostics.companion.job import Job as WatchedJob
+from cloud_tpu_diagnostics._companion.hangs import HangResponse
+from cloud_tpu_diagnostics._companion.job import Job as WatchedJob
 from cloud_tpu_diagnostics.configuration.hang_configuration import HangConfig, Verdict
 from cloud_tpu_diagnostics.entries import DUMP, HANG_SUSPECTED, SNAPSHOT
 from cloud_tpu_diagnostics.traces import Frame
@@ -61,7 +61,7 @@ companion = watched()
 def answer(message):
     if message["kind"] == "hang":
         group = {"threads": 1, "main": True, "names": [], "frames": ["psum (collectives.py:88)"]}
-        companion.tell({"kind": "snapshot", "time_ns": 0, "threads": 1, "groups": [group]})
+        companion.send({"kind": "snapshot", "time_ns": 0, "threads": 1, "groups": [group]})
 companion._on_message = answer
 train(100)
 time.sleep(4)
@@ -152,7 +152,7 @@ def test_on_a_busy_machine_the_verdict_waits_for_the_frame_that_was_asked_for_la
     for now in (0.0, stuck_at, stuck_at + 0.5):
         response.step(_PROGRESS, now)
     assert not entries
-    response.tell_frame(Frame("/job/train.py", 7, "stuck_here"), by_python=False)
+    response.add_frame(Frame("/job/train.py", 7, "stuck_here"), by_python=False)
     response.step(_PROGRESS, stuck_at + 0.9)
     assert [entry["stuck_frame"] for entry in entries] == ["stuck_here (train.py:7)"]
 
@@ -180,8 +180,8 @@ def test_the_first_frame_that_is_told_counts() -> None:
     response = HangResponse(
         Verdict("step", None, 30.0, 30.0), _PROGRESS, HangConfig(), _Asked(), None, lambda e, _: entries.append(e), 0.0
     )
-    response.tell_frame(Frame("/job/train.py", 7, "step"), by_python=True)
-    response.tell_frame(Frame("/job/other.py", 8, "late"), by_python=True)
+    response.add_frame(Frame("/job/train.py", 7, "step"), by_python=True)
+    response.add_frame(Frame("/job/other.py", 8, "late"), by_python=True)
     response.step(_PROGRESS, 0.1)
     assert [entry["stuck_frame"] for entry in entries] == ["step (train.py:7)"]
 

@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
-from cloud_tpu_diagnostics.companion.patience import Patience
+from cloud_tpu_diagnostics._companion.job import StuckCheck
 from cloud_tpu_diagnostics.signals import SignalsAmidText
 from cloud_tpu_diagnostics.traces import Dump, Trigger, parse_dumps
 
@@ -317,17 +317,17 @@ def test_a_job_is_taken_for_stuck_later_while_it_runs(program: str, is_stuck_aft
     try:
         assert process.stdout is not None
         process.stdout.readline()
-        patience = Patience(process.pid)
-        patience.begin(0.0)
-        looks = [0.05 * number for number in range(100)]
+        silence = StuckCheck(process.pid)
+        silence.start(0.0)
+        moments = [0.05 * number for number in range(100)]
         stuck = []
-        for now in looks:
+        for now in moments:
             time.sleep(0.005)
-            stuck.append(patience.is_over(now))
-        assert looks[stuck.index(True)] == pytest.approx(is_stuck_after, abs=0.15)
+            stuck.append(silence.is_stuck(now))
+        assert moments[stuck.index(True)] == pytest.approx(is_stuck_after, abs=0.15)
         process.send_signal(signal.SIGSTOP)
         wait_until(lambda: Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[0] == "T")
-        assert not any(patience.is_over(10 + now) for now in looks)
+        assert not any(silence.is_stuck(10 + now) for now in moments)
     finally:
         process.kill()
         process.communicate()
@@ -348,9 +348,9 @@ input()
         tmp_path / "d",
     )
     assert job.line() == "no child"
-    wait_until(lambda: _helpers_of(job.process.pid))
+    wait_until(lambda: _helpers())
     job.go_on()
-    wait_until(lambda: not _helpers_of(job.process.pid))
+    wait_until(lambda: not _helpers())
     job.go_on()
     assert job.end() == (0, "", "")
 
@@ -373,9 +373,9 @@ os.waitpid(child, 0)
         tmp_path / "d",
     )
     assert job.line() == "forked"
-    wait_until(lambda: _helpers_of(job.process.pid))
+    wait_until(lambda: _helpers())
     job.go_on()
-    wait_until(lambda: not _helpers_of(job.process.pid))
+    wait_until(lambda: not _helpers())
     job.go_on()
     assert job.end()[0] == 0
 
@@ -393,20 +393,23 @@ with diagnostic.diagnose(config()):
         tmp_path / "d",
     )
     assert job.line() == "started"
-    wait_until(lambda: _helpers_of(job.process.pid))
-    wait_until(lambda: all(not Path(f"/proc/{each}/fd/77").is_symlink() for each in _helpers_of(job.process.pid)))
+    wait_until(lambda: _helpers())
+    wait_until(lambda: all(not Path(f"/proc/{each}/fd/77").is_symlink() for each in _helpers()))
     job.go_on()
     assert job.end()[0] == 0
 
 
-def _helpers_of(pid: int) -> list[str]:
+def _helpers() -> list[str]:
+    """Return the helper processes of this test's jobs."""
+    module = b"ML_DIAGNOSTICS_SIDECAR=cloud_tpu_diagnostics._companion.requests\0"
+    folder = f"ML_DIAGNOSTICS_DIR={os.environ['ML_DIAGNOSTICS_DIR']}\0".encode()
     found = []
     for name in filter(str.isdigit, os.listdir("/proc")):  # noqa: PTH208
         try:
             environment = Path(f"/proc/{name}/environ").read_bytes()
         except OSError:
             continue
-        if re.search(rb"ML_DIAGNOSTICS_HELPER=.\"pid\": %d," % pid, environment):
+        if module in environment and folder in environment:
             found.append(name)
     return found
 

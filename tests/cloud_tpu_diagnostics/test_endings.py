@@ -7,9 +7,8 @@ import signal
 from pathlib import Path
 
 import pytest
-from cloud_tpu_diagnostics.companion import exit_status
-from cloud_tpu_diagnostics.companion.endings import How, Note, judge
-from cloud_tpu_diagnostics.companion.out_of_memory import OutOfMemoryKills
+from cloud_tpu_diagnostics._companion import endings
+from cloud_tpu_diagnostics._companion.endings import How, Note, OutOfMemoryKills, judge
 from cloud_tpu_diagnostics.entries import DUMP
 
 from .accompanied_jobs import Job, ending, of_kind
@@ -72,7 +71,7 @@ def test_a_fault_is_an_entry_with_all_of_its_stack(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "life",
     [
-        "companion.tell({'kind': 'snapshot', 'time_ns': 0, 'threads': 0, 'groups': []})",
+        "companion.send({'kind': 'snapshot', 'time_ns': 0, 'threads': 0, 'groups': []})",
         "faulthandler.dump_traceback_later(0.1, file=companion.timer_descriptor)",
         "page.publish('step', 3)",
     ],
@@ -157,26 +156,26 @@ def test_a_kill_for_want_of_memory_is_counted_by_either_version_of_control_group
     counts.parent.mkdir(parents=True)
     counts.write_text("oom 5\noom_kill 2\n")
     kills = OutOfMemoryKills(17, root=str(tmp_path / "cgroup"), proc=str(tmp_path / "proc"))
-    kills.look(1.0)
-    assert not kills.was_within(60, now=1.0)  # Those of before are none of the job's.
+    kills.check(1.0)
+    assert not kills.is_recent(1.0)  # Those of before are none of the job's.
     counts.write_text("oom 6\noom_kill 3\n")
-    kills.look(2.0)
-    kills.look(50.0)
-    assert kills.was_within(60, now=50.0)
-    assert not kills.was_within(60, now=63.0)
+    kills.check(2.0)
+    kills.check(50.0)
+    assert kills.is_recent(50.0)
+    assert not kills.is_recent(63.0)
 
 
 def test_the_status_of_a_process_that_waits_to_be_reaped_is_told_by_older_kernels_too(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(exit_status, "_LONGEST_WAIT_SECONDS", 0.01)
-    monkeypatch.setattr(exit_status, "_GET_INFO", 0)
+    monkeypatch.setattr(endings, "_LONGEST_WAIT_SECONDS", 0.01)
+    monkeypatch.setattr(endings, "_GET_INFO", 0)
     child = os.fork()
     if not child:
         os._exit(9)
     descriptor = os.pidfd_open(child)
     os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT)
-    assert exit_status.exit_status(child, descriptor) == 9 << 8
+    assert endings.exit_status(child, descriptor) == 9 << 8
     os.waitpid(child, 0)
-    assert exit_status.exit_status(child, descriptor) is None
+    assert endings.exit_status(child, descriptor) is None
     os.close(descriptor)

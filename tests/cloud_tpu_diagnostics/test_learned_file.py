@@ -11,8 +11,8 @@ import time
 from pathlib import Path
 
 import pytest
-from cloud_tpu_diagnostics.companion.job import Job as WatchedJob
-from cloud_tpu_diagnostics.companion.learned_file import load_learned, save_learned
+from cloud_tpu_diagnostics._companion.job import Job as WatchedJob
+from cloud_tpu_diagnostics._companion.learned_file import load_learned, save_learned
 from cloud_tpu_diagnostics.entries import HANG_SUSPECTED
 
 from ..waiting import wait_until
@@ -67,7 +67,7 @@ def test_a_pause_of_more_than_a_week_ago_is_forgotten() -> None:
 
 def test_processes_that_save_at_once_lose_nothing_of_each_other() -> None:
     program = (
-        "import sys\nfrom cloud_tpu_diagnostics.companion.learned_file import save_learned\n"
+        "import sys\nfrom cloud_tpu_diagnostics._companion.learned_file import save_learned\n"
         "for number in range(20): save_learned('a', {sys.argv[1]: (10.0 + number, 0.0)})"
     )
     phases = ["init", "data", "eval", "checkpoint"]

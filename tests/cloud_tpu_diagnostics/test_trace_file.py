@@ -191,7 +191,7 @@ def test_a_folder_that_an_earlier_version_made_for_its_user_alone_is_opened_to_a
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files away")
 def test_the_companion_writes_to_no_file_that_was_put_in_the_place_of_ours(tmp_path: Path) -> None:
-    from cloud_tpu_diagnostics.companion.trace_output import FileOutput
+    from cloud_tpu_diagnostics._companion.output import FileOutput
 
     (tmp_path / "secret").write_text("theirs")
     (tmp_path / "link").hardlink_to(tmp_path / "secret")

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from google_cloud_mldiagnostics.attempts import Member
 from google_cloud_mldiagnostics.process_life import is_alive
-from ml_diagnostics_common.child_process import pid_namespace, start_mark
+from ml_diagnostics_common.processes import pid_namespace, start_mark
 
 HERE = Member("here", 0, os.getpid(), start_mark(os.getpid()))
 UPDATED = "2026-03-10T01:02:03Z"

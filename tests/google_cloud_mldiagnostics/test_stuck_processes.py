@@ -48,13 +48,15 @@ block.__enter__()
 
 
 def helpers() -> set[int]:
+    module = b"ML_DIAGNOSTICS_SIDECAR=google_cloud_mldiagnostics.termination_helper"
+    folder = str(programs.runs_folder().parent).encode()
     found = set()
     for process in Path("/proc").glob("[0-9]*"):
         try:
             environment = (process / "environ").read_bytes()
         except OSError:
             continue
-        if b"ML_DIAGNOSTICS_TERMINATION=" in environment and str(programs.runs_folder().parent).encode() in environment:
+        if module in environment and folder in environment:
             found.add(int(process.name))
     return found
 

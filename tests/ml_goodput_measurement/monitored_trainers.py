@@ -9,9 +9,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from ml_diagnostics_common.backoff import Backoff
+from ml_goodput_measurement._monitor.settings import Upload
+from ml_goodput_measurement._monitor.uploaders import Uploaders
 from ml_goodput_measurement.goodput import GoodputRecorder
-from ml_goodput_measurement.monitor.settings import Upload
-from ml_goodput_measurement.monitor.uploaders import Uploaders
 from ml_goodput_measurement.monitoring import GoodputMonitor
 
 from ..waiting import Child, is_alive, wait_until

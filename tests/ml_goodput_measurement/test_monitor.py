@@ -16,8 +16,8 @@ import numpy as np
 import pytest
 from ml_diagnostics_common.exceptions import ConfigurationError
 from ml_goodput_measurement import goodput_utils, monitoring, monitoring_elastic
-from ml_goodput_measurement.monitor.helper import calculator_of, sinks_of
-from ml_goodput_measurement.monitor.settings import MonitorSettings, Upload, checked_windows
+from ml_goodput_measurement._monitor.helper import calculator_of, sinks_of
+from ml_goodput_measurement._monitor.settings import MonitorSettings, Upload, checked_windows
 from ml_goodput_measurement.monitoring import GCPOptions, GoodputMonitor
 from ml_goodput_measurement.monitoring_elastic import ElasticGoodputMonitor
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from ml_goodput_measurement.monitor.uploaders import Uploaders
+from ml_goodput_measurement._monitor.uploaders import Uploaders
 
 from .monitored_trainers import Trainer, goodput_points, last_step, uploaders_of_ten_steps
 
@@ -35,6 +35,7 @@ if child == 0:
     os._exit(0)
 os.closerange(3, 256)
 mine = [os.open(f"{{folder}}-{{number}}", os.O_RDWR | os.O_CREAT) for number in range(20)]
+mine += [os.dup2(mine[0], number) for number in range(200, 220)]  # Those of our sockets among them.
 for number in mine:
     os.write(number, b"SECRET\\n" * 9)
     os.lseek(number, 0, 0)

@@ -5,18 +5,14 @@ from __future__ import annotations
 import os
 import signal
 import socket
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from ml_goodput_measurement._monitor.settings import Upload
+from ml_goodput_measurement._monitor.uploaders import HelperProcess, Uploaders
 from ml_goodput_measurement.goodput import GoodputRecorder
-from ml_goodput_measurement.monitor import helper
-from ml_goodput_measurement.monitor.helper_process import HelperProcess
-from ml_goodput_measurement.monitor.settings import Upload
-from ml_goodput_measurement.monitor.uploaders import Uploaders
 from ml_goodput_measurement.monitoring import GoodputMonitor
 
 from ..waiting import LONG_SECONDS, is_alive
@@ -78,7 +74,7 @@ def test_a_data_loader_that_outlives_a_killed_trainer_does_not_keep_the_helper(f
         """
 monitor.start_goodput_uploader()
 train((0, 20))
-child = os.fork()  # It holds the other ends of the helper's pipes.
+child = os.fork()  # It holds the other end of the helper's socket.
 if child:
     print(helper(), child, flush=True)
 else:
@@ -95,49 +91,6 @@ time.sleep(60)
     finally:
         os.kill(child, signal.SIGKILL)
     assert len(goodput_points(folder)) == 1
-
-
-class Orphan:
-    """The commands of a helper process where there are no process descriptors; the other end stays open."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(helper, "process_descriptor", lambda _: None)
-        monkeypatch.setattr(helper, "_LOOK_FOR_TRAINER_SECONDS", 0.01)
-        self._ours, self._its = socket.socketpair()
-        self.commands = helper._Commands(self._its.fileno())
-        self._ours.send(b'{"number": 1}\n{"num')
-        assert self.commands.next_message(None) == {"number": 1}
-
-    def close(self) -> None:
-        self._ours.close()
-        self._its.close()
-
-
-@pytest.fixture
-def orphan(monkeypatch: pytest.MonkeyPatch) -> Iterator[Orphan]:
-    orphan = Orphan(monkeypatch)
-    yield orphan
-    orphan.close()
-
-
-def test_where_there_are_no_process_descriptors_an_orphan_notices_by_its_parent(
-    orphan: Orphan, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    orphan.commands.watch_trainer(os.getpid())
-    parents = iter([os.getppid(), os.getppid()])
-    monkeypatch.setattr(os, "getppid", lambda: next(parents, 1))
-    assert orphan.commands.next_message(None) is None
-    assert next(parents, None) is None
-
-
-def test_without_process_descriptors_a_trainer_that_is_not_the_parent_is_polled(orphan: Orphan) -> None:
-    trainer = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
-    orphan.commands.watch_trainer(trainer.pid)
-    assert orphan.commands.next_message(time.monotonic() + 0.05) is None
-    assert not orphan.commands._is_over
-    trainer.communicate()
-    assert orphan.commands.next_message(None) is None
-    assert orphan.commands._is_over
 
 
 def test_a_forked_child_neither_stops_nor_starts_anything(folder: Path) -> None:
@@ -323,7 +276,7 @@ def test_stops_that_follow_each_other_share_one_deadline(
     with monkeypatch.context() as patch:
         for name in ("wait_done", "wait_ended"):
             patch.setattr(HelperProcess, name, lambda _, *arguments: wait(*arguments))
-        patch.setattr("ml_goodput_measurement.monitor.uploaders.time.monotonic", lambda: now)
+        patch.setattr("ml_goodput_measurement._monitor.uploaders.time.monotonic", lambda: now)
         for upload in Upload:
             uploaders.stop(upload, flush=True)
         assert waits == [21, 0, 0]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
@@ -11,14 +10,16 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from ml_diagnostics_common import guard
 from ml_diagnostics_common.backoff import Backoff
+from ml_diagnostics_common.sidecar import Sidecar
 from ml_diagnostics_common.worker import thread_names
+from ml_goodput_measurement._monitor.settings import Upload
+from ml_goodput_measurement._monitor.uploaders import Uploaders
 from ml_goodput_measurement.goodput import GoodputCalculator, GoodputRecorder
-from ml_goodput_measurement.monitor.settings import Upload
-from ml_goodput_measurement.monitor.uploaders import Uploaders
 from ml_goodput_measurement.monitoring import GoodputMonitor
 
 from ..waiting import LONG_SECONDS, wait_until
@@ -115,7 +116,7 @@ def test_a_helper_that_is_dead_at_once_does_not_take_a_trainer_along_for_which_s
     trainer = Trainer(
         """
 import logging
-from ml_goodput_measurement.monitor.uploaders import Upload, Uploaders
+from ml_goodput_measurement._monitor.uploaders import Upload, Uploaders
 logging.disable()
 signal.signal(signal.SIGPIPE, signal.SIG_DFL)
 sys.executable = "/bin/false"
@@ -123,7 +124,7 @@ for _ in range(100):
     uploaders = Uploaders(monitor._settings, sleep=lambda _: time.sleep(1000))
     uploaders.start(Upload.CUMULATIVE)
     process = uploaders._process
-    process._process.wait()  # Its follower may still be about to learn of it.
+    process._sidecar.wait()  # Its follower may still be about to learn of it.
     process.send({}, flush=False, flush_seconds=0)
 print("alive")
 """,
@@ -154,7 +155,7 @@ def test_whatever_keeps_a_helper_from_being_started_it_is_started_later(
         patch.setattr(subprocess, "Popen", fail)
         uploaders.start(Upload.CUMULATIVE)
     wait_until(lambda: uploaders.pid is not None)
-    assert f"({type(error).__name__}: {error}); it is tried again later" in caplog.text
+    assert f"({type(error).__name__}: {error}); it tries again later" in caplog.text
 
 
 def test_a_helper_is_restarted_after_any_error_of_its_supervision(
@@ -175,7 +176,7 @@ def test_a_helper_is_restarted_after_any_error_of_its_supervision(
         uploaders.start(Upload.CUMULATIVE)
         wait_until(lambda: len(waits) > 3)
     assert waits[0] == 60
-    assert caplog.text.count("could not look after its helper process (ModuleNotFoundError: No module") == 1
+    assert caplog.text.count("could not restart its helper process (ModuleNotFoundError: No module") == 1
     wait_until(lambda: uploaders.pid is not None)
     uploaders.stop(Upload.CUMULATIVE, flush=False)
 
@@ -215,14 +216,14 @@ monitor.stop_goodput_uploader(True)
     assert Path(f"{folder}.started").read_text() == "once more\n"
 
 
-@pytest.mark.parametrize(("hello", "why"), [("{}", "(KeyError: 'settings')"), ("no JSON", "(JSONDecodeError: ")])
-def test_a_helper_that_gets_an_invalid_message_reports_the_reason_of_its_end(hello: str, why: str) -> None:
-    program = "from ml_goodput_measurement.monitor.helper import main; main()"
-    done = subprocess.run(
-        [sys.executable, "-c", program], input=f"{hello}\n", capture_output=True, text=True, timeout=LONG_SECONDS
-    )
-    assert done.returncode == 1
-    assert f"The goodput monitor's helper process failed {why}" in json.loads(done.stdout)["message"]
+def test_a_helper_that_does_not_understand_its_settings_logs_why_it_ends() -> None:
+    helper = Sidecar("ml_goodput_measurement._monitor.helper", {}, is_detached=False)
+    assert helper.wait(LONG_SECONDS) == 1
+    messages: list[dict[str, Any]] = []
+    while len(messages) < 2:  # The first is its `hello`.
+        messages += helper.receive(LONG_SECONDS)
+    helper.close()
+    assert "The goodput monitor's helper process failed (KeyError: " in messages[1]["message"]
 
 
 class DeadHelper:
@@ -279,7 +280,7 @@ def test_a_last_point_that_cannot_be_written_because_the_helper_is_down_is_logge
     uploaders.stop(Upload.CUMULATIVE, flush=True)
     uploaders.stop(Upload.WINDOWS, flush=False)
     dead.may_restart.set()
-    assert caplog.text.count("The last upload of goodput (cumulative) could not be done") == 1
+    assert caplog.text.count("The last upload of goodput (cumulative) failed") == 1
 
 
 def test_a_helper_that_dies_amid_its_last_upload_is_followed_by_one_that_does_it(
@@ -310,8 +311,12 @@ def test_an_unsolicited_answer_is_not_shown_as_the_last_message_of_a_dead_helper
     uploaders.start(Upload.CUMULATIVE)
     process = uploaders._process
     assert process is not None
-    for line in (b'{"done": null}', b'{"done": 99}', b"Segmentation fault"):
-        process._hear(line)
+    for message in (
+        {"kind": "done", "number": None},
+        {"kind": "done", "number": 99},
+        {"kind": "output", "text": "Segmentation fault"},
+    ):
+        process._handle(message)
     uploaders.stop(Upload.CUMULATIVE, flush=False)
     assert process.wait_ended(LONG_SECONDS)
     assert process.end is not None

@@ -8,10 +8,10 @@ import time
 from collections.abc import Iterator, Sequence
 
 import pytest
+from ml_goodput_measurement._monitor.settings import Upload
+from ml_goodput_measurement._monitor.sinks import Exporter, Sink
+from ml_goodput_measurement._monitor.worker import Worker
 from ml_goodput_measurement.exceptions import NoGoodputError
-from ml_goodput_measurement.monitor.settings import Upload
-from ml_goodput_measurement.monitor.sinks import Exporter, Sink
-from ml_goodput_measurement.monitor.worker import Worker
 from ml_goodput_measurement.snapshot import Cumulative, DeviatingStep, Deviation, RollingWindow, Snapshot
 
 HOUR = 3600.0

@@ -27,8 +27,8 @@ from cloud_tpu_diagnostics.undoing import undo_all
 from cloud_tpu_diagnostics.watchdog import Timer, TimerPause, Watchdog
 
 if TYPE_CHECKING:
-    from cloud_tpu_diagnostics.companion_link import CompanionLink
-    from cloud_tpu_diagnostics.helper import Helper
+    from cloud_tpu_diagnostics._companion.helper import Helper
+    from cloud_tpu_diagnostics._companion.link import CompanionLink
     from cloud_tpu_diagnostics.trace_file import TraceFile
 
 __all__ = ["HEADER", "Collection"]
@@ -165,8 +165,8 @@ class Collection:
         from ml_diagnostics_common.client_imports import import_undisturbed
 
         # Not before now, and not within our lock: a thread that forks waits for the import, and may be waited for.
-        import_undisturbed("cloud_tpu_diagnostics.helper")
-        from cloud_tpu_diagnostics.helper import Helper
+        import_undisturbed("cloud_tpu_diagnostics._companion.helper")
+        from cloud_tpu_diagnostics._companion.helper import Helper
 
         with self._changing:
             requests, watchdog, place = self._requests, self._watchdog, self._place
@@ -186,7 +186,7 @@ class Collection:
         if not (self.plan.to_cloud or self.plan.hangs is not None or (place is not None and place.patient is None)):
             return
         try:
-            from cloud_tpu_diagnostics.companion_link import CompanionLink
+            from cloud_tpu_diagnostics._companion.link import CompanionLink
 
             self._companion = CompanionLink(
                 self.plan,
@@ -280,7 +280,7 @@ class Collection:
         if is_in_time:
             self._dump("" if companion is not None else HEADER.format(interval=self.plan.interval_seconds))
         if companion is not None:
-            self._tell_snapshot(companion)
+            self._send_snapshot(companion)
         return True
 
     @guarded_as("dump the stacks of its threads")
@@ -330,8 +330,8 @@ class Collection:
         )
 
     @guarded_as("take a snapshot")
-    def _tell_snapshot(self, companion: CompanionLink) -> None:
-        companion.tell_snapshot()
+    def _send_snapshot(self, companion: CompanionLink) -> None:
+        companion.send_snapshot()
 
 
 def _open_place(plan: Plan) -> TraceFile | Console | None:

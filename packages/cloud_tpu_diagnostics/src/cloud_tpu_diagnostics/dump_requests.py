@@ -8,7 +8,7 @@ byte to the wake-up descriptor. The first of these writes the dump:
 1. the main thread, when it next executes Python: it knows exactly where it was interrupted;
 2. after 50 ms a thread of ours: the main thread is stuck, or waits, in native code without the GIL;
 3. after half a second another process, where the byte is still unread, as the GIL is held: see
-   `companion.unanswered`. It has faulthandler dump all threads, which is safe as none of them executes Python.
+   `_companion.requests`. It has faulthandler dump all threads, which is safe as none of them executes Python.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from cloud_tpu_diagnostics.log_queue import guarded_as, warn_once
 from cloud_tpu_diagnostics.signals import (
     FAULTHANDLER_DUMP,
     SignalsAmidText,
-    caught_signals_or_none,
+    handled_signals_or_none,
     real_time_signals,
     signal_name,
 )
@@ -155,7 +155,7 @@ class DumpRequests:
 
     def _take(self, each: int) -> bool:
         current = signal.getsignal(each)
-        if current is not _do_nothing and (current is not signal.SIG_DFL or each in caught_signals_or_none()):
+        if current is not _do_nothing and (current is not signal.SIG_DFL or each in handled_signals_or_none()):
             return False
         self._undoing.append(partial(self._release, each))
         if threading.get_ident() == threading.main_thread().ident:

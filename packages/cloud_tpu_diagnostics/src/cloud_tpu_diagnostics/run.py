@@ -15,19 +15,19 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import NoReturn
 
-from cloud_tpu_diagnostics.companion.companion_process import RUN_BY
-from cloud_tpu_diagnostics.companion.endings import How, Note, judge
-from cloud_tpu_diagnostics.companion.log import EntryLog
-from cloud_tpu_diagnostics.companion.main import END_SECONDS, LONGEST_END_SECONDS
-from cloud_tpu_diagnostics.companion.out_of_memory import OutOfMemoryKills
-from cloud_tpu_diagnostics.companion.system_files import read_system_file
+from ml_diagnostics_common.processes import read_system_file
+from ml_diagnostics_common.sidecar import IN_SIDECAR
+
+from cloud_tpu_diagnostics._companion import RUN_BY
+from cloud_tpu_diagnostics._companion.endings import How, Note, OutOfMemoryKills, judge
+from cloud_tpu_diagnostics._companion.log import EntryLog
+from cloud_tpu_diagnostics._companion.main import END_SECONDS, LONGEST_END_SECONDS
 
 __all__ = ["main"]
 
 _NOT_FOUND = 127
 _NOT_EXECUTABLE = 126
 """What shells exit with."""
-_OUT_OF_MEMORY_SECONDS = 60.0
 _LOOK_SECONDS = 10.0
 _FROM_THE_KERNEL = 128
 """SI_KERNEL: a terminal's Ctrl-C, for instance, which the job has got as well."""
@@ -79,9 +79,8 @@ def _run(job: Sequence[str], *, is_shipped: bool) -> int:
         raise SystemExit(_NOT_FOUND if is_not_found else _NOT_EXECUTABLE) from None
     kills = OutOfMemoryKills(pid)
     status = _wait(pid, signals, kills)
-    kills.look(time.monotonic())
-    is_out_of_memory = kills.was_within(_OUT_OF_MEMORY_SECONDS, time.monotonic())
-    ending = judge(status, Note("clean"), fault=None, is_out_of_memory=is_out_of_memory)
+    kills.check(time.monotonic())
+    ending = judge(status, Note("clean"), fault=None, is_out_of_memory=kills.is_recent(time.monotonic()))
     log = EntryLog({**identity().labels(), "pid": str(pid)}, is_shipped=is_shipped)
     try:
         log.write(ending.payload(), severity=None if ending.how is How.CLEAN else "ERROR")
@@ -96,7 +95,7 @@ def _run(job: Sequence[str], *, is_shipped: bool) -> int:
 def _wait(pid: int, signals: set[signal.Signals], kills: OutOfMemoryKills) -> int:
     """Passes signals on until the job has ended; returns its wait status."""
     while (status := _reap(pid)) is None:
-        kills.look(time.monotonic())
+        kills.check(time.monotonic())
         number, is_for_all = _next_signal(signals)
         if number not in (None, signal.SIGCHLD) and not is_for_all:
             with contextlib.suppress(ProcessLookupError):
@@ -135,10 +134,11 @@ def _wait_for_companions() -> None:
 
 
 def _companions() -> Iterator[int]:
+    variable = f"\0{IN_SIDECAR}={__package__}._companion.".encode()
     for name in os.listdir("/proc"):  # noqa: PTH208 (numbers among them)
         if name.isdigit():
             with contextlib.suppress(OSError):
-                if b"\0ML_DIAGNOSTICS_COMPANION=1\0" in b"\0" + read_system_file(f"/proc/{name}/environ"):
+                if variable in b"\0" + read_system_file(f"/proc/{name}/environ"):
                     yield int(name)
 
 

@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import time
 from collections.abc import Callable
 from typing import Final
 
+from ml_diagnostics_common.processes import handled_signals
+
 __all__ = [
     "FAULTHANDLER_DUMP",
     "SignalsAmidText",
-    "caught_signals",
-    "caught_signals_or_none",
+    "handled_signals_or_none",
     "real_time_signals",
     "signal_name",
 ]
 
-_MOST_BYTES = 65_536
 FAULTHANDLER_DUMP: Final = b"Stack ("
 """How a dump of one thread begins."""
 _LONGEST_DUMP_SECONDS: Final = 1.0
@@ -55,29 +54,10 @@ class SignalsAmidText:
         return bytes(numbers)
 
 
-def caught_signals(pid: int | None = None) -> frozenset[int]:
-    """The signals that a process has handlers for, those of C libraries too: SigCgt of /proc/PID/status (proc(5)).
-
-    Args:
-        pid: Of the process; None is this one.
-
-    Raises:
-        OSError: The system does not tell.
-    """
-    descriptor = os.open(f"/proc/{pid or 'self'}/status", os.O_RDONLY | os.O_CLOEXEC)
+def handled_signals_or_none() -> frozenset[int]:
+    """Return the signals that this process has handlers for, also in C; none where the system does not show them."""
     try:
-        status = os.read(descriptor, _MOST_BYTES)
-    finally:
-        os.close(descriptor)
-    digits = status.partition(b"SigCgt:")[2].split(None, 1)
-    mask = int(digits[0], 16) if digits else 0
-    return frozenset(number for number in range(1, signal.NSIG) if mask >> (number - 1) & 1)
-
-
-def caught_signals_or_none() -> frozenset[int]:
-    """Return those of this process; none where the system does not show them."""
-    try:
-        return caught_signals()
+        return handled_signals()
     except (OSError, ValueError):
         return frozenset()
 

@@ -277,7 +277,7 @@ def _files_of_ours(folder: str | Path) -> list[_OldFile]:
 
 def _delete(folder: str | Path, file: _OldFile) -> bool:
     """Deletes a file unless its process lives; whether it did."""
-    from ml_diagnostics_common.child_process import exists
+    from ml_diagnostics_common.processes import exists
 
     path = Path(folder, file.name)
     if file.host == host_in_names() and exists(file.pid):

@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 from ml_diagnostics_common.descriptors import Descriptor, with_high_number
 
 from cloud_tpu_diagnostics.log_queue import log_once, warn_once
-from cloud_tpu_diagnostics.signals import caught_signals_or_none, real_time_signals
+from cloud_tpu_diagnostics.signals import handled_signals_or_none, real_time_signals
 from cloud_tpu_diagnostics.undoing import undo_all
 
 __all__ = ["Output", "Timer", "TimerPause", "Watchdog", "is_left_harmless", "make_harmless"]
@@ -100,7 +100,7 @@ class Watchdog:
     def start(self) -> None:
         """Turns them on, as far as the job has not done so itself."""
         self._undoing.append(self._close_answers)  # Done last.
-        caught, wanted = caught_signals_or_none(), real_time_signals()
+        caught, wanted = handled_signals_or_none(), real_time_signals()
         self.main_thread_signal = self._register(wanted, caught, all_threads=False)
         self.dump_signal = self._register(wanted, caught, all_threads=True)
         if self._number is not None:

@@ -8,17 +8,12 @@ or by the journal: the program's own files get low numbers.
 from __future__ import annotations
 
 import os
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 
-__all__ = ["Descriptor", "channels", "identity", "send", "with_high_number"]
+__all__ = ["Descriptor", "identity", "with_high_number"]
 
-_HIGH_NUMBERS = (900, 200)
-"""Lower limits: few processes have as many open files. Some processes may have only the first 256."""
-
-_DARWIN_NO_SIGPIPE = 0x1022
-"""SO_NOSIGPIPE in sys/socket.h; Python has no name for it."""
+_HIGH_NUMBERS = (900, 200, 3)
+"""Lower limits: few processes have as many open files. Some processes may have only the first 256, or fewer; but
+programs write to 0, 1 and 2 without opening them."""
 
 
 class Descriptor:
@@ -86,40 +81,3 @@ def identity(number: int) -> tuple[int, int]:
     """
     status = os.fstat(number)
     return status.st_dev, status.st_ino
-
-
-@contextmanager
-def channels() -> Iterator[tuple[Descriptor, int, Descriptor, int]]:
-    """Yield our end and the child's end of a connection to a child process, and of one from it; close the child's ends.
-
-    The first is a socket, not a pipe: writing to a pipe without a reader raises SIGPIPE, which kills a job that has
-    reset that signal to its default.
-    """
-    import socket
-
-    ours, its_stdin = socket.socketpair()
-    if sys.platform == "darwin":
-        ours.setsockopt(socket.SOL_SOCKET, _DARWIN_NO_SIGPIPE, 1)
-    with its_stdin:
-        to_child = Descriptor(ours.detach())
-        from_child, its_stdout = os.pipe()
-        try:
-            yield to_child, its_stdin.fileno(), Descriptor(from_child), its_stdout
-        finally:
-            os.close(its_stdout)
-
-
-def send(descriptor: int, data: bytes | bytearray | memoryview) -> int:
-    """Write to a socket, without SIGPIPE and without waiting, and return the number of bytes.
-
-    Raises:
-        OSError: The other end is closed, or (BlockingIOError) its buffer is full.
-    """
-    import socket
-
-    end = socket.socket(fileno=descriptor)
-    try:
-        end.setblocking(False)  # Whatever socket.setdefaulttimeout says.
-        return end.send(data, getattr(socket, "MSG_NOSIGNAL", 0))
-    finally:
-        end.detach()

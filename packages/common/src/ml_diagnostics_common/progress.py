@@ -342,14 +342,14 @@ def _name_of(pid: int, start: str) -> str:
 
 
 def _machine() -> str:
-    from ml_diagnostics_common.child_process import pid_namespace
+    from ml_diagnostics_common.processes import pid_namespace
 
     return pid_namespace()
 
 
 def _start_of(pid: int) -> str | None:
     """Return the start mark of a process; "0" where the system does not know it, None if the process is dead."""
-    from ml_diagnostics_common.child_process import exists, start_mark
+    from ml_diagnostics_common.processes import exists, start_mark
 
     return start_mark(pid) or ("0" if not Path("/proc/self/stat").exists() and exists(pid) else None)
 

@@ -18,30 +18,21 @@ SIGTERM.
 
 from __future__ import annotations
 
-import _socket  # `socket` takes milliseconds to import, and nothing of it is needed here.
-import json
 import os
-import select
 import signal
 import sys
 import time
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
-from ml_diagnostics_common.descriptors import Descriptor, with_high_number
-from ml_diagnostics_common.guard import LOSSES
+from ml_diagnostics_common.sidecar import Sidecar
 from ml_diagnostics_common.signal_wakeups import subscribe, unsubscribe
 from ml_diagnostics_common.worker import start
-
-from google_cloud_mldiagnostics.termination_helper import SETTINGS
-
-if TYPE_CHECKING:
-    import subprocess
 
 __all__ = ["HelperError", "NativeTermination", "c_handler"]
 
 _HANDLER_SECONDS: Final = 0.5
-_LOOK_SECONDS: Final = 0.02
+_POLL_SECONDS: Final = 0.02
 
 
 class HelperError(Exception):
@@ -61,8 +52,7 @@ class NativeTermination:
         self._handler = handler
         self._end = end
         self._process = process
-        self._control: Descriptor | None = None
-        self._launcher: subprocess.Popen[bytes] | None = None
+        self._helper: Sidecar | None = None
         self.is_on = False
         """True from `launch` to `stop`."""
 
@@ -75,11 +65,12 @@ class NativeTermination:
         self.is_on = True
         try:
             _reset_after_one()
-            wakeups = subscribe(self._receive)
-            theirs, ours = (Descriptor(with_high_number(end.detach())) for end in _socket.socketpair())
-            self._control = ours
-            self._launcher = _launch({"signals": wakeups.reader, "control": theirs.number()}, self._process)
-            theirs.close()  # Then the helper's death can be read at our end.
+            signals = subscribe(self._receive).reader
+            if signals is None:
+                raise OSError("the program has closed the wake-up descriptor")
+            self._helper = Sidecar(
+                "google_cloud_mldiagnostics.termination_helper", self._process, descriptors={"signals": signals}
+            )
         except Exception as error:
             raise HelperError(str(error) or type(error).__name__) from error
 
@@ -92,23 +83,19 @@ class NativeTermination:
         Raises:
             HelperError: It has ended instead.
         """
-        control = self._control  # Kept, so that `stop` does not close it here: its number may be the program's then.
-        number = control.number() if control is not None else None
-        if control is None or number is None:
-            raise HelperError("the program has closed its descriptors")
-        poller = select.poll()
-        poller.register(number, select.POLLIN)
-        if not poller.poll(1e3 * timeout_seconds):
-            return False
+        helper, output = self._helper, ""
+        deadline = time.monotonic() + timeout_seconds
         try:
-            is_watched = control.number() is not None and bool(os.read(number, 1))
-        except OSError:
-            is_watched = False
-        if not is_watched:
-            raise HelperError(f"it ended when it was started ({sys.executable})")
-        if self._launcher is not None:
-            self._launcher.wait()  # It ended before the helper began, and is no longer a child of the job now.
-        return True
+            while helper is not None:
+                for message in helper.receive(max(0.0, deadline - time.monotonic())):
+                    if message["kind"] == "watching":
+                        return True
+                    output += message.get("text", "")
+                if time.monotonic() >= deadline:
+                    return False
+        except EOFError as error:
+            raise HelperError(f"{error} ({sys.executable}) {output}".rstrip()) from error
+        raise HelperError("it was not started")
 
     def arm(self) -> None:
         """Have the kernel reset SIGTERM to its default once it has called our handler, which is installed now."""
@@ -121,9 +108,11 @@ class NativeTermination:
         if self.is_on:
             self.is_on = False
             unsubscribe(self._receive)
-            self._end_helper()
-            if self._launcher is not None and self._launcher.poll() is None:
-                start(self._launcher.wait, "mldiagnostics-termination")
+            helper, self._helper = self._helper, None
+            if helper is not None:
+                helper.end_messages()
+                if helper.pid is None:  # It has not reported yet, so its launcher may be our child still.
+                    start(helper.wait, "mldiagnostics-termination")
 
     # --- In threads -----------------------------------------------------------------------------------
 
@@ -141,23 +130,11 @@ class NativeTermination:
                 finally:
                     os.kill(os.getpid(), signal.SIGTERM)
                 return
-            time.sleep(_LOOK_SECONDS)
+            time.sleep(_POLL_SECONDS)
 
     def _is_pending(self) -> bool:
         """Return True if the kernel has called the C handler, and Python has not called ours."""
         return signal.getsignal(signal.SIGTERM) == self._handler and c_handler(signal.SIGTERM) is None
-
-    def _end_helper(self) -> None:
-        """Have it read the end of its control, though forked children have this side open, too."""
-        control, self._control = self._control, None
-        number = control.number() if control is not None else None
-        if number is not None:
-            end = _socket.socket(fileno=number)
-            try:
-                end.shutdown(_socket.SHUT_WR)
-            except OSError:
-                LOSSES.add("termination_helper: OSError")
-            end.detach()
 
 
 def c_handler(number: int) -> int | None:
@@ -185,21 +162,3 @@ def _reset_after_one() -> Callable[[int, int], int | None]:
     set_handler = ctypes.CDLL(None).sysv_signal
     set_handler.restype, set_handler.argtypes = ctypes.c_void_p, [ctypes.c_int, ctypes.c_void_p]
     return set_handler
-
-
-def _launch(descriptors: Mapping[str, int | None], process: Mapping[str, Any]) -> subprocess.Popen[bytes]:
-    from ml_diagnostics_common.child_process import process_descriptor, start_detached
-
-    job = process_descriptor(os.getpid())
-    if job is None:
-        raise OSError("this kernel has no pidfd_open(2), or the limit of open files is reached")
-    try:
-        numbers = {name: number for name, number in {**descriptors, "job": job}.items() if number is not None}
-        settings = {"pid": os.getpid(), **numbers, **process}
-        return start_detached(
-            "google_cloud_mldiagnostics.termination_helper",
-            numbers.values(),
-            variables={SETTINGS: json.dumps(settings)},
-        )
-    finally:
-        os.close(job)

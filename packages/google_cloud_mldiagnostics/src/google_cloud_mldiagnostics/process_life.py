@@ -7,8 +7,8 @@ import time
 from collections.abc import Mapping
 from typing import Any, Final
 
-from ml_diagnostics_common.child_process import pid_namespace, start_mark
 from ml_diagnostics_common.entry import parse_timestamp
+from ml_diagnostics_common.processes import pid_namespace, start_mark
 
 from google_cloud_mldiagnostics.attempts import Member
 

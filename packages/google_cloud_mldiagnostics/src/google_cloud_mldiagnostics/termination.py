@@ -16,6 +16,7 @@ from typing import Any, Final
 
 from ml_diagnostics_common.guard import LOSSES, warn_once
 from ml_diagnostics_common.process_hooks import at_fork
+from ml_diagnostics_common.processes import handled_signals
 from ml_diagnostics_common.signal_wakeups import in_main_thread
 from ml_diagnostics_common.worker import start
 
@@ -23,7 +24,6 @@ from google_cloud_mldiagnostics.native_termination import HelperError, NativeTer
 
 __all__ = ["Termination"]
 
-_MOST_BYTES: Final = 65_536
 _HELPER_SECONDS: Final = 1.0  # machinelearning_run returns within about a second; the helper takes 50 ms.
 _MOST_HELPER_SECONDS: Final = 60.0
 _STUCK_SECONDS: Final = 1.0  # Beside the half second that the main thread is waited for: users expect death in two.
@@ -210,27 +210,14 @@ def _is_handled_in_c(handler: Any) -> bool:
     It would not run any more if Python installed one, and cannot be chained.
     """
     if handler is signal.SIG_DFL:
-        return _is_caught(signal.SIGTERM)
+        try:  # Python knows only the handlers that were installed when it started, and those that it has set itself.
+            return signal.SIGTERM in handled_signals()
+        except (OSError, ValueError):
+            return False
     # All of Python's handlers have one C handler. That of Ctrl-C shows which, unless it is ignored.
     if callable(handler) and callable(signal.getsignal(signal.SIGINT)):
         return c_handler(signal.SIGTERM) not in (c_handler(signal.SIGINT), None)
     return False
-
-
-def _is_caught(number: int) -> bool:
-    """Return True if the process has any handler for a signal: SigCgt of /proc/self/status, proc(5).
-
-    Python knows only what there was when it started, and what it has set itself.
-    """
-    try:
-        descriptor = os.open("/proc/self/status", os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            digits = os.read(descriptor, _MOST_BYTES).partition(b"SigCgt:")[2].split(None, 1)
-        finally:
-            os.close(descriptor)
-        return bool(digits) and bool(int(digits[0], 16) >> (number - 1) & 1)
-    except (OSError, ValueError):
-        return False
 
 
 def _forget_parent() -> None:

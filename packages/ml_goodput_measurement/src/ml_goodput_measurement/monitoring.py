@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from ml_goodput_measurement._lazy_names import imported_on_use
 
 if TYPE_CHECKING:
+    from ml_goodput_measurement._monitor.monitor import GoodputMonitor
     from ml_goodput_measurement.calculator import GoodputCalculator
     from ml_goodput_measurement.gcp_metrics import GCPMetrics, ValueType
     from ml_goodput_measurement.goodput_utils import (
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
         UnproductiveTimeDict,
         WorkloadMetricDetails,
     )
-    from ml_goodput_measurement.monitor.monitor import GoodputMonitor
 
 __all__ = [
     "ACTIVITY_EXCLUSION_LIST",
@@ -44,7 +44,7 @@ __all__ = [
 _MODULES = {
     "GCPMetrics": "gcp_metrics",
     "GoodputCalculator": "calculator",
-    "GoodputMonitor": "monitor.monitor",
+    "GoodputMonitor": "_monitor.monitor",
     "ValueType": "gcp_metrics",
 }
 

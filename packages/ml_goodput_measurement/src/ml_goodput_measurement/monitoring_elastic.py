@@ -7,17 +7,17 @@ from typing import TYPE_CHECKING
 from ml_goodput_measurement._lazy_names import imported_on_use
 
 if TYPE_CHECKING:
+    from ml_goodput_measurement._monitor.monitor import ElasticGoodputMonitor, GoodputMonitor
     from ml_goodput_measurement.elastic_calculator import ElasticGoodputCalculator
     from ml_goodput_measurement.goodput_utils import GCPOptions
-    from ml_goodput_measurement.monitor.monitor import ElasticGoodputMonitor, GoodputMonitor
 
 __all__ = ["ElasticGoodputCalculator", "ElasticGoodputMonitor", "GCPOptions", "GoodputMonitor"]
 
 _MODULES = {
     "ElasticGoodputCalculator": "elastic_calculator",
-    "ElasticGoodputMonitor": "monitor.monitor",
+    "ElasticGoodputMonitor": "_monitor.monitor",
     "GCPOptions": "goodput_utils",
-    "GoodputMonitor": "monitor.monitor",
+    "GoodputMonitor": "_monitor.monitor",
 }
 
 _SUBMODULES = ("goodput_elastic", "goodput_utils", "monitoring")

@@ -5,11 +5,12 @@ from __future__ import annotations
 import signal
 import threading
 
+from ml_diagnostics_common.processes import handled_signals
+
 from cloud_tpu_diagnostics.configuration.debug_configuration import DebugConfig
 from cloud_tpu_diagnostics.configuration.diagnostic_configuration import DiagnosticConfig
 from cloud_tpu_diagnostics.diagnostic import diagnose
 from cloud_tpu_diagnostics.plan import checked_interval
-from cloud_tpu_diagnostics.signals import caught_signals
 from cloud_tpu_diagnostics.src.stack_trace import disable_stack_trace_dumping, enable_stack_trace_dumping
 
 __all__ = [
@@ -80,6 +81,6 @@ def _is_on(debug_config: DebugConfig) -> bool:
 
 def _catches_user_signal() -> bool:
     try:
-        return signal.SIGUSR1 in caught_signals()
+        return signal.SIGUSR1 in handled_signals()
     except OSError:  # A system without /proc: only a handler of Python's is known.
         return signal.getsignal(signal.SIGUSR1) not in (signal.SIG_DFL, signal.SIG_IGN)

@@ -13,9 +13,10 @@ from pathlib import Path
 from typing import BinaryIO, Final, NamedTuple
 
 from ml_diagnostics_common.exceptions import ConfigurationError, DiagnosticsError
+from ml_diagnostics_common.processes import handled_signals
 
 from cloud_tpu_diagnostics import trace_file
-from cloud_tpu_diagnostics.signals import caught_signals, signal_name
+from cloud_tpu_diagnostics.signals import signal_name
 from cloud_tpu_diagnostics.stacks.trace_files import newest_of, parse_name
 from cloud_tpu_diagnostics.traces import Dump, DumpParser, ThreadStack
 
@@ -103,7 +104,7 @@ def choose_signal(process: LocalProcess, wanted: int | None = None) -> int:
         ConfigurationError: The trace file names a signal that does not exist here.
         DumpError: The process does not catch the signal, which would then kill it, or may use it for something else.
     """
-    caught = _caught_signals(process.pid)
+    caught = _handled_signals(process.pid)
     sentence = None if wanted else _newest_sentence(process.path)
     if wanted:
         number = wanted
@@ -158,9 +159,9 @@ def signal_number(text: str) -> int:
     return number
 
 
-def _caught_signals(pid: int) -> frozenset[int]:
+def _handled_signals(pid: int) -> frozenset[int]:
     try:
-        return caught_signals(pid)
+        return handled_signals(pid)
     except OSError as error:
         raise DumpError(f"process {pid} cannot be inspected: {error.strerror}") from error
 

@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from ml_diagnostics_common.child_process import process_started_ns
 from ml_diagnostics_common.entry import LogEntry
 from ml_diagnostics_common.environment import identity
 from ml_diagnostics_common.exceptions import ConfigurationError, StorageError
@@ -19,6 +18,7 @@ from ml_diagnostics_common.file_lock import try_lock, unlock
 from ml_diagnostics_common.locations import in_bucket
 from ml_diagnostics_common.log_source import LogSource, notes_of
 from ml_diagnostics_common.process_endings import ProcessEndings
+from ml_diagnostics_common.processes import process_started_ns
 
 from cloud_tpu_diagnostics import trace_file
 from cloud_tpu_diagnostics.entries import LOG_ID

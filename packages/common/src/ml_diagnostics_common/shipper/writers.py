@@ -6,8 +6,8 @@ import enum
 import os
 from typing import NamedTuple
 
-from ml_diagnostics_common.child_process import process_started_ns
 from ml_diagnostics_common.journal.own_journals import host_name, is_writer_of_this_process
+from ml_diagnostics_common.processes import process_started_ns
 
 __all__ = ["Owner", "WriterName", "owner"]
 

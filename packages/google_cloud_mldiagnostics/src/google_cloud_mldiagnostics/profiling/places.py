@@ -10,7 +10,7 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from ml_diagnostics_common import child_process
+from ml_diagnostics_common import processes
 from ml_diagnostics_common.file_lock import open_lock_file, unlock, wait_for_lock
 from ml_diagnostics_common.locations import native_path
 from ml_diagnostics_common.mounts import is_network_filesystem
@@ -100,7 +100,7 @@ def scratch_folder(active: ActiveRun) -> Path:
         if pid.isdecimal() and not _lives(int(pid), started):
             shutil.rmtree(left, ignore_errors=True)
     pid = str(os.getpid())
-    return Path(tempfile.mkdtemp(prefix=f"{active.host}.{pid}.{child_process.start_mark(os.getpid())}.", dir=parent))
+    return Path(tempfile.mkdtemp(prefix=f"{active.host}.{pid}.{processes.start_mark(os.getpid())}.", dir=parent))
 
 
 def xplane_name(active: ActiveRun, process_index: int, process_count: int) -> str:
@@ -128,7 +128,7 @@ def _claim(path: Path) -> bool:
         if holder.isdigit() and int(holder) != os.getpid() and _lives(int(holder), started):
             return False
         os.ftruncate(descriptor, 0)
-        os.pwrite(descriptor, f"{os.getpid()} {child_process.start_mark(os.getpid())}".encode(), 0)
+        os.pwrite(descriptor, f"{os.getpid()} {processes.start_mark(os.getpid())}".encode(), 0)
         return True
     finally:
         unlock(descriptor)
@@ -136,4 +136,4 @@ def _claim(path: Path) -> bool:
 
 
 def _lives(pid: int, started: str) -> bool:
-    return child_process.start_mark(pid) == started if started else child_process.exists(pid)
+    return processes.start_mark(pid) == started if started else processes.exists(pid)

@@ -45,7 +45,7 @@ class Server:
         Raises:
             MissingExtraError: XProf is not installed.
         """
-        from ml_diagnostics_common.child_process import module_folders, program_of, python_command
+        from ml_diagnostics_common.processes import module_folders, program_of, python_command
 
         from xprofiler.summary.converters import require_xprof
         from xprofiler.summary.disk_space import temporary_folder

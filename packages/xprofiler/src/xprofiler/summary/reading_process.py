@@ -40,7 +40,7 @@ def summarized(session: str, files: Mapping[str, Path], console: Console) -> Sum
         MissingExtraError: XProf is not installed.
         XprofilerError: XProf cannot read the files, or failed.
     """
-    from ml_diagnostics_common.child_process import module_folders, program_of, python_command
+    from ml_diagnostics_common.processes import module_folders, program_of, python_command
 
     from xprofiler.programs.processes import Programs
     from xprofiler.summary.converters import require_xprof

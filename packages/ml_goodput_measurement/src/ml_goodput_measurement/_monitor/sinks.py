@@ -13,7 +13,7 @@ from ml_diagnostics_common.backoff import Backoff
 from ml_diagnostics_common.guard import job_logger
 from ml_diagnostics_common.worker import Task, start
 
-from ml_goodput_measurement.monitor.settings import Upload
+from ml_goodput_measurement._monitor.settings import Upload
 from ml_goodput_measurement.snapshot import Snapshot
 
 __all__ = ["Exporter", "Sink"]

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import re
 import time
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from cloud_tpu_diagnostics.entries import DUMP, LOG_ID, entry
 from cloud_tpu_diagnostics.traces import Dump
@@ -16,20 +18,28 @@ if TYPE_CHECKING:
     from ml_diagnostics_common.journal import Journal
     from ml_diagnostics_common.shipper import Shipper
 
-__all__ = ["EntryLog", "dump_entries"]
+__all__ = ["CONTAINER_NAME", "EntryLog", "dump_entries", "monitored_resource"]
+
+CONTAINER_NAME: Final = "ml-diagnostics-stacktrace"
+"""In place of the job's container: dashboards select containers with `stacktrace` in their names, which are otherwise
+those that tail the trace files."""
 
 _MOST_TEXT_BYTES = 180_000
-"""Of one entry: Cloud Logging takes 256 KiB, with all labels and names."""
+"""In one entry: Cloud Logging takes 256 KiB, with all labels and names."""
 _MOST_PAYLOAD_BYTES = 2**20
 _REQUEST_SECONDS = 10.0
+_NAMESPACE_FILE = "/var/run/secrets/kubernetes.io/serviceaccount/namespace"
+_METADATA_SECONDS = 1.0
+_TPU_ENVIRONMENT = "attributes/tpu-env"
+"""Metadata of a TPU VM: lines such as `NODE_ID: 'my-tpu'` and `WORKER_ID: '0'`."""
 
 
 class EntryLog:
     """The log of one job.
 
     Args:
-        labels: Of every entry: who the job is.
-        is_shipped: Whether entries go to Cloud Logging.
+        labels: The labels of every entry, which identify the job.
+        is_shipped: True to send entries to Cloud Logging.
         prepare: Called before anything is loaded.
     """
 
@@ -44,11 +54,11 @@ class EntryLog:
         self._shipper: Shipper | None = None
 
     def write(self, payload: Mapping[str, Any], *, severity: str | None = None) -> None:
-        """Writes an entry, without what looks like a secret in it.
+        """Write an entry, without text that resembles a secret.
 
         Args:
             payload: One of `entries.entry`.
-            severity: Of Cloud Logging; None is INFO.
+            severity: That of Cloud Logging; None is INFO.
         """
         from ml_diagnostics_common.redaction import redact
 
@@ -57,17 +67,17 @@ class EntryLog:
 
     @property
     def job(self) -> str:
-        """The job's name; empty where it is not known."""
+        """The job's name; empty if it is unknown."""
         return self._labels.get("job", "")
 
     def learn(self, labels: Mapping[str, str]) -> None:
-        """Takes note of what the job knows of itself by now, such as its index among all processes."""
+        """Update labels that the job has learned since, such as its index among all processes."""
         if any(self._labels.get(name) != value for name, value in labels.items()):
             self._labels.update(labels)
-            self._journal = None  # Another begins, with another header.
+            self._journal = None  # The next entry opens another, with another header.
 
     def close(self, timeout_seconds: float) -> None:
-        """Ships what is left, within that time; what is not shipped by then, the next companion ships."""
+        """Ship the remaining entries within this time; the next companion ships the rest."""
         deadline = time.monotonic() + timeout_seconds
         if self._journal is not None:
             self._journal.close(min(1.0, timeout_seconds))
@@ -84,9 +94,9 @@ class EntryLog:
         try:
             to_cloud = self._is_shipped and configured_backend() is not Backend.LOCAL
         except ConfigurationError:
-            to_cloud = False  # Whoever records in the job is told.
+            to_cloud = False  # The recorders in the job report it.
         if self._resource is None:
-            self._resource = _resource() if to_cloud else {}
+            self._resource = monitored_resource() if to_cloud else {}
         journal = Journal(
             LOG_ID,
             root=root,
@@ -100,12 +110,6 @@ class EntryLog:
             self._shipper = _started_shipper(root)
         self._journal = journal
         return journal
-
-
-def _resource() -> dict[str, Any]:
-    from cloud_tpu_diagnostics.companion.resource import monitored_resource
-
-    return monitored_resource()
 
 
 def _started_shipper(root: Path) -> Shipper:
@@ -123,12 +127,12 @@ def _connect() -> LoggingTransport:
 
 
 def dump_entries(dump: Dump, number: int, **fields: Any) -> list[tuple[dict[str, Any], str | None]]:
-    """Returns the entries of a dump and their severities; more than one where it is too long for one.
+    """Return the entries of a dump and their severities; more than one if it is too long for one.
 
     Args:
-        dump: What faulthandler wrote.
-        number: Tells the parts of one dump of a process from those of others.
-        fields: What else the entries have.
+        dump: The dump that faulthandler wrote.
+        number: The dump's number in its process, in all its parts.
+        fields: Further fields of the entries.
     """
     severity = "ERROR" if dump.trigger.is_last else None
     parts = _parts(dump.text)
@@ -153,7 +157,7 @@ def dump_entries(dump: Dump, number: int, **fields: Any) -> list[tuple[dict[str,
 
 
 def _parts(text: str) -> list[str]:
-    """Cuts a text at the ends of lines."""
+    """Split a text at the ends of lines."""
     parts: list[str] = []
     lines: list[str] = []
     size = 0
@@ -165,3 +169,64 @@ def _parts(text: str) -> list[str]:
         size += line_size
         lines.append(line)
     return [*parts, "".join(lines)]
+
+
+def monitored_resource(environ: Mapping[str, str] = os.environ) -> dict[str, Any]:
+    """Return Cloud Logging's resource of this process; empty outside Google's machines. May wait two seconds.
+
+    The documented queries, metrics and dashboards select entries by it: `tpu_worker` on TPU VMs, `k8s_container` in
+    pods (https://cloud.google.com/logging/docs/api/v2/resource-list).
+
+    Args:
+        environ: The environment variables.
+    """
+    from ml_diagnostics_common.credentials.instance_metadata import instance_metadata, on_google_hardware
+    from ml_diagnostics_common.environment import Orchestrator, orchestrator
+
+    where = orchestrator(environ)
+    if where is not Orchestrator.GKE and not environ.get("GCE_METADATA_HOST") and not on_google_hardware():
+        return {}
+    metadata = instance_metadata(environ)
+    if metadata is None:
+        return {}
+    if where is Orchestrator.GKE:
+        labels = {
+            "project_id": metadata.project,
+            "location": _value("attributes/cluster-location", environ) or metadata.zone,
+            "cluster_name": metadata.cluster_name,
+            "namespace_name": _namespace(environ),
+            "pod_name": environ.get("POD_NAME") or os.uname().nodename,
+            "container_name": CONTAINER_NAME,
+        }
+        return {"type": "k8s_container", "labels": labels}
+    node, worker = _tpu_node(environ, lambda path: _value(path, environ))
+    if not node:
+        return {}
+    labels = {"project_id": metadata.project, "zone": metadata.zone, "node_id": node, "worker_id": worker}
+    return {"type": "tpu_worker", "labels": labels}
+
+
+def _tpu_node(environ: Mapping[str, str], value: Callable[[str], str]) -> tuple[str, str]:
+    """Return the names of the TPU and of this worker of it; empty on a machine without a TPU."""
+    variables = dict(re.findall(r"^(\w+): *'?([^'\n]*)'?$", value(_TPU_ENVIRONMENT), re.MULTILINE))
+    node = variables.get("NODE_ID") or environ.get("TPU_NAME", "")
+    worker = variables.get("WORKER_ID") or value("attributes/agent-worker-number") or environ.get("TPU_WORKER_ID", "")
+    return node, worker or "0"
+
+
+def _namespace(environ: Mapping[str, str]) -> str:
+    if namespace := environ.get("POD_NAMESPACE"):
+        return namespace
+    try:
+        with open(_NAMESPACE_FILE, encoding="utf-8") as file:  # noqa: PTH123
+            return file.read().strip()
+    except (OSError, ValueError):
+        return "default"
+
+
+def _value(path: str, environ: Mapping[str, str]) -> str:
+    """Return a metadata value of this machine; empty if the metadata server has none."""
+    from ml_diagnostics_common.credentials.instance_metadata import metadata_value
+
+    status, text = metadata_value(f"instance/{path}", timeout_seconds=_METADATA_SECONDS, environ=environ)
+    return text if status == 200 else ""

@@ -1,20 +1,29 @@
-"""Requests for stack traces that Python does not answer because the GIL is held: faulthandler answers these."""
+"""Requests for stack traces that Python does not answer because the GIL is held: faulthandler answers these.
+
+The companion checks for them; a block without a companion has a small helper process, which does nothing else.
+"""
 
 from __future__ import annotations
 
 import _socket
 import os
 import signal
+import time
 from collections.abc import Mapping
+from typing import NoReturn
 
-from cloud_tpu_diagnostics.companion.job import Job
-from cloud_tpu_diagnostics.companion.patience import Patience
+from ml_diagnostics_common.processes import wait_readable
+from ml_diagnostics_common.sidecar_parent import Parent, ignore_signals, lower_priority
+
+from cloud_tpu_diagnostics._companion.job import Job, StuckCheck
 from cloud_tpu_diagnostics.signals import FAULTHANDLER_DUMP
 
-__all__ = ["UnansweredRequests"]
+__all__ = ["UnansweredRequests", "main"]
 
 _CHECK_SECONDS = 0.05
 _RECHECK_SECONDS = 0.25
+_LONGEST_WAIT_SECONDS = 60.0
+"""Of the helper, between two checks if the job lives: where its end is not readable as the job's process descriptor."""
 _MOST_BYTES = 65_536
 
 
@@ -31,11 +40,11 @@ class UnansweredRequests:
         self._wakeups = _socket.socket(fileno=descriptors["wakeups"])
         self._answers = descriptors["answers"]
         self._job, self._dump_signal = job, dump_signal
-        self._patience = Patience(job.pid)
+        self._silence = StuckCheck(job.pid)
         self._waiting = 0
         """The number of requests that were unread in the last step."""
         self._dumped = 0
-        """For how many of them faulthandler was asked already."""
+        """The number of these that faulthandler was asked for already."""
 
     @property
     def descriptor(self) -> int | None:
@@ -58,8 +67,8 @@ class UnansweredRequests:
         if self._waiting <= self._dumped:
             return _RECHECK_SECONDS if self._waiting else None
         if has_answered or before <= self._dumped:
-            self._patience.begin(now)
-        if self._patience.is_over(now):
+            self._silence.start(now)
+        if self._silence.is_stuck(now):
             self._dumped = self._waiting
             self._job.ask(self._dump_signal)
             return _RECHECK_SECONDS
@@ -81,3 +90,21 @@ class UnansweredRequests:
             first_real_time = getattr(signal, "SIGRTMIN", signal.NSIG)
             requests = sum(each in (signal.SIGUSR1, signal.SIGUSR2) or each >= first_real_time for each in data)
         return requests
+
+
+def main() -> NoReturn:
+    """Watch a job until it ends or leaves its block; then end the process."""
+    ignore_signals()
+    lower_priority()
+    parent = Parent()
+    job = Job(parent.pid, parent.job)
+    requests = UnansweredRequests(parent.descriptors, job, parent.settings["dump_signal"])
+    while not parent.is_dead():
+        seconds = requests.step(time.monotonic())
+        ready = wait_readable(
+            [parent.descriptor, parent.job, requests.descriptor],
+            _LONGEST_WAIT_SECONDS if seconds is None else seconds,
+        )
+        if parent.descriptor in ready:  # Nothing is sent after the settings: the block was left.
+            break
+    os._exit(0)

@@ -10,10 +10,10 @@ from typing import Any
 from ml_diagnostics_common.exceptions import ConfigurationError
 from ml_diagnostics_common.guard import guarded_as, job_logger, log_once
 
+from ml_goodput_measurement._monitor.settings import MonitorSettings, Upload, checked_windows
+from ml_goodput_measurement._monitor.uploaders import Uploaders
 from ml_goodput_measurement._record.arguments import RebuiltFromArguments
 from ml_goodput_measurement.metric_details import GCPOptions
-from ml_goodput_measurement.monitor.settings import MonitorSettings, Upload, checked_windows
-from ml_goodput_measurement.monitor.uploaders import Uploaders
 
 __all__ = ["ElasticGoodputMonitor", "GoodputMonitor"]
 

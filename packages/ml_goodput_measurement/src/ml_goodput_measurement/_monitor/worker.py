@@ -12,9 +12,9 @@ from typing import Protocol
 from ml_diagnostics_common.backoff import Backoff
 from ml_diagnostics_common.guard import job_logger
 
+from ml_goodput_measurement._monitor.settings import Upload
+from ml_goodput_measurement._monitor.sinks import Sink
 from ml_goodput_measurement.exceptions import NoGoodputError
-from ml_goodput_measurement.monitor.settings import Upload
-from ml_goodput_measurement.monitor.sinks import Sink
 from ml_goodput_measurement.snapshot import DeviatingStep, Deviation, Snapshot
 
 __all__ = ["SnapshotSource", "Worker"]

@@ -1,4 +1,4 @@
-"""Which uploads of a monitor are on, and the helper process that does them: started again if it dies."""
+"""The uploads of a monitor that are on, and the helper process that does them, restarted if it dies."""
 
 from __future__ import annotations
 
@@ -7,17 +7,19 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from ml_diagnostics_common.backoff import Backoff
-from ml_diagnostics_common.child_process import has_ended
-from ml_diagnostics_common.guard import job_logger, log_once
+from ml_diagnostics_common.guard import LOSSES, job_logger, log_once
+from ml_diagnostics_common.processes import has_ended
+from ml_diagnostics_common.sidecar import IN_SIDECAR, Sidecar
 from ml_diagnostics_common.worker import start
 
-from ml_goodput_measurement.monitor.helper_process import IN_HELPER, HelperProcess
-from ml_goodput_measurement.monitor.settings import MonitorSettings, Upload
+from ml_goodput_measurement._monitor.settings import MonitorSettings, Upload
 
-__all__ = ["Uploaders"]
+__all__ = ["HelperProcess", "Uploaders"]
 
 _log = job_logger("ml_diagnostics.goodput")
 
@@ -26,21 +28,129 @@ _MARGIN_SECONDS = 1.0
 _GOOD_LIFE_SECONDS = 60.0
 """A process that lived for so long did not fail at its start."""
 _KILLED_SECONDS = 0.25
-"""How long a process that was killed is waited for, so that it is gone when a stop returns."""
+"""How long a process that was killed is waited for, so that it has ended when a stop returns."""
 _RUN_OF_STOPS_SECONDS = 60.0
 """Stops within this time share the time to wait, unless an upload was started in between."""
 _AFTER_TROUBLE_SECONDS = 60.0
+_OUTPUT_LINES = 20
+
+
+class HelperProcess:
+    """One life of the helper process, as the trainer sees it.
+
+    Args:
+        settings: The monitor's.
+
+    Raises:
+        Exception: No process can be started. Mostly an OSError, but an interpreter that is shutting down raises others.
+    """
+
+    def __init__(self, settings: MonitorSettings) -> None:
+        self._flush_seconds = settings.flush_seconds
+        self._sidecar = Sidecar("ml_goodput_measurement._monitor.helper", settings.to_json(), is_detached=False)
+        self.pid = self._sidecar.pid
+        self.end: str | None = None
+        """Its exit reason, once it has ended."""
+        self._ended = threading.Event()
+        self._awaited: dict[int, threading.Event] = {}
+        self._last_done = 0
+        self._output: deque[str] = deque(maxlen=_OUTPUT_LINES)
+        self._commands = 0
+
+    def send(self, uploads: Mapping[str, list[int]], *, flush: bool, flush_seconds: float) -> int:
+        """Send the uploads that are to be on; none: flush and end. Never waits.
+
+        Returns:
+            The number of the command, for `wait_done` and `has_done`.
+        """
+        self._commands += 1
+        number = self._commands
+        if flush:  # No caller waits for other commands.
+            self._awaited[number] = threading.Event()
+            if self._ended.is_set():
+                self._awaited[number].set()
+        self._sidecar.send(
+            {"kind": "uploads", "number": number, "uploads": uploads, "flush": flush, "flush_seconds": flush_seconds}
+        )
+        return number
+
+    def wait_done(self, number: int, timeout_seconds: float) -> None:
+        """Wait until it has executed a command that flushes, or has ended, within that time."""
+        event = self._awaited.get(number)
+        if event is not None:
+            event.wait(timeout_seconds)
+            self._awaited.pop(number, None)
+
+    def has_done(self, number: int) -> bool:
+        """Return True if it has reported that it executed a command."""
+        return number <= self._last_done
+
+    def wait_ended(self, timeout_seconds: float) -> bool:
+        """Return True if it has ended, within that time."""
+        return self._ended.wait(timeout_seconds)
+
+    def kill(self) -> None:
+        """End it immediately."""
+        self._sidecar.kill()
+
+    def follow(self) -> str:
+        """Receive its messages until it ends; for a thread of its own.
+
+        Returns:
+            Its exit reason, and its last output that was not a message.
+        """
+        try:
+            while True:
+                for message in self._sidecar.receive():
+                    self._handle(message)
+        except EOFError:
+            pass
+        finally:
+            code = self._wait()
+            self.end = f"killed by signal {-code}" if code < 0 else f"exit code {code}"
+            self.end += "".join(f"\n    {line}" for line in self._output)
+            self._ended.set()
+            for event in list(self._awaited.values()):
+                event.set()
+            self._sidecar.close()
+        return self.end
+
+    def _wait(self) -> int:
+        """Wait for its end; bounded if the trainer has closed the socket, since a forked child may keep it open."""
+        import subprocess
+
+        if not self._sidecar.is_connected:
+            self._sidecar.close()
+            try:
+                return self._sidecar.wait(self._flush_seconds + _MARGIN_SECONDS)
+            except subprocess.TimeoutExpired:
+                self._sidecar.kill()
+        return self._sidecar.wait()
+
+    def _handle(self, message: Mapping[str, Any]) -> None:
+        try:
+            if message["kind"] == "log":
+                _log.log(message["level"], "%s", message["message"])
+            elif message["kind"] == "output":  # Prints of a library, or a traceback; logged only if the process dies.
+                self._output.append(message["text"])
+            elif message["kind"] == "done" and message["number"] is not None:  # None: it takes this process for dead.
+                self._last_done = message["number"]
+                event = self._awaited.get(message["number"])
+                if event is not None:
+                    event.set()
+        except Exception as error:  # For instance that of a log handler of the trainer.
+            LOSSES.add(f"monitor: {type(error).__name__}")
 
 
 class Uploaders:
     """Starts and stops uploads; one helper process does all that are on.
 
-    What shall be on is kept here, and the process is always told all of it. So it does not matter how calls
-    interleave (they may come from threads, and from signal handlers amid one another), or how often the process dies.
+    Each command contains all uploads that are to be on. So it does not matter how calls interleave (threads may make
+    them, and signal handlers that interrupt each other), or how often the process dies.
 
     Args:
-        settings: Of the monitor.
-        backoff: How long to wait until a process that died is started again.
+        settings: The monitor's.
+        backoff: The time until a process that died is restarted.
         sleep: Waits a number of seconds.
     """
 
@@ -64,12 +174,12 @@ class Uploaders:
 
     @property
     def pid(self) -> int | None:
-        """Of the helper process, while there is one."""
+        """The helper process, while there is one."""
         process = self._process
         return process.pid if process else None
 
     def start(self, upload: Upload, windows: Sequence[int] = ()) -> None:
-        """Turns an upload on; nothing changes if it is on already, but for other windows."""
+        """Turn an upload on; if it is on already, only its windows change."""
         if not _may_start():
             return
         if self._is_forked() and not self._take_over():
@@ -97,13 +207,13 @@ class Uploaders:
         """
         if self._is_forked():
             return
-        began = time.monotonic()
-        if began - self._first_stop > _RUN_OF_STOPS_SECONDS:
-            self._first_stop, self._stop_seconds_left = began, self._settings.flush_seconds + _MARGIN_SECONDS
+        now = time.monotonic()
+        if now - self._first_stop > _RUN_OF_STOPS_SECONDS:
+            self._first_stop, self._stop_seconds_left = now, self._settings.flush_seconds + _MARGIN_SECONDS
         try:
             self._stop(upload, self._stop_seconds_left, flush=flush)
         finally:
-            self._stop_seconds_left = max(0.0, self._stop_seconds_left - (time.monotonic() - began))
+            self._stop_seconds_left = max(0.0, self._stop_seconds_left - (time.monotonic() - now))
 
     def _stop(self, upload: Upload, seconds: float, *, flush: bool) -> None:
         flush_seconds = max(0.0, seconds - _MARGIN_SECONDS) if flush else 0.0
@@ -114,7 +224,7 @@ class Uploaders:
                 return
             process, is_last = self._process, not self._wanted
             if is_last:
-                self._process = self._owner = None  # It ends now; a start from here on starts another.
+                self._process = self._owner = None  # It ends now; later starts start another process.
             number = self._send(process, flush=flush, flush_seconds=flush_seconds) if process else 0
         if process is not None:
             give_up_at = deadline + min(_MARGIN_SECONDS, seconds - flush_seconds)
@@ -139,7 +249,7 @@ class Uploaders:
             process.wait_ended(_KILLED_SECONDS)
 
     def _upload_once(self, upload: Upload, windows: list[int], deadline: float) -> None:
-        """Does a last upload whose process is dead: by one that does nothing else."""
+        """Do a last upload, for which there is no process any more, by one that does nothing else."""
         process = None
         try:
             process = HelperProcess(self._settings)
@@ -156,21 +266,21 @@ class Uploaders:
         if process is not None:
             process.kill()
         _log.warning(
-            "The last upload of goodput (%s) could not be done: the helper process was dead, and so it went with "
-            "another one (%s). What was recorded is in the journal: `goodput report` tells it",
+            "The last upload of goodput (%s) failed: the helper process had died, and another one failed, too (%s). "
+            "What was recorded is in the journal: see `goodput report`",
             upload.value,
             trouble,
         )
 
     def _is_forked(self) -> bool:
-        """Whether this is a child of the process whose uploads are on."""
+        """Return True in a forked child of the process that has uploads on."""
         pid = os.getpid()
         if self._locks_pid != pid:  # The thread that held it may not exist here.
             self._lock, self._locks_pid = threading.RLock(), pid
         return self._owner not in (None, pid)
 
     def _take_over(self) -> bool:
-        """Makes a forked child the owner if its parent is gone: a trainer that made itself a daemon."""
+        """Make a forked child the owner if its parent has ended: a trainer that made itself a daemon."""
         if self._owner is None or not has_ended(self._owner):
             return False
         self._wanted, self._process, self._owner = {}, None, None
@@ -181,9 +291,9 @@ class Uploaders:
         return process.send(wanted, flush=flush, flush_seconds=flush_seconds if flush else 0.0)
 
     def _launch(self) -> None:
-        """Starts a process that does what is wanted, and the thread that looks after it and its successors."""
+        """Start a process for the wanted uploads, and the thread that restarts it."""
         process = self._new_process()
-        # It is followed before anybody, such as a signal handler, can wait for its end.
+        # It is followed before any caller, such as a signal handler, can wait for its end.
         if start(lambda: self._keep(process), "goodput-monitor") is None:
             _log.warning("The goodput monitor could not start its thread: nothing is uploaded")
             if process is not None:
@@ -196,7 +306,7 @@ class Uploaders:
             return HelperProcess(self._settings)
         except Exception as error:
             _log.warning(
-                "The goodput monitor could not start its helper process (%s: %s); it is tried again later",
+                "The goodput monitor could not start its helper process (%s: %s); it tries again later",
                 type(error).__name__,
                 error,
             )
@@ -207,12 +317,12 @@ class Uploaders:
         if process is not None:
             self._send(process, flush=False)
             if not self._wanted:
-                self._process = None  # It was stopped amid its start, and has just been told so.
+                self._process = None  # It was stopped during its start, and was just sent that.
 
     # --- Its thread -----------------------------------------------------------------------------------
 
     def _keep(self, process: HelperProcess | None) -> None:
-        """Starts the next process whenever one has ended, as long as there are uploads that are on."""
+        """Start the next process whenever one has ended, while uploads are on."""
         while True:
             try:
                 if not self._outlive(process):
@@ -236,7 +346,7 @@ class Uploaders:
                         self._process = None
                 process = None
                 _log.warning(
-                    "The goodput monitor could not look after its helper process (%s: %s); it is tried again in %.0f s",
+                    "The goodput monitor could not restart its helper process (%s: %s); next try in %.0f s",
                     type(error).__name__,
                     error,
                     _AFTER_TROUBLE_SECONDS,
@@ -244,26 +354,26 @@ class Uploaders:
                 self._sleep(_AFTER_TROUBLE_SECONDS)
 
     def _is_missing(self) -> bool:
-        """Whether there should be a process, and there is none."""
+        """Return True if there should be a process, and there is none."""
         return bool(self._wanted) and self._process is None and threading.main_thread().is_alive()
 
     def _outlive(self, process: HelperProcess | None) -> bool:
-        """Follows a process to its end; returns when it is time for the next one, False if there shall be none."""
-        started, how = time.monotonic(), ""
+        """Follow a process to its end; return when it is time for the next one, False if none is wanted."""
+        started, end = time.monotonic(), ""
         if process is not None:
-            how = process.follow()
+            end = process.follow()
         with self._lock:
             if self._process is not process or not self._wanted:
-                return False  # It was told to end.
+                return False  # It was stopped.
             self._process = None
         if time.monotonic() - started > _GOOD_LIFE_SECONDS:
             self._backoff.succeeded()
         wait_seconds = self._backoff.failed()
         if process is not None and threading.main_thread().is_alive():
             _log.warning(
-                "The goodput monitor's helper process ended by itself (%s); it is started again in %.0f s. The job "
-                "goes on, and nothing that was recorded is lost",
-                how,
+                "The goodput monitor's helper process ended by itself (%s); it is restarted in %.0f s. The job "
+                "continues, and nothing that was recorded is lost",
+                end,
                 wait_seconds,
             )
         self._sleep(wait_seconds)
@@ -271,15 +381,15 @@ class Uploaders:
 
 
 def _may_start() -> bool:
-    """Whether a helper process that is started from here would be one, and not the trainer once more."""
-    if os.environ.get(IN_HELPER):
-        return False  # A sitecustomize.py or a .pth file starts uploads in each Python, and so in the helper.
+    """Return True if a process started from here would be a helper process, and not the trainer again."""
+    if os.environ.get(IN_SIDECAR):
+        return False  # A sitecustomize.py or a .pth file starts uploads in each Python, and so in the helper process.
     if getattr(sys, "frozen", False):
         log_once(
             logging.WARNING,
             "a frozen monitor",
-            "Goodput is not uploaded: this program is frozen (sys.frozen), so there is no Python to do it in a process "
-            "of its own. Run the trainer with a Python interpreter; `goodput report` tells the figures in any case",
+            "Goodput is not uploaded: this program is frozen (sys.frozen), so it has no Python for a helper process. "
+            "Run the trainer with a Python interpreter; `goodput report` shows the results in any case",
         )
         return False
     return True

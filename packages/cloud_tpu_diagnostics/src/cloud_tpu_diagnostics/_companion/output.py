@@ -1,4 +1,4 @@
-"""Where the timer's dumps go, each behind its header line: the trace file, or the console."""
+"""The destination of the timer's dumps, each after its header line: the trace file, or the console."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ __all__ = ["ConsoleOutput", "FileOutput", "Headers", "TraceOutput"]
 _READ_BYTES = 2**20
 _MOST_HELD_BYTES = 2**16
 _PIPE_BYTES = 4096
-"""PIPE_BUF of Linux: a pipe that polls as writable takes so many at once."""
+"""PIPE_BUF of Linux: a pipe that polls as writable accepts so many in one write."""
 _CONSOLE_SECONDS = 1.0
-_LOOK_SECONDS = 0.005
+_POLL_SECONDS = 0.005
 _MOST_WAITING_PARTS = 256
 
 
 class Headers:
-    """Puts the header line before each dump of the timer, as its bytes come in.
+    """Inserts the header line before each dump of the timer, as its bytes arrive.
 
     Args:
-        interval_seconds: Between two dumps.
+        interval_seconds: The interval between two dumps.
     """
 
     def __init__(self, interval_seconds: float) -> None:
@@ -34,7 +34,7 @@ class Headers:
         self._held = b""
 
     def add(self, data: bytes) -> bytes:
-        """Returns the whole lines so far; the rest waits for its end."""
+        """Return the complete lines so far; the rest waits for its end."""
         whole, newline, self._held = (self._held + data).rpartition(b"\n")
         if len(self._held) > _MOST_HELD_BYTES:
             whole, newline, self._held = whole + newline + self._held, b"", b""
@@ -42,16 +42,16 @@ class Headers:
         return b"".join(self._header + line if line.startswith(b"Timeout (") else line for line in lines)
 
     def rest(self) -> bytes:
-        """Returns the line that has no end, when no more will come."""
+        """Return the last line, which has no end, when nothing more will arrive."""
         rest, self._held = self._held, b""
         return rest
 
 
 class TraceOutput(Protocol):
-    """What dumps are written to."""
+    """The destination of dumps."""
 
     def append(self, data: bytes) -> None:
-        """Writes whole lines.
+        """Write complete lines.
 
         Raises:
             OSError: They cannot be written.
@@ -59,37 +59,37 @@ class TraceOutput(Protocol):
         ...
 
     def read_others(self) -> bytes:
-        """What others have written there since the last call, no more than a megabyte of it; empty if nothing."""
+        """Return what the job has written there since the last call, at most a megabyte; empty if nothing."""
         ...
 
     def close(self) -> None:
-        """Lets go of it."""
+        """Close it."""
         ...
 
 
 class FileOutput:
-    """The trace file. Faults and signals of the job go there too, at any time.
+    """The trace file. Faults and signals of the job are written there too, at any time.
 
     Args:
         path: It exists.
-        begin: How long the file was when the block began.
-        most_bytes: Nothing is appended that would make it longer.
+        first_byte: The size of the file when the block started.
+        most_bytes: Nothing is appended that would make it larger.
     """
 
-    def __init__(self, path: str, begin: int, most_bytes: int) -> None:
+    def __init__(self, path: str, first_byte: int, most_bytes: int) -> None:
         self._descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
         status = os.fstat(self._descriptor)
         if not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid() or status.st_nlink > 1:
             os.close(self._descriptor)
             raise PermissionError(errno.EPERM, f"{path} was replaced by something that is not ours")
-        self._read_until = begin
+        self._read_until = first_byte
         self._most_bytes = most_bytes
         self._is_full = False
         self._ours: deque[tuple[int, int]] = deque()
-        """Where we wrote, in the order of the file."""
+        """The ranges that we wrote, in the order of the file."""
 
     def append(self, data: bytes) -> None:
-        """See `TraceOutput`; beyond the cap nothing, but for one line that says so."""
+        """See `TraceOutput`; at the cap, one line that reports it, and then nothing."""
         if self._is_full:
             return
         if os.fstat(self._descriptor).st_size + len(data) > self._most_bytes:
@@ -112,12 +112,12 @@ class FileOutput:
         while self._read_until < end:
             until = end
             if self._ours:
-                begin, until_ours = self._ours[0]
-                if begin <= self._read_until:
+                start, until_ours = self._ours[0]
+                if start <= self._read_until:
                     self._read_until = max(self._read_until, until_ours)
                     self._ours.popleft()
                     continue
-                until = begin
+                until = start
             data = os.pread(self._descriptor, min(_READ_BYTES, until - self._read_until), self._read_until)
             self._read_until += len(data)
             return data
@@ -129,7 +129,7 @@ class FileOutput:
 
 
 class ConsoleOutput:
-    """The job's stderr. Who reads it may stop reading: then a part of a dump is lost.
+    """The job's stderr. If its reader stops reading, a part of a dump is lost.
 
     Args:
         descriptor: A duplicate of the job's. It must not be made non-blocking, as that would make the job's so.
@@ -140,7 +140,7 @@ class ConsoleOutput:
         self._waiting: _WaitingWriter | None = None
         mode = os.fstat(descriptor).st_mode
         self._is_socket = stat.S_ISSOCK(mode)
-        # A terminal that polls as writable may take less than is written, and a pipe whom others fill meanwhile.
+        # A terminal that polls as writable may accept less than is written; so may a pipe that others fill meanwhile.
         if stat.S_ISFIFO(mode) or stat.S_ISCHR(mode):
             again = _opened_again(descriptor)
             if again is None:
@@ -158,11 +158,11 @@ class ConsoleOutput:
                 deadline = time.monotonic() + _CONSOLE_SECONDS
             except BlockingIOError:
                 if time.monotonic() >= deadline:
-                    raise TimeoutError(errno.ETIMEDOUT, "nobody reads the console") from None
-                time.sleep(_LOOK_SECONDS)
+                    raise TimeoutError(errno.ETIMEDOUT, "the reader of the console has stopped reading") from None
+                time.sleep(_POLL_SECONDS)
 
     def _write(self, data: bytes) -> int:
-        """Writes what there is room for; never waits."""
+        """Write what fits; never wait."""
         if self._waiting is not None:
             return self._waiting.write(data)
         if not self._is_socket:
@@ -180,7 +180,7 @@ class ConsoleOutput:
         return b""
 
     def close(self) -> None:
-        """See `TraceOutput`: who waits for the end of the job's stderr need not wait for us."""
+        """See `TraceOutput`: a reader that waits for the end of the job's stderr does not wait for us."""
         if self._waiting is not None:
             self._waiting.close()
         else:
@@ -188,10 +188,10 @@ class ConsoleOutput:
 
 
 class _WaitingWriter:
-    """Writes in a thread of its own, which may wait for ever.
+    """Writes in a thread of its own, which may wait forever.
 
     Args:
-        descriptor: What it writes to, and closes.
+        descriptor: Written to, and closed.
     """
 
     def __init__(self, descriptor: int) -> None:
@@ -204,17 +204,17 @@ class _WaitingWriter:
         self._thread.start()
 
     def write(self, data: bytes) -> int:
-        """Takes a part; raises BlockingIOError where too many wait already."""
+        """Accept a part; raise BlockingIOError if too many wait already."""
         import queue
 
         try:
             self._parts.put_nowait(data)
         except queue.Full:
-            raise BlockingIOError(errno.EAGAIN, "nobody reads the console") from None
+            raise BlockingIOError(errno.EAGAIN, "the reader of the console has stopped reading") from None
         return len(data)
 
     def close(self) -> None:
-        """Waits a while for what is being written, and lets go."""
+        """Wait a bounded time for what is being written, and close the descriptor."""
         try:
             self.write(b"")
         except BlockingIOError:
@@ -232,11 +232,11 @@ class _WaitingWriter:
                 while data:
                     data = data[os.write(self._descriptor, data) :]
             except OSError:
-                pass  # Nobody will read it any more.
+                pass  # Its reader is gone.
 
 
 def _opened_again(descriptor: int) -> int | None:
-    """Opens the same pipe or terminal once more, so that writes here do not wait; None where it is another user's."""
+    """Open the same pipe or terminal again, so that writes here do not wait; return None if it is another user's."""
     flags = os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
     try:
         return os.open(f"/dev/fd/{descriptor}", flags)

@@ -1,0 +1,366 @@
+"""A block's companion, as the block sees it: what is sent to it, and what its messages cause."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable, Collection, Mapping
+from contextlib import ExitStack
+from typing import Any
+
+from ml_diagnostics_common.descriptors import Descriptor, with_high_number
+from ml_diagnostics_common.guard import job_logger
+from ml_diagnostics_common.worker import start
+
+from cloud_tpu_diagnostics._companion import RUN_BY, CompanionSettings
+from cloud_tpu_diagnostics.configuration.hang_configuration import HangConfig
+from cloud_tpu_diagnostics.log_queue import flush_in_background, guarded_as, log, log_once, warn_once
+from cloud_tpu_diagnostics.plan import Plan
+from cloud_tpu_diagnostics.trace_file import MOST_FILE_BYTES
+
+__all__ = ["CompanionLink", "CompanionProcess"]
+
+_log = job_logger("ml_diagnostics.diagnose")
+
+_TIMER_PIPE_BYTES = 2**20
+"""A dump of 100 threads takes 155 KB. What does not fit, because the companion is stopped, is lost."""
+_ABORTED = 134
+"""The exit code that shells give to a process that SIGABRT has ended."""
+
+
+class CompanionProcess:
+    """The process, and what a block sends to it. Nothing but the constructor raises, and nothing waits.
+
+    Args:
+        settings: Its settings; what this process knows of itself is added.
+        on_message: Called in a thread with each message of the companion, and at last with {"kind": "ended"}, once it
+            has ended or can no longer be received from. What it raises is dropped.
+        console: The descriptor that dumps are written to if the settings have no path.
+        requests: Descriptors that show unanswered requests for stack traces, by name.
+
+    Raises:
+        OSError: It cannot be started.
+    """
+
+    def __init__(
+        self,
+        settings: CompanionSettings,
+        on_message: Callable[[dict[str, Any]], None],
+        *,
+        console: int = 2,
+        requests: Mapping[str, int] | None = None,
+    ) -> None:
+        from ml_diagnostics_common.sidecar import Sidecar
+
+        self._owner = os.getpid()
+        self._on_message = on_message
+        self._labels = _labels(self._owner)
+        self.thread_ident = 0
+        """The identifier of the thread that receives; 0 before it runs."""
+        settings = settings._replace(
+            trace_bytes=_size(settings.trace_path),
+            labels=self._labels,
+            is_end_recorded=os.environ.get(RUN_BY) == str(os.getppid()),
+        )
+        # Our reading end stays open: without a reader, a write of the timer would raise SIGPIPE.
+        self._timer_read, self._timer_write = _timer_pipe()
+        console_copy = None if settings.trace_path is not None else _copy(console)
+        numbers = {"timer": self._timer_read.number(), "console": console_copy, **(requests or {})}
+        try:
+            self._sidecar = Sidecar(
+                "cloud_tpu_diagnostics._companion.main",
+                settings._asdict(),
+                descriptors={name: number for name, number in numbers.items() if number is not None},
+            )
+            if start(self._listen, "cloud-tpu-diagnostics-companion") is None:
+                raise OSError("no thread can be started")
+        except Exception as error:
+            self._close_timer_pipe()
+            raise error if isinstance(error, OSError) else OSError(f"{type(error).__name__}: {error}") from error
+        finally:
+            if console_copy is not None:
+                os.close(console_copy)
+
+    @property
+    def pid(self) -> int | None:
+        """Its process; None until it runs."""
+        return self._sidecar.pid
+
+    @property
+    def timer_descriptor(self) -> int:
+        """The end of a pipe that faulthandler's timer may write to; it never blocks.
+
+        Raises:
+            OSError: The job has closed it.
+        """
+        number = self._timer_write.number()
+        if number is None:
+            raise OSError("the job has closed the pipe to its companion")
+        return number
+
+    def send(self, message: Mapping[str, Any]) -> None:
+        """Send a message; a forked child sends none."""
+        self._sidecar.send(message)
+
+    def leave(self, how: str, exception: str | None = None, exit_code: int | None = None) -> None:
+        """Report how the block was left, upon which the companion ends. The timer must be cancelled before.
+
+        Args:
+            how: "clean" or "exception".
+            exception: The exception's type, if there was one.
+            exit_code: The exit code of a SystemExit.
+        """
+        self._update_labels()  # A recorder or a run may have named the job since the last update.
+        self.send({"kind": "left", "how": how, "exception": exception, "exit_code": exit_code})
+        if os.getpid() == self._owner:
+            self._close_timer_pipe()
+
+    def is_alive(self) -> bool:
+        """Return True if there is a companion that receives from this process."""
+        return self._sidecar.is_connected and self._timer_write.number() is not None
+
+    def _close_timer_pipe(self) -> None:
+        try:
+            self._timer_write.close()
+            self._timer_read.close()
+        except OSError:
+            pass
+
+    def _listen(self) -> None:
+        """Receive until the companion has ended, in a thread of its own."""
+        self.thread_ident = threading.get_ident()
+        try:
+            while True:
+                messages = self._sidecar.receive()
+                self._update_labels()
+                for message in messages:
+                    self._pass_on(message)
+        except Exception:
+            pass  # Mostly an EOFError: it has ended, or the job has closed the socket.
+        self._sidecar.close()
+        self._pass_on({"kind": "ended"})
+
+    def _update_labels(self) -> None:
+        """Send labels that have changed: recorders name the job, and JAX learns its index, in the block."""
+        labels = _labels(self._owner)
+        if labels != self._labels:
+            self._labels = labels
+            self.send({"kind": "labels", "labels": labels})
+
+    def _pass_on(self, message: dict[str, Any]) -> None:
+        if message["kind"] == "hello":
+            return
+        if message["kind"] == "output":  # The last lines of an interpreter that crashes.
+            message = {"kind": "log", "level": logging.WARNING, "message": f"The companion printed: {message['text']}"}
+        try:
+            self._on_message(message)
+        except Exception:
+            pass  # Its own guard has logged it, and the next message may be handled.
+
+
+class CompanionLink:
+    """Starts the companion of a block.
+
+    Args:
+        plan: The block's.
+        trace_path: The file that dumps go to; None: `console`.
+        console: The number of stderr.
+        dump_signal: The signal on which this process writes all its stacks.
+        main_thread_signal: The signal on which a thread writes its own.
+        on_end: Called in another thread once it has ended.
+        requests: Descriptors that show unanswered requests for stack traces, by name.
+        our_threads: Returns threads that are left out of snapshots.
+
+    Raises:
+        OSError: It cannot be started.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        *,
+        trace_path: str | None,
+        console: int,
+        dump_signal: int | None,
+        main_thread_signal: int | None,
+        on_end: Callable[[], None],
+        requests: Mapping[str, int] | None = None,
+        our_threads: Callable[[], Collection[int]] = tuple,
+    ) -> None:
+        self._our_other_threads = our_threads
+        self._hangs = plan.hangs
+        self._on_end = on_end
+        self._is_left = False
+        self._our_threads: set[int] = set()
+        if plan.hangs is not None and plan.hangs.abort and os.getpid() == 1:
+            warn_once(
+                "process 1",
+                "This job is process 1 of its container, which the kernel protects from signals: in a hang that keeps "
+                "Python from running it cannot be ended. Start it with: python -m cloud_tpu_diagnostics run -- COMMAND",
+            )
+        with ExitStack() as undoing:
+            self._progress_path = progress_path = _start_publishing(undoing)
+            settings = CompanionSettings(
+                interval_seconds=plan.interval_seconds,
+                trace_path=trace_path,
+                is_shipped=plan.to_cloud,
+                main_thread_signal=main_thread_signal,
+                dump_signal=dump_signal,
+                progress_path=progress_path,
+                hang=plan.hangs.to_json() if plan.hangs is not None and progress_path else None,
+                most_bytes=MOST_FILE_BYTES,
+            )
+            self._process = CompanionProcess(settings, self._receive, console=console, requests=requests)
+            self._undoing = undoing.pop_all()
+
+    def timer_number(self) -> int:
+        """Return the descriptor for the timer, which never waits; raises OSError if it is closed."""
+        return self._process.timer_descriptor
+
+    def send_snapshot(self) -> None:
+        """Take a snapshot of this process's threads, for the companion to record."""
+        from cloud_tpu_diagnostics.snapshot import take_snapshot
+
+        self._our_threads |= {threading.get_ident(), self._process.thread_ident}
+        snapshot = take_snapshot(leave_out=self._our_threads.union(self._our_other_threads()))
+        self._process.send({"kind": "snapshot", **snapshot.to_json()})
+
+    def step(self) -> int | None:
+        """Return the step that the job published last; None where it published none."""
+        from ml_diagnostics_common.progress import ProgressReader
+
+        if self._progress_path is None:
+            return None
+        reader = ProgressReader(self._progress_path)
+        try:
+            progress = reader.read()
+        finally:
+            reader.close()
+        return None if progress is None else progress.step
+
+    def send_exception(self, text: str) -> None:
+        """Send the stack of the exception that leaves the block, for the companion to record.
+
+        Args:
+            text: As `exception_dump` returns it.
+        """
+        self._process.send({"kind": "exception", "text": text})
+
+    def leave(self, error: BaseException | None) -> None:
+        """Report how the block was left.
+
+        Args:
+            error: The exception that leaves it, if any.
+        """
+        self._is_left = True
+        self._undoing.close()
+        if error is None or (isinstance(error, SystemExit) and not error.code):
+            self._process.leave("clean", None, None if error is None else 0)
+        else:
+            # Its text is the job's: it may be long, secret, or code to run.
+            self._process.leave("exception", type(error).__qualname__, _exit_code(error))
+
+    # --- Messages, in a thread of their own -----------------------------------------------------------
+
+    @guarded_as("handle a message of its companion")
+    def _receive(self, message: Mapping[str, Any]) -> None:
+        kind, hangs = message["kind"], self._hangs
+        if kind == "ended":
+            if not self._is_left:
+                self._on_end()
+        elif kind == "log":
+            if message["level"] > logging.INFO:
+                log(_log, message["level"], "%s", message["message"])
+            else:  # A recorder of this process may have logged the same.
+                log_once(message["level"], message["message"], "%s", message["message"])
+            flush_in_background()
+        elif kind == "exit" and hangs is not None and hangs.abort:
+            os._exit(_ABORTED)
+        elif kind == "hang" and hangs is not None:
+            start(lambda: self._send_snapshots(hangs), "cloud-tpu-diagnostics-snapshots")
+            if hangs.on_hang is not None:
+                start(lambda: _call(hangs, message), "cloud-tpu-diagnostics-on-hang")
+
+    def _send_snapshots(self, hangs: HangConfig) -> None:
+        for number in range(hangs.snapshots):
+            if number:
+                time.sleep(hangs.snapshot_interval_seconds)
+            if self._is_left:
+                return
+            self.send_snapshot()
+
+
+def _call(hangs: HangConfig, message: Mapping[str, Any]) -> None:
+    """Call the job's `on_hang`; an error in there is the job's, and is logged."""
+    from cloud_tpu_diagnostics.configuration.hang_configuration import Verdict
+
+    try:
+        if hangs.on_hang is not None:
+            hangs.on_hang(Verdict(**{name: message[name] for name in Verdict._fields}))
+    except Exception:
+        _log.exception("on_hang has failed")
+
+
+def _start_publishing(undoing: ExitStack) -> str | None:
+    """Publish heartbeats where the companion reads them, until it is undone; return None if that is impossible."""
+    from ml_diagnostics_common.progress import ProgressPage, start_publishing, stop_publishing
+
+    try:
+        page = ProgressPage.create()
+    except OSError as error:
+        warn_once(
+            "no progress page",
+            "Hangs are not watched for, and stack traces do not have the step: the page for the job's progress cannot "
+            "be created (%s).",
+            error,
+        )
+        return None
+    start_publishing(page)
+    undoing.callback(stop_publishing, page)
+    return str(page.path)
+
+
+def _timer_pipe() -> tuple[Descriptor, Descriptor]:
+    import fcntl
+
+    read, write = map(with_high_number, os.pipe())
+    # faulthandler has no timeout: a full pipe must not stop the thread that leaves the block.
+    for number in (read, write):
+        os.set_blocking(number, False)
+    try:
+        fcntl.fcntl(write, fcntl.F_SETPIPE_SZ, _TIMER_PIPE_BYTES)  # type: ignore[attr-defined,unused-ignore]
+    except (AttributeError, OSError):
+        pass  # The system has no such call, or the user has too many pipes: it holds 64 KB.
+    return Descriptor(read), Descriptor(write)
+
+
+def _size(path: str | None) -> int:
+    """Return the size of a file; 0 if there is none."""
+    try:
+        return os.stat(path).st_size if path is not None else 0  # noqa: PTH116
+    except OSError:
+        return 0
+
+
+def _copy(number: int) -> int | None:
+    """Return a copy of a descriptor of the job, for the companion; None if it is closed."""
+    try:
+        return with_high_number(os.dup(number))
+    except OSError:
+        return None
+
+
+def _labels(pid: int) -> dict[str, str]:
+    """Return the labels that distinguish this process among all of the job."""
+    from ml_diagnostics_common.environment import announced_labels
+
+    return {**announced_labels(), "pid": str(pid)}
+
+
+def _exit_code(error: BaseException) -> int | None:
+    """Return the exit code of the program if nothing else happens; None where that is unknown."""
+    if not isinstance(error, SystemExit):
+        return None
+    return error.code & 0xFF if isinstance(error.code, int) else 1
