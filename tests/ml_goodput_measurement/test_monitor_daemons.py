@@ -33,9 +33,9 @@ if child == 0:
     os.close(1); os.close(2)
     time.sleep(60)
     os._exit(0)
-os.closerange(3, 256)
+os.closerange(3, 1024)
 mine = [os.open(f"{{folder}}-{{number}}", os.O_RDWR | os.O_CREAT) for number in range(20)]
-mine += [os.dup2(mine[0], number) for number in range(200, 220)]  # Those of our sockets among them.
+mine += [os.dup2(mine[0], number) for number in range(900, 920)]  # Those of our sockets among them.
 for number in mine:
     os.write(number, b"SECRET\\n" * 9)
     os.lseek(number, 0, 0)
@@ -75,7 +75,7 @@ train((0, 20))
 recorder.flush()
 del recorder
 monitor.start_goodput_uploader()
-os.closerange(3, 256)
+os.closerange(3, 1024)
 mine = [os.open(__file__, os.O_RDONLY) for _ in range(20)]
 monitor.stop_goodput_uploader()
 for number in mine:
