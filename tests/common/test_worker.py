@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import _thread
+import functools
 import math
 import os
 import signal
@@ -10,6 +11,7 @@ import subprocess
 import sys
 import textwrap
 import threading
+import time
 import weakref
 from collections.abc import Callable
 
@@ -109,6 +111,49 @@ def test_a_worker_calls_functions_in_their_order_in_one_thread() -> None:
     assert worker.pending_count() == 0
     worker.stop()
     assert worker.wait(LONG_SECONDS)
+
+
+def test_of_threads_that_put_at_once_one_starts_the_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    worker, gate = Worker("test"), threading.Barrier(8)
+    starts: list[object] = []
+    done: list[int] = []
+    start_thread = _thread.start_new_thread
+
+    def start_slowly(function: Callable[..., object], given: tuple[object, str]) -> int:
+        if given[1] == "test":
+            starts.append(function)
+            time.sleep(0.05)
+        return start_thread(function, given)
+
+    monkeypatch.setattr(_thread, "start_new_thread", start_slowly)
+
+    def put(number: int) -> None:
+        gate.wait()
+        worker.put(lambda: done.append(number))
+
+    tasks = [start(functools.partial(put, number), "putting") for number in range(8)]
+    assert all(task is not None and task.wait(LONG_SECONDS) for task in tasks)
+    assert worker.drain(LONG_SECONDS)
+    assert sorted(done) == list(range(8))
+    assert len(starts) == 1
+    worker.stop()
+
+
+def test_a_worker_that_could_not_start_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    worker = Worker("test")
+    done: list[int] = []
+
+    def refuse(*_: object) -> int:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(_thread, "start_new_thread", refuse)
+        assert not worker.put(lambda: done.append(1))
+    assert worker.pending_count() == 0
+    assert worker.put(lambda: done.append(2))
+    assert worker.drain(LONG_SECONDS)
+    assert done == [2]
+    worker.stop()
 
 
 def test_a_function_that_fails_costs_no_other() -> None:

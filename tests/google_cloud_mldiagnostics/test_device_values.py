@@ -20,6 +20,7 @@ from google_cloud_mldiagnostics.exceptions import RecordingError
 from google_cloud_mldiagnostics.metrics import record
 from google_cloud_mldiagnostics.recording import device_values
 from ml_diagnostics_common.guard import LOSSES
+from ml_diagnostics_common.worker import Worker
 
 from ..waiting import run_program, wait_until
 from .kept_entries import kept_entries
@@ -251,20 +252,29 @@ def test_a_value_that_is_computed_while_the_interpreter_is_finalized_does_not_ab
     end_before_the_device(tmp_path, seconds)
 
 
-def test_what_no_device_computes_before_the_process_ends_is_counted_as_lost_and_delays_it_once() -> None:
-    worker = device_values._Worker()
+@pytest.fixture
+def own_worker(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker and a state that a test may end."""
+    monkeypatch.setattr(device_values, "_worker", Worker("test"))
+    monkeypatch.setattr(device_values, "_values_of_this_process", device_values._Values())
+
+
+def test_what_no_device_computes_before_the_process_ends_is_counted_as_lost_and_delays_it_once(
+    own_worker: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(device_values, "_EXIT_SECONDS", 0.01)
     lost: list[str] = []
 
     def deliver() -> None:
         try:
-            worker.await_ready(lambda: False)
+            device_values._await_ready(lambda: False)
         except RecordingError as error:
             lost.append(str(error))
 
     for _ in range(50):
-        worker.add(deliver)
-    worker.give_up(0.01)
-    assert worker.pending_count() == 0
+        device_values.later(deliver)
+    device_values._drain_at_exit()
+    assert device_values.pending_count() == 0
     assert len(lost) == 50
     assert "had not computed" in lost[0]
 
@@ -291,22 +301,20 @@ def test_an_array_that_is_deleted_while_it_is_computed_is_counted_and_crashes_no
     assert written + run.log.lost_values.total() == 20
 
 
-def test_at_the_very_end_of_the_process_the_worker_asks_no_device() -> None:
-    worker = device_values._Worker()
-    asked: list[int] = []
-    worker.add(lambda: asked.append(1))
-    assert worker.drain(10)
-    worker.stop(10)
-    worker.add(lambda: asked.append(2))
+def test_at_the_very_end_of_the_process_the_worker_reads_no_device(own_worker: None) -> None:
+    read: list[int] = []
+    device_values.later(lambda: read.append(1))
+    assert device_values.drain(10)
+    device_values._stop_at_exit()
+    with pytest.raises(RecordingError, match="no thread"):
+        device_values.later(lambda: read.append(2))
     time.sleep(0.1)
-    assert asked == [1]
+    assert read == [1]
 
 
 def test_a_value_that_is_ready_is_taken_without_a_pause(monkeypatch: pytest.MonkeyPatch, run: ActiveRun) -> None:
     values = [jax.block_until_ready(jnp.float32(step) + 0) for step in range(20)]
     pauses: list[float] = []
-    worker = device_values._Worker()
-    monkeypatch.setattr(device_values, "_worker_of_this_process", worker)
     fetches = [device_values.fetch_of(value) for value in values]
     monkeypatch.setattr(device_values.time, "sleep", pauses.append)
     assert [float(fetch()) for fetch in fetches if fetch is not None] == list(range(20))
@@ -568,4 +576,4 @@ def test_nothing_is_lost_in_silence_if_the_worker_fails(tmp_path: Path, run: Act
     device_values.later(fails)
     record("loss", jnp.float32(1))
     assert recorded(tmp_path) == [[1.0]]
-    assert LOSSES["device values: OSError"] == 1
+    assert LOSSES["mldiagnostics-device-values: OSError"] == 1

@@ -6,7 +6,6 @@ import os
 import subprocess
 import sys
 import textwrap
-import threading
 import time
 import warnings
 from collections.abc import Callable
@@ -16,10 +15,8 @@ from pathlib import Path
 import pytest
 from google_cloud_mldiagnostics.exceptions import RecordingError
 from google_cloud_mldiagnostics.metrics import record
-from google_cloud_mldiagnostics.recording import device_values
 from google_cloud_mldiagnostics.recording.values import exact_step
 from ml_diagnostics_common.guard import LOSSES
-from ml_diagnostics_common.worker import Task, start
 
 from .recorded_runs import active, metrics_of
 
@@ -110,43 +107,3 @@ def test_a_forked_child_does_not_wait_for_its_parents_devices() -> None:
         sys.exit(os.waitstatus_to_exitcode(status))
     """
     subprocess.run([sys.executable, "-W", "ignore", "-c", textwrap.dedent(program)], check=True, timeout=60)
-
-
-def test_of_threads_that_record_devices_at_once_one_starts_the_worker(monkeypatch: pytest.MonkeyPatch) -> None:
-    worker = device_values._Worker()
-    starts: list[object] = []
-    gate = threading.Barrier(8)
-
-    def slow_start(function: Callable[[], object], name: str) -> Task | None:
-        starts.append(function)
-        time.sleep(0.05)
-        return start(function, name)
-
-    monkeypatch.setattr(device_values, "start", slow_start)
-    done: list[int] = []
-
-    def add(number: int) -> None:
-        gate.wait()
-        worker.add(lambda: done.append(number))
-
-    threads = [threading.Thread(target=add, args=(number,)) for number in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert worker.drain(10)
-    assert sorted(done) == list(range(8))
-    assert len(starts) == 1
-
-
-def test_a_worker_that_could_not_start_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    worker = device_values._Worker()
-    done: list[int] = []
-    with monkeypatch.context() as patch:
-        patch.setattr(device_values, "start", lambda *_: None)
-        with pytest.raises(RecordingError, match="no thread"):
-            worker.add(lambda: done.append(1))
-    assert worker.pending_count() == 0
-    worker.add(lambda: done.append(2))
-    assert worker.drain(10)
-    assert done == [2]

@@ -1,17 +1,17 @@
 """Values that are still on a device: a worker records them when they are ready, the caller never waits.
 
-The call only starts the copy to the host, which costs microseconds. At most 1,000 values are pending: more are refused.
-A value that is deleted or donated before it was copied is lost, and so is one that is computed more than two seconds
-after the program's end. One of PyTorch/XLA that no step computes is computed at the end of the run or of the process,
-or lost.
+The call only starts the copy to the host, which costs tens of microseconds. At most 1,000 values are pending; further
+ones are refused. A value is lost if it is deleted or donated before it was copied, or if it is computed more than two
+seconds after the program's end. A tensor of PyTorch/XLA that no step computes is computed at the end of the run or of
+the process, or lost.
 
 The worker waits in Python, not in C++: a thread that returns from C++ while the interpreter is finalized is ended by
-CPython inside C++, whose runtime then aborts the process.
+CPython inside C++, whose runtime then aborts the process. Neither JAX nor CUDA can wake a thread of Python's, so it
+polls: two or three times in a step of 7 ms, of about 40 us each, which the trainer's thread does not notice.
 """
 
 from __future__ import annotations
 
-import itertools
 import operator
 import queue
 import sys
@@ -21,9 +21,8 @@ from collections.abc import Callable
 from importlib import import_module
 from typing import Any, TypeAlias
 
-from ml_diagnostics_common.guard import LOSSES
 from ml_diagnostics_common.process_hooks import ExitOrder, at_exit, at_exit_from_now, at_fork
-from ml_diagnostics_common.worker import start
+from ml_diagnostics_common.worker import Worker
 
 from google_cloud_mldiagnostics.exceptions import RecordingError
 from google_cloud_mldiagnostics.recording.values import MOST_VALUES, check_shape, shown_type
@@ -32,8 +31,8 @@ __all__ = ["MOST_PENDING", "Fetch", "drain", "fetch_of", "later", "pending_count
 
 MOST_PENDING = 1_000
 _EXIT_SECONDS = 2.0
-_LOOK_SECONDS = 0.002
-_LONGEST_LOOK_SECONDS = 0.05
+_FIRST_PAUSE_SECONDS = 0.004
+_LONGEST_PAUSE_SECONDS = 0.05
 _STOP_SECONDS = 1.0
 _LONGEST_STEP_SECONDS = 3600.0
 
@@ -42,16 +41,16 @@ Fetch: TypeAlias = Callable[[], Any]
 
 
 def fetch_of(value: Any) -> Fetch | None:
-    """Begins to copy a value to the host.
+    """Start to copy a value to the host.
 
     Args:
         value: Anything.
 
     Returns:
-        What waits for the copy; None for a value that is no device's.
+        A function that waits for the copy; None for a value that is not on a device.
 
     Raises:
-        RecordingError: It cannot be had, now or later.
+        RecordingError: It cannot be copied, now or later.
     """
     if isinstance(value, (list, tuple)) and len(value) <= MOST_VALUES:
         return _fetch_of_list(value)
@@ -67,17 +66,22 @@ def fetch_of(value: Any) -> Fetch | None:
 
 
 def later(deliver: Callable[[], None]) -> None:
-    """Has the worker call a function that waits for a device, behind all those that it was given before.
+    """Have the worker call a function that waits for a device, after all those that it was given before.
 
     Raises:
         RecordingError: Too many are pending.
     """
-    _worker_of_this_process.add(deliver)
+    # Not at import: JAX is loaded by now, and drops all arrays when its own exit function is called.
+    at_exit_from_now(_drain_at_exit)
+    if _worker.pending_count() >= MOST_PENDING:
+        raise RecordingError(f"more than {MOST_PENDING:,} values of devices wait to be ready")
+    if not _worker.put(deliver):
+        raise RecordingError("there can be no thread that waits for a device")
 
 
 def drain(timeout_seconds: float) -> bool:
-    """Waits until all that is pending now is recorded; True if it is, within that time."""
-    return _worker_of_this_process.drain(timeout_seconds)
+    """Wait until all that is pending now is recorded; return False if that takes longer."""
+    return _worker.drain(0.0 if _values_of_this_process.are_given_up else timeout_seconds)
 
 
 def settle(*, may_compute: bool) -> None:
@@ -90,143 +94,84 @@ def settle(*, may_compute: bool) -> None:
             several processes, which could wait for each other, what is computed already is taken, and the rest lost.
             Of several processes, one that has failed takes nothing.
     """
-    _worker_of_this_process.settle(may_compute=may_compute)
+    values = list(_values_of_this_process.of_steps.values())
+    if not values or threading.current_thread() is not threading.main_thread():
+        return  # Beside a thread that trains, torch_xla computes nothing safely; the next step has the values.
+    is_alone = _is_single_process_of_xla()
+    if may_compute or is_alone:
+        if not (may_compute and is_alone):
+            values = [value for value in values if value.is_computed()]
+        try:  # All in one graph, since each would be compiled for otherwise.
+            import_module("torch_xla.core.xla_model").unlazy([value.tensor for value in values])
+        except Exception:
+            pass  # One of them cannot be computed; `put` finds out which.
+        for value in values:
+            value.put(value.tensor)
+    for value in list(_values_of_this_process.of_steps.values()):
+        value.give_up()
 
 
 def pending_count() -> int:
-    """How many values wait for their devices."""
-    return _worker_of_this_process.pending_count()
+    """Return how many values wait for their devices."""
+    return _worker.pending_count()
 
 
-# --- The worker -----------------------------------------------------------------------------------------
+# --- The worker, and the end of the process ---------------------------------------------------------------
 
 
-class _Worker:
-    """One thread, begun with the first value, that takes values in the order in which they came."""
+class _Values:
+    """What the worker does not know of the pending values.
+
+    Attributes:
+        are_given_up: True if the process exits and waits no longer.
+        of_steps: Values of PyTorch/XLA whose step has not been computed, by identity.
+    """
 
     def __init__(self) -> None:
-        # One whose put may interrupt itself: in a signal handler.
-        self._queue: queue.SimpleQueue[tuple[int, Callable[[], None]]] = queue.SimpleQueue()
-        self._numbers = itertools.count()
-        self._pending: dict[int, None] = {}
-        self._is_started = False
-        self._starting = threading.Lock()  # Never waited for.
-        self._thread_id = 0
-        self._has_given_up = False
-        self._delivering = threading.Lock()
-        self._of_steps: dict[int, _StepValue] = {}
-
-    def await_step(self, value: _StepValue) -> None:
-        """Keep a value until its step has been computed."""
-        self._of_steps[id(value)] = value
-
-    def is_awaited(self, value: _StepValue) -> bool:
-        """Return True once for a value that was kept, and forget it."""
-        return self._of_steps.pop(id(value), None) is not None
-
-    def settle(self, *, may_compute: bool) -> None:
-        values = list(self._of_steps.values())
-        if not values or threading.current_thread() is not threading.main_thread():
-            return  # Beside a thread that trains, torch_xla computes nothing safely; the next step has the values.
-        is_alone = _is_single_process_of_xla()
-        if may_compute or is_alone:
-            if not (may_compute and is_alone):
-                values = [value for value in values if value.is_computed()]
-            try:  # All in one graph, since each would be compiled for otherwise.
-                import_module("torch_xla.core.xla_model").unlazy([value.tensor for value in values])
-            except Exception:
-                pass  # One of them cannot be computed; `put` finds out which.
-            for value in values:
-                value.put(value.tensor)
-        for value in list(self._of_steps.values()):
-            value.give_up()
-
-    def add(self, deliver: Callable[[], None]) -> None:
-        if len(self._pending) >= MOST_PENDING:
-            raise RecordingError(f"more than {MOST_PENDING:,} values of devices wait to be ready")
-        number = next(self._numbers)
-        self._pending[number] = None
-        if not self._is_started and not self._start():
-            del self._pending[number]
-            raise RecordingError("there can be no thread that waits for a device")
-        self._queue.put((number, deliver))
-
-    def _start(self) -> bool:
-        """Starts the thread; or leaves that to who does it at this moment, perhaps below us on this very stack."""
-        if not self._starting.acquire(blocking=False):
-            return True
-        try:
-            if not self._is_started and start(self._run, "mldiagnostics-device-values") is not None:
-                self._is_started = True
-                # Not at import: JAX is loaded by now and drops all arrays at exit; what comes last is called first.
-                at_exit_from_now(lambda: self.give_up(_EXIT_SECONDS))
-            return self._is_started
-        finally:
-            self._starting.release()
-
-    def pending_count(self) -> int:
-        return len(self._pending)
-
-    def drain(self, timeout_seconds: float) -> bool:
-        return self._await_deliveries(0.0 if self._has_given_up else timeout_seconds)
-
-    def _await_deliveries(self, timeout_seconds: float) -> bool:
-        last = max(list(self._pending), default=-1)
-        deadline = time.monotonic() + timeout_seconds
-        while any(number <= last for number in list(self._pending)):
-            if time.monotonic() >= deadline or threading.get_ident() == self._thread_id:
-                return False
-            time.sleep(_LOOK_SECONDS)
-        return True
-
-    def await_ready(self, is_ready: Callable[[], bool]) -> None:
-        """Wait in Python until a device has computed a value; in the worker's thread.
-
-        Raises:
-            RecordingError: The process ends before that.
-        """
-        pause_seconds = _LOOK_SECONDS
-        while not is_ready():
-            if self._has_given_up:
-                raise RecordingError("a value that its device had not computed when the process ended")
-            time.sleep(pause_seconds)
-            pause_seconds = min(2 * pause_seconds, _LONGEST_LOOK_SECONDS)
-
-    def give_up(self, timeout_seconds: float) -> None:
-        """Wait once, at the end of the process, so that no later call waits again."""
-        self.settle(may_compute=getattr(sys, "last_value", None) is None)
-        if not self.drain(timeout_seconds):
-            self._has_given_up = True
-            self._await_deliveries(4 * _LONGEST_LOOK_SECONDS)  # The worker counts the rest as lost.
-
-    def stop(self, timeout_seconds: float) -> None:
-        """Keep the worker out of the libraries that have the values, from now on; for the very end of the process."""
-        self._has_given_up = True
-        self._delivering.acquire(timeout=timeout_seconds)  # And never released: the worker waits for it in C.
-
-    def _run(self) -> None:
-        self._thread_id = threading.get_ident()
-        while True:
-            number, deliver = self._queue.get()
-            with self._delivering:
-                try:
-                    deliver()
-                except Exception as error:
-                    LOSSES.add(f"device values: {type(error).__name__}")
-                finally:
-                    del deliver  # Else the last array would stay on its device. It may be freed here, in C++.
-                    del self._pending[number]
+        self.are_given_up = False
+        self.of_steps: dict[int, _StepValue] = {}
 
 
-_worker_of_this_process = _Worker()
+# State of the process.
+_worker = Worker("mldiagnostics-device-values")
+_values_of_this_process = _Values()
+
+
+def _await_ready(is_ready: Callable[[], bool]) -> None:
+    """Wait in Python until a device has computed a value; in the worker's thread.
+
+    Raises:
+        RecordingError: The process ends before that.
+    """
+    pause_seconds = _FIRST_PAUSE_SECONDS
+    while not is_ready():
+        if _values_of_this_process.are_given_up:
+            raise RecordingError("a value that its device had not computed when the process ended")
+        time.sleep(pause_seconds)
+        pause_seconds = min(2 * pause_seconds, _LONGEST_PAUSE_SECONDS)
+
+
+def _drain_at_exit() -> None:
+    """Wait once, so that no later call waits again."""
+    settle(may_compute=getattr(sys, "last_value", None) is None)
+    if not drain(_EXIT_SECONDS):
+        _values_of_this_process.are_given_up = True
+        _worker.drain(4 * _LONGEST_PAUSE_SECONDS)  # The worker counts the rest as lost.
+
+
+def _stop_at_exit() -> None:
+    """Keep the worker out of the libraries that have the values, at the very end of the process."""
+    _values_of_this_process.are_given_up = True
+    _worker.stop()
+    _worker.wait(_STOP_SECONDS)
 
 
 def _start_clean_in_child() -> None:
-    global _worker_of_this_process
-    _worker_of_this_process = _Worker()
+    global _values_of_this_process
+    _values_of_this_process = _Values()
 
 
-at_exit(lambda: _worker_of_this_process.stop(_STOP_SECONDS), ExitOrder.DEVICES)
+at_exit(_stop_at_exit, ExitOrder.DEVICES)
 at_fork(_start_clean_in_child)
 
 
@@ -234,7 +179,7 @@ at_fork(_start_clean_in_child)
 
 
 def _fetch_of_list(values: Any) -> Fetch | None:
-    """Of a list with a value a chip, some of them on devices."""
+    """Start to copy a list with a value for each chip, some of them on devices."""
     if all(type(value) in (float, int) for value in values):
         return None
     fetches = [None if isinstance(value, (list, tuple)) else fetch_of(value) for value in values]
@@ -268,7 +213,7 @@ def _fetch_of_jax(array: Any) -> Fetch:
     def fetch() -> Any:
         import numpy
 
-        _worker_of_this_process.await_ready(lambda: _is_ready_or_deleted(array))
+        _await_ready(lambda: _is_ready_or_deleted(array))
         try:
             return numpy.asarray(array)
         except Exception as error:  # Also TypeError: keys of random numbers have no values.
@@ -293,7 +238,7 @@ def _is_ready_or_deleted(array: Any) -> bool:
 def _jax_error(array: Any, error: Exception) -> RecordingError:
     if array.is_deleted():
         return RecordingError("an array was deleted or donated before it was copied from its device")
-    return RecordingError(f"an array could not be had from its device ({type(error).__name__})")
+    return RecordingError(f"an array could not be copied from its device ({type(error).__name__})")
 
 
 def _fetch_of_torch(tensor: Any) -> Fetch | None:
@@ -304,7 +249,7 @@ def _fetch_of_torch(tensor: Any) -> Fetch | None:
         raise RecordingError("a tensor on the device meta has no value")
     check_shape(tensor.dim(), tensor.numel())
     if tensor.is_complex():
-        raise RecordingError(f"a {shown_type(tensor)} of {tensor.dtype} is no number")
+        raise RecordingError(f"a {shown_type(tensor)} of {tensor.dtype} is not a valid number")
     tensor = tensor.detach()
     if device == "cuda":
         return _fetch_of_cuda(tensor)
@@ -315,7 +260,7 @@ def _fetch_of_torch(tensor: Any) -> Fetch | None:
 
 
 def _fetch_of_cuda(tensor: Any) -> Fetch:
-    """A copy into pinned memory, the only one that does not wait, and an event behind it in the device's queue."""
+    """Copy into pinned memory, which alone does not wait, and put an event behind that in the device's queue."""
     torch = sys.modules["torch"]
     host = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu", pin_memory=True)
     with torch.cuda.device(tensor.device):
@@ -324,19 +269,19 @@ def _fetch_of_cuda(tensor: Any) -> Fetch:
         copied.record()
 
     def fetch() -> Any:
-        _worker_of_this_process.await_ready(copied.query)
+        _await_ready(copied.query)
         return host.tolist()
 
     return fetch
 
 
 def _fetch_of_xla(tensor: Any) -> Fetch:
-    """The value once PyTorch/XLA has computed it, at the end of the step: asked for earlier, it would cut the step."""
+    """Wait for the end of the step, when PyTorch/XLA has computed the value: read earlier, it would cut the step."""
     tensor = tensor.clone()  # It may be changed in its place. No memory is copied: both share it until then.
     xla_model = import_module("torch_xla.core.xla_model")  # It is loaded, or there would be no such tensor.
     value = _StepValue(tensor)
     xla_model.add_step_closure(value.put, args=(tensor,), run_async=True)
-    _worker_of_this_process.await_step(value)
+    _values_of_this_process.of_steps[id(value)] = value
     return value.fetch
 
 
@@ -349,12 +294,12 @@ class _StepValue:
 
     def __init__(self, tensor: Any) -> None:
         self.tensor = tensor
-        self._worker = _worker_of_this_process
+        self._values = _values_of_this_process
         self._found: queue.SimpleQueue[Any] = queue.SimpleQueue()
 
     def put(self, computed: Any) -> None:
         """Take the value; in a thread of torch_xla, after the step, or in the main one, at the end of the process."""
-        if not self._worker.is_awaited(self):
+        if not self._is_awaited():
             return
         self.tensor = None  # Its device may have the memory again.
         try:
@@ -373,8 +318,12 @@ class _StepValue:
 
     def give_up(self) -> None:
         """Lose the value, unless it was taken."""
-        if self._worker.is_awaited(self):
+        if self._is_awaited():
             self._found.put(RecordingError("a tensor of PyTorch/XLA after which torch_xla.sync() was not called"))
+
+    def _is_awaited(self) -> bool:
+        """Return True once: to the caller that may take the value, or lose it."""
+        return self._values.of_steps.pop(id(self), None) is not None
 
     def fetch(self) -> Any:
         """See `Fetch`."""
@@ -391,7 +340,7 @@ def _list_of_xla(tensor: Any) -> Any:
     try:
         return tensor.tolist()
     except Exception as error:
-        raise RecordingError(f"a tensor could not be had from its device ({type(error).__name__})") from error
+        raise RecordingError(f"a tensor could not be copied from its device ({type(error).__name__})") from error
 
 
 def _is_single_process_of_xla() -> bool:
