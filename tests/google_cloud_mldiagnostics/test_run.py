@@ -405,7 +405,7 @@ def test_a_thread_that_changes_configs_all_the_time_costs_bounded_memory() -> No
     run = begin()
     for number in range(100_000):
         run.configs["step"] = number
-    assert run.__dict__["_finish"].__self__._inbox.qsize() < 10
+    assert run.__dict__["_finish"].__self__._worker.pending_count() < 10
     run.finish()
     assert kept(run)["configs"]["userConfigs"] == {"step": "99999"}
 

@@ -24,15 +24,15 @@ from google_cloud_mldiagnostics.metric_types import AcceleratorType
 from google_cloud_mldiagnostics.mlrun_types import MLRun
 from google_cloud_mldiagnostics.recording.run_log import RunLog
 from google_cloud_mldiagnostics.system_metrics import SystemMetrics, cgroup, gpu, host, tpu
-from google_cloud_mldiagnostics.system_metrics.bounded import Bounded
 from google_cloud_mldiagnostics.system_metrics.claims import Claims
 from google_cloud_mldiagnostics.system_metrics.gpu import GpuMeter, is_visible
 from google_cloud_mldiagnostics.system_metrics.host import HostMeter, ProcessMeter
 from google_cloud_mldiagnostics.system_metrics.readings import Reading, payload_of
-from google_cloud_mldiagnostics.system_metrics.sampler import next_due
+from google_cloud_mldiagnostics.system_metrics.sampler import Bounded
 from hypothesis import given
 from hypothesis import strategies as st
 from ml_diagnostics_common.guard import LOSSES
+from ml_diagnostics_common.worker import Interval
 
 from ..waiting import wait_until
 from .kept_entries import kept_entries
@@ -195,14 +195,14 @@ def test_stopping_twice_or_before_the_start_is_no_error(run: ActiveRun) -> None:
 )
 def test_no_delay_adds_up(interval: float, works: list[float]) -> None:
     """A collection that takes `work` intervals moves the next ones by none: all are at whole intervals."""
-    began = due = 1000.0
+    first = 1000.0
+    moments = Interval(interval, first)
     for work in works:
-        now = due + work * interval
-        following = next_due(due, now, interval)
+        now = moments.due + work * interval
+        following = moments.advance(now)
         assert -1e-6 < following - now <= interval * 1.001
-        count = (following - began) / interval
+        count = (following - first) / interval
         assert abs(count - round(count)) < 1e-6
-        due = following
 
 
 # --- The host -----------------------------------------------------------------------------------------
@@ -627,8 +627,7 @@ def test_a_process_ends_while_a_source_hangs(tmp_path: Path) -> None:
         from google_cloud_mldiagnostics.active_run import ActiveRun
         from google_cloud_mldiagnostics.mlrun_types import MLRun
         from google_cloud_mldiagnostics.recording.run_log import RunLog
-        from google_cloud_mldiagnostics.system_metrics import SystemMetrics
-        from google_cloud_mldiagnostics.system_metrics.bounded import Bounded
+        from google_cloud_mldiagnostics.system_metrics.sampler import Bounded, SystemMetrics
         root = Path(sys.argv[1])
         log = RunLog("r", location="l", project="", labels={}, is_shipped=False, root=root)
         run = ActiveRun(MLRun(name="r"), log, root / "r", "h", 0, 1, os.getpid(), True)

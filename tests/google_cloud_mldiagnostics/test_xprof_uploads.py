@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 from google_cloud_mldiagnostics.active_run import ActiveRun
-from google_cloud_mldiagnostics.profiling import deliveries, uploads
+from google_cloud_mldiagnostics.profiling import uploads
 from google_cloud_mldiagnostics.profiling.xprof import Xprof, finish_profiles
-from ml_diagnostics_common import storage
+from ml_diagnostics_common import storage, worker
 from ml_diagnostics_common.guard import LOSSES
 from ml_diagnostics_common.xplane import summary_of
 from ml_diagnostics_testing.cloud_storage import CloudStorageServer
@@ -171,7 +171,7 @@ def test_an_interpreter_that_starts_no_more_threads_uploads_all_the_same(
 ) -> None:
     """Since Python 3.12 that is so in functions of atexit."""
     bucket.faults.script(faults, on="upload")
-    monkeypatch.setattr(deliveries, "start", lambda *_: None)
+    monkeypatch.setattr(worker, "start", lambda *_: None)
     profile_once()
     assert finish_profiles(20)
     assert bucket.names("bucket") == [NAME]
@@ -184,7 +184,7 @@ def test_without_threads_the_end_is_bounded_too(
     bucket: CloudStorageServer, run: ActiveRun, in_production: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bucket.faults.always(Status(503), on="upload")
-    monkeypatch.setattr(deliveries, "start", lambda *_: None)
+    monkeypatch.setattr(worker, "start", lambda *_: None)
     profile_once()
     started = time.monotonic()
     assert not finish_profiles(1.5)

@@ -11,6 +11,7 @@ import _thread
 import math
 import queue
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
 from typing import TypeVar
@@ -18,7 +19,9 @@ from typing import TypeVar
 from ml_diagnostics_common.guard import LOSSES, warn_once
 from ml_diagnostics_common.process_hooks import LiveObjects, at_fork
 
-__all__ = ["Interval", "NoAnswerError", "Task", "Worker", "call", "start", "thread_names"]
+__all__ = ["Interval", "NoAnswerError", "Task", "Worker", "call", "start", "thread_names", "wait_until"]
+
+_POLL_SECONDS = 0.005
 
 _Result = TypeVar("_Result")
 
@@ -115,6 +118,21 @@ def call(function: Callable[[], _Result], timeout_seconds: float, name: str) -> 
     for error in errors:
         raise error
     return results[0]
+
+
+def wait_until(condition: Callable[[], bool], seconds_left: Callable[[], float]) -> bool:
+    """Wait for a condition for which no lock can stand, or for a time that may become shorter meanwhile.
+
+    Args:
+        condition: Polled.
+        seconds_left: Returns how long to wait from now on.
+
+    Returns:
+        True if the condition holds.
+    """
+    while not condition() and (seconds := seconds_left()) > 0:
+        time.sleep(min(_POLL_SECONDS, seconds))
+    return condition()
 
 
 class Interval:
@@ -232,7 +250,7 @@ class Worker:
         self._thread_ident = _thread.get_ident()
         try:
             while not self._is_stopped:
-                seconds = self._call(self._tick)
+                seconds = self.attempt(self._tick)
                 if not self._take(self._idle_seconds if seconds is None else max(0.0, seconds)) and seconds is None:
                     break
         finally:
@@ -248,12 +266,13 @@ class Worker:
         except queue.Empty:
             return False
         if not self._is_stopped:
-            self._call(function)
+            self.attempt(function)
             del function  # While it is still pending: it may hold the memory of a device.
             self._pending.popleft()
         return True
 
-    def _call(self, function: Callable[[], _Result]) -> _Result | None:
+    def attempt(self, function: Callable[[], _Result | None]) -> _Result | None:
+        """Call a function in this thread; an Exception is counted, and logged once of each kind."""
         try:
             return function()
         except Exception as error:

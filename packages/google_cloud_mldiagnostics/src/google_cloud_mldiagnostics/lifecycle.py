@@ -8,19 +8,18 @@ from __future__ import annotations
 
 import math
 import os
-import queue
 import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from ml_diagnostics_common.entry import format_timestamp
 from ml_diagnostics_common.exit_hooks import ExitHooks
 from ml_diagnostics_common.guard import LOSSES, guarded_as, warn_once
 from ml_diagnostics_common.program_end import exit_deadline
 from ml_diagnostics_common.raised_exception import RaisedException
-from ml_diagnostics_common.worker import Task, start
+from ml_diagnostics_common.worker import Task, Worker, start, wait_until
 
 from google_cloud_mldiagnostics import attempts, entries
 from google_cloud_mldiagnostics.active_run import ActiveRun, active_run, set_active_run
@@ -45,7 +44,6 @@ _MOST_HARDWARE_SECONDS = 60.0
 _DEBOUNCE_SECONDS = 1.0
 _END_SECONDS = 5.0  # How long the end of the process waits for the network.
 _GRACE_SECONDS = 0.2
-_POLL_SECONDS = 0.005
 _FIRST_ENTRY_SECONDS = 1.0
 _LAST_COLLECT_SECONDS = 1.0
 _SYNC_SECONDS = 0.2
@@ -98,7 +96,7 @@ class Lifecycle:
         self._registration = registration
         self._collect = collect
         self._pid = os.getpid()
-        self._inbox: queue.SimpleQueue[Callable[[], object] | _End] = queue.SimpleQueue()
+        self._worker = Worker("mldiagnostics-run", self._do_what_is_due)
         self._hooks = ExitHooks(self._end_at_exit)
         self._termination = Termination(
             self._end_by_sigterm,
@@ -106,7 +104,7 @@ class Lifecycle:
             self._hooks.is_watching,
             {"run": active.run.name, "member": list(member), "root": str(active.folder.parents[1])},
         )
-        self._thread: Task | None = None
+        self._is_ending = False
         self._has_ended = False
         self._profiles_until = math.inf
         self._on_end: list[Callable[[], object]] = []
@@ -136,7 +134,7 @@ class Lifecycle:
             self._first_entry_at = now + _FIRST_ENTRY_SECONDS
         self._beat_at = now + _HEARTBEAT_SECONDS
         self._collect_at = now
-        self._thread = start(self._run, "mldiagnostics-run")
+        self._worker.start()
         self._hooks.install()
         self._termination.install()
         if not threading.main_thread().is_alive():
@@ -158,7 +156,7 @@ class Lifecycle:
 
     def attempt_is(self, number: int) -> None:
         """Takes the number of this attempt from who knows it; from any thread."""
-        self._inbox.put(lambda: self._set_attempt(number))
+        self._worker.put(lambda: self._set_attempt(number))
 
     @guarded_as("end the run")
     def finish(
@@ -216,46 +214,32 @@ class Lifecycle:
         self.end("FAILED", self._hooks.failure or "SIGTERM", seconds)
 
     def _hand_over(self, end: _End) -> None:
-        if self._has_ended:
-            return
-        if self._thread is None:  # There could be no more threads.
-            self._do_end(end)
-        else:
-            self._inbox.put(end)
+        if not self._has_ended and not self._worker.put(lambda: self._do_end(end)) and not self._has_ended:
+            self._do_end(end)  # There can be no more threads.
 
     def _await_end(self, wait_until: float) -> None:
-        while not self._has_ended and time.monotonic() < wait_until:
-            time.sleep(_POLL_SECONDS)
+        if not self._has_ended:
+            self._worker.wait(wait_until - time.monotonic())
 
     # --- The thread -----------------------------------------------------------------------------------
-
-    def _run(self) -> None:
-        while not self._has_ended:
-            try:
-                message = self._inbox.get(timeout=self._seconds_until_due())
-            except queue.Empty:
-                message = self._do_what_is_due
-            if isinstance(message, _End):
-                self._do_end(message)
-            else:
-                self._attempt_quietly(message)
 
     def _seconds_until_due(self) -> float:
         moments = (self._first_entry_at, self._configs_at, self._collect_at, self._beat_at)
         return max(0.0, min(moment for moment in moments if moment is not None) - time.monotonic())
 
-    def _do_what_is_due(self) -> None:
+    def _do_what_is_due(self) -> float | None:
         now = time.monotonic()
         if self._first_entry_at is not None and self._first_entry_at <= now:
-            self._tell_start()
+            self._worker.attempt(self._tell_start)
         if self._collect_at is not None and self._collect_at <= now:
             self._collect_at = None
             self._collecting = start(self._collect_configs, "mldiagnostics-configs")
         if self._configs_at is not None and self._configs_at <= now:
-            self._send_user_configs()
+            self._worker.attempt(self._send_user_configs)
         if self._beat_at <= now:
             self._beat_at = now + _HEARTBEAT_SECONDS
-            self._beat()
+            self._worker.attempt(self._beat)
+        return self._seconds_until_due()
 
     def _tell_start(self) -> None:
         self._first_entry_at = None
@@ -303,9 +287,9 @@ class Lifecycle:
 
     def _configs_changed(self) -> None:
         """In the user's thread, at each change."""
-        if not self._have_configs_changed:
+        if not self._have_configs_changed and os.getpid() == self._pid:
             self._have_configs_changed = True
-            self._inbox.put(self._send_user_configs_soon)
+            self._worker.put(self._send_user_configs_soon)
 
     def _send_user_configs_soon(self) -> None:
         self._configs_at = time.monotonic() + _DEBOUNCE_SECONDS
@@ -322,7 +306,7 @@ class Lifecycle:
     def _collect_configs(self) -> None:
         """In a thread of its own."""
         sections, is_all = self._collect()
-        self._inbox.put(lambda: self._take_collected(sections, is_all=is_all))
+        self._worker.put(lambda: self._take_collected(sections, is_all=is_all))
 
     def _take_collected(self, sections: Mapping[str, Mapping[str, str]], *, is_all: bool) -> None:
         self._is_collected = is_all
@@ -363,27 +347,31 @@ class Lifecycle:
     # --- The end --------------------------------------------------------------------------------------
 
     def _do_end(self, end: _End) -> None:
+        if self._is_ending:  # The first end counts.
+            return
+        self._is_ending = True
         try:
             if self._first_entry_at is not None:
-                self._attempt_quietly(self._tell_start)
-            self._attempt_quietly(lambda: self._tell_end(end))
-            self._attempt_quietly(self._send_user_configs)
+                self._worker.attempt(self._tell_start)
+            self._worker.attempt(lambda: self._tell_end(end))
+            self._worker.attempt(self._send_user_configs)
             deadline = end.deadline
             if end.awaits_profiles:  # What is told of them is told of a run that goes on.
-                self._attempt_quietly(lambda: self._end_profiles(_END_SECONDS))
+                self._worker.attempt(lambda: self._end_profiles(_END_SECONDS))
                 deadline = time.monotonic() + _END_SECONDS
             self._registration.end(end.phase, deadline)
             if not end.awaits_profiles:
-                self._attempt_quietly(lambda: self._end_profiles(_PROFILES_SHARE * _END_SECONDS))
-            self._attempt_quietly(self._collect_at_the_end)
+                self._worker.attempt(lambda: self._end_profiles(_PROFILES_SHARE * _END_SECONDS))
+            self._worker.attempt(self._collect_at_the_end)
             for stop in self._on_end:
-                self._attempt_quietly(stop)
-            self._attempt_quietly(lambda: self._active.log.close(max(0.0, deadline - time.monotonic())))
-            self._attempt_quietly(lambda: self._active.log.sync(_SYNC_SECONDS))
-            self._attempt_quietly(lambda: self._change(self._with_averages))  # With what devices still owed.
+                self._worker.attempt(stop)
+            self._worker.attempt(lambda: self._active.log.close(max(0.0, deadline - time.monotonic())))
+            self._worker.attempt(lambda: self._active.log.sync(_SYNC_SECONDS))
+            self._worker.attempt(lambda: self._change(self._with_averages))  # With what devices still owed.
             self._registration.wait(max(0.0, deadline - time.monotonic()))
         finally:
             self._has_ended = True
+            self._worker.stop()
 
     def _collect_at_the_end(self) -> None:
         """A run may be over before anything was collected, or before its devices were known: it has that now."""
@@ -396,10 +384,7 @@ class Lifecycle:
                 self._collect_configs()
             elif not task.wait(_LAST_COLLECT_SECONDS):
                 return
-            while not self._inbox.empty():
-                message = self._inbox.get()
-                if not isinstance(message, _End):
-                    self._attempt_quietly(message)
+            self._worker.run_waiting()
 
     def _end_profiles(self, most_seconds: float) -> None:
         """Ends the profile that runs, and waits for those on their way; not as long if the process is about to end."""
@@ -416,8 +401,8 @@ class Lifecycle:
         task = start(lambda: end_profiles_of(self._active, seconds_left), "mldiagnostics-profiles")
         if task is None:  # The interpreter ends.
             end_profiles_of(self._active, seconds_left)
-        while task is not None and not task.wait(_POLL_SECONDS) and seconds_left() > -_GRACE_SECONDS:
-            pass
+        else:
+            wait_until(lambda: task.wait(0), lambda: seconds_left() + _GRACE_SECONDS)
 
     def _tell_end(self, end: _End) -> None:
         self._active.run.run_phase = RunPhase(end.phase)
@@ -436,17 +421,3 @@ class Lifecycle:
             self._local.update_run(self._active.run.name, change)
         except ControlPlaneError as error:
             warn_folder_failed(self._active.run.name, error)
-
-    def _attempt_quietly(self, step: Callable[[], Any]) -> None:
-        """One thing that is ours fails alone."""
-        try:
-            step()
-        except Exception as error:
-            LOSSES.add(f"lifecycle: {type(error).__name__}")
-            warn_once(
-                ("lifecycle", type(error)),
-                "A part of what is told of the run %s failed (%s: %s). The job goes on.",
-                self._active.run.name,
-                type(error).__name__,
-                error,
-            )

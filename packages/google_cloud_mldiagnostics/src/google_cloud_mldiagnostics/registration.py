@@ -8,7 +8,7 @@ costs one WARNING, and requests are repeated until the run has ended. What is no
 from __future__ import annotations
 
 import math
-import queue
+import os
 import threading
 import time
 from collections.abc import Callable
@@ -17,7 +17,7 @@ from typing import Final, NamedTuple
 from ml_diagnostics_common.backoff import Backoff
 from ml_diagnostics_common.exceptions import CredentialsError
 from ml_diagnostics_common.guard import LOSSES, warn_once
-from ml_diagnostics_common.worker import start
+from ml_diagnostics_common.worker import Worker, start
 
 from google_cloud_mldiagnostics.control_plane import Change, DistantControlPlane, Keeper, Resource
 from google_cloud_mldiagnostics.control_plane.local import LocalControlPlane
@@ -96,7 +96,9 @@ class Registration:
         self._on_verdict = on_verdict
         self._backoff = backoff or Backoff(1.0, 60.0)
         self._access_backoff = access_backoff or Backoff(_FIRST_ACCESS_SECONDS, 600.0)
-        self._inbox: queue.SimpleQueue[Callable[[], object]] = queue.SimpleQueue()
+        self._pid = os.getpid()
+        self._worker = Worker("mldiagnostics-registration", self._do_what_is_due, idle_seconds=0.0)
+        self._search_at = self._search_until = 0.0
         self._configs_collected = threading.Event()
         self._has_verdict = threading.Event()
         self._done = threading.Event()
@@ -112,7 +114,6 @@ class Registration:
         self._asked_end: _End | None = None
         self._is_all = False
         self._is_explained = False
-        self._keeping = threading.Lock()  # Of sessions, in their order; never held by the job's threads.
         self.error: Exception | None = None
         """Why the control plane does not have the run as it is; None if it does, or if there is to be none."""
 
@@ -120,13 +121,13 @@ class Registration:
 
     def start(self) -> None:
         """Starts the thread."""
-        if self._connect is None or start(self._run, "mldiagnostics-registration") is None:
-            self._give_verdict()
-            self._done.set()
+        self._search_until = time.monotonic() + _LOOK_FOR_SECONDS
+        if self._connect is None or not self._worker.start():
+            self._finish()
 
     def changed(self) -> None:
         """Has the run told again, as it is in its folder."""
-        self._inbox.put(self._note_change)
+        self._put(self._note_change)
 
     def configs_are_collected(self) -> None:
         """The run is created with its configs, if they are there in time."""
@@ -134,9 +135,7 @@ class Registration:
 
     def put_session(self, session_id: str, session: Resource) -> None:
         """Tells of a profiler session, here and at the control plane."""
-        self._inbox.put(lambda: self._note_session(session_id, session))
-        if self._done.is_set():  # Also if it has become so just now: then nobody looks into the inbox any more.
-            start(self._keep_sessions_here, "mldiagnostics-sessions")
+        self._put(lambda: self._note_session(session_id, session))
 
     def end(self, phase: str, deadline: float) -> None:
         """Tells how the run has ended, which its folder has already; sessions may follow until `wait`.
@@ -147,7 +146,7 @@ class Registration:
         """
         end = self._asked_end = _End(phase, deadline)
         self._mark_unreported()
-        self._inbox.put(lambda: self._note_end(end))
+        self._put(lambda: self._note_end(end))
         if self._keeper is not None:
             # What was sent before is not waited for, unless it creates the run.
             self._keeper.plane.hurry(deadline - time.monotonic())
@@ -163,12 +162,12 @@ class Registration:
             False if that takes longer, or fails; one WARNING says so.
         """
         deadline = time.monotonic() + timeout_seconds
-        self._inbox.put(self._note_all)
+        self._put(self._note_all)
         is_done = self._done.wait(min(_DEAF_SECONDS, timeout_seconds))
         is_deaf = not is_done and not self._is_ending()
         is_done = is_done or (is_deaf and self._tell_beside()) or self._done.wait(max(0.0, deadline - time.monotonic()))
         if is_done:
-            self._keep_sessions_here()
+            self._worker.drain(max(0.0, deadline - time.monotonic()))  # Sessions that arrived too late to be sent.
         is_sent = self._is_ending() and not self._is_behind and not self._sessions
         if (is_done or is_sent) and self.error is None:
             return True
@@ -189,44 +188,48 @@ class Registration:
 
     # --- The thread -----------------------------------------------------------------------------------
 
-    def _run(self) -> None:
+    def _put(self, function: Callable[[], object]) -> None:
+        if not self._worker.put(function):  # There can be no more threads.
+            self._worker.attempt(function)
+
+    def _do_what_is_due(self) -> float | None:
+        if self._done.is_set() or os.getpid() != self._pid:
+            return None
         try:
-            if self._find_keeper():
-                while not self._is_over():
-                    self._take_messages(self._seconds_until_due())
-                    if self._due_at <= time.monotonic():
-                        self._tell()
+            seconds = self._connect_or_report()
         except Exception as error:  # A bug of ours costs the registration, never the job.
             self.error = error
             LOSSES.add(f"registration: {type(error).__name__}")
             self._explain(error)
-        finally:
-            self._give_verdict()
-            self._keep_sessions_here()
-            self._done.set()
-            if self._keeper is not None:
-                self._keeper.plane.close()
+            seconds = None
+        if seconds is None:
+            self._finish()
+        return seconds
 
-    def _find_keeper(self) -> bool:
-        """Connect at once, then every minute for ten; False if there is no control plane, or the run has ended."""
-        give_up_at = time.monotonic() + _LOOK_FOR_SECONDS
-        while self._connect is not None:
-            try:
-                self._keeper = self._connect()
-                break
-            except CredentialsError as error:  # The shipper of the run's entries says so.
-                self.error = error
-            except Exception as error:
-                self.error = error
+    def _connect_or_report(self) -> float | None:
+        """Connect, then report what is due; return the seconds until more is due, None if nothing will be."""
+        if self._keeper is None and (self._search_at > time.monotonic() or not self._try_to_connect()):
+            is_over = self._is_ending() or self._search_at > self._search_until
+            return None if is_over else self._search_at - time.monotonic()
+        self._worker.run_waiting()  # One request reports them together.
+        if not self._is_over() and self._due_at <= time.monotonic():
+            self._tell()
+        return None if self._is_over() else max(0.0, self._seconds_until_due())
+
+    def _try_to_connect(self) -> bool:
+        """Connect, at once and then every minute for ten; return False if there is no control plane yet."""
+        self._search_at = time.monotonic() + _LOOK_EVERY_SECONDS
+        try:
+            self._keeper = None if self._connect is None else self._connect()
+        except Exception as error:
+            self.error = error
+            if not isinstance(error, CredentialsError):  # The shipper of the run's entries reports that.
                 self._explain(error)
             self._give_verdict()
-            next_at = time.monotonic() + _LOOK_EVERY_SECONDS
-            while not self._is_ending() and time.monotonic() < next_at <= give_up_at:
-                self._take_messages(next_at - time.monotonic())
-            if self._is_ending() or next_at > give_up_at:
-                return False
+            return False
         self.error = None
         if self._keeper is None:
+            self._search_at = math.inf
             return False
         if self._is_owner and self._keeper.address:
             self._unreported = UnreportedRuns(self._local, self._keeper.address)
@@ -237,6 +240,14 @@ class Registration:
             self._give_verdict()
         return True
 
+    def _finish(self) -> None:
+        """End; sessions that arrive from now on are kept in the run's folder alone."""
+        self._give_verdict()
+        self._worker.run_waiting()
+        self._done.set()
+        if self._keeper is not None:
+            self._keeper.plane.close()
+
     def _give_verdict(self) -> None:
         if not self._has_verdict.is_set():
             try:
@@ -244,15 +255,6 @@ class Registration:
             except Exception as error:
                 LOSSES.add(f"registration: {type(error).__name__}")
             self._has_verdict.set()
-
-    def _take_messages(self, timeout_seconds: float) -> None:
-        """Waits for a message, and takes all that are there."""
-        try:
-            self._inbox.get(timeout=max(0.0, timeout_seconds))()
-            while True:
-                self._inbox.get_nowait()()
-        except queue.Empty:
-            pass
 
     def _seconds_until_due(self) -> float:
         if not self._is_behind and not self._sessions:
@@ -465,8 +467,3 @@ class Registration:
                 self._run_id,
                 str(error).rstrip("."),
             )
-
-    def _keep_sessions_here(self) -> None:
-        """Store sessions that arrived while there was no control plane, or too late for it."""
-        with self._keeping:
-            self._take_messages(0.0)

@@ -19,7 +19,7 @@ from typing import Final
 
 from ml_diagnostics_common.guard import LOSSES, guarded_as, job_logger
 from ml_diagnostics_common.process_hooks import at_exit_from_now
-from ml_diagnostics_common.worker import start
+from ml_diagnostics_common.worker import start, wait_until
 from ml_diagnostics_common.xplane import read_xplane
 
 from google_cloud_mldiagnostics.active_run import ActiveRun
@@ -50,7 +50,6 @@ EXIT_SECONDS: Final = 30.0
 """How long the end of the process waits for profiles that are being uploaded; the rest stays on this machine."""
 _LAST_LOOKS_SECONDS: Final = 6.0
 _OTHER_HOSTS_SECONDS: Final = 5.0
-_LOOK_SECONDS: Final = 0.05
 _MOST_REMEMBERED: Final = 1000
 
 
@@ -268,12 +267,12 @@ class Captures:
             # Its profiler may take long, or wait for the very thread that a signal has interrupted.
             if start(functools.partial(self.end, capture), "mldiagnostics-profiles") is None:  # The interpreter ends.
                 self.end(capture)
-            if not _wait(capture.ended.is_set, capture.ended.wait, seconds_left):
+            if not wait_until(capture.ended.is_set, seconds_left):
                 _tell_failed(capture.session, "the run ended before its profiler had")
         deliveries = deliveries_of_this_process()
-        if _wait(deliveries.is_idle, deliveries.wait, seconds_left):
+        if deliveries.wait_until_idle(seconds_left):
             self._hurry_checks(seconds_left())
-            _wait(deliveries.is_idle, deliveries.wait, seconds_left)
+            deliveries.wait_until_idle(seconds_left)
 
     def _hurry_checks(self, wait_seconds: float) -> None:
         """Has those hosts told of that will have brought their file by then."""
@@ -310,13 +309,6 @@ def end_profiles_of(active: ActiveRun, seconds_left: Callable[[], float]) -> Non
         seconds_left: How long all of it may take from now on. A profile that cannot be ended by then is told as failed.
     """
     captures_of_this_process().end_with(active, seconds_left)
-
-
-def _wait(holds: Callable[[], bool], wait: Callable[[float], bool], seconds_left: Callable[[], float]) -> bool:
-    """Waits until something holds, for as long as there is, which may become less meanwhile."""
-    while not holds() and (seconds := seconds_left()) > 0:
-        wait(min(_LOOK_SECONDS, seconds))
-    return holds()
 
 
 def _look_at(session: Session, file: Path, *, has_accelerator: bool) -> str:

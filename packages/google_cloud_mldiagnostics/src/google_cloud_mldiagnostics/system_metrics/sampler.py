@@ -1,44 +1,40 @@
-"""The thread that measures this host for a run: every few seconds, for as long as the run goes on."""
+"""The thread that measures this host for a run: every few seconds, for as long as the run lasts."""
 
 from __future__ import annotations
 
-import _thread
-import math
 import os
 import time
 from collections.abc import Sequence
 from typing import Final
 
-from ml_diagnostics_common.guard import guarded_as, report_loss
+from ml_diagnostics_common.guard import LOSSES, guarded_as, report_loss, warn_once
 from ml_diagnostics_common.steady_clock import now_ns
-from ml_diagnostics_common.worker import Task, start
+from ml_diagnostics_common.worker import Interval, Task, Worker, start
 
 from google_cloud_mldiagnostics.active_run import ActiveRun
 from google_cloud_mldiagnostics.system_metrics import gpu, tpu
-from google_cloud_mldiagnostics.system_metrics.bounded import Bounded
 from google_cloud_mldiagnostics.system_metrics.claims import Claims
 from google_cloud_mldiagnostics.system_metrics.host import HostMeter, ProcessMeter
 from google_cloud_mldiagnostics.system_metrics.readings import Collect, Reading, payload_of
 
-__all__ = ["SystemMetrics", "next_due"]
+__all__ = ["Bounded", "SystemMetrics"]
 
 _SHORTEST_INTERVAL_SECONDS: Final = 0.1
 _LONGEST_INTERVAL_SECONDS: Final = 86_400.0
 _SHORTEST_LAST_SECONDS: Final = 1.0
-"""What the host did in less than this at the end of a run says little of it."""
+"""A shorter last interval at the end of a run is not representative."""
 
 
 class SystemMetrics:
-    """Measures the host that this process is on, and its chips, and writes what it finds to the run's log.
+    """Measures the host that this process is on, and its chips, and writes the readings to the run's log.
 
-    Nobody waits for the thread: neither who starts it, nor, for longer than it says, who stops it. A source that fails
-    or hangs costs its own metrics, and no other's.
+    A source that fails or hangs costs its own metrics, and no other's.
 
     Args:
-        run: What is measured is written to its log.
+        run: The run whose log receives the readings.
         interval_seconds: From one collection to the next, however long they take.
-        host: What is asked, and asked once more at the end; by default about this process and the host.
-        chips: What is asked for as long as the run goes on; by default about TPU chips and GPUs.
+        host: Sources that are read once more at the end; by default of this process and the host.
+        chips: Sources that are read as long as the run lasts; by default of TPU chips and GPUs.
     """
 
     def __init__(
@@ -54,47 +50,48 @@ class SystemMetrics:
         self._claims = Claims(run.folder / "locks", run.host)
         self._host = self._host_sources() if host is None else host
         self._chips = self._chip_sources() if chips is None else chips
-        # A bare lock, since a signal handler that stops us may interrupt who stops us already.
-        self._goes_on = _thread.allocate_lock()
-        self._goes_on.acquire()
-        self._task: Task | None = None
+        self._worker = Worker("mldiagnostics-system-metrics", self._measure)
+        self._interval: Interval | None = None
+        self._measured = 0.0
+        self._is_started = False
 
     @guarded_as("measure the host")
     def start(self) -> None:
-        """Starts the thread; in a forked child, and when it was started already, nothing."""
-        if self._task is None and os.getpid() == self._run.pid:
-            self._task = start(self._measure_until_stopped, "mldiagnostics-system-metrics")
+        """Start the thread; in a forked child, and when it was started already, do nothing."""
+        if os.getpid() == self._run.pid and not self._is_started:
+            self._is_started = self._worker.start()
 
     @guarded_as("stop measuring the host")
     def stop(self, timeout_seconds: float = 1.0) -> bool:
-        """Ends the thread, which measures the host once more, so that a run of any length has its figures.
+        """End the thread, which measures the host once more, so that a run of any length has its metrics.
 
         Args:
             timeout_seconds: How long to wait for it.
 
         Returns:
-            Whether it has ended by then. If not, a source hangs, and it ends with that or with the process.
+            True if it has ended by then. If not, a source hangs, and it ends with that or with the process.
         """
-        if self._task is None or os.getpid() != self._run.pid:
+        if not self._is_started or os.getpid() != self._run.pid:
             return True
-        try:
-            self._goes_on.release()
-        except RuntimeError:  # It was stopped already.
-            pass
-        return self._task.wait(timeout_seconds)
+        self._worker.put(self._finish)
+        return self._worker.wait(timeout_seconds)
 
-    def _measure_until_stopped(self) -> None:
-        measured = due = time.monotonic()
-        while True:
+    def _measure(self) -> float | None:
+        """Collect if it is due; return in how many seconds it is due again."""
+        now = time.monotonic()
+        if self._interval is None:
+            self._interval = Interval(self._interval_seconds, now)
+        if now >= self._interval.due:
             self._collect([*self._host, *self._chips])
-            measured = time.monotonic()
-            due = next_due(due, measured, self._interval_seconds)
-            if self._goes_on.acquire(timeout=max(0.0, due - measured)):
-                break
-        self._goes_on.release()  # For who stops us a second time.
-        if time.monotonic() - measured > min(_SHORTEST_LAST_SECONDS, self._interval_seconds):
+            self._measured = time.monotonic()
+            self._interval.advance(self._measured)
+        return self._interval.due - time.monotonic()
+
+    def _finish(self) -> None:
+        if time.monotonic() - self._measured > min(_SHORTEST_LAST_SECONDS, self._interval_seconds):
             self._collect(self._host)  # Not the chips: their runtime may be shutting down.
         self._claims.release()
+        self._worker.stop()
 
     def _host_sources(self) -> list[Collect]:
         host = HostMeter()
@@ -126,12 +123,49 @@ class SystemMetrics:
             self._run.log.averages.add(reading.name, reading.mean)
 
 
-def next_due(due: float, now: float, interval: float) -> float:
-    """When to measure next: a whole number of intervals after the first time, so that no delay adds up.
+class Bounded:
+    """Calls a collector in a thread, and returns nothing if it does not answer in time.
+
+    Until it has answered it is not called again: a driver or a library that hangs costs one thread that waits.
 
     Args:
-        due: When it was due the last time, in seconds.
-        now: What time it is.
-        interval: Seconds. Those that have passed meanwhile are left out.
+        source: The name of the source, for the log: libtpu.
+        collect: Reads it.
+        timeout_seconds: How long one collection waits for it.
     """
-    return due + interval * max(1, math.floor((now - due) / interval) + 1)
+
+    def __init__(self, source: str, collect: Collect, timeout_seconds: float = 2.0) -> None:
+        self._source = source
+        self._ask = collect
+        self._timeout_seconds = timeout_seconds
+        self._task: Task | None = None
+
+    def collect(self) -> list[Reading]:
+        """Return the collector's readings; none while it hangs. An Exception of the collector is raised here."""
+        if self._task is not None and not self._task.wait(0):
+            LOSSES.add(f"system_metrics: {self._source} does not answer")
+            return []
+        answers: list[list[Reading] | Exception] = []
+
+        def ask() -> None:
+            try:
+                answers.append(self._ask())
+            except Exception as error:
+                answers.append(error)
+
+        self._task = start(ask, "mldiagnostics-system-metrics")
+        if self._task is None:
+            return []
+        if not self._task.wait(self._timeout_seconds):
+            LOSSES.add(f"system_metrics: {self._source} does not answer")
+            warn_once(
+                ("system metrics hang", self._source),
+                "%s has not answered for %g s: its metrics are missing from the run until it does. The job goes on.",
+                self._source,
+                self._timeout_seconds,
+            )
+            return []
+        [answer] = answers
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
