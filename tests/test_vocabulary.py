@@ -81,7 +81,7 @@ LIMITS: dict[str, int | None] = {
     "packages/xprofiler": 100,
     "docs": 76,
     "tests": 2060,
-    "benchmarks examples": 0,
+    "benchmarks examples": 28,
 }
 
 _SPACE = r"[\s_#]+"
