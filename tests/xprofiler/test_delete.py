@@ -8,7 +8,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import threading
 from pathlib import Path
 
 import pytest
@@ -16,6 +15,7 @@ from ml_diagnostics_testing.faults import Reset, Status
 from xprofiler.viewers.by_gcloud import flags_of_all_commands
 
 from ..loopback.compute import ComputeServer
+from ..waiting import wait_until
 from .conftest import Run
 from .viewer_vms import ZONE, add_viewer
 
@@ -273,8 +273,10 @@ def test_an_operation_that_takes_longer_than_one_wait_is_waited_for(run: Run, cl
 # --- Interrupted ---------------------------------------------------------------------------------------
 
 
-def interrupted(*arguments: str, after: threading.Event, answers: str = "") -> subprocess.CompletedProcess[str]:
-    """Runs the command and sends it SIGINT when the event is set."""
+def interrupted(
+    *arguments: str, cloud: ComputeServer, after: str, answers: str = ""
+) -> subprocess.CompletedProcess[str]:
+    """Run the command and send it SIGINT when it has requested an operation."""
     argv = [sys.executable, "-m", "xprofiler", *arguments]
     with subprocess.Popen(
         argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=dict(os.environ)
@@ -282,31 +284,16 @@ def interrupted(*arguments: str, after: threading.Event, answers: str = "") -> s
         assert process.stdin
         process.stdin.write(answers)
         process.stdin.flush()
-        assert after.wait(30)
+        wait_until(lambda: cloud.requests_for(after), running=process)
         process.send_signal(signal.SIGINT)
         output, errors = process.communicate(timeout=30)
     return subprocess.CompletedProcess(argv, process.returncode, output, errors)
 
 
-class _Asked(threading.Event):
-    """Set when a Compute is asked for something."""
-
-    def __init__(self, server: ComputeServer, operation: str) -> None:
-        super().__init__()
-        begin = server.begin
-
-        def seen(name: str, method: str, path: str, size_bytes: int):  # type: ignore[no-untyped-def]
-            if name == operation:
-                self.set()
-            return begin(name, method, path, size_bytes)
-
-        server.begin = seen  # type: ignore[method-assign]
-
-
 def test_ctrl_c_while_it_asks_deletes_nothing(cloud: ComputeServer) -> None:
     add_viewer(cloud, "xprof-a")
     add_viewer(cloud, "xprof-b")
-    ended = interrupted("delete", "-z", ZONE, "-n", "xprof-a", "xprof-b", answers="y\n", after=_Asked(cloud, "list"))
+    ended = interrupted("delete", "-z", ZONE, "-n", "xprof-a", "xprof-b", answers="y\n", cloud=cloud, after="list")
     assert ended.returncode == 130
     assert left(cloud) == ["xprof-a", "xprof-b"]
     assert "Traceback" not in ended.stderr
@@ -315,7 +302,7 @@ def test_ctrl_c_while_it_asks_deletes_nothing(cloud: ComputeServer) -> None:
 def test_ctrl_c_while_it_waits_says_what_goes_on(cloud: ComputeServer) -> None:
     add_viewer(cloud, "xprof-a")
     cloud.operation_seconds = 60.0
-    ended = interrupted("delete", "-q", "-z", ZONE, "-n", "xprof-a", after=_Asked(cloud, "wait"))
+    ended = interrupted("delete", "-q", "-z", ZONE, "-n", "xprof-a", cloud=cloud, after="wait")
     assert ended.returncode == 130
     assert "xprof-a may still be deleted; check with: xprofiler list -n xprof-a\ninterrupted\n" in ended.stderr
     assert "Traceback" not in ended.stderr
