@@ -2,7 +2,9 @@
 
 import json
 import re
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from cloud_tpu_diagnostics.entries import DUMP, HANG_SUSPECTED, JOB_ENDED, LOG_ID, SNAPSHOT, entry
@@ -22,7 +24,7 @@ TPU_WORKER = {
 POD = "train-slice-job-0-3-xk2p9"
 
 
-def container(name):
+def container(name: Any) -> Any:
     labels = {
         "project_id": PROJECT,
         "location": "us-central2",
@@ -79,30 +81,30 @@ RESOURCE_LABELS = {
 }
 
 
-def planned(platform, **variables):
+def planned(platform: Any, **variables: Any) -> Any:
     return plan(TERRAFORM / platform, project_name=PROJECT, **variables)
 
 
-def counter(platform):
+def counter(platform: Any) -> Any:
     return planned(platform).resources["google_logging_metric"]["stack_trace_counter"]
 
 
-def log_filter(platform):
+def log_filter(platform: Any) -> Any:
     """What the log bucket keeps, and the dashboard shows."""
     found = planned(platform, stack_trace_bucket_config={"bucket_name": "traces"})
     return found.resources["google_logging_project_sink"]["stack_traces"][0]["filter"]
 
 
-def dashboard(platform, name, **variables):
+def dashboard(platform: Any, name: Any, **variables: Any) -> Any:
     found = planned(platform, **variables).resources["google_monitoring_dashboard"][name]
     return json.loads(found["dashboard_json"])
 
 
-def tiles(dashboard):
+def tiles(dashboard: Any) -> Any:
     return dashboard["mosaicLayout"]["tiles"]
 
 
-def queries(dashboard):
+def queries(dashboard: Any) -> Iterator[Any]:
     """Every PromQL query, with the title of its tile."""
     for tile in tiles(dashboard):
         for kind in ("xyChart", "timeSeriesTable"):
@@ -110,27 +112,27 @@ def queries(dashboard):
                 yield tile["widget"]["title"], data_set["timeSeriesQuery"]["prometheusQuery"]
 
 
-def selectors(query):
+def selectors(query: Any) -> Iterator[Any]:
     """Every metric of a query with its label matchers."""
     for name, matchers in re.findall(r"(\w+:\w+)(\{[^}]*\})?", query):
         yield name, {label: value for label, _, value in re.findall(r"(\w+)(=~|=)'([^']*)'", matchers)}
 
 
-def in_promql(metric_type):
+def in_promql(metric_type: Any) -> Any:
     """https://cloud.google.com/monitoring/promql/promql-mapping."""
     domain, _, path = metric_type.partition("/")
     suffix = "_bucket" if metric_type in DISTRIBUTIONS else ""
     return f"{re.sub(r'[^a-zA-Z0-9]', '_', domain)}:{re.sub(r'[^a-zA-Z0-9]', '_', path)}{suffix}"
 
 
-def stored(resource, payload, log_id=LOG_ID):
+def stored(resource: Any, payload: Any, log_id: Any = LOG_ID) -> Any:
     """An entry as Cloud Logging has it."""
     body = {"textPayload": payload} if isinstance(payload, str) else {"jsonPayload": payload}
     name = f"projects/{PROJECT}/logs/{log_id.replace('/', '%2F')}"
     return make_entry({"logName": name, "resource": resource, **body}, {}, 1, "an-id")
 
 
-def extracted(expression, found):
+def extracted(expression: Any, found: Any) -> Any:
     """https://cloud.google.com/logging/docs/reference/v2/rest/v2/projects.metrics: value_extractor."""
     function, path, pattern = re.fullmatch(r'(EXTRACT|REGEXP_EXTRACT)\(([\w.]+)(?:, "(.*)")?\)', expression).groups()
     value = found.fields
@@ -148,13 +150,13 @@ def extracted(expression, found):
 
 @pytest.mark.parametrize("platform", PLATFORMS)
 @pytest.mark.parametrize("kind", [DUMP, SNAPSHOT, HANG_SUSPECTED, JOB_ENDED])
-def test_the_filter_finds_every_kind_of_entry_of_ours(platform, kind):
+def test_the_filter_finds_every_kind_of_entry_of_ours(platform: Any, kind: Any) -> None:
     matches = compile_filter(log_filter(platform)).matches
     assert matches(stored(OWN_RESOURCE[platform], entry(kind, "what happened")))
 
 
 @pytest.mark.parametrize("platform", PLATFORMS)
-def test_the_counter_counts_each_dump_once_and_nothing_else(platform):
+def test_the_counter_counts_each_dump_once_and_nothing_else(platform: Any) -> None:
     matches = compile_filter(counter(platform)["filter"]).matches
     parts = [entry(DUMP, "a part", part=part, parts=3) for part in (1, 2, 3)]
     agents = {"verb": "stacktraceanalyzer", "message": "a line that TPU VMs' agent found in /tmp/debugging"}
@@ -166,7 +168,7 @@ def test_the_counter_counts_each_dump_once_and_nothing_else(platform):
 
 
 @pytest.mark.parametrize("platform", PLATFORMS)
-def test_the_filter_finds_nothing_else(platform):
+def test_the_filter_finds_nothing_else(platform: Any) -> None:
     matches = compile_filter(log_filter(platform)).matches
     own, ours = OWN_RESOURCE[platform], entry(DUMP, "a trace")
     assert matches(stored(own, ours))
@@ -182,7 +184,7 @@ def test_the_filter_finds_nothing_else(platform):
 
 
 @pytest.mark.parametrize("name", ["stacktrace", "stacktrace-explorer", "my-stacktrace2", "ml-diagnostics-stacktrace"])
-def test_on_gke_the_lines_of_a_sidecar_are_found_too(name):
+def test_on_gke_the_lines_of_a_sidecar_are_found_too(name: str) -> None:
     matches = compile_filter(log_filter("gke")).matches
     line = 'File "train.py", line 4 in step'
     assert matches(stored(container(name), line, log_id="stdout"))
@@ -190,14 +192,14 @@ def test_on_gke_the_lines_of_a_sidecar_are_found_too(name):
     assert not matches(stored(container("trainer"), line, log_id="stdout"))
 
 
-def test_the_filter_on_gce_is_the_documented_one():
+def test_the_filter_on_gce_is_the_documented_one() -> None:
     assert log_filter("gce") == (
         'resource.type="tpu_worker" log_id("tpu.googleapis.com/runtime_monitor") jsonPayload.verb="stacktraceanalyzer"'
     )
 
 
 @pytest.mark.parametrize("platform", PLATFORMS)
-def test_the_counter_counts_entries_under_the_documented_name_and_labels(platform):
+def test_the_counter_counts_entries_under_the_documented_name_and_labels(platform: Any) -> None:
     found = counter(platform)
     (descriptor,) = found["metric_descriptor"]
     assert found["name"] == f"stack_trace_counter_{platform}"
@@ -217,7 +219,7 @@ def test_the_counter_counts_entries_under_the_documented_name_and_labels(platfor
         ("gke", stored(container("stacktrace"), "a line", log_id="stdout")),
     ],
 )
-def test_the_labels_of_the_counter_are_in_the_entries(platform, found):
+def test_the_labels_of_the_counter_are_in_the_entries(platform: Any, found: Any) -> None:
     extractors = counter(platform)["label_extractors"]
     assert {name: extracted(how, found) for name, how in extractors.items()} == COUNTED_AS[platform]
 
@@ -232,7 +234,7 @@ def test_the_labels_of_the_counter_are_in_the_entries(platform, found):
         ("notebook", "notebook"),
     ],
 )
-def test_the_job_is_told_from_the_name_that_kubernetes_gives_its_pods_and_their_hosts(pod, job):
+def test_the_job_is_told_from_the_name_that_kubernetes_gives_its_pods_and_their_hosts(pod: str, job: str) -> None:
     resource = container("trainer")
     resource["labels"]["pod_name"] = pod
     how = counter("gke")["label_extractors"]["job_name"]
@@ -243,7 +245,7 @@ def test_the_job_is_told_from_the_name_that_kubernetes_gives_its_pods_and_their_
 
 
 @pytest.mark.parametrize("platform", PLATFORMS)
-def test_no_bucket_is_made_unless_it_has_a_name(platform):
+def test_no_bucket_is_made_unless_it_has_a_name(platform: Any) -> None:
     for config in ({}, {"bucket_name": None, "retention_days": None}, {"bucket_name": ""}):
         found = planned(platform, stack_trace_bucket_config=config)
         assert found.resources["google_logging_project_bucket_config"]["stack_traces"] == []
@@ -253,7 +255,7 @@ def test_no_bucket_is_made_unless_it_has_a_name(platform):
 
 
 @pytest.mark.parametrize("platform", PLATFORMS)
-def test_a_bucket_keeps_traces_for_30_days_unless_told_otherwise(platform):
+def test_a_bucket_keeps_traces_for_30_days_unless_told_otherwise(platform: Any) -> None:
     for config, days in (({"bucket_name": "traces"}, 30), ({"bucket_name": "traces", "retention_days": 7}, 7)):
         found = planned(platform, stack_trace_bucket_config=config).resources
         (bucket,) = found["google_logging_project_bucket_config"]["stack_traces"]
@@ -261,7 +263,7 @@ def test_a_bucket_keeps_traces_for_30_days_unless_told_otherwise(platform):
 
 
 @pytest.mark.parametrize("platform", PLATFORMS)
-def test_the_sink_brings_what_is_counted_and_shown_to_the_bucket(platform):
+def test_the_sink_brings_what_is_counted_and_shown_to_the_bucket(platform: Any) -> None:
     found = planned(platform, stack_trace_bucket_config={"bucket_name": "traces"})
     (sink,) = found.resources["google_logging_project_sink"]["stack_traces"]
     assert sink["name"] == found.outputs["log_sink"] == "traces_sink"
@@ -270,7 +272,7 @@ def test_the_sink_brings_what_is_counted_and_shown_to_the_bucket(platform):
 
 
 @pytest.mark.parametrize("platform", PLATFORMS)
-def test_nobody_is_granted_anything_because_a_sink_within_a_project_has_no_identity(platform):
+def test_nobody_is_granted_anything_because_a_sink_within_a_project_has_no_identity(platform: Any) -> None:
     """https://cloud.google.com/logging/docs/reference/v2/rest/v2/projects.sinks: writerIdentity."""
     found = planned(platform, stack_trace_bucket_config={"bucket_name": "traces"}).resources
     (sink,) = found["google_logging_project_sink"]["stack_traces"]
@@ -282,7 +284,7 @@ def test_nobody_is_granted_anything_because_a_sink_within_a_project_has_no_ident
 @pytest.mark.parametrize(
     "config", [{"retention_days": 7}, {"retention_days": 30}, {"bucket_name": "", "retention_days": 7}]
 )
-def test_a_retention_without_a_bucket_is_an_error(platform, config):
+def test_a_retention_without_a_bucket_is_an_error(platform: Any, config: Any) -> None:
     with pytest.raises(InvalidVariableError, match=r"^bucket_name is not defined for stack_trace_bucket_config\.$"):
         planned(platform, stack_trace_bucket_config=config)
 
@@ -291,7 +293,7 @@ def test_a_retention_without_a_bucket_is_an_error(platform, config):
 
 
 @pytest.mark.parametrize("platform", PLATFORMS)
-def test_only_the_project_must_be_given(platform):
+def test_only_the_project_must_be_given(platform: Any) -> None:
     with pytest.raises(InvalidVariableError, match="project_name"):
         plan(TERRAFORM / platform)
     found = planned(platform)
@@ -305,7 +307,7 @@ def test_only_the_project_must_be_given(platform):
 
 
 @pytest.mark.parametrize("platform", PLATFORMS)
-def test_ten_outliers_are_shown_unless_told_otherwise(platform):
+def test_ten_outliers_are_shown_unless_told_otherwise(platform: Any) -> None:
     for config, count in (({}, 10), ({"outlier_count": 3}, 3)):
         shown = dashboard(platform, "monitoring", monitoring_dashboard_config=config)
         found = {int(number) for _, query in queries(shown) for number in re.findall(r"topk\((\d+),", query)}
@@ -314,8 +316,8 @@ def test_ten_outliers_are_shown_unless_told_otherwise(platform):
         planned(platform, monitoring_dashboard_config={"outlier_count": 0})
 
 
-def test_a_node_prefix_chooses_nodes_on_gce():
-    def chosen(config):
+def test_a_node_prefix_chooses_nodes_on_gce() -> None:
+    def chosen(config: Any) -> Any:
         shown = dashboard("gce", "monitoring", monitoring_dashboard_config=config)
         found = [labels for _, query in queries(shown) for _, labels in selectors(query)]
         return {labels["node_id"] for labels in found if "monitored_resource" in labels}
@@ -329,7 +331,7 @@ def test_a_node_prefix_chooses_nodes_on_gce():
 
 
 @pytest.mark.parametrize("folder", [*PLATFORMS, "modules/stack_traces"])
-def test_versions_are_pinned_to_what_the_files_need(folder):
+def test_versions_are_pinned_to_what_the_files_need(folder: Any) -> None:
     found = settings(TERRAFORM / folder)
     assert found["required_version"] == ">= 1.3"
     assert found["required_providers"] == [{"google": {"source": "hashicorp/google", "version": ">= 5.0, < 8.0"}}]
@@ -339,7 +341,7 @@ def test_versions_are_pinned_to_what_the_files_need(folder):
 
 
 @pytest.mark.parametrize("platform", PLATFORMS)
-def test_every_metric_that_is_shown_is_a_real_one_and_of_its_resource(platform):
+def test_every_metric_that_is_shown_is_a_real_one_and_of_its_resource(platform: Any) -> None:
     real = {in_promql(name): resource for name, resource in GOOGLE_METRICS.items()}
     custom = {in_promql(name) for name in CUSTOM_METRICS}
     counted = f"logging_googleapis_com:user_{counter(platform)['name']}"
@@ -360,7 +362,7 @@ def test_every_metric_that_is_shown_is_a_real_one_and_of_its_resource(platform):
 
 
 @pytest.mark.parametrize("platform", PLATFORMS)
-def test_every_label_that_a_query_keeps_is_there(platform):
+def test_every_label_that_a_query_keeps_is_there(platform: Any) -> None:
     counted = set(COUNTED_AS[platform])
     for name in ("monitoring", "logging"):
         for title, query in queries(dashboard(platform, name)):
@@ -375,7 +377,7 @@ def test_every_label_that_a_query_keeps_is_there(platform):
 
 
 @pytest.mark.parametrize("platform", PLATFORMS)
-def test_counters_are_shown_as_rates_and_distributions_as_quantiles(platform):
+def test_counters_are_shown_as_rates_and_distributions_as_quantiles(platform: Any) -> None:
     counters, distributions = set(map(in_promql, COUNTERS)), set(map(in_promql, DISTRIBUTIONS))
     for title, query in queries(dashboard(platform, "monitoring")):
         for name, _ in selectors(query):
@@ -390,7 +392,7 @@ def test_counters_are_shown_as_rates_and_distributions_as_quantiles(platform):
 
 
 @pytest.mark.parametrize("platform", PLATFORMS)
-def test_every_measure_has_its_stats_its_outliers_and_the_furthest_of_them(platform):
+def test_every_measure_has_its_stats_its_outliers_and_the_furthest_of_them(platform: Any) -> None:
     titles = [tile["widget"]["title"] for tile in tiles(dashboard(platform, "monitoring"))]
     assert len(set(titles)) == len(titles)
     measures = list(dict.fromkeys(title.partition(": ")[0] for title in titles))
@@ -404,7 +406,7 @@ def test_every_measure_has_its_stats_its_outliers_and_the_furthest_of_them(platf
 
 
 @pytest.mark.parametrize("platform", PLATFORMS)
-def test_every_query_is_well_formed(platform):
+def test_every_query_is_well_formed(platform: Any) -> None:
     words = {"abs", "and", "avg", "by", "histogram_quantile", "increase", "max", "min", "rate", "scalar", "sum", "topk"}
     for name in ("monitoring", "logging"):
         for title, query in queries(dashboard(platform, name)):
@@ -418,7 +420,7 @@ def test_every_query_is_well_formed(platform):
 
 
 @pytest.mark.parametrize("platform", PLATFORMS)
-def test_the_logging_dashboard_counts_ten_minutes_and_shows_the_entries(platform):
+def test_the_logging_dashboard_counts_ten_minutes_and_shows_the_entries(platform: Any) -> None:
     counts, logs = (tile["widget"] for tile in tiles(dashboard(platform, "logging")))
     assert "timeSeriesTable" in counts
     ((_, query),) = queries(dashboard(platform, "logging"))
@@ -429,9 +431,9 @@ def test_the_logging_dashboard_counts_ten_minutes_and_shows_the_entries(platform
 
 @pytest.mark.parametrize("platform", PLATFORMS)
 @pytest.mark.parametrize("name", ["monitoring", "logging"])
-def test_no_tile_lies_on_another_or_over_the_edge(platform, name):
+def test_no_tile_lies_on_another_or_over_the_edge(platform: Any, name: str) -> None:
     layout = dashboard(platform, name)["mosaicLayout"]
-    taken = {}
+    taken: dict[Any, Any] = {}
     for tile in layout["tiles"]:
         left, top = tile.get("xPos", 0), tile.get("yPos", 0)
         assert min(tile["width"], tile["height"]) > 0
@@ -444,7 +446,7 @@ def test_no_tile_lies_on_another_or_over_the_edge(platform, name):
 
 @pytest.mark.parametrize("platform", PLATFORMS)
 @pytest.mark.parametrize("name", ["monitoring", "logging"])
-def test_it_is_a_dashboard_of_the_api(platform, name):
+def test_it_is_a_dashboard_of_the_api(platform: Any, name: str) -> None:
     api = pytest.importorskip("google.cloud.monitoring_dashboard_v1")
     from google.protobuf import json_format
 

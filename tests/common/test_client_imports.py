@@ -3,6 +3,8 @@
 import subprocess
 import sys
 import textwrap
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -22,10 +24,10 @@ def child_imports(name):
 
 
 @pytest.fixture
-def run(tmp_path):
+def run(tmp_path: Path) -> Any:
     (tmp_path / "slow_to_import.py").write_text("import logging, time; time.sleep(0.5); logging.getLogger('x')")
 
-    def run(program):
+    def run(program: Any) -> Any:
         text = PROGRAM.format(folder=str(tmp_path)) + textwrap.dedent(program)
         return subprocess.run(
             [sys.executable, "-W", "ignore", "-c", text], capture_output=True, text=True, timeout=60, check=False
@@ -35,7 +37,7 @@ def run(tmp_path):
 
 
 @pytest.mark.skipif("not hasattr(__import__('os'), 'fork')", reason="this system does not fork")
-def test_a_fork_waits_until_an_import_is_done_and_the_child_can_import_it_too(run):
+def test_a_fork_waits_until_an_import_is_done_and_the_child_can_import_it_too(run: Any) -> None:
     ended = run("""
         thread = threading.Thread(target=import_undisturbed, args=("slow_to_import",))
         thread.start()
@@ -46,7 +48,7 @@ def test_a_fork_waits_until_an_import_is_done_and_the_child_can_import_it_too(ru
 
 
 @pytest.mark.skipif("not hasattr(__import__('os'), 'fork')", reason="this system does not fork")
-def test_an_import_that_takes_too_long_holds_no_fork_up_for_ever(run):
+def test_an_import_that_takes_too_long_holds_no_fork_up_for_ever(run: Any) -> None:
     ended = run("""
         from ml_diagnostics_common import process_hooks
         process_hooks._WAIT_SECONDS = 0.05
@@ -59,7 +61,7 @@ def test_an_import_that_takes_too_long_holds_no_fork_up_for_ever(run):
 
 
 @pytest.mark.skipif("not hasattr(__import__('os'), 'fork')", reason="this system does not fork")
-def test_forks_of_several_threads_and_imports_of_children_go_on(run):
+def test_forks_of_several_threads_and_imports_of_children_go_on(run: Any) -> None:
     ended = run("""
         statuses = []
         def fork_often():
@@ -78,7 +80,7 @@ def test_forks_of_several_threads_and_imports_of_children_go_on(run):
     assert ended.stdout == "0 60 0\n", ended.stderr
 
 
-def test_what_is_not_installed_is_left_to_those_who_need_it(run):
+def test_what_is_not_installed_is_left_to_those_who_need_it(run: Any) -> None:
     ended = run("""
         import_undisturbed("no_such_module", "json.nothing", "decimal")
         print("decimal" in sys.modules)

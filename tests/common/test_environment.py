@@ -6,6 +6,8 @@ import stat
 import subprocess
 import sys
 import types
+from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -24,7 +26,7 @@ from ml_diagnostics_common.environment import (
 from ml_diagnostics_common.exceptions import ConfigurationError
 
 
-def mode_of(path):
+def mode_of(path: Any) -> Any:
     return stat.S_IMODE(path.lstat().st_mode)
 
 
@@ -41,11 +43,11 @@ def mode_of(path):
         ("LOCAL", Backend.LOCAL),
     ],
 )
-def test_the_backend_is_auto_by_default(value, backend):
+def test_the_backend_is_auto_by_default(value: Any, backend: Any) -> None:
     assert configured_backend({} if value is None else {"ML_DIAGNOSTICS_BACKEND": value}) is backend
 
 
-def test_another_backend_is_an_error_that_names_the_choices():
+def test_another_backend_is_an_error_that_names_the_choices() -> None:
     with pytest.raises(ConfigurationError, match=r"ML_DIAGNOSTICS_BACKEND is 'gcp'.*'auto'.*'cloud'.*'local'"):
         configured_backend({"ML_DIAGNOSTICS_BACKEND": "gcp"})
 
@@ -53,31 +55,35 @@ def test_another_backend_is_an_error_that_names_the_choices():
 # --- The folder ---------------------------------------------------------------------------------------
 
 
-def test_the_folder_is_made_for_its_owner_only(tmp_path):
+def test_the_folder_is_made_for_its_owner_only(tmp_path: Path) -> None:
     folder = diagnostics_directory({"ML_DIAGNOSTICS_DIR": str(tmp_path / "a" / "b")})
     assert folder == tmp_path / "a" / "b"
     assert mode_of(folder) == 0o700
     assert list(folder.iterdir()) == []
 
 
-def test_the_folder_is_in_the_home_by_default(tmp_path):
+def test_the_folder_is_in_the_home_by_default(tmp_path: Path) -> None:
     assert diagnostics_directory({"HOME": str(tmp_path)}) == tmp_path / ".ml-diagnostics"
     assert mode_of(tmp_path / ".ml-diagnostics") == 0o700
 
 
-def test_a_relative_folder_stays_where_it_was_when_the_program_moves(tmp_path, monkeypatch):
+def test_a_relative_folder_stays_where_it_was_when_the_program_moves(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     first = diagnostics_directory({"ML_DIAGNOSTICS_DIR": "relative"})
     monkeypatch.chdir("/")
     assert diagnostics_directory({"ML_DIAGNOSTICS_DIR": "relative"}) == first == tmp_path / "relative"
 
 
-def unwritable(tmp_path, name):
+def unwritable(tmp_path: Path, name: Any) -> Any:
     (tmp_path / name).write_text("a file where a folder should be")
     return {"ML_DIAGNOSTICS_DIR": str(tmp_path / name / "x"), "TMPDIR": str(tmp_path)}
 
 
-def test_an_unwritable_folder_is_replaced_by_a_private_one_with_one_warning(tmp_path, caplog):
+def test_an_unwritable_folder_is_replaced_by_a_private_one_with_one_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     environ = unwritable(tmp_path, "file")
     folders = {diagnostics_directory(environ) for _ in range(3)}
     assert folders == {tmp_path / f"ml-diagnostics-{os.getuid()}"}
@@ -89,7 +95,9 @@ def test_an_unwritable_folder_is_replaced_by_a_private_one_with_one_warning(tmp_
 
 
 @pytest.mark.parametrize("url", ["gs://bucket/runs", "s3://bucket/runs", "gs:/bucket/runs"])
-def test_a_bucket_is_not_a_folder_for_journals(tmp_path, monkeypatch, caplog, url):
+def test_a_bucket_is_not_a_folder_for_journals(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, url: str
+) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "tmp").mkdir()
     folder = diagnostics_directory({"ML_DIAGNOSTICS_DIR": url, "TMPDIR": str(tmp_path / "tmp")})
@@ -98,17 +106,17 @@ def test_a_bucket_is_not_a_folder_for_journals(tmp_path, monkeypatch, caplog, ur
     assert "must be a folder of this machine" in caplog.text
 
 
-def test_a_folder_of_a_file_system_that_refuses_files_gives_way(tmp_path):
+def test_a_folder_of_a_file_system_that_refuses_files_gives_way(tmp_path: Path) -> None:
     assert diagnostics_directory({"ML_DIAGNOSTICS_DIR": "/proc/self", "TMPDIR": str(tmp_path)}).parent == tmp_path
 
 
-def test_an_impossible_path_gives_way(tmp_path):
+def test_an_impossible_path_gives_way(tmp_path: Path) -> None:
     for impossible in ("nul\0byte", "x" * 5000, "~no-user-of-this-name/x"):
         environ = {"ML_DIAGNOSTICS_DIR": impossible, "TMPDIR": str(tmp_path)}
         assert diagnostics_directory(environ).parent == tmp_path
 
 
-def test_a_planted_symlink_in_the_shared_folder_is_not_followed(tmp_path):
+def test_a_planted_symlink_in_the_shared_folder_is_not_followed(tmp_path: Path) -> None:
     victim = tmp_path / "victim"
     victim.mkdir(mode=0o755)
     planted = tmp_path / f"ml-diagnostics-{os.getuid()}"
@@ -121,14 +129,14 @@ def test_a_planted_symlink_in_the_shared_folder_is_not_followed(tmp_path):
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can give a folder away")
-def test_a_folder_of_another_user_is_not_used(tmp_path):
+def test_a_folder_of_another_user_is_not_used(tmp_path: Path) -> None:
     planted = tmp_path / f"ml-diagnostics-{os.getuid()}"
     planted.mkdir()
     os.chown(planted, 12345, 12345)
     assert diagnostics_directory(unwritable(tmp_path, "foreign")) != planted
 
 
-def test_our_own_fallback_folder_is_closed_to_others_when_found_open(tmp_path):
+def test_our_own_fallback_folder_is_closed_to_others_when_found_open(tmp_path: Path) -> None:
     own = tmp_path / f"ml-diagnostics-{os.getuid()}"
     own.mkdir()
     own.chmod(0o777)
@@ -136,7 +144,7 @@ def test_our_own_fallback_folder_is_closed_to_others_when_found_open(tmp_path):
     assert mode_of(own) == 0o700
 
 
-def test_where_nothing_can_be_written_a_path_is_returned_all_the_same(tmp_path):
+def test_where_nothing_can_be_written_a_path_is_returned_all_the_same(tmp_path: Path) -> None:
     (tmp_path / "tmp").write_text("")
     environ = {"ML_DIAGNOSTICS_DIR": str(tmp_path / "tmp" / "x"), "TMPDIR": str(tmp_path / "tmp")}
     assert diagnostics_directory(environ).is_absolute()
@@ -171,7 +179,7 @@ def test_where_nothing_can_be_written_a_path_is_returned_all_the_same(tmp_path):
         ({"TORCHELASTIC_RUN_ID": "none", "SLURM_PROCID": "5"}, 5),
     ],
 )
-def test_the_process_index_comes_from_whoever_started_the_process(environ, index):
+def test_the_process_index_comes_from_whoever_started_the_process(environ: Any, index: int) -> None:
     assert identity(environ).process_index == index
 
 
@@ -186,17 +194,17 @@ def test_the_process_index_comes_from_whoever_started_the_process(environ, index
         ({"WORLD_SIZE": "many"}, 1),
     ],
 )
-def test_the_process_count_comes_from_the_launcher(environ, count):
+def test_the_process_count_comes_from_the_launcher(environ: Any, count: int) -> None:
     assert identity(environ).process_count == count
 
 
 @pytest.mark.parametrize("variable", ["ML_DIAGNOSTICS_ATTEMPT", "JOBSET_RESTART_ATTEMPT", "SLURM_RESTART_COUNT"])
-def test_the_attempt_comes_from_the_scheduler(variable):
+def test_the_attempt_comes_from_the_scheduler(variable: str) -> None:
     assert identity({variable: "2"}).attempt == "2"
     assert identity({}).attempt == ""
 
 
-def test_an_initialised_jax_knows_the_index_best(monkeypatch):
+def test_an_initialised_jax_knows_the_index_best(monkeypatch: pytest.MonkeyPatch) -> None:
     state = types.SimpleNamespace(client=object(), process_id=7, num_processes=9)
     monkeypatch.setitem(sys.modules, "jax._src.distributed", types.SimpleNamespace(global_state=state))
     assert identity({"RANK": "1"}).process_index == 7
@@ -205,7 +213,7 @@ def test_an_initialised_jax_knows_the_index_best(monkeypatch):
     assert identity({"RANK": "1"}).process_index == 1
 
 
-def test_the_labels_hold_every_field_as_text():
+def test_the_labels_hold_every_field_as_text() -> None:
     me = identity({"ML_DIAGNOSTICS_JOB": "j", "RANK": "3"})
     assert me.labels() == {
         "job": "j",
@@ -220,11 +228,11 @@ def test_the_labels_hold_every_field_as_text():
 
 
 @given(st.dictionaries(st.sampled_from(["JAX_PROCESS_ID", "TPU_WORKER_ID", "MEGASCALE_SLICE_ID", "RANK"]), st.text()))
-def test_no_environment_makes_identity_fail(environ):
+def test_no_environment_makes_identity_fail(environ: Any) -> None:
     assert identity(environ).process_index >= 0
 
 
-def test_reading_the_environment_imports_almost_nothing(tmp_path):
+def test_reading_the_environment_imports_almost_nothing(tmp_path: Path) -> None:
     code = f"""
 import sys
 sys.path[:] = {sys.path!r}
@@ -245,14 +253,16 @@ print([name for name in heavy.split() if name in sys.modules])
         ({"SLURM_JOB_ID": "1"}, Orchestrator.SLURM),
     ],
 )
-def test_the_orchestrator_is_known_by_its_variables(environ, expected):
+def test_the_orchestrator_is_known_by_its_variables(environ: Any, expected: Any) -> None:
     assert orchestrator(environ) is expected
 
 
 @pytest.mark.parametrize(
     ("product", "expected"), [("Google Compute Engine\n", Orchestrator.GCE), ("Laptop\n", Orchestrator.NONE)]
 )
-def test_a_bare_google_vm_is_known_by_its_firmware(product, expected, tmp_path, monkeypatch):
+def test_a_bare_google_vm_is_known_by_its_firmware(
+    product: Any, expected: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "product_name").write_text(product)
     monkeypatch.setattr(
         "ml_diagnostics_common.credentials.instance_metadata._PRODUCT_NAME_FILE", str(tmp_path / "product_name")
@@ -263,7 +273,7 @@ def test_a_bare_google_vm_is_known_by_its_firmware(product, expected, tmp_path, 
 # --- Endpoints ----------------------------------------------------------------------------------------
 
 
-def test_gclouds_settings_redirect_a_service():
+def test_gclouds_settings_redirect_a_service() -> None:
     environ = {"CLOUDSDK_API_ENDPOINT_OVERRIDES_LOGGING": "http://127.0.0.1:8080/logging/v2/"}
     assert endpoint("logging", environ) == "http://127.0.0.1:8080/logging/v2"
     assert endpoint("monitoring", environ) is None
@@ -277,7 +287,7 @@ def test_gclouds_settings_redirect_a_service():
         ("", "http://other:1"),
     ],
 )
-def test_the_storage_emulator_wins_over_gclouds_setting(emulator, url):
+def test_the_storage_emulator_wins_over_gclouds_setting(emulator: str, url: str) -> None:
     environ = {
         "STORAGE_EMULATOR_HOST": emulator,
         "CLOUDSDK_API_ENDPOINT_OVERRIDES_STORAGE": "http://other:1/",
@@ -286,7 +296,7 @@ def test_the_storage_emulator_wins_over_gclouds_setting(emulator, url):
 
 
 @pytest.mark.parametrize("value", ["localhost", "ftp://host/", "http://", "http://host:99999/", "http://[/"])
-def test_an_endpoint_that_is_not_a_url_is_an_error_that_names_the_variable(value):
+def test_an_endpoint_that_is_not_a_url_is_an_error_that_names_the_variable(value: str) -> None:
     with pytest.raises(ConfigurationError, match="CLOUDSDK_API_ENDPOINT_OVERRIDES_COMPUTE"):
         endpoint("compute", {"CLOUDSDK_API_ENDPOINT_OVERRIDES_COMPUTE": value})
 
@@ -294,30 +304,30 @@ def test_an_endpoint_that_is_not_a_url_is_an_error_that_names_the_variable(value
 @pytest.mark.parametrize(
     "url", ["https://logging.example.com", "http://127.0.0.1:80", "http://[::1]:80", "http://localhost:80"]
 )
-def test_http_is_for_this_machine_only(url):
+def test_http_is_for_this_machine_only(url: str) -> None:
     assert secure_endpoint("logging", {"CLOUDSDK_API_ENDPOINT_OVERRIDES_LOGGING": url}) == url
     assert secure_endpoint("logging", {}) is None
 
 
 @pytest.mark.parametrize("url", ["http://logging.example.com", "http://10.0.0.1:80", "http://127.0.0.1.example.com"])
-def test_http_to_another_machine_is_an_error_that_names_the_variable(url):
+def test_http_to_another_machine_is_an_error_that_names_the_variable(url: str) -> None:
     with pytest.raises(ConfigurationError, match=r"CLOUDSDK_API_ENDPOINT_OVERRIDES_MONITORING.*https"):
         secure_endpoint("monitoring", {"CLOUDSDK_API_ENDPOINT_OVERRIDES_MONITORING": url})
 
 
 @pytest.mark.parametrize(("value", "is_grpc"), [("", False), ("rest", False), ("grpc", True), (" GRPC ", True)])
-def test_entries_are_written_over_rest_unless_the_environment_selects_grpc(value, is_grpc):
+def test_entries_are_written_over_rest_unless_the_environment_selects_grpc(value: str, is_grpc: bool) -> None:
     assert logging_over_grpc({"ML_DIAGNOSTICS_LOGGING_TRANSPORT": value}) is is_grpc
 
 
-def test_an_unknown_transport_is_an_error_that_names_the_known_ones():
+def test_an_unknown_transport_is_an_error_that_names_the_known_ones() -> None:
     with pytest.raises(ConfigurationError, match=r"ML_DIAGNOSTICS_LOGGING_TRANSPORT.*'http'.*'rest' or 'grpc'"):
         logging_over_grpc({"ML_DIAGNOSTICS_LOGGING_TRANSPORT": "http"})
 
 
-def test_a_log_handler_that_raises_does_not_cost_the_folder(tmp_path):
+def test_a_log_handler_that_raises_does_not_cost_the_folder(tmp_path: Path) -> None:
     class Raising(logging.Handler):
-        def emit(self, _):
+        def emit(self, _: Any) -> None:
             raise RuntimeError("the handler is broken")
 
     handler = Raising()

@@ -8,6 +8,9 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 from cryptography.hazmat.primitives import serialization
@@ -25,7 +28,7 @@ ANONYMOUS = {"CLOUDSDK_AUTH_DISABLE_CREDENTIALS": "true"}
 
 
 @pytest.fixture(scope="module")
-def key():
+def key() -> Any:
     """A service account's key as Google hands it out, with a private key that opens nothing."""
     private_key = rsa.generate_private_key(public_exponent=65537, key_size=2048).private_bytes(
         serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
@@ -41,18 +44,18 @@ def key():
 
 
 @pytest.fixture
-def nowhere(tmp_path):
+def nowhere(tmp_path: Path) -> Any:
     """An environment in which there is no cloud: an empty home, and no metadata server."""
     return {"HOME": str(tmp_path), "NO_GCE_CHECK": "true"}
 
 
 @pytest.fixture
-def metadata_server():
+def metadata_server() -> Iterator[Any]:
     with MetadataServer(project="project-of-machine") as server:
         yield server
 
 
-def configure_gcloud(folder, project, name="default", active=None):
+def configure_gcloud(folder: Any, project: Any, name: str = "default", active: Any = None) -> None:
     (folder / "configurations").mkdir(parents=True, exist_ok=True)
     (folder / "configurations" / f"config_{name}").write_text(f"[core]\naccount = a@b.c\nproject = {project}\n")
     if active:
@@ -62,7 +65,7 @@ def configure_gcloud(folder, project, name="default", active=None):
 # --- The project --------------------------------------------------------------------------------------
 
 
-def test_the_project_is_searched_for_in_order(tmp_path, key, metadata_server):
+def test_the_project_is_searched_for_in_order(tmp_path: Path, key: Any, metadata_server: MetadataServer) -> None:
     key_file = tmp_path / "key.json"
     key_file.write_text(json.dumps(key))
     configure_gcloud(tmp_path / ".config" / "gcloud", "project-of-gcloud")
@@ -74,7 +77,7 @@ def test_the_project_is_searched_for_in_order(tmp_path, key, metadata_server):
         **metadata_server.environment(),
     }
 
-    def found():
+    def found() -> Any:
         cloud = find_cloud(environ=environ)
         assert known_project(environ) == cloud.project
         return cloud.project, cloud.project_source
@@ -92,7 +95,7 @@ def test_the_project_is_searched_for_in_order(tmp_path, key, metadata_server):
     assert found() == ("project-of-machine", f"the metadata server at {metadata_server.host}")
 
 
-def test_gclouds_active_configuration_names_the_project(tmp_path, nowhere):
+def test_gclouds_active_configuration_names_the_project(tmp_path: Path, nowhere: Any) -> None:
     folder = tmp_path / "elsewhere"
     configure_gcloud(folder, "one%percent", name="default")
     configure_gcloud(folder, "two", name="work", active="work\n")
@@ -102,7 +105,7 @@ def test_gclouds_active_configuration_names_the_project(tmp_path, nowhere):
 
 
 @pytest.mark.parametrize("content", [b"not an ini file", b"\xff\xfe", b"[core]\n[core]\n", b"[other]\nproject = p\n"])
-def test_a_broken_configuration_of_gcloud_is_passed_over(tmp_path, nowhere, content):
+def test_a_broken_configuration_of_gcloud_is_passed_over(tmp_path: Path, nowhere: Any, content: Any) -> None:
     configure_gcloud(tmp_path, "p")
     (tmp_path / "configurations" / "config_default").write_bytes(content)
     with pytest.raises(CredentialsError, match="config_default names none"):
@@ -112,7 +115,7 @@ def test_a_broken_configuration_of_gcloud_is_passed_over(tmp_path, nowhere, cont
 # --- The credentials ----------------------------------------------------------------------------------
 
 
-def test_credentials_from_a_pipe_are_left_for_google_auth(tmp_path, nowhere):
+def test_credentials_from_a_pipe_are_left_for_google_auth(tmp_path: Path, nowhere: Any) -> None:
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     descriptor = os.open(pipe, os.O_RDWR)
@@ -124,30 +127,30 @@ def test_credentials_from_a_pipe_are_left_for_google_auth(tmp_path, nowhere):
         os.close(descriptor)
 
 
-def test_no_project_is_known_where_no_credentials_are(tmp_path, nowhere):
+def test_no_project_is_known_where_no_credentials_are(tmp_path: Path, nowhere: Any) -> None:
     configure_gcloud(tmp_path / ".config" / "gcloud", "of-gcloud")
     assert known_project(nowhere) == ""
     assert known_project({**nowhere, "CLOUDSDK_AUTH_DISABLE_CREDENTIALS": "1"}) == "of-gcloud"
 
 
-def test_credentials_of_the_caller_are_taken_as_they_are(nowhere):
+def test_credentials_of_the_caller_are_taken_as_they_are(nowhere: Any) -> None:
     mine = AnonymousCredentials()
     assert find_cloud("p", mine, environ={**nowhere, "GOOGLE_APPLICATION_CREDENTIALS": "/broken"}).credentials is mine
 
 
-def test_credentials_can_be_switched_off(nowhere):
+def test_credentials_can_be_switched_off(nowhere: Any) -> None:
     cloud = find_cloud("p", environ={**nowhere, **ANONYMOUS, "GOOGLE_APPLICATION_CREDENTIALS": "/broken"})
     assert isinstance(cloud.credentials, AnonymousCredentials)
     assert cloud.principal == "anonymous"
 
 
-def headers_of(credentials):
+def headers_of(credentials: Any) -> Any:
     headers: dict[str, str] = {}
     credentials.before_request(None, "GET", "https://logging.googleapis.com/", headers)
     return headers["authorization"]
 
 
-def test_an_access_token_is_read_from_its_file_and_again_when_it_changes(tmp_path, nowhere):
+def test_an_access_token_is_read_from_its_file_and_again_when_it_changes(tmp_path: Path, nowhere: Any) -> None:
     token_file = tmp_path / "token"
     token_file.write_text("first\n")
     cloud = find_cloud("p", environ={**nowhere, "CLOUDSDK_AUTH_ACCESS_TOKEN_FILE": str(token_file)})
@@ -160,7 +163,7 @@ def test_an_access_token_is_read_from_its_file_and_again_when_it_changes(tmp_pat
 
 
 @pytest.mark.parametrize("content", [None, "", "two words", b"\xff\xfe"])
-def test_a_token_file_without_a_token_is_an_error_that_names_it(tmp_path, nowhere, content):
+def test_a_token_file_without_a_token_is_an_error_that_names_it(tmp_path: Path, nowhere: Any, content: Any) -> None:
     token_file = tmp_path / "token"
     if content is not None:
         token_file.write_bytes(content if isinstance(content, bytes) else content.encode())
@@ -169,8 +172,8 @@ def test_a_token_file_without_a_token_is_an_error_that_names_it(tmp_path, nowher
 
 
 def test_a_key_file_wins_over_application_default_credentials_and_those_over_the_machine(
-    tmp_path, key, metadata_server
-):
+    tmp_path: Path, key: Any, metadata_server: MetadataServer
+) -> None:
     environ = {"CLOUDSDK_CONFIG": str(tmp_path), **metadata_server.environment()}
     assert find_cloud(environ=environ).principal == metadata_server.email
     user = {"type": "authorized_user", "client_id": "c", "client_secret": "s", "refresh_token": "r"}
@@ -182,7 +185,7 @@ def test_a_key_file_wins_over_application_default_credentials_and_those_over_the
     assert "https://www.googleapis.com/auth/cloud-platform" in cloud.credentials.scopes
 
 
-def test_the_login_of_gcloud_itself_is_not_used(tmp_path, nowhere):
+def test_the_login_of_gcloud_itself_is_not_used(tmp_path: Path, nowhere: Any) -> None:
     (tmp_path / "credentials.db").write_bytes(b"a login")
     (tmp_path / "access_tokens.db").write_bytes(b"a token")
     configure_gcloud(tmp_path, "p")
@@ -203,7 +206,7 @@ def test_the_login_of_gcloud_itself_is_not_used(tmp_path, nowhere):
         ('{"type": "service_account", "client_email": "a@b", "token_uri": "u", "private_key": "x"}', "does not accept"),
     ],
 )
-def test_a_broken_key_file_is_an_error_with_a_remedy(tmp_path, nowhere, content, what):
+def test_a_broken_key_file_is_an_error_with_a_remedy(tmp_path: Path, nowhere: Any, content: Any, what: Any) -> None:
     path = tmp_path / "key.json"
     if content is not None:
         path.write_bytes(content if isinstance(content, bytes) else content.encode())
@@ -213,12 +216,12 @@ def test_a_broken_key_file_is_an_error_with_a_remedy(tmp_path, nowhere, content,
     assert "point GOOGLE_APPLICATION_CREDENTIALS at a key" in str(caught.value)
 
 
-def test_a_key_file_that_is_a_folder_is_an_error_with_that_reason(tmp_path, nowhere):
+def test_a_key_file_that_is_a_folder_is_an_error_with_that_reason(tmp_path: Path, nowhere: Any) -> None:
     with pytest.raises(CredentialsError, match="cannot be read"):
         find_cloud("p", environ={**nowhere, "GOOGLE_APPLICATION_CREDENTIALS": str(tmp_path)})
 
 
-def test_if_nothing_is_found_the_error_names_what_is_missing_and_what_was_searched(nowhere):
+def test_if_nothing_is_found_the_error_names_what_is_missing_and_what_was_searched(nowhere: Any) -> None:
     with pytest.raises(CredentialsError) as caught:
         find_cloud(environ=nowhere)
     message = str(caught.value)
@@ -238,13 +241,13 @@ def test_if_nothing_is_found_the_error_names_what_is_missing_and_what_was_search
 # --- The metadata server ------------------------------------------------------------------------------
 
 
-def test_the_machine_provides_its_project_zone_account_and_cluster():
+def test_the_machine_provides_its_project_zone_account_and_cluster() -> None:
     with MetadataServer(project="p", zone="us-west1-a", attributes={"cluster-name": "c"}) as server:
         found = instance_metadata.instance_metadata(server.environment())
         assert found == instance_metadata.InstanceMetadata("p", "us-west1-a", server.email, "c")
 
 
-def test_the_metadata_server_is_asked_once_a_process(metadata_server, tmp_path):
+def test_the_metadata_server_is_asked_once_a_process(metadata_server: MetadataServer, tmp_path: Path) -> None:
     environ = {"HOME": str(tmp_path), **metadata_server.environment()}
     threads = [threading.Thread(target=find_cloud, kwargs={"environ": environ}) for _ in range(8)]
     for thread in threads:
@@ -256,7 +259,7 @@ def test_the_metadata_server_is_asked_once_a_process(metadata_server, tmp_path):
 
 
 @pytest.mark.timing
-def test_a_black_hole_costs_one_second_in_all(tmp_path):
+def test_a_black_hole_costs_one_second_in_all(tmp_path: Path) -> None:
     # Connections are taken by the kernel and never answered.
     with socket.create_server(("127.0.0.1", 0), backlog=16) as hole:
         environ = {"HOME": str(tmp_path), "GCE_METADATA_HOST": f"127.0.0.1:{hole.getsockname()[1]}"}
@@ -268,7 +271,7 @@ def test_a_black_hole_costs_one_second_in_all(tmp_path):
 
 
 @pytest.mark.timing
-def test_a_refused_connection_costs_nothing(tmp_path, monkeypatch):
+def test_a_refused_connection_costs_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(instance_metadata, "on_google_hardware", lambda: False)
     with socket.create_server(("127.0.0.1", 0)) as closed:
         host = f"127.0.0.1:{closed.getsockname()[1]}"
@@ -278,40 +281,42 @@ def test_a_refused_connection_costs_nothing(tmp_path, monkeypatch):
     assert time.monotonic() - start < 0.5
 
 
-def test_a_captive_portal_is_not_taken_for_a_metadata_server():
+def test_a_captive_portal_is_not_taken_for_a_metadata_server() -> None:
     from ml_diagnostics_testing.http_server import LoopbackServer, Response
 
     class Portal(LoopbackServer):
-        def handle(self, request):
+        def handle(self, request: Any) -> Any:
             return Response(200, b"<html>please log in</html>")
 
     with Portal() as portal:
         assert instance_metadata.instance_metadata({"GCE_METADATA_HOST": f"127.0.0.1:{portal.port}"}) is None
 
 
-def test_later_calls_return_a_late_answer(metadata_server):
+def test_later_calls_return_a_late_answer(metadata_server: MetadataServer) -> None:
     metadata_server.faults.script([Status(503)])
     environ = {**metadata_server.environment(), "KUBERNETES_SERVICE_HOST": "10.0.0.1"}
     assert instance_metadata.instance_metadata(environ) is None  # A new pod's metadata server is not up yet.
     assert wait_until(lambda: instance_metadata.instance_metadata(environ)).project == "project-of-machine"
 
 
-def test_where_no_thread_can_start_nothing_is_found_and_nothing_raised(metadata_server, monkeypatch):
-    def no_more_threads(function, arguments):
+def test_where_no_thread_can_start_nothing_is_found_and_nothing_raised(
+    metadata_server: MetadataServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_more_threads(function: Any, arguments: Any) -> None:
         raise RuntimeError("can't start new thread")
 
     monkeypatch.setattr(_thread, "start_new_thread", no_more_threads)
     assert instance_metadata.instance_metadata(metadata_server.environment()) is None
 
 
-def test_no_gce_check_forbids_to_ask(metadata_server):
+def test_no_gce_check_forbids_to_ask(metadata_server: MetadataServer) -> None:
     environ = {**metadata_server.environment(), "NO_GCE_CHECK": "true"}
     assert instance_metadata.instance_metadata(environ) is None
     assert metadata_server.requests == []
 
 
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
-def test_a_forked_child_asks_for_itself(metadata_server):
+def test_a_forked_child_asks_for_itself(metadata_server: MetadataServer) -> None:
     environ = metadata_server.environment()
     assert instance_metadata.instance_metadata(environ) is not None
     child = os.fork()
@@ -320,7 +325,7 @@ def test_a_forked_child_asks_for_itself(metadata_server):
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
-def test_the_real_google_auth_gets_its_tokens_from_the_machine(metadata_server, tmp_path):
+def test_the_real_google_auth_gets_its_tokens_from_the_machine(metadata_server: MetadataServer, tmp_path: Path) -> None:
     code = """
 import google.auth.transport.requests
 from ml_diagnostics_common.environment import find_cloud

@@ -470,7 +470,7 @@ class _Text(str):
 
 class _Nothing:
     @property
-    def __class__(self) -> type:  # type: ignore[override]
+    def __class__(self) -> type:
         raise RuntimeError("theirs")
 
 

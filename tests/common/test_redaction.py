@@ -5,6 +5,7 @@ import dataclasses
 import json
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import example, given, settings
@@ -39,7 +40,7 @@ HARMLESS_KEYS = """
 
 
 @pytest.mark.parametrize("key", SECRET_KEYS)
-def test_a_secret_key_hides_its_value(key):
+def test_a_secret_key_hides_its_value(key: Any) -> None:
     assert is_secret_key(key)
     assert redact({key: "hunter2"}) == {key: REDACTED}
     assert redact({key: {"deep": "hunter2"}}) == {key: REDACTED}
@@ -48,14 +49,14 @@ def test_a_secret_key_hides_its_value(key):
 
 
 @pytest.mark.parametrize("key", HARMLESS_KEYS)
-def test_a_harmless_key_keeps_its_value(key):
+def test_a_harmless_key_keeps_its_value(key: Any) -> None:
     assert redact({key: "value", "n": {key: 4096}}) == {key: "value", "n": {key: 4096}}
     assert redact_text(f"{key}=4096") == f"{key}=4096"
 
 
 @pytest.mark.parametrize("secret", PLANTED.values(), ids=PLANTED.keys())
 @pytest.mark.parametrize("around", ["{}", "before {} after", "x={}", '{{"a": "{}"}}', "https://host/?q={}&r=1"])
-def test_a_secret_is_known_by_its_form(secret, around):
+def test_a_secret_is_known_by_its_form(secret: Any, around: str) -> None:
     text = around.format(secret)
     for cleaned in (redact_text(text), redact([{"a": text}])[0]["a"], redact({text: 1})):
         assert secret not in str(cleaned)
@@ -84,33 +85,33 @@ def test_a_secret_is_known_by_its_form(secret, around):
         ("X-Goog-Signature=deadbeef", f"X-Goog-Signature={REDACTED}"),
     ],
 )
-def test_a_secret_in_the_middle_of_a_line_leaves_the_rest_readable(text, cleaned):
+def test_a_secret_in_the_middle_of_a_line_leaves_the_rest_readable(text: Any, cleaned: Any) -> None:
     assert redact_text(text) == cleaned
 
 
-def test_an_argv_hides_the_value_after_a_secret_flag():
+def test_an_argv_hides_the_value_after_a_secret_flag() -> None:
     argv = ["train", "--token", "abc", "--steps", "5", "--password", "--verbose", "x"]
     assert redact(argv) == ["train", "--token", REDACTED, "--steps", "5", "--password", "--verbose", "x"]
 
 
-def test_plain_text_is_untouched():
+def test_plain_text_is_untouched() -> None:
     text = "step 12: loss=0.34, tokens: 4096, task-parallel-with-16-way-sharding, https://h:80/p basic training"
     assert redact_text(text) == text
 
 
-def test_recursive_structures_end():
+def test_recursive_structures_end() -> None:
     tree = {"a": [1]}
     tree["self"] = tree
     tree["a"].append(tree["a"])
     assert redact(tree) == {"a": [1, "[CIRCULAR]"], "self": "[CIRCULAR]"}
 
 
-def test_the_same_object_twice_is_not_circular():
+def test_the_same_object_twice_is_not_circular() -> None:
     shared = [1]
     assert redact([shared, shared]) == [[1], [1]]
 
 
-def test_depth_is_capped():
+def test_depth_is_capped() -> None:
     deep: list = []
     for _ in range(100_000):
         deep = [deep]
@@ -121,7 +122,7 @@ def test_depth_is_capped():
     redact(deep, max_depth=10**9)
 
 
-def test_size_is_capped():
+def test_size_is_capped() -> None:
     assert len(json.dumps(redact({str(n): "word " * 100 for n in range(1000)}, max_bytes=1000))) < 1500
     assert len(json.dumps(redact(list(range(100_000)), max_bytes=1000))) < 1500
     assert redact("some words here", max_bytes=7) == "some " + TRUNCATED
@@ -134,35 +135,35 @@ class Config:
 
 
 class Hostile:
-    def __str__(self):
+    def __str__(self) -> None:
         raise RuntimeError("no")
 
     __repr__ = __str__
 
 
 class HostileMapping(collections.abc.Mapping):
-    def __getitem__(self, key):
+    def __getitem__(self, key: Any) -> None:
         raise RuntimeError("no")
 
-    def __iter__(self):
+    def __iter__(self) -> None:
         raise RuntimeError("no")
 
-    def __len__(self):
+    def __len__(self) -> Any:
         return 1
 
 
-def test_structured_objects_show_their_fields():
+def test_structured_objects_show_their_fields() -> None:
     named = collections.namedtuple("named", "token rate")
     assert redact(Config("x", 0.1)) == {"password": REDACTED, "rate": 0.1}
     assert redact(named("x", 0.1)) == {"token": REDACTED, "rate": 0.1}
 
 
-def test_an_array_is_described_and_not_printed():
+def test_an_array_is_described_and_not_printed() -> None:
     numpy = pytest.importorskip("numpy")
     assert redact(numpy.zeros((2, 3), "float32")) == "<ndarray shape=(2, 3) dtype=float32>"
 
 
-def test_objects_that_fail_do_not_fail_the_redactor():
+def test_objects_that_fail_do_not_fail_the_redactor() -> None:
     cleaned = redact([Hostile(), HostileMapping(), {Hostile(): 1}])
     assert cleaned == ["<Hostile>", "<HostileMapping>", {"<Hostile>": 1}]
 
@@ -219,21 +220,21 @@ pieces = st.sampled_from(
     max_depth=2,
 )
 @settings(max_examples=300, deadline=None)
-def test_redacting_twice_is_redacting_once(value, max_bytes, max_depth):
+def test_redacting_twice_is_redacting_once(value: Any, max_bytes: Any, max_depth: Any) -> None:
     once = redact(value, max_bytes=max_bytes, max_depth=max_depth)
     assert redact(once, max_bytes=max_bytes, max_depth=max_depth) == once
 
 
 @given(st.lists(pieces | st.text(max_size=3), max_size=20).map("".join))
 @settings(max_examples=500, deadline=None)
-def test_redacting_text_twice_is_redacting_it_once(text):
+def test_redacting_text_twice_is_redacting_it_once(text: Any) -> None:
     once = redact_text(text)
     assert redact_text(once) == once
 
 
 @given(trees, st.sampled_from(sorted(PLANTED)))
 @settings(deadline=None)
-def test_no_planted_secret_gets_through(tree, kind):
+def test_no_planted_secret_gets_through(tree: Any, kind: Any) -> None:
     secret = PLANTED[kind]
     cleaned = redact([tree, {"a": [secret, {secret: f"is {secret}."}]}, secret.encode()])
     assert secret not in repr(cleaned)
@@ -243,7 +244,7 @@ def test_no_planted_secret_gets_through(tree, kind):
 @pytest.mark.parametrize(
     "nasty", ["a" * 10**6, "token" * 10**5, "-----BEGIN A-----" * 10**5, '"\\' * 10**5, "password=" * 10**5]
 )
-def test_a_long_text_takes_time_in_proportion(nasty):
+def test_a_long_text_takes_time_in_proportion(nasty: Any) -> None:
     start = time.process_time()
     redact_text(nasty)
     assert time.process_time() - start < 2
@@ -272,7 +273,7 @@ def test_a_long_text_takes_time_in_proportion(nasty):
         "sk-" * 9000,
     ],
 )
-def test_no_text_takes_long(text):
+def test_no_text_takes_long(text: Any) -> None:
     started = time.process_time()
     redact_text(text)
     redact({"text": text + " password"}, max_bytes=40_000)
@@ -280,7 +281,7 @@ def test_no_text_takes_long(text):
     assert time.process_time() - started < 2
 
 
-def test_no_more_of_a_text_is_read_than_fits():
+def test_no_more_of_a_text_is_read_than_fits() -> None:
     started = time.process_time()
     redacted = redact({"text": "password=hunter2 eyJ-- " * 2_000_000}, max_bytes=1000)["text"]
     assert time.process_time() - started < 1
@@ -292,7 +293,7 @@ def test_no_more_of_a_text_is_read_than_fits():
 @pytest.mark.parametrize(
     "command", ["curl -u bob:hunter2 https://x", "curl --user bob:hunter2", "wget --proxy-user=bob:hunter2"]
 )
-def test_the_password_of_a_users_flag_is_hidden(command):
+def test_the_password_of_a_users_flag_is_hidden(command: str) -> None:
     assert redact_text(command) == command.replace("hunter2", REDACTED)
 
 

@@ -7,7 +7,9 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -28,13 +30,13 @@ from ml_diagnostics_testing.faults import Drip, Hang, Reset, Status, Truncate
 
 
 @pytest.fixture(scope="module")
-def server():
+def server() -> Iterator[Any]:
     with CloudStorageServer(buckets=["bucket"]) as server:
         yield server
 
 
 @pytest.fixture
-def cloud(server):
+def cloud(server: Any) -> Iterator[Any]:
     server.faults.clear()
     server.requests.clear()
     for name in server.names("bucket"):
@@ -47,7 +49,7 @@ def cloud(server):
 
 
 @pytest.fixture(params=["local", "cloud"])
-def store(request, tmp_path):
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
     """A store, and the root of its paths."""
     if request.param == "local":
         return storage.LocalStorage(), str(tmp_path / "root")
@@ -58,7 +60,7 @@ def store(request, tmp_path):
 
 
 @pytest.mark.parametrize("data", [b"", b"hello", bytes(range(256)) * 4096])
-def test_what_is_written_is_read(store, data):
+def test_what_is_written_is_read(store: Any, data: Any) -> None:
     keep, root = store
     generation = keep.write(f"{root}/deep/er/file name ü", data)
     assert keep.read(f"{root}/deep/er/file name ü") == data
@@ -68,7 +70,7 @@ def test_what_is_written_is_read(store, data):
 @pytest.mark.parametrize(
     ("data", "first"), [(b"", b""), (b"hel", b"hel"), (b"hell", b"hell"), (b"hello" * 9999, b"hell")]
 )
-def test_the_first_bytes_are_read_with_the_generation_of_the_whole(store, data, first):
+def test_the_first_bytes_are_read_with_the_generation_of_the_whole(store: Any, data: Any, first: Any) -> None:
     keep, root = store
     generation = keep.write(f"{root}/x", data)
     assert keep.read_with_generation(f"{root}/x", first_bytes=4) == (first, generation)
@@ -77,7 +79,7 @@ def test_the_first_bytes_are_read_with_the_generation_of_the_whole(store, data, 
 
 
 @pytest.mark.parametrize("data", [b"", b"hel", b"hello" * 9999])
-def test_a_part_is_read_without_the_rest_and_ends_with_the_content(store, data):
+def test_a_part_is_read_without_the_rest_and_ends_with_the_content(store: Any, data: Any) -> None:
     keep, root = store
     keep.write(f"{root}/x", data)
     assert keep.size(f"{root}/x") == len(data)
@@ -86,7 +88,7 @@ def test_a_part_is_read_without_the_rest_and_ends_with_the_content(store, data):
             assert keep.read_part(f"{root}/x", start, end) == data[start : max(start, end)]
 
 
-def test_every_write_has_a_greater_generation(store):
+def test_every_write_has_a_greater_generation(store: Any) -> None:
     keep, root = store
     generations = [keep.write(f"{root}/x", b"%d" % number) for number in range(20)]
     assert generations == sorted(set(generations))
@@ -94,7 +96,7 @@ def test_every_write_has_a_greater_generation(store):
     assert keep.read_with_generation(f"{root}/x") == (b"19", generations[-1])
 
 
-def test_an_object_is_there_from_its_write_to_its_deletion(store):
+def test_an_object_is_there_from_its_write_to_its_deletion(store: Any) -> None:
     keep, root = store
     assert not keep.exists(f"{root}/a/x")
     keep.write(f"{root}/a/x", b"")
@@ -105,7 +107,7 @@ def test_an_object_is_there_from_its_write_to_its_deletion(store):
 
 
 @pytest.mark.parametrize("method", ["read", "read_with_generation", "delete"])
-def test_what_is_not_there_is_an_error_that_names_it(store, method):
+def test_what_is_not_there_is_an_error_that_names_it(store: Any, method: str) -> None:
     keep, root = store
     with pytest.raises(ObjectNotFoundError, match=f"{root}/none.*there is no such"):
         getattr(keep, method)(f"{root}/none")
@@ -113,7 +115,7 @@ def test_what_is_not_there_is_an_error_that_names_it(store, method):
         getattr(keep, method)(f"{root}/none")
 
 
-def test_there_is_neither_a_size_nor_a_part_of_what_is_not_there(store):
+def test_there_is_neither_a_size_nor_a_part_of_what_is_not_there(store: Any) -> None:
     keep, root = store
     with pytest.raises(ObjectNotFoundError):
         keep.size(f"{root}/none")
@@ -121,7 +123,7 @@ def test_there_is_neither_a_size_nor_a_part_of_what_is_not_there(store):
         keep.read_part(f"{root}/none", 0, 1)
 
 
-def test_generation_zero_means_must_not_exist(store):
+def test_generation_zero_means_must_not_exist(store: Any) -> None:
     keep, root = store
     keep.write(f"{root}/x", b"1", if_generation=0)
     with pytest.raises(PreconditionFailedError, match=f"{root}/x.*read it again and repeat the change"):
@@ -129,7 +131,7 @@ def test_generation_zero_means_must_not_exist(store):
     assert keep.read(f"{root}/x") == b"1"
 
 
-def test_a_write_on_top_of_another_write_is_refused(store):
+def test_a_write_on_top_of_another_write_is_refused(store: Any) -> None:
     keep, root = store
     first = keep.write(f"{root}/x", b"1")
     second = keep.write(f"{root}/x", b"2", if_generation=first)
@@ -141,11 +143,11 @@ def test_a_write_on_top_of_another_write_is_refused(store):
     assert keep.read(f"{root}/x") == b"3"
 
 
-def test_no_increment_of_many_writers_is_lost(store):
+def test_no_increment_of_many_writers_is_lost(store: Any) -> None:
     keep, root = store
     keep.write(f"{root}/count", b"0")
 
-    def increment():
+    def increment() -> None:
         for _ in range(5):
             while True:
                 data, generation = keep.read_with_generation(f"{root}/count")
@@ -163,7 +165,7 @@ def test_no_increment_of_many_writers_is_lost(store):
     assert keep.read(f"{root}/count") == b"20"
 
 
-def test_a_list_has_the_paths_with_the_prefix(store):
+def test_a_list_has_the_paths_with_the_prefix(store: Any) -> None:
     keep, root = store
     for name in ("run-1/a", "run-1/b/c", "run-10", "other", "é"):
         keep.write(f"{root}/{name}", b"")
@@ -173,13 +175,13 @@ def test_a_list_has_the_paths_with_the_prefix(store):
     assert keep.list_prefix(f"{root}/none/") == []
 
 
-def test_a_reader_sees_the_old_content_or_the_new_and_nothing_between(store):
+def test_a_reader_sees_the_old_content_or_the_new_and_nothing_between(store: Any) -> None:
     keep, root = store
     contents = [bytes([digit]) * 200_000 for digit in b"01"]
     keep.write(f"{root}/x", contents[0])
     stop = threading.Event()
 
-    def write():
+    def write() -> None:
         turn = 0
         while not stop.is_set():
             turn = 1 - turn
@@ -196,7 +198,7 @@ def test_a_reader_sees_the_old_content_or_the_new_and_nothing_between(store):
 
 
 @pytest.mark.parametrize("method", ["read", "exists", "delete", "list_prefix"])
-def test_a_path_with_a_nul_byte_is_refused(store, method):
+def test_a_path_with_a_nul_byte_is_refused(store: Any, method: str) -> None:
     keep, root = store
     with pytest.raises(ConfigurationError):
         getattr(keep, method)(f"{root}/a\0b")
@@ -206,7 +208,7 @@ def test_a_path_with_a_nul_byte_is_refused(store, method):
 
 @given(name=st.text(min_size=1, max_size=300).filter(lambda name: name.strip("/. ")))
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=40)
-def test_any_name_works_or_is_refused_with_our_error(store, name):
+def test_any_name_works_or_is_refused_with_our_error(store: Any, name: Any) -> None:
     keep, root = store
     try:
         keep.write(f"{root}/n/{name}", b"data")
@@ -215,7 +217,9 @@ def test_any_name_works_or_is_refused_with_our_error(store, name):
     assert keep.read(f"{root}/n/{name}") == b"data"
 
 
-def test_the_functions_choose_the_store_by_the_path(server, cloud, tmp_path, monkeypatch):
+def test_the_functions_choose_the_store_by_the_path(
+    server: Any, cloud: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for variable, value in server.environment().items():
         monkeypatch.setenv(variable, value)
     for path in ("gs://bucket/by-function", str(tmp_path / "by-function"), tmp_path / "by-path"):
@@ -231,7 +235,9 @@ def test_the_functions_choose_the_store_by_the_path(server, cloud, tmp_path, mon
     storage.storage_for("gs://bucket/a").close()
 
 
-def test_headers_that_drip_are_given_up_and_a_body_that_drips_is_read(server, monkeypatch):
+def test_headers_that_drip_are_given_up_and_a_body_that_drips_is_read(
+    server: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for variable, value in server.environment().items():
         monkeypatch.setenv(variable, value)
     store = storage.GoogleCloudStorage(deadline_seconds=1.0)
@@ -245,7 +251,7 @@ def test_headers_that_drip_are_given_up_and_a_body_that_drips_is_read(server, mo
     store.close()
 
 
-def test_the_deadline_is_the_callers_to_choose(server, monkeypatch):
+def test_the_deadline_is_the_callers_to_choose(server: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     for variable, value in server.environment().items():
         monkeypatch.setenv(variable, value)
     server.faults.always(Hang())
@@ -260,7 +266,7 @@ def test_the_deadline_is_the_callers_to_choose(server, monkeypatch):
 @pytest.mark.parametrize(
     "path", ["s3://bucket/key", "http://host/x", "file:///x", "s3+http://b/k", "GS://b/k", "s3:/b/k"]
 )
-def test_another_scheme_is_an_error_that_names_the_valid_ones(path):
+def test_another_scheme_is_an_error_that_names_the_valid_ones(path: str) -> None:
     with pytest.raises(ConfigurationError, match=r"not supported; give gs://bucket/folder or a path"):
         storage.read(path)
 
@@ -268,14 +274,14 @@ def test_another_scheme_is_an_error_that_names_the_valid_ones(path):
 # --- Local files --------------------------------------------------------------------------------------
 
 
-def test_dots_in_a_local_path_are_resolved(tmp_path):
+def test_dots_in_a_local_path_are_resolved(tmp_path: Path) -> None:
     keep = storage.LocalStorage()
     keep.write(f"{tmp_path}/a/../b/./x", b"1")
     assert keep.list_prefix(f"{tmp_path}/c/..") == [f"{tmp_path}/b/x"]
     assert not (tmp_path / "a").exists()
 
 
-def test_local_files_are_private_but_keep_the_permissions_they_were_given(tmp_path):
+def test_local_files_are_private_but_keep_the_permissions_they_were_given(tmp_path: Path) -> None:
     keep, path = storage.LocalStorage(), tmp_path / "folder" / "x"
     keep.write(str(path), b"1")
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
@@ -285,7 +291,7 @@ def test_local_files_are_private_but_keep_the_permissions_they_were_given(tmp_pa
     assert stat.S_IMODE(path.stat().st_mode) == 0o644
 
 
-def test_a_symlink_at_the_target_is_replaced_and_not_followed(tmp_path):
+def test_a_symlink_at_the_target_is_replaced_and_not_followed(tmp_path: Path) -> None:
     (tmp_path / "victim").write_bytes(b"precious")
     (tmp_path / "x").symlink_to(tmp_path / "victim")
     storage.LocalStorage().write(str(tmp_path / "x"), b"data")
@@ -293,7 +299,7 @@ def test_a_symlink_at_the_target_is_replaced_and_not_followed(tmp_path):
     assert (tmp_path / "x").read_bytes() == b"data"
 
 
-def test_a_list_follows_no_symlink(tmp_path):
+def test_a_list_follows_no_symlink(tmp_path: Path) -> None:
     (tmp_path / "outside").mkdir()
     (tmp_path / "outside" / "secret").write_bytes(b"")
     (tmp_path / "root").mkdir()
@@ -302,11 +308,11 @@ def test_a_list_follows_no_symlink(tmp_path):
     assert storage.LocalStorage().list_prefix(f"{tmp_path}/root/") == []
 
 
-def test_a_failed_write_leaves_the_old_content_and_no_litter(tmp_path, monkeypatch):
+def test_a_failed_write_leaves_the_old_content_and_no_litter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     keep, path = storage.LocalStorage(), tmp_path / "x"
     keep.write(str(path), b"old")
 
-    def full(descriptor):
+    def full(descriptor: Any) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(os, "fsync", full)
@@ -316,7 +322,7 @@ def test_a_failed_write_leaves_the_old_content_and_no_litter(tmp_path, monkeypat
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_what_a_killed_writer_left_is_not_listed(tmp_path):
+def test_what_a_killed_writer_left_is_not_listed(tmp_path: Path) -> None:
     (tmp_path / ".ml-diagnostics-0123456789abcdef.tmp").write_bytes(b"half")
     (tmp_path / ".hidden").write_bytes(b"")
     assert storage.LocalStorage().list_prefix(f"{tmp_path}/") == [f"{tmp_path}/.hidden"]
@@ -330,7 +336,7 @@ def test_what_a_killed_writer_left_is_not_listed(tmp_path):
         ("n" * 300, "a shorter name"),
     ],
 )
-def test_a_local_error_names_the_path_and_what_to_do(tmp_path, path, what):
+def test_a_local_error_names_the_path_and_what_to_do(tmp_path: Path, path: Any, what: Any) -> None:
     (tmp_path / "file").write_bytes(b"")
     (tmp_path / "folder").mkdir()
     with pytest.raises(StorageError, match=what) as caught:
@@ -338,14 +344,16 @@ def test_a_local_error_names_the_path_and_what_to_do(tmp_path, path, what):
     assert str(tmp_path / path) in str(caught.value)
 
 
-def test_reading_a_named_pipe_does_not_wait(tmp_path):
+def test_reading_a_named_pipe_does_not_wait(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(StorageError, match="not a regular file"):
         storage.LocalStorage().read(str(tmp_path / "pipe"))
     assert not storage.LocalStorage().exists(str(tmp_path / "pipe"))
 
 
-def test_a_filesystem_with_coarse_times_still_distinguishes_generations(tmp_path, monkeypatch):
+def test_a_filesystem_with_coarse_times_still_distinguishes_generations(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     real = os.utime
     monkeypatch.setattr(
         os, "utime", lambda path, ns: real(path, ns=tuple(t // 2_000_000_000 * 2_000_000_000 for t in ns))
@@ -355,17 +363,21 @@ def test_a_filesystem_with_coarse_times_still_distinguishes_generations(tmp_path
     assert generations == sorted(set(generations))
 
 
-def test_a_clock_that_goes_back_does_not_take_a_generation_back(tmp_path, monkeypatch):
+def test_a_clock_that_goes_back_does_not_take_a_generation_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     keep = storage.LocalStorage()
     first = keep.write(str(tmp_path / "x"), b"1")
     monkeypatch.setattr(time, "time_ns", lambda: 1_000_000_000)
     assert keep.write(str(tmp_path / "x"), b"2", if_generation=first) > first
 
 
-def test_a_conditional_write_is_refused_where_there_are_no_locks(tmp_path, monkeypatch):
+def test_a_conditional_write_is_refused_where_there_are_no_locks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     fcntl = pytest.importorskip("fcntl")
 
-    def no_locks(descriptor, operation):
+    def no_locks(descriptor: Any, operation: Any) -> None:
         raise OSError(errno.ENOLCK, "No locks available")
 
     monkeypatch.setattr(fcntl, "flock", no_locks)
@@ -374,7 +386,9 @@ def test_a_conditional_write_is_refused_where_there_are_no_locks(tmp_path, monke
         storage.LocalStorage().write(str(tmp_path / "x"), b"2", if_generation=1)
 
 
-def test_a_lock_that_is_never_released_is_not_waited_for_for_ever(tmp_path, monkeypatch):
+def test_a_lock_that_is_never_released_is_not_waited_for_for_ever(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     fcntl = pytest.importorskip("fcntl")
     monkeypatch.setattr(_local, "_LOCK_TIMEOUT_SECONDS", 0.02)
     descriptor = os.open(tmp_path, os.O_RDONLY)
@@ -402,7 +416,7 @@ for _ in range(25):
 """
 
 
-def test_no_increment_of_many_processes_is_lost(tmp_path):
+def test_no_increment_of_many_processes_is_lost(tmp_path: Path) -> None:
     path = str(tmp_path / "count")
     storage.LocalStorage().write(path, b"0")
     processes = [subprocess.Popen([sys.executable, "-c", INCREMENT_OFTEN, path]) for _ in range(3)]
@@ -415,7 +429,7 @@ def test_no_increment_of_many_processes_is_lost(tmp_path):
 
 @pytest.mark.parametrize("fault", [Status(503), Status(429, retry_after=1), Status(408), Reset()])
 @pytest.mark.parametrize("after_apply", [False, True])
-def test_transient_faults_are_tried_again_and_done_once(server, cloud, fault, after_apply):
+def test_transient_faults_are_tried_again_and_done_once(server: Any, cloud: Any, fault: Any, after_apply: bool) -> None:
     if after_apply:
         fault = type(fault)(**{**vars(fault), "after_apply": True})
     for operation in ("upload", "read", "list", "get", "delete"):
@@ -430,7 +444,7 @@ def test_transient_faults_are_tried_again_and_done_once(server, cloud, fault, af
     assert len(server.faults.injected) >= 8
 
 
-def test_the_delay_that_a_server_requests_is_obeyed(server):
+def test_the_delay_that_a_server_requests_is_obeyed(server: Any) -> None:
     pauses: list[float] = []
     cloud = storage.GoogleCloudStorage(environ={"STORAGE_EMULATOR_HOST": server.url}, sleep=pauses.append)
     server.faults.script([Status(429, retry_after=7), Status(503)])
@@ -440,7 +454,7 @@ def test_the_delay_that_a_server_requests_is_obeyed(server):
     cloud.close()
 
 
-def test_a_retry_does_not_take_another_write_for_its_own(server, cloud):
+def test_a_retry_does_not_take_another_write_for_its_own(server: Any, cloud: Any) -> None:
     server.faults.script([Status(503)], on="upload")
     server.write("bucket", "x", b"theirs")
     with pytest.raises(PreconditionFailedError):
@@ -448,30 +462,30 @@ def test_a_retry_does_not_take_another_write_for_its_own(server, cloud):
     assert server.read("bucket", "x") == b"theirs"
 
 
-def test_a_download_that_was_cut_is_tried_again(server, cloud):
+def test_a_download_that_was_cut_is_tried_again(server: Any, cloud: Any) -> None:
     server.write("bucket", "x", b"0123456789" * 100)
     server.faults.script([Truncate(5), Truncate(0)], on="read")
     assert cloud.read("gs://bucket/x") == b"0123456789" * 100
 
 
-def test_a_large_object_is_written_whole(server, cloud):
+def test_a_large_object_is_written_whole(server: Any, cloud: Any) -> None:
     data = os.urandom(9 * 1024 * 1024)  # Above the client's limit for an upload in one request.
     server.faults.script([None, Status(503)], on="upload")
     cloud.write("gs://bucket/big", data, if_generation=0)
     assert server.read("bucket", "big") == data
 
 
-def test_a_long_list_is_complete(server, cloud):
+def test_a_long_list_is_complete(server: Any, cloud: Any) -> None:
     for number in range(1001):
         server.write("bucket", f"many/{number:04}", b"")
     assert len(cloud.list_prefix("gs://bucket/many/")) == 1001
     assert len(server.requests_for("list")) == 2
 
 
-def test_a_server_that_stays_down_is_given_up_at_the_deadline(server):
+def test_a_server_that_stays_down_is_given_up_at_the_deadline(server: Any) -> None:
     now = [0.0]
 
-    def sleep(seconds):
+    def sleep(seconds: Any) -> None:
         now[0] += seconds
 
     cloud = storage.GoogleCloudStorage(
@@ -488,7 +502,7 @@ def test_a_server_that_stays_down_is_given_up_at_the_deadline(server):
 
 @pytest.mark.timing
 @pytest.mark.parametrize("method", ["read", "exists", "delete", "list_prefix", "write"])
-def test_a_server_that_never_answers_is_given_up_at_the_deadline(server, method):
+def test_a_server_that_never_answers_is_given_up_at_the_deadline(server: Any, method: str) -> None:
     server.faults.always(Hang())
     cloud = storage.GoogleCloudStorage(environ={"STORAGE_EMULATOR_HOST": server.url}, deadline_seconds=0.2)
     start = time.monotonic()
@@ -499,33 +513,33 @@ def test_a_server_that_never_answers_is_given_up_at_the_deadline(server, method)
     cloud.close()
 
 
-def test_a_refusal_names_the_account_and_the_role(server, cloud):
+def test_a_refusal_names_the_account_and_the_role(server: Any, cloud: Any) -> None:
     server.faults.always(Status(403))
     with pytest.raises(StorageError, match=r"gs://bucket/x.*anonymous may not.*roles/storage.objectUser"):
         cloud.write("gs://bucket/x", b"")
     assert len(server.requests) == 1
 
 
-def test_a_missing_bucket_is_an_error_with_that_reason(cloud):
+def test_a_missing_bucket_is_an_error_with_that_reason(cloud: Any) -> None:
     for method in (cloud.read, cloud.delete, cloud.list_prefix):
         with pytest.raises(ObjectNotFoundError, match="no such bucket"):
             method("gs://missing/x")
 
 
 @pytest.mark.parametrize("path", ["gs://", "gs:///x", "gs://bucket", "gs://bucket/", "gs://b u/x", "gs://../x"])
-def test_a_broken_gs_path_is_refused_before_the_network(server, cloud, path):
+def test_a_broken_gs_path_is_refused_before_the_network(server: Any, cloud: Any, path: str) -> None:
     with pytest.raises(ConfigurationError, match="gs://"):
         cloud.read(path)
     assert server.requests == []
 
 
 @pytest.mark.parametrize("path", ["gs://", "gs:///x", "gs://b u/x"])
-def test_no_store_is_given_for_a_path_without_a_bucket(path):
+def test_no_store_is_given_for_a_path_without_a_bucket(path: str) -> None:
     with pytest.raises(ConfigurationError, match="gs://"):
         storage.storage_for(path)
 
 
-def test_gclouds_setting_redirects_and_the_emulators_wins(server):
+def test_gclouds_setting_redirects_and_the_emulators_wins(server: Any) -> None:
     anonymous = {"CLOUDSDK_AUTH_DISABLE_CREDENTIALS": "true"}
     there = {**anonymous, "CLOUDSDK_API_ENDPOINT_OVERRIDES_STORAGE": f"{server.url}/storage/v1/"}
     wrong = {"CLOUDSDK_API_ENDPOINT_OVERRIDES_STORAGE": "http://127.0.0.1:1/", "STORAGE_EMULATOR_HOST": server.url}
@@ -536,14 +550,14 @@ def test_gclouds_setting_redirects_and_the_emulators_wins(server):
         cloud.close()
 
 
-def test_a_missing_extra_is_one_error_that_names_it(monkeypatch):
+def test_a_missing_extra_is_one_error_that_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "google.cloud.storage", None)
     monkeypatch.delattr("google.cloud.storage", raising=False)
     with pytest.raises(MissingExtraError, match=r"pip install 'ml-diagnostics-common\[gcs\]'"):
         storage.GoogleCloudStorage(environ={"CLOUDSDK_AUTH_DISABLE_CREDENTIALS": "true"}).read("gs://bucket/x")
 
 
-def test_a_file_of_1970_is_there_whoever_asks(tmp_path):
+def test_a_file_of_1970_is_there_whoever_asks(tmp_path: Path) -> None:
     path = tmp_path / "old"
     path.write_bytes(b"old")
     os.utime(path, ns=(0, 0))
@@ -553,7 +567,7 @@ def test_a_file_of_1970_is_there_whoever_asks(tmp_path):
     assert local.write(str(path), b"new", if_generation=generation) > generation > 0
 
 
-def test_an_address_without_a_slash_is_not_a_local_file(tmp_path, monkeypatch):
+def test_an_address_without_a_slash_is_not_a_local_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ConfigurationError, match="one slash"):
         storage.write(Path("gs://bucket/x"), b"data")
@@ -578,7 +592,9 @@ def test_an_address_without_a_slash_is_not_a_local_file(tmp_path, monkeypatch):
     ],
     ids=repr,
 )
-def test_failures_of_cloud_storage_are_classified(cloud, server, fault, kind, is_temporary):
+def test_failures_of_cloud_storage_are_classified(
+    cloud: Any, server: Any, fault: Any, kind: Any, is_temporary: Any
+) -> None:
     server.faults.always(fault)
     with pytest.raises(DiagnosticsError) as raised:
         cloud.read("gs://bucket/a")
@@ -586,7 +602,7 @@ def test_failures_of_cloud_storage_are_classified(cloud, server, fault, kind, is
     assert (failure.kind, failure.is_temporary) == (kind, is_temporary)
 
 
-def test_failures_of_local_files_are_classified(tmp_path):
+def test_failures_of_local_files_are_classified(tmp_path: Path) -> None:
     local = storage.LocalStorage()
     with pytest.raises(ObjectNotFoundError) as missing:
         local.read(str(tmp_path / "none"))

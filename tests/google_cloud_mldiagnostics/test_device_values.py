@@ -76,8 +76,8 @@ def test_nan_on_a_device_is_marked(tmp_path: Path, run: ActiveRun) -> None:
 
 
 def test_a_step_on_a_device_is_a_step(tmp_path: Path, run: ActiveRun) -> None:
-    record("loss", 1.0, step=jnp.int32(7))  # type: ignore[arg-type]
-    record("loss", 2.0, step=jnp.float32(7.5))  # type: ignore[arg-type]
+    record("loss", 1.0, step=jnp.int32(7))
+    record("loss", 2.0, step=jnp.float32(7.5))
     recorded(tmp_path)
     assert [payload.get("step_index") for _, payload in metrics_of(tmp_path)] == [7, None]
 

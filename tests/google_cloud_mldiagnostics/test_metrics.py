@@ -71,7 +71,7 @@ def test_any_text_is_a_metric(tmp_path: Path, run: ActiveRun, name: str) -> None
 
 
 def test_members_of_other_enums_are_names_too(tmp_path: Path, run: ActiveRun) -> None:
-    record(enum.Enum("Mine", {"A": "loss"}).A, 1.0)  # type: ignore[arg-type]
+    record(enum.Enum("Mine", {"A": "loss"}).A, 1.0)
     record(enum.StrEnum("Mine", {"A": "mine"}).A if hasattr(enum, "StrEnum") else "mine", 1.0)
     assert metrics_of(tmp_path) == [(name, {"values": [1.0], "unit": "1"}) for name in ("loss", "mine")]
 

@@ -188,8 +188,8 @@ def _job_on(monkeypatch: pytest.MonkeyPatch, devices: list[Any], processes: int)
     """As if the job had initialised JAX on these devices."""
     bridge = types.SimpleNamespace(backends_are_initialized=lambda: True)
     jax = types.SimpleNamespace(devices=lambda: devices, process_count=lambda: processes)
-    monkeypatch.setitem(sys.modules, "jax._src.xla_bridge", bridge)  # type: ignore[arg-type]
-    monkeypatch.setitem(sys.modules, "jax", jax)  # type: ignore[arg-type]
+    monkeypatch.setitem(sys.modules, "jax._src.xla_bridge", bridge)
+    monkeypatch.setitem(sys.modules, "jax", jax)
 
 
 def _chips(slices: int, each: int, **attributes: Any) -> list[Any]:
@@ -236,13 +236,13 @@ def test_hosts_of_several_processes_each_are_counted_where_the_launcher_tells(
 def test_devices_of_pytorch_xla_are_known_once_its_runtime_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     """At protocol level: against the names of torch_xla.runtime, with no torch_xla."""
     is_up = False
-    monkeypatch.setitem(sys.modules, "jax._src.xla_bridge", None)  # type: ignore[arg-type]
+    monkeypatch.setitem(sys.modules, "jax._src.xla_bridge", None)
     bridge = types.SimpleNamespace(_xla_runtime_is_initialized=lambda: is_up)
-    monkeypatch.setitem(sys.modules, "torch_xla", types.SimpleNamespace(_XLAC=bridge))  # type: ignore[arg-type]
+    monkeypatch.setitem(sys.modules, "torch_xla", types.SimpleNamespace(_XLAC=bridge))
     runtime = types.SimpleNamespace(
         device_type=lambda: "TPU", global_runtime_device_count=lambda: 8, process_count=lambda: 2
     )
-    monkeypatch.setitem(sys.modules, "torch_xla.runtime", runtime)  # type: ignore[arg-type]
+    monkeypatch.setitem(sys.modules, "torch_xla.runtime", runtime)
     assert collect_hardware({}) is None
     is_up = True
     configs = collect_hardware({"TPU_ACCELERATOR_TYPE": "v4-16", "MEGASCALE_NUM_SLICES": "2"})

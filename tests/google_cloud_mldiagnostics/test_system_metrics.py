@@ -358,7 +358,7 @@ def libtpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable
     monkeypatch.setenv("TPU_SKIP_MDS_QUERY", "1")
     monkeypatch.delenv("MLRUN_SKIP_LIBTPU", raising=False)
     bridge = types.SimpleNamespace(backends_are_initialized=lambda: True)
-    monkeypatch.setitem(sys.modules, "jax._src.xla_bridge", bridge)  # type: ignore[arg-type]
+    monkeypatch.setitem(sys.modules, "jax._src.xla_bridge", bridge)
     yield lambda: sys.modules.get("libtpu.sdk.tpumonitoring")
     for name in [name for name in sys.modules if name.split(".")[0] == "libtpu"]:
         del sys.modules[name]
@@ -427,7 +427,7 @@ def test_libtpu_is_not_asked_before_the_jobs_own_runtime_is_up(
 ) -> None:
     is_up = False
     bridge = types.SimpleNamespace(backends_are_initialized=lambda: is_up)
-    monkeypatch.setitem(sys.modules, "jax._src.xla_bridge", bridge)  # type: ignore[arg-type]
+    monkeypatch.setitem(sys.modules, "jax._src.xla_bridge", bridge)
     metrics = SystemMetrics(run, 0.1)
     metrics.start()
     wait_until(lambda: metric_names(tmp_path).count("host_memory_utilization") >= 3)
@@ -515,12 +515,12 @@ def test_what_a_gpu_does_not_tell_is_absent_and_not_zero(monkeypatch: pytest.Mon
 
 def test_no_driver_is_no_error_and_no_zero(monkeypatch: pytest.MonkeyPatch) -> None:
     driver = Driver([Gpu("GPU-aa")]).installed(monkeypatch)
-    driver.nvmlInitWithFlags = lambda flags: pynvml.NVML_ERROR_DRIVER_NOT_LOADED  # type: ignore[method-assign]
+    driver.nvmlInitWithFlags = lambda flags: pynvml.NVML_ERROR_DRIVER_NOT_LOADED
     assert GpuMeter(lambda uuid: True, environ={}).collect() == []
 
 
 def test_no_pynvml_is_no_error_and_no_zero(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "pynvml", None)  # type: ignore[arg-type]
+    monkeypatch.setitem(sys.modules, "pynvml", None)
     assert GpuMeter(lambda uuid: True, environ={}).collect() == []
 
 

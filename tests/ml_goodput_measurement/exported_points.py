@@ -1,6 +1,8 @@
 """An exporter to Cloud Monitoring between a loopback server and a clock that tests turn, and what arrived."""
 
 import contextlib
+from collections.abc import Iterator
+from typing import Any
 
 from ml_goodput_measurement._export.cloud_monitoring import cloud_monitoring_exporter
 from ml_goodput_measurement.goodput_utils import GCPOptions
@@ -15,31 +17,31 @@ OPTIONS = GCPOptions(location="us-central2-b", acc_type="TPU-v5p", cluster_name=
 class Clock:
     """The time of the server, and of this machine's wall clock and monotonic clock."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         self.elapsed = 0.0
         self.wall_is_fast_by = 0.0
-        self.waited = []
+        self.waited: list[Any] = []
 
-    def server(self):
+    def server(self) -> Any:
         return NOW + self.elapsed
 
-    def wall_ns(self):
+    def wall_ns(self) -> Any:
         return int((self.server() + self.wall_is_fast_by) * 1e9)
 
-    def monotonic(self):
+    def monotonic(self) -> Any:
         return self.elapsed
 
-    def wait(self, seconds):
+    def wait(self, seconds: Any) -> None:
         self.waited.append(seconds)
         self.elapsed += seconds
 
 
 @contextlib.contextmanager
-def exporters(server, clock):
+def exporters(server: Any, clock: Any) -> Iterator[Any]:
     """Yields what makes exporters to that server, and closes them in the end."""
     with contextlib.ExitStack() as made:
 
-        def make(options=OPTIONS, environ=None, **arguments):
+        def make(options: Any = OPTIONS, environ: Any = None, **arguments: Any) -> Any:
             exporter = cloud_monitoring_exporter(
                 "run-1",
                 options,
@@ -55,11 +57,11 @@ def exporters(server, clock):
         yield make
 
 
-def of_type(server, name):
+def of_type(server: Any, name: Any) -> Any:
     return server.series(f'metric.type = "compute.googleapis.com/workload/{name}"')
 
 
-def ends(server, name="goodput_time"):
+def ends(server: Any, name: str = "goodput_time") -> Any:
     """Ends of the points of the one series of that type, in seconds from the beginning, oldest first."""
     from google.protobuf.timestamp_pb2 import Timestamp
 
@@ -72,5 +74,5 @@ def ends(server, name="goodput_time"):
     return found
 
 
-def only_goodput(seconds=875.0):
+def only_goodput(seconds: float = 875.0) -> Any:
     return snapshot(cumulative=cumulative(goodput_seconds=seconds))

@@ -1,5 +1,7 @@
 """Snapshots of a job, as exporters are given them."""
 
+from typing import Any
+
 from ml_goodput_measurement.goodput_utils import BadputType
 from ml_goodput_measurement.snapshot import Cumulative, Deviation, RollingWindow, SliceEfficiency, Snapshot
 
@@ -24,7 +26,7 @@ BADPUT_PERCENT = {
 SLICES = SliceEfficiency(stepping=0.5, available=0.75)
 
 
-def cumulative(**changes):
+def cumulative(**changes: Any) -> Any:
     values = {
         "goodput_seconds": 875.0,
         "goodput_percent": 87.5,
@@ -39,22 +41,22 @@ def cumulative(**changes):
     return Cumulative(**{**values, **changes})
 
 
-def window(seconds=3600, **changes):
+def window(seconds: float = 3600, **changes: Any) -> Any:
     values = {"goodput_percent": 90.0, "badput_percent": BADPUT_PERCENT, "slice_efficiency": SLICES}
     return RollingWindow(seconds, **{**values, **changes})
 
 
-def deviation(from_baseline_seconds=0.25):
+def deviation(from_baseline_seconds: float = 0.25) -> Any:
     return Deviation(from_baseline_seconds, lambda _since: iter(()))
 
 
-def snapshot(time_ns=0, **parts):
+def snapshot(time_ns: float = 0, **parts: Any) -> Any:
     """A snapshot with those parts; with all where none is named."""
     parts = parts or {"cumulative": cumulative(), "deviation": deviation(), "windows": (window(),)}
     return Snapshot("run-1", time_ns, **parts)
 
 
-def with_events(count):
+def with_events(count: Any) -> Any:
     """A cumulative part with so many types of custom events, of 1, 2, 3, ... seconds."""
     events = {f"EVENT_{number:04}": float(number) for number in range(1, count + 1)}
     return cumulative(badput_seconds={BadputType.CUSTOM_BADPUT_EVENTS: events})

@@ -109,7 +109,7 @@ def test_an_answer_is_still_a_tuple() -> None:
     assert answer._replace(last_step=8).last_step == 8
     assert answer != "50.0"
     with pytest.raises(TypeError):
-        answer < "50.0"  # type: ignore[operator]  # noqa: B015
+        answer < "50.0"  # noqa: B015
     with pytest.raises(ValueError, match=r"Unknown format code|Invalid format"):
         f"{answer:%Y}"
 

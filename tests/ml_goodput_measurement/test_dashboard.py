@@ -5,9 +5,13 @@ import os
 import re
 import shutil
 import subprocess
+from collections.abc import Iterator
 from importlib.resources import files
+from pathlib import Path
+from typing import Any
 
 import pytest
+from ml_diagnostics_testing.cloud_monitoring import CloudMonitoringServer
 from ml_goodput_measurement._export.cloud_monitoring import gauges_of
 
 from .snapshots import snapshot
@@ -20,12 +24,12 @@ WORDS = {"by", "on", "group_left", "max", "sum", "topk", "delta"}
 
 
 @pytest.fixture(scope="module")
-def dashboard():
+def dashboard() -> Any:
     return json.loads(SOURCE.read_text(encoding="utf-8"))
 
 
 @pytest.fixture(scope="module")
-def emitted():
+def emitted() -> Any:
     """By the name that a metric has in PromQL, the label values of each of its series."""
     gauges = gauges_of(
         snapshot(),
@@ -34,7 +38,7 @@ def emitted():
         own_events={"EVAL"},
         include_slice_efficiency=True,
     )
-    found = {}
+    found: dict[Any, Any] = {}
     for gauge in gauges:
         domain, _, path = gauge.metric_type.partition("/")
         name = f"{re.sub(r'[^a-zA-Z0-9]', '_', domain)}:{re.sub(r'[^a-zA-Z0-9]', '_', path)}"
@@ -42,11 +46,11 @@ def emitted():
     return found
 
 
-def tiles(dashboard):
+def tiles(dashboard: Any) -> Any:
     return dashboard["mosaicLayout"]["tiles"]
 
 
-def queries(dashboard):
+def queries(dashboard: Any) -> Iterator[Any]:
     """Every query, with the title of its tile."""
     for tile in tiles(dashboard):
         widget = tile["widget"]
@@ -55,20 +59,20 @@ def queries(dashboard):
                 yield widget["title"], data_set["timeSeriesQuery"]["prometheusQuery"]
 
 
-def selectors(query):
+def selectors(query: Any) -> Iterator[Any]:
     """Every metric of a query, with its label matchers as (name, operator, value)."""
     for name, matchers in re.findall(r"([a-z_]+:[a-z_]+)\{([^}]*)\}", query):
         yield name, re.findall(r'(\w+)(=~|=|!~|!=)"([^"]*)"', matchers)
 
 
-def test_every_chart_asks_for_something(dashboard):
+def test_every_chart_asks_for_something(dashboard: Any) -> None:
     titles = [title for title, _ in queries(dashboard)]
     charts = [tile for tile in tiles(dashboard) if not {"text", "sectionHeader"} & set(tile["widget"])]
     assert len(titles) == len(charts) > 10
     assert len(set(titles)) == len(titles)
 
 
-def test_every_metric_that_it_names_is_sent(dashboard, emitted):
+def test_every_metric_that_it_names_is_sent(dashboard: Any, emitted: Any) -> None:
     for title, query in queries(dashboard):
         named = set(re.findall(r"[a-z_]+:[a-z_]+", query))
         assert named
@@ -76,11 +80,11 @@ def test_every_metric_that_it_names_is_sent(dashboard, emitted):
         assert named == {name for name, _ in selectors(query)}, title
 
 
-def test_it_shows_every_metric_that_is_sent(dashboard, emitted):
+def test_it_shows_every_metric_that_is_sent(dashboard: Any, emitted: Any) -> None:
     assert {name for _, query in queries(dashboard) for name, _ in selectors(query)} == set(emitted)
 
 
-def test_every_label_that_it_names_is_sent_and_has_such_values(dashboard, emitted):
+def test_every_label_that_it_names_is_sent_and_has_such_values(dashboard: Any, emitted: Any) -> None:
     for title, query in queries(dashboard):
         for name, matchers in selectors(query):
             for label, operator, value in matchers:
@@ -98,7 +102,7 @@ def test_every_label_that_it_names_is_sent_and_has_such_values(dashboard, emitte
         assert set(re.findall(r"\bon \(([^)]*)\)", query)) <= common, title
 
 
-def test_every_query_distinguishes_workloads_and_names_their_resource(dashboard):
+def test_every_query_distinguishes_workloads_and_names_their_resource(dashboard: Any) -> None:
     for title, query in queries(dashboard):
         for grouping in re.findall(r"\bby \(([^)]*)\)", query):
             assert "workload_id" in grouping.split(", "), title
@@ -107,7 +111,7 @@ def test_every_query_distinguishes_workloads_and_names_their_resource(dashboard)
     assert {chosen["labelKey"] for chosen in dashboard["dashboardFilters"]} <= RESOURCE_LABELS
 
 
-def test_every_query_is_well_formed(dashboard):
+def test_every_query_is_well_formed(dashboard: Any) -> None:
     for title, query in queries(dashboard):
         bare = re.sub(r'"[^"]*"', "", query)
         for opened, closed in ("()", "{}", "[]"):
@@ -116,8 +120,8 @@ def test_every_query_is_well_formed(dashboard):
         assert set(re.findall(r"[a-z_]+", rest)) <= WORDS, title
 
 
-def test_no_tile_lies_on_another_or_over_the_edge(dashboard):
-    taken = {}
+def test_no_tile_lies_on_another_or_over_the_edge(dashboard: Any) -> None:
+    taken: dict[Any, Any] = {}
     columns = dashboard["mosaicLayout"]["columns"]
     for tile in tiles(dashboard):
         left, top = tile.get("xPos", 0), tile.get("yPos", 0)
@@ -130,7 +134,7 @@ def test_no_tile_lies_on_another_or_over_the_edge(dashboard):
     assert rows == set(range(max(rows) + 1))  # No row is empty.
 
 
-def test_it_is_a_dashboard_of_the_api(dashboard):
+def test_it_is_a_dashboard_of_the_api(dashboard: Any) -> None:
     api = pytest.importorskip("google.cloud.monitoring_dashboard_v1")
     from google.protobuf import json_format
 
@@ -140,7 +144,7 @@ def test_it_is_a_dashboard_of_the_api(dashboard):
 
 
 @pytest.mark.skipif(shutil.which("gcloud") is None, reason="gcloud is not installed")
-def test_gcloud_installs_it(cloud_monitoring_server, dashboard, tmp_path):
+def test_gcloud_installs_it(cloud_monitoring_server: CloudMonitoringServer, dashboard: Any, tmp_path: Path) -> None:
     environ = {**os.environ, **cloud_monitoring_server.environment(), "CLOUDSDK_CONFIG": str(tmp_path)}
     command = ["gcloud", "monitoring", "dashboards", "create", f"--config-from-file={SOURCE}"]
     done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=60)

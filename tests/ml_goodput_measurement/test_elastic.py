@@ -126,7 +126,7 @@ def test_a_job_without_reports_has_no_efficiency(tmp_path: Path) -> None:
     subject = calculator(History().start(0).steps(range(5), at=0).end(50), 60, tmp_path)
     assert subject.get_job_goodput_details()["stepping_slice_efficiency"] == 0.0
     assert subject.snapshot().cumulative is not None
-    assert subject.snapshot().cumulative.slice_efficiency is None  # type: ignore[union-attr]
+    assert subject.snapshot().cumulative.slice_efficiency is None
 
 
 def test_an_interval_has_the_efficiency_of_its_own_time(tmp_path: Path) -> None:

@@ -1,11 +1,14 @@
 """Goodput reaches Cloud Monitoring by the real client, at its pace, up to the last point, with any clock."""
 
 import dataclasses
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from ml_diagnostics_common.credentials.instance_metadata import instance_metadata
 from ml_diagnostics_testing.cloud_monitoring import CloudMonitoringServer
 from ml_diagnostics_testing.faults import Status
+from ml_diagnostics_testing.metadata import MetadataServer
 from ml_goodput_measurement._export.cloud_monitoring import MOST_EVENT_TYPES
 from ml_goodput_measurement.goodput_utils import GCPOptions
 
@@ -16,23 +19,23 @@ WORKLOAD = {"location": "us-central2-b", "workload_id": "run-1", "replica_id": "
 
 
 @pytest.fixture(autouse=True)
-def _off_google_cloud(monkeypatch):
+def _off_google_cloud(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NO_GCE_CHECK", "true")
 
 
 @pytest.fixture
-def clock():
+def clock() -> Any:
     return Clock()
 
 
 @pytest.fixture
-def server(clock):
+def server(clock: Any) -> Iterator[Any]:
     with CloudMonitoringServer(clock=clock.server) as server:
         yield server
 
 
 @pytest.fixture
-def make(server, clock):
+def make(server: Any, clock: Any) -> Iterator[Any]:
     with exporters(server, clock) as make:
         yield make
 
@@ -40,7 +43,7 @@ def make(server, clock):
 # --- What is written ------------------------------------------------------------------------------------
 
 
-def test_the_series_of_a_snapshot(server, make):
+def test_the_series_of_a_snapshot(server: Any, make: Any) -> None:
     make(include_slice_efficiency=True)(snapshot())
     (goodput,) = of_type(server, "goodput_time")
     assert goodput == {
@@ -53,7 +56,7 @@ def test_the_series_of_a_snapshot(server, make):
         "valueType": "DOUBLE",
         "points": [{"interval": {"endTime": "2027-01-15T08:00:00Z"}, "value": {"doubleValue": 875.0}}],
     }
-    counts = {}
+    counts: dict[Any, Any] = {}
     for series in server.series():
         name = series["metric"]["type"].rpartition("/")[2]
         counts[name] = counts.get(name, 0) + 1
@@ -77,7 +80,9 @@ def test_the_series_of_a_snapshot(server, make):
     assert (ideal["metric"].get("labels", {}), ideal["points"][0]["value"]) == ({}, {"doubleValue": 1.25})
 
 
-def test_a_thousand_types_of_events_are_a_hundred_and_one_series(server, make, clock, caplog):
+def test_a_thousand_types_of_events_are_a_hundred_and_one_series(
+    server: Any, make: Any, clock: Any, caplog: pytest.LogCaptureFixture
+) -> None:
     exporter = make()
     for _ in range(2):
         exporter(snapshot(cumulative=with_events(1000)))
@@ -93,7 +98,7 @@ def test_a_thousand_types_of_events_are_a_hundred_and_one_series(server, make, c
     assert "more than 100 types" in record.getMessage()
 
 
-def test_a_type_of_events_keeps_its_series_when_heavier_ones_are_added(server, make, clock):
+def test_a_type_of_events_keeps_its_series_when_heavier_ones_are_added(server: Any, make: Any, clock: Any) -> None:
     exporter = make()
     exporter(snapshot(cumulative=with_events(MOST_EVENT_TYPES)))
     clock.elapsed += 30
@@ -102,7 +107,7 @@ def test_a_type_of_events_keeps_its_series_when_heavier_ones_are_added(server, m
     assert points == [2] * MOST_EVENT_TYPES + [1]
 
 
-def test_at_most_200_series_go_in_a_request(server, make):
+def test_at_most_200_series_go_in_a_request(server: Any, make: Any) -> None:
     make()(snapshot(cumulative=with_events(100), windows=tuple(window(size) for size in range(60, 160))))
     entries = [record.entries for record in server.requests_for("write")]
     assert sum(entries) == len(server.series()) > 400
@@ -117,14 +122,14 @@ def test_at_most_200_series_go_in_a_request(server, make):
         (False, False, set()),
     ],
 )
-def test_the_options_select_what_is_sent(server, make, goodput, steps, expected):
+def test_the_options_select_what_is_sent(server: Any, make: Any, goodput: bool, steps: bool, expected: Any) -> None:
     options = dataclasses.replace(OPTIONS, enable_gcp_goodput_metrics=goodput, enable_gcp_step_deviation_metrics=steps)
     make(options)(snapshot())
     found = {series["metric"]["type"].rpartition("/")[2] for series in server.series()}
     assert found & {"goodput_time", "interval_goodput", "step_time_deviation"} == expected
 
 
-def test_the_options_are_not_changed_and_what_they_leave_open_is_found(server, make):
+def test_the_options_are_not_changed_and_what_they_leave_open_is_found(server: Any, make: Any) -> None:
     options = GCPOptions(replica_id="3")
     make(options)(only_goodput())
     (goodput,) = of_type(server, "goodput_time")
@@ -134,7 +139,7 @@ def test_the_options_are_not_changed_and_what_they_leave_open_is_found(server, m
 
 
 @pytest.fixture
-def google_machine(metadata_server, monkeypatch):
+def google_machine(metadata_server: MetadataServer, monkeypatch: pytest.MonkeyPatch) -> Any:
     metadata_server.attributes["cluster-name"] = "gke-1"
     metadata_server.machine_type = "ct5lp-hightpu-4t"
     monkeypatch.delenv("NO_GCE_CHECK")
@@ -145,8 +150,8 @@ def google_machine(metadata_server, monkeypatch):
 
 
 def test_a_google_machine_without_an_answer_of_its_metadata_server_waits_for_its_labels(
-    server, make, clock, caplog, google_machine
-):
+    server: Any, make: Any, clock: Any, caplog: pytest.LogCaptureFixture, google_machine: Any
+) -> None:
     google_machine.faults.always(Status(503), on="metadata")
     exporter = make(GCPOptions())
     exporter(only_goodput())
@@ -163,7 +168,7 @@ def test_a_google_machine_without_an_answer_of_its_metadata_server_waits_for_its
     assert goodput["metric"]["labels"]["cluster_name"] == "gke-1"
 
 
-def test_a_google_machine_knows_where_and_what_it_is(server, make, google_machine):
+def test_a_google_machine_knows_where_and_what_it_is(server: Any, make: Any, google_machine: Any) -> None:
     make(GCPOptions())(only_goodput())
     (goodput,) = of_type(server, "goodput_time")
     assert goodput["resource"]["labels"]["location"] == google_machine.zone
@@ -174,7 +179,9 @@ def test_a_google_machine_knows_where_and_what_it_is(server, make, google_machin
 # --- Pace and clocks ------------------------------------------------------------------------------------
 
 
-def test_points_of_a_series_are_five_seconds_apart_however_often_it_is_called(server, make, clock):
+def test_points_of_a_series_are_five_seconds_apart_however_often_it_is_called(
+    server: Any, make: Any, clock: Any
+) -> None:
     exporter = make()
     for _ in range(31):
         exporter(only_goodput(clock.elapsed))
@@ -183,7 +190,7 @@ def test_points_of_a_series_are_five_seconds_apart_however_often_it_is_called(se
     assert not [reason for reason in exporter.counts if reason.startswith(("refused", "failed"))]
 
 
-def test_different_parts_do_not_wait_for_each_other(server, make, clock):
+def test_different_parts_do_not_wait_for_each_other(server: Any, make: Any, clock: Any) -> None:
     exporter = make()
     exporter(only_goodput())
     clock.elapsed += 1
@@ -191,7 +198,7 @@ def test_different_parts_do_not_wait_for_each_other(server, make, clock):
     assert ends(server, "step_time_deviation") == [1]
 
 
-def test_a_flush_sends_the_last_point(server, make, clock):
+def test_a_flush_sends_the_last_point(server: Any, make: Any, clock: Any) -> None:
     exporter = make()
     exporter(only_goodput(1.0))
     clock.elapsed += 2
@@ -204,7 +211,7 @@ def test_a_flush_sends_the_last_point(server, make, clock):
     assert clock.waited == [3.0]  # There is nothing more to bring out.
 
 
-def test_a_flush_waits_no_longer_than_it_may(server, make, clock):
+def test_a_flush_waits_no_longer_than_it_may(server: Any, make: Any, clock: Any) -> None:
     exporter = make()
     exporter(only_goodput())
     clock.elapsed += 2
@@ -214,7 +221,7 @@ def test_a_flush_waits_no_longer_than_it_may(server, make, clock):
     assert ends(server) == [0]
 
 
-def test_a_flush_tries_once_more_what_failed(server, make, clock):
+def test_a_flush_tries_once_more_what_failed(server: Any, make: Any, clock: Any) -> None:
     exporter = make()
     server.faults.script([Status(503), Status(503)], on="write")
     exporter(only_goodput())
@@ -231,7 +238,7 @@ def test_a_flush_tries_once_more_what_failed(server, make, clock):
     assert [point["value"]["doubleValue"] for point in series["points"]] == [2.0]
 
 
-def after_failures(server, make, clock, *faults):
+def after_failures(server: Any, make: Any, clock: Any, *faults: Any) -> Any:
     """An exporter that waits after failures, and its last snapshot."""
     exporter = make()
     for fault in faults:
@@ -245,14 +252,14 @@ def after_failures(server, make, clock, *faults):
 
 
 @pytest.mark.parametrize("status", [503, 403])
-def test_a_flush_does_not_wait_as_after_other_failures(server, make, clock, status):
+def test_a_flush_does_not_wait_as_after_other_failures(server: Any, make: Any, clock: Any, status: int) -> None:
     after_failures(server, make, clock, *[Status(status)] * 6).flush(10.0)
     (series,) = of_type(server, "goodput_time")
     assert [point["value"]["doubleValue"] for point in series["points"]] == [2.0]
     assert clock.waited == []
 
 
-def test_a_flush_waits_as_the_server_asked(server, make, clock):
+def test_a_flush_waits_as_the_server_asked(server: Any, make: Any, clock: Any) -> None:
     after_failures(server, make, clock, Status(429, retry_after=20)).flush(10.0)
     assert len(server.requests) == 1
     after_failures(server, make, clock, Status(429, retry_after=20)).flush(30.0)
@@ -260,7 +267,7 @@ def test_a_flush_waits_as_the_server_asked(server, make, clock):
     assert len(of_type(server, "goodput_time")) == 1
 
 
-def test_a_flush_does_not_send_what_is_old(server, make, clock):
+def test_a_flush_does_not_send_what_is_old(server: Any, make: Any, clock: Any) -> None:
     exporter = make()
     exporter(snapshot(windows=(window(60),)))
     clock.elapsed += 1
@@ -270,7 +277,7 @@ def test_a_flush_does_not_send_what_is_old(server, make, clock):
     assert ends(server, "interval_goodput") == [0]
 
 
-def test_a_flush_does_not_send_what_a_later_point_has_overtaken(server, make, clock):
+def test_a_flush_does_not_send_what_a_later_point_has_overtaken(server: Any, make: Any, clock: Any) -> None:
     exporter = make()
     for value in (1.0, 2.0, 3.0):
         exporter(only_goodput(value))
@@ -282,7 +289,7 @@ def test_a_flush_does_not_send_what_a_later_point_has_overtaken(server, make, cl
 
 
 @pytest.mark.parametrize("jump", [-HOUR, -240, -1, 1, 240])
-def test_a_wall_clock_that_jumps_costs_no_point(server, make, clock, jump):
+def test_a_wall_clock_that_jumps_costs_no_point(server: Any, make: Any, clock: Any, jump: Any) -> None:
     exporter = make()
     for round_ in range(300):
         if round_ == 10:
@@ -295,7 +302,9 @@ def test_a_wall_clock_that_jumps_costs_no_point(server, make, clock, jump):
     assert exporter.counts == {"written": exporter.counts["written"]}
 
 
-def test_a_wall_clock_an_hour_fast_is_refused_without_a_flood_and_right_again_at_once(server, make, clock, caplog):
+def test_a_wall_clock_an_hour_fast_is_refused_without_a_flood_and_right_again_at_once(
+    server: Any, make: Any, clock: Any, caplog: pytest.LogCaptureFixture
+) -> None:
     exporter = make()
     exporter(only_goodput())
     clock.wall_is_fast_by = HOUR

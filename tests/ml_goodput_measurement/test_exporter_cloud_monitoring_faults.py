@@ -5,6 +5,9 @@ import logging
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 from ml_diagnostics_common.exceptions import ConfigurationError
@@ -18,23 +21,23 @@ from .snapshots import cumulative, deviation, snapshot, window
 
 
 @pytest.fixture(autouse=True)
-def _off_google_cloud(monkeypatch):
+def _off_google_cloud(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NO_GCE_CHECK", "true")
 
 
 @pytest.fixture
-def clock():
+def clock() -> Any:
     return Clock()
 
 
 @pytest.fixture
-def server(clock):
+def server(clock: Any) -> Iterator[Any]:
     with CloudMonitoringServer(clock=clock.server) as server:
         yield server
 
 
 @pytest.fixture
-def make(server, clock):
+def make(server: Any, clock: Any) -> Iterator[Any]:
     with exporters(server, clock) as make:
         yield make
 
@@ -43,7 +46,9 @@ def make(server, clock):
 
 
 @pytest.mark.parametrize("fault", [Status(503), Status(429), Status(500), Reset(), Status(503, after_apply=True)])
-def test_an_hour_of_errors_is_survived_gently(server, make, clock, caplog, fault):
+def test_an_hour_of_errors_is_survived_gently(
+    server: Any, make: Any, clock: Any, caplog: pytest.LogCaptureFixture, fault: Any
+) -> None:
     exporter = make()
     exporter(only_goodput())
     server.faults.always(fault, on="write")
@@ -61,7 +66,7 @@ def test_an_hour_of_errors_is_survived_gently(server, make, clock, caplog, fault
     assert exporter.counts["skipped"] > 0
 
 
-def test_what_went_well_ends_the_long_waits(server, make, clock):
+def test_what_went_well_ends_the_long_waits(server: Any, make: Any, clock: Any) -> None:
     exporter = make()
     for fault in ([Status(503)] * 4, [None], [Status(503)], [None]):
         server.faults.script(fault, on="write")
@@ -78,8 +83,8 @@ def test_what_went_well_ends_the_long_waits(server, make, clock):
 
 @pytest.mark.parametrize(("status", "code"), [(401, "UNAUTHENTICATED"), (403, "PERMISSION_DENIED"), (404, "NOT_FOUND")])
 def test_a_missing_role_is_logged_once_and_writing_is_retried_every_ten_minutes(
-    server, make, clock, caplog, status, code
-):
+    server: Any, make: Any, clock: Any, caplog: pytest.LogCaptureFixture, status: int, code: str
+) -> None:
     server.faults.always(Status(status), on="write")
     exporter = make()
     for _ in range(4 * HOUR // 30):
@@ -96,7 +101,7 @@ def test_a_missing_role_is_logged_once_and_writing_is_retried_every_ten_minutes(
     assert len(of_type(server, "goodput_time")) == 1
 
 
-def test_how_long_the_server_asks_us_to_wait_is_kept(server, make, clock):
+def test_how_long_the_server_asks_us_to_wait_is_kept(server: Any, make: Any, clock: Any) -> None:
     server.faults.script([Status(429, retry_after=300)], on="write")
     exporter = make()
     exporter(only_goodput())
@@ -107,7 +112,7 @@ def test_how_long_the_server_asks_us_to_wait_is_kept(server, make, clock):
 
 
 @pytest.mark.timing
-def test_a_server_that_hangs_holds_up_a_flush_no_longer_than_it_may(server, make, clock):
+def test_a_server_that_hangs_holds_up_a_flush_no_longer_than_it_may(server: Any, make: Any, clock: Any) -> None:
     exporter = make()
     exporter(only_goodput())
     clock.elapsed += 1
@@ -122,7 +127,9 @@ def test_a_server_that_hangs_holds_up_a_flush_no_longer_than_it_may(server, make
     assert len(server.requests) == 2  # It is left alone for a while.
 
 
-def test_one_refused_series_does_not_lose_the_others(server, make, clock, caplog):
+def test_one_refused_series_does_not_lose_the_others(
+    server: Any, make: Any, clock: Any, caplog: pytest.LogCaptureFixture
+) -> None:
     other = make()
     other(snapshot(deviation=deviation()))
     exporter = make()
@@ -138,8 +145,8 @@ def test_one_refused_series_does_not_lose_the_others(server, make, clock, caplog
     [(Status(400), 3, 250), (Status(500), 3, 250), (Status(503), 1, 0), (Status(429), 1, 0)],
 )
 def test_a_refused_request_does_not_keep_the_next_ones_from_being_made(
-    server, make, clock, caplog, fault, requests, written
-):
+    server: Any, make: Any, clock: Any, caplog: pytest.LogCaptureFixture, fault: Any, requests: Any, written: Any
+) -> None:
     kinds = {BadputType.OTHER: 1.0}
     windows = tuple(window(size, badput_percent=kinds, slice_efficiency=None) for size in range(60, 285))
     exporter = make()
@@ -154,7 +161,7 @@ def test_a_refused_request_does_not_keep_the_next_ones_from_being_made(
     assert len(caplog.records) == 1
 
 
-def test_many_refused_requests_are_one_failure_to_the_wait(server, make, clock):
+def test_many_refused_requests_are_one_failure_to_the_wait(server: Any, make: Any, clock: Any) -> None:
     server.faults.always(Status(400), on="write")
     exporter = make()
     windows = tuple(window(size) for size in range(60, 360))
@@ -173,7 +180,9 @@ def test_many_refused_requests_are_one_failure_to_the_wait(server, make, clock):
         ({"max_productive_step": 2**63}, "max_productive_steps"),
     ],
 )
-def test_a_series_that_cannot_be_encoded_does_not_keep_the_others(server, make, clock, caplog, changes, missing):
+def test_a_series_that_cannot_be_encoded_does_not_keep_the_others(
+    server: Any, make: Any, clock: Any, caplog: pytest.LogCaptureFixture, changes: Any, missing: Any
+) -> None:
     exporter = make()
     for _ in range(2):
         exporter(snapshot(cumulative=cumulative(**changes)))
@@ -186,7 +195,7 @@ def test_a_series_that_cannot_be_encoded_does_not_keep_the_others(server, make, 
     record.getMessage().encode()
 
 
-def test_nothing_is_asked_where_no_series_can_be_encoded(server, make, clock):
+def test_nothing_is_asked_where_no_series_can_be_encoded(server: Any, make: Any, clock: Any) -> None:
     options = dataclasses.replace(OPTIONS, replica_id="\ud800")
     exporter = make(options)
     exporter(only_goodput())
@@ -196,7 +205,9 @@ def test_nothing_is_asked_where_no_series_can_be_encoded(server, make, clock):
     assert clock.waited == []  # There is nothing to try again.
 
 
-def test_two_exporters_of_one_job_survive_each_other(server, make, clock, caplog):
+def test_two_exporters_of_one_job_survive_each_other(
+    server: Any, make: Any, clock: Any, caplog: pytest.LogCaptureFixture
+) -> None:
     both = make(), make()
     for _ in range(100):
         for exporter in both:
@@ -209,7 +220,9 @@ def test_two_exporters_of_one_job_survive_each_other(server, make, clock, caplog
     assert both[1].counts["refused_INVALID_ARGUMENT"] > 0
 
 
-def test_a_restarted_exporter_goes_on_where_the_last_one_stopped(server, make, clock, caplog):
+def test_a_restarted_exporter_goes_on_where_the_last_one_stopped(
+    server: Any, make: Any, clock: Any, caplog: pytest.LogCaptureFixture
+) -> None:
     make()(only_goodput())
     clock.elapsed += 2
     again = make()
@@ -220,7 +233,7 @@ def test_a_restarted_exporter_goes_on_where_the_last_one_stopped(server, make, c
     assert "this job was restarted just now" in caplog.text
 
 
-def test_a_server_with_a_wrong_clock_is_not_a_failure(server, make, clock):
+def test_a_server_with_a_wrong_clock_is_not_a_failure(server: Any, make: Any, clock: Any) -> None:
     server.faults.always(Skew(-HOUR), on="write")
     exporter = make()
     exporter(only_goodput())
@@ -233,7 +246,9 @@ def test_a_server_with_a_wrong_clock_is_not_a_failure(server, make, clock):
 # --- Without a cloud ------------------------------------------------------------------------------------
 
 
-def test_the_local_backend_never_searches_for_a_cloud(server, make, clock, caplog):
+def test_the_local_backend_never_searches_for_a_cloud(
+    server: Any, make: Any, clock: Any, caplog: pytest.LogCaptureFixture
+) -> None:
     exporter = make(environ={**server.environment(), "ML_DIAGNOSTICS_BACKEND": "local"})
     for _ in range(20):
         exporter(snapshot())
@@ -243,7 +258,7 @@ def test_the_local_backend_never_searches_for_a_cloud(server, make, clock, caplo
     assert caplog.records == []
 
 
-def test_a_backend_that_there_is_not_is_an_error_at_construction(make):
+def test_a_backend_that_there_is_not_is_an_error_at_construction(make: Any) -> None:
     with pytest.raises(ConfigurationError, match="ML_DIAGNOSTICS_BACKEND"):
         make(environ={"ML_DIAGNOSTICS_BACKEND": "clowd"})
 
@@ -256,8 +271,14 @@ def test_a_backend_that_there_is_not_is_an_error_at_construction(make):
     ],
 )
 def test_the_search_for_a_cloud_backs_off_and_its_absence_is_logged_once(
-    make, clock, caplog, monkeypatch, tmp_path, interval, expected
-):
+    make: Any,
+    clock: Any,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    interval: Any,
+    expected: Any,
+) -> None:
     from ml_goodput_measurement._export import cloud_monitoring
 
     probes = []
@@ -273,7 +294,7 @@ def test_the_search_for_a_cloud_backs_off_and_its_absence_is_logged_once(
     assert "gcloud auth application-default login" in record.getMessage()
 
 
-def test_a_cloud_that_is_found_later_is_used(server, make, clock, tmp_path):
+def test_a_cloud_that_is_found_later_is_used(server: Any, make: Any, clock: Any, tmp_path: Path) -> None:
     environ = {"HOME": str(tmp_path), "NO_GCE_CHECK": "true"}
     exporter = make(environ=environ)
     exporter(only_goodput())
@@ -284,7 +305,7 @@ def test_a_cloud_that_is_found_later_is_used(server, make, clock, tmp_path):
     assert ends(server) == [60, 70]
 
 
-def test_importing_it_imports_no_client():
+def test_importing_it_imports_no_client() -> None:
     script = "import sys, ml_goodput_measurement._export.cloud_monitoring; print(*sys.modules)"
     modules = subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True).stdout.split()
     assert "ml_goodput_measurement._export.cloud_monitoring" in modules

@@ -11,6 +11,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from ml_diagnostics_common.environment import diagnostics_directory
@@ -46,7 +47,7 @@ def new_exporter(tmp_path: Path) -> TensorBoardExporter:
     return tensorboard_exporter(tmp_path, "job", include_badput_breakdown=False)
 
 
-def note_files(directory):
+def note_files(directory: Any) -> Any:
     return list((directory / "goodput_state").glob("tensorboard-*.json"))
 
 
@@ -58,7 +59,7 @@ def state_file() -> Path:
 # --- The disk -------------------------------------------------------------------------------------------
 
 
-def test_a_full_disk_leaves_no_half_points_and_loses_none(exporter, folder):
+def test_a_full_disk_leaves_no_half_points_and_loses_none(exporter: TensorBoardExporter, folder: Path) -> None:
     exporter(deviating(steps_of(range(100))))
     (file,) = files(folder)
     size = file.stat().st_size
@@ -79,7 +80,9 @@ def test_a_full_disk_leaves_no_half_points_and_loses_none(exporter, folder):
 
 
 @pytest.mark.parametrize("heals", [True, False])
-def test_nothing_follows_half_a_batch_that_cannot_be_taken_back(exporter, folder, monkeypatch, heals):
+def test_nothing_follows_half_a_batch_that_cannot_be_taken_back(
+    exporter: TensorBoardExporter, folder: Path, monkeypatch: pytest.MonkeyPatch, heals: bool
+) -> None:
     exporter(deviating(steps_of(range(10))))
     write = os.write
 
@@ -106,7 +109,9 @@ def test_nothing_follows_half_a_batch_that_cannot_be_taken_back(exporter, folder
     assert len(files(folder)) == (1 if heals else 2)
 
 
-def test_a_full_disk_of_the_state_writes_nothing_twice(exporter, folder, monkeypatch):
+def test_a_full_disk_of_the_state_writes_nothing_twice(
+    exporter: TensorBoardExporter, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     exporter(deviating(steps_of(range(10))))
     with monkeypatch.context() as full:
         full.setattr(Path, "replace", lambda *args: (_ for _ in ()).throw(OSError(errno.ENOSPC, "No space left")))
@@ -117,7 +122,7 @@ def test_a_full_disk_of_the_state_writes_nothing_twice(exporter, folder, monkeyp
 
 
 @pytest.mark.parametrize("where", ["a file blocks the path", "not yet there"])
-def test_a_directory_that_cannot_be_written_is_tried_again(tmp_path, folder, where):
+def test_a_directory_that_cannot_be_written_is_tried_again(tmp_path: Path, folder: Path, where: str) -> None:
     target = tmp_path / "mnt"
     exporter = new_exporter(target / "x")
     if where == "not yet there":
@@ -136,7 +141,9 @@ def test_a_directory_that_cannot_be_written_is_tried_again(tmp_path, folder, whe
 
 
 @pytest.mark.parametrize("restarted", [False, True])
-def test_when_the_directory_was_removed_all_that_is_known_is_written_again(tmp_path, folder, restarted):
+def test_when_the_directory_was_removed_all_that_is_known_is_written_again(
+    tmp_path: Path, folder: Path, restarted: bool
+) -> None:
     exporter = new_exporter(tmp_path)
     exporter(deviating(steps_of(range(10))))
     shutil.rmtree(folder)
@@ -147,7 +154,9 @@ def test_when_the_directory_was_removed_all_that_is_known_is_written_again(tmp_p
     assert points(folder) == deviation_points(range(20))
 
 
-def test_a_file_that_is_removed_during_a_write_is_not_believed(exporter, folder, monkeypatch):
+def test_a_file_that_is_removed_during_a_write_is_not_believed(
+    exporter: TensorBoardExporter, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     exporter(deviating(steps_of(range(10))))
     fsync = os.fsync
 
@@ -164,7 +173,9 @@ def test_a_file_that_is_removed_during_a_write_is_not_believed(exporter, folder,
     assert points(folder) == deviation_points(range(20))
 
 
-def test_one_file_of_many_that_was_removed_is_not_replaced(tmp_path, exporter, folder):
+def test_one_file_of_many_that_was_removed_is_not_replaced(
+    tmp_path: Path, exporter: TensorBoardExporter, folder: Path
+) -> None:
     exporter(deviating(steps_of(range(10))))
     exporter.close()
     exporter = new_exporter(tmp_path)
@@ -174,7 +185,9 @@ def test_one_file_of_many_that_was_removed_is_not_replaced(tmp_path, exporter, f
     assert points(folder) == deviation_points([*range(10), *range(20, 30)])
 
 
-def test_files_are_read_in_the_order_of_their_points_also_when_the_clock_went_back(tmp_path, folder):
+def test_files_are_read_in_the_order_of_their_points_also_when_the_clock_went_back(
+    tmp_path: Path, folder: Path
+) -> None:
     for count, back_seconds in ((1, 0), (2, 0), (3, 3600)):
         exporter = new_exporter(tmp_path)
         snapshot = deviating(steps_of(range(count)))
@@ -218,7 +231,7 @@ die()
 
 
 @pytest.mark.parametrize("when", ["before the write", "within the write", "after the write", "when all is done"])
-def test_a_killed_process_neither_repeats_nor_loses_a_point(tmp_path, folder, when):
+def test_a_killed_process_neither_repeats_nor_loses_a_point(tmp_path: Path, folder: Path, when: str) -> None:
     killed = subprocess.run([sys.executable, "-c", _KILLED, str(tmp_path), when], check=False)
     assert killed.returncode == -signal.SIGKILL
     exporter = new_exporter(tmp_path)
@@ -227,7 +240,7 @@ def test_a_killed_process_neither_repeats_nor_loses_a_point(tmp_path, folder, wh
     assert len(files(folder)) == 2
 
 
-def test_the_process_that_stands_by_takes_over_from_a_killed_one(tmp_path, folder):
+def test_the_process_that_stands_by_takes_over_from_a_killed_one(tmp_path: Path, folder: Path) -> None:
     program = _KILLED.replace("export(200)\n", "print(flush=True); sys.stdin.read()\n")
     command = [sys.executable, "-c", program, str(tmp_path), "when all is done"]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
@@ -242,7 +255,9 @@ def test_the_process_that_stands_by_takes_over_from_a_killed_one(tmp_path, folde
 
 
 @pytest.mark.parametrize("content", [None, b"", b"{", b"[]", b"{}", b'{"progress": 3}', b'{"file": "../x"}'])
-def test_a_lost_or_damaged_state_costs_duplicates_only(tmp_path, exporter, folder, content):
+def test_a_lost_or_damaged_state_costs_duplicates_only(
+    tmp_path: Path, exporter: TensorBoardExporter, folder: Path, content: Any
+) -> None:
     exporter(deviating(steps_of(range(10))))
     exporter.close()
     state_file().unlink() if content is None else state_file().write_bytes(content)
@@ -252,7 +267,7 @@ def test_a_lost_or_damaged_state_costs_duplicates_only(tmp_path, exporter, folde
     assert points(folder) == deviation_points([*range(10), *range(20)])
 
 
-def test_another_host_goes_on_where_this_one_ended(tmp_path, exporter, folder):
+def test_another_host_goes_on_where_this_one_ended(tmp_path: Path, exporter: TensorBoardExporter, folder: Path) -> None:
     exporter(deviating(steps_of(range(10)), with_cumulative=cumulative(9)))
     exporter.close()
     state_file().unlink()
@@ -261,7 +276,9 @@ def test_another_host_goes_on_where_this_one_ended(tmp_path, exporter, folder):
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"[]", b"{}", b'{"step": "x"}'])
-def test_a_note_of_another_host_that_cannot_be_read_costs_duplicates_only(tmp_path, exporter, folder, content):
+def test_a_note_of_another_host_that_cannot_be_read_costs_duplicates_only(
+    tmp_path: Path, exporter: TensorBoardExporter, folder: Path, content: Any
+) -> None:
     exporter(deviating(steps_of(range(10))))
     exporter.close()
     state_file().unlink()
@@ -271,7 +288,9 @@ def test_a_note_of_another_host_that_cannot_be_read_costs_duplicates_only(tmp_pa
     assert points(folder) == deviation_points([*range(10), *range(20)])
 
 
-def test_a_note_that_cannot_be_written_fails_no_export(tmp_path, exporter, folder, caplog):
+def test_a_note_that_cannot_be_written_fails_no_export(
+    tmp_path: Path, exporter: TensorBoardExporter, folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     (tmp_path / "goodput_state").write_text("a file that blocks the path")
     for count in (10, 20):
         exporter(deviating(steps_of(range(count))))
@@ -279,7 +298,9 @@ def test_a_note_that_cannot_be_written_fails_no_export(tmp_path, exporter, folde
     assert len([record for record in caplog.records if "could not be saved" in record.message]) == 1
 
 
-def test_where_the_points_of_another_host_were_removed_all_is_written_again(tmp_path, exporter, folder):
+def test_where_the_points_of_another_host_were_removed_all_is_written_again(
+    tmp_path: Path, exporter: TensorBoardExporter, folder: Path
+) -> None:
     exporter(deviating(steps_of(range(10))))
     exporter.close()
     state_file().unlink()
@@ -289,7 +310,9 @@ def test_where_the_points_of_another_host_were_removed_all_is_written_again(tmp_
     assert points(folder) == deviation_points(range(20))
 
 
-def test_a_state_that_names_a_file_elsewhere_touches_it_not(tmp_path, exporter, folder):
+def test_a_state_that_names_a_file_elsewhere_touches_it_not(
+    tmp_path: Path, exporter: TensorBoardExporter, folder: Path
+) -> None:
     exporter(deviating(steps_of(range(10))))
     exporter.close()
     other = tmp_path / "precious"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from ml_diagnostics_common.environment import diagnostics_directory
@@ -56,7 +57,7 @@ def uploads(server: CloudStorageServer) -> int:
     return sum(request.operation == "upload" for request in server.requests)
 
 
-def test_points_are_in_the_bucket_after_each_call(server, stored):
+def test_points_are_in_the_bucket_after_each_call(server: CloudStorageServer, stored: Stored) -> None:
     exporter = new_exporter()
     exporter(whole_life(1))
     assert stored() == [Point("goodput/goodput", 1, 80.0)]
@@ -70,7 +71,7 @@ def test_points_are_in_the_bucket_after_each_call(server, stored):
     exporter.close()
 
 
-def test_what_is_up_is_not_sent_again(server):
+def test_what_is_up_is_not_sent_again(server: CloudStorageServer) -> None:
     exporter = new_exporter()
     for _ in range(5):
         exporter(whole_life(1))
@@ -78,7 +79,7 @@ def test_what_is_up_is_not_sent_again(server):
     assert uploads(server) == 2  # The file, and the note of how far it is.
 
 
-def test_a_file_ends_at_a_quarter_of_a_mebibyte_and_leaves_the_disk(server, stored):
+def test_a_file_ends_at_a_quarter_of_a_mebibyte_and_leaves_the_disk(server: CloudStorageServer, stored: Stored) -> None:
     exporter = new_exporter()
     history = steps_of(range(3 * LONG))
     for count in range(LONG, 3 * LONG + 1, LONG):
@@ -92,7 +93,7 @@ def test_a_file_ends_at_a_quarter_of_a_mebibyte_and_leaves_the_disk(server, stor
 
 
 @pytest.mark.parametrize("fault", [Status(503), Status(403), Status(404), Reset(), Hang()], ids=str)
-def test_what_could_not_be_uploaded_is_uploaded_later(server, stored, fault):
+def test_what_could_not_be_uploaded_is_uploaded_later(server: CloudStorageServer, stored: Stored, fault: Any) -> None:
     exporter, history = new_exporter(), steps_of(range(LONG))
     server.faults.always(fault)
     for count in (10, LONG):
@@ -105,7 +106,7 @@ def test_what_could_not_be_uploaded_is_uploaded_later(server, stored, fault):
     assert len(kept_files()) == 1
 
 
-def test_a_write_without_an_answer_is_not_repeated(server, stored):
+def test_a_write_without_an_answer_is_not_repeated(server: CloudStorageServer, stored: Stored) -> None:
     server.faults.script([Status(503, after_apply=True), Reset(after_apply=True)], on="upload")
     exporter = new_exporter()
     with pytest.raises(StorageError):
@@ -116,7 +117,7 @@ def test_a_write_without_an_answer_is_not_repeated(server, stored):
 
 
 @pytest.mark.timing
-def test_a_bucket_that_hangs_costs_a_bounded_time_however_much_waits(server):
+def test_a_bucket_that_hangs_costs_a_bounded_time_however_much_waits(server: CloudStorageServer) -> None:
     exporter, history = new_exporter(limits=UploadLimits(seconds=0.2, part_bytes=1_000)), steps_of(range(1_000))
     server.faults.always(Hang())
     for count in range(100, 1_000, 100):
@@ -129,7 +130,9 @@ def test_a_bucket_that_hangs_costs_a_bounded_time_however_much_waits(server):
 
 
 @pytest.mark.parametrize("ends_well", [True, False])
-def test_the_next_process_uploads_what_this_one_could_not(server, stored, ends_well):
+def test_the_next_process_uploads_what_this_one_could_not(
+    server: CloudStorageServer, stored: Stored, ends_well: bool
+) -> None:
     exporter, history = new_exporter(), steps_of(range(LONG + 10))
     server.faults.always(Status(503))
     with pytest.raises(StorageError):
@@ -146,7 +149,7 @@ def test_the_next_process_uploads_what_this_one_could_not(server, stored, ends_w
     assert stored() == deviation_points(range(LONG + 10))
 
 
-def test_flush_uploads_without_a_snapshot(server, stored):
+def test_flush_uploads_without_a_snapshot(server: CloudStorageServer, stored: Stored) -> None:
     exporter = new_exporter()
     server.faults.always(Status(503))
     with pytest.raises(StorageError):
@@ -156,7 +159,9 @@ def test_flush_uploads_without_a_snapshot(server, stored):
     assert stored() == [Point("goodput/goodput", 1, 80.0)]
 
 
-def test_what_waits_on_this_host_is_bounded_and_the_oldest_go(server, stored, caplog):
+def test_what_waits_on_this_host_is_bounded_and_the_oldest_go(
+    server: CloudStorageServer, stored: Stored, caplog: pytest.LogCaptureFixture
+) -> None:
     limits = UploadLimits(seconds=0.01, part_bytes=1_000, kept_bytes=10_000)
     exporter, history = new_exporter(limits=limits), steps_of(range(1_000))
     server.faults.always(Status(503))
@@ -173,7 +178,7 @@ def test_what_waits_on_this_host_is_bounded_and_the_oldest_go(server, stored, ca
     assert LOSSES["tensorboard_part_dropped"] == (1_000 - len(kept)) // 50
 
 
-def test_files_on_this_host_are_private(server):
+def test_files_on_this_host_are_private(server: CloudStorageServer) -> None:
     server.faults.always(Status(503))
     with pytest.raises(StorageError):
         new_exporter()(whole_life(1))
@@ -182,7 +187,7 @@ def test_files_on_this_host_are_private(server):
     assert file.parent.stat().st_mode & 0o777 == 0o700
 
 
-def test_after_the_private_folder_was_removed_it_goes_on(server, stored):
+def test_after_the_private_folder_was_removed_it_goes_on(server: CloudStorageServer, stored: Stored) -> None:
     exporter = new_exporter()
     exporter(deviating(steps_of(range(10))))
     for file in kept_files():

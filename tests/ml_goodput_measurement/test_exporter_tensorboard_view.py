@@ -63,7 +63,7 @@ def _wait_until_loaded(address: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium here")
-def test_a_browser_shows_a_card_for_each_tag(tmp_path, address):
+def test_a_browser_shows_a_card_for_each_tag(tmp_path: Path, address: str) -> None:
     badput = {BadputType.OTHER: 5.0, BadputType.CUSTOM_BADPUT_EVENTS: {"EVAL STEP": 2.0}}
     life = cumulative(29, 93.0, badput)
     exporter = tensorboard_exporter(tmp_path / "run", "job", include_badput_breakdown=True)

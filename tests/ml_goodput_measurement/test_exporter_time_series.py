@@ -1,6 +1,7 @@
 """The gauges of Cloud Monitoring: types, labels and values of contract with the dashboards that people have."""
 
 import math
+from typing import Any
 
 import pytest
 from ml_goodput_measurement._export.cloud_monitoring import OTHER_EVENTS, event_seconds, gauges_of
@@ -13,10 +14,10 @@ PREFIX = "compute.googleapis.com/workload/"
 EVENTS = ("EVAL", "SDC CHECK")
 
 
-def gauges(given, own_events=EVENTS, **changes):
+def gauges(given: Any, own_events: Any = EVENTS, **changes: Any) -> Any:
     """By type without its prefix, then by the labels without the accelerator, the values."""
     arguments = {"accelerator_type": "TPU-v5p", "cluster_name": "", "include_slice_efficiency": True, **changes}
-    found = {}
+    found: dict[Any, Any] = {}
     for gauge in gauges_of(given, own_events=own_events, **arguments):
         labels = dict(gauge.labels)
         assert gauge.metric_type.startswith(PREFIX)
@@ -29,7 +30,7 @@ def gauges(given, own_events=EVENTS, **changes):
     return found
 
 
-def test_the_whole_life_of_a_job_in_full():
+def test_the_whole_life_of_a_job_in_full() -> None:
     assert gauges(snapshot(cumulative=cumulative())) == {
         "goodput_time": {("TOTAL",): 875.0},
         "badput_time": {
@@ -50,7 +51,7 @@ def test_the_whole_life_of_a_job_in_full():
     }
 
 
-def test_windows_in_full():
+def test_windows_in_full() -> None:
     several = gauges(snapshot(windows=(window(3600), window(86400, goodput_percent=80.0))))
     assert several == {
         "interval_goodput": {("3600", "TOTAL"): 90.0, ("86400", "TOTAL"): 80.0},
@@ -64,12 +65,12 @@ def test_windows_in_full():
     }
 
 
-def test_deviation_is_the_one_from_the_baseline():
+def test_deviation_is_the_one_from_the_baseline() -> None:
     assert gauges(snapshot(deviation=deviation(0.25))) == {"step_time_deviation": {(): 0.25}}
     assert gauges(snapshot(deviation=deviation(None))) == {}
 
 
-def test_unknown_or_unrequested_values_are_not_sent():
+def test_unknown_or_unrequested_values_are_not_sent() -> None:
     bare = cumulative(ideal_step_seconds=None, slice_efficiency=None)
     assert not {"performance", "stepping_slice_efficiency", "available_slice_efficiency"} & set(
         gauges(snapshot(cumulative=bare))
@@ -78,14 +79,14 @@ def test_unknown_or_unrequested_values_are_not_sent():
 
 
 @pytest.mark.parametrize("name", ["", "cluster-7"])
-def test_the_cluster_is_a_label_of_all_but_performance(name):
+def test_the_cluster_is_a_label_of_all_but_performance(name: str) -> None:
     found = gauges_of(snapshot(), accelerator_type="a", cluster_name=name, own_events=EVENTS)
     for gauge in found:
         expected = name if name and not gauge.metric_type.endswith("/performance") else None
         assert dict(gauge.labels).get("cluster_name") == expected
 
 
-def test_each_label_has_its_name():
+def test_each_label_has_its_name() -> None:
     found = gauges_of(
         snapshot(), accelerator_type="a", cluster_name="c", own_events=EVENTS, include_slice_efficiency=True
     )
@@ -106,7 +107,7 @@ def test_each_label_has_its_name():
     }
 
 
-def test_types_of_events_without_series_of_their_own_are_summed():
+def test_types_of_events_without_series_of_their_own_are_summed() -> None:
     found = gauges(snapshot(cumulative=with_events(1000)), own_events={"EVENT_1000", "EVENT_0001"})
     events = {source: value for (source,), value in found["badput_time"].items()}
     assert events == {
@@ -116,7 +117,7 @@ def test_types_of_events_without_series_of_their_own_are_summed():
     }
 
 
-def test_events_with_the_same_label_are_summed():
+def test_events_with_the_same_label_are_summed() -> None:
     long = {"X" * 2000 + "1": 1.0, "X" * 2000 + "2": 2.0, OTHER_EVENTS: 4.0, "SMALL": 8.0}
     kinds = {BadputType.CUSTOM_BADPUT_EVENTS: long}
     found = gauges(snapshot(cumulative=cumulative(badput_seconds=kinds)), own_events=set(long) - {"SMALL"})
@@ -124,14 +125,14 @@ def test_events_with_the_same_label_are_summed():
     assert {len(source) <= 1024 for (source,) in found["badput_time"]} == {True}
 
 
-def test_no_series_is_there_twice_and_none_without_a_number():
+def test_no_series_is_there_twice_and_none_without_a_number() -> None:
     given = snapshot(windows=(window(60), window(60)), cumulative=cumulative(total_elapsed_seconds=math.nan))
     found = gauges_of(given, accelerator_type="a", cluster_name="", own_events=EVENTS)
     assert len({gauge.key for gauge in found}) == len(found)
     assert not [gauge for gauge in found if gauge.metric_type.endswith("total_elapsed_time")]
 
 
-def test_events_are_found_in_every_part():
+def test_events_are_found_in_every_part() -> None:
     given = snapshot(
         cumulative=with_events(1),
         windows=(window(60, badput_percent={BadputType.CUSTOM_BADPUT_EVENTS: {"EVAL": 3.0}}),),

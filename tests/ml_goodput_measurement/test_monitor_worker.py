@@ -418,7 +418,7 @@ def test_the_state_is_saved_while_there_is_time_left() -> None:
     held = Held()
     bench = held_bench(held)
     saved_after: list[bool] = []
-    bench.calculator.save_state = lambda: saved_after.append(held.released.is_set()) or held.released.set()  # type: ignore[func-returns-value]
+    bench.calculator.save_state = lambda: saved_after.append(held.released.is_set()) or held.released.set()
     bench.worker.set_uploads({}, flush=True, flush_seconds=1)
     assert saved_after == [False]
     assert held.kept.ends == ["flushed", "closed"]

@@ -1,6 +1,7 @@
 """The loopback Compute's filters and partial responses."""
 
 import contextlib
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -57,7 +58,7 @@ VM = {
         ('(status eq "RUN+ING")', True),
     ],
 )
-def test_a_filter_passes_its_matches(text, passes):
+def test_a_filter_passes_its_matches(text: str, passes: bool) -> None:
     assert compile_filter(text, FIELDS)(VM) is passes
 
 
@@ -78,14 +79,14 @@ def test_a_filter_passes_its_matches(text, passes):
         "NOT " * 100 + "name = a",
     ],
 )
-def test_a_filter_that_cannot_be_read_is_refused(text):
+def test_a_filter_that_cannot_be_read_is_refused(text: Any) -> None:
     with pytest.raises(ApiError, match="Invalid list filter expression"):
         compile_filter(text, FIELDS)
 
 
 @given(st.text(alphabet="name labels=:!<>()*\"'\\ANDORT.-", max_size=40))
 @settings(max_examples=300, database=None)
-def test_any_filter_is_read_or_refused(text):
+def test_any_filter_is_read_or_refused(text: Any) -> None:
     with contextlib.suppress(ApiError):
         assert compile_filter(text, FIELDS)(VM) in (True, False)
 
@@ -104,15 +105,15 @@ def test_any_filter_is_read_or_refused(text):
         ("nothing", {}),
     ],
 )
-def test_a_partial_response_has_the_fields_asked_for(text, expected):
+def test_a_partial_response_has_the_fields_asked_for(text: Any, expected: Any) -> None:
     assert select(VM, parse_fields(text)) == expected
 
 
-def test_without_fields_all_is_returned():
+def test_without_fields_all_is_returned() -> None:
     assert select(VM, parse_fields("")) == VM
 
 
 @pytest.mark.parametrize("text", ["name,", "(name)", "labels(owner", "labels/", "a)b", ","])
-def test_a_selection_that_cannot_be_read_is_refused(text):
+def test_a_selection_that_cannot_be_read_is_refused(text: str) -> None:
     with pytest.raises(ApiError, match="Invalid field selection"):
         parse_fields(text)

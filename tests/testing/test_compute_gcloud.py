@@ -5,11 +5,13 @@ import os
 import shutil
 import subprocess
 import urllib.parse
+from pathlib import Path
+from typing import Any
 
 import pytest
 from ml_diagnostics_testing.faults import Status
 
-from ..loopback.compute import metadata_of
+from ..loopback.compute import ComputeServer, metadata_of
 
 pytestmark = pytest.mark.skipif(shutil.which("gcloud") is None, reason="gcloud is not installed")
 
@@ -17,7 +19,7 @@ ZONE = "us-central1-a"
 
 
 @pytest.fixture
-def gcloud(compute_server, tmp_path):
+def gcloud(compute_server: ComputeServer, tmp_path: Path) -> Any:
     """Run gcloud with its own settings and keys, and return its result."""
     environment = {
         **os.environ,
@@ -25,7 +27,7 @@ def gcloud(compute_server, tmp_path):
         "HOME": str(tmp_path),
     }
 
-    def run(*arguments, **variables):
+    def run(*arguments: Any, **variables: Any) -> Any:
         command = ["gcloud", *arguments]
         return subprocess.run(
             command, env={**environment, **variables}, capture_output=True, text=True, timeout=60, check=False
@@ -34,12 +36,12 @@ def gcloud(compute_server, tmp_path):
     return run
 
 
-def asked(server):
+def asked(server: Any) -> Any:
     """What was asked for: operation, and path without the host's part."""
     return [(record.operation, urllib.parse.unquote(record.path.partition("?")[0])) for record in server.requests]
 
 
-def test_it_lists_vms_of_all_zones(gcloud, compute_server):
+def test_it_lists_vms_of_all_zones(gcloud: Any, compute_server: ComputeServer) -> None:
     compute_server.add_instance("a")
     compute_server.add_instance("b", "europe-west4-a")
     done = gcloud("compute", "instances", "list", "--format=value(name,zone.basename())")
@@ -47,14 +49,14 @@ def test_it_lists_vms_of_all_zones(gcloud, compute_server):
     assert asked(compute_server) == [("list", "/compute/v1/projects/test-project/aggregated/instances")]
 
 
-def test_it_lists_vms_of_one_zone(gcloud, compute_server):
+def test_it_lists_vms_of_one_zone(gcloud: Any, compute_server: ComputeServer) -> None:
     compute_server.add_instance("a")
     compute_server.add_instance("b", "europe-west4-a")
     done = gcloud("compute", "instances", "list", f"--zones={ZONE}", "--format=value(name)")
     assert done.stdout.split() == ["a"], done.stderr
 
 
-def test_it_lists_vms_of_several_zones_in_a_batch(gcloud, compute_server):
+def test_it_lists_vms_of_several_zones_in_a_batch(gcloud: Any, compute_server: ComputeServer) -> None:
     for name, zone in (("a", ZONE), ("b", "europe-west4-a"), ("c", "us-east5-a")):
         compute_server.add_instance(name, zone)
     done = gcloud("compute", "instances", "list", f"--zones={ZONE},europe-west4-a", "--format=value(name)")
@@ -62,7 +64,7 @@ def test_it_lists_vms_of_several_zones_in_a_batch(gcloud, compute_server):
     assert asked(compute_server) == [("batch", "/batch/compute/v1")]
 
 
-def test_it_describes_what_there_is(gcloud, compute_server):
+def test_it_describes_what_there_is(gcloud: Any, compute_server: ComputeServer) -> None:
     compute_server.add_instance("a", labels={"tb_backend_id": "7"})
     done = gcloud("compute", "instances", "describe", "a", f"--zone={ZONE}", "--format=json")
     assert json.loads(done.stdout)["labels"] == {"tb_backend_id": "7"}
@@ -71,7 +73,7 @@ def test_it_describes_what_there_is(gcloud, compute_server):
     assert "The resource 'projects/test-project/zones/us-central1-a/instances/b' was not found" in done.stderr
 
 
-def test_it_makes_labels_and_deletes_a_vm(gcloud, compute_server, tmp_path):
+def test_it_makes_labels_and_deletes_a_vm(gcloud: Any, compute_server: ComputeServer, tmp_path: Path) -> None:
     script = tmp_path / "start.sh"
     script.write_text("#!/bin/bash\necho 'a, b'\n")
     done = gcloud(
@@ -94,7 +96,7 @@ def test_it_makes_labels_and_deletes_a_vm(gcloud, compute_server, tmp_path):
     assert compute_server.instances() == []
 
 
-def test_it_waits_for_an_operation_and_reports_its_error(gcloud, compute_server):
+def test_it_waits_for_an_operation_and_reports_its_error(gcloud: Any, compute_server: ComputeServer) -> None:
     compute_server.operation_seconds = 0.5
     compute_server.fail_operations("ZONE_RESOURCE_POOL_EXHAUSTED", "The zone has not enough resources.", on="insert")
     done = gcloud("compute", "instances", "create", "a", f"--zone={ZONE}", "--machine-type=c4-highmem-8")
@@ -104,7 +106,7 @@ def test_it_waits_for_an_operation_and_reports_its_error(gcloud, compute_server)
     assert compute_server.instances() == []
 
 
-def test_it_reports_a_type_that_the_zone_does_not_have(gcloud, compute_server):
+def test_it_reports_a_type_that_the_zone_does_not_have(gcloud: Any, compute_server: ComputeServer) -> None:
     done = gcloud("compute", "instances", "create", "a", f"--zone={ZONE}", "--machine-type=c9-none-8")
     assert done.returncode == 1
     assert "Invalid value for field 'resource.machineType'" in done.stderr
@@ -112,14 +114,14 @@ def test_it_reports_a_type_that_the_zone_does_not_have(gcloud, compute_server):
     assert done.stdout.split() == ["us-central1-a", "us-east5-b", "europe-west4-b"], done.stderr
 
 
-def test_it_describes_buckets(gcloud, compute_server):
+def test_it_describes_buckets(gcloud: Any, compute_server: ComputeServer) -> None:
     done = gcloud("storage", "buckets", "describe", "gs://test-bucket", "--format=value(name)")
     assert done.stdout.strip() == "test-bucket", done.stderr
     assert gcloud("storage", "buckets", "describe", "gs://nobodys").returncode == 1
     assert len(compute_server.storage.requests_for("bucket")) == 2
 
 
-def test_it_describes_tpus(gcloud, compute_server):
+def test_it_describes_tpus(gcloud: Any, compute_server: ComputeServer) -> None:
     compute_server.add_tpu("slice", ZONE, workers=2)
     done = gcloud("compute", "tpus", "tpu-vm", "describe", "slice", f"--zone={ZONE}", "--format=json")
     assert len(json.loads(done.stdout)["networkEndpoints"]) == 2, done.stderr
@@ -129,7 +131,7 @@ def test_it_describes_tpus(gcloud, compute_server):
     assert "not found" in done.stderr
 
 
-def test_it_gives_keys_to_os_login(gcloud, compute_server):
+def test_it_gives_keys_to_os_login(gcloud: Any, compute_server: ComputeServer) -> None:
     key = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIKbhUP me"
     account = {"CLOUDSDK_CORE_ACCOUNT": "me@example.com"}
     done = gcloud("compute", "os-login", "ssh-keys", "add", f"--key={key}", **account)
@@ -140,7 +142,7 @@ def test_it_gives_keys_to_os_login(gcloud, compute_server):
     assert "Invalid SSH public key" in done.stderr
 
 
-def test_it_sends_its_token(gcloud, compute_server, tmp_path):
+def test_it_sends_its_token(gcloud: Any, compute_server: ComputeServer, tmp_path: Path) -> None:
     compute_server.accepted_tokens = {"secret"}
     token = tmp_path / "token"
     token.write_text("secret")
@@ -154,7 +156,7 @@ def test_it_sends_its_token(gcloud, compute_server, tmp_path):
     assert "invalid authentication credentials" in done.stderr
 
 
-def test_it_lists_nothing_and_succeeds_where_a_list_fails(gcloud, compute_server):
+def test_it_lists_nothing_and_succeeds_where_a_list_fails(gcloud: Any, compute_server: ComputeServer) -> None:
     compute_server.add_instance("a")
     compute_server.faults.script([Status(503)], on="list")
     done = gcloud("compute", "instances", "list", "--format=value(name)")
@@ -162,7 +164,7 @@ def test_it_lists_nothing_and_succeeds_where_a_list_fails(gcloud, compute_server
     assert "Some requests did not succeed.\n - a scripted fault" in done.stderr
 
 
-def test_it_reports_a_missing_role(gcloud, compute_server):
+def test_it_reports_a_missing_role(gcloud: Any, compute_server: ComputeServer) -> None:
     compute_server.is_permitted = False
     done = gcloud("compute", "instances", "delete", "a", f"--zone={ZONE}", "--quiet")
     assert done.returncode == 1
@@ -170,7 +172,7 @@ def test_it_reports_a_missing_role(gcloud, compute_server):
 
 
 @pytest.mark.skipif(not shutil.which("ssh") or not shutil.which("ssh-keygen"), reason="ssh is not installed")
-def test_it_prints_how_it_would_log_in(gcloud, compute_server):
+def test_it_prints_how_it_would_log_in(gcloud: Any, compute_server: ComputeServer) -> None:
     vm = compute_server.add_instance("a")
     address = vm["networkInterfaces"][0]["accessConfigs"][0]["natIP"]
     done = gcloud("compute", "ssh", "a", f"--zone={ZONE}", "--dry-run", "--", "-N", "-L", "6006:localhost:6006")

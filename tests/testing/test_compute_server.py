@@ -5,6 +5,8 @@ import math
 import threading
 import urllib.request
 import uuid
+from collections.abc import Iterator
+from typing import Any
 
 import httplib2
 import pytest
@@ -44,7 +46,7 @@ FIELDS = [
 
 
 @pytest.fixture
-def compute(compute_server):
+def compute(compute_server: ComputeServer) -> Iterator[Any]:
     client = build(
         "compute",
         "v1",
@@ -57,25 +59,25 @@ def compute(compute_server):
     client.close()
 
 
-def insert(compute, zone=ZONE, request_id=None, **fields):
+def insert(compute: Any, zone: Any = ZONE, request_id: Any = None, **fields: Any) -> Any:
     kind = fields.pop("kind", "c4-highmem-8")
     body = {**VM, "machineType": f"zones/{zone}/machineTypes/{kind}", **fields}
     return compute.instances().insert(project=PROJECT, zone=zone, body=body, requestId=request_id).execute()
 
 
-def wait(compute, operation, zone=ZONE):
+def wait(compute: Any, operation: Any, zone: Any = ZONE) -> Any:
     return compute.zoneOperations().wait(project=PROJECT, zone=zone, operation=operation["name"]).execute()
 
 
-def get(compute, name="xprof-1", zone=ZONE):
+def get(compute: Any, name: str = "xprof-1", zone: Any = ZONE) -> Any:
     return compute.instances().get(project=PROJECT, zone=zone, instance=name).execute()
 
 
-def names_of(page):
+def names_of(page: Any) -> Any:
     return {vm["name"] for scope in page["items"].values() for vm in scope.get("instances", [])}
 
 
-def refusal(call, *arguments, **fields):
+def refusal(call: Any, *arguments: Any, **fields: Any) -> Any:
     with pytest.raises(HttpError) as caught:
         call(*arguments, **fields)
     return caught.value.resp.status, caught.value.reason
@@ -84,7 +86,7 @@ def refusal(call, *arguments, **fields):
 # --- VMs -------------------------------------------------------------------------------------------------
 
 
-def test_a_vm_is_made_found_labelled_and_deleted(compute, compute_server):
+def test_a_vm_is_made_found_labelled_and_deleted(compute: Any, compute_server: ComputeServer) -> None:
     operation = wait(compute, insert(compute))
     assert (operation["status"], operation["operationType"]) == ("DONE", "insert")
     vm = get(compute)
@@ -104,7 +106,9 @@ def test_a_vm_is_made_found_labelled_and_deleted(compute, compute_server):
     assert compute_server.requests_for("insert")[0].body["name"] == "xprof-1"
 
 
-def test_labels_and_metadata_change_only_with_the_fingerprint_of_what_they_replace(compute, compute_server):
+def test_labels_and_metadata_change_only_with_the_fingerprint_of_what_they_replace(
+    compute: Any, compute_server: ComputeServer
+) -> None:
     vm = compute_server.add_instance("a", labels={"x": "1"}, metadata={"k": "v"})
     compute_server.change_instance("a", labels={"x": "2"}, metadata={"items": [{"key": "k", "value": "other"}]})
     labels = {"labels": {}, "labelFingerprint": vm["labelFingerprint"]}
@@ -119,7 +123,7 @@ def test_labels_and_metadata_change_only_with_the_fingerprint_of_what_they_repla
     assert compute_server.instance("a")["labels"] == {"x": "2"}
 
 
-def test_a_name_is_taken_once_in_a_zone(compute, compute_server):
+def test_a_name_is_taken_once_in_a_zone(compute: Any, compute_server: ComputeServer) -> None:
     insert(compute)
     status, why = refusal(insert, compute)
     assert (status, "already exists" in why) == (409, True)
@@ -143,7 +147,9 @@ def test_a_name_is_taken_once_in_a_zone(compute, compute_server):
         ({"color": "red"}, 'Unknown name "color"'),
     ],
 )
-def test_a_vm_that_the_real_service_would_refuse_is_refused(compute, compute_server, wrong, why):
+def test_a_vm_that_the_real_service_would_refuse_is_refused(
+    compute: Any, compute_server: ComputeServer, wrong: Any, why: Any
+) -> None:
     status, reason = refusal(insert, compute, **wrong)
     assert status == 400
     assert why in reason
@@ -157,7 +163,7 @@ JSON = st.recursive(
 )
 
 
-def test_any_json_is_taken_or_refused():
+def test_any_json_is_taken_or_refused() -> None:
     with ComputeServer() as server:
         vm = f"{server.url}/compute/v1/projects/{PROJECT}/zones/{ZONE}/instances"
         urls = [vm, f"{vm}/a/setLabels", f"{vm}/a/setMetadata", f"{server.url}/v1/users/me:importSshPublicKey"]
@@ -166,7 +172,7 @@ def test_any_json_is_taken_or_refused():
 
         @given(body=st.dictionaries(st.sampled_from(FIELDS), JSON, max_size=6) | JSON)
         @settings(max_examples=100, deadline=None, database=None)
-        def is_answered(body):
+        def is_answered(body: Any) -> None:
             for url in urls:
                 data = json.dumps({**VM, **body} if url == vm and isinstance(body, dict) else body)
                 response, answer = http.request(url, "POST", body=data)
@@ -176,7 +182,7 @@ def test_any_json_is_taken_or_refused():
         http.close()
 
 
-def test_what_there_is_not_is_not_found(compute):
+def test_what_there_is_not_is_not_found(compute: Any) -> None:
     assert refusal(get, compute, "nobody")[0] == 404
     assert refusal(get, compute, zone="mars-central1-a")[0] == 404
     assert refusal(insert, compute, zone="mars-central1-a")[0] == 404
@@ -185,7 +191,7 @@ def test_what_there_is_not_is_not_found(compute):
     assert refusal(wait, compute, {"name": "operation-0"})[0] == 404
 
 
-def test_a_vm_prints_the_serial_output_of_the_test(compute, compute_server):
+def test_a_vm_prints_the_serial_output_of_the_test(compute: Any, compute_server: ComputeServer) -> None:
     compute_server.add_instance("a")
     asked = compute.instances().getGuestAttributes(project=PROJECT, zone=ZONE, instance="a", queryPath="hostkeys/")
     assert refusal(asked.execute)[0] == 404
@@ -193,7 +199,9 @@ def test_a_vm_prints_the_serial_output_of_the_test(compute, compute_server):
     assert asked.execute()["queryValue"]["items"] == [{"namespace": "hostkeys", "key": "ssh-ed25519", "value": "AAAA"}]
 
 
-def test_a_project_shares_metadata_that_was_set_with_its_fingerprint_with_all_vms(compute, compute_server):
+def test_a_project_shares_metadata_that_was_set_with_its_fingerprint_with_all_vms(
+    compute: Any, compute_server: ComputeServer
+) -> None:
     compute_server.project_metadata = {"enable-oslogin": "TRUE"}
     now = compute.projects().get(project=PROJECT).execute()["commonInstanceMetadata"]
     items = [*now["items"], {"key": "k", "value": "v"}]
@@ -208,7 +216,7 @@ def test_a_project_shares_metadata_that_was_set_with_its_fingerprint_with_all_vm
 # --- Operations ------------------------------------------------------------------------------------------
 
 
-def test_the_same_request_id_is_the_same_operation(compute, compute_server):
+def test_the_same_request_id_is_the_same_operation(compute: Any, compute_server: ComputeServer) -> None:
     request_id = str(uuid.uuid4())
     compute_server.faults.script([Reset(after_apply=True)], on="insert")
     with pytest.raises(ConnectionResetError):
@@ -221,7 +229,7 @@ def test_the_same_request_id_is_the_same_operation(compute, compute_server):
     assert refusal(insert, compute, request_id=str(uuid.UUID(int=0)))[0] == 400
 
 
-def test_an_operation_takes_its_time(compute, compute_server):
+def test_an_operation_takes_its_time(compute: Any, compute_server: ComputeServer) -> None:
     compute_server.operation_seconds = 0.3
     operation = insert(compute)
     assert operation["status"] == "RUNNING"
@@ -230,7 +238,9 @@ def test_an_operation_takes_its_time(compute, compute_server):
     assert get(compute)["status"] == "RUNNING"
 
 
-def test_a_wait_that_is_too_long_returns_an_operation_that_is_not_done(compute, compute_server):
+def test_a_wait_that_is_too_long_returns_an_operation_that_is_not_done(
+    compute: Any, compute_server: ComputeServer
+) -> None:
     compute_server.operation_seconds = math.inf
     compute_server.wait_seconds = 0.05
     operation = insert(compute)
@@ -239,7 +249,7 @@ def test_a_wait_that_is_too_long_returns_an_operation_that_is_not_done(compute, 
     assert asked["status"] == "RUNNING"
 
 
-def test_closing_ends_every_wait():
+def test_closing_ends_every_wait() -> None:
     with ComputeServer() as server:
         server.operation_seconds = math.inf
         body = json.dumps(VM).encode()
@@ -248,7 +258,7 @@ def test_closing_ends_every_wait():
             operation = json.loads(answer.read())
         answers = []
 
-        def ask():
+        def ask() -> None:
             try:
                 urllib.request.urlopen(f"{url}/operations/{operation['name']}/wait", b"{}").close()
             except OSError as error:
@@ -265,7 +275,7 @@ def test_closing_ends_every_wait():
 @pytest.mark.parametrize(
     ("code", "status"), [("ZONE_RESOURCE_POOL_EXHAUSTED", 503), ("QUOTA_EXCEEDED", 403)], ids=["no capacity", "quota"]
 )
-def test_a_failed_operation_leaves_no_vm(compute, compute_server, code, status):
+def test_a_failed_operation_leaves_no_vm(compute: Any, compute_server: ComputeServer, code: str, status: int) -> None:
     compute_server.fail_operations(code, "no such luck", on="insert", status=status)
     operation = wait(compute, insert(compute))
     assert operation["error"]["errors"] == [{"code": code, "message": "no such luck"}]
@@ -274,7 +284,7 @@ def test_a_failed_operation_leaves_no_vm(compute, compute_server, code, status):
     assert "error" not in wait(compute, insert(compute))
 
 
-def test_a_failed_deletion_leaves_the_vm_as_it_was(compute, compute_server):
+def test_a_failed_deletion_leaves_the_vm_as_it_was(compute: Any, compute_server: ComputeServer) -> None:
     before = compute_server.add_instance("a", labels={"x": "1"})
     compute_server.fail_operations("RESOURCE_IN_USE", on="delete")
     vms = {"project": PROJECT, "zone": ZONE, "instance": "a"}
@@ -285,11 +295,11 @@ def test_a_failed_deletion_leaves_the_vm_as_it_was(compute, compute_server):
     assert compute_server.instance("a") == before
 
 
-def test_a_test_plays_the_vm(compute, compute_server):
+def test_a_test_plays_the_vm(compute: Any, compute_server: ComputeServer) -> None:
     deleted = threading.Event()
     started = threading.Event()
 
-    def play(vm):
+    def play(vm: Any) -> None:
         where = metadata_of(vm)["xprofiler_log_directory"]
         compute_server.storage.write("test-bucket", f"{vm['name']}/status.json", json.dumps({"for": where}).encode())
         started.set()
@@ -303,8 +313,8 @@ def test_a_test_plays_the_vm(compute, compute_server):
     assert deleted.wait(10)
 
 
-def test_a_vm_may_be_deleted_while_it_is_made(compute, compute_server):
-    deleted = []
+def test_a_vm_may_be_deleted_while_it_is_made(compute: Any, compute_server: ComputeServer) -> None:
+    deleted: list[Any] = []
     compute_server.on_instance_deleted(deleted.append)
     compute_server.operation_seconds = 0.3
     made = insert(compute)
@@ -321,8 +331,8 @@ def test_a_vm_may_be_deleted_while_it_is_made(compute, compute_server):
     assert [vm["name"] for vm in deleted] == ["xprof-1", "twice"]
 
 
-def test_a_vm_that_is_never_made_is_not_played(compute, compute_server):
-    played = []
+def test_a_vm_that_is_never_made_is_not_played(compute: Any, compute_server: ComputeServer) -> None:
+    played: list[Any] = []
     compute_server.on_instance_created(played.append)
     compute_server.fail_operations("ZONE_RESOURCE_POOL_EXHAUSTED", on="insert")
     insert(compute)
@@ -333,7 +343,9 @@ def test_a_vm_that_is_never_made_is_not_played(compute, compute_server):
 # --- Lists -----------------------------------------------------------------------------------------------
 
 
-def test_one_request_lists_all_zones_filtered_and_only_the_fields_asked_for(compute, compute_server):
+def test_one_request_lists_all_zones_filtered_and_only_the_fields_asked_for(
+    compute: Any, compute_server: ComputeServer
+) -> None:
     compute_server.add_instance("other")
     compute_server.add_instance("xprof-1", labels={"xprofiler_version": "1"}, metadata={"startup-script": "x" * 9000})
     compute_server.add_instance("mine", "europe-west4-a", labels={"xprofiler_version": "1"})
@@ -352,7 +364,7 @@ def test_one_request_lists_all_zones_filtered_and_only_the_fields_asked_for(comp
     assert compute_server.requests_for("list")[0].entries == 2
 
 
-def test_a_list_has_pages(compute, compute_server):
+def test_a_list_has_pages(compute: Any, compute_server: ComputeServer) -> None:
     expected = set()
     for index in range(12):
         zone = ("us-central1-a", "us-central1-b", "us-east5-a")[index % 3]
@@ -375,12 +387,12 @@ def test_a_list_has_pages(compute, compute_server):
     )
 
 
-def test_a_zone_without_vms_has_a_warning(compute):
+def test_a_zone_without_vms_has_a_warning(compute: Any) -> None:
     page = compute.instances().aggregatedList(project=PROJECT).execute()
     assert page["items"][f"zones/{ZONE}"]["warning"]["code"] == "NO_RESULTS_ON_PAGE"
 
 
-def test_types_of_machines_are_those_of_their_zones(compute):
+def test_types_of_machines_are_those_of_their_zones(compute: Any) -> None:
     wanted = "name = ct5lp-hightpu-4t"
     page = compute.machineTypes().aggregatedList(project=PROJECT, filter=wanted).execute()
     zones = {kind["zone"] for scope in page["items"].values() for kind in scope.get("machineTypes", [])}
@@ -390,7 +402,7 @@ def test_types_of_machines_are_those_of_their_zones(compute):
     assert refusal(compute.machineTypes().get(**kinds, zone="us-central2-b").execute)[0] == 404
 
 
-def test_locations_are_listed(compute):
+def test_locations_are_listed(compute: Any) -> None:
     zones = compute.zones().list(project=PROJECT, filter="name eq us-.*").execute()["items"]
     assert {zone["name"] for zone in zones} >= {"us-central1-a", "us-east5-b"}
     assert all(not zone["name"].startswith("europe") for zone in zones)
@@ -402,27 +414,27 @@ def test_locations_are_listed(compute):
 
 
 @pytest.mark.parametrize("status", [401, 403, 404, 409, 429, 500, 503])
-def test_faults_are_those_of_every_server(compute, compute_server, status):
+def test_faults_are_those_of_every_server(compute: Any, compute_server: ComputeServer, status: int) -> None:
     compute_server.faults.script([Status(status, retry_after=1)], on="list")
     assert refusal(compute.instances().aggregatedList(project=PROJECT).execute)[0] == status
     compute.instances().aggregatedList(project=PROJECT).execute()
 
 
-def test_without_a_role_the_refusal_names_the_permission(compute, compute_server):
+def test_without_a_role_the_refusal_names_the_permission(compute: Any, compute_server: ComputeServer) -> None:
     compute_server.is_permitted = False
     status, why = refusal(insert, compute)
     assert status == 403
     assert why == f"Required 'compute.instances.create' permission for 'projects/{PROJECT}/zones/{ZONE}/instances'"
 
 
-def test_an_api_that_is_not_enabled_is_refused_with_that_reason(compute, compute_server):
+def test_an_api_that_is_not_enabled_is_refused_with_that_reason(compute: Any, compute_server: ComputeServer) -> None:
     compute_server.is_enabled = False
     status, why = refusal(get, compute)
     assert status == 403
     assert "has not been used in project test-project before or it is disabled" in why
 
 
-def test_only_known_tokens_are_let_in(compute, compute_server):
+def test_only_known_tokens_are_let_in(compute: Any, compute_server: ComputeServer) -> None:
     compute_server.accepted_tokens = {"secret"}
     assert refusal(get, compute)[0] == 401
     url = f"{compute_server.url}/compute/v1/projects/{PROJECT}"

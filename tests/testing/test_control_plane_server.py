@@ -4,6 +4,7 @@ import json
 import urllib.error
 import urllib.parse
 import urllib.request
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -26,7 +27,7 @@ RUN = {
 }
 
 
-def ask(server, verb, path, body=None, token=None, **query):
+def ask(server: Any, verb: Any, path: Any, body: Any = None, token: Any = None, **query: Any) -> Any:
     url = f"{server.url}{path}?{urllib.parse.urlencode(query)}"
     headers = {"Authorization": f"Bearer {token}"} if token else {}
     data = None if body is None else json.dumps(body).encode()
@@ -39,19 +40,19 @@ def ask(server, verb, path, body=None, token=None, **query):
             return error.code, json.loads(error.read())
 
 
-def create(server, run_id="my-run-1", **fields):
+def create(server: Any, run_id: str = "my-run-1", **fields: Any) -> Any:
     return ask(server, "POST", RUNS, {**RUN, **fields}, machine_learning_run_id=run_id)
 
 
-def get(server, run_id="my-run-1"):
+def get(server: Any, run_id: str = "my-run-1") -> Any:
     return ask(server, "GET", f"{RUNS}/{run_id}")
 
 
-def patch(server, run, run_id="my-run-1", mask="*"):
+def patch(server: Any, run: Any, run_id: str = "my-run-1", mask: str = "*") -> Any:
     return ask(server, "PATCH", f"{RUNS}/{run_id}", run, update_mask=mask)
 
 
-def listed(server, **query):
+def listed(server: Any, **query: Any) -> Any:
     status, page = ask(server, "GET", RUNS, **query)
     assert status == 200, page
     return [run["name"].rpartition("/")[2] for run in page["machineLearningRuns"]]
@@ -60,7 +61,7 @@ def listed(server, **query):
 # --- Runs ------------------------------------------------------------------------------------------------
 
 
-def test_a_run_is_created_read_changed_and_deleted(control_plane_server):
+def test_a_run_is_created_read_changed_and_deleted(control_plane_server: ControlPlaneServer) -> None:
     status, operation = create(control_plane_server)
     assert status == 200
     assert operation["done"]
@@ -85,7 +86,7 @@ def test_a_run_is_created_read_changed_and_deleted(control_plane_server):
     assert get(control_plane_server)[0] == 404
 
 
-def test_the_requests_of_the_newer_dialect_are_understood(control_plane_server):
+def test_the_requests_of_the_newer_dialect_are_understood(control_plane_server: ControlPlaneServer) -> None:
     custom = {"custom": {"id": "1", "display_name": "job", "create_time": "2026-11-21T05:12:42.5Z"}}
     target = {"display_name": "host-0", "instance_id": "1", "hostname": "host-0", "zone": "z", "state": "RUNNING"}
     status, answer = create(
@@ -102,13 +103,13 @@ def test_the_requests_of_the_newer_dialect_are_understood(control_plane_server):
     assert patch(control_plane_server, run, "9f" * 32, mask="workload_details")[0] == 200
 
 
-def test_an_id_is_taken_once(control_plane_server):
+def test_an_id_is_taken_once(control_plane_server: ControlPlaneServer) -> None:
     create(control_plane_server)
     status, answer = create(control_plane_server)
     assert (status, answer["error"]["status"]) == (409, "ALREADY_EXISTS")
 
 
-def test_a_change_needs_the_etag_of_what_it_changes(control_plane_server):
+def test_a_change_needs_the_etag_of_what_it_changes(control_plane_server: ControlPlaneServer) -> None:
     create(control_plane_server)
     _, run = get(control_plane_server)
     control_plane_server.change_run("my-run-1", displayName="by another program")
@@ -120,7 +121,7 @@ def test_a_change_needs_the_etag_of_what_it_changes(control_plane_server):
     assert control_plane_server.run("my-run-1")["runPhase"] == "ACTIVE"
 
 
-def test_what_the_service_computes_cannot_be_written(control_plane_server):
+def test_what_the_service_computes_cannot_be_written(control_plane_server: ControlPlaneServer) -> None:
     create(control_plane_server)
     _, run = get(control_plane_server)
     changed = {**run, "state": "STATE_FAILED", "createTime": "2000-01-01T00:00:00Z", "metrics": {"avgMfu": 0.5}}
@@ -146,7 +147,9 @@ def test_what_the_service_computes_cannot_be_written(control_plane_server):
         {"displayName": 7},
     ],
 )
-def test_fields_and_values_that_the_api_does_not_know_are_refused(control_plane_server, wrong):
+def test_fields_and_values_that_the_api_does_not_know_are_refused(
+    control_plane_server: ControlPlaneServer, wrong: Any
+) -> None:
     status, answer = create(control_plane_server, **wrong)
     assert (status, answer["error"]["status"]) == (400, "INVALID_ARGUMENT")
     assert control_plane_server.runs() == []
@@ -160,12 +163,12 @@ JSON = st.recursive(
 )
 
 
-def test_any_json_is_taken_or_refused():
+def test_any_json_is_taken_or_refused() -> None:
     with ControlPlaneServer() as server:
 
         @given(body=st.dictionaries(FIELDS, JSON, max_size=6) | JSON)
         @settings(max_examples=100, deadline=None, database=None)
-        def is_answered(body):
+        def is_answered(body: Any) -> None:
             server.clear()
             session = f"{RUNS}/run-1/profilerSessions"
             for path, query in ((RUNS, {"machine_learning_run_id": "run-1"}), (session, {"profiler_session_id": "s"})):
@@ -176,17 +179,17 @@ def test_any_json_is_taken_or_refused():
 
 
 @pytest.mark.parametrize("run_id", ["", "My_Run", "実験", "-x", "x" * 201])
-def test_an_id_has_lower_case_letters_digits_and_dashes(control_plane_server, run_id):
+def test_an_id_has_lower_case_letters_digits_and_dashes(control_plane_server: ControlPlaneServer, run_id: Any) -> None:
     assert create(control_plane_server, run_id=run_id)[0] == 400
 
 
-def test_a_zone_is_not_a_region(control_plane_server):
+def test_a_zone_is_not_a_region(control_plane_server: ControlPlaneServer) -> None:
     for location in ("us-central1-a", "-"):
         path = RUNS.replace("us-central1", location)
         assert ask(control_plane_server, "POST", path, RUN, machine_learning_run_id="a")[0] == 403
 
 
-def test_runs_of_all_regions_are_listed_together(control_plane_server):
+def test_runs_of_all_regions_are_listed_together(control_plane_server: ControlPlaneServer) -> None:
     create(control_plane_server)
     elsewhere = RUNS.replace("us-central1", "europe-west4")
     ask(control_plane_server, "POST", elsewhere, RUN, machine_learning_run_id="b")
@@ -199,7 +202,7 @@ def test_runs_of_all_regions_are_listed_together(control_plane_server):
 # --- Listing ---------------------------------------------------------------------------------------------
 
 
-def test_a_listing_is_filtered_ordered_and_paged(control_plane_server):
+def test_a_listing_is_filtered_ordered_and_paged(control_plane_server: ControlPlaneServer) -> None:
     for index in range(12):
         control_plane_server.put_run(f"run-{index:02}", {"runSet": "even" if index % 2 == 0 else "odd"})
     control_plane_server.change_run("run-04", runPhase="FAILED")
@@ -237,14 +240,16 @@ def test_a_listing_is_filtered_ordered_and_paged(control_plane_server):
         {"pageToken": "7:of another listing"},
     ],
 )
-def test_a_listing_that_cannot_be_understood_is_refused(control_plane_server, query):
+def test_a_listing_that_cannot_be_understood_is_refused(control_plane_server: ControlPlaneServer, query: Any) -> None:
     assert ask(control_plane_server, "GET", RUNS, **query)[0] == 400
 
 
 # --- Operations ------------------------------------------------------------------------------------------
 
 
-def test_a_slow_creation_takes_the_id_at_once_and_is_seen_when_it_is_done(control_plane_server):
+def test_a_slow_creation_takes_the_id_at_once_and_is_seen_when_it_is_done(
+    control_plane_server: ControlPlaneServer,
+) -> None:
     control_plane_server.operation_polls = 2
     _, operation = create(control_plane_server)
     assert not operation["done"]
@@ -258,7 +263,7 @@ def test_a_slow_creation_takes_the_id_at_once_and_is_seen_when_it_is_done(contro
     assert ask(control_plane_server, "GET", f"{path}x")[0] == 404
 
 
-def test_an_operation_that_takes_time_ends_without_a_request_for_it(control_plane_server):
+def test_an_operation_that_takes_time_ends_without_a_request_for_it(control_plane_server: ControlPlaneServer) -> None:
     control_plane_server.operation_seconds = 3600
     create(control_plane_server)
     assert get(control_plane_server)[0] == 404
@@ -271,7 +276,7 @@ def test_an_operation_that_takes_time_ends_without_a_request_for_it(control_plan
     assert get(control_plane_server)[0] == 200
 
 
-def test_an_operation_may_fail_and_writes_nothing(control_plane_server):
+def test_an_operation_may_fail_and_writes_nothing(control_plane_server: ControlPlaneServer) -> None:
     control_plane_server.fail_operations(8, "no quota", details=[{"@type": "x", "reason": "QUOTA"}])
     _, operation = create(control_plane_server)
     assert operation["error"] == {"code": 8, "message": "no quota", "details": [{"@type": "x", "reason": "QUOTA"}]}
@@ -283,7 +288,7 @@ def test_an_operation_may_fail_and_writes_nothing(control_plane_server):
 # --- Sessions --------------------------------------------------------------------------------------------
 
 
-def test_a_session_is_created_once_changed_by_its_mask_and_listed(control_plane_server):
+def test_a_session_is_created_once_changed_by_its_mask_and_listed(control_plane_server: ControlPlaneServer) -> None:
     create(control_plane_server)
     sessions = f"{RUNS}/my-run-1/profilerSessions"
     body = {
@@ -313,7 +318,7 @@ def test_a_session_is_created_once_changed_by_its_mask_and_listed(control_plane_
 # --- Permissions ---------------------------------------------------------------------------------------
 
 
-def test_refusals_have_the_text_of_the_real_service(control_plane_server):
+def test_refusals_have_the_text_of_the_real_service(control_plane_server: ControlPlaneServer) -> None:
     control_plane_server.accepted_tokens = {"good"}
     assert ask(control_plane_server, "GET", RUNS)[0] == 401
     assert ask(control_plane_server, "GET", RUNS, token="good")[0] == 200
@@ -326,7 +331,7 @@ def test_refusals_have_the_text_of_the_real_service(control_plane_server):
     assert (status, answer["error"]["details"][0]["reason"]) == (403, "SERVICE_DISABLED")
 
 
-def test_faults_hit_one_operation_and_bodies_are_remembered(control_plane_server):
+def test_faults_hit_one_operation_and_bodies_are_remembered(control_plane_server: ControlPlaneServer) -> None:
     control_plane_server.faults.script([Status(503)], on="create")
     assert create(control_plane_server)[0] == 503
     assert get(control_plane_server)[0] == 404
@@ -335,7 +340,7 @@ def test_faults_hit_one_operation_and_bodies_are_remembered(control_plane_server
     assert control_plane_server.requests_for("create")[1].body == RUN
 
 
-def test_what_is_not_served_is_not_found(control_plane_server):
+def test_what_is_not_served_is_not_found(control_plane_server: ControlPlaneServer) -> None:
     for verb, path in (("GET", "/"), ("PUT", RUNS), ("DELETE", RUNS), ("GET", f"/v1alpha/{PARENT}/clusters")):
         assert ask(control_plane_server, verb, path)[0] == 404
 
@@ -349,7 +354,7 @@ def test_the_environment_points_at_the_server(control_plane_server: ControlPlane
 # --- Self-hosted -----------------------------------------------------------------------------------------
 
 
-def test_a_self_hosted_control_plane_registers_a_run_and_gets_its_end():
+def test_a_self_hosted_control_plane_registers_a_run_and_gets_its_end() -> None:
     with SelfHostedServer("cluster-7") as server:
         assert ask(server, "GET", "/v1/agent-info")[1] == {"cluster_id": "cluster-7"}
         body = {"logicalId": "u-1", "displayName": "run", "workload": {"workloadId": "w"}}

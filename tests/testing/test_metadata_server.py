@@ -6,6 +6,9 @@ import subprocess
 import sys
 import urllib.error
 import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 from ml_diagnostics_testing.faults import Hang, Status
@@ -15,12 +18,12 @@ GOOGLE = {"Metadata-Flavor": "Google"}
 
 
 @pytest.fixture
-def server():
+def server() -> Iterator[Any]:
     with MetadataServer(project="p", zone="us-west4-a", attributes={"cluster-name": "c"}) as server:
         yield server
 
 
-def ask(server, path, headers=GOOGLE, timeout=10):
+def ask(server: Any, path: Any, headers: Any = GOOGLE, timeout: float = 10) -> Any:
     request = urllib.request.Request(f"{server.url}{path}", headers=headers)
     try:
         with urllib.request.urlopen(request, timeout=timeout) as response:
@@ -43,12 +46,12 @@ def ask(server, path, headers=GOOGLE, timeout=10):
         ("universe/universe-domain", "googleapis.com"),
     ],
 )
-def test_a_question_is_answered_as_text(server, path, answer):
+def test_a_question_is_answered_as_text(server: Any, path: str, answer: str) -> None:
     status, body, headers = ask(server, f"/computeMetadata/v1/{path}")
     assert (status, body, headers["Metadata-Flavor"]) == (200, answer, "Google")
 
 
-def test_a_folder_is_a_list_of_names_or_json(server):
+def test_a_folder_is_a_list_of_names_or_json(server: Any) -> None:
     assert ask(server, "/computeMetadata/v1/")[1] == "instance/\nproject/\nuniverse/\n"
     _, body, headers = ask(server, "/computeMetadata/v1/?recursive=true")
     tree = json.loads(body)
@@ -63,7 +66,7 @@ def test_a_folder_is_a_list_of_names_or_json(server):
     }
 
 
-def test_a_token_is_json_and_can_be_changed(server):
+def test_a_token_is_json_and_can_be_changed(server: Any) -> None:
     path = "/computeMetadata/v1/instance/service-accounts/default/token"
     assert json.loads(ask(server, path)[1]) == {
         "access_token": "token-of-the-metadata-server",
@@ -74,22 +77,22 @@ def test_a_token_is_json_and_can_be_changed(server):
     assert json.loads(ask(server, path)[1])["access_token"] == "another"
 
 
-def test_the_flavour_is_demanded(server):
+def test_the_flavour_is_demanded(server: Any) -> None:
     assert ask(server, "/computeMetadata/v1/project/project-id", headers={})[0] == 403
     assert ask(server, "/", headers={})[2]["Metadata-Flavor"] == "Google"
 
 
-def test_what_is_not_there_is_a_404(server):
+def test_what_is_not_there_is_a_404(server: Any) -> None:
     for path in ("/computeMetadata/v1/instance/attributes/none", "/computeMetadata/v1/instance/zone/x", "/other"):
         assert ask(server, path)[0] == 404
 
 
-def test_a_machine_may_have_no_service_account():
+def test_a_machine_may_have_no_service_account() -> None:
     with MetadataServer(email=None) as server:
         assert ask(server, "/computeMetadata/v1/instance/service-accounts/default/email")[0] == 404
 
 
-def test_faults_may_apply_to_tokens_only(server):
+def test_faults_may_apply_to_tokens_only(server: Any) -> None:
     server.faults.always(Status(503), on="token")
     assert ask(server, "/computeMetadata/v1/instance/service-accounts/default/token")[0] == 503
     assert ask(server, "/computeMetadata/v1/project/project-id")[0] == 200
@@ -98,7 +101,7 @@ def test_faults_may_apply_to_tokens_only(server):
         ask(server, "/computeMetadata/v1/project/project-id", timeout=0.1)
 
 
-def test_the_real_google_auth_takes_it_for_the_machines_own(server, tmp_path):
+def test_the_real_google_auth_takes_it_for_the_machines_own(server: Any, tmp_path: Path) -> None:
     code = """
 import google.auth, google.auth.transport.requests
 credentials, project = google.auth.default(scopes=["https://www.googleapis.com/auth/cloud-platform"])

@@ -6,11 +6,14 @@ import shutil
 import socket
 import subprocess
 import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 from ml_diagnostics_testing.faults import Hang, Reset, Status
 
-from ..loopback.compute import vm_addresses
+from ..loopback.compute import ComputeServer, vm_addresses
 from ..waiting import bound_port, free_port, wait_until
 
 pytest.importorskip("asyncssh")
@@ -26,14 +29,14 @@ QUIET = ("-o", "StrictHostKeyChecking=no", "-o", "UserKnownHostsFile=/dev/null",
 
 
 @pytest.fixture
-def machine(tmp_path):
+def machine(tmp_path: Path) -> Iterator[Any]:
     (tmp_path / "machine").mkdir()
     with SshServer(folder=tmp_path / "machine", environment={"HOST_INDEX": "3"}) as server:
         yield server
 
 
 @pytest.fixture
-def ssh(machine, tmp_path):
+def ssh(machine: Any, tmp_path: Path) -> Any:
     """The beginning of a command that leads to the machine."""
     key = tmp_path / "key"
     subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(key)], check=True)
@@ -41,14 +44,14 @@ def ssh(machine, tmp_path):
     return [str(program), "-i", str(key), "-o", "BatchMode=yes", *QUIET]
 
 
-def run(command, **options):
+def run(command: Any, **options: Any) -> Any:
     return subprocess.run(command, capture_output=True, timeout=30, check=False, **options)
 
 
-def connect(port):
+def connect(port: Any) -> Any:
     """Connect as soon as the port is open."""
 
-    def connection():
+    def connection() -> Any:
         with contextlib.suppress(ConnectionRefusedError):
             return socket.create_connection(("127.0.0.1", port), timeout=10)
 
@@ -56,10 +59,10 @@ def connect(port):
 
 
 @pytest.fixture
-def echo():
+def echo() -> Iterator[Any]:
     """A port that echoes the request, once for each connection."""
 
-    def serve(listener):
+    def serve(listener: Any) -> None:
         while True:
             try:
                 connection, _ = listener.accept()
@@ -79,7 +82,7 @@ def echo():
 # --- Commands --------------------------------------------------------------------------------------------
 
 
-def test_a_command_runs_in_the_folder_of_the_machine(ssh, machine, tmp_path):
+def test_a_command_runs_in_the_folder_of_the_machine(ssh: Any, machine: Any, tmp_path: Path) -> None:
     done = run([*ssh, f"me@{ADDRESS}", "pwd; echo $HOST_INDEX; echo no >&2; exit 7"])
     assert done.stdout.decode().split() == [str(tmp_path / "machine"), "3"]
     assert done.stderr == b"no\n"
@@ -89,25 +92,25 @@ def test_a_command_runs_in_the_folder_of_the_machine(ssh, machine, tmp_path):
     assert machine.requests_for("login")[0].path == "me"
 
 
-def test_bytes_are_forwarded_unchanged(ssh):
+def test_bytes_are_forwarded_unchanged(ssh: Any) -> None:
     data = bytes(range(256)) * 4096
     done = run([*ssh, ADDRESS, "cat"], input=data)
     assert done.stdout == data
     assert done.returncode == 0
 
 
-def test_a_command_that_dies_of_a_signal_is_reported(ssh):
+def test_a_command_that_dies_of_a_signal_is_reported(ssh: Any) -> None:
     assert run([*ssh, ADDRESS, "kill -KILL $$"]).returncode == 255
 
 
-def test_commands_run_side_by_side(ssh):
+def test_commands_run_side_by_side(ssh: Any) -> None:
     # Each ends only when the other has started.
     commands = ["touch a; until [ -e b ]; do sleep 0.01; done", "touch b; until [ -e a ]; do sleep 0.01; done"]
     processes = [subprocess.Popen([*ssh, ADDRESS, command]) for command in commands]
     assert [process.wait(30) for process in processes] == [0, 0]
 
 
-def test_a_command_outlives_its_connection_but_not_the_machine(ssh, machine, tmp_path):
+def test_a_command_outlives_its_connection_but_not_the_machine(ssh: Any, machine: Any, tmp_path: Path) -> None:
     folder = tmp_path / "machine"
     process = subprocess.Popen(
         [*ssh, ADDRESS, "echo $$ > pid; until [ -e on ]; do sleep 0.01; done; touch went; sleep 99"]
@@ -125,7 +128,7 @@ def test_a_command_outlives_its_connection_but_not_the_machine(ssh, machine, tmp
 # --- Ports -----------------------------------------------------------------------------------------------
 
 
-def test_a_forwarded_port_leads_where_the_machine_has_it(ssh, machine, echo):
+def test_a_forwarded_port_leads_where_the_machine_has_it(ssh: Any, machine: Any, echo: Any) -> None:
     machine.ports[9012] = echo
     local = free_port()
     with subprocess.Popen([*ssh, "-N", "-L", f"{local}:localhost:9012", ADDRESS]) as process:
@@ -137,7 +140,7 @@ def test_a_forwarded_port_leads_where_the_machine_has_it(ssh, machine, echo):
     assert [record.path for record in machine.requests_for("forward")] == ["localhost:9012"] * 2
 
 
-def test_a_closed_port_is_refused(ssh, machine):
+def test_a_closed_port_is_refused(ssh: Any, machine: Any) -> None:
     with bound_port() as silent:
         machine.ports[9012] = silent
         local = free_port()
@@ -147,7 +150,7 @@ def test_a_closed_port_is_refused(ssh, machine):
             process.kill()  # SIGTERM may be missed: ssh 9.2 checks for it, then polls
 
 
-def test_a_master_connection_is_used_again_and_ended(ssh, machine, echo, tmp_path):
+def test_a_master_connection_is_used_again_and_ended(ssh: Any, machine: Any, echo: Any, tmp_path: Path) -> None:
     machine.ports[6006] = echo
     control, local = str(tmp_path / "control"), free_port()
     tunnel = run([*ssh, "-f", "-N", "-M", "-S", control, "-L", f"{local}:localhost:6006", ADDRESS])
@@ -164,7 +167,7 @@ def test_a_master_connection_is_used_again_and_ended(ssh, machine, echo, tmp_pat
 # --- Faults ----------------------------------------------------------------------------------------------
 
 
-def test_a_machine_may_refuse_a_login(ssh, machine):
+def test_a_machine_may_refuse_a_login(ssh: Any, machine: Any) -> None:
     machine.faults.script([Status(403)], on="login")
     done = run([*ssh, ADDRESS, "true"])
     assert done.returncode == 255
@@ -172,26 +175,26 @@ def test_a_machine_may_refuse_a_login(ssh, machine):
     assert run([*ssh, ADDRESS, "true"]).returncode == 0
 
 
-def test_a_machine_that_is_gone_refuses_connections(ssh, machine):
+def test_a_machine_that_is_gone_refuses_connections(ssh: Any, machine: Any) -> None:
     machine.close()
     done = run([*ssh, ADDRESS, "true"])
     assert done.returncode == 255
     assert b"Connection refused" in done.stderr
 
 
-def test_no_other_address_is_asked(ssh):
+def test_no_other_address_is_asked(ssh: Any) -> None:
     done = run([*ssh, "198.51.100.77", "true"])
     assert done.returncode == 255
     assert b"Connection refused" in done.stderr
 
 
-def test_a_connection_may_break_instead_of_a_command(ssh, machine, tmp_path):
+def test_a_connection_may_break_instead_of_a_command(ssh: Any, machine: Any, tmp_path: Path) -> None:
     machine.faults.script([Reset()], on="exec")
     assert run([*ssh, ADDRESS, "touch ran"]).returncode == 255
     assert not (tmp_path / "machine" / "ran").exists()
 
 
-def test_a_machine_may_send_nothing_until_it_is_released(ssh, machine):
+def test_a_machine_may_send_nothing_until_it_is_released(ssh: Any, machine: Any) -> None:
     machine.faults.script([Hang()], on="exec")
     with subprocess.Popen([*ssh, ADDRESS, "true"]) as process:
         wait_until(lambda: machine.requests_for("exec"))
@@ -200,7 +203,7 @@ def test_a_machine_may_send_nothing_until_it_is_released(ssh, machine):
         assert process.wait(10) == 255
 
 
-def test_a_forwarded_connection_may_be_refused(ssh, machine, echo):
+def test_a_forwarded_connection_may_be_refused(ssh: Any, machine: Any, echo: Any) -> None:
     machine.ports[9012] = echo
     machine.faults.script([Status(503)], on="forward")
     local = free_port()
@@ -217,7 +220,7 @@ def test_a_forwarded_connection_may_be_refused(ssh, machine, echo):
 
 
 @pytest.fixture
-def gcloud(compute_server, tmp_path):
+def gcloud(compute_server: ComputeServer, tmp_path: Path) -> Any:
     environment = {
         **os.environ,
         **compute_server.environment(),
@@ -228,7 +231,9 @@ def gcloud(compute_server, tmp_path):
 
 
 @needs_gcloud
-def test_gcloud_gives_its_key_to_the_project_and_logs_in_with_it(gcloud, compute_server, machine, tmp_path):
+def test_gcloud_gives_its_key_to_the_project_and_logs_in_with_it(
+    gcloud: Any, compute_server: ComputeServer, machine: Any, tmp_path: Path
+) -> None:
     vm = compute_server.add_instance("a")
     machine.authorized_keys = lambda: compute_server.project_metadata.get("ssh-keys", "")
     write_ssh(tmp_path, {vm_addresses(vm): machine})
@@ -244,7 +249,9 @@ def test_gcloud_gives_its_key_to_the_project_and_logs_in_with_it(gcloud, compute
 
 
 @needs_gcloud
-def test_gcloud_reaches_a_vm_without_an_address_and_each_worker_of_a_tpu(gcloud, compute_server, machine, tmp_path):
+def test_gcloud_reaches_a_vm_without_an_address_and_each_worker_of_a_tpu(
+    gcloud: Any, compute_server: ComputeServer, machine: Any, tmp_path: Path
+) -> None:
     vm = compute_server.add_instance("inside", networkInterfaces=[{}])
     workers = compute_server.add_tpu("slice", workers=2)["networkEndpoints"]
     outside = [worker["accessConfig"]["externalIp"] for worker in workers]

@@ -6,6 +6,7 @@ Usage: axlearn_like.py NAME UPLOAD_DIR STEPS
 import datetime
 import sys
 import time
+from typing import Any
 
 from ml_goodput_measurement import goodput, goodput_elastic, monitoring_elastic
 from ml_goodput_measurement.src import goodput as goodput_of_src
@@ -14,17 +15,17 @@ from ml_goodput_measurement.src import goodput as goodput_of_src
 class GoodputRecorder:
     """Makes the library's objects when they are first needed, and calls them by the names of events."""
 
-    def __init__(self, name, upload_dir):
+    def __init__(self, name: Any, upload_dir: Any) -> None:
         self._name, self._upload_dir, self._recorder, self._monitor = name, upload_dir, None, None
 
-    def record(self, event, *args, **kwargs):
+    def record(self, event: Any, *args: Any, **kwargs: Any) -> None:
         if self._recorder is None:
             self._recorder = goodput_elastic.ElasticGoodputRecorder(
                 job_name=self._name, logger_name=f"goodput_logger_{self._name}", logging_enabled=True
             )
         getattr(self._recorder, f"record_{event}")(*args, **kwargs)
 
-    def start_monitoring(self):
+    def start_monitoring(self) -> None:
         self._monitor = monitoring_elastic.ElasticGoodputMonitor(
             job_name=self._name,
             logger_name=f"goodput_logger_{self._name}",
@@ -38,13 +39,13 @@ class GoodputRecorder:
         self._monitor.start_goodput_uploader()
         self._monitor.start_rolling_window_goodput_uploader([600])
 
-    def stop_monitoring(self):
+    def stop_monitoring(self) -> None:
         self._monitor.stop_rolling_window_goodput_uploader()
         self._monitor.stop_goodput_uploader()
         self._recorder.flush()
 
 
-def main():
+def main() -> None:
     name, upload_dir, steps = sys.argv[1:4]
     assert goodput_of_src is goodput
     recorder = GoodputRecorder(name, upload_dir)

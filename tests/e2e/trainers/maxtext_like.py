@@ -9,6 +9,8 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Iterator
+from typing import Any
 
 from ml_goodput_measurement import goodput, monitoring
 
@@ -22,7 +24,7 @@ class GoodputEvent(enum.Enum):
 
 
 @contextlib.contextmanager
-def maybe_record_goodput(recorder, event, *args):
+def maybe_record_goodput(recorder: Any, event: Any, *args: Any) -> Iterator[Any]:
     """Records start and end of an event, whichever of them the recorder knows."""
     if recorder is None:
         yield
@@ -39,7 +41,7 @@ def maybe_record_goodput(recorder, event, *args):
 
 
 @contextlib.contextmanager
-def maybe_monitor_goodput(run_name, tensorboard_dir):
+def maybe_monitor_goodput(run_name: Any, tensorboard_dir: Any) -> Iterator[Any]:
     monitor = monitoring.GoodputMonitor(
         job_name=run_name,
         logger_name=f"goodput_{run_name}",
@@ -63,7 +65,7 @@ def maybe_monitor_goodput(run_name, tensorboard_dir):
         monitor.stop_rolling_window_goodput_uploader()
 
 
-def main():
+def main() -> None:
     run_name, tensorboard_dir, first_step, steps = sys.argv[1:5]
     recorder = goodput.GoodputRecorder(run_name, f"goodput_{run_name}", True)
     with maybe_record_goodput(recorder, GoodputEvent.JOB), maybe_monitor_goodput(run_name, tensorboard_dir):
