@@ -112,7 +112,7 @@ def test_a_process_that_has_left_is_not_signalled(start: Start, run: Run, fake_p
     job = start("file.close()")
     assert find_processes() == ()
     code, out, err = run("dump")
-    assert (code, out) == (1, "")
+    assert (code, out) == (3, "")
     assert "no process of this machine" in err
     assert run("dump", str(job.pid))[0] == 1
     assert job.poll() is None
@@ -137,7 +137,7 @@ def test_a_signal_that_may_be_the_jobs_own_is_not_sent(
     )
     job = start(ours_is_second)
     code, _, err = run("dump")
-    assert code == 1
+    assert code == 3
     assert "give that one with --signal" in err
     assert run("dump", "--signal", "SIGUSR2")[1].startswith("host-1 waits in psum")
     assert job.poll() is None
@@ -248,7 +248,7 @@ def test_a_process_that_does_not_answer_is_given_up(start: Start, run: Run, fake
         code, _, err = run("dump", "--timeout", "0.3")
     finally:
         job.send_signal(signal.SIGCONT)
-    assert code == 1
+    assert code == 3
     assert "within 0.3 s of SIGUSR1" in err
 
 

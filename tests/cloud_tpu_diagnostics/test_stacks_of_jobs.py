@@ -119,7 +119,7 @@ def test_entries_without_a_name_are_the_jobs_whose_recorder_ran_in_that_process_
     _, out, _ = show("--job", "b")
     assert "of_b" in out
     assert "of_a" not in out
-    assert show("--job", "c")[0] == 1
+    assert show("--job", "c")[0] == 3
 
 
 def test_a_process_of_this_host_that_is_gone_is_not_silent(show: Show, tmp_path: Path) -> None:

@@ -78,4 +78,4 @@ def test_the_command_on_stacks_mentions_no_cloud(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "cloud_tpu_diagnostics.stacks.cli", "show", "--job", "x"]
     environ = {"HOME": str(tmp_path), "PATH": os.environ["PATH"], "GCE_METADATA_HOST": "127.0.0.1:9"}
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, env=environ, check=False)
-    assert (done.returncode, done.stdout, done.stderr) == (1, "", "tpu-stacks: no stacks of the job 'x' were found\n")
+    assert (done.returncode, done.stdout, done.stderr) == (3, "", "tpu-stacks: no stacks of the job 'x' were found\n")

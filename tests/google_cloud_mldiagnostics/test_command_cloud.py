@@ -138,7 +138,7 @@ def test_what_the_run_has_shipped_itself_is_not_sent_again(
     run.finish()
     before = cloud.values(run.name)
     assert before == [5.0, 4.0, 3.0, 2.0, 1.0]
-    assert "brought up to date" in shown(capsys, "sync", run.name)
+    assert "updated" in shown(capsys, "sync", run.name)
     assert (cloud.values(run.name), cloud.log.duplicates) == (before, 0)
 
 
@@ -193,7 +193,7 @@ def test_profiles_are_brought_along_and_told(cloud: Cloud, capsys: Captured) -> 
     run.finish()
     profile(run.name, "s1")
     arguments = ("sync", run.name, "--gcs-path", "gs://test-bucket/traces")
-    assert "1 file sent (6 B), 0 there before; 1 session\n" in shown(capsys, *arguments)
+    assert "1 file sent (6 B), 0 sent before; 1 session\n" in shown(capsys, *arguments)
     name = f"traces/{run.name}/plugins/profile/s1/host-0.xplane.pb"
     assert cloud.bucket.names("test-bucket") == [name]
     assert cloud.bucket.read("test-bucket", name) == b"xplane"
@@ -201,7 +201,7 @@ def test_profiles_are_brought_along_and_told(cloud: Cloud, capsys: Captured) -> 
     assert session["storageFolderUri"] == f"gs://test-bucket/traces/{run.name}/plugins/profile/s1"
     assert cloud.runs.run(run.name)["artifacts"]["gcsPath"] == "gs://test-bucket/traces"
     generation = cloud.bucket.stored("test-bucket", name).generation
-    assert "0 files sent (0 B), 1 there before" in shown(capsys, *arguments)
+    assert "0 files sent (0 B), 1 sent before" in shown(capsys, *arguments)
     assert cloud.bucket.stored("test-bucket", name).generation == generation
 
 
@@ -220,7 +220,7 @@ def test_profiles_without_a_bucket_stay_and_that_is_said(cloud: Cloud, capsys: C
     run = recorded()
     run.finish()
     file = profile(run.name, "s1")
-    assert "profiles  1 file not sent: say where to with --gcs-path" in shown(capsys, "sync", run.name)
+    assert "profiles  1 file not sent: give their path with --gcs-path" in shown(capsys, "sync", run.name)
     assert file.exists()
     assert cloud.runs.sessions(run.name) == []
 
@@ -229,7 +229,7 @@ def test_a_refusal_is_one_error_that_says_what_to_do(cloud: Cloud, capsys: Captu
     run = recorded()
     run.finish()
     cloud.runs.is_permitted = False
-    assert main(["sync", run.name]) == 1
+    assert main(["sync", run.name]) == 4
     told = capsys.readouterr()
     assert told.out == ""
     assert "roles/" in told.err
@@ -243,7 +243,7 @@ def test_a_server_that_is_down_costs_time_and_one_that_stays_down_a_second_comma
     run.finish()
     cloud.log.faults.script([None, Status(503), Status(401)], on="write")
     monkeypatch.setattr(time, "sleep", lambda seconds: None)
-    assert main(["sync", run.name]) == 1
+    assert main(["sync", run.name]) == 4
     capsys.readouterr()
     assert 0 < len(cloud.values(run.name)) < 1200
     shown(capsys, "sync", run.name)
@@ -291,7 +291,7 @@ def test_a_run_is_shown_elsewhere_as_it_is_here(cloud: Cloud, capsys: Captured, 
         process["pid"] for process in here["attempts"][0]["processes"]
     ]
     lines = shown(capsys, "runs", *PROJECT).splitlines()
-    assert [line.split()[:2] for line in lines[1:]] == [[run.name, "COMPLETED"]]
+    assert [line.split()[:2] for line in lines[2:]] == [[run.name, "COMPLETED"]]
 
 
 def test_a_run_that_was_brought_there_days_later_is_shown(cloud: Cloud, capsys: Captured, another_machine: Any) -> None:
@@ -334,7 +334,7 @@ def test_a_killed_run_is_stale_elsewhere_until_somebody_tells(
     ago = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(time.time() - 300))
     cloud.log.write([{**told, "timestamp": ago}], log_id=entries.LOG_ID)
     another_machine()
-    assert "STALE" in shown(capsys, "runs", *PROJECT).splitlines()[1]
+    assert "STALE" in shown(capsys, "runs", *PROJECT).splitlines()[2]
     ending = {"verb": "stacktraceanalyzer", "kind": "job_ended", "how": "out_of_memory", "message": "out of memory"}
     cloud.log.write(
         [{"jsonPayload": ending, "labels": {"host": "host-0", "pid": "7"}}], log_id="tpu.googleapis.com/runtime_monitor"
@@ -429,7 +429,7 @@ def test_a_job_elsewhere_is_profiled_and_brings_its_profile_to_the_bucket(
             arguments = ["profile", run_id, "--duration", "200", "--session", "s1", *PROJECT]
             wait_until(lambda: main(arguments) == 0, 60)
             folder = f"gs://test-bucket/traces/{run_id}/plugins/profile/s1"
-            assert f"in    {folder}, brought there by the job" in capsys.readouterr().out
+            assert f"in    {folder}, uploaded by the job" in capsys.readouterr().out
             wait_until(lambda: cloud.bucket.names("test-bucket"), 60)
             flag.touch()
             assert job.wait(60) == 0

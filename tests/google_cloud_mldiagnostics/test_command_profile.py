@@ -11,9 +11,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from google_cloud_mldiagnostics._cli.profile import targets_of
 from google_cloud_mldiagnostics.cli import main
-from google_cloud_mldiagnostics.cli.profile import targets_of
 from google_cloud_mldiagnostics.exceptions import ProfilingError
+from ml_diagnostics_common.command.errors import NotFoundError
 from ml_diagnostics_common.environment import identity
 from ml_diagnostics_common.xplane import read_xplane
 
@@ -88,7 +89,7 @@ def test_a_running_job_is_profiled_on_all_hosts_at_once_and_its_run_knows_the_pr
     with running_job(tmp_path) as run_id:
         wait_until_it_can_be_profiled(run_id, capsys)
         code, out, err = told(capsys, "profile", run_id, "--duration", "300", "--format", "json")
-        assert (code, "profiling 2 processes" in err) == (0, True)
+        assert (code, "Profiling 2 processes" in err) == (0, True)
         answer = json.loads(out)
         (folder,) = answer["folders"]
         files = list(Path(folder).glob("*.xplane.pb"))
@@ -100,7 +101,7 @@ def test_a_running_job_is_profiled_on_all_hosts_at_once_and_its_run_knows_the_pr
         assert code == 0
         assert out.startswith("profile s2: 1 of 1 captured\n")
         assert f"xprof --logdir {folder.partition('/plugins/')[0]} --port 8791" in out
-        assert told(capsys, "profile", run_id, "--hosts", "nobody")[0] == 1
+        assert told(capsys, "profile", run_id, "--hosts", "nobody")[0] == 3
     shown = json.loads(told(capsys, "show", run_id, "--format", "json")[1])
     assert sorted((one["session"], one["kind"], one["state"], len(one["hosts"])) for one in shown["profiles"]) == [
         (answer["session"], "on_demand", "SUCCEEDED", 2),
@@ -127,7 +128,7 @@ def test_who_is_asked_are_all_who_can_be_by_the_address_that_leads_there() -> No
     for name in ("far", "10.0.0.2", "10.0.0.2:7"):
         assert [target.address for target in targets_of(shown, [name])] == ["10.0.0.2:7"]
     assert targets_of(shown, ["other:99"])[0][1:] == ("other:99", "gs://bucket/x/run-1/plugins/profile", "")
-    with pytest.raises(ProfilingError, match=r"no host 'old' .* it has .*far"):
+    with pytest.raises(NotFoundError, match=r"no host 'old' .* it has .*far"):
         targets_of(shown, ["old"])
 
 

@@ -8,7 +8,7 @@ import tracemalloc
 from typing import Any
 
 import pytest
-from google_cloud_mldiagnostics.cli.metric_output import json_lines
+from google_cloud_mldiagnostics._cli.metric_output import json_lines
 from google_cloud_mldiagnostics.reading.metric_series import MetricSeries, Point, Series
 from ml_diagnostics_common.entry import EntryContext, LogEntry
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from google_cloud_mldiagnostics.cli.run_output import format_run, format_runs, run_as_dict, runs_as_json
+from google_cloud_mldiagnostics._cli.run_output import format_run, format_runs, run_as_dict, runs_as_dicts
 
 from .told_runs import at, metric, process, resource, rfc3339, session, view
 
@@ -25,7 +25,7 @@ def test_of_many_processes_those_that_failed_come_first_in_their_order() -> None
     assert page.splitlines()[1] == "  host-100 (process 100): disk full"
     assert "128 processes: 2 FAILED, 126 ACTIVE" in page
     lines = part(page, "128 processes")
-    assert [line.split()[1] for line in lines[1:4]] == ["host-100", "host-90", "host-0"]
+    assert [line.split()[1] for line in lines[2:5]] == ["host-100", "host-90", "host-0"]
     assert lines[-1] == "  ... 116 more processes; --format json has all"
 
 
@@ -40,7 +40,7 @@ def test_many_attempts_and_profiles_are_cut_in_the_middle() -> None:
     for title, first, last in (("30 attempts", "1", "30"), ("30 profiles", "s00", "s29")):
         lines = part(page, title)
         assert "  ... 18 more; --format json has all" in lines
-        assert (lines[1].split()[0], lines[-1].split()[0]) == (first, last)
+        assert (lines[2].split()[0], lines[-1].split()[0]) == (first, last)
     assert len(page.splitlines()) < 60
 
 
@@ -57,7 +57,7 @@ def test_text_of_others_stays_in_its_line() -> None:
     kept = resource(displayName="two\nlines", configs={"userConfigs": {"a\nb": "c\nd" * 500}})
     page = format_run(view(kept, told, now=6), [], [], at(6))
     assert "first line second line" in page
-    assert "  a b   c dc d" in page
+    assert "  a b  c dc d" in page
     assert max(map(len, page.splitlines())) < 320
 
 
@@ -65,12 +65,12 @@ def test_text_of_others_stays_in_its_line() -> None:
 def test_how_long_a_run_lasted(ended: str | None) -> None:
     kept = resource("COMPLETED", endTime=ended) if ended else resource()
     lines = format_runs([view(kept, process("ACTIVE", 119), now=120)], at(120)).splitlines()
-    assert ("2 min 5 s" if ended else "2 min 0 s") in lines[1]
+    assert ("2 min 5 s" if ended else "2 min 0 s") in lines[2]
 
 
 def test_a_silent_run_lasted_until_it_was_last_heard_of() -> None:
     shown = view(resource(), process("ACTIVE", 0), metric("loss", 60, 1.0), now=7200)
-    assert "1 min 0 s" in format_runs([shown], at(7200)).splitlines()[1]
+    assert "1 min 0 s" in format_runs([shown], at(7200)).splitlines()[2]
 
 
 def test_json_has_times_as_text_and_none_for_what_is_not_known() -> None:
@@ -80,4 +80,4 @@ def test_json_has_times_as_text_and_none_for_what_is_not_known() -> None:
     assert (told["started"], told["ended"]) == (rfc3339(0), None)
     (known,) = told["attempts"][0]["processes"]
     assert (known["state"], known["started"], known["profiler_port"]) == ("ACTIVE", rfc3339(0), 9999)
-    assert json.loads(runs_as_json([shown]))[0]["run"] == "run-1"
+    assert runs_as_dicts([shown])[0]["run"] == "run-1"

@@ -14,9 +14,9 @@ import pytest
 from ml_diagnostics_common.environment import diagnostics_directory
 from ml_diagnostics_common.journal import Journal
 from ml_goodput_measurement import cli
+from ml_goodput_measurement._cli.report import format_text
 from ml_goodput_measurement._record.recorder import GoodputRecorder
 from ml_goodput_measurement.calculator import GoodputCalculator
-from ml_goodput_measurement.report import format_text
 
 from .histories import BASE
 
@@ -41,7 +41,7 @@ def test_a_report_is_on_standard_output_and_nothing_else_is(capsys: pytest.Captu
     record("job")
     assert cli.main(["report", "job"]) == 0
     output = capsys.readouterr()
-    assert output.out == format_text(GoodputCalculator("job", "goodput_job").report())
+    assert output.out == format_text(GoodputCalculator("job", "goodput_job").report()) + "\n"
     assert "100.00 % goodput" in output.out
     assert output.err == ""
 
@@ -102,11 +102,9 @@ def test_a_wrong_file_of_exclusions_is_exit_code_2_with_the_position(
     assert "Traceback" not in output.err
 
 
-def test_a_file_of_exclusions_that_is_not_there_is_exit_code_1(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_missing_file_of_exclusions_is_exit_code_3(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     record("job")
-    assert cli.main(["report", "job", "--exclude", str(tmp_path / "none.json")]) == 1
+    assert cli.main(["report", "job", "--exclude", str(tmp_path / "none.json")]) == 3
     output = capsys.readouterr()
     assert output.out == ""
     assert re.fullmatch(r"goodput: .*No such file.*none\.json'\n", output.err)
@@ -136,7 +134,7 @@ def test_without_matplotlib_the_report_is_there_and_the_extra_is_named(
 def test_a_missing_job_is_reported_with_the_existing_ones(capsys: pytest.CaptureFixture[str]) -> None:
     record("first")
     record("second", "another_log")
-    assert cli.main(["report", "third"]) == 1
+    assert cli.main(["report", "third"]) == 3
     output = capsys.readouterr()
     assert output.out == ""
     assert "'third'" in output.err
@@ -146,13 +144,13 @@ def test_a_missing_job_is_reported_with_the_existing_ones(capsys: pytest.Capture
 def test_a_long_list_of_jobs_is_cut(capsys: pytest.CaptureFixture[str]) -> None:
     for number in range(25):
         record(f"job-{number:02}")
-    assert cli.main(["report", "job"]) == 1
+    assert cli.main(["report", "job"]) == 3
     assert "job-00, job-01, " in (output := capsys.readouterr().err)
     assert output.endswith("job-19 and 5 more.\n")
 
 
 def test_an_empty_journal_is_reported(capsys: pytest.CaptureFixture[str], journal: Path) -> None:
-    assert cli.main(["report", "job"]) == 1
+    assert cli.main(["report", "job"]) == 3
     assert f"The journal {journal} is empty: no job was recorded on this machine" in capsys.readouterr().err
 
 
@@ -173,7 +171,7 @@ def test_the_usual_log_goes_before_others(capsys: pytest.CaptureFixture[str]) ->
 def test_a_job_in_several_logs_is_asked_for_one(capsys: pytest.CaptureFixture[str]) -> None:
     record("job", "log_a")
     record("job", "log_b")
-    assert cli.main(["report", "job"]) == 1
+    assert cli.main(["report", "job"]) == 2
     assert "choose one with --logger: log_a, log_b" in capsys.readouterr().err
     assert cli.main(["report", "job", "--logger", "log_b"]) == 0
 
@@ -184,7 +182,7 @@ def test_a_job_in_logs_of_our_other_libraries_is_found_in_its_own(capsys: pytest
     for job in ("job", "a-run"):
         Journal(log, root=diagnostics_directory(), labels={"job": job}).append({"values": [1.0]})
     assert cli.main(["report", "job"]) == 0
-    assert cli.main(["report", "another"]) == 1
+    assert cli.main(["report", "another"]) == 3
     assert "has these jobs: job." in capsys.readouterr().err
 
 
@@ -261,7 +259,7 @@ def test_a_reader_that_has_seen_enough_is_nothing_to_talk_about() -> None:
     os.close(reading)
     result = run("report", "job", stdout=writing)
     os.close(writing)
-    assert (result.returncode, result.stderr) == (1, b"")
+    assert (result.returncode, result.stderr) == (0, b"")
 
 
 def test_help_loads_nothing_heavy() -> None:
@@ -280,7 +278,7 @@ assert not heavy & {name.partition(".")[0] for name in set(sys.modules) - before
 
 
 def test_last_is_the_job_that_started_last(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["report", "last"]) == 1
+    assert cli.main(["report", "last"]) == 3
     assert "there is no last job. The journal " in capsys.readouterr().err
     for job in ("first", "second"):
         record(job, "training log")
@@ -295,12 +293,12 @@ def test_last_is_the_job_that_started_last(capsys: pytest.CaptureFixture[str]) -
 def test_an_unknown_job_comes_with_hints(capsys: pytest.CaptureFixture[str]) -> None:
     for job in ("vision-1", "vision-2", "text-1"):
         record(job, "training")
-    assert cli.main(["report", "Vison-1"]) == 1
+    assert cli.main(["report", "Vison-1"]) == 3
     first, *hints = capsys.readouterr().err.splitlines()
     assert first.startswith("goodput: Nothing was recorded for job 'Vison-1' in log 'goodput_Vison-1'. Was its ")
     assert hints[0] == "  Did you mean vision-1, vision-2?"
     assert hints[1].endswith("has these jobs: text-1, vision-1, vision-2.")
-    assert cli.main(["report", "text-1", "--logger", "elsewhere"]) == 1
+    assert cli.main(["report", "text-1", "--logger", "elsewhere"]) == 3
     assert (
         "\n  The journal has this job in other logs: training. Give one of these as --logger.\n"
         in capsys.readouterr().err
@@ -311,5 +309,5 @@ def test_a_source_that_was_not_searched_is_named_with_the_reason(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("ML_DIAGNOSTICS_BACKEND", "local")
-    assert cli.main(["report", "job"]) == 1
+    assert cli.main(["report", "job"]) == 3
     assert "not Cloud Logging, because ML_DIAGNOSTICS_BACKEND is local." in capsys.readouterr().err

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from ml_diagnostics_common.exceptions import ConfigurationError
-from ml_goodput_measurement.exclusion_file import read_exclusions
+from ml_goodput_measurement._cli.exclusion_file import read_exclusions
 
 
 def utc(hour: int, minute: int = 0, microsecond: int = 0) -> datetime.datetime:
@@ -73,11 +73,11 @@ def test_other_keys_and_a_byte_order_mark_do_no_harm(file: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("", "holidays.json, line 1, column 1: no JSON"),
-        ('[{"start_time_utc":\n  oops}]', "holidays.json, line 2, column 3: no JSON"),
-        ("[" * 100_000, "holidays.json: no JSON"),
-        (json.dumps(interval()), "holidays.json: no list of intervals; write [{"),
-        (json.dumps([interval(), 5]), "holidays.json, interval 2: 5 is no interval"),
+        ("", "holidays.json, line 1, column 1: not JSON"),
+        ('[{"start_time_utc":\n  oops}]', "holidays.json, line 2, column 3: not JSON"),
+        ("[" * 100_000, "holidays.json: not JSON"),
+        (json.dumps(interval()), "holidays.json: expected a list of intervals; write [{"),
+        (json.dumps([interval(), 5]), "holidays.json, interval 2: expected an interval, got 5"),
         ('[{"end_time_utc": "2026-11-21T05:00:00Z"}]', "holidays.json, interval 1: start_time_utc is missing"),
         ('[{"start_time_utc": "2026-11-21T05:00:00Z"}]', "holidays.json, interval 1: end_time_utc is missing"),
         (json.dumps([interval("yesterday")]), 'interval 1: start_time_utc is "yesterday"; write a time such as'),
@@ -107,7 +107,7 @@ def test_a_wrong_file_is_reported_with_the_position(file: Path, content: str, me
 
 def test_a_file_that_is_not_text_is_reported(file: Path) -> None:
     file.write_bytes(b"\xff\xfe[]")
-    with pytest.raises(ConfigurationError, match=r"holidays\.json: no JSON"):
+    with pytest.raises(ConfigurationError, match=r"holidays\.json: not JSON"):
         read_exclusions(file)
 
 

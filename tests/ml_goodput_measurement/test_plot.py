@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from ml_diagnostics_common.exceptions import MissingExtraError
+from ml_goodput_measurement._cli.plot import COLORS, column_shares, plot_timeline, ticks
 from ml_goodput_measurement.partition import Bucket, JobReport, Piece
-from ml_goodput_measurement.plot import COLORS, column_shares, plot_timeline, ticks
 
 from .histories import History
 from .sample_reports import killed_and_resumed, report_of, without_time

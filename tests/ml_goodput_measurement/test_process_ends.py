@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from ml_goodput_measurement._cli.report import as_dict, format_text
 from ml_goodput_measurement.calculator import GoodputCalculator
 from ml_goodput_measurement.partition import AttemptEnd, Bucket, JobReport
-from ml_goodput_measurement.report import as_dict, format_text
 
 from .accounts import calculator_of
 from .histories import BASE, JOB, History, MemoryLog

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import re
 from pathlib import Path
 
 import pytest
+from ml_goodput_measurement._cli.report import BUCKET_NAMES, as_dict, format_duration, format_text, rows
 from ml_goodput_measurement.partition import Bucket, JobReport
-from ml_goodput_measurement.report import BUCKET_NAMES, as_dict, format_duration, format_json, format_text, rows
 
 from .histories import History
 from .sample_reports import killed_and_resumed, report_of, without_time
@@ -38,48 +37,51 @@ job: 50.00 % goodput
   last step    9, 10 steps kept
   ideal step   10.0 s
 
-                            seconds   percent
-  productive                100.000     50.00   1 min 40 s
-  wasted progress            40.000     20.00       40.0 s
-  infrastructure recovery    17.000      8.50       17.0 s
-  device initialization       6.000      3.00       6.00 s
-  training preparation        9.000      4.50       9.00 s
-  data loading                4.000      2.00       4.00 s
-  checkpoint restore          3.000      1.50       3.00 s
-  checkpoint save             1.000      0.50       1.00 s
-  custom: evaluation          5.000      2.50       5.00 s
-  unknown                    15.000      7.50       15.0 s
-  --------------------------------------------------------
-  total                     200.000    100.00   3 min 20 s
+  bucket                   seconds  percent    duration
+  -----------------------  -------  -------  ----------
+  productive               100.000    50.00  1 min 40 s
+  wasted progress           40.000    20.00      40.0 s
+  infrastructure recovery   17.000     8.50      17.0 s
+  device initialization      6.000     3.00      6.00 s
+  training preparation       9.000     4.50      9.00 s
+  data loading               4.000     2.00      4.00 s
+  checkpoint restore         3.000     1.50      3.00 s
+  checkpoint save            1.000     0.50      1.00 s
+  custom: evaluation         5.000     2.50      5.00 s
+  unknown                   15.000     7.50      15.0 s
+  -----------------------  -------  -------  ----------
+  total                    200.000   100.00  3 min 20 s
 
   estimated: 20.0 s of steps whose end was not recorded
 
 1 disruption cost 1 min 8 s
 
-  disruption        cost   infrastructure     init   restore   data loading   recompute   steps lost
-           1   1 min 8 s           17.0 s   6.00 s    3.00 s         2.00 s      40.0 s            4
+  disruption       cost  infrastructure    init  restore  data loading  recompute  steps lost
+  ----------  ---------  --------------  ------  -------  ------------  ---------  ----------
+           1  1 min 8 s          17.0 s  6.00 s   3.00 s        2.00 s     40.0 s           4
 
   1: attempt 1 had its last event at 2023-11-14 22:15:03Z with step 9 in flight; \
 resumed at 2023-11-14 22:15:30Z from step 6
 
-  attempt   began                      lasted    steps   kept   lost   outcome
-        1   2023-11-14 22:13:20Z   1 min 43 s   0 to 9      6      4   exited without recording its end
-        2   2023-11-14 22:15:30Z   1 min 10 s   6 to 9      4      0   job end recorded
+  attempt  started                   lasted   steps  kept  lost  outcome
+  -------  --------------------  ----------  ------  ----  ----  --------------------------------
+        1  2023-11-14 22:13:20Z  1 min 43 s  0 to 9     6     4  exited without recording its end
+        2  2023-11-14 22:15:30Z  1 min 10 s  6 to 9     4     0  job end recorded
 
-  attempt                            1            2
-  productive                 1 min 0 s       40.0 s
-  wasted progress               40.0 s            -
-  infrastructure recovery       17.0 s            -
-  device initialization         3.00 s       3.00 s
-  training preparation          6.00 s       3.00 s
-  data loading                  2.00 s       2.00 s
-  checkpoint restore                 -       3.00 s
-  checkpoint save               1.00 s            -
-  custom: evaluation                 -       5.00 s
-  unknown                       1.00 s       14.0 s
-  -------------------------------------------------
-  in all                    2 min 10 s   1 min 10 s
-"""
+  attempt                           1           2
+  -----------------------  ----------  ----------
+  productive                1 min 0 s      40.0 s
+  wasted progress              40.0 s           -
+  infrastructure recovery      17.0 s           -
+  device initialization        3.00 s      3.00 s
+  training preparation         6.00 s      3.00 s
+  data loading                 2.00 s      2.00 s
+  checkpoint restore                -      3.00 s
+  checkpoint save              1.00 s           -
+  custom: evaluation                -      5.00 s
+  unknown                      1.00 s      14.0 s
+  -----------------------  ----------  ----------
+  in all                   2 min 10 s  1 min 10 s"""
     )
 
 
@@ -134,7 +136,7 @@ def test_an_attempt_with_a_recorded_end_is_not_called_lost() -> None:
 
 def test_the_last_checkpoint_of_a_running_job_is_reported_without_a_promise() -> None:
     history = History().start(0).steps(range(3), at=0).save(1, 21, 22)
-    assert "  checkpoint   of step 1, the last begun or saved\n" in format_text(report_of(history, now=25))
+    assert "  checkpoint   of step 1, the last that was started or saved\n" in format_text(report_of(history, now=25))
     assert "checkpoint   " not in format_text(report_of(history.end(30)))
 
 
@@ -198,7 +200,7 @@ def test_excluded_time_is_reported_and_not_part_of_the_percentages() -> None:
 
 
 def test_json_has_no_percentage_of_what_is_excluded() -> None:
-    document = json.loads(format_json(report_of(killed_and_resumed(), excluded=[(20, 70)])))
+    document = as_dict(report_of(killed_and_resumed(), excluded=[(20, 70)]))
     assert document["excluded_seconds"] == 50.0
     assert document["buckets"]["EXCLUDED"] == {"seconds": 50.0, "percent": None}
     assert document["buckets"]["PRODUCTIVE"] == {"seconds": 50.0, "percent": pytest.approx(document["goodput_percent"])}
@@ -213,13 +215,13 @@ def test_the_table_of_attempts_shows_the_excluded_time_of_each() -> None:
 def test_a_job_that_is_excluded_as_a_whole_has_a_report() -> None:
     report = report_of(History().start(0).steps(range(3), at=0).end(30), excluded=[(-5, 40)])
     assert format_text(report).startswith("job: 0.00 % goodput\n")
-    assert json.loads(format_json(report))["buckets"]["PRODUCTIVE"] == {"seconds": 0.0, "percent": None}
+    assert as_dict(report)["buckets"]["PRODUCTIVE"] == {"seconds": 0.0, "percent": None}
 
 
 def test_data_loading_beside_the_steps_is_not_part_of_the_sum() -> None:
     history = History().start(0).load(0, 1).load(12, 15).steps(range(3), at=1).end(31)
     text = format_text(report_of(history))
-    assert "beside the steps, not in the sum: 3.00 s of data loading" in text
+    assert "in parallel to steps, not in the sum: 3.00 s of data loading" in text
     assert table(text)["data loading"][0] == 1.0
 
 
@@ -231,17 +233,17 @@ def test_a_name_cannot_break_the_page_or_the_terminal() -> None:
 
 def test_notes_are_shown(report: JobReport) -> None:
     text = format_text(dataclasses.replace(report, notes=("a second recorder was seen", "3 entries were lost")))
-    assert text.endswith("\n\nNote: a second recorder was seen\nNote: 3 entries were lost\n")
+    assert text.endswith("\n\nNote: a second recorder was seen\nNote: 3 entries were lost")
 
 
 def test_a_job_without_any_time_has_a_report() -> None:
     report = without_time()
     assert "0.00 % goodput" in format_text(report)
-    assert json.loads(format_json(report))["goodput_percent"] == 0.0
+    assert as_dict(report)["goodput_percent"] == 0.0
 
 
 def test_json_has_the_same_values_with_every_bucket(report: JobReport) -> None:
-    document = json.loads(format_json(report))
+    document = as_dict(report)
     assert set(document["buckets"]) == {bucket.value for bucket in Bucket}
     assert document["buckets"]["PRODUCTIVE"] == {"seconds": 100.0, "percent": 50.0}
     assert document["custom_events"] == {"EVALUATION": {"seconds": 5.0, "percent": 2.5}}
@@ -286,22 +288,3 @@ def test_every_key_of_the_json_is_documented(report: JobReport) -> None:
     document = as_dict(report)
     keys = {*document, *document["disruptions"][0], *document["attempts"][0], *document["buckets"]["PRODUCTIVE"]}
     assert [key for key in sorted(keys) if f"`{key}`" not in page] == []
-
-
-@pytest.mark.parametrize(
-    ("nanoseconds", "text"),
-    [
-        (0, "0 ms"),
-        (1_234_000, "1.2 ms"),
-        (37 * 10**6, "37 ms"),
-        (999_600_000, "1000 ms"),
-        (1_234_000_000, "1.23 s"),
-        (59 * SECOND, "59.0 s"),
-        (60 * SECOND, "1 min 0 s"),
-        (3_599_700_000_000, "60 min 0 s"),
-        (3_600 * SECOND, "1 h 0 min"),
-        (100 * 86_400 * SECOND + 5 * 3_600 * SECOND, "100 d 5 h"),
-    ],
-)
-def test_durations_are_shown_in_a_readable_unit(nanoseconds: int, text: str) -> None:
-    assert format_duration(nanoseconds) == text

@@ -7,10 +7,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from ml_diagnostics_common.command.console import Console
 from xprofiler.cli import main
 from xprofiler.cloud.api import GoogleApi
 from xprofiler.cloud.settings import GcloudSettings
-from xprofiler.console import Console
 
 from ..loopback.compute import ComputeServer
 from .typed_commands import Ended

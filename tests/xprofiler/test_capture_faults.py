@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from ml_diagnostics_common.command.console import Console
 from ml_diagnostics_common.profiler_service import ProfilerService
 from ml_diagnostics_common.storage import LocalStorage
 from ml_diagnostics_testing.faults import Delay, Hang, Skew, Status
@@ -19,7 +20,6 @@ from xprofiler.capture.collecting import Outcome
 from xprofiler.capture.session import Session
 from xprofiler.capture.table import report
 from xprofiler.capture.targets import addresses
-from xprofiler.console import Console
 
 from ..waiting import wait_until
 from .captures import Command, SlowWay

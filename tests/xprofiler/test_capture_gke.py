@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from ml_diagnostics_common.command.console import Console
 from ml_diagnostics_common.profiler_service import ProfilerService
 from ml_diagnostics_common.storage import GoogleCloudStorage
 from ml_diagnostics_testing.cloud_storage import CloudStorageServer
@@ -18,7 +19,6 @@ from ml_diagnostics_testing.profiler_service import ProfilerServiceServer
 from xprofiler.capture.capturing import Capture
 from xprofiler.capture.pods import find_pods
 from xprofiler.capture.session import Session
-from xprofiler.console import Console
 from xprofiler.programs.kubectl import Cluster
 from xprofiler.programs.processes import Programs
 

@@ -12,13 +12,10 @@ import subprocess
 import sys
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from ml_diagnostics_common.command.console import Console
 from ml_diagnostics_testing.faults import Delay, Hang
 from xprofiler import __version__
-from xprofiler.cli import COMMAND_NAMES, main
-from xprofiler.console import Console
-from xprofiler.unknown_options import edits, flags_for_gcloud, nearest_flag, split_arguments
+from xprofiler.cli import COMMAND_NAMES, flags_for_gcloud, main, split_arguments
 from xprofiler.waiting import told_if_slow
 
 from ..loopback.compute import ComputeServer
@@ -117,33 +114,6 @@ def test_the_nearest_flag_is_named(run: Run, arguments: list[str], meant: str) -
 def test_a_command_that_asks_no_gcloud_takes_no_flags_for_it(run: Run, arguments: list[str]) -> None:
     ended = run(*arguments)
     assert (ended.code, ended.output) == (2, "")
-
-
-@given(st.text("abcdef-", min_size=1), st.text("abcdef-", min_size=1))
-def test_edits_are_a_distance(one: str, other: str) -> None:
-    assert edits(one, other) == edits(other, one)
-    assert (edits(one, other) == 0) == (one == other)
-    assert abs(len(one) - len(other)) <= edits(one, other) <= max(len(one), len(other))
-
-
-@given(st.text("abcdef-", min_size=4), st.data())
-def test_two_letters_put_wrong_are_two_edits(word: str, data: st.DataObject) -> None:
-    first, second = sorted(data.draw(st.sets(st.integers(0, len(word) - 1), min_size=2, max_size=2)))
-    typed = word[:first] + "\0" + word[first + 1 : second] + word[second + 1 :]
-    assert edits(typed, word) == 2
-
-
-def test_a_swap_is_one_edit() -> None:
-    assert edits("--zonse", "--zones") == 1
-
-
-def test_what_is_more_than_two_edits_away_is_gclouds() -> None:
-    flags = ["-z", "--zones", "--filter", "--format"]
-    assert nearest_flag("--zoness=a", flags) == "--zones"
-    assert nearest_flag("--limit=2", flags) is None
-    assert nearest_flag("--project", flags) is None
-    assert nearest_flag("zones", flags) is None
-    assert nearest_flag("-zone", flags) is None
 
 
 @pytest.mark.parametrize(

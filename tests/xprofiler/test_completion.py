@@ -15,7 +15,7 @@ _ASK = """
 source "$1"
 COMP_WORDS=("${@:2}")
 COMP_CWORD=$((${#COMP_WORDS[@]} - 1))
-_xprofiler
+_shtab_xprofiler
 printf '%s\\n' "${COMPREPLY[@]}"
 """
 
@@ -30,7 +30,7 @@ def completed(run: Run, tmp_path: Path):  # type: ignore[no-untyped-def]
     script.write_text(run("completion", "bash").output)
 
     def offered(*words: str) -> list[str]:
-        argv = [bash, "--norc", "-eu", "-c", _ASK, "bash", str(script), "xprofiler", *words]
+        argv = [bash, "--norc", "-c", _ASK, "bash", str(script), "xprofiler", *words]
         return subprocess.run(argv, capture_output=True, text=True, check=True).stdout.split()
 
     return offered
@@ -70,7 +70,7 @@ def test_bash_takes_the_script_as_the_help_says(run: Run, tmp_path: Path) -> Non
     ended = subprocess.run(
         ["bash", "--norc", "-c", asked, "bash", str(script)], capture_output=True, text=True, check=True
     )
-    assert ended.stdout == "complete -o bashdefault -o default -F _xprofiler xprofiler\n"
+    assert ended.stdout == "complete -o bashdefault -F _shtab_xprofiler xprofiler\n"
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])

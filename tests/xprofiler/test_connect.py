@@ -16,8 +16,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from ml_diagnostics_common.command.errors import CommandError
 from ml_diagnostics_testing.faults import Hang, Status
-from xprofiler.exceptions import XprofilerError
 from xprofiler.viewers.ssh_tunnel import free_port, private_folder
 
 from ..loopback.compute import ComputeServer, vm_addresses
@@ -251,14 +251,14 @@ def test_the_folder_of_sockets_is_this_users_alone(tmp_path: Path) -> None:
     folder = private_folder({"XDG_RUNTIME_DIR": str(tmp_path)})
     assert folder.stat().st_mode & 0o777 == 0o700
     folder.chmod(0o755)
-    with pytest.raises(XprofilerError, match="not a folder of yours alone"):
+    with pytest.raises(CommandError, match="not a folder of yours alone"):
         private_folder({"XDG_RUNTIME_DIR": str(tmp_path)})
 
 
 def test_a_planted_link_is_no_folder_of_sockets(tmp_path: Path) -> None:
     (tmp_path / "elsewhere").mkdir(mode=0o700)
     (tmp_path / f"xprofiler-{os.getuid()}").symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(XprofilerError, match="not a folder of yours alone"):
+    with pytest.raises(CommandError, match="not a folder of yours alone"):
         private_folder({"XDG_RUNTIME_DIR": str(tmp_path)})
 
 

@@ -119,8 +119,8 @@ def test_quiet_asks_nothing_and_skip_makes_none(cloud: ViewerCloud) -> None:
         (("-n", "xprof-old"), 2, "a VM xprof-old already exists"),
         (("--ttl", "soon"), 2, "--ttl 'soon'"),
         (("--ttl", "1s"), 2, "between 30s and 120d"),
-        (("--timeout", "-1"), 2, "'-1' is not a number of seconds"),
-        (("--timeout", "nan"), 2, "'nan' is not a number of seconds"),
+        (("--timeout", "-1"), 2, "'-1' is not a duration"),
+        (("--timeout", "nan"), 2, "'nan' is not a duration"),
         (("--machine-typ", "x"), 2, "did you mean --machine-type?"),
     ],
 )

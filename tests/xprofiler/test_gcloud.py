@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
-from xprofiler.exceptions import UsageError
+from ml_diagnostics_common.command.errors import UsageError
 from xprofiler.programs.gcloud import SshTarget, create_instance, ssh
 
 from ..loopback.compute import ComputeServer

@@ -12,6 +12,14 @@ from typing import Any
 
 import pytest
 from googleapiclient import discovery_cache
+from ml_diagnostics_common.command.console import Console
+from ml_diagnostics_common.command.errors import (
+    CommandError,
+    NotFoundError,
+    NotPermittedError,
+    TimedOutError,
+    exit_code_of,
+)
 from ml_diagnostics_common.credentials import CloudEnvironment
 from ml_diagnostics_common.exceptions import DiagnosticsError
 from ml_diagnostics_testing.faults import Delay, Drip, Hang, Oversize, Reset, Status, Truncate
@@ -24,8 +32,6 @@ from xprofiler.cloud import login
 from xprofiler.cloud.api import GoogleApi
 from xprofiler.cloud.errors import operation_error
 from xprofiler.cloud.settings import GcloudSettings
-from xprofiler.console import Console
-from xprofiler.exceptions import NotFoundError, NotPermittedError, TimedOutError, XprofilerError, exit_code_of
 from xprofiler.parallel import in_parallel
 from xprofiler.serve.server import Server
 
@@ -339,7 +345,7 @@ def test_requests_say_who_we_are(cloud: ComputeServer, api: GoogleApi, monkeypat
 
 def test_what_does_not_pass_is_given_up(cloud: ComputeServer, api: GoogleApi) -> None:
     cloud.faults.always(Status(503))
-    with pytest.raises(XprofilerError, match=r"a scripted fault \(HTTP 503\); try again"):
+    with pytest.raises(CommandError, match=r"a scripted fault \(HTTP 503\); try again"):
         zone_of(api)
     assert 2 < len(cloud.requests) < 10
 
@@ -354,7 +360,7 @@ def test_waits_grow_and_keep_to_what_the_server_asks(cloud: ComputeServer) -> No
 
 def test_a_server_that_asks_for_too_long_a_wait_is_given_up(cloud: ComputeServer, api: GoogleApi) -> None:
     cloud.faults.always(Status(429, retry_after=3600))
-    with pytest.raises(XprofilerError, match="request quota"):
+    with pytest.raises(CommandError, match="request quota"):
         zone_of(api)
     assert len(cloud.requests) == 1
 
@@ -363,11 +369,11 @@ def test_a_server_that_asks_for_too_long_a_wait_is_given_up(cloud: ComputeServer
 def test_what_is_refused_is_not_asked_again(cloud: ComputeServer, api: GoogleApi, status: int) -> None:
     cloud.faults.always(Status(status))
     kinds = {
-        400: XprofilerError,
+        400: CommandError,
         401: NotPermittedError,
         403: NotPermittedError,
         404: NotFoundError,
-        409: XprofilerError,
+        409: CommandError,
     }
     with pytest.raises(DiagnosticsError) as raised:
         zone_of(api)
@@ -382,14 +388,14 @@ def test_too_many_requests_are_no_missing_permission_and_are_sent_again(
     cloud.faults.script([Status(403, reason=reason), Status(403, reason=reason)])
     assert zone_of(api)["name"] == ZONE
     cloud.faults.always(Status(403, reason=reason))
-    with pytest.raises(XprofilerError, match="the request quota is exhausted") as raised:
+    with pytest.raises(CommandError, match="the request quota is exhausted") as raised:
         zone_of(api)
     assert not isinstance(raised.value, NotPermittedError)
 
 
 def test_a_quota_that_is_used_up_is_no_missing_permission(cloud: ComputeServer, api: GoogleApi) -> None:
     cloud.faults.always(Status(403, reason="quotaExceeded"))
-    with pytest.raises(XprofilerError, match="request more quota") as raised:
+    with pytest.raises(CommandError, match="request more quota") as raised:
         zone_of(api)
     assert not isinstance(raised.value, NotPermittedError)
     assert len(cloud.requests) == 1
@@ -416,7 +422,7 @@ def test_an_answer_of_any_size_is_given_up(cloud: ComputeServer, api: GoogleApi,
     cloud.faults.script([fault])
     assert zone_of(api)["name"] == ZONE
     cloud.faults.always(fault)
-    with pytest.raises(XprofilerError, match="larger than 64 MiB"):
+    with pytest.raises(CommandError, match="larger than 64 MiB"):
         zone_of(api)
 
 
@@ -438,7 +444,7 @@ def test_a_list_that_never_ends_is_an_error(
     monkeypatch.setattr(cloud, "handle", handle)
     instances = api.compute.instances()
     request = instances.aggregatedList(project=api.project)
-    with pytest.raises(XprofilerError, match=r"could not list the VMs .*(repeats|100 pages in a row had nothing new)"):
+    with pytest.raises(CommandError, match=r"could not list the VMs .*(repeats|100 pages in a row had nothing new)"):
         list(api.pages(request, instances.aggregatedList_next, "list the VMs"))
     assert len(cloud.requests) <= 101
 
@@ -453,13 +459,13 @@ def test_a_broken_connection_is_replaced(cloud: ComputeServer, api: GoogleApi, f
 def test_nobody_there_is_said_so(cloud: ComputeServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CLOUDSDK_API_ENDPOINT_OVERRIDES_COMPUTE", "http://127.0.0.1:1/compute/v1/")
     api = GoogleApi(GcloudSettings.load(), Console(), sleep=lambda seconds: None)
-    with pytest.raises(XprofilerError, match=r"could not find .* Connection refused.*; check the network"):
+    with pytest.raises(CommandError, match=r"could not find .* Connection refused.*; check the network"):
         zone_of(api)
 
 
 def test_a_page_of_a_proxy_is_no_answer(cloud: ComputeServer, api: GoogleApi, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cloud, "handle", lambda request: Response(200, b"<html>log in", {}))
-    with pytest.raises(XprofilerError, match="the answer is not from Google"):
+    with pytest.raises(CommandError, match="the answer is not from Google"):
         zone_of(api)
 
 
@@ -476,14 +482,14 @@ def test_an_endpoint_that_is_no_url_is_named(cloud: ComputeServer, monkeypatch: 
 @pytest.mark.parametrize(
     ("code", "kind", "advice"),
     [
-        ("ZONE_RESOURCE_POOL_EXHAUSTED_WITH_DETAILS", XprofilerError, "try another zone, or later"),
-        ("QUOTA_EXCEEDED", XprofilerError, "request more quota"),
+        ("ZONE_RESOURCE_POOL_EXHAUSTED_WITH_DETAILS", CommandError, "try another zone, or later"),
+        ("QUOTA_EXCEEDED", CommandError, "request more quota"),
         ("RESOURCE_NOT_FOUND", NotFoundError, ""),
         ("PERMISSIONS_ERROR", NotPermittedError, ""),
-        ("SOMETHING_NEW", XprofilerError, ""),
+        ("SOMETHING_NEW", CommandError, ""),
     ],
 )
-def test_operations_that_failed_say_what_to_do(code: str, kind: type[XprofilerError], advice: str) -> None:
+def test_operations_that_failed_say_what_to_do(code: str, kind: type[CommandError], advice: str) -> None:
     failed = {"status": "DONE", "error": {"errors": [{"code": code, "message": "It is so."}]}}
     error = operation_error(failed, "create the VM a")
     assert type(error) is kind

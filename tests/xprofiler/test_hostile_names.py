@@ -18,6 +18,8 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
+from ml_diagnostics_common.command.console import Console
+from ml_diagnostics_common.command.errors import CommandError, UsageError
 from ml_diagnostics_common.storage import LocalStorage
 from ml_diagnostics_testing.cloud_storage import CloudStorageServer
 from ml_diagnostics_testing.profiler_service import ProfilerServiceServer
@@ -28,8 +30,6 @@ from xprofiler.capture.machines import MachineAccess
 from xprofiler.capture.pods import PodAccess, find_pods
 from xprofiler.capture.session import Session
 from xprofiler.capture.targets import Target, addresses
-from xprofiler.console import Console
-from xprofiler.exceptions import UsageError, XprofilerError
 from xprofiler.log_directory import LogDirectory
 from xprofiler.programs import gcloud, kubectl
 from xprofiler.programs.processes import Programs
@@ -215,7 +215,7 @@ def test_a_log_directory_and_an_address_are_taken_to_the_letter_or_refused(names
 
 @pytest.mark.parametrize("argument", ["a\0b", "\ud800"])
 def test_what_no_program_can_be_given_is_refused(argument: str) -> None:
-    with Programs(Console()) as programs, pytest.raises(XprofilerError, match="cannot start"):
+    with Programs(Console()) as programs, pytest.raises(CommandError, match="cannot start"):
         programs.run(["printf", argument])
 
 

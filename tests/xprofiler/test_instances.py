@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from ml_diagnostics_common.command.console import Console
+from ml_diagnostics_common.command.errors import CommandError, NotFoundError, TimedOutError, UsageError
 from ml_diagnostics_testing.faults import Hang, Reset, Status
 from xprofiler.cloud.api import GoogleApi
 from xprofiler.cloud.settings import GcloudSettings
-from xprofiler.console import Console
-from xprofiler.exceptions import NotFoundError, TimedOutError, UsageError, XprofilerError
 from xprofiler.viewers.instances import Instances
 
 from ..loopback.compute import ComputeServer
@@ -49,13 +49,13 @@ def test_two_requests_are_two_vms(cloud: ComputeServer, instances: Instances) ->
     instances.insert(ZONE, body("xprof-a"))
     instances.insert(ZONE, body("xprof-b"))
     assert len({record.path for record in cloud.requests_for("insert")}) == 2
-    with pytest.raises(XprofilerError, match="already exists"):
+    with pytest.raises(CommandError, match="already exists"):
         instances.insert(ZONE, body("xprof-b"))
 
 
 def test_a_zone_without_capacity_is_said_so(cloud: ComputeServer, instances: Instances) -> None:
     cloud.fail_operations("ZONE_RESOURCE_POOL_EXHAUSTED", "not enough resources", on="insert")
-    with pytest.raises(XprofilerError, match=r"not enough resources .* try another zone, or later"):
+    with pytest.raises(CommandError, match=r"not enough resources .* try another zone, or later"):
         instances.insert(ZONE, body())
 
 

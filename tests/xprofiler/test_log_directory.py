@@ -7,7 +7,7 @@ import re
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from xprofiler.exceptions import UsageError
+from ml_diagnostics_common.command.errors import UsageError
 from xprofiler.log_directory import LogDirectory
 from xprofiler.viewers.labels import label_value, log_directory_of, viewer_url
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from ml_diagnostics_common.command.errors import NotFoundError
 from ml_diagnostics_testing.cloud_storage import CloudStorageServer
 from ml_diagnostics_testing.xspace import xspace
-from xprofiler.exceptions import NotFoundError
 from xprofiler.summary.private_copy import PrivateCopy
 from xprofiler.summary.profiles import find_profile
 

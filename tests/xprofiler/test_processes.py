@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from xprofiler.console import Console
-from xprofiler.exceptions import NotFoundError, TimedOutError, XprofilerError
+from ml_diagnostics_common.command.console import Console
+from ml_diagnostics_common.command.errors import CommandError, NotFoundError, TimedOutError
 from xprofiler.programs.processes import Programs
 
 from ..waiting import wait_until
@@ -74,7 +74,7 @@ def test_a_program_that_is_missing_is_named_with_what_to_install(
 
 
 def test_what_cannot_be_an_argument_is_refused() -> None:
-    with Programs(_console()) as programs, pytest.raises(XprofilerError, match="cannot start echo"):
+    with Programs(_console()) as programs, pytest.raises(CommandError, match="cannot start echo"):
         programs.run(["echo", "a\0b"])
 
 
@@ -110,14 +110,14 @@ def test_threads_that_wait_for_programs_end_with_the_block(tmp_path: Path) -> No
 def test_nothing_is_started_after_the_end() -> None:
     with Programs(_console()) as programs:
         pass
-    with pytest.raises(XprofilerError, match="was not started: the command is ending"):
+    with pytest.raises(CommandError, match="was not started: the command is ending"):
         programs.run(["true"])
 
 
 def test_an_interrupt_ends_what_runs(tmp_path: Path) -> None:
     script = tmp_path / "run.py"
     script.write_text(
-        "from xprofiler.console import Console\nfrom xprofiler.programs.processes import Programs\n"
+        "from ml_diagnostics_common.command.console import Console\nfrom xprofiler.programs.processes import Programs\n"
         f"with Programs(Console()) as programs: programs.run({_with_child(tmp_path)!r})\n"
     )
     process = subprocess.Popen([sys.executable, str(script)], stderr=subprocess.DEVNULL)

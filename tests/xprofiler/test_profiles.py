@@ -7,10 +7,10 @@ import time
 from pathlib import Path
 
 import pytest
+from ml_diagnostics_common.command.errors import NotFoundError, NotPermittedError, TimedOutError, UsageError
 from ml_diagnostics_testing.cloud_storage import CloudStorageServer
 from ml_diagnostics_testing.faults import Hang, Reset, Status
 from ml_diagnostics_testing.xspace import xspace
-from xprofiler.exceptions import NotFoundError, NotPermittedError, TimedOutError, UsageError
 from xprofiler.summary.private_copy import PrivateCopy
 from xprofiler.summary.profiles import find_profile, find_profiles, profiles_among
 

@@ -20,9 +20,9 @@ from typing import Any
 
 import psutil
 import pytest
+from ml_diagnostics_common.command.console import Console
 from ml_diagnostics_common.exceptions import MissingExtraError
 from ml_diagnostics_testing.cloud_storage import CloudStorageServer
-from xprofiler.console import Console
 from xprofiler.serve.server import Server
 
 from ..waiting import bound_port, wait_until

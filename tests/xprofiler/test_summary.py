@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from xprofiler.console import Console
-from xprofiler.exceptions import NotFoundError, XprofilerError
+from ml_diagnostics_common.command.console import Console
+from ml_diagnostics_common.command.errors import CommandError, NotFoundError
 from xprofiler.summary.converters import Tables
 from xprofiler.summary.host_operations import covered_ns, self_times
 from xprofiler.summary.profiles import find_profile
@@ -179,7 +179,7 @@ def test_a_converter_that_dies_is_an_error_and_not_ours(tmp_path: Path, monkeypa
     broken.mkdir(parents=True)
     (broken / "__init__.py").write_text("import os\nos.write(2, b'check failed')\nos.abort()\n")
     monkeypatch.setenv("PYTHONPATH", str(broken.parent))
-    with pytest.raises(XprofilerError, match=r"(?s)XProf failed on .*check failed"):
+    with pytest.raises(CommandError, match=r"(?s)XProf failed on .*check failed"):
         _summary(tmp_path)
 
 
@@ -192,7 +192,7 @@ def test_a_plot_is_a_picture_and_another_suffix_an_error(tmp_path: Path) -> None
     assert plot.read_bytes().startswith(b"\x89PNG")
     ended = typed("summary", str(tmp_path), "--plot", str(tmp_path / "plot.nothing"))
     assert (ended.code, ended.output) == (2, "")
-    assert "use one of the suffixes .png, .svg, .pdf" in ended.errors
+    assert "expected a file name that ends in .png, .svg, .pdf" in ended.errors
     ended = typed("summary", str(tmp_path), "--plot", str(tmp_path / "gone" / "plot.png"))
     assert (ended.code, ended.output) == (2, "")
 

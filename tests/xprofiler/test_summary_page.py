@@ -14,7 +14,7 @@ from wsgiref.util import setup_testing_defaults
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from xprofiler.exceptions import XprofilerError
+from ml_diagnostics_common.command.errors import CommandError
 from xprofiler.serve.application import Application
 from xprofiler.serve.catalog import Catalog
 from xprofiler.serve.charts import MOST_BARS, slowest_of_each, step_chart, ticks
@@ -108,7 +108,7 @@ def test_the_page_shows_what_the_summary_says() -> None:
         "1.35 ms",
         "6.6 %",
         "95.2 TFLOP/s",
-        "+350 µs",
+        "+350 us",
         "fusion.1 takes 97.1 % of the step",
         "annotation 1,234 5.00 ms 97.1 %",
         "7 programs in 250 ms, 1.5 % of the steps' time",
@@ -214,7 +214,7 @@ def application(tmp_path: Path, xprof_asked: list[str]) -> Application:
 
     def summarize(name: str, files: dict[str, Path]) -> Summary:
         if not all(file.stat().st_size for file in files.values()):
-            raise XprofilerError(f"{name} is broken")
+            raise CommandError(f"{name} is broken")
         return Summary(name, "TPU", hosts=[Host(host, 1) for host in files])
 
     return Application(Catalog(str(tmp_path / "logs"), tmp_path / "copy", summarize, clock=lambda: 0.0), xprof)

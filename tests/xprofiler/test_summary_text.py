@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import io
+import sys
 import textwrap
 from pathlib import Path
 
 import pytest
+from ml_diagnostics_common.command.console import Console
 from xprofiler.summary.summary import Host, Operation, Step, Summary
 from xprofiler.summary.text import format_summary
-from xprofiler.summary.units import format_bytes, format_count, format_duration, format_rate
 
+from ..terminals import run_in_terminal
 from .made_profiles import tpu_session
 from .typed_commands import typed
 
@@ -18,7 +21,7 @@ compute-bound: Device compute takes 69.4 % of the step
 
 tensorboard/session_2026_11_21_10_00_00: 2 hosts, 8 cores of TPU v5p, 12 steps
 
-Step time  1.23 ms mean, 1.20 ms median, 1.20 ms to 1.50 ms, deviation 82.9 us
+Step time  1.22 ms mean, 1.20 ms median, 1.20 ms to 1.50 ms, deviation 82.9 us
 Busy       85.2 % busy, 14.8 % idle: devices
            duty cycle: 80.2 %
 Input      6.6 % of a step waits for input
@@ -45,14 +48,14 @@ copy.2         data formatting     HBM         96    2.88 ms   2.9 %
 Host       Size  Mean step  All others  Slowest in
 ------  -------  ---------  ----------  ----------
 host-a  17.9 kB    1.20 ms      15.0 %
-host-b  17.9 kB    1.23 ms      14.7 %      1 step
+host-b  17.9 kB    1.22 ms      14.7 %      1 step
 """
 _AT_200 = """\
 compute-bound: Device compute takes 69.4 % of the step
 
 tensorboard/session_2026_11_21_10_00_00: 2 hosts, 8 cores of TPU v5p, 12 steps
 
-Step time  1.23 ms mean, 1.20 ms median, 1.20 ms to 1.50 ms, deviation 82.9 us
+Step time  1.22 ms mean, 1.20 ms median, 1.20 ms to 1.50 ms, deviation 82.9 us
 Busy       85.2 % busy, 14.8 % idle: devices
            duty cycle: 80.2 %
 Input      6.6 % of a step waits for input
@@ -77,7 +80,7 @@ copy.2         data formatting     jit(train)/data_formatting     HBM         96
 Host       Size  Mean step  All others  Slowest in
 ------  -------  ---------  ----------  ----------
 host-a  17.9 kB    1.20 ms      15.0 %
-host-b  17.9 kB    1.23 ms      14.7 %      1 step
+host-b  17.9 kB    1.22 ms      14.7 %      1 step
 """  # noqa: E501 - as wide as it is printed
 
 
@@ -85,7 +88,8 @@ host-b  17.9 kB    1.23 ms      14.7 %      1 step
 def test_a_tpu_profile_is_printed_for_the_width_of_the_terminal(columns: int, expected: str, tmp_path: Path) -> None:
     pytest.importorskip("xprof")
     tpu_session(tmp_path)
-    ended = typed("summary", str(tmp_path), columns=columns)
+    command = [sys.executable, "-m", "xprofiler", "summary", str(tmp_path), "--no-color"]
+    ended = run_in_terminal(command, columns)
     assert (ended.code, ended.errors) == (0, "")
     assert ended.output == expected
     assert max(map(len, ended.output.splitlines())) <= columns
@@ -111,16 +115,16 @@ def test_what_is_not_known_is_said_to_be_so() -> None:
         Busy       not known: the profile has no device, and no XLA operation that ran
                    on the CPU
 
-        Host    Size
-        ----  ------
-        h     1.2 kB
+        Host     Size
+        ----  -------
+        h     1.23 kB
 
         Note: no step marker no step marker no step marker no step marker no step marker
         no step marker no step marker no step marker"""
     )
 
 
-def test_the_words_of_others_rule_no_terminal() -> None:
+def test_names_from_a_profile_cannot_control_the_terminal() -> None:
     evil = "\x1b[2J\x9b31m\rname\n\x07"
     summary = Summary(
         evil,
@@ -130,7 +134,9 @@ def test_the_words_of_others_rule_no_terminal() -> None:
         operations=[Operation(evil, evil, 1, 1.0, 100.0, evil, evil)],
         notes=[evil],
     )
-    assert not set(format_summary(summary, 80)) & set(map(chr, [*range(10), *range(11, 32), *range(127, 160)]))
+    out = io.StringIO()
+    Console(out=out).data(format_summary(summary, 80))
+    assert not set(out.getvalue()) & set(map(chr, [*range(9), *range(11, 32), *range(127, 160)]))
 
 
 @pytest.mark.parametrize("width", [60, 72, 80, 120])
@@ -140,24 +146,3 @@ def test_long_names_are_cut_before_a_line_is_too_long(width: int) -> None:
     table = lines[lines.index(next(line for line in lines if line.startswith("Operation"))) :]
     assert max(map(len, table)) <= width
     assert any("fusion" in line for line in table)
-
-
-@pytest.mark.parametrize(
-    ("shown", "expected"),
-    [
-        (format_duration(0), "0 us"),
-        (format_duration(999.4), "999 us"),
-        (format_duration(999.6), "1.00 ms"),
-        (format_duration(12_345), "12.3 ms"),
-        (format_duration(999_600), "1.00 s"),
-        (format_duration(123e6), "123 s"),
-        (format_bytes(999), "999 B"),
-        (format_bytes(20_600_000), "20.6 MB"),
-        (format_rate(999.0, "FLOP"), "999 GFLOP/s"),
-        (format_rate(95_238.0, "FLOP"), "95.2 TFLOP/s"),
-        (format_count(1, "host"), "1 host"),
-        (format_count(2000, "host"), "2,000 hosts"),
-    ],
-)
-def test_figures_have_three_digits_and_a_unit(shown: str, expected: str) -> None:
-    assert shown == expected

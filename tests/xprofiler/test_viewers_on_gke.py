@@ -15,10 +15,10 @@ from typing import Any
 
 import pytest
 import yaml
+from ml_diagnostics_common.command.console import Console
+from ml_diagnostics_common.command.errors import CommandError, UsageError
 from ml_diagnostics_testing.cloud_storage import CloudStorageServer
 from ml_diagnostics_testing.faults import Status
-from xprofiler.console import Console
-from xprofiler.exceptions import UsageError, XprofilerError
 from xprofiler.log_directory import LogDirectory
 from xprofiler.viewers.on_gke import ViewersOnGke, manifest
 from xprofiler.viewers.setup_on_gke import ViewerSetupOnGke
@@ -208,7 +208,7 @@ def test_what_comes_to_be_of_that_name_meanwhile_is_kept(cluster: Cluster) -> No
             here.setenv(name, value)
         setup.check()
         cluster.server.put("deployments", theirs, "xprofiler")
-        with pytest.raises(XprofilerError, match="already exists"):
+        with pytest.raises(CommandError, match="already exists"):
             setup.make()
         assert len(cluster.objects()) == 5
         assert setup.remove() is None

@@ -8,8 +8,8 @@ import shutil
 from pathlib import Path
 
 import pytest
+from ml_diagnostics_common.command.console import Console
 from ml_diagnostics_testing.faults import Status
-from xprofiler.console import Console
 from xprofiler.viewers.on_gke import ViewersOnGke
 from xprofiler.viewers.viewer import Viewer
 

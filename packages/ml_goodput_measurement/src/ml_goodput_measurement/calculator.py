@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import itertools
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -11,6 +12,7 @@ from typing import Any
 
 from ml_diagnostics_common.exceptions import ConfigurationError
 from ml_diagnostics_common.guard import job_logger
+from ml_diagnostics_common.texts import format_count, format_duration
 
 from ml_goodput_measurement._job_reader import DEFAULT_CACHE_DIR, JobReader
 from ml_goodput_measurement._ledger import PROCESS_GONE, Ledger, Summary, Window
@@ -36,8 +38,7 @@ from ml_goodput_measurement.metric_details import (
     UnproductiveTimeDict,
     WorkloadMetricDetails,
 )
-from ml_goodput_measurement.partition import Bucket, JobReport
-from ml_goodput_measurement.report import continuation_notes
+from ml_goodput_measurement.partition import AttemptEnd, AttemptSummary, Bucket, JobReport
 from ml_goodput_measurement.snapshot import (
     Cumulative,
     DeviatingStep,
@@ -243,7 +244,7 @@ class GoodputCalculator(GoodputExclusion, RebuiltFromArguments):
             summary = self._query(excluded=excluded, is_kept=False)
             ledger, now_ns = self._ledger, PROCESS_GONE if self._now_ns == PROCESS_GONE else summary.end_ns
             attempts = ledger.attempts(now_ns, excluded)
-            notes = [*self._reader.notes(), *continuation_notes(attempts)]
+            notes = [*self._reader.notes(), *_continuation_notes(attempts)]
             if now_ns == PROCESS_GONE:
                 notes += self._reader.notes_on_end()
             return JobReport(
@@ -488,3 +489,21 @@ def _ideal_seconds(value: Any) -> float | None:
     if seconds is None or not 0 <= seconds < LONGEST_SECONDS:
         raise ConfigurationError(f"configured_ideal_step_time must be a number of seconds, not {shown(value)}")
     return seconds
+
+
+def _continuation_notes(attempts: Sequence[AttemptSummary]) -> list[str]:
+    """Return a note if the job was started again after it had recorded its end: often a name used for two jobs."""
+    continued = [
+        (before, after)
+        for before, after in itertools.pairwise(attempts)
+        if before.ended is AttemptEnd.JOB_END and not before.exception and after.start_ns >= before.end_ns
+    ]
+    if not continued:
+        return []
+    before, after = continued[0]
+    more = f" (so did {format_count(len(continued) - 1, 'later attempt')})" if len(continued) > 1 else ""
+    pause = format_duration((after.start_ns - before.end_ns) / 1e9)
+    return [
+        f"attempt {after.number} continued this job {pause} after attempt {before.number} had recorded its end{more}; "
+        "the time between them counts as lost. If it was another job, give that one another name"
+    ]

@@ -1,96 +1,113 @@
-"""The command `goodput`: where did the training job's time go.
-
-    goodput report JOB [--logger NAME] [--format table|json] [--plot FILE.png] [--exclude FILE.json]
-
-Standard output is data, standard error the rest. Exit codes: 0 the report is there; 1 there is no such job, nothing
-was recorded for it, or something could not be read or written; 2 the command, or what is in the file of exclusions,
-was not understood.
-"""
+"""The command `goodput`: how a training job spent its time."""
 
 from __future__ import annotations
 
 import argparse
-import io
-import os
-import sys
-from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
 
-from ml_diagnostics_common.environment import diagnostics_directory
-from ml_diagnostics_common.exceptions import ConfigurationError, DiagnosticsError
-from ml_diagnostics_common.journal import jobs_by_log, newest_job
+from ml_diagnostics_common.command.console import BOLD, RED
+from ml_diagnostics_common.command.errors import DONE, NotFoundError
+from ml_diagnostics_common.command.formats import add_format_option
+from ml_diagnostics_common.command.options import picture
+from ml_diagnostics_common.command.program import Command, Program
+from ml_diagnostics_common.exceptions import ConfigurationError
 
 from ml_goodput_measurement._version import __version__
-from ml_goodput_measurement.exclusion_file import Exclusion, read_exclusions
-from ml_goodput_measurement.report import format_json, format_text, one_line
+
+if TYPE_CHECKING:
+    from ml_diagnostics_common.command.console import Console
+
+    from ml_goodput_measurement._cli.exclusion_file import Exclusion
+    from ml_goodput_measurement.partition import JobReport
 
 __all__ = ["main"]
 
-_EPILOG = "exit codes: 0 ok, 1 no such job or nothing recorded, 2 the command was not understood"
-_PICTURES = (".png", ".svg", ".pdf")
 _NAMES_SHOWN = 20
 _LAST = "last"
 _LOGS_OF_OTHERS = ("ml_diagnostics_metric", "tpu.googleapis.com/runtime_monitor")
-"""Of our other libraries: they name the same jobs, and tell nothing of goodput."""
+"""Logs of our other libraries, which have the same job names and no goodput."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs the command; returns its exit code."""
-    try:
-        options = _parser().parse_args(arguments)
-        return _report(options.job, options.logger, options.format, options.plot, options.exclude)
-    except BrokenPipeError:  # whoever reads our output, `head` perhaps, has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 1
-    except (DiagnosticsError, OSError) as error:
-        print(f"goodput: {error}", file=sys.stderr)
-        return 1
+    """Run the command, and return its exit code.
+
+    Args:
+        arguments: The arguments after `goodput`; None takes those of this process.
+    """
+    return Program("goodput", "How a training job spent its time.", __version__, _commands).main(arguments)
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="goodput", description="Where did the training job's time go.", epilog=_EPILOG
-    )
-    parser.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
-    commands = parser.add_subparsers(metavar="COMMAND", required=True)
-    report = commands.add_parser("report", help="tell where a job's time went", epilog=_EPILOG)
-    report.add_argument(
-        "job",
-        metavar="JOB",
-        help="the job's name, as its recorder was given it; last: the job that started last on this machine",
-    )
-    report.add_argument(
-        "--logger",
-        metavar="NAME",
-        help="the log that it was recorded in (default: goodput_JOB, else the only log of this job in the journal)",
-    )
-    report.add_argument("--format", choices=("table", "json"), default="table", help="default: %(default)s")
-    report.add_argument("--plot", metavar="FILE.png", type=_picture, help="draw the job's timeline, too")
-    report.add_argument(
-        "--exclude",
-        metavar="FILE.json",
-        type=_exclusions,
-        default=[],
-        help='leave out time: [{"start_time_utc": "2026-11-21T05:00:00Z", "end_time_utc": "..."}, ...]',
-    )
-    return parser
+def _commands() -> Iterator[Command]:
+    yield ReportCommand()
 
 
-def _picture(name: str) -> Path:
-    path = Path(name)
-    if path.suffix.lower() not in _PICTURES:
-        raise argparse.ArgumentTypeError(f"expected a file name that ends in {', '.join(_PICTURES)}, got {name!r}")
-    return path
+class ReportCommand:
+    """Reports how a job spent its time."""
+
+    name = "report"
+    summary = "report how a job spent its time"
+
+    def prepare_parser(self, parser: argparse.ArgumentParser) -> None:
+        """Add the arguments."""
+        parser.add_argument(
+            "job",
+            metavar="JOB",
+            help="the job's name, as given to its recorder; last: the job that started last on this machine",
+        )
+        parser.add_argument(
+            "--logger",
+            metavar="NAME",
+            help="the log of the job (default: goodput_JOB, else the only log of this job in the journal)",
+        )
+        parser.add_argument("--plot", metavar="FILE.png", type=picture, help="also draw the job's timeline")
+        parser.add_argument(
+            "--exclude",
+            metavar="FILE.json",
+            type=_exclusions,
+            default=[],
+            help='leave out time: [{"start_time_utc": "2026-11-21T05:00:00Z", "end_time_utc": "..."}, ...]',
+        )
+        add_format_option(parser)
+
+    def run(self, options: argparse.Namespace, console: Console) -> int:
+        """Print the report, and draw the timeline."""
+        from ml_diagnostics_common.command.formats import format_data
+
+        from ml_goodput_measurement._cli.report import ROW_FIELDS, as_dict, format_text, rows_as_dicts
+
+        report = _report(options.job, options.logger, options.exclude, with_timeline=options.plot is not None)
+        if options.format == "table":
+            console.data(format_text(report, console.width), styles={r"\A.+": BOLD, r"\bfailed\b": RED})
+        else:
+            console.data(format_data(as_dict(report), options.format, rows_as_dicts(report), ROW_FIELDS))
+        if options.plot is not None:
+            from ml_goodput_measurement._cli.plot import plot_timeline
+
+            plot_timeline(report, options.plot)
+            console.notify(f"Plot saved to {options.plot}.")
+        return DONE
 
 
 def _exclusions(name: str) -> list[Exclusion]:
+    from ml_goodput_measurement._cli.exclusion_file import read_exclusions
+
     try:
         return read_exclusions(name)
     except ConfigurationError as error:
         raise argparse.ArgumentTypeError(str(error)) from None
 
 
-def _report(job: str, logger: str | None, form: str, picture: Path | None, exclusions: Sequence[Exclusion]) -> int:
+def _report(job: str, logger: str | None, exclusions: Sequence[Exclusion], *, with_timeline: bool) -> JobReport:
+    """Return the report of a job.
+
+    Raises:
+        NotFoundError: Nothing was recorded for the job.
+        ConfigurationError: The job is in several logs.
+    """
+    from ml_diagnostics_common.environment import diagnostics_directory
+    from ml_diagnostics_common.journal import jobs_by_log, newest_job
+
     from ml_goodput_measurement.calculator import GoodputCalculator
     from ml_goodput_measurement.exceptions import NoGoodputError
 
@@ -98,26 +115,17 @@ def _report(job: str, logger: str | None, form: str, picture: Path | None, exclu
     if job == _LAST and not any(job in jobs for jobs in logs.values()):
         newest = newest_job(diagnostics_directory(), except_logs=_LOGS_OF_OTHERS)
         if newest is None:
-            raise NoGoodputError(f"there is no last job. {_empty_journal()}")
+            raise NotFoundError(f"there is no last job. {_empty_journal()}")
         logger, job = logger or newest[0], newest[1]
     log = logger or _log_of(job, logs)
     try:
-        calculator = GoodputCalculator(job, log)
-        report = calculator.report(include_timeline=picture is not None, exclusions=exclusions)
+        return GoodputCalculator(job, log).report(include_timeline=with_timeline, exclusions=exclusions)
     except NoGoodputError as error:
-        raise NoGoodputError("\n  ".join([str(error), *_hints(job, log, logs)])) from None
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="backslashreplace")  # A name may have letters that the terminal has not.
-    print(format_json(report) if form == "json" else format_text(report), end="", flush=True)
-    if picture is not None:
-        from ml_goodput_measurement.plot import plot_timeline
-
-        plot_timeline(report, picture)
-    return 0
+        raise NotFoundError("\n  ".join([str(error), *_hints(job, log, logs)])) from None
 
 
 def _log_of(job: str, logs: Mapping[str, set[str]]) -> str:
-    """Returns the log to read: the conventional one, unless the journal has the job in one other log only.
+    """Return the log to read: the conventional one, unless the journal has the job in one other log only.
 
     Raises:
         ConfigurationError: The job is in several logs.
@@ -132,9 +140,11 @@ def _log_of(job: str, logs: Mapping[str, set[str]]) -> str:
 
 
 def _hints(job: str, log: str, logs: Mapping[str, set[str]]) -> list[str]:
-    """Return what the journal says to a user who asked for a job of which nothing is known."""
+    """Return hints for a user who gave an unknown job."""
+    from ml_diagnostics_common.environment import diagnostics_directory
+
     if job in logs.get(log, ()):
-        return []  # It is there: the error says what is missing.
+        return []  # It exists: the error contains what is missing.
     other_logs = sorted(other for other, jobs in logs.items() if job in jobs)
     if other_logs:
         return [f"The journal has this job in other logs: {_listed(other_logs)}. Give one of these as --logger."]
@@ -152,6 +162,8 @@ def _hints(job: str, log: str, logs: Mapping[str, set[str]]) -> list[str]:
 
 
 def _empty_journal() -> str:
+    from ml_diagnostics_common.environment import diagnostics_directory
+
     return (
         f"The journal {diagnostics_directory() / 'journal'} is empty: no job was recorded on this machine with this "
         "ML_DIAGNOSTICS_DIR."
@@ -159,6 +171,14 @@ def _empty_journal() -> str:
 
 
 def _listed(names: Iterable[str]) -> str:
+    from ml_diagnostics_common.texts import one_line
+
     shown = sorted(names)
     more = f" and {len(shown) - _NAMES_SHOWN} more" if len(shown) > _NAMES_SHOWN else ""
     return ", ".join(one_line(name, 80) for name in shown[:_NAMES_SHOWN]) + more
+
+
+if __name__ == "__main__":
+    import sys
+
+    sys.exit(main())

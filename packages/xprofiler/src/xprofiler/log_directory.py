@@ -6,9 +6,8 @@ import re
 from dataclasses import dataclass
 from typing import Final
 
+from ml_diagnostics_common.command.errors import UsageError
 from ml_diagnostics_common.payload import decoded
-
-from xprofiler.exceptions import UsageError
 
 __all__ = ["LogDirectory"]
 

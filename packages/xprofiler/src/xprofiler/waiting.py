@@ -6,7 +6,7 @@ import contextlib
 import threading
 from collections.abc import Iterator
 
-from xprofiler.console import Console
+from ml_diagnostics_common.command.console import Console
 
 __all__ = ["told_if_slow"]
 

@@ -1,91 +1,121 @@
-"""The command `tpu-stacks`: the stacks of all processes of a job in one picture.
-
-Exit codes: 0 ok, 1 nothing was found, 2 the command was not understood or could not be done.
-"""
+"""The command `tpu-stacks`: the stacks of all processes of a job in one picture."""
 
 from __future__ import annotations
 
 import argparse
-import gc
-import os
-import re
-import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
+
+from ml_diagnostics_common.command.console import BOLD
+from ml_diagnostics_common.command.errors import DONE, FAILED, NOT_FOUND
+from ml_diagnostics_common.command.formats import add_format_option
+from ml_diagnostics_common.command.options import seconds, whole_number
+from ml_diagnostics_common.command.program import Command, Program
 
 from cloud_tpu_diagnostics._version import __version__
 
 if TYPE_CHECKING:
+    from ml_diagnostics_common.command.console import Console
+
     from cloud_tpu_diagnostics.grouping import ProcessDump
 
 __all__ = ["main"]
 
-_RULING = re.compile(r"[^\n\x20-\x7e\xa0-\U0010ffff]")
-"""What rules a terminal, ends of lines apart."""
-
-_EPILOG = "exit codes: 0 ok, 1 nothing was found, 2 the command was not understood or could not be done"
-_UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
-
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs the command; returns its exit code."""
-    options = _parser().parse_args(arguments)
-    if arguments is None:  # A process of our own.
-        gc.disable()  # Nothing here goes in circles, and to look for that takes a quarter of the time of a large job.
-    return _run(options)
+    """Run the command, and return its exit code.
+
+    Args:
+        arguments: The arguments after `tpu-stacks`; None takes those of this process.
+    """
+    description = "The stacks of all processes of a training job: equal ones together, and processes that differ."
+    return Program("tpu-stacks", description, __version__, _commands).main(arguments)
 
 
-def _run(options: argparse.Namespace) -> int:
-    from ml_diagnostics_common.exceptions import DiagnosticsError  # After parsing: --help needs nothing of it.
+def _commands() -> Iterator[Command]:
+    yield DumpCommand()
+    yield ShowCommand()
 
-    notes: list[str] = []
-    try:
-        dumps = _live_dumps(options, notes) if options.command == "dump" else _recorded_dumps(options, notes)
-        _note(notes)
+
+class DumpCommand:
+    """Dumps the stacks of processes of this machine."""
+
+    name = "dump"
+    summary = "dump the stacks of processes of this machine now"
+
+    def prepare_parser(self, parser: argparse.ArgumentParser) -> None:
+        """Add the arguments."""
+        parser.add_argument(
+            "pids", metavar="PID", nargs="*", type=whole_number(1, 2**31 - 1), help="default: all inside diagnose()"
+        )
+        parser.add_argument("--native", action="store_true", help="frames of C and C++ too, by py-spy")
+        parser.add_argument("--signal", metavar="NAME", help="the signal that requests a dump (default: SIGUSR1)")
+        parser.add_argument(
+            "--timeout", metavar="TIME", type=seconds, default=10.0, help="for each process (default: %(default)s s)"
+        )
+        _add_output_options(parser)
+
+    def run(self, options: argparse.Namespace, console: Console) -> int:
+        """Print the stacks of the processes that answer."""
+        from cloud_tpu_diagnostics.stacks.live import dump_processes
+
+        notes: list[str] = []
+        try:
+            dumps = dump_processes(
+                options.pids,
+                native=options.native,
+                signal_name=options.signal,
+                timeout_seconds=options.timeout,
+                notes=notes,
+            )
+        finally:
+            _warn(notes, console)
         if not dumps:
-            return 1
-        _print(dumps, options)
-    except BrokenPipeError:  # Whoever reads our output, `head` perhaps, has seen enough.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
-    except KeyboardInterrupt:
-        return 130
-    except (DiagnosticsError, OSError) as error:
-        _note([*notes, str(error)])
-        return 2
-    return 0
+            return FAILED if options.pids else NOT_FOUND
+        _print(dumps, options, console)
+        return DONE
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="tpu-stacks",
-        description="Where the processes of a training job are: equal stacks together, and who is odd.",
-        epilog=_EPILOG,
-    )
-    parser.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
-    commands = parser.add_subparsers(metavar="COMMAND", dest="command", required=True)
-    shown = argparse.ArgumentParser(add_help=False)
-    shown.add_argument("--format", choices=("table", "json", "collapsed"), default="table", help="default: %(default)s")
-    shown.add_argument("--threads", action="store_true", help="in the table, the other threads too")
+class ShowCommand:
+    """Shows recorded stacks."""
 
-    dump = commands.add_parser("dump", parents=[shown], help="ask the processes of this machine now", epilog=_EPILOG)
-    dump.add_argument("pids", metavar="PID", nargs="*", type=_pid, help="default: all that are inside of diagnose()")
-    dump.add_argument("--native", action="store_true", help="frames of C and C++ too, by py-spy")
-    dump.add_argument("--signal", metavar="NAME", help="the one that makes the process dump (default: SIGUSR1)")
-    dump.add_argument("--timeout", metavar="SECONDS", type=_seconds, default=10.0, help="for a process: %(default)s")
+    name = "show"
+    summary = "show the stacks that processes have recorded"
 
-    show = commands.add_parser("show", parents=[shown], help="show what processes have written", epilog=_EPILOG)
-    source = show.add_mutually_exclusive_group(required=True)
-    source.add_argument("path", metavar="PATH", nargs="?", help="a trace file, a folder of them, or gs://bucket/prefix")
-    source.add_argument("--job", type=_job_name, help="a job in the journal and in Cloud Logging")
-    show.add_argument(
-        "--since", metavar="TIME", type=_seconds, default=3600.0, help="30m, 2h, 7d: nothing older (default: 1h)"
-    )
-    show.add_argument(
-        "--silent-after", metavar="TIME", type=_seconds, help="who sent nothing for so long is silent (default: 1.5 "
-        "intervals of the process)"
-    )  # fmt: skip
-    return parser
+    def prepare_parser(self, parser: argparse.ArgumentParser) -> None:
+        """Add the arguments."""
+        source = parser.add_mutually_exclusive_group(required=True)
+        source.add_argument(
+            "path", metavar="PATH", nargs="?", help="a trace file, a folder of them, or gs://bucket/prefix"
+        )
+        source.add_argument("--job", type=_job_name, help="a job in the journal and in Cloud Logging")
+        parser.add_argument(
+            "--since", metavar="TIME", type=seconds, default=3600.0, help="30m, 2h, 7d: nothing older (default: 1h)"
+        )
+        parser.add_argument(
+            "--silent-after",
+            metavar="TIME",
+            type=seconds,
+            help="a process without an entry for this time is silent (default: 1.5 intervals of the process)",
+        )
+        _add_output_options(parser)
+
+    def run(self, options: argparse.Namespace, console: Console) -> int:
+        """Print the newest stacks of each process."""
+        notes: list[str] = []
+        try:
+            dumps = _recorded_dumps(options, notes)
+        finally:
+            _warn(notes, console)
+        if not dumps:
+            return NOT_FOUND
+        _print(dumps, options, console)
+        return DONE
+
+
+def _add_output_options(parser: argparse.ArgumentParser) -> None:
+    add_format_option(parser, "collapsed")
+    parser.add_argument("--threads", action="store_true", help="in the table, the other threads too")
 
 
 def _job_name(text: str) -> str:
@@ -94,24 +124,9 @@ def _job_name(text: str) -> str:
     return printable(text)
 
 
-def _pid(text: str) -> int:
-    if not (text.isascii() and text.isdecimal() and 0 < int(text) < 2**31):
-        raise argparse.ArgumentTypeError(f"{text!r} is no process id")
-    return int(text)
-
-
-def _seconds(text: str) -> float:
-    number, unit = (text[:-1], text[-1]) if text[-1:] in _UNITS else (text, "s")
-    try:
-        seconds = float(number) * _UNITS[unit]
-    except ValueError:
-        seconds = -1.0
-    if not 0 < seconds < 1e9:
-        raise argparse.ArgumentTypeError(f"{text!r} is no time: give seconds, or such as 30m, 2h, 7d")
-    return seconds
-
-
 def _recorded_dumps(options: argparse.Namespace, notes: list[str]) -> list[ProcessDump]:
+    from ml_diagnostics_common.texts import format_count
+
     from cloud_tpu_diagnostics.grouping import name_processes
 
     if options.job is not None:
@@ -122,7 +137,7 @@ def _recorded_dumps(options: argparse.Namespace, notes: list[str]) -> list[Proce
     else:
         from cloud_tpu_diagnostics.stacks.trace_files import read_trace_files
 
-        dumps = _without_well_ended(read_trace_files(options.path, notes), notes)
+        dumps = _without_clean_exits(read_trace_files(options.path, notes), notes)
         where = f"in {options.path}"
     if not dumps:
         notes.append(f"no stacks {where} were found")
@@ -130,56 +145,44 @@ def _recorded_dumps(options: argparse.Namespace, notes: list[str]) -> list[Proce
     newest_ns = max(dump.time_ns for dump in dumps)
     recent = [dump for dump in dumps if newest_ns - dump.time_ns <= options.since * 1e9]
     if len(recent) < len(dumps):
-        notes.append(f"{len(dumps) - len(recent)} processes wrote their last long before the others: see --since")
+        processes = format_count(len(dumps) - len(recent), "process", "processes")
+        notes.append(f"{processes} with older stacks than --since not shown")
     return name_processes(recent)
 
 
-def _without_well_ended(dumps: list[ProcessDump], notes: list[str]) -> list[ProcessDump]:
-    """Leave out those that ended well, unless all have: a folder has the files of many jobs."""
+def _without_clean_exits(dumps: list[ProcessDump], notes: list[str]) -> list[ProcessDump]:
+    """Leave out processes that ended well, unless all did: a folder has the files of many jobs."""
+    from ml_diagnostics_common.texts import format_count
+
     others = [dump for dump in dumps if not dump.has_ended_well]
     if others and len(others) < len(dumps):
-        count = len(dumps) - len(others)
-        notes.append(f"{count} {'process' if count == 1 else 'processes'} that ended well not shown")
+        processes = format_count(len(dumps) - len(others), "process", "processes")
+        notes.append(f"{processes} that ended well not shown")
     return others or dumps
 
 
-def _live_dumps(options: argparse.Namespace, notes: list[str]) -> list[ProcessDump]:
-    from cloud_tpu_diagnostics.stacks.live import dump_processes
-
-    return dump_processes(
-        options.pids,
-        native=options.native,
-        signal_name=options.signal,
-        timeout_seconds=options.timeout,
-        notes=notes,
-    )
-
-
-def _print(dumps: list[ProcessDump], options: argparse.Namespace) -> None:
-    import io
+def _print(dumps: list[ProcessDump], options: argparse.Namespace, console: Console) -> None:
+    from ml_diagnostics_common.command.formats import format_data
 
     from cloud_tpu_diagnostics.grouping import group_processes
-    from cloud_tpu_diagnostics.stacks.output import format_collapsed, format_json, format_table
+    from cloud_tpu_diagnostics.stacks.output import PROCESS_FIELDS, as_dict, format_collapsed, format_text, processes
 
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="backslashreplace")  # A name may have letters that the terminal has not.
     if options.format == "collapsed":
-        text = format_collapsed(dumps)
+        console.data(format_collapsed(dumps), end="")
+        return
+    picture = group_processes(dumps, silent_after_seconds=getattr(options, "silent_after", None))
+    if options.format == "table":
+        console.data(format_text(picture, all_threads=options.threads), styles={r"\A.+": BOLD})
     else:
-        picture = group_processes(dumps, silent_after_seconds=getattr(options, "silent_after", None))
-        text = format_json(picture) if options.format == "json" else format_table(picture, all_threads=options.threads)
-    # Names are others' words: none of them may move the cursor, or look like a line of ours.
-    print(_RULING.sub(_shown, text), end="", flush=True)
+        console.data(format_data(as_dict(picture), options.format, processes(picture), PROCESS_FIELDS))
 
 
-def _shown(ruling: re.Match[str]) -> str:
-    return f"\\x{ord(ruling[0]):02x}"
-
-
-def _note(notes: Sequence[str]) -> None:
+def _warn(notes: Sequence[str], console: Console) -> None:
     for note in notes:
-        print(f"tpu-stacks: {_RULING.sub(_shown, note)}", file=sys.stderr)
+        console.warn(note)
 
 
 if __name__ == "__main__":
+    import sys
+
     sys.exit(main())

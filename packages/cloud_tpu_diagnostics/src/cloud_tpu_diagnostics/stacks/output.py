@@ -1,30 +1,38 @@
-"""A picture of a job, or of some processes, as a table, JSON, or folded stacks."""
+"""A picture of a job, or of some processes, as text, as data for programs, or as folded stacks. Pure functions."""
 
 from __future__ import annotations
 
-import json
-import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from ml_diagnostics_common.entry import format_timestamp
+from ml_diagnostics_common.texts import format_clock, format_count, format_duration
+
 from cloud_tpu_diagnostics.activity import activity_of, plural
-from cloud_tpu_diagnostics.grouping import JobPicture, ProcessDump, ThreadGroup, group_threads, main_thread, say
+from cloud_tpu_diagnostics.grouping import JobPicture, ProcessDump, group_threads, main_thread, say
 from cloud_tpu_diagnostics.traces import Frame
 
-__all__ = ["format_collapsed", "format_json", "format_table"]
+__all__ = ["PROCESS_FIELDS", "as_dict", "format_collapsed", "format_text", "processes"]
+
+PROCESS_FIELDS = (
+    *("process", "host", "process_index", "pid", "step", "phase", "time", "activity", "headline", "ended"),
+    "silent_seconds",
+)
+"""The columns of CSV."""
+_SHOWN = 8
 
 
-def format_table(picture: JobPicture, *, all_threads: bool = False) -> str:
-    """For people: the sentence, then each group's processes and exact stack.
+def format_text(picture: JobPicture, *, all_threads: bool = False) -> str:
+    """Format a sentence about the job, then the processes and the exact stack of each group.
 
     Args:
-        picture: What to show.
-        all_threads: Also the other threads of one process of each group.
+        picture: The picture.
+        all_threads: True to add the other threads of one process of each group.
     """
     blocks = [_title(picture)]
     for group in picture.groups:
-        blocks.append("\n".join([_who(group.processes), *_stack_lines(group.frames)]))
+        blocks.append("\n".join([_names(group.processes), *_stack_lines(group.frames)]))
         if all_threads:
             blocks += _thread_blocks(group.processes[0], len(group.processes) > 1)
     for dump in picture.ended:
@@ -33,13 +41,13 @@ def format_table(picture: JobPicture, *, all_threads: bool = False) -> str:
             blocks += _thread_blocks(dump, False)
     for dump, seconds in picture.silent:
         frames = group_threads(dump.threads)[0].frames if dump.threads else ()
-        blocks.append("\n".join([f"{dump.process}, {seconds:.0f} s ago", *_stack_lines(frames)]))
-    return "\n\n".join(blocks) + "\n"
+        blocks.append("\n".join([f"{dump.process}, {format_duration(round(seconds))} ago", *_stack_lines(frames)]))
+    return "\n\n".join(blocks)
 
 
-def format_json(picture: JobPicture) -> str:
-    """For programs: one object, with every process and every stack once."""
-    encoded = {
+def as_dict(picture: JobPicture) -> dict[str, Any]:
+    """Return one object in the types of JSON, with every process and every stack once."""
+    return {
         "summary": say(picture),
         "processes": picture.processes,
         "groups": [
@@ -55,11 +63,23 @@ def format_json(picture: JobPicture) -> str:
         "silent": [{**_process_json(dump), "silent_seconds": seconds} for dump, seconds in picture.silent],
         "missing": list(picture.missing),
     }
-    return json.dumps(encoded, indent=1) + "\n"
+
+
+def processes(picture: JobPicture) -> list[dict[str, Any]]:
+    """Return a row for each process, with the activity of its main thread."""
+    silent = {id(dump): seconds for dump, seconds in picture.silent}
+    grouped = [dump for group in picture.groups for dump in group.processes]
+    rows = []
+    for dump in (*grouped, *picture.ended, *(dump for dump, _ in picture.silent)):
+        main = main_thread(dump.threads)
+        found = {**_process_json(dump), "activity": activity_of(main.frames).text if main else None}
+        found["silent_seconds"] = silent.get(id(dump))
+        rows.append({field: found.get(field) for field in PROCESS_FIELDS})
+    return rows
 
 
 def format_collapsed(dumps: Iterable[ProcessDump]) -> str:
-    """Folded stacks, as flamegraph.pl and speedscope read them: outermost frame first, and how many threads have it."""
+    """Format folded stacks for flamegraph.pl and speedscope: outermost frame first, and the number of threads."""
     counts: Counter[tuple[Frame, ...]] = Counter()
     for dump in dumps:
         counts.update(thread.frames for thread in dump.threads if thread.frames)
@@ -74,17 +94,17 @@ def _title(picture: JobPicture) -> str:
         dump.time_ns for dump in (*picture.ended, *(dump for dump, _ in picture.silent))
     ]
     newest_ns = max(times, default=0)
-    when = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(newest_ns / 1e9)) if newest_ns else ""
-    return f"{say(picture)}\n(as of {when})" if when else say(picture)
+    return f"{say(picture)}\n(as of {format_clock(newest_ns)})" if newest_ns else say(picture)
 
 
-def _who(dumps: Sequence[ProcessDump]) -> str:
-    shown = ", ".join(dump.process for dump in dumps[:8]) + (f" and {len(dumps) - 8} more" if len(dumps) > 8 else "")
+def _names(dumps: Sequence[ProcessDump]) -> str:
+    more = f" and {len(dumps) - _SHOWN} more" if len(dumps) > _SHOWN else ""
+    shown = ", ".join(dump.process for dump in dumps[:_SHOWN]) + more
     return f"{len(dumps)} processes: {shown}" if len(dumps) > 1 else shown
 
 
 def _ended_lines(dump: ProcessDump) -> list[str]:
-    """Return how a process ended, and its last stack; of an exception, also what it is linked to."""
+    """Return the outcome of a process, and its last stack; of an exception, also those linked to it."""
     if dump.exception:
         lines = [f"{dump.process}: {dump.headline}", *([dump.ended] if dump.ended else [])]
         for thread in dump.threads:
@@ -110,15 +130,13 @@ def _thread_blocks(dump: ProcessDump, is_one_of_several: bool) -> list[str]:
         if group.has_main and group.threads == 1:
             continue
         activity = activity_of(group.frames)
-        head = f"{_threads(group)}: {activity.text if group.threads == 1 else plural(activity.text)}"
+        head = (
+            f"{format_count(group.threads, 'thread')}: {activity.text if group.threads == 1 else plural(activity.text)}"
+        )
         if is_one_of_several:
             head = f"in {dump.process}, {head}"
         blocks.append("\n".join([head] if activity.is_idle else [head, *_stack_lines(group.frames)]))
     return blocks
-
-
-def _threads(group: ThreadGroup) -> str:
-    return "1 thread" if group.threads == 1 else f"{group.threads} threads"
 
 
 def _frames_json(frames: Sequence[Frame]) -> list[dict[str, Any]]:
@@ -133,7 +151,7 @@ def _process_json(dump: ProcessDump) -> dict[str, Any]:
         "pid": dump.pid or None,
         "step": dump.step,
         "phase": dump.phase,
-        "time": _utc(dump.time_ns),
+        "time": format_timestamp(dump.time_ns)[:19] + "Z" if dump.time_ns else None,
         "headline": dump.headline or None,
         "ended": dump.ended or None,
     }
@@ -147,10 +165,6 @@ def _process_json(dump: ProcessDump) -> dict[str, Any]:
         for group in group_threads(dump.threads)
     ]
     return {**{name: value for name, value in known.items() if value is not None}, "thread_groups": threads}
-
-
-def _utc(time_ns: int) -> str | None:
-    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(time_ns / 1e9)) if time_ns else None
 
 
 def _folded(frame: Frame) -> str:

@@ -9,6 +9,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
+from ml_diagnostics_common.command.console import Console
 from ml_diagnostics_common.failures import Kind
 from ml_diagnostics_common.profiler_service import CaptureResult, ProfilerService
 from ml_diagnostics_common.storage import Storage
@@ -20,7 +21,6 @@ from xprofiler.capture.host_clock import HostClock, read_host_clock
 from xprofiler.capture.session import Session
 from xprofiler.capture.targets import Target
 from xprofiler.capture.tunnels import open_tunnels, problem_at
-from xprofiler.console import Console
 from xprofiler.parallel import in_parallel
 from xprofiler.programs.processes import Programs
 
@@ -150,11 +150,11 @@ class Capture:
             second = self._round(again, 1, collector, first.late)
         except BaseException:
             for target in dict.fromkeys(staged):
-                self.console.notify(f"{remote_folder} on {target.name} may remain.")
+                self.console.notify(f"{remote_folder} on {target.name} may remain.", is_progress=False)
             raise
         self._remember(asked, first, second)
         for problem in collector.clean_up([(target, remote_folder) for target in dict.fromkeys(staged)]):
-            self.console.notify(problem)
+            self.console.notify(problem, is_progress=False)
         return collector.without_partial_files({**first.outcomes, **second.outcomes})
 
     def _remember(self, asked: Sequence[_OpenTarget], first: _Round, second: _Round) -> None:

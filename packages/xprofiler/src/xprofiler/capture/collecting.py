@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from tempfile import TemporaryFile
 from typing import IO, Any, Final
 
+from ml_diagnostics_common.command.errors import CommandError
 from ml_diagnostics_common.exceptions import DiagnosticsError, ObjectNotFoundError, StorageError
 from ml_diagnostics_common.storage import LocalStorage, Storage
 from ml_diagnostics_common.xplane import Xplane, summary_of
@@ -17,7 +18,6 @@ from ml_diagnostics_common.xplane import Xplane, summary_of
 from xprofiler.capture.destinations import Destination
 from xprofiler.capture.session import Session
 from xprofiler.capture.targets import Access, Target
-from xprofiler.exceptions import XprofilerError
 from xprofiler.parallel import in_parallel
 from xprofiler.programs.processes import Programs
 
@@ -172,10 +172,10 @@ class Collector:
         file.seek(0)
         size = file.readline(_LONGEST_NUMBER).strip()
         if ended.exit_code or not size.isdigit():
-            raise XprofilerError(f"cannot fetch {path} from {target.name}: {ended.complaint}")
+            raise CommandError(f"cannot fetch {path} from {target.name}: {ended.complaint}")
         received = os.fstat(file.fileno()).st_size - file.tell()
         if received != int(size):
-            raise XprofilerError(
+            raise CommandError(
                 f"{path} of {target.name} is incomplete: received {received} of {int(size)} bytes; try again"
             )
 

@@ -8,8 +8,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from ml_diagnostics_common.command.errors import CommandError
+
 from xprofiler.capture.targets import Target
-from xprofiler.exceptions import XprofilerError
 from xprofiler.programs.processes import Process, Programs
 
 __all__ = ["HostClock", "ahead_seconds", "read_host_clock"]
@@ -58,7 +59,7 @@ def read_host_clock(targets: Sequence[Target], programs: Programs) -> HostClock 
     asked = time.time()
     try:
         process = programs.start(access.execute(["date", "+%s"]), stderr=subprocess.DEVNULL)
-    except XprofilerError:
+    except CommandError:
         return None  # Opening the tunnel will fail too, and report the reason.
     return HostClock(name, programs, process, asked)
 

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from ml_diagnostics_common.command.errors import NotFoundError
 from ml_diagnostics_common.exceptions import DiagnosticsError
 
 from xprofiler.capture.targets import Found, Target, check_distinct
 from xprofiler.cloud.api import GoogleApi
-from xprofiler.exceptions import NotFoundError
 from xprofiler.parallel import in_parallel
 from xprofiler.programs import gcloud
 from xprofiler.programs.processes import Programs
@@ -89,7 +89,7 @@ def find_machines(
     Raises:
         UsageError: A name is not valid, or is also the name of another's worker.
         NotPermittedError: The credentials permit reading none of them.
-        XprofilerError: The requests for all of them failed.
+        CommandError: The requests for all of them failed.
     """
     wanted = [gcloud.checked_host(name) for name in dict.fromkeys(names)]
     gcloud.checked_name(zone, "zone")

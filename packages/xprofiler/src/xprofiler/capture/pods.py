@@ -7,8 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+from ml_diagnostics_common.command.errors import CommandError
+
 from xprofiler.capture.targets import Found, Target
-from xprofiler.exceptions import XprofilerError
 from xprofiler.programs import kubectl
 from xprofiler.programs.processes import Programs
 
@@ -56,7 +57,7 @@ def find_pods(
         UsageError: A name is not valid.
         NotFoundError: kubectl or the context does not exist.
         NotPermittedError: The cluster denies access.
-        XprofilerError: The cluster does not answer.
+        CommandError: The cluster does not answer.
     """
     wanted = list(dict.fromkeys(names))
     if container is not None:
@@ -79,7 +80,7 @@ def _read(output: bytes) -> list[Mapping[str, Any]]:
     try:
         answer = json.loads(output or b"{}")
     except ValueError as error:
-        raise XprofilerError(f"kubectl's answer is not valid JSON ({error}): {output[:200]!r}") from error
+        raise CommandError(f"kubectl's answer is not valid JSON ({error}): {output[:200]!r}") from error
     if answer.get("kind") == "List":
         return list(answer.get("items", ()))
     return [answer] if answer else []

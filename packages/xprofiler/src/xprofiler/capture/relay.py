@@ -12,7 +12,8 @@ from pathlib import Path
 from tempfile import TemporaryFile
 from typing import IO, Final, cast
 
-from xprofiler.exceptions import XprofilerError
+from ml_diagnostics_common.command.errors import CommandError
+
 from xprofiler.programs.processes import Process, Programs
 
 __all__ = ["NOTHING_THERE", "Relay", "last_lines", "remote_program"]
@@ -72,7 +73,7 @@ class Relay:
             return last_lines(self._errors.read())
 
     def _accept(self) -> None:
-        with self._listener, contextlib.suppress(OSError, XprofilerError):
+        with self._listener, contextlib.suppress(OSError, CommandError):
             while not self._is_closed.is_set():
                 try:
                     connection, _ = self._listener.accept()

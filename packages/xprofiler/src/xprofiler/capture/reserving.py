@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
+from ml_diagnostics_common.command.errors import CommandError, NotFoundError, NotPermittedError
 from ml_diagnostics_common.exceptions import (
     CredentialsError,
     ObjectNotFoundError,
@@ -18,7 +19,6 @@ from ml_diagnostics_common.failures import Kind, classify
 from ml_diagnostics_common.storage import Storage
 
 from xprofiler.capture.session import Session, unused_name
-from xprofiler.exceptions import NotFoundError, NotPermittedError, XprofilerError
 
 __all__ = ["reserved"]
 
@@ -40,7 +40,7 @@ def reserved(root: str, storage: Storage, moment: time.struct_time) -> Iterator[
     Raises:
         NotFoundError: The bucket does not exist.
         NotPermittedError: The credentials are missing, or do not permit listing the folder.
-        XprofilerError: The storage does not answer, or the folder cannot be created.
+        CommandError: The storage does not answer, or the folder cannot be created.
     """
     if root.startswith("gs://"):
         with _explained(root):
@@ -84,11 +84,9 @@ def _makes(folder: Path) -> bool:
     except FileExistsError:
         if folder.parent.is_dir():
             return False
-        raise XprofilerError(f"cannot make {folder}: a part of it is a file; choose another log directory") from None
+        raise CommandError(f"cannot make {folder}: a part of it is a file; choose another log directory") from None
     except OSError as error:
-        raise XprofilerError(
-            f"cannot make {folder}: {error.strerror or error}; choose another log directory"
-        ) from error
+        raise CommandError(f"cannot make {folder}: {error.strerror or error}; choose another log directory") from error
     return True
 
 

@@ -5,16 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
+from ml_diagnostics_common.command.console import Console
+from ml_diagnostics_common.command.formats import format_data, format_table
+from ml_diagnostics_common.texts import format_bytes, format_duration
+
 from xprofiler.capture.collecting import Outcome
 from xprofiler.capture.session import Session
-from xprofiler.console import Console
-from xprofiler.output import format_records, format_table
 
-__all__ = ["report", "size_text"]
+__all__ = ["report"]
 
-_HEADERS: Final = ("Host", "Status", "Size", "Start")
+_HEADERS: Final = ("Host  ", "Status  ", "Size  ", "Start  ")
 _FIELDS: Final = ("host", "status", "problem", "path", "size_bytes", "start_ns")
-_KB: Final = 1000
 _TOGETHER_MS: Final = 50
 
 
@@ -25,33 +26,23 @@ def report(outcomes: Sequence[Outcome], session: Session, saved_to: str, style: 
         outcomes: The outcomes of the hosts.
         session: The session with their files.
         saved_to: The folder to open in a viewer.
-        style: One of `output.FORMATS`; "table" prints messages for people.
+        style: One of `formats.FORMATS`; "table" prints messages for people.
         console: The console to print to.
     """
     for outcome in outcomes:
         console.notify(f"Starting profile capture on {outcome.title}.")
         if not outcome.is_captured:  # Includes a profile without events, which is useless.
-            console.notify(f"Failed to profile host {outcome.name} with error: {outcome.problem}\n")
+            console.notify(f"Failed to profile host {outcome.name} with error: {outcome.problem}\n", is_progress=False)
         elif style == "table":
             console.data(f"Profile saved to {saved_to} and session id is {session.name}.\n")
     if style == "table":
         console.data(_table(outcomes))
     else:
-        console.data(format_records([_record(outcome, session) for outcome in outcomes], style, _FIELDS))
+        records = [_record(outcome, session) for outcome in outcomes]
+        console.data(format_data(records, style, records, _FIELDS))
     note = _note(outcomes)
     if note:
-        console.notify(f"\n{note}")
-
-
-def size_text(size_bytes: int) -> str:
-    """Format a number of bytes for people: 12.5 kB is 12,500."""
-    if size_bytes < _KB:
-        return f"{size_bytes} B"
-    size, unit = size_bytes / _KB, "kB"
-    for larger in ("MB", "GB"):
-        if size >= _KB:
-            size, unit = size / _KB, larger
-    return f"{size:.1f} {unit}"
+        console.notify(f"\n{note}", is_progress=False)
 
 
 def _note(outcomes: Sequence[Outcome]) -> str:
@@ -70,14 +61,14 @@ def _note(outcomes: Sequence[Outcome]) -> str:
 def _table(outcomes: Sequence[Outcome]) -> str:
     """Return a table with a row for each host: the size of its file, and how long after the first host it started."""
     first_ns = min((outcome.start_ns for outcome in outcomes if outcome.start_ns), default=0)
-    return format_table(_HEADERS, [_cells(outcome, first_ns) for outcome in outcomes])
+    return "\n".join(format_table(_HEADERS, [_cells(outcome, first_ns) for outcome in outcomes]))
 
 
 def _cells(outcome: Outcome, first_ns: int) -> tuple[str, str, str, str]:
     if not outcome.is_there:
         return outcome.name, outcome.status, "", ""
-    start = f"+{(outcome.start_ns - first_ns) / 1e6:.1f} ms" if outcome.start_ns else ""
-    return outcome.name, outcome.status, size_text(outcome.size_bytes), start
+    start = f"+{format_duration((outcome.start_ns - first_ns) / 1e9)}" if outcome.start_ns else ""
+    return outcome.name, outcome.status, format_bytes(outcome.size_bytes), start
 
 
 def _record(outcome: Outcome, session: Session) -> dict[str, object]:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final, Protocol
 
-from xprofiler.exceptions import UsageError
+from ml_diagnostics_common.command.errors import UsageError
 
 __all__ = ["Access", "Found", "Target", "addresses", "check_distinct", "host_and_port", "is_this_machine"]
 

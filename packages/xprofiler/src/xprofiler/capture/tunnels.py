@@ -11,10 +11,11 @@ from dataclasses import dataclass
 from tempfile import TemporaryFile
 from typing import Final
 
+from ml_diagnostics_common.command.console import Console
+from ml_diagnostics_common.command.errors import CommandError
+
 from xprofiler.capture.relay import NOTHING_THERE, Relay, last_lines, remote_program
 from xprofiler.capture.targets import Access, Target, host_and_port
-from xprofiler.console import Console
-from xprofiler.exceptions import XprofilerError
 from xprofiler.parallel import in_parallel
 from xprofiler.programs.processes import Programs
 
@@ -73,7 +74,7 @@ def open_tunnels(targets: Sequence[Target], programs: Programs, console: Console
 def _as_tunnel(target: Target, opened: Tunnel | Exception) -> Tunnel:
     if isinstance(opened, Tunnel):
         return opened
-    if not isinstance(opened, XprofilerError):
+    if not isinstance(opened, CommandError):
         raise opened
     return Tunnel(target, problem=str(opened))
 

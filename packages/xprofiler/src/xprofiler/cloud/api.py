@@ -15,14 +15,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from ml_diagnostics_common.backoff import Backoff, Retries
+from ml_diagnostics_common.command.console import Console
+from ml_diagnostics_common.command.errors import CommandError
 from ml_diagnostics_common.failures import Kind, RemoteError
 from ml_diagnostics_common.paging import EndlessListError, PageTokens
 
 from xprofiler._version import __version__
 from xprofiler.cloud.errors import as_xprofiler_error
 from xprofiler.cloud.settings import GcloudSettings
-from xprofiler.console import Console
-from xprofiler.exceptions import XprofilerError
 
 if TYPE_CHECKING:
     from ml_diagnostics_common.authorized_requests import Session
@@ -192,7 +192,7 @@ class GoogleApi:
             NotFoundError: The resource does not exist.
             NotPermittedError: The credentials lack a permission.
             TimedOutError: There was no answer in time.
-            XprofilerError: The request was rejected, or could not be sent.
+            CommandError: The request was rejected, or could not be sent.
         """
         if is_repeatable is None:
             is_repeatable = request.method == "GET" or "requestId=" in request.uri
@@ -237,7 +237,7 @@ class GoogleApi:
             doing: See `execute`.
 
         Raises:
-            XprofilerError: As for `execute`; or the server repeats a page token, so the list would never end.
+            CommandError: As for `execute`; or the server repeats a page token, so the list would never end.
         """
         tokens = PageTokens()
         while request is not None:
@@ -246,7 +246,7 @@ class GoogleApi:
             try:
                 tokens.next(str(page.get("nextPageToken") or ""), has_news=bool(page.get("items")))
             except EndlessListError as error:
-                raise XprofilerError(f"could not {doing} in project {self.project}: {error}") from error
+                raise CommandError(f"could not {doing} in project {self.project}: {error}") from error
             request = following(request, page)
 
     def _at(self, service: str) -> dict[str, str]:

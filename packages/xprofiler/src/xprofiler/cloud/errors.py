@@ -6,9 +6,8 @@ import re
 from collections.abc import Mapping
 from typing import Any, Final
 
+from ml_diagnostics_common.command.errors import CommandError, NotFoundError, NotPermittedError, TimedOutError
 from ml_diagnostics_common.failures import Kind, RemoteError, access_advice
-
-from xprofiler.exceptions import NotFoundError, NotPermittedError, TimedOutError, XprofilerError
 
 __all__ = ["as_xprofiler_error", "operation_error"]
 
@@ -23,7 +22,7 @@ _UNKNOWN_ZONE: Final = re.compile(r"Invalid value for field 'zone'.*Unknown zone
 
 def as_xprofiler_error(
     error: RemoteError | ValueError, doing: str, uri: str, project: str, principal: str, role: str
-) -> XprofilerError:
+) -> CommandError:
     """Return the error to raise for a request that failed.
 
     Args:
@@ -36,23 +35,23 @@ def as_xprofiler_error(
     """
     what = f"could not {doing} in project {project}"
     if not isinstance(error, RemoteError):
-        return XprofilerError(f"{what}: the answer is not from Google ({error}); check for a proxy in between")
+        return CommandError(f"{what}: the answer is not from Google ({error}); check for a proxy in between")
     kind = error.kind
     if error.status == 0:
         if kind is Kind.TIMEOUT:
             return TimedOutError(f"{what}: there was no answer in time; check the network, and try again")
         if kind is Kind.REFUSED:
             return NotPermittedError(f"{what}: {error.message}; log in again: 'gcloud auth login'")
-        return XprofilerError(f"{what}: {error.message}; check the network, and try again")
+        return CommandError(f"{what}: {error.message}; check the network, and try again")
     what = f"{what} as {principal}: {error.message.rstrip('. ')} (HTTP {error.status})"
     if error.status == 401:
         return NotPermittedError(f"{what}; log in again: 'gcloud auth login'")
     if error.is_quota_exhausted:
-        return XprofilerError(
+        return CommandError(
             f"{what}; request more quota: https://console.cloud.google.com/iam-admin/quotas?project={project}"
         )
     if kind is Kind.BUSY:
-        return XprofilerError(f"{what}; the request quota is exhausted: try again in a minute")
+        return CommandError(f"{what}; the request quota is exhausted: try again in a minute")
     if kind is Kind.REFUSED:
         service = next((name for version, name in _SERVICES.items() if version in uri), "compute")
         advice = access_advice(
@@ -67,10 +66,10 @@ def as_xprofiler_error(
         return NotFoundError(what)
     if kind is Kind.TIMEOUT:
         return TimedOutError(f"{what}; try again")
-    return XprofilerError(f"{what}{'; try again' if error.is_temporary else ''}")
+    return CommandError(f"{what}{'; try again' if error.is_temporary else ''}")
 
 
-def operation_error(operation: Mapping[str, Any], doing: str) -> XprofilerError | None:
+def operation_error(operation: Mapping[str, Any], doing: str) -> CommandError | None:
     """Return the error of a failed operation of Compute; None if it succeeded.
 
     Args:
@@ -84,11 +83,11 @@ def operation_error(operation: Mapping[str, Any], doing: str) -> XprofilerError 
     message = "; ".join(str(one.get("message") or one.get("code")).rstrip(". ") for one in errors)
     what = f"could not {doing}: {message} ({code})"
     if code.startswith("ZONE_RESOURCE_POOL_EXHAUSTED"):
-        return XprofilerError(f"{what}; the zone has no free machine of this type: try another zone, or later")
+        return CommandError(f"{what}; the zone has no free machine of this type: try another zone, or later")
     if code.startswith(("QUOTA_EXCEEDED", "QUOTA_LIMIT_EXCEEDED")):
-        return XprofilerError(f"{what}; request more quota, or delete unused resources")
+        return CommandError(f"{what}; request more quota, or delete unused resources")
     if code == "RESOURCE_NOT_FOUND":
         return NotFoundError(what)
     if code in ("PERMISSIONS_ERROR", "FORBIDDEN"):
         return NotPermittedError(what)
-    return XprofilerError(what)
+    return CommandError(what)

@@ -13,12 +13,12 @@ from typing import Any
 
 import google.auth.credentials
 import google.auth.exceptions
+from ml_diagnostics_common.command.console import Console
+from ml_diagnostics_common.command.errors import CommandError, NotPermittedError, UsageError
 from ml_diagnostics_common.credentials import CloudEnvironment, find_cloud, gcloud_directory
 from ml_diagnostics_common.exceptions import CredentialsError
 
 from xprofiler.cloud.settings import GcloudSettings
-from xprofiler.console import Console
-from xprofiler.exceptions import NotPermittedError, UsageError, XprofilerError
 from xprofiler.programs.processes import Programs
 
 __all__ = ["GcloudCredentials", "find_login"]
@@ -53,7 +53,7 @@ class GcloudCredentials(google.auth.credentials.Credentials):
         try:
             with Programs(self._console, self._environ) as programs:
                 ended = programs.run(_ARGV, timeout_seconds=_TIMEOUT_SECONDS)
-        except XprofilerError as error:
+        except CommandError as error:
             raise google.auth.exceptions.RefreshError(f"gcloud could not be run for a token: {error}") from error
         if ended.exit_code:
             raise google.auth.exceptions.RefreshError(f"gcloud has no token: {ended.complaint.splitlines()[0]}")

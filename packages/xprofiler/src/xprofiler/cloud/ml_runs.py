@@ -10,10 +10,10 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from ml_diagnostics_common.backoff import Backoff
+from ml_diagnostics_common.command.errors import CommandError, TimedOutError, UsageError
 from ml_diagnostics_common.failures import Kind, classify
 
 from xprofiler.cloud.api import GoogleApi
-from xprofiler.exceptions import TimedOutError, UsageError, XprofilerError
 
 __all__ = ["MlRuns", "console_link"]
 
@@ -52,21 +52,21 @@ class MlRuns:
             NotPermittedError: The credentials lack a permission.
             TimedOutError: The run does not exist yet; it may still be created.
             UsageError: Another run has this id.
-            XprofilerError: The run could not be created.
+            CommandError: The run could not be created.
         """
         doing = f"create the run {run_id}"
         runs = self._api.hypercomputecluster.projects().locations().machineLearningRuns()
         request = runs.create(parent=self._parent, body={**run, "name": run_id}, machine_learning_run_id=run_id)
         try:
             operation = self._api.execute(request, doing, is_repeatable=True)
-        except XprofilerError as error:
+        except CommandError as error:
             if classify(error).kind is not Kind.CONFLICT:
                 raise
             self._require_same(run_id, run, error)
         else:
             self._finish(operation, doing)
 
-    def _require_same(self, run_id: str, run: Mapping[str, Any], conflict: XprofilerError) -> None:
+    def _require_same(self, run_id: str, run: Mapping[str, Any], conflict: CommandError) -> None:
         runs = self._api.hypercomputecluster.projects().locations().machineLearningRuns()
         kept = self._api.execute(
             runs.get(name=f"{self._parent}/machineLearningRuns/{run_id}"), f"read the run {run_id}"
@@ -85,7 +85,7 @@ class MlRuns:
             self._sleep(backoff.failed())
             operation = self._api.execute(operations.get(name=operation["name"]), doing)
         if operation.get("error"):
-            raise XprofilerError(f"could not {doing}: {operation['error'].get('message', operation['error'])}")
+            raise CommandError(f"could not {doing}: {operation['error'].get('message', operation['error'])}")
 
 
 def console_link(project: str, region: str, run_id: str) -> str:

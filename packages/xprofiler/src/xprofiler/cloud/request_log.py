@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Final
 
-from xprofiler.console import Console
+from ml_diagnostics_common.command.console import Console
 
 __all__ = ["log_requests"]
 

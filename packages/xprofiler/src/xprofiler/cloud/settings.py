@@ -11,10 +11,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from ml_diagnostics_common.command.errors import UsageError
 from ml_diagnostics_common.credentials import active_configuration
 from ml_diagnostics_common.environment import endpoint
-
-from xprofiler.exceptions import UsageError
 
 __all__ = ["GcloudSettings"]
 

@@ -5,17 +5,17 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING, Final
 
-from xprofiler.arguments import port, whole_number
-from xprofiler.exceptions import DONE, NotFoundError, UsageError, XprofilerError
-from xprofiler.output import add_format_option
+from ml_diagnostics_common.command.errors import DONE, CommandError, NotFoundError, UsageError
+from ml_diagnostics_common.command.formats import add_format_option
+from ml_diagnostics_common.command.options import port, whole_number
 
 if TYPE_CHECKING:
+    from ml_diagnostics_common.command.console import Console
     from ml_diagnostics_common.storage import Storage
 
     from xprofiler.capture.session import Session
     from xprofiler.capture.targets import Found
     from xprofiler.cloud.api import GoogleApi
-    from xprofiler.console import Console
     from xprofiler.log_directory import LogDirectory
     from xprofiler.programs.processes import Programs
 
@@ -92,7 +92,7 @@ class CaptureCommand:
         parser.add_argument(
             "--context", metavar="NAME", help="the context in the kubeconfig (gke; default: the current one)"
         )
-        add_format_option(parser, ("table", "json", "yaml"))
+        add_format_option(parser)
 
     def run(self, options: argparse.Namespace, console: Console) -> int:
         """Find the hosts, capture, and print the outcome of each."""
@@ -131,7 +131,7 @@ class CaptureCommand:
         all_captured = all(outcome.is_captured for outcome in outcomes)
         if all_captured:
             console.notify(f"\nView it with: xprofiler serve -l {shlex.quote(log_directory.path)}")
-        return DONE if all_captured else XprofilerError.exit_code
+        return DONE if all_captured else CommandError.exit_code
 
 
 def _log_directory(text: str, console: Console) -> LogDirectory:
@@ -210,5 +210,6 @@ def _report_files(session: Session, storage: Storage, console: Console) -> None:
     files = "1 file" if len(written) == 1 else f"{len(written)} files"
     console.notify(
         f"Interrupted: the session {session.name} has {files} so far, in {session.folder}; hosts that are capturing "
-        "finish that, and may still write theirs"
+        "finish that, and may still write theirs",
+        is_progress=False,
     )

@@ -1,20 +1,20 @@
-"""`xprofiler completion`: print a script for completion in a shell."""
+"""`xprofiler completion SHELL`: print a script for completion in a shell, as `xprofiler --print-completion SHELL`."""
 
 from __future__ import annotations
 
 import argparse
 from typing import TYPE_CHECKING
 
-from xprofiler.exceptions import DONE
+from ml_diagnostics_common.command.errors import DONE
 
 if TYPE_CHECKING:
-    from xprofiler.console import Console
+    from ml_diagnostics_common.command.console import Console
 
 __all__ = ["CompletionCommand"]
 
 _EPILOG = """\
 bash: source <(xprofiler completion bash)       in ~/.bashrc
-zsh:  source <(xprofiler completion zsh)        in ~/.zshrc
+zsh:  source <(xprofiler completion zsh)        in ~/.zshrc, after compinit
 fish: xprofiler completion fish | source        in ~/.config/fish/config.fish
 """
 
@@ -34,8 +34,7 @@ class CompletionCommand:
 
     def run(self, options: argparse.Namespace, console: Console) -> int:
         """Print the script."""
-        from xprofiler.cli import make_parser
-        from xprofiler.completion import completion_script
+        from xprofiler.cli import PROGRAM
 
-        console.data(completion_script(options.shell, make_parser()))
+        console.data(PROGRAM.completion(options.shell))
         return DONE

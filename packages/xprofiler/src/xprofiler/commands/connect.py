@@ -7,12 +7,13 @@ import os
 import shlex
 from typing import TYPE_CHECKING
 
-from xprofiler.arguments import port
-from xprofiler.exceptions import DONE, NotFoundError, UsageError, XprofilerError
+from ml_diagnostics_common.command.errors import DONE, CommandError, NotFoundError, UsageError
+from ml_diagnostics_common.command.options import port
 
 if TYPE_CHECKING:
+    from ml_diagnostics_common.command.console import Console
+
     from xprofiler.cloud.api import GoogleApi
-    from xprofiler.console import Console
     from xprofiler.log_directory import LogDirectory
     from xprofiler.programs.gcloud import SshTarget
     from xprofiler.programs.processes import Programs
@@ -180,7 +181,7 @@ def _open_tunnel(
         argv = ssh(target, options=tunnel.options(folder, options.host_port), extra=options.extra)
         code = programs.run_at_terminal(argv)
         if code:
-            raise XprofilerError(
+            raise CommandError(
                 f"gcloud could not open a tunnel to {viewer.name} (exit code {code}); for advice: "
                 f"'gcloud compute ssh {viewer.name} --zone={viewer.zone} --troubleshoot'"
             )
@@ -203,7 +204,7 @@ def _hold_tunnel(target: SshTarget, options: argparse.Namespace, console: Consol
     _print_url(f"http://localhost:{port}", console)
     console.notify("Press Ctrl-C to close it.")
     process.wait()
-    raise XprofilerError(f"the tunnel to {target.name} broke; connect again")
+    raise CommandError(f"the tunnel to {target.name} broke; connect again")
 
 
 def _port(wanted: int, console: Console) -> int:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
-from xprofiler.arguments import seconds
+from ml_diagnostics_common.command.options import seconds
 
 if TYPE_CHECKING:
-    from xprofiler.console import Console
+    from ml_diagnostics_common.command.console import Console
 
 __all__ = ["CreateCommand"]
 
@@ -56,7 +56,13 @@ class CreateCommand:
         )
         add("--skip-creation-if-exists", action="store_true", help="create none if one exists")
         add("--gke", action="store_true", help="create it on the current Kubernetes cluster")
-        add("-q", "--quiet", action="store_true", help="ask nothing: create another one if one exists")
+        add(
+            "-q",
+            "--quiet",
+            dest="assumes_yes",
+            action="store_true",
+            help="ask nothing: create another one if one exists",
+        )
         add("--dry-run", action="store_true", help="print the equivalent command, and do nothing")
 
     def run(self, options: argparse.Namespace, console: Console) -> int:

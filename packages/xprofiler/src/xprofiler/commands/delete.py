@@ -7,11 +7,19 @@ import shlex
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from xprofiler.exceptions import DONE, DeclinedError, NotFoundError, UsageError, XprofilerError, exit_code_of
+from ml_diagnostics_common.command.errors import (
+    DONE,
+    CommandError,
+    DeclinedError,
+    NotFoundError,
+    UsageError,
+    exit_code_of,
+)
 
 if TYPE_CHECKING:
+    from ml_diagnostics_common.command.console import Console
+
     from xprofiler.cloud.api import GoogleApi
-    from xprofiler.console import Console
     from xprofiler.viewers.viewer import Sought, Viewer, Viewers
 
 __all__ = ["DeleteCommand"]
@@ -32,7 +40,7 @@ class DeleteCommand:
         )
         parser.add_argument("-n", "--vm-name", metavar="VM_NAME", nargs="+", default=[], help="VMs with these names")
         parser.add_argument("--gke", action="store_true", help="viewers on the current Kubernetes cluster")
-        parser.add_argument("-q", "--quiet", action="store_true", help="ask nothing")
+        parser.add_argument("-q", "--quiet", dest="assumes_yes", action="store_true", help="ask nothing")
         parser.add_argument("--dry-run", action="store_true", help="print the equivalent commands, and delete nothing")
 
     def run(self, options: argparse.Namespace, console: Console) -> int:
@@ -58,12 +66,12 @@ class DeleteCommand:
         viewers = viewers_of(api, sought, options.extra, is_on_gke=options.gke)
         found = _viewers_to_search(options, sought, api).find(sought)
         if not found:
-            console.notify(f"No {viewers.noun}(s) to delete.")
+            console.notify(f"No {viewers.noun}(s) to delete.", is_progress=False)
             return NotFoundError.exit_code
         try:
             console.data(f"Found {len(found)} {viewers.noun}(s) to delete.\n{format_viewers(found)}")
         except BrokenPipeError as error:
-            raise XprofilerError("nothing was deleted: the reader of the list has exited") from error
+            raise CommandError("nothing was deleted: the reader of the list has exited") from error
         if options.dry_run:
             console.data("\n".join(["", *map(shlex.join, viewers.delete_argv(found))]))
             return DONE
@@ -106,7 +114,7 @@ def _delete_confirmed(console: Console, viewers: Viewers, found: Sequence[Viewer
         outcomes = viewers.delete(confirmed)
     except KeyboardInterrupt:
         names = " ".join(viewer.name for viewer in confirmed)
-        console.notify(f"\n{names} may still be deleted; check with: xprofiler list -n {names}")
+        console.notify(f"\n{names} may still be deleted; check with: xprofiler list -n {names}", is_progress=False)
         raise
     return [outcome for outcome in outcomes if outcome and not isinstance(outcome, NotFoundError)]
 
@@ -114,6 +122,6 @@ def _delete_confirmed(console: Console, viewers: Viewers, found: Sequence[Viewer
 def _report_failures(failures: Sequence[Exception], console: Console) -> int:
     """Print each failure once, and return the exit code: 1 if the failures have different ones."""
     for text in dict.fromkeys(map(str, failures)):
-        console.notify(f"xprofiler: {text}")
+        console.warn(text)
     codes = {exit_code_of(failure) for failure in failures} or {DONE}
-    return codes.pop() if len(codes) == 1 else XprofilerError.exit_code
+    return codes.pop() if len(codes) == 1 else CommandError.exit_code

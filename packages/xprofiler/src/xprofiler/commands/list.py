@@ -5,11 +5,11 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
-from xprofiler.exceptions import DONE
-from xprofiler.output import add_format_option
+from ml_diagnostics_common.command.errors import DONE
+from ml_diagnostics_common.command.formats import add_format_option
 
 if TYPE_CHECKING:
-    from xprofiler.console import Console
+    from ml_diagnostics_common.command.console import Console
 
 __all__ = ["ListCommand"]
 

@@ -6,10 +6,10 @@ import argparse
 import re
 from typing import TYPE_CHECKING, Final
 
-from xprofiler.exceptions import DONE, UsageError
+from ml_diagnostics_common.command.errors import DONE, UsageError
 
 if TYPE_CHECKING:
-    from xprofiler.console import Console
+    from ml_diagnostics_common.command.console import Console
 
 __all__ = ["RegisterCommand"]
 
@@ -46,7 +46,7 @@ class RegisterCommand:
             UsageError: An argument is not valid.
             NotFoundError: There is no profile below the log directory.
             NotPermittedError: The credentials may not read the bucket, or not create runs.
-            XprofilerError: The run could not be created.
+            CommandError: The run could not be created.
         """
         import time
         from dataclasses import replace

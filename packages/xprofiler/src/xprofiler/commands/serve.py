@@ -5,11 +5,11 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
-from xprofiler.arguments import whole_number
-from xprofiler.exceptions import DONE, UsageError
+from ml_diagnostics_common.command.errors import DONE, UsageError
+from ml_diagnostics_common.command.options import whole_number
 
 if TYPE_CHECKING:
-    from xprofiler.console import Console
+    from ml_diagnostics_common.command.console import Console
 
 __all__ = ["ServeCommand"]
 

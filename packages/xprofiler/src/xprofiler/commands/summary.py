@@ -5,11 +5,13 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
-from xprofiler.exceptions import DONE
+from ml_diagnostics_common.command.console import BOLD
+from ml_diagnostics_common.command.errors import DONE
+from ml_diagnostics_common.command.formats import add_format_option, format_data
+from ml_diagnostics_common.command.options import picture
 
 if TYPE_CHECKING:
-    from xprofiler.console import Console
-    from xprofiler.summary.summary import Summary
+    from ml_diagnostics_common.command.console import Console
 
 __all__ = ["SummaryCommand"]
 
@@ -31,26 +33,26 @@ class SummaryCommand:
             help="a log directory, local or gs://bucket/path; or the folder of a session, or one .xplane.pb file",
         )
         parser.add_argument("--session", metavar="NAME", help="which session (default: the newest)")
-        parser.add_argument("--format", choices=("table", "json"), default="table", help="default: %(default)s")
-        parser.add_argument("--plot", metavar="FILE.png", help="also draw it (needs the extra [plot])")
+        add_format_option(parser)
+        parser.add_argument("--plot", metavar="FILE.png", type=picture, help="also draw it (needs the extra [plot])")
 
     def run(self, options: argparse.Namespace, console: Console) -> int:
         """Print the summary."""
-        import shutil
-        from pathlib import Path
+        import dataclasses
+
+        from ml_diagnostics_common.command.plotting import require_matplotlib
 
         from xprofiler.log_directory import LogDirectory
         from xprofiler.summary.disk_space import temporary_folder
         from xprofiler.summary.private_copy import PrivateCopy
         from xprofiler.summary.profiles import find_profile
         from xprofiler.summary.reading_process import summarized
-        from xprofiler.summary.text import format_summary
+        from xprofiler.summary.summary import Operation
+        from xprofiler.summary.text import as_dict, format_summary
         from xprofiler.waiting import told_if_slow
 
         if options.plot:
-            from xprofiler.summary.plot import check_target
-
-            check_target(Path(options.plot))
+            require_matplotlib("cloud-diagnostics-xprof")
         path = LogDirectory.parse(options.path, may_be_local=True).path
         with told_if_slow(console, f"Waiting for an answer about {path} ..."):
             profile = find_profile(path, options.session)
@@ -58,22 +60,16 @@ class SummaryCommand:
         with temporary_folder("xprofiler-") as folder:
             files = PrivateCopy(folder).add(profile)
             found = summarized(profile.name, files, console)
-        if options.format == "json":
-            console.data(_as_json(found))
+        if options.format == "table":
+            text = format_summary(found, max(console.width or _WIDTH_WITHOUT_TERMINAL, 60))
+            console.data(text, styles={r"\A.+": BOLD})
         else:
-            width = shutil.get_terminal_size((_WIDTH_WITHOUT_TERMINAL, 24)).columns
-            console.data(format_summary(found, max(width, 60)))
+            rows = [dataclasses.asdict(operation) for operation in found.operations]
+            fields = [field.name for field in dataclasses.fields(Operation)]
+            console.data(format_data(as_dict(found), options.format, rows, fields))
         if options.plot:
             from xprofiler.summary.plot import save_plot
 
-            save_plot(found, Path(options.plot))
+            save_plot(found, options.plot)
             console.notify(f"Plot saved to {options.plot}.")
         return DONE
-
-
-def _as_json(summary: Summary) -> str:
-    import msgspec
-
-    from xprofiler.summary.json_form import as_json
-
-    return msgspec.json.format(as_json(summary), indent=2).decode()

@@ -12,7 +12,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from xprofiler.exceptions import UsageError
+from ml_diagnostics_common.command.errors import UsageError
 
 __all__ = ["SshTarget", "checked_host", "checked_name", "create_instance", "ssh"]
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from xprofiler.exceptions import NotFoundError, NotPermittedError, UsageError, XprofilerError
+from ml_diagnostics_common.command.errors import CommandError, NotFoundError, NotPermittedError, UsageError
 
 __all__ = ["Cluster", "checked_name", "complaint", "execute", "get", "port_forward"]
 
@@ -103,7 +103,7 @@ def checked_name(name: str, what: str) -> str:
     return name
 
 
-def complaint(stderr: str, what: str) -> XprofilerError:
+def complaint(stderr: str, what: str) -> CommandError:
     """Return the error for a failed command of kubectl.
 
     Args:
@@ -117,7 +117,7 @@ def complaint(stderr: str, what: str) -> XprofilerError:
     if re.search(r"\(NotFound\)|context was not found|does not have a resource type", stderr):
         return NotFoundError(problem)
     if re.search(r"connection to the server \S+ was refused|Unable to connect|current-context is not set", stderr):
-        return XprofilerError(
+        return CommandError(
             f"{problem}\nIs it the right cluster (`kubectl config current-context`)? If none, {_SET_UP}"
         )
-    return XprofilerError(problem)
+    return CommandError(problem)

@@ -19,8 +19,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import IO, Any, Final, NamedTuple, TypeAlias
 
-from xprofiler.console import Console
-from xprofiler.exceptions import NotFoundError, TimedOutError, XprofilerError
+from ml_diagnostics_common.command.console import Console
+from ml_diagnostics_common.command.errors import CommandError, NotFoundError, TimedOutError
 
 __all__ = ["Finished", "Process", "Programs"]
 
@@ -102,7 +102,7 @@ class Programs:
         Raises:
             NotFoundError: The program is not installed on this machine.
             TimedOutError: It did not end in time.
-            XprofilerError: It cannot be started, or this command is being interrupted.
+            CommandError: It cannot be started, or this command is being interrupted.
         """
         mode = _StartMode(leads_session=True, is_read=True)
         process = self._start(argv, mode, subprocess.PIPE, stdout or subprocess.PIPE, subprocess.PIPE)
@@ -124,7 +124,7 @@ class Programs:
 
         Raises:
             NotFoundError: The program is not installed on this machine.
-            XprofilerError: It cannot be started, or this command is being interrupted.
+            CommandError: It cannot be started, or this command is being interrupted.
         """
         if self._console.err.isatty():
             return self._wait_at_terminal(argv, sys.stderr.fileno(), None)
@@ -133,7 +133,7 @@ class Programs:
                 return self._wait_at_terminal(argv, output, output)
             finally:
                 output.seek(0)
-                self._console.notify(output.read().decode("utf-8", "replace").rstrip())
+                self._console.notify(output.read().decode("utf-8", "replace").rstrip(), is_progress=False)
 
     def _wait_at_terminal(self, argv: Sequence[str], stdout: _Stream, stderr: _Stream) -> int:
         # Without a terminal for answers, the program cannot prompt, and gets its own session.
@@ -167,7 +167,7 @@ class Programs:
 
         Raises:
             NotFoundError: The program is not installed on this machine.
-            XprofilerError: It cannot be started, or this command is being interrupted.
+            CommandError: It cannot be started, or this command is being interrupted.
         """
         mode = _StartMode(leads_session=not (may_ask and _can_be_asked()))
         return self._start(argv, mode, stdin, stdout, stderr)
@@ -199,7 +199,7 @@ class Programs:
         environ = None if self._environ is None else dict(self._environ)
         with self._lock:
             if self._has_ended:
-                raise XprofilerError(f"{argv[0]} was not started: the command is ending")
+                raise CommandError(f"{argv[0]} was not started: the command is ending")
             try:
                 process = subprocess.Popen(
                     list(argv), stdin=stdin, stdout=stdout, stderr=stderr, env=environ, **_session(mode)
@@ -208,7 +208,7 @@ class Programs:
                 advice = _INSTALL.get(argv[0], "install it, or add its folder to PATH")
                 raise NotFoundError(f"the program {argv[0]!r} is not installed on this machine: {advice}") from error
             except (OSError, ValueError) as error:
-                raise XprofilerError(f"cannot start {_shown(argv)}: {error}") from error
+                raise CommandError(f"cannot start {_shown(argv)}: {error}") from error
             self._running[process] = mode
         return process
 

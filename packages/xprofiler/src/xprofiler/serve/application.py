@@ -13,12 +13,12 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from urllib.parse import parse_qsl, urlencode
 
+from ml_diagnostics_common.command.errors import NotFoundError
 from ml_diagnostics_common.exceptions import DiagnosticsError
 
-from xprofiler.exceptions import NotFoundError
 from xprofiler.serve.page import POLICY, empty_page, failure_page, summary_page
 from xprofiler.serve.tools import TRACE_VIEWERS, XPROF_PREFIX
-from xprofiler.summary.json_form import as_json
+from xprofiler.summary.text import as_dict
 
 if TYPE_CHECKING:
     from xprofiler.serve.catalog import Catalog
@@ -147,7 +147,7 @@ class Application:
             if session is None and not profiles:
                 raise NotFoundError(f"there is no profile below {self._catalog.path}")
             profile = profiles[0] if session is None else self._catalog.profile(session)
-            return _Answer("200 OK", _JSON, as_json(self._catalog.summary(profile)))
+            return _Answer("200 OK", _JSON, json.dumps(as_dict(self._catalog.summary(profile))).encode())
         except (DiagnosticsError, OSError) as error:
             return _Answer(_status(error), _JSON, json.dumps({"error": str(error)}).encode())
 

@@ -7,7 +7,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from xprofiler.exceptions import NotFoundError
+from ml_diagnostics_common.command.errors import NotFoundError
+
 from xprofiler.summary.private_copy import PrivateCopy, xprof_name
 from xprofiler.summary.profiles import Profile, find_profiles
 from xprofiler.summary.summary import Summary

@@ -6,9 +6,10 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Final
 
+from ml_diagnostics_common.texts import format_duration, format_percent
+
 from xprofiler.serve.markup import Markup, element, joined
 from xprofiler.summary.summary import Step
-from xprofiler.summary.units import format_duration, format_percent
 
 __all__ = ["MOST_BARS", "legend", "meter", "part_class", "share_bar", "slowest_of_each", "step_chart", "ticks"]
 
@@ -68,21 +69,21 @@ def ticks(longest: float) -> list[float]:
 def _grid_line(mark: float, height: float) -> Markup:
     return joined(
         element("line", x1=_LEFT, x2=_WIDTH, y1=height, y2=height, class_="grid"),
-        element("text", format_duration(mark, "µs") if mark else "0", x=_LEFT - 8, y=height + 4, text_anchor="end"),
+        element("text", format_duration(mark / 1e6) if mark else "0", x=_LEFT - 8, y=height + 4, text_anchor="end"),
     )
 
 
 def _bar(step: Step, parts: Sequence[str], left: float, slot: float, floor: float, scale: float) -> Markup:
     gap = min(slot * 0.18, 6)
     inner = left + gap / 2
-    lines, pieces, bottom = [f"Step {step.name}: {format_duration(step.duration_us, 'µs')}"], [], floor
+    lines, pieces, bottom = [f"Step {step.name}: {format_duration(step.duration_us / 1e6)}"], [], floor
     for part in parts:
         spent = step.parts_us.get(part, 0.0)
         if spent:
             height = spent * scale
             bottom -= height
             pieces.append(element("rect", x=inner, y=bottom, width=slot - gap, height=height, class_=part_class(part)))
-            lines.append(f"{part}: {format_duration(spent, 'µs')}")
+            lines.append(f"{part}: {format_duration(spent / 1e6)}")
     if step.slowest_host:
         lines.append(f"slowest on {step.slowest_host}")
     return element("g", element("title", "\n".join(lines)), *pieces)
@@ -101,7 +102,7 @@ def legend(parts_us: Mapping[str, float]) -> Markup:
             element(
                 "tr",
                 element("td", element("span", class_=f"swatch {part_class(part)}"), part),
-                element("td", format_duration(spent, "µs"), class_="number"),
+                element("td", format_duration(spent / 1e6), class_="number"),
                 element("td", format_percent(100 * spent / total), class_="number"),
                 element("td", share_bar(100 * spent / total, part_class(part)), class_="bar"),
             )

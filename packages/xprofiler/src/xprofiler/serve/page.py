@@ -8,6 +8,8 @@ from importlib.resources import files
 from typing import Final, TypeAlias
 from urllib.parse import quote
 
+from ml_diagnostics_common.texts import format_bytes, format_count, format_duration, format_percent, format_three_digits
+
 from xprofiler.serve.charts import legend, meter, part_class, share_bar, slowest_of_each, step_chart
 from xprofiler.serve.markup import Markup, element, joined
 from xprofiler.serve.tools import tool_link, tools_section
@@ -15,7 +17,6 @@ from xprofiler.summary.colours import PART_COLOURS
 from xprofiler.summary.profiles import Profile
 from xprofiler.summary.summary import OTHERS, Operation, Summary, mean_parts, step_times
 from xprofiler.summary.text import ACTIVITY_KINDS, about, compiled, headline, time_shares
-from xprofiler.summary.units import format_bytes, format_count, format_duration, format_percent, format_rate
 
 __all__ = ["POLICY", "empty_page", "failure_page", "summary_page"]
 
@@ -140,11 +141,11 @@ def _step_tile(summary: Summary) -> Markup:
     times = step_times(summary.steps)
     if times is None:
         return _tile("Step time", "not known", element("p", "the program marks no steps, or none was whole"))
-    low, high = format_duration(times.minimum_us, "µs"), format_duration(times.maximum_us, "µs")
+    low, high = format_duration(times.minimum_us / 1e6), format_duration(times.maximum_us / 1e6)
     return _tile(
         "Step time, mean",
-        format_duration(times.mean_us, "µs"),
-        element("p", f"median {format_duration(times.median_us, 'µs')}"),
+        format_duration(times.mean_us / 1e6),
+        element("p", f"median {format_duration(times.median_us / 1e6)}"),
         element("p", f"{low} to {high}"),
     )
 
@@ -206,7 +207,7 @@ def _operations(operations: Sequence[Operation]) -> Markup:
         ("Category", "short", [operation.category for operation in shown]),
         ("Called by", "name soft", [operation.framework_name for operation in shown]),
         ("Runs", "number", [f"{operation.runs:,}" for operation in shown]),
-        ("Self time", "number", [format_duration(operation.self_us, "µs") for operation in shown]),
+        ("Self time", "number", [format_duration(operation.self_us / 1e6) for operation in shown]),
         ("Share", "number", [format_percent(operation.percent) for operation in shown]),
         ("", "bar", [share_bar(100 * operation.self_us / (shown[0].self_us or 1)) for operation in shown]),
         ("Compute", "number", [_rate(operation.gflops_per_second, "FLOP") for operation in shown]),
@@ -222,7 +223,14 @@ def _operations(operations: Sequence[Operation]) -> Markup:
 
 
 def _rate(giga_per_second: float | None, unit: str) -> str:
-    return "" if giga_per_second is None else format_rate(giga_per_second, unit)
+    return "" if giga_per_second is None else _format_rate(giga_per_second, unit)
+
+
+def _format_rate(giga_per_second: float, unit: str) -> str:
+    """Format a rate given in billions of a unit, such as "95.2 TFLOP/s"."""
+    if giga_per_second >= 1_000:
+        return f"{format_three_digits(giga_per_second / 1_000)} T{unit}/s"
+    return f"{format_three_digits(giga_per_second)} G{unit}/s"
 
 
 def _hosts(summary: Summary) -> Markup:
@@ -241,11 +249,11 @@ def _hosts(summary: Summary) -> Markup:
 
 
 def _offset(offset_us: float | None) -> str:
-    return "" if offset_us is None else f"+{format_duration(offset_us, 'µs')}"
+    return "" if offset_us is None else f"+{format_duration(offset_us / 1e6)}"
 
 
 def _duration(spent_us: float | None) -> str:
-    return "" if spent_us is None else format_duration(spent_us, "µs")
+    return "" if spent_us is None else format_duration(spent_us / 1e6)
 
 
 def _percent(percent: float | None) -> str:
@@ -264,7 +272,7 @@ def _activities(summary: Summary) -> Markup | None:
         ("Region or function", "name", [each.name for each in shown]),
         ("Kind", "short", [ACTIVITY_KINDS[each.kind] for each in shown]),
         ("Runs", "number", [f"{each.runs:,}" if each.runs else "" for each in shown]),
-        ("Time", "number", [format_duration(each.spent_us, "µs") for each in shown]),
+        ("Time", "number", [format_duration(each.spent_us / 1e6) for each in shown]),
         ("Share of the steps", "number", [format_percent(each.percent) for each in shown]),
         ("", "bar", [share_bar(each.percent) for each in shown]),
     ]
@@ -288,7 +296,7 @@ def _input(summary: Summary) -> Markup | None:
         _table(
             [
                 ("On the hosts", "", list(parts)),
-                ("Spent", "number", [format_duration(spent, "µs") for spent in parts.values()]),
+                ("Spent", "number", [format_duration(spent / 1e6) for spent in parts.values()]),
             ]
         )
         if parts

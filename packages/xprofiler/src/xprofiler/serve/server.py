@@ -11,13 +11,13 @@ from subprocess import PIPE
 from typing import IO, TYPE_CHECKING, NoReturn
 
 import msgspec
+from ml_diagnostics_common.command.errors import CommandError
 
-from xprofiler.exceptions import XprofilerError
 from xprofiler.programs.processes import Programs
 from xprofiler.serve.serving_process import LOOPBACK, Order, Started
 
 if TYPE_CHECKING:
-    from xprofiler.console import Console
+    from ml_diagnostics_common.command.console import Console
 
 __all__ = ["Server", "has_display"]
 
@@ -73,14 +73,14 @@ class Server:
         """Wait until the process listens, and return its URL.
 
         Raises:
-            XprofilerError: It did not start; the message contains its log.
+            CommandError: It did not start; the message contains its log.
         """
         line = _piped(self._process.stdout).readline()
         if not line:
             self._fail("did not start")
         started = msgspec.json.decode(line, type=Started)
         if started.error:
-            raise XprofilerError(f"{started.error}; choose another with --port")
+            raise CommandError(f"{started.error}; choose another with --port")
         self.port = started.port
         return f"http://{LOOPBACK}:{started.port}"
 
@@ -88,7 +88,7 @@ class Server:
         """Wait until an interrupt.
 
         Raises:
-            XprofilerError: The process ended by itself.
+            CommandError: The process ended by itself.
         """
         self._process.wait()
         self._fail("ended by itself")
@@ -105,7 +105,7 @@ class Server:
         code = self._process.wait()
         self._log_reader.join(2)
         log = "\n".join(self._lines) or "no output"
-        raise XprofilerError(f"the server {how} (exit code {code}):\n{log}")
+        raise CommandError(f"the server {how} (exit code {code}):\n{log}")
 
 
 def has_display() -> bool:

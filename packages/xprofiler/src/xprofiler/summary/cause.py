@@ -9,9 +9,10 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Final
 
+from ml_diagnostics_common.texts import format_count, format_duration, format_percent
+
 from xprofiler.summary.host_time import HostTime, Label
 from xprofiler.summary.summary import OTHERS, Activity, ActivityKind, Cause, Compilations, Host, SlowHost
-from xprofiler.summary.units import format_count, format_duration, format_percent
 
 __all__ = ["activities_of", "cause_of", "compilations_of", "slow_host_of", "time_percent_of"]
 
@@ -143,9 +144,7 @@ def _of_hosts(times: Sequence[HostTime], devices: int) -> Cause | None:
         text = f"compute-bound: {what} for {share}"
     elif kind is ActivityKind.COMPILATION:
         found = compilations_of(times)
-        how_many = (
-            f" ({format_count(found.count, 'compilation')}, {format_duration(found.seconds * 1e6)})" if found else ""
-        )
+        how_many = f" ({format_count(found.count, 'compilation')}, {format_duration(found.seconds)})" if found else ""
         text = f"compilation takes {share}{how_many}"
     elif kind is ActivityKind.TRANSFER:
         text = f"transfers between host and device take {share}: {', '.join(named)}"

@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from xprofiler.exceptions import XprofilerError
+from ml_diagnostics_common.command.errors import CommandError
 
 __all__ = ["require_disk_space", "temporary_folder"]
 
@@ -23,7 +23,7 @@ def require_disk_space(files: Collection[Path]) -> None:
         files: The files.
 
     Raises:
-        XprofilerError: The disk is full, or the size of files is limited.
+        CommandError: The disk is full, or the size of files is limited.
     """
     size_bytes = max(_LEAST_BYTES, sum(file.stat().st_size for file in files))
     folder = next(iter(files)).parent
@@ -34,7 +34,7 @@ def require_disk_space(files: Collection[Path]) -> None:
             elif shutil.disk_usage(folder).free < size_bytes:
                 raise OSError("the disk is full")
     except OSError as error:
-        raise XprofilerError(
+        raise CommandError(
             f"XProf needs {size_bytes / 1e6:.0f} MB of temporary space to read this profile, but {folder} does not "
             f"have it ({error.strerror or error}): free some space, or set TMPDIR to another folder"
         ) from error
@@ -48,12 +48,12 @@ def temporary_folder(prefix: str) -> Iterator[Path]:
         prefix: The prefix of its name.
 
     Raises:
-        XprofilerError: The folder cannot be created.
+        CommandError: The folder cannot be created.
     """
     try:
         folder = tempfile.TemporaryDirectory(prefix=prefix, ignore_cleanup_errors=True)
     except OSError as error:
-        raise XprofilerError(
+        raise CommandError(
             f"cannot create a temporary folder ({error.strerror or error}): free some space, or set TMPDIR"
         ) from error
     with folder:

@@ -4,42 +4,24 @@ from __future__ import annotations
 
 import textwrap
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from ml_diagnostics_common.exceptions import MissingExtraError
+from ml_diagnostics_common.command.plotting import FAINT, INK, new_figure, save_figure, style_axes
+from ml_diagnostics_common.texts import format_percent
 
-from xprofiler.exceptions import UsageError, XprofilerError
 from xprofiler.summary.colours import PART_COLOURS
 from xprofiler.summary.summary import mean_parts
 from xprofiler.summary.text import headline, identity
-from xprofiler.summary.units import format_percent
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
     from xprofiler.summary.summary import Summary
 
-__all__ = ["check_target", "save_plot"]
+__all__ = ["save_plot"]
 
-_SUFFIXES = (".png", ".svg", ".pdf")
 _OPERATIONS = 12
 _TITLE_WIDTH = 120  # Characters that fit into the width.
-_INK, _FAINT = "#1f2933", "#8a94a3"
-
-
-def check_target(file: Path) -> None:
-    """Check that a picture can be drawn to a file, before any work.
-
-    Raises:
-        MissingExtraError: matplotlib is not installed.
-        UsageError: The suffix is not supported, or the folder does not exist.
-    """
-    from importlib.util import find_spec
-
-    if find_spec("matplotlib") is None:
-        raise MissingExtraError("--plot", "cloud-diagnostics-xprof", "plot")
-    if file.suffix.lower() not in _SUFFIXES:
-        raise UsageError(f"--plot {file}: use one of the suffixes {', '.join(_SUFFIXES)}")
-    if not file.parent.is_dir():
-        raise UsageError(f"--plot {file}: the folder {file.parent} does not exist; create it first")
 
 
 def save_plot(summary: Summary, file: Path) -> None:
@@ -50,55 +32,43 @@ def save_plot(summary: Summary, file: Path) -> None:
         file: The output file; its suffix selects the format.
 
     Raises:
-        XprofilerError: The file cannot be written.
+        OSError: The file cannot be written.
     """
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(11, 7.5), layout="constrained")
+    figure = new_figure(11, 7.5, layout="constrained")
     title = [*textwrap.wrap(headline(summary), _TITLE_WIDTH), identity(summary)]
-    figure.suptitle(_plain("\n".join(title)), x=0.01, ha="left", fontsize=12, color=_INK)
+    figure.suptitle("\n".join(title), x=0.01, ha="left", fontsize=12, color=INK, parse_math=False)
     above, below = figure.subplots(2, 1, height_ratios=(1, 1.1))
     _draw_steps(above, summary)
     _draw_operations(below, summary)
-    try:
-        figure.savefig(file, dpi=130)
-    except (OSError, ValueError) as error:  # ValueError: matplotlib does not support the suffix.
-        raise XprofilerError(f"cannot write the plot to {file}: {error}") from error
+    save_figure(figure, file)
 
 
-def _draw_steps(axes: Any, summary: Summary) -> None:
+def _draw_steps(axes: Axes, summary: Summary) -> None:
     positions = range(len(summary.steps))
     bottoms = [0.0] * len(summary.steps)
     for part in mean_parts(summary.steps):
         heights = [step.parts_us.get(part, 0.0) / 1e3 for step in summary.steps]
-        axes.bar(positions, heights, 0.85, bottom=bottoms, label=_plain(part), color=PART_COLOURS.get(part, _FAINT))
+        axes.bar(positions, heights, 0.85, bottom=bottoms, label=_plain(part), color=PART_COLOURS.get(part, FAINT))
         bottoms = [bottom + height for bottom, height in zip(bottoms, heights, strict=True)]
     busy = "" if summary.busy_percent is None else f", {summary.busy_on}s {format_percent(summary.busy_percent)} busy"
-    _label(axes, f"Steps, in ms on the slowest core{busy}")
+    style_axes(axes, f"Steps, in ms on the slowest core{busy}")
     every = max(1, len(summary.steps) // 20)
     axes.set_xticks(list(positions)[::every], [_plain(step.name) for step in summary.steps][::every])
     if summary.steps:
         axes.legend(frameon=False, fontsize=8, loc="upper left", bbox_to_anchor=(1, 1))
     else:
-        axes.text(0.5, 0.5, "the program marks no steps", transform=axes.transAxes, ha="center", color=_FAINT)
+        axes.text(0.5, 0.5, "the program marks no steps", transform=axes.transAxes, ha="center", color=FAINT)
 
 
-def _draw_operations(axes: Any, summary: Summary) -> None:
+def _draw_operations(axes: Axes, summary: Summary) -> None:
     shown = summary.operations[:_OPERATIONS]
     names = [_plain(f"{operation.name[:40]}  ({operation.category})") for operation in shown]
     axes.barh(range(len(shown)), [operation.percent for operation in shown], 0.7, color=PART_COLOURS["Device compute"])
     axes.set_yticks(range(len(shown)), names, fontsize=8)
     axes.set_ylim(max(len(shown), 6) - 0.4, -0.6)  # The slowest on top; with few bars, limit their thickness.
-    _label(axes, "Slowest operations, in % of the time of all")
+    style_axes(axes, "Slowest operations, in % of the time of all")
     if not shown:
-        axes.text(0.5, 0.5, "no operations were profiled", transform=axes.transAxes, ha="center", color=_FAINT)
-
-
-def _label(axes: Any, title: str) -> None:
-    axes.set_title(title, loc="left", fontsize=10, color=_INK)
-    axes.tick_params(colors=_INK, labelsize=8)
-    for side in ("top", "right"):
-        axes.spines[side].set_visible(False)
+        axes.text(0.5, 0.5, "no operations were profiled", transform=axes.transAxes, ha="center", color=FAINT)
 
 
 def _plain(text: str) -> str:

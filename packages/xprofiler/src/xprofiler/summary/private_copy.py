@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import quote
 
+from ml_diagnostics_common.command.errors import CommandError
 from ml_diagnostics_common.xplane import read_xplane
 
-from xprofiler.exceptions import XprofilerError
 from xprofiler.summary.profiles import Profile
 from xprofiler.summary.stores import store_for, translated
 
@@ -50,7 +50,7 @@ class PrivateCopy:
         Raises:
             NotPermittedError: The credentials do not permit reading a file.
             StorageError: A file could not be read.
-            XprofilerError: The disk is full, or the copy failed.
+            CommandError: The disk is full, or the copy failed.
         """
         run, _, session = xprof_name(profile.name).rpartition("/")
         target = self.folder / run / "plugins" / "profile" / session
@@ -62,7 +62,7 @@ class PrivateCopy:
                 try:
                     copied = self._copied[profile.name] = _fill(target, aside, profile)
                 except OSError as error:
-                    raise XprofilerError(
+                    raise CommandError(
                         f"cannot copy {profile.folder} to {self.folder}: {error.strerror or error}; free some space, "
                         "or set TMPDIR to another folder"
                     ) from error

@@ -14,9 +14,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
+from ml_diagnostics_common.command.errors import NotFoundError, UsageError
 from ml_diagnostics_common.payload import decoded
 
-from xprofiler.exceptions import NotFoundError, UsageError
 from xprofiler.summary.stores import store_for, translated
 
 __all__ = ["Profile", "find_profile", "find_profiles", "profiles_among"]

@@ -14,7 +14,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
-from xprofiler.exceptions import XprofilerError
+from ml_diagnostics_common.command.errors import CommandError
+from ml_diagnostics_common.texts import format_bytes
+
 from xprofiler.summary.cause import activities_of, cause_of, compilations_of, slow_host_of, time_percent_of
 from xprofiler.summary.converters import Tables, converted, tool_names, tools_with_data
 from xprofiler.summary.disk_space import require_disk_space
@@ -22,7 +24,6 @@ from xprofiler.summary.host_operations import HostOperations, ProfileWindow, add
 from xprofiler.summary.host_time import HostTime, host_time
 from xprofiler.summary.pods import core_steps, host_steps, hosts_of, numbered, steps_of
 from xprofiler.summary.summary import InputPipeline, Operation, Summary, mean_parts
-from xprofiler.summary.units import format_bytes
 from xprofiler.summary.xspace import read_planes
 
 __all__ = ["operations_of", "summarize"]
@@ -52,7 +53,7 @@ def summarize(session: str, files: Mapping[str, Path]) -> Summary:
         files: The file of each host.
 
     Raises:
-        XprofilerError: XProf can read none of the files, or the disk is full.
+        CommandError: XProf can read none of the files, or the disk is full.
     """
     require_disk_space(list(files.values()))
     readable, notes = _readable(files)
@@ -125,7 +126,7 @@ def _readable(files: Mapping[str, Path]) -> tuple[dict[str, Path], list[str]]:
         readable = {host: file for host, file in readable.items() if tool_names([file])}
     broken = sorted(set(files) - set(readable))
     if not readable:
-        raise XprofilerError(
+        raise CommandError(
             f"XProf cannot read the profile of {', '.join(broken)}: the file is empty, truncated, or not a profile; "
             "capture it again"
         )

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
+from ml_diagnostics_common.command.console import Console
+from ml_diagnostics_common.command.errors import CommandError
 
-from xprofiler.console import Console
-from xprofiler.exceptions import XprofilerError
 from xprofiler.summary.summary import Summary
 
 __all__ = ["main", "summarized"]
@@ -38,7 +38,7 @@ def summarized(session: str, files: Mapping[str, Path], console: Console) -> Sum
 
     Raises:
         MissingExtraError: XProf is not installed.
-        XprofilerError: XProf cannot read the files, or failed.
+        CommandError: XProf cannot read the files, or failed.
     """
     from ml_diagnostics_common.processes import module_folders, program_of, python_command
 
@@ -50,12 +50,12 @@ def summarized(session: str, files: Mapping[str, Path], console: Console) -> Sum
     with Programs(console) as programs:
         done = programs.run([*python_command(), "-c", program_of(__name__), *module_folders()], stdin=request)
     if done.exit_code != 0:
-        raise XprofilerError(f"XProf failed on {session} ({done.exit_code}):\n{done.complaint}")
+        raise CommandError(f"XProf failed on {session} ({done.exit_code}):\n{done.complaint}")
     for line in done.errors.decode("utf-8", "replace").splitlines():
         console.detail(line)
     answer = msgspec.json.decode(done.output, type=_Answer)
     if answer.summary is None:
-        raise XprofilerError(answer.error)
+        raise CommandError(answer.error)
     return answer.summary
 
 
@@ -68,7 +68,7 @@ def main() -> None:
     os.dup2(2, 1)  # XProf's prints must not mix with the answer.
     try:
         answer = _Answer(summarize(request.session, {host: Path(file) for host, file in request.files.items()}))
-    except XprofilerError as error:
+    except CommandError as error:
         answer = _Answer(error=str(error))
     with os.fdopen(output, "wb") as file:
         file.write(msgspec.json.encode(answer))

@@ -7,13 +7,17 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from ml_diagnostics_common.command.console import Console
+from ml_diagnostics_common.command.errors import (
+    CommandError,
+    UsageError,
+    class_of,
+)
 from ml_diagnostics_common.exceptions import ConfigurationError, CredentialsError, StorageError
 from ml_diagnostics_common.storage import Storage, storage_for
 
 from xprofiler.cloud.api import GoogleApi
 from xprofiler.cloud.settings import GcloudSettings
-from xprofiler.console import Console
-from xprofiler.exceptions import UsageError, XprofilerError, class_of
 
 __all__ = ["store_for", "translated"]
 
@@ -61,6 +65,6 @@ def translated() -> Iterator[None]:
         raise UsageError(str(error)) from error
     except (CredentialsError, StorageError) as error:
         ours = class_of(error)
-        if ours is XprofilerError:
+        if ours is CommandError:
             raise
         raise ours(str(error)) from error

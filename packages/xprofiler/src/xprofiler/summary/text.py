@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
-import re
+import dataclasses
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from types import MappingProxyType
-from typing import Final
+from typing import Any, Final
 
-from xprofiler.summary.summary import ActivityKind, Compilations, Operation, Summary, mean_parts, step_times
-from xprofiler.summary.units import format_bytes, format_count, format_duration, format_percent
+from ml_diagnostics_common.command.formats import format_table
+from ml_diagnostics_common.texts import format_bytes, format_count, format_duration, format_percent
 
-__all__ = ["ACTIVITY_KINDS", "about", "compiled", "format_summary", "headline", "identity", "time_shares"]
+from xprofiler.summary.summary import ActivityKind, Compilations, Summary, mean_parts, step_times
+
+__all__ = ["ACTIVITY_KINDS", "about", "as_dict", "compiled", "format_summary", "headline", "identity", "time_shares"]
 
 _LABEL_WIDTH = 11
 _OPERATIONS = 15
 _ACTIVITIES = 12
-_LEAST_IMPORTANT = ("Called by", "Bound by", "Category", "Operation")
-_READABLE = 14  # The least width of a column of names.
+_LEAST_IMPORTANT = ("Called by", "Bound by", "Category", "Operation", "On the host")
 ACTIVITY_KINDS: Final = MappingProxyType(
     {
         ActivityKind.ANNOTATION: "annotation",
@@ -32,8 +33,6 @@ _KINDS: Final = {
     ActivityKind.COMPUTATION.value: "waiting for computation or beside it",
     ActivityKind.NONE.value: "no annotated region",
 }
-_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
-"""Control characters, which names from the profile must not send to the terminal."""
 
 
 def format_summary(summary: Summary, width: int) -> str:
@@ -47,7 +46,7 @@ def format_summary(summary: Summary, width: int) -> str:
     tables = (_parts(summary, width), _activities(summary, width), _operations(summary, width), _hosts(summary))
     blocks += [block for block in tables if block]
     blocks += ["\n".join(textwrap.fill(f"Note: {note}", width) for note in summary.notes)] if summary.notes else []
-    return "\n\n".join(_printable(block) for block in blocks)
+    return "\n\n".join(blocks)
 
 
 def headline(summary: Summary) -> str:
@@ -79,7 +78,7 @@ def _measurements(summary: Summary, width: int) -> str:
     if summary.input.conclusion:
         lines += _labelled("" if waiting is not None else "Input", summary.input.conclusion, width)
     for name, spent in summary.input.parts_us.items():
-        lines += _labelled("", f"{name}: {format_duration(spent)}", width)
+        lines += _labelled("", f"{name}: {format_duration(spent / 1e6)}", width)
     if summary.compilations is not None:
         lines += _labelled("Compiled", compiled(summary.compilations), width)
     if summary.device_count and summary.time_percent:
@@ -87,9 +86,22 @@ def _measurements(summary: Summary, width: int) -> str:
     return "\n".join(lines)
 
 
+def as_dict(summary: Summary) -> dict[str, Any]:
+    """Return the summary in the types of JSON, with its headline, statistics of step times, and the idle share."""
+    import msgspec
+
+    times = step_times(summary.steps)
+    return {
+        **msgspec.to_builtins(summary),
+        "headline": headline(summary),
+        "idle_percent": summary.idle_percent,
+        "step_times": None if times is None else dataclasses.asdict(times),
+    }
+
+
 def compiled(found: Compilations) -> str:
     """Return a text about compilations during steps."""
-    programs, spent = format_count(found.count, "program"), format_duration(found.seconds * 1e6)
+    programs, spent = format_count(found.count, "program"), format_duration(found.seconds)
     return f"{programs} in {spent}, {format_percent(found.percent)} of the steps' time"
 
 
@@ -103,9 +115,9 @@ def _step_time(summary: Summary) -> str:
     if times is None:
         return "not known: the program marks no steps (jax.profiler.StepTraceAnnotation), or none was whole"
     return (
-        f"{format_duration(times.mean_us)} mean, {format_duration(times.median_us)} median, "
-        f"{format_duration(times.minimum_us)} to {format_duration(times.maximum_us)}, "
-        f"deviation {format_duration(times.deviation_us)}"
+        f"{format_duration(times.mean_us / 1e6)} mean, {format_duration(times.median_us / 1e6)} median, "
+        f"{format_duration(times.minimum_us / 1e6)} to {format_duration(times.maximum_us / 1e6)}, "
+        f"deviation {format_duration(times.deviation_us / 1e6)}"
     )
 
 
@@ -129,7 +141,7 @@ def _parts(summary: Summary, width: int) -> str:
         return ""
     longest = max(10, min(40, width - 52))
     rows = [
-        (part, format_duration(spent), format_percent(100 * spent / total), "#" * round(longest * spent / total))
+        (part, format_duration(spent / 1e6), format_percent(100 * spent / total), "#" * round(longest * spent / total))
         for part, spent in means.items()
     ]
     return _table(("The mean step's time", "Spent", "Share", ""), rows, "<>><")
@@ -139,62 +151,42 @@ def _activities(summary: Summary, width: int) -> str:
     shown = summary.activities[:_ACTIVITIES]
     if not shown:
         return ""
-    numbers = [
-        (f"{each.runs:,}" if each.runs else "", format_duration(each.spent_us), format_percent(each.percent))
+    rows = [
+        (
+            each.name,
+            ACTIVITY_KINDS[each.kind],
+            f"{each.runs:,}" if each.runs else "",
+            format_duration(each.spent_us / 1e6),
+            format_percent(each.percent),
+        )
         for each in shown
     ]
-    kinds = [ACTIVITY_KINDS[each.kind] for each in shown]
-    free = width - max(map(len, kinds)) - sum(max(map(len, column)) + 2 for column in zip(*numbers, strict=True)) - 6
-    names = [_cut(each.name, max(free, _READABLE)) for each in shown]
-    rows = [(name, kind, *cells) for name, kind, cells in zip(names, kinds, numbers, strict=True)]
+    table = _table(("On the host", "Kind", "Runs", "Time", "Share"), rows, "<<>>>", width)
     more = len(summary.activities) - len(shown)
-    return _table(("On the host", "Kind", "Runs", "Time", "Share"), rows, "<<>>>") + (
-        f"\n... and {more} more" if more else ""
-    )
+    return table + (f"\n... and {more} more" if more else "")
 
 
 def _operations(summary: Summary, width: int) -> str:
-    if not summary.operations:
-        return ""
     shown = summary.operations[:_OPERATIONS]
-    texts = {
-        "Operation": [operation.name for operation in shown],
-        "Category": [operation.category for operation in shown],
-        "Called by": [operation.framework_name for operation in shown],
-        "Bound by": [operation.bound_by for operation in shown],
-    }
-    texts = _fitted({header: cells for header, cells in texts.items() if any(cells)}, width - _numbers_width(shown))
-    numbers = {
-        "Runs": [f"{operation.runs:,}" for operation in shown],
-        "Self time": [format_duration(operation.self_us) for operation in shown],
-        "Share": [format_percent(operation.percent) for operation in shown],
-    }
-    columns = {**texts, **numbers}
-    table = _table(list(columns), list(zip(*columns.values(), strict=True)), "<" * len(texts) + ">" * len(numbers))
+    if not shown:
+        return ""
+    rows = [
+        (
+            operation.name,
+            operation.category,
+            operation.framework_name,
+            operation.bound_by,
+            f"{operation.runs:,}",
+            format_duration(operation.self_us / 1e6),
+            format_percent(operation.percent),
+        )
+        for operation in shown
+    ]
+    headers = ("Operation", "Category", "Called by", "Bound by", "Runs", "Self time", "Share")
     more = len(summary.operations) - len(shown)
-    return table + (f"\n... and {format_count(more, 'operation')} more" if more else "")
-
-
-def _numbers_width(shown: Sequence[Operation]) -> int:
-    return 2 + max(4, *(len(f"{operation.runs:,}") for operation in shown)) + 2 + len("Self time") + 2 + len("100.0 %")
-
-
-def _fitted(columns: Mapping[str, list[str]], width: int) -> dict[str, list[str]]:
-    """Cut columns to a width, the least important first; remove it if that is not enough."""
-    for dropped in range(len(_LEAST_IMPORTANT)):
-        kept = {header: cells for header, cells in columns.items() if header not in _LEAST_IMPORTANT[:dropped]}
-        widths = {header: max(len(header), *map(len, cells)) for header, cells in kept.items()}
-        for header in _LEAST_IMPORTANT:
-            excess = sum(widths.values()) + 2 * (len(widths) - 1) - width
-            if header in widths and excess > 0:
-                widths[header] = max(min(widths[header], _READABLE), widths[header] - excess)
-        if sum(widths.values()) + 2 * (len(widths) - 1) <= width:
-            break
-    return {header: [_cut(cell, widths[header]) for cell in cells] for header, cells in kept.items()}
-
-
-def _cut(text: str, width: int) -> str:
-    return text if len(text) <= width else f"{text[: width - 3]}..."
+    return _table(headers, rows, "<<<<>>>", width) + (
+        f"\n... and {format_count(more, 'operation')} more" if more else ""
+    )
 
 
 def _hosts(summary: Summary) -> str:
@@ -203,8 +195,8 @@ def _hosts(summary: Summary) -> str:
         (
             host.name,
             format_bytes(host.size_bytes),
-            "" if host.start_offset_us is None or not several else f"+{format_duration(host.start_offset_us)}",
-            "" if host.step_us is None else format_duration(host.step_us),
+            "" if host.start_offset_us is None or not several else f"+{format_duration(host.start_offset_us / 1e6)}",
+            "" if host.step_us is None else format_duration(host.step_us / 1e6),
             "" if host.waiting_percent is None else format_percent(host.waiting_percent),
             format_count(host.slowest_steps, "step") if host.slowest_steps and several else "",
         )
@@ -214,21 +206,13 @@ def _hosts(summary: Summary) -> str:
     return _table(headers, rows, "<>>>>>") if rows else ""
 
 
-def _table(headers: Sequence[str], rows: Sequence[Sequence[str]], align: str) -> str:
-    """Return a table in the style "simple" of tabulate, without empty columns."""
+def _table(headers: Sequence[str], rows: Sequence[Sequence[str]], align: str, width: int | None = None) -> str:
+    """Return a table without empty columns."""
     columns = [
-        (side, [header, *cells])
-        for side, header, cells in zip(align, headers, zip(*rows, strict=True), strict=True)
+        (header, side, cells)
+        for header, side, cells in zip(headers, align, zip(*rows, strict=True), strict=True)
         if any(cells)
     ]
-    widths = [max(map(len, cells)) for _, cells in columns]
-    texts = [
-        [cell.ljust(width) if side == "<" else cell.rjust(width) for cell in cells]
-        for (side, cells), width in zip(columns, widths, strict=True)
-    ]
-    head, *body = ("  ".join(line).rstrip() for line in zip(*texts, strict=True))
-    return "\n".join([head, "  ".join("-" * width for width in widths), *body])
-
-
-def _printable(text: str) -> str:
-    return _CONTROL.sub(lambda found: found[0] if found[0] == "\n" else f"\\x{ord(found[0]):02x}", text)
+    shown_headers, sides, cells = zip(*columns, strict=True)
+    shown = zip(*cells, strict=True)
+    return "\n".join(format_table(shown_headers, shown, "".join(sides), width=width, cut=_LEAST_IMPORTANT))

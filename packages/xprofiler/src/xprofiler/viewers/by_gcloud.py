@@ -6,8 +6,9 @@ import json
 from collections.abc import Sequence
 from typing import Final
 
-from xprofiler.console import Console
-from xprofiler.exceptions import NotPermittedError, UsageError, XprofilerError
+from ml_diagnostics_common.command.console import Console
+from ml_diagnostics_common.command.errors import CommandError, NotPermittedError, UsageError
+
 from xprofiler.programs.gcloud import checked_name
 from xprofiler.programs.processes import Programs
 from xprofiler.viewers.labels import LOG_DIRECTORY_KEY, VERSION_LABEL
@@ -58,7 +59,7 @@ class ViewersByGcloud:
         try:
             return sought.among(as_viewer(instance) for instance in json.loads(listed))
         except (ValueError, TypeError, AttributeError) as error:
-            raise XprofilerError(
+            raise CommandError(
                 f"gcloud's list of VMs cannot be read ({error}): remove flags that change its format"
             ) from error
 
@@ -67,7 +68,7 @@ class ViewersByGcloud:
         try:
             for argv in self.delete_argv(viewers):
                 self._run(argv, "delete the VMs")
-        except XprofilerError as error:
+        except CommandError as error:
             return [error] * len(viewers)
         return [None] * len(viewers)
 
@@ -83,10 +84,10 @@ class ViewersByGcloud:
         return ended.output
 
 
-def _kind(complaint: str) -> type[XprofilerError]:
+def _kind(complaint: str) -> type[CommandError]:
     if _NO_FILTER in complaint:
         return UsageError
-    return NotPermittedError if any(text in complaint for text in _DENIALS) else XprofilerError
+    return NotPermittedError if any(text in complaint for text in _DENIALS) else CommandError
 
 
 def delete_argv(viewers: Sequence[Viewer], project: str, extra: Sequence[str] = ()) -> list[list[str]]:

@@ -7,10 +7,11 @@ import io
 import uuid
 from typing import Final
 
+from ml_diagnostics_common.command.console import Console, ReaderGoneError
+from ml_diagnostics_common.command.errors import DONE, DeclinedError, UsageError
+
 from xprofiler.cloud.api import GoogleApi
 from xprofiler.cloud.settings import GcloudSettings
-from xprofiler.console import Console, ReaderGoneError
-from xprofiler.exceptions import DONE, DeclinedError, UsageError
 from xprofiler.log_directory import LogDirectory
 from xprofiler.viewers.instances import Instances
 from xprofiler.viewers.new_viewer import NewViewer

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from xprofiler.exceptions import UsageError
+from ml_diagnostics_common.command.errors import UsageError
 
 if TYPE_CHECKING:
     from xprofiler.cloud.api import GoogleApi

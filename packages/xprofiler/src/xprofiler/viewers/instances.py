@@ -12,10 +12,10 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from ml_diagnostics_common.backoff import Backoff
+from ml_diagnostics_common.command.errors import NotFoundError, TimedOutError
 
 from xprofiler.cloud.api import GoogleApi
 from xprofiler.cloud.errors import operation_error
-from xprofiler.exceptions import NotFoundError, TimedOutError
 from xprofiler.programs.gcloud import checked_name
 
 __all__ = ["Instances"]
@@ -53,7 +53,7 @@ class Instances:
 
         Raises:
             NotFoundError: The VM does not exist.
-            XprofilerError: The request failed.
+            CommandError: The request failed.
         """
         request = self._api.compute.instances().get(
             project=self._api.project,
@@ -73,7 +73,7 @@ class Instances:
 
         Raises:
             TimedOutError: The VM does not exist yet; it may still be created.
-            XprofilerError: The VM could not be created.
+            CommandError: The VM could not be created.
         """
         doing = f"create the VM {body['name']} in zone {zone}"
         request = self._api.compute.instances().insert(
@@ -87,7 +87,7 @@ class Instances:
         Raises:
             NotFoundError: The VM does not exist.
             TimedOutError: The VM still exists.
-            XprofilerError: The VM could not be deleted.
+            CommandError: The VM could not be deleted.
         """
         doing = f"delete the VM {name} in zone {zone}"
         request = self._api.compute.instances().delete(
@@ -103,7 +103,7 @@ class Instances:
 
         Raises:
             NotFoundError: The VM does not exist.
-            XprofilerError: The labels could not be added.
+            CommandError: The labels could not be added.
         """
         doing = f"label the VM {name} in zone {zone}"
         kept = self.get(zone, name, "labels,labelFingerprint")
@@ -118,7 +118,7 @@ class Instances:
 
         Raises:
             NotFoundError: The VM does not exist.
-            XprofilerError: The request failed.
+            CommandError: The request failed.
         """
         request = self._api.compute.instances().getSerialPortOutput(
             project=self._api.project, zone=checked_name(zone, "zone"), instance=checked_name(name, "VM")

@@ -36,7 +36,7 @@ class NewViewer(Protocol):
         """Check the preconditions of its creation.
 
         Raises:
-            XprofilerError: It cannot be created, or its name is in use.
+            CommandError: It cannot be created, or its name is in use.
         """
         ...
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Sequence
 from typing import Any, Final
 
+from ml_diagnostics_common.command.errors import NotFoundError
+
 from xprofiler.cloud.api import GoogleApi
-from xprofiler.exceptions import NotFoundError
 from xprofiler.parallel import in_parallel
 from xprofiler.programs.gcloud import checked_name
 from xprofiler.viewers.by_gcloud import delete_argv
@@ -78,7 +79,9 @@ class ViewersOnCompute:
                     unseen.discard(zone)
                     yield from part.get("instances", ())
                     if part.get("warning", {}).get("code") == "UNREACHABLE":
-                        self._api.console.notify(f"note: {zone} does not answer: its VMs are missing")
+                        self._api.console.notify(
+                            f"note: {zone} does not answer: its VMs are missing", is_progress=False
+                        )
         if unseen:  # The list has every existing zone, with or without VMs.
             raise self._without_zones(unseen)
 

@@ -8,8 +8,9 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from xprofiler.console import Console
-from xprofiler.exceptions import UsageError
+from ml_diagnostics_common.command.console import Console
+from ml_diagnostics_common.command.errors import UsageError
+
 from xprofiler.log_directory import LogDirectory
 from xprofiler.parallel import in_parallel
 from xprofiler.programs.kubectl import Cluster, complaint
@@ -69,7 +70,7 @@ class ViewersOnGke:
         """Return the matching viewers, sorted by log directory and name.
 
         Raises:
-            XprofilerError: The viewers cannot be listed.
+            CommandError: The viewers cannot be listed.
         """
         selector = ",".join([_ROLE, *_in("zone", sought.zones)])
         answer = self._kubectl([*self._cluster.argv("get"), "services", f"--selector={selector}", "--output=json"])
@@ -99,7 +100,7 @@ class ViewersOnGke:
         """Create objects that must not exist. They are passed to kubectl by standard input, without a file.
 
         Raises:
-            XprofilerError: The objects could not be created; some may exist.
+            CommandError: The objects could not be created; some may exist.
         """
         self._kubectl(
             [*self._cluster.argv("create"), "--filename=-"], stdin="\n".join(map(json.dumps, objects)).encode()
@@ -121,7 +122,7 @@ class ViewersOnGke:
         """Delete the objects of one `create` command, and wait until they are gone.
 
         Raises:
-            XprofilerError: The objects may still exist.
+            CommandError: The objects may still exist.
         """
         argv = [*self._cluster.argv("delete"), _KINDS, f"--selector={_ROLES},{_CREATION}={creation_id}"]
         with Programs(self._console) as programs:

@@ -8,8 +8,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from ml_diagnostics_common.command.errors import UsageError
+
 from xprofiler._version import __version__
-from xprofiler.exceptions import UsageError
 from xprofiler.log_directory import LogDirectory
 from xprofiler.programs.gcloud import checked_name, create_instance
 from xprofiler.viewers.labels import CREATION_LABEL, LOG_DIRECTORY_KEY, PLUGIN_LABEL, VERSION_LABEL, label_value

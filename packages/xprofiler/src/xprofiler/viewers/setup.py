@@ -10,12 +10,18 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from ml_diagnostics_common.backoff import Backoff
+from ml_diagnostics_common.command.console import Console
+from ml_diagnostics_common.command.errors import (
+    CommandError,
+    NotFoundError,
+    NotPermittedError,
+    TimedOutError,
+    UsageError,
+)
 from ml_diagnostics_common.exceptions import DiagnosticsError, ObjectNotFoundError
 from ml_diagnostics_common.failures import Kind, classify
 from ml_diagnostics_common.storage import Storage
 
-from xprofiler.console import Console
-from xprofiler.exceptions import NotFoundError, NotPermittedError, TimedOutError, UsageError, XprofilerError
 from xprofiler.programs.processes import Programs
 from xprofiler.viewers.instances import Instances
 from xprofiler.viewers.labels import BACKEND_LABEL, CREATION_LABEL, viewer_url
@@ -126,7 +132,7 @@ class ViewerSetup:
 
         Raises:
             StorageError: The VM's status could not be read for a minute.
-            XprofilerError: The VM was not created, or XProf does not answer.
+            CommandError: The VM was not created, or XProf does not answer.
         """
         self.may_exist = True
         try:
@@ -186,7 +192,7 @@ class ViewerSetup:
         with Programs(self._console) as programs:
             ended = programs.run([*self._gcloud_argv, "--quiet"])
         if ended.exit_code:
-            raise XprofilerError(f"gcloud could not create the VM {self.name}: {ended.complaint}")
+            raise CommandError(f"gcloud could not create the VM {self.name}: {ended.complaint}")
 
     # --- Checks ----------------------------------------------------------------------------------------
 
@@ -236,7 +242,7 @@ class ViewerSetup:
             if status.state == "ready":
                 return status
             if status.state != "starting":
-                raise XprofilerError(f"XProf failed to start on {self._plan.name}: {status.step}: {status.error}")
+                raise CommandError(f"XProf failed to start on {self._plan.name}: {status.step}: {status.error}")
             now = self._clock()
             if now - vm_seen >= self._times.vm_poll:
                 self._check_vm()
@@ -257,9 +263,9 @@ class ViewerSetup:
         try:
             state = self._instances.get(self._plan.zone, name, "status").get("status")
         except NotFoundError as error:
-            raise XprofilerError(f"the VM {name} was deleted while XProf was being installed on it") from error
+            raise CommandError(f"the VM {name} was deleted while XProf was being installed on it") from error
         if state in _ENDING:
-            raise XprofilerError(f"the VM {name} was stopped while XProf was being installed on it ({state})")
+            raise CommandError(f"the VM {name} was stopped while XProf was being installed on it ({state})")
 
     def _show_log(self) -> None:
         try:

@@ -7,10 +7,10 @@ import uuid
 from collections.abc import Callable
 from typing import Final
 
+from ml_diagnostics_common.command.console import Console
+from ml_diagnostics_common.command.errors import TimedOutError, UsageError
 from ml_diagnostics_common.exceptions import DiagnosticsError
 
-from xprofiler.console import Console
-from xprofiler.exceptions import TimedOutError, UsageError
 from xprofiler.log_directory import LogDirectory
 from xprofiler.viewers.on_gke import Progress, ViewersOnGke
 from xprofiler.viewers.viewer import Sought
@@ -74,7 +74,7 @@ class ViewerSetupOnGke:
 
         Raises:
             UsageError: The name is in use.
-            XprofilerError: The cluster does not answer.
+            CommandError: The cluster does not answer.
         """
         taken = self._viewers.taken(self.name, self._objects)
         if taken:
@@ -88,7 +88,7 @@ class ViewerSetupOnGke:
 
         Raises:
             TimedOutError: XProf does not answer, or is not registered with the proxy.
-            XprofilerError: kubectl could not create it.
+            CommandError: kubectl could not create it.
         """
         self.may_exist = True
         self._viewers.create(self._objects)

@@ -21,7 +21,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final
 
-from xprofiler.exceptions import TimedOutError, XprofilerError
+from ml_diagnostics_common.command.errors import CommandError, TimedOutError
+
 from xprofiler.programs.processes import Programs
 
 __all__ = ["SshTunnel", "forwarding", "free_port", "private_folder", "wait_until_answered"]
@@ -135,7 +136,7 @@ def free_port(wanted: int) -> int:
                 listener.bind((address, port or taken))
                 taken = listener.getsockname()[1]
             return taken
-    raise XprofilerError("no port is free on this machine; close some programs")
+    raise CommandError("no port is free on this machine; close some programs")
 
 
 def _has_ipv6() -> bool:
@@ -157,7 +158,7 @@ def wait_until_answered(url: str, timeout_seconds: float, is_alive: Callable[[],
 
     Raises:
         TimedOutError: No server answered in time.
-        XprofilerError: The tunnel ended.
+        CommandError: The tunnel ended.
     """
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     deadline = time.monotonic() + timeout_seconds
@@ -168,7 +169,7 @@ def wait_until_answered(url: str, timeout_seconds: float, is_alive: Callable[[],
         except (OSError, urllib.error.HTTPError, ValueError) as error:
             problem = error
         if not is_alive():
-            raise XprofilerError("the tunnel broke before XProf answered")
+            raise CommandError("the tunnel broke before XProf answered")
         if time.monotonic() >= deadline:
             raise TimedOutError(f"XProf did not answer through the tunnel within {timeout_seconds:g} s ({problem})")
         time.sleep(_POLL_SECONDS)
@@ -181,7 +182,7 @@ def private_folder(environ: Mapping[str, str] = os.environ) -> Path:
         environ: The environment variables; XDG_RUNTIME_DIR is the standard parent.
 
     Raises:
-        XprofilerError: Another user owns the folder, or can access it.
+        CommandError: Another user owns the folder, or can access it.
     """
     user = os.getuid() if hasattr(os, "getuid") else 0
     folder = Path(environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir()) / f"xprofiler-{user}"
@@ -189,10 +190,10 @@ def private_folder(environ: Mapping[str, str] = os.environ) -> Path:
         folder.mkdir(mode=0o700, exist_ok=True)
         found = folder.lstat()
     except OSError as error:
-        raise XprofilerError(
+        raise CommandError(
             f"cannot make {folder} ({error.strerror}): set XDG_RUNTIME_DIR to a folder of yours"
         ) from error
     is_ours = stat.S_ISDIR(found.st_mode) and (not hasattr(os, "getuid") or found.st_uid == user)
     if not is_ours or (os.name != "nt" and found.st_mode & 0o077):
-        raise XprofilerError(f"{folder} is not a folder of yours alone: remove it, or set XDG_RUNTIME_DIR to another")
+        raise CommandError(f"{folder} is not a folder of yours alone: remove it, or set XDG_RUNTIME_DIR to another")
     return folder

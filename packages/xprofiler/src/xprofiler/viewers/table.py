@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from xprofiler.output import format_records, format_table
+from ml_diagnostics_common.command.formats import format_data, format_table
+
 from xprofiler.viewers.viewer import Viewer
 
 __all__ = ["format_viewers"]
 
-_HEADERS: Final = ("Log_Directory", "URL", "Name", "Zone")
+_HEADERS: Final = ("Log_Directory  ", "URL  ", "Name  ", "Zone  ")
+"""With the two spaces more that tabulate, which previous releases used, gives to headers."""
 _STARTING: Final = ("PROVISIONING", "STAGING")
 
 
@@ -23,7 +25,7 @@ def format_viewers(viewers: Sequence[Viewer], style: str = "table") -> str:
     """
     if style == "table":
         rows = [(viewer.log_directory, _link(viewer), viewer.name, viewer.zone) for viewer in viewers]
-        return format_table(_HEADERS, rows)
+        return "\n".join(format_table(_HEADERS, rows))
     records = [
         {
             "log_directory": viewer.log_directory,
@@ -34,7 +36,7 @@ def format_viewers(viewers: Sequence[Viewer], style: str = "table") -> str:
         }
         for viewer in viewers
     ]
-    return format_records(records, style, ("log_directory", "url", "name", "zone", "status"))
+    return format_data(records, style, records, ("log_directory", "url", "name", "zone", "status"))
 
 
 def _link(viewer: Viewer) -> str:

@@ -94,7 +94,7 @@ class Viewers(Protocol):
         """Return the matching viewers, sorted by log directory and name.
 
         Raises:
-            XprofilerError: The viewers cannot be listed.
+            CommandError: The viewers cannot be listed.
         """
         ...
 

@@ -1,0 +1,286 @@
+"""The entry point of every command: parser, signals, broken pipes and exit codes are the same for all.
+
+Data goes to standard output, everything else to standard error. `errors` lists the exit codes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import re
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from types import FrameType
+from typing import Any, Protocol, TextIO
+
+from ml_diagnostics_common.command.console import Console, ReaderGoneError
+from ml_diagnostics_common.command.errors import DONE, EXIT_CODES, FAILED, INTERRUPTED, UsageError, exit_code_of
+from ml_diagnostics_common.exceptions import DiagnosticsError
+
+__all__ = ["Command", "Program", "edits", "nearest_flag"]
+
+_SHELLS = ("bash", "zsh", "fish", "tcsh")
+_MOST_EDITS = 2
+
+
+class Command(Protocol):
+    """One subcommand. Its module imports only what `--help` needs, which keeps start-up fast.
+
+    Attributes:
+        name: The name on the command line.
+        summary: A description of one line.
+    """
+
+    name: str
+    summary: str
+
+    def prepare_parser(self, parser: argparse.ArgumentParser) -> None:
+        """Add the arguments of the subcommand."""
+        ...
+
+    def run(self, options: argparse.Namespace, console: Console) -> int:
+        """Run the subcommand, and return the exit code.
+
+        Raises:
+            DiagnosticsError: The command failed; `errors.exit_code_of` has the exit code.
+            OSError: A file could not be read or written.
+        """
+        ...
+
+
+class Program:
+    """A program with subcommands.
+
+    Args:
+        name: The name of the program.
+        description: What it does, in one sentence.
+        version: Its version.
+        commands: Returns the subcommands; called once for each command line.
+    """
+
+    def __init__(self, name: str, description: str, version: str, commands: Callable[[], Iterable[Command]]) -> None:
+        self._name = name
+        self._description = description
+        self._version = version
+        self._commands = commands
+
+    def main(self, arguments: Sequence[str] | None = None) -> int:
+        """Run a command line, and return its exit code.
+
+        Args:
+            arguments: The arguments after the program's name; None takes those of this process, which then ends.
+        """
+        is_own_process = arguments is None
+        if is_own_process:
+            _prepare_process()
+        console = Console(self._name)
+        options = argparse.Namespace()
+        try:
+            with _signals_as_keyboard_interrupt():
+                try:
+                    options = self.parse(list(sys.argv[1:] if arguments is None else arguments))
+                    _configure(console, options)
+                    return self.run(options, console)
+                finally:
+                    _flush_output()
+        except UsageError as error:
+            _print_last(console, f"{options.parser.format_usage()}{self._name}: {error}")
+            return error.exit_code
+        except ReaderGoneError:  # The reader of the pipe, such as `head`, has exited.
+            _redirect_to_null(sys.stdout)
+            return DONE
+        except KeyboardInterrupt:
+            if is_own_process:
+                _let_interrupt_end()
+            _print_last(console, "interrupted")
+            return INTERRUPTED
+        except BrokenPipeError:  # The reader of standard error has exited, and cannot receive a message.
+            _redirect_to_null(sys.stderr)
+            return FAILED
+        except (DiagnosticsError, OSError) as error:
+            _print_last(console, f"{self._name}: {error}")
+            return exit_code_of(error)
+        finally:
+            if is_own_process:
+                _let_interrupt_end()
+
+    def make_parser(self) -> argparse.ArgumentParser:
+        """Return the parser. Its results have the subcommand as `command`, and the subcommand's parser as `parser`."""
+        parser = argparse.ArgumentParser(
+            prog=self._name, description=self._description, epilog=EXIT_CODES, allow_abbrev=False
+        )
+        parser.add_argument("--version", action="version", version=f"%(prog)s {self._version}")
+        parser.add_argument(
+            "--print-completion", action=_PrintCompletion, metavar="SHELL", choices=_SHELLS, program=self,
+            help=f"print a script that completes this command in a shell: {', '.join(_SHELLS)}",
+        )  # fmt: skip
+        parser.set_defaults(command=None, parser=parser)
+        subparsers = parser.add_subparsers(metavar="COMMAND")
+        for command in self._commands():
+            description = f"{command.summary[0].upper()}{command.summary[1:]}."
+            subparser = subparsers.add_parser(
+                command.name, help=command.summary, description=description, epilog=EXIT_CODES, allow_abbrev=False
+            )
+            command.prepare_parser(subparser)
+            self.add_options(subparser)
+            subparser.set_defaults(command=command, parser=subparser)
+        return parser
+
+    def add_options(self, parser: argparse.ArgumentParser) -> None:
+        """Add the options that all subcommands have, to the parser of one."""
+        if "--quiet" not in parser._option_string_actions:
+            parser.add_argument("--quiet", action="store_true", help="print no progress, only data and errors")
+        parser.add_argument("--no-color", action="store_true", help="print no colors (as with NO_COLOR)")
+
+    def parse(self, arguments: list[str]) -> argparse.Namespace:
+        """Parse the arguments, or exit with code 2 and a suggestion for an option that is not valid."""
+        parser = self.make_parser()
+        options, unknown = parser.parse_known_args(arguments)
+        self.refuse_unknown(options.parser, unknown)
+        if options.command is None:
+            parser.error("a command is missing")
+        return options
+
+    def refuse_misspelled(self, parser: argparse.ArgumentParser, unknown: Sequence[str]) -> None:
+        """Exit with code 2 if an unknown option is a near miss of one of the parser's."""
+        for option in unknown:
+            near = nearest_flag(option, parser._option_string_actions)
+            if near:
+                parser.error(f"unknown option {option}: did you mean {near}?")
+
+    def refuse_unknown(self, parser: argparse.ArgumentParser, unknown: Sequence[str]) -> None:
+        """Exit with code 2 if there are unknown arguments, with the option that was probably meant."""
+        self.refuse_misspelled(parser, unknown)
+        if unknown:
+            parser.error(f"unknown: {' '.join(unknown)}")
+
+    def run(self, options: argparse.Namespace, console: Console) -> int:
+        """Run the subcommand, and return its exit code."""
+        code: int = options.command.run(options, console)
+        return code
+
+    def completion(self, shell: str) -> str:
+        """Return the script that completes this program in a shell."""
+        import shtab
+
+        parser = self.make_parser()
+        subparsers = next(action for action in parser._actions if isinstance(action, argparse._SubParsersAction))
+        for action in (action for one in (parser, *subparsers.choices.values()) for action in one._actions):
+            if re.search("PATH|FILE", str(action.metavar)):
+                action.complete = shtab.FILE
+        return str(shtab.complete(parser, shell))
+
+
+def nearest_flag(option: str, flags: Iterable[str]) -> str | None:
+    """Return the long option that was probably meant; None if none is within two edits.
+
+    Args:
+        option: The option as typed, with or without `=value`.
+        flags: The valid options.
+    """
+    name = option.partition("=")[0]
+    if not name.startswith("--"):
+        return None
+    near = [(edits(name, flag), flag) for flag in flags if flag.startswith("--")]
+    distance, flag = min(near, default=(_MOST_EDITS + 1, ""))
+    return flag if distance <= _MOST_EDITS else None
+
+
+class _PrintCompletion(argparse.Action):
+    """Prints a completion script, and exits."""
+
+    def __init__(self, *, program: Program, **options: Any) -> None:
+        super().__init__(**options)
+        self._program = program
+
+    def __call__(self, parser: argparse.ArgumentParser, _: object, shell: Any, __: object = None) -> None:
+        Console().data(self._program.completion(shell))
+        parser.exit()
+
+
+@contextlib.contextmanager
+def _signals_as_keyboard_interrupt() -> Iterator[None]:
+    """Raise KeyboardInterrupt on SIGTERM and SIGHUP within the block, so that cleanup runs as after Ctrl-C.
+
+    Ignored signals stay ignored, as under nohup.
+    """
+    numbers = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
+    if threading.current_thread() is not threading.main_thread():
+        numbers = []
+    before = {number: signal.getsignal(number) for number in numbers}
+    try:
+        for number, handler in before.items():
+            if handler != signal.SIG_IGN:
+                signal.signal(number, _interrupt)
+        yield
+    finally:
+        for number, handler in before.items():
+            if handler is not None:  # None: the handler was not set from Python, and cannot be restored.
+                signal.signal(number, handler)
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    raise KeyboardInterrupt
+
+
+def _prepare_process() -> None:
+    import gc
+    import warnings
+
+    gc.disable()  # No reference cycles here; collection takes up to a third of a command's time.
+    if not sys.warnoptions:  # Google's clients warn of old Pythons, which is not for users.
+        warnings.simplefilter("ignore")
+
+
+def _configure(console: Console, options: argparse.Namespace) -> None:
+    console.is_verbose = getattr(options, "verbose", False)
+    console.is_quiet = getattr(options, "quiet", False)
+    console.assumes_yes = getattr(options, "assumes_yes", False)
+    console.may_use_color = not getattr(options, "no_color", False)
+
+
+def _flush_output() -> None:
+    """Flush here, since a broken pipe at the interpreter's exit would print an error and change the exit code."""
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError as error:
+        raise ReaderGoneError(*error.args) from error
+
+
+def _let_interrupt_end() -> None:
+    """End the process on Ctrl-C from here on: while the interpreter exits, Python would print a traceback."""
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
+def _print_last(console: Console, text: str) -> None:
+    """Print a message, unless standard error is closed, as with its terminal."""
+    try:
+        console.notify(text, is_progress=False)
+    except OSError:
+        _redirect_to_null(sys.stderr)
+
+
+def _redirect_to_null(stream: TextIO) -> None:
+    """Redirect a broken stream, since Python flushes it at exit and would replace the exit code by an error."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+
+
+def edits(one: str, other: str) -> int:
+    """Return the least number of insertions, deletions, substitutions and swaps of neighbors between two strings.
+
+    This is the optimal string alignment distance: https://en.wikipedia.org/wiki/Damerau-Levenshtein_distance
+    """
+    before: list[int] = []
+    row = list(range(len(other) + 1))
+    for i, letter in enumerate(one, 1):
+        previous, before, row = before, row, [i]
+        for j, its_letter in enumerate(other, 1):
+            cost = min(before[j] + 1, row[j - 1] + 1, before[j - 1] + (letter != its_letter))
+            if i > 1 and j > 1 and letter == other[j - 2] and one[i - 2] == its_letter:
+                cost = min(cost, previous[j - 2] + 1)
+            row.append(cost)
+    return row[-1]

@@ -1,0 +1,36 @@
+"""The command `mldiagnostics`: runs, what they recorded, and profiles of them. Also `python -m` of this module."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Sequence
+
+from ml_diagnostics_common.command.program import Command, Program
+
+from google_cloud_mldiagnostics._version import __version__
+
+__all__ = ["main"]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command, and return its exit code.
+
+    Args:
+        arguments: The arguments after `mldiagnostics`; None takes those of this process.
+    """
+    description = "Runs of training jobs, what they recorded, and profiles of them."
+    return Program("mldiagnostics", description, __version__, _commands).main(arguments)
+
+
+def _commands() -> Iterator[Command]:
+    from google_cloud_mldiagnostics._cli.metrics import MetricsCommand
+    from google_cloud_mldiagnostics._cli.profile import ProfileCommand
+    from google_cloud_mldiagnostics._cli.runs import RunsCommand
+    from google_cloud_mldiagnostics._cli.show import ShowCommand
+    from google_cloud_mldiagnostics._cli.sync import SyncCommand
+
+    return iter((RunsCommand(), ShowCommand(), MetricsCommand(), ProfileCommand(), SyncCommand()))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,352 @@
+"""A job's report as text for people, and as data for programs: pure functions of a `JobReport`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, TypeVar
+
+from ml_diagnostics_common.command.formats import format_table
+from ml_diagnostics_common.entry import format_timestamp
+from ml_diagnostics_common.texts import format_clock, format_count, format_percent, one_line
+from ml_diagnostics_common.texts import format_duration as format_seconds
+
+from ml_goodput_measurement.partition import AttemptEnd, AttemptSummary, Bucket, Disruption, JobReport
+
+__all__ = [
+    "BUCKET_NAMES",
+    "ROW_FIELDS",
+    "as_dict",
+    "format_duration",
+    "format_text",
+    "percent",
+    "rows",
+    "rows_as_dicts",
+]
+
+_Item = TypeVar("_Item")
+
+BUCKET_NAMES = {
+    Bucket.PRODUCTIVE: "productive",
+    Bucket.WASTED_PROGRESS: "wasted progress",
+    Bucket.INFRASTRUCTURE_RECOVERY: "infrastructure recovery",
+    Bucket.TPU_INITIALIZATION: "device initialization",
+    Bucket.TRAINING_PREP: "training preparation",
+    Bucket.DATA_LOADING_SYNC: "data loading",
+    Bucket.PROGRAM_STARTUP: "program startup",
+    Bucket.CHECKPOINT_RESTORE: "checkpoint restore",
+    Bucket.CHECKPOINT_SAVE: "checkpoint save",
+    Bucket.ELASTIC_SLICE_DOWN: "elastic: slice down",
+    Bucket.ELASTIC_SCALE_UP: "elastic: scale up",
+    Bucket.ELASTIC_REINITIALIZATION: "elastic: reinitialization",
+    Bucket.CUSTOM: "custom events",
+    Bucket.IN_FLIGHT: "step in flight",
+    Bucket.UNKNOWN: "unknown",
+    Bucket.EXCLUDED: "excluded",
+}
+"""The names of the buckets for people, in the order of their rows: first good time, last time that does not count."""
+ROW_FIELDS = ("bucket", "name", "seconds", "percent")
+"""The columns of CSV."""
+
+_SECOND = 1_000_000_000
+_SHOWN, _BLOCK = 12, 6
+"""The most attempts and disruptions on a page, and the most attempts side by side."""
+_PARTS: dict[str, Callable[[Disruption], int]] = {
+    "cost": lambda disruption: disruption.cost_ns,
+    "infrastructure": lambda disruption: disruption.infrastructure_ns,
+    "init": lambda disruption: disruption.init_ns,
+    "restore": lambda disruption: disruption.restore_ns,
+    "data loading": lambda disruption: disruption.data_loading_ns,
+    "startup": lambda disruption: disruption.startup_ns,
+    "recompute": lambda disruption: disruption.recompute_ns,
+}
+
+
+def rows(report: JobReport) -> list[tuple[Bucket, str, int]]:
+    """Return (bucket, name, nanoseconds) of each bucket that took time, and of each type of custom event."""
+    return [(bucket, name, _spent(report, bucket, label)) for bucket, label, name in _kinds(report)]
+
+
+def percent(report: JobReport, bucket: Bucket, duration_ns: int) -> float | None:
+    """Return the share of a duration in a job's counted time; None for excluded time, and if no time counts."""
+    if bucket is Bucket.EXCLUDED or not report.counted_ns:
+        return None
+    return 100 * duration_ns / report.counted_ns
+
+
+def rows_as_dicts(report: JobReport) -> list[dict[str, Any]]:
+    """Return a row for each bucket and each type of custom event that took time, in the types of JSON."""
+    return [
+        {"bucket": bucket.value, "name": name, **_share(report, bucket, duration_ns)}
+        for bucket, name, duration_ns in rows(report)
+    ]
+
+
+def format_duration(duration_ns: int) -> str:
+    """Format a duration in nanoseconds."""
+    return format_seconds(duration_ns / _SECOND)
+
+
+def format_text(report: JobReport, width: int | None = None) -> str:
+    """Format the report as a page of text, without empty parts.
+
+    Args:
+        report: The report.
+        width: The columns of the terminal; None if there is no limit.
+    """
+    sections = [
+        _headline(report),
+        _bucket_table(report),
+        _disruption_table(report),
+        _disruption_stories(report),
+        _attempt_table(report, width),
+        *_attempt_buckets(report),
+        _notes(report),
+    ]
+    return "\n\n".join("\n".join(lines) for lines in sections if lines)
+
+
+def _headline(report: JobReport) -> list[str]:
+    state = _state(report)
+    lines = [
+        f"{one_line(report.job_name, 100)}: {format_percent(report.goodput_percent, 2)} goodput",
+        "",
+        f"  wall time    {format_duration(report.wall_ns)}, from {format_clock(report.start_ns)} "
+        f"to {format_clock(report.end_ns)} ({state})",
+    ]
+    excluded_ns = report.buckets[Bucket.EXCLUDED]
+    if excluded_ns:
+        lines.append(f"  excluded     {format_duration(excluded_ns)} of it; the percentages are of the rest")
+    if report.steps_kept:
+        lines.append(f"  last step    {report.last_step}, {format_count(report.steps_kept, 'step')} kept")
+    checkpoint_step = report.attempts[-1].last_checkpoint_step if report.running else None
+    if checkpoint_step is not None:
+        lines.append(f"  checkpoint   of step {checkpoint_step}, the last that was started or saved")
+    if report.ideal_step_seconds is not None:
+        lines.append(f"  ideal step   {format_duration(round(report.ideal_step_seconds * _SECOND))}")
+    return lines
+
+
+def _state(report: JobReport) -> str:
+    """Return the state of the job: running, or the outcome of its last attempt."""
+    last = report.attempts[-1]
+    if report.running:
+        return "still running"
+    if last.ended is AttemptEnd.EXITED:
+        return "ended: the process exited without recording the job's end"
+    if last.ended is AttemptEnd.FAILED:
+        return f"failed: {one_line(last.exception, 80)}"
+    if last.ended is AttemptEnd.LOST:
+        return f"no events since {format_clock(report.end_ns)} (process gone)"
+    return "ended"
+
+
+def _bucket_table(report: JobReport) -> list[str]:
+    # A second column in larger units helps only if there are too many seconds to read.
+    long = report.wall_ns >= 120 * _SECOND
+    counted = [row for row in rows(report) if row[0] is not Bucket.EXCLUDED]
+    below = [(Bucket.UNKNOWN, "total", report.counted_ns)]
+    if report.buckets[Bucket.EXCLUDED]:
+        below.append((Bucket.EXCLUDED, "excluded", report.buckets[Bucket.EXCLUDED]))
+    cells: list[tuple[str, ...]] = []
+    for bucket, name, ns in [*counted, *below]:
+        share = percent(report, bucket, ns)
+        share_text = "-" if share is None else f"{share:.2f}"
+        cells.append((name, f"{ns / _SECOND:,.3f}", share_text, format_duration(ns) if long else ""))
+    if not long:
+        cells = [row[:3] for row in cells]
+    headers = ("bucket", "seconds", "percent", "duration")[: len(cells[0])]
+    lines = _with_totals(format_table(headers, cells, "<>>>"[: len(headers)], indent="  "), len(below))
+    if report.estimated_ns:
+        lines += ["", f"  estimated: {format_duration(report.estimated_ns)} of steps whose end was not recorded"]
+    if report.data_loading_async_ns:
+        lines += [
+            "",
+            f"  in parallel to steps, not in the sum: {format_duration(report.data_loading_async_ns)} of data loading",
+        ]
+    return lines
+
+
+def _disruption_table(report: JobReport) -> list[str]:
+    """Return a table with the cost of each disruption, and a column for each part that any of them has."""
+    if not report.disruptions:
+        return []
+    cost_ns = sum(disruption.cost_ns for disruption in report.disruptions)
+    in_all = " in all" if len(report.disruptions) > 1 else ""
+    parts = {name: part for name, part in _PARTS.items() if name == "cost" or any(map(part, report.disruptions))}
+    headers = ("disruption", *parts, "steps lost")
+    cells = []
+    for disruption in _first_and_last(report.disruptions):
+        costs = [_duration_cell(part(disruption)) for part in parts.values()]
+        cells.append((str(disruption.number), *costs, str(disruption.steps_lost)))
+    lines = format_table(headers, cells, ">" * len(headers), indent="  ")
+    lines = _with_gap(lines, len(report.disruptions), "disruption")
+    headline = f"{format_count(len(report.disruptions), 'disruption')} cost {format_duration(cost_ns)}{in_all}"
+    return [headline, "", *lines]
+
+
+def _disruption_stories(report: JobReport) -> list[str]:
+    width = len(str(len(report.disruptions)))
+    return [
+        f"  {disruption.number:{width}}: {_disruption_story(report, disruption)}"
+        for disruption in _first_and_last(report.disruptions)
+    ]
+
+
+def _disruption_story(report: JobReport, disruption: Disruption) -> str:
+    cut_short = report.attempts[disruption.attempt - 1]
+    ended = {
+        AttemptEnd.JOB_END: "ended",
+        AttemptEnd.EXITED: "exited",
+        AttemptEnd.FAILED: f"failed ({one_line(cut_short.exception, 80)})",
+    }.get(cut_short.ended, "had its last event")
+    in_flight = disruption.step_in_flight
+    reached = f"after step {cut_short.last_step}" if in_flight is None else f"with step {in_flight} in flight"
+    resumed = ", no step since" if disruption.resumed_step is None else f" from step {disruption.resumed_step}"
+    failed = disruption.failed_attempts and f", after {format_count(disruption.failed_attempts, 'failed attempt')}"
+    return (
+        f"attempt {disruption.attempt} {ended} at {format_clock(disruption.last_event_ns)} "
+        f"{reached}; resumed at {format_clock(disruption.resumed_ns)}{resumed}{failed or ''}"
+    )
+
+
+def _attempt_table(report: JobReport, width: int | None) -> list[str]:
+    if len(report.attempts) < 2:
+        return []
+    headers = ("attempt", "started", "lasted", "steps", "kept", "lost", "outcome")
+    cells = [_attempt(attempt) for attempt in _first_and_last(report.attempts)]
+    lines = format_table(headers, cells, "><>>>><", width=width, cut=["outcome"], indent="  ")
+    return _with_gap(lines, len(report.attempts), "attempt")
+
+
+def _attempt(attempt: AttemptSummary) -> tuple[str, ...]:
+    steps = "none" if attempt.first_step is None else f"{attempt.first_step} to {attempt.last_step}"
+    return (
+        str(attempt.number),
+        format_clock(attempt.start_ns),
+        format_duration(attempt.end_ns - attempt.start_ns),
+        steps,
+        str(attempt.steps_kept),
+        str(attempt.steps_lost),
+        f"{attempt.ended.value}: {one_line(attempt.exception, 40)}" if attempt.exception else attempt.ended.value,
+    )
+
+
+def _attempt_buckets(report: JobReport) -> Iterator[list[str]]:
+    """Yield tables of attempts against buckets, a few attempts side by side in each."""
+    shown = _first_and_last(report.attempts) if len(report.attempts) > 1 else []
+    for first in range(0, len(shown), _BLOCK):
+        block = shown[first : first + _BLOCK]
+        headers = ("attempt", *(str(attempt.number) for attempt in block))
+        cells = []
+        for bucket, label, name in _kinds(report):
+            spent = [_spent(attempt, bucket, label) for attempt in block]
+            if any(spent):
+                cells.append((one_line(name, 32), *map(_duration_cell, spent)))
+        cells.append(("in all", *(format_duration(sum(attempt.buckets.values())) for attempt in block)))
+        yield _with_totals(format_table(headers, cells, "<" + ">" * len(block), indent="  "), 1)
+
+
+def _kinds(report: JobReport) -> Iterator[tuple[Bucket, str, str]]:
+    """Yield (bucket, label, name) of all that took time, in the order of the rows; only custom events have a label."""
+    for bucket, name in BUCKET_NAMES.items():
+        if bucket is Bucket.CUSTOM:
+            for label in sorted(label for label, ns in report.custom.items() if ns):
+                yield bucket, label, f"custom: {one_line(label.lower(), 40)}"
+        elif report.buckets[bucket]:
+            yield bucket, "", name
+
+
+def _spent(life: JobReport | AttemptSummary, bucket: Bucket, label: str) -> int:
+    return life.custom.get(label, 0) if bucket is Bucket.CUSTOM else life.buckets.get(bucket, 0)
+
+
+def _duration_cell(duration_ns: int) -> str:
+    return format_duration(duration_ns) if duration_ns else "-"
+
+
+def _notes(report: JobReport) -> list[str]:
+    return [f"Note: {note}" for note in report.notes]
+
+
+def _with_totals(lines: list[str], count: int) -> list[str]:
+    """Insert a line above the last rows of a table."""
+    lines.insert(-count, lines[1])
+    return lines
+
+
+def _first_and_last(items: Sequence[_Item]) -> Sequence[_Item]:
+    """Return the items, or the first and the last few if they are too many for a page."""
+    return items if len(items) <= _SHOWN else [*items[: _SHOWN // 2], *items[-_SHOWN // 2 :]]
+
+
+def _with_gap(lines: list[str], count: int, noun: str) -> list[str]:
+    """Insert into a table how many rows `_first_and_last` left out, after the header, its line and the first rows."""
+    if count > _SHOWN:
+        more = format_count(count - _SHOWN, f"more {noun}")
+        lines.insert(2 + _SHOWN // 2, f"  ... {more}; --format json has all")
+    return lines
+
+
+def as_dict(report: JobReport) -> dict[str, Any]:
+    """Return all of the report but its timeline, in the types of JSON.
+
+    Times are RFC 3339 in UTC, durations float seconds. Every bucket is included, with or without time, by its name in
+    `BadputType`, or PRODUCTIVE, IN_FLIGHT_STEP, EXCLUDED or UNKNOWN. An attempt has only buckets with time; its
+    `custom_seconds`, by type, are those of CUSTOM_BADPUT_EVENTS. Percentages are of the counted time, without excluded
+    time; None if there is no such share.
+    """
+    return {
+        "job_name": report.job_name,
+        "start": format_timestamp(report.start_ns),
+        "end": format_timestamp(report.end_ns),
+        "running": report.running,
+        "state": _state(report),
+        "wall_seconds": report.wall_ns / _SECOND,
+        "excluded_seconds": report.buckets[Bucket.EXCLUDED] / _SECOND,
+        "goodput_percent": report.goodput_percent,
+        "last_step": report.last_step,
+        "steps_kept": report.steps_kept,
+        "ideal_step_seconds": report.ideal_step_seconds,
+        "estimated_seconds": report.estimated_ns / _SECOND,
+        "data_loading_async_seconds": report.data_loading_async_ns / _SECOND,
+        "buckets": {bucket.value: _share(report, bucket, report.buckets[bucket]) for bucket in BUCKET_NAMES},
+        "custom_events": {label: _share(report, Bucket.CUSTOM, ns) for label, ns in report.custom.items()},
+        "disruptions": [_disruption_dict(disruption) for disruption in report.disruptions],
+        "attempts": [_attempt_dict(attempt) for attempt in report.attempts],
+        "notes": list(report.notes),
+    }
+
+
+def _share(report: JobReport, bucket: Bucket, duration_ns: int) -> dict[str, float | None]:
+    return {"seconds": duration_ns / _SECOND, "percent": percent(report, bucket, duration_ns)}
+
+
+def _disruption_dict(disruption: Disruption) -> dict[str, Any]:
+    return {
+        "number": disruption.number,
+        "attempt": disruption.attempt,
+        "last_event": format_timestamp(disruption.last_event_ns),
+        "step_in_flight": disruption.step_in_flight,
+        "resumed": format_timestamp(disruption.resumed_ns),
+        "resumed_step": disruption.resumed_step,
+        "failed_attempts": disruption.failed_attempts,
+        "steps_lost": disruption.steps_lost,
+        **{f"{name.replace(' ', '_')}_seconds": part(disruption) / _SECOND for name, part in _PARTS.items()},
+    }
+
+
+def _attempt_dict(attempt: AttemptSummary) -> dict[str, Any]:
+    return {
+        "number": attempt.number,
+        "start": format_timestamp(attempt.start_ns),
+        "end": format_timestamp(attempt.end_ns),
+        "ended": attempt.ended.value,
+        "exception": attempt.exception or None,
+        "first_step": attempt.first_step,
+        "last_step": attempt.last_step,
+        "steps_kept": attempt.steps_kept,
+        "steps_lost": attempt.steps_lost,
+        "last_checkpoint_step": attempt.last_checkpoint_step,
+        "bucket_seconds": {bucket.value: ns / _SECOND for bucket, ns in attempt.buckets.items() if ns},
+        "custom_seconds": {label: ns / _SECOND for label, ns in attempt.custom.items() if ns},
+    }
