@@ -202,7 +202,6 @@ def _after_fork_in_child() -> None:
     global _lock, _current, _of_the_parent
     _lock = threading.RLock()
     _forks().clear()
-    log_queue.renew()
     _of_the_parent = _current or _of_the_parent
     _current = None
     _entered.clear()

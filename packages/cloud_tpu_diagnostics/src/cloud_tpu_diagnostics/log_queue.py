@@ -1,32 +1,34 @@
-"""What this package logs: queued where it happens, often under a lock, and logged where no lock is held.
+"""Log messages of this package: queued where they arise, often under a lock, and logged where no lock is held.
 
-A log call may wait for ever, for instance for a pipe that is not read any more. Then a thread of ours that holds a
-lock would stop the program where it leaves its block, and the thread that arms the timer would let it fire. A thread
-that waits within a log call holds the handler's lock, for which the program waits at its end. So nothing is logged
-while stdout or stderr are full; a thread waits for them without a lock.
+A handler of the job's may wait for ever, for instance for a pipe that is not read any more. A thread of ours that
+logged under a lock would then stop the program where it leaves its block, and the thread that arms the timer would let
+it fire. So messages wait in a queue until a thread that holds no lock logs them, and while the logger of common would
+drop them.
 """
 
 from __future__ import annotations
 
-import _thread
 import logging
 from collections import deque
 from collections.abc import Callable
 from functools import partial
 
 from ml_diagnostics_common import guard
-from ml_diagnostics_common.guard import LOSSES
-from ml_diagnostics_common.worker import start
+from ml_diagnostics_common.guard import LOSSES, can_log
+from ml_diagnostics_common.process_hooks import at_fork
+from ml_diagnostics_common.worker import Worker
 
-__all__ = ["flush", "flush_in_background", "guarded_as", "log", "log_once", "renew", "report_loss", "warn_once"]
+__all__ = ["flush", "flush_in_background", "guarded_as", "log", "log_once", "report_loss", "warn_once"]
 
-_STANDARD_STREAMS = (1, 2)
 _POLL_MILLISECONDS = 1000
 _MOST_QUEUED = 1000
+_ENOUGH_PENDING = 2
+"""One that runs, and one that sees what was queued meanwhile."""
 
-# State of the process: what is to be logged, and the lock of the one thread that waits to log it.
+_logger = logging.getLogger("ml_diagnostics.diagnose")
+
+# State of the process: what is to be logged.
 _queue: deque[Callable[[], object]] = deque(maxlen=_MOST_QUEUED)
-_flushing = _thread.allocate_lock()
 
 
 def log(logger: logging.Logger, level: int, message: str, *args: object) -> None:
@@ -58,39 +60,23 @@ guarded_as = partial(guard.guarded_as, warn=_warn_in_background)
 
 def flush() -> None:
     """Log what is queued: in this thread, which holds no lock of ours; in the background while it would wait."""
-    if not _queue:
-        return
-    if _has_room(0):
-        _log_queued()
-    else:
-        flush_in_background()
+    if _queue:
+        if can_log(_logger):
+            _log_queued()
+        else:
+            flush_in_background()
 
 
 def flush_in_background() -> None:
     """Log what is queued in a thread, once nothing waits there; return at once, locks or not."""
-    if (
-        _queue
-        and _flushing.acquire(blocking=False)
-        and start(partial(_flush_patiently, _flushing), "cloud-tpu-diagnostics-log") is None
-    ):
-        _flushing.release()  # No more threads: the next call logs it.
+    if _queue and _worker.pending_count() < _ENOUGH_PENDING:
+        _worker.put(_log_or_wait)
 
 
-def renew() -> None:
-    """In a forked child: leave the queue to the parent."""
-    global _flushing
-    _flushing = _thread.allocate_lock()
-    _queue.clear()
-
-
-def _flush_patiently(flushing: _thread.LockType) -> None:
-    try:
-        while _queue:
-            if _has_room(_POLL_MILLISECONDS):
-                _log_queued()
-    finally:
-        flushing.release()
-    flush_in_background()  # What was queued between the last look and the release.
+def _log_or_wait() -> float | None:
+    if can_log(_logger, _POLL_MILLISECONDS):
+        _log_queued()
+    return 0.0 if _queue else None
 
 
 def _log_queued() -> None:
@@ -108,13 +94,5 @@ def _log_safely(call: Callable[[], object]) -> None:
         LOSSES.add("log_handler_raised")
 
 
-def _has_room(milliseconds: int) -> bool:
-    """Return False while a standard stream accepts nothing; a closed one, and one with an error, do not wait."""
-    import select
-
-    for stream in _STANDARD_STREAMS:
-        poller = select.poll()
-        poller.register(stream, select.POLLOUT)
-        if not poller.poll(milliseconds):
-            return False
-    return True
+_worker = Worker("cloud-tpu-diagnostics-log", _log_or_wait, idle_seconds=0.0)
+at_fork(_queue.clear)  # It is the parent's.

@@ -13,6 +13,7 @@ from types import CodeType
 from typing import Any, Final, NamedTuple
 
 from ml_diagnostics_common.thread_frames import current_frames
+from ml_diagnostics_common.worker import thread_names
 
 from cloud_tpu_diagnostics.grouping import ThreadGroup
 from cloud_tpu_diagnostics.traces import Frame
@@ -84,7 +85,8 @@ def take_snapshot(*, leave_out: Collection[int] = ()) -> Snapshot:
     caller = threading.get_ident()
     main = threading.main_thread().ident
     # A copy in one step: `threading.enumerate` takes a lock, which a stuck thread may hold.
-    names = {ident: thread.name for ident, thread in dict(threading._active).items()}  # type: ignore[attr-defined]
+    threads: dict[int, threading.Thread] = dict(threading._active)  # type: ignore[attr-defined]
+    names = {ident: thread.name for ident, thread in threads.items()} | thread_names()
     by_stack: dict[tuple[tuple[int, ...], tuple[int, ...]], tuple[_Stack, list[int]]] = {}
     for ident, stack in reversed(stacks.items()):  # Oldest first.
         if ident in leave_out or (ident == caller and ident != main):

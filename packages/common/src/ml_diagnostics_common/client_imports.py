@@ -6,11 +6,11 @@ the thread: it would wait for ever when it imports that module itself, as the wo
 
 from __future__ import annotations
 
-import logging
 import sys
 from importlib import import_module
 from typing import Final
 
+from ml_diagnostics_common.guard import job_logger
 from ml_diagnostics_common.process_hooks import ForkLock
 
 __all__ = ["import_clients", "import_undisturbed"]
@@ -27,7 +27,7 @@ _CLIENTS = (
     "ml_diagnostics_common.bounded_adapter",
 )
 
-logger = logging.getLogger("ml_diagnostics")
+logger = job_logger("ml_diagnostics")
 
 _IMPORT_LOCK: Final = ForkLock()
 

@@ -13,9 +13,20 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeVar, cast
 
-__all__ = ["LOSSES", "Counters", "guarded", "guarded_as", "job_logger", "log_once", "report_loss", "warn_once"]
+__all__ = [
+    "LOSSES",
+    "Counters",
+    "can_log",
+    "guarded",
+    "guarded_as",
+    "job_logger",
+    "log_once",
+    "report_loss",
+    "warn_once",
+]
 
 _STALLED_MILLISECONDS = 20
+_STANDARD_STREAMS = (1, 2)
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
@@ -64,8 +75,8 @@ _said_in_this_process: set[object] = set()
 def job_logger(name: str) -> logging.Logger:
     """Return a logger that drops and counts a record that could not be written without waiting for a reader.
 
-    If the collector of a job's stderr stops, its pipe becomes full, and whoever writes there waits for ever; at the end
-    the interpreter waits for the lock of the handler that a thread of ours would hold.
+    If the collector of a job's stderr stops, its pipe becomes full, and a thread that writes there waits for ever; at
+    the end the interpreter waits for the lock of the handler that a thread of ours would hold.
     """
     logger = logging.getLogger(name)
     logger.addFilter(_unless_stalled)
@@ -73,20 +84,33 @@ def job_logger(name: str) -> logging.Logger:
 
 
 def _unless_stalled(record: logging.LogRecord) -> bool:
+    if can_log(logging.getLogger(record.name), _STALLED_MILLISECONDS):
+        return True
+    LOSSES.add("log_not_writable")
+    return False
+
+
+def can_log(logger: logging.Logger, wait_milliseconds: int = 0) -> bool:
+    """Return False if the stream of a logger's handler would have to wait for its reader, also after a short wait.
+
+    Of a handler that does not show its stream, the standard streams are checked. One that is closed, or has an error,
+    does not wait.
+    """
     import select
 
     if not hasattr(select, "poll"):
         return True
-    for handler in _handlers_of(logging.getLogger(record.name)):
-        try:
-            poller = select.poll()
-            poller.register(handler.stream, select.POLLOUT)  # type: ignore[attr-defined]
-            is_ready = bool(poller.poll(_STALLED_MILLISECONDS))
-        except Exception:
-            continue  # It has no stream, or one without a descriptor.
-        if not is_ready:
-            LOSSES.add("log_not_writable")
-            return False
+    for handler in _handlers_of(logger):
+        stream = getattr(handler, "stream", None)
+        for each in _STANDARD_STREAMS if stream is None else (stream,):
+            try:
+                poller = select.poll()
+                poller.register(each, select.POLLOUT)
+                is_ready = bool(poller.poll(wait_milliseconds))
+            except Exception:
+                continue  # It has no descriptor.
+            if not is_ready:
+                return False
     return True
 
 
