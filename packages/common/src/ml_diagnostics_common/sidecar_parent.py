@@ -12,14 +12,14 @@ import signal
 import sys
 import time
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, BinaryIO, Final
 
 from ml_diagnostics_common.processes import exists, wait_readable
 
 if TYPE_CHECKING:
     import logging
 
-__all__ = ["ERROR", "WARNING", "Parent", "ignore_signals", "lower_priority"]
+__all__ = ["ERROR", "WARNING", "Parent", "ignore_signals", "lower_priority", "take_stdout"]
 
 WARNING: Final = 30
 ERROR: Final = 40
@@ -175,6 +175,13 @@ def ignore_signals() -> None:
         signal.signal(getattr(signal, name), signal.SIG_IGN)
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_SETMASK, [])
+
+
+def take_stdout() -> BinaryIO:
+    """Return stdout for the messages of a process that was started with pipes; prints of libraries go to stderr."""
+    messages = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)
+    return messages
 
 
 def lower_priority() -> None:

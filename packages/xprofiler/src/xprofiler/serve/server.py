@@ -1,27 +1,69 @@
-"""The parent of the serving process: start it, wait until it is ready, and end it."""
+"""XProf's application and ours on one port of 127.0.0.1, in a process of their own.
+
+XProf's own server listens on all interfaces, and opens a gRPC port, so only its application is used. The process reads
+its order as a line of JSON from standard input, and writes its port as a line of JSON to standard output. It exits when
+standard input is closed, so that it cannot outlive the command.
+"""
 
 from __future__ import annotations
 
 import collections
+import errno
 import os
+import shutil
+import signal
 import sys
 import threading
 from contextlib import ExitStack, suppress
+from dataclasses import dataclass
+from pathlib import Path
 from subprocess import PIPE
-from typing import IO, TYPE_CHECKING, NoReturn
+from typing import IO, TYPE_CHECKING, Any, NoReturn
 
 import msgspec
 from ml_diagnostics_common.command.errors import CommandError
 
 from xprofiler.programs.processes import Programs
-from xprofiler.serve.serving_process import LOOPBACK, Order, Started
 
 if TYPE_CHECKING:
     from ml_diagnostics_common.command.console import Console
 
-__all__ = ["Server", "has_display"]
+    from xprofiler.serve.application import Application, Wsgi
 
+__all__ = ["Server", "has_display", "main"]
+
+_LOOPBACK = "127.0.0.1"
+_TRIED_PORTS = 50
+_THREADS = 8
 _REMEMBERED_LINES = 12
+
+
+@dataclass(frozen=True)
+class _Order:
+    """The order of the command.
+
+    Attributes:
+        path: The log directory.
+        folder: The folder for copies; removed at the end.
+        port: The port; the next free one if it is in use; 0 selects any.
+    """
+
+    path: str
+    folder: str
+    port: int
+
+
+@dataclass(frozen=True)
+class _Started:
+    """The result of the start.
+
+    Attributes:
+        port: The port it listens on; 0 after a failure.
+        error: The reason of a failure.
+    """
+
+    port: int = 0
+    error: str = ""
 
 
 class Server:
@@ -45,7 +87,7 @@ class Server:
         Raises:
             MissingExtraError: XProf is not installed.
         """
-        from ml_diagnostics_common.processes import module_folders, program_of, python_command
+        from ml_diagnostics_common.sidecar import python_argv
 
         from xprofiler.summary.converters import require_xprof
         from xprofiler.summary.disk_space import temporary_folder
@@ -54,12 +96,11 @@ class Server:
         with ExitStack() as undone:
             folder = undone.enter_context(temporary_folder("xprofiler-serve-"))
             programs = undone.enter_context(Programs(self._console))
-            argv = [*python_command(), "-c", program_of("xprofiler.serve.serving_process"), *module_folders()]
-            self._process = programs.start(argv, stdin=PIPE)
+            self._process = programs.start(python_argv(__name__), stdin=PIPE)
             self._log_reader = threading.Thread(target=self._read_log, daemon=True)
             self._log_reader.start()
             with suppress(BrokenPipeError):  # The process has exited: `wait_until_ready` raises the reason.
-                order = Order(self._path, str(folder), self._port)
+                order = _Order(self._path, str(folder), self._port)
                 _piped(self._process.stdin).write(msgspec.json.encode(order) + b"\n")
                 _piped(self._process.stdin).flush()
             self._undo = undone.pop_all()
@@ -78,11 +119,11 @@ class Server:
         line = _piped(self._process.stdout).readline()
         if not line:
             self._fail("did not start")
-        started = msgspec.json.decode(line, type=Started)
+        started = msgspec.json.decode(line, type=_Started)
         if started.error:
             raise CommandError(f"{started.error}; choose another with --port")
         self.port = started.port
-        return f"http://{LOOPBACK}:{started.port}"
+        return f"http://{_LOOPBACK}:{started.port}"
 
     def wait(self) -> NoReturn:
         """Wait until an interrupt.
@@ -118,3 +159,64 @@ def has_display() -> bool:
 def _piped(pipe: IO[bytes] | None) -> IO[bytes]:
     assert pipe is not None, "the process was started with pipes"
     return pipe
+
+
+# --- In the process -----------------------------------------------------------------------------------
+
+
+def main() -> None:
+    """Serve until standard input is closed, in the process."""
+    from ml_diagnostics_common.sidecar_parent import take_stdout
+
+    order = msgspec.json.decode(sys.stdin.buffer.readline(), type=_Order)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # The command handles Ctrl-C, and ends this process.
+    messages = take_stdout()
+    folder = Path(order.folder)
+    server = None
+    try:
+        server = _bound(_application(order.path, folder), order.port)
+        started = _Started(server.bind_addr[1])
+    except OSError as error:
+        started = _Started(error=f"cannot listen on {_LOOPBACK}, ports {order.port} and above: {error}")
+    with messages:
+        messages.write(msgspec.json.encode(started) + b"\n")
+    if server is not None:
+        threading.Thread(target=server.serve, daemon=True).start()
+        sys.stdin.buffer.read()
+    shutil.rmtree(folder, ignore_errors=True)
+    os._exit(0)  # Threads may run XProf's C++, which Python cannot interrupt.
+
+
+def _application(path: str, folder: Path) -> Application:
+    from xprofiler.serve.application import Application
+    from xprofiler.serve.catalog import Catalog
+    from xprofiler.summary.reading import summarize
+
+    return Application(Catalog(path, folder, summarize), _xprof(folder))
+
+
+def _xprof(folder: Path) -> Wsgi:
+    """Return XProf's application for a folder, as `xprof.server` creates it, but without its gRPC server."""
+    from xprof.profile_plugin_loader import ProfilePluginLoader
+    from xprof.server import make_wsgi_app
+    from xprof.standalone.base_plugin import TBContext
+    from xprof.standalone.plugin_event_multiplexer import DataProvider
+
+    context = TBContext(str(folder), DataProvider(str(folder)), TBContext.Flags(False))
+    context.hide_capture_profile_button = True
+    application: Wsgi = make_wsgi_app(ProfilePluginLoader().load(context))
+    return application
+
+
+def _bound(application: Application, port: int) -> Any:
+    """Return a listening server on the first free port."""
+    from cheroot import wsgi
+
+    for candidate in [0] if port == 0 else range(port, min(port + _TRIED_PORTS, 65536)):
+        server = wsgi.Server((_LOOPBACK, candidate), application, numthreads=_THREADS, server_name="xprofiler")
+        try:
+            server.prepare()
+        except OSError:
+            continue  # In use; cheroot does not set errno.
+        return server
+    raise OSError(errno.EADDRINUSE, "all are in use")

@@ -6,7 +6,6 @@ The request is JSON on standard input, the answer JSON on standard output.
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -40,7 +39,7 @@ def summarized(session: str, files: Mapping[str, Path], console: Console) -> Sum
         MissingExtraError: XProf is not installed.
         CommandError: XProf cannot read the files, or failed.
     """
-    from ml_diagnostics_common.processes import module_folders, program_of, python_command
+    from ml_diagnostics_common.sidecar import python_argv
 
     from xprofiler.programs.processes import Programs
     from xprofiler.summary.converters import require_xprof
@@ -48,7 +47,7 @@ def summarized(session: str, files: Mapping[str, Path], console: Console) -> Sum
     require_xprof("a summary of a profile")
     request = msgspec.json.encode(_Request(session, {host: str(file) for host, file in files.items()}))
     with Programs(console) as programs:
-        done = programs.run([*python_command(), "-c", program_of(__name__), *module_folders()], stdin=request)
+        done = programs.run(python_argv(__name__), stdin=request)
     if done.exit_code != 0:
         raise CommandError(f"XProf failed on {session} ({done.exit_code}):\n{done.complaint}")
     for line in done.errors.decode("utf-8", "replace").splitlines():
@@ -61,14 +60,15 @@ def summarized(session: str, files: Mapping[str, Path], console: Console) -> Sum
 
 def main() -> None:
     """Answer a request."""
+    from ml_diagnostics_common.sidecar_parent import take_stdout
+
     from xprofiler.summary.reading import summarize
 
     request = msgspec.json.decode(sys.stdin.buffer.read(), type=_Request)
-    output = os.dup(1)
-    os.dup2(2, 1)  # XProf's prints must not mix with the answer.
+    messages = take_stdout()
     try:
         answer = _Answer(summarize(request.session, {host: Path(file) for host, file in request.files.items()}))
     except CommandError as error:
         answer = _Answer(error=str(error))
-    with os.fdopen(output, "wb") as file:
-        file.write(msgspec.json.encode(answer))
+    with messages:
+        messages.write(msgspec.json.encode(answer))
