@@ -47,7 +47,7 @@ HEAVY_FOR_A_TRAINER = [
     "asyncio",
     "http.client",
     "importlib.metadata",
-    "ml_goodput_measurement.calculator",
+    "ml_goodput_measurement._query.calculator",
     "ml_goodput_measurement._ledger.ledger",
     "msgspec",
     "multiprocessing",

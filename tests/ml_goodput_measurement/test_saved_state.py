@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from ml_goodput_measurement._job_reader import state_path
 from ml_goodput_measurement._ledger.recorders import Recorders
 from ml_goodput_measurement._ledger.writers import Writer
-from ml_goodput_measurement.saved_state import load_state, save_state
+from ml_goodput_measurement._query.job_reader import state_path
+from ml_goodput_measurement._query.saved_state import load_state, save_state
 
 from .accounts import moment_ns
 from .histories import BASE, JOB, History, Payload
@@ -36,7 +36,7 @@ def counting(descriptor, length, offset):
     read += len(data)
     return data
 os.pread = counting
-from ml_goodput_measurement.calculator import GoodputCalculator
+from ml_goodput_measurement._query.calculator import GoodputCalculator
 subject = GoodputCalculator("job", "goodput_job", _clock_ns=lambda: int(sys.argv[1]))
 report = subject.report()
 buckets = {bucket.value: length for bucket, length in report.buckets.items()}
@@ -69,7 +69,7 @@ def test_another_process_reads_only_what_is_new() -> None:
 
 
 def test_much_that_is_new_is_saved_without_being_asked(monkeypatch: pytest.MonkeyPatch) -> None:
-    from ml_goodput_measurement import _job_reader as module
+    from ml_goodput_measurement._query import job_reader as module
 
     monkeypatch.setattr(module, "_SAVE_AFTER_EVENTS", 30)
     record(LIFE.payloads[:29])

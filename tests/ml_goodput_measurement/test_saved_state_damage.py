@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from ml_goodput_measurement._query.saved_state import _MAGIC, _front, load_state, save_state
 from ml_goodput_measurement.partition import JobReport
-from ml_goodput_measurement.saved_state import _MAGIC, _front, load_state, save_state
 
 from .histories import JOB, History
 from .states import LIFE, NOW_NS, calculator, record, recorders_of, root, save
@@ -169,7 +169,7 @@ def test_a_folder_of_positions_that_cannot_be_created_is_one_warning(
 
 FULL_DISK = """
 import resource, sys
-from ml_goodput_measurement.calculator import GoodputCalculator
+from ml_goodput_measurement._query.calculator import GoodputCalculator
 subject = GoodputCalculator("job", "goodput_job", _clock_ns=lambda: int(sys.argv[1]))
 subject.report()
 resource.setrlimit(resource.RLIMIT_FSIZE, (200, 200))

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 from ml_diagnostics_common.journal import Journal
+from ml_goodput_measurement._query.saved_state import load_state, save_state
 from ml_goodput_measurement.partition import JobReport
-from ml_goodput_measurement.saved_state import load_state, save_state
 
 from .histories import JOB, History
 from .states import LIFE, LOG, NOW_NS, calculator, record, recorders_of, root, save, saved_file
@@ -32,7 +32,7 @@ import sys
 from pathlib import Path
 from ml_goodput_measurement._ledger.recorders import Recorders
 from ml_goodput_measurement._ledger.writers import Writer
-from ml_goodput_measurement.saved_state import save_state
+from ml_goodput_measurement._query.saved_state import save_state
 recorders = Recorders("job")
 recorders.add(Writer(0), [{"job_name": "job", "step_count": i, "step_start_time": 1.7e9 + i} for i in range(200_000)])
 path = Path(sys.argv[1])
@@ -132,7 +132,7 @@ def test_two_that_query_and_save_at_once_are_both_right(truth: JobReport) -> Non
 def test_two_processes_that_query_and_save_at_once_are_both_right(truth: JobReport) -> None:
     script = """
 import sys
-from ml_goodput_measurement.calculator import GoodputCalculator
+from ml_goodput_measurement._query.calculator import GoodputCalculator
 kept = set()
 for _ in range(20):
     subject = GoodputCalculator("job", "goodput_job", _clock_ns=lambda: int(sys.argv[1]))

@@ -22,11 +22,11 @@ from ml_diagnostics_common.exceptions import ConfigurationError
 from ml_diagnostics_common.storage import storage_for
 from ml_diagnostics_testing.cloud_storage import CloudStorageServer
 from ml_diagnostics_testing.faults import Delay, Hang, Reset, Status, Truncate
-from ml_goodput_measurement import state_store
 from ml_goodput_measurement._ledger.recorders import Recorders
 from ml_goodput_measurement._ledger.writers import Writer
-from ml_goodput_measurement.saved_state import _MAGIC, decode_state, encode_state, facts_told
-from ml_goodput_measurement.state_store import StateStore, checked_gcs_path
+from ml_goodput_measurement._query import state_store
+from ml_goodput_measurement._query.saved_state import _MAGIC, decode_state, encode_state, facts_told
+from ml_goodput_measurement._query.state_store import StateStore, checked_gcs_path
 
 from ..waiting import wait_until
 from .histories import JOB, History
@@ -263,7 +263,7 @@ SYNCER = """
 import sys
 from pathlib import Path
 from ml_goodput_measurement._ledger.recorders import Recorders
-from ml_goodput_measurement.state_store import StateStore
+from ml_goodput_measurement._query.state_store import StateStore
 from ml_goodput_measurement._ledger.writers import Writer
 folder, gcs_path, first = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
 store, recorders = StateStore(folder / "job.goodput", gcs_path), Recorders("job")
@@ -405,7 +405,7 @@ FULL_DISK = """
 import resource, sys
 from pathlib import Path
 from ml_goodput_measurement._ledger.recorders import Recorders
-from ml_goodput_measurement.state_store import StateStore
+from ml_goodput_measurement._query.state_store import StateStore
 from ml_goodput_measurement._ledger.writers import Writer
 recorders = Recorders("job")
 recorders.add(Writer(0), [{"job_name": "job", "step_count": i, "step_start_time": 1.7e9 + i} for i in range(1000)])
@@ -481,7 +481,7 @@ def test_a_folder_that_can_be_is_taken_as_text(gcs_path: Any, folder: str | None
 def test_nothing_of_google_is_imported_for_a_local_state() -> None:
     program = """
 from pathlib import Path
-from ml_goodput_measurement.state_store import StateStore
+from ml_goodput_measurement._query.state_store import StateStore
 StateStore(Path("nowhere"), "gs://bucket/x")
 StateStore(Path("nowhere")).load("job")
 """

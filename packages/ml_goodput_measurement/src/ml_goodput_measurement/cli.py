@@ -108,7 +108,7 @@ def _report(job: str, logger: str | None, exclusions: Sequence[Exclusion], *, wi
     from ml_diagnostics_common.environment import diagnostics_directory
     from ml_diagnostics_common.journal import jobs_by_log, newest_job
 
-    from ml_goodput_measurement.calculator import GoodputCalculator
+    from ml_goodput_measurement._query.calculator import GoodputCalculator
     from ml_goodput_measurement.exceptions import NoGoodputError
 
     logs = {log: jobs for log, jobs in jobs_by_log(diagnostics_directory()).items() if log not in _LOGS_OF_OTHERS}

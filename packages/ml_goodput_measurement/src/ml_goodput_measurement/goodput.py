@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 from ml_goodput_measurement._lazy_names import imported_on_use
 
 if TYPE_CHECKING:
+    from ml_goodput_measurement._query.calculator import GoodputCalculator
     from ml_goodput_measurement._record.checkpoint_logger import CheckpointLogger
     from ml_goodput_measurement._record.recorder import GoodputRecorder
-    from ml_goodput_measurement.calculator import GoodputCalculator
     from ml_goodput_measurement.checkpoint_badput_calculator import (
         CheckpointBadputCalculator,
         CheckpointLoggerOptions,
@@ -70,7 +70,7 @@ _MODULES = {
     "CheckpointLogger": "_record.checkpoint_logger",
     "CheckpointLoggerOptions": "_compat.checkpoint_badput_calculator",
     "GoodputCache": "_compat.goodput_cache",
-    "GoodputCalculator": "calculator",
+    "GoodputCalculator": "_query.calculator",
     "GoodputError": "exceptions",
     "GoodputInfo": "goodput_utils",
     "GoodputMonitor": "monitoring",

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 from ml_goodput_measurement._lazy_names import imported_on_use
 
 if TYPE_CHECKING:
+    from ml_goodput_measurement._query.calculator import ElasticGoodputCalculator
     from ml_goodput_measurement._record.recorder import ElasticGoodputRecorder, GoodputRecorder
-    from ml_goodput_measurement.elastic_calculator import ElasticGoodputCalculator
 
 __all__ = ["ElasticGoodputCalculator", "ElasticGoodputRecorder", "GoodputRecorder"]
 
 _MODULES = {
-    "ElasticGoodputCalculator": "elastic_calculator",
+    "ElasticGoodputCalculator": "_query.calculator",
     "ElasticGoodputRecorder": "_record.recorder",
     "GoodputRecorder": "_record.recorder",
 }

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
         get_gcp_project_id,
         get_node_zone,
     )
-    from ml_goodput_measurement._query.entry_time import get_timestamp_from_log_entry
+    from ml_goodput_measurement._query.payloads import get_timestamp_from_log_entry
     from ml_goodput_measurement._query.step_statistics import (
         compute_ideal_step_time,
         compute_percentile,
@@ -84,7 +84,7 @@ _MODULES = {
     "get_gcp_metadata": "_export.gcp_metadata",
     "get_gcp_project_id": "_export.gcp_metadata",
     "get_node_zone": "_export.gcp_metadata",
-    "get_timestamp_from_log_entry": "_query.entry_time",
+    "get_timestamp_from_log_entry": "_query.payloads",
 }
 
 __getattr__ = imported_on_use(__name__, _MODULES)

@@ -215,6 +215,7 @@ class JobGoodput(NamedTuple):
 
 # Because of this, numpy's numbers leave comparisons to the class. A named tuple cannot have it in its body.
 JobGoodput.__array_ufunc__ = None  # type: ignore[attr-defined]
+JobGoodput.__module__ = "ml_goodput_measurement.goodput"  # Pickles contain the public name.
 
 
 def _is_number(value: object) -> bool:

@@ -11,7 +11,7 @@ from ml_goodput_measurement._lazy_names import imported_on_use
 
 if TYPE_CHECKING:
     from ml_goodput_measurement._monitor.monitor import GoodputMonitor
-    from ml_goodput_measurement.calculator import GoodputCalculator
+    from ml_goodput_measurement._query.calculator import GoodputCalculator
     from ml_goodput_measurement.gcp_metrics import GCPMetrics, ValueType
     from ml_goodput_measurement.goodput_utils import (
         ACTIVITY_EXCLUSION_LIST,
@@ -43,7 +43,7 @@ __all__ = [
 
 _MODULES = {
     "GCPMetrics": "gcp_metrics",
-    "GoodputCalculator": "calculator",
+    "GoodputCalculator": "_query.calculator",
     "GoodputMonitor": "_monitor.monitor",
     "ValueType": "gcp_metrics",
 }

@@ -8,13 +8,13 @@ from ml_goodput_measurement._lazy_names import imported_on_use
 
 if TYPE_CHECKING:
     from ml_goodput_measurement._monitor.monitor import ElasticGoodputMonitor, GoodputMonitor
-    from ml_goodput_measurement.elastic_calculator import ElasticGoodputCalculator
+    from ml_goodput_measurement._query.calculator import ElasticGoodputCalculator
     from ml_goodput_measurement.goodput_utils import GCPOptions
 
 __all__ = ["ElasticGoodputCalculator", "ElasticGoodputMonitor", "GCPOptions", "GoodputMonitor"]
 
 _MODULES = {
-    "ElasticGoodputCalculator": "elastic_calculator",
+    "ElasticGoodputCalculator": "_query.calculator",
     "ElasticGoodputMonitor": "_monitor.monitor",
     "GCPOptions": "goodput_utils",
     "GoodputMonitor": "_monitor.monitor",

@@ -15,6 +15,7 @@ from ml_diagnostics_common.entry import LogEntry
 from ml_diagnostics_common.guard import guarded
 from ml_diagnostics_common.log_source import Cloud, LogSource
 
+from ml_goodput_measurement._query.payloads import OwnLogger
 from ml_goodput_measurement._record.arguments import RebuiltFromArguments, nanoseconds, retention_ns
 from ml_goodput_measurement._record.recorder import GoodputRecorder
 
@@ -39,7 +40,7 @@ _LAST = "\U0010ffff"
 """Sorts behind all ids of one moment."""
 
 
-class _CloudLogger(RebuiltFromArguments):
+class _CloudLogger(RebuiltFromArguments, OwnLogger):
     """Write and read the payloads of one job: in the journal, and in Cloud Logging if there is one."""
 
     def __init__(

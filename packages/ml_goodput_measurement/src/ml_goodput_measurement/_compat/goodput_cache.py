@@ -28,9 +28,9 @@ from ml_diagnostics_common.payload import encode_payload, printable
 from ml_diagnostics_common.regular_file import open_regular
 from ml_diagnostics_common.storage import storage_for
 
+from ml_goodput_measurement._query.state_store import DEFAULT_CACHE_DIR, checked_gcs_path, state_folder
 from ml_goodput_measurement._record.arguments import RebuiltFromArguments, checked_name, in_utc, shown
 from ml_goodput_measurement.metric_details import GoodputInfo, StepInfo
-from ml_goodput_measurement.state_store import DEFAULT_CACHE_DIR, checked_gcs_path, state_folder
 
 __all__ = ["GoodputCache"]
 

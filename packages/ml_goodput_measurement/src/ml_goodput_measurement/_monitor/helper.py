@@ -24,7 +24,7 @@ from ml_goodput_measurement._monitor.sinks import Exporter, Sink
 from ml_goodput_measurement._monitor.worker import Worker
 
 if TYPE_CHECKING:
-    from ml_goodput_measurement.calculator import GoodputCalculator
+    from ml_goodput_measurement._query.calculator import GoodputCalculator
 
 __all__ = ["calculator_of", "main", "sinks_of"]
 
@@ -80,11 +80,11 @@ def _serve(trainer: Parent) -> NoReturn:
 
 def calculator_of(settings: MonitorSettings) -> GoodputCalculator:
     """Return the calculator that takes the snapshots."""
-    from ml_goodput_measurement.calculator import GoodputCalculator
+    from ml_goodput_measurement._query.calculator import GoodputCalculator
 
     calculator: type[GoodputCalculator] = GoodputCalculator
     if settings.is_elastic:
-        from ml_goodput_measurement.elastic_calculator import ElasticGoodputCalculator
+        from ml_goodput_measurement._query.calculator import ElasticGoodputCalculator
 
         calculator = ElasticGoodputCalculator
     return calculator(

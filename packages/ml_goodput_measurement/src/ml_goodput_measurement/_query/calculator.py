@@ -1,4 +1,4 @@
-"""GoodputCalculator: asks a job's ledger where its time went."""
+"""GoodputCalculator and ElasticGoodputCalculator: queries of a job's ledger."""
 
 from __future__ import annotations
 
@@ -8,15 +8,17 @@ import itertools
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any
+from typing import Any, cast
 
 from ml_diagnostics_common.exceptions import ConfigurationError
 from ml_diagnostics_common.guard import job_logger
 from ml_diagnostics_common.texts import format_count, format_duration
 
-from ml_goodput_measurement._job_reader import DEFAULT_CACHE_DIR, JobReader
 from ml_goodput_measurement._ledger import PROCESS_GONE, Ledger, Summary, Window
-from ml_goodput_measurement._payloads import UserLogger
+from ml_goodput_measurement._query.exclusion import ExclusionInterval, GoodputExclusion, excluded_intervals
+from ml_goodput_measurement._query.job_reader import DEFAULT_CACHE_DIR, JobReader
+from ml_goodput_measurement._query.payloads import UserLogger
+from ml_goodput_measurement._query.results import StepDeviations, badput, counted_ns, goodput_percent
 from ml_goodput_measurement._query.step_statistics import compute_step_deviation_from_baseline
 from ml_goodput_measurement._record.arguments import (
     LONGEST_SECONDS,
@@ -26,12 +28,11 @@ from ml_goodput_measurement._record.arguments import (
     seconds_of,
     shown,
 )
-from ml_goodput_measurement.deviation import StepDeviations
 from ml_goodput_measurement.exceptions import NoGoodputError
-from ml_goodput_measurement.figures import badput, counted_ns, goodput_percent
-from ml_goodput_measurement.goodput_exclusion import ExclusionInterval, GoodputExclusion, excluded_intervals
 from ml_goodput_measurement.metric_details import (
     BadputType,
+    ElasticIntervalWorkloadMetricDetails,
+    ElasticWorkloadMetricDetails,
     GoodputType,
     IntervalWorkloadMetricDetails,
     JobGoodput,
@@ -48,7 +49,7 @@ from ml_goodput_measurement.snapshot import (
     Snapshot,
 )
 
-__all__ = ["GoodputCalculator"]
+__all__ = ["ElasticGoodputCalculator", "GoodputCalculator"]
 
 _log = job_logger("ml_diagnostics.goodput")
 
@@ -507,3 +508,44 @@ def _continuation_notes(attempts: Sequence[AttemptSummary]) -> list[str]:
         f"attempt {after.number} continued this job {pause} after attempt {before.number} had recorded its end{more}; "
         "the time between them counts as lost. If it was another job, give that one another name"
     ]
+
+
+class ElasticGoodputCalculator(GoodputCalculator):
+    """Compute the goodput of an elastic job.
+
+    Waiting for slices and initializing again are three kinds of badput, which are always included. The details also
+    have the slice efficiencies: means over time, from the first report of slices on, of the slices that trained
+    (`stepping_slice_efficiency`) and that were available (`available_slice_efficiency`), as shares of all; 0.0 without
+    reports.
+    """
+
+    _is_elastic = True
+
+    def get_job_goodput_details(self) -> ElasticWorkloadMetricDetails:
+        """Return what `GoodputCalculator.get_job_goodput_details` does, and the slice efficiencies."""
+        with self._lock:
+            details = super().get_job_goodput_details()
+            return cast(ElasticWorkloadMetricDetails, {**details, **_efficiencies(self._summary)})
+
+    def get_interval_metric_details(
+        self, interval_start: Moment, interval_end: Moment
+    ) -> ElasticIntervalWorkloadMetricDetails:
+        """Return what `GoodputCalculator.get_interval_metric_details` does, and the slice efficiencies."""
+        return cast(
+            ElasticIntervalWorkloadMetricDetails, super().get_interval_metric_details(interval_start, interval_end)
+        )
+
+    def _interval_details(self, window: Window | None) -> ElasticIntervalWorkloadMetricDetails:
+        return cast(
+            ElasticIntervalWorkloadMetricDetails, {**super()._interval_details(window), **_efficiencies(window)}
+        )
+
+
+def _efficiencies(part: Summary | Window | None) -> dict[str, float]:
+    stepping, available = (part.slice_shares if part is not None else None) or (0.0, 0.0)
+    return {"stepping_slice_efficiency": stepping, "available_slice_efficiency": available}
+
+
+# Pickles contain the public names.
+GoodputCalculator.__module__ = "ml_goodput_measurement.goodput"
+ElasticGoodputCalculator.__module__ = "ml_goodput_measurement.goodput_elastic"

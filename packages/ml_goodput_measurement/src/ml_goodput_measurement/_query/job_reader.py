@@ -7,11 +7,10 @@ import enum
 import hashlib
 import itertools
 import os
-import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeGuard
+from typing import TYPE_CHECKING
 
 from ml_diagnostics_common.environment import diagnostics_directory, identity
 from ml_diagnostics_common.exceptions import ConfigurationError
@@ -23,13 +22,13 @@ from ml_diagnostics_common.processes import process_started_ns, start_mark
 from ml_goodput_measurement._ledger import Ledger
 from ml_goodput_measurement._ledger.recorders import Recorders
 from ml_goodput_measurement._ledger.writers import Writer
-from ml_goodput_measurement._payloads import Payloads, UserLogger, UserLoggerReader, by_writer
+from ml_goodput_measurement._query.payloads import OwnLogger, Payloads, UserLogger, UserLoggerReader, by_writer
+from ml_goodput_measurement._query.state_store import DEFAULT_CACHE_DIR, StateStore, checked_gcs_path, state_folder
 from ml_goodput_measurement._record.arguments import checked_name, retention_ns
 from ml_goodput_measurement.exceptions import NoGoodputError
-from ml_goodput_measurement.state_store import DEFAULT_CACHE_DIR, StateStore, checked_gcs_path, state_folder
 
 if TYPE_CHECKING:
-    from ml_goodput_measurement._compat.cloud_logger import _CloudLogger
+    pass
 
 __all__ = ["DEFAULT_CACHE_DIR", "JobReader", "state_path"]
 
@@ -70,9 +69,10 @@ class JobReader:
                 "pass an object that has it, or nothing to read the journal and Cloud Logging"
             )
         self._retention_ns = retention_ns(retention)
-        if _is_ours(cloud_logger) and cloud_logger.log_name == self.logger_name:
+        given: object = cloud_logger
+        if isinstance(given, OwnLogger) and given.log_name == self.logger_name:
             # It reads the same log; without it, late entries are found as well.
-            self._retention_ns = self._retention_ns or cloud_logger.retention_ns
+            self._retention_ns = self._retention_ns or given.retention_ns
             cloud_logger = None
         self._cloud_logger, self._cache_dir = cloud_logger, cache_dir
         self._gcs_path = checked_gcs_path(gcs_path)
@@ -199,12 +199,6 @@ class JobReader:
         if state is not None:
             self._recorders = state.recorders
             self._log.resume(state.position)
-
-
-def _is_ours(cloud_logger: object) -> TypeGuard[_CloudLogger]:
-    """Return True for an object of this library; does not load its class to find out."""
-    module = sys.modules.get("ml_goodput_measurement._compat.cloud_logger")
-    return module is not None and isinstance(cloud_logger, module._CloudLogger)
 
 
 def state_path(

@@ -26,7 +26,7 @@ from ml_diagnostics_common.storage import Storage, storage_for
 from ml_diagnostics_common.worker import NoAnswerError, call
 
 from ml_goodput_measurement._ledger.recorders import Recorders
-from ml_goodput_measurement.saved_state import (
+from ml_goodput_measurement._query.saved_state import (
     FRONT_BYTES,
     SavedState,
     UnusableStateError,

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import datetime
 import operator
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from typing import Any, Protocol
 
 from ml_diagnostics_common.entry import EntryContext, LogEntry
 
 from ml_goodput_measurement._ledger.events import LOGGED_AFTER, LOGGED_AT
 from ml_goodput_measurement._ledger.writers import Writer
-from ml_goodput_measurement._query.entry_time import get_timestamp_from_log_entry
+from ml_goodput_measurement._record.arguments import in_utc
 
-__all__ = ["Payloads", "UserLogger", "UserLoggerReader", "by_writer"]
+__all__ = ["OwnLogger", "Payloads", "UserLogger", "UserLoggerReader", "by_writer", "get_timestamp_from_log_entry"]
 
 Payloads = list[dict[str, Any]]
 
@@ -28,6 +29,13 @@ class UserLogger(Protocol):
     ) -> tuple[Payloads, tuple[Any, Any]]:
         """Return payloads, and (timestamp, id) of the last one, which is passed to the next call."""
         ...
+
+
+class OwnLogger:
+    """Base of this library's own `cloud_logger`: a calculator reads that log itself, and finds late entries, too."""
+
+    log_name: str
+    retention_ns: int | None
 
 
 class UserLoggerReader:
@@ -123,3 +131,52 @@ def _writer(context: EntryContext) -> Writer:
         host=labels.get("host", ""),
         pid=labels.get("pid", ""),
     )
+
+
+# Whole keys, not the word "time": Orbax's time_between_consecutive_saves_sec is a duration.
+# Of the keys of one Orbax entry the first that stands here counts: when the whole operation started.
+_TIME_KEYS = (
+    "step_start_time",
+    "step_ended",
+    "data_loading_start_time",
+    "data_loading_end_time",
+    "job_start_time",
+    "job_end_time",
+    "tpu_init_start_time",
+    "tpu_init_end_time",
+    "training_prep_start_time",
+    "training_prep_end_time",
+    "custom_badput_event_start_time",
+    "custom_badput_event_end_time",
+    "checkpoint_progress_started",
+    "elastic_slice_counts_timestamp",
+    "elastic_wait_start_time",
+    "elastic_wait_end_time",
+    "elastic_reinit_start_time",
+    "elastic_reinit_end_time",
+    "checkpoint_manager_blocking_start_time",
+    "checkpoint_manager_start_time",
+    "wait_for_prev_start_time",
+    "checkpointer_blocking_start_time",
+    "checkpointer_start_time",
+    "broadcast_start_time",
+    "get_old_steps_start_time",
+)
+
+
+def get_timestamp_from_log_entry(entry: Mapping[str, Any] | None) -> datetime.datetime | None:
+    """Return the time of the event in a log entry's payload.
+
+    Args:
+        entry: A payload as recorders and Orbax write it.
+
+    Returns:
+        The time in UTC; None for an unknown event, and for a missing or invalid time.
+    """
+    if not isinstance(entry, Mapping):
+        return None
+    for key in _TIME_KEYS:
+        if key in entry:
+            with suppress(TypeError, ValueError, OverflowError, OSError):  # None, text, NaN, a year of no calendar.
+                return in_utc(entry[key])
+    return None
