@@ -26,7 +26,7 @@ def test_a_run_whose_process_was_heard_of_lately_is_active() -> None:
 def test_a_run_of_which_nothing_was_heard_for_three_minutes_is_stale() -> None:
     shown = view(resource(), process("ACTIVE", 0), process("ACTIVE", 60), now=61 + SILENT_SECONDS)
     assert shown.state is State.STALE
-    assert shown.reason == "nothing was heard of it for 3 min"
+    assert shown.reason == "no event of it for 3 min"
     assert shown.ended_ns is None
 
 
@@ -111,8 +111,8 @@ def test_a_run_goes_on_while_one_process_does_and_who_is_silent_is_named() -> No
     shown = view(resource(), *told, now=410)
     assert shown.state is State.ACTIVE
     assert shown.notes == [
-        "host-1 (process 1) was last heard of 7 min ago; others go on.",
-        "1 of 3 processes have told nothing of themselves.",
+        "host-1 (process 1): last event 7 min ago; other processes still run.",
+        "1 of 3 processes have recorded nothing.",
     ]
 
 

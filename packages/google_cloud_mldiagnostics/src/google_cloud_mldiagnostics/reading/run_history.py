@@ -1,4 +1,4 @@
-"""What the entries of a run tell of its processes and its profiles, in any order, each entry once. Pure."""
+"""The history of a run's processes and profiles, from its entries in any order, each entry once. Pure."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ __all__ = [
 
 
 class ProcessKey(NamedTuple):
-    """Which process, in which attempt of the run: a process may make several."""
+    """A process in an attempt of the run: a process may take part in several."""
 
     host: str
     pid: int
@@ -31,54 +31,54 @@ class ProcessKey(NamedTuple):
 
 
 class ProcessRecord:
-    """What one process told of itself in one attempt.
+    """The state of one process in one attempt.
 
     Attributes:
-        first_ns: When it was first heard of, in ns since 1970.
-        last_ns: When it was last heard of.
-        told: What it said, the last word counting: see `entries.process_entry`.
+        first_ns: The time of its first entry, in ns since 1970.
+        last_ns: The time of its last entry.
+        fields: The newest value of each field: see `entries.process_entry`.
     """
 
     def __init__(self, entry: LogEntry) -> None:
         self.first_ns = self.last_ns = entry.timestamp_ns
-        self.told: dict[str, Any] = dict(entry.payload)
+        self.fields: dict[str, Any] = dict(entry.payload)
 
     def add(self, entry: LogEntry) -> None:
-        """Takes note of one more of its entries. An address of the first still holds, a reason is of the last alone."""
+        """Add one of its entries. An address of the first one stays valid, a reason is that of the last one alone."""
         is_later = entry.timestamp_ns >= self.last_ns
         self.first_ns, self.last_ns = min(self.first_ns, entry.timestamp_ns), max(self.last_ns, entry.timestamp_ns)
-        first, last = (self.told, entry.payload) if is_later else (entry.payload, self.told)
-        self.told = {**first, "reason": "", **last}
+        first, last = (self.fields, entry.payload) if is_later else (entry.payload, self.fields)
+        self.fields = {**first, "reason": "", **last}
 
 
 class SessionRecord:
-    """What processes told of one profile.
+    """The state of one profile.
 
     Attributes:
-        first_ns: When it was first heard of, in ns since 1970.
-        hosts: The last word of each process, by host and index: see `entries.session_entry`.
-        tellers: Which process said it, by host and pid.
+        first_ns: The time of its first entry, in ns since 1970.
+        hosts: The last entry of each process, by host and index: see `entries.session_entry`.
+        writers: The process that wrote it, as host and pid.
     """
 
     def __init__(self, first_ns: int) -> None:
         self.first_ns = first_ns
         self.hosts: dict[tuple[str, int | None], Mapping[str, Any]] = {}
-        self.tellers: dict[tuple[str, int | None], tuple[str, int]] = {}
-        self._said_ns: dict[tuple[str, int | None], int] = {}
+        self.writers: dict[tuple[str, int | None], tuple[str, int]] = {}
+        self._written_ns: dict[tuple[str, int | None], int] = {}
 
     def add(self, entry: LogEntry) -> None:
-        """Takes note of one more entry on it."""
+        """Add one entry on it."""
         self.first_ns = min(self.first_ns, entry.timestamp_ns)
-        who = (str(entry.payload.get("hostname", "")), natural_number(entry.payload.get("process_index")))
-        if self._said_ns.get(who, 0) <= entry.timestamp_ns:
-            self._said_ns[who] = entry.timestamp_ns
-            self.hosts[who] = entry.payload
+        process = (str(entry.payload.get("hostname", "")), natural_number(entry.payload.get("process_index")))
+        if self._written_ns.get(process, 0) <= entry.timestamp_ns:
+            self._written_ns[process] = entry.timestamp_ns
+            self.hosts[process] = entry.payload
             labels = entry.context.labels
-            self.tellers[who] = labels.get("host", ""), natural_number(labels.get("pid")) or 0
+            self.writers[process] = labels.get("host", ""), natural_number(labels.get("pid")) or 0
 
 
 class RunHistory:
-    """Takes entries, and keeps what they tell of processes and profiles.
+    """Takes entries, and keeps the state of processes and profiles.
 
     Attributes:
         processes: By process and attempt.
@@ -90,19 +90,19 @@ class RunHistory:
         self.processes: dict[ProcessKey, ProcessRecord] = {}
         self.sessions: dict[str, SessionRecord] = {}
         self._signs_ns: dict[tuple[str, int], int] = {}
-        self._steps: dict[tuple[str, int], tuple[int, int]] = {}  # By host and pid: when, and which step.
+        self._steps: dict[tuple[str, int], tuple[int, int]] = {}  # By host and pid: time and number.
         self._endings = ProcessEndings()
 
     def add(self, entries: Iterable[LogEntry]) -> None:
-        """Take note of entries of the run, and of the companions of its processes."""
+        """Add entries of the run, and of the companions of its processes."""
         context: EntryContext | None = None
-        who, sign_ns, step = ("", 0), 0, (0, 0)  # Of the writer: looked up once for many entries.
+        writer, sign_ns, step = ("", 0), 0, (0, 0)  # Looked up once for many entries of a writer.
         for entry in entries:
             if entry.context is not context:
-                self._remember(who, sign_ns, step)
+                self._remember(writer, sign_ns, step)
                 context = entry.context
-                who = (context.labels.get("host", ""), natural_number(context.labels.get("pid")) or 0)
-                sign_ns, step = self._signs_ns.get(who, 0), self._steps.get(who, (0, 0))
+                writer = (context.labels.get("host", ""), natural_number(context.labels.get("pid")) or 0)
+                sign_ns, step = self._signs_ns.get(writer, 0), self._steps.get(writer, (0, 0))
             if context.log_id == COMPANION_LOG_ID:
                 self._endings.add((entry,))
                 continue
@@ -121,13 +121,13 @@ class RunHistory:
                     number = natural_number(number)
                 if number is not None:
                     step = timestamp_ns, number
-        self._remember(who, sign_ns, step)
+        self._remember(writer, sign_ns, step)
 
-    def _remember(self, who: tuple[str, int], sign_ns: int, step: tuple[int, int]) -> None:
+    def _remember(self, writer: tuple[str, int], sign_ns: int, step: tuple[int, int]) -> None:
         if sign_ns > 0:
-            self._signs_ns[who] = sign_ns
+            self._signs_ns[writer] = sign_ns
         if step[0] > 0:
-            self._steps[who] = step
+            self._steps[writer] = step
 
     def last_step(self, key: ProcessKey) -> int | None:
         """Return the step that a process recorded a metric of last; None if it recorded none."""
@@ -147,10 +147,10 @@ class RunHistory:
             self.processes[key] = ProcessRecord(entry)
 
     def last_sign_ns(self, key: ProcessKey) -> int:
-        """When a process was last heard of, by an entry of any kind; 0 if never."""
+        """Return the time of the last entry of a process, of any kind; 0 if there is none."""
         record = self.processes.get(key)
         own_ns = record.last_ns if record is not None else 0
-        # Its other entries do not say of which attempt they are: they are of its last.
+        # Its other entries do not contain the attempt: they are of its last one.
         is_last = not any(other[:2] == key[:2] and other.attempt > key.attempt for other in self.processes)
         return max(own_ns, self._signs_ns.get(key[:2], 0)) if is_last else own_ns
 
@@ -160,13 +160,13 @@ class RunHistory:
 
 
 def natural_number(value: object) -> int | None:
-    """A whole number as JSON, Cloud Logging (which has floats only) or a label has it; None for anything else."""
+    """Return a whole number from JSON, Cloud Logging (which has only floats) or a label; None for anything else."""
     found = number(value)
     return int(found) if found is not None and 0 <= found < 2**62 and found == int(found) else None
 
 
 def number(value: object) -> float | None:
-    """A finite number, or the text of one; None for anything else."""
+    """Return a finite number, also from its text; None for anything else."""
     if isinstance(value, bool) or not isinstance(value, (int, float, str)):
         return None
     try:
@@ -177,7 +177,7 @@ def number(value: object) -> float | None:
 
 
 def time_ns(text: object) -> int | None:
-    """A time of the API; None where there is none: it has year 1 for what has not been."""
+    """Return a time of the API; None if there is none: the API writes year 1 for an event that has not occurred."""
     try:
         moment_ns = parse_timestamp(str(text)) if text else 0
     except ValueError:
@@ -186,5 +186,5 @@ def time_ns(text: object) -> int | None:
 
 
 def earliest(times_ns: Iterable[int | None]) -> int | None:
-    """The earliest of those that are known."""
+    """Return the earliest of the known times."""
     return min((moment_ns for moment_ns in times_ns if moment_ns is not None), default=None)

@@ -85,7 +85,7 @@ class RunEntries:
             yield from self.endings(0)
 
     def endings(self, since_ns: int) -> Batches:
-        """Yield the entries by which companions recorded how processes ended, of all runs."""
+        """Yield the entries of companions on ends of processes, of all runs."""
         ended = Query('jsonPayload.kind="job_ended"')
         start_ns = max(0, since_ns - _CLOCK_DIFFERENCE_NS)
         return self._read(
@@ -186,7 +186,7 @@ class RunSource:
             if len(found) == 1:
                 return found[0]
         names = ", ".join(run_id_of(run) for run in found[:_NAMES_SHOWN])
-        raise RunNotFoundError(f"{len(found)} runs begin with {name!r}; give more of its id: {names}", code=404)
+        raise RunNotFoundError(f"{len(found)} runs start with {name!r}; give more of its id: {names}", code=404)
 
     def view(self, run: Resource, history: RunHistory) -> RunView:
         """Return a run as it is shown, after its entries were read; report what could not be read."""
@@ -196,7 +196,7 @@ class RunSource:
             sessions = []
             self._report(f"only profiles that processes recorded are shown: {error}")
         is_open = not phase_of(run).has_ended or any(
-            record.told.get("reason") == UNSEEN_EXIT for record in history.processes.values()
+            record.fields.get("reason") == UNSEEN_EXIT for record in history.processes.values()
         )
         if is_open and history.processes:
             for batch in self.entries.endings(min(record.first_ns for record in history.processes.values())):

@@ -1,7 +1,8 @@
-"""What a run did and does: a control plane's resource and the entries of its processes in, what is shown out. Pure.
+"""A run as it is shown: from a control plane's resource and the entries of the run's processes. Pure.
 
-The resource alone does not tell how a run is: a process that is killed can change nothing in it. So the last word of
-each process counts too, and what the companion of `cloud_tpu_diagnostics` told of its end, and how long it is silent.
+The resource alone does not show the state of a run: a process that is killed can change nothing in it. So the last
+entry of each process counts, too, and the end that the companion of `cloud_tpu_diagnostics` recorded, and the time
+without events.
 """
 
 from __future__ import annotations
@@ -37,23 +38,23 @@ __all__ = [
 ]
 
 SILENT_SECONDS: Final = 180.0
-"""A process that is well sends a heartbeat each 60 s: three are missing."""
+"""A process sends a heartbeat every 60 s: three are missing."""
 _SECOND_NS: Final = 1_000_000_000
 
 
 class State(str, enum.Enum):
-    """How a run, an attempt or a process is."""
+    """The state of a run, an attempt or a process."""
 
     ACTIVE = "ACTIVE"
     COMPLETED = "COMPLETED"
     FAILED = "FAILED"
     STALE = "STALE"
-    """Nothing says that it has ended, and nothing was heard of it for three minutes."""
+    """No end is recorded, and there were no events for three minutes."""
     UNKNOWN = "UNKNOWN"
 
     @property
     def has_ended(self) -> bool:
-        """Whether it is known to have ended."""
+        """True if it is known to have ended."""
         return self in (State.COMPLETED, State.FAILED)
 
 
@@ -62,22 +63,22 @@ class ProcessView:
     """One process of one attempt.
 
     Attributes:
-        attempt: Of the run, from 1.
+        attempt: The attempt of the run, from 1.
         host: Its host's name.
-        process_index: Among all of the run.
-        process_count: How many the run has, as it says.
-        pid: On its host.
-        state: How it is.
-        reason: Why it has ended.
-        started_ns: When it was first heard of, in ns since 1970.
-        last_sign_ns: When it was last heard of.
-        address: Where other hosts reach it; empty where it does not say.
-        profiler_port: Of its profiler's server; None where there is none.
-        capture_folder: Where it looks for profiles that others take of it, a folder each.
-        capture_name: What its file in there is called.
-        step: The last one that it recorded a metric of; None where that is not known.
-        traceback: The exception that ended it, and those that it is linked to.
-        is_gone: True if it does not run any more and recorded nothing of its end.
+        process_index: Its index in the run.
+        process_count: The number of processes of the run, by its entries.
+        pid: Its process id.
+        state: Its state.
+        reason: Why it ended.
+        started_ns: The time of its first event, in ns since 1970.
+        last_sign_ns: The time of its last event.
+        address: Its address for other hosts; empty if it is not known.
+        profiler_port: The port of its profiler server; None if there is none.
+        capture_folder: The folder in which it searches for profiles of it that other programs took, a folder each.
+        capture_name: The name of its file in such a folder.
+        step: The last step with a metric; None if it is not known.
+        traceback: The exception that ended it, and linked ones.
+        is_gone: True if it does not run any more and recorded no end.
     """
 
     attempt: int
@@ -99,7 +100,7 @@ class ProcessView:
 
     @property
     def name(self) -> str:
-        """For people: host-3 (process 3)."""
+        """A name for people: host-3 (process 3)."""
         return self.host if self.process_index is None else f"{self.host} (process {self.process_index})"
 
 
@@ -109,10 +110,10 @@ class AttemptView:
 
     Attributes:
         number: From 1.
-        state: How it is.
-        reason: Why it has ended, with the process that says so.
-        started_ns: When it began, in ns since 1970; None where it is not known.
-        ended_ns: When it ended; None where it has not, or it is not known.
+        state: Its state.
+        reason: Why it ended, with the process that recorded this.
+        started_ns: When it started, in ns since 1970; None if it is not known.
+        ended_ns: When it ended; None if it has not, or it is not known.
         processes: Its processes by index.
     """
 
@@ -131,19 +132,19 @@ class RunView:
     Attributes:
         run_id: Its id.
         display_name: The name that the user gave.
-        group: What it belongs to.
-        state: How it is.
-        reason: Why it has ended, or why it is taken for stale.
-        started_ns: When its first attempt began, in ns since 1970.
-        ended_ns: When it ended; None while it goes on.
-        last_sign_ns: When any process was last heard of.
-        gcs_path: Where its profiles go, if it was said.
-        orchestrator: Who started it.
-        labels: The resource's.
+        group: The group of runs that it belongs to.
+        state: Its state.
+        reason: Why it ended, or why it is stale.
+        started_ns: When its first attempt started, in ns since 1970.
+        ended_ns: When it ended; None while it runs.
+        last_sign_ns: The time of the last event of any process.
+        gcs_path: The folder for its profiles, if one was given.
+        orchestrator: The system that started it.
+        labels: The labels of the resource.
         configs: By section (user, software, hardware), as text.
         attempts: In their order.
         sessions: Its profiles in the order of time.
-        notes: What a reader should know.
+        notes: What the user should know.
     """
 
     run_id: str
@@ -164,12 +165,12 @@ class RunView:
 
     @property
     def processes(self) -> list[ProcessView]:
-        """Those of the last attempt."""
+        """The processes of the last attempt."""
         return self.attempts[-1].processes if self.attempts else []
 
 
 def phase_of(resource: Mapping[str, Any], key: str = "runPhase") -> State:
-    """Returns the phase that a control plane has of a run; or, under another key, of something else."""
+    """Return the phase of a run in a control plane; or, with another key, of another resource."""
     try:
         return State(str(resource.get(key, "")))
     except ValueError:
@@ -184,22 +185,22 @@ def view_run(
     now_ns: int,
     is_gone: Callable[[Mapping[str, Any]], bool] = lambda process: False,
 ) -> RunView:
-    """Returns the run as it is shown.
+    """Return the run as it is shown.
 
     Args:
-        resource: The run as a control plane has it.
-        history: What its entries tell.
-        sessions: Its profiler sessions as a control plane has them.
+        resource: The run in a control plane.
+        history: Its entries.
+        sessions: Its profiler sessions in a control plane.
         now_ns: The time, in ns since 1970.
-        is_gone: Tells of a process in `attempts` of the resource whether it is known to run no more.
+        is_gone: Return True if a process in `attempts` of the resource is known to be gone.
     """
     attempts = _Judge(history, now_ns, is_gone).attempts(resource)
     last = attempts[-1] if attempts else None
     state, reason = phase_of(resource), _reason_of(resource)
     if last is not None and last.state is not State.UNKNOWN:
         is_behind = last.number > (natural_number(_texts(resource.get("labels")).get("attempt")) or last.number)
-        goes_on = state in (State.ACTIVE, State.UNKNOWN)
-        if goes_on or is_behind or (state is State.COMPLETED and last.state is State.FAILED):
+        is_open = state in (State.ACTIVE, State.UNKNOWN)
+        if is_open or is_behind or (state is State.COMPLETED and last.state is State.FAILED):
             state, reason = last.state, last.reason
         elif state is last.state:
             reason = reason or last.reason
@@ -219,13 +220,13 @@ def view_run(
         labels=_texts(resource.get("labels")),
         configs=_configs(resource),
         attempts=attempts,
-        sessions=view_sessions(history, sessions, has_ended=lambda who: _has_ended(who, attempts, state)),
+        sessions=view_sessions(history, sessions, has_ended=lambda process: _has_ended(process, attempts, state)),
         notes=_notes(state, last, now_ns),
     )
 
 
 class _Judge:
-    """Tells how each process and attempt is."""
+    """Decides on the state of each process and attempt."""
 
     def __init__(self, history: RunHistory, now_ns: int, is_gone: Callable[[Mapping[str, Any]], bool]) -> None:
         self._history = history
@@ -233,7 +234,7 @@ class _Judge:
         self._is_gone = is_gone
 
     def attempts(self, resource: Resource) -> list[AttemptView]:
-        """Those that the resource counts, and those that only processes tell of."""
+        """Return the attempts in the resource, and those that only processes recorded."""
         kept: dict[int, Mapping[str, Any]] = {}
         kept_processes: dict[ProcessKey, Mapping[str, Any]] = {}
         for attempt in _mappings(resource.get("attempts")):
@@ -253,38 +254,38 @@ class _Judge:
 
     def _process(self, key: ProcessKey, kept: Mapping[str, Any]) -> ProcessView:
         record = self._history.processes.get(key)
-        told = {**kept, **(record.told if record is not None else {})}
+        fields = {**kept, **(record.fields if record is not None else {})}
         started_ns = earliest([time_ns(kept.get("startTime")), record.first_ns if record is not None else None]) or 0
-        state, reason = phase_of(told, "phase"), str(told.get("reason", ""))
+        state, reason = phase_of(fields, "phase"), str(fields.get("reason", ""))
         if not state.has_ended and phase_of(kept, "phase").has_ended:
             state, reason = phase_of(kept, "phase"), str(kept.get("reason", ""))
-        # Of one that ended without a word, the folder has when the next attempt found that out.
+        # For a process without a recorded end, the folder has the time at which the next attempt noticed that.
         ended_ns = None if kept.get("reason") == WITHOUT_A_WORD else time_ns(kept.get("endTime"))
         view = ProcessView(
             attempt=key.attempt,
             host=key.host,
-            process_index=natural_number(told.get("process_index")),
-            process_count=natural_number(told.get("process_count")) or 0,
+            process_index=natural_number(fields.get("process_index")),
+            process_count=natural_number(fields.get("process_count")) or 0,
             pid=key.pid,
             state=state,
             reason=reason,
             started_ns=started_ns,
             last_sign_ns=max(started_ns, self._history.last_sign_ns(key), ended_ns or 0),
-            address=str(told.get("address", "")),
-            profiler_port=natural_number(told.get("profiler_port")),
-            capture_folder=str(told.get("capture_folder", "")),
-            capture_name=str(told.get("capture_name", "")),
+            address=str(fields.get("address", "")),
+            profiler_port=natural_number(fields.get("profiler_port")),
+            capture_folder=str(fields.get("capture_folder", "")),
+            capture_name=str(fields.get("capture_name", "")),
             step=self._history.last_step(key),
-            traceback=_traceback(told.get("traceback")),
+            traceback=_traceback(fields.get("traceback")),
         )
         if not state.has_ended:
             self._judge(key, view, kept)
         elif reason == UNSEEN_EXIT:
-            self._believe_companion(key, view)
+            self._use_companion(key, view)
         return view
 
-    def _believe_companion(self, key: ProcessKey, view: ProcessView) -> bool:
-        """Has its companion tell how a process has ended; False if that says nothing."""
+    def _use_companion(self, key: ProcessKey, view: ProcessView) -> bool:
+        """Use the end that its companion recorded; return False if there is none."""
         ending = self._history.ending(key, view.started_ns)
         if ending is None:
             return False
@@ -295,8 +296,8 @@ class _Judge:
         return True
 
     def _judge(self, key: ProcessKey, view: ProcessView, kept: Mapping[str, Any]) -> None:
-        """Tells of a process that did not say that it ended whether it goes on."""
-        if self._believe_companion(key, view):
+        """Decide whether a process without a recorded end still runs."""
+        if self._use_companion(key, view):
             return
         if kept and self._is_gone(kept):
             gone = f"no events since {_clock(view.last_sign_ns)} (process gone)"
@@ -304,7 +305,7 @@ class _Judge:
             view.reason = f"{view.reason}; {gone}" if view.reason else gone
         elif key in self._history.processes and self._now_ns - view.last_sign_ns > SILENT_SECONDS * _SECOND_NS:
             view.state = State.STALE
-            view.reason = f"nothing was heard of it for {_ago(self._now_ns - view.last_sign_ns)}"
+            view.reason = f"no event of it for {_ago(self._now_ns - view.last_sign_ns)}"
 
 
 def _attempt(
@@ -328,7 +329,7 @@ def _attempt(
 
 
 def _state_of(processes: Sequence[ProcessView]) -> tuple[State, str]:
-    """How an attempt is by its processes: failed if one failed, done if process 0 is, active while one is."""
+    """Return the state of an attempt: failed if a process failed, done if process 0 is, active while one is."""
     failed = [process for process in processes if process.state is State.FAILED]
     if failed:
         first = min(failed, key=lambda process: process.last_sign_ns)  # Others fail because of it.
@@ -343,29 +344,29 @@ def _state_of(processes: Sequence[ProcessView]) -> tuple[State, str]:
     return silent.state, silent.reason if len(processes) == 1 else silent.reason.replace("of it", "of any process")
 
 
-def _has_ended(who: tuple[str, int] | None, attempts: Sequence[AttemptView], state: State) -> bool:
-    """Whether a process, by host and pid, is over; of one that nobody knows, whether its run is."""
+def _has_ended(key: tuple[str, int] | None, attempts: Sequence[AttemptView], state: State) -> bool:
+    """Return True if a process, by host and pid, has ended; of an unknown one, if its run has."""
     states = [
-        process.state for attempt in attempts for process in attempt.processes if (process.host, process.pid) == who
+        process.state for attempt in attempts for process in attempt.processes if (process.host, process.pid) == key
     ]
     return all(each.has_ended for each in states or [state])
 
 
 def _notes(state: State, last: AttemptView | None, now_ns: int) -> list[str]:
-    """Says what the state alone does not."""
+    """Return what the state alone does not show."""
     processes = last.processes if last is not None else []
     notes = []
     if state is State.ACTIVE and not processes:
-        notes.append("No process has told of itself, so that it is not known whether the run still goes on.")
+        notes.append("No process has recorded an event: it is not known whether the run is still running.")
     if state is State.ACTIVE:
         notes += [
-            f"{process.name} was last heard of {_ago(now_ns - process.last_sign_ns)} ago; others go on."
+            f"{process.name}: last event {_ago(now_ns - process.last_sign_ns)} ago; other processes still run."
             for process in processes
             if process.state is State.STALE
         ]
     expected = max((process.process_count for process in processes), default=0)
     if len(processes) < expected:
-        notes.append(f"{expected - len(processes)} of {expected} processes have told nothing of themselves.")
+        notes.append(f"{expected - len(processes)} of {expected} processes have recorded nothing.")
     return notes
 
 
@@ -397,7 +398,7 @@ def _mappings(items: object) -> list[Mapping[str, Any]]:
 
 
 def _clock(moment_ns: int) -> str:
-    """Return a moment to the second, as goodput's report has it: 2026-11-21 05:36:43Z."""
+    """Return a time to the second, as in goodput's report: 2026-11-21 05:36:43Z."""
     return f"{format_timestamp(moment_ns)[:19].replace('T', ' ')}Z"
 
 

@@ -1,4 +1,4 @@
-"""The profiles of a run as they are shown: what its processes tell of them, and what a control plane has. Pure."""
+"""The profiles of a run as they are shown: from the entries of its processes and from a control plane. Pure."""
 
 from __future__ import annotations
 
@@ -19,19 +19,21 @@ from google_cloud_mldiagnostics.reading.run_history import (
 __all__ = ["HostProfile", "SessionView", "view_sessions"]
 
 _ACTIVE, _FAILED, _SUCCEEDED = "ACTIVE", "FAILED", "SUCCEEDED"
-_ENDED_FIRST: Final = "its process ended before it was there; `mldiagnostics sync` sends what waits on its machine"
+_ENDED_FIRST: Final = (
+    "its process ended before the profile was uploaded; `mldiagnostics sync` on its machine uploads it"
+)
 
 
 class HostProfile(NamedTuple):
-    """What one process has of a profile; a profile may fail on one host and be there on the others.
+    """The part of a profile of one process; it may fail on one host and exist on the others.
 
     Attributes:
         host: Its host's name.
-        process_index: Among all of the run; None where it is not known.
+        process_index: Its index in the run; None if it is not known.
         phase: ACTIVE, SUCCEEDED or FAILED.
-        size_bytes: Of its xplane.
+        size_bytes: The size of its xplane.
         planes: The names of the xplane's planes.
-        problem: What failed.
+        problem: The failure.
     """
 
     host: str
@@ -48,11 +50,11 @@ class SessionView:
 
     Attributes:
         session_id: Its id.
-        kind: programmatic or on_demand; empty where it is not known.
-        folder: Where its files are.
-        started_ns: When it was first heard of, in ns since 1970.
-        duration_seconds: Of the longest of its hosts.
-        hosts: What each of them has.
+        kind: programmatic or on_demand; empty if it is not known.
+        folder: The folder of its files.
+        started_ns: The time of the first entry on it, in ns since 1970.
+        duration_seconds: The longest of its hosts.
+        hosts: The part of each host.
     """
 
     session_id: str
@@ -64,7 +66,7 @@ class SessionView:
 
     @property
     def phase(self) -> str:
-        """FAILED if a host failed, ACTIVE while one is at it, else SUCCEEDED."""
+        """FAILED if a host failed, ACTIVE while one records, else SUCCEEDED."""
         phases = {host.phase for host in self.hosts}
         return next((phase for phase in ("FAILED", "ACTIVE", "SUCCEEDED") if phase in phases), "UNKNOWN")
 
@@ -72,32 +74,34 @@ class SessionView:
 def view_sessions(
     history: RunHistory, resources: Iterable[Resource], *, has_ended: Callable[[tuple[str, int] | None], bool]
 ) -> list[SessionView]:
-    """Returns what processes tell of their profiles, and the control plane of those of which none does.
+    """Return the profiles that processes recorded, and those that only the control plane has.
 
     Args:
-        history: What the run's entries tell.
-        resources: Its profiler sessions as a control plane has them.
-        has_ended: Whether a process, by host and pid, is over; given None, whether all are.
+        history: The run's entries.
+        resources: Its profiler sessions in a control plane.
+        has_ended: Return True if a process, by host and pid, has ended; for None, if all have.
     """
-    views = {session_id: _told(session_id, record, has_ended) for session_id, record in history.sessions.items()}
+    views = {session_id: _recorded(session_id, record, has_ended) for session_id, record in history.sessions.items()}
     for resource in resources:
         kept = _kept(resource, is_over=has_ended(None))
         view = views.setdefault(kept.session_id, kept)
         if view is not kept:
             view.kind = view.kind or kept.kind
-            if not view.folder or kept.folder.startswith("gs://"):  # It may have been brought there since.
+            if not view.folder or kept.folder.startswith("gs://"):  # It may have been uploaded since.
                 view.folder = kept.folder or view.folder
             view.started_ns = earliest([view.started_ns, kept.started_ns])
             view.duration_seconds = view.duration_seconds or kept.duration_seconds
-            brought = {host.host for host in kept.hosts if host.phase == _SUCCEEDED}  # By `mldiagnostics sync`.
-            view.hosts = [_came(host) if host.host in brought else host for host in view.hosts]
+            uploaded = {host.host for host in kept.hosts if host.phase == _SUCCEEDED}  # By `mldiagnostics sync`.
+            view.hosts = [_uploaded(host) if host.host in uploaded else host for host in view.hosts]
             known = {host.host for host in view.hosts}
             view.hosts += [host for host in kept.hosts if host.host not in known]
     return sorted(views.values(), key=lambda session: (session.started_ns or 0, session.session_id))
 
 
-def _told(session_id: str, record: SessionRecord, has_ended: Callable[[tuple[str, int] | None], bool]) -> SessionView:
-    """A profile as processes tell of it."""
+def _recorded(
+    session_id: str, record: SessionRecord, has_ended: Callable[[tuple[str, int] | None], bool]
+) -> SessionView:
+    """Return a profile by the entries of its processes."""
     view = SessionView(session_id, started_ns=record.first_ns)
     for (host, index), payload in record.hosts.items():
         view.kind = str(payload.get("kind", "")) or view.kind
@@ -107,7 +111,7 @@ def _told(session_id: str, record: SessionRecord, has_ended: Callable[[tuple[str
             view.duration_seconds = max(seconds, view.duration_seconds or 0.0)
         phase, problem = str(payload.get("phase", "")), str(payload.get("problem", ""))
         size, planes = natural_number(payload.get("size_bytes")), payload.get("planes")
-        if phase == _ACTIVE and has_ended(record.tellers[host, index]):
+        if phase == _ACTIVE and has_ended(record.writers[host, index]):
             phase, problem = _FAILED, _ENDED_FIRST
         names = tuple(map(str, planes)) if isinstance(planes, (list, tuple)) else ()
         view.hosts.append(HostProfile(host, index, phase, size, names, problem))
@@ -116,10 +120,10 @@ def _told(session_id: str, record: SessionRecord, has_ended: Callable[[tuple[str
 
 
 def _kept(resource: Resource, *, is_over: bool) -> SessionView:
-    """A profiler session as the API has it."""
-    told = resource.get("targetSessions")
-    told = told if isinstance(told, Mapping) else {}
-    targets = {str(host): one for host, one in told.items() if isinstance(one, Mapping)}
+    """Return a profiler session of the API."""
+    sessions = resource.get("targetSessions")
+    sessions = sessions if isinstance(sessions, Mapping) else {}
+    targets = {str(host): one for host, one in sessions.items() if isinstance(one, Mapping)}
     kind = str(resource.get("kind", "")).removeprefix("KIND_").lower()
     started_ns = [time_ns(target.get("startTime")) for target in targets.values()]
     return SessionView(
@@ -132,7 +136,7 @@ def _kept(resource: Resource, *, is_over: bool) -> SessionView:
     )
 
 
-def _came(host: HostProfile) -> HostProfile:
+def _uploaded(host: HostProfile) -> HostProfile:
     return host._replace(phase=_SUCCEEDED, problem="") if host.problem == _ENDED_FIRST else host
 
 
