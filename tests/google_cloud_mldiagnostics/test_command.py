@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 from google_cloud_mldiagnostics import machinelearning_run, metrics
+from google_cloud_mldiagnostics._reading.run_history import COMPANION_LOG_ID
 from google_cloud_mldiagnostics.cli import main
-from google_cloud_mldiagnostics.reading.run_history import COMPANION_LOG_ID
 from ml_diagnostics_common.environment import diagnostics_directory
 from ml_diagnostics_common.journal import Journal
 

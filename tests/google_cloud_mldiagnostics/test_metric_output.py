@@ -19,7 +19,7 @@ from google_cloud_mldiagnostics._cli.metric_output import (
     sparkline,
     summarise,
 )
-from google_cloud_mldiagnostics.reading.metric_series import MetricSeries, Series
+from google_cloud_mldiagnostics._reading.metric_series import MetricSeries, Series
 from ml_diagnostics_common.entry import LogEntry
 
 from .told_runs import entry, metric

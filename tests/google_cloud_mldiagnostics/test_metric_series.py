@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from google_cloud_mldiagnostics._cli.metric_output import json_lines
-from google_cloud_mldiagnostics.reading.metric_series import MetricSeries, Point, Series
+from google_cloud_mldiagnostics._reading.metric_series import MetricSeries, Point, Series
 from ml_diagnostics_common.entry import EntryContext, LogEntry
 
 RESOURCE = {"type": "generic_node", "labels": {"namespace": "mlrun_losses", "node_id": "run"}}

@@ -10,7 +10,7 @@ import pytest
 from google_cloud_mldiagnostics._cli import plot
 from google_cloud_mldiagnostics._cli.metric_output import in_order
 from google_cloud_mldiagnostics._cli.plot import curve_of, limits_of, plot_metrics
-from google_cloud_mldiagnostics.reading.metric_series import MetricSeries, Series
+from google_cloud_mldiagnostics._reading.metric_series import MetricSeries, Series
 from hypothesis import given
 from hypothesis import strategies as st
 from ml_diagnostics_common.entry import LogEntry

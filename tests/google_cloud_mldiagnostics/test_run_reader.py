@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from google_cloud_mldiagnostics.reading.run_source import RunEntries
+from google_cloud_mldiagnostics._reading.run_source import RunEntries
 from ml_diagnostics_common.cloud_logging import Page
 from ml_diagnostics_common.entry import format_timestamp, parse_timestamp
 from ml_diagnostics_common.log_source import Cloud

@@ -7,9 +7,9 @@ import random
 
 import pytest
 from google_cloud_mldiagnostics import entries
+from google_cloud_mldiagnostics._reading.run_history import RunHistory
+from google_cloud_mldiagnostics._reading.run_view import SILENT_SECONDS, State, view_run
 from google_cloud_mldiagnostics.attempts import WITHOUT_A_WORD
-from google_cloud_mldiagnostics.reading.run_history import RunHistory
-from google_cloud_mldiagnostics.reading.run_view import SILENT_SECONDS, State, view_run
 from hypothesis import given
 from hypothesis import strategies as st
 from ml_diagnostics_common.entry import LogEntry

@@ -52,8 +52,8 @@ class MetricsCommand:
             json_lines,
             values_as_dict,
         )
-        from google_cloud_mldiagnostics.reading.metric_series import MetricSeries
-        from google_cloud_mldiagnostics.reading.run_source import run_id_of
+        from google_cloud_mldiagnostics._reading.metric_series import MetricSeries
+        from google_cloud_mldiagnostics._reading.run_source import run_id_of
 
         source = run_source(options, console)
         run = source.find(options.run)

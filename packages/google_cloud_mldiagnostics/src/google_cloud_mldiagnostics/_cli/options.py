@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from ml_diagnostics_common.command.console import Console
 
-    from google_cloud_mldiagnostics.reading.run_source import RunSource
+    from google_cloud_mldiagnostics._reading.run_source import RunSource
 
 __all__ = ["add_run_argument", "add_source_options", "run_source"]
 
@@ -32,7 +32,7 @@ def run_source(options: argparse.Namespace, console: Console) -> RunSource:
     Raises:
         CredentialsError: A project or a region is given, and there are no credentials.
     """
-    from google_cloud_mldiagnostics.reading.run_source import CloudSource, LocalSource
+    from google_cloud_mldiagnostics._reading.run_source import CloudSource, LocalSource
 
     if options.project or options.region:
         return CloudSource(options.project, options.region, console.warn)

@@ -21,7 +21,7 @@ from ml_diagnostics_common.command.plotting import (
 )
 from ml_diagnostics_common.texts import one_line
 
-from google_cloud_mldiagnostics.reading.metric_series import Point, Series
+from google_cloud_mldiagnostics._reading.metric_series import Point, Series
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

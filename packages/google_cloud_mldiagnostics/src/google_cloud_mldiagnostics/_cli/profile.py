@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from ml_diagnostics_common.command.console import Console
     from ml_diagnostics_common.profiler_service import CaptureResult
 
-    from google_cloud_mldiagnostics.reading.run_view import ProcessView, RunView
+    from google_cloud_mldiagnostics._reading.run_view import ProcessView, RunView
 
 __all__ = ["ProfileCommand", "Target", "targets_of"]
 
@@ -85,10 +85,10 @@ class ProfileCommand:
 
         from ml_diagnostics_common.profiler_service import ProfilerService, TracerLevels
 
+        from google_cloud_mldiagnostics._reading.run_history import RunHistory
+        from google_cloud_mldiagnostics._reading.run_source import LocalSource
         from google_cloud_mldiagnostics.exceptions import ControlPlaneError
         from google_cloud_mldiagnostics.mirroring import is_told_of
-        from google_cloud_mldiagnostics.reading.run_history import RunHistory
-        from google_cloud_mldiagnostics.reading.run_source import LocalSource
 
         source = run_source(options, console)
         run = source.find(options.run)

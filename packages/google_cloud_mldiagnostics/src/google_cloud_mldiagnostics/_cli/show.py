@@ -40,8 +40,8 @@ class ShowCommand:
             processes_as_dicts,
             run_as_dict,
         )
-        from google_cloud_mldiagnostics.reading.metric_series import MetricSeries
-        from google_cloud_mldiagnostics.reading.run_history import RunHistory
+        from google_cloud_mldiagnostics._reading.metric_series import MetricSeries
+        from google_cloud_mldiagnostics._reading.run_history import RunHistory
 
         source = run_source(options, console)
         run = source.find(options.run)

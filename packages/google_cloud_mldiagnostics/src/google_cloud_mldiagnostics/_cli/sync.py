@@ -15,7 +15,7 @@ from google_cloud_mldiagnostics._cli.options import add_run_argument
 if TYPE_CHECKING:
     from ml_diagnostics_common.command.console import Console
 
-    from google_cloud_mldiagnostics.reading.run_source import CloudSource, LocalSource
+    from google_cloud_mldiagnostics._reading.run_source import CloudSource, LocalSource
     from google_cloud_mldiagnostics.run_sync import EntriesSent, ProfilesSent
 
 __all__ = ["SyncCommand"]
@@ -40,7 +40,7 @@ class SyncCommand:
 
     def run(self, options: argparse.Namespace, console: Console) -> int:
         """Send what the cloud does not have yet, and print how much that was."""
-        from google_cloud_mldiagnostics.reading.run_source import CloudSource, LocalSource
+        from google_cloud_mldiagnostics._reading.run_source import CloudSource, LocalSource
         from google_cloud_mldiagnostics.run_sync import home_of
         from google_cloud_mldiagnostics.unreported_runs import send_run
 
@@ -63,7 +63,7 @@ class SyncCommand:
 
 def _current(local: LocalSource, name: str) -> dict[str, Any]:
     """Return the run of this machine; if it was killed, with its actual phase."""
-    from google_cloud_mldiagnostics.reading.run_history import RunHistory
+    from google_cloud_mldiagnostics._reading.run_history import RunHistory
 
     run = local.find(name)
     history = RunHistory()
@@ -94,9 +94,9 @@ def _entries_text(entries: EntriesSent) -> str:
 
 def _send_profiles(run_id: str, gcs_path: str, local: LocalSource, cloud: CloudSource, console: Console) -> str:
     """Send the run's profiles and their sessions; return how many that were."""
+    from google_cloud_mldiagnostics._reading.run_source import run_id_of
     from google_cloud_mldiagnostics.profiling.hosts_check import hosts_of
     from google_cloud_mldiagnostics.profiling.layout import session_folder
-    from google_cloud_mldiagnostics.reading.run_source import run_id_of
     from google_cloud_mldiagnostics.run_sync import arrived, profile_files, send_profiles, send_sessions
 
     folder = local.control_plane.folder(run_id)

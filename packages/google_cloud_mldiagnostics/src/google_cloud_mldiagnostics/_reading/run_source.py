@@ -15,12 +15,12 @@ from ml_diagnostics_common.log_source import Cloud, LogSource, Query, notes_of
 from ml_diagnostics_common.process_endings import COMPANION_LOG_ID
 from ml_diagnostics_common.program_end import UNSEEN_EXIT
 
+from google_cloud_mldiagnostics._reading.run_history import RunHistory
+from google_cloud_mldiagnostics._reading.run_view import RunView, State, phase_of, view_run
 from google_cloud_mldiagnostics.attempts import has_unseen_exit
 from google_cloud_mldiagnostics.control_plane import ControlPlane, Resource
 from google_cloud_mldiagnostics.entries import LOG_ID, PROCESS, SESSION
 from google_cloud_mldiagnostics.exceptions import ControlPlaneError, RunNotFoundError
-from google_cloud_mldiagnostics.reading.run_history import RunHistory
-from google_cloud_mldiagnostics.reading.run_view import RunView, State, phase_of, view_run
 
 if TYPE_CHECKING:
     from google_cloud_mldiagnostics.control_plane.google import GoogleControlPlane

@@ -16,16 +16,16 @@ from ml_diagnostics_common.entry import format_timestamp
 from ml_diagnostics_common.program_end import UNSEEN_EXIT
 from ml_diagnostics_common.raised_exception import RaisedException, raised_from_json
 
-from google_cloud_mldiagnostics.attempts import WITHOUT_A_WORD
-from google_cloud_mldiagnostics.control_plane import Resource
-from google_cloud_mldiagnostics.reading.run_history import (
+from google_cloud_mldiagnostics._reading.run_history import (
     ProcessKey,
     RunHistory,
     earliest,
     natural_number,
     time_ns,
 )
-from google_cloud_mldiagnostics.reading.session_view import SessionView, view_sessions
+from google_cloud_mldiagnostics._reading.session_view import SessionView, view_sessions
+from google_cloud_mldiagnostics.attempts import WITHOUT_A_WORD
+from google_cloud_mldiagnostics.control_plane import Resource
 
 __all__ = [
     "SILENT_SECONDS",

@@ -6,8 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
-from google_cloud_mldiagnostics.control_plane import Resource
-from google_cloud_mldiagnostics.reading.run_history import (
+from google_cloud_mldiagnostics._reading.run_history import (
     RunHistory,
     SessionRecord,
     earliest,
@@ -15,6 +14,7 @@ from google_cloud_mldiagnostics.reading.run_history import (
     number,
     time_ns,
 )
+from google_cloud_mldiagnostics.control_plane import Resource
 
 __all__ = ["HostProfile", "SessionView", "view_sessions"]
 
