@@ -92,7 +92,7 @@ def test_a_host_can_start_at_once_and_the_others_by_clocks_that_are_ahead(tmp_pa
         servers = [stack.enter_context(ProfilerServiceServer()) for _ in range(3)]
         for server in servers:
             server.faults.always(Skew(30))
-        client = ProfilerService(ahead_seconds=30, extra_seconds=5, tell=messages.append)
+        client = ProfilerService(ahead_seconds=30, extra_seconds=5, log=messages.append)
         addresses = [server.address for server in servers]
         results = client.capture(addresses, str(tmp_path), "session", 50, at_once=[False, True, False])
         assert all(result.is_captured for result in results)
@@ -100,7 +100,7 @@ def test_a_host_can_start_at_once_and_the_others_by_clocks_that_are_ahead(tmp_pa
     assert (first.start_ns, alone.start_ns) == (last.start_ns, 0)
     assert alone.began_ns < first.start_ns <= min(first.began_ns, last.began_ns)
     assert len(messages) == 6
-    assert f"{addresses[1]} is asked: Profile session/" in messages[1]
+    assert f"Profile request to {addresses[1]}: session/" in messages[1]
     assert messages[1].endswith("50 ms, at once")
 
 

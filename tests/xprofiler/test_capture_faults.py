@@ -173,7 +173,7 @@ def test_a_host_behind_a_slow_tunnel_has_heard_before_all_begin(
     assert all(job.requests[0].time < start_ns / 1e9 for job in jobs)
 
 
-def test_every_call_of_a_job_is_told_with_verbose(
+def test_verbose_prints_every_call_of_a_job(
     jobs: list[ProfilerServiceServer], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     jobs[1].writes = "nothing"
@@ -183,11 +183,11 @@ def test_every_call_of_a_job_is_told_with_verbose(
     root = f"{tmp_path}/tensorboard/plugins/profile"
     for job in jobs[:2]:
         name = job.profiles[0].host_name
-        what = f"{job.address} is asked: Profile {session}/{name}.xplane.pb in {root}, {_MS} ms, from "
+        what = f"Profile request to {job.address}: {session}/{name}.xplane.pb in {root}, {_MS} ms, from "
         assert f"{what}{job.profiles[0].start_ns} ns on\n" in ran.err
-        answer = re.escape(f"{job.address} answers after ") + r"\d+\.\d{3} s: OK\n"
+        answer = re.escape(f"Response of {job.address} after ") + r"\d+\.\d{3} s: OK\n"
         assert len(re.findall(answer, ran.err)) == len(job.profiles)
-    again = f"{jobs[1].address} is asked: "
+    again = f"Profile request to {jobs[1].address}: "
     assert ran.err.count(again) == 2
     assert "at once\n" in ran.err.rpartition(again)[2]
 

@@ -1,9 +1,9 @@
 """A client of the ProfilerService inside jobs: JAX's and PyTorch/XLA's `start_server`. Needs the extra `[profile]`.
 
-The process that is asked traces itself and writes `<root>/<session>/<host name>.xplane.pb`: `root` is a path of *its*
-machine, or a bucket. To profile many hosts at once is to ask all of them at once, for the same session.
+The process that receives a request traces itself and writes `<root>/<session>/<host name>.xplane.pb`. `root` is a path
+on *its* machine, or in a bucket. To profile many hosts at once, this client calls all at once, with the same session.
 
-The messages are written by hand, since they are a dozen numbers. Source of the format:
+The messages are encoded here, since they are a dozen numbers. Source of the format:
 https://github.com/openxla/xla/blob/main/third_party/tsl/tsl/profiler/protobuf/profiler_service.proto
 """
 
@@ -21,7 +21,7 @@ from ml_diagnostics_common.failures import Kind, classify
 __all__ = ["CaptureResult", "ProfilerService", "TracerLevels", "file_name_of", "profile_request"]
 
 _METHOD: Final = "/tensorflow.ProfilerService/Profile"
-_NO_METHOD: Final = "/ml_diagnostics.RoundTrip/Measure"  # Nobody has it: every server of gRPC says so at once.
+_NO_METHOD: Final = "/ml_diagnostics.RoundTrip/Measure"  # No server has it, and all respond at once.
 _OPTIONS_VERSION: Final = 1
 _CONNECT_SECONDS: Final = 5.0
 _LEAD_SECONDS: Final = 0.15
@@ -31,10 +31,10 @@ _EXTRA_SECONDS: Final = 60.0
 
 @dataclass(frozen=True)
 class TracerLevels:
-    """How much is traced.
+    """The detail of a trace.
 
     Attributes:
-        host: 0 nothing, 1 what the program marks, 2 also the runtime's main parts, 3 everything.
+        host: 0 nothing, 1 the program's annotations, 2 also the main parts of the runtime, 3 everything.
         device: 0 nothing, 1 everything.
         python: 0 nothing, 1 every call of a Python function.
     """
@@ -44,7 +44,7 @@ class TracerLevels:
     python: int = 1
 
     def as_resource(self) -> dict[str, str]:
-        """The levels as a profilerSession of the control plane has them; only those whose names there are known."""
+        """Return the levels as in a profilerSession of the control plane; only those with known names there."""
         known = (
             ("hostTracerLevel", self.host == 2, "HOST_TRACER_LEVEL_INFO"),
             ("deviceTracerLevel", self.device == 1, "DEVICE_TRACER_LEVEL_ENABLED"),
@@ -55,12 +55,12 @@ class TracerLevels:
 
 @dataclass(frozen=True)
 class CaptureResult:
-    """What came of one host.
+    """The result of one host.
 
     Attributes:
-        address: The host, as it was asked.
-        problem: Why there is no profile of it; empty if there is one.
-        seconds: How long it took to answer.
+        address: The host's address, as it was given.
+        problem: Why there is no profile; empty if there is one.
+        seconds: How long it took to respond.
         failure: The kind of failure, None if there is none: TIMEOUT of a host that may still be waiting for the
             moment to start, by its own clock; CONFLICT of one where another profile runs.
     """
@@ -72,29 +72,28 @@ class CaptureResult:
 
     @property
     def is_captured(self) -> bool:
-        """Whether the host says that it has written its profile."""
+        """True if the host reports that it has written its profile."""
         return not self.problem
 
 
 @dataclass(frozen=True)
 class ProfilerService:
-    """Asks processes to profile themselves.
+    """Requests profiles from processes.
 
     Attributes:
-        connect_seconds: How long to wait until a host can be reached.
-        extra_seconds: How long a host may take over the duration of the profile: it writes it in that time.
-        lead_seconds: How far ahead the moment is set at which all hosts begin, where there are several, if no way to
-            one is slow: else twice its round trip. Each takes the moment by its own clock: one whose clock is fast
-            begins when it is asked, one whose clock is slow begins later by as much.
+        connect_seconds: How long to wait for connections.
+        extra_seconds: How long a host may take beyond the duration of the profile, to write it.
+        lead_seconds: The time until all hosts start, if there are several; at least twice the longest round trip. Each
+            host uses its own clock: one that is ahead starts at once, one that is behind starts later by as much.
         ahead_seconds: How far the hosts' clocks are ahead of this machine's.
-        tell: Is told of every call, and of what came of it.
+        log: Receives a line for every call, and for its result.
     """
 
     connect_seconds: float = _CONNECT_SECONDS
     extra_seconds: float = _EXTRA_SECONDS
     lead_seconds: float = _LEAD_SECONDS
     ahead_seconds: float = 0.0
-    tell: Callable[[str], object] = field(default=lambda text: None, repr=False)
+    log: Callable[[str], object] = field(default=lambda text: None, repr=False)
     _options: tuple[tuple[str, int], ...] = field(
         default=(("grpc.max_receive_message_length", -1), ("grpc.enable_http_proxy", 0)), repr=False
     )
@@ -110,22 +109,22 @@ class ProfilerService:
         levels: TracerLevels | None = None,
         at_once: Sequence[bool] | None = None,
     ) -> list[CaptureResult]:
-        """Profiles all hosts over the same stretch of time.
+        """Profile all hosts at the same time.
 
         Args:
             addresses: `host:port` of each.
-            root: The folder of sessions, as each host can write it: absolute, or `gs://...`; one for all or one each.
+            root: The folder of sessions, writable for each host: absolute, or `gs://...`; one for all or one each.
             session_id: The session.
-            duration_ms: How long.
-            host_names: What their files are called, without `.xplane.pb`; None, or an empty one, is `host_port`.
-            levels: How much is traced.
-            at_once: For each, whether it begins when it is asked, and not at the moment of the others; None is nobody.
+            duration_ms: The duration.
+            host_names: The names of their files, without `.xplane.pb`; None, or an empty one, selects `host_port`.
+            levels: The detail of the traces.
+            at_once: For each, True to start at once instead of together with the others; None selects none.
 
         Returns:
-            A result for each address, in their order. A host that fails does not keep the others from theirs.
+            A result for each address, in their order. A host that fails does not affect the others.
 
         Raises:
-            ConfigurationError: An argument cannot be used.
+            ConfigurationError: An argument is not valid.
             MissingExtraError: grpcio is not installed.
         """
         roots = [root] * len(addresses) if isinstance(root, str) else list(root)
@@ -148,7 +147,7 @@ class ProfilerService:
                 profile_request(folder, session_id, duration_ms, name, levels or TracerLevels(), start)
                 for folder, name, start in zip(roots, names, starts, strict=True)
             ]
-            began = time.monotonic()
+            start = time.monotonic()
             timeout = duration_ms / 1000 + lead + self.extra_seconds
             calls = {
                 number: _Call(channels[number].unary_unary(_METHOD).future(requests[number], timeout=timeout))
@@ -156,23 +155,24 @@ class ProfilerService:
                 if is_reached
             }
             for number in calls:
-                self.tell(
-                    f"{addresses[number]} is asked: Profile {session_id}/{names[number]}.xplane.pb in {roots[number]}, "
-                    f"{duration_ms} ms, {f'from {starts[number]} ns on' if starts[number] else 'at once'}"
+                moment = f"from {starts[number]} ns on" if starts[number] else "at once"
+                self.log(
+                    f"Profile request to {addresses[number]}: {session_id}/{names[number]}.xplane.pb in "
+                    f"{roots[number]}, {duration_ms} ms, {moment}"
                 )
             results = [
-                _result(address, calls.get(number), began, self.connect_seconds)
+                _result(address, calls.get(number), start, self.connect_seconds)
                 for number, address in enumerate(addresses)
             ]
             for result in results:
-                self.tell(f"{result.address} answers after {result.seconds:.3f} s: {result.problem or 'OK'}")
+                self.log(f"Response of {result.address} after {result.seconds:.3f} s: {result.problem or 'OK'}")
             return results
         finally:
             for channel in channels:
                 channel.close()
 
     def _connect(self, channels: Sequence[Any]) -> list[bool]:
-        """Waits for all at once, so that then all are asked within milliseconds."""
+        """Wait for all connections, so that all requests can be sent within milliseconds."""
         import grpc
 
         ready = [grpc.channel_ready_future(channel) for channel in channels]
@@ -189,7 +189,7 @@ class ProfilerService:
 
 
 class _Call:
-    """A call under way, and when it ended."""
+    """A call in progress, and the time of its end."""
 
     def __init__(self, future: Any) -> None:
         self._future = future
@@ -197,23 +197,23 @@ class _Call:
         future.add_done_callback(self._end)
 
     def result(self) -> float:
-        """Waits for its end, and returns when that was, in monotonic seconds; raises what it failed with."""
+        """Wait for its end, and return the time of it, in monotonic seconds; raise its error."""
         self._future.result()
         return self.ended
 
     @property
     def ended(self) -> float:
-        return self._ended or time.monotonic()  # It may have ended, and not told yet.
+        return self._ended or time.monotonic()  # The callback may not have run yet.
 
     def _end(self, _: Any) -> None:
         self._ended = time.monotonic()
 
 
 def _slowest_round_trip(channels: Sequence[Any], reached: Sequence[bool]) -> float:
-    """How long a question and its answer take on the slowest way, in seconds, of those that can be used."""
+    """Return the longest round trip of the open connections, in seconds."""
     import grpc
 
-    began = time.monotonic()
+    start = time.monotonic()
     timeout = _LONGEST_ROUND_TRIP_SECONDS
     calls = [
         channel.unary_unary(_NO_METHOD).future(b"", timeout=timeout)
@@ -224,27 +224,27 @@ def _slowest_round_trip(channels: Sequence[Any], reached: Sequence[bool]) -> flo
         try:
             call.result()
         except grpc.RpcError:
-            pass  # That it has no such method, most often.
-    return time.monotonic() - began
+            pass  # Most often, because the method does not exist.
+    return time.monotonic() - start
 
 
 def file_name_of(address: str) -> str:
-    """Returns what the file of a host is called, if nobody gave it a name: `host_port`."""
+    """Return the default name of a host's file: `host_port`."""
     return re.sub(r"[^\w.-]", "_", address)
 
 
 def profile_request(
     root: str, session_id: str, duration_ms: int, host_name: str, levels: TracerLevels, start_ns: int = 0
 ) -> bytes:
-    """Returns a serialised ProfileRequest.
+    """Return a serialized ProfileRequest.
 
     Args:
-        root: Where the host writes `<session>/<host name>.xplane.pb`.
+        root: The folder where the host writes `<session>/<host name>.xplane.pb`.
         session_id: The session.
-        duration_ms: How long.
-        host_name: What the file is called.
-        levels: How much is traced.
-        start_ns: When to begin, in nanoseconds since 1970; 0 is at once.
+        duration_ms: The duration.
+        host_name: The name of the file.
+        levels: The detail of the trace.
+        start_ns: The start, in nanoseconds since 1970; 0 starts at once.
     """
     options = _message(
         {
@@ -281,21 +281,21 @@ def _varint(value: int) -> bytes:
 
 def _check(addresses: Sequence[str], roots: Sequence[str], names: Sequence[str], duration_ms: int) -> None:
     if not addresses or not all(re.fullmatch(r"\S+:\d{1,5}", address) for address in addresses):
-        raise ConfigurationError(f"{list(addresses)!r} are no addresses of hosts: give each as 'host:port'")
+        raise ConfigurationError(f"{list(addresses)!r} are not valid addresses of hosts: give each as 'host:port'")
     if not 0 < duration_ms <= 86_400_000:
-        raise ConfigurationError(f"{duration_ms} ms is no duration of a profile: give 1 ms to one day")
+        raise ConfigurationError(f"{duration_ms} ms is not a valid duration of a profile: give 1 ms to one day")
     if not len(addresses) == len(roots) == len(names):
         raise ConfigurationError(f"{len(addresses)} hosts, {len(names)} names and {len(roots)} folders: give one each")
     if any(not root.startswith(("/", "gs://")) for root in roots):
         raise ConfigurationError(f"{roots!r}: the hosts write there, so give an absolute folder or gs://bucket/folder")
     if not all(re.fullmatch(r"[^/\s\0]*", name) for name in names):
-        raise ConfigurationError(f"{list(names)!r}: give each host a name that can be that of a file")
+        raise ConfigurationError(f"{list(names)!r}: give each host a name that is valid for a file")
     written = [(root, name or address) for root, name, address in zip(roots, names, addresses, strict=True)]
     if len(set(written)) < len(written):
-        raise ConfigurationError(f"{list(names)!r}: two hosts of one name would overwrite each other")
+        raise ConfigurationError(f"{list(names)!r}: two hosts with one name would overwrite each other")
 
 
-def _result(address: str, call: _Call | None, began: float, connect_seconds: float) -> CaptureResult:
+def _result(address: str, call: _Call | None, start: float, connect_seconds: float) -> CaptureResult:
     import grpc
 
     if call is None:
@@ -306,7 +306,7 @@ def _result(address: str, call: _Call | None, began: float, connect_seconds: flo
             failure=Kind.UNREACHABLE,
         )
     try:
-        return CaptureResult(address, "", call.result() - began)
+        return CaptureResult(address, "", call.result() - start)
     except grpc.RpcError as error:
         failure = classify(error)
         kind, problem = failure.kind, f"{failure.code}: {failure.message}"
@@ -315,4 +315,4 @@ def _result(address: str, call: _Call | None, began: float, connect_seconds: flo
                 Kind.CONFLICT,
                 f"another profile runs there ({failure.message}); try again when it has ended",
             )
-        return CaptureResult(address, problem, call.ended - began, kind)
+        return CaptureResult(address, problem, call.ended - start, kind)

@@ -118,7 +118,7 @@ class CaptureCommand:
         with reserved(log_directory.capture_root, storage, time.localtime()) as session:
             names = ", ".join(target.name for target in found.targets)
             console.notify(f"Capturing {options.duration} ms of {names}, all at the same moment.\n")
-            service = ProfilerService(tell=console.detail)
+            service = ProfilerService(log=console.detail)
             access = BucketAccess(f"gs://{log_directory.bucket}") if log_directory.is_in_cloud else None
             capture = Capture(session, options.duration, storage, console, service, bucket_access=access)
             try:
