@@ -1,7 +1,7 @@
-"""Carries a log's entries from the journal to Cloud Logging: the work of the shipper's thread, without the thread.
+"""Sends a log's entries from the journal to Cloud Logging: the work of the shipper's thread, without the thread.
 
-One process at a time ships a writer's entries. A process ships its own writers, and adopts those whose process is
-gone, or that nobody has claimed for a while: a job's rest is shipped by whoever comes next.
+One process at a time ships a writer's entries. A process ships its own writers, and adopts those of processes that have
+ended, or that no process has claimed for a while: the next process of a job ships what the last one left.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ __all__ = ["Delivery", "Round"]
 _MOST_BYTES = 4 << 20
 _CATCHING_UP = 5
 _UNCLAIMED_SECONDS = 10.0
-_LOOK_AGAIN_SECONDS = 10.0
+_LIST_AGAIN_SECONDS = 10.0
 _SET_ASIDE_SECONDS = 60.0
 _COARSEST_CLOCK_NS = 2_000_000_000
 _MOST_HELD = 64
@@ -47,11 +47,11 @@ def _never() -> float:
 
 
 class Round(NamedTuple):
-    """What one round did.
+    """The result of one round.
 
     Attributes:
-        drained: Whether everything that this process had written when the round began has arrived.
-        more: Whether others left more than one round sends.
+        drained: True if everything that this process had written at the start of the round was accepted.
+        more: True if other processes left more than one round sends.
     """
 
     drained: bool
@@ -59,7 +59,7 @@ class Round(NamedTuple):
 
 
 class _Claim:
-    """A writer whose lock we hold."""
+    """A writer that this process has locked."""
 
     def __init__(self, lock: OutboxLock, outbox: Outbox) -> None:
         self.lock = lock
@@ -67,16 +67,16 @@ class _Claim:
 
 
 class Delivery:
-    """The unsent entries of one log, and the way to send them.
+    """Sends the unsent entries of one log.
 
     Args:
         root: The diagnostics folder.
         log_id: The log's id.
-        transport: How Cloud Logging is reached.
-        counters: Counts shipped entries, requests, and what was not shipped, by reason.
-        batch_entries: Entries a request, five times as many while there is a backlog.
+        transport: The connection to Cloud Logging.
+        counters: Counts shipped entries, requests, and unshipped entries by reason.
+        batch_entries: The entries of a request; five times as many while there is a backlog.
         request_seconds: The deadline of one request.
-        clock: Monotonic seconds.
+        clock: Return monotonic seconds.
     """
 
     def __init__(
@@ -103,7 +103,7 @@ class Delivery:
         self._segments: dict[str, list[Segment]] = {}
         self._owners: dict[str, Owner] = {}
         self._unfinished: list[str] = []
-        self._looked_at = -1e9
+        self._listed_at = -1e9
         self._folder_changed_ns = -1
         self._accepted_any = False
         self._set_aside_until: dict[str, float] = {}
@@ -112,97 +112,97 @@ class Delivery:
     def run_round(
         self, *, deadline: Callable[[], float] = _never, pause: Callable[[float], None] | None = None
     ) -> Round:
-        """Sends what there is: all of our own, and some of what each of the others left.
+        """Send all entries of this process, and some of those that each of the others left.
 
         Args:
-            deadline: When to stop, in monotonic seconds; asked again between requests.
+            deadline: Return when to stop, in monotonic seconds; called between requests.
             pause: Called between the requests of a backlog with the CPU seconds that the last one took.
 
         Raises:
-            TransportError: A request failed. Nothing is lost: the same batch comes again in the next round.
-            OSError: What we have written ourselves cannot be read; that of all others was tried.
+            TransportError: A request failed. No entry is lost: the next round sends the same batch again.
+            OSError: Files of this process cannot be read; those of all others were tried.
         """
-        self._look()
+        self._list()
         drained, more = True, False
-        ours_failed: OSError | None = None
+        own_failure: OSError | None = None
         for writer in list(self._unfinished):
-            whose = self._owner(writer)
+            owned_by = self._owner(writer)
             if self._clock() < self._set_aside_until.get(writer, -math.inf):
                 continue
             try:
-                claim = self._claim(writer, whose)
+                claim = self._claim(writer, owned_by)
                 if claim is None:
-                    drained = drained and not (whose is Owner.US and self._is_behind(writer))
+                    drained = drained and not (owned_by is Owner.US and self._is_behind(writer))
                     continue
-                done = self._send_all(claim, whose, deadline, pause)
+                done = self._send_all(claim, owned_by, deadline, pause)
             except OSError as error:
-                self._set_aside(writer, whose)
-                if whose is Owner.US:
-                    ours_failed = error
+                self._set_aside(writer, owned_by)
+                if owned_by is Owner.US:
+                    own_failure = error
                 continue
             if self._clock() >= deadline():
                 return Round(drained=False)
-            if whose is Owner.US:
+            if owned_by is Owner.US:
                 drained = drained and done
             elif not done:
                 more = True
-            elif whose is not Owner.ALIVE:
+            elif owned_by is not Owner.ALIVE:
                 self._finish(writer)
-        if ours_failed is not None:
-            raise ours_failed
+        if own_failure is not None:
+            raise own_failure
         return Round(drained, more)
 
     def close(self) -> None:
-        """Lets go of every writer."""
+        """Release all writers."""
         for claim in self._claims.values():
             claim.lock.abandon()
         self._claims.clear()
 
-    # --- Whose entries --------------------------------------------------------------------------------
+    # --- Writers --------------------------------------------------------------------------------------
 
-    def _look(self) -> None:
-        """Lists the folder if it has changed, or now and then; of what is known, looks at the sizes only."""
+    def _list(self) -> None:
+        """List the folder if it has changed, and periodically; otherwise read only the sizes of known files."""
         with contextlib.suppress(OSError):
             changed_ns = self._folder.stat().st_mtime_ns
-            due = self._clock() - self._looked_at >= _LOOK_AGAIN_SECONDS
+            due = self._clock() - self._listed_at >= _LIST_AGAIN_SECONDS
             if changed_ns != self._folder_changed_ns or due:
-                # A file made in the same tick of the file system's clock would leave no other time behind.
+                # A file created in the same tick of the file system's clock would not change the time.
                 is_sure = time.time_ns() - changed_ns > _COARSEST_CLOCK_NS
-                self._folder_changed_ns, self._looked_at = changed_ns if is_sure else -1, self._clock()
+                self._folder_changed_ns, self._listed_at = changed_ns if is_sure else -1, self._clock()
                 self._segments = {}
                 for segment in list_segments(self._folder):
                     self._segments.setdefault(segment.writer, []).append(segment)
                 unfinished = [
                     writer
                     for writer in self._segments
-                    if self._finished.get(writer) != self._size(writer) and self._is_ours_to_ship(writer)
+                    if self._finished.get(writer) != self._size(writer) and self._is_of_our_project(writer)
                 ]
-                self._unfinished = sorted(unfinished, key=self._ours_first)
+                self._unfinished = sorted(unfinished, key=self._own_first)
                 for writer in self._claims.keys() - self._segments.keys():
                     self._claims.pop(writer).lock.abandon()
                 return
         for writer in self._claims:
-            self._segments[writer] = [_as_it_is_now(segment) for segment in self._segments.get(writer, [])]
+            self._segments[writer] = [_with_current_size(segment) for segment in self._segments.get(writer, [])]
 
-    def _ours_first(self, writer: str) -> tuple[bool, str]:
+    def _own_first(self, writer: str) -> tuple[bool, str]:
         return self._owner(writer) is not Owner.US, writer
 
     def _owner(self, writer: str) -> Owner:
-        """Whose a writer is; only of the living it must be asked again."""
+        """Return the owner of a writer. It can change only while the process lives."""
         known = self._owners.get(writer)
         if known is None or known is Owner.ALIVE:
             known = self._owners[writer] = owner(writer)
         return known
 
-    def _is_ours_to_ship(self, writer: str) -> bool:
-        """Not if its entries are for another project than ours; all segments of a writer are alike."""
+    def _is_of_our_project(self, writer: str) -> bool:
+        """Return False if its entries are for another project. All segments of a writer are for the same."""
         known = self._is_of_project.get(writer)
         if known is None:
             try:
                 headers = map(read_header, self._segments[writer])  # The first may be damaged.
                 header = next((header for header in headers if header is not None), None)
             except OSError:
-                return True  # Whoever claims it sees why.
+                return True  # Claiming it fails for the same reason, and is counted.
             if header is None:
                 return True
             known = self._is_of_project[writer] = header.project in ("", self._transport.project)
@@ -212,20 +212,20 @@ class Delivery:
         return sum(segment.size for segment in self._segments[writer])
 
     def _is_behind(self, writer: str) -> bool:
-        """Whether the process that ships a writer in our stead has not come to its end."""
-        last = _as_it_is_now(self._segments[writer][-1])
+        """Return whether another process, which ships this writer, has not shipped all of it."""
+        last = _with_current_size(self._segments[writer][-1])
         return shipped_place(self._root, self._log_id, writer) < (last.number, last.size)
 
-    def _claim(self, writer: str, whose: Owner) -> _Claim | None:
-        """The writer's claim, if we have it or may take it now."""
+    def _claim(self, writer: str, owned_by: Owner) -> _Claim | None:
+        """Return the writer's claim, if this process has it or may take it now."""
         claim = self._claims.get(writer)
         if claim is not None:
             return claim
         seen = self._first_seen.setdefault(writer, self._clock())
         unclaimed = self._clock() - seen >= _UNCLAIMED_SECONDS
-        if whose not in (Owner.US, Owner.GONE) and not unclaimed:
+        if owned_by not in (Owner.US, Owner.GONE) and not unclaimed:
             return None
-        if len(self._claims) >= _MOST_HELD and whose is not Owner.US:
+        if len(self._claims) >= _MOST_HELD and owned_by is not Owner.US:
             return None
         path = shipped_offset_path(self._root, self._log_id, writer).with_suffix(".lock")
         lock = OutboxLock.take(path)
@@ -236,16 +236,16 @@ class Delivery:
         self._claims[writer] = claim
         return claim
 
-    def _set_aside(self, writer: str, whose: Owner) -> None:
-        """Lets go of a writer whose files cannot be opened; of another's, for a minute. It must not stop the rest."""
+    def _set_aside(self, writer: str, owned_by: Owner) -> None:
+        """Release a writer with unreadable files; one of another process for a minute. The others must not wait."""
         self._counters.add("unreadable_writer")
         if claim := self._claims.pop(writer, None):
             claim.lock.abandon()
-        if whose is not Owner.US:
+        if owned_by is not Owner.US:
             self._set_aside_until[writer] = self._clock() + _SET_ASIDE_SECONDS
 
     def _finish(self, writer: str) -> None:
-        """Lets go of a writer that will hardly write again; if its files grow, it is taken up again."""
+        """Release a writer that is unlikely to write again; it is claimed again if its files grow."""
         self._finished[writer] = self._size(writer)
         self._unfinished.remove(writer)
         self._claims.pop(writer).lock.abandon()
@@ -253,45 +253,45 @@ class Delivery:
     # --- Sending --------------------------------------------------------------------------------------
 
     def _send_all(
-        self, claim: _Claim, whose: Owner, deadline: Callable[[], float], pause: Callable[[float], None] | None
+        self, claim: _Claim, owned_by: Owner, deadline: Callable[[], float], pause: Callable[[float], None] | None
     ) -> bool:
-        """Sends what the writer has; the batches of a backlog are larger, with pauses between them.
+        """Send a writer's entries; the batches of a backlog are larger, with pauses between them.
 
         Returns:
-            Whether that was all.
+            True if all were sent.
         """
         outbox, sent = claim.outbox, 0
-        while whose is Owner.US or sent < _MOST_ADOPTED_BATCHES:
+        while owned_by is Owner.US or sent < _MOST_ADOPTED_BATCHES:
             batch = outbox.next_batch(
                 self._segments[outbox.writer],
                 most_entries=self._batch_entries * (_CATCHING_UP if sent else 1),
                 most_bytes=_MOST_BYTES,
-                ended=whose is Owner.GONE,
+                ended=owned_by is Owner.GONE,
             )
             if batch is None:
                 return not outbox.settling
             if self._clock() >= deadline():
                 return False
-            began = time.thread_time()
+            start = time.thread_time()
             try:
                 refused = self._send(batch, deadline) if batch.entries else []
             except TransportError as error:
                 if error.refuses_entries:
-                    outbox.read_again()  # If it is the entries and not the log, later ones may show it.
+                    outbox.read_again()  # If the entries are refused, not the log, later ones show it.
                 raise
             outbox.acknowledge(batch)
             self._count(batch, refused)
             sent += bool(batch.entries)
             if pause is not None and sent > 1:
-                pause(time.thread_time() - began)
+                pause(time.thread_time() - start)
         return False
 
     def _send(self, batch: Batch, deadline: Callable[[], float]) -> list[str]:
-        """Sends a batch until each of its entries was accepted, or refused for good; why, for those that were.
+        """Send a batch until each of its entries was accepted, or refused for good; return the reasons of refusals.
 
         Raises:
-            TransportError: A request failed; or all was refused by a server that has not accepted an entry of this
-                log yet. Then it is not the entries: the log or the project is what the server does not like.
+            TransportError: A request failed; or all was refused by a server that has not accepted any entry of this
+                log yet, so that the log or the project is refused, not the entries.
         """
         pending = [self._encode(batch)]
         last_refusal: TransportError | None = None
@@ -316,7 +316,7 @@ class Delivery:
                     last_refusal = error
                     refused.append(error.message)
                 elif halvings == _MOST_HALVINGS:
-                    raise  # Too many for it to be the entries.
+                    raise  # With so many refusals, the entries are not the reason.
                 else:
                     halvings += 1
                     middle = len(part) // 2
@@ -350,7 +350,7 @@ class Delivery:
         for entry, line_bytes in zip(batch.entries, batch.line_bytes, strict=True):
             entry.context = context
             if not batch.header.resource:
-                entry.own_resource_labels = None  # The resource `global` has none but the project's.
+                entry.own_resource_labels = None  # The resource `global` has only the project's.
             if line_bytes > NEVER_TOO_LARGE_BYTES and CUT_KEY not in entry.payload and cut_to_fit(entry):
                 self._counters.add("cut_to_fit")
             encoded.append(encode_cloud(entry))
@@ -358,7 +358,7 @@ class Delivery:
 
 
 def _cloud_context(header: Header, project: str, log_id: str) -> EntryContext:
-    """The journal's header in the words of Cloud Logging, which wants a resource, its project, and a full name."""
+    """Return the journal's header for Cloud Logging, which needs a resource, its project, and a full name."""
     resource: Mapping[str, Any] = header.resource or {"type": "global", "labels": {}}
     labels = resource.get("labels") or {}
     if not labels.get("project_id"):
@@ -376,7 +376,7 @@ def _of_one_entry(error: TransportError) -> TransportError:
     return refusal
 
 
-def _as_it_is_now(segment: Segment) -> Segment:
+def _with_current_size(segment: Segment) -> Segment:
     try:
         return segment._replace(size=Path(segment.path).stat().st_size)
     except OSError:
