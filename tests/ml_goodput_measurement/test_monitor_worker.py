@@ -326,7 +326,7 @@ def test_a_hanging_sink_is_waited_for_a_while_and_then_costs_the_others_nothing(
         assert bench.sinks[1].wait(WAIT)
     assert len(bench.calculator.asked) > 10
     assert other.calls == len(bench.calculator.asked)
-    assert sum("has not come back" in record.message for record in caplog.records) == 1
+    assert sum("has not returned" in record.message for record in caplog.records) == 1
     released.set()
     assert bench.worker.wait_for_sinks(WAIT)
     bench.run(30)

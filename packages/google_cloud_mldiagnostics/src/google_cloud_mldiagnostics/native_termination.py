@@ -1,4 +1,4 @@
-"""Death by SIGTERM of a process whose main thread is stuck in native code, where no Python handler runs.
+"""Death by SIGTERM of a process with a main thread that is stuck in native code, where no Python handler runs.
 
 Four parts of the system do what Python cannot:
 

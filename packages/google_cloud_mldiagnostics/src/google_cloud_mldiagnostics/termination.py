@@ -95,7 +95,7 @@ class Termination:
     def uninstall(self) -> None:
         """Restore the handler that was there before, unless another one was installed since, in Python or in C."""
         if threading.current_thread() is not threading.main_thread():
-            return  # Python cannot. The handler, and what is there for a stuck main thread, go on without the run.
+            return  # Python cannot. The handler, and the helper for a stuck main thread, stay without the run.
         self._restore()
         if self._native is not None:
             self._native.stop()

@@ -1,4 +1,4 @@
-"""What was learned of a job's pauses, kept on disk for its next process.
+"""The learned pauses of a job, saved on disk for its next process.
 
     $ML_DIAGNOSTICS_DIR/state/hangs/<job>.v1.json    {"phases": {"step": {"seconds": 61.2, "time": 1763800000.0}, ...}}
 
@@ -25,26 +25,26 @@ from cloud_tpu_diagnostics.hang.learned_timeouts import Pauses, valid_seconds
 __all__ = ["load_learned", "save_learned"]
 
 _SUFFIX: Final = ".v1.json"
-"""Another version of this library, with another format, has files of its own."""
+"""A version of this library with another format uses another suffix."""
 _LOCK_SECONDS: Final = 1.0
 _LONGEST_AGE_SECONDS: Final = 30 * 86_400.0
 
 
 def load_learned(job: str) -> dict[str, tuple[float, float]]:
-    """Return by phase the longest pause, and how long ago it was; empty if nothing is saved that can be read.
+    """Return by phase the longest pause, and how long ago it was; empty if no readable state is saved.
 
     Args:
-        job: Its name.
+        job: The job's name.
     """
     now = time.time()
     return {phase: (seconds, now - moment) for phase, (seconds, moment) in _read(_path(job), now).items()}
 
 
 def save_learned(job: str, learned: Pauses) -> None:
-    """Add what a process has learned to what is saved of its job; a longer pause that still counts stays.
+    """Add the pauses that a process has learned to those of its job; a longer pause that still counts stays.
 
     Args:
-        job: Its name.
+        job: The job's name.
         learned: By phase the longest pause, and how long ago it was.
 
     Raises:

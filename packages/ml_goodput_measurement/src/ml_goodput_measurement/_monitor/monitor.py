@@ -28,9 +28,9 @@ _PathLike = str | os.PathLike[str]
 class GoodputMonitor(RebuiltFromArguments):
     """Uploads a job's goodput, badput and step deviation to TensorBoard and Cloud Monitoring while the job runs.
 
-    All of it is done by one helper process, which is started with the first upload and ends with the last, or with
-    the trainer. Nothing that goes wrong there, or on the way there, raises in the trainer or holds it up. A monitor
-    that is not enabled does nothing at all. A copy, and what a pickle is restored to, is a new monitor without uploads.
+    One helper process does all uploads. It starts with the first upload and ends with the last, or with the trainer.
+    Its failures neither raise in the trainer nor delay it. A monitor that is not enabled does nothing. A copy, and a
+    restored pickle, is a new monitor without uploads.
     """
 
     def __init__(
@@ -52,31 +52,31 @@ class GoodputMonitor(RebuiltFromArguments):
         cache_dir: _PathLike = "/tmp",
         max_logs_retention_period: datetime.timedelta | float | None = None,
     ) -> None:
-        """Starts nothing, and looks for no cloud.
+        """Check the arguments; start nothing, and do not search for a cloud.
 
         Args:
-            job_name: The job, as its recorder was given it.
-            logger_name: The log, as the recorder was given it.
+            job_name: The job's name, the same as its recorder's.
+            logger_name: The log's name, the same as the recorder's.
             tensorboard_dir: Folder of the job's TensorBoard logs, local or `gs://bucket/folder`. In a bucket, it also
                 holds the calculator's saved state.
             upload_interval: Seconds between two uploads of goodput, and of rolling windows.
             monitoring_enabled: False on all hosts but one.
-            pathway_enabled: Kept for callers that pass it; it changes nothing.
-            include_badput_breakdown: Whether badput is uploaded by its causes.
-            include_step_deviation: Whether step deviation may be uploaded too.
-            configured_ideal_step_time: Seconds; in place of the mean of the steps that are not anomalous.
+            pathway_enabled: Accepted for existing callers; it has no effect.
+            include_badput_breakdown: True to upload badput by its causes.
+            include_step_deviation: True to permit uploads of step deviation.
+            configured_ideal_step_time: Seconds, instead of the mean of the steps that are not anomalous.
             step_deviation_interval_seconds: Seconds between two uploads of step deviation.
-            gcp_options: What goes to Cloud Monitoring, and how it is labelled there.
-            skip_final_flush: Whether stopping an upload leaves out its last point.
+            gcp_options: The metrics that are sent to Cloud Monitoring, and their labels.
+            skip_final_flush: True to stop uploads without a last point.
             final_flush_timeout_seconds: How long stopping an upload waits for its last point; stops within a minute
-                share it. None is as long as it takes, but an hour at most.
+                share it. None waits for an hour at most.
             gcs_sync_interval_seconds: Seconds between two copies of the saved state to the bucket;
-                `ML_GOODPUT_GCS_SYNC_INTERVAL_SECONDS` wins over it.
-            cache_dir: Folder of the saved state, see `GoodputCalculator`; `ML_GOODPUT_CACHE_DIR` wins over it.
-            max_logs_retention_period: How far back Cloud Logging is read: a timedelta, or seconds; None is all of it.
+                `ML_GOODPUT_GCS_SYNC_INTERVAL_SECONDS` overrides it.
+            cache_dir: Folder of the saved state, see `GoodputCalculator`; `ML_GOODPUT_CACHE_DIR` overrides it.
+            max_logs_retention_period: How far back Cloud Logging is read: a timedelta, or seconds; None reads it all.
 
         Raises:
-            ConfigurationError: An argument, or one of the variables, cannot be used. Not if monitoring is disabled.
+            ConfigurationError: An argument, or one of the variables, is invalid. Not if monitoring is disabled.
         """
         arguments = dict(locals())
         self._prepare(GoodputMonitor, arguments)
@@ -91,21 +91,21 @@ class GoodputMonitor(RebuiltFromArguments):
 
     @_starting
     def start_goodput_uploader(self) -> None:
-        """Starts to upload goodput, every `upload_interval`. Returns at once."""
+        """Start to upload goodput, every `upload_interval`; return immediately."""
         self._start(Upload.CUMULATIVE)
 
     @_stopping
     def stop_goodput_uploader(self, skip_final_flush: bool | None = None) -> None:
-        """Uploads goodput once more, and stops.
+        """Upload goodput once more, and stop.
 
         Args:
-            skip_final_flush: True: just stops; None: as the constructor was told.
+            skip_final_flush: True stops without a last point; None uses the constructor's argument.
         """
         self._stop(Upload.CUMULATIVE, skip_final_flush)
 
     @_starting
     def start_step_deviation_uploader(self) -> None:
-        """Starts to upload step deviation, every `step_deviation_interval_seconds`, if it is included."""
+        """Start to upload step deviation, every `step_deviation_interval_seconds`, if it is included."""
         if self._uploaders is None or not self._settings.include_step_deviation:
             log_once(
                 logging.INFO,
@@ -117,36 +117,36 @@ class GoodputMonitor(RebuiltFromArguments):
 
     @_stopping
     def stop_step_deviation_uploader(self, skip_final_flush: bool | None = None) -> None:
-        """Uploads step deviation once more, and stops.
+        """Upload step deviation once more, and stop.
 
         Args:
-            skip_final_flush: True: just stops; None: as the constructor was told.
+            skip_final_flush: True stops without a last point; None uses the constructor's argument.
         """
         self._stop(Upload.DEVIATION, skip_final_flush)
 
     @_starting
     def start_rolling_window_goodput_uploader(self, rolling_windows_seconds: list[int]) -> None:
-        """Starts to upload the goodput of the latest hours or days to Cloud Monitoring, every `upload_interval`.
+        """Start to upload the goodput of the latest hours or days to Cloud Monitoring, every `upload_interval`.
 
         Args:
-            rolling_windows_seconds: The lengths of the windows, in seconds. What is no list of whole seconds above
-                zero is an error in the log, and changes nothing.
+            rolling_windows_seconds: The lengths of the windows, in whole seconds above zero. An invalid list is logged
+                as an error, and changes nothing.
         """
         if self._uploaders is None:
             return
         try:
             windows = checked_windows(rolling_windows_seconds)
         except ConfigurationError as error:
-            _log.error("No other rolling windows are uploaded than before: %s", error)
+            _log.error("The rolling windows stay as they were: %s", error)
             return
         self._uploaders.start(Upload.WINDOWS, windows)
 
     @_stopping
     def stop_rolling_window_goodput_uploader(self, skip_final_flush: bool | None = None) -> None:
-        """Uploads the rolling windows once more, and stops.
+        """Upload the rolling windows once more, and stop.
 
         Args:
-            skip_final_flush: True: just stops; None: as the constructor was told.
+            skip_final_flush: True stops without a last point; None uses the constructor's argument.
         """
         self._stop(Upload.WINDOWS, skip_final_flush)
 
@@ -161,7 +161,7 @@ class GoodputMonitor(RebuiltFromArguments):
 
 
 class ElasticGoodputMonitor(GoodputMonitor):
-    """A `GoodputMonitor` for jobs that go on with fewer slices when some are lost."""
+    """A `GoodputMonitor` for jobs that continue with fewer slices when some are lost."""
 
     def __init__(
         self,
@@ -182,28 +182,28 @@ class ElasticGoodputMonitor(GoodputMonitor):
         cache_dir: _PathLike = "/tmp",
         max_logs_retention_period: datetime.timedelta | float | None = None,
     ) -> None:
-        """As `GoodputMonitor`, without `pathway_enabled`.
+        """Check the arguments of `GoodputMonitor`, without `pathway_enabled`.
 
         Args:
-            job_name: See `GoodputMonitor`, also for what is not told here.
-            logger_name: The log.
+            job_name: The job's name; see `GoodputMonitor` for details of all arguments.
+            logger_name: The log's name.
             tensorboard_dir: Folder of the job's TensorBoard logs.
             upload_interval: Seconds between two uploads.
             monitoring_enabled: False on all hosts but one.
-            include_badput_breakdown: Whether badput is uploaded by its causes.
-            include_step_deviation: Whether step deviation may be uploaded too.
-            include_slice_efficiency: Whether it is uploaded how many of the slices trained, and how many were there.
+            include_badput_breakdown: True to upload badput by its causes.
+            include_step_deviation: True to permit uploads of step deviation.
+            include_slice_efficiency: True to upload how many of the slices trained, and how many were present.
             configured_ideal_step_time: Seconds.
             step_deviation_interval_seconds: Seconds between two uploads of step deviation.
-            gcp_options: What goes to Cloud Monitoring.
-            skip_final_flush: Whether stopping an upload leaves out its last point.
+            gcp_options: The metrics that are sent to Cloud Monitoring.
+            skip_final_flush: True to stop uploads without a last point.
             final_flush_timeout_seconds: How long stopping an upload waits for its last point.
             gcs_sync_interval_seconds: Seconds between two copies of the saved state to the bucket.
             cache_dir: Folder of the saved state.
             max_logs_retention_period: How far back Cloud Logging is read.
 
         Raises:
-            ConfigurationError: An argument cannot be used. Not if monitoring is disabled.
+            ConfigurationError: An argument is invalid. Not if monitoring is disabled.
         """
         arguments = dict(locals())
         self._prepare(ElasticGoodputMonitor, arguments)

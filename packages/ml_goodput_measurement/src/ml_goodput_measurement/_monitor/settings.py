@@ -1,4 +1,4 @@
-"""What a monitor was told to do: checked once in the trainer, handed to its helper process as JSON."""
+"""The arguments of a monitor: checked once in the trainer, sent to its helper process as JSON."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from ml_goodput_measurement.metric_details import GCPOptions
 __all__ = ["LONGEST_FLUSH_SECONDS", "MonitorSettings", "Upload", "checked_windows"]
 
 LONGEST_FLUSH_SECONDS = 3600.0
-"""How long a final flush without a deadline may last, so that no process of a job that is gone stays for ever."""
+"""The limit of a final flush without a deadline, so that no process outlives its job forever."""
 
 _GCS_SYNC_INTERVAL = "ML_GOODPUT_GCS_SYNC_INTERVAL_SECONDS"
 _CACHE_DIR = "ML_GOODPUT_CACHE_DIR"
 
 
 class Upload(str, enum.Enum):
-    """What a monitor can upload."""
+    """The kinds of uploads of a monitor."""
 
     CUMULATIVE = "cumulative"
     DEVIATION = "deviation"
@@ -64,7 +64,7 @@ class MonitorSettings:
         is_elastic: bool,
         environ: Mapping[str, str] = os.environ,
     ) -> MonitorSettings:
-        """Checks a monitor's arguments.
+        """Check a monitor's arguments.
 
         Args:
             arguments: By the names that the constructor has for them.
@@ -112,28 +112,28 @@ class MonitorSettings:
 
     @property
     def flush_seconds(self) -> float:
-        """How long a final flush may last."""
+        """The seconds that a final flush may last."""
         timeout = self.final_flush_timeout_seconds
         return LONGEST_FLUSH_SECONDS if timeout is None else min(timeout, LONGEST_FLUSH_SECONDS)
 
     def interval_seconds(self, upload: Upload) -> float:
-        """How often something is uploaded."""
+        """Return the seconds between two uploads of a kind."""
         if upload is Upload.DEVIATION:
             return self.step_deviation_interval_seconds
         return self.upload_interval_seconds
 
     def to_json(self) -> dict[str, Any]:
-        """Returns what `from_json` takes."""
+        """Return the argument of `from_json`."""
         return dataclasses.asdict(self)
 
     @classmethod
     def from_json(cls, fields: Mapping[str, Any]) -> MonitorSettings:
-        """Returns the settings that `to_json` was called on."""
+        """Return the settings that `to_json` was called on."""
         return cls(**{**fields, "gcp_options": GCPOptions(**fields["gcp_options"])})
 
 
 def checked_windows(rolling_windows_seconds: Any) -> list[int]:
-    """Returns the lengths of rolling windows in seconds, each once, in the order given.
+    """Return the lengths of rolling windows in seconds, each once, in the order given.
 
     Raises:
         ConfigurationError: It is not a list of whole seconds above zero, at least one.
@@ -196,7 +196,7 @@ def _retention_seconds(max_logs_retention_period: Any) -> float | None:
 
 
 def _bucket_or_local(name: str, value: Any) -> str:
-    """Returns the path of a folder: a local one, or one in a bucket."""
+    """Return the path of a folder: a local one, or one in a bucket."""
     path = _text(value)
     if path is None or not path.startswith("gs://"):
         return _local(name, value, "give the path of a local folder, or gs://bucket/folder as text")
@@ -206,7 +206,7 @@ def _bucket_or_local(name: str, value: Any) -> str:
 
 
 def _local(name: str, value: Any, instead: str = "give the path of a local folder") -> str:
-    """Returns a path that means the same wherever the trainer goes."""
+    """Return an absolute path, which does not depend on the trainer's working directory."""
     path = _text(value)
     # pathlib makes gs:/bucket of gs://bucket.
     if not path or not path.strip() or "\0" in path or "://" in path or path.startswith("gs:/"):

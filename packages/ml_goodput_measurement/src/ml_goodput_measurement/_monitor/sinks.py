@@ -1,4 +1,4 @@
-"""One exporter among others: it may fail as it likes, and hang for a minute at most before the others go on."""
+"""One exporter among others: its failures do not affect the others, and its hangs delay them by a minute at most."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ml_goodput_measurement.snapshot import Snapshot
 __all__ = ["Exporter", "Sink"]
 
 Exporter: TypeAlias = Callable[[Snapshot], None]
-"""Takes a snapshot somewhere. It may have `flush(timeout_seconds)` and `close()`, which are called at the end."""
+"""A function of a snapshot. It may have `flush(timeout_seconds)` and `close()`, which are called at the end."""
 
 _log = job_logger("ml_diagnostics.goodput")
 
@@ -31,11 +31,11 @@ _MOST_WAITING = len(Upload) + 1
 
 
 class Sink:
-    """Calls one exporter, in a thread of its own, and leaves it alone for a while after a failure.
+    """Calls one exporter, in a thread of its own, and waits for a while after a failure.
 
     Args:
-        name: What logs call it.
-        make: Makes the exporter, when it is first needed; where it fails, it is tried again like an export.
+        name: Its name in the log.
+        make: Creates the exporter when it is first needed; retried like an export if it fails.
         wants: The parts of a snapshot that are exported.
         clock: Monotonic seconds.
     """
@@ -52,46 +52,46 @@ class Sink:
         self._exporter: Any = None
         self._backoff = Backoff(_FIRST_WAIT_SECONDS, _LONGEST_WAIT_SECONDS)
         self._not_before = -float("inf")
-        self._told: set[str] = set()
+        self._logged: set[str] = set()
         self._task: Task | None = None
         self._busy_since = 0.0
         self._is_busy = False
         self._waiting: deque[Callable[[], None]] = deque(maxlen=_MOST_WAITING)
-        self._lock = threading.Lock()  # Of the two above.
+        self._lock = threading.Lock()  # Guards the two above.
 
     def is_busy(self) -> bool:
-        """Whether an export is under way."""
+        """Return True while an export is under way."""
         return self._is_busy
 
     def is_stuck(self) -> bool:
-        """Whether an export has been under way for so long that nobody waits for it any more."""
+        """Return True if an export has been under way for so long that waiting for it is pointless."""
         if not self.is_busy() or self._clock() - self._busy_since < _STUCK_AFTER_SECONDS:
             return False
-        self._tell("stuck", "has not come back for %.0f s; nothing more is given to it until it does", self._age())
+        self._log_once("stuck", "has not returned for %.0f s; it gets no snapshots until it does", self._age())
         return True
 
     def wait(self, timeout_seconds: float) -> bool:
-        """True if no export is under way any more, within that time."""
+        """Wait until no export is under way; return False after the timeout."""
         return self._task is None or self._task.wait(timeout_seconds)
 
     def offer(self, snapshot: Snapshot, *, is_last: bool = False) -> None:
-        """Begins to export a snapshot, unless an earlier one is under way or the exporter has just failed.
+        """Start to export a snapshot, unless an earlier one is under way or the exporter has just failed.
 
         Args:
-            snapshot: Only those of its parts that this sink wants are exported, if there are any.
-            is_last: Whether there will be no other chance, so that it is tried also shortly after a failure, and
-                after the one that is under way.
+            snapshot: Only the parts that this sink wants are exported, if there are any.
+            is_last: True if it is the last one: it is exported also shortly after a failure, and after the export that
+                is under way.
         """
         wanted = self._part(snapshot)
         if wanted is None or (self._clock() < self._not_before and not is_last):
             return
-        self._begin(lambda: self._export(wanted), waits=is_last)
+        self._start(lambda: self._export(wanted), waits=is_last)
 
     def finish(self, deadline: float) -> None:
-        """Begins to flush and close the exporter, if there is one by then, after what is under way.
+        """Start to flush and close the exporter, if there is one by then, after the export that is under way.
 
         Args:
-            deadline: For flushing, in seconds of `time.monotonic`.
+            deadline: The end of the time for flushing, in seconds of `time.monotonic`.
         """
 
         def flush_and_close() -> None:
@@ -100,7 +100,7 @@ class Sink:
             if hasattr(self._exporter, "close"):
                 self._exporter.close()
 
-        self._begin(flush_and_close, waits=True)
+        self._start(flush_and_close, waits=True)
 
     def _part(self, snapshot: Snapshot) -> Snapshot | None:
         cumulative = snapshot.cumulative if Upload.CUMULATIVE in self._wants else None
@@ -116,7 +116,7 @@ class Sink:
         self._exporter(snapshot)
         self._worked()
 
-    def _begin(self, action: Callable[[], None], *, waits: bool) -> None:
+    def _start(self, action: Callable[[], None], *, waits: bool) -> None:
         with self._lock:
             if self._is_busy:
                 if waits:
@@ -148,18 +148,18 @@ class Sink:
     def _failed(self, error: BaseException) -> None:
         wait_seconds = self._backoff.failed()
         self._not_before = self._clock() + wait_seconds
-        self._tell(
+        self._log_once(
             type(error).__name__,
-            "failed (%s: %.500s). It is tried again in %.0f s, and ever more seldom while it fails; the job and the "
-            "other uploads go on. Further failures of this kind are not logged",
+            "failed (%s: %.500s). Next try in %.0f s, and less often while it fails; the job and the other uploads "
+            "continue. Further failures of this kind are not logged",
             type(error).__name__,
             error,
             wait_seconds,
         )
 
-    def _tell(self, kind: str, message: str, *args: object) -> None:
-        if kind not in self._told:
-            self._told.add(kind)
+    def _log_once(self, kind: str, message: str, *args: object) -> None:
+        if kind not in self._logged:
+            self._logged.add(kind)
             _log.warning("%s " + message, self._name, *args)
 
     def _age(self) -> float:

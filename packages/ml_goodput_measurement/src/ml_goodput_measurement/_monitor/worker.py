@@ -1,4 +1,4 @@
-"""When a snapshot is taken, and of what: the loop of the helper process, without the process around it."""
+"""The times and the contents of snapshots: the loop of the helper process, without the process around it."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ __all__ = ["SnapshotSource", "Worker"]
 _log = job_logger("ml_diagnostics.goodput")
 
 _LONGEST_BACKOFF_SECONDS = 600.0
-_LOOK_AGAIN_SECONDS = 0.2
+_RECHECK_SECONDS = 0.2
 _TOGETHER = 0.05
-"""Uploads that are due within this share of their interval (and a second) go now, with those that are due."""
+"""Uploads that are due within this share of their interval (and a second) are done now, with those that are due."""
 _SHARE_FOR_UNFINISHED = 0.25
-"""Of the time of a final flush: how much of it what is still under way may take."""
+"""The share of the time of a final flush that exports under way may take."""
 
 
 class SnapshotSource(Protocol):
-    """What the worker needs of a calculator."""
+    """A calculator, as far as the worker uses it."""
 
     def snapshot(
         self,
@@ -41,21 +41,21 @@ class SnapshotSource(Protocol):
         configured_ideal_step_time: float | None = None,
         local_only: bool = False,
     ) -> Snapshot:
-        """Reads what is new, if told so from this machine alone, and returns the parts that are asked for."""
+        """Read new entries, from this machine alone if `local_only`, and return the requested parts."""
         ...
 
     def save_state(self) -> None:
-        """Saves what was read on this machine."""
+        """Save the state on this machine."""
         ...
 
     def sync_to_gcs(self) -> None:
-        """Saves what was read in the job's bucket."""
+        """Save the state in the job's bucket."""
         ...
 
 
 @dataclass
 class _Timer:
-    """Something that is done every so many seconds, first after as many."""
+    """A recurring action, first after one interval."""
 
     interval_seconds: float
     due: float
@@ -64,20 +64,20 @@ class _Timer:
         return now >= self.due - min(1.0, _TOGETHER * self.interval_seconds)
 
     def advance(self, now: float) -> None:
-        """To the next time that is not over: what was missed is not made up for."""
+        """Set the next time after now; missed ones are skipped."""
         missed = max(0.0, (now - self.due) // self.interval_seconds)
         self.due += (missed + 1) * self.interval_seconds
 
 
 class Worker:
-    """Takes snapshots of a job when they are due, and gives them to the sinks.
+    """Takes snapshots of a job when they are due, and passes them to the sinks.
 
     Args:
-        calculator: Where snapshots come from.
-        sinks: Where they go.
-        interval_seconds: How often each kind of upload is done.
-        configured_ideal_step_seconds: In place of the mean of the steps that are not anomalous.
-        sync_interval_seconds: How often the saved state goes to the bucket; None if there is no bucket.
+        calculator: The source of snapshots.
+        sinks: Their destinations.
+        interval_seconds: Returns the seconds between two uploads of a kind.
+        configured_ideal_step_seconds: Used instead of the mean of the steps that are not anomalous.
+        sync_interval_seconds: Seconds between two copies of the saved state to the bucket; None if there is no bucket.
         clock: Monotonic seconds.
     """
 
@@ -101,21 +101,21 @@ class Worker:
             self._sync = _Timer(sync_interval_seconds, clock() + sync_interval_seconds)
         self._query_backoff = Backoff(first_seconds=5.0, longest_seconds=_LONGEST_BACKOFF_SECONDS)
         self._no_query_before = -float("inf")
-        self._told: set[tuple[str, str]] = set()
+        self._logged: set[tuple[str, str]] = set()
         self._queries = 0
 
     # --- What is on -----------------------------------------------------------------------------------
 
     def set_uploads(self, uploads: Mapping[Upload, Sequence[int]], *, flush: bool, flush_seconds: float) -> bool:
-        """Starts the uploads that were not on, and ends those that are not on any more.
+        """Start the uploads that were off, and end those that are no longer on.
 
         Args:
-            uploads: Those that shall be on; with the rolling windows, their lengths in seconds.
-            flush: Whether those that end are done once more.
-            flush_seconds: How long that may last. It is left to the process to enforce it on a query.
+            uploads: Those that are to be on; for rolling windows, their lengths in seconds.
+            flush: True to do those that end once more.
+            flush_seconds: How long that may last. The process enforces it on queries.
 
         Returns:
-            Whether all that was to be flushed is.
+            True if everything was flushed.
         """
         ended = [upload for upload in self._timers if upload not in uploads]
         ended_windows = self._windows
@@ -133,21 +133,21 @@ class Worker:
     # --- What is due ----------------------------------------------------------------------------------
 
     def seconds_to_next(self) -> float | None:
-        """How long there is nothing to do; None while nothing is on."""
+        """Return the seconds until something is due; None while nothing is on."""
         timers = [*self._timers.values(), *([self._sync] if self._sync and self._timers else [])]
         if not timers:
             return None
         now = self._clock()
         wait_seconds = max(0.0, min(timer.due for timer in timers) - now)
-        return max(wait_seconds, _LOOK_AGAIN_SECONDS) if self._is_exporting() else wait_seconds
+        return max(wait_seconds, _RECHECK_SECONDS) if self._is_exporting() else wait_seconds
 
     def tick(self) -> None:
-        """Does what is due: all of it from one snapshot.
+        """Do everything that is due, from one snapshot.
 
-        It does not wait for the sinks; for the bucket of the saved state, seldom, up to 20 s.
+        It does not wait for the sinks. A copy to the bucket, which is rare, may take 20 s.
         """
         if self._is_exporting():
-            return  # The snapshot that they have is good until the next one.
+            return  # Their snapshot is recent enough until the next one.
         now = self._clock()
         due = [upload for upload, timer in self._timers.items() if timer.is_due(now)]
         for upload in due:
@@ -159,24 +159,24 @@ class Worker:
             self.sync()
 
     def sync(self) -> None:
-        """Saves what was read in the job's bucket, if there is one; that may take 20 s."""
+        """Save the state in the job's bucket, if there is one; that may take 20 s."""
         if self._sync:
             self._try("the saved state could not be written to the bucket", self._calculator.sync_to_gcs)
 
     def wait_for_sinks(self, timeout_seconds: float) -> bool:
-        """True if no export is under way any more, within that time."""
+        """Wait until no export is under way; return False after the timeout."""
         deadline = time.monotonic() + timeout_seconds
         return all(sink.wait(max(0.0, deadline - time.monotonic())) for sink in self._sinks)
 
     def _is_exporting(self) -> bool:
-        """Whether a sink is at work that may yet be waited for."""
+        """Return True if an export is under way that is worth waiting for."""
         return any(sink.is_busy() and not sink.is_stuck() for sink in self._sinks)
 
     def _finish(self, ended: Iterable[Upload], windows: Sequence[int], *, is_all: bool, flush_seconds: float) -> bool:
-        """Does what ends once more and, if nothing else is on, leaves all in order."""
+        """Do the uploads that end once more; if no other is on, save the state and close the sinks."""
         deadline = time.monotonic() + flush_seconds
         self.wait_for_sinks(_SHARE_FOR_UNFINISHED * flush_seconds)
-        # A network that does not answer must not cost the last point what it costs every other one: time.
+        # A network that does not answer must not delay the last point.
         self._offer(self._query(ended, windows, local_only=True), is_last=True)
         if is_all:
             self._try("the state could not be saved", self._calculator.save_state)
@@ -192,7 +192,7 @@ class Worker:
                 sink.offer(snapshot, is_last=is_last)
 
     def _query(self, uploads: Iterable[Upload], windows: Sequence[int], *, local_only: bool = False) -> Snapshot | None:
-        """Takes a snapshot; None if there is none to be had now."""
+        """Return a snapshot; None if there can be none now."""
         self._queries += 1
         uploads = set(uploads)
         try:
@@ -204,12 +204,12 @@ class Worker:
                 local_only=local_only,
             )
         except NoGoodputError as error:
-            self._tell(logging.INFO, "there is nothing to upload yet", error)
+            self._log_once(logging.INFO, "there is nothing to upload yet", error)
             return None
         except BaseException as error:
             wait_seconds = self._query_backoff.failed()
             self._no_query_before = self._clock() + wait_seconds
-            self._tell(logging.WARNING, f"the job could not be queried; next try in {wait_seconds:.0f} s", error)
+            self._log_once(logging.WARNING, f"the job could not be queried; next try in {wait_seconds:.0f} s", error)
             return None
         self._query_backoff.succeeded()
         self._no_query_before = -float("inf")
@@ -218,7 +218,7 @@ class Worker:
         return dataclasses.replace(snapshot, deviation=self._while_current(snapshot.deviation))
 
     def _while_current(self, deviation: Deviation) -> Deviation:
-        """The same, but asked after the next query it fails, and does not tell a mixture."""
+        """Return the deviation, which fails after the next query instead of returning a mixture."""
         query = self._queries
 
         def steps_since(moment_ns: int) -> Iterator[DeviatingStep]:
@@ -229,15 +229,15 @@ class Worker:
 
         return dataclasses.replace(deviation, steps_since=steps_since)
 
-    def _try(self, trouble: str, action: Callable[[], object]) -> None:
+    def _try(self, problem: str, action: Callable[[], object]) -> None:
         try:
             action()
         except BaseException as error:
-            self._tell(logging.WARNING, trouble, error)
+            self._log_once(logging.WARNING, problem, error)
 
-    def _tell(self, level: int, what: str, error: BaseException) -> None:
-        """Logs a kind of trouble once."""
+    def _log_once(self, level: int, what: str, error: BaseException) -> None:
+        """Log each kind of failure once."""
         kind = (what.partition(";")[0], type(error).__name__)
-        if kind not in self._told:
-            self._told.add(kind)
+        if kind not in self._logged:
+            self._logged.add(kind)
             _log.log(level, "Goodput monitor: %s (%s: %.500s)", what, type(error).__name__, error)
