@@ -73,14 +73,14 @@ FINE = [
 # number of words that it had when the limit was last lowered. Lower a limit after a rewrite; never raise one.
 WORDS_IN_1000_LINES = 2
 LIMITS: dict[str, int | None] = {
-    "packages/cloud_tpu_diagnostics": 292,
-    "packages/common": 414,
-    "packages/google_cloud_mldiagnostics": 679,
-    "packages/ml_goodput_measurement": 131,
+    "packages/cloud_tpu_diagnostics": 288,
+    "packages/common": 348,
+    "packages/google_cloud_mldiagnostics": 677,
+    "packages/ml_goodput_measurement": 87,
     "packages/testing": None,
-    "packages/xprofiler": 100,
-    "docs": 73,
-    "tests": 2046,
+    "packages/xprofiler": 99,
+    "docs": 69,
+    "tests": 2043,
     "benchmarks examples": 28,
 }
 
