@@ -92,7 +92,7 @@ def test_an_invalid_interval_is_named_once_and_skipped(wrong: Any, caplog: pytes
     for _ in range(3):
         assert normalize_intervals([wrong, *pairs((0, 10))]) == in_seconds((0, 10))
     assert [record.levelname for record in caplog.records] == ["WARNING"]
-    assert "is passed over" in caplog.text
+    assert "is skipped" in caplog.text
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,7 @@ from ml_diagnostics_testing.faults import Delay, Hang, Reset, Status, Truncate
 from ml_goodput_measurement._ledger.recorders import Recorders
 from ml_goodput_measurement._ledger.writers import Writer
 from ml_goodput_measurement._query import state_store
-from ml_goodput_measurement._query.saved_state import _MAGIC, decode_state, encode_state, facts_told
+from ml_goodput_measurement._query.saved_state import _MAGIC, decode_state, encode_state, facts_in_front
 from ml_goodput_measurement._query.state_store import StateStore, checked_gcs_path
 
 from ..waiting import wait_until
@@ -77,7 +77,7 @@ def facts_in_copy(gcs_path: str) -> int:
     data = storage_for(path).read(path)
     state = decode_state(io.BytesIO(data), len(data), JOB)
     facts = state.recorders.fact_count
-    assert facts_told(data, JOB) == facts
+    assert facts_in_front(data, JOB) == facts
     return facts
 
 

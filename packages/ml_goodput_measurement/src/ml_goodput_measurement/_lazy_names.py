@@ -11,7 +11,7 @@ __all__ = ["imported_on_use"]
 
 
 def imported_on_use(facade: str, modules: Mapping[str, str], submodules: Sequence[str] = ()) -> Callable[[str], Any]:
-    """Returns the `__getattr__` of a module that offers names of others.
+    """Return the `__getattr__` of a module that offers names of others.
 
     Args:
         facade: The module's own name.

@@ -1,4 +1,4 @@
-"""Stretches of time that a user wants to leave out of a job's goodput: a holiday of the cluster, a planned stop."""
+"""Intervals to exclude from a job's goodput: a holiday of the cluster, a planned stop."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ def normalize_intervals(intervals: Iterable[Any]) -> list[Interval]:
     """Return the intervals in seconds since 1970, sorted and merged; those that touch become one.
 
     Args:
-        intervals: Pairs of a start and an end, both datetimes; naive ones are local time. A pair whose start is not
-            before its end, or that is no pair of datetimes, is skipped with one WARNING that names it.
+        intervals: Pairs of a start and an end, both datetimes; naive ones are local time. Pairs with a start
+            that is not before the end, and other values, are skipped with one WARNING that names them.
 
     Returns:
         Pairs of seconds that neither overlap nor touch.
@@ -31,7 +31,7 @@ def normalize_intervals(intervals: Iterable[Any]) -> list[Interval]:
 
 
 def get_exclusion_overlap(start: Moment, end: Moment, exclusions: Iterable[tuple[Moment, Moment]]) -> float:
-    """Return how much of a stretch of time is excluded.
+    """Return how much of an interval is excluded.
 
     Args:
         start: Start of the stretch: seconds since 1970, or a datetime (naive: local time).
@@ -42,8 +42,8 @@ def get_exclusion_overlap(start: Moment, end: Moment, exclusions: Iterable[tuple
         Seconds; what lies in two exclusions counts once. 0.0 where the end is not after the start.
     """
     first, last = posix_seconds(start), posix_seconds(end)
-    excluded = _merged((posix_seconds(begin), posix_seconds(finish)) for begin, finish in exclusions)
-    return math.fsum(max(0.0, min(last, finish) - max(first, begin)) for begin, finish in excluded)
+    excluded = _merged((posix_seconds(lower), posix_seconds(upper)) for lower, upper in exclusions)
+    return math.fsum(max(0.0, min(last, upper) - max(first, lower)) for lower, upper in excluded)
 
 
 def _merged(intervals: Iterable[Interval]) -> list[Interval]:
@@ -63,13 +63,13 @@ def _in_seconds(interval: Any) -> Interval | None:
             raise TypeError("no datetimes")
         seconds = posix_seconds(start), posix_seconds(end)
     except (TypeError, ValueError, OverflowError, OSError):
-        _warn(f"{shown(interval)} is passed over: it is no pair of datetimes; give (start, end)")
+        _warn(f"{shown(interval)} is skipped: expected a pair of datetimes (start, end)")
         return None
     if seconds[0] >= seconds[1]:
-        _warn(f"from {start} to {end} is passed over: its start is not before its end")
+        _warn(f"from {start} to {end} is skipped: its start is not before its end")
         return None
     return seconds
 
 
 def _warn(what: str) -> None:
-    warn_once(("exclusion", what), "The exclusion %s.", what)  # Asked again every minute, it need not be said again.
+    warn_once(("exclusion", what), "The exclusion %s.", what)  # Once: a monitor repeats the query every minute.

@@ -111,7 +111,7 @@ class GCPMetrics(RebuiltFromArguments):
             nanos: Nanoseconds to add to it.
 
         Raises:
-            TypeError: The value is not of that type, or a label is no text.
+            TypeError: The value is not of that type, or a label is not a str.
         """
         from google.cloud import monitoring_v3
 
@@ -130,8 +130,8 @@ class GCPMetrics(RebuiltFromArguments):
         """Write points. What cannot be written is counted in `failures` and logged, a kind of failure once.
 
         Args:
-            metrics: What `create_time_series` returns, or mappings of its arguments, whose point is of now unless
-                they say when; `metric_labels` may be left out.
+            metrics: What `create_time_series` returns, or mappings of its arguments, with the current time unless
+                they have another; `metric_labels` may be left out.
             context: What the points are about, for messages.
         """
         series = list(self._made(metrics, context))

@@ -1,4 +1,4 @@
-"""What the ledger tells: a job's wall time, cut into pieces that each lie in exactly one bucket.
+"""The results of the ledger: a job's wall time, cut into pieces that each lie in exactly one bucket.
 
 All times are integer nanoseconds since the POSIX epoch, all durations integer nanoseconds.
 """
@@ -29,7 +29,7 @@ class Bucket(enum.Enum):
     PROGRAM_STARTUP = "PROGRAM_STARTUP"
     PRODUCTIVE = "PRODUCTIVE"
     INFRASTRUCTURE_RECOVERY = "INFRASTRUCTURE_RECOVERY_FROM_DISRUPTION"
-    IN_FLIGHT = "IN_FLIGHT_STEP"  # the last step, while nobody knows whether it will count
+    IN_FLIGHT = "IN_FLIGHT_STEP"  # the last step, while it is unknown whether it will count
     UNKNOWN = "UNKNOWN"  # nothing that was recorded accounts for it
 
     # Members are alone of their kind: their identity is hashed, at a tenth of what hashing their names costs.
@@ -37,7 +37,7 @@ class Bucket(enum.Enum):
 
 
 class AttemptEnd(enum.Enum):
-    """The outcome of an attempt, as far as its records say."""
+    """The outcome of an attempt, as far as it was recorded."""
 
     RUNNING = "running"
     JOB_END = "job end recorded"
@@ -46,7 +46,7 @@ class AttemptEnd(enum.Enum):
     FAILED = "failed"
     """By an uncaught exception."""
     LOST = "exited without recording its end"
-    """Killed, for example: nothing says more."""
+    """For example killed: there is no record of its end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +92,7 @@ class AttemptSummary:
 
 @dataclass(frozen=True, slots=True)
 class Disruption:
-    """The job came back after an attempt that had made steps; what that cost, in parts.
+    """A restart of the job after an attempt with steps, and its cost in parts.
 
     Each part is time of a bucket: over all disruptions it sums to what that bucket has after the job's first step.
     Excluded time costs nothing.
@@ -126,7 +126,7 @@ class Disruption:
     """What its first step took more than the others."""
     recompute_ns: int
     """What it costs to make the lost steps again: the time that they took, with what lay between them. It is the wasted
-    progress of this disruption; that they are made again is productive time, like any step whose result lasts."""
+    progress of this disruption; their repetition is productive time, like any step with a lasting result."""
 
     @property
     def cost_ns(self) -> int:
@@ -151,7 +151,7 @@ class JobReport:
     data_loading_async_ns: int
     """Data loading beside the training: an overlay, no part of the sum."""
     estimated_ns: int
-    """Nanoseconds of steps whose end was estimated, whatever bucket they lie in."""
+    """Nanoseconds of steps with an estimated end, in any bucket."""
     last_step: int
     """The highest step that is known to be done and was kept; 0 where there is none."""
     steps_kept: int

@@ -1,6 +1,6 @@
 """What is known of a job at one moment: all that an exporter is given.
 
-An exporter is anything that is called with a snapshot. Parts that nobody asked for, or that are not known, are None or
+An exporter is anything that is called with a snapshot. Parts that were not requested, or are not known, are None or
 empty; times are in seconds, shares in percent.
 """
 

@@ -54,23 +54,23 @@ __all__ = ["ElasticGoodputCalculator", "GoodputCalculator"]
 _log = job_logger("ml_diagnostics.goodput")
 
 _LATEST_STEPS = 1100
-"""So many does `compute_step_deviation_from_baseline` look at."""
+"""The number of steps that `compute_step_deviation_from_baseline` uses."""
 
 _NO_STEP_TIMES = (
-    "No step times available and no previous step deviations found. A step has a time once the next one has begun."
+    "No step times available and no previous step deviations found. A step has a time once the next one has started."
 )
 
 
 class GoodputCalculator(GoodputExclusion, RebuiltFromArguments):
     """Computes the goodput of a job from what was recorded.
 
-    The first query reads the job's whole log, each further one what came since. Several processes may query one job
+    The first query reads the job's whole log, each further one only new entries. Several processes may query one job
     at once, and a new process goes on from the state that an earlier one saved. A copy, and what a pickle is restored
     to, is a new calculator of the same job.
     """
 
     _is_elastic = False
-    """Whether the kinds of badput that only elastic jobs have are told where they took no time, too."""
+    """True to include the kinds of badput of elastic jobs also if they took no time."""
 
     def __init__(
         self,
@@ -85,7 +85,7 @@ class GoodputCalculator(GoodputExclusion, RebuiltFromArguments):
         _clock_ns: Callable[[], int] = time.time_ns,
         _patience_seconds: float | None = None,
     ) -> None:
-        """Reads nothing yet.
+        """Read nothing yet.
 
         Args:
             job_name: The job, as its recorder was given it.
@@ -127,7 +127,7 @@ class GoodputCalculator(GoodputExclusion, RebuiltFromArguments):
     def get_job_goodput(
         self, include_badput_breakdown: bool = False, configured_ideal_step_time: float | None = None
     ) -> JobGoodput:
-        """Reads what is new and returns the job's goodput.
+        """Read what is new and returns the job's goodput.
 
         Args:
             include_badput_breakdown: Whether the breakdown is filled.
@@ -139,7 +139,7 @@ class GoodputCalculator(GoodputExclusion, RebuiltFromArguments):
             also behaves as the percentage.
 
         Raises:
-            ConfigurationError: `configured_ideal_step_time` is no number of seconds.
+            ConfigurationError: `configured_ideal_step_time` is not a number of seconds.
             NoGoodputError: Nothing was recorded for the job, or all of it at one moment; also a ValueError.
         """
         summary = self._query(configured_ideal_step_time)
@@ -178,10 +178,10 @@ class GoodputCalculator(GoodputExclusion, RebuiltFromArguments):
     def get_job_goodput_interval(
         self, interval_start: Moment, interval_end: Moment
     ) -> tuple[float, UnproductiveTimeDict, int, float, int]:
-        """Reads what is new and returns the goodput of a stretch of the job's time.
+        """Read what is new and returns the goodput of a stretch of the job's time.
 
         The window that is asked for is the whole of which shares are taken, up to now; what of it lies before the
-        job or after its end is OTHER. What happened is told as the whole history says, not as the window cuts it.
+        job or after its end is OTHER. Events are interpreted with the whole history, not with the window alone.
 
         Args:
             interval_start: A datetime (naive: local time), or seconds since 1970.
@@ -189,7 +189,7 @@ class GoodputCalculator(GoodputExclusion, RebuiltFromArguments):
 
         Returns:
             A tuple: goodput in percent; badput in percent by kind; the last kept step that was done by its end; its
-            length in seconds; how often the job came back in it after a disruption.
+            length in seconds; the number of restarts in it after a disruption.
 
         Raises:
             ConfigurationError: The window has no length.
@@ -203,14 +203,14 @@ class GoodputCalculator(GoodputExclusion, RebuiltFromArguments):
     def get_interval_metric_details(
         self, interval_start: Moment, interval_end: Moment
     ) -> IntervalWorkloadMetricDetails:
-        """Returns what `get_job_goodput_interval` does by name; empty where it raises a ValueError."""
+        """Return what `get_job_goodput_interval` does by name; empty where it raises a ValueError."""
         try:
             return self._interval_details(self._window(interval_start, interval_end))
         except ValueError:
             return self._interval_details(None)
 
     def get_step_deviation(self, configured_ideal_step_time: float | None = None) -> dict[int, float]:
-        """Reads what is new and returns by how much the time of each kept step differs from the ideal one.
+        """Read what is new and returns by how much the time of each kept step differs from the ideal one.
 
         Args:
             configured_ideal_step_time: Seconds; in place of the mean of the steps that are not anomalous.
@@ -230,7 +230,7 @@ class GoodputCalculator(GoodputExclusion, RebuiltFromArguments):
         return deviations
 
     def report(self, *, include_timeline: bool = True, exclusions: Iterable[ExclusionInterval] = ()) -> JobReport:
-        """Reads what is new and returns all that is known of the job: attempts, disruptions, the timeline.
+        """Read what is new and returns all that is known of the job: attempts, disruptions, the timeline.
 
         Args:
             include_timeline: Whether the timeline is filled; where trainers record the end of every step it has two
@@ -275,12 +275,12 @@ class GoodputCalculator(GoodputExclusion, RebuiltFromArguments):
         configured_ideal_step_time: float | None = None,
         local_only: bool = False,
     ) -> Snapshot:
-        """Reads what is new and returns what exporters are given: costs what is new, and a little for each part.
+        """Read what is new and returns what exporters are given: costs what is new, and a little for each part.
 
         Args:
-            cumulative: Whether to tell of the job's whole life.
-            deviation: Whether to tell of step times.
-            window_seconds: Lengths of rolling windows to tell of; each ends with the job's life so far.
+            cumulative: True to include the job's whole life.
+            deviation: True to include step times.
+            window_seconds: Lengths of rolling windows; each ends with the job's life so far.
             configured_ideal_step_time: As in `get_job_goodput`.
             local_only: Whether to wait for no network: for the last moments of a process. Where this machine's journal
                 knows nothing of the job, the cloud is asked all the same.
@@ -303,12 +303,12 @@ class GoodputCalculator(GoodputExclusion, RebuiltFromArguments):
             )
 
     def save_state(self) -> None:
-        """Saves what was read, so that another process goes on from here; nothing to do with a `cloud_logger`."""
+        """Save what was read, so that another process goes on from here; nothing to do with a `cloud_logger`."""
         with self._lock:
             self._reader.save_state()
 
     def sync_to_gcs(self) -> None:
-        """Copies what was read to `gcs_path`, for other machines to go on from; nothing to do without one.
+        """Copy what was read to `gcs_path`, for other machines to go on from; nothing to do without one.
 
         What another machine put there is never replaced by less. A failure is logged, not raised.
         """
@@ -364,8 +364,8 @@ class GoodputCalculator(GoodputExclusion, RebuiltFromArguments):
         latest = [abs(seconds - ideal) for seconds in ledger.latest_step_seconds(_LATEST_STEPS)]
 
         def steps_since(start_ns: int) -> Iterator[DeviatingStep]:
-            for step, began_ns, seconds in ledger.steps_since(start_ns):
-                yield DeviatingStep(step, began_ns, abs(seconds - ideal))
+            for step, started_ns, seconds in ledger.steps_since(start_ns):
+                yield DeviatingStep(step, started_ns, abs(seconds - ideal))
 
         return Deviation(compute_step_deviation_from_baseline(latest) if latest else None, steps_since)
 
@@ -401,7 +401,7 @@ class GoodputCalculator(GoodputExclusion, RebuiltFromArguments):
         is_kept: bool = True,
         local_only: bool = False,
     ) -> Summary:
-        """Reads what is new and returns the sums of the job's life; the details tell them, too, if they are kept."""
+        """Read what is new, and return the sums of the job's life; the details have them, too, if they are kept."""
         configured_seconds = _ideal_seconds(configured_ideal_step_time)
         with self._asking():
             self._ledger = self._reader.read(local_only=local_only)
@@ -458,7 +458,7 @@ class GoodputCalculator(GoodputExclusion, RebuiltFromArguments):
             if end_ns <= whole.start_ns or start_ns >= whole.end_ns:
                 raise NoGoodputError(
                     f"No log entries found within the interval window between {interval_start} and {interval_end}: "
-                    f"what was recorded of job {self.job_name[:200]!r} is {_told(whole)}"
+                    f"what was recorded of job {self.job_name[:200]!r} is {_description_of(whole)}"
                 )
             (window,) = ledger.windows([(start_ns, end_ns)], self._now_ns)
             return window
@@ -468,7 +468,7 @@ def _slice_efficiency(part: Summary | Window) -> SliceEfficiency | None:
     return None if part.slice_shares is None else SliceEfficiency(*part.slice_shares)
 
 
-def _told(summary: Summary) -> str:
+def _description_of(summary: Summary) -> str:
     first, last = (
         datetime.datetime.fromtimestamp(moment_ns // 10**9, datetime.timezone.utc).isoformat()
         for moment_ns in (summary.start_ns, summary.end_ns)

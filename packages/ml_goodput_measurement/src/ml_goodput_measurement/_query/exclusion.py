@@ -26,7 +26,7 @@ class GoodputExclusion(abc.ABC):
     def _query(
         self, configured_ideal_step_time: float | None = None, excluded: Sequence[tuple[int, int]] = ()
     ) -> Summary:
-        """Read what is new and returns the sums of the job's life."""
+        """Read what is new, and return the sums of the job's life."""
 
     @abc.abstractmethod
     def _badput(self, part: Summary, unit_ns: float) -> UnproductiveTimeDict:
@@ -38,7 +38,7 @@ class GoodputExclusion(abc.ABC):
         include_badput_breakdown: bool = False,
         configured_ideal_step_time: float | None = None,
     ) -> tuple[float, UnproductiveTimeDict, int, float]:
-        """Read what is new and returns the job's goodput without some stretches of its time.
+        """Read what is new, and return the job's goodput without some stretches of its time.
 
         Excluded time is taken out of whatever it lies in, and out of the whole of which shares are taken; what is left
         is as it was. Steps, disruptions and the startup of attempts are those of the whole history.
@@ -54,7 +54,7 @@ class GoodputExclusion(abc.ABC):
             kept, and the excluded seconds that lie in the job's life.
 
         Raises:
-            ConfigurationError: `configured_ideal_step_time` is no number of seconds.
+            ConfigurationError: `configured_ideal_step_time` is not a number of seconds.
             NoGoodputError: Nothing was recorded for the job, or nothing is left; also a ValueError.
         """
         summary = self._query(configured_ideal_step_time, excluded_intervals(exclusion_intervals))

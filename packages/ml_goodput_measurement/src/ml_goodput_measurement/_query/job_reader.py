@@ -55,7 +55,7 @@ class JobReader:
         clock_ns: Callable[[], int],
         patience_seconds: float | None,
     ) -> None:
-        """Reads nothing yet; the arguments are those of `GoodputCalculator`.
+        """Read nothing yet; the arguments are those of `GoodputCalculator`.
 
         Raises:
             ConfigurationError: An argument, or ML_DIAGNOSTICS_BACKEND, cannot be used.
@@ -222,7 +222,7 @@ class _Liveness:
     """Answers whether the processes of one job still run, as far as this machine knows.
 
     Args:
-        root: The diagnostics folder, where companions record how processes ended.
+        root: The diagnostics folder, where companions record the ends of processes.
     """
 
     def __init__(self, root: Path) -> None:

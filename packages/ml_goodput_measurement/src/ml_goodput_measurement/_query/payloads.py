@@ -46,7 +46,7 @@ class UserLoggerReader:
     """
 
     def __init__(self, logger: UserLogger) -> None:
-        """Reads nothing yet."""
+        """Read nothing yet."""
         self.logger = logger
         self.error: Exception | None = None
         self._last_entry: tuple[Any, Any] | None = None

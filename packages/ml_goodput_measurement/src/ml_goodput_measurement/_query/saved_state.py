@@ -1,7 +1,7 @@
 """The calculator's saved state: so that another process need not read a job's history again.
 
     goodput state of 1.1.0 little                            of this version alone: it holds sums that its rules made
-    {"job": ..., "facts": 123, "head_bytes": 456} 1a2b3c4d   enough to tell which of two knows more; its CRC-32
+    {"job": ..., "facts": 123, "head_bytes": 456} 1a2b3c4d   enough to compare two states; its CRC-32
     a head in JSON, the columns as raw 64-bit numbers, and a CRC-32 of all before it
 
 A file is private and written whole; a state that knows less never replaces one that knows more. `state_store` keeps a
@@ -35,8 +35,8 @@ __all__ = [
     "UnusableStateError",
     "decode_state",
     "encode_state",
+    "facts_in_front",
     "facts_of",
-    "facts_told",
     "load_state",
     "save_state",
     "saved_facts",
@@ -48,14 +48,14 @@ _KIND = b"goodput state of "
 _MAGIC = _KIND + f"{__version__} {sys.byteorder}\n".encode()
 
 FRONT_BYTES = 512
-"""As much of a state as `facts_told` needs."""
+"""The part of a state that `facts_in_front` needs."""
 
 _CHECKSUM_BYTES = 4
 _BLOCK_BYTES = 2**18
 
 
 class UnusableStateError(Exception):
-    """What was read is no state of this job that this version can use; the message says why."""
+    """The data is not a state of this job that this version can use; the message has the reason."""
 
 
 @dataclass
@@ -106,7 +106,7 @@ def decode_state(file: BinaryIO, size: int, job_name: str) -> SavedState:
         raise UnusableStateError(f"it is damaged ({type(error).__name__}: {error})") from error
 
 
-def facts_told(front: bytes, job_name: str) -> int:
+def facts_in_front(front: bytes, job_name: str) -> int:
     """Return how many facts a state of a job knows, by its first `FRONT_BYTES`.
 
     Raises:
@@ -116,7 +116,7 @@ def facts_told(front: bytes, job_name: str) -> int:
 
 
 def save_state(path: Path, recorders: Recorders, position: dict[str, Any]) -> bool:
-    """Write the state to a file; return False, and says so once a try, when that cannot be done or is not needed."""
+    """Write the state to a file; return False, with one warning, if that fails or is not needed."""
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         with _locked(path) as is_free:
@@ -137,7 +137,7 @@ def load_state(path: Path, job_name: str) -> SavedState | None:
     except FileNotFoundError:
         return None
     except (OSError, UnusableStateError) as error:
-        _log.warning("The saved state %s cannot be used and is made anew: %s", path, error)
+        _log.warning("The saved state %s cannot be used and is replaced: %s", path, error)
         return None
 
 
@@ -145,7 +145,7 @@ def saved_facts(path: Path, job_name: str) -> int:
     """Return how many facts a file knows of a job, -1 where there is none that can be used; read its front alone."""
     try:
         with _opened(path) as file:
-            return facts_told(file.read(FRONT_BYTES), job_name)
+            return facts_in_front(file.read(FRONT_BYTES), job_name)
     except (OSError, UnusableStateError):
         return -1
 
@@ -183,7 +183,7 @@ def _opened(path: Path) -> Iterator[BinaryIO]:
     flags = os.O_RDONLY | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0) | getattr(os, "O_NONBLOCK", 0)
     with os.fdopen(os.open(path, flags), "rb") as file:
         if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-            raise UnusableStateError("it is no regular file")
+            raise UnusableStateError("it is not a regular file")
         yield file
 
 
@@ -200,8 +200,8 @@ def _front(job_name: str, facts: int, head_bytes: int) -> bytes:
 
 def _parse_front(data: bytes, job_name: str) -> _Front:
     if not data.startswith(_MAGIC):
-        whose = "another version of this library" if data.startswith(_KIND) else "something else"
-        raise UnusableStateError(f"{whose} wrote it")
+        writer = "another version of this library" if data.startswith(_KIND) else "something else"
+        raise UnusableStateError(f"{writer} wrote it")
     end = data.find(b"\n", len(_MAGIC)) + 1
     line, _, checksum = data[len(_MAGIC) : end].rpartition(b" ")
     if checksum != b"%08x\n" % zlib.crc32(line):

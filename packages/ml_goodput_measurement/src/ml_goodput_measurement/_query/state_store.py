@@ -32,8 +32,8 @@ from ml_goodput_measurement._query.saved_state import (
     UnusableStateError,
     decode_state,
     encode_state,
+    facts_in_front,
     facts_of,
-    facts_told,
     load_state,
     save_state,
     saved_facts,
@@ -48,14 +48,14 @@ _READ_DEADLINE_SECONDS = 1.0
 """A request of a query that is not answered for so long is given up: all of them cost no more than 2 s."""
 _LOOK_PATIENCE_SECONDS = 1.5
 _DOWNLOAD_PATIENCE_SECONDS = 30.0
-"""While data comes, however slowly, it is worth more of a wait: the log itself takes minutes to read."""
+"""A download, however slow, may take longer: the log itself takes minutes to read."""
 
 _SYNC_DEADLINE_SECONDS = 20.0
 _MOST_WRITES = 6
 
 
 DEFAULT_CACHE_DIR = "/tmp"
-"""Means the state folder of ML_DIAGNOSTICS_DIR: the public package's default, which is anybody's to write to."""
+"""Means the state folder of ML_DIAGNOSTICS_DIR: the public package's default, which all users may write to."""
 
 
 def state_folder(root: Path, cache_dir: str) -> Path:
@@ -132,7 +132,7 @@ class StateStore:
 
 
 class _Seen(NamedTuple):
-    """What the beginning of a copy says."""
+    """The front of a copy."""
 
     facts: int
     """-1 where it cannot be used."""
@@ -145,12 +145,12 @@ class _StateCopy:
 
     def __init__(self, path: str) -> None:
         self._path = path
-        self._damaged_generation = 0  # Such a one is replaced, though it says that it knows as much.
+        self._damaged_generation = 0  # Such a copy is replaced, even if it seems to have as many facts.
 
     def facts(self, job_name: str) -> int:
         """Return how many facts it knows, -1 where it cannot be used; read its beginning alone."""
         try:
-            return _within(_LOOK_PATIENCE_SECONDS, lambda: self._look(self._store(), job_name)).facts
+            return _within(_LOOK_PATIENCE_SECONDS, lambda: self._read_front(self._store(), job_name)).facts
         except (DiagnosticsError, OSError) as error:
             self._warn_unreadable(error)
             return -1
@@ -177,7 +177,7 @@ class _StateCopy:
 
         def replace() -> None:
             nonlocal encoded
-            seen = self._look(store, recorders.job_name)
+            seen = self._read_front(store, recorders.job_name)
             if seen.facts < facts:
                 encoded = encoded or b"".join(encode_state(recorders, position))
                 store.write(self._path, encoded, if_generation=seen.generation)
@@ -202,7 +202,7 @@ class _StateCopy:
     def _store(self, deadline_seconds: float = _READ_DEADLINE_SECONDS) -> Storage:
         return storage_for(self._path, deadline_seconds=deadline_seconds)
 
-    def _look(self, store: Storage, job_name: str) -> _Seen:
+    def _read_front(self, store: Storage, job_name: str) -> _Seen:
         try:
             front, generation = store.read_with_generation(self._path, first_bytes=FRONT_BYTES)
         except ObjectNotFoundError:
@@ -210,7 +210,7 @@ class _StateCopy:
         if generation == self._damaged_generation:
             return _Seen(-1, generation)
         try:
-            return _Seen(facts_told(front, job_name), generation)
+            return _Seen(facts_in_front(front, job_name), generation)
         except UnusableStateError as error:
             self._warn_unusable(error)
             return _Seen(-1, generation)
@@ -226,7 +226,7 @@ class _StateCopy:
     def _warn_unusable(self, error: Exception) -> None:
         warn_once(
             ("goodput state", self._path, "use"),
-            "The copy of goodput's state in %s cannot be used and is made anew: %s",
+            "The copy of goodput's state in %s cannot be used and is replaced: %s",
             self._path,
             error,
         )

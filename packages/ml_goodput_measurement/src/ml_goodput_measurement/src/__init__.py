@@ -50,14 +50,14 @@ class _SecondNames:
         return ModuleSpec(fullname, self) if package == __name__ and name in __all__ else None  # type: ignore[arg-type]
 
     def create_module(self, spec: ModuleSpec) -> None:
-        """An empty module will do, until the real one takes its place."""
+        """Return None, for an empty module, which the real one replaces."""
 
     def exec_module(self, module: ModuleType) -> None:
         # What an import returns is what then stands in sys.modules.
         sys.modules[module.__name__] = import_module(_first_name(module.__name__))
 
     def get_code(self, fullname: str) -> CodeType | None:
-        """Returns what `python -m` is to run."""
+        """Return what `python -m` is to run."""
         from importlib.util import find_spec
 
         spec = find_spec(_first_name(fullname))
