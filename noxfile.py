@@ -214,11 +214,12 @@ def api(session: nox.Session) -> None:
 
 @nox.session
 def typing(session: nox.Session) -> None:
-    """Strict types, in every package and every example."""
+    """Strict types, in every package, every example and every test."""
     install(session, "typing", *PACKAGES)
     for module in PACKAGES.values():
         session.run("mypy", "-p", module)
     session.run("mypy", "examples")
+    session.run("mypy", "-p", "tests")
 
 
 @nox.session

@@ -19,7 +19,10 @@ T = TypeVar("T")
 
 
 def wait_until(
-    condition: Callable[[], T], timeout_seconds: float = LONG_SECONDS, *, running: subprocess.Popen[Any] | None = None
+    condition: Callable[[], T | None],
+    timeout_seconds: float = LONG_SECONDS,
+    *,
+    running: subprocess.Popen[Any] | None = None,
 ) -> T:
     """Wait until a condition is true, and return its value.
 
@@ -86,7 +89,7 @@ def run_program(
 class Child:
     """A program that talks to the test by lines: it prints them, and `go_on` answers its `input()`."""
 
-    def __init__(self, command: Sequence[str], **popen: Any) -> None:
+    def __init__(self, command: Sequence[str | Path], **popen: Any) -> None:
         self.process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **popen
         )

@@ -26,15 +26,18 @@ NO_GLOO = 77
 
 def main(port: str, rank: int) -> None:
     try:
-        jax.config.update("jax_cpu_collectives_implementation", "gloo")
+        jax.config.update("jax_cpu_collectives_implementation", "gloo")  # type: ignore[no-untyped-call]
     except (AttributeError, ValueError):
         sys.exit(NO_GLOO)
     jax.distributed.initialize(f"127.0.0.1:{port}", num_processes=RANKS, process_id=rank)
     mesh = jax.sharding.Mesh(numpy.array(jax.devices()), ("ranks",))
-    ranks = jax.sharding.PartitionSpec("ranks")
+    ranks = jax.sharding.PartitionSpec("ranks")  # type: ignore[no-untyped-call]
     add_up = jax.jit(
         jax.shard_map(
-            lambda part: jax.lax.psum(part, "ranks"), mesh=mesh, in_specs=ranks, out_specs=jax.sharding.PartitionSpec()
+            lambda part: jax.lax.psum(part, "ranks"),  # type: ignore[no-untyped-call]
+            mesh=mesh,
+            in_specs=ranks,
+            out_specs=jax.sharding.PartitionSpec(),  # type: ignore[no-untyped-call]
         )
     )
     gradients = jax.make_array_from_callback(
@@ -50,7 +53,7 @@ def main(port: str, rank: int) -> None:
 
 
 def train_step(add_up: Callable[[jax.Array], jax.Array], gradients: jax.Array) -> None:
-    assert float(jax.block_until_ready(add_up(gradients))[0]) == RANKS
+    assert float(jax.block_until_ready(add_up(gradients))[0]) == RANKS  # type: ignore[no-untyped-call]
 
 
 def wait_for_data_that_never_comes() -> None:

@@ -264,7 +264,7 @@ with diagnostic.diagnose(config(0.2, cloud=True)):
         tmp_path / "d",
     )
     for kind in ("dump", "snapshot"):
-        wait_until(lambda kind=kind: any(found.get("step") == 41 for found in _entries(kind)))
+        wait_until(lambda kind=kind: any(found.get("step") == 41 for found in _entries(kind)))  # type: ignore[misc]
         assert all(found.get("phase") in (None, "checkpoint") for found in _entries(kind))
     job.go_on()
     assert job.end()[::2] == (0, "")

@@ -118,7 +118,7 @@ def test_each_signal_of_a_slow_series_has_its_dump(tmp_path: Path) -> None:
     assert job.line() == "ready"
     for number in range(1, 11):
         _send(job, 1, 0)
-        wait_until(lambda number=number: job.stderr().count("Current thread 0x") >= number)
+        wait_until(lambda number=number: job.stderr().count("Current thread 0x") >= number)  # type: ignore[misc]
     time.sleep(_SETTLE_SECONDS)  # None is written twice.
     assert len(_require_complete(job, "console", job.kill())) == 10
 

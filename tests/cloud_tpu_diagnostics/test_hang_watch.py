@@ -205,7 +205,7 @@ def test_recurring_pauses_widen_the_timeout_up_to_the_floor_of_a_pause_or_what_c
         timeouts = LearnedTimeouts(CONFIG)
         for second in range(100):
             timeouts.add_steps(1, 1.0, 1.0, second)
-        for second in (200.0, 300.0):
+        for second in (200.0, 300.0):  # type: ignore[assignment]
             timeouts.add_steps(1, pause, pause, second)
         assert timeouts.timeout_seconds("step", 400.0) == widened
 

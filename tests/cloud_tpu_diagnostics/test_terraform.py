@@ -448,7 +448,7 @@ def test_no_tile_lies_on_another_or_over_the_edge(platform: Any, name: str) -> N
 @pytest.mark.parametrize("name", ["monitoring", "logging"])
 def test_it_is_a_dashboard_of_the_api(platform: Any, name: str) -> None:
     api = pytest.importorskip("google.cloud.monitoring_dashboard_v1")
-    from google.protobuf import json_format
+    from google.protobuf import json_format  # type: ignore[import-untyped]
 
     made = dashboard(platform, name)
     read = json_format.ParseDict(made, api.Dashboard.pb()())

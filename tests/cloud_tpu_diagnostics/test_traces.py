@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import IO
 
 import pytest
-from cloud_tpu_diagnostics.traces import HEADER_START, Dump, DumpParser, Frame, ThreadStack, Trigger, parse_dumps
+from cloud_tpu_diagnostics.headlines import HEADER_START
+from cloud_tpu_diagnostics.traces import Dump, DumpParser, Frame, ThreadStack, Trigger, parse_dumps
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

@@ -84,7 +84,7 @@ class Material:
         return base64.b64encode(self._random.randbytes(length)).decode()
 
     def any(self) -> str:
-        return self._random.choice([self.word, self.password, lambda: self.hexadecimal(40)])()
+        return self._random.choice([self.word, self.password, lambda: self.hexadecimal(40)])()  # type: ignore[no-untyped-call]
 
 
 SHAPES: dict[str, Callable[[Material], tuple[Any, str]]] = {}

@@ -431,7 +431,7 @@ ENDLESS_PAGES: dict[str, Callable[[int], dict[str, Any]]] = {
 def test_pages_that_never_end_end_the_read(clock: Clock, page: Callable[[int], dict[str, Any]]) -> None:
     with Endless(page) as endless:
         transport = RestTransport(
-            CloudEnvironment("test-project", AnonymousCredentials(), None, ""),  # type: ignore[no-untyped-call]
+            CloudEnvironment("test-project", AnonymousCredentials(), None, ""),
             url=endless.url,
         )
         with pytest.raises(TransportError, match=r"repeats|100 pages in a row had nothing new") as caught:
@@ -445,7 +445,7 @@ def test_an_entry_that_cannot_be_decoded_is_counted_once(clock: Clock) -> None:
     page = {"entries": [ours(1, NOW), {**ours(2, NOW), "jsonPayload": None}, ours(3, NOW)]}
     with Endless(lambda number: page) as server:
         transport = RestTransport(
-            CloudEnvironment("test-project", AnonymousCredentials(), None, ""),  # type: ignore[no-untyped-call]
+            CloudEnvironment("test-project", AnonymousCredentials(), None, ""),
             url=server.url,
         )
         lenient = reader(transport, clock)

@@ -75,7 +75,7 @@ def test_columns_that_must_be_copied_are_not_cut() -> None:
 
 
 def test_values_of_csv_are_not_formulas() -> None:
-    rows = [{"a": "=cmd|' /C calc'!A0", "b": "-1.5"}, {"a": "@SUM(1)", "b": -2}]
+    rows: list[dict[str, Any]] = [{"a": "=cmd|' /C calc'!A0", "b": "-1.5"}, {"a": "@SUM(1)", "b": -2}]
     assert format_data(None, "csv", rows, ("a", "b")) == "a,b\n'=cmd|' /C calc'!A0,-1.5\n'@SUM(1),-2"
 
 

@@ -155,7 +155,7 @@ def test_an_access_token_is_read_from_its_file_and_again_when_it_changes(tmp_pat
     token_file.write_text("first\n")
     cloud = find_cloud("p", environ={**nowhere, "CLOUDSDK_AUTH_ACCESS_TOKEN_FILE": str(token_file)})
     assert headers_of(cloud.credentials) == "Bearer first"
-    assert str(token_file) in cloud.principal
+    assert str(token_file) in (cloud.principal or "")
     token_file.write_text("second, and longer".replace(", ", "-").replace(" ", "-"))
     assert headers_of(cloud.credentials) == "Bearer second-and-longer"
     token_file.unlink()
@@ -244,7 +244,7 @@ def test_if_nothing_is_found_the_error_names_what_is_missing_and_what_was_search
 def test_the_machine_provides_its_project_zone_account_and_cluster() -> None:
     with MetadataServer(project="p", zone="us-west1-a", attributes={"cluster-name": "c"}) as server:
         found = instance_metadata.instance_metadata(server.environment())
-        assert found == instance_metadata.InstanceMetadata("p", "us-west1-a", server.email, "c")
+        assert found == instance_metadata.InstanceMetadata("p", "us-west1-a", server.email, "c")  # type: ignore[arg-type]
 
 
 def test_the_metadata_server_is_asked_once_a_process(metadata_server: MetadataServer, tmp_path: Path) -> None:

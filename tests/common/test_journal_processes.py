@@ -142,9 +142,9 @@ def test_forking_under_load_repeats_loses_and_hangs_nothing(tmp_path: Path) -> N
     assert by_child == dict.fromkeys(children, 2)
     for entry in entries:
         assert int(entry.context.labels["pid"]) == entry.payload.get("child", os.getpid())
-    for thread in range(2):
-        mine = [entry.payload["n"] for entry in entries if entry.payload.get("thread") == thread]
-        assert sorted(mine) == list(range(counts[thread]))
+    for number in range(2):
+        mine = [entry.payload["n"] for entry in entries if entry.payload.get("thread") == number]
+        assert sorted(mine) == list(range(counts[number]))
 
 
 @pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")

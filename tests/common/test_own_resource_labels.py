@@ -34,7 +34,7 @@ def new_journal(root: Path, run: str = "run-7", **options: Any) -> Journal:
 
 def write(journal: Journal) -> None:
     for payload, labels in WRITTEN:
-        journal.append(payload, resource_labels=labels)
+        journal.append(payload, resource_labels=labels)  # type: ignore[arg-type]
 
 
 @pytest.fixture(params=["rest", "grpc"])
@@ -214,8 +214,8 @@ def test_any_labels_make_a_line_that_can_be_read(labels: dict[str, str], severit
 
     line = json.loads(f'{{"p":{{}}{encode_own_fields(severity, labels)}}}')
     printable = lambda text: text.encode("utf-8", "backslashreplace").decode()  # noqa: E731
-    assert line["r"] == {printable(name): printable(label) for name, label in labels.items()}
-    assert line.get("severity") == (None if severity is None else printable(severity))
+    assert line["r"] == {printable(name): printable(label) for name, label in labels.items()}  # type: ignore[no-untyped-call]
+    assert line.get("severity") == (None if severity is None else printable(severity))  # type: ignore[no-untyped-call]
 
 
 def test_a_line_with_invalid_labels_is_still_an_entry(tmp_path: Path) -> None:

@@ -151,7 +151,7 @@ class BrokenList(list[Any]):
 
 
 class BrokenClass:
-    @property
+    @property  # type: ignore[misc]
     def __class__(self) -> Any:
         raise RuntimeError("no class")
 

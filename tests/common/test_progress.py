@@ -469,7 +469,7 @@ class _Text(str):
 
 
 class _Nothing:
-    @property
+    @property  # type: ignore[misc]
     def __class__(self) -> type:
         raise RuntimeError("theirs")
 

@@ -63,7 +63,7 @@ def test_each_entry_is_returned_once_and_new_ones_cost_only_themselves(
     reader = JournalReader(LOG, root=tmp_path)
     assert len(flat(reader.read_new())) == 5_000
     asked = []
-    pread = reader_module.SegmentReader.read.__globals__["os"].pread
+    pread = reader_module.SegmentReader.read.__globals__["os"].pread  # type: ignore[attr-defined]
     monkeypatch.setattr("os.pread", lambda fd, size, offset: asked.append(data := pread(fd, size, offset)) or data)
     assert flat(reader.read_new()) == []
     assert asked == []
@@ -263,7 +263,7 @@ def test_a_reading_that_is_broken_off_loses_nothing(tmp_path: Path) -> None:
     reader = JournalReader(LOG, root=tmp_path)
     batches = reader.read_new()
     read = numbers(next(batches))
-    batches.close()
+    batches.close()  # type: ignore[attr-defined]
     again = JournalReader(LOG, root=tmp_path, position=json.loads(json.dumps(reader.position())))
     assert set(read + numbers(flat(again.read_new()))) >= {f"{w}{n}" for w in "ab" for n in range(1, 50)}
     read += numbers(flat(reader.read_new()))

@@ -4,6 +4,7 @@ import collections
 import dataclasses
 import json
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -100,7 +101,7 @@ def test_plain_text_is_untouched() -> None:
 
 
 def test_recursive_structures_end() -> None:
-    tree = {"a": [1]}
+    tree: dict[str, Any] = {"a": [1]}
     tree["self"] = tree
     tree["a"].append(tree["a"])
     assert redact(tree) == {"a": [1, "[CIRCULAR]"], "self": "[CIRCULAR]"}
@@ -112,7 +113,7 @@ def test_the_same_object_twice_is_not_circular() -> None:
 
 
 def test_depth_is_capped() -> None:
-    deep: list = []
+    deep: list[Any] = []
     for _ in range(100_000):
         deep = [deep]
     cleaned, depth = redact(deep, max_depth=5), 0
@@ -135,17 +136,17 @@ class Config:
 
 
 class Hostile:
-    def __str__(self) -> None:
+    def __str__(self) -> str:
         raise RuntimeError("no")
 
     __repr__ = __str__
 
 
-class HostileMapping(collections.abc.Mapping):
+class HostileMapping(collections.abc.Mapping[str, Any]):
     def __getitem__(self, key: Any) -> None:
         raise RuntimeError("no")
 
-    def __iter__(self) -> None:
+    def __iter__(self) -> Iterator[str]:
         raise RuntimeError("no")
 
     def __len__(self) -> Any:

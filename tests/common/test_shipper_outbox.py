@@ -201,7 +201,7 @@ def test_a_disk_on_which_no_lock_can_be_made_stops_nothing(
     def refuse(*_: object) -> int:
         raise OSError(number, "no file can be made")
 
-    monkeypatch.setattr(module.os, "open", refuse)
+    monkeypatch.setattr(module.os, "open", refuse)  # type: ignore[attr-defined]
     lock = OutboxLock.take(tmp_path / "a.lock")
     assert lock is not None
     lock.abandon()
@@ -219,7 +219,7 @@ def test_a_planted_link_is_not_followed(tmp_path: Path, name: str) -> None:
         "run.jsonl": lambda: outbox.next_batch(segments, most_entries=1, most_bytes=1, ended=True),
     }
     with pytest.raises(OSError, match="symbolic link"):
-        calls[name]()
+        calls[name]()  # type: ignore[no-untyped-call]
 
 
 @pytest.mark.parametrize("state", ["", "[]", '{"segment":"x","offset":-5}', '{"segment":0,"offset":99999999}', "\x00"])

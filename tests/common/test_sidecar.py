@@ -282,7 +282,7 @@ def test_a_sidecar_that_does_not_understand_its_settings_reports_why_it_ends(hel
     ours, theirs = socket.socketpair()
     with ours:
         with theirs:
-            process = subprocess.Popen(
+            process = subprocess.Popen(  # type: ignore[call-overload]
                 [sys.executable, "-c", "from ml_diagnostics_common.sidecar_parent import Parent; Parent()"],
                 stdin=theirs,
                 stdout=theirs,
@@ -325,7 +325,7 @@ def test_without_process_descriptors_a_sidecar_notices_that_it_is_an_orphan(monk
     monkeypatch.setattr(os, "getppid", lambda: 1)
     assert job.parent.next_message(None) is None
     assert not job.parent.is_open
-    job.close()
+    job.close()  # type: ignore[unreachable]
 
 
 def test_without_process_descriptors_a_detached_sidecar_notices_that_the_job_is_gone(
@@ -338,7 +338,7 @@ def test_without_process_descriptors_a_detached_sidecar_notices_that_the_job_is_
     process.communicate()
     assert job.parent.next_message(None) is None
     assert not job.parent.is_open
-    job.close()
+    job.close()  # type: ignore[unreachable]
 
 
 # --- Parts of it --------------------------------------------------------------------------------------

@@ -232,7 +232,7 @@ def test_the_functions_choose_the_store_by_the_path(
         storage.delete(path)
         assert not storage.exists(path)
     assert storage.storage_for("gs://bucket/a") is storage.storage_for("gs://other/b")
-    storage.storage_for("gs://bucket/a").close()
+    storage.storage_for("gs://bucket/a").close()  # type: ignore[attr-defined]
 
 
 def test_headers_that_drip_are_given_up_and_a_body_that_drips_is_read(
@@ -260,7 +260,7 @@ def test_the_deadline_is_the_callers_to_choose(server: Any, monkeypatch: pytest.
     with pytest.raises(StorageError, match=r"within 0\.1 s"):
         store.read("gs://bucket/x")
     server.faults.clear()
-    store.close()
+    store.close()  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize(

@@ -103,7 +103,7 @@ def check_the_life_of_a_killed_job(report: JobReport, steps: int = STEPS) -> Non
     killed, resumed = report.attempts
     assert killed.last_step is not None
     assert resumed.first_step in range(CHECKPOINT_EVERY, steps, CHECKPOINT_EVERY)
-    assert disruption.steps_lost == killed.last_step - resumed.first_step + 1
+    assert disruption.steps_lost == killed.last_step - resumed.first_step + 1  # type: ignore[operator]
 
     spent = {bucket for bucket, ns in report.buckets.items() if ns}
     assert spent >= {

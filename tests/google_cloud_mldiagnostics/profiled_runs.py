@@ -67,7 +67,7 @@ def profiled_run(
 def sessions_put(active: ActiveRun) -> list[tuple[str, Resource]]:
     """What a control plane would have been told of profiles, in its order."""
     assert isinstance(active.registration, RememberedSessions)
-    return active.registration.sessions
+    return active.registration.sessions  # type: ignore[unreachable]
 
 
 def sessions_told(run_id: str) -> list[tuple[str, str]]:

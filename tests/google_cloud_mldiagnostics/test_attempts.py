@@ -40,7 +40,9 @@ def joined(run: Resource, who: Member, token: str = "life-1", number: int = 1, a
         now=LATER,
         is_alive=lambda process, _: process["pid"] in alive,
     )
-    return change(copy.deepcopy(run))
+    joined = change(copy.deepcopy(run))
+    assert joined is not None
+    return joined
 
 
 def ended(run: Resource, who: Member, phase: str = "COMPLETED", reason: str = "") -> Resource:
@@ -131,7 +133,7 @@ def test_what_is_kept_of_a_run_gets_what_is_said_anew() -> None:
 def test_the_number_that_others_know_an_attempt_by_is_taken() -> None:
     run = renumber(member(), 5)(new(member()))
     assert (run["attempts"][0]["number"], run["labels"]["attempt"]) == (5, "5")
-    assert renumber(member(1, 101), 6)(run) is None
+    assert renumber(member(1, 101), 6)(run) is None  # type: ignore[arg-type]
 
 
 # --- Ending -------------------------------------------------------------------------------------------
@@ -188,5 +190,5 @@ def test_why_an_attempt_ended_may_be_known_later() -> None:
     assert ended_without_a_word(run)["number"] == 1
     told = explain(1, "FAILED", "out of memory")(run)
     assert told["attempts"][0]["reason"] == "out of memory"
-    assert ended_without_a_word(told) is None
-    assert explain(1, "FAILED", "something else")(told) is None
+    assert ended_without_a_word(told) is None  # type: ignore[arg-type]
+    assert explain(1, "FAILED", "something else")(told) is None  # type: ignore[arg-type]

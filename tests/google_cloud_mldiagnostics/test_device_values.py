@@ -85,7 +85,7 @@ def test_a_step_on_a_device_is_a_step(tmp_path: Path, run: ActiveRun) -> None:
 def test_the_caller_waits_for_no_device(tmp_path: Path, run: ActiveRun) -> None:
     """A computation that takes long: `record` is back before it is done, and the value comes all the same."""
 
-    @jax.jit
+    @jax.jit  # type: ignore[untyped-decorator]
     def long(x: Any) -> Any:
         return jax.lax.fori_loop(0, 60, lambda _, y: jnp.tanh(y @ y), x).sum()
 
@@ -139,7 +139,7 @@ def test_a_deleted_array_is_counted(tmp_path: Path, run: ActiveRun, slow: thread
 def test_inside_jit_a_value_is_refused_and_the_function_still_traces(
     tmp_path: Path, run: ActiveRun, caplog: pytest.LogCaptureFixture
 ) -> None:
-    @jax.jit
+    @jax.jit  # type: ignore[untyped-decorator]
     def step(x: Any) -> Any:
         record("loss", x)
         return x + 1
@@ -316,7 +316,7 @@ def test_a_value_that_is_ready_is_taken_without_a_pause(monkeypatch: pytest.Monk
     values = [jax.block_until_ready(jnp.float32(step) + 0) for step in range(20)]
     pauses: list[float] = []
     fetches = [device_values.fetch_of(value) for value in values]
-    monkeypatch.setattr(device_values.time, "sleep", pauses.append)
+    monkeypatch.setattr(device_values.time, "sleep", pauses.append)  # type: ignore[attr-defined]
     assert [float(fetch()) for fetch in fetches if fetch is not None] == list(range(20))
     assert pauses == []
 
@@ -502,7 +502,7 @@ class CudaTensor(XlaTensor):
     class _Device:
         type = "cuda"
 
-    device = _Device()
+    device = _Device()  # type: ignore[assignment]
 
     def tolist(self) -> float:
         raise AssertionError("asked for on the caller's way")

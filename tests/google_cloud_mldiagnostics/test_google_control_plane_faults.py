@@ -46,7 +46,7 @@ def test_a_creation_whose_answer_is_lost_waits_until_the_run_is_seen(
 
 
 def test_a_run_of_somebody_else_is_not_taken_for_ours(google: GoogleControlPlane, server: ControlPlaneServer) -> None:
-    server.put_run("train-1", {**RUN, "labels": {**RUN["labels"], "attempt": "7"}})
+    server.put_run("train-1", {**RUN, "labels": {**RUN["labels"], "attempt": "7"}})  # type: ignore[dict-item]
     server.faults.script([Status(503)], on="create")
     with pytest.raises(RunExistsError):
         google.create_run("train-1", RUN)

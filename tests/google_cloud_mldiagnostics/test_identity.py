@@ -157,7 +157,7 @@ def test_two_runs_of_one_name_in_one_second_are_two() -> None:
 
 
 def test_on_gke_the_id_tells_the_workload_and_is_the_same_on_all_hosts_and_in_each_attempt() -> None:
-    first, later = (run_id("train", GKE, clock=lambda now=now: now) for now in (NOON, NOON + 3600))
+    first, later = (run_id("train", GKE, clock=lambda now=now: now) for now in (NOON, NOON + 3600))  # type: ignore[misc]
     assert first == later
     assert re.fullmatch("train-c1-ml-jobset-s5-20260310-010203-[0-9a-f]{8}", first)
 
@@ -232,7 +232,7 @@ def test_all_processes_take_the_identity_of_the_first() -> None:
         return agreed.setdefault(key, proposal)
 
     workload = workload_of(environ={})
-    ids = {identify("train", workload, clock=lambda now=now: now, agree_on=agree_on).run_id for now in (NOON, NOON + 2)}
+    ids = {identify("train", workload, clock=lambda now=now: now, agree_on=agree_on).run_id for now in (NOON, NOON + 2)}  # type: ignore[misc]
     assert len(ids) == 1
 
 
@@ -256,6 +256,8 @@ def test_a_workload_that_is_neither_of_gke_nor_of_slurm_is_custom() -> None:
     details = workload_of(environ={"RUN_WORKLOAD_ID": "mine"}).details
     assert details["custom"]["id"] == details["custom"]["displayName"] == "mine"
     unnamed = workload_of(environ={}).details
+    assert details is not None
+    assert unnamed is not None
     (target,) = unnamed["targets"]
     assert unnamed["custom"]["displayName"] == target["hostname"] == os.uname().nodename
     on_a_vm = with_instance(unnamed, "123", "us-central1-a")

@@ -71,7 +71,7 @@ def test_any_text_is_a_metric(tmp_path: Path, run: ActiveRun, name: str) -> None
 
 
 def test_members_of_other_enums_are_names_too(tmp_path: Path, run: ActiveRun) -> None:
-    record(enum.Enum("Mine", {"A": "loss"}).A, 1.0)
+    record(enum.Enum("Mine", {"A": "loss"}).A, 1.0)  # type: ignore[attr-defined]
     record(enum.StrEnum("Mine", {"A": "mine"}).A if hasattr(enum, "StrEnum") else "mine", 1.0)
     assert metrics_of(tmp_path) == [(name, {"values": [1.0], "unit": "1"}) for name in ("loss", "mine")]
 
@@ -507,8 +507,8 @@ def test_a_step_that_is_lost_is_said_once_with_its_metric(
     tmp_path: Path, in_production: None, caplog: pytest.LogCaptureFixture
 ) -> None:
     with active(tmp_path):
-        record("loss", 1.0, 1.5)
-        record("loss", 2.0, 2.5)
+        record("loss", 1.0, 1.5)  # type: ignore[arg-type]
+        record("loss", 2.0, 2.5)  # type: ignore[arg-type]
     assert [payload.get("step_index") for _, payload in metrics_of(tmp_path)] == [None, None]
     assert caplog.text.count("A value of loss") == 1
     assert "recorded without it" in caplog.text

@@ -152,7 +152,7 @@ def test_the_server_ends_with_the_run_and_can_begin_again() -> None:
             assert is_listening(port)
             stop_on_demand_xprof()
             assert active.profiler_port is None
-        wait_until(lambda port=port: not is_listening(port))
+        wait_until(lambda port=port: not is_listening(port))  # type: ignore[misc]
 
 
 def test_a_second_start_is_a_warning_and_a_second_stop_nothing(caplog: pytest.LogCaptureFixture) -> None:

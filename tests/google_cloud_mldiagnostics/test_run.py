@@ -290,7 +290,7 @@ def test_finish_takes_completed_and_failed_and_nothing_else() -> None:
     run = begin()
     for wrong in ("DONE", "", None, "ACTIVE", 3):
         with pytest.raises(MLRunConfigurationError):
-            run.finish(wrong)
+            run.finish(wrong)  # type: ignore[arg-type]
     run.finish(RunPhase.PHASE_FAILED)
     assert kept(run)["runPhase"] == "FAILED"
     run.finish("completed")

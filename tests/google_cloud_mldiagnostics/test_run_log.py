@@ -33,7 +33,7 @@ def connected(cloud_logging_server: CloudLoggingServer) -> Callable[[], LoggingT
 
 def google_client(server: CloudLoggingServer) -> Any:
     """google-cloud-logging itself, as a user has it; its own transport is gRPC."""
-    import grpc
+    import grpc  # type: ignore[import-untyped]
     from google.auth.credentials import AnonymousCredentials
     from google.cloud import logging as google_logging
     from google.cloud.logging_v2._gapic import _LoggingAPI

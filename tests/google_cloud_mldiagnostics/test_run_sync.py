@@ -64,7 +64,7 @@ def sent_by(transport: Scripted, count: int = 10) -> tuple[EntriesSent, list[flo
     log.close(5)
     slept: list[float] = []
     root = diagnostics_directory()
-    return send_entries("run-1", transport, root=root, location="there", sleep=slept.append), slept
+    return send_entries("run-1", transport, root=root, location="there", sleep=slept.append), slept  # type: ignore[arg-type]
 
 
 def test_a_failure_that_passes_is_waited_for() -> None:

@@ -252,7 +252,7 @@ def test_the_order_of_entries_changes_nothing() -> None:
         assert view(resource(), *shuffled, now=400) == expected
 
 
-json_values = st.sampled_from(
+json_values = st.sampled_from(  # type: ignore[var-annotated]
     [
         None,
         True,

@@ -104,7 +104,7 @@ def test_whatever_json_has_is_kept_and_read_again(configs: dict[str, Any]) -> No
         (Path("/data/set"), "/data/set"),
         ({"b", "a"}, '["a", "b"]'),
         ((1, (2, 3)), "[1, [2, 3]]"),
-        (collections.namedtuple("Shape", "rows columns")(2, 3), '{"rows": 2, "columns": 3}'),
+        (collections.namedtuple("Shape", "rows columns")(2, 3), '{"rows": 2, "columns": 3}'),  # type: ignore[arg-type, call-arg]
         (types.SimpleNamespace(rate=0.1), '{"rate": 0.1}'),
         (argparse.Namespace(steps=3), '{"steps": 3}'),
         (types.MappingProxyType({"x": {"y": 1}}), '{"x": {"y": 1}}'),

@@ -81,7 +81,7 @@ def test_a_run_of_pytorch_is_profiled_by_torch_xla(torch_xla: Path) -> None:
 def test_on_demand_its_server_runs_on_every_process_until_it_is_stopped(torch_xla: Path) -> None:
     with profiled_run("run-1", framework=Framework.PYTORCH):
         start_on_demand_xprof(0)
-        import torch_xla  # noqa: F401  # The server waits for this.
+        import torch_xla  # type: ignore[no-redef]  # noqa: F401  # The server waits for this.
 
         (process,) = wait_until(lambda: processes_told("run-1"))
         profiler = sys.modules["torch_xla.debug.profiler"]
@@ -119,7 +119,7 @@ def test_pjrt_device_says_whether_a_device_is_expected(
 
 def test_a_program_that_has_only_torch_xla_need_not_say_so(torch_xla: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "jax", raising=False)
-    import torch_xla  # noqa: F401
+    import torch_xla  # type: ignore[no-redef]  # noqa: F401
 
     assert isinstance(engine_for(Framework.JAX), XlaEngine)
     assert collect_software(environ={})["framework"] == "PYTORCH"

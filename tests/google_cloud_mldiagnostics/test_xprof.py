@@ -188,7 +188,7 @@ def test_an_asynchronous_generator_is_profiled_while_it_is_iterated(run: ActiveR
 def test_a_decorator_without_parentheses_is_an_error_that_says_so(run: ActiveRun) -> None:
     with pytest.raises(ProfilingError, match=r"@xprof\(\), with parentheses"):
 
-        @xprof
+        @xprof  # type: ignore[arg-type]
         def train() -> None:
             pass
 

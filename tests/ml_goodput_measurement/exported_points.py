@@ -63,7 +63,7 @@ def of_type(server: Any, name: Any) -> Any:
 
 def ends(server: Any, name: str = "goodput_time") -> Any:
     """Ends of the points of the one series of that type, in seconds from the beginning, oldest first."""
-    from google.protobuf.timestamp_pb2 import Timestamp
+    from google.protobuf.timestamp_pb2 import Timestamp  # type: ignore[import-untyped]
 
     (series,) = of_type(server, name)
     found = []

@@ -41,7 +41,7 @@ def cumulative(**changes: Any) -> Any:
     return Cumulative(**{**values, **changes})
 
 
-def window(seconds: float = 3600, **changes: Any) -> Any:
+def window(seconds: int = 3600, **changes: Any) -> Any:
     values = {"goodput_percent": 90.0, "badput_percent": BADPUT_PERCENT, "slice_efficiency": SLICES}
     return RollingWindow(seconds, **{**values, **changes})
 
@@ -50,7 +50,7 @@ def deviation(from_baseline_seconds: float = 0.25) -> Any:
     return Deviation(from_baseline_seconds, lambda _since: iter(()))
 
 
-def snapshot(time_ns: float = 0, **parts: Any) -> Any:
+def snapshot(time_ns: int = 0, **parts: Any) -> Any:
     """A snapshot with those parts; with all where none is named."""
     parts = parts or {"cumulative": cumulative(), "deviation": deviation(), "windows": (window(),)}
     return Snapshot("run-1", time_ns, **parts)

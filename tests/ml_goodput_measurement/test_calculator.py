@@ -627,5 +627,5 @@ def test_a_report_leaves_the_details_as_they_are() -> None:
     history = History("run").start(0).steps(range(10), at=0).end(100)
     calculator = GoodputCalculator("run", "log", MemoryLog(history.payloads))
     calculator.get_job_goodput()
-    calculator.report(exclusions=[tuple(datetime.datetime.fromtimestamp(BASE + at) for at in (0, 50))])
+    calculator.report(exclusions=[tuple(datetime.datetime.fromtimestamp(BASE + at) for at in (0, 50))])  # type: ignore[list-item]
     assert calculator.get_job_goodput_details()["total_excluded_time"] == 0.0

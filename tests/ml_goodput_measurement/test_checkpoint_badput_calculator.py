@@ -12,7 +12,7 @@ from ml_diagnostics_common.exceptions import ConfigurationError
 from ml_diagnostics_testing.cloud_logging import CloudLoggingServer
 from ml_goodput_measurement._record.checkpoint_logger import CheckpointLogger
 from ml_goodput_measurement._record.recorder import GoodputRecorder
-from ml_goodput_measurement.checkpoint_badput_calculator import (
+from ml_goodput_measurement.checkpoint_badput_calculator import (  # type: ignore[attr-defined]
     OPERATION_TYPE_LOCAL,
     OPERATION_TYPE_PERSISTENT,
     OPERATION_TYPE_PERSISTENT_AND_LOCAL,
@@ -147,7 +147,7 @@ def test_the_operation_of_an_entry(entry: dict[str, Any], valid: set[tuple[str, 
 
 def test_a_malformed_entry_is_skipped_and_counted(caplog: pytest.LogCaptureFixture) -> None:
     key = "checkpoint_manager_blocking_duration_secs"
-    malformed = [save(9, 1.0, **{key: value}) for value in (None, "2", float("nan"), float("inf"), -1.0, True, [])]
+    malformed = [save(9, 1.0, **{key: value}) for value in (None, "2", float("nan"), float("inf"), -1.0, True, [])]  # type: ignore[arg-type, var-annotated]
     malformed += [save(9, 1.0) | {"step": value} for value in (None, "7", float("nan"))]
     calculator = calculator_of(*malformed, None, 7, "save", *SAVES, {"event_type": "save"})
     stats = calculator.calculate_save_operation_checkpoint_manager_blocking_time()
@@ -157,7 +157,7 @@ def test_a_malformed_entry_is_skipped_and_counted(caplog: pytest.LogCaptureFixtu
 
 
 def test_phases_that_were_not_measured_count_as_zero() -> None:
-    entry = save(1, 2.0, directory=None, wait_for_prev_duration_secs=None)
+    entry = save(1, 2.0, directory=None, wait_for_prev_duration_secs=None)  # type: ignore[arg-type]
     del entry["get_old_steps_duration_secs"]
     calculator = calculator_of(entry)
     stats = calculator.calculate_save_operation_checkpoint_manager_blocking_time("local")

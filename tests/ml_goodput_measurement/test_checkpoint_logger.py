@@ -163,7 +163,7 @@ def test_a_save_goes_on_and_the_loss_is_counted_when_it_cannot_be_recorded() -> 
 @pytest.mark.parametrize("names", [{}, {"logger_name": "my_log"}])
 def test_a_logger_without_a_recorder_is_refused(names: dict[str, str]) -> None:
     with pytest.raises(ConfigurationError, match="either the job's recorder, or a job_name"):
-        CheckpointLogger(**names)
+        CheckpointLogger(**names)  # type: ignore[arg-type]
 
 
 def test_a_logger_of_two_is_refused() -> None:

@@ -136,7 +136,7 @@ def test_no_tile_lies_on_another_or_over_the_edge(dashboard: Any) -> None:
 
 def test_it_is_a_dashboard_of_the_api(dashboard: Any) -> None:
     api = pytest.importorskip("google.cloud.monitoring_dashboard_v1")
-    from google.protobuf import json_format
+    from google.protobuf import json_format  # type: ignore[import-untyped]
 
     read = json_format.ParseDict(dashboard, api.Dashboard.pb()())
     assert len(read.mosaic_layout.tiles) == len(tiles(dashboard))

@@ -282,7 +282,7 @@ def test_the_search_for_a_cloud_backs_off_and_its_absence_is_logged_once(
     from ml_goodput_measurement._export import cloud_monitoring
 
     probes = []
-    find = cloud_monitoring.find_cloud
+    find = cloud_monitoring.find_cloud  # type: ignore[attr-defined]
     monkeypatch.setattr(cloud_monitoring, "find_cloud", lambda *a, **k: probes.append(clock.elapsed) or find(*a, **k))
     exporter = make(GCPOptions(), environ={"HOME": str(tmp_path), "NO_GCE_CHECK": "true"})
     for _ in range(2 * HOUR // interval):

@@ -46,7 +46,7 @@ def test_tags_steps_and_values_are_those_of_the_public_package(tmp_path: Path) -
         BadputType.CUSTOM_BADPUT_EVENTS: {"EVAL_STEP": 2.0, "SDC CHECK": 1.5},
         BadputType.OTHER: 12.5,
     }
-    exporter_to(tmp_path)(whole_life(step=7, goodput=80.0, badput=badput))
+    exporter_to(tmp_path)(whole_life(step=7, goodput=80.0, badput=badput))  # type: ignore[arg-type]
     assert points(tmp_path / "goodput") == [
         Point("goodput/goodput", 7, 80.0),
         Point("badput/tpu_initialization", 7, 4.0),
@@ -101,7 +101,7 @@ def test_a_directory_may_have_any_name(tmp_path: Path) -> None:
 def test_values_that_are_not_numbers_are_omitted(tmp_path: Path) -> None:
     badput = {BadputType.TRAINING_PREP: math.nan, BadputType.OTHER: math.inf, BadputType.DATA_LOADING_SYNC: 1e300}
     exporter = exporter_to(tmp_path)
-    exporter(whole_life(3, goodput=math.nan, badput=badput))
+    exporter(whole_life(3, goodput=math.nan, badput=badput))  # type: ignore[arg-type]
     assert not (tmp_path / "goodput").exists()
     unknown = DeviatingStep(1, NOW_NS + 1, math.nan)
     too_large = DeviatingStep(2**63, NOW_NS + 2, 1.0)

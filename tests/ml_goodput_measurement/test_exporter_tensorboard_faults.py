@@ -16,7 +16,6 @@ from typing import Any
 import pytest
 from ml_diagnostics_common.environment import diagnostics_directory
 from ml_diagnostics_common.exceptions import StorageError
-from ml_goodput_measurement._export import event_files
 from ml_goodput_measurement._export.tensorboard import TensorBoardExporter, tensorboard_exporter
 
 from .tensorboard_points import (
@@ -94,13 +93,13 @@ def test_nothing_follows_half_a_batch_that_cannot_be_taken_back(
         raise OSError(errno.EIO, "Input/output error")
 
     with monkeypatch.context() as broken:
-        broken.setattr(event_files.os, "write", write_half)
-        broken.setattr(event_files.os, "ftruncate", fail)
+        broken.setattr(os, "write", write_half)
+        broken.setattr(os, "ftruncate", fail)
         with pytest.raises(OSError, match="Input/output"):
             exporter(deviating(steps_of(range(20))))
     with monkeypatch.context() as broken:
         if not heals:
-            broken.setattr(event_files.os, "ftruncate", fail)
+            broken.setattr(os, "ftruncate", fail)
         exporter(deviating(steps_of(range(20))))
     if heals:
         assert points(folder) == deviation_points(range(20))
@@ -166,7 +165,7 @@ def test_a_file_that_is_removed_during_a_write_is_not_believed(
         fsync(descriptor)
 
     with monkeypatch.context() as removing:
-        removing.setattr(event_files.os, "fsync", remove_first)
+        removing.setattr(os, "fsync", remove_first)
         with pytest.raises(StorageError, match="was removed"):
             exporter(deviating(steps_of(range(20))))
     exporter(deviating(steps_of(range(20))))

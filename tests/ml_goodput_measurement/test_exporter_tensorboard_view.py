@@ -45,9 +45,8 @@ def address(tmp_path: Path) -> Iterator[str]:
 
 
 def _address(log: Path, server: subprocess.Popen[bytes]) -> str:
-    return wait_until(lambda: re.search(r"http://127\.0\.0\.1:\d+/", log.read_text()), _START_SECONDS, running=server)[
-        0
-    ]
+    address = re.compile(r"http://127\.0\.0\.1:\d+/")
+    return wait_until(lambda: address.findall(log.read_text()), _START_SECONDS, running=server)[0]
 
 
 def _wait_until_loaded(address: str) -> None:
@@ -64,7 +63,10 @@ def _wait_until_loaded(address: str) -> None:
 @pytest.mark.slow
 @pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium here")
 def test_a_browser_shows_a_card_for_each_tag(tmp_path: Path, address: str) -> None:
-    badput = {BadputType.OTHER: 5.0, BadputType.CUSTOM_BADPUT_EVENTS: {"EVAL STEP": 2.0}}
+    badput: dict[BadputType, float | dict[str, float]] = {
+        BadputType.OTHER: 5.0,
+        BadputType.CUSTOM_BADPUT_EVENTS: {"EVAL STEP": 2.0},
+    }
     life = cumulative(29, 93.0, badput)
     exporter = tensorboard_exporter(tmp_path / "run", "job", include_badput_breakdown=True)
     exporter(deviating(steps_of(range(30)), with_cumulative=life))

@@ -67,7 +67,7 @@ def test_windows_in_full() -> None:
 
 def test_deviation_is_the_one_from_the_baseline() -> None:
     assert gauges(snapshot(deviation=deviation(0.25))) == {"step_time_deviation": {(): 0.25}}
-    assert gauges(snapshot(deviation=deviation(None))) == {}
+    assert gauges(snapshot(deviation=deviation(None))) == {}  # type: ignore[arg-type]
 
 
 def test_unknown_or_unrequested_values_are_not_sent() -> None:

@@ -91,7 +91,7 @@ def test_nothing_to_send_is_not_sent(cloud_monitoring_server: CloudMonitoringSer
 def test_a_description_that_is_malformed_costs_only_itself(
     cloud_monitoring_server: CloudMonitoringServer, metrics: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    metrics.send_metrics([{"metric_type": TYPE, "value": 1.0}, metric("no number", kind="a"), metric(kind="b")])
+    metrics.send_metrics([{"metric_type": TYPE, "value": 1.0}, metric("no number", kind="a"), metric(kind="b")])  # type: ignore[arg-type]
     (found,) = cloud_monitoring_server.series()
     assert found["metric"]["labels"] == {"kind": "b"}
     assert metrics.failures == {"malformed": 2}
@@ -175,7 +175,7 @@ def test_points_are_written_over_tls_with_a_token(certificate_authority: Certifi
             self.token = "secret-token"
 
     with CloudMonitoringServer(tls=certificate_authority) as server:
-        metrics = GCPMetrics("test-project", credentials=Token(), environ=server.environment())
+        metrics = GCPMetrics("test-project", credentials=Token(), environ=server.environment())  # type: ignore[no-untyped-call]
         metrics.send_metrics([metric()])
         metrics.close()
         assert len(server.series()) == 1

@@ -191,7 +191,7 @@ def test_no_argument_makes_a_call_raise_and_what_is_written_can_be_read(
         "payload": lambda *values: recorder.record_payload({"values": values}),
     }[call]
     losses = LOSSES.total()
-    method(*junk)
+    method(*junk)  # type: ignore[operator]
     assert recorder._journal.statistics().written + LOSSES.total() - losses == 1
     reader = JournalReader(LOG, root=folder())
     list(reader.read_new())

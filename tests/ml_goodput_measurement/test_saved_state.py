@@ -21,8 +21,8 @@ from ml_goodput_measurement._query.saved_state import load_state, save_state
 
 from .accounts import moment_ns
 from .histories import BASE, JOB, History, Payload
+from .lives import lives
 from .states import LIFE, NOW_NS, calculator, contents_of, record, recorders_of, root, save, saved_file
-from .test_ledger_properties import lives
 
 # --- Going on -----------------------------------------------------------------------------------------------------
 

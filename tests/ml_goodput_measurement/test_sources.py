@@ -37,7 +37,7 @@ def bytes_read(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
         return data
 
     monkeypatch.setattr(os, "pread", counting_pread)
-    return sizes
+    return sizes  # type: ignore[return-value]
 
 
 def test_a_query_reads_only_new_entries(bytes_read: list[int]) -> None:
@@ -105,7 +105,7 @@ def test_a_query_that_is_interrupted_loses_nothing(truth: tuple[Any, ...], monke
     """Ctrl-C in a notebook, in the middle of reading: the next query is right."""
     record(LIFE.payloads[:30])
     subject = calculator()
-    read_events = recorders.read_events
+    read_events = recorders.read_events  # type: ignore[attr-defined]
 
     def interrupted(*arguments: Any) -> Any:
         read_events(*arguments)

@@ -230,7 +230,7 @@ def test_the_loser_of_a_race_reads_again(
     server: CloudStorageServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, theirs: list[Any], left: list[Any]
 ) -> None:
     """Another process writes between the read and the write: the newer of the two remains."""
-    real = state_store.encode_state
+    real = state_store.encode_state  # type: ignore[attr-defined]
 
     def encode_while_another_writes(*arguments: Any) -> Any:
         server.write("bucket", OBJECT, encoded(recorders_of(theirs)))

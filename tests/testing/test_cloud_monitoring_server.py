@@ -8,9 +8,9 @@ import urllib.request
 from collections.abc import Iterator
 from typing import Any
 
-import grpc
+import grpc  # type: ignore[import-untyped]
 import pytest
-from google.api import metric_pb2
+from google.api import metric_pb2  # type: ignore[import-untyped]
 from google.api_core import exceptions
 from google.cloud import monitoring_v3
 from google.cloud.monitoring_v3.services.metric_service.transports import MetricServiceGrpcTransport
@@ -41,10 +41,10 @@ def series(
     metric: Any = GOODPUT,
     resource: Any = WORKLOAD,
     field: str = "double_value",
-    points: float = 1,
+    points: int = 1,
     **labels: Any,
 ) -> Any:
-    point = {"interval": {"end_time": {"seconds": end}}, "value": {field: value}}
+    point: Any = {"interval": {"end_time": {"seconds": end}}, "value": {field: value}}
     return monitoring_v3.TimeSeries(
         metric={"type": metric, "labels": labels},
         resource={"type": "compute.googleapis.com/Workload", "labels": resource},
@@ -193,7 +193,7 @@ def test_one_refused_series_does_not_keep_the_others_from_being_written(server: 
         series(resource={"location": "us-central2-b"}),
         series(kind="x" * 1025),
         series(1, field="int64_value"),
-        series(**{"no-name": "x"}),
+        series(**{"no-name": "x"}),  # type: ignore[arg-type]
     ],
 )
 def test_a_malformed_series_is_refused(server: Any, client: Any, candidate: Any) -> None:

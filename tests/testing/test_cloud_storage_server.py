@@ -376,10 +376,11 @@ def test_a_list_is_narrowed(listed: Any, query: Any, names: Any) -> None:
 )
 @settings(deadline=None)
 def test_paging_neither_loses_nor_repeats(names: Any, page_size: Any, prefix: Any) -> None:
-    objects = dict.fromkeys(names)
+    objects: dict[str, Any] = dict.fromkeys(names)
     query = {"delimiter": "/", "prefix": prefix}
     whole = storage_objects.list_page(objects, query)
-    paged, token = [], ""
+    paged: list[str] = []
+    token: str | None = ""
     while token is not None:
         page = storage_objects.list_page(objects, {**query, "maxResults": str(page_size), "pageToken": token})
         paged += page.prefixes

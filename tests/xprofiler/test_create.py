@@ -7,7 +7,7 @@ import re
 import shlex
 import shutil
 import subprocess
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ needs_gcloud = pytest.mark.skipif(shutil.which("gcloud") is None, reason="gcloud
 
 
 @pytest.fixture
-def cloud(compute_server: ComputeServer, tmp_path: Path) -> Iterator[ViewerCloud]:
+def cloud(compute_server: ComputeServer, tmp_path: Path) -> ViewerCloud:
     return ViewerCloud(compute_server, tmp_path)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -56,7 +56,7 @@ class Scene:
 
 
 @pytest.fixture
-def cloud(compute_server: ComputeServer, tmp_path: Path) -> Iterator[ViewerCloud]:
+def cloud(compute_server: ComputeServer, tmp_path: Path) -> ViewerCloud:
     cloud = ViewerCloud(compute_server, tmp_path)
     cloud.tells = []
     return cloud

@@ -203,7 +203,7 @@ def gpu_host(
     planes = []
     for device in range(devices):
         plane = _Plane(device + 1, f"/device:GPU:{device}")
-        at, kernels = 0, []
+        at, kernels = 0, []  # type: ignore[var-annotated]
         for _ in range(runs):
             for operation in operations:
                 stats: dict[str, Stat] = {

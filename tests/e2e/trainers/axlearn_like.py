@@ -16,7 +16,9 @@ class GoodputRecorder:
     """Makes the library's objects when they are first needed, and calls them by the names of events."""
 
     def __init__(self, name: Any, upload_dir: Any) -> None:
-        self._name, self._upload_dir, self._recorder, self._monitor = name, upload_dir, None, None
+        self._name, self._upload_dir = name, upload_dir
+        self._recorder: Any = None
+        self._monitor: Any = None
 
     def record(self, event: Any, *args: Any, **kwargs: Any) -> None:
         if self._recorder is None:
