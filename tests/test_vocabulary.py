@@ -76,11 +76,11 @@ LIMITS: dict[str, int | None] = {
     "packages/cloud_tpu_diagnostics": 288,
     "packages/common": 348,
     "packages/google_cloud_mldiagnostics": 677,
-    "packages/ml_goodput_measurement": 87,
+    "packages/ml_goodput_measurement": 27,
     "packages/testing": None,
     "packages/xprofiler": 99,
     "docs": 69,
-    "tests": 2043,
+    "tests": 2041,
     "benchmarks examples": 28,
 }
 

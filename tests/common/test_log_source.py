@@ -90,7 +90,9 @@ def test_a_cloud_that_fails_costs_no_entry_and_is_not_asked_again_at_once(
     assert lists(server) == requests
 
 
-def test_after_the_pause_what_the_cloud_did_not_send_is_read(server: CloudLoggingServer, tmp_path: Path) -> None:
+def test_after_the_pause_what_the_cloud_did_not_send_is_read(
+    server: CloudLoggingServer, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     write(tmp_path, 0, 10)
     write(tmp_path / "elsewhere", 10, 12)
     ship(server, read_all(tmp_path / "elsewhere"))
@@ -99,6 +101,8 @@ def test_after_the_pause_what_the_cloud_did_not_send_is_read(server: CloudLoggin
     cloud.pause_seconds = 0.0
     source = LogSource(LOG, root=tmp_path, cloud=cloud)
     assert (read(source), len(notes_of([source]))) == (list(range(10)), 1)
+    assert read(source) == []
+    assert len(caplog.records) == 1  # A warning at the first failure, and none while reads keep failing.
     server.faults.clear()
     assert (read(source), notes_of([source])) == ([10, 11], [])
 

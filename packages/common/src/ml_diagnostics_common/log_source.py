@@ -59,6 +59,7 @@ class Cloud:
     Args:
         environment: The project and credentials; None searches for them at the first read.
         patience_seconds: How long requests for one page may fail, and how long one may take, before the read gives up.
+        logs_failures: Whether to log a warning when reads start to fail. Commands print `notes_of` instead.
 
     Attributes:
         pause_seconds: How long nothing is requested after a failure.
@@ -70,19 +71,24 @@ class Cloud:
     pause_seconds = 60.0
 
     def __init__(
-        self, environment: CloudEnvironment | None = None, *, patience_seconds: float = PATIENCE_SECONDS
+        self,
+        environment: CloudEnvironment | None = None,
+        *,
+        patience_seconds: float = PATIENCE_SECONDS,
+        logs_failures: bool = True,
     ) -> None:
         self.project = environment.project if environment is not None else ""
         self.absence: Exception | None = None
         self.failure: CloudLoggingError | None = None
         self._environment = environment
         self._patience_seconds = patience_seconds
+        self._logs_failures, self._is_logged = logs_failures, False
         self._transport: LoggingTransport | None = None
         self._budget: RequestBudget | None = None
         self._paused_until = 0.0
 
     @classmethod
-    def configured(cls, *, patience_seconds: float = PATIENCE_SECONDS) -> Cloud | None:
+    def configured(cls, *, patience_seconds: float = PATIENCE_SECONDS, logs_failures: bool = True) -> Cloud | None:
         """Return the cloud that ML_DIAGNOSTICS_BACKEND asks for; None if it is `local`.
 
         Raises:
@@ -92,7 +98,7 @@ class Cloud:
         backend = configured_backend()
         if backend is Backend.LOCAL:
             return None
-        cloud = cls(patience_seconds=patience_seconds)
+        cloud = cls(patience_seconds=patience_seconds, logs_failures=logs_failures)
         if backend is Backend.CLOUD:
             cloud.connect()
         return cloud
@@ -146,10 +152,13 @@ class Cloud:
         """Yield batches until Cloud Logging fails; then nothing is requested for `pause_seconds`."""
         try:
             yield from batches
+            self._is_logged = False
         except CloudLoggingError as error:
             self.failure = error
             self._pause()
-            _logger.warning("Cloud Logging could not be read to the end: %s", error)
+            if self._logs_failures and not self._is_logged:
+                _logger.warning("Cloud Logging could not be read to the end: %s", error)
+                self._is_logged = True
 
     def _pause(self) -> None:
         self._paused_until = time.monotonic() + self.pause_seconds

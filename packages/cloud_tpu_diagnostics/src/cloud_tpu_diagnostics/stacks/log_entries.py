@@ -43,7 +43,7 @@ def read_job(job: str, *, since_seconds: float, notes: list[str]) -> list[Proces
         ConfigurationError: ML_DIAGNOSTICS_BACKEND has an unknown value.
         CredentialsError: It is `cloud`, and there is no project or no credentials.
     """
-    cloud = Cloud.configured()
+    cloud = Cloud.configured(logs_failures=False)
     source = LogSource(
         LOG_ID,
         cloud=cloud,

@@ -297,6 +297,6 @@ class CloudSource(RunSource):
         self.control_plane = GoogleControlPlane(
             environment.project, self.region, environment.credentials, principal=environment.principal
         )
-        cloud = Cloud(environment, patience_seconds=_PATIENCE_SECONDS)
+        cloud = Cloud(environment, patience_seconds=_PATIENCE_SECONDS, logs_failures=False)
         self.transport = cloud.connect()
         self.entries = RunEntries(diagnostics_directory(), cloud, report)
