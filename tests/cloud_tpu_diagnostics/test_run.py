@@ -166,4 +166,4 @@ def test_a_program_without_a_name_is_not_found() -> None:
     command = [sys.executable, "-m", "cloud_tpu_diagnostics", "run", "--", ""]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr.count("\n")) == (127, 1)
-    assert "'' cannot be run" in done.stderr
+    assert "cannot run ''" in done.stderr

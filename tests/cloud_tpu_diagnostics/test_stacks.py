@@ -291,18 +291,18 @@ def test_nothing_found_is_one_sentence_and_exit_code_3(run: Show, tmp_path: Path
 
 
 @pytest.mark.parametrize(
-    ("arguments", "says"),
+    ("path", "code", "message"),
     [
-        (["show", "/no/such/folder"], "/no/such/folder does not exist"),
-        (["show", "gs:/bucket/x"], "has one slash"),
-        (["show", "s3://bucket/x"], "s3:// is not supported"),
-        (["show", "a\0b"], "does not exist"),
+        ("/no/such/folder", 3, "/no/such/folder does not exist"),
+        ("gs:/bucket/x", 2, "has one slash"),
+        ("s3://bucket/x", 2, "s3:// is not supported"),
+        ("a\0b", 3, "does not exist"),
     ],
 )
-def test_a_path_that_cannot_be_is_exit_code_2(run: Show, arguments: list[str], says: str) -> None:
-    code, out, err = run(*arguments)
-    assert (code, out) == (2, "")
-    assert says in err
+def test_a_missing_path_is_exit_code_3_and_an_invalid_one_2(run: Show, path: str, code: int, message: str) -> None:
+    found, out, err = run("show", path)
+    assert (found, out) == (code, "")
+    assert message in err
 
 
 @pytest.mark.parametrize(

@@ -1,13 +1,14 @@
-"""The command `python -m cloud_tpu_diagnostics run -- CMD`: a parent that says exactly how a job ended.
+"""The command `python -m cloud_tpu_diagnostics run -- CMD`: a parent that records the exit reason of a job.
 
-It passes signals on, ends as the job ended, and does as process 1 of a container: it reaps what others leave behind,
-and waits for the companions of the job, which would die with it.
+It passes signals on and exits as the job does. As process 1 of a container it also reaps orphans, and waits for the
+companions of the job, which would end with it.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import gc
 import os
 import signal
 import sys
@@ -15,6 +16,8 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import NoReturn
 
+from ml_diagnostics_common.command.console import Console
+from ml_diagnostics_common.command.program import Program
 from ml_diagnostics_common.processes import read_system_file
 from ml_diagnostics_common.sidecar import IN_SIDECAR
 
@@ -22,48 +25,54 @@ from cloud_tpu_diagnostics._companion import RUN_BY
 from cloud_tpu_diagnostics._companion.endings import How, Note, OutOfMemoryKills, judge
 from cloud_tpu_diagnostics._companion.log import EntryLog
 from cloud_tpu_diagnostics._companion.main import END_SECONDS, LONGEST_END_SECONDS
+from cloud_tpu_diagnostics._version import __version__
 
 __all__ = ["main"]
 
 _NOT_FOUND = 127
 _NOT_EXECUTABLE = 126
-"""What shells exit with."""
-_LOOK_SECONDS = 10.0
+"""The exit codes of shells."""
+_CHECK_SECONDS = 10.0
 _FROM_THE_KERNEL = 128
-"""SI_KERNEL: a terminal's Ctrl-C, for instance, which the job has got as well."""
+"""SI_KERNEL: for instance a terminal's Ctrl-C, which the job receives as well."""
 _FIRST_PROCESS = 1
 _PASSED_ON = ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2", "SIGWINCH", "SIGALRM")
 
 
-def main(arguments: Sequence[str] | None = None) -> NoReturn:
-    """Runs the command line, and ends as the job does.
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line; the job's exit code or signal becomes that of this process.
 
     Args:
-        arguments: Of the command line; None for this process's.
+        arguments: The arguments of the command; None takes those of this process.
     """
-    parser = argparse.ArgumentParser(
-        prog="python -m cloud_tpu_diagnostics", description="Stack traces of training jobs, told even after a crash."
-    )
-    commands = parser.add_subparsers(dest="command", required=True)
-    run = commands.add_parser(
-        "run",
-        help="run a job, and say how it ended",
-        description="Runs a job, and writes how it ended where its stack traces are written: to Cloud Logging and to "
-        "the journal. Exits as the job does; 127 if there is no such program, 126 if it cannot be run.",
-    )
-    run.add_argument("--no-upload", action="store_true", help="write to the journal only")
-    run.add_argument("job", nargs="+", metavar="CMD", help="the program and its arguments, after `--`")
-    parsed = parser.parse_args(arguments)
-    status = _run(parsed.job, is_shipped=not parsed.no_upload)
-    _end_like(status)
+    description = "Exit reasons of training jobs, recorded even after a crash."
+    return Program("python -m cloud_tpu_diagnostics", description, __version__, lambda: [RunCommand()]).main(arguments)
+
+
+class RunCommand:
+    """Runs a job."""
+
+    name = "run"
+    summary = "run a job, and record its exit reason where its stack traces are written"
+
+    def prepare_parser(self, parser: argparse.ArgumentParser) -> None:
+        """Add the arguments."""
+        parser.epilog = "exits as the job does; 127 if the program does not exist, 126 if it cannot be run"
+        parser.add_argument("--no-upload", action="store_true", help="write to the journal only")
+        parser.add_argument("job", nargs="+", metavar="CMD", help="the program and its arguments, after `--`")
+
+    def run(self, options: argparse.Namespace, console: Console) -> NoReturn:
+        """Run the job to its end, and exit as it did."""
+        gc.enable()  # Short commands do without; a job may run for months.
+        _end_like(_run(options.job, is_shipped=not options.no_upload))
 
 
 def _run(job: Sequence[str], *, is_shipped: bool) -> int:
-    """Runs a job to its end, and tells it; returns its wait status."""
+    """Run a job to its end, and record its exit reason; return its wait status."""
     from ml_diagnostics_common.environment import identity
 
     signals = {getattr(signal, name) for name in _PASSED_ON} | {signal.SIGCHLD}
-    # Blocked rather than handled, so that none is lost between two looks; the job gets the mask that we were given.
+    # Blocked rather than handled, so that none is missed between two checks; the job gets our original mask.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, signals)
     try:
         pid = os.posix_spawnp(
@@ -73,9 +82,9 @@ def _run(job: Sequence[str], *, is_shipped: bool) -> int:
             setsigmask=before,
             setsigdef=[signal.SIGPIPE, signal.SIGXFSZ],  # Python ignores them, and so would the job.
         )
-    except (OSError, ValueError) as error:  # ValueError: its name is empty.
+    except (OSError, ValueError) as error:  # ValueError: the name is empty.
         is_not_found = isinstance(error, (FileNotFoundError, ValueError))
-        print(f"{job[0]!a} cannot be run: {getattr(error, 'strerror', None) or error}", file=sys.stderr)
+        print(f"cannot run {job[0]!a}: {getattr(error, 'strerror', None) or error}", file=sys.stderr)
         raise SystemExit(_NOT_FOUND if is_not_found else _NOT_EXECUTABLE) from None
     kills = OutOfMemoryKills(pid)
     status = _wait(pid, signals, kills)
@@ -88,12 +97,12 @@ def _run(job: Sequence[str], *, is_shipped: bool) -> int:
             _wait_for_companions()
         log.close(END_SECONDS)
     except Exception as error:
-        print(f"How the job ended could not be written ({type(error).__name__}: {error})", file=sys.stderr)
+        print(f"cannot record the exit reason of the job ({type(error).__name__}: {error})", file=sys.stderr)
     return status
 
 
 def _wait(pid: int, signals: set[signal.Signals], kills: OutOfMemoryKills) -> int:
-    """Passes signals on until the job has ended; returns its wait status."""
+    """Pass signals on until the job has ended; return its wait status."""
     while (status := _reap(pid)) is None:
         kills.check(time.monotonic())
         number, is_for_all = _next_signal(signals)
@@ -104,15 +113,15 @@ def _wait(pid: int, signals: set[signal.Signals], kills: OutOfMemoryKills) -> in
 
 
 def _next_signal(signals: set[signal.Signals]) -> tuple[int | None, bool]:
-    """Waits a while for a signal; and whether the kernel has sent it to the whole group in the foreground."""
-    if not hasattr(signal, "sigtimedwait"):  # macOS: what a terminal sends is then passed on once more.
+    """Wait some time for a signal; return it, and True if the kernel sent it to the whole foreground group."""
+    if not hasattr(signal, "sigtimedwait"):  # macOS: signals from a terminal are then passed on once more.
         return signal.sigwait(signals), False
-    info = signal.sigtimedwait(signals, _LOOK_SECONDS)
+    info = signal.sigtimedwait(signals, _CHECK_SECONDS)
     return (None, False) if info is None else (info.si_signo, info.si_code == _FROM_THE_KERNEL)
 
 
 def _reap(pid: int) -> int | None:
-    """Reaps all that have ended; the wait status of the job if it has."""
+    """Reap all processes that have ended; return the wait status of the job if it is one of them."""
     found = None
     while True:
         try:
@@ -126,7 +135,7 @@ def _reap(pid: int) -> int | None:
 
 
 def _wait_for_companions() -> None:
-    """As process 1, whose end is everybody's: what the job's companions have to tell comes first."""
+    """Wait, as process 1 whose exit ends all others, until the job's companions have written their entries."""
     deadline = time.monotonic() + LONGEST_END_SECONDS
     while any(_companions()) and time.monotonic() < deadline:
         time.sleep(0.05)
@@ -143,13 +152,13 @@ def _companions() -> Iterator[int]:
 
 
 def _end_like(status: int) -> NoReturn:
-    """Ends with the job's exit code, or by the signal that it died of; with 128 more where that cannot be."""
+    """Exit with the job's exit code, or by the signal that ended it; with 128 plus its number if that is impossible."""
     if os.WIFSIGNALED(status):
         number = os.WTERMSIG(status)
         with contextlib.suppress(OSError, ValueError):
             import resource
 
-            resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # The job's memory may be worth a file; ours is not.
+            resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # A core dump of this process would be useless.
             if number not in (signal.SIGKILL, signal.SIGSTOP):
                 signal.signal(number, signal.SIG_DFL)
             signal.pthread_sigmask(signal.SIG_UNBLOCK, {number})

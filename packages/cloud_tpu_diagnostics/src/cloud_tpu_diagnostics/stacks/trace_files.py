@@ -11,9 +11,10 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
+from ml_diagnostics_common.command.errors import NotFoundError
 from ml_diagnostics_common.entry import LogEntry
 from ml_diagnostics_common.environment import identity
-from ml_diagnostics_common.exceptions import ConfigurationError, StorageError
+from ml_diagnostics_common.exceptions import StorageError
 from ml_diagnostics_common.file_lock import try_lock, unlock
 from ml_diagnostics_common.locations import in_bucket
 from ml_diagnostics_common.log_source import LogSource, notes_of
@@ -91,7 +92,8 @@ def read_trace_files(path: str, notes: list[str]) -> list[ProcessDump]:
         notes: Gets what could not be read.
 
     Raises:
-        ConfigurationError: There is no such file or folder, or the path cannot be one.
+        NotFoundError: There is no such file or folder.
+        ConfigurationError: The path is not valid.
         StorageError: It cannot be read.
     """
     files = _read_cloud(path) if in_bucket(path) else _read_local(path, notes)
@@ -135,7 +137,7 @@ def _read_cloud(path: str) -> Iterator[tuple[str, bytes, int, bool | None]]:
 def _read_local(path: str, notes: list[str]) -> Iterator[tuple[str, bytes, int, bool | None]]:
     root = Path(path).expanduser()
     if not root.exists():
-        raise ConfigurationError(f"{path} does not exist: give a file, a folder of trace files, or gs://bucket/prefix")
+        raise NotFoundError(f"{path} does not exist: give a file, a folder of trace files, or gs://bucket/prefix")
     names = [root] if not root.is_dir() else sorted(name for name in root.rglob("*") if not name.is_symlink())
     for name in names:
         try:

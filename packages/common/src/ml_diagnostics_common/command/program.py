@@ -79,13 +79,10 @@ class Program:
         console = Console(self._name)
         options = argparse.Namespace()
         try:
-            with _signals_as_keyboard_interrupt():
-                try:
-                    options = self.parse(list(sys.argv[1:] if arguments is None else arguments))
-                    _configure(console, options)
-                    return self.run(options, console)
-                finally:
-                    _flush_output()
+            with _signals_as_keyboard_interrupt(), _flushed_output():
+                options = self.parse(list(sys.argv[1:] if arguments is None else arguments))
+                _configure(console, options)
+                return self.run(options, console)
         except UsageError as error:
             _print_last(console, f"{options.parser.format_usage()}{self._name}: {error}")
             return error.exit_code
@@ -95,6 +92,7 @@ class Program:
         except KeyboardInterrupt:
             if is_own_process:
                 _let_interrupt_end()
+                _redirect_to_null(sys.stdout)  # The reader may have stopped reading, and Python flushes at exit.
             _print_last(console, "interrupted")
             return INTERRUPTED
         except BrokenPipeError:  # The reader of standard error has exited, and cannot receive a message.
@@ -242,8 +240,21 @@ def _configure(console: Console, options: argparse.Namespace) -> None:
     console.may_use_color = not getattr(options, "no_color", False)
 
 
+@contextlib.contextmanager
+def _flushed_output() -> Iterator[None]:
+    """Flush after the block, or at SystemExit.
+
+    At the interpreter's exit, a broken pipe would print an error and change the exit code.
+    """
+    try:
+        yield
+    except SystemExit:
+        _flush_output()
+        raise
+    _flush_output()
+
+
 def _flush_output() -> None:
-    """Flush here, since a broken pipe at the interpreter's exit would print an error and change the exit code."""
     try:
         sys.stdout.flush()
     except BrokenPipeError as error:
