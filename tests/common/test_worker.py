@@ -17,7 +17,16 @@ from collections.abc import Callable
 
 import pytest
 from ml_diagnostics_common.guard import LOSSES
-from ml_diagnostics_common.worker import Interval, NoAnswerError, Worker, call, start, thread_names
+from ml_diagnostics_common.worker import (
+    Interval,
+    NoAnswerError,
+    Worker,
+    call,
+    in_parallel,
+    results_in_parallel,
+    start,
+    thread_names,
+)
 
 LONG_SECONDS = 30.0
 
@@ -82,6 +91,29 @@ def test_without_threads_there_is_no_task_and_no_answer(monkeypatch: pytest.Monk
     with pytest.raises(NoAnswerError):
         call(lambda: 7, LONG_SECONDS, "test")
     assert not Worker("test").put(lambda: None)
+
+
+def test_results_of_parallel_calls_have_the_order_of_their_arguments() -> None:
+    def halved(number: int) -> int:
+        if number % 2:
+            raise ValueError(number)
+        return number // 2
+
+    found = in_parallel(halved, range(100))
+    assert [one for one in found if not isinstance(one, Exception)] == list(range(50))
+    assert [one.args[0] for one in found if isinstance(one, ValueError)] == list(range(1, 100, 2))
+    assert in_parallel(halved, []) == []
+    assert results_in_parallel(halved, [2, 4], 1) == [1, 2]
+    with pytest.raises(ValueError, match="3"):
+        results_in_parallel(halved, [2, 3, 5])
+
+
+def test_without_threads_parallel_calls_are_made_one_after_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> int:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(_thread, "start_new_thread", refuse)
+    assert in_parallel(abs, [-1, -2]) == [1, 2]
 
 
 # --- Intervals --------------------------------------------------------------------------------------------

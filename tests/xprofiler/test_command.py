@@ -16,7 +16,7 @@ from ml_diagnostics_common.command.console import Console
 from ml_diagnostics_testing.faults import Delay, Hang
 from xprofiler import __version__
 from xprofiler.cli import COMMAND_NAMES, flags_for_gcloud, main, split_arguments
-from xprofiler.waiting import told_if_slow
+from xprofiler.waiting import notify_if_slow
 
 from ..loopback.compute import ComputeServer
 from ..waiting import wait_until
@@ -258,9 +258,9 @@ def test_a_number_that_cannot_be_is_refused_in_a_sentence(
 def test_what_takes_long_is_told_once_and_what_does_not_never() -> None:
     said = io.StringIO()
     console = Console(err=said)
-    with told_if_slow(console, "waiting", after_seconds=60):
+    with notify_if_slow(console, "waiting", after_seconds=60):
         pass
     assert said.getvalue() == ""
-    with told_if_slow(console, "waiting", after_seconds=0.01):
+    with notify_if_slow(console, "waiting", after_seconds=0.01):
         wait_until(said.getvalue)
     assert said.getvalue() == "waiting\n"

@@ -22,6 +22,7 @@ from ml_diagnostics_common.command.errors import (
 )
 from ml_diagnostics_common.credentials import CloudEnvironment
 from ml_diagnostics_common.exceptions import DiagnosticsError
+from ml_diagnostics_common.worker import in_parallel
 from ml_diagnostics_testing.faults import Delay, Drip, Hang, Oversize, Reset, Status, Truncate
 from ml_diagnostics_testing.http_server import Request, Response, json_response
 from ml_diagnostics_testing.metadata import MetadataServer
@@ -32,7 +33,6 @@ from xprofiler.cloud import login
 from xprofiler.cloud.api import GoogleApi
 from xprofiler.cloud.errors import operation_error
 from xprofiler.cloud.settings import GcloudSettings
-from xprofiler.parallel import in_parallel
 from xprofiler.serve.server import Server
 
 from ..loopback.compute import ComputeServer

@@ -13,16 +13,30 @@ import queue
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TypeVar
 
 from ml_diagnostics_common.guard import LOSSES, warn_once
 from ml_diagnostics_common.process_hooks import LiveObjects, at_fork
 
-__all__ = ["Interval", "NoAnswerError", "Task", "Worker", "call", "start", "thread_names", "wait_until"]
+__all__ = [
+    "Interval",
+    "NoAnswerError",
+    "Task",
+    "Worker",
+    "call",
+    "in_parallel",
+    "results_in_parallel",
+    "start",
+    "thread_names",
+    "wait_until",
+]
 
 _POLL_SECONDS = 0.005
 
+_MOST_THREADS = 32
+
+_Item = TypeVar("_Item")
 _Result = TypeVar("_Result")
 
 
@@ -118,6 +132,50 @@ def call(function: Callable[[], _Result], timeout_seconds: float, name: str) -> 
     for error in errors:
         raise error
     return results[0]
+
+
+def in_parallel(
+    function: Callable[[_Item], _Result], items: Iterable[_Item], most_threads: int = _MOST_THREADS
+) -> list[_Result | Exception]:
+    """Call a function with each item in daemon threads, so that Ctrl-C does not wait for them.
+
+    Returns:
+        The result of each call, or the exception that it raised, in the order of the items.
+    """
+    waiting: queue.SimpleQueue[tuple[int, _Item]] = queue.SimpleQueue()
+    done: queue.SimpleQueue[tuple[int, _Result | Exception]] = queue.SimpleQueue()
+    for numbered in enumerate(items):
+        waiting.put(numbered)
+    count = waiting.qsize()
+
+    def work() -> None:
+        while True:
+            try:
+                number, item = waiting.get_nowait()
+            except queue.Empty:
+                return
+            try:
+                done.put((number, function(item)))
+            except Exception as error:
+                done.put((number, error))
+
+    tasks = [start(work, "in-parallel") for _ in range(min(most_threads, count))]
+    if not any(tasks):  # There can be no more threads.
+        work()
+    found = dict(done.get() for _ in range(count))
+    return [found[number] for number in range(count)]
+
+
+def results_in_parallel(
+    function: Callable[[_Item], _Result], items: Iterable[_Item], most_threads: int = _MOST_THREADS
+) -> list[_Result]:
+    """Return what `in_parallel` does; raise the first exception in the order of the items."""
+    results = []
+    for result in in_parallel(function, items, most_threads):
+        if isinstance(result, Exception):
+            raise result
+        results.append(result)
+    return results
 
 
 def wait_until(condition: Callable[[], bool], seconds_left: Callable[[], float]) -> bool:

@@ -7,12 +7,13 @@ import threading
 from collections.abc import Iterator
 
 from ml_diagnostics_common.command.console import Console
+from ml_diagnostics_common.worker import start
 
-__all__ = ["told_if_slow"]
+__all__ = ["notify_if_slow"]
 
 
 @contextlib.contextmanager
-def told_if_slow(console: Console, text: str, after_seconds: float = 4.0) -> Iterator[None]:
+def notify_if_slow(console: Console, text: str, after_seconds: float = 4.0) -> Iterator[None]:
     """Print a message once if the block takes longer than a delay.
 
     Args:
@@ -20,15 +21,15 @@ def told_if_slow(console: Console, text: str, after_seconds: float = 4.0) -> Ite
         text: The message.
         after_seconds: The delay.
     """
-    timer = threading.Timer(after_seconds, _notify, (console, text))
-    timer.daemon = True
-    timer.start()
+    is_over = threading.Event()
+
+    def notify() -> None:
+        if not is_over.wait(after_seconds):
+            with contextlib.suppress(OSError):
+                console.notify(text)
+
+    start(notify, "xprofiler-notice")
     try:
         yield
     finally:
-        timer.cancel()
-
-
-def _notify(console: Console, text: str) -> None:
-    with contextlib.suppress(OSError):
-        console.notify(text)
+        is_over.set()

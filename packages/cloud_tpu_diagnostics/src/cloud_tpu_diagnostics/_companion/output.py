@@ -9,6 +9,8 @@ import time
 from collections import deque
 from typing import Protocol
 
+from ml_diagnostics_common.worker import Worker
+
 from cloud_tpu_diagnostics.headlines import HEADER_START
 
 __all__ = ["ConsoleOutput", "FileOutput", "Headers", "TraceOutput"]
@@ -195,44 +197,31 @@ class _WaitingWriter:
     """
 
     def __init__(self, descriptor: int) -> None:
-        import queue
-        import threading
-
         self._descriptor = descriptor
-        self._parts: queue.Queue[bytes] = queue.Queue(_MOST_WAITING_PARTS)
-        self._thread = threading.Thread(target=self._run, name="console", daemon=True)
-        self._thread.start()
+        self._worker = Worker("cloud-tpu-diagnostics-console", limit=_MOST_WAITING_PARTS)
 
     def write(self, data: bytes) -> int:
         """Accept a part; raise BlockingIOError if too many wait already."""
-        import queue
-
-        try:
-            self._parts.put_nowait(data)
-        except queue.Full:
-            raise BlockingIOError(errno.EAGAIN, "the reader of the console has stopped reading") from None
+        if not self._worker.put(lambda: self._write(data)):
+            raise BlockingIOError(errno.EAGAIN, "the reader of the console has stopped reading")
         return len(data)
 
     def close(self) -> None:
         """Wait a bounded time for what is being written, and close the descriptor."""
-        try:
-            self.write(b"")
-        except BlockingIOError:
-            pass
-        else:
-            self._thread.join(_CONSOLE_SECONDS)
+        if self._worker.pending_count() < _MOST_WAITING_PARTS:
+            self._worker.drain(_CONSOLE_SECONDS)
+        self._worker.stop()
         # Its number must not be another file's while the thread may write to it.
         nowhere = os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
         os.dup2(nowhere, self._descriptor, inheritable=False)
         os.close(nowhere)
 
-    def _run(self) -> None:
-        while data := self._parts.get():
-            try:
-                while data:
-                    data = data[os.write(self._descriptor, data) :]
-            except OSError:
-                pass  # Its reader is gone.
+    def _write(self, data: bytes) -> None:
+        try:
+            while data:
+                data = data[os.write(self._descriptor, data) :]
+        except OSError:
+            pass  # Its reader is gone.
 
 
 def _opened_again(descriptor: int) -> int | None:

@@ -8,12 +8,12 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Final
 
 from ml_diagnostics_common.environment import identity
 from ml_diagnostics_common.exceptions import DiagnosticsError, MissingExtraError
+from ml_diagnostics_common.worker import results_in_parallel
 
 from cloud_tpu_diagnostics.grouping import MAIN_THREAD, ProcessDump, main_thread, name_processes
 from cloud_tpu_diagnostics.stacks.local_processes import (
@@ -52,8 +52,8 @@ def dump_processes(
     inside = {process.pid: process for process in find_processes()}
     # All get the signal before the first stacks are read, so that these are of the same time.
     targets = [_Target(pid, inside.get(pid), native, wanted) for pid in pids or inside]
-    with ThreadPoolExecutor(_READ_AT_ONCE) as pool:
-        dumps = [dump for dump in pool.map(lambda target: target.dump(timeout_seconds), targets) if dump is not None]
+    found = results_in_parallel(lambda target: target.dump(timeout_seconds), targets, _READ_AT_ONCE)
+    dumps = [dump for dump in found if dump is not None]
     notes += [note for target in targets for note in target.notes]
     if not pids and not inside:
         notes.append(

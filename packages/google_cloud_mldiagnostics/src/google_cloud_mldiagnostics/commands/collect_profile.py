@@ -12,7 +12,6 @@ import json
 import re
 import sys
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from ml_diagnostics_common.exceptions import ConfigurationError, DiagnosticsError, StorageError
@@ -24,6 +23,7 @@ from ml_diagnostics_common.profiler_service import (
     file_name_of,
 )
 from ml_diagnostics_common.storage import storage_for
+from ml_diagnostics_common.worker import results_in_parallel
 from ml_diagnostics_common.xplane import summary_of
 
 from google_cloud_mldiagnostics.profiling.layout import file_of, session_folder, sessions_folder
@@ -97,8 +97,7 @@ def _collect(
         problem = _post(result.address, options.duration_in_ms, log_dir)
         return CaptureResult(result.address, f"{result.problem}; over HTTP: {problem}" if problem else "")
 
-    with ThreadPoolExecutor(_MOST_THREADS) as executor:
-        return list(executor.map(second_try, results))
+    return results_in_parallel(second_try, results, _MOST_THREADS)
 
 
 def _rename(folder: str, address: str) -> str:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import os
 import queue
-import threading
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 from ml_diagnostics_common.environment import Backend
 from ml_diagnostics_common.guard import job_logger
 from ml_diagnostics_common.sidecar_parent import WARNING, Parent, ignore_signals, lower_priority
+from ml_diagnostics_common.worker import start
 
 from ml_goodput_measurement._monitor.settings import MonitorSettings, Upload
 from ml_goodput_measurement._monitor.sinks import Exporter, Sink
@@ -55,7 +55,7 @@ def _serve(trainer: Parent) -> NoReturn:
     settings = MonitorSettings.from_json(trainer.settings)
     reports = _Reports(trainer)
     commands: queue.SimpleQueue[_Command] = queue.SimpleQueue()
-    threading.Thread(target=_work, args=(settings, commands, reports), name="goodput-uploads", daemon=True).start()
+    start(lambda: _work(settings, commands, reports), "goodput-uploads")
     end_by: float | None = None
     flushed: int | None = None
     while True:

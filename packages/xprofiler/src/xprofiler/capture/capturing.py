@@ -13,6 +13,7 @@ from ml_diagnostics_common.command.console import Console
 from ml_diagnostics_common.failures import Kind
 from ml_diagnostics_common.profiler_service import CaptureResult, ProfilerService
 from ml_diagnostics_common.storage import Storage
+from ml_diagnostics_common.worker import in_parallel
 
 from xprofiler.capture.bucket_access import BucketAccess
 from xprofiler.capture.collecting import Collector, Outcome
@@ -21,7 +22,6 @@ from xprofiler.capture.host_clock import HostClock, read_host_clock
 from xprofiler.capture.session import Session
 from xprofiler.capture.targets import Target
 from xprofiler.capture.tunnels import open_tunnels, problem_at
-from xprofiler.parallel import in_parallel
 from xprofiler.programs.processes import Programs
 
 __all__ = ["Capture"]

@@ -13,12 +13,12 @@ from typing import IO, Any, Final
 from ml_diagnostics_common.command.errors import CommandError
 from ml_diagnostics_common.exceptions import DiagnosticsError, ObjectNotFoundError, StorageError
 from ml_diagnostics_common.storage import LocalStorage, Storage
+from ml_diagnostics_common.worker import in_parallel
 from ml_diagnostics_common.xplane import Xplane, summary_of
 
 from xprofiler.capture.destinations import Destination
 from xprofiler.capture.session import Session
 from xprofiler.capture.targets import Access, Target
-from xprofiler.parallel import in_parallel
 from xprofiler.programs.processes import Programs
 
 __all__ = ["Collector", "Outcome", "Parts", "problem_of"]

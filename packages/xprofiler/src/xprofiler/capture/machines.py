@@ -9,10 +9,10 @@ from typing import Any, Final
 
 from ml_diagnostics_common.command.errors import NotFoundError
 from ml_diagnostics_common.exceptions import DiagnosticsError
+from ml_diagnostics_common.worker import in_parallel
 
 from xprofiler.capture.targets import Found, Target, check_distinct
 from xprofiler.cloud.api import GoogleApi
-from xprofiler.parallel import in_parallel
 from xprofiler.programs import gcloud
 from xprofiler.programs.processes import Programs
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import io
+import math
 import socket
 import subprocess
 import threading
@@ -13,6 +15,7 @@ from tempfile import TemporaryFile
 from typing import IO, Final, cast
 
 from ml_diagnostics_common.command.errors import CommandError
+from ml_diagnostics_common.worker import start
 
 from xprofiler.programs.processes import Process, Programs
 
@@ -57,8 +60,7 @@ class Relay:
         self._listener = socket.create_server(("127.0.0.1", 0))
         self._listener.settimeout(_POLL_SECONDS)  # Closing a socket does not wake a blocked accept() on every system.
         self.port: int = self._listener.getsockname()[1]
-        self._thread = threading.Thread(target=self._accept, name="relay", daemon=True)
-        self._thread.start()
+        self._task = start(self._accept, "xprofiler-relay")
 
     def close(self) -> str:
         """Stop accepting connections; open ones end with their programs.
@@ -67,7 +69,8 @@ class Relay:
             The last lines that the programs wrote to standard error.
         """
         self._is_closed.set()
-        self._thread.join()
+        if self._task is not None:
+            self._task.wait(math.inf)
         with self._errors:
             self._errors.seek(0)
             return last_lines(self._errors.read())
@@ -83,7 +86,7 @@ class Relay:
                     self._argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors
                 )
                 for pump in (_up, _down):
-                    threading.Thread(target=pump, args=(connection, process), name="relay", daemon=True).start()
+                    start(functools.partial(pump, connection, process), "xprofiler-relay")
 
 
 def _up(connection: socket.socket, process: Process) -> None:

@@ -13,10 +13,10 @@ from typing import Final
 
 from ml_diagnostics_common.command.console import Console
 from ml_diagnostics_common.command.errors import CommandError
+from ml_diagnostics_common.worker import in_parallel
 
 from xprofiler.capture.relay import NOTHING_THERE, Relay, last_lines, remote_program
 from xprofiler.capture.targets import Access, Target, host_and_port
-from xprofiler.parallel import in_parallel
 from xprofiler.programs.processes import Programs
 
 __all__ = ["Tunnel", "open_tunnels", "problem_at"]

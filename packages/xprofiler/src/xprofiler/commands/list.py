@@ -49,12 +49,12 @@ class ListCommand:
         from xprofiler.viewers.finding import viewers_of
         from xprofiler.viewers.table import format_viewers
         from xprofiler.viewers.viewer import Sought
-        from xprofiler.waiting import told_if_slow
+        from xprofiler.waiting import notify_if_slow
 
         directories = [LogDirectory.parse(text).path for text in options.log_directory]
         sought = Sought(options.zones, directories, options.vm_name, options.filter)
         api = GoogleApi(GcloudSettings.load(), console, role="roles/compute.viewer")
-        with told_if_slow(console, "Waiting for the list ..."):
+        with notify_if_slow(console, "Waiting for the list ..."):
             viewers = viewers_of(api, sought, options.extra, is_on_gke=options.gke).find(sought)
         if not options.gke and not all(viewer.url for viewer in viewers):
             from xprofiler.viewers.link import with_told_links

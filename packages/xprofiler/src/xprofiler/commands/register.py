@@ -59,7 +59,7 @@ class RegisterCommand:
         from xprofiler.cloud.settings import GcloudSettings
         from xprofiler.log_directory import LogDirectory
         from xprofiler.summary.profiles import find_profile
-        from xprofiler.waiting import told_if_slow
+        from xprofiler.waiting import notify_if_slow
 
         log_directory = LogDirectory.parse(options.log_directory)
         for pattern, flag, value in (
@@ -70,7 +70,7 @@ class RegisterCommand:
         ):
             if not pattern.fullmatch(value):
                 raise UsageError(f"{flag} {value!r} is not valid")
-        with told_if_slow(console, f"Waiting for an answer about {log_directory} ..."):
+        with notify_if_slow(console, f"Waiting for an answer about {log_directory} ..."):
             newest = find_profile(log_directory.path)
         settings = GcloudSettings.load()
         environ = {**settings.environ, "GOOGLE_CLOUD_PROJECT": options.project_id}

@@ -67,9 +67,9 @@ class ServeCommand:
 
 def _report_profiles(path: str, console: Console) -> None:
     from xprofiler.summary.profiles import find_profiles
-    from xprofiler.waiting import told_if_slow
+    from xprofiler.waiting import notify_if_slow
 
-    with told_if_slow(console, f"Waiting for an answer about {path} ..."):
+    with notify_if_slow(console, f"Waiting for an answer about {path} ..."):
         profiles = find_profiles(path)
     if profiles:
         console.notify(f"Found {len(profiles)} session(s) in {path}, the newest {profiles[0].name}.")

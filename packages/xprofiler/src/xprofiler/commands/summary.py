@@ -49,12 +49,12 @@ class SummaryCommand:
         from xprofiler.summary.reading_process import summarized
         from xprofiler.summary.summary import Operation
         from xprofiler.summary.text import as_dict, format_summary
-        from xprofiler.waiting import told_if_slow
+        from xprofiler.waiting import notify_if_slow
 
         if options.plot:
             require_matplotlib("cloud-diagnostics-xprof")
         path = LogDirectory.parse(options.path, may_be_local=True).path
-        with told_if_slow(console, f"Waiting for an answer about {path} ..."):
+        with notify_if_slow(console, f"Waiting for an answer about {path} ..."):
             profile = find_profile(path, options.session)
         console.detail(f"Reading {profile.folder}")
         with temporary_folder("xprofiler-") as folder:

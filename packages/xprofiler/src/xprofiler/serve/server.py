@@ -13,7 +13,6 @@ import os
 import shutil
 import signal
 import sys
-import threading
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +21,7 @@ from typing import IO, TYPE_CHECKING, Any, NoReturn
 
 import msgspec
 from ml_diagnostics_common.command.errors import CommandError
+from ml_diagnostics_common.worker import start
 
 from xprofiler.programs.processes import Programs
 
@@ -97,8 +97,7 @@ class Server:
             folder = undone.enter_context(temporary_folder("xprofiler-serve-"))
             programs = undone.enter_context(Programs(self._console))
             self._process = programs.start(python_argv(__name__), stdin=PIPE)
-            self._log_reader = threading.Thread(target=self._read_log, daemon=True)
-            self._log_reader.start()
+            self._log_reader = start(self._read_log, "xprofiler-serve-log")
             with suppress(BrokenPipeError):  # The process has exited: `wait_until_ready` raises the reason.
                 order = _Order(self._path, str(folder), self._port)
                 _piped(self._process.stdin).write(msgspec.json.encode(order) + b"\n")
@@ -144,7 +143,8 @@ class Server:
 
     def _fail(self, how: str) -> NoReturn:
         code = self._process.wait()
-        self._log_reader.join(2)
+        if self._log_reader is not None:
+            self._log_reader.wait(2)
         log = "\n".join(self._lines) or "no output"
         raise CommandError(f"the server {how} (exit code {code}):\n{log}")
 
@@ -181,7 +181,7 @@ def main() -> None:
     with messages:
         messages.write(msgspec.json.encode(started) + b"\n")
     if server is not None:
-        threading.Thread(target=server.serve, daemon=True).start()
+        start(server.serve, "xprofiler-serve")
         sys.stdin.buffer.read()
     shutil.rmtree(folder, ignore_errors=True)
     os._exit(0)  # Threads may run XProf's C++, which Python cannot interrupt.

@@ -10,12 +10,12 @@ from __future__ import annotations
 import hashlib
 import shutil
 import threading
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import quote
 
 from ml_diagnostics_common.command.errors import CommandError
+from ml_diagnostics_common.worker import results_in_parallel
 from ml_diagnostics_common.xplane import read_xplane
 
 from xprofiler.summary.profiles import Profile
@@ -92,8 +92,8 @@ class _Copied(NamedTuple):
 
 def _states(profile: Profile) -> dict[str, _State]:
     """Return the states of a profile's files by path. A capture that retries a host rewrites its file."""
-    with ThreadPoolExecutor(_CHECKS) as threads:
-        return dict(zip(profile.xplanes.values(), threads.map(_state, profile.xplanes.values()), strict=True))
+    paths = list(profile.xplanes.values())
+    return dict(zip(paths, results_in_parallel(_state, paths, _CHECKS), strict=True))
 
 
 def _state(path: str) -> _State:
@@ -110,9 +110,8 @@ def _fill(target: Path, aside: Path, profile: Profile) -> _Copied:
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True, mode=0o700)
     files = {host: target / f"{host}.xplane.pb" for host in profile.xplanes}
-    with ThreadPoolExecutor(_DOWNLOADS) as threads:
-        states = threads.map(_fetch, profile.xplanes.values(), (files[host] for host in profile.xplanes))
-        copied = _Copied(dict(zip(profile.xplanes.values(), states, strict=True)), files)
+    states = results_in_parallel(lambda host: _fetch(profile.xplanes[host], files[host]), files, _DOWNLOADS)
+    copied = _Copied(dict(zip(profile.xplanes.values(), states, strict=True)), files)
     for host, file in files.items():
         if not read_xplane(file).is_whole:
             files[host] = file.rename(aside / file.name)

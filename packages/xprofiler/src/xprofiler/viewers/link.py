@@ -12,9 +12,9 @@ from typing import Final
 
 from ml_diagnostics_common.exceptions import DiagnosticsError, ObjectNotFoundError
 from ml_diagnostics_common.storage import Storage
+from ml_diagnostics_common.worker import in_parallel
 
 from xprofiler.log_directory import LogDirectory
-from xprofiler.parallel import in_parallel
 from xprofiler.viewers.instances import Instances
 from xprofiler.viewers.labels import BACKEND_LABEL, viewer_url
 from xprofiler.viewers.startup.status import StartupStatus, status_path

@@ -6,9 +6,9 @@ from collections.abc import Collection, Iterator, Sequence
 from typing import Any, Final
 
 from ml_diagnostics_common.command.errors import NotFoundError
+from ml_diagnostics_common.worker import in_parallel
 
 from xprofiler.cloud.api import GoogleApi
-from xprofiler.parallel import in_parallel
 from xprofiler.programs.gcloud import checked_name
 from xprofiler.viewers.by_gcloud import delete_argv
 from xprofiler.viewers.instances import Instances

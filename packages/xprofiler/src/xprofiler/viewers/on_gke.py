@@ -10,9 +10,9 @@ from typing import Any, Final, NamedTuple
 
 from ml_diagnostics_common.command.console import Console
 from ml_diagnostics_common.command.errors import UsageError
+from ml_diagnostics_common.worker import in_parallel
 
 from xprofiler.log_directory import LogDirectory
-from xprofiler.parallel import in_parallel
 from xprofiler.programs.kubectl import Cluster, complaint
 from xprofiler.programs.processes import Programs
 from xprofiler.viewers.startup import XPROF_VERSION
