@@ -123,7 +123,7 @@ def _run(arm: str, environment: dict[str, str], steps: int) -> dict[str, Any]:
 
 
 def measure(*, quick: bool) -> list[Table]:
-    rounds, steps = (1, 500) if quick else (7, 3_000)
+    rounds, steps = (1, 500) if quick else (5, 1_000)
     runs: dict[str, list[dict[str, Any]]] = {arm: [] for arm in _ARMS}
     order, rng = list(_ARMS), random.Random(rounds)
     with _server() as environment:

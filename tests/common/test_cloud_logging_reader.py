@@ -19,8 +19,8 @@ from ml_diagnostics_common.cloud_logging import (
     TransportError,
     connect,
 )
-from ml_diagnostics_common.cloud_logging.gaps import GapSchedule
-from ml_diagnostics_common.cloud_logging.rest_transport import RestTransport
+from ml_diagnostics_common.cloud_logging._gaps import GapSchedule
+from ml_diagnostics_common.cloud_logging._rest import RestTransport
 from ml_diagnostics_common.credentials import CloudEnvironment
 from ml_diagnostics_common.entry import format_timestamp
 from ml_diagnostics_testing.cloud_logging import CloudLoggingServer

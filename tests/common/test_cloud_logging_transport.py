@@ -16,9 +16,9 @@ from google.auth.credentials import AnonymousCredentials, Credentials
 from hypothesis import given
 from hypothesis import strategies as st
 from ml_diagnostics_common.cloud_logging import LoggingTransport, TransportError, connect, make_transport
-from ml_diagnostics_common.cloud_logging.decoding import TimestampParser
-from ml_diagnostics_common.cloud_logging.filters import full_log_name, log_filter, quoted
-from ml_diagnostics_common.cloud_logging.rest_transport import RestTransport
+from ml_diagnostics_common.cloud_logging._decoding import TimestampParser
+from ml_diagnostics_common.cloud_logging._filters import full_log_name, log_filter, quoted
+from ml_diagnostics_common.cloud_logging._rest import RestTransport
 from ml_diagnostics_common.credentials import CloudEnvironment
 from ml_diagnostics_common.entry import format_timestamp, parse_timestamp
 from ml_diagnostics_testing.certificates import CertificateAuthority

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ml_diagnostics_common.cloud_logging import queries
+from ml_diagnostics_common.cloud_logging import _queries as queries
 from ml_diagnostics_common.entry import LogEntry, encode_cloud
 from ml_diagnostics_common.exceptions import ConfigurationError
 from ml_diagnostics_common.journal import Journal

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 from ml_diagnostics_common.cloud_logging import connect
-from ml_diagnostics_common.cloud_logging.rest_transport import RestTransport
+from ml_diagnostics_common.cloud_logging._rest import RestTransport
 from ml_diagnostics_common.guard import Counters
 from ml_diagnostics_common.journal import Journal, host_name, own_journals
 from ml_diagnostics_common.journal import journal as journal_module

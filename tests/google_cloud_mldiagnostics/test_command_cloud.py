@@ -17,7 +17,7 @@ from google_cloud_mldiagnostics.cli import main
 from google_cloud_mldiagnostics.control_plane.local import LocalControlPlane
 from google_cloud_mldiagnostics.mlrun_types import MLRun
 from google_cloud_mldiagnostics.recording.run_log import namespace_fields
-from ml_diagnostics_common.cloud_logging import queries
+from ml_diagnostics_common.cloud_logging import _queries as queries
 from ml_diagnostics_common.environment import diagnostics_directory
 from ml_diagnostics_testing.cloud_logging import CloudLoggingServer
 from ml_diagnostics_testing.cloud_storage import CloudStorageServer

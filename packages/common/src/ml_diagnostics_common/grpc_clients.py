@@ -30,7 +30,8 @@ def open_client(client: Any, transport: Any, *, write: str, url: str | None, cre
     Args:
         client: Its class, such as `LoggingServiceV2Client`.
         transport: The class of its transport, such as `LoggingServiceV2GrpcTransport`.
-        write: The full name of its method whose responses are small: "google.logging.v2.LoggingServiceV2/Write...".
+        write: The full name of the method that writes: "google.logging.v2.LoggingServiceV2/Write...". Its responses are
+            small.
         url: The server in place of the service's endpoint, `https://host`; `http://host:port` is a server without TLS,
             to which no credentials are sent. None for the service's endpoint.
         credentials: A `google.auth.credentials.Credentials`.

@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final
 
-from ml_diagnostics_common.cloud_logging.filters import quoted
+from ml_diagnostics_common.cloud_logging import quoted
 from ml_diagnostics_common.entry import LogEntry
 from ml_diagnostics_common.environment import diagnostics_directory
 from ml_diagnostics_common.exceptions import NoCloudError

@@ -4,11 +4,11 @@
 query. Google's client libraries are imported when a transport is made, not before.
 """
 
-from ml_diagnostics_common.cloud_logging.connecting import connect, make_transport
-from ml_diagnostics_common.cloud_logging.filters import any_of, full_log_name, query_filter, quoted
-from ml_diagnostics_common.cloud_logging.queries import PageReader, QueryReader
-from ml_diagnostics_common.cloud_logging.reader import CloudLoggingReader
-from ml_diagnostics_common.cloud_logging.transport import (
+from ml_diagnostics_common.cloud_logging._connecting import connect, make_transport
+from ml_diagnostics_common.cloud_logging._filters import any_of, full_log_name, query_filter, quoted
+from ml_diagnostics_common.cloud_logging._queries import PageReader, QueryReader
+from ml_diagnostics_common.cloud_logging._reader import CloudLoggingReader
+from ml_diagnostics_common.cloud_logging._transport import (
     LoggingTransport,
     Page,
     TransportError,

@@ -1,4 +1,4 @@
-"""What one entry may weigh, and how a heavier one is cut, so that it does not spoil the batch that it is in.
+"""The size limit of an entry. A larger entry is cut, so that Cloud Logging does not refuse it.
 
 Limits: https://cloud.google.com/logging/quotas (a LogEntry 256 KiB, a write request 10 MB).
 """
@@ -13,20 +13,20 @@ from ml_diagnostics_common.entry import LogEntry
 __all__ = ["CUT_KEY", "MOST_PAYLOAD_BYTES", "NEVER_TOO_LARGE_BYTES", "cut_to_fit", "payload_bytes"]
 
 MOST_PAYLOAD_BYTES = 200 * 1024
-"""Leaves room for labels, resource and names below the 256 KiB of an entry."""
+"""Less than the 256 KiB of an entry, which has labels, a resource and names, too."""
 
 NEVER_TOO_LARGE_BYTES = 16 * 1024
-"""A payload shorter than this as JSON fits: a digit and its comma become twelve bytes of protobuf at most."""
+"""A payload shorter than this as JSON fits: a digit and its comma become at most twelve bytes of protobuf."""
 
 CUT_KEY = "cut_to_fit"
-"""Names, in the payload of an entry that was cut, what was cut from it."""
+"""The key, in the payload of an entry that was cut, that describes what was cut."""
 
 _KEPT_BYTES = 1024
 _NEVER_CUT = ("job_name",)
 
 
 def payload_bytes(value: Any) -> int:
-    """What a value weighs as google.protobuf.Value, within a few percent, and rather too much."""
+    """Return the size of a value as google.protobuf.Value, within a few percent, rather too large."""
     if isinstance(value, str):
         return len(value.encode("utf-8", "replace")) + 8
     if isinstance(value, Mapping):
@@ -37,14 +37,14 @@ def payload_bytes(value: Any) -> int:
 
 
 def cut_to_fit(entry: LogEntry, most_bytes: int = MOST_PAYLOAD_BYTES) -> list[str]:
-    """Cuts an entry's payload, largest values first, until it fits; the payload then says so itself.
+    """Cut an entry's payload, largest values first, until it fits; the payload then has the key `CUT_KEY`.
 
     Args:
-        entry: The entry, whose payload is replaced if it is too large.
-        most_bytes: What the payload may weigh.
+        entry: The entry; its payload is replaced if it is too large.
+        most_bytes: The limit of the payload.
 
     Returns:
-        The keys that were cut, empty if the entry fits as it is.
+        The keys that were cut; empty if the entry fits.
     """
     sizes = {key: payload_bytes(value) + len(key.encode("utf-8", "replace")) for key, value in entry.payload.items()}
     total = payload_bytes(entry.payload)
@@ -63,7 +63,7 @@ def cut_to_fit(entry: LogEntry, most_bytes: int = MOST_PAYLOAD_BYTES) -> list[st
             payload[key] = _remainder(payload[key], sizes[key])
             total -= sizes[key] - payload_bytes(payload[key]) - len(key)
         cut.append(key[:_KEPT_BYTES])
-    if total > most_bytes:  # A great many small values, or a monstrous job name: nothing of it can be kept.
+    if total > most_bytes:  # Very many small values, or a huge job name: nothing of it can be kept.
         payload = {key: str(payload[key])[:_KEPT_BYTES] for key in _NEVER_CUT if key in payload}
         cut = ["everything"]
     payload[CUT_KEY] = {

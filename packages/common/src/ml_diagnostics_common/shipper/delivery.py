@@ -13,9 +13,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ml_diagnostics_common.cloud_logging.filters import full_log_name
+from ml_diagnostics_common.cloud_logging import LoggingTransport, TransportError, full_log_name
 from ml_diagnostics_common.cloud_logging.limits import CUT_KEY, NEVER_TOO_LARGE_BYTES, cut_to_fit
-from ml_diagnostics_common.cloud_logging.transport import LoggingTransport, TransportError
 from ml_diagnostics_common.entry import EntryContext, encode_cloud
 from ml_diagnostics_common.guard import Counters, warn_once
 from ml_diagnostics_common.journal.layout import (

@@ -314,7 +314,7 @@ class CheckpointBadputCalculator:
 
 
 def _from_client(client: google.cloud.logging.Client, logger_name: str, job_name: str) -> Iterable[Any]:
-    from ml_diagnostics_common.cloud_logging.filters import quoted
+    from ml_diagnostics_common.cloud_logging import quoted
 
     kinds = " OR ".join(f'jsonPayload.event_type="{kind}"' for kind in _EVENT_TYPES)
     # The client limits a filter without a timestamp to the last day.

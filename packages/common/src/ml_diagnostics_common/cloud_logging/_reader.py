@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Set
 from typing import Any
 
-from ml_diagnostics_common.cloud_logging.filters import (
+from ml_diagnostics_common.cloud_logging._filters import (
     FASTEST_CLOCK_NS,
     LONGEST_RETENTION_NS,
     entries_filter,
@@ -27,9 +27,9 @@ from ml_diagnostics_common.cloud_logging.filters import (
     late_entries_filter,
     log_filter,
 )
-from ml_diagnostics_common.cloud_logging.gaps import GapSchedule
-from ml_diagnostics_common.cloud_logging.queries import PageReader, QueryTooWideError
-from ml_diagnostics_common.cloud_logging.transport import Page
+from ml_diagnostics_common.cloud_logging._gaps import GapSchedule
+from ml_diagnostics_common.cloud_logging._queries import PageReader, QueryTooWideError
+from ml_diagnostics_common.cloud_logging._transport import Page
 from ml_diagnostics_common.entry import LogEntry, SeenSequences, make_insert_id
 
 __all__ = ["CloudLoggingReader"]

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ml_diagnostics_common.client_imports import import_clients, import_undisturbed
-from ml_diagnostics_common.cloud_logging.transport import LoggingTransport
+from ml_diagnostics_common.cloud_logging._transport import LoggingTransport
 from ml_diagnostics_common.credentials import CloudEnvironment, find_cloud
 from ml_diagnostics_common.environment import logging_over_grpc, secure_endpoint
 
@@ -29,12 +29,12 @@ def make_transport(cloud: CloudEnvironment, environ: Mapping[str, str] = os.envi
     """
     url = secure_endpoint("logging", environ)
     if logging_over_grpc(environ):
-        import_undisturbed("ml_diagnostics_common.cloud_logging.grpc_transport")
-        from ml_diagnostics_common.cloud_logging.grpc_transport import GrpcTransport
+        import_undisturbed("ml_diagnostics_common.cloud_logging._grpc")
+        from ml_diagnostics_common.cloud_logging._grpc import GrpcTransport
 
         return GrpcTransport(cloud, url=url)
-    import_undisturbed("ml_diagnostics_common.cloud_logging.rest_transport")
-    from ml_diagnostics_common.cloud_logging.rest_transport import RestTransport
+    import_undisturbed("ml_diagnostics_common.cloud_logging._rest")
+    from ml_diagnostics_common.cloud_logging._rest import RestTransport
 
     return RestTransport(cloud, url=url)
 

@@ -7,8 +7,8 @@ import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from ml_diagnostics_common.cloud_logging.rest_transport import RestTransport
-from ml_diagnostics_common.cloud_logging.transport import TransportError, entry_error
+from ml_diagnostics_common.cloud_logging._rest import RestTransport
+from ml_diagnostics_common.cloud_logging._transport import TransportError, entry_error
 from ml_diagnostics_common.credentials import CloudEnvironment
 from ml_diagnostics_common.entry import parse_timestamp
 from ml_diagnostics_common.exceptions import MissingExtraError
@@ -92,7 +92,7 @@ class GrpcTransport(RestTransport):
 
 # --- To protobuf: seven times faster than json_format, and the CPU time is the trainer's ------------------
 
-_DEEPEST = 30  # A level of JSON is three of protobuf, whose decoders accept a hundred.
+_DEEPEST = 30  # A level of JSON is three of protobuf, and its decoders accept a hundred.
 _FIELDS = frozenset({"logName", "resource", "severity", "timestamp", "insertId", "labels", "jsonPayload"})
 _SEVERITIES = "DEFAULT", "DEBUG", "INFO", "NOTICE", "WARNING", "ERROR", "CRITICAL", "ALERT", "EMERGENCY"
 _SEVERITY_NUMBERS = {name: 100 * index for index, name in enumerate(_SEVERITIES)}
