@@ -21,12 +21,27 @@ from google_cloud_mldiagnostics.configs.user_configs import (
     MAX_CONFIG_BYTES,
     MAX_TOTAL_BYTES,
     as_mapping,
-    from_wire,
     to_wire,
 )
 from google_cloud_mldiagnostics.exceptions import MLRunConfigurationError
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
+
+def from_wire(wire: Mapping[str, str]) -> dict[str, Any]:
+    """Return the values that a reader restores from the texts of a control plane."""
+
+    def refuse(constant: str) -> None:
+        raise ValueError(constant)
+
+    def value_of(text: str) -> Any:
+        try:
+            return json.loads(text, parse_constant=refuse)
+        except (ValueError, RecursionError):
+            return text
+
+    return {key: value_of(text) for key, text in wire.items()}
+
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=20),

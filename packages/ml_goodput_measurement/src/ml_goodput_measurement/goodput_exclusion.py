@@ -1,5 +1,5 @@
 """GoodputExclusion, under the name that the public package has for its module."""
 
-from ml_goodput_measurement._query.exclusion import GoodputExclusion
+from ml_goodput_measurement._query.exclusion import ExclusionInterval, GoodputExclusion, excluded_intervals
 
-__all__ = ["GoodputExclusion"]
+__all__ = ["ExclusionInterval", "GoodputExclusion", "excluded_intervals"]

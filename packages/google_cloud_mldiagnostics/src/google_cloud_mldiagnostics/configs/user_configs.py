@@ -1,7 +1,7 @@
 """The user's configs, whatever they are made of, as the texts that a control plane keeps.
 
 A control plane keeps a map of text to text. A config's text is its value as JSON; a text stays as it is, unless it
-would be read as something else: `adam` and `"1"`, but `1` for the number. So `from_wire` gives back what was meant.
+would be read as something else: `adam` and `"1"`, but `1` for the number. So a reader can restore the values.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from ml_diagnostics_common.redaction import TRUNCATED, redact
 from google_cloud_mldiagnostics.exceptions import MLRunConfigurationError
 from google_cloud_mldiagnostics.finite import json_number
 
-__all__ = ["CUT_KEY", "MAX_CONFIG_BYTES", "MAX_TOTAL_BYTES", "as_mapping", "from_wire", "to_wire"]
+__all__ = ["CUT_KEY", "MAX_CONFIG_BYTES", "MAX_TOTAL_BYTES", "as_mapping", "to_wire"]
 
 MAX_CONFIG_BYTES: Final = 16_384
 """Of one config's text as UTF-8."""
@@ -93,11 +93,6 @@ def to_wire(configs: Mapping[str, Any]) -> dict[str, str]:
     return wire
 
 
-def from_wire(wire: Mapping[str, str]) -> dict[str, Any]:
-    """The values that the texts of a control plane stand for."""
-    return {key: _value_of(text) for key, text in wire.items()}
-
-
 # --- One config ---------------------------------------------------------------------------------------
 
 
@@ -127,13 +122,6 @@ def _is_json(text: str) -> bool:
     except (ValueError, RecursionError):
         return False
     return True
-
-
-def _value_of(text: str) -> Any:
-    try:
-        return _strict_json(text)
-    except (ValueError, RecursionError):
-        return text
 
 
 def _strict_json(text: str) -> Any:
