@@ -235,8 +235,12 @@ def classify(error: BaseException) -> RemoteError:
         return RemoteError("UNAUTHENTICATED", str(error))
     if isinstance(error, OSError):
         return RemoteError(_code_of_os_error(error), str(error))
-    if isinstance(error, DiagnosticsError) and error.__cause__ is not None:
-        return classify(error.__cause__)
+    if isinstance(error, DiagnosticsError):
+        status = getattr(error, "code", 0)
+        if isinstance(status, int) and status:  # Errors of control planes have an HTTP status.
+            return RemoteError(_code_of_status(status), str(error), status=status)
+        if error.__cause__ is not None:
+            return classify(error.__cause__)
     if type(error).__name__ == "DataCorruption":  # Its package differs between releases of google-cloud-storage.
         return RemoteError("DATA_LOSS", str(error))
     return RemoteError("INVALID_ARGUMENT", f"{type(error).__name__}: {error}")

@@ -12,9 +12,12 @@ Exit codes that only one command has start at 10.
 
 from __future__ import annotations
 
-from typing import ClassVar, Final
+from typing import TYPE_CHECKING, ClassVar, Final
 
 from ml_diagnostics_common.exceptions import ConfigurationError, DiagnosticsError
+
+if TYPE_CHECKING:
+    from ml_diagnostics_common.failures import Kind
 
 __all__ = [
     "DONE",
@@ -32,6 +35,7 @@ __all__ = [
     "TimedOutError",
     "UsageError",
     "class_of",
+    "class_of_kind",
     "exit_code_of",
 ]
 
@@ -103,10 +107,16 @@ def exit_code_of(error: BaseException) -> int:
 
 def class_of(error: BaseException) -> type[CommandError]:
     """Return the class of these for a failure of a remote call or a file."""
-    from ml_diagnostics_common.failures import Kind, classify, response_error
+    from ml_diagnostics_common.failures import classify
 
-    status = getattr(error, "code", 0)  # Errors of control planes have the HTTP status, and no cause.
-    failure = response_error(status, b"") if isinstance(status, int) and status else classify(error)
-    if getattr(error, "is_temporary", failure.is_temporary):
-        return TimedOutError
-    return {Kind.REFUSED: NotPermittedError, Kind.MISSING: NotFoundError}.get(failure.kind, CommandError)
+    failure = classify(error)
+    return TimedOutError if getattr(error, "is_temporary", failure.is_temporary) else class_of_kind(failure.kind)
+
+
+def class_of_kind(kind: Kind | None) -> type[CommandError]:
+    """Return the class of these for a kind of failure that is not temporary."""
+    from ml_diagnostics_common.failures import Kind
+
+    if kind is Kind.REFUSED:
+        return NotPermittedError
+    return NotFoundError if kind is Kind.MISSING else CommandError

@@ -64,7 +64,7 @@ def find_pods(
         kubectl.checked_name(container, "container")
     ended = programs.run(kubectl.get(cluster, "pod", wanted), timeout_seconds=_TIMEOUT_SECONDS)
     if ended.exit_code:
-        raise kubectl.complaint(ended.complaint, "find the pods")
+        raise kubectl.error_of(ended, "find the pods")
     pods = {str(pod.get("metadata", {}).get("name")): pod for pod in _read(ended.output)}
     missing = {name: _problem_of(name, pods.get(name), cluster, container) for name in wanted}
     targets = [

@@ -7,18 +7,27 @@ that it cannot be parsed as a flag. A program in a pod is started by its argv, w
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from ml_diagnostics_common.command.errors import CommandError, NotFoundError, NotPermittedError, UsageError
+from ml_diagnostics_common.command.errors import CommandError, UsageError, class_of_kind
+from ml_diagnostics_common.failures import Kind
 
-__all__ = ["Cluster", "checked_name", "complaint", "execute", "get", "port_forward"]
+from xprofiler.programs.processes import Finished
+
+__all__ = ["Cluster", "checked_name", "error_of", "execute", "get", "port_forward"]
 
 # https://kubernetes.io/docs/concepts/overview/working-with-objects/names; some servers accept underscores.
 _NAME: Final = re.compile(r"[A-Za-z0-9](?:[-A-Za-z0-9._]{0,251}[A-Za-z0-9])?", re.ASCII)
 _KLOG: Final = re.compile(r"[EWI]\d{4} ")  # Lines that its libraries log: E1121 21:02:04.335571 ...
 _SET_UP: Final = "set the cluster up with `gcloud container clusters get-credentials CLUSTER --region=REGION`"
+
+
+_ADVICE: Final[Mapping[Kind | None, str]] = {
+    Kind.REFUSED: f"\nCheck your identity there with `kubectl auth whoami`; {_SET_UP}",
+    Kind.UNREACHABLE: f"\nIs it the right cluster (`kubectl config current-context`)? If none, {_SET_UP}",
+}
 
 
 @dataclass(frozen=True)
@@ -103,21 +112,14 @@ def checked_name(name: str, what: str) -> str:
     return name
 
 
-def complaint(stderr: str, what: str) -> CommandError:
+def error_of(ended: Finished, what: str) -> CommandError:
     """Return the error for a failed command of kubectl.
 
     Args:
-        stderr: The text that it wrote to standard error.
+        ended: The command.
         what: The purpose of the command, for the message: "find the pods".
     """
-    message = "\n".join(line for line in stderr.splitlines() if not _KLOG.match(line))
-    problem = f"kubectl could not {what}: {message or stderr}"
-    if re.search(r"\(Forbidden\)|\(Unauthorized\)|must be logged in|executable gke-gcloud-auth-plugin", stderr):
-        return NotPermittedError(f"{problem}\nCheck your identity there with `kubectl auth whoami`; {_SET_UP}")
-    if re.search(r"\(NotFound\)|context was not found|does not have a resource type", stderr):
-        return NotFoundError(problem)
-    if re.search(r"connection to the server \S+ was refused|Unable to connect|current-context is not set", stderr):
-        return CommandError(
-            f"{problem}\nIs it the right cluster (`kubectl config current-context`)? If none, {_SET_UP}"
-        )
-    return CommandError(problem)
+    lines = ended.complaint.splitlines()
+    message = "\n".join(line for line in lines if not _KLOG.match(line)) or ended.complaint
+    advice = _ADVICE.get(ended.failure, "")
+    return class_of_kind(ended.failure)(f"kubectl could not {what}: {message}{advice}")

@@ -10,6 +10,7 @@ may prompt at the terminal (for a passphrase) stays in the terminal's session in
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -21,6 +22,7 @@ from typing import IO, Any, Final, NamedTuple, TypeAlias
 
 from ml_diagnostics_common.command.console import Console
 from ml_diagnostics_common.command.errors import CommandError, NotFoundError, TimedOutError
+from ml_diagnostics_common.failures import Kind
 
 __all__ = ["Finished", "Process", "Programs"]
 
@@ -36,6 +38,16 @@ _INSTALL = {
     "kubectl": "install it: https://kubernetes.io/docs/tasks/tools/, or `gcloud components install kubectl`",
     "ssh": "install OpenSSH's client, for example `apt-get install openssh-client`",
 }
+
+
+# What gcloud and kubectl write to standard error.
+_COMPLAINTS: Final = (
+    (Kind.INVALID, r"\*HERE\*"),  # gcloud's mark at a syntax error in a filter.
+    (Kind.REFUSED, r"\(Forbidden\)|\(Unauthorized\)|must be logged in|executable gke-gcloud-auth-plugin"),
+    (Kind.REFUSED, r"permission|PERMISSION_DENIED|active account|gcloud auth login"),
+    (Kind.MISSING, r"\(NotFound\)|context was not found|does not have a resource type"),
+    (Kind.UNREACHABLE, r"connection to the server \S+ was refused|Unable to connect|current-context is not set"),
+)
 
 
 class Finished(NamedTuple):
@@ -56,6 +68,11 @@ class Finished(NamedTuple):
         """The last lines of its standard error, for a message; its exit code if there are none."""
         lines = self.errors.decode("utf-8", "replace").strip().splitlines()
         return "\n".join(lines[-_SHOWN_LINES:]) or f"exit code {self.exit_code}, without a message"
+
+    @property
+    def failure(self) -> Kind | None:
+        """The kind of failure of gcloud or kubectl, by its messages; None if they do not show it."""
+        return next((kind for kind, pattern in _COMPLAINTS if re.search(pattern, self.complaint)), None)
 
 
 class Programs:

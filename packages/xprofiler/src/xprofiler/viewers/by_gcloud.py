@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from typing import Final
 
 from ml_diagnostics_common.command.console import Console
-from ml_diagnostics_common.command.errors import CommandError, NotPermittedError, UsageError
+from ml_diagnostics_common.command.errors import CommandError, UsageError, class_of_kind
+from ml_diagnostics_common.failures import Kind
 
 from xprofiler.programs.gcloud import checked_name
 from xprofiler.programs.processes import Programs
@@ -28,8 +29,6 @@ _OF_ALL_COMMANDS: Final = frozenset(
         "--project",
     }
 )
-_NO_FILTER: Final = "*HERE*"  # gcloud's mark at a syntax error in a filter.
-_DENIALS: Final = ("permission", "PERMISSION_DENIED", "active account", "gcloud auth login")
 
 
 class ViewersByGcloud:
@@ -80,14 +79,9 @@ class ViewersByGcloud:
         with Programs(self._console) as programs:
             ended = programs.run(argv)
         if ended.exit_code:
-            raise _kind(ended.complaint)(f"gcloud could not {doing}: {ended.complaint}")
+            error = UsageError if ended.failure is Kind.INVALID else class_of_kind(ended.failure)
+            raise error(f"gcloud could not {doing}: {ended.complaint}")
         return ended.output
-
-
-def _kind(complaint: str) -> type[CommandError]:
-    if _NO_FILTER in complaint:
-        return UsageError
-    return NotPermittedError if any(text in complaint for text in _DENIALS) else CommandError
 
 
 def delete_argv(viewers: Sequence[Viewer], project: str, extra: Sequence[str] = ()) -> list[list[str]]:

@@ -13,7 +13,7 @@ from ml_diagnostics_common.command.errors import UsageError
 from ml_diagnostics_common.worker import in_parallel
 
 from xprofiler.log_directory import LogDirectory
-from xprofiler.programs.kubectl import Cluster, complaint
+from xprofiler.programs.kubectl import Cluster, error_of
 from xprofiler.programs.processes import Programs
 from xprofiler.viewers.startup import XPROF_VERSION
 from xprofiler.viewers.viewer import Sought, Viewer
@@ -151,7 +151,7 @@ class ViewersOnGke:
         ended = programs.run(argv, stdin=stdin, timeout_seconds=timeout_seconds)
         if ended.exit_code:
             verb = next(argument for argument in argv[1:] if not argument.startswith("-"))
-            raise complaint(ended.complaint, f"{verb} viewers in namespace {self._cluster.namespace}")
+            raise error_of(ended, f"{verb} viewers in namespace {self._cluster.namespace}")
         return ended.output
 
 
