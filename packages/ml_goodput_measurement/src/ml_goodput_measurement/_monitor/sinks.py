@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import threading
 import time
-from collections import deque
 from collections.abc import Callable, Collection
 from typing import Any, TypeAlias
 
 from ml_diagnostics_common.backoff import Backoff
 from ml_diagnostics_common.guard import job_logger
-from ml_diagnostics_common.worker import Task, start
+from ml_diagnostics_common.worker import Worker
 
 from ml_goodput_measurement._monitor.settings import Upload
 from ml_goodput_measurement.snapshot import Snapshot
@@ -26,8 +24,8 @@ _log = job_logger("ml_diagnostics.goodput")
 _FIRST_WAIT_SECONDS = 10.0
 _LONGEST_WAIT_SECONDS = 600.0
 _STUCK_AFTER_SECONDS = 60.0
-_MOST_WAITING = len(Upload) + 1
-"""The last point of each upload, if they are stopped one after the other, and the end."""
+_MOST_WAITING = 4 * len(Upload)
+"""More than the last point of each upload, if they are stopped one after the other, the end, and the waits."""
 
 
 class Sink:
@@ -53,15 +51,12 @@ class Sink:
         self._backoff = Backoff(_FIRST_WAIT_SECONDS, _LONGEST_WAIT_SECONDS)
         self._not_before = -float("inf")
         self._logged: set[str] = set()
-        self._task: Task | None = None
         self._busy_since = 0.0
-        self._is_busy = False
-        self._waiting: deque[Callable[[], None]] = deque(maxlen=_MOST_WAITING)
-        self._lock = threading.Lock()  # Guards the two above.
+        self._worker = Worker("goodput-export", limit=_MOST_WAITING)
 
     def is_busy(self) -> bool:
         """Return True while an export is under way."""
-        return self._is_busy
+        return self._worker.pending_count() > 0
 
     def is_stuck(self) -> bool:
         """Return True if an export has been under way for so long that waiting for it is pointless."""
@@ -72,7 +67,7 @@ class Sink:
 
     def wait(self, timeout_seconds: float) -> bool:
         """Wait until no export is under way; return False after the timeout."""
-        return self._task is None or self._task.wait(timeout_seconds)
+        return self._worker.drain(timeout_seconds)
 
     def offer(self, snapshot: Snapshot, *, is_last: bool = False) -> None:
         """Start to export a snapshot, unless an earlier one is under way or the exporter has just failed.
@@ -117,27 +112,18 @@ class Sink:
         self._worked()
 
     def _start(self, action: Callable[[], None], *, waits: bool) -> None:
-        with self._lock:
-            if self._is_busy:
-                if waits:
-                    self._waiting.append(action)
-                return
-            self._is_busy = True
-        self._busy_since = self._clock()
-        self._task = start(lambda: self._run(action), "goodput-export")
-        if self._task is None:
-            self._is_busy = False
-            self._failed(RuntimeError("no thread could be started"))
+        if not self.is_busy():
+            self._busy_since = self._clock()
+        elif not waits:
+            return
+        if not self._worker.put(lambda: self._run(action)):
+            self._failed(RuntimeError("too many exports wait, or no thread could be started"))
 
-    def _run(self, action: Callable[[], None] | None) -> None:
-        while action is not None:
-            try:
-                action()
-            except BaseException as error:  # Also SystemExit: nothing that an exporter does ends the others.
-                self._failed(error)
-            with self._lock:
-                action = self._waiting.popleft() if self._waiting else None
-                self._is_busy = action is not None
+    def _run(self, action: Callable[[], None]) -> None:
+        try:
+            action()
+        except BaseException as error:  # Also SystemExit: nothing that an exporter does ends the others.
+            self._failed(error)
 
     def _worked(self) -> None:
         if self._backoff.failures:

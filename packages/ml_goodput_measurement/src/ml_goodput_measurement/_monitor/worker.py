@@ -6,11 +6,11 @@ import dataclasses
 import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Protocol
 
 from ml_diagnostics_common.backoff import Backoff
 from ml_diagnostics_common.guard import job_logger
+from ml_diagnostics_common.worker import Interval
 
 from ml_goodput_measurement._monitor.settings import Upload
 from ml_goodput_measurement._monitor.sinks import Sink
@@ -53,20 +53,8 @@ class SnapshotSource(Protocol):
         ...
 
 
-@dataclass
-class _Timer:
-    """A recurring action, first after one interval."""
-
-    interval_seconds: float
-    due: float
-
-    def is_due(self, now: float) -> bool:
-        return now >= self.due - min(1.0, _TOGETHER * self.interval_seconds)
-
-    def advance(self, now: float) -> None:
-        """Set the next time after now; missed ones are skipped."""
-        missed = max(0.0, (now - self.due) // self.interval_seconds)
-        self.due += (missed + 1) * self.interval_seconds
+def _is_due(timer: Interval, now: float) -> bool:
+    return now >= timer.due - min(1.0, _TOGETHER * timer.seconds)
 
 
 class Worker:
@@ -94,11 +82,11 @@ class Worker:
         self._calculator, self._sinks = calculator, sinks
         self._interval_seconds, self._clock = interval_seconds, clock
         self._configured_ideal_step_seconds = configured_ideal_step_seconds
-        self._timers: dict[Upload, _Timer] = {}
+        self._timers: dict[Upload, Interval] = {}
         self._windows: Sequence[int] = ()
-        self._sync: _Timer | None = None
+        self._sync: Interval | None = None
         if sync_interval_seconds is not None:
-            self._sync = _Timer(sync_interval_seconds, clock() + sync_interval_seconds)
+            self._sync = Interval(sync_interval_seconds, clock() + sync_interval_seconds)
         self._query_backoff = Backoff(first_seconds=5.0, longest_seconds=_LONGEST_BACKOFF_SECONDS)
         self._no_query_before = -float("inf")
         self._logged: set[tuple[str, str]] = set()
@@ -122,7 +110,7 @@ class Worker:
         now = self._clock()
         for upload in uploads:
             interval_seconds = self._interval_seconds(upload)
-            self._timers.setdefault(upload, _Timer(interval_seconds, now + interval_seconds))
+            self._timers.setdefault(upload, Interval(interval_seconds, now + interval_seconds))
         for upload in ended:
             del self._timers[upload]
         self._windows = tuple(uploads.get(Upload.WINDOWS, ()))
@@ -149,12 +137,12 @@ class Worker:
         if self._is_exporting():
             return  # Their snapshot is recent enough until the next one.
         now = self._clock()
-        due = [upload for upload, timer in self._timers.items() if timer.is_due(now)]
+        due = [upload for upload, timer in self._timers.items() if _is_due(timer, now)]
         for upload in due:
             self._timers[upload].advance(now)
         if due and now >= self._no_query_before:
             self._offer(self._query(due, self._windows))
-        if self._sync and self._timers and self._sync.is_due(now):
+        if self._sync and self._timers and _is_due(self._sync, now):
             self._sync.advance(now)
             self.sync()
 
