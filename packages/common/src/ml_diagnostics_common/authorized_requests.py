@@ -1,6 +1,6 @@
 """The HTTP client of all our REST clients: one authorized request, one response, within a time and a size.
 
-A server is not trusted: `bounded_adapter` limits its responses. google.auth and requests are imported by the first
+A server is not trusted: `_bounded_adapter` limits its responses. google.auth and requests are imported by the first
 session, in the thread that opens it.
 """
 
@@ -24,7 +24,7 @@ RESPONSE_BYTES = 4 << 20
 """The limit of a response's body, after decompression."""
 
 LIST_BYTES = 64 << 20
-"""The limit of a page of a list: 1,000 entries of Cloud Logging's 256 KiB are unusual, and come as several pages."""
+"""The limit of a page of a list: 1,000 entries of Cloud Logging's 256 KiB are unusual, and are split into pages."""
 
 
 class Answer(NamedTuple):
@@ -42,12 +42,12 @@ class Answer(NamedTuple):
 class Session:
     """Reused connections and renewed tokens. Made by `open_session`; thread-safe.
 
-    A `requests.Session` reads ~/.netrc, whose login would replace a token, cookies, and the variables for proxies and
-    authorities again for each request: half of a request's cost. Here the variables are read once for each server.
+    For each request a `requests.Session` reads ~/.netrc, with logins that would replace a token, cookies, and the
+    variables for proxies and authorities: half of a request's cost. Here the variables are read once for each server.
 
     Args:
         credentials: A `google.auth.credentials.Credentials`, which adds the token to each request.
-        http: A `requests.Session` of `bounded_adapter`.
+        http: A `requests.Session` of `_bounded_adapter`.
         token_request: Requests for tokens: a `google.auth.transport.Request`.
         ca_certs: A file of the authorities to trust; None for those that requests trusts.
     """
@@ -86,7 +86,7 @@ class Session:
         """
         import requests
 
-        from ml_diagnostics_common.bounded_adapter import Deadline
+        from ml_diagnostics_common._bounded_adapter import Deadline
 
         deadline = Deadline(time.monotonic() + timeout_seconds)
         token_request = functools.partial(self._token_request, timeout=deadline)
@@ -147,7 +147,7 @@ def open_session(
     try:
         from google.auth.transport.requests import Request
 
-        from ml_diagnostics_common.bounded_adapter import bounded_http
+        from ml_diagnostics_common._bounded_adapter import bounded_http
     except ImportError as error:
         raise MissingExtraError(feature, "ml-diagnostics-common", "logging") from error
     # Requests for a token by an adapter of google.auth's own would try four times to connect, each its full time.

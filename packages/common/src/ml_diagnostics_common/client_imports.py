@@ -24,7 +24,7 @@ _CLIENTS = (
     "configparser",
     "encodings.idna",
     "netrc",
-    "ml_diagnostics_common.bounded_adapter",
+    "ml_diagnostics_common._bounded_adapter",
 )
 
 logger = job_logger("ml_diagnostics")

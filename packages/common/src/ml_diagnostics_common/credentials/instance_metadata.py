@@ -20,7 +20,7 @@ _PRODUCT_NAME_FILE = "/sys/class/dmi/id/product_name"
 _SOCKET_TIMEOUT_SECONDS = 3.0
 _LONGEST_FACT = 4096
 _LONGEST_VALUE_BYTES = 262_144  # Compute Engine allows a value of custom metadata no more.
-_HTTP = ("http.client", "ml_diagnostics_common.timed_response", "encodings.idna")  # The last one is for sockets.
+_HTTP = ("http.client", "ml_diagnostics_common._timed_response", "encodings.idna")  # The last one is for sockets.
 _RETRY_DELAYS_SECONDS = (1.0, 2.0, 4.0, 8.0, 15.0, 30.0)
 
 
@@ -161,7 +161,7 @@ def _ask(host: str) -> Iterator[InstanceMetadata]:
 
 
 def _connect(host: str, timeout_seconds: float) -> Any:
-    from ml_diagnostics_common.timed_response import TimedConnection  # Only here: http.client takes 10 ms.
+    from ml_diagnostics_common._timed_response import TimedConnection  # Only here: http.client takes 10 ms.
 
     return TimedConnection(host, timeout=timeout_seconds)
 

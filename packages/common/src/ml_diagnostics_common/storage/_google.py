@@ -214,7 +214,7 @@ class GoogleCloudStorage:
             import google.auth.credentials
             import google.cloud.storage as storage
 
-            from ml_diagnostics_common.bounded_adapter import TimedHeadersAdapter
+            from ml_diagnostics_common._bounded_adapter import TimedHeadersAdapter
         except ImportError as error:
             raise MissingExtraError("a gs:// path", "ml-diagnostics-common", "gcs") from error
 

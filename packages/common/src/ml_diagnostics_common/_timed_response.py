@@ -1,7 +1,7 @@
-"""An HTTP response within one deadline, headers included. Needs nothing but the standard library.
+"""An HTTP response within one deadline, headers included. It needs only the standard library.
 
-A socket's timeout starts again with every byte that arrives: a server that sends one byte every half second would
-never be given up.
+A socket's timeout starts again with every byte that arrives: a response of one byte every half second would never time
+out.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ __all__ = ["TimedConnection", "TimedHeadersResponse", "TimedResponse"]
 
 
 class TimedResponse(http.client.HTTPResponse):
-    """A response whose status, headers and body must all arrive within the timeout that the socket has at its start.
+    """A response that must arrive within the timeout that the socket has at its start: status, headers and body.
 
     For the attribute `response_class` of an `http.client.HTTPConnection`. A read after that raises TimeoutError.
     """
@@ -32,7 +32,7 @@ class TimedResponse(http.client.HTTPResponse):
 
 
 class TimedHeadersResponse(TimedResponse):
-    """A response of which only status and headers must arrive within the timeout: its body may be a large file.
+    """A response with a timeout for status and headers only: its body may be a large file.
 
     Each read of the body has the whole timeout.
     """
@@ -45,7 +45,7 @@ class TimedHeadersResponse(TimedResponse):
 
 
 class TimedConnection(http.client.HTTPConnection):
-    """A connection without TLS whose responses are `TimedResponse`s."""
+    """A connection without TLS that returns `TimedResponse`s."""
 
     response_class = TimedResponse
 
@@ -57,7 +57,7 @@ class TimedConnection(http.client.HTTPConnection):
 
 
 class _TimedReads(io.RawIOBase):
-    """Gives each read from the socket only the time that is left."""
+    """Limits each read from the socket to the time that is left."""
 
     def __init__(self, raw: Any, sock: socket.socket, timeout: float) -> None:
         self._raw = raw

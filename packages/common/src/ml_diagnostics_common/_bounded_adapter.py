@@ -1,6 +1,6 @@
-"""Responses of a server that is not trusted: one deadline for all of it, and a limit after decompression.
+"""Responses of a server that is not trusted: one deadline for the whole, and a limit after decompression.
 
-Imports requests and urllib3. What they do by themselves is not enough: their timeout is for each read from the
+This module imports requests and urllib3. Their own limits are not enough: their timeout is for each read from the
 socket, and a compressed body of 2 MB may become 2 GiB in memory.
 """
 
@@ -18,7 +18,7 @@ import urllib3
 from requests.adapters import HTTPAdapter
 from urllib3.exceptions import DecodeError, ProtocolError
 
-from ml_diagnostics_common.timed_response import TimedHeadersResponse, TimedResponse
+from ml_diagnostics_common._timed_response import TimedHeadersResponse, TimedResponse
 
 __all__ = [
     "BoundedAdapter",
@@ -34,14 +34,14 @@ _GZIP_OR_ZLIB = zlib.MAX_WBITS | 32
 
 
 def bounded_http(most_bytes: int, tls: ssl.SSLContext | None = None) -> requests.Session:
-    """Return a `requests.Session` whose responses are limited in size and, given a `Deadline`, in time.
+    """Return a `requests.Session` that limits responses in size and, given a `Deadline`, in time.
 
     Args:
         most_bytes: The limit of a body after decompression, unless `response.raw.most_bytes` is set.
         tls: With a client certificate; None for connections without one.
     """
     session = requests.Session()
-    session.headers["Accept-Encoding"] = "gzip"  # No more than what is decompressed here, in bounded memory.
+    session.headers["Accept-Encoding"] = "gzip"  # Only this is decompressed here, in bounded memory.
     for prefix in ("http://", "https://"):
         session.mount(prefix, BoundedAdapter(most_bytes, tls))
     return session
@@ -64,7 +64,7 @@ class Deadline(urllib3.Timeout):
 
     @property
     def seconds_left(self) -> float:
-        """The time that is left; never negative."""
+        """The time that is left, at least 0."""
         return max(0.0, self.moment - time.monotonic())
 
     @property
@@ -74,11 +74,11 @@ class Deadline(urllib3.Timeout):
 
     @property
     def read_timeout(self) -> float:
-        """How long to wait for the whole response. Zero is an error to urllib3, as it should be."""
+        """How long to wait for the whole response. Zero is an error in urllib3, as intended."""
         return self.seconds_left
 
     def clone(self) -> Deadline:
-        """Return the same moment: urllib3 takes a copy for each request, and would start the time again."""
+        """Return the same moment: urllib3 clones it for each request, and would restart the time."""
         return Deadline(self.moment)
 
 
@@ -88,7 +88,7 @@ class TimedHeadersAdapter(HTTPAdapter):
     _response_class: type[TimedResponse] = TimedHeadersResponse
 
     def init_poolmanager(self, *args: Any, **kwargs: Any) -> None:
-        """Make pools of connections whose responses have a deadline."""
+        """Make pools of connections with deadlines for responses."""
         super().init_poolmanager(*args, **kwargs)
         self.poolmanager.pool_classes_by_scheme = _pools(self._response_class)
 
@@ -148,7 +148,7 @@ def _pools(response: type[TimedResponse]) -> dict[str, Any]:
 
 
 class _BoundedBody:
-    """A body in place of urllib3's, which would decompress all of what it has read at once.
+    """A replacement for urllib3's body, which would decompress everything that it has read at once.
 
     Attributes:
         most_bytes: The limit after decompression.
@@ -182,7 +182,7 @@ class _BoundedBody:
                     raise self._too_large()
                 yield piece
         except BaseException:
-            self._raw.close()  # The rest is not wanted: without this the connection would be used again.
+            self._raw.close()  # Otherwise the connection would be used again, with the rest of the body.
             raise
 
     def _received(self) -> Iterator[bytes]:
@@ -209,7 +209,7 @@ class _BoundedBody:
                 received = True
                 rest = member.unused_data or member.unconsumed_tail
                 yield decompressed
-        yield member.flush()  # A few bytes at most: those that had no room in the last piece.
+        yield member.flush()  # A few bytes at most: those that exceeded the last piece.
         if received and not member.eof:
             raise ProtocolError("the compressed response ends in the middle")
 
