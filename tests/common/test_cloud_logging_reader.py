@@ -19,7 +19,7 @@ from ml_diagnostics_common.cloud_logging import (
     TransportError,
     connect,
 )
-from ml_diagnostics_common.cloud_logging._gaps import GapSchedule
+from ml_diagnostics_common.cloud_logging._reader import GapSchedule
 from ml_diagnostics_common.cloud_logging._rest import RestTransport
 from ml_diagnostics_common.credentials import CloudEnvironment
 from ml_diagnostics_common.entry import format_timestamp

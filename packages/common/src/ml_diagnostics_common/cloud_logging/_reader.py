@@ -16,8 +16,9 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable, Iterator, Mapping, Set
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
 
 from ml_diagnostics_common.cloud_logging._filters import (
     FASTEST_CLOCK_NS,
@@ -27,18 +28,83 @@ from ml_diagnostics_common.cloud_logging._filters import (
     late_entries_filter,
     log_filter,
 )
-from ml_diagnostics_common.cloud_logging._gaps import GapSchedule
 from ml_diagnostics_common.cloud_logging._queries import PageReader, QueryTooWideError
 from ml_diagnostics_common.cloud_logging._transport import Page
 from ml_diagnostics_common.entry import LogEntry, SeenSequences, make_insert_id
 
-__all__ = ["CloudLoggingReader"]
+__all__ = ["CloudLoggingReader", "GapSchedule"]
 
 _SECOND = 1_000_000_000
 _SLICES = 8
 _NARROWEST_NS = 600 * _SECOND
 _PRUNE_ABOVE = 20_000
 _POSITION_SCHEMA = 1
+_MOST_STRETCHES = 20
+
+_Stretch: TypeAlias = tuple[int, int]
+"""The first and last of the sequence numbers that are missing."""
+
+
+@dataclass
+class _Asked:
+    """The requests for one writer; the cursor cycles through its stretches, and a cycle is one attempt."""
+
+    stretches: Sequence[_Stretch]
+    cursor: int = 0
+    attempts: int = 0
+    next_seconds: float = 0.0
+
+    def take(self, most: int) -> list[_Stretch]:
+        """Return the next stretches; after the last one the next cycle starts."""
+        taken = [stretch for stretch in self.stretches if stretch[0] >= self.cursor][:most]
+        self.cursor = taken[-1][1] + 1
+        if self.cursor > self.stretches[-1][0]:
+            self.cursor = 0
+            self.attempts += 1
+        return taken
+
+
+@dataclass
+class GapSchedule:
+    """Schedules requests for gaps: at once, then with growing waits, for ever: an entry may be shipped days later.
+
+    All gaps that are due fit one request, so a gap that is never filled (its entry was refused, or its disk failed)
+    costs one request in `longest_seconds`.
+
+    Attributes:
+        first_seconds: The wait after the first request.
+        longest_seconds: The longest wait.
+    """
+
+    first_seconds: float = 10.0
+    longest_seconds: float = 600.0
+    _writers: dict[str, _Asked] = field(default_factory=dict)
+
+    def due(self, gaps: Mapping[str, Sequence[_Stretch]], now_seconds: float) -> dict[str, list[_Stretch]]:
+        """Return the stretches to request now; they count as requested.
+
+        Args:
+            gaps: For each writer the (first, last) sequence numbers that are missing.
+            now_seconds: Monotonic seconds.
+
+        Returns:
+            Stretches by writer, at most 20 in all; the next call returns others.
+        """
+        self._writers = {writer: asked for writer, asked in self._writers.items() if writer in gaps}
+        due: dict[str, list[_Stretch]] = {}
+        left = _MOST_STRETCHES
+        for writer, stretches in gaps.items():
+            asked = self._writers.setdefault(writer, _Asked(stretches))
+            if left == 0 or now_seconds < asked.next_seconds:
+                continue
+            if asked.stretches != stretches:
+                asked.stretches, asked.attempts = stretches, 0
+                asked.cursor = min(asked.cursor, stretches[-1][0])
+            due[writer] = asked.take(left)
+            left -= len(due[writer])
+            wait = self.first_seconds * 2.0 ** min(max(0, asked.attempts - 1), 30)
+            asked.next_seconds = now_seconds + min(self.longest_seconds, wait)
+        return due
 
 
 class CloudLoggingReader:
