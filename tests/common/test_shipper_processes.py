@@ -304,6 +304,41 @@ assert "GRPC_ENABLE_FORK_SUPPORT" not in os.environ
     finish(run(body, tmp_path, cloud_logging_server))
 
 
+def test_debug_records_of_googles_client_are_not_sent_by_the_jobs_own_handler(
+    tmp_path: Path, cloud_logging_server: CloudLoggingServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each would be an entry that the shipper's request causes: a loop."""
+    monkeypatch.setenv("ML_DIAGNOSTICS_LOGGING_TRANSPORT", "grpc")
+    body = """
+import logging
+import google.cloud.logging
+from google.auth.credentials import AnonymousCredentials
+from google.cloud.logging.handlers import CloudLoggingHandler
+from google.cloud.logging.handlers.transports import SyncTransport
+
+address = {"api_endpoint": os.environ["CLOUDSDK_API_ENDPOINT_OVERRIDES_LOGGING"].rstrip("/")}
+client = google.cloud.logging.Client(
+    project="test-project", credentials=AnonymousCredentials(), _use_grpc=False, client_options=address
+)
+kept = []
+printed = logging.Handler()
+printed.emit = kept.append
+googles = logging.getLogger("google.cloud.logging_v2.services")
+googles.setLevel(logging.DEBUG)
+googles.addHandler(CloudLoggingHandler(client, name="job", transport=SyncTransport))
+googles.addHandler(printed)
+shipper.start()
+for number in range(3):
+    record(number, 1)
+    assert shipper.flush(20)
+googles.info("the job's own")
+assert any(record.name.endswith("transports.grpc") for record in kept), kept
+"""
+    finish(run(body, tmp_path, cloud_logging_server))
+    sent = [entry for entry in cloud_logging_server.entries() if entry["logName"].endswith("/job")]
+    assert [entry.get("textPayload") for entry in sent if "instrumentation" not in str(entry)] == ["the job's own"]
+
+
 @pytest.mark.usefixtures("protocol")
 def test_an_address_without_a_server_holds_up_the_exit_for_the_grace_period(
     tmp_path: Path, cloud_logging_server: CloudLoggingServer
