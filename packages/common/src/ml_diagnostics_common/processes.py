@@ -149,7 +149,7 @@ def pid_namespace() -> str:
     Without dashes; "0" where the system does not know it.
     """
     try:
-        boot = read_system_file("/proc/sys/kernel/random/boot_id")[:8].decode("ascii")
+        boot = read_system_file("/proc/sys/kernel/random/boot_id")[:8].decode()
         return f"{boot}{os.stat('/proc/self/ns/pid').st_ino:x}"  # noqa: PTH116
     except OSError:
         return "0"

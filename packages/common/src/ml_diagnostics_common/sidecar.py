@@ -83,12 +83,12 @@ class Sidecar:
         self.send({"settings": settings, "pid": self._owner, "descriptors": inherited})
 
     def _start(self, module: str, inherited: Mapping[str, int]) -> None:
-        import subprocess  # Here, since most programs that import this module start no sidecar.
-
         argv = python_argv(module, is_detached=self._is_detached)
         # A child that another thread forks while we have the sidecar's end of the socket would keep it open: we would
         # not see that the sidecar has closed it.
         with PROCESS_START_LOCK.held():
+            import subprocess  # Here, since most programs start no sidecar; held, since forks must wait for imports.
+
             # Not a pipe: writing to one without a reader raises SIGPIPE, which kills jobs that do not ignore it.
             ours, theirs = _socket.socketpair()
             if sys.platform == "darwin":

@@ -84,7 +84,7 @@ def _folders(root: Path, process: Path, controller: str) -> list[Path]:
 
 def _text(path: Path) -> str:
     try:
-        with path.open(encoding="ascii", errors="replace") as file:
+        with path.open(encoding="utf-8", errors="replace") as file:
             return file.read(65536).strip()
     except OSError:
         return ""
