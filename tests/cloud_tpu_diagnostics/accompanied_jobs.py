@@ -1,4 +1,4 @@
-"""Jobs with a companion, in processes of their own, and what the companion wrote of them."""
+"""Jobs with a companion, in processes of their own, and the companion's entries."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ faulthandler.register(signal.SIGUSR1, trace)
 faulthandler.register(signal.SIGRTMAX, trace, all_threads=False)
 messages = []
 
-def begin(**settings):
+def start(**settings):
     settings = {"trace_path": path, "is_shipped": True, "dump_signal": int(signal.SIGUSR1),
                 "main_thread_signal": int(signal.SIGRTMAX), **settings}
     companion = CompanionProcess(
@@ -34,13 +34,13 @@ def begin(**settings):
         time.sleep(0.005)
     return companion
 
-def say(*words):
+def report(*words):
     print(*words, flush=True)
 """
 
 
 class Job(Child):
-    """A program that has `begin`."""
+    """A program with a function `start`, which starts a companion."""
 
     def __init__(self, program: str, trace: Path, **popen: Any) -> None:
         super().__init__([sys.executable, *WITHOUT_FORK_WARNING, "-c", _HEAD + program, str(trace)], **popen)
@@ -57,7 +57,7 @@ def of_kind(kind: str) -> list[dict[str, Any]]:
 
 
 def ending() -> dict[str, Any]:
-    """How the one job ended, as soon as it is told."""
+    """Return the exit reason of the job, as soon as it is recorded."""
     wait_until(lambda: bool(of_kind(JOB_ENDED)))
     (found,) = of_kind(JOB_ENDED)
     return found

@@ -1,4 +1,4 @@
-"""The companion of a real job: what it writes of it, and that the job never feels it."""
+"""The companion of a real job: its entries, and that it never affects the job."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def trace(tmp_path: Path) -> Path:
 def test_a_dump_of_the_timer_has_its_header_while_the_gil_is_held(trace: Path) -> None:
     job = Job(
         """
-companion = begin()
+companion = start()
 faulthandler.dump_traceback_later(0.3, repeat=True, file=companion.timer_descriptor)
 ctypes.PyDLL(None).usleep(1_000_000)  # Holds the GIL.
 faulthandler.cancel_dump_traceback_later()
@@ -51,10 +51,10 @@ companion.leave("clean")
     assert all("<module>" in dump["message"] for dump in of_kind(DUMP))
 
 
-def test_what_a_signal_and_a_fault_write_directly_are_entries_and_are_not_taken_for_the_timers(trace: Path) -> None:
+def test_dumps_of_a_signal_and_a_fault_are_entries_that_differ_from_the_timers(trace: Path) -> None:
     job = Job(
         """
-companion = begin()
+companion = start()
 faulthandler.dump_traceback_later(0.2, file=companion.timer_descriptor)
 time.sleep(0.8)
 os.kill(os.getpid(), signal.SIGUSR1)
@@ -77,7 +77,7 @@ for _ in range(130):
 def stand_here():
     faulthandler.dump_traceback_later(0.2, file=companion.timer_descriptor)
     time.sleep(2)
-companion = begin()
+companion = start()
 stand_here()
 os._exit(0)
 """,
@@ -93,7 +93,7 @@ os._exit(0)
 def test_snapshots_are_entries_that_count_for_how_long_nothing_changed(trace: Path) -> None:
     job = Job(
         """
-companion = begin()
+companion = start()
 frames = ["psum (collectives.py:88)", "<module> (train.py:3)"]
 group = {"threads": 1, "main": True, "names": ["MainThread"], "frames": frames}
 for number in range(3):
@@ -114,7 +114,7 @@ companion.leave("clean")
 def test_a_long_dump_is_in_parts_that_make_the_whole(trace: Path) -> None:
     job = Job(
         """
-companion = begin()
+companion = start()
 frames = "".join(f'  File "/job/{"x" * 400}.py", line {n} in f\\n' for n in range(1000))
 os.write(trace, ("Thread 0x00007f (most recent call first):\\n" + frames).encode())
 time.sleep(1)
@@ -129,10 +129,10 @@ companion.leave("clean")
     assert "".join(part["message"] for part in found) == trace.read_text()
 
 
-def test_the_trace_file_has_a_cap_and_says_so_once_while_entries_go_on(trace: Path) -> None:
+def test_the_trace_file_has_a_cap_and_reports_it_once_while_entries_continue(trace: Path) -> None:
     job = Job(
         """
-companion = begin(most_bytes=1000)
+companion = start(most_bytes=1000)
 faulthandler.dump_traceback_later(0.1, repeat=True, file=companion.timer_descriptor)
 time.sleep(1)
 faulthandler.cancel_dump_traceback_later()
@@ -147,10 +147,10 @@ companion.leave("clean")
     assert len(of_kind(DUMP)) > text.count("Timeout (")
 
 
-def test_without_a_file_dumps_go_to_the_console_each_behind_its_header(trace: Path) -> None:
+def test_without_a_file_dumps_are_written_to_the_console_each_after_its_header(trace: Path) -> None:
     job = Job(
         """
-companion = begin(trace_path=None)
+companion = start(trace_path=None)
 faulthandler.dump_traceback_later(0.2, file=companion.timer_descriptor)
 time.sleep(0.6)
 companion.leave("clean")
@@ -164,10 +164,10 @@ companion.leave("clean")
     assert dump["message"] == stderr
 
 
-def test_what_looks_like_a_secret_stays_home(trace: Path) -> None:
+def test_text_that_resembles_a_secret_is_redacted(trace: Path) -> None:
     job = Job(
         """
-companion = begin()
+companion = start()
 os.write(trace, b'Thread 0x00007f (most recent call first):\\n  File "/api_key=hunter2hunter2", line 1 in f\\n')
 time.sleep(0.5)
 companion.leave("clean")
@@ -181,11 +181,11 @@ companion.leave("clean")
     assert "hunter2" not in str(payloads())
 
 
-def test_the_index_that_jax_tells_amid_the_block_is_a_label_from_then_on(trace: Path) -> None:
+def test_an_index_that_jax_learns_in_the_block_is_a_label_from_then_on(trace: Path) -> None:
     job = Job(
         """
 import types
-companion = begin()
+companion = start()
 state = types.SimpleNamespace(client=object(), process_id=3)
 sys.modules["jax._src.distributed"] = types.SimpleNamespace(global_state=state)
 time.sleep(1.5)
@@ -203,11 +203,11 @@ companion.leave("clean")
 # --- The job never feels it ---------------------------------------------------------------------------
 
 
-def test_a_job_whose_companion_is_killed_goes_on_and_knows(trace: Path) -> None:
+def test_a_job_notices_that_its_companion_was_killed_and_continues(trace: Path) -> None:
     job = Job(
         """
 signal.signal(signal.SIGPIPE, signal.SIG_DFL)
-companion = begin()
+companion = start()
 os.kill(companion.pid, signal.SIGKILL)
 while companion.is_alive():
     time.sleep(0.01)
@@ -216,7 +216,7 @@ companion.send({"kind": "snapshot", "groups": ["x" * 500_000]})
 time.sleep(0.5)
 faulthandler.cancel_dump_traceback_later()
 companion.leave("clean")
-say(messages)
+report(messages)
 """,
         trace,
     )
@@ -224,16 +224,16 @@ say(messages)
 
 
 @pytest.mark.timing
-def test_a_companion_that_is_stopped_holds_nobody_up(trace: Path) -> None:
+def test_a_companion_that_is_stopped_does_not_delay_the_job(trace: Path) -> None:
     job = Job(
         """
-companion = begin()
+companion = start()
 os.kill(companion.pid, signal.SIGSTOP)
-began = time.monotonic()
+started = time.monotonic()
 for _ in range(100):
     companion.send({"kind": "snapshot", "groups": ["x" * 100_000]})
 companion.leave("clean")
-say(time.monotonic() - began, companion.pid)
+report(time.monotonic() - started, companion.pid)
 """,
         trace,
     )
@@ -248,7 +248,7 @@ say(time.monotonic() - began, companion.pid)
 def test_a_job_that_waits_for_all_its_children_does_not_wait_for_its_companion(trace: Path) -> None:
     job = Job(
         """
-companion = begin()
+companion = start()
 if not os.fork():
     os._exit(0)
 try:
@@ -266,7 +266,7 @@ except ChildProcessError:
 def test_a_job_that_closes_all_descriptors_keeps_its_own_files_under_their_numbers(trace: Path) -> None:
     job = Job(
         """
-companion = begin()
+companion = start()
 numbers = [companion._sidecar._socket.number(), companion.timer_descriptor]
 os.closerange(3, 1024)
 file = os.open(path + ".its", os.O_WRONLY | os.O_CREAT)
@@ -281,7 +281,7 @@ assert os.path.getsize(path + ".its") == 0
 try:
     companion.timer_descriptor
 except OSError:
-    say("closed")
+    report("closed")
 """,
         trace,
     )
@@ -289,17 +289,17 @@ except OSError:
     assert ending()["exit_code"] == 0
 
 
-def test_a_forked_child_says_nothing_in_the_name_of_its_parent_and_its_end_is_not_the_jobs(trace: Path) -> None:
+def test_a_forked_child_sends_nothing_for_its_parent_and_its_end_is_not_the_jobs(trace: Path) -> None:
     job = Job(
         """
-companion = begin()
+companion = start()
 child = os.fork()
 if not child:
     companion.send({"kind": "left", "how": "clean"})
     companion.leave("exception", "ValueError")
     assert not companion.is_alive()
     signal.pause()
-say(child)
+report(child)
 os.kill(os.getpid(), signal.SIGKILL)
 """,
         trace,
@@ -314,22 +314,22 @@ os.kill(os.getpid(), signal.SIGKILL)
 
 @pytest.mark.timing
 def test_it_ends_by_itself_and_soon_and_no_signal_that_a_group_gets_ends_it_before(trace: Path) -> None:
-    job = Job("say(begin().pid); input(); os._exit(1)", trace)
+    job = Job("report(start().pid); input(); os._exit(1)", trace)
     pid = int(job.line())
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1):
         os.kill(pid, number)
     time.sleep(0.2)
     assert is_alive(pid)
-    began = time.monotonic()
+    started = time.monotonic()
     job.go_on()
     job.end()
     wait_until(lambda: not is_alive(pid))
-    assert time.monotonic() - began < LONGEST_END_SECONDS
+    assert time.monotonic() - started < LONGEST_END_SECONDS
     assert [payload["kind"] for payload in payloads()] == [JOB_ENDED]
 
 
-def test_who_waits_for_the_end_of_the_jobs_output_does_not_wait_for_its_companion(trace: Path) -> None:
-    job = Job("say(begin().pid)\nos.kill(os.getpid(), signal.SIGSTOP)", trace)
+def test_a_reader_of_the_jobs_output_does_not_wait_for_its_companion(trace: Path) -> None:
+    job = Job("report(start().pid)\nos.kill(os.getpid(), signal.SIGSTOP)", trace)
     pid = int(job.line())
     os.kill(pid, signal.SIGSTOP)
     job.process.kill()
@@ -346,14 +346,14 @@ sys.executable = "/nonexistent/python"
 try:
     CompanionProcess(CompanionSettings(1, None, False), messages.append)
 except OSError as error:
-    say(type(error).__name__)
+    report(type(error).__name__)
 """,
         trace,
     )
     assert job.end() == (0, "FileNotFoundError\n", "")
 
 
-def test_settings_are_the_same_on_the_other_side_and_what_is_new_there_is_passed_over() -> None:
+def test_settings_are_the_same_in_the_companion_and_unknown_ones_are_ignored() -> None:
     settings = CompanionSettings(600, "/tmp/x", True, 64, 10, "/tmp/page", {"enabled": True})
     assert CompanionSettings.from_json({**settings._asdict(), "of_tomorrow": 1}) == settings
 
@@ -361,7 +361,7 @@ def test_settings_are_the_same_on_the_other_side_and_what_is_new_there_is_passed
 def test_the_dumps_of_a_file_that_several_write_to_are_parsed_apart(trace: Path) -> None:
     job = Job(
         """
-companion = begin()
+companion = start()
 faulthandler.dump_traceback_later(0.2, repeat=True, file=companion.timer_descriptor)
 for _ in range(20):
     os.kill(os.getpid(), signal.SIGUSR1)
@@ -380,7 +380,7 @@ companion.leave("clean")
 
 
 @pytest.mark.parametrize("kind", ["terminal", "pipe", "socket", "another user's pipe"])
-def test_a_console_that_nobody_reads_does_not_hold_the_companion_for_ever(
+def test_a_console_without_a_reader_does_not_block_the_companion_forever(
     kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if "another" in kind:
@@ -421,6 +421,6 @@ def test_a_console_of_another_user_is_written_to_as_it_is_read(monkeypatch: pyte
         read += os.read(reader, 1 << 16)
     closing.join()
     assert read == text
-    assert os.fstat(writer).st_rdev == Path(os.devnull).stat().st_rdev  # Nobody waits for its end.
+    assert os.fstat(writer).st_rdev == Path(os.devnull).stat().st_rdev  # No reader waits for its end.
     os.close(reader)
     os.close(writer)

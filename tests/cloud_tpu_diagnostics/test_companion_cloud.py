@@ -17,10 +17,10 @@ from ..waiting import is_alive, wait_until
 from .accompanied_jobs import Job, of_kind, payloads
 
 _CRASH = """
-companion = begin({settings})
+companion = start({settings})
 faulthandler.dump_traceback_later(0.2, file=companion.timer_descriptor)
 time.sleep(1)
-say(companion.pid)
+report(companion.pid)
 ctypes.string_at(0)
 """
 
@@ -72,10 +72,10 @@ def test_a_cloud_that_never_answers_does_not_keep_the_companion_and_the_next_one
 ) -> None:
     cloud_logging_server.faults.always(Hang(), on="write")
     pid = crash(tmp_path / "trace")
-    began = time.monotonic()
+    started = time.monotonic()
     wait_until(lambda: bool(of_kind(JOB_ENDED)))
     wait_until(lambda: not is_alive(pid))
-    assert time.monotonic() - began < LONGEST_END_SECONDS
+    assert time.monotonic() - started < LONGEST_END_SECONDS
     assert cloud_logging_server.entries(documented_query(cloud_logging_server)) == []
     cloud_logging_server.faults.clear()
     crash(tmp_path / "trace_of_next")

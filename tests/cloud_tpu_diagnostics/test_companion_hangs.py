@@ -1,4 +1,4 @@
-"""What a companion does about a hang: told apart by whether the job's Python can run."""
+"""The companion's response to a hang, which depends on the job's Python: it can run or not."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ page = ProgressPage.create()
 def watched(**hang):
     hang = {"enabled": True, "step_floor_seconds": 2.5, "startup_floor_seconds": 60, "snapshots": 2,
             "snapshot_interval_seconds": 0.3, **hang}
-    return begin(progress_path=str(page.path), hang=hang)
+    return start(progress_path=str(page.path), hang=hang)
 
 def train(steps):
     for step in range(steps):
@@ -39,7 +39,7 @@ def stuck_here():
 """
 
 
-def test_a_hang_with_the_gil_held_is_told_with_its_frame_by_the_signal_that_dumps(tmp_path: Path) -> None:
+def test_a_hang_with_the_gil_held_is_recorded_with_its_frame_by_the_signal_that_dumps(tmp_path: Path) -> None:
     program = "companion = watched()\ntrain(100)\nstuck_here()\ncompanion.leave('clean')"
     job = Job(_WATCHED + program, tmp_path / "trace")
     assert job.end() == (0, "", "")
@@ -53,7 +53,7 @@ def test_a_hang_with_the_gil_held_is_told_with_its_frame_by_the_signal_that_dump
     assert (dumps[0]["phase"], dumps[0]["step"]) == ("step", 99)
 
 
-def test_a_job_whose_python_can_run_is_asked_and_not_signalled(tmp_path: Path) -> None:
+def test_a_job_that_can_run_python_is_asked_and_not_signalled(tmp_path: Path) -> None:
     job = Job(
         _WATCHED
         + """
@@ -77,7 +77,7 @@ companion.leave("clean")
     assert of_kind(DUMP) == []
 
 
-def test_a_job_that_shall_be_ended_is_ended_after_its_stacks_are_told(tmp_path: Path) -> None:
+def test_a_job_that_is_to_be_aborted_is_ended_after_its_stacks_are_recorded(tmp_path: Path) -> None:
     job = Job(_WATCHED + "watched(abort=True)\ntrain(100)\nthreading.Event().wait()", tmp_path / "trace")
     assert job.end()[0] == -signal.SIGABRT
     assert ending()["signal"] == "SIGABRT"
@@ -88,7 +88,7 @@ def test_a_job_that_shall_be_ended_is_ended_after_its_stacks_are_told(tmp_path: 
 # --- The response itself ------------------------------------------------------------------------------
 
 
-class _Asked:
+class _SignalledJob:
     def __init__(self) -> None:
         self.signals: list[int | None] = []
 
@@ -105,14 +105,14 @@ _PROGRESS = Progress(7, 0, "step", 3)
 
 
 def respond(
-    job: _Asked,
+    job: _SignalledJob,
     *,
     until: float,
     goes_on_at: float = 1e9,
     ask_to_exit: Callable[[], object] | None = None,
     **hang: object,
 ) -> tuple[list[float], float]:
-    """Gives a response its time; when the verdict was written, and when all was done."""
+    """Step a response through time; return when the verdict was written, and when everything was done."""
     config = HangConfig(enabled=True, snapshots=3, snapshot_interval_seconds=2.0, **hang)  # type: ignore[arg-type]
     written: list[float] = []
     now = 0.0
@@ -129,8 +129,8 @@ def respond(
     return written, now
 
 
-def test_where_nobody_tells_the_frame_the_verdict_comes_soon_without() -> None:
-    job = _Asked()
+def test_the_verdict_is_written_soon_without_a_frame_if_none_is_reported() -> None:
+    job = _SignalledJob()
     (written,), _ = respond(job, until=60)
     assert written == pytest.approx(1.5, abs=0.1)
     assert job.signals == [10, 10, 10]
@@ -143,7 +143,7 @@ def test_on_a_busy_machine_the_verdict_waits_for_the_frame_that_was_asked_for_la
         Verdict("step", 3, 30.0, 30.0),
         _PROGRESS,
         HangConfig(),
-        _Asked(),
+        _SignalledJob(),
         10,
         lambda entry, _: entries.append(entry),
         0.0,
@@ -157,28 +157,34 @@ def test_on_a_busy_machine_the_verdict_waits_for_the_frame_that_was_asked_for_la
     assert [entry["stuck_frame"] for entry in entries] == ["stuck_here (train.py:7)"]
 
 
-def test_a_job_that_does_not_end_when_it_is_told_is_killed_in_the_end() -> None:
-    job = _Asked()
+def test_a_job_that_does_not_end_after_the_abort_is_killed_in_the_end() -> None:
+    job = _SignalledJob()
     respond(job, until=600, abort=True)
     assert job.signals == [10, 10, 10, signal.SIGABRT, signal.SIGKILL]
 
 
 def test_process_1_is_asked_to_end_itself_as_no_signal_ends_it() -> None:
     asked: list[str] = []
-    respond(_Asked(), until=600, abort=True, ask_to_exit=lambda: asked.append("exit"))
+    respond(_SignalledJob(), until=600, abort=True, ask_to_exit=lambda: asked.append("exit"))
     assert asked == ["exit"]
 
 
 def test_a_job_that_goes_on_meanwhile_is_not_ended() -> None:
-    job = _Asked()
+    job = _SignalledJob()
     respond(job, until=600, goes_on_at=5.0, abort=True)
     assert signal.SIGABRT not in job.signals
 
 
-def test_the_first_frame_that_is_told_counts() -> None:
+def test_the_first_reported_frame_counts() -> None:
     entries: list[dict[str, object]] = []
     response = HangResponse(
-        Verdict("step", None, 30.0, 30.0), _PROGRESS, HangConfig(), _Asked(), None, lambda e, _: entries.append(e), 0.0
+        Verdict("step", None, 30.0, 30.0),
+        _PROGRESS,
+        HangConfig(),
+        _SignalledJob(),
+        None,
+        lambda e, _: entries.append(e),
+        0.0,
     )
     response.add_frame(Frame("/job/train.py", 7, "step"), by_python=True)
     response.add_frame(Frame("/job/other.py", 8, "late"), by_python=True)
@@ -187,7 +193,7 @@ def test_the_first_frame_that_is_told_counts() -> None:
 
 
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="the system does not tell")
-def test_a_program_that_has_taken_the_jobs_place_gets_none_of_its_signals() -> None:
+def test_a_program_that_has_replaced_the_job_gets_none_of_its_signals() -> None:
     process = subprocess.Popen(
         ["sh", "-c", "echo; read line; exec sleep 60"], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     )

@@ -1,4 +1,4 @@
-"""How a job ended: told from outside, whatever it was that ended it."""
+"""The exit reason of a job, recorded by another process."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from cloud_tpu_diagnostics.entries import DUMP
 from .accompanied_jobs import Job, ending, of_kind
 
 _BLOCK = """
-companion = begin()
+companion = start()
 try:
     {body}
 except BaseException as error:
@@ -23,7 +23,7 @@ except BaseException as error:
 companion.leave("clean")
 """
 
-_TELLS_STATUS = tuple(map(int, os.uname().release.split(".")[:2])) >= (6, 15)
+_SHOWS_STATUS = tuple(map(int, os.uname().release.split(".")[:2])) >= (6, 15)
 
 
 @pytest.mark.parametrize(
@@ -39,32 +39,32 @@ _TELLS_STATUS = tuple(map(int, os.uname().release.split(".")[:2])) >= (6, 15)
         ("os.abort()", {"how": "signal", "signal": "SIGABRT"}),
     ],
 )
-@pytest.mark.skipif(not _TELLS_STATUS, reason="this kernel does not tell a process's status to others")
-def test_every_ending_is_told_exactly(tmp_path: Path, body: str, expected: dict[str, object]) -> None:
+@pytest.mark.skipif(not _SHOWS_STATUS, reason="this kernel hides a process's status from others")
+def test_every_exit_reason_is_exact(tmp_path: Path, body: str, expected: dict[str, object]) -> None:
     Job(_BLOCK.format(body=body), tmp_path / "trace").end()
     found = ending()
     assert {name: found.get(name) for name in expected} == expected
     assert "secret" not in str(found)
 
 
-@pytest.mark.skipif(not _TELLS_STATUS, reason="this kernel does not tell a process's status to others")
-def test_what_happens_after_the_block_was_left_well_is_told_too(tmp_path: Path) -> None:
-    Job("begin().leave('clean'); os.abort()", tmp_path / "trace").end()
+@pytest.mark.skipif(not _SHOWS_STATUS, reason="this kernel hides a process's status from others")
+def test_a_crash_after_the_block_is_recorded_too(tmp_path: Path) -> None:
+    Job("start().leave('clean'); os.abort()", tmp_path / "trace").end()
     assert ending()["signal"] == "SIGABRT"
 
 
-def test_a_job_that_goes_on_after_its_block_is_told_to_have_left_it(tmp_path: Path) -> None:
-    job = Job("begin().leave('clean'); input()", tmp_path / "trace")
-    told = ending()
-    assert (told["how"], told["goes_on"]) == ("clean", True)
-    assert told["message"].startswith("The job left the block well, and goes on")
+def test_a_job_that_continues_after_its_block_is_recorded_as_having_left_it(tmp_path: Path) -> None:
+    job = Job("start().leave('clean'); input()", tmp_path / "trace")
+    recorded = ending()
+    assert (recorded["how"], recorded["goes_on"]) == ("clean", True)
+    assert recorded["message"].startswith("The job left the block well, and goes on")
     assert job.process.poll() is None
     job.go_on()
     assert job.end() == (0, "", "")
 
 
 def test_a_fault_is_an_entry_with_all_of_its_stack(tmp_path: Path) -> None:
-    Job("begin(); ctypes.string_at(0)", tmp_path / "trace").end()
+    Job("start(); ctypes.string_at(0)", tmp_path / "trace").end()
     assert "it wrote: Fatal Python error: Segmentation fault" in ending()["evidence"]
 
 
@@ -81,7 +81,7 @@ def test_the_fault_of_a_forked_child_is_not_the_jobs(tmp_path: Path, life: str) 
     program = """
 from ml_diagnostics_common.progress import ProgressPage
 page = ProgressPage.create()
-companion = begin(progress_path=str(page.path))
+companion = start(progress_path=str(page.path))
 if not os.fork():
     ctypes.string_at(0)
 os.wait()
@@ -91,9 +91,9 @@ time.sleep(1.5)
 os.kill(os.getpid(), signal.SIGKILL)
 """
     Job(program.format(life=life), tmp_path / "trace").end()
-    told = ending()
+    recorded = ending()
     assert len(of_kind(DUMP)) > 0
-    assert "Segmentation fault" not in told["evidence"]
+    assert "Segmentation fault" not in recorded["evidence"]
 
 
 FAULT = "Fatal Python error: Segmentation fault"
@@ -111,7 +111,7 @@ FAULT = "Fatal Python error: Segmentation fault"
         (None, None, False, (How.KILLED_OR_OS_EXIT, None, None)),
     ],
 )
-def test_where_the_kernel_does_not_tell_the_job_its_trace_and_its_control_group_do(
+def test_without_a_status_the_job_its_trace_and_its_control_group_are_the_evidence(
     note: Note | None, fault: str | None, out_of_memory: bool, expected: tuple[How, int | None, str | None]
 ) -> None:
     found = judge(None, note, fault=fault, is_out_of_memory=out_of_memory)
@@ -157,7 +157,7 @@ def test_a_kill_for_want_of_memory_is_counted_by_either_version_of_control_group
     counts.write_text("oom 5\noom_kill 2\n")
     kills = OutOfMemoryKills(17, root=str(tmp_path / "cgroup"), proc=str(tmp_path / "proc"))
     kills.check(1.0)
-    assert not kills.is_recent(1.0)  # Those of before are none of the job's.
+    assert not kills.is_recent(1.0)  # Earlier ones do not count.
     counts.write_text("oom 6\noom_kill 3\n")
     kills.check(2.0)
     kills.check(50.0)
@@ -165,7 +165,7 @@ def test_a_kill_for_want_of_memory_is_counted_by_either_version_of_control_group
     assert not kills.is_recent(63.0)
 
 
-def test_the_status_of_a_process_that_waits_to_be_reaped_is_told_by_older_kernels_too(
+def test_older_kernels_show_the_status_of_a_process_that_waits_to_be_reaped(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(endings, "_LONGEST_WAIT_SECONDS", 0.01)

@@ -77,7 +77,7 @@ def _masks(status: str) -> list[int]:
 
 
 def test_a_companion_of_the_job_leaves_the_end_to_it_and_nothing_is_told_twice(tmp_path: Path) -> None:
-    job = _HEAD + "\nsay(begin().pid)\nctypes.string_at(0)"
+    job = _HEAD + "\nsay(start().pid)\nctypes.string_at(0)"
     done = run(sys.executable, "-c", job, str(tmp_path / "trace"))
     assert done.returncode == -signal.SIGSEGV
     companion = int(done.stdout)
@@ -108,8 +108,8 @@ def test_as_process_1_it_reaps_orphans_and_the_last_traces_are_written_before_al
 os.system({orphan!r})
 time.sleep(1)
 zombies = [name for name in os.listdir("/proc") if name.isdigit() and ") Z " in open(f"/proc/{{name}}/stat").read()]
-say(os.getppid(), zombies)
-begin()
+report(os.getppid(), zombies)
+start()
 ctypes.string_at(0)
 """
     unshare = ["unshare", "--user", "--map-root-user", "--pid", "--fork", "--mount-proc"]
@@ -130,14 +130,14 @@ ctypes.string_at(0)
 def test_below_it_a_job_that_waits_for_all_its_children_sees_its_own_alone(tmp_path: Path) -> None:
     """A job that is process 1 itself waits for the companion, which waits for the job."""
     job = """
-begin()
+start()
 time.sleep(1)
 child = os.spawnlp(os.P_NOWAIT, "true", "true")
 try:
     while True:
         assert os.wait() == (child, 0)
 except ChildProcessError:
-    say("no child")
+    report("no child")
 """
     unshare = ["unshare", "--user", "--map-root-user", "--pid", "--fork", "--kill-child", "--mount-proc"]
     done = subprocess.run(
