@@ -13,6 +13,7 @@ import pytest
 from google.auth.credentials import AnonymousCredentials, Credentials, CredentialsWithQuotaProject
 from ml_diagnostics_common.cloud_logging import LoggingTransport, TransportError, make_transport
 from ml_diagnostics_common.credentials import CloudEnvironment
+from ml_diagnostics_common.exceptions import CredentialsError
 from ml_diagnostics_testing.certificates import CertificateAuthority
 from ml_diagnostics_testing.cloud_logging import CloudLoggingServer
 from ml_diagnostics_testing.faults import Status
@@ -99,6 +100,17 @@ def test_a_client_certificate_is_presented_if_one_is_configured(
             with pytest.raises(TransportError) as caught:
                 transport.write([ENTRY], timeout_seconds=10)
             assert (caught.value.code, server.requests) == ("UNAVAILABLE", [])
+
+
+def test_a_client_certificate_that_cannot_be_read_is_an_error_at_once(
+    protocol: str, certificate_authority: CertificateAuthority, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "config.json").write_text('{"cert_configs": {"workload": {"cert_path": "/no", "key_path": "/no"}}}')
+    monkeypatch.setenv("GOOGLE_API_USE_CLIENT_CERTIFICATE", "true")
+    monkeypatch.setenv("GOOGLE_API_CERTIFICATE_CONFIG", str(tmp_path / "config.json"))
+    unusable = pytest.raises(CredentialsError, match=r"mTLS.*GOOGLE_API_USE_CLIENT_CERTIFICATE=false")
+    with unusable, transport_to(protocol, {}):
+        pass
 
 
 def test_a_token_that_is_refused_fails_the_request_and_no_later_one(

@@ -185,6 +185,17 @@ def test_a_key_file_wins_over_application_default_credentials_and_those_over_the
     assert "https://www.googleapis.com/auth/cloud-platform" in cloud.credentials.scopes
 
 
+def test_the_environment_names_the_quota_project_of_key_file_and_machine_alike(
+    tmp_path: Path, metadata_server: MetadataServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GOOGLE_CLOUD_QUOTA_PROJECT", "paying-project")
+    environ = {"CLOUDSDK_CONFIG": str(tmp_path), **metadata_server.environment()}
+    assert find_cloud(environ=environ).credentials.quota_project_id == "paying-project"
+    user = {"type": "authorized_user", "client_id": "c", "client_secret": "s", "refresh_token": "r"}
+    (tmp_path / "application_default_credentials.json").write_text(json.dumps(user))
+    assert find_cloud(environ=environ).credentials.quota_project_id == "paying-project"
+
+
 def test_the_login_of_gcloud_itself_is_not_used(tmp_path: Path, nowhere: Any) -> None:
     (tmp_path / "credentials.db").write_bytes(b"a login")
     (tmp_path / "access_tokens.db").write_bytes(b"a token")

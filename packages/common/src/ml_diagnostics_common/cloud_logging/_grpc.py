@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import os
+import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -14,6 +14,7 @@ from ml_diagnostics_common.entry import parse_timestamp
 from ml_diagnostics_common.exceptions import MissingExtraError
 from ml_diagnostics_common.failures import classify
 from ml_diagnostics_common.grpc_clients import import_grpc_modules, open_client
+from ml_diagnostics_common.process_hooks import at_fork
 
 __all__ = ["GrpcTransport"]
 
@@ -27,14 +28,22 @@ _MODULES = (
 )
 
 
-_process_of_grpc: int | None = None  # The first that used gRPC, among this process and those that it was forked from.
+_parent_uses_grpc = False  # State of the process: True if it was forked from one that has imported grpc.
+
+
+def _note_fork() -> None:
+    global _parent_uses_grpc
+    _parent_uses_grpc = _parent_uses_grpc or "grpc" in sys.modules
+
+
+at_fork(_note_fork)
 
 
 class GrpcTransport(RestTransport):
     """A `LoggingTransport` that writes over gRPC. It reads over REST, which takes less time.
 
-    grpc is imported by the first write, in the thread that writes. A process that is forked after that writes over
-    REST: gRPC's threads are not in it, and a call would hang or abort it.
+    grpc is imported by the first write, in the thread that writes. A process that is forked after grpc was
+    imported writes over REST: gRPC's threads are not in it, and a call would hang or abort it.
 
     Args:
         cloud: The project and credentials.
@@ -48,7 +57,7 @@ class GrpcTransport(RestTransport):
 
     def write(self, entries: Sequence[Mapping[str, Any]], *, timeout_seconds: float) -> None:
         """See `LoggingTransport.write`."""
-        if _process_of_grpc not in (None, os.getpid()):
+        if _parent_uses_grpc:
             super().write(entries, timeout_seconds=timeout_seconds)
             return
         client = self._client or self._open_client()
@@ -71,14 +80,12 @@ class GrpcTransport(RestTransport):
             self._client.transport.close()
 
     def _open_client(self) -> Any:
-        global _process_of_grpc
         import_grpc_modules(*_MODULES)
         try:
             from google.cloud.logging_v2.services.logging_service_v2 import LoggingServiceV2Client
             from google.cloud.logging_v2.services.logging_service_v2.transports import LoggingServiceV2GrpcTransport
         except ImportError as error:
             raise MissingExtraError("ML_DIAGNOSTICS_LOGGING_TRANSPORT=grpc", "ml-diagnostics-common", "grpc") from error
-        _process_of_grpc = os.getpid()
 
         self._client = open_client(
             LoggingServiceV2Client,
