@@ -56,20 +56,20 @@ class _End(NamedTuple):
 
 
 class Registration:
-    """Tells another control plane of a run.
+    """Reports a run to a control plane in the cloud.
 
     Args:
         run_id: The run's id.
-        local: Who keeps it on this machine.
-        connect: Finds the other one; called in the thread. It raises where there is none. None: there shall be none.
-        is_owner: Whether this process speaks for the run, as process 0 does. Others tell of profiles and their failure.
-        is_shared: Whether it speaks beside another that goes on: then this is no other attempt.
-        on_found: Called in the thread with what `connect` has found.
-        on_attempt: Called in the thread with the number that this attempt has there.
-        on_verdict: Called in the thread once it is known whether there is a control plane and whether it has the run;
-            at the start if there shall be none.
-        backoff: How long to wait after a failure that passes by itself.
-        access_backoff: How long to wait after one that a person must mend.
+        local: The runs of this machine.
+        connect: Finds the control plane; called in the thread. It raises if there is none. None: report to none.
+        is_owner: True if this process reports the run, like process 0. Others report profiles and their own failure.
+        is_shared: True if another process that continues reports it too, so that this is not another attempt.
+        on_found: Called in the thread with the result of `connect`.
+        on_attempt: Called in the thread with the number that the control plane gives this attempt.
+        on_verdict: Called in the thread once it is known if there is a control plane and if it has the run; at the
+            start if it is reported to none.
+        backoff: The waits after failures that pass without a change.
+        access_backoff: The waits after failures that a person has to fix.
     """
 
     def __init__(
@@ -115,34 +115,34 @@ class Registration:
         self._is_all = False
         self._is_explained = False
         self.error: Exception | None = None
-        """Why the control plane does not have the run as it is; None if it does, or if there is to be none."""
+        """Why the control plane does not have the run in its present state; None if it does, or is not used."""
 
-    # --- For other threads: nothing waits, unless it says so ------------------------------------------
+    # --- For other threads: nothing waits, unless documented --------------------------------------------
 
     def start(self) -> None:
-        """Starts the thread."""
+        """Start the thread."""
         self._search_until = time.monotonic() + _LOOK_FOR_SECONDS
         if self._connect is None or not self._worker.start():
             self._finish()
 
     def changed(self) -> None:
-        """Has the run told again, as it is in its folder."""
+        """Report the run again, in the state of its folder."""
         self._put(self._note_change)
 
     def configs_are_collected(self) -> None:
-        """The run is created with its configs, if they are there in time."""
+        """Create the run with its configs, unless it was created before."""
         self._configs_collected.set()
 
     def put_session(self, session_id: str, session: Resource) -> None:
-        """Tells of a profiler session, here and at the control plane."""
+        """Store a profiler session, in the run's folder and at the control plane."""
         self._put(lambda: self._note_session(session_id, session))
 
     def end(self, phase: str, deadline: float) -> None:
-        """Tells how the run has ended, which its folder has already; sessions may follow until `wait`.
+        """Report the end of the run, which its folder has already; sessions may follow until `wait`.
 
         Args:
             phase: COMPLETED or FAILED.
-            deadline: Until when, in monotonic seconds.
+            deadline: When to stop trying, in monotonic seconds.
         """
         end = self._asked_end = _End(phase, deadline)
         self._mark_unreported()
@@ -156,16 +156,18 @@ class Registration:
         return self._has_verdict.wait(timeout_seconds)
 
     def wait(self, timeout_seconds: float) -> bool:
-        """Waits until the end is told, behind which nothing follows.
+        """Wait until the end is reported; nothing may follow.
 
         Returns:
-            False if that takes longer, or fails; one WARNING says so.
+            False if that takes longer, or fails, after one WARNING.
         """
         deadline = time.monotonic() + timeout_seconds
         self._put(self._note_all)
         is_done = self._done.wait(min(_DEAF_SECONDS, timeout_seconds))
         is_deaf = not is_done and not self._is_ending()
-        is_done = is_done or (is_deaf and self._tell_beside()) or self._done.wait(max(0.0, deadline - time.monotonic()))
+        is_done = (
+            is_done or (is_deaf and self._report_beside()) or self._done.wait(max(0.0, deadline - time.monotonic()))
+        )
         if is_done:
             self._worker.drain(max(0.0, deadline - time.monotonic()))  # Sessions that arrived too late to be sent.
         is_sent = self._is_ending() and not self._is_behind and not self._sessions
@@ -213,7 +215,7 @@ class Registration:
             return None if is_over else self._search_at - time.monotonic()
         self._worker.run_waiting()  # One request reports them together.
         if not self._is_over() and self._due_at <= time.monotonic():
-            self._tell()
+            self._report()
         return None if self._is_over() else max(0.0, self._seconds_until_due())
 
     def _try_to_connect(self) -> bool:
@@ -268,7 +270,7 @@ class Registration:
 
     def _note_session(self, session_id: str, session: Resource) -> None:
         if len(self._sessions) >= _MOST_SESSIONS and session_id not in self._sessions:
-            LOSSES.add("session_not_told")
+            LOSSES.add("session_not_reported")
             return
         self._put_here(session_id, session)
         if is_told_of(session) and (self._keeper is not None or self._connect is not None):
@@ -291,19 +293,19 @@ class Registration:
     def _is_over(self) -> bool:
         if self._end is None:
             return False
-        is_told = self._is_all and not self._is_behind and not self._sessions
-        return is_told or time.monotonic() + _LEAST_CALL_SECONDS >= self._end.deadline or self._due_at == math.inf
+        is_reported = self._is_all and not self._is_behind and not self._sessions
+        return is_reported or time.monotonic() + _LEAST_CALL_SECONDS >= self._end.deadline or self._due_at == math.inf
 
-    def _tell(self) -> None:
-        """Tells what is new; after a failure, when to try again."""
+    def _report(self) -> None:
+        """Report what is new; after a failure, set the time of the next attempt."""
         try:
             self._allow_seconds()
             if self._is_behind:
-                self._tell_run()
+                self._report_run()
                 self._is_behind = False
                 if self._end is not None:
                     self._unmark()
-            self._tell_sessions()
+            self._report_sessions()
         except Exception as error:
             self._failed(error)
             return
@@ -339,7 +341,7 @@ class Registration:
         return self._asked_end is not None
 
     def _allow_seconds(self) -> None:
-        """Has a call end before the process shall."""
+        """Limit a call to the time that the end of the process leaves."""
         if self._asked_end is not None:
             left = max(_LEAST_CALL_SECONDS, self._asked_end.deadline - time.monotonic())
             self._plane.call_seconds = min(self._plane.call_seconds, left)
@@ -347,7 +349,7 @@ class Registration:
     def _failed(self, error: Exception) -> None:
         self.error = error
         is_temporary = getattr(error, "is_temporary", False)
-        if not (is_temporary and self._asked_end is not None):  # What is hurried fails, and the end tells the same.
+        if not (is_temporary and self._asked_end is not None):  # Hurried requests fail, and the end reports the same.
             self._explain(error)
         self._give_verdict()
         wait = (self._backoff if is_temporary else self._access_backoff).failed()
@@ -377,7 +379,7 @@ class Registration:
                 f" Run: mldiagnostics sync {self._run_id}" if self._keeper.address else "",
             )
 
-    # --- What is told ---------------------------------------------------------------------------------
+    # --- Reports ---------------------------------------------------------------------------------
 
     @property
     def _plane(self) -> DistantControlPlane:
@@ -385,7 +387,7 @@ class Registration:
             raise ControlPlaneClientNotInitializedError("the control plane was called before it was found")
         return self._keeper.plane
 
-    def _tell_run(self) -> None:
+    def _report_run(self) -> None:
         run = self._local.get_run(self._run_id)
         if not self._is_owner:
             if self._end is not None and self._end.phase == "FAILED":
@@ -396,14 +398,14 @@ class Registration:
             return
         try:
             kept = self._plane.update_run(self._run_id, self._as_it_is_here(self._attempt))
-        except RunNotFoundError:  # Somebody has deleted it.
+        except RunNotFoundError:  # A user has deleted it.
             self._register(run)
             return
         if self._end is not None and self._end.phase == "COMPLETED" and kept.get("runPhase") == "FAILED":
             self._local.update_run(self._run_id, failed_elsewhere)
 
-    def _tell_beside(self) -> bool:
-        """Tells the end, in who waits for it: the thread is in a request that is not answered."""
+    def _report_beside(self) -> bool:
+        """Report the end in the thread that waits for it: ours is in a request without an answer."""
         end = self._asked_end
         if self._keeper is None or end is None or (self._is_owner and self._attempt is None):
             return False
@@ -422,13 +424,13 @@ class Registration:
         return True
 
     def _register(self, run: Resource) -> None:
-        """Creates the run, or begins another attempt of one that is there."""
+        """Create the run, or start another attempt of an existing one."""
         try:
             number = attempt_of(self._plane.get_run(self._run_id)) + (0 if self._is_shared else 1)
         except RunNotFoundError:
             try:
                 self._plane.create_run(self._run_id, {**as_cloud_run(run), "runPhase": "ACTIVE"})
-                self._is_told_as(attempt_of(run))
+                self._note_attempt(attempt_of(run))
                 if run.get("runPhase") != "ACTIVE":  # The API creates active runs; this one has ended meanwhile.
                     self._plane.update_run(self._run_id, self._as_it_is_here(attempt_of(run)))
                 return
@@ -437,20 +439,20 @@ class Registration:
         # It is counted there: a machine's folder may be as new as the machine.
         number = max(number, attempt_of(run))
         self._plane.update_run(self._run_id, self._as_it_is_here(number))
-        self._is_told_as(number)
+        self._note_attempt(number)
 
     def _as_it_is_here(self, attempt: int) -> Change:
         """Return the change to what the folder has when the change is made, which may be after a conflict.
 
-        An older state would take back what `_tell_beside` has sent meanwhile: that the run has ended.
+        An older state would take back what `_report_beside` has sent meanwhile: that the run has ended.
         """
         return lambda kept: mirrored(numbered(self._local.get_run(self._run_id), attempt))(kept)
 
-    def _is_told_as(self, number: int) -> None:
+    def _note_attempt(self, number: int) -> None:
         self._attempt = number
         self._on_attempt(number)
 
-    def _tell_sessions(self) -> None:
+    def _report_sessions(self) -> None:
         for session_id, session in list(self._sessions.items()):
             self._plane.put_session(self._run_id, session_id, session)
             del self._sessions[session_id]
@@ -462,8 +464,8 @@ class Registration:
             LOSSES.add("session_not_kept")
             warn_once(
                 ("session not kept", self._run_id),
-                "A profile of the run %s could not be written down in its folder: %s. `mldiagnostics show` tells what "
-                "the journal has of it.",
+                "A profile of the run %s could not be written down in its folder: %s. `mldiagnostics show` reads it "
+                "from the journal.",
                 self._run_id,
                 str(error).rstrip("."),
             )
